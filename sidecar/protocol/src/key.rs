@@ -1,0 +1,136 @@
+//! Keys: 32-byte names with a type each. See `docs/protocol.md`, "Keys".
+
+use serde::{Deserialize, Serialize};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// A key or hash had another length than 32 bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "expected {expected} bytes, got {got}: hashes are 32 bytes each, packed without separators"
+)]
+pub struct WrongLength {
+    /// Bytes that were expected.
+    pub expected: usize,
+    /// Bytes that were found.
+    pub got: usize,
+}
+
+macro_rules! name32 {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[derive(
+            Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default,
+            FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Serialize, Deserialize,
+        )]
+        #[repr(transparent)]
+        #[serde(transparent)]
+        pub struct $name(#[serde(with = "serde_bytes")] pub [u8; 32]);
+
+        impl $name {
+            /// Lower-case hex of all 32 bytes.
+            pub fn hex(&self) -> String {
+                hex(&self.0)
+            }
+
+            /// The first 8 bytes as 16 hex digits: what file and object names carry.
+            pub fn hex16(&self) -> String {
+                hex(&self.0[..8])
+            }
+        }
+
+        impl std::fmt::Debug for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                write!(f, concat!(stringify!($name), "({})"), self.hex16())
+            }
+        }
+
+        impl TryFrom<&[u8]> for $name {
+            type Error = WrongLength;
+            fn try_from(bytes: &[u8]) -> Result<Self, WrongLength> {
+                bytes.try_into().map($name).map_err(|_| WrongLength { expected: 32, got: bytes.len() })
+            }
+        }
+    };
+}
+
+name32!(
+    /// What decides KV *values*: BLAKE3 of the canonical JSON of the model descriptor (`domain.rs`).
+    ModelId
+);
+name32!(
+    /// What decides the *arrangement* of KV bytes: BLAKE3 of the canonical JSON of the layout descriptor.
+    LayoutId
+);
+name32!(
+    /// Who may share: tags, content of LoRA adapters, cache epoch; made by the connector. All zero = the default namespace.
+    NamespaceId
+);
+name32!(
+    /// vLLM's hash of a KV block with its whole prefix (`request.block_hashes[i]`, `sha256` or `sha256_cbor`).
+    EngineHash
+);
+name32!(
+    /// Name of a chunk: [`chunk_key`].
+    ChunkKey
+);
+
+/// What a key means. Only [`KeyKind::Prefix`] is produced today; index, header and wire carry the kind from the start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum KeyKind {
+    /// A chunk implies all chunks before it.
+    #[default]
+    Prefix = 1,
+    /// Position-free reuse.
+    Segment = 2,
+    /// A foreign plugin's key.
+    Opaque = 3,
+    /// Hand-over of one request.
+    Request = 4,
+}
+
+impl TryFrom<u8> for KeyKind {
+    type Error = u8;
+    fn try_from(v: u8) -> Result<Self, u8> {
+        Ok(match v {
+            1 => Self::Prefix,
+            2 => Self::Segment,
+            3 => Self::Opaque,
+            4 => Self::Request,
+            other => return Err(other),
+        })
+    }
+}
+
+/// `BLAKE3(ModelId || namespace || key kind || engine hash of the chunk's last block)`.
+pub fn chunk_key(
+    model: &ModelId,
+    namespace: &NamespaceId,
+    kind: KeyKind,
+    last_block: &EngineHash,
+) -> ChunkKey {
+    let mut h = blake3::Hasher::new();
+    h.update(&model.0);
+    h.update(&namespace.0);
+    h.update(&[kind as u8]);
+    h.update(&last_block.0);
+    ChunkKey(*h.finalize().as_bytes())
+}
+
+/// Splits packed 32-byte hashes.
+pub fn unpack_hashes(packed: &[u8]) -> Result<&[EngineHash], WrongLength> {
+    <[EngineHash]>::ref_from_bytes(packed).map_err(|_| WrongLength {
+        expected: packed.len().next_multiple_of(32),
+        got: packed.len(),
+    })
+}
+
+fn hex(bytes: &[u8]) -> String {
+    use std::fmt::Write;
+    bytes
+        .iter()
+        .fold(String::with_capacity(bytes.len() * 2), |mut s, b| {
+            let _ = write!(s, "{b:02x}");
+            s
+        })
+}

@@ -1,0 +1,17 @@
+//! What the sidecar and the vLLM connector must agree on, and nothing else: keys, the domain descriptor,
+//! wire frames and messages, the shared slot table, the object format, the config file and the status JSON.
+//! No tokio, no kube, no CUDA. Every decoder is total: any bytes give a value or a named error.
+
+pub mod config;
+pub mod domain;
+pub mod frame;
+pub mod key;
+pub mod lockfile;
+pub mod message;
+pub mod object;
+pub mod refs;
+pub mod status;
+pub mod table;
+
+/// Version of the wire protocol spoken in HELLO and in every frame header. Versions may differ by one during an upgrade.
+pub const PROTOCOL_VERSION: u8 = 1;
