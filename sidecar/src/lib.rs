@@ -1,1 +1,4 @@
 //! The sidecar.
+
+pub mod engine;
+pub mod sessions;

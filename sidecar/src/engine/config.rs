@@ -1,0 +1,117 @@
+//! What the engine and the sessions need to know from the configuration, in plain units.
+
+use kvcachepool_protocol::message::{Save, Settings};
+
+/// Which chunk goes first when room is needed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum PolicyKind {
+    /// A small probation queue before the main one, with a memory of what was evicted from it.
+    #[default]
+    S3Fifo,
+    /// Least recently used.
+    Lru,
+    /// Least frequently used, with ageing.
+    Lfu,
+    /// Oldest first.
+    Fifo,
+}
+
+/// When the bytes of a hit are compared with their digest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Verify {
+    /// Answers do not wait; a slot whose last check is older than `verify_age_ms` is checked behind the answer.
+    #[default]
+    Background,
+    /// Every answer waits for the check of what it names.
+    Always,
+}
+
+/// Bounds, all visible in status.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Open connections.
+    pub connections_max: u32,
+    /// Sessions: one role of one process each.
+    pub sessions_max: u32,
+    /// Requests with pins or leases, over all schedulers.
+    pub requests_max: u32,
+    /// Bytes granted and not yet committed, over all workers; 0 = a quarter of the arena.
+    pub granted_bytes_max: u64,
+    /// Entries of the index (chunk records of a new arena).
+    pub index_entries_max: u32,
+    /// Percent of the arena that soft pins may hold.
+    pub soft_pin_percent_max: u32,
+    /// Percent of the arena that admin pins may hold.
+    pub admin_pin_percent_max: u32,
+    /// Events kept for EVENTS.
+    pub events_max: u32,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            connections_max: 256,
+            sessions_max: 256,
+            requests_max: 16_384,
+            granted_bytes_max: 0,
+            index_entries_max: 4 << 20,
+            soft_pin_percent_max: 50,
+            admin_pin_percent_max: 25,
+            events_max: 65_536,
+        }
+    }
+}
+
+/// Everything that `sessions::Core` is told at start and at a reload.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Config {
+    /// What connectors are told in HELLO's answer.
+    pub settings: Settings,
+    /// Bytes of a new arena. Needs a restart.
+    pub arena_bytes: u64,
+    /// Needs a restart.
+    pub policy: PolicyKind,
+    /// When hits are checked.
+    pub verify: Verify,
+    /// Age of a check after which a hit is checked again, in ms.
+    pub verify_age_ms: u64,
+    /// Sweep checks under way at once, after a start.
+    pub sweep_in_flight_max: u32,
+    /// Bounds.
+    pub limits: Limits,
+    /// A soft pin that is not renewed ends after this, in ms.
+    pub soft_pin_ms: u64,
+    /// Slots of a dead GPU writer come back this long after the proof of its death, in ms.
+    pub quarantine_ms: u64,
+    /// An incomplete chunk that no open grant completes dies after this, in ms.
+    pub incomplete_ms: u64,
+    /// Reads from lower tiers may outlive the engine process (io_uring into slots).
+    pub fetch_outlives_engine: bool,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            settings: Settings {
+                chunk_tokens: 256,
+                save: Save::Prompt,
+                min_load_tokens: 512,
+                load_timeout_ms: 2_000,
+                first_poll_wait_us: 1_000,
+                step_wait_us: 2_000,
+                grant_timeout_ms: 1_000,
+                store_bytes_in_flight: 256 << 20,
+            },
+            arena_bytes: 4 << 30,
+            policy: PolicyKind::default(),
+            verify: Verify::default(),
+            verify_age_ms: 60_000,
+            sweep_in_flight_max: 32,
+            limits: Limits::default(),
+            soft_pin_ms: 30_000,
+            quarantine_ms: 30_000,
+            incomplete_ms: 30_000,
+            fetch_outlives_engine: false,
+        }
+    }
+}

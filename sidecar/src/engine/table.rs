@@ -1,0 +1,165 @@
+//! The slot table as the engine sees it: rows and chunk records behind a trait, so that production (a shared memory map)
+//! and the simulation (a vector that can lose every write after the n-th one) run the same engine.
+
+pub use kvcachepool_protocol::table::{
+    COMMITTED, ChunkRecord, FREE, GRANTED, NO_CHUNK, PUBLISHED, ROW_BYTES, Row,
+};
+use kvcachepool_protocol::table::{HEADER_BYTES, Header, MAGIC, VERSION};
+
+/// Sizes of an arena and its slot table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Geometry {
+    /// Region number: never given twice in the life of the pod.
+    pub region: u64,
+    /// Bytes of the arena, a multiple of [`Geometry::segment_bytes`].
+    pub arena_bytes: u64,
+    /// Bytes of a segment, a power of two. Slots never cross a segment's end.
+    pub segment_bytes: u64,
+    /// Rows: one per 64 KiB of arena.
+    pub rows: u32,
+    /// Chunk records.
+    pub chunks: u32,
+}
+
+/// Smallest segment.
+const SEGMENT_BYTES_MIN: u64 = 4 << 20;
+/// Largest segment.
+const SEGMENT_BYTES_MAX: u64 = 256 << 20;
+
+impl Geometry {
+    /// Sizes for a new arena: segments of `arena / 64`, clamped to 4 MiB..256 MiB, as a power of two; the arena is rounded
+    /// down to whole segments (but is at least one). One chunk record per four rows, `index_entries_max` at most.
+    pub fn new(region: u64, arena_bytes: u64, index_entries_max: u32) -> Self {
+        let mut segment_bytes = (arena_bytes / 64)
+            .clamp(SEGMENT_BYTES_MIN, SEGMENT_BYTES_MAX)
+            .next_power_of_two();
+        if segment_bytes > SEGMENT_BYTES_MAX {
+            segment_bytes = SEGMENT_BYTES_MAX;
+        }
+        let arena_bytes = (arena_bytes / segment_bytes).max(1) * segment_bytes;
+        let rows = u32::try_from(arena_bytes / ROW_BYTES).unwrap_or(u32::MAX);
+        let chunks = (rows / 4).clamp(64, index_entries_max.max(64));
+        Self {
+            region,
+            arena_bytes,
+            segment_bytes,
+            rows,
+            chunks,
+        }
+    }
+
+    /// Rows of a segment.
+    pub fn segment_rows(&self) -> u32 {
+        (self.segment_bytes / ROW_BYTES) as u32
+    }
+
+    /// Bytes of the slot table: header page, rows, chunk records.
+    pub fn table_bytes(&self) -> u64 {
+        self.chunks_offset() + u64::from(self.chunks) * size_of::<ChunkRecord>() as u64
+    }
+
+    /// Offset of the first chunk record in the table.
+    pub fn chunks_offset(&self) -> u64 {
+        (HEADER_BYTES + u64::from(self.rows) * size_of::<Row>() as u64).next_multiple_of(4096)
+    }
+
+    /// The header of a table of this geometry with nothing populated.
+    pub fn header(&self) -> Header {
+        Header {
+            magic: MAGIC,
+            version: VERSION,
+            row_bytes: ROW_BYTES as u32,
+            region: self.region,
+            arena_bytes: self.arena_bytes,
+            rows: self.rows,
+            chunks: self.chunks,
+            segment_bytes: self.segment_bytes,
+            rows_offset: HEADER_BYTES,
+            chunks_offset: self.chunks_offset(),
+            populated_rows: 0,
+            reserved: [0; 15],
+        }
+    }
+
+    /// Geometry of a table that came back, if this build can use it: its header must be exactly what this build writes for
+    /// its sizes, and it must lie whole in `table_bytes`, its arena in `arena_bytes`.
+    pub fn of_header(
+        header: &Header,
+        arena_bytes: u64,
+        table_bytes: u64,
+    ) -> Result<Self, UnusableTable> {
+        let geometry = Self {
+            region: header.region,
+            arena_bytes: header.arena_bytes,
+            segment_bytes: header.segment_bytes,
+            rows: header.rows,
+            chunks: header.chunks,
+        };
+        if header.magic != MAGIC {
+            return Err(UnusableTable::NoTable);
+        }
+        if header.version != VERSION || header.row_bytes != ROW_BYTES as u32 {
+            return Err(UnusableTable::OtherFormat(header.version));
+        }
+        let sound = header.segment_bytes.is_power_of_two()
+            && header.segment_bytes >= ROW_BYTES
+            && header.arena_bytes.is_multiple_of(header.segment_bytes)
+            && header.arena_bytes / ROW_BYTES == u64::from(header.rows)
+            && header.arena_bytes == arena_bytes
+            && header.rows_offset == HEADER_BYTES
+            && header.chunks_offset == geometry.chunks_offset()
+            && header.populated_rows <= header.rows
+            && geometry.table_bytes() == table_bytes;
+        if sound {
+            Ok(geometry)
+        } else {
+            Err(UnusableTable::OtherSizes)
+        }
+    }
+}
+
+/// Why a table that came back cannot be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum UnusableTable {
+    /// The file is no slot table.
+    #[error("the file is no slot table")]
+    NoTable,
+    /// Written by a build with another format.
+    #[error("slot table of version {0}, this build uses {VERSION}")]
+    OtherFormat(u32),
+    /// Sizes that do not fit together or do not fit the file.
+    #[error("sizes in the slot table's header do not fit its files")]
+    OtherSizes,
+}
+
+/// Rows and chunk records. Every method is one step that an engine's death can separate from the next one; what a step wrote
+/// is seen by the next engine and by the connectors that map the table.
+///
+/// Implementations keep the order of calls (release stores); they do not check the rules of `protocol::table`, the engine does.
+/// An index at or over the counts of [`Table::geometry`] reads as zeros and writes nothing.
+pub trait Table {
+    /// Sizes.
+    fn geometry(&self) -> Geometry;
+    /// Rows whose arena pages are populated, from 0.
+    fn populated_rows(&self) -> u32;
+    /// Stores the count of populated rows (it only grows).
+    fn set_populated_rows(&mut self, rows: u32);
+    /// Reads a row.
+    fn row(&self, row: u32) -> Row;
+    /// Stores the state word of a row, with release order: everything written before is seen by who sees this.
+    fn set_state(&mut self, row: u32, state: u32);
+    /// Stores the generation of a row, with release order.
+    fn set_generation(&mut self, row: u32, generation: u32);
+    /// Stores all fields of a row but `state` and `generation`, in any order.
+    fn set_fields(&mut self, row: u32, fields: &Row);
+    /// Stores the digest of a row.
+    fn set_digest(&mut self, row: u32, digest: [u8; 16]);
+    /// Reads a chunk record.
+    fn chunk(&self, chunk: u32) -> ChunkRecord;
+    /// Stores a whole record: `state` becomes 0, then all other fields are written, then `state` becomes 1.
+    fn set_chunk(&mut self, chunk: u32, record: &ChunkRecord);
+    /// Stores `needed` of a record.
+    fn set_needed(&mut self, chunk: u32, needed: [u64; 2]);
+    /// `state` of a record becomes 0.
+    fn clear_chunk(&mut self, chunk: u32);
+}

@@ -1,0 +1,11 @@
+//! The protocol's server side as one state machine: sessions, proofs of death, hand-back of memory, and every opcode.
+//! Here lives what a peer may do and what it is answered; no sockets, no threads, no clocks (time is an argument).
+//! What the cache holds and where is decided in `engine/`; bytes move in the shell.
+
+mod core;
+pub mod seam;
+
+pub use self::core::Core;
+pub use self::seam::{
+    ConnId, FdFacts, FdId, FdKind, FdType, Host, HostError, Input, Now, Output, ProcessId, Start,
+};
