@@ -1,0 +1,515 @@
+"""One role's session with the sidecar: socket, reader thread, background reconnect, numbered HELLOs.
+
+No call of this file blocks the caller but `go_off`. Sends are non-blocking; a frame that does not fit into the socket closes the
+connection, and the next HELLO reconciles. Callbacks run on the reader thread, never with a lock of this file held.
+
+The owner of a `Client` keeps one lock of its own and calls `send`/`ask` while holding it, together with the change of its state
+that the frame tells about; `held` and `behind_hello` take the same lock. Then nothing is lost between a HELLO's list and what is
+sent behind it: a `send` that answered False is kept by the owner and sent in `behind_hello`.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import itertools
+import logging
+import os
+import random
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import NamedTuple, Protocol, TypeVar
+
+import msgspec
+
+from . import wire
+from .messages import ErrorBody, Hello, HelloReply, Message, Settings, decode, encode
+from .shared import Shared, SharedMemoryError, shared
+from .wire import Op
+
+logger = logging.getLogger("kvcachepool")
+
+_HELLO_TIMEOUT_S = 30.0
+_BACKOFF_FIRST_S = 0.01
+_BACKOFF_LAST_S = 2.0
+_BACKOFF_REFUSED_S = 30.0
+_SEND_BUFFER = 4 << 20
+_MAX_FDS = 8
+
+_M = TypeVar("_M", bound=Message)
+
+
+class Reply(NamedTuple):
+    """An answer to `ask`. `error` is set where the sidecar refused; `partial`: more answers with this tag follow."""
+
+    tag: int
+    partial: bool
+    error: ErrorBody | None
+    body: bytes
+
+    def read(self, kind: type[_M]) -> _M:
+        """The body as a message. Raises `msgspec.DecodeError`."""
+        return decode(self.body, kind)
+
+
+class Held(NamedTuple):
+    """What a HELLO lists: a worker's granted slots (packed references), a scheduler's request ids."""
+
+    grants: bytes = b""
+    requests: tuple[str, ...] = ()
+
+
+class Hooks(Protocol):
+    """What the owner of a `Client` answers; all on the reader thread (`before_unmap`, `on_off`: on any thread)."""
+
+    def held(self) -> Held:
+        """The list for the HELLO that is sent next; made under the owner's lock."""
+
+    def behind_hello(self) -> None:
+        """HELLO is on its way and `send`/`ask` work again: send what ended after the list was made, and what waits."""
+
+    def on_hello(self, reply: HelloReply) -> None:
+        """HELLO was answered with memory `sent`, `held` or `none`; REGISTER goes here."""
+
+    def on_lost(self) -> None:
+        """The connection broke: no answer to an earlier `ask` will come any more."""
+
+    def before_unmap(self) -> None:
+        """End all copies and drop all views of the arena; return when none is touched any more."""
+
+    def on_off(self, reason: str) -> None:
+        """This client has gone off for good, by this name."""
+
+
+_tags = itertools.count(1)
+
+
+class Client:
+    """A session of one role (`scheduler` or `worker`) of this process.
+
+    Attributes that may be read from any thread:
+    connected: HELLO was answered on the connection that is open now.
+    connection: counts connections; an answer to an earlier one never comes.
+    settings: from the last HELLO's answer, defaults before it.
+    hello: the last answer to HELLO, or None.
+    refusal: why the sidecar refused the last HELLO (an error's name), or "".
+    """
+
+    def __init__(
+        self,
+        role: str,
+        instance: str,
+        rank: int,
+        engine_version: str,
+        socket_path: str,
+        hooks: Hooks,
+        wants_memory: bool | None = None,
+    ) -> None:
+        """Nothing happens before `start`. `wants_memory` defaults to: workers do."""
+        self.role = role
+        self.wants_memory = role == "worker" if wants_memory is None else wants_memory
+        self.settings = Settings()
+        self.hello: HelloReply | None = None
+        self.connected = False
+        self.connection = 0
+        self.refusal = ""
+        self._instance = instance
+        self._rank = rank
+        self._engine_version = engine_version
+        self._path = socket_path
+        self._hooks = hooks
+        self._shared: Shared = shared()
+        self._lock = threading.Lock()  # guards: _sock's writes, _open, _asks
+        self._sock: socket.socket | None = None
+        self._open = False
+        self._asks: dict[int, Callable[[Reply], None]] = {}
+        self._stop = threading.Event()
+        self._pid = os.getpid()
+        self._thread = threading.Thread(target=self._run, name=f"kvcachepool-{role}", daemon=True)
+
+    # -- for the owner
+
+    def start(self) -> None:
+        """Joins the process's shared state and connects in the background."""
+        self._shared.join(self)
+        self._thread.start()
+
+    def send(self, op: Op, body: Message) -> bool:
+        """Sends a one-way frame. False: there is no connection with a HELLO on its way, or the frame did not fit."""
+        return self._transmit(op, encode(body), None) is not None
+
+    def ask(self, op: Op, body: Message, on_reply: Callable[[Reply], None]) -> int | None:
+        """Sends a frame whose answers go to `on_reply`, on the reader thread. Returns its tag, None as `send`'s False.
+
+        The answer may arrive before this returns. After `on_lost` no answer comes.
+        """
+        return self._transmit(op, encode(body), on_reply)
+
+    def drop(self, tag: int) -> None:
+        """Answers with this tag are dropped from now on."""
+        with self._lock:
+            self._asks.pop(tag, None)
+
+    def go_off(self, reason: str) -> None:
+        """Ends for good: closes the connection, ends copies, unmaps, closes the memfds, unlocks the byte (where no other
+        part of the process needs them). Blocks until copies have ended."""
+        if self._stop.is_set():
+            return
+        self._stop.set()
+        self._break()
+        self._hooks.before_unmap()
+        self._shared.leave(self)
+        self._hooks.on_off(reason)
+
+    # -- shared.Participant
+
+    def before_unmap(self) -> None:
+        self._hooks.before_unmap()
+
+    def superseded(self) -> None:
+        self.go_off("Superseded")
+
+    # -- sending
+
+    def _transmit(self, op: Op, body: bytes, on_reply: Callable[[Reply], None] | None) -> int | None:
+        with self._lock:
+            if not self._open or os.getpid() != self._pid:
+                return None
+            tag = next(_tags)
+            if on_reply is not None:
+                self._asks[tag] = on_reply
+            if self._write(op, tag, body):
+                return tag
+            self._asks.pop(tag, None)
+            return None
+
+    def _write(self, op: Op, tag: int, body: bytes) -> bool:
+        """Writes one frame without blocking; what does not fit breaks the connection. The lock is held."""
+        sock = self._sock
+        if sock is None:
+            return False
+        if len(body) > wire.MAX_BODY:
+            return False
+        try:
+            sent = sock.sendmsg([wire.encode_header(op, 0, tag, len(body)), body], [], socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+        except OSError:
+            sent = -1
+        if sent == wire.HEADER_BYTES + len(body):
+            return True
+        self._break_locked()
+        return False
+
+    def _break(self) -> None:
+        with self._lock:
+            self._break_locked()
+
+    def _break_locked(self) -> None:
+        self._open = False
+        self.connected = False
+        if self._sock is not None:
+            with contextlib.suppress(OSError):
+                self._sock.shutdown(socket.SHUT_RDWR)
+
+    # -- the reader thread
+
+    def _run(self) -> None:
+        backoff = _BACKOFF_FIRST_S
+        while not self._stop.is_set():
+            greeted = False
+            try:
+                greeted = self._session()
+            except (OSError, wire.FrameError, SharedMemoryError, msgspec.DecodeError) as error:
+                logger.debug("connection to the sidecar ended: %s", error)
+                greeted = self.connected
+            except Exception:
+                logger.exception("connection to the sidecar ended by a bug in the connector")
+            finally:
+                self._close()
+            if self._stop.is_set():
+                return
+            backoff = _BACKOFF_FIRST_S if greeted else min(backoff * 2, _BACKOFF_LAST_S)
+            wait = _BACKOFF_REFUSED_S if self.refusal and not greeted else backoff
+            self._stop.wait(wait * random.uniform(0.5, 1.0))
+
+    def _close(self) -> None:
+        with self._lock:
+            was = self._sock is not None
+            self._open = False
+            self.connected = False
+            self._asks.clear()
+            if self._sock is not None:
+                self._sock.close()
+                self._sock = None
+        if was:
+            self._hooks.on_lost()
+
+    def _session(self) -> bool:
+        """One connection from connect to its end. Returns whether a HELLO was answered well."""
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
+            sock.connect(self._path)
+        except BaseException:
+            sock.close()
+            raise
+        with self._lock:
+            if self._stop.is_set():
+                sock.close()
+                return False
+            self._sock = sock
+            self.connection += 1
+        frames = _Frames(sock)
+        try:
+            return self._converse(frames)
+        finally:
+            frames.close()
+
+    def _converse(self, frames: _Frames) -> bool:
+        again_at: float | None = time.monotonic()
+        greeted = False
+        while not self._stop.is_set():
+            if again_at is not None and time.monotonic() >= again_at:
+                again_at, ok = self._greet(frames)
+                greeted = greeted or ok
+                if again_at is None and not ok:
+                    return greeted
+                continue
+            frame = frames.next(None if again_at is None else max(0.0, again_at - time.monotonic()))
+            if frame is _TIMEOUT:
+                continue
+            if frame is None:
+                return greeted
+            self._dispatch(*frame)
+        return greeted
+
+    def _dispatch(self, header: wire.Header, body: bytes, fds: list[int]) -> None:
+        _close_all(fds)
+        partial = bool(header.flags & wire.FLAG_PARTIAL)
+        with self._lock:
+            on_reply = self._asks.get(header.tag) if partial else self._asks.pop(header.tag, None)
+        if on_reply is None:
+            return
+        error = decode(body, ErrorBody) if header.flags & wire.FLAG_ERROR else None
+        try:
+            on_reply(Reply(header.tag, partial, error, body))
+        except Exception:
+            logger.exception("an answer of the sidecar could not be processed")
+
+    # -- HELLO
+
+    def _greet(self, frames: _Frames) -> tuple[float | None, bool]:
+        """Says HELLO and processes the answer. Returns when to say it again (None: not), and whether it was answered well."""
+        while not self._shared.greeting.acquire(timeout=0.1):
+            if self._stop.is_set():
+                return None, False
+        try:
+            reply = self._say_hello(frames)
+            if reply is None:
+                return None, False
+            again = self._take_memory(*reply)
+        finally:
+            self._shared.greeting.release()
+        if again is not None:
+            return again, False
+        hello = reply[0]
+        self.settings = hello.settings
+        self.hello = hello
+        self.refusal = ""
+        with self._lock:
+            self.connected = self._open
+        self._hooks.on_hello(hello)
+        if hello.memory == "none" and self.wants_memory:
+            return time.monotonic() + max(hello.retry_ms, 10) / 1000, True
+        return None, True
+
+    def _say_hello(self, frames: _Frames) -> tuple[HelloReply, list[int]] | None:
+        held = self._hooks.held()
+        names, fds, region = self._shared.hello_fds()
+        body = encode(
+            Hello(
+                version=wire.PROTOCOL_VERSION,
+                role=self.role,
+                engine="vllm",
+                engine_version=self._engine_version,
+                instance=self._instance,
+                incarnation=self._shared.incarnation,
+                number=self._shared.hello_number(self.role),
+                rank=self._rank,
+                fds=names,
+                lock=self._shared.lock_number,
+                region=region,
+                grants=held.grants,
+                requests=list(held.requests),
+            )
+        )
+        tag = next(_tags)
+        with self._lock:
+            if self._sock is None or self._stop.is_set():
+                return None
+            _send_with_fds(self._sock, wire.encode_header(Op.HELLO, wire.FLAG_FDS if fds else 0, tag, len(body)) + body, fds)
+            self._open = True
+        self._hooks.behind_hello()
+        deadline = time.monotonic() + _HELLO_TIMEOUT_S
+        while not self._stop.is_set():
+            frame = frames.next(min(0.1, max(0.0, deadline - time.monotonic())))
+            if frame is _TIMEOUT:
+                if time.monotonic() >= deadline:
+                    raise TimeoutError("the sidecar did not answer HELLO")
+                continue
+            if frame is None:
+                return None
+            header, payload, received = frame
+            if header.tag != tag:
+                self._dispatch(header, payload, received)
+                continue
+            if header.flags & wire.FLAG_ERROR:
+                _close_all(received)
+                return self._refused(decode(payload, ErrorBody))
+            try:
+                return decode(payload, HelloReply), received
+            except BaseException:
+                _close_all(received)
+                raise
+        return None
+
+    def _refused(self, error: ErrorBody) -> None:
+        if error.code == "LockNotHeld":
+            self._shared.start_over()
+            return
+        if not error.retryable and error.code != "StaleHello":
+            if self.refusal != error.code:
+                logger.warning("the sidecar refused this process: %s: %s", error.code, error.message)
+            self.refusal = error.code
+
+    def _take_memory(self, hello: HelloReply, fds: list[int]) -> float | None:
+        """Does what the answer says about memory. Returns when to say HELLO again, None where this one stands."""
+        named = dict(zip(hello.fds, fds, strict=False))
+        rest = fds[len(hello.fds) :]
+        try:
+            if hello.memory == "lock_first":
+                if hello.lock is None or "lock" not in named:
+                    raise SharedMemoryError("the sidecar asked for a lock and sent none")
+                self._shared.take_lock(named.pop("lock"), hello.lock)
+                return time.monotonic()
+            if hello.memory == "unmap":
+                logger.warning("the sidecar cannot use the memory of its predecessor (%s): unmapping", hello.reason)
+                self._shared.unmap()
+                return time.monotonic() + hello.retry_ms / 1000
+            if hello.memory == "sent":
+                if hello.region is None or "arena" not in named or "table" not in named:
+                    raise SharedMemoryError("the sidecar promised memory and sent none")
+                self._shared.adopt(
+                    hello.region, named.pop("arena"), named.pop("table"), hello.arena_bytes, hello.table_bytes
+                )
+            return None
+        finally:
+            _close_all([*named.values(), *rest])
+
+
+def say_off(socket_path: str, reason: str, engine_version: str, instance: str = "", for_s: float = 60.0) -> threading.Thread:
+    """Tells the sidecar that the cache is off in this vLLM, by this name. Retried in the background for `for_s` seconds."""
+
+    def run() -> None:
+        deadline = time.monotonic() + for_s
+        wait = 0.1
+        hello = Hello(
+            version=wire.PROTOCOL_VERSION,
+            role="plugin",
+            engine="vllm",
+            engine_version=engine_version,
+            instance=instance,
+            incarnation=os.urandom(16),
+            number=1,
+            off=reason,
+        )
+        body = encode(hello)
+        while time.monotonic() < deadline:
+            with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+                sock.settimeout(5)
+                sock.connect(socket_path)
+                sock.sendall(wire.encode_header(Op.HELLO, 0, 1, len(body)) + body)
+                if sock.recv(1):
+                    return
+            time.sleep(wait)
+            wait = min(wait * 2, 5.0)
+
+    thread = threading.Thread(target=run, name="kvcachepool-off", daemon=True)
+    thread.start()
+    return thread
+
+
+def _send_with_fds(sock: socket.socket, frame: bytes, fds: list[int]) -> None:
+    """Sends a whole frame with descriptors on its first byte; waits for room (only the reader thread does that)."""
+    ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+    sent = sock.sendmsg([frame], ancillary, socket.MSG_NOSIGNAL)
+    while sent < len(frame):
+        sent += sock.send(frame[sent:], socket.MSG_NOSIGNAL)
+
+
+def _close_all(fds: list[int]) -> None:
+    for fd in fds:
+        with contextlib.suppress(OSError):
+            os.close(fd)
+
+
+class _Timeout:
+    pass
+
+
+_TIMEOUT = _Timeout()
+
+
+class _Frames:
+    """Cuts the byte stream of a connection into frames, with the descriptors that came along."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._buffer = bytearray()
+        self._fds: list[int] = []
+        self._poll = select.poll()
+        self._poll.register(sock, select.POLLIN)
+
+    def next(self, timeout_s: float | None) -> tuple[wire.Header, bytes, list[int]] | None | _Timeout:
+        """The next frame; None at the end of the stream; `_TIMEOUT` where none came in time. Raises `wire.FrameError`."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            frame = self._cut()
+            if frame is not None:
+                return frame
+            wait = None if deadline is None else max(0, int((deadline - time.monotonic()) * 1000) + 1)
+            if not self._poll.poll(wait):
+                return _TIMEOUT
+            data, ancillary, flags, _ = self._sock.recvmsg(
+                1 << 20, socket.CMSG_SPACE(_MAX_FDS * 4), socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
+            )
+            for level, kind, payload in ancillary:
+                if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                    fds = array.array("i")
+                    fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
+                    self._fds += fds
+            if flags & socket.MSG_CTRUNC:
+                raise wire.FrameError("descriptors were cut off")
+            if not data:
+                return None
+            self._buffer += data
+
+    def _cut(self) -> tuple[wire.Header, bytes, list[int]] | None:
+        if len(self._buffer) < wire.HEADER_BYTES:
+            return None
+        header = wire.decode_header(self._buffer)
+        end = wire.HEADER_BYTES + header.length
+        if len(self._buffer) < end:
+            return None
+        body = bytes(self._buffer[wire.HEADER_BYTES : end])
+        del self._buffer[:end]
+        fds: list[int] = []
+        if header.flags & wire.FLAG_FDS:
+            fds, self._fds = self._fds, []
+        return header, body, fds
+
+    def close(self) -> None:
+        _close_all(self._fds)
+        self._fds = []

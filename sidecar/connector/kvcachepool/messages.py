@@ -1,0 +1,229 @@
+"""Bodies of all messages; field names and meanings are those of `protocol/src/message.rs`, which documents each.
+
+msgspec structs: unknown fields are ignored and absent ones take their default, since versions differ by one during an upgrade.
+Times are milliseconds where the name does not say otherwise.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import msgspec
+
+CHUNK_ABSENT, CHUNK_READY, CHUNK_PENDING = 0, 1, 2
+(GRANT_GRANTED, GRANT_EXISTS, GRANT_NO_ROOM, GRANT_NOT_READY, GRANT_NO_PARENT, GRANT_INVALID) = range(1, 7)
+#: Names of the numbers in `ProbeReply.tiers`.
+TIERS = {1: "memory", 2: "disk", 3: "redis", 4: "s3"}
+
+
+class Message(msgspec.Struct, omit_defaults=True):
+    """Base of all bodies."""
+
+
+class ErrorBody(Message):
+    code: str
+    message: str = ""
+    retryable: bool = False
+
+
+class Settings(Message):
+    """Connector settings from the sidecar's config."""
+
+    chunk_tokens: int = 256
+    save: str = "Prompt"
+    min_load_tokens: int = 512
+    load_timeout_ms: int = 2000
+    first_poll_wait_us: int = 1000
+    step_wait_us: int = 2000
+    grant_timeout_ms: int = 1000
+    store_bytes_in_flight: int = 256 << 20
+
+
+class Hello(Message):
+    version: int
+    role: str
+    incarnation: bytes
+    number: int
+    engine: str = ""
+    engine_version: str = ""
+    instance: str = ""
+    rank: int = 0
+    fds: list[str] = []
+    lock: int | None = None
+    region: int | None = None
+    grants: bytes = b""
+    requests: list[str] = []
+    off: str | None = None
+
+
+class HelloReply(Message):
+    version: int
+    sidecar_version: str
+    session: int
+    boot: int
+    settings: Settings
+    #: `lock_first`, `sent`, `held`, `unmap` or `none`.
+    memory: str
+    features: list[str] = []
+    reason: str = ""
+    retry_ms: int = 0
+    lock: int | None = None
+    region: int | None = None
+    arena_bytes: int = 0
+    table_bytes: int = 0
+    fds: list[str] = []
+
+
+class Hashing(Message):
+    algorithm: str
+    root: str
+    block_tokens: int
+    random_root: bool = False
+
+
+class Group(Message):
+    kind: str
+    block_tokens: int
+    block_bytes: int
+    shards: int
+    shard: int
+    writer: bool
+    window_tokens: int = 0
+
+
+class Register(Message):
+    world: int
+    local_world: int = 0
+    model: str = ""
+    layout: str = ""
+    device: str = ""
+    device_uuid: str = ""
+    transfer_modes: list[str] = []
+    groups: list[Group] = []
+    scheduler_block_tokens: int = 0
+    chunk_tokens: int = 0
+    hashing: Hashing | None = None
+
+
+class RegisterReply(Message):
+    ready: bool
+    layout_id: bytes = b""
+    model_id: bytes = b""
+    slot_bytes: list[int] = []
+    transfer: str = ""
+    transfer_reason: str = ""
+
+
+class Probe(Message):
+    request: str
+    hashes: bytes
+    namespace: bytes = b""
+    tail_tokens: int = 0
+    local_tokens: int | None = None
+    budget_ms: int = 0
+    max_load_tokens: int | None = None
+
+
+class ProbeReply(Message):
+    states: bytes
+    refs: bytes
+    region: int = 0
+    pending_ms: int = 0
+    tiers: bytes = b""
+    reason: str = ""
+
+
+class Pin(Message):
+    request: str
+    probe: int
+    from_: int = msgspec.field(name="from")
+    to: int
+
+
+class Release(Message):
+    requests: list[str]
+
+
+class GrantChunk(Message):
+    hash: bytes
+    first_token: int
+    tokens: int
+    groups: int
+    parent: bytes = b""
+    block_hashes: bytes = b""
+
+
+class Grant(Message):
+    request: str
+    chunks: list[GrantChunk]
+    namespace: bytes = b""
+    ttl_s: int = 0
+
+
+class GrantReply(Message):
+    results: bytes
+    refs: bytes
+    region: int = 0
+
+
+class Sections(Message):
+    """COMMIT and a worker's ABORT."""
+
+    region: int
+    refs: bytes
+
+
+class Abort(Message):
+    """A scheduler's ABORT: chunks of the GRANT with this tag; no hashes = all of it."""
+
+    grant: int
+    hashes: bytes = b""
+
+
+class AbortReply(Message):
+    freed: int
+
+
+class Events(Message):
+    cursor: int
+    wait_ms: int
+
+
+class Event(Message):
+    kind: str
+    tier: str = ""
+    block_hashes: bytes = b""
+    parent: bytes = b""
+    tokens: int = 0
+    state: str = ""
+
+
+class EventsReply(Message):
+    cursor: int
+    events: list[Event]
+    lost: bool = False
+
+
+class Report(Message):
+    requested_tokens: int = 0
+    hit_tokens: dict[str, int] = {}
+    miss_tokens: dict[str, int] = {}
+    load_failed_tokens: int = 0
+    events: dict[str, int] = {}
+    copied_bytes: dict[str, int] = {}
+    copied_seconds: dict[str, float] = {}
+    oldest_job_ms: int = 0
+
+
+_M = TypeVar("_M", bound=Message)
+_encoder = msgspec.msgpack.Encoder()
+
+
+def encode(body: Message | dict[str, Any]) -> bytes:
+    """msgpack map of a body."""
+    return _encoder.encode(body)
+
+
+def decode(raw: bytes | memoryview, kind: type[_M]) -> _M:
+    """The body as a message. Raises `msgspec.DecodeError` (a `ValidationError` where fields are wrong)."""
+    return msgspec.msgpack.decode(raw, type=kind)

@@ -1,0 +1,327 @@
+"""What the whole process shares with the sidecar: incarnation, proof of death, arena and slot table.
+
+One instance per process (`shared()`), used by the scheduler part and the worker part alike: one pidfd, one byte of the lock
+file, one mapping. Rules that hold here: docs/protocol.md, "Sessions" and "Shared memory".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import logging
+import mmap
+import os
+import struct
+import threading
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+logger = logging.getLogger("kvcachepool")
+
+#: Arena bytes of one row of the slot table; a slot starts at `slot * ROW_BYTES`.
+ROW_BYTES = 64 << 10
+#: Slot number of an absent section.
+NO_SLOT = 0xFFFFFFFF
+#: Row states.
+FREE, GRANTED, COMMITTED, PUBLISHED = range(4)
+
+_MAGIC = b"KVCPSLOT"
+_TABLE_VERSION = 1
+_TABLE_HEADER = struct.Struct("<8sIIQQIIQQQI")
+_ROW_WORDS = 16
+_LOCK_BASE = 4096
+_MADV_DONTFORK = 10
+
+U32 = npt.NDArray[np.uint32]
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+
+
+class SharedMemoryError(Exception):
+    """Descriptors from the sidecar cannot be used; the message says why."""
+
+
+class Refs(NamedTuple):
+    """Packed section references, read: one entry per section, each array of the same length."""
+
+    slots: U32
+    generations: U32
+    lengths: U32
+    sections: U32
+
+    @staticmethod
+    def read(packed: bytes) -> Refs:
+        """Reads 16-byte references. Raises `ValueError` where the bytes are no whole number of them."""
+        words = np.frombuffer(packed, dtype="<u4").reshape(-1, 4)
+        return Refs(words[:, 0], words[:, 1], words[:, 2], words[:, 3])
+
+
+def fence() -> None:
+    """Orders the copies before it with the reads of the slot table after it.
+
+    A lock that is taken and released twice: acquire and release on weakly ordered machines; x86 needs nothing.
+    """
+    for _ in range(2):
+        with _fence_lock:
+            pass
+
+
+_fence_lock = threading.Lock()
+
+
+def _map(fd: int, length: int, prot: int) -> int:
+    address = _libc.mmap(None, length, prot, mmap.MAP_SHARED, fd, 0)
+    if address is None or address == ctypes.c_void_p(-1).value:
+        raise SharedMemoryError(f"mmap of {length} bytes failed: {os.strerror(ctypes.get_errno())}")
+    if _libc.madvise(address, length, _MADV_DONTFORK) != 0:
+        error = os.strerror(ctypes.get_errno())
+        _libc.munmap(address, length)
+        raise SharedMemoryError(f"madvise(MADV_DONTFORK) failed: {error}")
+    return int(address)
+
+
+class Mapping:
+    """The arena (read and write) and the slot table (read only) of one region, mapped into this process.
+
+    Forked children get neither. After `close` no view of it may be touched: who holds one ends its copies first
+    (`Participant.before_unmap`).
+    """
+
+    def __init__(self, region: int, arena_fd: int, table_fd: int, arena_bytes: int, table_bytes: int) -> None:
+        """Maps both and takes the descriptors. Raises `SharedMemoryError`, the descriptors then stay the caller's."""
+        for name, fd, want in (("arena", arena_fd, arena_bytes), ("slot table", table_fd, table_bytes)):
+            size = os.fstat(fd).st_size
+            if want == 0 or size < want:
+                raise SharedMemoryError(f"{name} has {size} bytes, {want} were promised")
+        self.region = region
+        self.arena_bytes = arena_bytes
+        self.table_bytes = table_bytes
+        self.closed = False
+        self.table_address = _map(table_fd, table_bytes, mmap.PROT_READ)
+        try:
+            self._read_header()
+            self.arena_address = _map(arena_fd, arena_bytes, mmap.PROT_READ | mmap.PROT_WRITE)
+        except BaseException:
+            _libc.munmap(self.table_address, table_bytes)
+            raise
+        self.arena_fd = arena_fd
+        self.table_fd = table_fd
+
+    def _read_header(self) -> None:
+        raw = ctypes.string_at(self.table_address, _TABLE_HEADER.size)
+        (magic, version, row_bytes, region, arena_bytes, rows, _chunks, segment_bytes, rows_offset, _, _) = (
+            _TABLE_HEADER.unpack(raw)
+        )
+        if magic != _MAGIC or version != _TABLE_VERSION or row_bytes != ROW_BYTES:
+            raise SharedMemoryError(f"slot table has another format (magic {magic!r}, version {version})")
+        if region != self.region or arena_bytes != self.arena_bytes:
+            raise SharedMemoryError(f"slot table is of region {region} with {arena_bytes} bytes, not of this arena")
+        if rows * ROW_BYTES > arena_bytes or rows_offset + rows * _ROW_WORDS * 4 > self.table_bytes:
+            raise SharedMemoryError(f"slot table of {self.table_bytes} bytes cannot hold {rows} rows")
+        self.segment_bytes = segment_bytes
+        buffer = (ctypes.c_char * (rows * _ROW_WORDS * 4)).from_address(self.table_address + rows_offset)
+        self._rows = np.frombuffer(buffer, dtype=np.uint32).reshape(rows, _ROW_WORDS)
+
+    def arena_buffer(self) -> ctypes.Array[ctypes.c_char]:
+        """The arena as a writable buffer (for `torch.frombuffer`)."""
+        return (ctypes.c_char * self.arena_bytes).from_address(self.arena_address)
+
+    def inside(self, slots: U32, lengths: U32) -> bool:
+        """Do all these slots lie in the arena, with these lengths in bytes?"""
+        ends = slots.astype(np.uint64) * ROW_BYTES + lengths
+        return bool((slots < len(self._rows)).all() and (ends <= self.arena_bytes).all())
+
+    def same_generation(self, slots: U32, generations: U32) -> bool:
+        """Have all these slots still the generation that their references name?"""
+        return bool((self._rows[slots, 1] == generations).all())
+
+    def granted_to(self, owner: int, slots: U32, generations: U32) -> bool:
+        """Are all these slots GRANTED to this owner (a lock number), in the generation that their references name?"""
+        rows = self._rows[slots, :3]
+        return bool(((rows[:, 0] == GRANTED) & (rows[:, 1] == generations) & (rows[:, 2] == owner)).all())
+
+    def close(self) -> None:
+        """Unmaps both and closes the descriptors."""
+        if self.closed:
+            return
+        self.closed = True
+        del self._rows
+        _libc.munmap(self.arena_address, self.arena_bytes)
+        _libc.munmap(self.table_address, self.table_bytes)
+        self.close_descriptors()
+
+    def close_descriptors(self) -> None:
+        """Closes the memfds only: what a forked child does, which has no mapping."""
+        for fd in (self.arena_fd, self.table_fd):
+            with contextlib.suppress(OSError):
+                os.close(fd)
+
+
+class Participant(Protocol):
+    """A part of the process that uses what is shared: a `Client` with its role."""
+
+    #: `scheduler` or `worker`.
+    role: str
+    #: This part reads or writes the arena: descriptors are mapped instead of closed.
+    wants_memory: bool
+
+    def before_unmap(self) -> None:
+        """End all copies and drop all views of the mapping; returns when none is touched any more."""
+
+    def superseded(self) -> None:
+        """A newer part of the same role took over in this process: go off."""
+
+
+class Shared:
+    """Process-wide state; thread safe. `greeting` is held from the making of a HELLO until its answer was processed."""
+
+    def __init__(self) -> None:
+        self.greeting = threading.Lock()
+        self._lock = threading.RLock()
+        self._lock_fds: list[int] = []
+        self._participants: dict[str, Participant] = {}
+        self._pidfd: int | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        self.incarnation = os.urandom(16)
+        self.lock_number: int | None = None
+        self.mapping: Mapping | None = None
+        self._hello_numbers: dict[str, int] = {}
+
+    # -- participants
+
+    def join(self, participant: Participant) -> None:
+        """Adds a part; an older one of the same role in this process goes off first."""
+        with self._lock:
+            older = self._participants.get(participant.role)
+        if older is not None and older is not participant:
+            older.superseded()
+        with self._lock:
+            self._participants[participant.role] = participant
+
+    def leave(self, participant: Participant) -> None:
+        """Removes a part that has ended its copies. The last that wants memory unmaps; the last of all unlocks the byte."""
+        with self._lock:
+            if self._participants.get(participant.role) is not participant:
+                return
+            del self._participants[participant.role]
+            if not any(p.wants_memory for p in self._participants.values()):
+                self._close_mapping()
+            if not self._participants:
+                self._end_incarnation()
+
+    def _end_incarnation(self) -> None:
+        """Unlocks the byte, which says "dead"; what comes later in this process is another incarnation."""
+        if self.lock_number is not None:
+            with contextlib.suppress(OSError):
+                fcntl.lockf(self._lock_fds[-1], fcntl.LOCK_UN, 1, _LOCK_BASE + self.lock_number)
+        self._begin()
+
+    # -- proof of death
+
+    def hello_number(self, role: str) -> int:
+        """The next HELLO's number of this role."""
+        with self._lock:
+            self._hello_numbers[role] = self._hello_numbers.get(role, 0) + 1
+            return self._hello_numbers[role]
+
+    def hello_fds(self) -> tuple[list[str], list[int], int | None]:
+        """Names and descriptors for a HELLO (pidfd; arena and table where any is mapped), and the mapped region."""
+        with self._lock:
+            names, fds = [], []
+            if self._pidfd is None:
+                try:
+                    self._pidfd = os.pidfd_open(os.getpid())
+                except (OSError, AttributeError) as error:
+                    logger.warning("no pidfd for this process (%s): the sidecar will ask the kernel for one", error)
+            if self._pidfd is not None:
+                names.append("pidfd")
+                fds.append(self._pidfd)
+            if self.mapping is None:
+                return names, fds, None
+            names += ["arena", "table"]
+            fds += [self.mapping.arena_fd, self.mapping.table_fd]
+            return names, fds, self.mapping.region
+
+    def take_lock(self, fd: int, number: int) -> None:
+        """Takes the byte of this number; keeps the descriptor open for ever. Raises `OSError` where another holds it."""
+        with self._lock:
+            # No descriptor of the lock file is ever closed: closing any of them would drop the lock.
+            self._lock_fds.append(fd)
+            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _LOCK_BASE + number)
+            self.lock_number = number
+
+    def start_over(self) -> None:
+        """The sidecar does not see our lock (its file is another one now): end all copies, unmap, unlock, be another process."""
+        self.unmap()
+        with self._lock:
+            self._end_incarnation()
+
+    # -- memory
+
+    def adopt(self, region: int, arena_fd: int, table_fd: int, arena_bytes: int, table_bytes: int) -> None:
+        """Maps a region, or closes its descriptors where no part of this process wants memory. Raises `SharedMemoryError`."""
+        with self._lock:
+            wanted = any(p.wants_memory for p in self._participants.values())
+            try:
+                if wanted and self.mapping is None:
+                    self.mapping = Mapping(region, arena_fd, table_fd, arena_bytes, table_bytes)
+                    return
+            except BaseException:
+                _close(arena_fd, table_fd)
+                raise
+            _close(arena_fd, table_fd)
+            if wanted and self.mapping is not None and self.mapping.region != region:
+                raise SharedMemoryError(f"region {self.mapping.region} is mapped, the sidecar sent {region}")
+
+    def unmap(self) -> None:
+        """Ends all copies of the process, then unmaps. Returns when nothing is mapped."""
+        with self._lock:
+            participants = list(self._participants.values())
+        for participant in participants:
+            participant.before_unmap()
+        with self._lock:
+            self._close_mapping()
+
+    def _close_mapping(self) -> None:
+        mapping, self.mapping = self.mapping, None
+        if mapping is not None:
+            mapping.close()
+
+    def _after_fork_in_child(self) -> None:
+        if self.mapping is not None:
+            self.mapping.close_descriptors()
+        if self._pidfd is not None:
+            _close(self._pidfd)
+        self.__init__()  # type: ignore[misc]
+
+
+def _close(*fds: int) -> None:
+    for fd in fds:
+        with contextlib.suppress(OSError):
+            os.close(fd)
+
+
+_shared = Shared()
+_on_fork: list[Callable[[], None]] = []
+
+
+def shared() -> Shared:
+    """The process's instance."""
+    return _shared
+
+
+def _after_fork_in_child() -> None:
+    _shared._after_fork_in_child()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
