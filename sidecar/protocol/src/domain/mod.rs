@@ -8,7 +8,5 @@ mod register;
 pub use canonical::{
     BadDescriptor, Descriptor, MAX_DESCRIPTOR_BYTES, MAX_DESCRIPTOR_DEPTH, canonical_json,
 };
-pub use plan::{
-    BadPlan, GroupKind, GroupPlan, MAX_GROUPS, MAX_SECTIONS, SectionPlan, segment_bytes, slot_rows,
-};
+pub use plan::{BadPlan, GroupKind, GroupPlan, MAX_GROUPS, MAX_SECTIONS, SectionPlan, slot_rows};
 pub use register::{Domain, RankPart, Refused, SchedulerPart, join, model_identity};

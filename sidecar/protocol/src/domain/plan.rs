@@ -8,8 +8,6 @@ pub const MAX_GROUPS: usize = 32;
 pub const MAX_SECTIONS: usize = 128;
 /// Longest section: a reference carries its length in 32 bits.
 const MAX_SECTION_BYTES: u64 = u32::MAX as u64;
-/// Smallest and largest segment of an arena.
-const SEGMENT_BYTES: (u64, u64) = (4 << 20, 256 << 20);
 
 /// What the blocks of a group hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -266,10 +264,4 @@ pub fn slot_rows(full_bytes: u64) -> Vec<u32> {
         }
         bytes = bytes.div_ceil(2);
     }
-}
-
-/// Bytes of a segment: a 64th of the arena, as a power of two between 4 MiB and 256 MiB.
-pub fn segment_bytes(arena_bytes: u64) -> u64 {
-    let wanted = (arena_bytes / 64).max(1);
-    (1u64 << wanted.ilog2()).clamp(SEGMENT_BYTES.0, SEGMENT_BYTES.1)
 }
