@@ -1,11 +1,12 @@
 """One role's session with the sidecar: socket, reader thread, background reconnect, numbered HELLOs.
 
-No call of this file blocks the caller but `go_off`. Sends are non-blocking; a frame that does not fit into the socket closes the
-connection, and the next HELLO reconciles. Callbacks run on the reader thread, never with a lock of this file held.
+No call of this file blocks the caller but `go_off`. Sends are non-blocking; a frame that does not fit into the socket
+closes the connection, and the next HELLO reconciles. Callbacks run on the reader thread, never with a lock of this
+file held.
 
-The owner of a `Client` keeps one lock of its own and calls `send`/`ask` while holding it, together with the change of its state
-that the frame tells about; `held` and `behind_hello` take the same lock. Then nothing is lost between a HELLO's list and what is
-sent behind it: a `send` that answered False is kept by the owner and sent in `behind_hello`.
+The owner of a `Client` keeps one lock of its own and calls `send`/`ask` while holding it, together with the change of
+its state that the frame tells about; `held` and `behind_hello` take the same lock. Then nothing is lost between a
+HELLO's list and what is sent behind it: a `send` that answered False is kept by the owner and sent in `behind_hello`.
 """
 
 from __future__ import annotations
@@ -154,7 +155,8 @@ class Client:
             self._asks.pop(tag, None)
 
     def go_off(self, reason: str) -> None:
-        """Ends for good: closes the connection, ends copies, unmaps, closes the memfds, unlocks the byte (where no other
+        """Ends for good: closes the connection, ends copies, unmaps, closes the memfds, unlocks the byte (where no
+        other
         part of the process needs them). Blocks until copies have ended."""
         if self._stop.is_set():
             return
@@ -301,7 +303,9 @@ class Client:
     # -- HELLO
 
     def _greet(self, frames: _Frames) -> tuple[float | None, bool]:
-        """Says HELLO and processes the answer. Returns when to say it again (None: not), and whether it was answered well."""
+        """Says HELLO and processes the answer. Returns when to say it again (None: not), and whether it was answered
+        well.
+        """
         while not self._shared.greeting.acquire(timeout=0.1):
             if self._stop.is_set():
                 return None, False
@@ -349,8 +353,8 @@ class Client:
         with self._lock:
             if self._sock is None or self._stop.is_set():
                 return None
-            _send_with_fds(self._sock, wire.encode_header(Op.HELLO, wire.FLAG_FDS if fds else 0, tag, len(body)) + body, fds)
-            self._open = True
+            _send_with_fds(self._sock, wire.encode_header(Op.HELLO, wire.FLAG_FDS if fds else 0, tag, len(body)) +
+            body, fds) self._open = True
         self._hooks.behind_hello()
         deadline = time.monotonic() + _HELLO_TIMEOUT_S
         while not self._stop.is_set():
@@ -410,7 +414,9 @@ class Client:
 
 
 def say_off(socket_path: str, reason: str, engine_version: str, instance: str = "", for_s: float = 60.0) -> threading.Thread:
-    """Tells the sidecar that the cache is off in this vLLM, by this name. Retried in the background for `for_s` seconds."""
+    """Tells the sidecar that the cache is off in this vLLM, by this name. Retried in the background for `for_s`
+    seconds.
+    """
 
     def run() -> None:
         deadline = time.monotonic() + for_s
