@@ -52,20 +52,47 @@ log: {level: debug, format: text}
     let (c, _) = Config::parse(text, false).unwrap();
     assert_eq!(c.socket.to_str().unwrap(), "/run/pool/s.sock");
     assert_eq!(c.admin.listen.to_string(), "[::1]:1234");
-    assert_eq!(c.admin.token_file.as_ref().unwrap().to_str().unwrap(), "/var/token");
-    assert_eq!((c.pool.name.as_str(), c.pool.namespace.as_str()), ("llama-70b", "serving"));
-    assert_eq!((c.cache.chunk_tokens, c.cache.save), (512, Save::PromptAndDecode));
+    assert_eq!(
+        c.admin.token_file.as_ref().unwrap().to_str().unwrap(),
+        "/var/token"
+    );
+    assert_eq!(
+        (c.pool.name.as_str(), c.pool.namespace.as_str()),
+        ("llama-70b", "serving")
+    );
+    assert_eq!(
+        (c.cache.chunk_tokens, c.cache.save),
+        (512, Save::PromptAndDecode)
+    );
     assert_eq!((c.cache.min_load_tokens, c.cache.load_timeout.ms), (0, 250));
     assert_eq!(c.memory.size, ByteSize(64 << 30));
     assert_eq!(c.memory.huge_pages, HugePages::Size2Mi);
     assert_eq!(c.memory.eviction_policy, EvictionPolicy::Lru);
-    assert_eq!((c.memory.verify, c.memory.verify_age.ms), (Verify::Always, 5_400_000));
+    assert_eq!(
+        (c.memory.verify, c.memory.verify_age.ms),
+        (Verify::Always, 5_400_000)
+    );
     assert_eq!((c.memory.verify_threads, c.memory.populate_threads), (4, 8));
-    assert_eq!((c.limits.connections, c.limits.sessions, c.limits.requests), (10, 20, 30));
-    assert_eq!((c.limits.pinned_share, c.limits.granted_bytes), (Percent(25), ByteSize(512 << 20)));
-    assert_eq!((c.limits.index_entries, c.limits.frame_bytes), (1024, ByteSize(1 << 20)));
-    assert_eq!((c.limits.send_bytes, c.limits.hello_timeout.ms), (ByteSize(2 << 20), 1000));
-    assert_eq!((c.limits.events, c.log.level, c.log.format), (64, LogLevel::Debug, LogFormat::Text));
+    assert_eq!(
+        (c.limits.connections, c.limits.sessions, c.limits.requests),
+        (10, 20, 30)
+    );
+    assert_eq!(
+        (c.limits.pinned_share, c.limits.granted_bytes),
+        (Percent(25), ByteSize(512 << 20))
+    );
+    assert_eq!(
+        (c.limits.index_entries, c.limits.frame_bytes),
+        (1024, ByteSize(1 << 20))
+    );
+    assert_eq!(
+        (c.limits.send_bytes, c.limits.hello_timeout.ms),
+        (ByteSize(2 << 20), 1000)
+    );
+    assert_eq!(
+        (c.limits.events, c.log.level, c.log.format),
+        (64, LogLevel::Debug, LogFormat::Text)
+    );
     assert!(c.managed);
     assert_eq!(Config::parse(&c.to_yaml(), false).unwrap().0, c);
     assert_eq!(c.settings().load_timeout_ms, 250);
@@ -73,7 +100,9 @@ log: {level: debug, format: text}
 
 #[test]
 fn all_problems_are_named_at_once_with_what_to_write() {
-    let found = problems("memory: {size: 64GB, verify: Never, verifyThreads: 0}\nlog: loud\ncache: {loadTimeout: 2, chunkTokens: -1}\n");
+    let found = problems(
+        "memory: {size: 64GB, verify: Never, verifyThreads: 0}\nlog: loud\ncache: {loadTimeout: 2, chunkTokens: -1}\n",
+    );
     assert_eq!(
         found,
         [
@@ -90,16 +119,43 @@ fn all_problems_are_named_at_once_with_what_to_write() {
 #[test]
 fn odd_values_are_refused_by_name() {
     for (text, start) in [
-        ("socket: relative.sock", "socket: found \"relative.sock\"; write an absolute path"),
+        (
+            "socket: relative.sock",
+            "socket: found \"relative.sock\"; write an absolute path",
+        ),
         ("socket: []", "socket: found a list; write an absolute path"),
-        ("admin: {listen: 9797}", "admin.listen: found 9797; write an address with a port"),
-        ("admin: {tokenFile: x}", "admin.tokenFile: found \"x\"; write an absolute path"),
-        ("pool: {name: Llama}", "pool.name: found \"Llama\"; write a Kubernetes name"),
-        ("pool: {name: 5}", "pool.name: found 5; write a text, in quotes"),
-        ("memory: {hugePages: ~}", "memory.hugePages: found nothing; write one of None, 2Mi, 1Gi"),
-        ("memory: {size: 1Mi}", "memory.size: found \"1Mi\"; write a value from 64Mi to 16Ti"),
-        ("limits: {pinnedShare: 0.5}", "limits.pinnedShare: found 0.5; write a share such as 50%"),
-        ("managed: maybe", "managed: found \"maybe\"; write true or false"),
+        (
+            "admin: {listen: 9797}",
+            "admin.listen: found 9797; write an address with a port",
+        ),
+        (
+            "admin: {tokenFile: x}",
+            "admin.tokenFile: found \"x\"; write an absolute path",
+        ),
+        (
+            "pool: {name: Llama}",
+            "pool.name: found \"Llama\"; write a Kubernetes name",
+        ),
+        (
+            "pool: {name: 5}",
+            "pool.name: found 5; write a text, in quotes",
+        ),
+        (
+            "memory: {hugePages: ~}",
+            "memory.hugePages: found nothing; write one of None, 2Mi, 1Gi",
+        ),
+        (
+            "memory: {size: 1Mi}",
+            "memory.size: found \"1Mi\"; write a value from 64Mi to 16Ti",
+        ),
+        (
+            "limits: {pinnedShare: 0.5}",
+            "limits.pinnedShare: found 0.5; write a share such as 50%",
+        ),
+        (
+            "managed: maybe",
+            "managed: found \"maybe\"; write true or false",
+        ),
         ("[1, 2]", "document: found a list; write keys"),
         ("a: [", "not a YAML document"),
         ("memory: {size: 1Gi, size: 2Gi}", "not a YAML document"),
@@ -136,7 +192,10 @@ fn a_reload_takes_what_is_live_and_names_the_rest() {
     let text = "log: {level: warn}\nmemory: {size: 8Gi, verify: Always}\ncache: {loadTimeout: 1s}";
     let (new, _) = Config::parse(text, false).unwrap();
     let changes = old.changes(&new);
-    assert_eq!(changes.live, ["cache.loadTimeout", "memory.verify", "log.level"]);
+    assert_eq!(
+        changes.live,
+        ["cache.loadTimeout", "memory.verify", "log.level"]
+    );
     assert_eq!(changes.restart, ["memory.size"]);
     let running = old.with_live_from(&new);
     assert_eq!(running.memory.size, old.memory.size);
@@ -187,16 +246,50 @@ proptest! {
 
 #[test]
 fn sizes_and_times_have_the_forms_that_people_write() {
-    for (text, bytes) in [("0", 0), ("65536", 65536), ("1Ki", 1024), ("2M", 2_000_000), ("1k", 1000), ("16Ti", 16 << 40)] {
+    for (text, bytes) in [
+        ("0", 0),
+        ("65536", 65536),
+        ("1Ki", 1024),
+        ("2M", 2_000_000),
+        ("1k", 1000),
+        ("16Ti", 16 << 40),
+    ] {
         assert_eq!(text.parse::<ByteSize>().unwrap().0, bytes, "{text}");
     }
-    for text in ["", "Gi", "1.5Gi", "-1", "1 Gi", "1KB", "99999999999999999999", "99999999999Ti", "+1"] {
+    for text in [
+        "",
+        "Gi",
+        "1.5Gi",
+        "-1",
+        "1 Gi",
+        "1KB",
+        "99999999999999999999",
+        "99999999999Ti",
+        "+1",
+    ] {
         assert!(text.parse::<ByteSize>().is_err(), "{text}");
     }
-    for (text, ms) in [("250ms", 250), ("2s", 2000), ("24h", 86_400_000), ("1h30m", 5_400_000), ("1d", 86_400_000), ("1m5ms", 60_005)] {
+    for (text, ms) in [
+        ("250ms", 250),
+        ("2s", 2000),
+        ("24h", 86_400_000),
+        ("1h30m", 5_400_000),
+        ("1d", 86_400_000),
+        ("1m5ms", 60_005),
+    ] {
         assert_eq!(text.parse::<Duration>().unwrap().ms, ms, "{text}");
     }
-    for text in ["", "5", "s", "1.5s", "1s1m", "1s1s", "-1s", "1 s", "99999999999999999999s"] {
+    for text in [
+        "",
+        "5",
+        "s",
+        "1.5s",
+        "1s1m",
+        "1s1s",
+        "-1s",
+        "1 s",
+        "99999999999999999999s",
+    ] {
         assert!(text.parse::<Duration>().is_err(), "{text}");
     }
 }

@@ -268,15 +268,22 @@ fn found(value: &Value) -> String {
     }
 }
 
-/// The known key with the fewest edits, if that is a plausible slip.
+/// The known key with the fewest edits, one in the same section first, if that is a plausible slip.
 fn similar(path: &str) -> Option<&'static str> {
-    let last = |p: &str| p.rsplit('.').next().unwrap_or(p).to_lowercase();
+    let parts = |p: &str| match p.rsplit_once('.') {
+        Some((section, last)) => (section.to_string(), last.to_lowercase()),
+        None => (String::new(), p.to_lowercase()),
+    };
+    let (section, last) = parts(path);
     keys(&mut Config::default())
         .into_iter()
-        .map(|key| (edits(&last(path), &last(key.path)), key.path))
+        .map(|key| {
+            let (other, name) = parts(key.path);
+            (edits(&last, &name), other != section, key.path)
+        })
         .min()
-        .filter(|(distance, _)| *distance <= 2)
-        .map(|(_, path)| path)
+        .filter(|(distance, _, _)| *distance <= 2)
+        .map(|(_, _, path)| path)
 }
 
 /// Levenshtein distance of short texts.
