@@ -196,7 +196,8 @@ class Client:
         if len(body) > wire.MAX_BODY:
             return False
         try:
-            sent = sock.sendmsg([wire.encode_header(op, 0, tag, len(body)), body], [], socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            header = wire.encode_header(op, 0, tag, len(body))
+            sent = sock.sendmsg([header, body], [], socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
         except OSError:
             sent = -1
         if sent == wire.HEADER_BYTES + len(body):
@@ -353,8 +354,9 @@ class Client:
         with self._lock:
             if self._sock is None or self._stop.is_set():
                 return None
-            _send_with_fds(self._sock, wire.encode_header(Op.HELLO, wire.FLAG_FDS if fds else 0, tag, len(body)) +
-            body, fds) self._open = True
+            header = wire.encode_header(Op.HELLO, wire.FLAG_FDS if fds else 0, tag, len(body))
+            _send_with_fds(self._sock, header + body, fds)
+            self._open = True
         self._hooks.behind_hello()
         deadline = time.monotonic() + _HELLO_TIMEOUT_S
         while not self._stop.is_set():
@@ -413,7 +415,9 @@ class Client:
             _close_all([*named.values(), *rest])
 
 
-def say_off(socket_path: str, reason: str, engine_version: str, instance: str = "", for_s: float = 60.0) -> threading.Thread:
+def say_off(
+    socket_path: str, reason: str, engine_version: str, instance: str = "", for_s: float = 60.0
+) -> threading.Thread:
     """Tells the sidecar that the cache is off in this vLLM, by this name. Retried in the background for `for_s`
     seconds.
     """
@@ -479,7 +483,7 @@ class _Frames:
         self._poll.register(sock, select.POLLIN)
 
     def next(self, timeout_s: float | None) -> tuple[wire.Header, bytes, list[int]] | None | _Timeout:
-        """The next frame; None at the end of the stream; `_TIMEOUT` where none came in time. Raises `wire.FrameError`."""
+        """The next frame; None at the stream's end; `_TIMEOUT` where none came in time. Raises `wire.FrameError`."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             frame = self._cut()

@@ -255,7 +255,7 @@ class Shared:
             return names, fds, self.mapping.region
 
     def take_lock(self, fd: int, number: int) -> None:
-        """Takes the byte of this number; keeps the descriptor open for ever. Raises `OSError` where another holds it."""
+        """Takes the byte of this number and keeps the descriptor for ever. Raises `OSError` where another holds it."""
         with self._lock:
             # No descriptor of the lock file is ever closed: closing any of them would drop the lock.
             self._lock_fds.append(fd)

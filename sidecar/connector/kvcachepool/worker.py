@@ -101,7 +101,7 @@ class Worker:
     # -- vLLM's thread
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
-        """Detects the layout and starts all else in the background; what cannot be served turns the rank off, by name."""
+        """Detects the layout and starts all else in the background; what cannot be served is off, by name."""
         try:
             ranks = _ranks(self._config)
             version = _vllm_version()
