@@ -114,7 +114,10 @@ mod tests {
             "socket: /x/s.sock\nadmin: {listen: \"127.0.0.1:1234\"}\nmemory: {szie: 1}\n",
         )
         .unwrap();
-        assert!(matches!(load(Some(&path)), Err(ConfigFileError::Invalid { .. })));
+        assert!(matches!(
+            load(Some(&path)),
+            Err(ConfigFileError::Invalid { .. })
+        ));
         let (socket, listen) = addresses(Some(&path));
         assert_eq!(socket, Path::new("/x/s.sock"));
         assert_eq!(listen, SocketAddr::from(([127, 0, 0, 1], 1234)));
@@ -125,7 +128,10 @@ mod tests {
     fn no_file_and_no_yaml_fall_back_to_the_defaults() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("none.yaml");
-        assert!(matches!(load(Some(&path)), Err(ConfigFileError::Unreadable { .. })));
+        assert!(matches!(
+            load(Some(&path)),
+            Err(ConfigFileError::Unreadable { .. })
+        ));
         std::fs::write(&path, ": : :\n\t- {").unwrap();
         assert_eq!(addresses(Some(&path)).0, Config::default().socket);
         assert_eq!(load(None).unwrap().config, Config::default());

@@ -152,8 +152,7 @@ const NEEDED: u64 = offset_of!(ChunkRecord, needed) as u64;
 
 impl MappedTable {
     fn row_at(&self, row: u32) -> Option<u64> {
-        (row < self.geometry.rows)
-            .then(|| HEADER_BYTES + u64::from(row) * size_of::<Row>() as u64)
+        (row < self.geometry.rows).then(|| HEADER_BYTES + u64::from(row) * size_of::<Row>() as u64)
     }
 
     fn chunk_at(&self, chunk: u32) -> Option<u64> {
@@ -342,10 +341,14 @@ mod tests {
     #[test]
     fn an_unsealed_or_foreign_file_is_refused_by_name() {
         let arena = small();
-        let plain = rustix::fs::memfd_create("plain", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
+        let plain =
+            rustix::fs::memfd_create("plain", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
         rustix::fs::ftruncate(&plain, 8 << 20).unwrap();
         let table = arena.table_fd.try_clone().unwrap();
-        assert!(matches!(Arena::adopt(plain, table), Err(ArenaError::Unsealed("arena"))));
+        assert!(matches!(
+            Arena::adopt(plain, table),
+            Err(ArenaError::Unsealed("arena"))
+        ));
         let swapped = Arena::adopt(
             arena.table_fd.try_clone().unwrap(),
             arena.arena_fd.try_clone().unwrap(),

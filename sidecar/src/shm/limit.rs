@@ -40,7 +40,11 @@ pub fn overhead(arena: u64, table: u64) -> u64 {
 pub fn check(arena: u64, table: u64) -> Result<(), ArenaExceedsMemoryLimit> {
     let own = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    check_against(smallest(Path::new(CGROUP_ROOT), &own, &meminfo), arena, table)
+    check_against(
+        smallest(Path::new(CGROUP_ROOT), &own, &meminfo),
+        arena,
+        table,
+    )
 }
 
 fn check_against(
@@ -143,10 +147,18 @@ mod tests {
     #[test]
     fn v1_has_a_folder_per_controller_and_a_huge_number_for_none() {
         let root = tempfile::tempdir().unwrap();
-        write(root.path(), "memory/a/memory.limit_in_bytes", "9223372036854771712\n");
+        write(
+            root.path(),
+            "memory/a/memory.limit_in_bytes",
+            "9223372036854771712\n",
+        );
         let own = "8:pids:/a\n4:memory:/a\n0::/\n";
         assert_eq!(smallest(root.path(), own, MACHINE).unwrap().bytes, 16 * GIB);
-        write(root.path(), "memory/a/memory.limit_in_bytes", "1073741824\n");
+        write(
+            root.path(),
+            "memory/a/memory.limit_in_bytes",
+            "1073741824\n",
+        );
         assert_eq!(smallest(root.path(), own, MACHINE).unwrap().bytes, GIB);
     }
 

@@ -1,7 +1,9 @@
 //! The lock file beside the socket: counters that never repeat, and the question whether a process of an earlier boot is alive.
 #![allow(unsafe_code)]
 
-use kvcachepool_protocol::lockfile::{LockFile as Header, MAGIC, SIDECAR_BYTE, VERSION, lock_offset};
+use kvcachepool_protocol::lockfile::{
+    LockFile as Header, MAGIC, SIDECAR_BYTE, VERSION, lock_offset,
+};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{Mode, OFlags, fstat, open};
 use rustix::io::{Errno, pread, pwrite};

@@ -105,7 +105,9 @@ fn pin(index: usize) {
     let Ok(allowed) = sched_getaffinity(None) else {
         return;
     };
-    let cpus: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu)).collect();
+    let cpus: Vec<usize> = (0..CpuSet::MAX_CPU)
+        .filter(|cpu| allowed.is_set(*cpu))
+        .collect();
     if cpus.is_empty() {
         return;
     }

@@ -138,6 +138,9 @@ mod tests {
         assert_eq!(message, FromEngine::Keep { region: 4 });
         assert_eq!(fds.len(), 2);
         drop((b, fds));
-        assert!(matches!(receive::<FromEngine>(&a, true), Err(LinkError::Ended)));
+        assert!(matches!(
+            receive::<FromEngine>(&a, true),
+            Err(LinkError::Ended)
+        ));
     }
 }

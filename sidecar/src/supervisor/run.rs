@@ -35,7 +35,9 @@ const ADMIN_RETRY: Duration = Duration::from_secs(1);
 #[derive(Debug, thiserror::Error)]
 pub enum SupervisorError {
     /// Another sidecar lives on this socket.
-    #[error("SocketTaken: a live sidecar holds {0}; stop it, or set another `socket` in the config")]
+    #[error(
+        "SocketTaken: a live sidecar holds {0}; stop it, or set another `socket` in the config"
+    )]
     SocketTaken(PathBuf),
     /// The kernel refused something elementary.
     #[error("supervisor: {step}: {source}")]

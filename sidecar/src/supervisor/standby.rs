@@ -43,7 +43,10 @@ impl Standby {
     }
 
     fn page(&self, path: &str) -> (&'static str, &'static str, String) {
-        let reason = format!("EngineRestarting: the last engine ended with {}\n", self.last_exit);
+        let reason = format!(
+            "EngineRestarting: the last engine ended with {}\n",
+            self.last_exit
+        );
         match path.split('?').next().unwrap_or_default() {
             "/healthz" => ("200 OK", "text/plain", reason),
             "/metrics" => (
