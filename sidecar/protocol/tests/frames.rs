@@ -9,6 +9,7 @@ use kvcachepool_protocol::key::{EngineHash, unpack_hashes};
 use kvcachepool_protocol::message::*;
 use kvcachepool_protocol::refs::{SectionRef, TornRefs, pack, unpack};
 use proptest::prelude::*;
+use samples::messages;
 
 fn read_all(mut stream: &[u8], piece: usize) -> Result<Vec<(Header, Vec<u8>)>, FrameError> {
     let mut reader = FrameReader::new(MAX_BODY);
@@ -27,7 +28,7 @@ fn read_all(mut stream: &[u8], piece: usize) -> Result<Vec<(Header, Vec<u8>)>, F
 
 #[test]
 fn every_message_comes_through_in_pieces_of_any_size() {
-    let samples = samples::all();
+    let samples = messages::all();
     let stream: Vec<u8> = samples
         .iter()
         .flat_map(|s| frame(s.op, s.flags, s.tag, &s.body))
@@ -49,7 +50,7 @@ fn every_message_comes_through_in_pieces_of_any_size() {
 
 #[test]
 fn every_opcode_of_the_protocol_has_a_sample_or_is_reserved() {
-    let sampled: Vec<u8> = samples::all().iter().map(|s| s.op as u8).collect();
+    let sampled: Vec<u8> = messages::all().iter().map(|s| s.op as u8).collect();
     for op in 1..=12u8 {
         let op = Op::try_from(op).unwrap();
         assert!(sampled.contains(&(op as u8)) || op == Op::Window, "{op:?}");
@@ -189,7 +190,7 @@ proptest! {
     fn any_changed_body_gives_a_message_that_round_trips_or_an_error(
         which in 0usize..20, at in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..4), cut in any::<prop::sample::Index>(),
     ) {
-        let samples = samples::all();
+        let samples = messages::all();
         let s = &samples[which % samples.len()];
         let mut body = s.body.clone();
         for (i, b) in at {
@@ -205,7 +206,7 @@ proptest! {
 
     #[test]
     fn any_body_gives_a_message_or_an_error(body in prop::collection::vec(any::<u8>(), 0..200)) {
-        for s in samples::all() {
+        for s in messages::all() {
             let _ = (s.again)(&body);
         }
     }

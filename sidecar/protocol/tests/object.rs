@@ -1,50 +1,15 @@
 //! Objects: one encoding, read back by anybody, and refused by name when a bit of it is wrong.
 #![allow(clippy::unwrap_used, reason = "a test")]
 
+mod samples;
+
 use kvcachepool_protocol::key::*;
 use kvcachepool_protocol::object::*;
 use proptest::prelude::*;
+use samples::object::object;
 use zerocopy::{FromBytes, IntoBytes};
 
-fn object(sections: usize, hashes: usize, ids: bool) -> (Object, Vec<Vec<u8>>) {
-    let payload: Vec<Vec<u8>> = (0..sections)
-        .map(|i| vec![i as u8 + 1; 5000 + 1000 * i])
-        .collect();
-    let last_hash = EngineHash([9; 32]);
-    let mut block_hashes: Vec<_> = (0..hashes).map(|i| EngineHash([i as u8; 32])).collect();
-    if let Some(last) = block_hashes.last_mut() {
-        *last = last_hash;
-    }
-    let object = Object {
-        kind: KeyKind::Prefix,
-        codec: Codec::None,
-        fidelity: Fidelity::Exact,
-        cipher: Cipher::None,
-        model: ModelId([1; 32]),
-        layout: LayoutId([2; 32]),
-        namespace: NamespaceId([0; 32]),
-        last_hash,
-        parent: ChunkKey([4; 32]),
-        part: 0,
-        parts: 1,
-        tokens: 256,
-        first_token: 512,
-        created_unix_ms: 1_790_000_000_000,
-        expires_unix_s: 0,
-        writer: [5; 16],
-        engine: "vllm".into(),
-        engine_version: "0.32.0".into(),
-        nonce: [0; 24],
-        sections: payload
-            .iter()
-            .zip(0..)
-            .map(|(b, i)| Section::exact(i / 2, i % 2, b))
-            .collect(),
-        block_hashes,
-        token_ids: if ids { (0..256).collect() } else { vec![] },
-    };
-    (object, payload)
-}
+type Change<'a> = &'a dyn Fn(&mut HeaderRecord);
 
 fn reseal(bytes: &mut [u8]) {
     let at = HEADER_BYTES - 16;
@@ -150,7 +115,7 @@ fn every_lie_of_a_header_has_its_name() {
         unsupported("fidelity", 2)
     );
     assert_eq!(changed(&bytes, |h| h.cipher = 3), unsupported("cipher", 3));
-    let invalid: [(&str, &dyn Fn(&mut HeaderRecord)); 13] = [
+    let invalid: [(&str, Change); 13] = [
         ("the head is no multiple", &|h| h.head_bytes = 100.into()),
         ("the head is no multiple", &|h| h.head_bytes = 0.into()),
         ("the head is too long", &|h| h.head_bytes = (1 << 30).into()),

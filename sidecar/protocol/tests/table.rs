@@ -12,6 +12,8 @@ const CHUNKS: u32 = 256;
 const CHUNKS_AT: u64 = 4096 + 1024 * 64;
 const TABLE: u64 = CHUNKS_AT + CHUNKS as u64 * 1024;
 
+type Change<'a, T> = &'a dyn Fn(&mut T);
+
 fn header() -> Header {
     Header {
         magic: MAGIC,
@@ -63,7 +65,7 @@ fn record() -> ChunkRecord {
 fn a_table_that_cannot_be_used_says_why() {
     assert_eq!(header().check(TABLE, ARENA), Ok(()));
     assert_eq!(header().check(TABLE + 4096, ARENA), Ok(()));
-    let cases: [(&dyn Fn(&mut Header), BadTable); 15] = [
+    let cases: [(Change<Header>, BadTable); 15] = [
         (&|h| h.magic[7] = 0, BadTable::NotATable),
         (&|h| h.version = 2, BadTable::OtherVersion(2)),
         (&|h| h.row_bytes = 4096, BadTable::RowBytes(4096)),
@@ -94,17 +96,14 @@ fn a_table_that_cannot_be_used_says_why() {
         ),
         (&|h| h.segment_bytes = 4096, BadTable::SegmentBytes(4096)),
         (&|h| h.rows_offset = 64, BadTable::OutOfBounds("rows")),
-        (
-            &|h| h.rows_offset = u64::MAX & !63,
-            BadTable::OutOfBounds("rows"),
-        ),
+        (&|h| h.rows_offset = !63, BadTable::OutOfBounds("rows")),
         (&|h| h.rows_offset = 4100, BadTable::OutOfBounds("rows")),
         (
             &|h| h.chunks = CHUNKS + 1,
             BadTable::OutOfBounds("chunk records"),
         ),
         (
-            &|h| h.chunks_offset = u64::MAX & !63,
+            &|h| h.chunks_offset = !63,
             BadTable::OutOfBounds("chunk records"),
         ),
         (
@@ -139,7 +138,7 @@ fn a_row_or_record_that_contradicts_the_table_is_refused() {
         Ok(()),
         "of a free row nothing else counts"
     );
-    let cases: [(&dyn Fn(&mut Row), u32, &str); 8] = [
+    let cases: [(Change<Row>, u32, &str); 8] = [
         (&|r| r.state = 4, 0, "unknown state"),
         (&|r| r.slot_rows = 0, 0, "a slot of no rows"),
         (&|_| (), 61, "crosses its segment's end"),
@@ -168,7 +167,7 @@ fn a_row_or_record_that_contradicts_the_table_is_refused() {
         assert!(error.contains(text), "{error}");
     }
     assert_eq!(record().check(0), Ok(()));
-    let cases: [(&dyn Fn(&mut ChunkRecord), &str); 7] = [
+    let cases: [(Change<ChunkRecord>, &str); 7] = [
         (&|r| r.state = 2, "not used"),
         (&|r| r.kind = 0, "unknown kind"),
         (&|r| r.block_hash_count = 25, "more block hashes"),
