@@ -92,6 +92,16 @@ fn a_frame_of_another_version_or_over_the_limit_is_refused_by_its_header() {
         })
     );
     let mut reader = FrameReader::new(100);
+    let refused = Header {
+        length: 0,
+        version: 9,
+        opcode: 4,
+        flags: 0,
+        tag: 1 << 40,
+    };
+    let mut stranger = FrameReader::new(100);
+    assert!(stranger.take(&mut &refused.encode()[..]).is_err());
+    assert_eq!(stranger.refused(), (4, 1 << 40));
     let oversized = reader.take(&mut &with(1, 101)[..]);
     assert_eq!(
         oversized,

@@ -272,3 +272,9 @@ fn seeds_of_the_fuzzers() {
     );
     must_be("fuzz/seeds/descriptor/layout", br#"{"name":"LBHNC","groups":[{"kind":"full","strides":[32768,128]}],"eps":1e-05,"x":null}"#);
 }
+
+#[test]
+fn the_connector_carries_the_same_table_of_layouts() {
+    let table = kvcachepool_protocol::layouts::LAYOUTS_JSON;
+    must_be("../connector/kvcachepool/layouts.json", table.as_bytes());
+}
