@@ -49,10 +49,12 @@ class StepMetadata(KVConnectorMetadata):
 
     jobs: to be queued, in this order.
     forget: ids of jobs that need not be done any more: cancelled where not begun, and reported like ended ones.
+    idle: the step has no tokens, so no forward pass.
     """
 
     jobs: list[Job] = field(default_factory=list)
     forget: list[int] = field(default_factory=list)
+    idle: bool = False
 
 
 class Ended(NamedTuple):
