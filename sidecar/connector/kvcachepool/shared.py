@@ -15,7 +15,7 @@ import os
 import struct
 import threading
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -36,7 +36,7 @@ _ROW_WORDS = 16
 _LOCK_BASE = 4096
 _MADV_DONTFORK = 10
 
-U32 = npt.NDArray[np.uint32]
+U32: TypeAlias = npt.NDArray[np.uint32]
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
