@@ -1,4 +1,5 @@
-"""The class that vLLM loads. It only dispatches to its two sides, and catches whatever they raise: vLLM must not notice.
+"""The class that vLLM loads. It only dispatches to its two sides, and catches whatever they raise: vLLM must not
+notice.
 
 Hooks are those of vLLM 0.30 to 0.33; what a version does not call is not missed.
 """
@@ -10,7 +11,6 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import vllm
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
@@ -19,6 +19,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
     SupportsHMA,
 )
+
+import vllm
 
 from .client import say_off
 from .jobs import StepMetadata
@@ -82,7 +84,7 @@ class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
         say_off(socket_path(), reason, str(vllm.__version__), str(getattr(config, "engine_id", "") or ""))
 
     def _guarded(self, hook: Callable[..., _T], default: _T, *arguments: Any) -> _T:
-        """Calls one of our sides; what it raises is logged (once a minute per hook) and counted, `default` goes to vLLM."""
+        """Calls one of our sides; what it raises is logged once a minute and counted: vLLM gets `default`."""
         try:
             return hook(*arguments)
         except Exception:
@@ -205,7 +207,7 @@ class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: VllmConfig) -> str | None:
-        """On GPUs block-major, where a block of all layers is one piece; vLLM drops a wish that its backends cannot meet."""
+        """On GPUs block-major: a block of all layers is one piece. vLLM drops a wish that its backends cannot meet."""
         try:
             return layout_wish(vllm_config)
         except Exception:

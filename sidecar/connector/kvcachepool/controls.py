@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
-#: vLLM hashes multimodal items with BLAKE3, SHA-256 (64 hex digits) or SHA-512; any other identifier was named by a user.
+#: vLLM hashes multimodal items with BLAKE3, SHA-256 (64 hex digits) or SHA-512; any other identifier was named by a
+#: user.
 _CONTENT_HASH = re.compile(r"(?:[0-9a-f]{64}|[0-9a-f]{128})\Z")
 
 
@@ -83,7 +84,9 @@ class Uncacheable(Exception):
     """This request neither loads nor stores; the message is the name of the reason."""
 
 
-def namespace(request: Request, controls: Controls, epoch: str, lora_digest: Callable[[str, int], bytes | None]) -> bytes:
+def namespace(
+    request: Request, controls: Controls, epoch: str, lora_digest: Callable[[str, int], bytes | None]
+) -> bytes:
     """Namespace id of a request: empty for the default one, else SHA-256 of what keeps it apart.
 
     Args:

@@ -1,7 +1,7 @@
 """Which tokens make a chunk, and by which hash it is asked for.
 
-Keys come from `request.block_hashes` only: vLLM mixes LoRA, multimodal content, prompt embeddings and salts into them, and
-truncates them where a streaming session edits its tokens.
+Keys come from `request.block_hashes` only: vLLM mixes LoRA, multimodal content, prompt embeddings and salts into
+them, and truncates them where a streaming session edits its tokens.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ HASH_BYTES = 32
 class GroupSize:
     """One KV group as the scheduler sees it.
 
-    block_tokens: tokens of one block id. window_tokens: how far attention looks back, 0 = over the whole prefix (then a block
-    is never freed while the request runs). shards: sections of a chunk. token_bytes: per token over all layers of one rank.
+    block_tokens: tokens of one block id. window_tokens: how far attention looks back, 0 = over the whole prefix (then
+    a block is never freed while the request runs). shards: sections of a chunk. token_bytes: per token over all
+    layers of one rank.
     """
 
     block_tokens: int
@@ -136,7 +137,9 @@ def hashing(algorithm: str, hash_block: int) -> Hashing | None:
     name = algorithm
     if algorithm == "sha256":
         name = f"sha256/py{sys.version_info.major}.{sys.version_info.minor}"
-    return Hashing(algorithm=name, root=root.hex(), block_tokens=hash_block, random_root=_root_is_random(kv_cache_utils))
+    return Hashing(
+        algorithm=name, root=root.hex(), block_tokens=hash_block, random_root=_root_is_random(kv_cache_utils)
+    )
 
 
 def _root_is_random(kv_cache_utils: Any) -> bool:

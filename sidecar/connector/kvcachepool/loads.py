@@ -49,7 +49,8 @@ class Loads:
     def begin(
         self, state: RequestState, plan: Plan | None, tables: Sequence[Sequence[int]], tokens: int
     ) -> dict[str, int]:
-        """Pins what will be read and plans the job. vLLM waits for the request's load from now on, whatever happens here.
+        """Pins what will be read and plans the job. vLLM waits for the request's load from now on, whatever happens
+        here.
 
         Args:
             tables: block ids of the request per group, from its first token on; 0 where the engine keeps no block.

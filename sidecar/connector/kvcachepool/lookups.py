@@ -25,7 +25,8 @@ STALE_AFTER_S = 25.0
 class Lookup:
     """One PROBE and its answer.
 
-    The reader thread writes `answer` (each one replaces the one before), then `final`; all other fields are the engine's.
+    The reader thread writes `answer` (each one replaces the one before), then `final`; all other fields are the
+    engine's.
     """
 
     __slots__ = (
@@ -165,11 +166,12 @@ class Worth:
 def weigh(lookup: Lookup, local: int, limit: int) -> Worth:
     """The longest hits behind `local` tokens, up to `limit`.
 
-    "Contiguous" starts at the local boundary. Where a group keeps only a window, a hit ends where that window is there too,
-    and one token before the request's end.
+    "Contiguous" starts at the local boundary. Where a group keeps only a window, a hit ends where that window is
+    there too, and one token before the request's end.
 
     Args:
-        limit: tokens of the request, or fewer where the caller caps the load; a multiple of the scheduler's block, or the end.
+        limit: tokens of the request, or fewer where the caller caps the load; a multiple of the scheduler's block, or
+        the end.
     """
     geometry = lookup.geometry
     answer = lookup.answer

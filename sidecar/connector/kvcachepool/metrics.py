@@ -1,7 +1,7 @@
 """What the connector counts: REPORTs to the sidecar, vLLM's stats and KV events.
 
-Requested tokens are counted once per request, at its admission, together with what they were: hits by tier and misses by
-reason. So requested = hits + misses in every REPORT.
+Requested tokens are counted once per request, at its admission, together with what they were: hits by tier and misses
+by reason. So requested = hits + misses in every REPORT.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class CacheStats(KVConnectorStats):
 
     def reset(self) -> None:
         """Forgets the interval."""
-        self.data = {}
+        self.data: dict[str, Any] = {}
 
     def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
         """Adds another interval, or another rank."""
@@ -179,14 +179,14 @@ def _translate(event: Event, hash_block: int) -> KVCacheEvent | None:
         return AllBlocksCleared()
     packed = event.block_hashes
     hashes: list[Any] = [
-        maybe_convert_block_hash(packed[at : at + HASH_BYTES])  # type: ignore[arg-type]
+        maybe_convert_block_hash(packed[at : at + HASH_BYTES])
         for at in range(0, len(packed) - HASH_BYTES + 1, HASH_BYTES)
     ]
     if not hashes:
         return None
     medium = "CPU" if event.tier == "memory" else "STORAGE"
     if event.kind == "stored":
-        parent: Any = maybe_convert_block_hash(event.parent) if event.parent else None  # type: ignore[arg-type]
+        parent: Any = maybe_convert_block_hash(event.parent) if event.parent else None
         return BlockStored(
             block_hashes=hashes,
             parent_block_hash=parent,

@@ -1,7 +1,8 @@
 """The general plugin: gives every vLLM engine that can be served our connector, without a launch argument.
 
-`register` runs in each process of vLLM before any config is built. It wraps `EngineArgs.create_engine_config`, through which all
-entry points go. Whatever is wrong becomes a named "cache off" that the sidecar is told; nothing here raises into vLLM.
+`register` runs in each process of vLLM before any config is built. It wraps `EngineArgs.create_engine_config`,
+through which all entry points go. Whatever is wrong becomes a named "cache off" that the sidecar is told; nothing
+here raises into vLLM.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def register() -> None:
         if not hasattr(EngineArgs, _MARK):
             original = EngineArgs.create_engine_config
             setattr(EngineArgs, _MARK, original)
-            EngineArgs.create_engine_config = _wrapped(original)  # type: ignore[method-assign]
+            EngineArgs.create_engine_config = _wrapped(original)
     except Exception:
         logger.exception("the KV cache pool's plugin could not hook into vLLM")
 
@@ -127,7 +128,7 @@ def tell_off(reason: str) -> None:
 
 
 def watch_arrivals() -> None:
-    """Wraps `EngineCore.preprocess_add_request`, where a request's hashes are complete before its step: the early PROBE."""
+    """Wraps `EngineCore.preprocess_add_request`: a request's hashes are complete there, before its step."""
     core = sys.modules.get("vllm.v1.engine.core")
     engine_core: Any = getattr(core, "EngineCore", None)
     original = getattr(engine_core, "preprocess_add_request", None)

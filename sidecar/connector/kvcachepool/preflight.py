@@ -12,11 +12,24 @@ CONNECTOR = "KVCachePoolConnector"
 MODULE = "kvcachepool.connector"
 
 #: Hooks that the connector needs on vLLM's base class; all are there since 0.30.
-REQUIRED_HOOKS = ("get_transfer_results", "has_pending_push_work", "on_new_request", "bind_kv_cache_manager", "reset_cache")
+REQUIRED_HOOKS = (
+    "get_transfer_results",
+    "has_pending_push_work",
+    "on_new_request",
+    "bind_kv_cache_manager",
+    "reset_cache",
+)
 
 #: Connectors that hand KV from prefill to decode and keep none: ours can stand beside them in a MultiConnector.
 TRANSPORTS = frozenset(
-    {"NixlConnector", "NixlPullConnector", "NixlPushConnector", "MooncakeConnector", "MoRIIOConnector", "P2pNcclConnector"}
+    {
+        "NixlConnector",
+        "NixlPullConnector",
+        "NixlPushConnector",
+        "MooncakeConnector",
+        "MoRIIOConnector",
+        "P2pNcclConnector",
+    }
 )
 
 
@@ -56,7 +69,8 @@ def _expandable_segments(args: Any, environ: Any) -> bool:
     if getattr(args, "enable_sleep_mode", False) or getattr(args, "enable_cumem_allocator", False):
         return False
     return any(
-        "expandable_segments:True" in environ.get(name, "") for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+        "expandable_segments:True" in environ.get(name, "")
+        for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
     )
 
 

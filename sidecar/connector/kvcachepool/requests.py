@@ -24,9 +24,9 @@ class RequestState:
     request: vLLM's object. From the input thread until `on_new_request` attached it: what was preprocessed.
     namespace: id of who may share, None where the request is not cached (`refusal` says why) or that is not known yet.
     first_poll_s, deadline_s: monotonic times of its first poll, and of the end of its `loadTimeout`; 0 before.
-    lookup: the PROBE that polls read; asked: a newer one whose answer will replace it; plan: what the last poll promised; missed: why it did not promise more.
-    loading: its load was promised and not reported yet; until then no byte of it is known to be there.
-    counted: its admission was counted.
+    lookup: the PROBE that polls read; asked: a newer one whose answer will replace it; plan: what the last poll
+    promised; missed: why it did not promise more. loading: its load was promised and not reported yet; until then no
+    byte of it is known to be there. counted: its admission was counted.
     decode: what it generates is stored too.
     """
 
@@ -70,7 +70,7 @@ class RequestState:
         self.lookup: Lookup | None = None
         self.asked: Lookup | None = None
         self.plan: Plan | None = None
-        self.missed: tuple[tuple[str, int], ...] = ()
+        self.missed: tuple[tuple[str, float], ...] = ()
         self.hit_tiers: dict[str, int] = {}
         self.loading = False
         self.failed = False

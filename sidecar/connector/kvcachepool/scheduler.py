@@ -1,7 +1,8 @@
 """The scheduler side: what vLLM's scheduler is told about the cache, and what is done for it.
 
-Threads: the engine's (all hooks), the input thread (`arrive`: the early PROBE), the client's reader (answers, HELLO), one that
-sends REPORTs. One lock guards all state; it is never held while waiting. Block pool calls happen on the engine thread only.
+Threads: the engine's (all hooks), the input thread (`arrive`: the early PROBE), the client's reader (answers, HELLO),
+one that sends REPORTs. One lock guards all state; it is never held while waiting. Block pool calls happen on the
+engine thread only.
 """
 
 from __future__ import annotations
@@ -211,9 +212,7 @@ class Scheduler:
             return
         if not hashes or len(hashes) != len(chunks) * keys.HASH_BYTES:
             return
-        lookup = Lookup(
-            self._geometry, chunks, hashes, request.num_tokens, local, self._client.connection, self._epoch
-        )
+        lookup = Lookup(self._geometry, chunks, hashes, request.num_tokens, local, self._client.connection, self._epoch)
         now_s = time.monotonic()
         budget_s = state.deadline_s - now_s if state.deadline_s else self._client.settings.load_timeout_ms / 1000
         body = Probe(
@@ -291,15 +290,16 @@ class Scheduler:
             return _NOTHING
         worth = weigh(lookup, local, self._load_limit(state, local))
         plan, settings, now_s = worth.ready, self._client.settings, time.monotonic()
-        waiting = now_s < state.deadline_s
+        left_ms = (state.deadline_s - now_s) * 1000
+        in_time = left_ms > 0 and answer.pending_ms <= left_ms
         longer = worth.pending_end > plan.end and worth.pending_end - local >= settings.min_load_tokens
         if longer and first and (lookup.local is None or lookup.local > local):
             self._probe(state, local)  # the early PROBE fetched nothing, or not enough
-            return _ASK_AGAIN if answer.pending_ms <= (state.deadline_s - now_s) * 1000 else self._take(state, plan)
-        if longer and waiting and (not lookup.final or state.asked is not None) and answer.pending_ms <= (state.deadline_s - now_s) * 1000:
+            return _ASK_AGAIN if in_time else self._take(state, plan)
+        if longer and in_time and (not lookup.final or state.asked is not None):
             self._renew(state, lookup, local, now_s)
             return _ASK_AGAIN
-        if plan.tokens and waiting and self._loads.under_way(state, lookup.hash_of(plan.first)):
+        if plan.tokens and left_ms > 0 and self._loads.under_way(state, lookup.hash_of(plan.first)):
             self._renew(state, lookup, local, now_s)
             return _ASK_AGAIN
         self._renew(state, lookup, local, now_s)
@@ -355,9 +355,14 @@ class Scheduler:
         state.first_poll_s = 0.0
 
     def _known_to_exist(self, state: RequestState) -> None:
-        """Chunks that the sidecar said it has need no GRANT (those with windows may lack sections)."""
+        """Chunks that the sidecar has need no GRANT (those with windows may lack sections)."""
         lookup = state.lookup
-        if lookup is None or lookup.answer is None or lookup.geometry is not self._geometry or lookup.epoch != self._epoch:
+        if (
+            lookup is None
+            or lookup.answer is None
+            or lookup.geometry is not self._geometry
+            or lookup.epoch != self._epoch
+        ):
             return
         if not self._geometry.has_windows:
             state.mark_present(lookup.answer.states, lookup.chunks.full)
@@ -398,7 +403,7 @@ class Scheduler:
         return metadata
 
     def pending_jobs(self) -> StepMetadata:
-        """Jobs that must go out even where `step` failed: a promised load that nobody performs would hang its request."""
+        """Jobs that must go out even where `step` failed: a promised load that nobody performs hangs its request."""
         with self._lock:
             jobs, forget = self._loads.take()
             return StepMetadata(jobs=jobs, forget=forget)
@@ -579,4 +584,3 @@ class Scheduler:
 
     def on_off(self, reason: str) -> None:
         """The client has ended; lookups are misses from now on."""
-

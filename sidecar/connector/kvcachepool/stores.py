@@ -1,11 +1,13 @@
 """From computed blocks to store jobs: which chunks are asked for, whose blocks are held, and until when.
 
-Blocks are protected by reference counts: `touch` in the very step that schedules a chunk's last token, released once all ranks
-have reported, on refusal, or when the sidecar owes an answer for too long. Block pool calls happen on the engine thread only.
+Blocks are protected by reference counts: `touch` in the very step that schedules a chunk's last token, released once
+all ranks have reported, on refusal, or when the sidecar owes an answer for too long. Block pool calls happen on the
+engine thread only.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import threading
 import time
@@ -116,7 +118,8 @@ class Stores:
         bound: int,
         room: int,
     ) -> int:
-        """Asks for slots for the chunks of a request that are complete with token `end`. Returns how many chunks it asked for.
+        """Asks for slots for the chunks of a request that are complete with token `end`. Returns how many chunks it
+        asked for.
 
         Args:
             end: tokens that will be computed when this step has ended, accepted ones only.
@@ -352,7 +355,7 @@ class Stores:
             self._aborts[grant.tag] = False
 
     def lose(self) -> None:
-        """The connection broke: what was not answered will not be. On the reader thread: blocks wait for the engine's."""
+        """The connection broke: what was not answered will not be. Blocks wait for the engine thread."""
         for grant in self._open.values():
             self._give_up(grant)
             self._lost.append(grant)
@@ -371,13 +374,13 @@ class Stores:
         for tag, sent in list(self._aborts.items()):
             if sent:
                 continue
-            asked = self._client.ask(Op.ABORT, Abort(grant=tag), lambda reply, tag=tag: self._aborted(tag))
+            asked = self._client.ask(Op.ABORT, Abort(grant=tag), functools.partial(self._aborted, tag))
             if asked is None:
                 return
             if tag in self._aborts:
                 self._aborts[tag] = True
 
-    def _aborted(self, tag: int) -> None:
+    def _aborted(self, tag: int, reply: Reply) -> None:
         with self._lock:
             self._aborts.pop(tag, None)
 
@@ -407,7 +410,8 @@ def _todo(statuses: bytearray, full: int, most: int) -> list[int]:
 def _blocks_of(
     table: Sequence[Sequence[Any]], begin: int, end: int, geometry: Geometry
 ) -> tuple[int, tuple[tuple[int, ...], ...], list[Any]] | None:
-    """(groups to store, block ids per group, blocks to hold) of tokens `begin..end`; None where a block is gone that is needed.
+    """(groups to store, block ids per group, blocks to hold) of tokens `begin..end`; None where a block is gone that
+    is needed.
 
     A window group of which the engine has freed a block is left out: its ids are 0.
     """
