@@ -152,7 +152,7 @@ def _spec_row(spec: Any) -> dict[str, Any]:
     row = table()["specs"].get(name)
     if row is None or row["group"] is None:
         raise Unserved(row["reason"] if row else f"KvGroupUnsupported/{name}", f"KV groups of {name} are not served")
-    if not getattr(spec, "prefix_cacheable", True) or getattr(spec, "prefix_replay_tokens", 0):
+    if not getattr(spec, "prefix_cacheable", True) or int(getattr(spec, "prefix_replay_tokens", None) or 0):
         raise Unserved(f"KvGroupUnsupported/{name}", "blocks of this group are not addressed by prefix hashes")
     return dict(row)
 
