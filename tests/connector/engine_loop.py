@@ -1,7 +1,9 @@
-"""vLLM's real scheduler and block pool, the real connector and a real KV cache in host memory, with a model that only writes.
+"""vLLM's real scheduler and block pool, the real connector, a real KV cache in host memory, and a model that only
+writes.
 
-What a block of a prompt must hold is a function of all tokens before it and of what keeps prompts apart (salt, adapter). Before
-each forward the loop compares everything that attention would read with that: wrong KV never goes unseen.
+What a block of a prompt must hold is a function of all tokens before it and of what keeps prompts apart (salt,
+adapter). Before each forward the loop compares everything that attention would read with that: wrong KV never goes
+unseen.
 """
 
 from __future__ import annotations
@@ -17,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from servers import models
 from vllm.config import KVTransferConfig, VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
 from vllm.engine.arg_utils import EngineArgs
@@ -36,6 +37,7 @@ from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from kvcachepool.connector import KVCachePoolConnector
+from servers import models
 
 HEADS, SIZE, LAYERS = 2, 32, 2
 WINDOW = 64
@@ -45,7 +47,11 @@ WINDOW = 64
 def base_config() -> VllmConfig:
     """A config of the tiny model; made once."""
     return EngineArgs(
-        model=str(models.model("tiny")), dtype="float32", max_model_len=8192, enforce_eager=True, enable_prefix_caching=True
+        model=str(models.model("tiny")),
+        dtype="float32",
+        max_model_len=8192,
+        enforce_eager=True,
+        enable_prefix_caching=True,
     ).create_engine_config()
 
 
@@ -255,7 +261,7 @@ class Loop:
                 want = torch.from_numpy(values[at:stop] + layer)
                 got = tensor[block, :, : stop - at, :]
                 assert bool((got == want[None, :, None]).all()), (
-                    f"{request.request_id}: wrong KV in group {group}, layer {layer}, block {block}, tokens {at}..{stop}"
+                    f"{request.request_id}: wrong KV in group {group}, layer {layer}, block {block}, tokens {at}.."
                 )
 
     def _write(self, group: int, row: list[int], values: np.ndarray, begin: int, end: int) -> None:

@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("vllm", reason="needs vLLM")
 
 from engine_loop import Loop, prompt
+
 from servers.waiting import wait_for
 
 Make = Callable[..., Loop]

@@ -24,9 +24,11 @@ class RequestState:
     request: vLLM's object. From the input thread until `on_new_request` attached it: what was preprocessed.
     namespace: id of who may share, None where the request is not cached (`refusal` says why) or that is not known yet.
     first_poll_s, deadline_s: monotonic times of its first poll, and of the end of its `loadTimeout`; 0 before.
-    lookup: the PROBE that polls read; asked: a newer one whose answer will replace it; plan: what the last poll
-    promised; missed: why it did not promise more. loading: its load was promised and not reported yet; until then no
-    byte of it is known to be there. counted: its admission was counted.
+    lookup: the PROBE that polls read. asked: a newer one, whose answer will replace it.
+    plan: what the last poll promised. missed: why it did not promise more.
+    loading: its load was promised and not reported yet; until then no byte of it is known to be there.
+    holds_blocks: vLLM has allocated blocks for it. stale: these are from before `reset_cache`, and are not stored.
+    counted: its admission was counted.
     decode: what it generates is stored too.
     """
 
@@ -42,6 +44,7 @@ class RequestState:
         "failed",
         "first_poll_s",
         "hit_tiers",
+        "holds_blocks",
         "loading",
         "local",
         "lookup",
@@ -53,6 +56,7 @@ class RequestState:
         "refusal",
         "request",
         "retry_s",
+        "stale",
         "statuses",
         "tail_status",
     )
@@ -75,6 +79,8 @@ class RequestState:
         self.loading = False
         self.failed = False
         self.counted = False
+        self.holds_blocks = False
+        self.stale = False
         self.decode = False
         self.prompt_tokens: int = request.num_prompt_tokens
         self.forget_stores()

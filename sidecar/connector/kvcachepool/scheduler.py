@@ -337,6 +337,7 @@ class Scheduler:
                     self._loads.doom(request.request_id)
                 return
             plan, state.plan = state.plan, None
+            state.holds_blocks = True
             self._known_to_exist(state)
             if tokens > 0:
                 state.hit_tiers = self._loads.begin(state, plan, blocks.get_block_ids(), tokens)
@@ -422,7 +423,9 @@ class Scheduler:
             if request.num_prompt_tokens != state.prompt_tokens:
                 state.new_prompt(request.num_prompt_tokens)
             end = min(request.num_computed_tokens + count, request.num_tokens)
-            if end < state.next_end or now_s < state.retry_s or state.loading or not state.controls.store:
+            if state.stale or state.loading or not state.controls.store:
+                continue
+            if end < state.next_end or now_s < state.retry_s:
                 continue
             if state.namespace is None:
                 self._name(state)
@@ -435,11 +438,17 @@ class Scheduler:
         state = self._states.get(request_id)
         if state is None:
             return
-        state.next_end = 0
         state.plan = None
         self._consume(state)
+        self._begin_anew(state)
         if self._why_not(state) is None:
             self._probe(state, self._held_locally(state))
+
+    def _begin_anew(self, state: RequestState) -> None:
+        """The request holds no blocks: what it will hold is of the present epoch, and is stored from the beginning."""
+        state.holds_blocks = state.stale = False
+        state.forget_stores()
+        self._name(state)
 
     def _sweep(self, now_s: float) -> None:
         self._swept_s = now_s
@@ -464,7 +473,7 @@ class Scheduler:
                     self._counters.load_failed(tokens)
                     if state is not None:
                         state.failed = True
-                        state.forget_stores()
+                        self._begin_anew(state)
             if done:
                 self._client.send(Op.RELEASE, Release(requests=done))
             report = output.kv_connector_worker_meta
@@ -503,8 +512,10 @@ class Scheduler:
             for state in self._states.values():
                 state.plan = None
                 self._consume(state)
-                state.forget_stores()
-                self._name(state)
+                if state.holds_blocks:
+                    state.stale = True
+                else:
+                    self._begin_anew(state)
 
     def shutdown(self) -> None:
         """Ends all threads and the connection."""
