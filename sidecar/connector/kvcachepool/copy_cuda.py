@@ -1,8 +1,8 @@
 """Copies between KV blocks in device memory and the arena: one `cuMemcpyBatchAsync` per job, on a stream of our own.
 
-The arena is page-locked segment by segment: only segments that this rank's jobs touched, one at a time with pauses, never
-before the first job ended (a large pin stalls CUDA calls of the whole node). Until its segment is locked, a job goes
-through a small pinned ring. The pure part (`Batch`) is tested without a device.
+The arena is page-locked segment by segment: only segments that this rank's jobs touched, one at a time with pauses,
+never before the first job ended (a large pin stalls CUDA calls of the whole node). Until its segment is locked, a job
+goes through a small pinned ring. The pure part (`Batch`) is tested without a device.
 """
 
 from __future__ import annotations
