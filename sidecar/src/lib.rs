@@ -1,4 +1,15 @@
-//! The sidecar.
+//! The sidecar: a node-local KV cache for the vLLM of its pod.
+//!
+//! Data flows one way: `serve` (sockets) -> `sessions` and `engine` (decisions, no I/O) -> outputs that `serve` carries out, with
+//! `shm` (memory), `verify` (digests) and `admin` (HTTP) beside it. `supervisor` is the process above that never dies.
 
+pub mod admin;
+pub mod cli;
+pub mod config_file;
 pub mod engine;
+pub mod log;
+pub mod serve;
 pub mod sessions;
+pub mod shm;
+pub mod supervisor;
+pub mod verify;

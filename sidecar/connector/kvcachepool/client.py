@@ -1,11 +1,12 @@
 """One role's session with the sidecar: socket, reader thread, background reconnect, numbered HELLOs.
 
-No call of this file blocks the caller but `go_off`. Sends are non-blocking; a frame that does not fit into the socket closes the
-connection, and the next HELLO reconciles. Callbacks run on the reader thread, never with a lock of this file held.
+No call of this file blocks the caller but `go_off`. Sends are non-blocking; a frame that does not fit into the socket
+closes the connection, and the next HELLO reconciles. Callbacks run on the reader thread, never with a lock of this
+file held.
 
-The owner of a `Client` keeps one lock of its own and calls `send`/`ask` while holding it, together with the change of its state
-that the frame tells about; `held` and `behind_hello` take the same lock. Then nothing is lost between a HELLO's list and what is
-sent behind it: a `send` that answered False is kept by the owner and sent in `behind_hello`.
+The owner of a `Client` keeps one lock of its own and calls `send`/`ask` while holding it, together with the change of
+its state that the frame tells about; `held` and `behind_hello` take the same lock. Then nothing is lost between a
+HELLO's list and what is sent behind it: a `send` that answered False is kept by the owner and sent in `behind_hello`.
 """
 
 from __future__ import annotations
@@ -154,7 +155,8 @@ class Client:
             self._asks.pop(tag, None)
 
     def go_off(self, reason: str) -> None:
-        """Ends for good: closes the connection, ends copies, unmaps, closes the memfds, unlocks the byte (where no other
+        """Ends for good: closes the connection, ends copies, unmaps, closes the memfds, unlocks the byte (where no
+        other
         part of the process needs them). Blocks until copies have ended."""
         if self._stop.is_set():
             return
@@ -194,7 +196,8 @@ class Client:
         if len(body) > wire.MAX_BODY:
             return False
         try:
-            sent = sock.sendmsg([wire.encode_header(op, 0, tag, len(body)), body], [], socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            header = wire.encode_header(op, 0, tag, len(body))
+            sent = sock.sendmsg([header, body], [], socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
         except OSError:
             sent = -1
         if sent == wire.HEADER_BYTES + len(body):
@@ -301,7 +304,9 @@ class Client:
     # -- HELLO
 
     def _greet(self, frames: _Frames) -> tuple[float | None, bool]:
-        """Says HELLO and processes the answer. Returns when to say it again (None: not), and whether it was answered well."""
+        """Says HELLO and processes the answer. Returns when to say it again (None: not), and whether it was answered
+        well.
+        """
         while not self._shared.greeting.acquire(timeout=0.1):
             if self._stop.is_set():
                 return None, False
@@ -349,7 +354,8 @@ class Client:
         with self._lock:
             if self._sock is None or self._stop.is_set():
                 return None
-            _send_with_fds(self._sock, wire.encode_header(Op.HELLO, wire.FLAG_FDS if fds else 0, tag, len(body)) + body, fds)
+            header = wire.encode_header(Op.HELLO, wire.FLAG_FDS if fds else 0, tag, len(body))
+            _send_with_fds(self._sock, header + body, fds)
             self._open = True
         self._hooks.behind_hello()
         deadline = time.monotonic() + _HELLO_TIMEOUT_S
@@ -409,8 +415,12 @@ class Client:
             _close_all([*named.values(), *rest])
 
 
-def say_off(socket_path: str, reason: str, engine_version: str, instance: str = "", for_s: float = 60.0) -> threading.Thread:
-    """Tells the sidecar that the cache is off in this vLLM, by this name. Retried in the background for `for_s` seconds."""
+def say_off(
+    socket_path: str, reason: str, engine_version: str, instance: str = "", for_s: float = 60.0
+) -> threading.Thread:
+    """Tells the sidecar that the cache is off in this vLLM, by this name. Retried in the background for `for_s`
+    seconds.
+    """
 
     def run() -> None:
         deadline = time.monotonic() + for_s
@@ -473,7 +483,7 @@ class _Frames:
         self._poll.register(sock, select.POLLIN)
 
     def next(self, timeout_s: float | None) -> tuple[wire.Header, bytes, list[int]] | None | _Timeout:
-        """The next frame; None at the end of the stream; `_TIMEOUT` where none came in time. Raises `wire.FrameError`."""
+        """The next frame; None at the stream's end; `_TIMEOUT` where none came in time. Raises `wire.FrameError`."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             frame = self._cut()

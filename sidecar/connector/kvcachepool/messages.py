@@ -1,7 +1,7 @@
 """Bodies of all messages; field names and meanings are those of `protocol/src/message.rs`, which documents each.
 
-msgspec structs: unknown fields are ignored and absent ones take their default, since versions differ by one during an upgrade.
-Times are milliseconds where the name does not say otherwise.
+msgspec structs: unknown fields are ignored and absent ones take their default, since versions differ by one during an
+upgrade. Times are milliseconds where the name does not say otherwise.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What the whole process shares with the sidecar: incarnation, proof of death, arena and slot table.
 
-One instance per process (`shared()`), used by the scheduler part and the worker part alike: one pidfd, one byte of the lock
-file, one mapping. Rules that hold here: docs/protocol.md, "Sessions" and "Shared memory".
+One instance per process (`shared()`), used by the scheduler part and the worker part alike: one pidfd, one byte of
+the lock file, one mapping. Rules that hold here: docs/protocol.md, "Sessions" and "Shared memory".
 """
 
 from __future__ import annotations
@@ -209,7 +209,9 @@ class Shared:
             self._participants[participant.role] = participant
 
     def leave(self, participant: Participant) -> None:
-        """Removes a part that has ended its copies. The last that wants memory unmaps; the last of all unlocks the byte."""
+        """Removes a part that has ended its copies. The last that wants memory unmaps; the last of all unlocks the
+        byte.
+        """
         with self._lock:
             if self._participants.get(participant.role) is not participant:
                 return
@@ -253,7 +255,7 @@ class Shared:
             return names, fds, self.mapping.region
 
     def take_lock(self, fd: int, number: int) -> None:
-        """Takes the byte of this number; keeps the descriptor open for ever. Raises `OSError` where another holds it."""
+        """Takes the byte of this number and keeps the descriptor for ever. Raises `OSError` where another holds it."""
         with self._lock:
             # No descriptor of the lock file is ever closed: closing any of them would drop the lock.
             self._lock_fds.append(fd)
@@ -261,7 +263,9 @@ class Shared:
             self.lock_number = number
 
     def start_over(self) -> None:
-        """The sidecar does not see our lock (its file is another one now): end all copies, unmap, unlock, be another process."""
+        """The sidecar does not see our lock (its file is another one now): end all copies, unmap, unlock, be another
+        process.
+        """
         self.unmap()
         with self._lock:
             self._end_incarnation()
@@ -269,7 +273,9 @@ class Shared:
     # -- memory
 
     def adopt(self, region: int, arena_fd: int, table_fd: int, arena_bytes: int, table_bytes: int) -> None:
-        """Maps a region, or closes its descriptors where no part of this process wants memory. Raises `SharedMemoryError`."""
+        """Maps a region, or closes its descriptors where no part of this process wants memory. Raises
+        `SharedMemoryError`.
+        """
         with self._lock:
             wanted = any(p.wants_memory for p in self._participants.values())
             try:

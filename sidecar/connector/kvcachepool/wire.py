@@ -1,4 +1,4 @@
-"""Frames on the sidecar's socket: a 16-byte little-endian header, then a msgpack map. Twin of `protocol/src/frame.rs`."""
+"""Frames on the socket: a 16-byte little-endian header, then a msgpack map. Twin of `protocol/src/frame.rs`."""
 
 from __future__ import annotations
 

@@ -72,9 +72,20 @@ pub enum FrameError {
         "frame version {0} is not spoken here (this side speaks {PROTOCOL_VERSION}, one more or one less is served)"
     )]
     WrongVersion(u8),
-    /// The body is longer than [`MAX_BODY`].
-    #[error("frame body of {0} bytes is over the limit of {MAX_BODY}")]
-    Oversized(u32),
+    /// The body is longer than [`MAX_BODY`], or than the reader's own limit.
+    #[error("frame body of {length} bytes is over the limit of {limit}")]
+    Oversized {
+        /// Bytes that the header announces.
+        length: u32,
+        /// Bytes that are taken.
+        limit: usize,
+    },
+    /// The stream ended in the middle of a frame.
+    #[error("the stream ended after {got} bytes of a frame")]
+    Torn {
+        /// Bytes of the frame that came, its header included.
+        got: usize,
+    },
     /// The opcode is not known to this version; answered with an error, the connection goes on.
     #[error("unknown opcode {0}")]
     UnknownOpcode(u8),
@@ -120,10 +131,88 @@ impl Header {
             return Err(FrameError::WrongVersion(header.version));
         }
         if header.length as usize > MAX_BODY {
-            return Err(FrameError::Oversized(header.length));
+            return Err(FrameError::Oversized {
+                length: header.length,
+                limit: MAX_BODY,
+            });
         }
         Ok(header)
     }
+}
+
+/// Cuts a byte stream into frames, whatever its pieces are. Holds one unfinished frame at most, and of its body no more
+/// than the bytes that came.
+#[derive(Debug)]
+pub struct FrameReader {
+    limit: usize,
+    head: [u8; HEADER_BYTES],
+    head_bytes: usize,
+    header: Option<Header>,
+    body: Vec<u8>,
+}
+
+impl FrameReader {
+    /// A reader for one connection that takes bodies of at most `limit` bytes ([`MAX_BODY`] at most).
+    pub fn new(limit: usize) -> Self {
+        Self {
+            limit: limit.min(MAX_BODY),
+            head: [0; HEADER_BYTES],
+            head_bytes: 0,
+            header: None,
+            body: Vec::new(),
+        }
+    }
+
+    /// Takes bytes from the front of `input` until a frame is whole or the input is empty; what was taken is gone from
+    /// `input`. Call it again until it gives `None`. After an error the connection is to be closed.
+    pub fn take(&mut self, input: &mut &[u8]) -> Result<Option<(Header, Vec<u8>)>, FrameError> {
+        let header = match self.header {
+            Some(header) => header,
+            None => {
+                let taken = split(input, HEADER_BYTES - self.head_bytes);
+                self.head[self.head_bytes..self.head_bytes + taken.len()].copy_from_slice(taken);
+                self.head_bytes += taken.len();
+                if self.head_bytes < HEADER_BYTES {
+                    return Ok(None);
+                }
+                let header = Header::decode(&self.head)?;
+                if header.length as usize > self.limit {
+                    return Err(FrameError::Oversized {
+                        length: header.length,
+                        limit: self.limit,
+                    });
+                }
+                *self.header.insert(header)
+            }
+        };
+        let taken = split(input, header.length as usize - self.body.len());
+        self.body.extend_from_slice(taken);
+        if self.body.len() < header.length as usize {
+            return Ok(None);
+        }
+        self.header = None;
+        self.head_bytes = 0;
+        Ok(Some((header, std::mem::take(&mut self.body))))
+    }
+
+    /// Bytes of the unfinished frame; 0 between frames.
+    pub fn pending(&self) -> usize {
+        self.head_bytes + self.body.len()
+    }
+
+    /// The stream ended: was that between two frames?
+    pub fn finish(&self) -> Result<(), FrameError> {
+        match self.pending() {
+            0 => Ok(()),
+            got => Err(FrameError::Torn { got }),
+        }
+    }
+}
+
+fn split<'a>(input: &mut &'a [u8], most: usize) -> &'a [u8] {
+    let (taken, rest) = input.split_at(most.min(input.len()));
+    *input = rest;
+    taken
 }
 
 /// A whole frame.

@@ -15,6 +15,11 @@ pub struct WrongLength {
     pub got: usize,
 }
 
+/// A text is no name in hex.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("expected 64 hex digits")]
+pub struct NotHex;
+
 macro_rules! name32 {
     ($(#[$doc:meta])* $name:ident) => {
         $(#[$doc])*
@@ -30,6 +35,11 @@ macro_rules! name32 {
             /// Lower-case hex of all 32 bytes.
             pub fn hex(&self) -> String {
                 hex(&self.0)
+            }
+
+            /// Reads all 64 hex digits, lower or upper case.
+            pub fn from_hex(text: &str) -> Result<Self, NotHex> {
+                unhex32(text).map($name).ok_or(NotHex)
             }
 
             /// The first 8 bytes as 16 hex digits: what file and object names carry.
@@ -125,7 +135,8 @@ pub fn unpack_hashes(packed: &[u8]) -> Result<&[EngineHash], WrongLength> {
     })
 }
 
-fn hex(bytes: &[u8]) -> String {
+/// Lower-case hex.
+pub(crate) fn hex(bytes: &[u8]) -> String {
     use std::fmt::Write;
     bytes
         .iter()
@@ -133,4 +144,18 @@ fn hex(bytes: &[u8]) -> String {
             let _ = write!(s, "{b:02x}");
             s
         })
+}
+
+fn unhex32(text: &str) -> Option<[u8; 32]> {
+    let digits = text.as_bytes();
+    if digits.len() != 64 {
+        return None;
+    }
+    let mut out = [0u8; 32];
+    for (byte, pair) in out.iter_mut().zip(digits.chunks_exact(2)) {
+        let digit = |c: u8| char::from(c).to_digit(16);
+        let value = digit(*pair.first()?)? * 16 + digit(*pair.get(1)?)?;
+        *byte = u8::try_from(value).ok()?;
+    }
+    Some(out)
 }

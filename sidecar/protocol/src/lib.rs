@@ -6,6 +6,7 @@ pub mod config;
 pub mod domain;
 pub mod frame;
 pub mod key;
+pub mod layouts;
 pub mod lockfile;
 pub mod message;
 pub mod object;

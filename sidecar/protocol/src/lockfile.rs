@@ -43,3 +43,59 @@ pub struct LockFile {
     /// Zero.
     pub reserved: U32,
 }
+
+/// Bytes are no lock file of this version.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum BadLockFile {
+    /// Shorter than its header.
+    #[error("the lock file has {0} bytes, less than its header")]
+    Torn(usize),
+    /// Another file.
+    #[error("the file does not begin like a lock file")]
+    NotALockFile,
+    /// Written by another version.
+    #[error("lock file of version {0}; this build knows version {VERSION}")]
+    OtherVersion(u32),
+    /// A counter that never stands at 0.
+    #[error("the lock file's {0} is 0, which is never given")]
+    ZeroCounter(&'static str),
+}
+
+impl LockFile {
+    /// Contents of a new file.
+    pub fn new() -> Self {
+        Self {
+            magic: MAGIC,
+            version: VERSION.into(),
+            next_lock: 1.into(),
+            next_region: 1.into(),
+            unhealthy_boots: 0.into(),
+            reserved: 0.into(),
+        }
+    }
+
+    /// Reads and checks the first bytes of the file.
+    pub fn parse(bytes: &[u8]) -> Result<Self, BadLockFile> {
+        let (file, _) =
+            Self::read_from_prefix(bytes).map_err(|_| BadLockFile::Torn(bytes.len()))?;
+        if file.magic != MAGIC {
+            return Err(BadLockFile::NotALockFile);
+        }
+        if file.version.get() != VERSION {
+            return Err(BadLockFile::OtherVersion(file.version.get()));
+        }
+        if file.next_lock.get() == 0 {
+            return Err(BadLockFile::ZeroCounter("next lock number"));
+        }
+        if file.next_region.get() == 0 {
+            return Err(BadLockFile::ZeroCounter("next region number"));
+        }
+        Ok(file)
+    }
+}
+
+impl Default for LockFile {
+    fn default() -> Self {
+        Self::new()
+    }
+}

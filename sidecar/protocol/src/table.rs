@@ -9,6 +9,7 @@
 //! Rules: a row becomes FREE before any other field of it changes; its new state word is written last, with release order;
 //! the generation is raised **before** a slot is reused; a chunk record is complete before a row names it.
 
+use crate::key::{EngineHash, KeyKind, ModelId, NamespaceId, chunk_key};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// First bytes of the table.
@@ -132,3 +133,171 @@ pub struct ChunkRecord {
 const _: () = assert!(size_of::<Row>() == 64);
 const _: () = assert!(size_of::<ChunkRecord>() == 1024);
 const _: () = assert!(size_of::<Header>() == 128);
+
+/// Why a table, a row or a chunk record cannot be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum BadTable {
+    /// Another kind of file.
+    #[error("the file does not begin like a slot table")]
+    NotATable,
+    /// Written by another version.
+    #[error("slot table of version {0}; this build knows version {VERSION}")]
+    OtherVersion(u32),
+    /// Rows of another size.
+    #[error("{0} bytes of arena per row; this build uses {ROW_BYTES}")]
+    RowBytes(u32),
+    /// Region 0 is never given.
+    #[error("the table is of region 0, which is never given")]
+    NoRegion,
+    /// The arena is not as long as the table says, or not as long as its rows.
+    #[error(
+        "the table is of an arena of {expected} bytes and {rows} rows, the arena has {got} bytes"
+    )]
+    ArenaBytes {
+        /// What the header says.
+        expected: u64,
+        /// Rows in the header.
+        rows: u32,
+        /// What the file has.
+        got: u64,
+    },
+    /// Segments that are no power of two, smaller than a row, or do not fill the arena.
+    #[error("segments of {0} bytes are no power of two that fills the arena")]
+    SegmentBytes(u64),
+    /// Rows or chunk records overlap each other or the header, or reach past the end.
+    #[error("the table's {0} do not lie within the file, aligned and apart from each other")]
+    OutOfBounds(&'static str),
+    /// More rows populated than there are.
+    #[error("{populated} of {rows} rows are populated")]
+    Populated {
+        /// What the header says.
+        populated: u32,
+        /// Rows.
+        rows: u32,
+    },
+    /// A row or record that contradicts itself or the table.
+    #[error("row or record {index}: {what}")]
+    Entry {
+        /// Index of the row or record.
+        index: u32,
+        /// What is wrong.
+        what: &'static str,
+    },
+}
+
+impl Header {
+    /// Can a table of `table_bytes` with this header, of an arena of `arena_bytes`, be used? Checks every offset and count
+    /// against the sizes of the files, so that indexing rows and records below their counts is within bounds.
+    pub fn check(&self, table_bytes: u64, arena_bytes: u64) -> Result<(), BadTable> {
+        if self.magic != MAGIC {
+            return Err(BadTable::NotATable);
+        }
+        if self.version != VERSION {
+            return Err(BadTable::OtherVersion(self.version));
+        }
+        if u64::from(self.row_bytes) != ROW_BYTES {
+            return Err(BadTable::RowBytes(self.row_bytes));
+        }
+        if self.region == 0 {
+            return Err(BadTable::NoRegion);
+        }
+        if self.arena_bytes != arena_bytes || u64::from(self.rows) * ROW_BYTES != arena_bytes {
+            return Err(BadTable::ArenaBytes {
+                expected: self.arena_bytes,
+                rows: self.rows,
+                got: arena_bytes,
+            });
+        }
+        let segment = self.segment_bytes;
+        if !segment.is_power_of_two()
+            || segment < ROW_BYTES
+            || arena_bytes == 0
+            || !arena_bytes.is_multiple_of(segment)
+        {
+            return Err(BadTable::SegmentBytes(segment));
+        }
+        let rows_end = end(self.rows_offset, self.rows, size_of::<Row>());
+        let chunks_end = end(self.chunks_offset, self.chunks, size_of::<ChunkRecord>());
+        if self.rows_offset < HEADER_BYTES
+            || !self.rows_offset.is_multiple_of(64)
+            || rows_end.is_none_or(|e| e > self.chunks_offset)
+        {
+            return Err(BadTable::OutOfBounds("rows"));
+        }
+        if !self.chunks_offset.is_multiple_of(64) || chunks_end.is_none_or(|e| e > table_bytes) {
+            return Err(BadTable::OutOfBounds("chunk records"));
+        }
+        if self.populated_rows > self.rows {
+            return Err(BadTable::Populated {
+                populated: self.populated_rows,
+                rows: self.rows,
+            });
+        }
+        Ok(())
+    }
+}
+
+fn end(offset: u64, count: u32, bytes: usize) -> Option<u64> {
+    offset.checked_add(u64::from(count).checked_mul(bytes as u64)?)
+}
+
+impl Row {
+    /// Is this, as row `index` of the table that `header` describes, one that its own writer can have written? FREE rows are:
+    /// nothing but their state counts.
+    pub fn check(&self, header: &Header, index: u32) -> Result<(), BadTable> {
+        let bad = |what| Err(BadTable::Entry { index, what });
+        if self.state == FREE {
+            return Ok(());
+        }
+        if self.state > PUBLISHED {
+            return bad("unknown state");
+        }
+        let segment_rows = header.segment_bytes / ROW_BYTES;
+        if segment_rows == 0 || self.slot_rows == 0 {
+            return bad("a slot of no rows");
+        }
+        let in_segment = u64::from(index) % segment_rows;
+        if index >= header.rows || in_segment + u64::from(self.slot_rows) > segment_rows {
+            return bad("the slot crosses its segment's end");
+        }
+        if self.length == 0 || self.length > u64::from(self.slot_rows) * ROW_BYTES {
+            return bad("more bytes than the slot has, or none");
+        }
+        if self.chunk >= header.chunks {
+            return bad("the chunk record does not exist");
+        }
+        Ok(())
+    }
+}
+
+impl ChunkRecord {
+    /// Is this used record, as number `index`, one that its own writer can have written? The key is computed anew.
+    pub fn check(&self, index: u32) -> Result<(), BadTable> {
+        let bad = |what| Err(BadTable::Entry { index, what });
+        let Ok(kind) = KeyKind::try_from(self.kind) else {
+            return bad("unknown kind of key");
+        };
+        if self.state != 1 {
+            return bad("not used");
+        }
+        if usize::from(self.block_hash_count) > MAX_BLOCK_HASHES {
+            return bad("more block hashes than fit");
+        }
+        if self.tokens == 0 {
+            return bad("no tokens");
+        }
+        if self.needed == [0, 0] {
+            return bad("no sections");
+        }
+        let key = chunk_key(
+            &ModelId(self.model),
+            &NamespaceId(self.namespace),
+            kind,
+            &EngineHash(self.last_hash),
+        );
+        if key.0 != self.key {
+            return bad("the key is not that of its parts");
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,42 @@
+# The developer's manual. Everything installed lies outside the checkout, under $(CACHE).
+export KVCACHEPOOL_CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/kvcachepool
+export CARGO_TARGET_DIR ?= $(KVCACHEPOOL_CACHE)/target
+export PATH := $(PATH):$(HOME)/.cargo/bin
+CACHE := $(KVCACHEPOOL_CACHE)
+VLLM ?= 0.32.0
+PYTHON = $(CACHE)/venvs/vllm-$(VLLM)/bin/python
+FUZZ_SECONDS ?= 10
+.PHONY: help setup demo test test-vllm bench check fuzz fmt
+help:  ## this list
+	@sed -n 's/^\([a-z-]*\):[^#]*## /  make \1 |/p' $(MAKEFILE_LIST) | column -t -s '|'
+setup:  ## install what is missing: apt packages, Rust, vLLM for CPUs
+	@tools/setup.sh base
+	@tools/setup.sh vllm $(VLLM)
+demo: setup  ## sidecar and a real vLLM on this machine: cold, local, reset, restarted. MODEL=folder, KEEP=1
+	@cargo build --quiet --bin kvcachepool-sidecar
+	@PYTHONPATH=tests $(PYTHON) -m demo
+test: setup  ## all tests that this machine can run
+	@$(PYTHON) tools/run_tests.py rust connector vllm
+test-vllm: setup  ## the connector's tests with another vLLM: VLLM=0.31.0
+	@$(PYTHON) tools/run_tests.py connector vllm
+bench: setup  ## benchmarks: a table and target/bench/results.json. ONLY=copy,ttft
+	@cargo build --quiet --bins --examples --features simulation
+	@PYTHONPATH=tests:sidecar/connector $(PYTHON) -m bench $(ONLY)
+check: setup  ## formatting, lints, licences, docs, generated files, types, a short fuzz run
+	@tools/setup.sh check
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets --all-features -- -D warnings
+	$(CACHE)/tools/bin/cargo-deny --log-level error check bans licenses sources
+	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --all-features --quiet
+	tools/check_generated.sh
+	$(PYTHON) -m ruff check sidecar/connector tests tools
+	$(PYTHON) -m ruff format --check sidecar/connector tests tools
+	$(PYTHON) -m mypy sidecar/connector/kvcachepool tests/servers tests/demo tests/vllm tests/bench tools/run_tests.py
+	@$(MAKE) --no-print-directory fuzz
+fuzz:  ## every fuzz target for FUZZ_SECONDS
+	@tools/setup.sh check
+	@tools/fuzz.sh $(FUZZ_SECONDS)
+fmt:  ## write sources in the expected layout
+	cargo fmt --all
+	$(PYTHON) -m ruff check --fix-only sidecar/connector tests tools
+	$(PYTHON) -m ruff format sidecar/connector tests tools

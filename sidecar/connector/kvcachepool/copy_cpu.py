@@ -1,0 +1,117 @@
+"""Copies between KV blocks in host memory and the arena: one call without the GIL per job and strip.
+
+TorchScript runs the whole loop in C++ after giving up the GIL once. Python beside it (vLLM's engine loop) makes every
+call that takes the GIL back wait up to 5 ms, so what counts is the number of calls per job; one `Tensor.copy_` moves
+a block's rows of many layers. Pieces stay below ATen's grain of 32768 elements: no OpenMP team is woken beside the
+model's own.
+"""
+
+import os
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from .layout import Layout, Strip, strips
+from .pieces import Piece
+from .shared import ROW_BYTES, Mapping
+
+_GRAIN_ELEMENTS = 32767
+
+
+def _load(kv: torch.Tensor, arena: torch.Tensor, blocks: list[int], offsets: list[int], limit: int) -> None:
+    planes = kv.size(0)
+    width = kv.size(2)
+    step = max(1, limit // width)
+    for i in range(len(blocks)):
+        rows = kv.select(1, blocks[i])
+        slot = torch.as_strided(arena, [planes, width], [width, 1], offsets[i])
+        for p in range(0, planes, step):
+            for c in range(0, width, limit):
+                rows[p : p + step, c : c + limit].copy_(slot[p : p + step, c : c + limit])
+
+
+def _store(kv: torch.Tensor, arena: torch.Tensor, blocks: list[int], offsets: list[int], limit: int) -> None:
+    planes = kv.size(0)
+    width = kv.size(2)
+    step = max(1, limit // width)
+    for i in range(len(blocks)):
+        rows = kv.select(1, blocks[i])
+        slot = torch.as_strided(arena, [planes, width], [width, 1], offsets[i])
+        for p in range(0, planes, step):
+            for c in range(0, width, limit):
+                slot[p : p + step, c : c + limit].copy_(rows[p : p + step, c : c + limit])
+
+
+class _Window(NamedTuple):
+    """A strip as a view `[planes, blocks, elements]`, with the arena as elements of the same type."""
+
+    kv: torch.Tensor
+    arena: torch.Tensor
+    at: int
+    itemsize: int
+
+
+class CpuCopier:
+    """Moves blocks of one rank's KV cache. All methods but `attach` and `detach` run on the copy thread."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._windows: list[list[_Window]] = []
+        self._load = torch.jit.script(_load)
+        self._store = torch.jit.script(_store)
+
+    def begin_thread(self) -> None:
+        """Frees the copy thread from the OpenMP pinning that it inherits from the thread that made it."""
+        try:
+            os.sched_setaffinity(0, range(os.cpu_count() or 1))
+        except OSError:
+            # A cpuset may forbid it; the copies then share the model's cores.
+            return
+
+    @torch.inference_mode()
+    def attach(self, mapping: Mapping) -> None:
+        """Makes the views of the arena that `copy` uses."""
+        arena = torch.frombuffer(mapping.arena_buffer(), dtype=torch.uint8)
+        arena = arena[: arena.numel() - arena.numel() % ROW_BYTES]
+        self._windows = [
+            [self._window(arena, strip, group.block_bytes) for strip in strips(group.planes)]
+            for group in self._layout.groups
+        ]
+
+    def _window(self, arena: torch.Tensor, strip: Strip, block_bytes: int) -> _Window:
+        flat = self._layout.storages[strip.storage]
+        numbers = (strip.offset, strip.plane_stride, strip.block_stride, strip.nbytes, strip.at, block_bytes)
+        dtype = next(
+            dtype
+            for dtype in (torch.complex128, torch.int64, torch.int32, torch.int16, torch.uint8)
+            if all(number % dtype.itemsize == 0 for number in numbers)
+        )
+        size = dtype.itemsize
+        whole = flat[: flat.numel() - flat.numel() % size].view(dtype)
+        kv = torch.as_strided(
+            whole,
+            (strip.planes, self._layout.num_blocks, strip.nbytes // size),
+            (strip.plane_stride // size, strip.block_stride // size, 1),
+            strip.offset // size,
+        )
+        return _Window(kv, arena.view(dtype), strip.at, size)
+
+    def detach(self) -> None:
+        """Drops all views of the arena."""
+        self._windows = []
+
+    def copy(self, kind: str, pieces: Sequence[Piece], event: object) -> None:
+        """Moves all pieces; returns when the bytes are there. Block ids and offsets were checked by the caller."""
+        run = self._load if kind == "load" else self._store
+        for piece in pieces:
+            for window in self._windows[piece.group]:
+                offsets = [(offset + window.at) // window.itemsize for offset in piece.offsets]
+                run(window.kv, window.arena, list(piece.blocks), offsets, _GRAIN_ELEMENTS)
+
+    def record(self) -> object:
+        """Marks a point of the model's work that later copies wait for; host memory needs none."""
+        return None
+
+    def synchronize(self) -> None:
+        """Waits for all copies begun; host copies have ended when `copy` returns."""

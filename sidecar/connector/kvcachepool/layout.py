@@ -1,0 +1,428 @@
+"""Where the bytes of a KV block lie: found from shapes, strides, `KVCacheTensor` and the layout's name, checked
+against the table.
+
+A block of a group is a list of *planes* (one per layer, or per layer and head, or one for all layers): block `b` of a
+plane starts at `base + b * block_stride` and has `nbytes` bytes. A section holds `[block][plane][bytes]`. Whatever
+the table (`layouts.json`, a copy of the protocol's) does not know is `Unserved`: the cache is off, by name.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from functools import cache
+from importlib import resources
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Unserved(Exception):
+    """This vLLM's KV cache cannot be served. `reason` is the name that status and metrics show."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(f"{reason}: {message}")
+        self.reason = reason
+
+
+class GroupShape(NamedTuple):
+    """A KV group, as both sides of the connector see it.
+
+    kind: `full` or `window`. block_tokens: tokens of one block id. shards: distinct parts over all ranks.
+    window_tokens: tokens that a window reaches back, 0 for `full`.
+    """
+
+    kind: str
+    block_tokens: int
+    shards: int
+    window_tokens: int
+
+
+class ShardOf(NamedTuple):
+    """Which shard of a group a rank holds, and whether it is the replica that writes it."""
+
+    shard: int
+    writer: bool
+
+
+class Ranks(NamedTuple):
+    """Parallel sizes of the instance and the coordinates of one rank in them."""
+
+    tp: int = 1
+    pp: int = 1
+    dcp: int = 1
+    tp_rank: int = 0
+    pp_rank: int = 0
+
+    @property
+    def world(self) -> int:
+        """Ranks of the instance (without data parallelism, whose replicas are instances of their own)."""
+        return self.tp * self.pp
+
+    @property
+    def rank(self) -> int:
+        """Number of this rank in the instance."""
+        return self.pp_rank * self.tp + self.tp_rank
+
+
+class Plane(NamedTuple):
+    """One run of bytes per block. `offset`: of block 0, in bytes from the start of storage `storage`."""
+
+    storage: int
+    offset: int
+    block_stride: int
+    nbytes: int
+
+
+class GroupLayout(NamedTuple):
+    """A group on this rank: its planes in section order."""
+
+    shape: GroupShape
+    mine: ShardOf
+    planes: tuple[Plane, ...]
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block over all planes."""
+        return sum(plane.nbytes for plane in self.planes)
+
+
+class Layout(NamedTuple):
+    """The KV cache of this rank.
+
+    storages: one flat byte view per allocation; planes point into them. num_blocks: block ids are below it.
+    descriptor: what decides the arrangement, the same on all ranks of an instance and on equal instances.
+    """
+
+    storages: tuple[torch.Tensor, ...]
+    num_blocks: int
+    groups: tuple[GroupLayout, ...]
+    device: str
+    descriptor: dict[str, Any]
+
+
+@cache
+def table() -> dict[str, Any]:
+    """The layout table as shipped in the package."""
+    loaded = json.loads(resources.files(__package__).joinpath("layouts.json").read_text(encoding="utf-8"))
+    return {
+        "layouts": {row["name"]: row for row in loaded["layouts"]}
+        | {row["alias"]: row for row in loaded["layouts"] if row["alias"]},
+        "specs": {row["spec"]: row for row in loaded["specs"]},
+        "backends": {row["name"]: row for row in loaded["backends"]},
+    }
+
+
+def ranks_of(vllm_config: Any) -> Ranks:
+    """Parallel sizes, without coordinates. Raises `Unserved` for prefill context parallelism."""
+    parallel = vllm_config.parallel_config
+    if int(getattr(parallel, "prefill_context_parallel_size", 1) or 1) > 1:
+        raise Unserved(
+            "PrefillContextParallelUnsupported", "blocks of a prefix are spread over ranks by prefill, not by head"
+        )
+    return Ranks(
+        tp=int(parallel.tensor_parallel_size),
+        pp=int(parallel.pipeline_parallel_size),
+        dcp=int(getattr(parallel, "decode_context_parallel_size", 1) or 1),
+    )
+
+
+def shards_in_tp(ranks: Ranks, heads: int, dcp_sharded: bool) -> int:
+    """Distinct shards of a group over the tensor-parallel ranks; `heads`: KV heads of the whole model that are told
+    apart.
+    """
+    by_head = min(ranks.tp, heads)
+    return min(ranks.tp, by_head * (ranks.dcp if dcp_sharded else 1))
+
+
+def shard_of(ranks: Ranks, shape_shards: int, heads: int, dcp_sharded: bool) -> ShardOf:
+    """The shard of one rank. Replicas of a head are consecutive ranks, and context shards lie among them."""
+    in_tp = shape_shards // ranks.pp
+    by_head = min(ranks.tp, heads)
+    replicas = ranks.tp // by_head
+    context = in_tp // by_head if dcp_sharded else 1
+    head, replica = divmod(ranks.tp_rank, replicas)
+    return ShardOf(ranks.pp_rank * in_tp + head * context + replica % context, replica < context)
+
+
+def _spec_row(spec: Any) -> dict[str, Any]:
+    name = type(spec).__name__
+    row = table()["specs"].get(name)
+    if row is None or row["group"] is None:
+        raise Unserved(row["reason"] if row else f"KvGroupUnsupported/{name}", f"KV groups of {name} are not served")
+    if not getattr(spec, "prefix_cacheable", True) or getattr(spec, "prefix_replay_tokens", 0):
+        raise Unserved(f"KvGroupUnsupported/{name}", "blocks of this group are not addressed by prefix hashes")
+    return dict(row)
+
+
+def _heads(vllm_config: Any, spec: Any, row: dict[str, Any]) -> int:
+    """KV heads of the whole model that tensor parallelism tells apart."""
+    if row["shards"] == "one":
+        return 1
+    most = getattr(spec, "max_tp_shards", None)
+    return int(most) if most else int(vllm_config.model_config.get_total_num_kv_heads())
+
+
+def group_shapes(vllm_config: Any, kv_cache_config: Any) -> list[GroupShape]:
+    """Shapes of all KV groups, in vLLM's order; works without tensors. Raises `Unserved`."""
+    ranks = ranks_of(vllm_config)
+    groups = kv_cache_config.kv_cache_groups
+    if not groups:
+        raise Unserved("NoKvCache", "the model has no KV cache")
+    shapes = []
+    for group in groups:
+        spec = group.kv_cache_spec
+        row = _spec_row(spec)
+        if getattr(group, "host_resident", False) or not getattr(group, "enable_kv_transfer", True):
+            raise Unserved("KvGroupUnsupported/NoTransfer", "a group cannot be transferred")
+        sharded = bool(getattr(spec, "dcp_sharded", True))
+        base = vllm_config.cache_config.block_size if len(groups) == 1 else spec.block_size
+        window = 0
+        if row["group"] == "window":
+            window = int(spec.sliding_window) + int(getattr(spec, "extra_retained_tokens", 0))
+        shapes.append(
+            GroupShape(
+                kind=row["group"],
+                block_tokens=int(base) * (ranks.dcp if sharded else 1),
+                shards=ranks.pp * shards_in_tp(ranks, _heads(vllm_config, spec, row), sharded),
+                window_tokens=window,
+            )
+        )
+    return shapes
+
+
+def group_shards(vllm_config: Any, kv_cache_config: Any) -> list[int]:
+    """Number of shards per group. Raises `Unserved`."""
+    return [shape.shards for shape in group_shapes(vllm_config, kv_cache_config)]
+
+
+def runs(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tuple[list[int], int]:
+    """Cuts a strided box into contiguous runs: (byte offsets of the runs, bytes of each). Strides in elements."""
+    length = itemsize
+    outer: list[tuple[int, int]] = []
+    for stride, size in sorted(
+        (stride * itemsize, size) for size, stride in zip(shape, strides, strict=True) if size > 1
+    ):
+        if not outer and stride == length:
+            length *= size
+        else:
+            outer.append((stride, size))
+    offsets = [0]
+    for stride, size in outer:
+        offsets = [offset + i * stride for offset in offsets for i in range(size)]
+    return sorted(offsets), length
+
+
+def merged(planes: list[Plane]) -> list[Plane]:
+    """Planes by address, with those that touch each other in every block joined into one."""
+    out: list[Plane] = []
+    for plane in sorted(planes):
+        last = out[-1] if out else None
+        if (
+            last is not None
+            and last.storage == plane.storage
+            and last.block_stride == plane.block_stride
+            and last.offset + last.nbytes == plane.offset
+            and last.nbytes + plane.nbytes <= plane.block_stride
+        ):
+            out[-1] = last._replace(nbytes=last.nbytes + plane.nbytes)
+        else:
+            out.append(plane)
+    return out
+
+
+def _layer_planes(
+    tensor: torch.Tensor, num_blocks: int, placed: Any, index: int, storage: int
+) -> tuple[list[Plane], int]:
+    """Planes of one layer and the kernel blocks per block id."""
+    itemsize = tensor.element_size()
+    ratio, rest = divmod(tensor.shape[0], num_blocks)
+    if rest or ratio == 0:
+        raise Unserved(
+            "LayoutUnknown/Blocks", f"a layer has {tensor.shape[0]} kernel blocks for {num_blocks} block ids"
+        )
+    block_stride = tensor.stride(0) * ratio * itemsize
+    base = tensor.data_ptr() - tensor.untyped_storage().data_ptr()
+    if base != placed.offset + index * placed.layer_stride or block_stride != placed.block_stride:
+        raise Unserved("LayoutUnknown/Placement", "a layer does not lie where its KVCacheTensor says")
+    shape = (ratio, *tensor.shape[1:])
+    offsets, length = runs(shape, tuple(tensor.stride()), itemsize)
+    if length * len(offsets) != math.prod(shape) * itemsize or len(offsets) > 1024:
+        raise Unserved("LayoutUnknown/Strides", f"a block of shape {shape} has {len(offsets)} runs of {length} bytes")
+    return [Plane(storage, base + offset, block_stride, length) for offset in offsets], ratio
+
+
+def detect(
+    vllm_config: Any,
+    kv_cache_config: Any,
+    kv_caches: dict[str, Any],
+    ranks: Ranks,
+    engine_version: str,
+) -> Layout:
+    """The layout of this rank's KV cache, checked in full. Raises `Unserved`; what is odd in any way is not served."""
+    import torch
+
+    name = _layout_name(vllm_config, kv_cache_config)
+    row = table()["layouts"].get(name)
+    if row is None or not row["served"]:
+        raise Unserved(f"LayoutUnknown/{name}", "this arrangement of KV blocks is not in the layout table")
+    shapes = group_shapes(vllm_config, kv_cache_config)
+    storages: dict[int, int] = {}
+    flat: list[torch.Tensor] = []
+    groups, described = [], []
+    device = ""
+    for group, shape in zip(kv_cache_config.kv_cache_groups, shapes, strict=True):
+        planes: list[Plane] = []
+        layers: list[str] = []
+        box: set[tuple[Any, ...]] = set()
+        for placed in kv_cache_config.kv_cache_tensors:
+            inside: list[Plane] = []
+            for index, layer in enumerate(placed.layers):
+                if layer not in group.layer_names:
+                    continue
+                tensor = kv_caches.get(layer)
+                if not isinstance(tensor, torch.Tensor):
+                    raise Unserved("LayoutUnknown/Tensor", f"layer {layer} has no single KV tensor")
+                device = tensor.device.type
+                key = tensor.untyped_storage().data_ptr()
+                if key not in storages:
+                    storages[key] = len(flat)
+                    with torch.inference_mode():
+                        flat.append(
+                            torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
+                        )
+                found, ratio = _layer_planes(tensor, kv_cache_config.num_blocks, placed, index, storages[key])
+                inside += found
+                layers.append(layer)
+                box.add((ratio, tuple(tensor.shape[1:]), tuple(tensor.stride()[1:]), str(tensor.dtype)))
+            planes += merged(inside)
+        if set(layers) != set(group.layer_names) or len(layers) != len(group.layer_names):
+            raise Unserved("LayoutUnknown/Layers", "not every layer of a group has a place in the KV cache")
+        for plane in planes:
+            end = plane.offset + (kv_cache_config.num_blocks - 1) * plane.block_stride + plane.nbytes
+            if end > flat[plane.storage].numel():
+                raise Unserved("LayoutUnknown/Bounds", "a block lies outside of its allocation")
+        spec = group.kv_cache_spec
+        spec_row = _spec_row(spec)
+        heads = _heads(vllm_config, spec, spec_row)
+        sharded = bool(getattr(spec, "dcp_sharded", True))
+        groups.append(GroupLayout(shape, shard_of(ranks, shape.shards, heads, sharded), tuple(planes)))
+        described.append(_describe(vllm_config, spec, shape, layers, box, row, device, ranks))
+    sizes = {"tp": ranks.tp, "pp": ranks.pp, "dcp": ranks.dcp}
+    sizes["cp_interleave"] = int(getattr(vllm_config.parallel_config, "cp_kv_cache_interleave_size", 1) or 1)
+    descriptor = {
+        "engine": "vllm",
+        "engine_version": ".".join(engine_version.split(".")[:2]),
+        "device": device,
+        "kv_layout": row["name"],
+        "parallel": sizes,
+        "groups": described,
+    }
+    return Layout(tuple(flat), kv_cache_config.num_blocks, tuple(groups), device, descriptor)
+
+
+def _layout_name(vllm_config: Any, kv_cache_config: Any) -> str:
+    name = getattr(kv_cache_config, "kv_cache_layout", None) or getattr(
+        vllm_config.cache_config, "kv_cache_layout", None
+    )
+    return str(getattr(name, "name", name))
+
+
+def _describe(
+    vllm_config: Any,
+    spec: Any,
+    shape: GroupShape,
+    layers: list[str],
+    box: set[tuple[Any, ...]],
+    row: dict[str, Any],
+    device: str,
+    ranks: Ranks,
+) -> dict[str, Any]:
+    """What decides the arrangement of one group; nothing that depends on the rank or on the number of blocks."""
+    spec_name = type(spec).__name__
+    modules = vllm_config.compilation_config.static_forward_context
+    backends, paths = set(), set()
+    for layer in layers:
+        module = modules.get(layer)
+        if module is None:
+            raise Unserved("LayoutUnknown/Module", f"layer {layer} has no attention module")
+        backends.add(str(module.get_attn_backend().get_name()))
+        paths.add(str(getattr(module, "isa", "")))
+    for backend in sorted(backends):
+        known = table()["backends"].get(backend)
+        if (
+            known is None
+            or device not in known["devices"]
+            or spec_name not in known["specs"]
+            or row["name"] not in known["layouts"]
+        ):
+            raise Unserved(
+                f"LayoutUnknown/{backend}", f"{spec_name} in {row['name']} on {device} is not in the layout table"
+            )
+    return {
+        "kind": shape.kind,
+        "spec": spec_name,
+        "backends": sorted(backends),
+        "isa": sorted(paths),
+        # With pipeline stages each rank sees layers of its own only, so they are described by their number in the
+        # model.
+        "layers": layers if ranks.pp == 1 else vllm_config.model_config.get_total_num_hidden_layers(),
+        "block_tokens": shape.block_tokens,
+        "window_tokens": shape.window_tokens,
+        "shards": shape.shards,
+        "head_size": [int(spec.head_size), int(getattr(spec, "head_size_v", spec.head_size) or 0)],
+        "page_bytes": int(spec.page_size_bytes),
+        "tensors": sorted(
+            ({"kernel_blocks": r, "shape": list(s), "strides": list(t), "dtype": d} for r, s, t, d in box),
+            key=lambda item: json.dumps(item, sort_keys=True),
+        ),
+    }
+
+
+def canonical(descriptor: dict[str, Any]) -> str:
+    """Canonical JSON: sorted, compact, ASCII."""
+    return json.dumps(descriptor, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+
+
+class Strip(NamedTuple):
+    """Planes that lie at equal distances: one strided view `[planes, blocks, bytes]` covers them.
+
+    at: offset of the first plane in a block's bytes of the section.
+    """
+
+    storage: int
+    offset: int
+    plane_stride: int
+    planes: int
+    block_stride: int
+    nbytes: int
+    at: int
+
+
+def strips(planes: tuple[Plane, ...]) -> list[Strip]:
+    """Fewest runs of equally spaced planes, in section order."""
+    out: list[Strip] = []
+    at = 0
+    for plane in planes:
+        last = out[-1] if out else None
+        same = last is not None and (last.storage, last.block_stride, last.nbytes) == (
+            plane.storage,
+            plane.block_stride,
+            plane.nbytes,
+        )
+        if last is not None and same:
+            step = plane.offset - (last.offset + (last.planes - 1) * last.plane_stride)
+            if step > 0 and (last.planes == 1 or step == last.plane_stride):
+                out[-1] = last._replace(planes=last.planes + 1, plane_stride=step)
+                at += plane.nbytes
+                continue
+        out.append(Strip(plane.storage, plane.offset, 0, 1, plane.block_stride, plane.nbytes, at))
+        at += plane.nbytes
+    return out
+
+
+def section_starts(shapes: list[GroupShape]) -> list[int]:
+    """Index of each group's first section: groups in order, shards within a group."""
+    return [0, *itertools.accumulate(shape.shards for shape in shapes)][:-1]

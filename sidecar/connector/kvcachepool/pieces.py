@@ -1,0 +1,81 @@
+"""What a job means for one rank: which blocks move from where to where."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from .layout import Layout, section_starts
+from .shared import NO_SLOT, ROW_BYTES, Refs
+
+
+class Piece(NamedTuple):
+    """Blocks of one group: block id `blocks[i]` has its section bytes at arena offset `offsets[i]` (bytes)."""
+
+    group: int
+    blocks: list[int]
+    offsets: list[int]
+
+
+class ChunkLike(Protocol):
+    """`jobs.Chunk`, named by shape so that this file needs no vLLM."""
+
+    @property
+    def refs(self) -> bytes: ...
+    @property
+    def blocks(self) -> tuple[tuple[int, ...], ...]: ...
+
+
+class Plan(NamedTuple):
+    """What a job means for this rank: pieces to move, and the references of this rank's sections (packed, and read)."""
+
+    pieces: list[Piece]
+    packed: bytes
+    refs: Refs
+    nbytes: int
+
+
+class Planner:
+    """Turns jobs into pieces for one rank."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._groups = layout.groups
+        self._num_blocks = layout.num_blocks
+        starts = section_starts([group.shape for group in layout.groups])
+        self._sections = [start + group.mine.shard for start, group in zip(starts, layout.groups, strict=True)]
+        self._count = sum(group.shape.shards for group in layout.groups)
+
+    def plan(self, chunks: list[ChunkLike], store: bool) -> Plan:
+        """The plan of a job's chunks. Raises `ValueError` where they do not fit this rank's KV cache."""
+        pieces = [Piece(group, [], []) for group in range(len(self._groups))]
+        packed: list[bytes] = []
+        nbytes = 0
+        for chunk in chunks:
+            if len(chunk.refs) != self._count * 16 or len(chunk.blocks) != len(self._groups):
+                raise ValueError(f"a chunk has {len(chunk.refs) // 16} references for {self._count} sections")
+            for index, (group, section) in enumerate(zip(self._groups, self._sections, strict=True)):
+                blocks = chunk.blocks[index]
+                if store and not group.mine.writer:
+                    continue
+                ref = chunk.refs[section * 16 : section * 16 + 16]
+                slot = int.from_bytes(ref[:4], "little")
+                length = int.from_bytes(ref[8:12], "little")
+                wanted = [(i, block) for i, block in enumerate(blocks) if block]
+                if slot == NO_SLOT:
+                    if wanted and not store:
+                        raise ValueError("a load needs a section that the chunk lacks")
+                    continue
+                if not store and not wanted:
+                    continue
+                if store and len(wanted) != len(blocks):
+                    raise ValueError("a store lacks blocks of a section")
+                if length != len(blocks) * group.block_bytes:
+                    raise ValueError(f"a section of {length} bytes for {len(blocks)} blocks of {group.block_bytes}")
+                if any(not 0 < block < self._num_blocks for _, block in wanted):
+                    raise ValueError("a block id is outside of the KV cache")
+                start = slot * ROW_BYTES
+                pieces[index].blocks.extend(block for _, block in wanted)
+                pieces[index].offsets.extend(start + i * group.block_bytes for i, _ in wanted)
+                nbytes += len(wanted) * group.block_bytes
+                packed.append(ref)
+        joined = b"".join(packed)
+        return Plan([piece for piece in pieces if piece.blocks], joined, Refs.read(joined), nbytes)

@@ -1,0 +1,523 @@
+"""The worker side: one rank's copies between vLLM's KV blocks and the arena.
+
+Threads: vLLM's (brings jobs, takes results, never waits but 2 ms on a step without tokens), the copy thread (one job
+at a time), the client's reader (HELLO, REGISTER). One lock, `_wake`, guards all state and is held for bookkeeping
+only.
+
+What must hold: each job ends exactly once on each rank, also when the rank is off; a load that is reported as
+finished was copied from slots whose generations did not change; a store writes only slots that are GRANTED to this
+process; what HELLO's list does not name is not written any more.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from . import fingerprint, keys
+from .client import Client, Held, Reply, say_off
+from .jobs import STORE, Ended, Job, StepMetadata, WorkerReport
+from .layout import Layout, Ranks, Unserved, canonical, detect, ranks_of
+from .messages import Group, HelloReply, Register, RegisterReply, Report, Sections
+from .pieces import Piece, Plan, Planner
+from .shared import Mapping, fence, shared
+from .wire import Op
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+logger = logging.getLogger("kvcachepool")
+
+_IDLE_WAIT_S = 0.002
+_PAUSED_STORE_S = 1.0
+_REPORT_EVERY_S = 1.0
+_MAX_FAILURES_IN_A_ROW = 3
+#: Refusals of REGISTER that end the cache in this vLLM; others may pass at the next HELLO.
+_FINAL = {"DescriptorMismatch", "SectionTooLarge", "MultiNodeUnsupported", "HashAlgorithmRefused", "BadBody"}
+
+
+class Copier(Protocol):
+    """Moves blocks of one kind of device; see `copy_cpu.CpuCopier`, `copy_cuda.CudaCopier`."""
+
+    def begin_thread(self) -> None: ...
+    def attach(self, mapping: Mapping) -> None: ...
+    def detach(self) -> None: ...
+    def record(self) -> object: ...
+    def copy(self, kind: str, pieces: Sequence[Piece], event: object) -> None: ...
+    def synchronize(self) -> None: ...
+
+
+class _Task:
+    """A job from its arrival to its end. `event`: point of the model's work that the copy waits for."""
+
+    __slots__ = ("begun", "event", "job", "plan", "queued_at")
+
+    def __init__(self, job: Job, plan: Plan | None, event: object) -> None:
+        self.job = job
+        self.plan = plan
+        self.event = event
+        self.queued_at = time.monotonic()
+        self.begun = False
+
+
+class Worker:
+    """One rank. Calls of vLLM's thread never raise and never block (see `transfer_results`)."""
+
+    def __init__(self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, socket_path: str) -> None:
+        """Nothing happens before `register_kv_caches`."""
+        self._config = vllm_config
+        self._kv_cache_config = kv_cache_config
+        self._socket_path = socket_path
+        self._wake = threading.Condition()
+        self._queue: deque[_Task] = deque()
+        self._running: _Task | None = None
+        #: Ends of stores that no connection could take: sent behind the next HELLO, their slots named in its list.
+        self._outbox: list[tuple[Op, Sections]] = []
+        self._finished: set[str] = set()
+        self._failed: set[str] = set()
+        self._ended_stores: dict[int, Ended] = {}
+        self._arrived: list[_Task] = []
+        self._stores_paused = True
+        self._mapping: Mapping | None = None
+        self._stopping = False
+        self._failures = 0
+        self._report = Report()
+        self._reported_at = time.monotonic()
+        self.off_reason = ""
+        self._layout: Layout | None = None
+        self._planner: Planner | None = None
+        self._copier: Copier | None = None
+        self._client: Client | None = None
+        self._register: Register | None = None
+        self._thread: threading.Thread | None = None
+
+    # -- vLLM's thread
+
+    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        """Detects the layout and starts all else in the background; what cannot be served is off, by name."""
+        try:
+            ranks = _ranks(self._config)
+            version = _vllm_version()
+            layout = detect(self._config, self._kv_cache_config, kv_caches, ranks, version)
+            self._layout = layout
+            self._planner = Planner(layout)
+            self._copier = _copier(layout)
+        except Unserved as error:
+            self._go_off(error.reason, str(error))
+            return
+        except Exception as error:
+            logger.exception("the KV cache could not be registered")
+            self._go_off("RegisterFailed", str(error))
+            return
+        self._thread = threading.Thread(target=self._copy_loop, name="kvcachepool-copy", daemon=True)
+        self._thread.start()
+        threading.Thread(
+            target=self._connect, args=(layout, ranks, version), name="kvcachepool-fingerprint", daemon=True
+        ).start()
+
+    def handle_preemptions(self, metadata: StepMetadata) -> None:
+        """Cancels jobs that need not be done any more and have not begun; never waits for one that has."""
+        if not metadata.forget:
+            return
+        forget = set(metadata.forget)
+        with self._wake:
+            for task in [task for task in (*self._queue, *self._arrived) if task.job.id in forget]:
+                self._drop(task, "cancelled")
+
+    def bind(self, metadata: StepMetadata) -> None:
+        """Takes the jobs of a step. Loads are queued at once; stores where the step has no forward, else in
+        `wait_for_save`.
+        """
+        loads = [job for job in metadata.jobs if job.kind != STORE]
+        stores = [job for job in metadata.jobs if job.kind == STORE]
+        if loads:
+            self._enqueue(loads, self._record())
+        if stores:
+            with self._wake:
+                self._arrived += [self._task(job, None) for job in stores]
+
+    def wait_for_save(self) -> None:
+        """Queues the step's stores behind the model's work so far."""
+        with self._wake:
+            if not self._arrived:
+                return
+            arrived, self._arrived = self._arrived, []
+            event = self._record()
+            for task in arrived:
+                task.event = event
+            self._admit(arrived)
+
+    def transfer_results(self, idle: bool) -> tuple[set[str], set[str]]:
+        """(request ids whose loads ended, those of them that failed), each once.
+
+        idle: the step had no tokens; then this waits up to 2 ms for a job that is queued, which saves a step.
+        """
+        deadline = time.monotonic() + _IDLE_WAIT_S
+        with self._wake:
+            while (
+                idle
+                and (self._queue or self._running)
+                and not (self._finished or self._ended_stores)
+                and (left := deadline - time.monotonic()) > 0
+            ):
+                self._wake.wait(left)
+            finished, self._finished = self._finished, set()
+            failed, self._failed = self._failed, set()
+        self._send_report()
+        return finished, failed
+
+    def take_report(self) -> WorkerReport | None:
+        """Stores that ended since the last call."""
+        with self._wake:
+            if not self._ended_stores:
+                return None
+            stores, self._ended_stores = self._ended_stores, {}
+        return WorkerReport(stores)
+
+    def shutdown(self) -> None:
+        """Ends for good: waits for the copy under way, unmaps, unlocks."""
+        client = self._client
+        if client is not None:
+            client.go_off("Shutdown")
+        self._go_off("Shutdown", "", tell=False)
+
+    # -- queue (the lock is held)
+
+    def _task(self, job: Job, event: object) -> _Task:
+        plan = None
+        if self._planner is not None and job.region and (job.chunks or job.kind == STORE):
+            try:
+                plan = self._planner.plan(job.chunks, job.kind == STORE)
+            except ValueError as error:
+                logger.warning("job %d of request %s is dropped: %s", job.id, job.request_id, error)
+                self._count("jobMalformed")
+        return _Task(job, plan, event)
+
+    def _enqueue(self, jobs: list[Job], event: object) -> None:
+        with self._wake:
+            self._admit([self._task(job, event) for job in jobs])
+
+    def _admit(self, tasks: list[_Task]) -> None:
+        for task in tasks:
+            if task.plan is None or self.off_reason:
+                self._finish(task, False, False)
+            elif not task.plan.pieces:
+                # Nothing of it is ours: another replica writes it.
+                self._finish(task, True, False)
+            else:
+                self._queue.append(task)
+        self._wake.notify_all()
+
+    def _drop(self, task: _Task, why: str) -> None:
+        """Ends a job that was not begun."""
+        if task in self._queue:
+            self._queue.remove(task)
+        elif task in self._arrived:
+            self._arrived.remove(task)
+        self._count(f"{task.job.kind}Dropped/{why}")
+        self._finish(task, False, True)
+
+    def _finish(self, task: _Task, good: bool, tell: bool) -> None:
+        """The one place where a job ends. tell: COMMIT or ABORT its sections."""
+        if task.job.kind == STORE:
+            self._ended_stores[task.job.id] = Ended(1, 0 if good else 1)
+            if tell and task.plan is not None and task.plan.packed:
+                body = Sections(region=task.job.region, refs=task.plan.packed)
+                self._tell(Op.COMMIT if good else Op.ABORT, body)
+        else:
+            self._finished.add(task.job.request_id)
+            if not good:
+                self._failed.add(task.job.request_id)
+        self._wake.notify_all()
+
+    def _tell(self, op: Op, body: Sections) -> None:
+        if self._client is None or not self._client.send(op, body):
+            self._outbox.append((op, body))
+
+    def _count(self, event: str) -> None:
+        self._report.events[event] = self._report.events.get(event, 0) + 1
+
+    # -- the copy thread
+
+    def _copy_loop(self) -> None:
+        copier = self._copier
+        assert copier is not None
+        copier.begin_thread()
+        with torch.inference_mode():
+            while True:
+                with self._wake:
+                    task = self._take()
+                    if task is None:
+                        return
+                    mapping = self._mapping
+                self._run(task, mapping, copier)
+
+    def _take(self) -> _Task | None:
+        """The next job, marked as begun under the lock under which HELLO's list is made. None: the thread ends."""
+        while True:
+            if self._stopping:
+                return None
+            now = time.monotonic()
+            wait: float | None = None
+            for task in list(self._queue):
+                if task.job.kind == STORE and self._stores_paused:
+                    left = task.queued_at + _PAUSED_STORE_S - now
+                    if left <= 0:
+                        self._drop(task, "paused")
+                    else:
+                        wait = left if wait is None else min(wait, left)
+            runnable = [t for t in self._queue if t.job.kind != STORE] or ([] if self._stores_paused else self._queue)
+            if runnable:
+                task = runnable[0]
+                self._queue.remove(task)
+                task.begun = True
+                self._running = task
+                return task
+            self._wake.wait(wait)
+
+    def _run(self, task: _Task, mapping: Mapping | None, copier: Copier) -> None:
+        good = False
+        crashed: Exception | None = None
+        start = time.monotonic()
+        try:
+            good = self._copy(task, mapping, copier)
+        except Exception as error:
+            logger.exception("copying job %d failed", task.job.id)
+            crashed = error
+            self._quiesce(copier)
+        took = time.monotonic() - start
+        with self._wake:
+            self._running = None
+            if good and task.plan is not None:
+                kind = task.job.kind
+                self._report.copied_bytes[kind] = self._report.copied_bytes.get(kind, 0) + task.plan.nbytes
+                self._report.copied_seconds[kind] = self._report.copied_seconds.get(kind, 0.0) + took
+            self._finish(task, good, True)
+            self._failures = self._failures + 1 if crashed else 0
+            if crashed:
+                self._count("copyFailed")
+                for other in list(self._queue):
+                    self._drop(other, "copyFailed")
+            give_up = self._failures >= _MAX_FAILURES_IN_A_ROW
+        if give_up:
+            threading.Thread(target=self._go_off, args=("CopyFailed", str(crashed)), daemon=True).start()
+
+    def _copy(self, task: _Task, mapping: Mapping | None, copier: Copier) -> bool:
+        plan = task.plan
+        if plan is None or mapping is None or mapping.region != task.job.region:
+            self._count_locked(f"{task.job.kind}Failed/region")
+            return False
+        slots, generations = plan.refs.slots, plan.refs.generations
+        if not mapping.inside(slots, plan.refs.lengths):
+            self._count_locked(f"{task.job.kind}Failed/bounds")
+            return False
+        if task.job.kind == STORE:
+            owner = shared().lock_number
+            if owner is None or not mapping.granted_to(owner, slots, generations):
+                self._count_locked("storeDropped/notGranted")
+                return False
+            copier.copy(task.job.kind, plan.pieces, task.event)
+            fence()
+            return True
+        if not mapping.same_generation(slots, generations):
+            self._count_locked("loadFailed/generation")
+            return False
+        copier.copy(task.job.kind, plan.pieces, task.event)
+        fence()
+        if not mapping.same_generation(slots, generations):
+            self._count_locked("loadFailed/generation")
+            return False
+        return True
+
+    def _count_locked(self, event: str) -> None:
+        with self._wake:
+            self._count(event)
+
+    def _quiesce(self, copier: Copier) -> None:
+        try:
+            copier.synchronize()
+        except Exception:
+            logger.exception("the copy stream could not be synchronised")
+
+    def _record(self) -> object:
+        return None if self._copier is None else self._copier.record()
+
+    # -- the client's hooks (reader thread)
+
+    def held(self) -> Held:
+        with self._wake:
+            self._stores_paused = True
+            tasks = [task for task in (self._running, *self._queue, *self._arrived) if task is not None]
+            refs = [t.plan.packed for t in tasks if t.job.kind == STORE and t.plan is not None]
+            return Held(grants=b"".join([*refs, *(body.refs for _, body in self._outbox)]))
+
+    def behind_hello(self) -> None:
+        with self._wake:
+            outbox, self._outbox = self._outbox, []
+            for op, body in outbox:
+                self._tell(op, body)
+
+    def on_hello(self, reply: HelloReply) -> None:
+        mapping = shared().mapping
+        if reply.memory in ("sent", "held") and mapping is not None:
+            with self._wake:
+                fresh = self._mapping is not mapping
+            if fresh and self._copier is not None:
+                self._copier.attach(mapping)
+            with self._wake:
+                self._mapping = mapping
+                self._stores_paused = False
+                self._wake.notify_all()
+        register, client = self._register, self._client
+        if register is None or client is None:
+            return
+        body = self._describe(register, reply.settings.chunk_tokens)
+        client.ask(Op.REGISTER, body, self._on_registered)
+
+    def _describe(self, register: Register, chunk_tokens: int) -> Register:
+        register.chunk_tokens = keys.effective_chunk_tokens(chunk_tokens, register.scheduler_block_tokens)
+        return register
+
+    def _on_registered(self, reply: Reply) -> None:
+        if reply.error is not None:
+            logger.warning("the sidecar refused this rank: %s: %s", reply.error.code, reply.error.message)
+            if reply.error.code in _FINAL:
+                threading.Thread(target=self._go_off, args=(reply.error.code, reply.error.message), daemon=True).start()
+            return
+        answer = reply.read(RegisterReply)
+        logger.info("registered with the sidecar: layout %s, ready %s", answer.layout_id.hex()[:16], answer.ready)
+
+    def on_lost(self) -> None:
+        """Stores go on: what they end with waits for the next HELLO."""
+
+    def before_unmap(self) -> None:
+        with self._wake:
+            self._mapping = None
+            for task in [*self._queue, *self._arrived]:
+                self._drop(task, "unmapped")
+            while self._running is not None:
+                self._wake.wait(1.0)
+        if self._copier is not None:
+            self._copier.detach()
+
+    def on_off(self, reason: str) -> None:
+        self._go_off(reason, "", tell=False)
+
+    # -- beginning and end
+
+    def _connect(self, layout: Layout, ranks: Ranks, version: str) -> None:
+        try:
+            scheduler_block, _ = keys.block_tokens(self._config, self._kv_cache_config)
+            model = fingerprint.model_parts(self._config, self._instance())
+            self._register = Register(
+                world=ranks.world,
+                local_world=_local_world(self._config, ranks),
+                model=canonical(model),
+                layout=canonical(layout.descriptor),
+                device=layout.device,
+                device_uuid=_device_uuid(layout.device),
+                transfer_modes=["engine"],
+                groups=[
+                    Group(
+                        kind=group.shape.kind,
+                        block_tokens=group.shape.block_tokens,
+                        block_bytes=group.block_bytes,
+                        shards=group.shape.shards,
+                        shard=group.mine.shard,
+                        writer=group.mine.writer,
+                        window_tokens=group.shape.window_tokens,
+                    )
+                    for group in layout.groups
+                ],
+                scheduler_block_tokens=scheduler_block,
+            )
+            client = Client("worker", self._instance(), ranks.rank, version, self._socket_path, self)
+            with self._wake:
+                if self.off_reason:
+                    return
+                self._client = client
+            client.start()
+        except Exception as error:
+            logger.exception("the worker side could not be described")
+            self._go_off("RegisterFailed", str(error))
+
+    def _instance(self) -> str:
+        config = self._config.kv_transfer_config
+        return str(getattr(config, "engine_id", "") or "")
+
+    def _go_off(self, reason: str, message: str, tell: bool = True) -> None:
+        """Turns this rank off for good: all jobs, also later ones, end as failed."""
+        with self._wake:
+            first = not self.off_reason
+            self.off_reason = self.off_reason or reason
+            for task in [*self._queue, *self._arrived]:
+                self._drop(task, "off")
+        if not first:
+            return
+        client = self._client
+        if client is not None:
+            client.go_off(reason)
+        with self._wake:
+            self._stopping = True
+            self._wake.notify_all()
+        if tell:
+            logger.warning("the KV cache pool is off in this worker: %s: %s", reason, message)
+            say_off(self._socket_path, reason, _vllm_version(), self._instance())
+
+    def _send_report(self) -> None:
+        now = time.monotonic()
+        if now - self._reported_at < _REPORT_EVERY_S:
+            return
+        with self._wake:
+            pending = [task for task in (self._running, *self._queue) if task is not None]
+            oldest = max((now - task.queued_at for task in pending), default=0.0)
+            report = self._report
+            if not (report.events or report.copied_bytes or oldest >= _REPORT_EVERY_S or report.oldest_job_ms):
+                return
+            report.oldest_job_ms = int(oldest * 1000)
+            client = self._client
+            if client is not None and client.send(Op.REPORT, report):
+                self._report = Report(oldest_job_ms=report.oldest_job_ms)
+                self._reported_at = now
+
+
+def _copier(layout: Layout) -> Copier:
+    if layout.device == "cpu":
+        from .copy_cpu import CpuCopier
+
+        return CpuCopier(layout)
+    if layout.device == "cuda":
+        from .copy_cuda import CudaCopier
+
+        return CudaCopier(layout)
+    raise Unserved(f"DeviceUnsupported/{layout.device}", "KV blocks of this device cannot be copied")
+
+
+def _ranks(vllm_config: VllmConfig) -> Ranks:
+    from vllm.distributed.parallel_state import get_pp_group, get_tp_group
+
+    sizes = ranks_of(vllm_config)
+    return sizes._replace(tp_rank=get_tp_group().rank_in_group, pp_rank=get_pp_group().rank_in_group)
+
+
+def _local_world(vllm_config: VllmConfig, ranks: Ranks) -> int:
+    return int(getattr(vllm_config.parallel_config, "local_world_size", ranks.world) or ranks.world)
+
+
+def _device_uuid(device: str) -> str:
+    if device != "cuda":
+        return ""
+    return str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
+
+
+def _vllm_version() -> str:
+    import vllm
+
+    return str(vllm.__version__)

@@ -1,0 +1,391 @@
+//! The list of all keys: path, meaning, range, and whether a change needs a restart. Parsing, printing and comparing all walk it.
+
+use super::{Choice, Config, units::*};
+use std::net::SocketAddr;
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+
+/// How a changed value takes effect.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reload {
+    /// At once.
+    Live,
+    /// When the sidecar starts the next time.
+    Restart,
+}
+
+/// Keys whose values differ between two configs.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Changes {
+    /// Paths that take effect at once.
+    pub live: Vec<&'static str>,
+    /// Paths that wait for a restart.
+    pub restart: Vec<&'static str>,
+}
+
+/// One key of a config, open for reading and writing.
+pub(super) struct Key<'a> {
+    pub path: &'static str,
+    pub about: &'static str,
+    pub reload: Reload,
+    pub slot: Slot<'a>,
+}
+
+/// The value of a key with what it may be.
+pub(super) enum Slot<'a> {
+    Size(&'a mut ByteSize, RangeInclusive<u64>),
+    Time(&'a mut Duration, RangeInclusive<u64>),
+    Share(&'a mut Percent, RangeInclusive<u8>),
+    Count(&'a mut u32, RangeInclusive<u32>),
+    Flag(&'a mut bool),
+    Name(&'a mut String),
+    Listen(&'a mut SocketAddr),
+    Socket(&'a mut PathBuf),
+    File(&'a mut Option<PathBuf>),
+    Choice(&'a mut dyn Choice),
+}
+
+/// Longest path of a Unix socket that the kernel takes (`sun_path` with its end).
+const SOCKET_PATH_BYTES: usize = 107;
+/// Longest name of a Kubernetes object.
+const NAME_BYTES: usize = 253;
+
+const KI: u64 = 1 << 10;
+const MI: u64 = 1 << 20;
+const TI: u64 = 1 << 40;
+const HOUR_MS: u64 = 3_600_000;
+
+/// All keys in the order of the printed file; keys of a section stand together.
+pub(super) fn keys(c: &mut Config) -> Vec<Key<'_>> {
+    use Reload::{Live, Restart};
+    let key = |path, reload, slot, about| Key {
+        path,
+        about,
+        reload,
+        slot,
+    };
+    vec![
+        key(
+            "socket",
+            Restart,
+            Slot::Socket(&mut c.socket),
+            "Unix socket that vLLM's connector speaks to; the lock file and the exported connector lie beside it.",
+        ),
+        key(
+            "managed",
+            Live,
+            Slot::Flag(&mut c.managed),
+            "Set by the operator: unknown keys are warnings, so that an old sidecar starts under a newer operator.",
+        ),
+        key(
+            "admin.listen",
+            Restart,
+            Slot::Listen(&mut c.admin.listen),
+            "Address of /healthz, /readyz, /metrics and /v1/status.",
+        ),
+        key(
+            "admin.tokenFile",
+            Live,
+            Slot::File(&mut c.admin.token_file),
+            "File with the bearer token of /v1/config and /v1/objects; without it they are off.",
+        ),
+        key(
+            "pool.name",
+            Restart,
+            Slot::Name(&mut c.pool.name),
+            "Name of the pool, shown in status and logs.",
+        ),
+        key(
+            "pool.namespace",
+            Restart,
+            Slot::Name(&mut c.pool.namespace),
+            "Kubernetes namespace of the pool.",
+        ),
+        key(
+            "cache.chunkTokens",
+            Restart,
+            Slot::Count(&mut c.cache.chunk_tokens, 1..=65_536),
+            "Least tokens of a chunk; rounded up to whole blocks of the engine. Another value is another domain: it starts cold.",
+        ),
+        key(
+            "cache.save",
+            Live,
+            Slot::Choice(&mut c.cache.save),
+            "What of a request is stored: its prompt, or also what was generated.",
+        ),
+        key(
+            "cache.minLoadTokens",
+            Live,
+            Slot::Count(&mut c.cache.min_load_tokens, 0..=u32::MAX),
+            "Hits shorter than this many tokens are recomputed instead of loaded.",
+        ),
+        key(
+            "cache.loadTimeout",
+            Live,
+            Slot::Time(&mut c.cache.load_timeout, 1..=HOUR_MS),
+            "Longest wait of a request for a load; after it the prompt is computed.",
+        ),
+        key(
+            "memory.size",
+            Restart,
+            Slot::Size(&mut c.memory.size, 64 * MI..=16 * TI),
+            "Bytes of the memory tier. Must fit into the container's memory limit with 256Mi to spare.",
+        ),
+        key(
+            "memory.hugePages",
+            Restart,
+            Slot::Choice(&mut c.memory.huge_pages),
+            "Page size of the memory tier; the node must have reserved the pages.",
+        ),
+        key(
+            "memory.evictionPolicy",
+            Restart,
+            Slot::Choice(&mut c.memory.eviction_policy),
+            "What goes first when room is needed.",
+        ),
+        key(
+            "memory.verify",
+            Live,
+            Slot::Choice(&mut c.memory.verify),
+            "When the digest of a hit is checked: beside the answer where the last check is old, or before every answer.",
+        ),
+        key(
+            "memory.verifyAge",
+            Live,
+            Slot::Time(&mut c.memory.verify_age, 0..=720 * HOUR_MS),
+            "With Background: a hit is checked again when its last check is older than this.",
+        ),
+        key(
+            "memory.verifyThreads",
+            Restart,
+            Slot::Count(&mut c.memory.verify_threads, 1..=64),
+            "Threads that take and check digests.",
+        ),
+        key(
+            "memory.populateThreads",
+            Restart,
+            Slot::Count(&mut c.memory.populate_threads, 1..=64),
+            "Threads that make the memory tier's pages present before they are used.",
+        ),
+        key(
+            "limits.connections",
+            Live,
+            Slot::Count(&mut c.limits.connections, 4..=65_536),
+            "Open connections on the socket.",
+        ),
+        key(
+            "limits.sessions",
+            Live,
+            Slot::Count(&mut c.limits.sessions, 4..=65_536),
+            "Sessions: roles of vLLM's processes.",
+        ),
+        key(
+            "limits.requests",
+            Live,
+            Slot::Count(&mut c.limits.requests, 1..=1_000_000),
+            "Requests with an open probe, pin or lease, per scheduler.",
+        ),
+        key(
+            "limits.pinnedShare",
+            Live,
+            Slot::Share(&mut c.limits.pinned_share, 1..=90),
+            "Share of the memory tier that soft pins may hold; the oldest end first.",
+        ),
+        key(
+            "limits.grantedBytes",
+            Live,
+            Slot::Size(&mut c.limits.granted_bytes, MI..=16 * TI),
+            "Bytes granted for writing and not yet committed, all workers together.",
+        ),
+        key(
+            "limits.indexEntries",
+            Restart,
+            Slot::Count(&mut c.limits.index_entries, 256..=16_777_216),
+            "Chunks that the index can hold; each takes 1Ki of the slot table once used.",
+        ),
+        key(
+            "limits.frameBytes",
+            Live,
+            Slot::Size(&mut c.limits.frame_bytes, 64 * KI..=8 * MI),
+            "Longest body of a frame.",
+        ),
+        key(
+            "limits.sendBytes",
+            Live,
+            Slot::Size(&mut c.limits.send_bytes, MI..=1024 * MI),
+            "Answers that may wait for one slow reader; more closes its connection.",
+        ),
+        key(
+            "limits.helloTimeout",
+            Live,
+            Slot::Time(&mut c.limits.hello_timeout, 100..=HOUR_MS),
+            "A connection that says no HELLO is closed after this.",
+        ),
+        key(
+            "limits.events",
+            Restart,
+            Slot::Count(&mut c.limits.events, 16..=1_048_576),
+            "Events kept for EVENTS; a reader further behind is told that some were lost.",
+        ),
+        key(
+            "log.level",
+            Live,
+            Slot::Choice(&mut c.log.level),
+            "Least level that is written.",
+        ),
+        key(
+            "log.format",
+            Restart,
+            Slot::Choice(&mut c.log.format),
+            "One JSON object a line, or text for people.",
+        ),
+    ]
+}
+
+impl Slot<'_> {
+    /// The value as the file writes it.
+    pub fn text(&self) -> String {
+        match self {
+            Slot::Size(v, _) => v.to_string(),
+            Slot::Time(v, _) => v.to_string(),
+            Slot::Share(v, _) => v.to_string(),
+            Slot::Count(v, _) => v.to_string(),
+            Slot::Flag(v) => v.to_string(),
+            Slot::Name(v) => (*v).clone(),
+            Slot::Listen(v) => v.to_string(),
+            Slot::Socket(v) => v.display().to_string(),
+            Slot::File(v) => v
+                .as_ref()
+                .map(|p| p.display().to_string())
+                .unwrap_or_default(),
+            Slot::Choice(v) => v.name().to_string(),
+        }
+    }
+
+    /// Takes a value from its text, or says what to write.
+    pub fn set(&mut self, text: &str) -> Result<(), String> {
+        let problem = |bad: BadUnit| bad.0.to_string();
+        match self {
+            Slot::Size(v, range) => {
+                let size: ByteSize = text.parse().map_err(problem)?;
+                **v = within(size, size.0, range, ByteSize)?;
+            }
+            Slot::Time(v, range) => {
+                let time: Duration = text.parse().map_err(problem)?;
+                **v = within(time, time.ms, range, Duration::from_ms)?;
+            }
+            Slot::Share(v, range) => {
+                let share: Percent = text.parse().map_err(problem)?;
+                **v = within(share, share.0, range, Percent)?;
+            }
+            Slot::Count(v, range) => {
+                let count = text.parse().map_err(|_| {
+                    format!("a whole number from {} to {}", range.start(), range.end())
+                })?;
+                **v = within(count, count, range, |n| n)?;
+            }
+            Slot::Flag(v) => **v = text.parse().map_err(|_| "true or false".to_string())?,
+            Slot::Name(v) => {
+                let plain =
+                    |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-' || b == b'.';
+                if text.len() > NAME_BYTES || !text.bytes().all(plain) {
+                    return Err(format!(
+                        "a Kubernetes name: lower-case letters, digits, - and ., at most {NAME_BYTES} of them"
+                    ));
+                }
+                **v = text.to_string();
+            }
+            Slot::Listen(v) => {
+                **v = text.parse().map_err(|_| {
+                    "an address with a port such as 0.0.0.0:9797 or [::]:9797".to_string()
+                })?;
+            }
+            Slot::Socket(v) => {
+                if !absolute(text) || text.len() > SOCKET_PATH_BYTES || text.ends_with('/') {
+                    return Err(format!(
+                        "an absolute path of a socket, at most {SOCKET_PATH_BYTES} bytes long"
+                    ));
+                }
+                **v = PathBuf::from(text);
+            }
+            Slot::File(v) => {
+                if !text.is_empty() && !absolute(text) {
+                    return Err("an absolute path of a file, or \"\" for none".to_string());
+                }
+                **v = (!text.is_empty()).then(|| PathBuf::from(text));
+            }
+            Slot::Choice(v) => {
+                if !v.choose(text) {
+                    return Err(format!("one of {}", v.names().join(", ")));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What the value may be, for the comment of the printed file; empty where the value itself shows it.
+    pub fn range(&self) -> String {
+        match self {
+            Slot::Size(_, r) => format!("{} to {}", ByteSize(*r.start()), ByteSize(*r.end())),
+            Slot::Time(_, r) => {
+                let [least, most] = [r.start(), r.end()].map(|ms| Duration::from_ms(*ms));
+                format!("{least} to {most}")
+            }
+            Slot::Share(_, r) => format!("{} to {}", Percent(*r.start()), Percent(*r.end())),
+            Slot::Count(_, r) => format!("{} to {}", r.start(), r.end()),
+            Slot::Choice(v) => v.names().join(", "),
+            Slot::Flag(_) | Slot::Name(_) | Slot::Listen(_) | Slot::Socket(_) | Slot::File(_) => {
+                String::new()
+            }
+        }
+    }
+}
+
+fn absolute(text: &str) -> bool {
+    text.starts_with('/') && !text.contains('\0')
+}
+
+fn within<V, N: PartialOrd + Copy, S: std::fmt::Display>(
+    value: V,
+    number: N,
+    range: &RangeInclusive<N>,
+    shown: impl Fn(N) -> S,
+) -> Result<V, String> {
+    if range.contains(&number) {
+        return Ok(value);
+    }
+    Err(format!(
+        "a value from {} to {}",
+        shown(*range.start()),
+        shown(*range.end())
+    ))
+}
+
+impl Config {
+    /// What differs in `newer`, by how it takes effect.
+    pub fn changes(&self, newer: &Config) -> Changes {
+        let (mut a, mut b) = (self.clone(), newer.clone());
+        let mut changes = Changes::default();
+        for (old, new) in keys(&mut a).into_iter().zip(keys(&mut b)) {
+            if old.slot.text() != new.slot.text() {
+                match old.reload {
+                    Reload::Live => changes.live.push(old.path),
+                    Reload::Restart => changes.restart.push(old.path),
+                }
+            }
+        }
+        changes
+    }
+
+    /// This config with those values of `newer` that take effect at once: what runs after a reload.
+    pub fn with_live_from(&self, newer: &Config) -> Config {
+        let (mut merged, mut from) = (self.clone(), newer.clone());
+        for (mut old, new) in keys(&mut merged).into_iter().zip(keys(&mut from)) {
+            if old.reload == Reload::Live {
+                // A value that one config holds is within the range of the other.
+                let _ = old.slot.set(&new.slot.text());
+            }
+        }
+        merged
+    }
+}

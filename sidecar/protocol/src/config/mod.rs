@@ -1,0 +1,322 @@
+//! The config file of the sidecar, `config.v1.yaml`: one YAML document, one Rust type, every value with its unit.
+//! Which keys there are, their meaning, range and default stand in `keys.rs` and in the `Default` impls here.
+//! Nothing here reads files or knows the machine: limits of a container are checked by the caller. No secret is ever a value.
+
+mod keys;
+mod parse;
+mod units;
+
+pub use keys::{Changes, Reload};
+pub use parse::{ConfigError, Problem, UnknownKey};
+pub use units::{BadUnit, ByteSize, Duration, Percent};
+
+use crate::message::{Save, Settings};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+
+/// Name of the file; the version of its format is part of it.
+pub const FILE_NAME: &str = "config.v1.yaml";
+
+/// The whole config.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Config {
+    /// Path of the Unix socket; its folder holds the lock file, `settings.json` and the exported connector too.
+    pub socket: PathBuf,
+    /// Admin HTTP.
+    pub admin: Admin,
+    /// Which pool this sidecar belongs to.
+    pub pool: Pool,
+    /// What is cached, and when a hit is taken.
+    pub cache: Cache,
+    /// The memory tier.
+    pub memory: Memory,
+    /// Bounds of everything that a peer can make grow.
+    pub limits: Limits,
+    /// Logs.
+    pub log: Log,
+    /// The file is written by an operator: unknown keys are warnings, not errors.
+    pub managed: bool,
+}
+
+/// Admin HTTP.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Admin {
+    /// Address and port.
+    pub listen: SocketAddr,
+    /// File with the bearer token of `/v1/config` and `/v1/objects`; none = both are off.
+    pub token_file: Option<PathBuf>,
+}
+
+/// Names that logs, metrics and status carry.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Pool {
+    /// Name of the pool; empty outside of Kubernetes.
+    pub name: String,
+    /// Kubernetes namespace of the pool.
+    pub namespace: String,
+}
+
+/// What is cached, and when a hit is taken.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Cache {
+    /// Least tokens of a chunk.
+    pub chunk_tokens: u32,
+    /// What of a request is stored.
+    pub save: Save,
+    /// Hits shorter than this many tokens are recomputed.
+    pub min_load_tokens: u32,
+    /// Longest wait of a request for a load.
+    pub load_timeout: Duration,
+}
+
+/// The memory tier.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Memory {
+    /// Bytes of the arena.
+    pub size: ByteSize,
+    /// Page size of the arena.
+    pub huge_pages: HugePages,
+    /// What goes first when room is needed.
+    pub eviction_policy: EvictionPolicy,
+    /// When the digest of a hit is checked.
+    pub verify: Verify,
+    /// With `Background`: a hit is checked again when its last check is older.
+    pub verify_age: Duration,
+    /// Threads that take and check digests.
+    pub verify_threads: u32,
+    /// Threads that populate the arena.
+    pub populate_threads: u32,
+}
+
+/// Bounds of everything that a peer can make grow.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Limits {
+    /// Open connections on the socket.
+    pub connections: u32,
+    /// Sessions (roles of processes).
+    pub sessions: u32,
+    /// Requests with an open probe, pin or lease, per scheduler.
+    pub requests: u32,
+    /// Share of the arena that soft pins may hold; the oldest end first.
+    pub pinned_share: Percent,
+    /// Bytes of the arena that are granted and not committed, all workers together.
+    pub granted_bytes: ByteSize,
+    /// Chunks in the index; each takes 1 KiB of the slot table once used.
+    pub index_entries: u32,
+    /// Longest frame body; the protocol's own limit is 8Mi.
+    pub frame_bytes: ByteSize,
+    /// Answers that wait for one slow reader; more closes its connection.
+    pub send_bytes: ByteSize,
+    /// A connection without a HELLO is closed after this.
+    pub hello_timeout: Duration,
+    /// Events kept for EVENTS; who is further behind is told that some were lost.
+    pub events: u32,
+}
+
+/// Logs.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Log {
+    /// Least level that is written.
+    pub level: LogLevel,
+    /// One JSON object a line, or text.
+    pub format: LogFormat,
+}
+
+/// A value out of a fixed list of names.
+pub(crate) trait Choice {
+    fn names(&self) -> &'static [&'static str];
+    fn name(&self) -> &'static str;
+    fn choose(&mut self, name: &str) -> bool;
+}
+
+macro_rules! choice {
+    ($(#[$doc:meta])* $name:ident { $($(#[$vdoc:meta])* $variant:ident = $text:literal),+ $(,)? }) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+        pub enum $name { $($(#[$vdoc])* $variant),+ }
+        choice!(@impl $name { $($variant = $text),+ });
+    };
+    (@impl $name:ident { $($variant:ident = $text:literal),+ }) => {
+        impl Choice for $name {
+            fn names(&self) -> &'static [&'static str] { &[$($text),+] }
+            fn name(&self) -> &'static str { match self { $(Self::$variant => $text),+ } }
+            fn choose(&mut self, name: &str) -> bool {
+                match name { $($text => *self = Self::$variant,)+ _ => return false }
+                true
+            }
+        }
+    };
+}
+
+choice!(
+    /// Page size of the arena.
+    HugePages {
+        /// Normal pages.
+        #[default]
+        None = "None",
+        /// 2 MiB pages, which the node must have reserved.
+        Size2Mi = "2Mi",
+        /// 1 GiB pages, which the node must have reserved.
+        Size1Gi = "1Gi",
+    }
+);
+choice!(
+    /// What goes first when room is needed.
+    EvictionPolicy {
+        /// Three FIFO queues: resists scans.
+        #[default]
+        S3Fifo = "S3FIFO",
+        /// Least recently used.
+        Lru = "LRU",
+        /// Least frequently used.
+        Lfu = "LFU",
+        /// First in, first out.
+        Fifo = "FIFO",
+    }
+);
+choice!(
+    /// When the digest of a hit is checked.
+    Verify {
+        /// Beside the answer, when the last check is old.
+        #[default]
+        Background = "Background",
+        /// Before every answer.
+        Always = "Always",
+    }
+);
+choice!(
+    /// Least level that is written.
+    LogLevel {
+        /// Errors.
+        Error = "error",
+        /// And warnings.
+        Warn = "warn",
+        /// And what changes.
+        #[default]
+        Info = "info",
+        /// And sessions in detail.
+        Debug = "debug",
+        /// And frames.
+        Trace = "trace",
+    }
+);
+choice!(
+    /// Form of a log line.
+    LogFormat {
+        /// One object a line.
+        #[default]
+        Json = "json",
+        /// For people.
+        Text = "text",
+    }
+);
+choice!(@impl Save { Prompt = "Prompt", PromptAndDecode = "PromptAndDecode" });
+
+macro_rules! shown {
+    ($($name:ident),+) => { $(impl std::fmt::Display for $name {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result { f.write_str(self.name()) }
+    })+ };
+}
+shown!(HugePages, EvictionPolicy, Verify, LogLevel, LogFormat);
+
+impl HugePages {
+    /// Bytes of a page; the arena is a multiple of it.
+    pub fn page_bytes(self) -> u64 {
+        match self {
+            Self::None => 4 << 10,
+            Self::Size2Mi => 2 << 20,
+            Self::Size1Gi => 1 << 30,
+        }
+    }
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            socket: "/kvcachepool/sidecar.sock".into(),
+            admin: Admin::default(),
+            pool: Pool::default(),
+            cache: Cache::default(),
+            memory: Memory::default(),
+            limits: Limits::default(),
+            log: Log::default(),
+            managed: false,
+        }
+    }
+}
+
+impl Default for Admin {
+    fn default() -> Self {
+        Self {
+            listen: SocketAddr::from((Ipv4Addr::UNSPECIFIED, 9797)),
+            token_file: None,
+        }
+    }
+}
+
+impl Default for Cache {
+    fn default() -> Self {
+        Self {
+            chunk_tokens: 256,
+            save: Save::Prompt,
+            min_load_tokens: 512,
+            load_timeout: Duration::from_ms(2_000),
+        }
+    }
+}
+
+impl Default for Memory {
+    fn default() -> Self {
+        Self {
+            size: ByteSize(4 << 30),
+            huge_pages: HugePages::None,
+            eviction_policy: EvictionPolicy::S3Fifo,
+            verify: Verify::Background,
+            verify_age: Duration::from_ms(60_000),
+            verify_threads: 2,
+            populate_threads: 2,
+        }
+    }
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            connections: 256,
+            sessions: 256,
+            requests: 8_192,
+            pinned_share: Percent(50),
+            granted_bytes: ByteSize(2 << 30),
+            index_entries: 65_536,
+            frame_bytes: ByteSize(crate::frame::MAX_BODY as u64),
+            send_bytes: ByteSize(32 << 20),
+            hello_timeout: Duration::from_ms(5_000),
+            events: 16_384,
+        }
+    }
+}
+
+/// Longest wait of vLLM's scheduler at a request's first poll.
+const FIRST_POLL_WAIT_US: u32 = 1_000;
+/// Longest waits in one step of vLLM's scheduler together.
+const STEP_WAIT_US: u32 = 2_000;
+/// After this an unanswered GRANT is given up and its blocks go back to vLLM.
+const GRANT_TIMEOUT_MS: u64 = 1_000;
+/// Least bytes that stores of one instance may have in flight.
+const STORE_BYTES_IN_FLIGHT: u64 = 256 << 20;
+
+impl Config {
+    /// What the connector is told in HELLO's answer.
+    pub fn settings(&self) -> Settings {
+        Settings {
+            chunk_tokens: self.cache.chunk_tokens,
+            save: self.cache.save,
+            min_load_tokens: self.cache.min_load_tokens,
+            load_timeout_ms: self.cache.load_timeout.ms,
+            first_poll_wait_us: FIRST_POLL_WAIT_US,
+            step_wait_us: STEP_WAIT_US,
+            grant_timeout_ms: GRANT_TIMEOUT_MS,
+            store_bytes_in_flight: STORE_BYTES_IN_FLIGHT,
+        }
+    }
+}

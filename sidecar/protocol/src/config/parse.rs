@@ -1,0 +1,303 @@
+//! YAML text to [`Config`] and back. All problems of a file are named at once, each with what to write instead.
+
+use super::keys::{Key, Slot, keys};
+use super::{Config, Reload};
+use serde_yaml::{Mapping, Value};
+use std::fmt;
+
+/// Longest config file that is read: 256 KiB.
+const MAX_BYTES: usize = 256 << 10;
+
+/// A key that this version does not know.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UnknownKey {
+    /// Path, e.g. `memory.szie`.
+    pub path: String,
+    /// The known key that comes closest.
+    pub similar: Option<&'static str>,
+}
+
+impl fmt::Display for UnknownKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: unknown key", self.path)?;
+        match self.similar {
+            Some(path) => write!(f, "; did you mean {path}?"),
+            None => write!(
+                f,
+                "; `kvcachepool-sidecar config --defaults` lists all keys"
+            ),
+        }
+    }
+}
+
+/// One thing that is wrong with a config.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Problem {
+    /// The text is no YAML.
+    #[error("not a YAML document: {0}")]
+    NotYaml(String),
+    /// The text is too long to be a config.
+    #[error("{0} bytes are too many for a config; at most {MAX_BYTES} are read")]
+    TooLong(usize),
+    /// A section is no mapping.
+    #[error("{path}: found {found}; write keys of this section below it, indented")]
+    NotASection {
+        /// Path of the section; `document` for the whole.
+        path: String,
+        /// What stands there.
+        found: String,
+    },
+    /// A value is not what its key takes.
+    #[error("{path}: found {found}; write {write}")]
+    BadValue {
+        /// Path of the key.
+        path: &'static str,
+        /// What stands there.
+        found: String,
+        /// What to write.
+        write: String,
+    },
+    /// A key that this version does not know.
+    #[error("{0}")]
+    Unknown(UnknownKey),
+}
+
+/// A config that cannot be used; every problem of it, in the order of the keys.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ConfigError {
+    /// At least one.
+    pub problems: Vec<Problem>,
+}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, problem) in self.problems.iter().enumerate() {
+            let gap = if i == 0 { "" } else { "\n" };
+            write!(f, "{gap}{problem}")?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for ConfigError {}
+
+impl Config {
+    /// Reads a config. Absent keys have their default. `managed` (or `managed: true` in the file) makes unknown keys warnings,
+    /// which are returned; else they are errors.
+    pub fn parse(text: &str, managed: bool) -> Result<(Config, Vec<UnknownKey>), ConfigError> {
+        let only = |problem| ConfigError {
+            problems: vec![problem],
+        };
+        if text.len() > MAX_BYTES {
+            return Err(only(Problem::TooLong(text.len())));
+        }
+        let document: Value =
+            serde_yaml::from_str(text).map_err(|e| only(Problem::NotYaml(e.to_string())))?;
+        let mut problems = Vec::new();
+        let mut config = Config::default();
+        let mut left = flatten(document, &mut problems);
+        for mut key in keys(&mut config) {
+            let Some(at) = left.iter().position(|(path, _)| path == key.path) else {
+                continue;
+            };
+            let (_, value) = left.swap_remove(at);
+            if let Err(problem) = take(&mut key, &value) {
+                problems.push(problem);
+            }
+        }
+        left.sort_by(|a, b| a.0.cmp(&b.0));
+        let unknown: Vec<_> = left
+            .into_iter()
+            .map(|(path, _)| UnknownKey {
+                similar: similar(&path),
+                path,
+            })
+            .collect();
+        if !(managed || config.managed) {
+            problems.extend(unknown.iter().cloned().map(Problem::Unknown));
+        }
+        if problems.is_empty() {
+            Ok((config, unknown))
+        } else {
+            Err(ConfigError { problems })
+        }
+    }
+
+    /// The file that says what is so anyway, with a comment per key.
+    pub fn default_yaml() -> String {
+        Config::default().print(true)
+    }
+
+    /// This config as a file, without comments; [`Config::parse`] gives it back.
+    pub fn to_yaml(&self) -> String {
+        self.print(false)
+    }
+
+    /// Path and value of every key as texts, for logs and `/v1/config`.
+    pub fn entries(&self) -> Vec<(&'static str, String)> {
+        keys(&mut self.clone())
+            .into_iter()
+            .map(|key| (key.path, key.slot.text()))
+            .collect()
+    }
+
+    fn print(&self, comments: bool) -> String {
+        let mut out = String::new();
+        let mut open = "";
+        for key in keys(&mut self.clone()) {
+            let (section, name) = key.path.split_once('.').unwrap_or(("", key.path));
+            if section != open {
+                let gap = if comments { "\n" } else { "" };
+                out += &format!("{gap}{section}:\n");
+                open = section;
+            }
+            let indent = if section.is_empty() { "" } else { "  " };
+            if comments {
+                out += &comment(&key, indent);
+            }
+            out += &format!("{indent}{name}: {}\n", scalar(&key.slot));
+        }
+        out
+    }
+}
+
+fn comment(key: &Key<'_>, indent: &str) -> String {
+    let range = key.slot.range();
+    let range = if range.is_empty() {
+        range
+    } else {
+        format!(" [{range}]")
+    };
+    let restart = match key.reload {
+        Reload::Live => "",
+        Reload::Restart => " Needs a restart.",
+    };
+    format!("{indent}# {}{range}{restart}\n", key.about)
+}
+
+/// A value as YAML: quoted where the plain form would read as something else.
+fn scalar(slot: &Slot<'_>) -> String {
+    let text = slot.text();
+    let quoted = matches!(
+        slot,
+        Slot::Name(_) | Slot::Listen(_) | Slot::Socket(_) | Slot::File(_)
+    );
+    // JSON strings are YAML strings.
+    if quoted {
+        serde_json::Value::from(text).to_string()
+    } else {
+        text
+    }
+}
+
+/// Leaves of the two levels that a config has, by path.
+fn flatten(document: Value, problems: &mut Vec<Problem>) -> Vec<(String, Value)> {
+    let mut leaves = Vec::new();
+    for (name, value) in section("document", document, problems) {
+        let name = key_name(&name);
+        let known = keys(&mut Config::default())
+            .iter()
+            .any(|k| k.path.split_once('.').is_some_and(|(s, _)| s == name));
+        if !known {
+            leaves.push((name, value));
+            continue;
+        }
+        for (inner, value) in section(&name, value, problems) {
+            leaves.push((format!("{name}.{}", key_name(&inner)), value));
+        }
+    }
+    leaves
+}
+
+fn section(path: &str, value: Value, problems: &mut Vec<Problem>) -> Mapping {
+    match value {
+        Value::Mapping(map) => map,
+        Value::Null => Mapping::new(),
+        other => {
+            problems.push(Problem::NotASection {
+                path: path.to_string(),
+                found: found(&other),
+            });
+            Mapping::new()
+        }
+    }
+}
+
+fn key_name(key: &Value) -> String {
+    match key {
+        Value::String(s) => s.clone(),
+        other => found(other),
+    }
+}
+
+fn take(key: &mut Key<'_>, value: &Value) -> Result<(), Problem> {
+    let text = match (value, &key.slot) {
+        (Value::String(s), _) => Some(s.clone()),
+        (Value::Number(n), Slot::Size(..) | Slot::Count(..)) => Some(n.to_string()),
+        (Value::Bool(b), Slot::Flag(_)) => Some(b.to_string()),
+        (Value::Null, Slot::Name(_) | Slot::File(_)) => Some(String::new()),
+        _ => None,
+    };
+    let result = match &text {
+        Some(text) => key.slot.set(text),
+        None => match key.slot.set("") {
+            Err(write) => Err(write),
+            Ok(()) => Err("a text, in quotes where it looks like a number".to_string()),
+        },
+    };
+    result.map_err(|write| Problem::BadValue {
+        path: key.path,
+        found: found(value),
+        write,
+    })
+}
+
+fn found(value: &Value) -> String {
+    match value {
+        Value::Null => "nothing".to_string(),
+        Value::Bool(b) => b.to_string(),
+        Value::Number(n) => n.to_string(),
+        Value::String(s) => {
+            let short: String = s.chars().take(64).collect();
+            let cut = if short.len() < s.len() { "..." } else { "" };
+            format!("\"{short}{cut}\"")
+        }
+        Value::Sequence(_) => "a list".to_string(),
+        Value::Mapping(_) => "a section".to_string(),
+        Value::Tagged(_) => "a tagged value".to_string(),
+    }
+}
+
+/// The known key with the fewest edits, one in the same section first, if that is a plausible slip.
+fn similar(path: &str) -> Option<&'static str> {
+    let parts = |p: &str| match p.rsplit_once('.') {
+        Some((section, last)) => (section.to_string(), last.to_lowercase()),
+        None => (String::new(), p.to_lowercase()),
+    };
+    let (section, last) = parts(path);
+    keys(&mut Config::default())
+        .into_iter()
+        .map(|key| {
+            let (other, name) = parts(key.path);
+            (edits(&last, &name), other != section, key.path)
+        })
+        .min()
+        .filter(|(distance, _, _)| *distance <= 2)
+        .map(|(_, _, path)| path)
+}
+
+/// Levenshtein distance of short texts.
+fn edits(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().take(64).collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.chars().take(64).enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, y) in b.iter().enumerate() {
+            let change = diagonal + usize::from(x != *y);
+            diagonal = row[j + 1];
+            row[j + 1] = change.min(diagonal + 1).min(row[j] + 1);
+        }
+    }
+    row[b.len()]
+}

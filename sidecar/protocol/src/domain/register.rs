@@ -1,0 +1,345 @@
+//! REGISTER messages of the ranks and of the scheduler, checked one by one and joined to a domain.
+
+use super::{BadDescriptor, BadPlan, Descriptor, GroupKind, GroupPlan, SectionPlan};
+use crate::key::{LayoutId, ModelId};
+use crate::message::{ErrorCode, Group, Hashing, Register};
+use serde_json::json;
+
+/// Ranks of an instance.
+const MAX_WORLD: u32 = 1_024;
+
+/// Why a REGISTER, or the join of several, is refused.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Refused {
+    /// Number of ranks out of range.
+    #[error("{0} ranks; 1 to {MAX_WORLD} are served")]
+    World(u32),
+    /// The ranks of the instance do not all run in this pod.
+    #[error("{local} of {world} ranks run in this pod: instances over several pods are not served")]
+    MultiNode {
+        /// Ranks in this pod.
+        local: u32,
+        /// Ranks in all.
+        world: u32,
+    },
+    /// The model descriptor is unusable.
+    #[error("model: {0}")]
+    Model(BadDescriptor),
+    /// The layout descriptor is unusable.
+    #[error("layout: {0}")]
+    Layout(BadDescriptor),
+    /// A kind of KV group that is not served.
+    #[error("group {group}: kind \"{kind}\" is not served (full, window)")]
+    Kind {
+        /// Group.
+        group: usize,
+        /// Its kind, cut to 32 characters.
+        kind: String,
+    },
+    /// A shard outside of its group.
+    #[error("group {group}: shard {shard} of {shards}")]
+    Shard {
+        /// Group.
+        group: usize,
+        /// Shard of the rank.
+        shard: u32,
+        /// Shards of the group.
+        shards: u32,
+    },
+    /// The groups make no plan.
+    #[error("{0}")]
+    Plan(BadPlan),
+    /// A hash algorithm that is not collision resistant, or unknown.
+    #[error(
+        "hash algorithm \"{0}\" is refused: start vLLM with --prefix-caching-hash-algo sha256 or sha256_cbor"
+    )]
+    HashAlgorithm(String),
+    /// The hashing part is missing or malformed.
+    #[error("hashing: {0}")]
+    Hashing(&'static str),
+    /// Two parts of one instance contradict each other.
+    #[error("rank {rank}: another {what} than rank 0 or the scheduler registered")]
+    Mismatch {
+        /// Rank that differs.
+        rank: u32,
+        /// What differs.
+        what: &'static str,
+    },
+    /// A shard has no writer, or several.
+    #[error("group {group}: shard {shard} has {writers} writers, not one")]
+    Writers {
+        /// Group.
+        group: usize,
+        /// Shard.
+        shard: u32,
+        /// Ranks that would write it.
+        writers: usize,
+    },
+}
+
+impl Refused {
+    /// Name of the refusal on the wire.
+    pub fn code(&self) -> ErrorCode {
+        match self {
+            Self::MultiNode { .. } => ErrorCode::MultiNodeUnsupported,
+            Self::HashAlgorithm(_) => ErrorCode::HashAlgorithmRefused,
+            Self::Plan(BadPlan::SectionBytes { .. }) => ErrorCode::SectionTooLarge,
+            Self::Mismatch { .. } | Self::Writers { .. } => ErrorCode::DescriptorMismatch,
+            _ => ErrorCode::BadBody,
+        }
+    }
+}
+
+/// What one rank registered, checked.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RankPart {
+    /// Ranks of the instance.
+    pub world: u32,
+    /// Model descriptor without the hashing.
+    pub model: Descriptor,
+    /// Layout descriptor with the sections.
+    pub layout: Descriptor,
+    /// Identity of `layout`.
+    pub layout_id: LayoutId,
+    /// Sections.
+    pub plan: SectionPlan,
+    /// Per group: the shard of this rank, and whether this rank writes it.
+    pub shards: Vec<(u32, bool)>,
+    /// The device is a GPU: its writes may land after the death of its process.
+    pub gpu: bool,
+}
+
+impl RankPart {
+    /// Checks a worker's REGISTER.
+    pub fn check(register: &Register) -> Result<Self, Refused> {
+        check_world(register)?;
+        let groups = register
+            .groups
+            .iter()
+            .enumerate()
+            .map(|(i, group)| group_plan(i, group))
+            .collect::<Result<Vec<_>, _>>()?;
+        let plan = SectionPlan::new(
+            register.chunk_tokens,
+            register.scheduler_block_tokens,
+            groups,
+        )
+        .map_err(Refused::Plan)?;
+        let layout = Descriptor::parse(&register.layout)
+            .and_then(|layout| layout.with("sections", describe(&plan)))
+            .map_err(Refused::Layout)?;
+        Ok(Self {
+            world: register.world,
+            model: Descriptor::parse(&register.model).map_err(Refused::Model)?,
+            layout_id: LayoutId(layout.identity()),
+            layout,
+            plan,
+            shards: register
+                .groups
+                .iter()
+                .map(|g| (g.shard, g.writer))
+                .collect(),
+            gpu: register.device != "cpu",
+        })
+    }
+
+    /// Numbers of the sections that this rank writes.
+    pub fn written_sections(&self) -> impl Iterator<Item = u32> + '_ {
+        self.shards
+            .iter()
+            .enumerate()
+            .filter(|(_, (_, writer))| *writer)
+            .filter_map(|(group, (shard, _))| self.plan.section(group, *shard))
+    }
+}
+
+/// What the scheduler registered, checked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SchedulerPart {
+    /// Ranks of the instance.
+    pub world: u32,
+    /// How blocks are hashed.
+    pub hashing: Hashing,
+}
+
+impl SchedulerPart {
+    /// Checks a scheduler's REGISTER.
+    pub fn check(register: &Register) -> Result<Self, Refused> {
+        check_world(register)?;
+        let hashing = register
+            .hashing
+            .clone()
+            .ok_or(Refused::Hashing("missing in the scheduler's REGISTER"))?;
+        let name = &hashing.algorithm;
+        if name != "sha256_cbor" && !name.strip_prefix("sha256/py").is_some_and(is_minor) {
+            return Err(Refused::HashAlgorithm(name.chars().take(32).collect()));
+        }
+        let root = hashing.root.as_bytes();
+        let lower_hex = |b: &u8| b.is_ascii_digit() || (b'a'..=b'f').contains(b);
+        if root.len() != 64 || !root.iter().all(lower_hex) {
+            return Err(Refused::Hashing("root is not 64 lower-case hex digits"));
+        }
+        if hashing.block_tokens == 0 {
+            return Err(Refused::Hashing("block_tokens is 0"));
+        }
+        Ok(Self {
+            world: register.world,
+            hashing,
+        })
+    }
+}
+
+/// Equal domains: interchangeable bytes.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Domain {
+    /// What decides KV values.
+    pub model_id: ModelId,
+    /// What decides their arrangement.
+    pub layout_id: LayoutId,
+    /// Canonical descriptor behind `model_id`.
+    pub model: Descriptor,
+    /// Canonical descriptor behind `layout_id`.
+    pub layout: Descriptor,
+    /// Sections.
+    pub plan: SectionPlan,
+    /// Why no other process can share it, by name; none = shareable.
+    pub not_shareable: Option<&'static str>,
+}
+
+/// Joins the parts of one instance, `ranks` in order of their rank, to its domain.
+pub fn join(scheduler: &SchedulerPart, ranks: &[&RankPart]) -> Result<Domain, Refused> {
+    let first = ranks.first().ok_or(Refused::World(0))?;
+    for (rank, part) in (0u32..).zip(ranks) {
+        let mismatch = |what| Refused::Mismatch { rank, what };
+        if part.world != scheduler.world || part.world as usize != ranks.len() {
+            return Err(mismatch("number of ranks"));
+        }
+        if part.model != first.model {
+            return Err(mismatch("model"));
+        }
+        if part.plan != first.plan {
+            return Err(mismatch("list of KV groups"));
+        }
+        if part.layout_id != first.layout_id {
+            return Err(mismatch("layout"));
+        }
+    }
+    if !first
+        .plan
+        .scheduler_block_tokens()
+        .is_multiple_of(scheduler.hashing.block_tokens)
+    {
+        return Err(Refused::Hashing(
+            "a scheduler block is no whole number of hash blocks",
+        ));
+    }
+    for (group, plan) in first.plan.groups().iter().enumerate() {
+        for shard in 0..plan.shards {
+            let writers = ranks
+                .iter()
+                .filter(|part| part.shards.get(group) == Some(&(shard, true)))
+                .count();
+            if writers != 1 {
+                return Err(Refused::Writers {
+                    group,
+                    shard,
+                    writers,
+                });
+            }
+        }
+    }
+    let model = model_identity(
+        first.model.clone(),
+        &scheduler.hashing,
+        first.plan.chunk_tokens(),
+    )
+    .map_err(Refused::Model)?;
+    Ok(Domain {
+        model_id: ModelId(model.identity()),
+        layout_id: first.layout_id,
+        model,
+        layout: first.layout.clone(),
+        plan: first.plan.clone(),
+        not_shareable: scheduler
+            .hashing
+            .random_root
+            .then_some("NotShareable/RandomHashSeed"),
+    })
+}
+
+/// The worker's model descriptor with what the scheduler knows: its identity is the [`ModelId`].
+pub fn model_identity(
+    model: Descriptor,
+    hashing: &Hashing,
+    chunk_tokens: u32,
+) -> Result<Descriptor, BadDescriptor> {
+    let hashing = json!({
+        "algorithm": hashing.algorithm,
+        "root": hashing.root,
+        "block_tokens": hashing.block_tokens,
+    });
+    model
+        .with("hashing", hashing)?
+        .with("chunk_tokens", chunk_tokens.into())
+}
+
+fn check_world(register: &Register) -> Result<(), Refused> {
+    if register.world == 0 || register.world > MAX_WORLD {
+        return Err(Refused::World(register.world));
+    }
+    if register.local_world != 0 && register.local_world != register.world {
+        return Err(Refused::MultiNode {
+            local: register.local_world,
+            world: register.world,
+        });
+    }
+    Ok(())
+}
+
+fn group_plan(i: usize, group: &Group) -> Result<GroupPlan, Refused> {
+    let kind = match group.kind.as_str() {
+        "full" => GroupKind::Full,
+        "window" => GroupKind::Window,
+        other => {
+            return Err(Refused::Kind {
+                group: i,
+                kind: other.chars().take(32).collect(),
+            });
+        }
+    };
+    if group.shard >= group.shards {
+        return Err(Refused::Shard {
+            group: i,
+            shard: group.shard,
+            shards: group.shards,
+        });
+    }
+    Ok(GroupPlan {
+        kind,
+        block_tokens: group.block_tokens,
+        block_bytes: group.block_bytes,
+        shards: group.shards,
+        window_tokens: group.window_tokens,
+    })
+}
+
+fn describe(plan: &SectionPlan) -> serde_json::Value {
+    let groups: Vec<_> = plan
+        .groups()
+        .iter()
+        .map(|g| {
+            json!({
+                "kind": g.kind.name(), "block_tokens": g.block_tokens, "block_bytes": g.block_bytes,
+                "shards": g.shards, "window_tokens": g.window_tokens,
+            })
+        })
+        .collect();
+    json!({ "chunk_tokens": plan.chunk_tokens(), "scheduler_block_tokens": plan.scheduler_block_tokens(), "groups": groups })
+}
+
+fn is_minor(version: &str) -> bool {
+    let digits = |s: &str| !s.is_empty() && s.len() <= 3 && s.bytes().all(|b| b.is_ascii_digit());
+    version
+        .split_once('.')
+        .is_some_and(|(major, minor)| digits(major) && digits(minor))
+}

@@ -1,0 +1,207 @@
+//! Objects: one per complete chunk, the same bytes in every tier below memory. A fresh process can use any object that it finds.
+//!
+//! ```text
+//! 0      header, 512 bytes little-endian, its xxh3-128 in the last 16
+//! 512    section table, 64 bytes each      { u32 group, u32 shard, u64 offset, u64 stored, u64 raw, 16 stored digest, 16 raw digest }
+//!        engine block hashes, 32 bytes each
+//!        token ids, u32 each (may be none)
+//! 4 KiB  sections in order of (group, shard), each from the next multiple of 4 KiB; zeros between
+//! ```
+//! There is one encoding of an object, and the decoder takes no other: no gaps, no unknown flags, no other order.
+
+mod names;
+mod wire;
+
+pub use names::{BadName, ObjectName, REDIS_SEGMENT_BYTES};
+pub use wire::{BadObject, HEADER_BYTES, HeaderRecord, SectionRecord, head_bytes};
+
+use crate::key::{ChunkKey, EngineHash, KeyKind, LayoutId, ModelId, NamespaceId, chunk_key};
+use xxhash_rust::xxh3::xxh3_128;
+
+/// First bytes of an object.
+pub const MAGIC: [u8; 8] = *b"KVCPOBJ1";
+/// Version of this format.
+pub const VERSION: u32 = 1;
+/// Every section starts at a multiple of this: direct I/O goes straight into slots.
+pub const ALIGN: u64 = 4096;
+/// Most sections of an object.
+pub const MAX_SECTIONS: usize = crate::domain::MAX_SECTIONS;
+/// Most tokens of a chunk, and most block hashes and token ids of an object.
+pub const MAX_TOKENS: u32 = 65_536;
+/// Longest object: 1 TiB; sums of lengths cannot overflow.
+pub const MAX_BYTES: u64 = 1 << 40;
+
+/// How section bytes are packed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
+#[repr(u8)]
+pub enum Codec {
+    /// As they are.
+    #[default]
+    None = 0,
+}
+
+/// What was lost since the engine wrote the KV.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Fidelity {
+    /// Nothing.
+    #[default]
+    Exact = 0,
+}
+
+impl Fidelity {
+    /// Name in object names.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Exact => "exact",
+        }
+    }
+}
+
+/// How section bytes are encrypted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
+#[repr(u8)]
+pub enum Cipher {
+    /// Not at all.
+    #[default]
+    None = 0,
+}
+
+/// One section of an object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Section {
+    /// KV group.
+    pub group: u32,
+    /// Shard of the group.
+    pub shard: u32,
+    /// Stored bytes.
+    pub stored_bytes: u64,
+    /// Bytes in the arena.
+    pub raw_bytes: u64,
+    /// xxh3-128 of the stored bytes, little-endian.
+    pub stored_digest: [u8; 16],
+    /// xxh3-128 of the bytes in the arena, little-endian.
+    pub raw_digest: [u8; 16],
+}
+
+impl Section {
+    /// A section that is stored as it is.
+    pub fn exact(group: u32, shard: u32, bytes: &[u8]) -> Self {
+        let digest = digest(bytes);
+        Self {
+            group,
+            shard,
+            stored_bytes: bytes.len() as u64,
+            raw_bytes: bytes.len() as u64,
+            stored_digest: digest,
+            raw_digest: digest,
+        }
+    }
+
+    /// Are these the stored bytes of this section?
+    pub fn holds(&self, stored: &[u8]) -> bool {
+        stored.len() as u64 == self.stored_bytes && digest(stored) == self.stored_digest
+    }
+}
+
+/// xxh3-128, little-endian: the digest of everything here and of slots.
+pub fn digest(bytes: &[u8]) -> [u8; 16] {
+    xxh3_128(bytes).to_le_bytes()
+}
+
+/// Everything of an object but the bytes of its sections.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Object {
+    /// What the key means.
+    pub kind: KeyKind,
+    /// How sections are packed.
+    pub codec: Codec,
+    /// What was lost.
+    pub fidelity: Fidelity,
+    /// How sections are encrypted.
+    pub cipher: Cipher,
+    /// What decides KV values.
+    pub model: ModelId,
+    /// What decides their arrangement.
+    pub layout: LayoutId,
+    /// Who may share.
+    pub namespace: NamespaceId,
+    /// Engine hash of the chunk's last block; with model, namespace and kind it makes the key.
+    pub last_hash: EngineHash,
+    /// Key of the chunk before; all zero for the first.
+    pub parent: ChunkKey,
+    /// This part of the chunk, from 0.
+    pub part: u32,
+    /// Parts of the chunk.
+    pub parts: u32,
+    /// Tokens of the chunk.
+    pub tokens: u32,
+    /// Position of its first token.
+    pub first_token: u32,
+    /// When it was written, Unix milliseconds.
+    pub created_unix_ms: u64,
+    /// When it is dead, Unix seconds; 0 = never.
+    pub expires_unix_s: u64,
+    /// Who wrote it: random per process.
+    pub writer: [u8; 16],
+    /// Name of the engine, at most 16 bytes.
+    pub engine: String,
+    /// Version of the engine, at most 32 bytes.
+    pub engine_version: String,
+    /// Of the cipher; zero without one.
+    pub nonce: [u8; 24],
+    /// In order of (group, shard), at least one.
+    pub sections: Vec<Section>,
+    /// Engine hashes of the chunk's blocks; may be empty.
+    pub block_hashes: Vec<EngineHash>,
+    /// Token ids; empty = not kept, else as many as `tokens`.
+    pub token_ids: Vec<u32>,
+}
+
+impl Object {
+    /// Key of the chunk.
+    pub fn key(&self) -> ChunkKey {
+        chunk_key(&self.model, &self.namespace, self.kind, &self.last_hash)
+    }
+
+    /// Name of the object in every tier.
+    pub fn name(&self) -> ObjectName {
+        ObjectName {
+            model: self.model.hex16(),
+            layout: self.layout.hex16(),
+            key: self.key(),
+            fidelity: self.fidelity,
+        }
+    }
+
+    /// Bytes before the first section, padded to [`ALIGN`].
+    pub fn head_bytes(&self) -> u64 {
+        let meta =
+            64 * self.sections.len() + 32 * self.block_hashes.len() + 4 * self.token_ids.len();
+        (HEADER_BYTES as u64 + meta as u64).next_multiple_of(ALIGN)
+    }
+
+    /// Offset of each section, in order.
+    pub fn offsets(&self) -> Vec<u64> {
+        let mut next = self.head_bytes();
+        self.sections
+            .iter()
+            .map(|section| {
+                let offset = next;
+                next = next
+                    .saturating_add(section.stored_bytes)
+                    .checked_next_multiple_of(ALIGN)
+                    .unwrap_or(u64::MAX);
+                offset
+            })
+            .collect()
+    }
+
+    /// Bytes of the whole object: to the end of its last section.
+    pub fn total_bytes(&self) -> u64 {
+        match (self.offsets().last(), self.sections.last()) {
+            (Some(offset), Some(section)) => offset.saturating_add(section.stored_bytes),
+            _ => self.head_bytes(),
+        }
+    }
+}

@@ -1,0 +1,295 @@
+//! The config file: what it takes, what it says about what it does not take, and what a reload changes.
+#![allow(clippy::unwrap_used, reason = "a test")]
+
+use kvcachepool_protocol::config::*;
+use kvcachepool_protocol::message::Save;
+use proptest::prelude::*;
+
+fn problems(text: &str) -> Vec<String> {
+    let error = Config::parse(text, false).unwrap_err();
+    error.problems.iter().map(ToString::to_string).collect()
+}
+
+#[test]
+fn nothing_gives_the_defaults() {
+    for text in ["", "{}", "memory:\n", "# a comment\n"] {
+        let (config, unknown) = Config::parse(text, false).unwrap();
+        assert_eq!(config, Config::default());
+        assert!(unknown.is_empty());
+    }
+}
+
+#[test]
+fn the_printed_defaults_read_back_and_explain_every_key() {
+    let text = Config::default_yaml();
+    assert_eq!(Config::parse(&text, false).unwrap().0, Config::default());
+    for (path, _) in Config::default().entries() {
+        let name = path.rsplit('.').next().unwrap();
+        let lines: Vec<_> = text.lines().collect();
+        let at = lines
+            .iter()
+            .position(|l| l.trim_start().starts_with(&format!("{name}:")));
+        let above = lines[at.unwrap() - 1].trim_start();
+        assert!(above.starts_with("# "), "{path} has no comment");
+    }
+    assert!(text.contains("  size: 4Gi\n"), "{text}");
+    assert!(text.contains("  evictionPolicy: S3FIFO\n"), "{text}");
+    assert!(text.contains("  verifyAge: 1m\n"), "{text}");
+}
+
+#[test]
+fn every_value_is_taken() {
+    let text = r#"
+socket: /run/pool/s.sock
+managed: true
+admin: {listen: "[::1]:1234", tokenFile: /var/token}
+pool: {name: llama-70b, namespace: serving}
+cache: {chunkTokens: 512, save: PromptAndDecode, minLoadTokens: 0, loadTimeout: 250ms}
+memory: {size: 64Gi, hugePages: 2Mi, evictionPolicy: LRU, verify: Always, verifyAge: 1h30m, verifyThreads: 4, populateThreads: 8}
+limits: {connections: 10, sessions: 20, requests: 30, pinnedShare: 25%, grantedBytes: 512Mi, indexEntries: 1024, frameBytes: 1Mi, sendBytes: 2Mi, helloTimeout: 1s, events: 64}
+log: {level: debug, format: text}
+"#;
+    let (c, _) = Config::parse(text, false).unwrap();
+    assert_eq!(c.socket.to_str().unwrap(), "/run/pool/s.sock");
+    assert_eq!(c.admin.listen.to_string(), "[::1]:1234");
+    assert_eq!(
+        c.admin.token_file.as_ref().unwrap().to_str().unwrap(),
+        "/var/token"
+    );
+    assert_eq!(
+        (c.pool.name.as_str(), c.pool.namespace.as_str()),
+        ("llama-70b", "serving")
+    );
+    assert_eq!(
+        (c.cache.chunk_tokens, c.cache.save),
+        (512, Save::PromptAndDecode)
+    );
+    assert_eq!((c.cache.min_load_tokens, c.cache.load_timeout.ms), (0, 250));
+    assert_eq!(c.memory.size, ByteSize(64 << 30));
+    assert_eq!(c.memory.huge_pages, HugePages::Size2Mi);
+    assert_eq!(c.memory.eviction_policy, EvictionPolicy::Lru);
+    assert_eq!(
+        (c.memory.verify, c.memory.verify_age.ms),
+        (Verify::Always, 5_400_000)
+    );
+    assert_eq!((c.memory.verify_threads, c.memory.populate_threads), (4, 8));
+    assert_eq!(
+        (c.limits.connections, c.limits.sessions, c.limits.requests),
+        (10, 20, 30)
+    );
+    assert_eq!(
+        (c.limits.pinned_share, c.limits.granted_bytes),
+        (Percent(25), ByteSize(512 << 20))
+    );
+    assert_eq!(
+        (c.limits.index_entries, c.limits.frame_bytes),
+        (1024, ByteSize(1 << 20))
+    );
+    assert_eq!(
+        (c.limits.send_bytes, c.limits.hello_timeout.ms),
+        (ByteSize(2 << 20), 1000)
+    );
+    assert_eq!(
+        (c.limits.events, c.log.level, c.log.format),
+        (64, LogLevel::Debug, LogFormat::Text)
+    );
+    assert!(c.managed);
+    assert_eq!(Config::parse(&c.to_yaml(), false).unwrap().0, c);
+    assert_eq!(c.settings().load_timeout_ms, 250);
+}
+
+#[test]
+fn all_problems_are_named_at_once_with_what_to_write() {
+    let found = problems(
+        "memory: {size: 64GB, verify: Never, verifyThreads: 0}\nlog: loud\ncache: {loadTimeout: 2, chunkTokens: -1}\n",
+    );
+    assert_eq!(
+        found,
+        [
+            "log: found \"loud\"; write keys of this section below it, indented",
+            "cache.chunkTokens: found -1; write a whole number from 1 to 65536",
+            "cache.loadTimeout: found 2; write a time such as 250ms, 2s, 10m or 24h",
+            "memory.size: found \"64GB\"; write a size such as 64Gi, 512Mi or 65536 (bytes)",
+            "memory.verify: found \"Never\"; write one of Background, Always",
+            "memory.verifyThreads: found 0; write a value from 1 to 64",
+        ]
+    );
+}
+
+#[test]
+fn odd_values_are_refused_by_name() {
+    for (text, start) in [
+        (
+            "socket: relative.sock",
+            "socket: found \"relative.sock\"; write an absolute path",
+        ),
+        ("socket: []", "socket: found a list; write an absolute path"),
+        (
+            "admin: {listen: 9797}",
+            "admin.listen: found 9797; write an address with a port",
+        ),
+        (
+            "admin: {tokenFile: x}",
+            "admin.tokenFile: found \"x\"; write an absolute path",
+        ),
+        (
+            "pool: {name: Llama}",
+            "pool.name: found \"Llama\"; write a Kubernetes name",
+        ),
+        (
+            "pool: {name: 5}",
+            "pool.name: found 5; write a text, in quotes",
+        ),
+        (
+            "memory: {hugePages: ~}",
+            "memory.hugePages: found nothing; write one of None, 2Mi, 1Gi",
+        ),
+        (
+            "memory: {size: 1Mi}",
+            "memory.size: found \"1Mi\"; write a value from 64Mi to 16Ti",
+        ),
+        (
+            "limits: {pinnedShare: 0.5}",
+            "limits.pinnedShare: found 0.5; write a share such as 50%",
+        ),
+        (
+            "managed: maybe",
+            "managed: found \"maybe\"; write true or false",
+        ),
+        ("[1, 2]", "document: found a list; write keys"),
+        ("a: [", "not a YAML document"),
+        ("memory: {size: 1Gi, size: 2Gi}", "not a YAML document"),
+    ] {
+        let found = problems(text);
+        assert!(found[0].starts_with(start), "{text}: {found:?}");
+    }
+    assert!(problems(&"#".repeat(300_000))[0].contains("too many for a config"));
+    let long = format!("socket: /{}", "x".repeat(107));
+    assert!(problems(&long)[0].ends_with("at most 107 bytes long"));
+}
+
+#[test]
+fn unknown_keys_are_errors_by_hand_and_warnings_when_managed() {
+    let text = "memory: {szie: 8Gi, size: 8Gi}\nfuture: {depth: 1}\n";
+    assert_eq!(
+        problems(text),
+        [
+            "future: unknown key; `kvcachepool-sidecar config --defaults` lists all keys",
+            "memory.szie: unknown key; did you mean memory.size?",
+        ]
+    );
+    let (config, unknown) = Config::parse(text, true).unwrap();
+    assert_eq!(config.memory.size, ByteSize(8 << 30));
+    assert_eq!(unknown.len(), 2);
+    let own = format!("managed: true\n{text}");
+    assert_eq!(Config::parse(&own, false).unwrap().1, unknown);
+    assert!(Config::parse("managed: true\nmemory: {size: x}", true).is_err());
+}
+
+#[test]
+fn a_reload_takes_what_is_live_and_names_the_rest() {
+    let old = Config::default();
+    let text = "log: {level: warn}\nmemory: {size: 8Gi, verify: Always}\ncache: {loadTimeout: 1s}";
+    let (new, _) = Config::parse(text, false).unwrap();
+    let changes = old.changes(&new);
+    assert_eq!(
+        changes.live,
+        ["cache.loadTimeout", "memory.verify", "log.level"]
+    );
+    assert_eq!(changes.restart, ["memory.size"]);
+    let running = old.with_live_from(&new);
+    assert_eq!(running.memory.size, old.memory.size);
+    assert_eq!(running.memory.verify, Verify::Always);
+    assert_eq!(running.changes(&new).live, [""; 0]);
+    assert_eq!(old.changes(&old), Changes::default());
+}
+
+proptest! {
+    #[test]
+    fn any_text_gives_a_config_or_problems(text in "\\PC{0,200}") {
+        let _ = Config::parse(&text, false);
+        let _ = text.parse::<ByteSize>();
+        let _ = text.parse::<Duration>();
+        let _ = text.parse::<Percent>();
+    }
+
+    #[test]
+    fn any_prefix_of_a_file_gives_a_config_or_problems(cut in 0usize..6000) {
+        let text = Config::default_yaml();
+        let cut = cut.min(text.len());
+        if text.is_char_boundary(cut) {
+            let _ = Config::parse(&text[..cut], false);
+        }
+    }
+
+    #[test]
+    fn values_with_units_print_and_read_back(n: u64, small in 0u8..=100) {
+        prop_assert_eq!(ByteSize(n).to_string().parse::<ByteSize>().unwrap(), ByteSize(n));
+        let time = Duration::from_ms(n);
+        prop_assert_eq!(time.to_string().parse::<Duration>().unwrap(), time);
+        prop_assert_eq!(Percent(small).to_string().parse::<Percent>().unwrap(), Percent(small));
+        prop_assert!(Percent(small).of(n) <= n);
+    }
+
+    #[test]
+    fn any_config_in_range_prints_and_reads_back(
+        size in (64u64 << 20)..=(16 << 40), timeout in 1u64..=3_600_000, name in "[a-z0-9.-]{0,30}", quoted in "/[ -~]{1,40}x",
+    ) {
+        let mut config = Config::default();
+        config.memory.size = ByteSize(size);
+        config.cache.load_timeout = Duration::from_ms(timeout);
+        config.pool.name = name;
+        config.socket = quoted.into();
+        prop_assert_eq!(Config::parse(&config.to_yaml(), false).unwrap().0, config);
+    }
+}
+
+#[test]
+fn sizes_and_times_have_the_forms_that_people_write() {
+    for (text, bytes) in [
+        ("0", 0),
+        ("65536", 65536),
+        ("1Ki", 1024),
+        ("2M", 2_000_000),
+        ("1k", 1000),
+        ("16Ti", 16 << 40),
+    ] {
+        assert_eq!(text.parse::<ByteSize>().unwrap().0, bytes, "{text}");
+    }
+    for text in [
+        "",
+        "Gi",
+        "1.5Gi",
+        "-1",
+        "1 Gi",
+        "1KB",
+        "99999999999999999999",
+        "99999999999Ti",
+        "+1",
+    ] {
+        assert!(text.parse::<ByteSize>().is_err(), "{text}");
+    }
+    for (text, ms) in [
+        ("250ms", 250),
+        ("2s", 2000),
+        ("24h", 86_400_000),
+        ("1h30m", 5_400_000),
+        ("1d", 86_400_000),
+        ("1m5ms", 60_005),
+    ] {
+        assert_eq!(text.parse::<Duration>().unwrap().ms, ms, "{text}");
+    }
+    for text in [
+        "",
+        "5",
+        "s",
+        "1.5s",
+        "1s1m",
+        "1s1s",
+        "-1s",
+        "1 s",
+        "99999999999999999999s",
+    ] {
+        assert!(text.parse::<Duration>().is_err(), "{text}");
+    }
+}

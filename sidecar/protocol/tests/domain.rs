@@ -1,0 +1,376 @@
+//! Descriptors, identities, sections and what REGISTER refuses.
+#![allow(clippy::unwrap_used, reason = "a test")]
+
+use kvcachepool_protocol::domain::*;
+use kvcachepool_protocol::message::{ErrorCode, Group, Hashing, Register};
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+fn group(kind: &str, block_bytes: u64, shards: u32, shard: u32) -> Group {
+    Group {
+        kind: kind.into(),
+        block_tokens: 16,
+        block_bytes,
+        shards,
+        shard,
+        writer: true,
+        window_tokens: if kind == "window" { 1024 } else { 0 },
+    }
+}
+
+fn worker(groups: Vec<Group>) -> Register {
+    Register {
+        world: 2,
+        local_world: 2,
+        model: r#"{"name":"m","dtype":"float32"}"#.into(),
+        layout: r#"{"name":"LBHNC"}"#.into(),
+        device: "cpu".into(),
+        device_uuid: String::new(),
+        transfer_modes: vec!["engine".into()],
+        groups,
+        scheduler_block_tokens: 64,
+        chunk_tokens: 256,
+        hashing: None,
+    }
+}
+
+fn scheduler() -> Register {
+    Register {
+        hashing: Some(Hashing {
+            algorithm: "sha256_cbor".into(),
+            root: "ab".repeat(32),
+            random_root: false,
+            block_tokens: 16,
+        }),
+        ..worker(vec![])
+    }
+}
+
+fn rank(shard: u32) -> RankPart {
+    RankPart::check(&worker(vec![group("full", 4096, 2, shard)])).unwrap()
+}
+
+#[test]
+fn canonical_json_sorts_by_bytes_and_is_compact() {
+    let value: Value =
+        serde_json::from_str(r#" {"b": [1, 2.50, 1e-5, null, true], "é": "ü\n\"", "a": {"z": -1, "B": 18446744073709551615}, "f": 10000.0} "#).unwrap();
+    assert_eq!(
+        canonical_json(&value),
+        r#"{"a":{"B":18446744073709551615,"z":-1},"b":[1,2.5,1e-5,null,true],"f":10000.0,"é":"ü\n\""}"#
+    );
+}
+
+#[test]
+fn identities_are_what_they_were() {
+    let model = Descriptor::parse(r#"{"name": "m", "dtype": "float32"}"#).unwrap();
+    let hashing = scheduler().hashing.unwrap();
+    let full = model_identity(model, &hashing, 256).unwrap();
+    assert_eq!(
+        full.canonical(),
+        format!(
+            r#"{{"chunk_tokens":256,"dtype":"float32","hashing":{{"algorithm":"sha256_cbor","block_tokens":16,"root":"{}"}},"name":"m"}}"#,
+            "ab".repeat(32)
+        )
+    );
+    let domain = join(
+        &SchedulerPart::check(&scheduler()).unwrap(),
+        &[&rank(0), &rank(1)],
+    )
+    .unwrap();
+    assert_eq!(domain.model_id.hex16(), "d83444e658130698");
+    assert_eq!(domain.layout_id.hex16(), "7043ee0abd9ced2b");
+    assert_eq!(
+        domain.model_id.0,
+        *blake3::hash(full.canonical().as_bytes()).as_bytes()
+    );
+    assert_eq!(domain.not_shareable, None);
+    assert_eq!(
+        domain.layout.canonical(),
+        r#"{"name":"LBHNC","sections":{"chunk_tokens":256,"groups":[{"block_bytes":4096,"block_tokens":16,"kind":"full","shards":2,"window_tokens":0}],"scheduler_block_tokens":64}}"#
+    );
+}
+
+#[test]
+fn unknown_keys_are_kept_and_decide_the_identity() {
+    let one = Descriptor::parse(r#"{"new_in_0.40": {"x": [1]}}"#).unwrap();
+    let other = Descriptor::parse(r#"{"new_in_0.40": {"x": [2]}}"#).unwrap();
+    assert_ne!(one.identity(), other.identity());
+    assert_eq!(one.to_value(), json!({"new_in_0.40": {"x": [1]}}));
+}
+
+#[test]
+fn descriptors_are_bounded() {
+    let deep = |n: usize| format!("{{\"a\":{}1{}}}", "[".repeat(n), "]".repeat(n));
+    assert!(Descriptor::parse(&deep(MAX_DESCRIPTOR_DEPTH - 1)).is_ok());
+    assert_eq!(
+        Descriptor::parse(&deep(MAX_DESCRIPTOR_DEPTH)),
+        Err(BadDescriptor::TooDeep)
+    );
+    assert!(matches!(
+        Descriptor::parse(&deep(5000)),
+        Err(BadDescriptor::NotJson(_))
+    ));
+    let long = format!("{{\"a\":\"{}\"}}", "x".repeat(MAX_DESCRIPTOR_BYTES));
+    assert_eq!(
+        Descriptor::parse(&long),
+        Err(BadDescriptor::TooLong(long.len()))
+    );
+    assert_eq!(Descriptor::parse("[]"), Err(BadDescriptor::NotAnObject));
+    let hashing = scheduler().hashing.unwrap();
+    let taken = Descriptor::parse(r#"{"hashing": 1}"#).unwrap();
+    assert_eq!(
+        model_identity(taken, &hashing, 256),
+        Err(BadDescriptor::ReservedKey("hashing"))
+    );
+}
+
+#[test]
+fn sections_are_numbered_by_group_then_shard() {
+    let mut latent = group("full", 1000, 1, 0);
+    latent.block_tokens = 64;
+    let part = RankPart::check(&worker(vec![group("window", 4096, 2, 1), latent])).unwrap();
+    let plan = &part.plan;
+    assert_eq!(plan.sections(), 3);
+    assert_eq!(
+        [plan.section(0, 1), plan.section(1, 0), plan.section(1, 1)],
+        [Some(1), Some(2), None]
+    );
+    assert_eq!(
+        [plan.locate(0), plan.locate(2), plan.locate(3)],
+        [Some((0, 0)), Some((1, 0)), None]
+    );
+    assert_eq!(
+        [plan.full_bytes(0), plan.full_bytes(1)],
+        [16 * 4096, 4 * 1000]
+    );
+    assert_eq!(plan.section_bytes(1, 64), 4 * 4096);
+    assert_eq!(plan.chunk_bytes(64), 2 * 4 * 4096 + 1000);
+    assert_eq!(plan.longest_section_bytes(), 65_536);
+    assert_eq!((plan.all_groups(), plan.full_groups()), (0b11, 0b10));
+    assert_eq!(plan.section_map(0b01), [0b011, 0]);
+    assert_eq!(plan.section_map(u32::MAX), [0b111, 0]);
+    assert!(plan.valid_tokens(256) && plan.valid_tokens(64));
+    assert!(!plan.valid_tokens(0) && !plan.valid_tokens(65) && !plan.valid_tokens(320));
+    assert_eq!(part.written_sections().collect::<Vec<_>>(), [1, 2]);
+    assert_eq!(slot_rows(1 << 20), [16, 8, 4, 2, 1]);
+    assert_eq!(slot_rows(70_000), [2, 1]);
+    assert_eq!(slot_rows(1), [1]);
+    assert_eq!(slot_rows(7 * 65_536), [7, 4, 2, 1]);
+}
+
+#[test]
+fn every_bad_register_has_its_name() {
+    let good = worker(vec![group("full", 4096, 2, 0)]);
+    let refused = |change: &dyn Fn(&mut Register)| {
+        let mut r = good.clone();
+        change(&mut r);
+        let e = RankPart::check(&r).unwrap_err();
+        (e.code(), e.to_string())
+    };
+    let plan = |r: &mut Register, f: &dyn Fn(&mut Group)| f(&mut r.groups[0]);
+    use ErrorCode::*;
+    for (code, text, got) in [
+        (BadBody, "0 ranks", refused(&|r| r.world = 0)),
+        (
+            MultiNodeUnsupported,
+            "1 of 2 ranks run in this pod",
+            refused(&|r| r.local_world = 1),
+        ),
+        (
+            BadBody,
+            "model: the descriptor is no JSON",
+            refused(&|r| r.model = "{".into()),
+        ),
+        (
+            BadBody,
+            "layout: the descriptor has the key \"sections\"",
+            refused(&|r| r.layout = r#"{"sections":1}"#.into()),
+        ),
+        (BadBody, "0 KV groups", refused(&|r| r.groups.clear())),
+        (
+            BadBody,
+            "33 KV groups",
+            refused(&|r| r.groups = vec![group("full", 1, 1, 0); 33]),
+        ),
+        (
+            BadBody,
+            "200 sections",
+            refused(&|r| plan(r, &|g| g.shards = 200)),
+        ),
+        (
+            BadBody,
+            "group 0: kind \"mamba\"",
+            refused(&|r| plan(r, &|g| g.kind = "mamba".into())),
+        ),
+        (
+            BadBody,
+            "group 0: shard 2 of 2",
+            refused(&|r| plan(r, &|g| g.shard = 2)),
+        ),
+        (
+            BadBody,
+            "group 0: a window group needs",
+            refused(&|r| plan(r, &|g| g.kind = "window".into())),
+        ),
+        (
+            BadBody,
+            "group 0: tokens of a block",
+            refused(&|r| plan(r, &|g| g.block_bytes = 0)),
+        ),
+        (
+            BadBody,
+            "group 0: a chunk of 256 tokens",
+            refused(&|r| plan(r, &|g| g.block_tokens = 48)),
+        ),
+        (
+            BadBody,
+            "a scheduler block of 100 tokens",
+            refused(&|r| r.scheduler_block_tokens = 100),
+        ),
+        (
+            SectionTooLarge,
+            "group 0: a section of 17592186044416",
+            refused(&|r| plan(r, &|g| g.block_bytes = 1 << 40)),
+        ),
+        (
+            SectionTooLarge,
+            "group 0: a section of",
+            refused(&|r| plan(r, &|g| g.block_bytes = u64::MAX)),
+        ),
+    ] {
+        assert_eq!(got.0, code, "{}", got.1);
+        assert!(got.1.starts_with(text), "{}", got.1);
+    }
+}
+
+#[test]
+fn weak_or_unknown_hashing_is_refused() {
+    let refused = |algorithm: &str, root: &str, block_tokens| {
+        let mut r = scheduler();
+        r.hashing = Some(Hashing {
+            algorithm: algorithm.into(),
+            root: root.into(),
+            random_root: false,
+            block_tokens,
+        });
+        SchedulerPart::check(&r).map_err(|e| e.code())
+    };
+    let root = "0".repeat(64);
+    assert!(refused("sha256_cbor", &root, 16).is_ok());
+    assert!(refused("sha256/py3.11", &root, 16).is_ok());
+    for name in [
+        "sha256",
+        "xxhash",
+        "xxhash_cbor",
+        "sha256/py",
+        "sha256/py3",
+        "sha256/py3.x",
+        "",
+    ] {
+        assert_eq!(
+            refused(name, &root, 16),
+            Err(ErrorCode::HashAlgorithmRefused),
+            "{name}"
+        );
+    }
+    assert_eq!(refused("sha256_cbor", "00", 16), Err(ErrorCode::BadBody));
+    assert_eq!(
+        refused("sha256_cbor", &"G".repeat(64), 16),
+        Err(ErrorCode::BadBody)
+    );
+    assert_eq!(refused("sha256_cbor", &root, 0), Err(ErrorCode::BadBody));
+    let mut r = scheduler();
+    r.hashing = None;
+    assert!(SchedulerPart::check(&r).is_err());
+}
+
+#[test]
+fn ranks_that_differ_make_no_domain() {
+    let scheduler_part = SchedulerPart::check(&scheduler()).unwrap();
+    let with = |change: &dyn Fn(&mut Register)| {
+        let mut r = worker(vec![group("full", 4096, 2, 1)]);
+        change(&mut r);
+        let second = RankPart::check(&r).unwrap();
+        join(&scheduler_part, &[&rank(0), &second]).unwrap_err()
+    };
+    for (error, text) in [
+        (
+            with(&|r| (r.world, r.local_world) = (1, 1)),
+            "number of ranks",
+        ),
+        (with(&|r| r.model = "{}".into()), "model"),
+        (with(&|r| r.layout = "{}".into()), "layout"),
+        (
+            with(&|r| r.groups[0].block_bytes = 8192),
+            "list of KV groups",
+        ),
+        (
+            with(&|r| r.groups[0].writer = false),
+            "shard 1 has 0 writers",
+        ),
+        (with(&|r| r.groups[0].shard = 0), "shard 0 has 2 writers"),
+    ] {
+        assert_eq!(error.code(), ErrorCode::DescriptorMismatch);
+        assert!(error.to_string().contains(text), "{error}");
+    }
+    assert!(join(&scheduler_part, &[&rank(0)]).is_err());
+    assert!(join(&scheduler_part, &[]).is_err());
+    let mut random = scheduler();
+    random.hashing.as_mut().unwrap().random_root = true;
+    let random = SchedulerPart::check(&random).unwrap();
+    let domain = join(&random, &[&rank(0), &rank(1)]).unwrap();
+    assert_eq!(domain.not_shareable, Some("NotShareable/RandomHashSeed"));
+}
+
+fn any_json() -> impl Strategy<Value = Value> {
+    let leaf = prop_oneof![
+        Just(Value::Null),
+        any::<bool>().prop_map(Value::from),
+        any::<i64>().prop_map(Value::from),
+        any::<f64>().prop_map(Value::from),
+        "\\PC{0,8}".prop_map(Value::from),
+    ];
+    leaf.prop_recursive(4, 32, 6, |inner| {
+        prop_oneof![
+            prop::collection::vec(inner.clone(), 0..6).prop_map(Value::from),
+            prop::collection::hash_map("\\PC{0,4}", inner, 0..6)
+                .prop_map(|m| Value::Object(m.into_iter().collect())),
+        ]
+    })
+}
+
+proptest! {
+    #[test]
+    fn any_text_gives_a_descriptor_or_an_error(text in "\\PC{0,100}") {
+        let _ = Descriptor::parse(&text);
+    }
+
+    #[test]
+    fn canonical_json_reads_back_to_itself(value in any_json()) {
+        let text = canonical_json(&value);
+        let back: Value = serde_json::from_str(&text).unwrap();
+        prop_assert_eq!(canonical_json(&back), text);
+    }
+
+    #[test]
+    fn sections_cover_the_chunk(shards in prop::collection::vec(1u32..8, 1..10), bytes in 1u64..100_000, blocks in 1u32..=4) {
+        let groups = shards.iter().map(|s| GroupPlan { kind: GroupKind::Full, block_tokens: 16, block_bytes: bytes, shards: *s, window_tokens: 0 }).collect();
+        let plan = SectionPlan::new(256, 64, groups).unwrap();
+        for section in 0..plan.sections() {
+            let (group, shard) = plan.locate(section).unwrap();
+            prop_assert_eq!(plan.section(group, shard), Some(section));
+        }
+        let tokens = blocks * 64;
+        prop_assert_eq!(plan.chunk_bytes(tokens), u64::from(plan.sections()) * u64::from(tokens / 16) * bytes);
+        let map = plan.section_map(plan.all_groups());
+        prop_assert_eq!(map[0].count_ones() + map[1].count_ones(), plan.sections());
+    }
+
+    #[test]
+    fn slot_sizes_fall_to_one_row_and_fit_every_half(full in 1u64..=u64::from(u32::MAX)) {
+        let rows = slot_rows(full);
+        prop_assert_eq!(*rows.last().unwrap(), 1);
+        prop_assert!(u64::from(rows[0]) * 65_536 >= full && u64::from(rows[0] - 1) * 65_536 < full);
+        prop_assert!(rows.windows(2).all(|w| w[0] > w[1] && w[1] * 2 + 1 >= w[0]));
+    }
+}

@@ -1,0 +1,316 @@
+//! One of every message, with every field set to something that is not its default.
+
+use kvcachepool_protocol::frame::*;
+use kvcachepool_protocol::message::*;
+use kvcachepool_protocol::refs::{NO_SLOT, SectionRef, pack};
+use std::collections::BTreeMap;
+
+/// A message with the frame it travels in.
+pub struct Sample {
+    pub name: &'static str,
+    pub op: Op,
+    pub flags: u16,
+    pub tag: u64,
+    pub body: Vec<u8>,
+    /// Reads the body as its message and writes it again.
+    pub again: fn(&[u8]) -> Result<Vec<u8>, BadBody>,
+}
+
+fn sample<T: serde::Serialize + serde::de::DeserializeOwned>(
+    name: &'static str,
+    op: Op,
+    flags: u16,
+    tag: u64,
+    message: &T,
+) -> Sample {
+    Sample {
+        name,
+        op,
+        flags,
+        tag,
+        body: encode(message).unwrap(),
+        again: |body| encode(&decode::<T>(body)?),
+    }
+}
+
+fn hash(byte: u8) -> Vec<u8> {
+    vec![byte; 32]
+}
+
+pub fn refs() -> Vec<SectionRef> {
+    vec![
+        SectionRef::new(16, 7, 1_048_576, 0),
+        SectionRef::new(NO_SLOT, 0, 0, 1),
+        SectionRef::new(0xDEAD_BEEF, u32::MAX, 65_537, 127),
+    ]
+}
+
+fn counts<V: Copy>(pairs: &[(&str, V)]) -> BTreeMap<String, V> {
+    pairs.iter().map(|(k, v)| (k.to_string(), *v)).collect()
+}
+
+pub fn all() -> Vec<Sample> {
+    let packed = pack(&refs());
+    let hello = Hello {
+        version: 1,
+        role: Role::Worker,
+        engine: "vllm".into(),
+        engine_version: "0.32.0".into(),
+        instance: "engine-0".into(),
+        incarnation: (0..16).collect(),
+        number: 3,
+        rank: 1,
+        fds: vec!["pidfd".into(), "arena".into(), "table".into()],
+        lock: Some(12),
+        region: Some(5),
+        grants: packed.clone(),
+        requests: vec!["req-1".into()],
+        off: None,
+    };
+    let hello_off = Hello {
+        role: Role::Plugin,
+        fds: vec![],
+        lock: None,
+        region: None,
+        grants: vec![],
+        requests: vec![],
+        off: Some("VllmTooOld".into()),
+        ..hello.clone()
+    };
+    let settings = Settings {
+        chunk_tokens: 256,
+        save: Save::PromptAndDecode,
+        min_load_tokens: 512,
+        load_timeout_ms: 2000,
+        first_poll_wait_us: 1000,
+        step_wait_us: 2000,
+        grant_timeout_ms: 1000,
+        store_bytes_in_flight: 1 << 28,
+    };
+    let hello_reply = HelloReply {
+        version: 1,
+        sidecar_version: "0.1.0".into(),
+        session: 9,
+        boot: u64::MAX,
+        features: vec!["verify".into()],
+        settings,
+        memory: Memory::Sent,
+        reason: "none".into(),
+        retry_ms: 100,
+        lock: Some(12),
+        region: Some(5),
+        arena_bytes: 1 << 32,
+        table_bytes: 1 << 24,
+        fds: vec!["arena".into(), "table".into()],
+    };
+    let hashing = Hashing {
+        algorithm: "sha256/py3.11".into(),
+        root: "ab".repeat(32),
+        random_root: true,
+        block_tokens: 16,
+    };
+    let group = Group {
+        kind: "window".into(),
+        block_tokens: 16,
+        block_bytes: 1 << 40,
+        shards: 2,
+        shard: 1,
+        writer: true,
+        window_tokens: 1024,
+    };
+    let register = Register {
+        world: 2,
+        local_world: 2,
+        model: r#"{"name":"m"}"#.into(),
+        layout: r#"{"name":"LBHNC"}"#.into(),
+        device: "cuda".into(),
+        device_uuid: "GPU-1".into(),
+        transfer_modes: vec!["engine".into()],
+        groups: vec![group],
+        scheduler_block_tokens: 64,
+        chunk_tokens: 256,
+        hashing: Some(hashing),
+    };
+    let register_reply = RegisterReply {
+        layout_id: hash(1),
+        model_id: hash(2),
+        slot_bytes: vec![65_536, 1 << 33],
+        transfer: "engine".into(),
+        transfer_reason: "NoWindow".into(),
+        ready: true,
+    };
+    let probe = Probe {
+        request: "req-1".into(),
+        namespace: hash(3),
+        hashes: [hash(4), hash(5)].concat(),
+        tail_tokens: 64,
+        local_tokens: Some(128),
+        budget_ms: 1900,
+        max_load_tokens: Some(4096),
+    };
+    let probe_reply = ProbeReply {
+        states: vec![CHUNK_READY, CHUNK_PENDING, CHUNK_ABSENT],
+        refs: packed.clone(),
+        region: 5,
+        pending_ms: 3,
+        tiers: vec![1, 2, 0],
+        reason: "NotRegistered".into(),
+    };
+    let grant = Grant {
+        request: "req-1".into(),
+        namespace: hash(3),
+        chunks: vec![GrantChunk {
+            hash: hash(6),
+            parent: hash(7),
+            first_token: 256,
+            tokens: 256,
+            groups: 0b11,
+            block_hashes: [hash(8), hash(6)].concat(),
+        }],
+        ttl_s: 3600,
+    };
+    let grant_reply = GrantReply {
+        results: vec![
+            GRANT_GRANTED,
+            GRANT_EXISTS,
+            GRANT_NO_ROOM,
+            GRANT_NOT_READY,
+            GRANT_NO_PARENT,
+            GRANT_INVALID,
+        ],
+        refs: packed.clone(),
+        region: 5,
+    };
+    let sections = Sections {
+        region: 5,
+        refs: packed,
+    };
+    let event = Event {
+        kind: "stored".into(),
+        tier: "memory".into(),
+        block_hashes: hash(8),
+        parent: hash(7),
+        tokens: 256,
+        state: "ready".into(),
+    };
+    let report = Report {
+        requested_tokens: 1000,
+        hit_tokens: counts(&[("memory", 600)]),
+        miss_tokens: counts(&[("absent", 300), ("minLoadTokens", 100)]),
+        load_failed_tokens: 1,
+        events: counts(&[("grant_refused", 2)]),
+        copied_bytes: counts(&[("load", 1 << 40), ("store", 3)]),
+        copied_seconds: counts(&[("load", 0.5)]),
+        oldest_job_ms: 7,
+    };
+    let error = ErrorBody {
+        code: ErrorCode::SectionTooLarge,
+        message: "too large".into(),
+        retryable: true,
+    };
+    let admin = Admin {
+        op: "pin".into(),
+        keys: vec!["00".repeat(32)],
+        ttl_s: 60,
+        token: "t".into(),
+    };
+    vec![
+        sample("Hello", Op::Hello, FLAG_FDS, 1, &hello),
+        sample("Hello", Op::Hello, 0, 2, &hello_off),
+        sample(
+            "HelloReply",
+            Op::Hello,
+            FLAG_REPLY | FLAG_FDS,
+            1,
+            &hello_reply,
+        ),
+        sample("Register", Op::Register, 0, 3, &register),
+        sample(
+            "RegisterReply",
+            Op::Register,
+            FLAG_REPLY,
+            3,
+            &register_reply,
+        ),
+        sample("Probe", Op::Probe, 0, 4, &probe),
+        sample(
+            "ProbeReply",
+            Op::Probe,
+            FLAG_REPLY | FLAG_PARTIAL,
+            4,
+            &probe_reply,
+        ),
+        sample(
+            "Pin",
+            Op::Pin,
+            0,
+            5,
+            &Pin {
+                request: "req-1".into(),
+                probe: 4,
+                from: 1,
+                to: 3,
+            },
+        ),
+        sample(
+            "Release",
+            Op::Release,
+            0,
+            6,
+            &Release {
+                requests: vec!["req-1".into(), "req-2".into()],
+            },
+        ),
+        sample("Grant", Op::Grant, 0, 7, &grant),
+        sample("GrantReply", Op::Grant, FLAG_REPLY, 7, &grant_reply),
+        sample("Sections", Op::Commit, 0, 8, &sections),
+        sample("Sections", Op::Abort, 0, 9, &sections),
+        sample(
+            "Abort",
+            Op::Abort,
+            0,
+            10,
+            &Abort {
+                grant: 7,
+                hashes: hash(6),
+            },
+        ),
+        sample(
+            "AbortReply",
+            Op::Abort,
+            FLAG_REPLY,
+            10,
+            &AbortReply { freed: 2 },
+        ),
+        sample(
+            "Events",
+            Op::Events,
+            0,
+            11,
+            &Events {
+                cursor: 40,
+                wait_ms: 30_000,
+            },
+        ),
+        sample(
+            "EventsReply",
+            Op::Events,
+            FLAG_REPLY,
+            11,
+            &EventsReply {
+                cursor: 41,
+                lost: true,
+                events: vec![event],
+            },
+        ),
+        sample("Admin", Op::Admin, 0, 12, &admin),
+        sample("Report", Op::Report, 0, u64::MAX, &report),
+        sample(
+            "ErrorBody",
+            Op::Register,
+            FLAG_REPLY | FLAG_ERROR,
+            3,
+            &error,
+        ),
+    ]
+}

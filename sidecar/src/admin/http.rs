@@ -1,0 +1,185 @@
+//! The HTTP server, on a thread and runtime of its own: a slow scrape never delays the socket.
+
+use super::token::{Access, check};
+use crate::serve::daemon::Daemon;
+use axum::extract::{Query, Request, State};
+use axum::http::{StatusCode, header};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use axum::{Json, Router, middleware};
+use kvcachepool_protocol::status::State as Overall;
+use serde::Serialize;
+use std::collections::HashMap;
+use std::net::TcpListener;
+use std::sync::Arc;
+
+/// Starts the server on a listener that does not block.
+pub fn start(daemon: Arc<Daemon>, listener: TcpListener) -> std::io::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    std::thread::Builder::new()
+        .name("admin".into())
+        .spawn(move || {
+            runtime.block_on(async {
+                let served = match tokio::net::TcpListener::from_std(listener) {
+                    Ok(listener) => axum::serve(listener, router(daemon)).await,
+                    Err(e) => Err(e),
+                };
+                if let Err(e) = served {
+                    tracing::error!(error = %e, "admin HTTP ended");
+                }
+            });
+        })?;
+    Ok(())
+}
+
+fn router(daemon: Arc<Daemon>) -> Router {
+    let guarded = Router::new()
+        .route("/v1/config", get(config))
+        .route("/v1/objects", get(objects))
+        .route_layer(from_fn_with_state(daemon.clone(), guard));
+    Router::new()
+        .route("/healthz", get(healthz))
+        .route("/readyz", get(readyz))
+        .route("/metrics", get(metrics))
+        .route("/v1/status", get(status))
+        .merge(guarded)
+        .fallback(not_found)
+        .layer(middleware::from_fn_with_state(daemon.clone(), count))
+        .with_state(daemon)
+}
+
+/// Body of every refusal.
+#[derive(Serialize)]
+struct Refusal {
+    error: &'static str,
+    message: String,
+}
+
+fn refuse(status: StatusCode, error: &'static str, message: impl Into<String>) -> Response {
+    let body = Refusal {
+        error,
+        message: message.into(),
+    };
+    (status, Json(body)).into_response()
+}
+
+async fn count(State(daemon): State<Arc<Daemon>>, request: Request, next: Next) -> Response {
+    // Only paths that exist become labels: a scanner must not grow the metric.
+    let path = match request.uri().path() {
+        known @ ("/healthz" | "/readyz" | "/metrics" | "/v1/status" | "/v1/config"
+        | "/v1/objects") => known.to_owned(),
+        _ => "other".to_owned(),
+    };
+    let response = next.run(request).await;
+    daemon.metrics.add(
+        "admin_requests_total",
+        &[&path, response.status().as_str()],
+        1,
+    );
+    response
+}
+
+async fn guard(State(daemon): State<Arc<Daemon>>, request: Request, next: Next) -> Response {
+    let presented = request
+        .headers()
+        .get(header::AUTHORIZATION)
+        .and_then(|value| value.to_str().ok())
+        .and_then(|value| value.strip_prefix("Bearer "));
+    let file = daemon.config().effective.admin.token_file;
+    match check(file.as_deref(), presented) {
+        Access::Granted => next.run(request).await,
+        Access::Off => refuse(
+            StatusCode::NOT_FOUND,
+            "AdminOff",
+            "this path is off: set admin.tokenFile in the config to a file with a bearer token",
+        ),
+        Access::NoToken => refuse(
+            StatusCode::FORBIDDEN,
+            "NoToken",
+            "the file of admin.tokenFile is missing or empty",
+        ),
+        Access::Wrong => refuse(
+            StatusCode::FORBIDDEN,
+            "Unauthorized",
+            "send the token of admin.tokenFile as `Authorization: Bearer <token>`",
+        ),
+    }
+}
+
+async fn not_found() -> Response {
+    refuse(
+        StatusCode::NOT_FOUND,
+        "NotFound",
+        "paths: /healthz /readyz /metrics /v1/status /v1/config /v1/objects",
+    )
+}
+
+/// The process answers, whatever state it is in: nothing that a restart could mend.
+async fn healthz() -> &'static str {
+    "ok\n"
+}
+
+async fn readyz(State(daemon): State<Arc<Daemon>>) -> Response {
+    let status = daemon.status();
+    let reasons: Vec<String> = status
+        .reasons
+        .iter()
+        .map(|r| format!("{}: {}\n", r.code, r.message))
+        .collect();
+    match status.state {
+        Overall::Ready | Overall::Degraded => {
+            (StatusCode::OK, "ready\n".to_owned() + &reasons.concat()).into_response()
+        }
+        state => {
+            let state = format!("{state:?}").to_lowercase();
+            (
+                StatusCode::SERVICE_UNAVAILABLE,
+                format!("{state}\n{}", reasons.concat()),
+            )
+                .into_response()
+        }
+    }
+}
+
+async fn metrics(State(daemon): State<Arc<Daemon>>) -> Response {
+    daemon.collect_metrics();
+    (
+        [(
+            header::CONTENT_TYPE,
+            "text/plain; version=0.0.4; charset=utf-8",
+        )],
+        daemon.metrics.text(),
+    )
+        .into_response()
+}
+
+async fn status(State(daemon): State<Arc<Daemon>>) -> Response {
+    Json(daemon.status()).into_response()
+}
+
+/// The effective config as YAML. It holds no secret: secrets are files, and only their paths stand in it.
+async fn config(State(daemon): State<Arc<Daemon>>) -> Response {
+    (
+        [(header::CONTENT_TYPE, "application/yaml")],
+        daemon.config().effective.to_yaml(),
+    )
+        .into_response()
+}
+
+/// `?key=<hex>`, several times or separated by commas: which of these chunks are there.
+async fn objects(
+    State(daemon): State<Arc<Daemon>>,
+    Query(query): Query<HashMap<String, String>>,
+) -> Response {
+    let keys: Vec<String> = query
+        .get("key")
+        .map(|keys| keys.split(',').map(str::to_owned).collect())
+        .unwrap_or_default();
+    match daemon.lookup(&keys) {
+        Ok(found) => Json(found).into_response(),
+        Err(e) => refuse(StatusCode::BAD_REQUEST, "BadKey", e),
+    }
+}

@@ -1,0 +1,7 @@
+//! Admin HTTP and the metrics. Open: health, metrics, a status summary. With a bearer token: config and objects. Nothing here decides
+//! anything; the ADMIN operations on the socket run the same code.
+
+pub mod http;
+pub mod metrics;
+pub mod metrics_table;
+pub mod token;

@@ -1,0 +1,37 @@
+//! `config`: print the defaults, check a file, print a file with all defaults filled in.
+
+use crate::config_file;
+use kvcachepool_protocol::config::Config;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+#[derive(Debug, clap::Args)]
+#[group(required = true, multiple = false)]
+pub struct Args {
+    /// Print the default config with a comment per key.
+    #[arg(long)]
+    defaults: bool,
+    /// Check a file: exit code 0 and "ok", or 1 and every problem in it.
+    #[arg(long, value_name = "FILE")]
+    check: Option<PathBuf>,
+    /// Print what a file means: all keys, with defaults filled in.
+    #[arg(long, value_name = "FILE")]
+    effective: Option<PathBuf>,
+}
+
+pub fn main(args: &Args) -> Result<ExitCode, String> {
+    if let Some(path) = args.check.as_deref().or(args.effective.as_deref()) {
+        let loaded = config_file::load(Some(path)).map_err(|e| e.to_string())?;
+        for key in &loaded.unknown {
+            eprintln!("warning: {key}");
+        }
+        if args.check.is_some() {
+            println!("ok");
+        } else {
+            print!("{}", loaded.config.to_yaml());
+        }
+    } else {
+        print!("{}", Config::default_yaml());
+    }
+    Ok(ExitCode::SUCCESS)
+}

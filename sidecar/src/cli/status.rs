@@ -1,0 +1,38 @@
+//! `status`: asks a running sidecar over HTTP or over its socket, and prints a table or the JSON.
+
+mod ask;
+mod table;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Admin address of the sidecar.
+    #[arg(
+        long,
+        default_value = "http://127.0.0.1:9797",
+        conflicts_with = "socket"
+    )]
+    url: String,
+    /// Ask over the sidecar's socket instead.
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+    /// Print the whole status as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn main(args: &Args) -> Result<ExitCode, String> {
+    let status = match &args.socket {
+        Some(path) => ask::over_socket(path)?,
+        None => ask::over_http(&args.url)?,
+    };
+    if args.json {
+        let text = serde_json::to_string_pretty(&status).map_err(|e| e.to_string())?;
+        println!("{text}");
+    } else {
+        print!("{}", table::render(&status));
+    }
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,35 @@
+//! From the config file's types to what the sans-I/O core is told.
+
+use crate::engine::config as core;
+use kvcachepool_protocol::config::{Config, EvictionPolicy, Verify};
+
+/// What the core is told.
+pub fn core_config(config: &Config) -> core::Config {
+    let defaults = core::Config::default();
+    core::Config {
+        settings: config.settings(),
+        arena_bytes: config.memory.size.0,
+        policy: match config.memory.eviction_policy {
+            EvictionPolicy::S3Fifo => core::PolicyKind::S3Fifo,
+            EvictionPolicy::Lru => core::PolicyKind::Lru,
+            EvictionPolicy::Lfu => core::PolicyKind::Lfu,
+            EvictionPolicy::Fifo => core::PolicyKind::Fifo,
+        },
+        verify: match config.memory.verify {
+            Verify::Background => core::Verify::Background,
+            Verify::Always => core::Verify::Always,
+        },
+        verify_age_ms: config.memory.verify_age.ms,
+        limits: core::Limits {
+            connections_max: config.limits.connections,
+            sessions_max: config.limits.sessions,
+            requests_max: config.limits.requests,
+            granted_bytes_max: config.limits.granted_bytes.0,
+            index_entries_max: config.limits.index_entries,
+            soft_pin_percent_max: u32::from(config.limits.pinned_share.0),
+            events_max: config.limits.events,
+            ..defaults.limits
+        },
+        ..defaults
+    }
+}

@@ -1,0 +1,176 @@
+//! What all parts of the engine process know about it: config, reasons for serving less, the shell once there is one.
+
+use super::shell::Shell;
+use crate::admin::metrics::Metrics;
+use crate::supervisor::link::Boot;
+use kvcachepool_protocol::PROTOCOL_VERSION;
+use kvcachepool_protocol::config::Config;
+use kvcachepool_protocol::status::{PoolName, Reason, State, Status};
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+
+/// Version of this binary.
+pub const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// State of the config file against what runs.
+#[derive(Debug, Clone, Default)]
+pub struct ConfigState {
+    /// What runs.
+    pub effective: Config,
+    /// Keys of the changed file that wait for a restart.
+    pub restart_needed: Vec<&'static str>,
+    /// Why the changed file is not in use.
+    pub error: String,
+}
+
+/// One per engine process.
+pub struct Daemon {
+    /// Where the config came from.
+    pub config_path: Option<PathBuf>,
+    /// Counters and gauges.
+    pub metrics: Arc<Metrics>,
+    /// What the supervisor said.
+    pub boot: Boot,
+    /// Start of this process.
+    pub started: Instant,
+    /// New at every start.
+    pub boot_token: u64,
+    /// The socket server, once it runs.
+    pub shell: OnceLock<Arc<Shell>>,
+    /// Starts without health before this one.
+    pub unhealthy_boots: OnceLock<u32>,
+    config: Mutex<ConfigState>,
+    reasons: Mutex<BTreeMap<&'static str, String>>,
+    draining: AtomicBool,
+}
+
+impl Daemon {
+    /// A process at its start.
+    pub fn new(config_path: Option<PathBuf>, config: Config, boot: Boot, started: Instant) -> Self {
+        let metrics = Arc::new(Metrics::new());
+        metrics.set("build_info", &[VERSION, &PROTOCOL_VERSION.to_string()], 1.0);
+        metrics.add("engine_starts_total", &[], boot.starts);
+        Self {
+            config_path,
+            metrics,
+            boot,
+            started,
+            boot_token: random_token(),
+            shell: OnceLock::new(),
+            unhealthy_boots: OnceLock::new(),
+            config: Mutex::new(ConfigState {
+                effective: config,
+                ..ConfigState::default()
+            }),
+            reasons: Mutex::default(),
+            draining: AtomicBool::new(false),
+        }
+    }
+
+    /// What runs, and what waits.
+    pub fn config(&self) -> ConfigState {
+        self.config.lock().clone()
+    }
+
+    /// Changes what runs or what waits.
+    pub fn change_config(&self, change: impl FnOnce(&mut ConfigState)) {
+        change(&mut self.config.lock());
+    }
+
+    /// Says by name why less is served than configured.
+    pub fn degrade(&self, code: &'static str, message: String) {
+        tracing::error!(reason = code, message, "degraded");
+        self.reasons.lock().insert(code, message);
+    }
+
+    /// The reason is over.
+    pub fn recovered(&self, code: &'static str) {
+        if self.reasons.lock().remove(code).is_some() {
+            tracing::info!(reason = code, "no longer degraded");
+        }
+    }
+
+    /// SIGTERM came.
+    pub fn set_draining(&self) {
+        self.draining.store(true, Ordering::Relaxed);
+    }
+
+    /// Brings the metrics that are kept elsewhere up to date.
+    pub fn collect_metrics(&self) {
+        let status = self.status();
+        let metrics = &self.metrics;
+        metrics.set("engine_up", &[], 1.0);
+        metrics.set("engine_uptime_seconds", &[], status.uptime_s as f64);
+        let ready = matches!(status.state, State::Ready | State::Degraded);
+        metrics.set("ready", &[], f64::from(u8::from(ready)));
+        metrics.clear("degraded");
+        for reason in &status.reasons {
+            metrics.set("degraded", &[&reason.code], 1.0);
+        }
+        if let Some(before) = self.unhealthy_boots.get() {
+            metrics.set("boots_without_health", &[], f64::from(*before));
+        }
+        if let Some(shell) = self.shell.get() {
+            metrics.set("connections", &[], shell.connection_count() as f64);
+            let (urgent, background) = shell.digests_waiting();
+            metrics.set("digests_waiting", &["urgent"], urgent as f64);
+            metrics.set("digests_waiting", &["background"], background as f64);
+        }
+    }
+
+    /// Which of these chunk keys (hex) are there?
+    pub fn lookup(&self, keys: &[String]) -> Result<serde_json::Value, String> {
+        let _ = keys;
+        Ok(serde_json::Value::Null)
+    }
+
+    /// The status of everything.
+    pub fn status(&self) -> Status {
+        let mut status = match self.shell.get() {
+            Some(shell) => shell.with_core(|_core, _now, _| Status::default()),
+            None => Status {
+                state: State::Off,
+                ..Status::default()
+            },
+        };
+        let config = self.config();
+        status.version = VERSION.into();
+        status.protocol = PROTOCOL_VERSION;
+        status.boot = self.boot_token;
+        status.uptime_s = self.started.elapsed().as_secs();
+        status.container_uptime_s = self.boot.container_uptime_s + status.uptime_s;
+        status.engine_starts = self.boot.starts;
+        status.pool = PoolName {
+            name: config.effective.pool.name,
+            namespace: config.effective.pool.namespace,
+        };
+        status.restart_needed = config.restart_needed.iter().map(|k| (*k).into()).collect();
+        status.config_error = config.error;
+        let reasons = self.reasons.lock();
+        status
+            .reasons
+            .extend(reasons.iter().map(|(code, message)| Reason {
+                code: (*code).into(),
+                message: message.clone(),
+            }));
+        if !reasons.is_empty() && status.state == State::Ready {
+            status.state = State::Degraded;
+        }
+        if self.draining.load(Ordering::Relaxed) {
+            status.state = State::Draining;
+        }
+        status
+    }
+}
+
+/// A number that no other boot has: it only has to differ.
+fn random_token() -> u64 {
+    use std::hash::{BuildHasher, Hasher};
+    std::collections::hash_map::RandomState::new()
+        .build_hasher()
+        .finish()
+}

@@ -1,0 +1,167 @@
+//! The quick system calls that the core needs answered at once: lock file, new memory, memory that came back.
+
+use super::boot::Link;
+use super::descriptors::Descriptors;
+use super::shell::Posted;
+use crate::engine::table::Geometry;
+use crate::sessions::{FdId, Host, HostError};
+use crate::shm::arena::{Arena, MappedTable};
+use crate::shm::limit;
+use crate::shm::lockfile::LockFile;
+use crate::shm::memfd::Pages;
+use crate::shm::populate::{self, Progress};
+use kvcachepool_protocol::config::{HugePages, Memory};
+use kvcachepool_protocol::table::ROW_BYTES;
+use parking_lot::Mutex;
+use rustix::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use tokio::sync::mpsc::UnboundedSender;
+
+/// The live memory, shared with those who send its descriptors and read its bytes.
+#[derive(Debug, Default)]
+pub struct Live {
+    arena: Mutex<Option<Arena>>,
+}
+
+impl Live {
+    /// The arena of the moment.
+    pub fn get(&self) -> Option<Arena> {
+        self.arena.lock().clone()
+    }
+}
+
+/// The core's hands.
+pub struct Machine {
+    /// Lock file of the socket's folder.
+    pub lock: Arc<LockFile>,
+    /// Descriptors that came in.
+    pub descriptors: Arc<Descriptors>,
+    /// Where the live memory is shown.
+    pub live: Arc<Live>,
+    /// To the supervisor.
+    pub link: Arc<Link>,
+    /// How the memory tier is configured.
+    pub memory: Memory,
+    /// Where population reports.
+    pub post: UnboundedSender<Posted>,
+    /// Ends the population under way.
+    pub stop_population: Arc<AtomicBool>,
+}
+
+impl Machine {
+    /// Puts an arena in place: supervisor first, so that it outlives this process from the first slot on.
+    pub fn install(&mut self, arena: Arena) -> MappedTable {
+        self.link.keep(&arena);
+        let inodes = [&arena.arena_fd, &arena.table_fd].map(|fd| {
+            rustix::fs::fstat(fd.as_fd()).map_or((0, 0), |stat| (stat.st_dev, stat.st_ino))
+        });
+        self.descriptors.set_live(Some(inodes));
+        self.populate(&arena);
+        let table = arena.table();
+        *self.live.arena.lock() = Some(arena);
+        table
+    }
+
+    fn populate(&mut self, arena: &Arena) {
+        use crate::engine::table::Table;
+        self.stop_population.store(true, Ordering::Relaxed);
+        self.stop_population = Arc::new(AtomicBool::new(false));
+        let from = u64::from(arena.table().populated_rows()) * ROW_BYTES;
+        let end = arena.geometry.arena_bytes;
+        if from >= end {
+            return;
+        }
+        let (post, region) = (self.post.clone(), arena.geometry.region);
+        populate::start(
+            arena.bytes.clone(),
+            from,
+            end,
+            self.memory.populate_threads as usize,
+            self.stop_population.clone(),
+            move |progress| {
+                let posted = match progress {
+                    Progress::UpTo(bytes) => Posted::Populated {
+                        region,
+                        rows: u32::try_from(bytes / ROW_BYTES).unwrap_or(u32::MAX),
+                    },
+                    Progress::Failed(at, e) => Posted::PopulationFailed {
+                        at_bytes: at,
+                        reason: e.to_string(),
+                    },
+                };
+                // A closed channel means that the process ends.
+                let _ = post.send(posted);
+            },
+        );
+    }
+
+    fn pages(&self) -> Pages {
+        match self.memory.huge_pages {
+            HugePages::None => Pages::Base,
+            HugePages::Size2Mi => Pages::Huge2Mi,
+            HugePages::Size1Gi => Pages::Huge1Gi,
+        }
+    }
+}
+
+fn host_error(e: impl std::fmt::Display) -> HostError {
+    HostError(e.to_string())
+}
+
+impl Host for Machine {
+    type Table = MappedTable;
+
+    fn next_lock(&mut self) -> Result<u32, HostError> {
+        self.lock.draw_lock().map_err(host_error)
+    }
+
+    fn next_region(&mut self) -> Result<u64, HostError> {
+        self.lock.draw_region().map_err(host_error)
+    }
+
+    fn lock_held(&mut self, number: u32) -> bool {
+        self.lock.is_held(number).unwrap_or(true)
+    }
+
+    fn locks_held(&mut self) -> Vec<u32> {
+        self.lock.held().unwrap_or_else(|e| {
+            tracing::error!(error = %e, "locks of earlier boots cannot be asked");
+            Vec::new()
+        })
+    }
+
+    fn create(&mut self, geometry: Geometry) -> Result<MappedTable, HostError> {
+        limit::check(geometry.arena_bytes, geometry.table_bytes())
+            .map_err(|e| HostError(format!("ArenaExceedsMemoryLimit: {e}")))?;
+        let arena = Arena::create(geometry, self.pages())
+            .map_err(|e| HostError(format!("ArenaFailed: {e}")))?;
+        if !arena.pages_reason.is_empty() {
+            tracing::warn!(reason = %arena.pages_reason, "the arena uses base pages");
+        }
+        tracing::info!(
+            region = geometry.region,
+            bytes = geometry.arena_bytes,
+            rows = geometry.rows,
+            "arena created"
+        );
+        Ok(self.install(arena))
+    }
+
+    fn adopt(&mut self, arena: FdId, table: FdId) -> Result<MappedTable, HostError> {
+        let fds = (self.descriptors.take(arena), self.descriptors.take(table));
+        let (Some(arena), Some(table)) = fds else {
+            return Err(HostError(
+                "BadDescriptor: a named descriptor did not come along".into(),
+            ));
+        };
+        let arena =
+            Arena::adopt(arena, table).map_err(|e| HostError(format!("BadDescriptor: {e}")))?;
+        tracing::info!(
+            region = arena.geometry.region,
+            bytes = arena.geometry.arena_bytes,
+            "arena handed back by a connector"
+        );
+        Ok(self.install(arena))
+    }
+}

@@ -1,0 +1,254 @@
+//! The engine process from start to end.
+
+use super::boot::{Handover, Link};
+use super::daemon::{Daemon, VERSION};
+use super::descriptors::Descriptors;
+use super::host::{Live, Machine};
+use super::shell::{Parts, Posted, Shell};
+use super::{listener, reload, watch};
+use crate::config_file::{self, Loaded, core_config};
+use crate::sessions::{Core, Input, Start};
+use crate::shm::arena::Arena;
+use crate::shm::lockfile::LockFile;
+use crate::supervisor::child::EXIT_RESTART;
+use crate::verify::Pool;
+use crate::{admin, log};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
+use tracing::{error, info};
+
+/// An engine that lived this long is healthy: boots before it no longer count.
+const HEALTHY_AFTER: Duration = Duration::from_secs(60);
+/// This many boots without health make the next one start cold.
+const UNHEALTHY_BOOTS_MAX: u32 = 3;
+/// How long SIGTERM waits for digests when no vLLM is attached.
+const DRAIN: Duration = Duration::from_secs(1);
+/// What failed for want of something outside is tried again after this.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// An engine that cannot even report.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    /// The hidden subcommand was called by hand.
+    #[error("the engine is started by `kvcachepool-sidecar run`: {0}")]
+    NoSupervisor(String),
+    /// The runtime or a thread cannot be made.
+    #[error("engine: {0}")]
+    Io(#[from] std::io::Error),
+}
+
+/// Runs until SIGTERM (returns 0) or until a restart is wanted (returns [`EXIT_RESTART`]).
+pub fn run(config_path: Option<&Path>) -> Result<i32, EngineError> {
+    let started = Instant::now();
+    let loaded = config_file::load(config_path);
+    let config = loaded
+        .as_ref()
+        .map(|l| l.config.clone())
+        .unwrap_or_default();
+    log::start(&config.log);
+    die_of_panics();
+    let link = Arc::new(Link::of_stdin()?);
+    let Handover {
+        boot,
+        admin,
+        arena,
+        arena_error,
+    } = link
+        .handover()
+        .map_err(|e| EngineError::NoSupervisor(e.to_string()))?;
+    let daemon = Arc::new(Daemon::new(
+        config_path.map(Path::to_owned),
+        config,
+        boot,
+        started,
+    ));
+    match admin {
+        Some(listener) => {
+            admin::http::start(daemon.clone(), listener)?;
+            link.serving();
+        }
+        None => daemon.degrade("NoAdminPort", daemon.boot.admin_error.clone()),
+    }
+    if !arena_error.is_empty() {
+        daemon.degrade("ArenaUnusable", arena_error);
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    let code = runtime.block_on(async {
+        let mut term = signal(SignalKind::terminate())?;
+        let mut int = signal(SignalKind::interrupt())?;
+        tokio::select! {
+            code = serve(&daemon, loaded, link, arena) => code,
+            _ = term.recv() => drain(&daemon).await,
+            _ = int.recv() => drain(&daemon).await,
+        }
+    })?;
+    // Threads may be inside a long system call; nothing of theirs needs an orderly end.
+    std::process::exit(code)
+}
+
+/// A panic anywhere ends the process: the supervisor starts it anew with the memory kept. A half-dead engine would be worse.
+fn die_of_panics() {
+    std::panic::set_hook(Box::new(|info| {
+        error!(panic = %info, "panic");
+        std::process::abort();
+    }));
+}
+
+async fn serve(
+    daemon: &Arc<Daemon>,
+    loaded: Result<Loaded, config_file::ConfigFileError>,
+    link: Arc<Link>,
+    arena: Option<Arena>,
+) -> std::io::Result<i32> {
+    let loaded = match loaded {
+        Ok(loaded) => loaded,
+        Err(e) => {
+            daemon.degrade(e.code(), e.to_string());
+            daemon.change_config(|state| state.error = e.to_string());
+            reload::usable(daemon).await;
+            return Ok(EXIT_RESTART);
+        }
+    };
+    let config = loaded.config.clone();
+    info!(version = VERSION, config = %effective_line(&config), "engine starts");
+    reload::unknown_keys(daemon, &loaded);
+    let lock = Arc::new(lock_file(daemon, &config_file::lock_path(&config.socket)).await);
+    let before = count_boot(daemon, &lock);
+    // Whatever the mutex-held count says, the file is the truth for the next boot.
+    let _ = daemon.unhealthy_boots.set(before);
+
+    let (post, mut posts) = mpsc::unbounded_channel();
+    let descriptors = Arc::new(Descriptors::default());
+    let live = Arc::new(Live::default());
+    let mut machine = Machine {
+        lock: lock.clone(),
+        descriptors: descriptors.clone(),
+        live: live.clone(),
+        link,
+        memory: config.memory.clone(),
+        post: post.clone(),
+        stop_population: Arc::default(),
+    };
+    let found = arena.map(|arena| machine.install(arena));
+    let digests = Pool::start(config.memory.verify_threads as usize, move |job, digest| {
+        // A closed channel means that the process ends.
+        let _ = post.send(Posted::Digest {
+            region: job.region,
+            slot: job.slot,
+            generation: job.generation,
+            digest,
+        });
+    })?;
+    let parts = Parts {
+        descriptors,
+        live,
+        metrics: daemon.metrics.clone(),
+        lock: lock.clone(),
+        digests,
+        started: daemon.started,
+    };
+    let start = Start {
+        boot: daemon.boot_token,
+        version: VERSION.into(),
+        found,
+        cold: before >= UNHEALTHY_BOOTS_MAX,
+    };
+    let core = core_config(&config);
+    let shell = Shell::new(parts, |now, out| Core::new(core, machine, start, now, out))?;
+    let _ = daemon.shell.set(shell.clone());
+
+    let socket = bind(daemon, &config.socket).await;
+    info!(socket = %config.socket.display(), "serving");
+    tokio::spawn(listener::accept(shell.clone(), socket, daemon.clone()));
+    tokio::spawn(watch::ticks(shell.clone()));
+    tokio::spawn({
+        let shell = shell.clone();
+        async move {
+            while let Some(posted) = posts.recv().await {
+                shell.posted(posted);
+            }
+        }
+    });
+    tokio::spawn(async move {
+        tokio::time::sleep(HEALTHY_AFTER).await;
+        if let Err(e) = lock.healthy() {
+            error!(error = %e, "health cannot be written down");
+        }
+    });
+    let hangup = signal(SignalKind::hangup())?;
+    reload::watch(daemon, hangup).await;
+    Ok(0)
+}
+
+/// The effective config on one line. It holds no secret: secrets are files, and only their paths stand in it.
+fn effective_line(config: &kvcachepool_protocol::config::Config) -> String {
+    let entries: Vec<String> = config
+        .entries()
+        .into_iter()
+        .map(|(key, value)| format!("{key}={value}"))
+        .collect();
+    entries.join(" ")
+}
+
+async fn lock_file(daemon: &Daemon, path: &Path) -> LockFile {
+    loop {
+        match LockFile::open(path) {
+            Ok(lock) => {
+                daemon.recovered("LockFileUnusable");
+                return lock;
+            }
+            Err(e) => daemon.degrade("LockFileUnusable", e.to_string()),
+        }
+        tokio::time::sleep(RETRY).await;
+    }
+}
+
+fn count_boot(daemon: &Daemon, lock: &LockFile) -> u32 {
+    match lock.begin_boot() {
+        Ok(before) => before,
+        Err(e) => {
+            daemon.degrade("LockFileUnusable", e.to_string());
+            0
+        }
+    }
+}
+
+async fn bind(daemon: &Daemon, path: &Path) -> tokio::net::UnixListener {
+    loop {
+        match listener::bind(path) {
+            Ok(listener) => {
+                daemon.recovered("SocketBindFailed");
+                return listener;
+            }
+            Err(e) => daemon.degrade("SocketBindFailed", format!("{}: {e}", path.display())),
+        }
+        tokio::time::sleep(RETRY).await;
+    }
+}
+
+/// SIGTERM: with a vLLM attached the end comes at once (an upgrade must be short, and the memory is in good hands); else what is
+/// being checked gets a moment.
+async fn drain(daemon: &Daemon) -> std::io::Result<i32> {
+    daemon.set_draining();
+    let Some(shell) = daemon.shell.get() else {
+        return Ok(0);
+    };
+    shell.drive(Input::Drain);
+    let attached = shell.connection_count() > 0;
+    let until = Instant::now() + DRAIN;
+    while !attached && shell.digests_waiting() != (0, 0) && Instant::now() < until {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    if let Some(before) = daemon.unhealthy_boots.get()
+        && let Err(e) = shell.end_on_request(*before)
+    {
+        error!(error = %e, "the end cannot be written down");
+    }
+    info!(attached, "engine ends");
+    Ok(0)
+}

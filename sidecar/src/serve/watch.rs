@@ -1,0 +1,48 @@
+//! Waiting for the end of processes, and the tick.
+
+use super::pidfd;
+use super::shell::Shell;
+use crate::sessions::{Input, ProcessId};
+use rustix::fd::OwnedFd;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+use tokio::time::MissedTickBehavior;
+use tracing::error;
+
+/// How often the core's timers are looked at.
+const TICK: Duration = Duration::from_millis(100);
+
+/// Most turns that one connection gets before a tick; each takes up to 16 MiB.
+const DRAINS_MAX: usize = 8;
+
+/// Says when the process behind a pidfd has ended. The descriptor is kept until then.
+pub fn process(shell: Weak<Shell>, process: ProcessId, fd: OwnedFd) {
+    tokio::spawn(async move {
+        if let Err(e) = pidfd::ended(fd).await {
+            error!(process = process.0, error = %e, "a pidfd cannot be watched");
+            return;
+        }
+        if let Some(shell) = shell.upgrade() {
+            shell.drive(Input::ProcessDied { process });
+        }
+    });
+}
+
+/// Ticks for ever. Before each tick everything readable is read: a sidecar that was stopped must see the PINs and COMMITs that wait
+/// in its sockets before its timers run.
+pub async fn ticks(shell: Arc<Shell>) {
+    let mut every = tokio::time::interval(TICK);
+    every.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        every.tick().await;
+        for connection in shell.connections() {
+            // Bounded: a peer that floods the socket must not stop the clock.
+            for _ in 0..DRAINS_MAX {
+                if shell.read(&connection) {
+                    break;
+                }
+            }
+        }
+        shell.drive(Input::Tick);
+    }
+}

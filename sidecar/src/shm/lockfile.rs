@@ -1,0 +1,241 @@
+//! The lock file beside the socket: counters that never repeat, and the question whether a process of an earlier boot is alive.
+#![allow(unsafe_code)]
+
+use kvcachepool_protocol::lockfile::{
+    LockFile as Header, MAGIC, SIDECAR_BYTE, VERSION, lock_offset,
+};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use rustix::fs::{Mode, OFlags, fstat, open};
+use rustix::io::{Errno, pread, pwrite};
+use std::path::{Path, PathBuf};
+use zerocopy::{FromBytes, IntoBytes};
+
+const HEADER_BYTES: usize = size_of::<Header>();
+
+/// The lock file cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum LockFileError {
+    /// Opening, reading or writing failed.
+    #[error("lock file {path}: {step} failed: {source}; the folder of the socket must be writable")]
+    Io {
+        /// Path of the file.
+        path: PathBuf,
+        /// System call that failed.
+        step: &'static str,
+        /// What the kernel said.
+        source: Errno,
+    },
+    /// The file is something else, or of another version. It is left as it is: numbers in it may be in use.
+    #[error("{path} is no lock file of version {VERSION}: stop what uses it, or remove it")]
+    Foreign {
+        /// Path of the file.
+        path: PathBuf,
+    },
+}
+
+/// An open lock file. One descriptor per process: closing any other one of the same file would drop the process's locks.
+#[derive(Debug)]
+pub struct LockFile {
+    fd: OwnedFd,
+    path: PathBuf,
+}
+
+impl LockFile {
+    /// Opens or creates the file.
+    pub fn open(path: &Path) -> Result<Self, LockFileError> {
+        let fail = |step, source| LockFileError::Io {
+            path: path.to_owned(),
+            step,
+            source,
+        };
+        let fd = open(
+            path,
+            OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC,
+            Mode::from_raw_mode(0o600),
+        )
+        .map_err(|e| fail("open", e))?;
+        let file = Self {
+            fd,
+            path: path.to_owned(),
+        };
+        let size = fstat(&file.fd).map_err(|e| fail("fstat", e))?.st_size;
+        if size == 0 {
+            file.store(&Header {
+                magic: MAGIC,
+                version: VERSION.into(),
+                next_lock: 1.into(),
+                next_region: 1.into(),
+                unhealthy_boots: 0.into(),
+                reserved: 0.into(),
+            })?;
+        }
+        file.load()?;
+        Ok(file)
+    }
+
+    /// The descriptor, to be passed to a connector.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    fn load(&self) -> Result<Header, LockFileError> {
+        let mut bytes = [0u8; HEADER_BYTES];
+        let got = pread(&self.fd, &mut bytes, 0).map_err(|e| self.io("pread", e))?;
+        let foreign = || LockFileError::Foreign {
+            path: self.path.clone(),
+        };
+        if got != HEADER_BYTES {
+            return Err(foreign());
+        }
+        let header = Header::read_from_bytes(&bytes).map_err(|_| foreign())?;
+        if header.magic != MAGIC || header.version.get() != VERSION {
+            return Err(foreign());
+        }
+        Ok(header)
+    }
+
+    fn store(&self, header: &Header) -> Result<(), LockFileError> {
+        match pwrite(&self.fd, header.as_bytes(), 0) {
+            Ok(HEADER_BYTES) => Ok(()),
+            Ok(_) => Err(self.io("pwrite", Errno::NOSPC)),
+            Err(e) => Err(self.io("pwrite", e)),
+        }
+    }
+
+    fn io(&self, step: &'static str, source: Errno) -> LockFileError {
+        LockFileError::Io {
+            path: self.path.clone(),
+            step,
+            source,
+        }
+    }
+
+    /// Draws a lock number: counts up, never given twice. It is on file before it is returned.
+    pub fn draw_lock(&self) -> Result<u32, LockFileError> {
+        let mut header = self.load()?;
+        let number = header.next_lock.get();
+        header.next_lock = number.wrapping_add(1).max(1).into();
+        self.store(&header)?;
+        Ok(number)
+    }
+
+    /// First lock number not given yet: numbers below it may be held by processes of earlier boots.
+    pub fn next_lock(&self) -> Result<u32, LockFileError> {
+        Ok(self.load()?.next_lock.get())
+    }
+
+    /// Draws a region number: counts up, never given twice.
+    pub fn draw_region(&self) -> Result<u64, LockFileError> {
+        let mut header = self.load()?;
+        let number = header.next_region.get();
+        header.next_region = number.wrapping_add(1).into();
+        self.store(&header)?;
+        Ok(number)
+    }
+
+    /// Starts since the engine was last healthy for 60 s, this one not counted; counts this one.
+    pub fn begin_boot(&self) -> Result<u32, LockFileError> {
+        let mut header = self.load()?;
+        let before = header.unhealthy_boots.get();
+        header.unhealthy_boots = before.saturating_add(1).into();
+        self.store(&header)?;
+        Ok(before)
+    }
+
+    /// The engine was healthy for 60 s.
+    pub fn healthy(&self) -> Result<(), LockFileError> {
+        self.set_unhealthy_boots(0)
+    }
+
+    /// This boot ended because it was asked to: it does not count as unhealthy.
+    pub fn ended_on_request(&self, before: u32) -> Result<(), LockFileError> {
+        self.set_unhealthy_boots(before)
+    }
+
+    fn set_unhealthy_boots(&self, boots: u32) -> Result<(), LockFileError> {
+        let mut header = self.load()?;
+        header.unhealthy_boots = boots.into();
+        self.store(&header)
+    }
+
+    /// Does a living process hold the lock `number`? Asks only, never takes it.
+    pub fn is_held(&self, number: u32) -> Result<bool, LockFileError> {
+        self.byte_held(lock_offset(number))
+    }
+
+    /// Does another process hold [`SIDECAR_BYTE`]?
+    pub fn sidecar_runs(&self) -> Result<bool, LockFileError> {
+        self.byte_held(SIDECAR_BYTE)
+    }
+
+    /// All lock numbers given so far that living processes hold, in order. The kernel names some lock of a range, not the
+    /// lowest one: the parts before and behind it are asked again, so the cost is per held lock, not per number.
+    pub fn held(&self) -> Result<Vec<u32>, LockFileError> {
+        let mut held = Vec::new();
+        let mut ranges = vec![(lock_offset(1), lock_offset(self.next_lock()?))];
+        while let Some((from, end)) = ranges.pop() {
+            if from >= end {
+                continue;
+            }
+            let Some((start, length)) = self.first_lock(from, end - from)? else {
+                continue;
+            };
+            let first = start.max(from);
+            // Length 0 means up to the end of the file, however long that gets.
+            let stop = match length {
+                0 => end,
+                n => (start + n).min(end),
+            };
+            held.extend((first..stop).map(|byte| (byte - lock_offset(0)) as u32));
+            ranges.push((from, first));
+            ranges.push((stop, end));
+        }
+        held.sort_unstable();
+        Ok(held)
+    }
+
+    fn byte_held(&self, byte: u64) -> Result<bool, LockFileError> {
+        Ok(self.first_lock(byte, 1)?.is_some())
+    }
+
+    fn first_lock(&self, start: u64, length: u64) -> Result<Option<(u64, u64)>, LockFileError> {
+        let mut lock = record(libc::F_WRLCK, start, length);
+        // SAFETY: fd is open; `lock` is a valid flock structure that the kernel overwrites.
+        let rc = unsafe { libc::fcntl(self.fd.as_raw_fd(), libc::F_GETLK, &mut lock) };
+        if rc != 0 {
+            return Err(self.io("F_GETLK", last_error()));
+        }
+        if i32::from(lock.l_type) == libc::F_UNLCK {
+            return Ok(None);
+        }
+        Ok(Some((lock.l_start as u64, lock.l_len as u64)))
+    }
+
+    /// Takes [`SIDECAR_BYTE`] for the life of this process; false when a live sidecar holds it.
+    pub fn claim_sidecar(&self) -> Result<bool, LockFileError> {
+        let lock = record(libc::F_WRLCK, SIDECAR_BYTE, 1);
+        // SAFETY: fd is open; `lock` is a valid flock structure that the kernel only reads.
+        let rc = unsafe { libc::fcntl(self.fd.as_raw_fd(), libc::F_SETLK, &lock) };
+        if rc == 0 {
+            return Ok(true);
+        }
+        match last_error() {
+            Errno::ACCESS | Errno::AGAIN => Ok(false),
+            e => Err(self.io("F_SETLK", e)),
+        }
+    }
+}
+
+fn record(kind: libc::c_int, start: u64, length: u64) -> libc::flock {
+    // SAFETY: flock is plain old data; all zero is a valid value.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = kind as libc::c_short;
+    lock.l_whence = libc::SEEK_SET as libc::c_short;
+    lock.l_start = start as libc::off_t;
+    lock.l_len = length as libc::off_t;
+    lock
+}
+
+fn last_error() -> Errno {
+    Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
+}

@@ -1,0 +1,77 @@
+//! Sealed memfds: nobody can truncate one under a mapping, so no process that maps it takes a SIGBUS.
+
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::io::Errno;
+
+/// Seals of every memfd that is passed on: size is fixed for ever, and nobody can add further seals (a write seal would end all writes).
+pub const SEALS: SealFlags = SealFlags::SHRINK
+    .union(SealFlags::GROW)
+    .union(SealFlags::SEAL);
+
+/// Page size of an arena.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pages {
+    /// What the kernel gives (4 KiB, or transparent huge pages where it is set up so).
+    Base,
+    /// hugetlbfs pages of 2 MiB, reserved on the node beforehand.
+    Huge2Mi,
+    /// hugetlbfs pages of 1 GiB.
+    Huge1Gi,
+}
+
+impl Pages {
+    /// Bytes that a size must be a multiple of.
+    pub fn bytes(self) -> u64 {
+        match self {
+            Self::Base => 4 << 10,
+            Self::Huge2Mi => 2 << 20,
+            Self::Huge1Gi => 1 << 30,
+        }
+    }
+}
+
+/// The kernel refused to make or seal a memfd.
+#[derive(Debug, thiserror::Error)]
+#[error("memfd {name} of {bytes} bytes: {step} failed: {source}")]
+pub struct MemfdError {
+    /// Name of the memfd.
+    pub name: &'static str,
+    /// Wanted size.
+    pub bytes: u64,
+    /// System call that failed.
+    pub step: &'static str,
+    /// What the kernel said.
+    pub source: Errno,
+}
+
+/// Makes a memfd of `bytes` bytes, zeroed, unpopulated, with [`SEALS`].
+pub fn sealed(name: &'static str, bytes: u64, pages: Pages) -> Result<OwnedFd, MemfdError> {
+    let fail = |step| {
+        move |source| MemfdError {
+            name,
+            bytes,
+            step,
+            source,
+        }
+    };
+    let huge = match pages {
+        Pages::Base => MemfdFlags::empty(),
+        Pages::Huge2Mi => MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB,
+        Pages::Huge1Gi => MemfdFlags::HUGETLB | MemfdFlags::HUGE_1GB,
+    };
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | huge;
+    // Kernels before 6.3 do not know NOEXEC_SEAL; later ones may log or refuse without it.
+    let fd = memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL)
+        .or_else(|e| {
+            if e == Errno::INVAL {
+                memfd_create(name, flags)
+            } else {
+                Err(e)
+            }
+        })
+        .map_err(fail("memfd_create"))?;
+    ftruncate(fd.as_fd(), bytes).map_err(fail("ftruncate"))?;
+    fcntl_add_seals(fd.as_fd(), SEALS).map_err(fail("F_ADD_SEALS"))?;
+    Ok(fd)
+}

@@ -1,0 +1,53 @@
+//! Starting the engine: this very binary again, as the leader of its own process group, killed by the kernel when the
+//! supervisor dies, with the link as its standard input.
+#![allow(unsafe_code)]
+
+use rustix::fd::OwnedFd;
+use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::Path;
+use std::process::{Command, ExitStatus, Stdio};
+
+/// Name of the hidden subcommand.
+pub const SUBCOMMAND: &str = "engine";
+
+/// Exit code of an engine that wants to be started anew (the config changed): no failure, no back-off.
+pub const EXIT_RESTART: i32 = 75;
+
+/// Starts the engine. Its end is seen by reaping, so the handle is not kept.
+pub fn spawn(config: Option<&Path>, link: OwnedFd) -> std::io::Result<Pid> {
+    let mut command = Command::new("/proc/self/exe");
+    command
+        .arg0("kvcachepool-sidecar")
+        .arg(SUBCOMMAND)
+        .stdin(Stdio::from(link))
+        .process_group(0);
+    if let Some(config) = config {
+        command.arg("--config").arg(config);
+    }
+    let parent = rustix::process::getpid();
+    // SAFETY: between fork and exec only two system calls are made; nothing is allocated and no lock is taken.
+    unsafe {
+        command.pre_exec(move || {
+            set_parent_process_death_signal(Some(Signal::KILL))?;
+            // The parent may have died before the line above.
+            if getppid() != Some(parent) {
+                return Err(std::io::Error::from_raw_os_error(libc::ESRCH));
+            }
+            Ok(())
+        });
+    }
+    let child = command.spawn()?;
+    Pid::from_raw(child.id().cast_signed())
+        .ok_or_else(|| std::io::Error::other("the kernel gave no process id"))
+}
+
+/// How an engine ended, for logs and status.
+pub fn describe(status: ExitStatus) -> String {
+    match (status.code(), status.signal()) {
+        (Some(EXIT_RESTART), _) => "asked to be restarted".into(),
+        (Some(code), _) => format!("exit code {code}"),
+        (None, Some(signal)) => format!("signal {signal}"),
+        (None, None) => "unknown".into(),
+    }
+}

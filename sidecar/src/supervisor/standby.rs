@@ -1,0 +1,64 @@
+//! Answers on the admin port while no engine does: alive, not ready. One short request at a time, bounded in bytes and time.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::time::Duration;
+
+/// A slow client may hold the supervisor for this long, no longer.
+const PATIENCE: Duration = Duration::from_millis(100);
+const REQUEST_BYTES_MAX: usize = 2048;
+
+/// What is said.
+#[derive(Debug, Clone, Default)]
+pub struct Standby {
+    /// Starts of the engine so far.
+    pub starts: u64,
+    /// How the last engine ended.
+    pub last_exit: String,
+}
+
+impl Standby {
+    /// Answers what waits on the listener (which must not block).
+    pub fn answer(&self, listener: &TcpListener) {
+        while let Ok((stream, _)) = listener.accept() {
+            // Whoever asked sees a closed connection when this fails, as with any restart.
+            let _ = self.one(stream);
+        }
+    }
+
+    fn one(&self, mut stream: TcpStream) -> std::io::Result<()> {
+        stream.set_nonblocking(false)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_write_timeout(Some(PATIENCE))?;
+        let mut request = [0u8; REQUEST_BYTES_MAX];
+        let got = stream.read(&mut request)?;
+        let line = String::from_utf8_lossy(&request[..got]);
+        let path = line.split_whitespace().nth(1).unwrap_or_default();
+        let (status, kind, body) = self.page(path);
+        write!(
+            stream,
+            "HTTP/1.1 {status}\r\ncontent-type: {kind}\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{body}",
+            body.len()
+        )
+    }
+
+    fn page(&self, path: &str) -> (&'static str, &'static str, String) {
+        let reason = format!(
+            "EngineRestarting: the last engine ended with {}\n",
+            self.last_exit
+        );
+        match path.split('?').next().unwrap_or_default() {
+            "/healthz" => ("200 OK", "text/plain", reason),
+            "/metrics" => (
+                "200 OK",
+                "text/plain; version=0.0.4",
+                format!(
+                    "# TYPE kvcachepool_engine_up gauge\nkvcachepool_engine_up 0\n\
+                     # TYPE kvcachepool_engine_starts_total counter\nkvcachepool_engine_starts_total {}\n",
+                    self.starts
+                ),
+            ),
+            _ => ("503 Service Unavailable", "text/plain", reason),
+        }
+    }
+}

@@ -1,0 +1,432 @@
+"""The client's session: HELLO, proof of death, shared memory, reconnects."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import kvcachepool.shared as shared_module
+import pytest
+from kvcachepool import messages, wire
+from kvcachepool.client import Client, Held, Reply, say_off
+from kvcachepool.shared import Shared
+from kvcachepool.wire import Op
+from stub_sidecar import Memory, Received, StubSidecar
+
+
+def until(found: Callable[[], Any], timeout_s: float = 10.0) -> Any:
+    """Waits for a condition with a deadline."""
+    deadline = time.monotonic() + timeout_s
+    while not (result := found()):
+        assert time.monotonic() < deadline, "condition did not come true"
+        time.sleep(0.002)
+    return result
+
+
+class Owner:
+    """Hooks that remember what was called, and keep what could not be sent."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.client: Client | None = None
+        self.held_now = Held()
+        self.waiting: list[tuple[Op, messages.Message]] = []
+        self.hellos: list[messages.HelloReply] = []
+        self.lost = 0
+        self.unmapped = 0
+        self.off = ""
+
+    def held(self) -> Held:
+        with self.lock:
+            return self.held_now
+
+    def behind_hello(self) -> None:
+        with self.lock:
+            waiting, self.waiting = self.waiting, []
+            for op, body in waiting:
+                self.tell(op, body)
+
+    def tell(self, op: Op, body: messages.Message) -> None:
+        assert self.client is not None
+        if not self.client.send(op, body):
+            self.waiting.append((op, body))
+
+    def on_hello(self, reply: messages.HelloReply) -> None:
+        self.hellos.append(reply)
+
+    def on_lost(self) -> None:
+        self.lost += 1
+
+    def before_unmap(self) -> None:
+        self.unmapped += 1
+
+    def on_off(self, reason: str) -> None:
+        self.off = reason
+
+
+@pytest.fixture(autouse=True)
+def fresh_shared(monkeypatch: pytest.MonkeyPatch) -> Shared:
+    """Each test is a process of its own, as far as the shared state knows."""
+    monkeypatch.setattr(shared_module, "_shared", Shared())
+    return shared_module.shared()
+
+
+@pytest.fixture
+def sidecar(tmp_path: Path) -> Iterator[StubSidecar]:
+    stub = StubSidecar(tmp_path)
+    yield stub
+    stub.close()
+
+
+@pytest.fixture
+def connect(sidecar: StubSidecar) -> Iterator[Callable[..., tuple[Client, Owner]]]:
+    made: list[Client] = []
+
+    def make(role: str = "worker", **options: Any) -> tuple[Client, Owner]:
+        owner = Owner()
+        client = Client(role, "engine-1", 0, "0.32.0", sidecar.path, owner, **options)
+        owner.client = client
+        made.append(client)
+        client.start()
+        return client, owner
+
+    yield make
+    for client in made:
+        client.go_off("TestOver")
+
+
+def lock_is_held(path: str, number: int) -> bool:
+    """Asks F_GETLK's question from another process, as the sidecar does."""
+    code = (
+        "import fcntl,sys\n"
+        f"f=open({path!r},'r+b')\n"
+        "try: fcntl.lockf(f, fcntl.LOCK_EX|fcntl.LOCK_NB, 1, 4096+%d)\n"
+        "except OSError: sys.exit(3)\n" % number
+    )
+    return subprocess.run([sys.executable, "-c", code], check=False).returncode == 3
+
+
+def test_a_process_locks_its_byte_and_then_gets_the_arena(
+    sidecar: StubSidecar, connect: Any, fresh_shared: Shared
+) -> None:
+    client, owner = connect()
+    first, second = sidecar.hello(1), sidecar.hello(2)
+    until(lambda: client.connected)
+    assert first.body.get("lock") is None and first.body["fds"] == ["pidfd"]
+    assert second.body["lock"] == 1 and second.body["number"] == first.body["number"] + 1
+    assert second.body["incarnation"] == first.body["incarnation"] and len(second.body["incarnation"]) == 16
+    assert lock_is_held(sidecar.lock_path, 1) and not lock_is_held(sidecar.lock_path, 2)
+    assert [reply.memory for reply in owner.hellos] == ["sent"]
+    mapping = fresh_shared.mapping
+    assert mapping is not None and mapping.region == 7
+    poll = select.poll()
+    poll.register(second.fds[0], select.POLLIN)
+    assert poll.poll(0) == [], "a pidfd of a living process must not be readable"
+
+
+def test_a_scheduler_in_its_own_process_maps_nothing(sidecar: StubSidecar, connect: Any, fresh_shared: Shared) -> None:
+    client, _ = connect("scheduler")
+    until(lambda: client.connected)
+    assert fresh_shared.mapping is None
+    assert "region" not in sidecar.hello(2).body
+
+
+def test_two_roles_of_one_process_share_lock_and_mapping(
+    sidecar: StubSidecar, connect: Any, fresh_shared: Shared
+) -> None:
+    worker, _ = connect("worker")
+    scheduler, _ = connect("scheduler")
+    until(lambda: worker.connected and scheduler.connected)
+    hellos = sidecar.frames(Op.HELLO)
+    assert sidecar.next_lock == 2, "one lock per process"
+    assert {hello.body["incarnation"] for hello in hellos} == {fresh_shared.incarnation}
+    sidecar.cut()
+    until(lambda: len(sidecar.frames(Op.HELLO)) >= len(hellos) + 2)
+    for hello in sidecar.frames(Op.HELLO)[-2:]:
+        assert hello.body["region"] == 7 and hello.body["fds"] == ["pidfd", "arena", "table"] and len(hello.fds) == 3
+
+
+def test_reconnects_with_growing_hello_numbers_and_fresh_tags(sidecar: StubSidecar, connect: Any) -> None:
+    client, owner = connect()
+    until(lambda: client.connected)
+    seen = []
+    for round_ in range(3):
+        tag = client.ask(Op.REGISTER, messages.Register(world=1), lambda reply: None)
+        assert tag is not None
+        seen.append(tag)
+        sidecar.cut()
+        until(lambda r=round_: owner.lost == r + 1 and client.connected)
+    numbers = [frame.body["number"] for frame in sidecar.frames(Op.HELLO)]
+    assert numbers == sorted(set(numbers))
+    tags = [frame.tag for frame in sidecar.received]
+    assert tags == sorted(set(tags)) and seen == sorted(set(seen))
+
+
+def test_hello_lists_what_is_held_and_what_ended_since_goes_behind_it(sidecar: StubSidecar, connect: Any) -> None:
+    client, owner = connect()
+    until(lambda: client.connected)
+    before = len(sidecar.frames(Op.HELLO))
+    gate = threading.Event()
+    listed = threading.Event()
+    refs = b"r" * 16
+
+    original = owner.held
+
+    def held() -> Held:
+        result = Held(grants=refs)
+        listed.set()
+        gate.wait(5)
+        return result
+
+    owner.held = held  # type: ignore[method-assign]
+    sidecar.cut()
+    assert listed.wait(5)
+    with owner.lock:
+        owner.tell(Op.COMMIT, messages.Sections(region=7, refs=refs))
+        assert owner.waiting, "nothing can be sent between the list and its HELLO"
+    owner.held = original  # type: ignore[method-assign]
+    gate.set()
+    sidecar.wait_for(lambda all_: [f for f in all_ if f.op == Op.COMMIT])
+    order = [(Op(f.op).name, f.connection) for f in sidecar.received[before:]]
+    newest = max(connection for _, connection in order)
+    assert [name for name, connection in order if connection == newest][:2] == ["HELLO", "COMMIT"]
+    assert sidecar.frames(Op.HELLO)[before].body["grants"] == refs
+
+
+def test_frames_go_behind_a_hello_that_is_not_answered_yet(sidecar: StubSidecar, connect: Any) -> None:
+    client, owner = connect()
+    until(lambda: client.connected)
+    hellos = len(sidecar.frames(Op.HELLO))
+    sidecar.answer = lambda frame: False if frame.op == Op.HELLO else None
+    with owner.lock:
+        owner.waiting.append((Op.COMMIT, messages.Sections(region=7, refs=b"")))
+    sidecar.cut()
+    commit = sidecar.wait_for(lambda all_: [f for f in all_ if f.op == Op.COMMIT])[0]
+    assert commit.connection == sidecar.frames(Op.HELLO)[hellos].connection
+    assert not client.connected
+
+
+def test_late_answers_are_dropped_by_tag(sidecar: StubSidecar, connect: Any) -> None:
+    client, _ = connect()
+    until(lambda: client.connected)
+    sidecar.answer = lambda frame: False if frame.op == Op.PROBE else None
+    answers: list[Reply] = []
+    probe = messages.Probe(request="a", hashes=b"")
+    client.ask(Op.PROBE, probe, answers.append)
+    first = sidecar.wait_for(lambda all_: [f for f in all_ if f.op == Op.PROBE])[0]
+    sidecar.cut()
+    until(lambda: client.connected)
+    client.ask(Op.PROBE, probe, answers.append)
+    second = sidecar.wait_for(lambda all_: [f for f in all_ if f.op == Op.PROBE][1:])[0]
+    late = first._replace(connection=second.connection)
+    body = {"states": b"", "refs": b""}
+    sidecar.reply(late, body)
+    sidecar.reply(second, body, flags=wire.FLAG_PARTIAL)
+    sidecar.reply(second, body)
+    sidecar.reply(second, body)
+    until(lambda: len(answers) == 2)
+    client.ask(Op.PROBE, probe, answers.append)
+    third = sidecar.wait_for(lambda all_: [f for f in all_ if f.op == Op.PROBE][2:])[0]
+    sidecar.refuse(third, "NotRegistered", retryable=True)
+    until(lambda: len(answers) == 3)
+    assert [(a.tag, a.partial) for a in answers[:2]] == [(second.tag, True), (second.tag, False)]
+    assert answers[2].error is not None and answers[2].error.code == "NotRegistered" and answers[2].error.retryable
+
+
+def test_a_frame_that_does_not_fit_closes_the_connection_and_never_blocks(sidecar: StubSidecar, connect: Any) -> None:
+    client, owner = connect()
+    until(lambda: client.connected)
+    stuck = threading.Event()
+    sidecar.answer = lambda frame: stuck.wait(20) if frame.op == Op.COMMIT else None  # type: ignore[return-value]
+    body = messages.Sections(region=7, refs=b"x" * 65536)
+    slowest = 0.0
+    for _ in range(200):
+        start = time.monotonic()
+        sent = client.send(Op.COMMIT, body)
+        slowest = max(slowest, time.monotonic() - start)
+        if not sent:
+            break
+    assert not sent, "the socket's buffer is finite"
+    assert slowest < 0.5
+    assert not client.send(Op.COMMIT, body)
+    stuck.set()
+    until(lambda: owner.lost == 1 and client.connected)
+
+
+def test_unmap_ends_copies_unmaps_and_says_hello_without_memory(
+    sidecar: StubSidecar, connect: Any, fresh_shared: Shared
+) -> None:
+    client, owner = connect()
+    until(lambda: client.connected)
+    old = fresh_shared.mapping
+    assert old is not None
+    sidecar.memory = Memory(8, 32)
+    sidecar.cut()
+    until(lambda: fresh_shared.mapping is not None and fresh_shared.mapping.region == 8 and client.connected)
+    assert owner.unmapped == 1 and old.closed
+    regions = [frame.body.get("region") for frame in sidecar.frames(Op.HELLO)]
+    assert regions == [None, None, 7, None]
+
+
+def test_without_a_memory_tier_hello_is_said_again(sidecar: StubSidecar, connect: Any, fresh_shared: Shared) -> None:
+    memory, sidecar.memory = sidecar.memory, None
+    client, owner = connect()
+    until(lambda: len(owner.hellos) >= 2)
+    assert fresh_shared.mapping is None and owner.hellos[0].memory == "none"
+    sidecar.memory = memory
+    until(lambda: fresh_shared.mapping is not None)
+
+
+def test_a_forked_child_keeps_neither_mapping_nor_descriptors(
+    sidecar: StubSidecar, connect: Any, fresh_shared: Shared
+) -> None:
+    client, _ = connect()
+    until(lambda: client.connected)
+    mapping = fresh_shared.mapping
+    assert mapping is not None
+    read_end, write_end = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            closed = 0
+            for fd in (mapping.arena_fd, mapping.table_fd):
+                try:
+                    os.fstat(fd)
+                except OSError:
+                    closed += 1
+            maps = Path("/proc/self/maps").read_text()
+            mapped = f"{mapping.arena_address:x}-" in maps
+            dead = not client.send(Op.COMMIT, messages.Sections(region=7, refs=b""))
+            os.write(write_end, f"{closed} {int(mapped)} {int(dead)}".encode())
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(read_end, 64) == b"2 0 1"
+    os.close(read_end)
+    os.close(write_end)
+    assert lock_is_held(sidecar.lock_path, 1), "the parent's lock outlives its children"
+
+
+def test_going_off_unmaps_before_it_unlocks(sidecar: StubSidecar, connect: Any, fresh_shared: Shared) -> None:
+    client, owner = connect()
+    until(lambda: client.connected)
+    mapping = fresh_shared.mapping
+    assert mapping is not None
+    lock_fd = fresh_shared._lock_fds[-1]
+    held_at_unmap: list[bool] = []
+    owner.before_unmap = lambda: held_at_unmap.append(lock_is_held(sidecar.lock_path, 1))  # type: ignore[method-assign]
+    client.go_off("Test")
+    assert held_at_unmap == [True] and mapping.closed and owner.off == "Test"
+    assert not lock_is_held(sidecar.lock_path, 1)
+    os.fstat(lock_fd)
+    assert not client.send(Op.COMMIT, messages.Sections(region=7, refs=b""))
+
+
+def test_the_last_role_to_leave_unlocks(sidecar: StubSidecar, connect: Any, fresh_shared: Shared) -> None:
+    worker, _ = connect("worker")
+    scheduler, _ = connect("scheduler")
+    until(lambda: worker.connected and scheduler.connected)
+    worker.go_off("Test")
+    assert fresh_shared.mapping is None and lock_is_held(sidecar.lock_path, 1)
+    scheduler.go_off("Test")
+    assert not lock_is_held(sidecar.lock_path, 1)
+
+
+def test_a_newer_engine_in_one_process_takes_over(sidecar: StubSidecar, connect: Any) -> None:
+    older, owner = connect()
+    until(lambda: older.connected)
+    newer, _ = connect()
+    until(lambda: newer.connected)
+    assert owner.off == "Superseded" and not older.connected
+
+
+def test_a_lock_that_the_sidecar_does_not_see_makes_another_process_of_us(
+    sidecar: StubSidecar, connect: Any, fresh_shared: Shared
+) -> None:
+    client, owner = connect()
+    until(lambda: client.connected)
+    before = fresh_shared.incarnation
+    refused: list[int] = []
+
+    def answer(frame: Received) -> Any:
+        if frame.op == Op.HELLO and frame.body.get("lock") == 1:
+            refused.append(1)
+            sidecar.refuse(frame, "LockNotHeld")
+            return False
+        return None
+
+    sidecar.answer = answer
+    sidecar.cut()
+    until(lambda: client.connected and refused)
+    assert fresh_shared.incarnation != before and fresh_shared.lock_number == 2
+    assert owner.unmapped == 1
+
+
+def test_a_final_refusal_is_named_and_not_hammered(sidecar: StubSidecar, connect: Any) -> None:
+    def answer(frame: Received) -> Any:
+        sidecar.refuse(frame, "NoProofOfDeath")
+        return False
+
+    sidecar.answer = answer
+    client, _ = connect()
+    until(lambda: client.refusal == "NoProofOfDeath")
+    assert len(sidecar.frames(Op.HELLO)) == 1 and not client.connected
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"\xff" * 64,
+        wire.encode_header(Op.PROBE, 0, 1, 0)[:4] + b"\x09" + wire.encode_header(Op.PROBE, 0, 1, 0)[5:],
+        (wire.MAX_BODY + 1).to_bytes(4, "little") + wire.encode_header(Op.PROBE, 0, 1, 0)[4:],
+    ],
+    ids=["noise", "foreign version", "oversized"],
+)
+def test_foreign_bytes_close_the_connection_and_nothing_else(
+    sidecar: StubSidecar, connect: Any, garbage: bytes
+) -> None:
+    client, owner = connect()
+    until(lambda: client.connected)
+    sidecar.raw(garbage)
+    until(lambda: owner.lost == 1 and client.connected)
+
+
+def test_an_unreadable_answer_is_not_fatal(sidecar: StubSidecar, connect: Any) -> None:
+    client, owner = connect()
+    until(lambda: client.connected)
+    sidecar.answer = lambda frame: {"nonsense": 1} if frame.op == Op.HELLO else None
+    sidecar.cut()
+    until(lambda: owner.lost >= 2)
+    sidecar.answer = lambda frame: None
+    until(lambda: client.connected)
+
+
+def test_memory_of_another_format_is_not_mapped(sidecar: StubSidecar, connect: Any, fresh_shared: Shared) -> None:
+    assert sidecar.memory is not None
+    sidecar.memory.table[:8] = b"NOTATABL"
+    client, owner = connect()
+    until(lambda: owner.lost >= 1)
+    assert fresh_shared.mapping is None and not client.connected
+    sidecar.memory.table[:8] = b"KVCPSLOT"
+    until(lambda: client.connected)
+    assert fresh_shared.mapping is not None
+
+
+def test_the_plugin_says_off_once_the_sidecar_is_there(tmp_path: Path) -> None:
+    path = str(tmp_path / "sidecar.sock")
+    thread = say_off(path, "VllmTooOld", "0.20.0", for_s=10)
+    stub = StubSidecar(tmp_path)
+    try:
+        hello = stub.hello(1)
+        assert hello.body["role"] == "plugin" and hello.body["off"] == "VllmTooOld"
+        thread.join(5)
+        assert not thread.is_alive()
+    finally:
+        stub.close()

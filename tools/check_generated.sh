@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# Files that stand twice must be equal, and every file that names a version must name the same.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+failed=0
+same() {
+    cmp -s "$1" "$2" || { echo "$2 differs from $1: copy it anew" >&2; failed=1; }
+}
+same sidecar/protocol/layouts.json sidecar/connector/kvcachepool/layouts.json
+crate="$(sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"/\1/p' Cargo.toml)"
+package="$(sed -n 's/^version = "\(.*\)"/\1/p' sidecar/connector/pyproject.toml)"
+[ "$crate" = "$package" ] || { echo "Cargo.toml says version $crate, sidecar/connector/pyproject.toml $package" >&2; failed=1; }
+cargo metadata --locked --format-version 1 >/dev/null || { echo "Cargo.lock is not up to date" >&2; failed=1; }
+exit $failed

@@ -1,0 +1,96 @@
+"""Runs the test suites named as arguments (rust, connector, vllm), streams their output and ends with one summary."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+RUST_RESULT = re.compile(r"^test result: \w+\. (\d+) passed; (\d+) failed; (\d+) ignored")
+RUST_IGNORED = re.compile(r"^test (\S+) \.\.\. ignored(?:, (.*))?")
+PYTEST_COUNT = re.compile(r"(\d+) (passed|failed|error|errors|skipped)\b")
+PYTEST_LAST = re.compile(r"^=+ .*\b(passed|failed|error|errors|skipped|no tests ran)\b.* in [\d.]+s")
+PYTEST_SKIP = re.compile(r"^SKIPPED (.*)")
+
+
+class Result(NamedTuple):
+    """What one suite did."""
+
+    suite: str
+    passed: int
+    failed: int
+    skipped: list[str]
+    seconds: float
+    status: int
+
+
+def commands(suite: str) -> list[list[str]]:
+    """Commands of a suite, run one after the other until one fails."""
+    pytest = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
+    build = ["cargo", "build", "--bin", "kvcachepool-sidecar"]
+    return {
+        "rust": [["cargo", "test", "--workspace", "--features", "simulation", "--no-fail-fast"]],
+        "connector": [build, [*pytest, "tests/connector"]],
+        "vllm": [build, [*pytest, "--durations=8", "tests/vllm"]],
+    }[suite]
+
+
+def run(suite: str) -> Result:
+    """Runs a suite; its output goes through as it comes."""
+    start = time.monotonic()
+    passed = failed = status = 0
+    skipped: list[str] = []
+    for command in commands(suite):
+        print(f"\n=== {suite}: {' '.join(command)}", flush=True)
+        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+        assert process.stdout is not None
+        for line in process.stdout:
+            sys.stdout.write(line)
+            sys.stdout.flush()
+            if found := RUST_RESULT.match(line):
+                passed += int(found[1])
+                failed += int(found[2])
+            elif found := RUST_IGNORED.match(line):
+                skipped.append(f"{found[1]}: {found[2] or 'ignored'}")
+            elif found := PYTEST_SKIP.match(line):
+                skipped.append(found[1])
+            elif PYTEST_LAST.match(line):
+                counts = {word: int(number) for number, word in PYTEST_COUNT.findall(line)}
+                passed += counts.get("passed", 0)
+                failed += counts.get("failed", 0) + counts.get("error", 0) + counts.get("errors", 0)
+        status = process.wait()
+        if status:
+            break
+    if status and not failed:
+        failed = 1
+    return Result(suite, passed, failed, skipped, time.monotonic() - start, status)
+
+
+def main(suites: list[str]) -> int:
+    """Runs all suites, also after one failed, and prints what came out."""
+    os.environ.setdefault("CARGO_TERM_COLOR", "never")
+    os.environ.setdefault("PYTHONDONTWRITEBYTECODE", "1")
+    results = [run(suite) for suite in suites]
+    print("\n=== summary")
+    for result in results:
+        state = "ok" if result.status == 0 else f"FAILED (exit status {result.status})"
+        print(f"{result.suite:10} {result.passed:5} passed {result.failed:4} failed {result.seconds:7.0f} s   {state}")
+    skips = [f"{result.suite}: {skip}" for result in results for skip in result.skipped]
+    for skip in skips:
+        print(f"skipped   {skip}")
+    ignored_rust = sum(len(r.skipped) for r in results if r.suite == "rust")
+    refused = os.environ.get("KVCACHEPOOL_REQUIRE") == "all" and ignored_rust > 0
+    if refused:
+        print("ignored Rust tests are failures with KVCACHEPOOL_REQUIRE=all")
+    failed = sum(r.failed for r in results)
+    print(f"tests: {sum(r.passed for r in results)} passed, {failed} failed, {len(skips)} skipped", flush=True)
+    return 1 if failed or refused or any(r.status for r in results) else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

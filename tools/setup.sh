@@ -1,0 +1,53 @@
+#!/usr/bin/env bash
+# Installs what the project needs, pinned, outside the checkout: apt packages, Rust, Python with vLLM for CPUs, check tools.
+# Quick where all is there already; safe to run twice at once.
+#
+#   tools/setup.sh base              apt packages and Rust
+#   tools/setup.sh vllm [VERSION]    a virtual environment with that vLLM (default: the newest one supported)
+#   tools/setup.sh check             cargo-deny and cargo-fuzz, for `make check`
+set -euo pipefail
+
+TOOLS="$(cd "$(dirname "$0")" && pwd)"
+CACHE="${KVCACHEPOOL_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/kvcachepool}"
+mkdir -p "$CACHE/logs" "$CACHE/ready" "$CACHE/venvs"
+
+say() { printf '[setup] %s\n' "$*" >&2; }
+die() { printf '[setup] %s\n' "$*" >&2; exit 1; }
+
+# Runs a long command with its output in a log; a line every 20 s says that it is still at work.
+quietly() { # quietly LOG WHAT COMMAND...
+    local log="$CACHE/logs/$1" what="$2" start=$SECONDS job
+    shift 2
+    say "$what (log: $log)"
+    "$@" >"$log" 2>&1 </dev/null &
+    job=$!
+    while kill -0 "$job" 2>/dev/null; do
+        sleep 1
+        if (( (SECONDS - start) % 20 == 19 )); then say "... $what: $((SECONDS - start)) s"; fi
+    done
+    wait "$job" || { tail -n 25 "$log" >&2; die "$what failed"; }
+}
+
+# Downloads fail for reasons that pass; a second and a third try are cheap.
+retried() {
+    "$@" || { sleep 5; "$@"; } || { sleep 20; "$@"; }
+}
+
+as_root() {
+    if [ "$(id -u)" = 0 ]; then "$@"; elif command -v sudo >/dev/null; then sudo "$@"; else die "needs root or sudo for: $*"; fi
+}
+
+. "$TOOLS/setup/base.sh"
+. "$TOOLS/setup/vllm.sh"
+. "$TOOLS/setup/check.sh"
+
+part="${1:-}"
+# One set-up at a time: a second one waits and then finds all done.
+exec 9>"$CACHE/setup.lock"
+flock -n 9 || { say "another set-up is running: waiting for it"; flock 9; }
+case "$part" in
+    base) setup_base ;;
+    vllm) setup_vllm "${2:-$(newest_vllm)}" ;;
+    check) setup_check ;;
+    *) sed -n '2,7s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
+esac
