@@ -42,7 +42,7 @@ impl<T: Table> Engine<T> {
             }
         }
         self.take_over_grants(now, grants);
-        self.finish_entries(now, cold);
+        self.finish_entries(cold);
         self.alloc.populate(self.table.populated_rows());
     }
 
@@ -143,7 +143,7 @@ impl<T: Table> Engine<T> {
         }
     }
 
-    fn finish_entries(&mut self, now: Time, cold: bool) {
+    fn finish_entries(&mut self, cold: bool) {
         for entry in 0..self.entries.len() as u32 {
             if !self.entries[entry as usize].live {
                 if self.table.chunk(entry).state != 0 {
@@ -159,7 +159,10 @@ impl<T: Table> Engine<T> {
             if parent.key != ChunkKey::default() {
                 match self.find(&parent) {
                     Some(p) if p != entry => self.link(entry, p),
-                    _ => self.orphans.entry(parent).or_default().push(self.handle(entry)),
+                    _ => {
+                        let orphan = self.handle(entry);
+                        self.orphans.entry(parent).or_default().push(orphan);
+                    }
                 }
             }
         }
