@@ -72,7 +72,10 @@ pub struct Usage {
 impl<T: Table> Engine<T> {
     /// Chunks of this key in all layouts.
     pub fn find_key(&self, key: &ChunkKey) -> Vec<Found> {
-        self.entries_of(key).into_iter().filter_map(|e| self.describe(e)).collect()
+        self.entries_of(key)
+            .into_iter()
+            .filter_map(|e| self.describe(e))
+            .collect()
     }
 
     fn describe(&self, entry: u32) -> Option<Found> {
@@ -98,13 +101,21 @@ impl<T: Table> Engine<T> {
     /// Pins chunks of this key for `ttl_ms` (0: until unpinned). They are not evicted meanwhile; they may still expire or turn
     /// out corrupt.
     pub fn pin_key(&mut self, now: Time, key: &ChunkKey, ttl_ms: u64) -> Result<(), PinError> {
-        let entries: Vec<u32> =
-            self.entries_of(key).into_iter().filter(|e| self.entries[*e as usize].complete()).collect();
+        let entries: Vec<u32> = self
+            .entries_of(key)
+            .into_iter()
+            .filter(|e| self.entries[*e as usize].complete())
+            .collect();
         if entries.is_empty() {
             return Err(PinError::NotFound);
         }
-        let until = if ttl_ms == 0 { u64::MAX } else { now.mono_ms.saturating_add(ttl_ms) };
-        let share = self.geometry.arena_bytes / 100 * u64::from(self.config.limits.admin_pin_percent_max);
+        let until = if ttl_ms == 0 {
+            u64::MAX
+        } else {
+            now.mono_ms.saturating_add(ttl_ms)
+        };
+        let share =
+            self.geometry.arena_bytes / 100 * u64::from(self.config.limits.admin_pin_percent_max);
         for entry in entries {
             let e = &mut self.entries[entry as usize];
             if !e.admin_pin {
@@ -132,7 +143,9 @@ impl<T: Table> Engine<T> {
         if self.admin_pins.remove(&entry).is_none() {
             return false;
         }
-        let Some(e) = self.entries.get_mut(entry as usize) else { return false };
+        let Some(e) = self.entries.get_mut(entry as usize) else {
+            return false;
+        };
         if std::mem::take(&mut e.admin_pin) {
             self.admin_pinned_bytes = self.admin_pinned_bytes.saturating_sub(e.weight);
         }
@@ -141,8 +154,12 @@ impl<T: Table> Engine<T> {
     }
 
     pub(crate) fn end_admin_pins(&mut self, now: Time) {
-        let over: Vec<u32> =
-            self.admin_pins.iter().filter(|(_, until)| **until <= now.mono_ms).map(|(e, _)| *e).collect();
+        let over: Vec<u32> = self
+            .admin_pins
+            .iter()
+            .filter(|(_, until)| **until <= now.mono_ms)
+            .map(|(e, _)| *e)
+            .collect();
         for entry in over {
             self.unpin(entry);
         }
@@ -160,7 +177,11 @@ impl<T: Table> Engine<T> {
             }
         }
         self.orphans.clear();
-        self.ring.push(Event { kind: "cleared".into(), tier: "memory".into(), ..no_event() });
+        self.ring.push(Event {
+            kind: "cleared".into(),
+            tier: "memory".into(),
+            ..no_event()
+        });
         cleared
     }
 
@@ -196,8 +217,17 @@ impl<T: Table> Engine<T> {
                 }
             }
         }
-        usage.granted_slots = self.owners.values().map(|o| o.rows.len() as u64).sum::<u64>() - usage.quarantined_slots;
-        debug_assert!(self.by_row.keys().all(|r| matches!(self.table.row(*r).state, FREE | GRANTED | COMMITTED)));
+        usage.granted_slots = self
+            .owners
+            .values()
+            .map(|o| o.rows.len() as u64)
+            .sum::<u64>()
+            - usage.quarantined_slots;
+        debug_assert!(
+            self.by_row
+                .keys()
+                .all(|r| matches!(self.table.row(*r).state, FREE | GRANTED | COMMITTED))
+        );
         usage
     }
 }

@@ -137,8 +137,10 @@ impl Allocator {
                 let segment = self.segments.get_mut(number as usize)?;
                 let other = segment.size_before != slot_rows;
                 segment.size = slot_rows;
-                segment.free =
-                    (0..self.segment_rows / slot_rows).rev().map(|i| first + i * slot_rows).collect();
+                segment.free = (0..self.segment_rows / slot_rows)
+                    .rev()
+                    .map(|i| first + i * slot_rows)
+                    .collect();
                 self.open_up(number);
                 (number, other.then_some((first, self.segment_rows)))
             }
@@ -196,7 +198,9 @@ impl Allocator {
             .collect();
         list.sort_unstable();
         list.truncate(count);
-        list.into_iter().map(|(_, first, size)| (first, size)).collect()
+        list.into_iter()
+            .map(|(_, first, size)| (first, size))
+            .collect()
     }
 
     /// Slots of a segment with a size that nobody uses.
@@ -265,7 +269,11 @@ mod tests {
         let mut a = Allocator::new(8, 8);
         a.populate(8);
         let first = a.take(4).unwrap();
-        assert_eq!(first.resized, Some((0, 8)), "sizes of earlier boots are unknown");
+        assert_eq!(
+            first.resized,
+            Some((0, 8)),
+            "sizes of earlier boots are unknown"
+        );
         assert_eq!(a.take(2), None);
         a.give(first.row);
         assert_eq!(a.take(4).unwrap().resized, None, "the same size again");

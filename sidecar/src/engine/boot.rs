@@ -7,7 +7,7 @@ use super::index::Name;
 use super::mistake::{Mistake, made};
 use super::table::{COMMITTED, ChunkRecord, FREE, GRANTED, PUBLISHED, ROW_BYTES, Row, Table};
 use super::{Engine, Time};
-use kvcachepool_protocol::key::{ChunkKey, KeyKind, LayoutId};
+use kvcachepool_protocol::key::{ChunkKey, EngineHash, KeyKind, LayoutId};
 use std::collections::BTreeMap;
 
 impl<T: Table> Engine<T> {
@@ -52,11 +52,25 @@ impl<T: Table> Engine<T> {
         (e.live && e.slot(row.section) == row_number).then_some(row.chunk)
     }
 
-    fn take_over_row(&mut self, row_number: u32, row: &Row, sound: bool, grants: &mut BTreeMap<u32, Vec<u32>>) {
-        let entry = if sound && row.section < 128 { self.entry_of_record(row) } else { None };
+    fn take_over_row(
+        &mut self,
+        row_number: u32,
+        row: &Row,
+        sound: bool,
+        grants: &mut BTreeMap<u32, Vec<u32>>,
+    ) {
+        let entry = if sound && row.section < 128 {
+            self.entry_of_record(row)
+        } else {
+            None
+        };
         match row.state {
             GRANTED => {
-                self.owners.entry(row.owner).or_default().rows.insert(row_number);
+                self.owners
+                    .entry(row.owner)
+                    .or_default()
+                    .rows
+                    .insert(row_number);
                 self.granted_bytes += u64::from(row.slot_rows) * ROW_BYTES;
                 if let Some(entry) = entry {
                     self.entries[entry as usize].rows += 1;
@@ -99,7 +113,10 @@ impl<T: Table> Engine<T> {
             return None;
         }
         if !self.entries[row.chunk as usize].live {
-            let name = Name { layout: self.layout_number(LayoutId(record.layout)), key: ChunkKey(record.key) };
+            let name = Name {
+                layout: self.layout_number(LayoutId(record.layout)),
+                key: ChunkKey(record.key),
+            };
             if self.index.contains_key(&name) {
                 return None;
             }
@@ -111,7 +128,8 @@ impl<T: Table> Engine<T> {
             fill(e, &record);
             if record.expires_unix_s != 0 {
                 let handle = self.handle(row.chunk);
-                self.expiries.push(std::cmp::Reverse((record.expires_unix_s, handle)));
+                self.expiries
+                    .push(std::cmp::Reverse((record.expires_unix_s, handle)));
             }
         }
         Some(row.chunk)
@@ -125,10 +143,21 @@ impl<T: Table> Engine<T> {
             for row in &rows {
                 self.by_row.insert(*row, id);
             }
+            let last_hash = EngineHash(self.table.chunk(entry).last_hash);
             let (chunk, e) = (self.handle(entry), &mut self.entries[entry as usize]);
             e.open = Some(id);
-            self.grants
-                .insert(id, Grant { chunk, name: e.name, asked_by: None, rows, needed: e.needed, void: false });
+            self.grants.insert(
+                id,
+                Grant {
+                    chunk,
+                    name: e.name,
+                    last_hash,
+                    asked_by: None,
+                    rows,
+                    needed: e.needed,
+                    void: false,
+                },
+            );
         }
         if let Some(engine) = self.owners.get(&0).cloned() {
             // reads of a dead engine that the kernel does for it may still land

@@ -27,8 +27,12 @@ impl<T: Table> Engine<T> {
 
     /// Checks behind an answer when the last check is old.
     pub(crate) fn check_if_old(&mut self, now: Time, entry: u32) {
-        let Some(e) = self.entries.get(entry as usize) else { return };
-        let old = e.checked_ms.is_some_and(|at| now.mono_ms.saturating_sub(at) > self.config.verify_age_ms);
+        let Some(e) = self.entries.get(entry as usize) else {
+            return;
+        };
+        let old = e
+            .checked_ms
+            .is_some_and(|at| now.mono_ms.saturating_sub(at) > self.config.verify_age_ms);
         if old && e.checking == 0 {
             self.start_check(entry, false, false);
         }
@@ -36,7 +40,9 @@ impl<T: Table> Engine<T> {
 
     /// Compares all sections of an entry. One under way is not begun twice, but becomes urgent.
     pub(crate) fn start_check(&mut self, entry: u32, urgent: bool, sweep: bool) {
-        let Some(e) = self.entries.get(entry as usize) else { return };
+        let Some(e) = self.entries.get(entry as usize) else {
+            return;
+        };
         let slots = e.slots.clone();
         for row_number in slots {
             if row_number == NONE {
@@ -50,7 +56,14 @@ impl<T: Table> Engine<T> {
                 Some(check) if check.urgent || !urgent => continue,
                 Some(check) => check.urgent = true,
                 None => {
-                    self.checks.insert(row_number, Check { generation: row.generation, urgent, sweep });
+                    self.checks.insert(
+                        row_number,
+                        Check {
+                            generation: row.generation,
+                            urgent,
+                            sweep,
+                        },
+                    );
                     if sweep {
                         self.sweeping += 1;
                     }
@@ -70,7 +83,13 @@ impl<T: Table> Engine<T> {
     }
 
     /// A digest was taken. `None`: it could not be, which counts as a mismatch.
-    pub fn digest_done(&mut self, now: Time, row_number: u32, generation: u32, digest: Option<[u8; 16]>) {
+    pub fn digest_done(
+        &mut self,
+        now: Time,
+        row_number: u32,
+        generation: u32,
+        digest: Option<[u8; 16]>,
+    ) {
         let row = self.table.row(row_number);
         let same = row.generation == generation;
         match row.state {
@@ -92,13 +111,19 @@ impl<T: Table> Engine<T> {
     }
 
     fn compare(&mut self, now: Time, row_number: u32, digest: Option<[u8; 16]>) {
-        let Some(check) = self.checks.remove(&row_number) else { return };
+        let Some(check) = self.checks.remove(&row_number) else {
+            return;
+        };
         if check.sweep {
             self.sweeping -= 1;
         }
         let row = self.table.row(row_number);
         let entry = row.chunk;
-        let Some(e) = self.entries.get_mut(entry as usize).filter(|e| e.live && check.generation == row.generation) else {
+        let Some(e) = self
+            .entries
+            .get_mut(entry as usize)
+            .filter(|e| e.live && check.generation == row.generation)
+        else {
             return;
         };
         e.checking = e.checking.saturating_sub(1);
@@ -123,7 +148,8 @@ impl<T: Table> Engine<T> {
         }
         self.table.set_state(row_number, FREE);
         let generation = self.table.row(row_number).generation;
-        self.table.set_generation(row_number, generation.wrapping_add(1));
+        self.table
+            .set_generation(row_number, generation.wrapping_add(1));
         self.alloc.give(row_number);
         self.row_left(entry);
         // an event and the index must go while the record still says what it was
@@ -133,12 +159,15 @@ impl<T: Table> Engine<T> {
     /// Goes on with the checks that a start made necessary, a few at a time.
     pub(crate) fn sweep(&mut self) {
         while self.sweeping < self.config.sweep_in_flight_max {
-            let Some(handle) = self.sweep_queue.pop_front() else { return };
-            let waits = self.get(handle).is_some_and(|e| e.checked_ms.is_none() && e.checking == 0);
+            let Some(handle) = self.sweep_queue.pop_front() else {
+                return;
+            };
+            let waits = self
+                .get(handle)
+                .is_some_and(|e| e.checked_ms.is_none() && e.checking == 0);
             if waits {
                 self.start_check(handle.entry, false, true);
             }
         }
     }
-
 }

@@ -63,7 +63,10 @@ pub(crate) struct Entry {
 impl Entry {
     pub fn vacant(epoch: u32) -> Self {
         Self {
-            name: Name { layout: 0, key: ChunkKey::default() },
+            name: Name {
+                layout: 0,
+                key: ChunkKey::default(),
+            },
             epoch,
             listed: false,
             live: false,
@@ -112,16 +115,23 @@ impl Entry {
 
 impl<T: Table> Engine<T> {
     pub(crate) fn handle(&self, entry: u32) -> Handle {
-        Handle { entry, epoch: self.entries.get(entry as usize).map_or(0, |e| e.epoch) }
+        Handle {
+            entry,
+            epoch: self.entries.get(entry as usize).map_or(0, |e| e.epoch),
+        }
     }
 
     /// The entry behind a handle, unless it was removed.
     pub(crate) fn get(&self, handle: Handle) -> Option<&Entry> {
-        self.entries.get(handle.entry as usize).filter(|e| e.live && e.epoch == handle.epoch)
+        self.entries
+            .get(handle.entry as usize)
+            .filter(|e| e.live && e.epoch == handle.epoch)
     }
 
     pub(crate) fn get_mut(&mut self, handle: Handle) -> Option<&mut Entry> {
-        self.entries.get_mut(handle.entry as usize).filter(|e| e.live && e.epoch == handle.epoch)
+        self.entries
+            .get_mut(handle.entry as usize)
+            .filter(|e| e.live && e.epoch == handle.epoch)
     }
 
     pub(crate) fn find(&self, name: &Name) -> Option<u32> {
@@ -159,7 +169,10 @@ impl<T: Table> Engine<T> {
             self.link(entry, parent);
         }
         for orphan in self.orphans.remove(&name).unwrap_or_default() {
-            if self.get(orphan).is_some_and(|o| o.parent == NONE && o.listed) {
+            if self
+                .get(orphan)
+                .is_some_and(|o| o.parent == NONE && o.listed)
+            {
                 self.link(orphan.entry, entry);
             }
         }
@@ -181,7 +194,9 @@ impl<T: Table> Engine<T> {
     }
 
     fn unlink(&mut self, child: u32) {
-        let Some(c) = self.entries.get_mut(child as usize) else { return };
+        let Some(c) = self.entries.get_mut(child as usize) else {
+            return;
+        };
         let (parent, before, after) = (c.parent, c.sibling_before, c.sibling_after);
         (c.parent, c.sibling_before, c.sibling_after) = (NONE, NONE, NONE);
         if let Some(b) = self.entries.get_mut(before as usize) {
@@ -201,7 +216,11 @@ impl<T: Table> Engine<T> {
 
     /// Nobody finds the entry any more; who reads it goes on. It goes when nothing holds it.
     pub(crate) fn doom(&mut self, entry: u32) {
-        let Some(e) = self.entries.get_mut(entry as usize).filter(|e| e.live && e.listed) else {
+        let Some(e) = self
+            .entries
+            .get_mut(entry as usize)
+            .filter(|e| e.live && e.listed)
+        else {
             return;
         };
         e.listed = false;
@@ -236,7 +255,9 @@ impl<T: Table> Engine<T> {
 
     /// The entry ends: its slots come back, its number is used again when no row names it.
     pub(crate) fn remove(&mut self, entry: u32, why: evict::Why) {
-        let Some(e) = self.entries.get_mut(entry as usize).filter(|e| e.live) else { return };
+        let Some(e) = self.entries.get_mut(entry as usize).filter(|e| e.live) else {
+            return;
+        };
         let (listed, name, complete) = (e.listed, e.name, e.complete());
         let slots = std::mem::take(&mut e.slots);
         let (known, open) = (std::mem::take(&mut e.known), e.open.take());
@@ -277,11 +298,16 @@ impl<T: Table> Engine<T> {
 
     /// The parent ends before its children: they stay readable and are tied again when it returns.
     fn let_children_go(&mut self, entry: u32) {
-        let Some(e) = self.entries.get_mut(entry as usize) else { return };
+        let Some(e) = self.entries.get_mut(entry as usize) else {
+            return;
+        };
         let name = e.name;
         let mut child = std::mem::replace(&mut e.first_child, NONE);
         while let Some(c) = self.entries.get_mut(child as usize) {
-            let orphan = Handle { entry: child, epoch: c.epoch };
+            let orphan = Handle {
+                entry: child,
+                epoch: c.epoch,
+            };
             child = c.sibling_after;
             (c.parent, c.sibling_before, c.sibling_after) = (NONE, NONE, NONE);
             self.orphans.entry(name).or_default().push(orphan);

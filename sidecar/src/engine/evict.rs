@@ -81,7 +81,11 @@ impl<T: Table> Engine<T> {
         while let Some((handle, _)) = self.incomplete.front().copied() {
             self.incomplete.pop_front();
             self.not_queued(handle);
-            if self.get(handle).is_some_and(|e| e.open.is_none() && !e.complete()) && self.evictable(handle.entry) {
+            if self
+                .get(handle)
+                .is_some_and(|e| e.open.is_none() && !e.complete())
+                && self.evictable(handle.entry)
+            {
                 self.stats.evicted_incomplete += 1;
                 self.remove(handle.entry, Why::Evicted);
                 return true;
@@ -115,7 +119,9 @@ impl<T: Table> Engine<T> {
     pub(crate) fn tail_over(&self, entry: u32) -> Option<u32> {
         let record = self.table.chunk(entry);
         let layout = self.entries.get(entry as usize)?.name.layout;
-        let hashes = record.block_hashes.get(..record.block_hash_count as usize)?;
+        let hashes = record
+            .block_hashes
+            .get(..record.block_hash_count as usize)?;
         let (_, before_last) = hashes.split_last()?;
         before_last.iter().rev().find_map(|hash| {
             let key = chunk_key(
@@ -132,7 +138,9 @@ impl<T: Table> Engine<T> {
 
     /// Frees all chunks of a segment, with what hangs on them, if all of them may go.
     fn empty_segment(&mut self, first: u32, slot_rows: u32) {
-        let rows: Vec<u32> = (0..self.alloc.segment_rows() / slot_rows.max(1)).map(|i| first + i * slot_rows).collect();
+        let rows: Vec<u32> = (0..self.alloc.segment_rows() / slot_rows.max(1))
+            .map(|i| first + i * slot_rows)
+            .collect();
         let mut chunks = Vec::new();
         for row in rows {
             let row = self.table.row(row);
@@ -176,8 +184,13 @@ impl<T: Table> Engine<T> {
         if !self.evictable(entry) {
             return;
         }
-        let Some(e) = self.entries.get_mut(entry as usize) else { return };
-        let handle = Handle { entry, epoch: e.epoch };
+        let Some(e) = self.entries.get_mut(entry as usize) else {
+            return;
+        };
+        let handle = Handle {
+            entry,
+            epoch: e.epoch,
+        };
         if !e.complete() {
             if e.listed {
                 self.queue(handle, None);
@@ -205,9 +218,13 @@ impl<T: Table> Engine<T> {
     /// Chunks that stayed incomplete for too long, and what expired, go.
     pub(crate) fn end_by_time(&mut self, now: Time) {
         for _ in 0..self.incomplete.len() {
-            let Some((handle, since)) = self.incomplete.pop_front() else { break };
+            let Some((handle, since)) = self.incomplete.pop_front() else {
+                break;
+            };
             self.not_queued(handle);
-            let waits = self.get(handle).is_some_and(|e| e.open.is_none() && !e.complete());
+            let waits = self
+                .get(handle)
+                .is_some_and(|e| e.open.is_none() && !e.complete());
             if !waits || !self.evictable(handle.entry) {
                 continue;
             }
@@ -232,12 +249,17 @@ impl<T: Table> Engine<T> {
 
     /// An entry got all sections that it needs.
     pub(crate) fn became_readable(&mut self, entry: u32) {
-        let Some(e) = self.entries.get_mut(entry as usize) else { return };
+        let Some(e) = self.entries.get_mut(entry as usize) else {
+            return;
+        };
         e.known = true;
         e.weight = e.bytes;
         let mut word = [0; 8];
         word.copy_from_slice(&e.name.key.0[8..16]);
-        let (name, bytes) = (u64::from_le_bytes(word) ^ u64::from(e.name.layout), e.bytes.max(ROW_BYTES));
+        let (name, bytes) = (
+            u64::from_le_bytes(word) ^ u64::from(e.name.layout),
+            e.bytes.max(ROW_BYTES),
+        );
         self.policy.insert(entry, name, bytes);
         self.stats.stored_chunks += 1;
         self.tell_stored(entry);

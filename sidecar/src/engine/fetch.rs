@@ -15,14 +15,24 @@ pub struct FetchId(u64);
 impl<T: Table> Engine<T> {
     /// Slots for the missing sections of a chunk that a tier has. None: it is there, on its way, or nothing may go for it.
     /// `context.writers` is not looked at.
-    pub fn fetch(&mut self, now: Time, context: &GrantContext<'_>, wish: &Wish<'_>) -> Option<(FetchId, Vec<SectionRef>)> {
+    pub fn fetch(
+        &mut self,
+        now: Time,
+        context: &GrantContext<'_>,
+        wish: &Wish<'_>,
+    ) -> Option<(FetchId, Vec<SectionRef>)> {
         let mut refs = Vec::new();
-        let context = GrantContext { writers: &[], ..*context };
+        let context = GrantContext {
+            writers: &[],
+            ..*context
+        };
         if self.grant(now, &context, wish, &mut refs) != GRANT_GRANTED {
             return None;
         }
         refs.retain(|r| r.slot.get() != NO_SLOT);
-        let id = refs.first().and_then(|r| self.by_row.get(&r.slot.get()).copied())?;
+        let id = refs
+            .first()
+            .and_then(|r| self.by_row.get(&r.slot.get()).copied())?;
         // no scheduler's ABORT may name it
         if let Some(tag) = self.grants.get_mut(&id).and_then(|g| g.asked_by.take())
             && let Some(list) = self.by_tag.get_mut(&tag)
@@ -55,7 +65,11 @@ impl<T: Table> Engine<T> {
 
     /// The fetch is not wanted any more. Its slots stay GRANTED until [`Engine::fetch_ended`].
     pub fn cancel_fetch(&mut self, id: FetchId) {
-        let rows = self.grants.get(&id.0).map(|g| g.rows.clone()).unwrap_or_default();
+        let rows = self
+            .grants
+            .get(&id.0)
+            .map(|g| g.rows.clone())
+            .unwrap_or_default();
         self.void(id.0);
         if made(Mistake::CancelWait) {
             for row in rows {

@@ -5,9 +5,7 @@ use super::entry::{Handle, NONE};
 use super::evict::Why;
 use super::index::Name;
 use super::mistake::{Mistake, made};
-use super::table::{
-    COMMITTED, ChunkRecord, FREE, GRANTED, PUBLISHED, ROW_BYTES, Row, Table,
-};
+use super::table::{COMMITTED, ChunkRecord, FREE, GRANTED, PUBLISHED, ROW_BYTES, Row, Table};
 use super::{Action, Engine, Time};
 use kvcachepool_protocol::domain::{SectionPlan, slot_rows};
 use kvcachepool_protocol::key::{ChunkKey, EngineHash, KeyKind, LayoutId, ModelId, NamespaceId};
@@ -21,6 +19,7 @@ use std::collections::BTreeSet;
 pub(crate) struct Grant {
     pub chunk: Handle,
     pub name: Name,
+    pub last_hash: EngineHash,
     /// (scheduler, tag); none for grants of an earlier boot and for fetches.
     pub asked_by: Option<(u64, u64)>,
     /// Rows that are still GRANTED or COMMITTED.
@@ -82,8 +81,17 @@ pub struct Wish<'a> {
 impl<T: Table> Engine<T> {
     /// Grants the sections of a chunk that are missing. Appends one reference per section of the domain to `refs`.
     /// Returns `GRANT_*` of the wire; references are appended for `GRANT_GRANTED` only.
-    pub fn grant(&mut self, now: Time, context: &GrantContext<'_>, wish: &Wish<'_>, refs: &mut Vec<SectionRef>) -> u8 {
-        let name = Name { layout: self.layout_number(context.layout), key: wish.key };
+    pub fn grant(
+        &mut self,
+        now: Time,
+        context: &GrantContext<'_>,
+        wish: &Wish<'_>,
+        refs: &mut Vec<SectionRef>,
+    ) -> u8 {
+        let name = Name {
+            layout: self.layout_number(context.layout),
+            key: wish.key,
+        };
         if let Some(old) = self.find(&name)
             && self.entries[old as usize].expired(now.unix_s)
         {
@@ -96,6 +104,9 @@ impl<T: Table> Engine<T> {
             }
             Some(e) if e.open.is_some() => return wire::GRANT_EXISTS,
             Some(e) => wish.sections & !e.have,
+            None if wish.sections & full_sections(context.plan) != full_sections(context.plan) => {
+                return wire::GRANT_INVALID;
+            }
             None => wish.sections,
         };
         if lacking == 0 {
@@ -104,18 +115,24 @@ impl<T: Table> Engine<T> {
         let parent = match wish.parent {
             None if wish.first_token != 0 => return wire::GRANT_INVALID,
             None => None,
-            Some(key) => match self.find(&Name { layout: name.layout, key }) {
+            Some(key) => match self.find(&Name {
+                layout: name.layout,
+                key,
+            }) {
                 None => return wire::GRANT_NO_PARENT,
                 Some(p) => {
                     let e = &self.entries[p as usize];
-                    if e.first_token + e.tokens != wish.first_token || wish.parent == Some(wish.key) {
+                    if e.first_token + e.tokens != wish.first_token || wish.parent == Some(wish.key)
+                    {
                         return wire::GRANT_INVALID;
                     }
                     Some(p)
                 }
             },
         };
-        let bytes: u64 = sections_of(lacking).map(|s| context.plan.section_bytes(s, wish.tokens)).sum();
+        let bytes: u64 = sections_of(lacking)
+            .map(|s| context.plan.section_bytes(s, wish.tokens))
+            .sum();
         if self.granted_bytes + bytes > self.granted_bytes_max() {
             self.stats.granted_bytes_refusals += 1;
             return wire::GRANT_NOT_READY;
@@ -154,11 +171,15 @@ impl<T: Table> Engine<T> {
         let (entry, rows) = match (entry, rows) {
             (Some(entry), Some(rows)) => (entry, rows),
             (entry, _) => {
-                if found.is_none() && let Some(entry) = entry {
+                if found.is_none()
+                    && let Some(entry) = entry
+                {
                     self.entries[entry as usize].live = false;
                     self.vacant.push(entry);
                 }
-                if found.is_some() && let Some(entry) = entry {
+                if found.is_some()
+                    && let Some(entry) = entry
+                {
                     self.unpark(entry);
                 }
                 self.stats.no_room_refusals += 1;
@@ -173,7 +194,10 @@ impl<T: Table> Engine<T> {
             e.needed = wish.sections;
             e.expires_unix_s = context.expires_unix_s;
             if context.expires_unix_s != 0 {
-                self.expiries.push(std::cmp::Reverse((context.expires_unix_s, self.handle(entry))));
+                self.expiries.push(std::cmp::Reverse((
+                    context.expires_unix_s,
+                    self.handle(entry),
+                )));
             }
             self.list(entry, name, parent);
         }
@@ -204,19 +228,28 @@ impl<T: Table> Engine<T> {
             Grant {
                 chunk: self.handle(entry),
                 name,
+                last_hash: wish.last_hash,
                 asked_by: Some((context.scheduler, context.tag)),
                 rows: section_rows.iter().map(|(_, row, _)| *row).collect(),
                 needed: wish.sections,
                 void: false,
             },
         );
-        self.by_tag.entry((context.scheduler, context.tag)).or_default().push(id);
+        self.by_tag
+            .entry((context.scheduler, context.tag))
+            .or_default()
+            .push(id);
         self.stats.granted_chunks += 1;
         wire::GRANT_GRANTED
     }
 
     /// Slots for some sections, all or none.
-    fn take_rows(&mut self, plan: &SectionPlan, tokens: u32, sections: u128) -> Option<Vec<(u32, u32, u32)>> {
+    fn take_rows(
+        &mut self,
+        plan: &SectionPlan,
+        tokens: u32,
+        sections: u128,
+    ) -> Option<Vec<(u32, u32, u32)>> {
         let mut rows = Vec::new();
         for section in sections_of(sections) {
             let bytes = plan.section_bytes(section, tokens);
@@ -242,7 +275,16 @@ impl<T: Table> Engine<T> {
 
     /// The order of these writes is the protocol: see `protocol::table`.
     #[allow(clippy::too_many_arguments)]
-    fn write_grant(&mut self, row: u32, size: u32, owner: u32, entry: u32, section: u32, length: u64, key: ChunkKey) {
+    fn write_grant(
+        &mut self,
+        row: u32,
+        size: u32,
+        owner: u32,
+        entry: u32,
+        section: u32,
+        length: u64,
+        key: ChunkKey,
+    ) {
         if !made(Mistake::GenerationLate) {
             let generation = self.table.row(row).generation.wrapping_add(1);
             self.table.set_generation(row, generation);
@@ -251,7 +293,15 @@ impl<T: Table> Engine<T> {
         key_prefix.copy_from_slice(&key.0[..8]);
         self.table.set_fields(
             row,
-            &Row { owner, slot_rows: size, chunk: entry, section, length, key_prefix, ..Row::default() },
+            &Row {
+                owner,
+                slot_rows: size,
+                chunk: entry,
+                section,
+                length,
+                key_prefix,
+                ..Row::default()
+            },
         );
         self.table.set_state(row, GRANTED);
         self.entries[entry as usize].rows += 1;
@@ -261,12 +311,21 @@ impl<T: Table> Engine<T> {
     pub fn commit(&mut self, owner: u32, section: SectionRef) -> bool {
         let row_number = section.slot.get();
         let row = self.table.row(row_number);
-        let as_named = row.generation == section.generation.get() && row.section == section.section.get();
-        if row.state != GRANTED || row.owner != owner || owner == 0 || !(as_named || made(Mistake::CommitGeneration)) {
+        let as_named =
+            row.generation == section.generation.get() && row.section == section.section.get();
+        if row.state != GRANTED
+            || row.owner != owner
+            || owner == 0
+            || !(as_named || made(Mistake::CommitGeneration))
+        {
             self.stats.commits_ignored += 1;
             return false;
         }
-        let Some(grant) = self.by_row.get(&row_number).and_then(|id| self.grants.get(id)) else {
+        let Some(grant) = self
+            .by_row
+            .get(&row_number)
+            .and_then(|id| self.grants.get(id))
+        else {
             self.free_row(row_number, Why::Ended);
             return false;
         };
@@ -306,11 +365,17 @@ impl<T: Table> Engine<T> {
         self.table.set_digest(row_number, digest);
         self.table.set_state(row_number, PUBLISHED);
         if made(Mistake::GenerationLate) {
-            self.table.set_generation(row_number, row.generation.wrapping_add(1));
+            self.table
+                .set_generation(row_number, row.generation.wrapping_add(1));
         }
         let grant = self.by_row.remove(&row_number);
-        let Some(e) = self.entries.get_mut(row.chunk as usize).filter(|e| e.live) else { return };
-        let handle = Handle { entry: row.chunk, epoch: e.epoch };
+        let Some(e) = self.entries.get_mut(row.chunk as usize).filter(|e| e.live) else {
+            return;
+        };
+        let handle = Handle {
+            entry: row.chunk,
+            epoch: e.epoch,
+        };
         if e.have == 0 {
             // what an earlier boot left beside it still waits for its check
             e.checked_ms = Some(now.mono_ms);
@@ -333,7 +398,9 @@ impl<T: Table> Engine<T> {
 
     /// A grant is done in full.
     fn filled(&mut self, handle: Handle, needed: u128) {
-        let Some(e) = self.get_mut(handle) else { return };
+        let Some(e) = self.get_mut(handle) else {
+            return;
+        };
         let before = e.needed;
         let readable_before = e.known;
         if needed & !e.have == 0 {
@@ -344,7 +411,8 @@ impl<T: Table> Engine<T> {
         }
         let (after, complete) = (e.needed, e.complete());
         if after != before {
-            self.table.set_needed(handle.entry, [after as u64, (after >> 64) as u64]);
+            self.table
+                .set_needed(handle.entry, [after as u64, (after >> 64) as u64]);
         }
         if complete && !readable_before {
             self.became_readable(handle.entry);
@@ -355,7 +423,9 @@ impl<T: Table> Engine<T> {
 
     /// Forgets a grant whose rows are all gone.
     pub(crate) fn close(&mut self, id: u64) {
-        let Some(grant) = self.grants.remove(&id) else { return };
+        let Some(grant) = self.grants.remove(&id) else {
+            return;
+        };
         if let Some(tag) = grant.asked_by
             && let Some(list) = self.by_tag.get_mut(&tag)
         {
@@ -374,7 +444,9 @@ impl<T: Table> Engine<T> {
     /// Nothing of the grant counts any more: what is COMMITTED of it is freed, what is GRANTED comes back from its owners, and
     /// a new GRANT may follow.
     pub(crate) fn void(&mut self, id: u64) {
-        let Some(grant) = self.grants.get_mut(&id) else { return };
+        let Some(grant) = self.grants.get_mut(&id) else {
+            return;
+        };
         if std::mem::replace(&mut grant.void, true) {
             return;
         }
@@ -427,23 +499,41 @@ impl<T: Table> Engine<T> {
         true
     }
 
-    /// A scheduler's ABORT: what its GRANT `tag` gave out and was never shipped comes back at once, void or not. `keys`: these
-    /// chunks only. Returns the slots that came back; 0 for an unknown tag.
-    pub fn abort_grant(&mut self, scheduler: u64, tag: u64, keys: Option<&[ChunkKey]>) -> u32 {
+    /// A scheduler's ABORT: what its GRANT `tag` gave out and was never shipped comes back at once, void or not. `hashes` of last
+    /// blocks: these chunks only. Returns the slots that came back; 0 for an unknown tag.
+    pub fn abort_grant(&mut self, scheduler: u64, tag: u64, hashes: Option<&[EngineHash]>) -> u32 {
         let ids = if made(Mistake::AbortTag) {
-            let names: Vec<_> = self.by_tag.get(&(scheduler, tag)).into_iter().flatten()
-                .filter_map(|id| self.grants.get(id)).map(|g| g.name).collect();
-            let asked = |g: &Grant| names.contains(&g.name) || keys.is_some_and(|k| k.contains(&g.name.key));
-            let mut ids: Vec<u64> = self.grants.iter().filter(|(_, g)| asked(g)).map(|(id, _)| *id).collect();
+            let names: Vec<_> = self
+                .by_tag
+                .get(&(scheduler, tag))
+                .into_iter()
+                .flatten()
+                .filter_map(|id| self.grants.get(id))
+                .map(|g| g.name)
+                .collect();
+            let asked = |g: &Grant| {
+                names.contains(&g.name) || hashes.is_some_and(|h| h.contains(&g.last_hash))
+            };
+            let mut ids: Vec<u64> = self
+                .grants
+                .iter()
+                .filter(|(_, g)| asked(g))
+                .map(|(id, _)| *id)
+                .collect();
             ids.sort_unstable();
             ids
         } else {
-            self.by_tag.get(&(scheduler, tag)).cloned().unwrap_or_default()
+            self.by_tag
+                .get(&(scheduler, tag))
+                .cloned()
+                .unwrap_or_default()
         };
         let mut freed = 0;
         for id in ids {
-            let Some(grant) = self.grants.get(&id) else { continue };
-            if keys.is_some_and(|keys| !keys.contains(&grant.name.key)) {
+            let Some(grant) = self.grants.get(&id) else {
+                continue;
+            };
+            if hashes.is_some_and(|hashes| !hashes.contains(&grant.last_hash)) {
                 continue;
             }
             let rows = grant.rows.clone();
@@ -477,7 +567,9 @@ impl<T: Table> Engine<T> {
 
     /// A process is proven dead. Its grants are void now; its slots come back after `quarantine_ms`.
     pub fn owner_died(&mut self, now: Time, owner: u32, quarantine_ms: u64) {
-        let Some(o) = self.owners.get_mut(&owner) else { return };
+        let Some(o) = self.owners.get_mut(&owner) else {
+            return;
+        };
         if o.free_at_ms.is_some() {
             return;
         }
@@ -501,7 +593,11 @@ impl<T: Table> Engine<T> {
             .collect();
         over.sort_unstable();
         for owner in over {
-            let rows = self.owners.remove(&owner).map(|o| o.rows).unwrap_or_default();
+            let rows = self
+                .owners
+                .remove(&owner)
+                .map(|o| o.rows)
+                .unwrap_or_default();
             for row in rows {
                 self.come_back(row);
             }
@@ -520,8 +616,22 @@ impl<T: Table> Engine<T> {
         list
     }
 
+    /// Bytes granted to a lock's holder and not committed.
+    pub fn granted_to(&self, owner: u32) -> u64 {
+        let rows = self
+            .owners
+            .get(&owner)
+            .map(|o| o.rows.iter())
+            .into_iter()
+            .flatten();
+        rows.map(|row| u64::from(self.table.row(*row).slot_rows) * ROW_BYTES)
+            .sum()
+    }
+
     fn leave_grant(&mut self, row: u32) {
-        let Some(id) = self.by_row.remove(&row) else { return };
+        let Some(id) = self.by_row.remove(&row) else {
+            return;
+        };
         if let Some(grant) = self.grants.get_mut(&id) {
             grant.rows.retain(|r| *r != row);
             if grant.rows.is_empty() {
@@ -531,7 +641,9 @@ impl<T: Table> Engine<T> {
     }
 
     fn not_granted_any_more(&mut self, row_number: u32, row: &Row) {
-        self.granted_bytes = self.granted_bytes.saturating_sub(u64::from(row.slot_rows) * ROW_BYTES);
+        self.granted_bytes = self
+            .granted_bytes
+            .saturating_sub(u64::from(row.slot_rows) * ROW_BYTES);
         if let Some(o) = self.owners.get_mut(&row.owner) {
             o.rows.remove(&row_number);
             if o.rows.is_empty() && o.free_at_ms.is_none() {
@@ -568,13 +680,23 @@ impl<T: Table> Engine<T> {
     }
 }
 
+/// Sections that every readable chunk has.
+fn full_sections(plan: &SectionPlan) -> u128 {
+    let [low, high] = plan.section_map(plan.full_groups());
+    u128::from(low) | u128::from(high) << 64
+}
+
 /// Numbers of the sections in a map.
 pub(crate) fn sections_of(map: u128) -> impl Iterator<Item = u32> {
     (0..128u32).filter(move |s| map >> s & 1 == 1)
 }
 
 fn record(context: &GrantContext<'_>, wish: &Wish<'_>) -> ChunkRecord {
-    let count = if wish.block_hashes.len() <= MAX_BLOCK_HASHES { wish.block_hashes.len() } else { 0 };
+    let count = if wish.block_hashes.len() <= MAX_BLOCK_HASHES {
+        wish.block_hashes.len()
+    } else {
+        0
+    };
     let mut block_hashes = [[0; 32]; MAX_BLOCK_HASHES];
     for (to, from) in block_hashes.iter_mut().zip(&wish.block_hashes[..count]) {
         *to = from.0;

@@ -12,6 +12,8 @@ mod evict;
 mod fetch;
 mod grant;
 mod index;
+#[cfg(any(test, feature = "simulation"))]
+pub mod memory_table;
 pub mod mistake;
 mod policy;
 mod probe;
@@ -206,7 +208,11 @@ impl<T: Table> Engine<T> {
     /// Takes a changed configuration; sizes and the policy stay.
     pub fn configure(&mut self, config: &Config) {
         let (arena_bytes, policy) = (self.config.arena_bytes, self.config.policy);
-        self.config = Config { arena_bytes, policy, ..config.clone() };
+        self.config = Config {
+            arena_bytes,
+            policy,
+            ..config.clone()
+        };
     }
 
     /// The first `rows` rows of the arena are populated.

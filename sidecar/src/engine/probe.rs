@@ -127,7 +127,11 @@ impl<T: Table> Engine<T> {
             }
         }
         for handle in &probe.waits {
-            self.leases.waiters.entry(handle.entry).or_default().push(id);
+            self.leases
+                .waiters
+                .entry(handle.entry)
+                .or_default()
+                .push(id);
             self.start_check(handle.entry, true, false);
         }
         // a check may have ended an entry at once; nothing waits for what is gone
@@ -137,13 +141,29 @@ impl<T: Table> Engine<T> {
         Some(answer)
     }
 
-    fn lookup(&self, now: Time, q: &Question, layout: u32, at: usize, key: ChunkKey) -> Option<Handle> {
+    fn lookup(
+        &self,
+        now: Time,
+        q: &Question,
+        layout: u32,
+        at: usize,
+        key: ChunkKey,
+    ) -> Option<Handle> {
         let entry = self.find(&Name { layout, key })?;
         let e = self.entries.get(entry as usize)?;
         let last = at + 1 == q.keys.len();
-        let tokens = if last && q.tail_tokens != 0 { q.tail_tokens } else { q.chunk_tokens };
-        let usable = (e.complete() || made(Mistake::HalfChunk) && e.have != 0) && !e.expired(now.unix_s) && e.tokens == tokens;
-        usable.then_some(Handle { entry, epoch: e.epoch })
+        let tokens = if last && q.tail_tokens != 0 {
+            q.tail_tokens
+        } else {
+            q.chunk_tokens
+        };
+        let usable = (e.complete() || made(Mistake::HalfChunk) && e.have != 0)
+            && !e.expired(now.unix_s)
+            && e.tokens == tokens;
+        usable.then_some(Handle {
+            entry,
+            epoch: e.epoch,
+        })
     }
 
     /// What can be said now.
@@ -223,11 +243,20 @@ impl<T: Table> Engine<T> {
 
     /// PIN: chunks `from..to` of the answer to `tag` become the read lease of the request, its soft pins end. Unknown is ignored.
     pub fn pin(&mut self, scheduler: u64, request: &str, tag: u64, from: u32, to: u32) -> u32 {
-        let Some(lease) = self.leases.of.get(&scheduler).and_then(|r| r.get(request)) else { return 0 };
+        let Some(lease) = self.leases.of.get(&scheduler).and_then(|r| r.get(request)) else {
+            return 0;
+        };
         let probes = lease.probes.clone();
-        let named = probes.iter().find(|id| self.leases.probes.get(id).is_some_and(|p| p.question.tag == tag));
-        let chunks: Vec<Option<Handle>> =
-            named.and_then(|id| self.leases.probes.get(id)).map(|p| p.pins.clone()).unwrap_or_default();
+        let named = probes.iter().find(|id| {
+            self.leases
+                .probes
+                .get(id)
+                .is_some_and(|p| p.question.tag == tag)
+        });
+        let chunks: Vec<Option<Handle>> = named
+            .and_then(|id| self.leases.probes.get(id))
+            .map(|p| p.pins.clone())
+            .unwrap_or_default();
         let mut held = Vec::new();
         for (at, handle) in (0u32..).zip(&chunks) {
             let Some(handle) = *handle else { continue };
@@ -241,7 +270,12 @@ impl<T: Table> Engine<T> {
                 held.push(handle);
             }
         }
-        if let Some(lease) = self.leases.of.get_mut(&scheduler).and_then(|r| r.get_mut(request)) {
+        if let Some(lease) = self
+            .leases
+            .of
+            .get_mut(&scheduler)
+            .and_then(|r| r.get_mut(request))
+        {
             lease.held.extend_from_slice(&held);
         }
         for id in probes {
@@ -253,14 +287,27 @@ impl<T: Table> Engine<T> {
 
     /// RELEASE: everything of the request ends, open PROBEs are cancelled. Unknown is ignored.
     pub fn release(&mut self, scheduler: u64, request: &str) {
-        let Some(lease) = self.leases.of.get(&scheduler).and_then(|r| r.get(request)).cloned() else { return };
+        let Some(lease) = self
+            .leases
+            .of
+            .get(&scheduler)
+            .and_then(|r| r.get(request))
+            .cloned()
+        else {
+            return;
+        };
         for id in lease.probes {
             self.end_probe(id);
         }
         for handle in lease.held {
             self.unlease(handle);
         }
-        if let Some(lease) = self.leases.of.get_mut(&scheduler).and_then(|r| r.get_mut(request)) {
+        if let Some(lease) = self
+            .leases
+            .of
+            .get_mut(&scheduler)
+            .and_then(|r| r.get_mut(request))
+        {
             lease.held.clear();
         }
         self.forget_if_empty(scheduler, request);
@@ -269,7 +316,11 @@ impl<T: Table> Engine<T> {
     /// The scheduler's HELLO: everything of requests that it does not name ends.
     pub fn keep_requests(&mut self, scheduler: u64, named: &[String]) {
         let gone: Vec<Arc<str>> = match self.leases.of.get(&scheduler) {
-            Some(of) => of.keys().filter(|r| !named.iter().any(|n| **n == ***r)).cloned().collect(),
+            Some(of) => of
+                .keys()
+                .filter(|r| !named.iter().any(|n| **n == ***r))
+                .cloned()
+                .collect(),
             None => return,
         };
         for request in gone {
@@ -292,16 +343,27 @@ impl<T: Table> Engine<T> {
     }
 
     fn pin_softly(&mut self, handle: Handle, for_probe: u64) -> bool {
-        let Some(e) = self.get(handle) else { return false };
+        let Some(e) = self.get(handle) else {
+            return false;
+        };
         let adds = if e.soft_pins == 0 { e.weight } else { 0 };
-        let share = self.geometry.arena_bytes / 100 * u64::from(self.config.limits.soft_pin_percent_max);
+        let share =
+            self.geometry.arena_bytes / 100 * u64::from(self.config.limits.soft_pin_percent_max);
         while self.leases.soft_bytes + adds > share && !made(Mistake::PinShare) {
-            let oldest = self.leases.probes.iter().find(|(id, p)| **id < for_probe && p.pins.iter().any(Option::is_some));
-            let Some(oldest) = oldest.map(|(id, _)| *id) else { return false };
+            let oldest = self
+                .leases
+                .probes
+                .iter()
+                .find(|(id, p)| **id < for_probe && p.pins.iter().any(Option::is_some));
+            let Some(oldest) = oldest.map(|(id, _)| *id) else {
+                return false;
+            };
             self.stats.soft_pins_displaced += 1;
             self.drop_soft_pins(oldest);
         }
-        let Some(e) = self.get_mut(handle) else { return false };
+        let Some(e) = self.get_mut(handle) else {
+            return false;
+        };
         e.soft_pins += 1;
         if e.soft_pins == 1 {
             self.leases.soft_bytes += adds;
@@ -310,7 +372,9 @@ impl<T: Table> Engine<T> {
     }
 
     fn unpin_softly(&mut self, handle: Handle) {
-        let Some(e) = self.get_mut(handle) else { return };
+        let Some(e) = self.get_mut(handle) else {
+            return;
+        };
         e.soft_pins = e.soft_pins.saturating_sub(1);
         if e.soft_pins == 0 {
             let bytes = e.weight;
@@ -320,7 +384,9 @@ impl<T: Table> Engine<T> {
     }
 
     fn lease(&mut self, handle: Handle) {
-        let Some(e) = self.get_mut(handle) else { return };
+        let Some(e) = self.get_mut(handle) else {
+            return;
+        };
         e.leases += 1;
         if e.leases == 1 {
             let bytes = e.weight;
@@ -329,7 +395,9 @@ impl<T: Table> Engine<T> {
     }
 
     fn unlease(&mut self, handle: Handle) {
-        let Some(e) = self.get_mut(handle) else { return };
+        let Some(e) = self.get_mut(handle) else {
+            return;
+        };
         e.leases = e.leases.saturating_sub(1);
         if e.leases == 0 {
             let bytes = e.weight;
@@ -346,7 +414,9 @@ impl<T: Table> Engine<T> {
 
     /// The soft pins of a PROBE end; its waiting answer, if any, will say that nothing is there.
     fn drop_soft_pins(&mut self, id: u64) {
-        let Some(probe) = self.leases.probes.get_mut(&id) else { return };
+        let Some(probe) = self.leases.probes.get_mut(&id) else {
+            return;
+        };
         let pins: Vec<Handle> = probe.pins.iter_mut().filter_map(Option::take).collect();
         let waits = std::mem::take(&mut probe.waits);
         let open = !probe.answered && !waits.is_empty();
@@ -363,7 +433,9 @@ impl<T: Table> Engine<T> {
 
     fn end_probe(&mut self, id: u64) {
         self.drop_soft_pins(id);
-        let Some(probe) = self.leases.probes.remove(&id) else { return };
+        let Some(probe) = self.leases.probes.remove(&id) else {
+            return;
+        };
         let of = self.leases.of.get_mut(&probe.question.scheduler);
         if let Some(lease) = of.and_then(|r| r.get_mut(&probe.question.request)) {
             lease.probes.retain(|p| *p != id);
@@ -371,8 +443,13 @@ impl<T: Table> Engine<T> {
     }
 
     fn forget_if_empty(&mut self, scheduler: u64, request: &str) {
-        let Some(of) = self.leases.of.get_mut(&scheduler) else { return };
-        if of.get(request).is_some_and(|l| l.probes.is_empty() && l.held.is_empty()) {
+        let Some(of) = self.leases.of.get_mut(&scheduler) else {
+            return;
+        };
+        if of
+            .get(request)
+            .is_some_and(|l| l.probes.is_empty() && l.held.is_empty())
+        {
             of.remove(request);
             self.leases.requests -= 1;
             if of.is_empty() {
@@ -393,7 +470,9 @@ impl<T: Table> Engine<T> {
     /// A check ended, or the entry did: who waited for it may be answered.
     pub(crate) fn wake_waiters(&mut self, entry: u32) {
         for id in self.leases.waiters.remove(&entry).unwrap_or_default() {
-            let Some(probe) = self.leases.probes.get_mut(&id) else { continue };
+            let Some(probe) = self.leases.probes.get_mut(&id) else {
+                continue;
+            };
             probe.waits.retain(|h| h.entry != entry);
             if probe.waits.is_empty() && !probe.answered {
                 self.actions.push(Action::ProbeDone { probe: id });
@@ -407,8 +486,14 @@ impl<T: Table> Engine<T> {
         let mut late = Vec::new();
         for (id, probe) in &self.leases.probes {
             if now.mono_ms >= probe.asked_ms + self.config.soft_pin_ms {
-                expired.push((*id, probe.question.scheduler, probe.question.request.clone()));
-            } else if !probe.waits.is_empty() && now.mono_ms >= probe.asked_ms + probe.question.wait_ms {
+                expired.push((
+                    *id,
+                    probe.question.scheduler,
+                    probe.question.request.clone(),
+                ));
+            } else if !probe.waits.is_empty()
+                && now.mono_ms >= probe.asked_ms + probe.question.wait_ms
+            {
                 late.push(*id);
             }
         }
@@ -424,9 +509,14 @@ impl<T: Table> Engine<T> {
 
     /// The entry is removed: no pin counts for it any more.
     pub(crate) fn drop_pins(&mut self, entry: u32) {
-        let Some(e) = self.entries.get_mut(entry as usize) else { return };
+        let Some(e) = self.entries.get_mut(entry as usize) else {
+            return;
+        };
         let bytes = e.weight;
-        let (soft, leased) = (std::mem::take(&mut e.soft_pins), std::mem::take(&mut e.leases));
+        let (soft, leased) = (
+            std::mem::take(&mut e.soft_pins),
+            std::mem::take(&mut e.leases),
+        );
         if soft > 0 {
             self.leases.soft_bytes = self.leases.soft_bytes.saturating_sub(bytes);
         }

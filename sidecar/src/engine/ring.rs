@@ -20,7 +20,11 @@ pub struct Ring {
 impl Ring {
     /// A ring that keeps `events_max` events.
     pub fn new(events_max: u32) -> Self {
-        Self { events: VecDeque::new(), newest: 0, events_max: events_max as usize }
+        Self {
+            events: VecDeque::new(),
+            newest: 0,
+            events_max: events_max as usize,
+        }
     }
 
     /// Forgets what a takeover told: it is nobody's news.
@@ -50,8 +54,18 @@ impl Ring {
         let oldest = self.newest - self.events.len() as u64;
         let lost = cursor < oldest || cursor > self.newest;
         let skip = if lost { 0 } else { (cursor - oldest) as usize };
-        let events: Vec<Event> = self.events.iter().skip(skip).take(EVENTS_PER_REPLY_MAX).cloned().collect();
-        EventsReply { cursor: oldest + skip as u64 + events.len() as u64, lost, events }
+        let events: Vec<Event> = self
+            .events
+            .iter()
+            .skip(skip)
+            .take(EVENTS_PER_REPLY_MAX)
+            .cloned()
+            .collect();
+        EventsReply {
+            cursor: oldest + skip as u64 + events.len() as u64,
+            lost,
+            events,
+        }
     }
 }
 
@@ -67,7 +81,10 @@ impl<T: Table> Engine<T> {
 
     fn tell(&mut self, entry: u32, kind: &str) {
         let record = self.table.chunk(entry);
-        let hashes = record.block_hashes.get(..record.block_hash_count as usize).unwrap_or_default();
+        let hashes = record
+            .block_hashes
+            .get(..record.block_hash_count as usize)
+            .unwrap_or_default();
         let parent = match record.parent {
             none if none == [0; 32] => Vec::new(),
             parent => parent.to_vec(),

@@ -18,7 +18,11 @@ pub struct Lfu {
 
 impl Lfu {
     pub fn new() -> Self {
-        Self { lists: Lists::new(COUNTS), base: 0, removed_since_ageing: 0 }
+        Self {
+            lists: Lists::new(COUNTS),
+            base: 0,
+            removed_since_ageing: 0,
+        }
     }
 
     fn list(&self, count: u8) -> u8 {
@@ -44,7 +48,8 @@ impl Policy for Lfu {
             Some(list) => (list + COUNTS - self.base) % COUNTS,
             None => 0,
         };
-        self.lists.push_back(self.list((count + 1).min(COUNTS - 1)), entry);
+        self.lists
+            .push_back(self.list((count + 1).min(COUNTS - 1)), entry);
     }
     fn remove(&mut self, entry: u32, evicted: bool) {
         self.lists.remove(entry);

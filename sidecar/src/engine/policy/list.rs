@@ -21,7 +21,10 @@ pub struct Lists {
 impl Lists {
     /// `count` empty lists (less than 255).
     pub fn new(count: u8) -> Self {
-        Self { nodes: Vec::new(), ends: vec![(NONE, NONE, 0); count as usize] }
+        Self {
+            nodes: Vec::new(),
+            ends: vec![(NONE, NONE, 0); count as usize],
+        }
     }
 
     /// Entries of a list.
@@ -31,33 +34,46 @@ impl Lists {
 
     /// The list that holds an entry.
     pub fn list_of(&self, entry: u32) -> Option<u8> {
-        self.nodes.get(entry as usize).map(|n| n.list).filter(|l| *l != u8::MAX)
+        self.nodes
+            .get(entry as usize)
+            .map(|n| n.list)
+            .filter(|l| *l != u8::MAX)
     }
 
     /// Puts an entry at a list's back (front: the next to be taken). It leaves the list that it was in.
     pub fn push_back(&mut self, list: u8, entry: u32) {
         self.remove(entry);
-        let Some(back) = self.ends.get(list as usize).map(|e| e.1) else { return };
+        let Some(back) = self.ends.get(list as usize).map(|e| e.1) else {
+            return;
+        };
         self.link(list, entry, back, NONE);
     }
 
     /// Puts an entry at a list's front.
     pub fn push_front(&mut self, list: u8, entry: u32) {
         self.remove(entry);
-        let Some(front) = self.ends.get(list as usize).map(|e| e.0) else { return };
+        let Some(front) = self.ends.get(list as usize).map(|e| e.0) else {
+            return;
+        };
         self.link(list, entry, NONE, front);
     }
 
     /// Takes the front entry.
     pub fn pop_front(&mut self, list: u8) -> Option<u32> {
-        let front = self.ends.get(list as usize).map(|e| e.0).filter(|f| *f != NONE)?;
+        let front = self
+            .ends
+            .get(list as usize)
+            .map(|e| e.0)
+            .filter(|f| *f != NONE)?;
         self.remove(front);
         Some(front)
     }
 
     /// Takes an entry out of its list, if it is in one.
     pub fn remove(&mut self, entry: u32) {
-        let Some(node) = self.nodes.get(entry as usize).copied() else { return };
+        let Some(node) = self.nodes.get(entry as usize).copied() else {
+            return;
+        };
         if node.list == u8::MAX {
             return;
         }
@@ -83,9 +99,20 @@ impl Lists {
     fn link(&mut self, list: u8, entry: u32, before: u32, after: u32) {
         let at = entry as usize;
         if self.nodes.len() <= at {
-            self.nodes.resize(at + 1, Node { before: NONE, after: NONE, list: u8::MAX });
+            self.nodes.resize(
+                at + 1,
+                Node {
+                    before: NONE,
+                    after: NONE,
+                    list: u8::MAX,
+                },
+            );
         }
-        self.nodes[at] = Node { before, after, list };
+        self.nodes[at] = Node {
+            before,
+            after,
+            list,
+        };
         match self.nodes.get_mut(before as usize) {
             Some(node) => node.after = entry,
             None => self.ends[list as usize].0 = entry,

@@ -61,7 +61,7 @@ impl S3Fifo {
         }
     }
 
-    fn to_main(&mut self, entry: u32) {
+    fn promote(&mut self, entry: u32) {
         if let Some(known) = self.known.get_mut(entry as usize) {
             known.main = true;
             known.uses = 0;
@@ -79,7 +79,12 @@ impl Policy for S3Fifo {
             self.known.resize(at + 1, Known::default());
         }
         let main = self.ghosts.remove(&name).is_some();
-        self.known[at] = Known { name, bytes, uses: 0, main };
+        self.known[at] = Known {
+            name,
+            bytes,
+            uses: 0,
+            main,
+        };
         if main {
             self.main_bytes += bytes;
             self.lists.push_back(MAIN, entry);
@@ -97,7 +102,9 @@ impl Policy for S3Fifo {
 
     fn remove(&mut self, entry: u32, evicted: bool) {
         self.lists.remove(entry);
-        let Some(known) = self.known.get(entry as usize).copied() else { return };
+        let Some(known) = self.known.get(entry as usize).copied() else {
+            return;
+        };
         if known.main {
             self.main_bytes -= known.bytes;
         } else {
@@ -115,13 +122,15 @@ impl Policy for S3Fifo {
                 self.small_bytes * SMALL_SHARE >= self.small_bytes + self.main_bytes;
             let from_small =
                 self.lists.len(SMALL) > 0 && (small_is_full || self.lists.len(MAIN) == 0);
-            let entry = self.lists.pop_front(if from_small { SMALL } else { MAIN })?;
+            let entry = self
+                .lists
+                .pop_front(if from_small { SMALL } else { MAIN })?;
             let uses = self.known.get(entry as usize).map_or(0, |k| k.uses);
             if uses == 0 {
                 return Some(entry);
             }
             if from_small {
-                self.to_main(entry);
+                self.promote(entry);
             } else {
                 self.known[entry as usize].uses = uses - 1;
                 self.lists.push_back(MAIN, entry);
@@ -131,7 +140,8 @@ impl Policy for S3Fifo {
 
     fn retry(&mut self, entry: u32) {
         let main = self.known.get(entry as usize).is_some_and(|k| k.main);
-        self.lists.push_front(if main { MAIN } else { SMALL }, entry);
+        self.lists
+            .push_front(if main { MAIN } else { SMALL }, entry);
     }
 
     fn waiting(&self) -> usize {
