@@ -25,6 +25,7 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1 import kv_cache_interface as interface
+from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 from vllm.v1.core.kv_cache_utils import (
     get_request_block_hasher,
     init_none_hash,
@@ -108,6 +109,9 @@ class Loop:
             hash_block_size=hash_block,
             log_stats=True,
         )
+        # The tiny model sees no images, but requests of these tests bring some.
+        self.scheduler.max_num_encoder_input_tokens = 4096
+        self.scheduler.encoder_cache_manager = EncoderCacheManager(cache_size=4096)
         self._hasher = get_request_block_hasher(hash_block, sha256)
         self.connector: KVCachePoolConnector = self.scheduler.connector  # type: ignore[assignment]
         self.requests: dict[str, Request] = {}
