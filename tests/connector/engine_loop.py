@@ -13,7 +13,7 @@ import functools
 import pickle
 import time
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -113,7 +113,7 @@ class Loop:
         self.scheduler.max_num_encoder_input_tokens = 4096
         self.scheduler.encoder_cache_manager = EncoderCacheManager(cache_size=4096)
         self._hasher = get_request_block_hasher(hash_block, sha256)
-        self.connector: KVCachePoolConnector = self.scheduler.connector  # type: ignore[assignment]
+        self.connector: KVCachePoolConnector = self.scheduler.connector
         self.requests: dict[str, Request] = {}
         self.done: dict[str, str] = {}
         self.computed: dict[str, int] = {}
@@ -290,7 +290,7 @@ def contents(request: Request, end: int) -> np.ndarray:
     embeds = request.prompt_embeds
     apart = (request.cache_salt, request.lora_request.lora_path if request.lora_request else None)
     state = zlib.crc32(repr(apart).encode())
-    values = np.empty(end, dtype=np.float32)
+    values: np.ndarray = np.empty(end, dtype=np.float32)
     items = {f.mm_position.offset: f.identifier for f in request.mm_features}
     for position in range(end):
         word = request.all_token_ids[position].to_bytes(4, "little")
@@ -336,8 +336,3 @@ def _kv_cache(blocks: int, block_tokens: int, windows: bool) -> tuple[Any, dict[
 def prompt(count: int, seed: int) -> list[int]:
     """Token ids, the same for the same seed."""
     return models.token_ids(count, seed)
-
-
-def total(values: Iterable[float]) -> float:
-    """Sum."""
-    return float(sum(values))

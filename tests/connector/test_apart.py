@@ -176,7 +176,7 @@ def test_random_hash_roots_are_said(scripted: ScriptedPool, loop: Make, monkeypa
 
     engine = connected(loop())
     engine.generate("one", TOKENS)
-    hashing = [f.body["hashing"] for f in scripted.frames(Op.REGISTER) if f.body.get("hashing")][0]
+    hashing = next(f.body["hashing"] for f in scripted.frames(Op.REGISTER) if f.body.get("hashing"))
     assert hashing["algorithm"].startswith("sha256/py3.")
     assert hashing["root"] == kv_cache_utils.NONE_HASH.hex()
     assert hashing["block_tokens"] == 16

@@ -78,9 +78,7 @@ def test_a_vllm_without_a_hook_is_too_old(monkeypatch: pytest.MonkeyPatch, hook:
             None,
         ),
         (
-            transfer(
-                "MultiConnector", kv_connector_extra_config={"connectors": [{"kv_connector": "HF3FSKVConnector"}]}
-            ),
+            transfer("MultiConnector", kv_connector_extra_config={"connectors": [{"kv_connector": "HF3FSKVC"}]}),
             "Compose",
             "ExistingConnector/MultiConnector",
         ),
@@ -135,7 +133,7 @@ def hooked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     plugin.register()
     plugin.register()
     yield told
-    EngineArgs.create_engine_config = original  # type: ignore[method-assign]
+    EngineArgs.create_engine_config = original
     delattr(EngineArgs, "_kvcachepool_original")
 
 
@@ -167,7 +165,7 @@ def test_a_model_that_cannot_be_served_is_made_again_without(
 
 def test_what_vllm_itself_refuses_with_a_connector_starts_without(hooked: list[str]) -> None:
     seen: list[Any] = []
-    original = EngineArgs._kvcachepool_original  # type: ignore[attr-defined]
+    original = EngineArgs._kvcachepool_original
 
     def refuses(self: Any, *args: Any, **kwargs: Any) -> Any:
         seen.append(self.kv_transfer_config)

@@ -87,6 +87,6 @@ def test_blocks_that_the_engine_has_freed_are_not_stored(hybrid: ScriptedPool, l
         engine.step()
     full[0] = False
     engine.until(lambda: len(hybrid.chunks) >= 7, what="the backlog is stored")
-    first = list(hybrid.chunks.values())[0]
+    first = next(iter(hybrid.chunks.values()))
     assert first[0][0] != NO_SLOT
     assert first[1][0] == NO_SLOT
