@@ -21,7 +21,7 @@ _ENDS = ["before the war", "in one afternoon", "without telling anyone", "for th
 
 
 def document(server: VllmServer, seed: int, tokens: int, *, real: bool) -> tuple[str, int]:
-    """A document and its exact number of tokens; sentences for a real model, words of its vocabulary for a random one."""
+    """A document and its number of tokens; sentences for a real model, words of its vocabulary for a random one."""
     if not real:
         text = words(tokens, 9000 + seed)
         return text, server.count_tokens(text)

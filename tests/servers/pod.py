@@ -30,6 +30,16 @@ def wait_attached(sidecar: Sidecar) -> None:
         raise AssertionError(f"{error}: {sidecar.status()['sessions']}") from None
 
 
+def settle(sidecar: Sidecar) -> None:
+    """Until no slot waits for a writer or a digest."""
+
+    def settled() -> bool:
+        slots = sidecar.status()["memory"]["slots"]
+        return slots["granted"] == 0 and slots["committed"] == 0
+
+    wait_for(settled, 20, "stores readable")
+
+
 class Answer:
     """What a request gave and where its prompt's KV came from."""
 
@@ -87,14 +97,9 @@ class Pod:
         return self.ask(tokens, **arguments)
 
     def settle(self) -> None:
-        """Until no slot waits for a writer or a digest; at once where no sidecar runs."""
+        """Until all that was stored can be read; at once where no sidecar runs."""
         if self.sidecar.running():
-
-            def settled() -> bool:
-                slots = self.sidecar.status()["memory"]["slots"]
-                return slots["granted"] == 0 and slots["committed"] == 0
-
-            wait_for(settled, 20, "stores readable")
+            settle(self.sidecar)
 
     def stop(self) -> None:
         """Ends both and removes the folder."""
