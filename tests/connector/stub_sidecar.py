@@ -1,4 +1,4 @@
-"""A sidecar of a few lines, for what the real one cannot be made to do: refusals, lost answers, hand-made slot tables."""
+"""A sidecar of a few lines for what the real one cannot be made to do: refusals, lost answers, hand-made tables."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
+
 from kvcachepool import wire
 from kvcachepool.shared import FREE, GRANTED, PUBLISHED, ROW_BYTES
 from kvcachepool.wire import Op
@@ -99,7 +100,7 @@ class StubSidecar:
         self.lock_path = str(folder / "sidecar.lock")
         Path(self.lock_path).write_bytes(b"\0" * 64)
         self.memory: Memory | None = Memory(7, rows)
-        self.answer: Callable[[Received], dict[str, Any] | None | bool] = lambda frame: None
+        self.answer: Callable[[Received], dict[str, Any] | bool | None] = lambda frame: None
         self.received: list[Received] = []
         self.next_lock = 1
         self.boot = 1
@@ -131,7 +132,7 @@ class StubSidecar:
 
     def hello(self, nth: int) -> Received:
         """The nth HELLO, counted from 1."""
-        return self.wait_for(lambda all_: ([f for f in all_ if f.op == Op.HELLO][nth - 1 : nth] or [None])[0])
+        return self.wait_for(lambda all_: [f for f in all_ if f.op == Op.HELLO][nth - 1 : nth])[0]
 
     def cut(self) -> None:
         """Closes all connections."""
@@ -245,6 +246,6 @@ class StubSidecar:
             body |= {"memory": "held", "region": self.memory.region}
         else:
             body |= {"memory": "unmap", "reason": "another region"}
-        # The lock file's descriptor stays open: stub and client are one process, and closing any of its descriptors would drop
-        # the client's lock.
+        # The lock file's descriptor stays open: stub and client are one process, and closing any of them would drop the
+        # client's lock.
         self.reply(frame, body | changes, fds=fds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import select
 import subprocess
@@ -12,13 +13,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import kvcachepool.shared as shared_module
 import pytest
+from stub_sidecar import Memory, Received, StubSidecar
+
+import kvcachepool.shared as shared_module
 from kvcachepool import messages, wire
 from kvcachepool.client import Client, Held, Reply, say_off
 from kvcachepool.shared import Shared
 from kvcachepool.wire import Op
-from stub_sidecar import Memory, Received, StubSidecar
 
 
 def until(found: Callable[[], Any], timeout_s: float = 10.0) -> Any:
@@ -119,13 +121,18 @@ def test_a_process_locks_its_byte_and_then_gets_the_arena(
     client, owner = connect()
     first, second = sidecar.hello(1), sidecar.hello(2)
     until(lambda: client.connected)
-    assert first.body.get("lock") is None and first.body["fds"] == ["pidfd"]
-    assert second.body["lock"] == 1 and second.body["number"] == first.body["number"] + 1
-    assert second.body["incarnation"] == first.body["incarnation"] and len(second.body["incarnation"]) == 16
-    assert lock_is_held(sidecar.lock_path, 1) and not lock_is_held(sidecar.lock_path, 2)
+    assert first.body.get("lock") is None
+    assert first.body["fds"] == ["pidfd"]
+    assert second.body["lock"] == 1
+    assert second.body["number"] == first.body["number"] + 1
+    assert second.body["incarnation"] == first.body["incarnation"]
+    assert len(second.body["incarnation"]) == 16
+    assert lock_is_held(sidecar.lock_path, 1)
+    assert not lock_is_held(sidecar.lock_path, 2)
     assert [reply.memory for reply in owner.hellos] == ["sent"]
     mapping = fresh_shared.mapping
-    assert mapping is not None and mapping.region == 7
+    assert mapping is not None
+    assert mapping.region == 7
     poll = select.poll()
     poll.register(second.fds[0], select.POLLIN)
     assert poll.poll(0) == [], "a pidfd of a living process must not be readable"
@@ -150,7 +157,9 @@ def test_two_roles_of_one_process_share_lock_and_mapping(
     sidecar.cut()
     until(lambda: len(sidecar.frames(Op.HELLO)) >= len(hellos) + 2)
     for hello in sidecar.frames(Op.HELLO)[-2:]:
-        assert hello.body["region"] == 7 and hello.body["fds"] == ["pidfd", "arena", "table"] and len(hello.fds) == 3
+        assert hello.body["region"] == 7
+        assert hello.body["fds"] == ["pidfd", "arena", "table"]
+        assert len(hello.fds) == 3
 
 
 def test_reconnects_with_growing_hello_numbers_and_fresh_tags(sidecar: StubSidecar, connect: Any) -> None:
@@ -162,11 +171,12 @@ def test_reconnects_with_growing_hello_numbers_and_fresh_tags(sidecar: StubSidec
         assert tag is not None
         seen.append(tag)
         sidecar.cut()
-        until(lambda r=round_: owner.lost == r + 1 and client.connected)
+        until(functools.partial(lambda lost: owner.lost == lost and client.connected, round_ + 1))
     numbers = [frame.body["number"] for frame in sidecar.frames(Op.HELLO)]
     assert numbers == sorted(set(numbers))
     tags = [frame.tag for frame in sidecar.received]
-    assert tags == sorted(set(tags)) and seen == sorted(set(seen))
+    assert tags == sorted(set(tags))
+    assert seen == sorted(set(seen))
 
 
 def test_hello_lists_what_is_held_and_what_ended_since_goes_behind_it(sidecar: StubSidecar, connect: Any) -> None:
@@ -185,13 +195,13 @@ def test_hello_lists_what_is_held_and_what_ended_since_goes_behind_it(sidecar: S
         gate.wait(5)
         return result
 
-    owner.held = held  # type: ignore[method-assign]
+    owner.held = held
     sidecar.cut()
     assert listed.wait(5)
     with owner.lock:
         owner.tell(Op.COMMIT, messages.Sections(region=7, refs=refs))
         assert owner.waiting, "nothing can be sent between the list and its HELLO"
-    owner.held = original  # type: ignore[method-assign]
+    owner.held = original
     gate.set()
     sidecar.wait_for(lambda all_: [f for f in all_ if f.op == Op.COMMIT])
     order = [(Op(f.op).name, f.connection) for f in sidecar.received[before:]]
@@ -237,14 +247,16 @@ def test_late_answers_are_dropped_by_tag(sidecar: StubSidecar, connect: Any) -> 
     sidecar.refuse(third, "NotRegistered", retryable=True)
     until(lambda: len(answers) == 3)
     assert [(a.tag, a.partial) for a in answers[:2]] == [(second.tag, True), (second.tag, False)]
-    assert answers[2].error is not None and answers[2].error.code == "NotRegistered" and answers[2].error.retryable
+    assert answers[2].error is not None
+    assert answers[2].error.code == "NotRegistered"
+    assert answers[2].error.retryable
 
 
 def test_a_frame_that_does_not_fit_closes_the_connection_and_never_blocks(sidecar: StubSidecar, connect: Any) -> None:
     client, owner = connect()
     until(lambda: client.connected)
     stuck = threading.Event()
-    sidecar.answer = lambda frame: stuck.wait(20) if frame.op == Op.COMMIT else None  # type: ignore[return-value]
+    sidecar.answer = lambda frame: stuck.wait(20) if frame.op == Op.COMMIT else None
     body = messages.Sections(region=7, refs=b"x" * 65536)
     slowest = 0.0
     for _ in range(200):
@@ -270,16 +282,18 @@ def test_unmap_ends_copies_unmaps_and_says_hello_without_memory(
     sidecar.memory = Memory(8, 32)
     sidecar.cut()
     until(lambda: fresh_shared.mapping is not None and fresh_shared.mapping.region == 8 and client.connected)
-    assert owner.unmapped == 1 and old.closed
+    assert owner.unmapped == 1
+    assert old.closed
     regions = [frame.body.get("region") for frame in sidecar.frames(Op.HELLO)]
     assert regions == [None, None, 7, None]
 
 
 def test_without_a_memory_tier_hello_is_said_again(sidecar: StubSidecar, connect: Any, fresh_shared: Shared) -> None:
     memory, sidecar.memory = sidecar.memory, None
-    client, owner = connect()
+    _client, owner = connect()
     until(lambda: len(owner.hellos) >= 2)
-    assert fresh_shared.mapping is None and owner.hellos[0].memory == "none"
+    assert fresh_shared.mapping is None
+    assert owner.hellos[0].memory == "none"
     sidecar.memory = memory
     until(lambda: fresh_shared.mapping is not None)
 
@@ -321,9 +335,11 @@ def test_going_off_unmaps_before_it_unlocks(sidecar: StubSidecar, connect: Any, 
     assert mapping is not None
     lock_fd = fresh_shared._lock_fds[-1]
     held_at_unmap: list[bool] = []
-    owner.before_unmap = lambda: held_at_unmap.append(lock_is_held(sidecar.lock_path, 1))  # type: ignore[method-assign]
+    owner.before_unmap = lambda: held_at_unmap.append(lock_is_held(sidecar.lock_path, 1))
     client.go_off("Test")
-    assert held_at_unmap == [True] and mapping.closed and owner.off == "Test"
+    assert held_at_unmap == [True]
+    assert mapping.closed
+    assert owner.off == "Test"
     assert not lock_is_held(sidecar.lock_path, 1)
     os.fstat(lock_fd)
     assert not client.send(Op.COMMIT, messages.Sections(region=7, refs=b""))
@@ -334,7 +350,8 @@ def test_the_last_role_to_leave_unlocks(sidecar: StubSidecar, connect: Any, fres
     scheduler, _ = connect("scheduler")
     until(lambda: worker.connected and scheduler.connected)
     worker.go_off("Test")
-    assert fresh_shared.mapping is None and lock_is_held(sidecar.lock_path, 1)
+    assert fresh_shared.mapping is None
+    assert lock_is_held(sidecar.lock_path, 1)
     scheduler.go_off("Test")
     assert not lock_is_held(sidecar.lock_path, 1)
 
@@ -344,7 +361,8 @@ def test_a_newer_engine_in_one_process_takes_over(sidecar: StubSidecar, connect:
     until(lambda: older.connected)
     newer, _ = connect()
     until(lambda: newer.connected)
-    assert owner.off == "Superseded" and not older.connected
+    assert owner.off == "Superseded"
+    assert not older.connected
 
 
 def test_a_lock_that_the_sidecar_does_not_see_makes_another_process_of_us(
@@ -365,7 +383,8 @@ def test_a_lock_that_the_sidecar_does_not_see_makes_another_process_of_us(
     sidecar.answer = answer
     sidecar.cut()
     until(lambda: client.connected and refused)
-    assert fresh_shared.incarnation != before and fresh_shared.lock_number == 2
+    assert fresh_shared.incarnation != before
+    assert fresh_shared.lock_number == 2
     assert owner.unmapped == 1
 
 
@@ -377,7 +396,8 @@ def test_a_final_refusal_is_named_and_not_hammered(sidecar: StubSidecar, connect
     sidecar.answer = answer
     client, _ = connect()
     until(lambda: client.refusal == "NoProofOfDeath")
-    assert len(sidecar.frames(Op.HELLO)) == 1 and not client.connected
+    assert len(sidecar.frames(Op.HELLO)) == 1
+    assert not client.connected
 
 
 @pytest.mark.parametrize(
@@ -413,7 +433,8 @@ def test_memory_of_another_format_is_not_mapped(sidecar: StubSidecar, connect: A
     sidecar.memory.table[:8] = b"NOTATABL"
     client, owner = connect()
     until(lambda: owner.lost >= 1)
-    assert fresh_shared.mapping is None and not client.connected
+    assert fresh_shared.mapping is None
+    assert not client.connected
     sidecar.memory.table[:8] = b"KVCPSLOT"
     until(lambda: client.connected)
     assert fresh_shared.mapping is not None
@@ -425,7 +446,8 @@ def test_the_plugin_says_off_once_the_sidecar_is_there(tmp_path: Path) -> None:
     stub = StubSidecar(tmp_path)
     try:
         hello = stub.hello(1)
-        assert hello.body["role"] == "plugin" and hello.body["off"] == "VllmTooOld"
+        assert hello.body["role"] == "plugin"
+        assert hello.body["off"] == "VllmTooOld"
         thread.join(5)
         assert not thread.is_alive()
     finally:

@@ -11,13 +11,11 @@ HELLO's list and what is sent behind it: a `send` that answered False is kept by
 
 from __future__ import annotations
 
-import array
 import contextlib
 import itertools
 import logging
 import os
 import random
-import select
 import socket
 import threading
 import time
@@ -38,7 +36,6 @@ _BACKOFF_FIRST_S = 0.01
 _BACKOFF_LAST_S = 2.0
 _BACKOFF_REFUSED_S = 30.0
 _SEND_BUFFER = 4 << 20
-_MAX_FDS = 8
 
 _M = TypeVar("_M", bound=Message)
 
@@ -264,13 +261,13 @@ class Client:
                 return False
             self._sock = sock
             self.connection += 1
-        frames = _Frames(sock)
+        frames = wire.Frames(sock)
         try:
             return self._converse(frames)
         finally:
             frames.close()
 
-    def _converse(self, frames: _Frames) -> bool:
+    def _converse(self, frames: wire.Frames) -> bool:
         again_at: float | None = time.monotonic()
         greeted = False
         while not self._stop.is_set():
@@ -281,15 +278,14 @@ class Client:
                     return greeted
                 continue
             frame = frames.next(None if again_at is None else max(0.0, again_at - time.monotonic()))
-            if frame is _TIMEOUT:
-                continue
-            if frame is None:
+            if frame is not None:
+                self._dispatch(*frame)
+            elif frames.ended:
                 return greeted
-            self._dispatch(*frame)
         return greeted
 
     def _dispatch(self, header: wire.Header, body: bytes, fds: list[int]) -> None:
-        _close_all(fds)
+        wire.close_all(fds)
         partial = bool(header.flags & wire.FLAG_PARTIAL)
         with self._lock:
             on_reply = self._asks.get(header.tag) if partial else self._asks.pop(header.tag, None)
@@ -303,7 +299,7 @@ class Client:
 
     # -- HELLO
 
-    def _greet(self, frames: _Frames) -> tuple[float | None, bool]:
+    def _greet(self, frames: wire.Frames) -> tuple[float | None, bool]:
         """Says HELLO and processes the answer. Returns when to say it again (None: not), and whether it was answered
         well.
         """
@@ -330,7 +326,7 @@ class Client:
             return time.monotonic() + max(hello.retry_ms, 10) / 1000, True
         return None, True
 
-    def _say_hello(self, frames: _Frames) -> tuple[HelloReply, list[int]] | None:
+    def _say_hello(self, frames: wire.Frames) -> tuple[HelloReply, list[int]] | None:
         held = self._hooks.held()
         names, fds, region = self._shared.hello_fds()
         body = encode(
@@ -355,29 +351,30 @@ class Client:
             if self._sock is None or self._stop.is_set():
                 return None
             header = wire.encode_header(Op.HELLO, wire.FLAG_FDS if fds else 0, tag, len(body))
-            _send_with_fds(self._sock, header + body, fds)
+            wire.send_with_fds(self._sock, header + body, fds)
             self._open = True
         self._hooks.behind_hello()
         deadline = time.monotonic() + _HELLO_TIMEOUT_S
         while not self._stop.is_set():
             frame = frames.next(min(0.1, max(0.0, deadline - time.monotonic())))
-            if frame is _TIMEOUT:
+            if frame is None:
+                if frames.ended:
+                    return None
                 if time.monotonic() >= deadline:
                     raise TimeoutError("the sidecar did not answer HELLO")
                 continue
-            if frame is None:
-                return None
-            header, payload, received = frame
-            if header.tag != tag:
-                self._dispatch(header, payload, received)
+            answer, payload, received = frame
+            if answer.tag != tag:
+                self._dispatch(answer, payload, received)
                 continue
-            if header.flags & wire.FLAG_ERROR:
-                _close_all(received)
-                return self._refused(decode(payload, ErrorBody))
+            if answer.flags & wire.FLAG_ERROR:
+                wire.close_all(received)
+                self._refused(decode(payload, ErrorBody))
+                return None
             try:
                 return decode(payload, HelloReply), received
             except BaseException:
-                _close_all(received)
+                wire.close_all(received)
                 raise
         return None
 
@@ -412,7 +409,7 @@ class Client:
                 )
             return None
         finally:
-            _close_all([*named.values(), *rest])
+            wire.close_all([*named.values(), *rest])
 
 
 def say_off(
@@ -449,77 +446,3 @@ def say_off(
     thread = threading.Thread(target=run, name="kvcachepool-off", daemon=True)
     thread.start()
     return thread
-
-
-def _send_with_fds(sock: socket.socket, frame: bytes, fds: list[int]) -> None:
-    """Sends a whole frame with descriptors on its first byte; waits for room (only the reader thread does that)."""
-    ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
-    sent = sock.sendmsg([frame], ancillary, socket.MSG_NOSIGNAL)
-    while sent < len(frame):
-        sent += sock.send(frame[sent:], socket.MSG_NOSIGNAL)
-
-
-def _close_all(fds: list[int]) -> None:
-    for fd in fds:
-        with contextlib.suppress(OSError):
-            os.close(fd)
-
-
-class _Timeout:
-    pass
-
-
-_TIMEOUT = _Timeout()
-
-
-class _Frames:
-    """Cuts the byte stream of a connection into frames, with the descriptors that came along."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
-        self._buffer = bytearray()
-        self._fds: list[int] = []
-        self._poll = select.poll()
-        self._poll.register(sock, select.POLLIN)
-
-    def next(self, timeout_s: float | None) -> tuple[wire.Header, bytes, list[int]] | None | _Timeout:
-        """The next frame; None at the stream's end; `_TIMEOUT` where none came in time. Raises `wire.FrameError`."""
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while True:
-            frame = self._cut()
-            if frame is not None:
-                return frame
-            wait = None if deadline is None else max(0, int((deadline - time.monotonic()) * 1000) + 1)
-            if not self._poll.poll(wait):
-                return _TIMEOUT
-            data, ancillary, flags, _ = self._sock.recvmsg(
-                1 << 20, socket.CMSG_SPACE(_MAX_FDS * 4), socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
-            )
-            for level, kind, payload in ancillary:
-                if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                    fds = array.array("i")
-                    fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
-                    self._fds += fds
-            if flags & socket.MSG_CTRUNC:
-                raise wire.FrameError("descriptors were cut off")
-            if not data:
-                return None
-            self._buffer += data
-
-    def _cut(self) -> tuple[wire.Header, bytes, list[int]] | None:
-        if len(self._buffer) < wire.HEADER_BYTES:
-            return None
-        header = wire.decode_header(self._buffer)
-        end = wire.HEADER_BYTES + header.length
-        if len(self._buffer) < end:
-            return None
-        body = bytes(self._buffer[wire.HEADER_BYTES : end])
-        del self._buffer[:end]
-        fds: list[int] = []
-        if header.flags & wire.FLAG_FDS:
-            fds, self._fds = self._fds, []
-        return header, body, fds
-
-    def close(self) -> None:
-        _close_all(self._fds)
-        self._fds = []

@@ -6,15 +6,19 @@ a block's rows of many layers. Pieces stay below ATen's grain of 32768 elements:
 model's own.
 """
 
+import logging
 import os
-from collections.abc import Sequence
-from typing import NamedTuple
+import warnings
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, cast
 
 import torch
 
 from .layout import Layout, Strip, strips
 from .pieces import Piece
 from .shared import ROW_BYTES, Mapping
+
+logger = logging.getLogger("kvcachepool")
 
 _GRAIN_ELEMENTS = 32767
 
@@ -26,6 +30,9 @@ def _load(kv: torch.Tensor, arena: torch.Tensor, blocks: list[int], offsets: lis
     for i in range(len(blocks)):
         rows = kv.select(1, blocks[i])
         slot = torch.as_strided(arena, [planes, width], [width, 1], offsets[i])
+        if planes * width <= limit:
+            rows.copy_(slot)
+            continue
         for p in range(0, planes, step):
             for c in range(0, width, limit):
                 rows[p : p + step, c : c + limit].copy_(slot[p : p + step, c : c + limit])
@@ -38,6 +45,9 @@ def _store(kv: torch.Tensor, arena: torch.Tensor, blocks: list[int], offsets: li
     for i in range(len(blocks)):
         rows = kv.select(1, blocks[i])
         slot = torch.as_strided(arena, [planes, width], [width, 1], offsets[i])
+        if planes * width <= limit:
+            slot.copy_(rows)
+            continue
         for p in range(0, planes, step):
             for c in range(0, width, limit):
                 slot[p : p + step, c : c + limit].copy_(rows[p : p + step, c : c + limit])
@@ -52,14 +62,25 @@ class _Window(NamedTuple):
     itemsize: int
 
 
+def _without_gil(loop: Callable[..., None]) -> Callable[..., None]:
+    """The loop as TorchScript; where a later torch has none, as it is: correct, and slower beside busy Python."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            return cast("Callable[..., None]", torch.jit.script(loop))
+    except Exception as error:
+        logger.warning("copies run with the GIL: %s", error)
+        return loop
+
+
 class CpuCopier:
     """Moves blocks of one rank's KV cache. All methods but `attach` and `detach` run on the copy thread."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
         self._windows: list[list[_Window]] = []
-        self._load = torch.jit.script(_load)
-        self._store = torch.jit.script(_store)
+        self._load = _without_gil(_load)
+        self._store = _without_gil(_store)
 
     def begin_thread(self) -> None:
         """Frees the copy thread from the OpenMP pinning that it inherits from the thread that made it."""

@@ -121,7 +121,7 @@ def folder_fingerprint(folder: str, names: Iterable[str]) -> str:
 
 
 def local_folder(model: str, revision: str | None, download_dir: str | None) -> str | None:
-    """Where a model's files lie on this machine: its own path, or the snapshot in the Hugging Face cache; None = nowhere."""
+    """Where a model's files lie here: its own path, or the snapshot in the Hugging Face cache; None = nowhere."""
     if os.path.isdir(model):
         return model
     try:
@@ -138,8 +138,8 @@ def weights(
 ) -> dict[str, str]:
     """The fingerprint of a model's weights, or, where no local files tell it, a name of its own with the reason.
 
-    `{"kind": "files", "digest": hex}`, or `{"kind": "unshared", "reason": name, "instance": id}`: shared by the ranks of one
-    instance and by nobody else.
+    `{"kind": "files", "digest": hex}`, or `{"kind": "unshared", "reason": name, "instance": id}`: shared by the ranks
+    of one instance and by nobody else.
     """
     reason = _NOT_LOCAL.get(load_format, "")
     if not reason and "://" in model:

@@ -1,6 +1,7 @@
 """What travels between the scheduler side and the worker side of the connector: copy jobs out, their ends back.
 
-Everything here is pickled by vLLM once per step, so it is flat and small: references stay packed as the sidecar sent them.
+Everything here is pickled by vLLM once per step, so it is flat and small: references stay packed as the sidecar sent
+them.
 """
 
 from __future__ import annotations
@@ -17,10 +18,9 @@ STORE: Literal["store"] = "store"
 class Chunk(NamedTuple):
     """One chunk of a job.
 
-    refs: packed `SectionRef`s (16 bytes each), one per section of the domain; slot NO_SLOT = this section is not part of the
-        job.
-    blocks: per KV group, in vLLM's order, the block ids of the chunk's blocks, first to last. Id 0 (vLLM's null block) means
-        "do not touch": the block is freed already, or it is held locally and shared with running requests.
+    refs: packed `SectionRef`s (16 bytes each), one per section of the domain; slot NO_SLOT = not part of the job.
+    blocks: per KV group, in vLLM's order, the block ids of the chunk's blocks, first to last. Id 0 (vLLM's null
+        block) means "do not touch": the block is freed already, or it is held locally and shared with running requests.
     """
 
     refs: bytes
@@ -49,10 +49,12 @@ class StepMetadata(KVConnectorMetadata):
 
     jobs: to be queued, in this order.
     forget: ids of jobs that need not be done any more: cancelled where not begun, and reported like ended ones.
+    idle: the step has no tokens, so no forward pass.
     """
 
     jobs: list[Job] = field(default_factory=list)
     forget: list[int] = field(default_factory=list)
+    idle: bool = False
 
 
 class Ended(NamedTuple):
@@ -64,7 +66,7 @@ class Ended(NamedTuple):
 
 @dataclass
 class WorkerReport(KVConnectorWorkerMetadata):
-    """Store jobs that ended since the last report, by job id. Loads are reported by `finished_recving`, `failed_recving`."""
+    """Store jobs that ended since the last report, by job id (loads are reported by `finished_recving`)."""
 
     stores: dict[int, Ended] = field(default_factory=dict)
 

@@ -152,7 +152,7 @@ def _spec_row(spec: Any) -> dict[str, Any]:
     row = table()["specs"].get(name)
     if row is None or row["group"] is None:
         raise Unserved(row["reason"] if row else f"KvGroupUnsupported/{name}", f"KV groups of {name} are not served")
-    if not getattr(spec, "prefix_cacheable", True) or getattr(spec, "prefix_replay_tokens", 0):
+    if not getattr(spec, "prefix_cacheable", True) or int(getattr(spec, "prefix_replay_tokens", None) or 0):
         raise Unserved(f"KvGroupUnsupported/{name}", "blocks of this group are not addressed by prefix hashes")
     return dict(row)
 
@@ -163,6 +163,11 @@ def _heads(vllm_config: Any, spec: Any, row: dict[str, Any]) -> int:
         return 1
     most = getattr(spec, "max_tp_shards", None)
     return int(most) if most else int(vllm_config.model_config.get_total_num_kv_heads())
+
+
+def _context_sharded(spec: Any) -> bool:
+    """Are this group's tokens spread over the decode context parallel ranks?"""
+    return bool(getattr(spec, "dcp_sharded", True))
 
 
 def group_shapes(vllm_config: Any, kv_cache_config: Any) -> list[GroupShape]:
@@ -177,11 +182,11 @@ def group_shapes(vllm_config: Any, kv_cache_config: Any) -> list[GroupShape]:
         row = _spec_row(spec)
         if getattr(group, "host_resident", False) or not getattr(group, "enable_kv_transfer", True):
             raise Unserved("KvGroupUnsupported/NoTransfer", "a group cannot be transferred")
-        sharded = bool(getattr(spec, "dcp_sharded", True))
+        sharded = _context_sharded(spec)
         base = vllm_config.cache_config.block_size if len(groups) == 1 else spec.block_size
         window = 0
         if row["group"] == "window":
-            window = int(spec.sliding_window) + int(getattr(spec, "extra_retained_tokens", 0))
+            window = int(spec.sliding_window) + int(getattr(spec, "extra_retained_tokens", None) or 0)
         shapes.append(
             GroupShape(
                 kind=row["group"],
@@ -307,11 +312,11 @@ def detect(
         spec = group.kv_cache_spec
         spec_row = _spec_row(spec)
         heads = _heads(vllm_config, spec, spec_row)
-        sharded = bool(getattr(spec, "dcp_sharded", True))
+        sharded = _context_sharded(spec)
         groups.append(GroupLayout(shape, shard_of(ranks, shape.shards, heads, sharded), tuple(planes)))
         described.append(_describe(vllm_config, spec, shape, layers, box, row, device, ranks))
     sizes = {"tp": ranks.tp, "pp": ranks.pp, "dcp": ranks.dcp}
-    sizes["cp_interleave"] = int(getattr(vllm_config.parallel_config, "cp_kv_cache_interleave_size", 1) or 1)
+    sizes["cp_interleave"] = int(getattr(vllm_config.parallel_config, "cp_kv_cache_interleave_size", None) or 1)
     descriptor = {
         "engine": "vllm",
         "engine_version": ".".join(engine_version.split(".")[:2]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from .layout import Layout, section_starts
@@ -44,7 +45,7 @@ class Planner:
         self._sections = [start + group.mine.shard for start, group in zip(starts, layout.groups, strict=True)]
         self._count = sum(group.shape.shards for group in layout.groups)
 
-    def plan(self, chunks: list[ChunkLike], store: bool) -> Plan:
+    def plan(self, chunks: Sequence[ChunkLike], store: bool) -> Plan:
         """The plan of a job's chunks. Raises `ValueError` where they do not fit this rank's KV cache."""
         pieces = [Piece(group, [], []) for group in range(len(self._groups))]
         packed: list[bytes] = []

@@ -15,7 +15,7 @@ import os
 import struct
 import threading
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -36,13 +36,18 @@ _ROW_WORDS = 16
 _LOCK_BASE = 4096
 _MADV_DONTFORK = 10
 
-U32 = npt.NDArray[np.uint32]
+U32: TypeAlias = npt.NDArray[np.uint32]
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+
+
+def lock_offset(number: int) -> int:
+    """The byte of the lock file that a process of this number locks."""
+    return _LOCK_BASE + number
 
 
 class SharedMemoryError(Exception):
@@ -225,7 +230,7 @@ class Shared:
         """Unlocks the byte, which says "dead"; what comes later in this process is another incarnation."""
         if self.lock_number is not None:
             with contextlib.suppress(OSError):
-                fcntl.lockf(self._lock_fds[-1], fcntl.LOCK_UN, 1, _LOCK_BASE + self.lock_number)
+                fcntl.lockf(self._lock_fds[-1], fcntl.LOCK_UN, 1, lock_offset(self.lock_number))
         self._begin()
 
     # -- proof of death
@@ -259,7 +264,7 @@ class Shared:
         with self._lock:
             # No descriptor of the lock file is ever closed: closing any of them would drop the lock.
             self._lock_fds.append(fd)
-            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _LOCK_BASE + number)
+            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, lock_offset(number))
             self.lock_number = number
 
     def start_over(self) -> None:

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import array
+import contextlib
+import os
+import select
+import socket
 import struct
+import time
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -21,6 +27,8 @@ FLAG_PARTIAL = 4
 FLAG_FDS = 8
 
 _HEADER = struct.Struct("<IBBHQ")
+#: Descriptors that one read takes.
+_MAX_FDS = 8
 
 
 class Op(IntEnum):
@@ -67,3 +75,74 @@ def decode_header(raw: bytes | bytearray | memoryview) -> Header:
     if header.length > MAX_BODY:
         raise FrameError(f"frame body of {header.length} bytes is over the limit of {MAX_BODY}")
     return header
+
+
+def send_with_fds(sock: socket.socket, frame: bytes, fds: list[int]) -> None:
+    """Sends a whole frame with descriptors on its first byte; waits for room (only the reader thread does that)."""
+    ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+    sent = sock.sendmsg([frame], ancillary, socket.MSG_NOSIGNAL)
+    while sent < len(frame):
+        sent += sock.send(frame[sent:], socket.MSG_NOSIGNAL)
+
+
+def close_all(fds: list[int]) -> None:
+    """Closes descriptors that nobody wants."""
+    for fd in fds:
+        with contextlib.suppress(OSError):
+            os.close(fd)
+
+
+class Frames:
+    """Cuts the byte stream of a connection into frames, with the descriptors that came along."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.ended = False
+        self._sock = sock
+        self._buffer = bytearray()
+        self._fds: list[int] = []
+        self._poll = select.poll()
+        self._poll.register(sock, select.POLLIN)
+
+    def next(self, timeout_s: float | None) -> tuple[Header, bytes, list[int]] | None:
+        """The next frame; None where none came in time, or none will (`ended`). Raises `FrameError`."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            frame = self._cut()
+            if frame is not None:
+                return frame
+            wait = None if deadline is None else max(0, int((deadline - time.monotonic()) * 1000) + 1)
+            if not self._poll.poll(wait):
+                return None
+            data, ancillary, flags, _ = self._sock.recvmsg(
+                1 << 20, socket.CMSG_SPACE(_MAX_FDS * 4), socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
+            )
+            for level, kind, payload in ancillary:
+                if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                    fds = array.array("i")
+                    fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
+                    self._fds += fds
+            if flags & socket.MSG_CTRUNC:
+                raise FrameError("descriptors were cut off")
+            if not data:
+                self.ended = True
+                return None
+            self._buffer += data
+
+    def _cut(self) -> tuple[Header, bytes, list[int]] | None:
+        if len(self._buffer) < HEADER_BYTES:
+            return None
+        header = decode_header(self._buffer)
+        end = HEADER_BYTES + header.length
+        if len(self._buffer) < end:
+            return None
+        body = bytes(self._buffer[HEADER_BYTES:end])
+        del self._buffer[:end]
+        fds: list[int] = []
+        if header.flags & FLAG_FDS:
+            fds, self._fds = self._fds, []
+        return header, body, fds
+
+    def close(self) -> None:
+        """Closes descriptors that no frame named; the socket stays its owner's."""
+        close_all(self._fds)
+        self._fds = []

@@ -200,6 +200,12 @@ impl FrameReader {
         self.head_bytes + self.body.len()
     }
 
+    /// Raw opcode and tag of the header that made [`FrameReader::take`] fail, for the error's answer.
+    pub fn refused(&self) -> (u8, u64) {
+        let [_, _, _, _, _, opcode, _, _, tag @ ..] = self.head;
+        (opcode, u64::from_le_bytes(tag))
+    }
+
     /// The stream ended: was that between two frames?
     pub fn finish(&self) -> Result<(), FrameError> {
         match self.pending() {

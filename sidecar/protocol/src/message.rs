@@ -17,7 +17,7 @@ pub struct BadBody {
 /// Encodes a body as a msgpack map.
 pub fn encode<T: Serialize>(body: &T) -> Result<Vec<u8>, BadBody> {
     rmp_serde::to_vec_named(body).map_err(|e| BadBody {
-        message: std::any::type_name::<T>(),
+        message: name::<T>(),
         reason: e.to_string(),
     })
 }
@@ -25,9 +25,14 @@ pub fn encode<T: Serialize>(body: &T) -> Result<Vec<u8>, BadBody> {
 /// Decodes a body. Total: any bytes give a message or [`BadBody`].
 pub fn decode<T: DeserializeOwned>(body: &[u8]) -> Result<T, BadBody> {
     rmp_serde::from_slice(body).map_err(|e| BadBody {
-        message: std::any::type_name::<T>(),
+        message: name::<T>(),
         reason: e.to_string(),
     })
+}
+
+fn name<T>() -> &'static str {
+    let path = std::any::type_name::<T>();
+    path.rsplit("::").next().unwrap_or(path)
 }
 
 /// Every named refusal on the wire. The name (`Debug` form) is what logs, metrics and the connector show.

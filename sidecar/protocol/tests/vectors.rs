@@ -11,7 +11,9 @@ use kvcachepool_protocol::message::*;
 use kvcachepool_protocol::{PROTOCOL_VERSION, lockfile, refs, table};
 use samples::{messages, object::object};
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
+use serde::ser::{Serialize, Serializer};
 use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
 use std::mem::offset_of;
 use std::path::Path;
 use zerocopy::{FromZeros, IntoBytes};
@@ -91,6 +93,43 @@ impl<'de> Visitor<'de> for ShownVisitor {
     }
 }
 
+/// The other way: JSON with `{"hex": ...}` as msgpack.
+struct Packed<'a>(&'a Value);
+
+impl Serialize for Packed<'_> {
+    fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        match self.0 {
+            Value::Object(map) => match map.get("hex").and_then(Value::as_str) {
+                Some(hex) => {
+                    let byte = |at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap();
+                    let bytes: Vec<u8> = (0..hex.len()).step_by(2).map(byte).collect();
+                    s.serialize_bytes(&bytes)
+                }
+                None => s.collect_map(map.iter().map(|(k, v)| (k, Packed(v)))),
+            },
+            Value::Array(items) => s.collect_seq(items.iter().map(Packed)),
+            scalar => scalar.serialize(s),
+        }
+    }
+}
+
+/// The fields of a message without which it is refused; all others take their default.
+fn required(sample: &messages::Sample) -> Vec<String> {
+    let Shown(fields) = rmp_serde::from_slice(&sample.body).unwrap();
+    let fields = fields.as_object().unwrap();
+    let mut required = Vec::new();
+    for name in fields.keys() {
+        let mut without = fields.clone();
+        without.remove(name);
+        let body = rmp_serde::to_vec_named(&Packed(&without.into())).unwrap();
+        if (sample.again)(&body).is_err() {
+            required.push(name.clone());
+        }
+    }
+    required.sort();
+    required
+}
+
 #[test]
 fn frames() {
     let frames: Vec<_> = messages::all()
@@ -106,6 +145,11 @@ fn frames() {
         .collect();
     let ops: Map<String, Value> = (1..=12u8)
         .map(|op| (format!("{:?}", Op::try_from(op).unwrap()), op.into()))
+        .collect();
+    let required: BTreeMap<_, _> = messages::all()
+        .iter()
+        .chain(&messages::nested())
+        .map(|s| (s.name, required(s)))
         .collect();
     let bad =
         |header: Header, error: &str| json!({ "header": hex(&header.encode()), "error": error });
@@ -134,6 +178,7 @@ fn frames() {
                 bad(Header { version: 0, ..header }, "WrongVersion"),
                 bad(Header { length: MAX_BODY as u32 + 1, ..header }, "Oversized"),
             ],
+            "required": required,
             "frames": frames,
         }),
     );
@@ -271,4 +316,10 @@ fn seeds_of_the_fuzzers() {
         .concat(),
     );
     must_be("fuzz/seeds/descriptor/layout", br#"{"name":"LBHNC","groups":[{"kind":"full","strides":[32768,128]}],"eps":1e-05,"x":null}"#);
+}
+
+#[test]
+fn the_connector_carries_the_same_table_of_layouts() {
+    let table = kvcachepool_protocol::layouts::LAYOUTS_JSON;
+    must_be("../connector/kvcachepool/layouts.json", table.as_bytes());
 }

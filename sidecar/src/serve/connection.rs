@@ -37,8 +37,8 @@ pub enum Event {
     Empty,
     /// The peer closed; true = in the middle of a frame.
     Ended(bool),
-    /// The peer sent what cannot be a frame.
-    Refused(FrameError),
+    /// The peer sent what cannot be a frame: raw opcode, tag and what is wrong.
+    Refused(u8, u64, FrameError),
     /// Reading failed.
     Failed(Errno),
 }
@@ -127,7 +127,7 @@ impl Connection {
             let event = reader.next(&self.stream, &mut taken);
             let last = matches!(
                 event,
-                Event::Empty | Event::Ended(_) | Event::Refused(_) | Event::Failed(_)
+                Event::Empty | Event::Ended(_) | Event::Refused(..) | Event::Failed(_)
             );
             reader.over |= last && !matches!(event, Event::Empty);
             if !handle(event) || last {
@@ -255,7 +255,10 @@ impl Reader {
                     return Event::Frame(header, body, fds);
                 }
                 Ok(None) => {}
-                Err(e) => return Event::Refused(e),
+                Err(e) => {
+                    let (opcode, tag) = self.frames.refused();
+                    return Event::Refused(opcode, tag, e);
+                }
             }
             // A read ends behind the bytes that carry descriptors, so between two frames nobody can claim them any more.
             if self.frames.pending() == 0 && !self.fds.is_empty() {

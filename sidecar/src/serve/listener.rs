@@ -4,6 +4,7 @@ use super::connection::Connection;
 use super::daemon::Daemon;
 use super::shell::Shell;
 use kvcachepool_protocol::config::Limits;
+use kvcachepool_protocol::frame::Op;
 use kvcachepool_protocol::message::ErrorCode;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -18,6 +19,9 @@ use tracing::warn;
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 /// A connection that is to be closed has this long to take what was sent to it.
 const FAREWELL: Duration = Duration::from_secs(1);
+
+/// Opcode and tag of an error that answers no question.
+const UNASKED: (Op, u64) = (Op::Hello, 0);
 
 /// Binds beside the path and renames over it: a dead socket is replaced in one step, and nobody sees one that cannot be connected to.
 /// Mode 0666: vLLM runs under another uid; who may connect is decided by who mounts the folder.
@@ -64,7 +68,7 @@ fn take(shell: &Arc<Shell>, stream: UnixStream, limits: &Limits) {
             "limits.connections = {} are open; close one or raise the limit",
             limits.connections
         );
-        shell.farewell(&connection, ErrorCode::LimitReached, &message);
+        shell.farewell(&connection, UNASKED, ErrorCode::LimitReached, &message);
         return;
     }
     shell.connected(connection.clone());
@@ -102,6 +106,7 @@ async fn serve(shell: Arc<Shell>, connection: Arc<Connection>, hello_by: Instant
                 shell.named_end(&connection, "HelloTimeout");
                 shell.farewell(
                     &connection,
+                    UNASKED,
                     ErrorCode::HelloFirst,
                     "no HELLO within limits.helloTimeout",
                 );

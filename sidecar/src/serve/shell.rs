@@ -220,8 +220,8 @@ impl Shell {
                 self.lost(connection.id);
                 false
             }
-            Event::Refused(error) => {
-                self.refuse(connection, error);
+            Event::Refused(opcode, tag, error) => {
+                self.refuse(connection, opcode, tag, error);
                 false
             }
             Event::Failed(error) => {
@@ -265,29 +265,33 @@ impl Shell {
     }
 
     /// Answers what cannot be a frame by name and ends the connection.
-    fn refuse(&self, connection: &Arc<Connection>, error: FrameError) {
+    fn refuse(&self, connection: &Arc<Connection>, opcode: u8, tag: u64, error: FrameError) {
         let (code, name) = match error {
             FrameError::WrongVersion(_) => (ErrorCode::WrongVersion, "WrongVersion"),
             _ => (ErrorCode::LimitReached, "OversizedFrame"),
         };
         self.named_end(connection, name);
-        self.farewell(connection, code, &error.to_string());
+        let op = Op::try_from(opcode).unwrap_or(Op::Hello);
+        self.farewell(connection, (op, tag), code, &error.to_string());
         self.lost(connection.id);
     }
 
-    /// Sends an error that answers no question in particular, then closes.
-    pub fn farewell(&self, connection: &Connection, code: ErrorCode, message: &str) {
+    /// Sends an error, as the answer to a question or with tag 0 to none, then closes.
+    pub fn farewell(
+        &self,
+        connection: &Connection,
+        (op, tag): (Op, u64),
+        code: ErrorCode,
+        message: &str,
+    ) {
         let body = ErrorBody {
             code,
             message: message.to_owned(),
-            retryable: code == ErrorCode::LimitReached,
+            retryable: code == ErrorCode::LimitReached && tag == 0,
         };
         if let Ok(body) = encode(&body) {
             // A peer that does not read its own refusal is closed all the same.
-            let _ = connection.send(
-                frame(Op::Hello, FLAG_REPLY | FLAG_ERROR, 0, &body),
-                Vec::new(),
-            );
+            let _ = connection.send(frame(op, FLAG_REPLY | FLAG_ERROR, tag, &body), Vec::new());
         }
         connection.close_when_sent();
     }

@@ -26,9 +26,15 @@ pub fn spawn(config: Option<&Path>, link: OwnedFd) -> std::io::Result<Pid> {
         command.arg("--config").arg(config);
     }
     let parent = rustix::process::getpid();
-    // SAFETY: between fork and exec only two system calls are made; nothing is allocated and no lock is taken.
+    // SAFETY: between fork and exec only system calls are made; nothing is allocated and no lock is taken.
     unsafe {
         command.pre_exec(move || {
+            // The mask of blocked signals is inherited; the engine handles its own.
+            let mut none: libc::sigset_t = std::mem::zeroed();
+            libc::sigemptyset(&mut none);
+            if libc::sigprocmask(libc::SIG_SETMASK, &none, std::ptr::null_mut()) != 0 {
+                return Err(std::io::Error::last_os_error());
+            }
             set_parent_process_death_signal(Some(Signal::KILL))?;
             // The parent may have died before the line above.
             if getppid() != Some(parent) {

@@ -74,6 +74,7 @@ struct Supervisor {
     admin_address: Option<SocketAddr>,
     admin_error: String,
     standby: Standby,
+    /// Told to end; an engine that lives on at this moment is killed.
     stopping: Option<Instant>,
 }
 
@@ -114,13 +115,14 @@ pub fn run(config: Option<&Path>) -> Result<(), SupervisorError> {
         {
             this.standby.answer(listener);
         }
-        if let Some(since) = this.stopping {
+        if let Some(kill_at) = this.stopping {
             if this.engine.is_none() {
                 return Ok(());
             }
-            if since.elapsed() > STOP_DEADLINE {
+            if Instant::now() >= kill_at {
                 warn!("the engine did not end in time and is killed");
                 this.tell_engine(process::Signal::KILL);
+                this.stopping = Some(Instant::now() + STOP_DEADLINE);
             }
         }
     }
@@ -236,8 +238,8 @@ impl Supervisor {
         if self.engine.is_none() && self.stopping.is_none() {
             sooner(self.start_at);
         }
-        if let Some(since) = self.stopping {
-            sooner(since + STOP_DEADLINE + Duration::from_millis(1));
+        if let Some(kill_at) = self.stopping {
+            sooner(kill_at);
         }
         let mut set = vec![PollFd::from_borrowed_fd(signals, PollFlags::IN)];
         if let Some(engine) = &self.engine {
@@ -300,7 +302,7 @@ impl Supervisor {
     }
 
     fn reap(&mut self) {
-        while let Ok(Some((pid, status))) = process::waitpid(None, WaitOptions::NOHANG) {
+        while let Ok(Some((pid, status))) = process::wait(WaitOptions::NOHANG) {
             if self.engine.as_ref().is_some_and(|e| e.pid == pid) {
                 self.ended(ExitStatus::from_raw(status.as_raw()));
             }
@@ -348,7 +350,7 @@ impl Supervisor {
     fn terminate(&mut self) {
         if self.stopping.is_none() {
             info!("told to end");
-            self.stopping = Some(Instant::now());
+            self.stopping = Some(Instant::now() + STOP_DEADLINE);
         }
         self.tell_engine(process::Signal::TERM);
     }

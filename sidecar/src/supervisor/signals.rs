@@ -15,8 +15,8 @@ pub enum Signal {
     Child,
 }
 
-/// Blocks the signals for this process and returns the descriptor that they are read from. Children get an empty mask (the standard
-/// library resets it before exec).
+/// Blocks the signals for this process and returns the descriptor that they are read from. The engine empties the mask that it
+/// inherits.
 pub fn open() -> Result<OwnedFd, Errno> {
     // SAFETY: sigset_t is plain old data that sigemptyset fills; all pointers are to locals; signalfd returns a new descriptor or -1.
     unsafe {

@@ -49,6 +49,47 @@ fn counts<V: Copy>(pairs: &[(&str, V)]) -> BTreeMap<String, V> {
     pairs.iter().map(|(k, v)| (k.to_string(), *v)).collect()
 }
 
+fn hashing() -> Hashing {
+    Hashing {
+        algorithm: "sha256/py3.11".into(),
+        root: "ab".repeat(32),
+        random_root: true,
+        block_tokens: 16,
+    }
+}
+
+fn group() -> Group {
+    Group {
+        kind: "window".into(),
+        block_tokens: 16,
+        block_bytes: 1 << 40,
+        shards: 2,
+        shard: 1,
+        writer: true,
+        window_tokens: 1024,
+    }
+}
+
+fn grant_chunk() -> GrantChunk {
+    GrantChunk {
+        hash: hash(6),
+        parent: hash(7),
+        first_token: 256,
+        tokens: 256,
+        groups: 0b11,
+        block_hashes: [hash(8), hash(6)].concat(),
+    }
+}
+
+/// Values inside messages, as samples of their own; their frames mean nothing.
+pub fn nested() -> Vec<Sample> {
+    vec![
+        sample("Hashing", Op::Register, 0, 0, &hashing()),
+        sample("Group", Op::Register, 0, 0, &group()),
+        sample("GrantChunk", Op::Grant, 0, 0, &grant_chunk()),
+    ]
+}
+
 pub fn all() -> Vec<Sample> {
     let packed = pack(&refs());
     let hello = Hello {
@@ -103,21 +144,6 @@ pub fn all() -> Vec<Sample> {
         table_bytes: 1 << 24,
         fds: vec!["arena".into(), "table".into()],
     };
-    let hashing = Hashing {
-        algorithm: "sha256/py3.11".into(),
-        root: "ab".repeat(32),
-        random_root: true,
-        block_tokens: 16,
-    };
-    let group = Group {
-        kind: "window".into(),
-        block_tokens: 16,
-        block_bytes: 1 << 40,
-        shards: 2,
-        shard: 1,
-        writer: true,
-        window_tokens: 1024,
-    };
     let register = Register {
         world: 2,
         local_world: 2,
@@ -126,10 +152,10 @@ pub fn all() -> Vec<Sample> {
         device: "cuda".into(),
         device_uuid: "GPU-1".into(),
         transfer_modes: vec!["engine".into()],
-        groups: vec![group],
+        groups: vec![group()],
         scheduler_block_tokens: 64,
         chunk_tokens: 256,
-        hashing: Some(hashing),
+        hashing: Some(hashing()),
     };
     let register_reply = RegisterReply {
         layout_id: hash(1),
@@ -159,14 +185,7 @@ pub fn all() -> Vec<Sample> {
     let grant = Grant {
         request: "req-1".into(),
         namespace: hash(3),
-        chunks: vec![GrantChunk {
-            hash: hash(6),
-            parent: hash(7),
-            first_token: 256,
-            tokens: 256,
-            groups: 0b11,
-            block_hashes: [hash(8), hash(6)].concat(),
-        }],
+        chunks: vec![grant_chunk()],
         ttl_s: 3600,
     };
     let grant_reply = GrantReply {

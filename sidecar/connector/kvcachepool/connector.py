@@ -1,0 +1,291 @@
+"""The class that vLLM loads. It only dispatches to its two sides, and catches whatever they raise: vLLM must not
+notice.
+
+Hooks are those of vLLM 0.30 to 0.33; what a version does not call is not missed.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    KVConnectorTransferResults,
+    KVConnectorWorkerMetadata,
+    SupportsHMA,
+)
+
+import vllm
+
+from .client import say_off
+from .jobs import StepMetadata
+from .layout import Unserved
+from .metrics import CacheStats
+from .place import socket_path
+from .plugin import watch_arrivals
+from .preflight import layout_wish, transfer_refusal
+from .scheduler import Scheduler
+from .worker import Worker
+
+if TYPE_CHECKING:
+    import torch
+    from vllm.config import VllmConfig
+    from vllm.distributed.kv_events import KVCacheEvent
+    from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.outputs import KVConnectorOutput
+    from vllm.v1.request import Request
+
+logger = logging.getLogger("kvcachepool")
+
+_T = TypeVar("_T")
+_QUIET_S = 60.0
+
+
+class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
+    """vLLM's KV connector to the sidecar of this pod. Off, by name, where this vLLM cannot be served."""
+
+    def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
+        """Never raises but for what vLLM's base class does."""
+        super().__init__(vllm_config, role, kv_cache_config)
+        self.off_reason = ""
+        self._scheduler: Scheduler | None = None
+        self._worker: Worker | None = None
+        self._idle = True
+        self._failures: dict[str, float] = {}
+        try:
+            refusal = transfer_refusal(vllm_config.kv_transfer_config)
+            if refusal:
+                raise Unserved(refusal, "see the documentation of the connector")
+            if role == KVConnectorRole.SCHEDULER:
+                self._scheduler = Scheduler(vllm_config, kv_cache_config, socket_path(), str(vllm.__version__))
+                self._scheduler.start()
+                watch_arrivals()
+            else:
+                self._worker = Worker(vllm_config, kv_cache_config, socket_path())
+        except Unserved as error:
+            self._off(error.reason, str(error))
+        except Exception as error:
+            logger.exception("the KV cache pool could not be set up")
+            self._off("SetupFailed", str(error))
+
+    def _off(self, reason: str, message: str) -> None:
+        self.off_reason = reason
+        self._scheduler = self._worker = None
+        logger.warning("the KV cache pool is off in this vLLM: %s: %s", reason, message)
+        config = self._vllm_config.kv_transfer_config
+        say_off(socket_path(), reason, str(vllm.__version__), str(getattr(config, "engine_id", "") or ""))
+
+    def _guarded(self, hook: Callable[..., _T], default: _T, *arguments: Any) -> _T:
+        """Calls one of our sides; what it raises is logged once a minute and counted: vLLM gets `default`."""
+        try:
+            return hook(*arguments)
+        except Exception:
+            self._failed(hook.__name__)
+            return default
+
+    def _failed(self, name: str) -> None:
+        now = time.monotonic()
+        if now - self._failures.get(name, -_QUIET_S) >= _QUIET_S:
+            self._failures[name] = now
+            logger.exception("a bug in the KV cache connector (%s); vLLM goes on without it", name)
+        if self._scheduler is not None:
+            self._scheduler.counters.event(f"bug/{name}")
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """A cache: a dropped store is a future miss, not an error."""
+        return False
+
+    # -- scheduler side
+
+    def bind_kv_cache_manager(self, kv_cache_manager: KVCacheManager) -> None:
+        """Takes block tables and block pool."""
+        super().bind_kv_cache_manager(kv_cache_manager)
+        if self._scheduler is not None:
+            self._guarded(self._scheduler.bind, None, kv_cache_manager)
+
+    def arrive(self, request: Request) -> None:
+        """The plugin's early call, from vLLM's input thread."""
+        if self._scheduler is not None:
+            self._guarded(self._scheduler.arrive, None, request)
+
+    def on_new_request(self, request: Request) -> None:
+        """A request was added."""
+        if self._scheduler is not None:
+            self._guarded(self._scheduler.on_new_request, None, request)
+
+    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
+        """(tokens to be loaded or None = ask again, loaded asynchronously)."""
+        if self._scheduler is None:
+            return 0, False
+        nothing: tuple[int | None, bool] = (0, False)
+        return self._guarded(self._scheduler.matched_tokens, nothing, request, num_computed_tokens)
+
+    def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
+        """Blocks were allocated: the load is planned. A promise that cannot be kept becomes a load that fails."""
+        scheduler = self._scheduler
+        if scheduler is None:
+            return
+        try:
+            scheduler.allocated(request, blocks, num_external_tokens)
+        except Exception:
+            self._failed("allocated")
+            if num_external_tokens > 0:
+                self._guarded(scheduler.doom, None, request.request_id)
+
+    def get_external_cache_hit_sources(self, request: Request, num_external_tokens: int) -> dict[Any, int]:
+        """The promised tokens by where they come from."""
+        if self._scheduler is None or num_external_tokens <= 0:
+            return {}
+        return self._guarded(self._scheduler.sources, {}, request, num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
+        """The jobs of a step."""
+        scheduler = self._scheduler
+        if scheduler is None:
+            return StepMetadata(idle=scheduler_output.total_num_scheduled_tokens == 0)
+        try:
+            return scheduler.step(scheduler_output)
+        except Exception:
+            self._failed("step")
+            return self._guarded(scheduler.pending_jobs, StepMetadata())
+
+    def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
+        """What all ranks have reported."""
+        if self._scheduler is not None:
+            self._guarded(self._scheduler.output, None, connector_output)
+
+    def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        """Blocks are never kept for a request: those of stores are held by reference count."""
+        return self.request_finished_all_groups(request, (block_ids,))
+
+    def request_finished_all_groups(
+        self, request: Request, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """As `request_finished`."""
+        if self._scheduler is not None:
+            self._guarded(self._scheduler.finished, None, request.request_id)
+        return False, None
+
+    def has_pending_push_work(self) -> bool:
+        """Whether an idle engine must go on stepping."""
+        if self._scheduler is None:
+            return False
+        return self._guarded(self._scheduler.is_busy, False)
+
+    def reset_cache(self) -> bool | None:
+        """Nothing that was cached before is used any more. Always succeeds."""
+        if self._scheduler is not None:
+            self._guarded(self._scheduler.reset, None)
+        return True
+
+    def take_events(self) -> Iterable[KVCacheEvent]:
+        """KV events of the pool."""
+        if self._scheduler is None:
+            return ()
+        nothing: list[Any] = []
+        return self._guarded(self._scheduler.events, nothing)
+
+    def get_kv_connector_stats(self) -> KVConnectorStats | None:
+        """Numbers for vLLM's log."""
+        return self._guarded(self._scheduler.stats, None) if self._scheduler is not None else None
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KVConnectorStats | None:
+        """Stats from what travelled."""
+        return CacheStats(data=dict(data or {}))
+
+    # -- worker side
+
+    @classmethod
+    def get_required_kvcache_layout(cls, vllm_config: VllmConfig) -> str | None:
+        """On GPUs block-major: a block of all layers is one piece. vLLM drops a wish that its backends cannot meet."""
+        try:
+            return layout_wish(vllm_config)
+        except Exception:
+            logger.exception("no wish for a KV cache layout")
+            return None
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        """The KV cache was allocated."""
+        if self._worker is not None:
+            self._guarded(self._worker.register_kv_caches, None, kv_caches)
+
+    def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
+        """Before a step: jobs that need not be done any more."""
+        if self._worker is not None and isinstance(kv_connector_metadata, StepMetadata):
+            self._guarded(self._worker.handle_preemptions, None, kv_connector_metadata)
+
+    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
+        """The jobs of a step, before its forward."""
+        super().bind_connector_metadata(connector_metadata)
+        worker = self._worker
+        if worker is None or not isinstance(connector_metadata, StepMetadata):
+            return
+        self._idle = connector_metadata.idle
+        self._guarded(worker.bind, None, connector_metadata)
+        if self._idle:
+            self._guarded(worker.wait_for_save, None)
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        """Loads have begun already, when their metadata came."""
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """No load of ours is synchronous."""
+
+    def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
+        """Blocks are stored whole, after the forward."""
+
+    def wait_for_save(self) -> None:
+        """The forward was submitted: stores follow behind it."""
+        if self._worker is not None:
+            self._guarded(self._worker.wait_for_save, None)
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        """Loads that ended on this rank, each once."""
+        if self._worker is None:
+            return KVConnectorTransferResults(finished_recving=self._doomed(), failed_recving=self._doomed())
+        nothing: tuple[set[str], set[str]] = (set(), set())
+        finished, failed = self._guarded(self._worker.transfer_results, nothing, self._idle)
+        return KVConnectorTransferResults(finished_recving=finished, failed_recving=failed)
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        """For versions and wrappers that ask for completions only."""
+        return None, self.get_transfer_results(finished_req_ids).finished_recving or None
+
+    def _doomed(self) -> set[str]:
+        """A rank without a worker side performs nothing: what it was told to load has failed."""
+        metadata = self._connector_metadata
+        if not isinstance(metadata, StepMetadata):
+            return set()
+        return {job.request_id for job in metadata.jobs if job.kind == "load"}
+
+    def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
+        """Stores that ended on this rank."""
+        if self._worker is None:
+            return self._all_dropped()
+        return self._guarded(self._worker.take_report, None)
+
+    def _all_dropped(self) -> KVConnectorWorkerMetadata | None:
+        from .jobs import Ended, WorkerReport
+
+        metadata = self._connector_metadata
+        if not isinstance(metadata, StepMetadata):
+            return None
+        stores = {job.id: Ended(1, 1) for job in metadata.jobs if job.kind == "store"}
+        return WorkerReport(stores) if stores else None
+
+    def shutdown(self) -> None:
+        """Ends threads, copies and mappings."""
+        if self._scheduler is not None:
+            self._guarded(self._scheduler.shutdown, None)
+        if self._worker is not None:
+            self._guarded(self._worker.shutdown, None)

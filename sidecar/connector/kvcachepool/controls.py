@@ -1,0 +1,123 @@
+"""What one request may ask of the cache, and in whose name: `kv_transfer_params` and the namespace."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+#: vLLM hashes multimodal items with BLAKE3, SHA-256 (64 hex digits) or SHA-512; any other identifier was named by a
+#: user.
+_CONTENT_HASH = re.compile(r"(?:[0-9a-f]{64}|[0-9a-f]{128})\Z")
+
+
+@dataclass(frozen=True)
+class Controls:
+    """Per-request wishes. Token counts are None where there is no cap.
+
+    ignored: names of parameters that had a wrong type.
+    """
+
+    store: bool = True
+    skip_last_tokens: int = 0
+    tags: Any = None
+    ttl_s: int = 0
+    max_load_tokens: int | None = None
+    max_offload_tokens: int | None = None
+    ignored: tuple[str, ...] = field(default=())
+
+
+NO_CONTROLS = Controls()
+
+
+def parse_controls(params: Any) -> Controls:
+    """Reads `kv_transfer_params`. Never raises: what has a wrong type is named in `ignored` and not used."""
+    if not params:
+        return NO_CONTROLS
+    if not isinstance(params, dict):
+        return Controls(ignored=("kv_transfer_params",))
+    values: dict[str, Any] = {}
+    ignored = []
+    for key, (name, accepts) in _PARAMETERS.items():
+        if key not in params or params[key] is None:
+            continue
+        if accepts(params[key]):
+            values[name] = params[key]
+        else:
+            ignored.append(key)
+    return Controls(ignored=tuple(ignored), **values)
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _is_ttl(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 32
+
+
+def _is_tags(value: Any) -> bool:
+    if isinstance(value, str):
+        return True
+    if isinstance(value, list):
+        return all(isinstance(tag, str) for tag in value)
+    return isinstance(value, dict) and all(isinstance(k, str) and isinstance(v, str) for k, v in value.items())
+
+
+_PARAMETERS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "kvcachepool.store": ("store", lambda value: isinstance(value, bool)),
+    "kvcachepool.skip_last_tokens": ("skip_last_tokens", _is_count),
+    "kvcachepool.tags": ("tags", _is_tags),
+    "kvcachepool.ttl": ("ttl_s", _is_ttl),
+    "max_load_tokens": ("max_load_tokens", _is_count),
+    "max_offload_tokens": ("max_offload_tokens", _is_count),
+}
+
+
+class Uncacheable(Exception):
+    """This request neither loads nor stores; the message is the name of the reason."""
+
+
+def namespace(
+    request: Request, controls: Controls, epoch: str, lora_digest: Callable[[str, int], bytes | None]
+) -> bytes:
+    """Namespace id of a request: empty for the default one, else SHA-256 of what keeps it apart.
+
+    Args:
+        epoch: what `reset_cache` drew last, empty before.
+        lora_digest: content hash of an adapter's files by path and id, None while it is not known.
+
+    Raises:
+        Uncacheable: the adapter's content is not known yet, or an item's identifier says nothing about its content.
+    """
+    tags = controls.tags or None
+    lora = getattr(request, "lora_request", None)
+    content = None
+    if lora is not None:
+        digest = lora_digest(lora.lora_path, lora.lora_int_id)
+        if digest is None:
+            raise Uncacheable("loraContentUnknown")
+        content = digest.hex()
+    if not tags and not getattr(request, "cache_salt", None):
+        for feature in getattr(request, "mm_features", None) or ():
+            if not names_content(feature.identifier, lora.lora_name if lora is not None else None):
+                raise Uncacheable("multimodalNamedByUser")
+    if not tags and content is None and not epoch:
+        return b""
+    canonical = json.dumps({"tags": tags, "lora": content, "epoch": epoch}, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).digest()
+
+
+def names_content(identifier: Any, lora_name: str | None) -> bool:
+    """Whether a multimodal item's identifier is a hash of its content (vLLM may put the adapter's name before it)."""
+    if not isinstance(identifier, str):
+        return False
+    if lora_name is not None:
+        identifier = identifier.removeprefix(f"{lora_name}:")
+    return _CONTENT_HASH.match(identifier) is not None

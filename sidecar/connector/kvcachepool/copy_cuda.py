@@ -1,0 +1,325 @@
+"""Copies between KV blocks in device memory and the arena: one `cuMemcpyBatchAsync` per job, on a stream of our own.
+
+The arena is page-locked segment by segment: only segments that this rank's jobs touched, one at a time with pauses,
+never before the first job ended (a large pin stalls CUDA calls of the whole node). Until its segment is locked, a job
+goes through a small pinned ring. The pure part (`Batch`) is tested without a device.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from .layout import GroupLayout, Layout
+from .pieces import Piece
+from .shared import Mapping
+
+logger = logging.getLogger("kvcachepool")
+
+_SOURCE_IN_STREAM_ORDER = 1
+_SOURCE_ANY_ORDER = 3
+_RING_BYTES = 32 << 20
+_PIN_PAUSE_S = 0.5
+_CUDA_MEMCPY_BATCH_SINCE = 12080
+
+
+class Batch(NamedTuple):
+    """Runs to copy: device address, offset in the arena, bytes; `uint64` arrays of one length."""
+
+    device: npt.NDArray[np.uint64]
+    arena: npt.NDArray[np.uint64]
+    sizes: npt.NDArray[np.uint64]
+
+    @staticmethod
+    def of(group: GroupLayout, bases: Sequence[int], blocks: Sequence[int], offsets: Sequence[int]) -> Batch:
+        """All runs of some blocks of a group, in section order. `bases`: device address of each storage."""
+        ids = np.asarray(blocks, dtype=np.uint64)[:, None]
+        starts = np.asarray(offsets, dtype=np.uint64)[:, None]
+        sizes = np.asarray([plane.nbytes for plane in group.planes], dtype=np.uint64)
+        first = np.asarray([bases[plane.storage] + plane.offset for plane in group.planes], dtype=np.uint64)
+        strides = np.asarray([plane.block_stride for plane in group.planes], dtype=np.uint64)
+        within = np.concatenate(([0], np.cumsum(sizes)[:-1])).astype(np.uint64)
+        device = first[None, :] + ids * strides[None, :]
+        arena = starts + within[None, :]
+        return Batch(device.ravel(), arena.ravel(), np.broadcast_to(sizes, device.shape).ravel()).coalesced()
+
+    def coalesced(self) -> Batch:
+        """Neighbours on both sides become one run: fewer descriptors, longer transfers."""
+        if len(self.sizes) < 2:
+            return self
+        ends_device = self.device[:-1] + self.sizes[:-1]
+        ends_arena = self.arena[:-1] + self.sizes[:-1]
+        starts = np.concatenate(([True], (ends_device != self.device[1:]) | (ends_arena != self.arena[1:])))
+        at = np.flatnonzero(starts)
+        return Batch(self.device[at], self.arena[at], np.add.reduceat(self.sizes, at))
+
+    def within(self, keep: npt.NDArray[np.bool_]) -> Batch:
+        """The runs that `keep` marks."""
+        return Batch(self.device[keep], self.arena[keep], self.sizes[keep])
+
+    def slices(self, most: int) -> Iterator[Batch]:
+        """The runs in order, cut into batches of at most `most` bytes."""
+        device, arena, sizes = (array.tolist() for array in self)
+        current: list[tuple[int, int, int]] = []
+        room = most
+        for start, offset, size in zip(device, arena, sizes, strict=True):
+            while size:
+                part = min(size, room)
+                current.append((start, offset, part))
+                start, offset, size, room = start + part, offset + part, size - part, room - part
+                if room == 0:
+                    yield _batch(current)
+                    current, room = [], most
+        if current:
+            yield _batch(current)
+
+
+def _batch(runs: list[tuple[int, int, int]]) -> Batch:
+    columns = np.asarray(runs, dtype=np.uint64).reshape(-1, 3)
+    return Batch(columns[:, 0].copy(), columns[:, 1].copy(), columns[:, 2].copy())
+
+
+def packed_offsets(sizes: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Offsets of runs laid one behind another."""
+    return np.concatenate(([0], np.cumsum(sizes)[:-1])).astype(np.uint64)
+
+
+class _Location(ctypes.Structure):
+    _fields_ = [("type", ctypes.c_uint), ("id", ctypes.c_int)]
+
+
+class _Attributes(ctypes.Structure):
+    """CUmemcpyAttributes of the driver API."""
+
+    _fields_ = [
+        ("source_access_order", ctypes.c_uint),
+        ("source_hint", _Location),
+        ("target_hint", _Location),
+        ("flags", ctypes.c_uint),
+    ]
+
+
+Submit = Callable[[npt.NDArray[np.uint64], npt.NDArray[np.uint64], npt.NDArray[np.uint64], bool, int], None]
+
+
+def _driver_submit() -> Submit | None:
+    """`cuMemcpyBatchAsync` of the driver, None where it has none (before CUDA 12.8)."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+        entry = ctypes.c_void_p()
+        error = driver.cuGetProcAddress_v2(
+            b"cuMemcpyBatchAsync", ctypes.byref(entry), _CUDA_MEMCPY_BATCH_SINCE, ctypes.c_uint64(0), None
+        )
+    except (OSError, AttributeError):
+        return None
+    if error != 0 or not entry.value:
+        return None
+    call = ctypes.CFUNCTYPE(
+        ctypes.c_uint,
+        *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t),
+        *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_void_p),
+    )(entry.value)
+
+    def submit(
+        to: npt.NDArray[np.uint64],
+        source: npt.NDArray[np.uint64],
+        sizes: npt.NDArray[np.uint64],
+        stable: bool,
+        stream: int,
+    ) -> None:
+        attributes = _Attributes(source_access_order=_SOURCE_ANY_ORDER if stable else _SOURCE_IN_STREAM_ORDER)
+        index, failed = ctypes.c_size_t(0), ctypes.c_size_t(0)
+        code = call(
+            *(to.ctypes.data, source.ctypes.data, sizes.ctypes.data, len(sizes)),
+            *(ctypes.addressof(attributes), ctypes.addressof(index), 1, ctypes.addressof(failed), stream),
+        )
+        if code != 0:
+            raise RuntimeError(f"cuMemcpyBatchAsync failed with {code} at run {failed.value} of {len(sizes)}")
+
+    return submit
+
+
+def _vllm_submit() -> Submit:
+    """vLLM's own batched copy, for drivers without the batch call."""
+    from vllm import _custom_ops as ops
+
+    def submit(
+        to: npt.NDArray[np.uint64],
+        source: npt.NDArray[np.uint64],
+        sizes: npt.NDArray[np.uint64],
+        stable: bool,
+        stream: int,
+    ) -> None:
+        arrays = (torch.from_numpy(array.view(np.int64)) for array in (source, to, sizes))
+        ops.swap_blocks_batch(*arrays, is_src_access_order_any=stable)
+
+    return submit
+
+
+class CudaCopier:
+    """Moves blocks of one rank's KV cache. `attach`, `detach` and `record` run on other threads than the copies."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._device = layout.storages[0].device
+        self._bases = [storage.data_ptr() for storage in layout.storages]
+        lowest, _ = torch.cuda.Stream.priority_range()
+        self._stream = torch.cuda.Stream(device=self._device, priority=lowest)
+        self._submit = _driver_submit() or _vllm_submit()
+        self._ring: torch.Tensor | None = None
+        self._mapping: Mapping | None = None
+        self._pins: _Pins | None = None
+
+    def begin_thread(self) -> None:
+        """Makes the rank's device current on the copy thread."""
+        torch.cuda.set_device(self._device)
+
+    def attach(self, mapping: Mapping) -> None:
+        """Begins to use this arena; nothing is page-locked yet."""
+        self._pins = _Pins(mapping, self._device)
+        self._mapping = mapping
+
+    def detach(self) -> None:
+        """Releases page locks; called after the last copy."""
+        if self._pins is not None:
+            self._pins.close()
+        self._pins = None
+        self._mapping = None
+
+    def record(self) -> torch.cuda.Event:
+        """A point of the model's work on the current stream that a copy waits for."""
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+    def copy(self, kind: str, pieces: Sequence[Piece], event: Any) -> None:
+        """Moves all pieces behind `event`; returns when the bytes are there."""
+        pins, mapping = self._pins, self._mapping
+        if pins is None or mapping is None:
+            raise RuntimeError("no arena is mapped")
+        with torch.cuda.stream(self._stream):
+            if event is not None:
+                self._stream.wait_event(event)
+            for piece in pieces:
+                batch = Batch.of(self._layout.groups[piece.group], self._bases, piece.blocks, piece.offsets)
+                locked = pins.locked(batch)
+                self._direct(kind, batch.within(locked), mapping)
+                self._through_ring(kind, batch.within(~locked), mapping)
+            self._stream.synchronize()
+        pins.want(pieces)
+
+    def synchronize(self) -> None:
+        """Waits for all copies begun."""
+        self._stream.synchronize()
+
+    def _direct(self, kind: str, batch: Batch, mapping: Mapping) -> None:
+        if len(batch.sizes):
+            self._run(kind, batch.device, batch.arena + np.uint64(mapping.arena_address), batch.sizes)
+
+    def _run(
+        self, kind: str, device: npt.NDArray[np.uint64], host: npt.NDArray[np.uint64], sizes: npt.NDArray[np.uint64]
+    ) -> None:
+        if kind == "load":
+            self._submit(device, host, sizes, True, self._stream.cuda_stream)
+        else:
+            self._submit(host, device, sizes, False, self._stream.cuda_stream)
+
+    def _through_ring(self, kind: str, batch: Batch, mapping: Mapping) -> None:
+        """Bounces through pinned memory; the arena's side of it is a memcpy on this thread."""
+        if not len(batch.sizes):
+            return
+        if self._ring is None:
+            self._ring = torch.empty(_RING_BYTES, dtype=torch.uint8, pin_memory=True)
+        ring = self._ring.data_ptr()
+        for part in batch.slices(_RING_BYTES):
+            packed = packed_offsets(part.sizes) + np.uint64(ring)
+            host = part.arena + np.uint64(mapping.arena_address)
+            if kind == "load":
+                # The ring is written again only after the stream has read it.
+                self._stream.synchronize()
+                _memmove(packed, host, part.sizes)
+                self._run(kind, part.device, packed, part.sizes)
+            else:
+                self._run(kind, part.device, packed, part.sizes)
+                self._stream.synchronize()
+                _memmove(host, packed, part.sizes)
+
+
+def _memmove(to: npt.NDArray[np.uint64], source: npt.NDArray[np.uint64], sizes: npt.NDArray[np.uint64]) -> None:
+    runs = Batch(to, source, sizes).coalesced()
+    for target, origin, size in zip(*(array.tolist() for array in runs), strict=True):
+        ctypes.memmove(target, origin, size)
+
+
+class _Pins:
+    """Page locks of one mapping, by segment; taken on a thread of their own."""
+
+    def __init__(self, mapping: Mapping, device: torch.device) -> None:
+        self._mapping = mapping
+        self._device = device
+        self._segment = mapping.segment_bytes
+        count = -(-mapping.arena_bytes // self._segment)
+        self._done = np.zeros(count, dtype=bool)
+        self._wanted: list[int] = []
+        self._failed = False
+        self._wake = threading.Condition()
+        self._closing = False
+        self._thread = threading.Thread(target=self._work, name="kvcachepool-pin", daemon=True)
+        self._thread.start()
+
+    def locked(self, batch: Batch) -> npt.NDArray[np.bool_]:
+        """Which runs lie wholly in page-locked segments."""
+        first = batch.arena // np.uint64(self._segment)
+        last = (batch.arena + batch.sizes - np.uint64(1)) // np.uint64(self._segment)
+        return np.asarray(self._done[first] & self._done[last] & (first == last))
+
+    def want(self, pieces: Sequence[Piece]) -> None:
+        """Asks for the segments of a job that has ended."""
+        touched = {offset // self._segment for piece in pieces for offset in piece.offsets}
+        with self._wake:
+            self._wanted += [s for s in sorted(touched) if not self._done[s] and s not in self._wanted]
+            self._wake.notify_all()
+
+    def close(self) -> None:
+        """Ends the thread and releases all locks."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify_all()
+        self._thread.join()
+        runtime = torch.cuda.cudart()
+        for segment in np.flatnonzero(self._done).tolist():
+            runtime.cudaHostUnregister(self._mapping.arena_address + segment * self._segment)
+        self._done[:] = False
+
+    def _work(self) -> None:
+        torch.cuda.set_device(self._device)
+        while True:
+            with self._wake:
+                while not self._closing and (self._failed or not self._wanted):
+                    self._wake.wait()
+                if self._closing:
+                    return
+                segment = self._wanted.pop(0)
+            self._lock(segment)
+            deadline = time.monotonic() + _PIN_PAUSE_S
+            with self._wake:
+                while not self._closing and (left := deadline - time.monotonic()) > 0:
+                    self._wake.wait(left)
+
+    def _lock(self, segment: int) -> None:
+        start = segment * self._segment
+        size = min(self._segment, self._mapping.arena_bytes - start)
+        error = int(torch.cuda.cudart().cudaHostRegister(self._mapping.arena_address + start, size, 0))
+        if error:
+            logger.warning("a segment of the arena cannot be page-locked (%d): copies go through the ring", error)
+            self._failed = True
+            return
+        self._done[segment] = True

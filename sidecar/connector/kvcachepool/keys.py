@@ -1,0 +1,146 @@
+"""Which tokens make a chunk, and by which hash it is asked for.
+
+Keys come from `request.block_hashes` only: vLLM mixes LoRA, multimodal content, prompt embeddings and salts into
+them, and truncates them where a streaming session edits its tokens.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from .layout import group_shapes
+from .messages import Hashing
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+#: Engine hashes that the slot table keeps per chunk; longer lists are not sent (KV events then lack the chunk).
+MAX_BLOCK_HASHES = 24
+HASH_BYTES = 32
+
+
+@dataclass(frozen=True)
+class GroupSize:
+    """One KV group as the scheduler sees it.
+
+    block_tokens: tokens of one block id. window_tokens: how far attention looks back, 0 = over the whole prefix (then
+    a block is never freed while the request runs). shards: sections of a chunk. token_bytes: per token over all
+    layers of one rank.
+    """
+
+    block_tokens: int
+    window_tokens: int
+    shards: int
+    token_bytes: int
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Sizes in tokens that both sides and the sidecar must agree on."""
+
+    scheduler_block: int
+    hash_block: int
+    chunk: int
+    groups: tuple[GroupSize, ...]
+
+    @property
+    def has_windows(self) -> bool:
+        """Some group does not keep its whole prefix."""
+        return any(group.window_tokens for group in self.groups)
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes per token over all groups of one rank."""
+        return sum(group.token_bytes for group in self.groups)
+
+
+class Chunks:
+    """The chunks of a prompt: full ones, then at most one tail in whole scheduler blocks."""
+
+    __slots__ = ("full", "tail_tokens", "tokens")
+
+    def __init__(self, geometry: Geometry, tokens: int) -> None:
+        self.full = tokens // geometry.chunk
+        rest = tokens - self.full * geometry.chunk
+        self.tail_tokens = rest - rest % geometry.scheduler_block
+        self.tokens = self.full * geometry.chunk + self.tail_tokens
+
+    def __len__(self) -> int:
+        return self.full + (1 if self.tail_tokens else 0)
+
+
+def packed_hashes(geometry: Geometry, chunks: Chunks, block_hashes: Sequence[bytes]) -> bytes:
+    """Hash of every chunk's last block, 32 bytes each without separators."""
+    step = geometry.chunk // geometry.hash_block
+    hashes = block_hashes[step - 1 : chunks.full * step : step]
+    packed = b"".join(hashes)
+    if chunks.tail_tokens:
+        packed += block_hashes[chunks.tokens // geometry.hash_block - 1]
+    return packed
+
+
+def last_hash(geometry: Geometry, end: int, block_hashes: Sequence[bytes]) -> bytes:
+    """Hash of the block that ends at token `end`; empty at the beginning of the prompt."""
+    return bytes(block_hashes[end // geometry.hash_block - 1]) if end else b""
+
+
+def effective_chunk_tokens(least: int, scheduler_block: int) -> int:
+    """Smallest multiple of the scheduler's block that is at least `least` tokens."""
+    return max(1, -(-least // scheduler_block)) * scheduler_block
+
+
+def block_tokens(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> tuple[int, int]:
+    """(tokens of a scheduler block, tokens of a hash block), as EngineCore resolves them."""
+    from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
+
+    scheduler_block, hash_block = resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)
+    return int(scheduler_block), int(hash_block)
+
+
+def geometry(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, chunk_tokens: int) -> Geometry:
+    """Sizes of this engine, with chunks of at least `chunk_tokens` tokens.
+
+    Raises:
+        layout.Unserved: a group is of a kind whose blocks are not addressed by prefix hashes.
+    """
+    scheduler_block, hash_block = block_tokens(vllm_config, kv_cache_config)
+    shapes = group_shapes(vllm_config, kv_cache_config)
+    groups = tuple(
+        GroupSize(shape.block_tokens, shape.window_tokens, shape.shards, _bytes_per_token(group))
+        for shape, group in zip(shapes, kv_cache_config.kv_cache_groups, strict=True)
+    )
+    return Geometry(scheduler_block, hash_block, effective_chunk_tokens(chunk_tokens, scheduler_block), groups)
+
+
+def _bytes_per_token(group: Any) -> int:
+    """Over all layers of one rank; where layers were merged into one spec, its page holds them all."""
+    spec = group.kv_cache_spec
+    layers = 1 if getattr(spec, "kv_cache_specs", None) else len(group.layer_names)
+    return max(1, int(spec.page_size_bytes) * layers // int(spec.block_size))
+
+
+def hashing(algorithm: str, hash_block: int) -> Hashing | None:
+    """How this process hashes blocks; None while EngineCore has not drawn the root yet.
+
+    The pickle behind `sha256` differs between Python minors, so the minor becomes part of its name.
+    """
+    from vllm.v1.core import kv_cache_utils
+
+    root = getattr(kv_cache_utils, "NONE_HASH", None)
+    if not isinstance(root, bytes):
+        return None
+    name = algorithm
+    if algorithm == "sha256":
+        name = f"sha256/py{sys.version_info.major}.{sys.version_info.minor}"
+    return Hashing(
+        algorithm=name, root=root.hex(), block_tokens=hash_block, random_root=_root_is_random(kv_cache_utils)
+    )
+
+
+def _root_is_random(kv_cache_utils: Any) -> bool:
+    return os.environ.get("PYTHONHASHSEED") is None and not hasattr(kv_cache_utils, "DEFAULT_NONE_HASH_SEED")

@@ -1,0 +1,152 @@
+"""Loads under way: from a promised hit to the report of all ranks."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from .client import Client
+from .jobs import LOAD, Chunk, Job
+from .keys import GroupSize
+from .lookups import Plan, tier_tokens
+from .messages import Pin
+from .requests import RequestState
+from .shared import NO_SLOT
+from .wire import Op
+
+logger = logging.getLogger("kvcachepool")
+
+
+class _Load(NamedTuple):
+    job: int
+    tokens: int
+    keys: tuple[tuple[bytes, bytes], ...]
+
+
+class Loads:
+    """All loads of the engine. Its methods are called with the scheduler side's lock held."""
+
+    def __init__(self, client: Client, job_ids: itertools.count[int]) -> None:
+        self._client = client
+        self._job_ids = job_ids
+        self._jobs: list[Job] = []
+        self._forget: list[int] = []
+        self._loads: dict[str, _Load] = {}
+        self._keys: dict[tuple[bytes, bytes], str] = {}  # (namespace, chunk hash) -> request that loads it
+
+    def request_ids(self) -> tuple[str, ...]:
+        """Requests whose loads are under way."""
+        return tuple(self._loads)
+
+    def under_way(self, state: RequestState, chunk_hash: bytes) -> bool:
+        """Whether another request loads this chunk: once it has, the engine holds it itself."""
+        return (state.namespace or b"", chunk_hash) in self._keys
+
+    def begin(
+        self, state: RequestState, plan: Plan | None, tables: Sequence[Sequence[int]], tokens: int
+    ) -> dict[str, int]:
+        """Pins what will be read and plans the job. vLLM waits for the request's load from now on, whatever happens
+        here.
+
+        Args:
+            tables: block ids of the request per group, from its first token on; 0 where the engine keeps no block.
+            tokens: how many of the promised tokens vLLM took.
+
+        Returns:
+            Tokens by tier, of `tokens`.
+        """
+        request_id = state.request.request_id
+        if plan is None or tokens > plan.tokens:
+            self.doom(request_id, tokens)
+            return {"memory": tokens}
+        lookup = plan.lookup
+        plan = Plan(lookup, plan.local, plan.local + tokens, plan.first, plan.last)
+        block = lookup.geometry.scheduler_block
+        end = -(-plan.end // block) * block
+        last = plan.last
+        while last > plan.first and lookup.end_of(last - 1) >= end:
+            last -= 1
+        chunks = []
+        for index, refs in enumerate(lookup.refs_of(plan.first, last), plan.first):
+            bounds = index * lookup.geometry.chunk, lookup.end_of(index + 1)
+            chunk = _chunk(refs, lookup.geometry.groups, tables, bounds, (plan.local, end))
+            if chunk is None:
+                logger.warning("request %s: a promised block cannot be loaded, it is recomputed", request_id)
+                self.doom(request_id, tokens)
+                return {"memory": tokens}
+            chunks.append(chunk)
+        tag, answer = lookup.tag, lookup.answer
+        if tag is None or answer is None or not chunks:
+            self.doom(request_id, tokens)
+            return {"memory": tokens}
+        self._client.send(Op.PIN, Pin(request=request_id, probe=tag, from_=plan.first, to=last))
+        job = next(self._job_ids)
+        self._jobs.append(Job(job, LOAD, request_id, answer.region, chunks))
+        keys = tuple((state.namespace or b"", lookup.hash_of(chunk)) for chunk in range(plan.first, last))
+        self._loads[request_id] = _Load(job, tokens, keys)
+        for key in keys:
+            self._keys.setdefault(key, request_id)
+        return tier_tokens(plan)
+
+    def doom(self, request_id: str, tokens: int = 0) -> None:
+        """Plans a load that every rank reports as failed (nobody maps region 0): vLLM then recomputes."""
+        job = next(self._job_ids)
+        self._jobs.append(Job(job, LOAD, request_id, 0, []))
+        self._loads[request_id] = _Load(job, tokens, ())
+
+    def take(self) -> tuple[list[Job], list[int]]:
+        """(jobs to ship, jobs to cancel) since the last step."""
+        jobs, self._jobs = self._jobs, []
+        forget, self._forget = self._forget, []
+        return jobs, forget
+
+    def forget(self, request_id: str) -> None:
+        """The request ended while it loads: workers need not begin, but must report."""
+        load = self._loads.get(request_id)
+        if load is not None:
+            self._forget.append(load.job)
+
+    def ended(self, request_id: str) -> int | None:
+        """All ranks have reported. Returns the promised tokens, None where the load is not known."""
+        load = self._loads.pop(request_id, None)
+        if load is None:
+            return None
+        for key in load.keys:
+            if self._keys.get(key) == request_id:
+                del self._keys[key]
+        return load.tokens
+
+
+def _chunk(
+    refs: bytes,
+    groups: Sequence[GroupSize],
+    tables: Sequence[Sequence[int]],
+    bounds: tuple[int, int],
+    wanted: tuple[int, int],
+) -> Chunk | None:
+    """A chunk of tokens `bounds`, of which only blocks inside `wanted` are written; None where one cannot be.
+
+    What the engine holds itself is shared with running requests: its ids become 0, as those of freed window blocks are.
+    """
+    ids: list[tuple[int, ...]] = []
+    section = 0
+    slots = np.frombuffer(refs, dtype="<u4").reshape(-1, 4)[:, 0]
+    for group, table in zip(groups, tables, strict=True):
+        size = group.block_tokens
+        first, last = bounds[0] // size, bounds[1] // size
+        begin, end = max(first, wanted[0] // size), min(last, wanted[1] // size)
+        if end < begin:
+            begin = end = first
+        row = tuple(table[begin:end])
+        if len(row) != end - begin:
+            return None
+        sections = slots[section : section + group.shards]
+        section += group.shards
+        if any(row) and (len(sections) != group.shards or (sections == NO_SLOT).any()):
+            return None
+        ids.append((0,) * (begin - first) + row + (0,) * (last - end))
+    return Chunk(refs, tuple(ids))

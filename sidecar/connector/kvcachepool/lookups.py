@@ -1,0 +1,269 @@
+"""PROBEs, what their answers are worth to a request, and the bounded wait at its first poll. Decides, sends nothing."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from .client import Reply
+from .keys import HASH_BYTES, Chunks, Geometry
+from .messages import CHUNK_READY, TIERS, ProbeReply
+from .shared import NO_SLOT
+
+_REF_BYTES = 16
+_READY = bytes([CHUNK_READY])
+_READY_OR_PENDING = b"\x01\x02"
+#: Answers of this age are asked for anew while a request waits: soft pins expire after 30 s.
+RENEW_AFTER_S = 10.0
+#: Answers of this age are no longer used.
+STALE_AFTER_S = 25.0
+
+
+class Lookup:
+    """One PROBE and its answer.
+
+    The reader thread writes `answer` (each one replaces the one before), then `final`; all other fields are the
+    engine's.
+    """
+
+    __slots__ = (
+        "answer",
+        "answered",
+        "arrived_s",
+        "chunks",
+        "connection",
+        "epoch",
+        "error",
+        "final",
+        "geometry",
+        "hashes",
+        "local",
+        "num_tokens",
+        "sent_s",
+        "tag",
+        "waiter",
+    )
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        chunks: Chunks,
+        hashes: bytes,
+        num_tokens: int,
+        local: int | None,
+        connection: int,
+        epoch: str,
+    ) -> None:
+        self.geometry = geometry
+        self.chunks = chunks
+        self.hashes = hashes
+        self.num_tokens = num_tokens
+        self.local = local
+        self.connection = connection
+        self.epoch = epoch
+        self.tag: int | None = None
+        self.sent_s = time.monotonic()
+        self.arrived_s = 0.0
+        self.answer: ProbeReply | None = None
+        self.answered = False
+        self.final = False
+        self.error = ""
+        self.waiter: threading.Event | None = None
+
+    def on_reply(self, reply: Reply) -> None:
+        """Takes one answer, on the reader thread. One that does not fit the question counts as an empty final one."""
+        if reply.error is not None:
+            self.error = reply.error.code
+        else:
+            try:
+                answer = reply.read(ProbeReply)
+            except Exception:
+                answer = None
+            if answer is None or not self._fits(answer):
+                self.error = "BadAnswer"
+            else:
+                self.answer = answer
+                if answer.reason:
+                    self.error = answer.reason
+        self.arrived_s = time.monotonic()
+        self.final = self.final or not reply.partial
+        self.answered = True
+        waiter = self.waiter
+        if waiter is not None:
+            waiter.set()
+
+    def _fits(self, answer: ProbeReply) -> bool:
+        if answer.reason and not answer.states:
+            answer.states = bytes(len(self.chunks))
+        ready = answer.states.count(_READY)
+        size = len(answer.refs)
+        if ready == 0:
+            return len(answer.states) == len(self.chunks)
+        return len(answer.states) == len(self.chunks) and size > 0 and size % (ready * _REF_BYTES) == 0
+
+    def wait(self, timeout_s: float) -> bool:
+        """Waits for the first answer with the GIL released. Call without any lock."""
+        if not self.answered:
+            self.waiter = threading.Event()
+            if not self.answered:
+                self.waiter.wait(timeout_s)
+        return self.answered
+
+    def matches(self, block_hashes: list[bytes], num_tokens: int) -> bool:
+        """Whether the request still has the tokens that were asked for (a session may have edited them)."""
+        if self.num_tokens != num_tokens:
+            return False
+        index = self.chunks.tokens // self.geometry.hash_block - 1
+        return index < len(block_hashes) and block_hashes[index] == self.hashes[-HASH_BYTES:]
+
+    def end_of(self, chunk: int) -> int:
+        """Tokens up to and with the first `chunk` chunks."""
+        if chunk <= self.chunks.full:
+            return chunk * self.geometry.chunk
+        return self.chunks.tokens
+
+    def refs_of(self, first: int, last: int) -> list[bytes]:
+        """Packed references of the ready chunks `first..last`, one entry per chunk."""
+        answer = self.answer
+        if answer is None or first >= last:
+            return []
+        per_chunk = len(answer.refs) // answer.states.count(_READY)
+        begin = answer.states.count(_READY, 0, first) * per_chunk
+        return [answer.refs[at : at + per_chunk] for at in range(begin, begin + (last - first) * per_chunk, per_chunk)]
+
+    def hash_of(self, chunk: int) -> bytes:
+        """Hash by which a chunk was asked for."""
+        return self.hashes[chunk * HASH_BYTES : (chunk + 1) * HASH_BYTES]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A hit that was promised: tokens `local..end` from chunks `first..last` of the lookup's answer."""
+
+    lookup: Lookup
+    local: int
+    end: int
+    first: int
+    last: int
+
+    @property
+    def tokens(self) -> int:
+        """Tokens beyond what the engine holds itself."""
+        return self.end - self.local
+
+
+@dataclass(frozen=True)
+class Worth:
+    """What an answer is worth: tokens readable now, and tokens readable once what is pending has landed."""
+
+    ready: Plan
+    pending_end: int
+
+
+def weigh(lookup: Lookup, local: int, limit: int) -> Worth:
+    """The longest hits behind `local` tokens, up to `limit`.
+
+    "Contiguous" starts at the local boundary. Where a group keeps only a window, a hit ends where that window is
+    there too, and one token before the request's end.
+
+    Args:
+        limit: tokens of the request, or fewer where the caller caps the load; a multiple of the scheduler's block, or
+        the end.
+    """
+    geometry = lookup.geometry
+    answer = lookup.answer
+    first = local // geometry.chunk
+    if answer is None or local >= lookup.chunks.tokens:
+        return Worth(Plan(lookup, local, local, first, first), local)
+    states = answer.states[first:]
+    ready = first + len(states) - len(states.lstrip(_READY))
+    pending = first + len(states) - len(states.lstrip(_READY_OR_PENDING))
+    if geometry.has_windows:
+        limit = min(limit, lookup.num_tokens - 1)
+        while ready > first and (lookup.end_of(ready) > limit or not _windows_there(lookup, local, first, ready)):
+            ready -= 1
+        while pending > ready and lookup.end_of(pending) > limit:
+            pending -= 1
+    end = max(local, min(lookup.end_of(ready), limit))
+    last = ready
+    while last > first and lookup.end_of(last - 1) >= end:
+        last -= 1
+    return Worth(Plan(lookup, local, end, first, last), max(end, min(lookup.end_of(pending), limit)))
+
+
+def _windows_there(lookup: Lookup, local: int, first: int, last: int) -> bool:
+    """Whether chunks `first..last` hold every window group as far back from their end as its attention looks."""
+    end = lookup.end_of(last)
+    refs = lookup.refs_of(first, last)
+    section = 0
+    for group in lookup.geometry.groups:
+        count = group.shards
+        if group.window_tokens:
+            begin = max(local, (end - group.window_tokens) // group.block_tokens * group.block_tokens)
+            for chunk in range(last - 1, first - 1, -1):
+                if lookup.end_of(chunk + 1) <= begin:
+                    break
+                slots = np.frombuffer(refs[chunk - first], dtype="<u4").reshape(-1, 4)[section : section + count, 0]
+                if len(slots) != count or (slots == NO_SLOT).any():
+                    return False
+        section += count
+    return True
+
+
+def tier_tokens(plan: Plan) -> dict[str, int]:
+    """Tokens of a plan by the name of the tier that they come from; they add up to `plan.tokens`."""
+    lookup, answer = plan.lookup, plan.lookup.answer
+    tokens: dict[str, int] = {}
+    begin = plan.local
+    for chunk in range(plan.first, plan.last):
+        end = min(plan.end, lookup.end_of(chunk + 1))
+        tiers = answer.tiers if answer is not None else b""
+        name = TIERS.get(tiers[chunk], "memory") if chunk < len(tiers) else "memory"
+        if end > begin:
+            tokens[name] = tokens.get(name, 0) + end - begin
+        begin = max(begin, end)
+    return tokens
+
+
+class Patience:
+    """How long the engine thread may wait for answers: per request, per step, and not at all while the breaker is open.
+
+    The breaker opens after three waits in a row that brought nothing, for 1 s and twice as long each time up to 30 s.
+    """
+
+    _MISSES = 3
+    _OPEN_FIRST_S = 1.0
+    _OPEN_LAST_S = 30.0
+
+    def __init__(self) -> None:
+        self._spent_s = 0.0
+        self._misses = 0
+        self._open_s = self._OPEN_FIRST_S
+        self._open_until_s = 0.0
+
+    def new_step(self) -> None:
+        """A `schedule()` has ended."""
+        self._spent_s = 0.0
+
+    def wait(self, lookup: Lookup, per_request_s: float, per_step_s: float) -> bool:
+        """One bounded wait for a lookup's first answer. Call without any lock."""
+        if lookup.answered:
+            return True
+        begun = time.monotonic()
+        allowed = min(per_request_s, per_step_s - self._spent_s)
+        if allowed <= 0 or begun < self._open_until_s:
+            return False
+        answered = lookup.wait(allowed)
+        self._spent_s += time.monotonic() - begun
+        if answered:
+            self._misses = 0
+            self._open_s = self._OPEN_FIRST_S
+        else:
+            self._misses += 1
+            if self._misses >= self._MISSES:
+                self._open_until_s = time.monotonic() + self._open_s
+                self._open_s = min(2 * self._open_s, self._OPEN_LAST_S)
+        return answered

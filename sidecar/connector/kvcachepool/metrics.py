@@ -1,0 +1,201 @@
+"""What the connector counts: REPORTs to the sidecar, vLLM's stats and KV events.
+
+Requested tokens are counted once per request, at its admission, together with what they were: hits by tier and misses
+by reason. So requested = hits + misses in every REPORT.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, deque
+from collections.abc import Iterable
+from typing import Any
+
+from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVCacheEvent
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
+
+from .keys import HASH_BYTES
+from .messages import Event, EventsReply, Report
+
+_MAX_EVENTS = 10_000
+_LOG_NAMES = {"hit": "Cached tokens loaded", "miss": "Tokens not in the pool", "failed": "Tokens whose load failed"}
+
+
+class CacheStats(KVConnectorStats):
+    """vLLM's view of the same numbers: flat counts that add up over ranks and intervals."""
+
+    def reset(self) -> None:
+        """Forgets the interval."""
+        self.data: dict[str, Any] = {}
+
+    def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
+        """Adds another interval, or another rank."""
+        for name, value in other.data.items():
+            self.data[name] = self.data.get(name, 0) + value
+        return self
+
+    def reduce(self) -> dict[str, int | float]:
+        """What vLLM writes into its log line."""
+        return {_LOG_NAMES.get(name, name): value for name, value in self.data.items()}
+
+    def is_empty(self) -> bool:
+        """Nothing happened in the interval."""
+        return not self.data
+
+
+class Counters:
+    """Increments since the last REPORT, and since vLLM last asked. Any thread may add."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._report = Report()
+        self._stats: Counter[str] = Counter()
+        #: Set while there is something to report.
+        self.dirty = threading.Event()
+
+    def event(self, name: str, count: int = 1) -> None:
+        """Counts a skip, drop or refusal by name."""
+        with self._lock:
+            self._report.events[name] = self._report.events.get(name, 0) + count
+        self.dirty.set()
+
+    def admitted(self, requested: int, hits: dict[str, int], misses: Iterable[tuple[str, int]]) -> None:
+        """Counts one request. What `hits` and `misses` leave of `requested` is a miss by reason `absent`.
+
+        Args:
+            requested: prompt tokens that the engine did not hold itself.
+            hits: of them, tokens that will be loaded, by tier.
+            misses: of them, tokens that were not looked up, or not taken, by reason.
+        """
+        left = requested
+        with self._lock:
+            report = self._report
+            report.requested_tokens += requested
+            for tier, tokens in hits.items():
+                tokens = min(tokens, left)
+                left -= tokens
+                _add(report.hit_tokens, tier, tokens)
+                self._stats["hit"] += tokens
+            for reason, tokens in misses:
+                tokens = min(tokens, left)
+                left -= tokens
+                _add(report.miss_tokens, reason, tokens)
+                self._stats["miss"] += tokens
+            _add(report.miss_tokens, "absent", left)
+            self._stats["miss"] += left
+        self.dirty.set()
+
+    def load_failed(self, tokens: int) -> None:
+        """Counts tokens whose load failed after admission; they stay counted as hits."""
+        with self._lock:
+            self._report.load_failed_tokens += tokens
+            self._stats["failed"] += tokens
+        self.dirty.set()
+
+    def take_report(self) -> Report:
+        """The increments since the last call."""
+        self.dirty.clear()
+        with self._lock:
+            report, self._report = self._report, Report()
+        return report
+
+    def put_back(self, report: Report) -> None:
+        """A REPORT could not be sent: its increments go with the next one."""
+        with self._lock:
+            now = self._report
+            now.requested_tokens += report.requested_tokens
+            now.load_failed_tokens += report.load_failed_tokens
+            for mine, theirs in (
+                (now.hit_tokens, report.hit_tokens),
+                (now.miss_tokens, report.miss_tokens),
+                (now.events, report.events),
+            ):
+                for name, count in theirs.items():
+                    _add(mine, name, count)
+
+    def take_stats(self) -> CacheStats | None:
+        """vLLM's stats since the last call, None where nothing happened."""
+        with self._lock:
+            if not self._stats:
+                return None
+            data = {name: count for name, count in self._stats.items() if count}
+            self._stats.clear()
+        return CacheStats(data=data) if data else None
+
+
+def _add(counts: dict[str, int], name: str, tokens: int) -> None:
+    if tokens > 0:
+        counts[name] = counts.get(name, 0) + tokens
+
+
+def hit_sources(tiers: dict[str, int], tokens: int) -> dict[Any, int]:
+    """vLLM's hit sources of a load of `tokens` tokens, by what our tiers are to it: host memory, disk, elsewhere."""
+    from vllm.v1.metrics.cache_hit_source import CacheHitSource
+
+    names = {"memory": CacheHitSource.HOST, "disk": CacheHitSource.DISK}
+    sources: dict[Any, int] = {}
+    left = tokens
+    for tier, count in tiers.items():
+        source = names.get(tier, CacheHitSource.EXTERNAL_UNSPECIFIED)
+        count = min(count, left)
+        left -= count
+        if count:
+            sources[source] = sources.get(source, 0) + count
+    if left:
+        unknown = CacheHitSource.EXTERNAL_UNSPECIFIED
+        sources[unknown] = sources.get(unknown, 0) + left
+    return sources
+
+
+class EventFeed:
+    """What the pool stored and removed, as vLLM's KV events. Filled by the reader thread, emptied by the engine's."""
+
+    def __init__(self) -> None:
+        self._events: deque[KVCacheEvent] = deque(maxlen=_MAX_EVENTS)
+        self.cursor = 0
+
+    def add(self, reply: EventsReply, hash_block: int) -> None:
+        """Takes one answer to EVENTS; `hash_block`: tokens of a hash block."""
+        self.cursor = reply.cursor
+        if reply.lost:
+            self._events.append(AllBlocksCleared())
+        for event in reply.events:
+            translated = _translate(event, hash_block)
+            if translated is not None:
+                self._events.append(translated)
+
+    def take(self) -> list[KVCacheEvent]:
+        """All events since the last call, in order."""
+        taken = []
+        while self._events:
+            taken.append(self._events.popleft())
+        return taken
+
+
+def _translate(event: Event, hash_block: int) -> KVCacheEvent | None:
+    from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
+
+    if event.kind == "cleared":
+        return AllBlocksCleared()
+    packed = event.block_hashes
+    hashes: list[Any] = [
+        maybe_convert_block_hash(packed[at : at + HASH_BYTES])
+        for at in range(0, len(packed) - HASH_BYTES + 1, HASH_BYTES)
+    ]
+    if not hashes:
+        return None
+    medium = "CPU" if event.tier == "memory" else "STORAGE"
+    if event.kind == "stored":
+        parent: Any = maybe_convert_block_hash(event.parent) if event.parent else None
+        return BlockStored(
+            block_hashes=hashes,
+            parent_block_hash=parent,
+            token_ids=[],
+            block_size=hash_block,
+            lora_id=None,
+            medium=medium,
+            lora_name=None,
+        )
+    if event.kind == "removed":
+        return BlockRemoved(block_hashes=hashes, medium=medium)
+    return None

@@ -1,0 +1,155 @@
+"""The general plugin: gives every vLLM engine that can be served our connector, without a launch argument.
+
+`register` runs in each process of vLLM before any config is built. It wraps `EngineArgs.create_engine_config`,
+through which all entry points go. Whatever is wrong becomes a named "cache off" that the sidecar is told; nothing
+here raises into vLLM.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import sys
+from typing import Any
+
+from . import place
+from .client import say_off
+from .preflight import CONNECTOR, MODULE, arguments_refusal, model_refusal, own_config
+
+logger = logging.getLogger("kvcachepool")
+
+_MARK = "_kvcachepool_original"
+
+
+def register() -> None:
+    """Entry point `vllm.general_plugins`."""
+    try:
+        from vllm.engine.arg_utils import EngineArgs
+
+        if not hasattr(EngineArgs, _MARK):
+            original = EngineArgs.create_engine_config
+            setattr(EngineArgs, _MARK, original)
+            EngineArgs.create_engine_config = _wrapped(original)
+    except Exception:
+        logger.exception("the KV cache pool's plugin could not hook into vLLM")
+
+
+def _wrapped(original: Any) -> Any:
+    @functools.wraps(original)
+    def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
+        given = self.kv_transfer_config
+        try:
+            chosen, reason = _choose(self)
+        except Exception as error:
+            logger.exception("the KV cache pool's checks failed")
+            chosen, reason = None, f"PluginFailed/{type(error).__name__}"
+        if chosen is None:
+            if reason:
+                tell_off(reason)
+            return original(self, *args, **kwargs)
+        self.kv_transfer_config = chosen
+        try:
+            config = original(self, *args, **kwargs)
+            reason = model_refusal(config)
+        except Exception as error:
+            config, reason = None, f"RefusedByVllm/{type(error).__name__}"
+            logger.warning("vLLM refuses the KV cache connector here: %s", error)
+        if not reason:
+            logger.info("KV cache pool: connector set, sidecar at %s", place.socket_path())
+            return config
+        self.kv_transfer_config = given
+        config = original(self, *args, **kwargs)  # an error of the user's own comes up here, as without this plugin
+        tell_off(reason)
+        return config
+
+    return create_engine_config
+
+
+def _choose(args: Any) -> tuple[Any, str | None]:
+    """(config to set, None) or (None, why not); (None, None) where the user's own config names our connector."""
+    existing = str(place.settings().get("existingConnector", "Refuse"))
+    reason = arguments_refusal(args, existing)
+    if reason:
+        return None, reason
+    given = args.kv_transfer_config
+    if own_config(given):
+        return None, None
+    from vllm.config import KVTransferConfig
+
+    if getattr(given, "kv_connector", None) is None:
+        return KVTransferConfig(**_ours()), None
+    return KVTransferConfig(**composed(given)), None
+
+
+def _ours() -> dict[str, Any]:
+    return {
+        "kv_connector": CONNECTOR,
+        "kv_connector_module_path": MODULE,
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
+    }
+
+
+def composed(given: Any) -> dict[str, Any]:
+    """A MultiConnector of the user's P/D transports, first, and ours. Loads that fail are recomputed, also theirs."""
+    if given.kv_connector == "MultiConnector":
+        children = list(given.kv_connector_extra_config["connectors"])
+    else:
+        child = {
+            "kv_connector": given.kv_connector,
+            "kv_role": given.kv_role,
+            "kv_buffer_device": given.kv_buffer_device,
+            "kv_port": given.kv_port,
+            "kv_connector_extra_config": given.kv_connector_extra_config,
+        }
+        for optional in ("kv_ip", "kv_connector_module_path"):
+            if getattr(given, optional, None):
+                child[optional] = getattr(given, optional)
+        children = [child]
+    return {
+        "kv_connector": "MultiConnector",
+        "kv_role": given.kv_role,
+        "engine_id": given.engine_id,
+        "kv_buffer_device": given.kv_buffer_device,
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {"connectors": [*children, _ours()]},
+    }
+
+
+def tell_off(reason: str) -> None:
+    """Says why there is no cache: to the log, and to the sidecar, in the background for 60 s."""
+    logger.warning("the KV cache pool is off in this vLLM: %s", reason)
+    try:
+        import vllm
+
+        say_off(place.socket_path(), reason, str(getattr(vllm, "__version__", "")))
+    except Exception:
+        logger.exception("the sidecar could not be told")
+
+
+def watch_arrivals() -> None:
+    """Wraps `EngineCore.preprocess_add_request`: a request's hashes are complete there, before its step."""
+    core = sys.modules.get("vllm.v1.engine.core")
+    engine_core: Any = getattr(core, "EngineCore", None)
+    original = getattr(engine_core, "preprocess_add_request", None)
+    if original is None or hasattr(engine_core, _MARK):
+        return
+    setattr(engine_core, _MARK, original)
+
+    @functools.wraps(original)
+    def preprocess_add_request(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, *args, **kwargs)
+        try:
+            for connector in _connectors(self.scheduler.get_kv_connector()):
+                connector.arrive(result[0])
+        except Exception:
+            logger.debug("no early lookup", exc_info=True)
+        return result
+
+    engine_core.preprocess_add_request = preprocess_add_request
+
+
+def _connectors(connector: Any) -> list[Any]:
+    """Ours among the engine's connectors."""
+    children = getattr(connector, "_connectors", None)
+    return [one for one in (children if children is not None else [connector]) if hasattr(one, "arrive")]

@@ -1,0 +1,140 @@
+"""Everything that could make vLLM fail with a connector, checked before it is given one. Each check has a name.
+
+Reasons are what status and metrics of the sidecar show; docs/troubleshooting explains each.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+CONNECTOR = "KVCachePoolConnector"
+MODULE = "kvcachepool.connector"
+
+#: Hooks that the connector needs on vLLM's base class; all are there since 0.30.
+REQUIRED_HOOKS = (
+    "get_transfer_results",
+    "has_pending_push_work",
+    "on_new_request",
+    "bind_kv_cache_manager",
+    "reset_cache",
+)
+
+#: Connectors that hand KV from prefill to decode and keep none: ours can stand beside them in a MultiConnector.
+TRANSPORTS = frozenset(
+    {
+        "NixlConnector",
+        "NixlPullConnector",
+        "NixlPushConnector",
+        "MooncakeConnector",
+        "MoRIIOConnector",
+        "P2pNcclConnector",
+    }
+)
+
+
+def version_refusal() -> str | None:
+    """`VllmTooOld` where the base class lacks a hook that correctness needs."""
+    try:
+        from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
+    except ImportError:
+        return "VllmTooOld"
+    return None if all(hasattr(KVConnectorBase_V1, hook) for hook in REQUIRED_HOOKS) else "VllmTooOld"
+
+
+def arguments_refusal(args: Any, existing: str, environ: Any = os.environ) -> str | None:
+    """Why this `EngineArgs` gets no connector, None where it does.
+
+    Args:
+        existing: what to do where the user set a connector, `Refuse` or `Compose`.
+    """
+    if environ.get("KVCACHEPOOL_DISABLE", "") not in ("", "0"):
+        return "Disabled"
+    refusal = version_refusal()
+    if refusal:
+        return refusal
+    if getattr(args, "kv_offloading_size", None) is not None:
+        return "KvOffloadingSize"
+    if str(getattr(args, "prefix_caching_hash_algo", "") or "").startswith("xxhash"):
+        return "HashAlgorithmRefused"
+    if int(getattr(args, "nnodes", 1) or 1) > 1:
+        return "MultiNodeUnsupported"
+    if _expandable_segments(args, environ):
+        return "ExpandableSegments"
+    return connector_refusal(getattr(args, "kv_transfer_config", None), existing)
+
+
+def _expandable_segments(args: Any, environ: Any) -> bool:
+    """vLLM refuses any connector with these, unless its own allocator holds the KV cache."""
+    if getattr(args, "enable_sleep_mode", False) or getattr(args, "enable_cumem_allocator", False):
+        return False
+    return any(
+        "expandable_segments:True" in environ.get(name, "")
+        for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+    )
+
+
+def connector_refusal(config: Any, existing: str) -> str | None:
+    """Whether a connector of the user's stands in the way."""
+    name = getattr(config, "kv_connector", None)
+    if name is None:
+        return None
+    names = _connector_names(config)
+    if CONNECTOR in names:
+        return None
+    if existing == "Compose" and names and all(one in TRANSPORTS for one in names):
+        return None
+    return f"ExistingConnector/{name}"
+
+
+def _connector_names(config: Any) -> list[str]:
+    if config.kv_connector != "MultiConnector":
+        return [config.kv_connector]
+    children = (config.kv_connector_extra_config or {}).get("connectors") or []
+    return [str(child.get("kv_connector")) for child in children]
+
+
+def own_config(config: Any) -> bool:
+    """The user named our connector himself: nothing is to be set."""
+    return getattr(config, "kv_connector", None) is not None and CONNECTOR in _connector_names(config)
+
+
+def model_refusal(vllm_config: Any) -> str | None:
+    """What only the finished config shows: models that no connector, or not ours, can serve."""
+    model = getattr(vllm_config, "model_config", None)
+    if model is None:
+        return None
+    if getattr(model, "is_encoder_decoder", False):
+        return "EncoderDecoder"
+    if getattr(model, "is_attention_free", False):
+        return "NoKvCache"
+    if getattr(model, "is_hybrid", False) or getattr(model, "has_inner_state", False):
+        return "KvGroupUnsupported/Mamba"
+    parallel = vllm_config.parallel_config
+    if int(getattr(parallel, "nnodes", 1) or 1) > 1:
+        return "MultiNodeUnsupported"
+    if int(getattr(parallel, "prefill_context_parallel_size", 1) or 1) > 1:
+        return "PrefillContextParallelUnsupported"
+    return None
+
+
+def transfer_refusal(config: Any) -> str | None:
+    """What a `--kv-transfer-config` of the user's must say for our connector to be on."""
+    if getattr(config, "kv_role", None) != "kv_both":
+        return "KvRoleNotBoth"
+    if getattr(config, "kv_load_failure_policy", "fail") != "recompute":
+        return "LoadFailurePolicyNotRecompute"
+    return None
+
+
+def layout_wish(vllm_config: Any) -> str | None:
+    """Block-major on GPUs, where vLLM knows that layout."""
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cuda_alike():
+        return None
+    try:
+        from vllm.v1.kv_cache_layout import KVCacheLayout
+    except ImportError:
+        return None
+    return "BLHNC" if "BLHNC" in KVCacheLayout.__members__ else None

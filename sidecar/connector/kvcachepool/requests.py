@@ -1,0 +1,123 @@
+"""What the scheduler side remembers of one request."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from .controls import Controls
+from .messages import CHUNK_READY
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+    from .lookups import Lookup, Plan
+
+#: States of a chunk on its way into the cache.
+TODO, ASKED, DONE = 0, 1, 2
+NEVER = math.inf
+
+
+class RequestState:
+    """One request from its arrival to its end. Everything here is guarded by the scheduler side's lock.
+
+    request: vLLM's object. From the input thread until `on_new_request` attached it: what was preprocessed.
+    namespace: id of who may share, None where the request is not cached (`refusal` says why) or that is not known yet.
+    first_poll_s, deadline_s: monotonic times of its first poll, and of the end of its `loadTimeout`; 0 before.
+    lookup: the PROBE that polls read. asked: a newer one, whose answer will replace it.
+    plan: what the last poll promised. missed: why it did not promise more.
+    loading: its load was promised and not reported yet; until then no byte of it is known to be there.
+    holds_blocks: vLLM has allocated blocks for it. stale: these are from before `reset_cache`, and are not stored.
+    counted: its admission was counted.
+    decode: what it generates is stored too.
+    """
+
+    __slots__ = (
+        "asked",
+        "attached",
+        "controls",
+        "counted",
+        "created_s",
+        "deadline_s",
+        "decode",
+        "drops",
+        "failed",
+        "first_poll_s",
+        "hit_tiers",
+        "holds_blocks",
+        "loading",
+        "local",
+        "lookup",
+        "missed",
+        "namespace",
+        "next_end",
+        "plan",
+        "prompt_tokens",
+        "refusal",
+        "request",
+        "retry_s",
+        "stale",
+        "statuses",
+        "tail_status",
+    )
+
+    def __init__(self, request: Request, controls: Controls, now_s: float) -> None:
+        self.request: Any = request
+        self.attached = False
+        self.created_s = now_s
+        self.controls = controls
+        self.namespace: bytes | None = None
+        self.refusal = ""
+        self.local = 0
+        self.first_poll_s = 0.0
+        self.deadline_s = 0.0
+        self.lookup: Lookup | None = None
+        self.asked: Lookup | None = None
+        self.plan: Plan | None = None
+        self.missed: tuple[tuple[str, float], ...] = ()
+        self.hit_tiers: dict[str, int] = {}
+        self.loading = False
+        self.failed = False
+        self.counted = False
+        self.holds_blocks = False
+        self.stale = False
+        self.decode = False
+        self.prompt_tokens: int = request.num_prompt_tokens
+        self.forget_stores()
+
+    def forget_stores(self) -> None:
+        """Nothing of the request is known to be stored: after a new geometry or namespace."""
+        self.statuses = bytearray()
+        self.tail_status = TODO
+        self.retry_s = 0.0
+        self.drops = 0
+        #: Token at which the next chunk is complete; no work for the request before it is scheduled.
+        self.next_end: float = 0
+
+    def new_prompt(self, prompt_tokens: int) -> None:
+        """A streaming session has got more input: full chunks stay as they are, the tail is another one."""
+        self.prompt_tokens = prompt_tokens
+        self.tail_status = TODO
+        self.next_end = 0
+
+    def mark_present(self, states: bytes, full: int) -> None:
+        """Takes an answer to PROBE: one `CHUNK_*` per chunk, of which the first `full` are full ones."""
+        if len(self.statuses) < full:
+            self.statuses.extend(bytes(full - len(self.statuses)))
+        for index in range(full):
+            if states[index] == CHUNK_READY and self.statuses[index] == TODO:
+                self.statuses[index] = DONE
+
+    def store_limits(self) -> tuple[int, int]:
+        """(tokens of which full chunks may be stored, tokens of the prompt that may be stored)."""
+        controls = self.controls
+        prompt = max(0, self.request.num_prompt_tokens - controls.skip_last_tokens)
+        limit = self.request.num_tokens if self.decode and not controls.skip_last_tokens else prompt
+        if controls.max_offload_tokens is not None:
+            limit, prompt = min(limit, controls.max_offload_tokens), min(prompt, controls.max_offload_tokens)
+        return limit, prompt
+
+    def first_poll(self, now_s: float, load_timeout_s: float) -> None:
+        """Starts the request's time for a load."""
+        self.first_poll_s = now_s
+        self.deadline_s = now_s + load_timeout_s

@@ -1,0 +1,597 @@
+"""The scheduler side: what vLLM's scheduler is told about the cache, and what is done for it.
+
+Threads: the engine's (all hooks), the input thread (`arrive`: the early PROBE), the client's reader (answers, HELLO),
+one that sends REPORTs. One lock guards all state; it is never held while waiting. Block pool calls happen on the
+engine thread only.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from . import keys
+from .client import Client, Held, Reply
+from .controls import Uncacheable, namespace, parse_controls
+from .fingerprint import AdapterHashes
+from .jobs import Ended, StepMetadata, WorkerReport
+from .keys import Chunks, Geometry
+from .loads import Loads
+from .lookups import RENEW_AFTER_S, STALE_AFTER_S, Lookup, Patience, Plan, weigh
+from .messages import Events, EventsReply, HelloReply, Probe, Register, Release
+from .metrics import CacheStats, Counters, EventFeed, hit_sources
+from .requests import RequestState
+from .stores import MAX_CHUNKS_PER_STEP, Stores
+from .wire import Op
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.outputs import KVConnectorOutput
+    from vllm.v1.request import Request
+
+logger = logging.getLogger("kvcachepool")
+
+_NOTHING: tuple[int, bool] = (0, False)
+_ASK_AGAIN: tuple[None, bool] = (None, False)
+#: A preprocessed request that vLLM never added is forgotten after this.
+_ORPHAN_S = 60.0
+_EVENTS_WAIT_MS = 10_000
+_REPORT_EVERY_S = 0.2
+
+
+class Scheduler:
+    """One per EngineCore. `start` connects; before HELLO's answer every lookup is a miss by reason `unconnected`."""
+
+    def __init__(
+        self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, socket_path: str, engine_version: str
+    ) -> None:
+        """Raises `layout.Unserved` where a KV group cannot be served."""
+        self._config = vllm_config
+        self._kv_cache_config = kv_cache_config
+        self._lock = threading.RLock()
+        self._algorithm = str(vllm_config.cache_config.prefix_caching_hash_algo)
+        transfer = vllm_config.kv_transfer_config
+        instance = str((transfer.engine_id if transfer is not None else None) or "")
+        self._client = Client("scheduler", instance, 0, engine_version, socket_path, self)
+        self._world = int(vllm_config.parallel_config.world_size)
+        self._geometry = keys.geometry(vllm_config, kv_cache_config, self._client.settings.chunk_tokens)
+        self._counters = Counters()
+        self._patience = Patience()
+        job_ids = itertools.count(1)
+        self._loads = Loads(self._client, job_ids)
+        self._stores = Stores(self._client, self._lock, self._counters, self._world, job_ids)
+        self._adapters = AdapterHashes()
+        self._states: dict[str, RequestState] = {}
+        self._release: list[str] = []
+        self._epoch = ""
+        self._registered_on = 0  # connection that REGISTER went out on
+        self._swept_s = time.monotonic()
+        self._pool: Any = None
+        events = vllm_config.kv_events_config
+        self._feed = EventFeed() if events is not None and events.enable_kv_cache_events else None
+        self._stop = threading.Event()
+
+    def start(self) -> None:
+        """Connects in the background."""
+        self._client.start()
+        threading.Thread(target=self._report, name="kvcachepool-report", daemon=True).start()
+
+    def bind(self, manager: KVCacheManager) -> None:
+        """Takes vLLM's block tables and block pool."""
+        with self._lock:
+            self._pool = manager.block_pool
+            self._stores.bind(manager)
+
+    @property
+    def counters(self) -> Counters:
+        """What is counted, for hooks that fail outside of this class."""
+        return self._counters
+
+    # -- arrival
+
+    def arrive(self, request: Request) -> None:
+        """The early PROBE, from the input thread or the engine's; a request that is known already keeps its state."""
+        with self._lock:
+            if request.request_id not in self._states:
+                state = self._add(request)
+                if self._why_not(state) is None:
+                    self._probe(state, self._held_locally(state))
+
+    def on_new_request(self, request: Request) -> None:
+        """vLLM's scheduler has added a request."""
+        self.arrive(request)
+        with self._lock:
+            state = self._states[request.request_id]
+            state.request = request
+            state.attached = True
+
+    def _add(self, request: Request) -> RequestState:
+        state = RequestState(request, parse_controls(getattr(request, "kv_transfer_params", None)), time.monotonic())
+        state.decode = self._client.settings.save == "PromptAndDecode"
+        for name in state.controls.ignored:
+            self._counters.event(f"parameterIgnored/{name}")
+        self._states[request.request_id] = state
+        self._name(state)
+        return state
+
+    def _name(self, state: RequestState) -> None:
+        """Gives the request its namespace, or the reason why it is not cached."""
+        try:
+            state.namespace = namespace(state.request, state.controls, self._epoch, self._adapters.get)
+            state.refusal = ""
+        except Uncacheable as reason:
+            state.namespace = None
+            state.refusal = str(reason)
+
+    def _held_locally(self, state: RequestState) -> int | None:
+        """A hint of what the engine holds itself: tokens, found by galloping over its prefix cache; None = unknown."""
+        pool = self._pool
+        if pool is None or not getattr(pool, "enable_caching", False) or len(self._geometry.groups) != 1:
+            return None
+        hashes = state.request.block_hashes
+        low, high = 0, 1
+        while high <= len(hashes) and pool.get_cached_block(hashes[high - 1], [0]):
+            low, high = high, high * 2
+        high = min(high, len(hashes) + 1)
+        while high - low > 1:
+            middle = (low + high) // 2
+            if pool.get_cached_block(hashes[middle - 1], [0]):
+                low = middle
+            else:
+                high = middle
+        tokens = low * self._geometry.hash_block
+        return tokens - tokens % self._geometry.scheduler_block
+
+    # -- PROBE
+
+    def _why_not(self, state: RequestState) -> str | None:
+        """Why this request cannot load anything now; None = it can."""
+        if state.failed:
+            return "failedBefore"
+        if state.request.skip_reading_prefix_cache:
+            return "skipReadingPrefixCache"
+        if state.namespace is None:
+            self._name(state)
+            if state.namespace is None:
+                return state.refusal
+        if state.request.num_tokens < max(self._geometry.scheduler_block, self._client.settings.min_load_tokens):
+            return "short"
+        if not self._registered():
+            return "unconnected"
+        return None
+
+    def _registered(self) -> bool:
+        """Whether PROBEs and GRANTs are behind a REGISTER on this connection; sends it where it is time."""
+        client = self._client
+        if not client.connected:
+            return False
+        if self._registered_on == client.connection:
+            return True
+        hashing = keys.hashing(self._algorithm, self._geometry.hash_block)
+        if hashing is None:
+            return False
+        body = Register(
+            world=self._world,
+            local_world=int(getattr(self._config.parallel_config, "local_world_size", 0) or self._world),
+            scheduler_block_tokens=self._geometry.scheduler_block,
+            chunk_tokens=self._geometry.chunk,
+            hashing=hashing,
+        )
+        if client.ask(Op.REGISTER, body, self._on_registered) is None:
+            return False
+        self._registered_on = client.connection
+        if self._feed is not None:
+            self._ask_events(client.connection)
+        return True
+
+    def _on_registered(self, reply: Reply) -> None:
+        if reply.error is not None:
+            self._counters.event(f"registerRefused/{reply.error.code}")
+            logger.warning("the sidecar refused this engine: %s: %s", reply.error.code, reply.error.message)
+
+    def _probe(self, state: RequestState, local: int | None) -> None:
+        """Sends a PROBE; its answer will replace that of the request's earlier one."""
+        request = state.request
+        chunks = Chunks(self._geometry, request.num_tokens)
+        if request.num_tokens > request.num_prompt_tokens:
+            prompt = Chunks(self._geometry, request.num_prompt_tokens)
+            if prompt.full == chunks.full:
+                chunks = prompt
+        try:
+            hashes = keys.packed_hashes(self._geometry, chunks, request.block_hashes)
+        except IndexError:
+            self._counters.event("hashesMissing")
+            return
+        if not hashes or len(hashes) != len(chunks) * keys.HASH_BYTES:
+            return
+        lookup = Lookup(self._geometry, chunks, hashes, request.num_tokens, local, self._client.connection, self._epoch)
+        now_s = time.monotonic()
+        budget_s = state.deadline_s - now_s if state.deadline_s else self._client.settings.load_timeout_ms / 1000
+        body = Probe(
+            request=request.request_id,
+            hashes=hashes,
+            namespace=state.namespace or b"",
+            tail_tokens=chunks.tail_tokens,
+            local_tokens=local,
+            budget_ms=max(1, int(budget_s * 1000)),
+            max_load_tokens=state.controls.max_load_tokens,
+        )
+        lookup.tag = self._client.ask(Op.PROBE, body, lookup.on_reply)
+        if lookup.tag is None:
+            return
+        if state.asked is not None and state.asked.tag is not None:
+            self._client.drop(state.asked.tag)
+        state.asked = lookup
+
+    def _usable(self, state: RequestState, now_s: float) -> Lookup | None:
+        """The request's lookup, unless it is of another connection, epoch or prompt, or too old."""
+        asked = state.asked
+        if asked is not None and (asked.answered or state.lookup is None or not self._fits(state, state.lookup, now_s)):
+            state.lookup, state.asked = asked, None
+        lookup = state.lookup
+        return lookup if lookup is not None and self._fits(state, lookup, now_s) else None
+
+    def _fits(self, state: RequestState, lookup: Lookup, now_s: float) -> bool:
+        return not (
+            lookup.tag is None
+            or lookup.connection != self._client.connection
+            or lookup.epoch != self._epoch
+            or lookup.geometry is not self._geometry
+            or now_s - (lookup.arrived_s or lookup.sent_s) > STALE_AFTER_S
+            or not lookup.matches(state.request.block_hashes, state.request.num_tokens)
+        )
+
+    # -- vLLM asks
+
+    def matched_tokens(self, request: Request, local: int) -> tuple[int | None, bool]:
+        """Tokens beyond `local` that will be loaded asynchronously; None = ask again."""
+        with self._lock:
+            state = self._states.get(request.request_id) or self._add(request)
+            state.local = local
+            state.plan = None
+            why = self._why_not(state)
+            if why is not None:
+                state.missed = ((why, math.inf),)
+                return _NOTHING
+            now_s = time.monotonic()
+            lookup = self._usable(state, now_s)
+            if lookup is None:
+                self._probe(state, local)
+                lookup = self._usable(state, now_s)
+                state.first_poll_s = 0.0
+            if lookup is None:
+                state.missed = (("unconnected", math.inf),)
+                return _NOTHING
+            first = not state.first_poll_s
+            if first:
+                state.first_poll(now_s, self._client.settings.load_timeout_ms / 1000)
+            settings = self._client.settings
+        if first and not lookup.answered:
+            self._patience.wait(lookup, settings.first_poll_wait_us / 1e6, settings.step_wait_us / 1e6)
+        with self._lock:
+            return self._decide(state, lookup, local, first)
+
+    def _decide(self, state: RequestState, lookup: Lookup, local: int, first: bool) -> tuple[int | None, bool]:
+        answer = lookup.answer
+        if answer is None:
+            reason = (lookup.error or "refused") if lookup.answered else "unanswered"
+            state.missed = ((reason, math.inf),)
+            return _NOTHING
+        if lookup.error:
+            state.missed = ((lookup.error, math.inf),)
+            return _NOTHING
+        worth = weigh(lookup, local, self._load_limit(state, local))
+        plan, settings, now_s = worth.ready, self._client.settings, time.monotonic()
+        left_ms = (state.deadline_s - now_s) * 1000
+        in_time = left_ms > 0 and answer.pending_ms <= left_ms
+        longer = worth.pending_end > plan.end and worth.pending_end - local >= settings.min_load_tokens
+        if longer and first and (lookup.local is None or lookup.local > local):
+            self._probe(state, local)  # the early PROBE fetched nothing, or not enough
+            return _ASK_AGAIN if in_time else self._take(state, plan)
+        if longer and in_time and (not lookup.final or state.asked is not None):
+            self._renew(state, lookup, local, now_s)
+            return _ASK_AGAIN
+        if plan.tokens and left_ms > 0 and self._loads.under_way(state, lookup.hash_of(plan.first)):
+            self._renew(state, lookup, local, now_s)
+            return _ASK_AGAIN
+        self._renew(state, lookup, local, now_s)
+        return self._take(state, plan)
+
+    def _take(self, state: RequestState, plan: Plan) -> tuple[int, bool]:
+        if plan.tokens <= 0:
+            state.missed = ()
+            return _NOTHING
+        if plan.tokens < self._client.settings.min_load_tokens:
+            state.missed = (("minLoadTokens", plan.tokens),)
+            return _NOTHING
+        state.plan = plan
+        state.missed = ()
+        return plan.tokens, True
+
+    def _renew(self, state: RequestState, lookup: Lookup, local: int, now_s: float) -> None:
+        """Soft pins expire: a request that still waits asks again in the background, and goes on with what it knows."""
+        if state.asked is None and now_s - lookup.arrived_s > RENEW_AFTER_S:
+            self._probe(state, local)
+
+    def _load_limit(self, state: RequestState, local: int) -> int:
+        tokens: int = state.request.num_tokens
+        most = state.controls.max_load_tokens
+        if most is not None and local + most < tokens:
+            tokens = (local + most) // self._geometry.scheduler_block * self._geometry.scheduler_block
+        return tokens
+
+    def allocated(self, request: Request, blocks: KVCacheBlocks, tokens: int) -> None:
+        """vLLM has allocated blocks for `tokens` external tokens (fewer than promised, or none), or after the load."""
+        with self._lock:
+            state = self._states.get(request.request_id)
+            if state is None:
+                if tokens:
+                    self._loads.doom(request.request_id)
+                return
+            plan, state.plan = state.plan, None
+            state.holds_blocks = True
+            self._known_to_exist(state)
+            if tokens > 0:
+                state.hit_tiers = self._loads.begin(state, plan, blocks.get_block_ids(), tokens)
+                state.loading = True
+            if not state.counted:
+                self._count(state, tokens)
+            if not tokens and not state.loading and (state.lookup is not None or state.asked is not None):
+                self._release.append(request.request_id)
+            self._consume(state)
+
+    def _consume(self, state: RequestState) -> None:
+        """Answers are used once: the request's next poll asks anew."""
+        if state.asked is not None and state.asked.tag is not None:
+            self._client.drop(state.asked.tag)
+        state.lookup = state.asked = None
+        state.first_poll_s = 0.0
+
+    def _known_to_exist(self, state: RequestState) -> None:
+        """Chunks that the sidecar has need no GRANT (those with windows may lack sections)."""
+        lookup = state.lookup
+        if (
+            lookup is None
+            or lookup.answer is None
+            or lookup.geometry is not self._geometry
+            or lookup.epoch != self._epoch
+        ):
+            return
+        if not self._geometry.has_windows:
+            state.mark_present(lookup.answer.states, lookup.chunks.full)
+
+    def _count(self, state: RequestState, tokens: int) -> None:
+        """Counts the request's admission, once."""
+        state.counted = True
+        requested = max(0, state.request.num_prompt_tokens - state.local)
+        missed = [(reason, requested if count == math.inf else int(count)) for reason, count in state.missed]
+        self._counters.admitted(requested, state.hit_tiers if tokens else {}, missed)
+
+    def sources(self, request: Request, tokens: int) -> dict[Any, int]:
+        """vLLM's hit sources of a load that was just planned."""
+        with self._lock:
+            state = self._states.get(request.request_id)
+            return hit_sources(state.hit_tiers if state is not None else {}, tokens)
+
+    # -- a step
+
+    def step(self, output: SchedulerOutput) -> StepMetadata:
+        """Ends a `schedule()`: stores begin here, and all jobs of the step go out."""
+        metadata = StepMetadata(idle=output.total_num_scheduled_tokens == 0)
+        now_s = time.monotonic()
+        with self._lock:
+            self._patience.new_step()
+            metadata.jobs, metadata.forget = self._loads.take()
+            for request_id in output.preempted_req_ids or ():
+                self._preempted(request_id)
+            settings = self._client.settings
+            metadata.jobs += self._stores.process(now_s, settings.grant_timeout_ms / 1000)
+            if output.num_scheduled_tokens:
+                self._offer(output.num_scheduled_tokens, now_s)
+            if self._release:
+                self._client.send(Op.RELEASE, Release(requests=self._release))
+                self._release = []
+            if now_s - self._swept_s > _ORPHAN_S:
+                self._sweep(now_s)
+        return metadata
+
+    def pending_jobs(self) -> StepMetadata:
+        """Jobs that must go out even where `step` failed: a promised load that nobody performs hangs its request."""
+        with self._lock:
+            jobs, forget = self._loads.take()
+            return StepMetadata(jobs=jobs, forget=forget)
+
+    def _offer(self, scheduled: dict[str, int], now_s: float) -> None:
+        settings = self._client.settings
+        tokens = 2 * int(self._config.scheduler_config.max_num_batched_tokens)
+        bound = max(settings.store_bytes_in_flight, tokens * self._geometry.token_bytes * self._world)
+        room = MAX_CHUNKS_PER_STEP
+        states = self._states
+        for request_id, count in scheduled.items():
+            state = states.get(request_id)
+            if state is None:
+                continue
+            request = state.request
+            if request.num_prompt_tokens != state.prompt_tokens:
+                state.new_prompt(request.num_prompt_tokens)
+            end = min(request.num_computed_tokens + count, request.num_tokens)
+            if state.stale or state.loading or not state.controls.store:
+                continue
+            if end < state.next_end or now_s < state.retry_s:
+                continue
+            if state.namespace is None:
+                self._name(state)
+            if room <= 0 or state.namespace is None or not self._registered():
+                continue
+            room -= self._stores.offer(request_id, state, end, self._geometry, bound, room)
+
+    def _preempted(self, request_id: str) -> None:
+        """Its blocks are gone; what it will ask for when it resumes is asked for now."""
+        state = self._states.get(request_id)
+        if state is None:
+            return
+        state.plan = None
+        self._consume(state)
+        self._begin_anew(state)
+        if self._why_not(state) is None:
+            self._probe(state, self._held_locally(state))
+
+    def _begin_anew(self, state: RequestState) -> None:
+        """The request holds no blocks: what it will hold is of the present epoch, and is stored from the beginning."""
+        state.holds_blocks = state.stale = False
+        state.forget_stores()
+        self._name(state)
+
+    def _sweep(self, now_s: float) -> None:
+        self._swept_s = now_s
+        for request_id, state in list(self._states.items()):
+            if not state.attached and not state.counted and now_s - state.created_s > _ORPHAN_S:
+                self._end(request_id)
+
+    def output(self, output: KVConnectorOutput) -> None:
+        """What the workers reported, aggregated over all ranks."""
+        with self._lock:
+            failed = output.failed_recving or set()
+            done = []
+            for request_id in output.finished_recving or ():
+                tokens = self._loads.ended(request_id)
+                if tokens is None:
+                    continue
+                done.append(request_id)
+                state = self._states.get(request_id)
+                if state is not None:
+                    state.loading = False
+                if request_id in failed:
+                    self._counters.load_failed(tokens)
+                    if state is not None:
+                        state.failed = True
+                        self._begin_anew(state)
+            if done:
+                self._client.send(Op.RELEASE, Release(requests=done))
+            report = output.kv_connector_worker_meta
+            if isinstance(report, WorkerReport):
+                self._stores.ended({job: Ended(*ended) for job, ended in report.stores.items()})
+
+    def finished(self, request_id: str) -> None:
+        """The request has ended in any way. A load under way keeps its lease until all ranks have reported it."""
+        with self._lock:
+            self._end(request_id)
+
+    def _end(self, request_id: str) -> None:
+        state = self._states.pop(request_id, None)
+        if state is None:
+            return
+        if state.loading:
+            self._loads.forget(request_id)
+        elif state.lookup is not None or state.asked is not None:
+            self._consume(state)
+            self._client.send(Op.RELEASE, Release(requests=[request_id]))
+
+    def doom(self, request_id: str) -> None:
+        """vLLM waits for a load that could not be planned: it is reported as failed."""
+        with self._lock:
+            self._loads.doom(request_id)
+
+    def is_busy(self) -> bool:
+        """An idle engine must go on stepping: blocks are held for stores."""
+        with self._lock:
+            return self._stores.pending
+
+    def reset(self) -> None:
+        """A fresh epoch: nothing that was cached before is found, or kept under its name, by this process any more."""
+        with self._lock:
+            self._epoch = os.urandom(16).hex()
+            for state in self._states.values():
+                state.plan = None
+                self._consume(state)
+                if state.holds_blocks:
+                    state.stale = True
+                else:
+                    self._begin_anew(state)
+
+    def shutdown(self) -> None:
+        """Ends all threads and the connection."""
+        self._stop.set()
+        self._counters.dirty.set()
+        self._client.go_off("Shutdown")
+        self._adapters.close()
+
+    # -- vLLM's numbers
+
+    def stats(self) -> CacheStats | None:
+        """Stats since the last call."""
+        return self._counters.take_stats()
+
+    def events(self) -> list[Any]:
+        """KV events since the last call."""
+        return self._feed.take() if self._feed is not None else []
+
+    def _ask_events(self, connection: int) -> None:
+        feed = self._feed
+        if feed is None or self._client.connection != connection:
+            return
+        body = Events(cursor=feed.cursor, wait_ms=_EVENTS_WAIT_MS)
+
+        def on_reply(reply: Reply) -> None:
+            if reply.error is not None:
+                self._counters.event(f"eventsRefused/{reply.error.code}")
+                return
+            feed.add(reply.read(EventsReply), self._geometry.hash_block)
+            self._ask_events(connection)
+
+        self._client.ask(Op.EVENTS, body, on_reply)
+
+    def _report(self) -> None:
+        dirty = self._counters.dirty
+        while not self._stop.is_set():
+            dirty.wait()
+            self._stop.wait(_REPORT_EVERY_S)
+            report = self._counters.take_report()
+            if not self._client.send(Op.REPORT, report):
+                self._counters.put_back(report)
+                self._stop.wait(1.0)
+                dirty.set()
+
+    # -- client.Hooks, on the reader thread
+
+    def held(self) -> Held:
+        """Requests whose leases go on: those with a load under way."""
+        with self._lock:
+            return Held(requests=self._loads.request_ids())
+
+    def behind_hello(self) -> None:
+        """Every GRANT that the last connection left unanswered is aborted."""
+        with self._lock:
+            self._stores.repeat_aborts()
+
+    def on_hello(self, reply: HelloReply) -> None:
+        """Takes the settings; another chunk size makes all that is known of requests worthless."""
+        with self._lock:
+            chunk = keys.effective_chunk_tokens(reply.settings.chunk_tokens, self._geometry.scheduler_block)
+            if chunk != self._geometry.chunk:
+                self._geometry = Geometry(
+                    self._geometry.scheduler_block, self._geometry.hash_block, chunk, self._geometry.groups
+                )
+                for state in self._states.values():
+                    self._consume(state)
+                    state.forget_stores()
+            self._registered()
+
+    def on_lost(self) -> None:
+        """Nothing that was asked on this connection will be answered."""
+        with self._lock:
+            self._stores.lose()
+
+    def before_unmap(self) -> None:
+        """This side touches no memory."""
+
+    def on_off(self, reason: str) -> None:
+        """The client has ended; lookups are misses from now on."""

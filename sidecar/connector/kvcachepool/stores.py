@@ -1,0 +1,440 @@
+"""From computed blocks to store jobs: which chunks are asked for, whose blocks are held, and until when.
+
+Blocks are protected by reference counts: `touch` in the very step that schedules a chunk's last token, released once
+all ranks have reported, on refusal, or when the sidecar owes an answer for too long. Block pool calls happen on the
+engine thread only.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from .client import Client, Reply
+from .jobs import STORE, Chunk, Ended, Job
+from .keys import HASH_BYTES, MAX_BLOCK_HASHES, Geometry, last_hash
+from .messages import (
+    GRANT_EXISTS,
+    GRANT_GRANTED,
+    GRANT_INVALID,
+    GRANT_NO_PARENT,
+    Abort,
+    Grant,
+    GrantChunk,
+    GrantReply,
+)
+from .metrics import Counters
+from .requests import ASKED, DONE, NEVER, TODO, RequestState
+from .wire import Op
+
+if TYPE_CHECKING:
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
+
+#: Chunks asked for in one step, over all requests: what is left follows in the next ones.
+MAX_CHUNKS_PER_STEP = 64
+#: A refused chunk is asked for again after this.
+RETRY_S = 0.05
+#: A chunk that the workers dropped, or whose parent is gone, is asked for again after this, a few times.
+REWIND_S = 1.0
+MAX_REWINDS = 3
+_REF_BYTES = 16
+
+
+class _Asked:
+    """One chunk of a GRANT: where it belongs and which blocks are held for it."""
+
+    __slots__ = ("blocks", "bytes", "held", "index")
+
+    def __init__(self, index: int, blocks: tuple[tuple[int, ...], ...], held: list[Any], size: int) -> None:
+        self.index = index
+        self.blocks = blocks
+        self.held = held
+        self.bytes = size
+
+
+class _Grant:
+    """A GRANT that was sent, or the store job it became. `given_up`: its answer does not count any more."""
+
+    __slots__ = ("answer", "chunks", "error", "geometry", "given_up", "job", "request_id", "sent_s", "state", "tag")
+
+    def __init__(self, request_id: str, state: RequestState, chunks: list[_Asked], geometry: Geometry) -> None:
+        self.request_id = request_id
+        self.state = state
+        self.chunks = chunks
+        self.geometry = geometry
+        self.tag: int | None = None
+        self.sent_s = time.monotonic()
+        self.answer: GrantReply | None = None
+        self.error = ""
+        self.given_up = False
+        self.job = 0
+
+
+class Stores:
+    """All stores under way. Its methods are called with the scheduler side's lock held."""
+
+    def __init__(
+        self, client: Client, lock: threading.RLock, counters: Counters, world: int, job_ids: itertools.count[int]
+    ) -> None:
+        """`lock`: the scheduler side's; `world`: ranks that report each job."""
+        self._lock = lock
+        self._client = client
+        self._counters = counters
+        self._world = world
+        self._job_ids = job_ids
+        self._manager: KVCacheManager | None = None
+        self._pool: BlockPool | None = None
+        self._bytes_in_flight = 0
+        self._open: dict[int, _Grant] = {}  # by tag: sent, not answered
+        self._answered: deque[_Grant] = deque()  # to be processed by the engine thread
+        self._lost: list[_Grant] = []  # unanswered when the connection broke: blocks to be released
+        self._shipped: dict[int, tuple[_Grant, int, int]] = {}  # by job: ranks that ended it, ranks that dropped it
+        self._aborts: dict[int, bool] = {}  # tags of GRANTs to be aborted until it is answered; sent on this connection
+
+    def bind(self, manager: KVCacheManager) -> None:
+        """Takes the block tables, once the scheduler has built them."""
+        self._manager = manager
+        self._pool = manager.block_pool
+
+    @property
+    def pending(self) -> bool:
+        """Blocks are held: an idle engine must go on stepping."""
+        return bool(self._open or self._answered or self._lost or self._shipped)
+
+    # -- asking
+
+    def offer(
+        self,
+        request_id: str,
+        state: RequestState,
+        end: int,
+        geometry: Geometry,
+        bound: int,
+        room: int,
+    ) -> int:
+        """Asks for slots for the chunks of a request that are complete with token `end`. Returns how many chunks it
+        asked for.
+
+        Args:
+            end: tokens that will be computed when this step has ended, accepted ones only.
+            bound: bytes that may be in flight.
+            room: chunks that may still be asked for in this step.
+        """
+        if self._manager is None or self._pool is None or state.namespace is None:
+            return 0
+        wanted = self._wanted(state, end, geometry, bound, room)
+        if not wanted:
+            return 0
+        table = self._manager.get_blocks(request_id).blocks
+        asked: list[_Asked] = []
+        chunks: list[GrantChunk] = []
+        hashes = state.request.block_hashes
+        for index, begin, stop in wanted:
+            held = _blocks_of(table, begin, stop, geometry)
+            if held is None:
+                self._set_status(state, index, DONE)
+                self._counters.event("storeBlocksGone")
+                continue
+            groups, blocks, objects = held
+            asked.append(_Asked(index, blocks, objects, self._size(begin, stop, geometry)))
+            chunks.append(
+                GrantChunk(
+                    hash=last_hash(geometry, stop, hashes),
+                    parent=last_hash(geometry, begin, hashes),
+                    first_token=begin,
+                    tokens=stop - begin,
+                    groups=groups,
+                    block_hashes=_packed_blocks(hashes, begin, stop, geometry),
+                )
+            )
+        if not asked:
+            return 0
+        self._send(request_id, state, asked, chunks, geometry)
+        return len(asked)
+
+    def _send(
+        self, request_id: str, state: RequestState, asked: list[_Asked], chunks: list[GrantChunk], geometry: Geometry
+    ) -> None:
+        grant = _Grant(request_id, state, asked, geometry)
+        body = Grant(request=request_id, chunks=chunks, namespace=state.namespace or b"", ttl_s=state.controls.ttl_s)
+        tag = self._client.ask(Op.GRANT, body, lambda reply: self._on_reply(grant, reply))
+        if tag is None:
+            state.retry_s = time.monotonic() + RETRY_S
+            return
+        assert self._pool is not None
+        for chunk in asked:
+            self._pool.touch(chunk.held)
+            self._bytes_in_flight += chunk.bytes
+            self._set_status(state, chunk.index, ASKED)
+        grant.tag = tag
+        self._open[tag] = grant
+
+    def _on_reply(self, grant: _Grant, reply: Reply) -> None:
+        """Takes the answer, on the reader thread; the engine thread acts on it."""
+        error, answer = "", None
+        if reply.error is not None:
+            error = reply.error.code
+        else:
+            try:
+                answer = reply.read(GrantReply)
+            except Exception:
+                error = "BadAnswer"
+        with self._lock:
+            if grant.given_up:
+                return
+            grant.answer, grant.error = answer, error
+            if grant.tag is not None and self._open.pop(grant.tag, None) is not None:
+                self._answered.append(grant)
+
+    def _wanted(
+        self, state: RequestState, end: int, geometry: Geometry, bound: int, room: int
+    ) -> list[tuple[int, int, int]]:
+        """(index, first token, end) of the chunks to ask for now, in prefix order; sets when to look again."""
+        wanted: list[tuple[int, int, int]] = []
+        chunk = geometry.chunk
+        limit, prompt = state.store_limits()
+        full = min(end, limit) // chunk
+        statuses = state.statuses
+        if len(statuses) < full:
+            statuses.extend(bytes(full - len(statuses)))
+        in_flight = self._bytes_in_flight
+        candidates = [(index, index * chunk, (index + 1) * chunk) for index in _todo(statuses, full, room + 1)]
+        tail_begin, tail_end = prompt // chunk * chunk, prompt - prompt % geometry.scheduler_block
+        if state.tail_status == TODO and tail_begin < tail_end <= end:
+            candidates.append((-1, tail_begin, tail_end))
+        for candidate in candidates:
+            size = self._size(candidate[1], candidate[2], geometry)
+            if len(wanted) >= room or (in_flight and in_flight + size > bound):
+                break
+            in_flight += size
+            wanted.append(candidate)
+        if len(wanted) < len(candidates):
+            state.next_end = 0
+        elif end >= limit and end >= tail_end:
+            state.next_end = (full + 1) * chunk if state.decode else NEVER
+        else:
+            state.next_end = min((full + 1) * chunk, tail_end if tail_end > end else NEVER)
+        return wanted
+
+    # -- acting on answers, on the engine thread
+
+    def process(self, now_s: float, timeout_s: float) -> list[Job]:
+        """Acts on answers, gives up what the sidecar owes for too long, repeats ABORTs. Returns jobs to ship."""
+        for grant in self._lost:
+            self._release(grant, grant.chunks, RETRY_S)
+        self._lost.clear()
+        jobs = []
+        while self._answered:
+            job = self._settle(self._answered.popleft())
+            if job is not None:
+                jobs.append(job)
+        for tag, grant in list(self._open.items()):
+            if now_s - grant.sent_s < timeout_s:
+                break
+            del self._open[tag]
+            self._counters.event("grantUnanswered", len(grant.chunks))
+            self._give_up(grant)
+            self._release(grant, grant.chunks, REWIND_S)
+        self.send_aborts()
+        return jobs
+
+    def _settle(self, grant: _Grant) -> Job | None:
+        answer = grant.answer
+        results = answer.results if answer is not None and len(answer.results) == len(grant.chunks) else b""
+        granted = results.count(GRANT_GRANTED)
+        size = len(answer.refs) if answer is not None else 0
+        per_chunk = size // granted if granted else 0
+        if granted and (per_chunk == 0 or size != granted * per_chunk or per_chunk % _REF_BYTES):
+            results = b""
+        if not results:
+            self._counters.event(f"grantRefused/{grant.error or 'BadAnswer'}", len(grant.chunks))
+            if not grant.error:
+                self._give_up(grant)
+            self._release(grant, grant.chunks, REWIND_S)
+            return None
+        chunks, kept, at = [], [], 0
+        assert answer is not None
+        for chunk, result in zip(grant.chunks, results, strict=True):
+            if result == GRANT_GRANTED:
+                chunks.append(Chunk(answer.refs[at : at + per_chunk], chunk.blocks))
+                kept.append(chunk)
+                self._set_status(grant.state, chunk.index, DONE)
+                at += per_chunk
+            else:
+                self._refused(grant, chunk, result)
+        grant.chunks = kept
+        if not kept:
+            return None
+        grant.job = next(self._job_ids)
+        self._shipped[grant.job] = (grant, 0, 0)
+        return Job(grant.job, STORE, grant.request_id, answer.region, chunks)
+
+    def _refused(self, grant: _Grant, chunk: _Asked, result: int) -> None:
+        self._let_go(chunk)
+        state = grant.state
+        if result == GRANT_EXISTS:
+            self._set_status(state, chunk.index, DONE)
+            return
+        if result == GRANT_INVALID:
+            self._set_status(state, chunk.index, DONE)
+            self._counters.event("grantRefused/Invalid")
+            return
+        if result == GRANT_NO_PARENT:
+            self._counters.event("grantRefused/NoParent")
+            self._rewind(state, chunk.index)
+            return
+        self._counters.event("grantRefused/NoRoom" if result == 3 else "grantRefused/NotReady")
+        self._again(state, chunk.index, RETRY_S)
+
+    def _again(self, state: RequestState, index: int, after_s: float) -> None:
+        """The chunk goes to the backlog."""
+        self._set_status(state, index, TODO)
+        state.next_end = 0
+        state.retry_s = max(state.retry_s, time.monotonic() + after_s)
+
+    def _rewind(self, state: RequestState, index: int) -> None:
+        """The chunks before this one are gone: all are asked for again, a few times per request."""
+        state.drops += 1
+        if state.drops > MAX_REWINDS:
+            self._set_status(state, index, DONE)
+            return
+        upto = len(state.statuses) if index < 0 else index
+        state.statuses[:upto] = state.statuses[:upto].replace(bytes([DONE]), bytes([TODO]))
+        self._again(state, index, REWIND_S)
+
+    def ended(self, reports: dict[int, Ended]) -> None:
+        """Takes the workers' reports. Blocks are released once all ranks have ended a job."""
+        for job, ended in reports.items():
+            entry = self._shipped.get(job)
+            if entry is None:
+                continue
+            grant, ranks, dropped = entry
+            ranks += ended.ranks
+            dropped += ended.dropped
+            if ranks < self._world:
+                self._shipped[job] = (grant, ranks, dropped)
+                continue
+            del self._shipped[job]
+            if not dropped:
+                for chunk in reversed(grant.chunks):
+                    self._let_go(chunk)
+                self._counters.event("storedChunks", len(grant.chunks))
+                continue
+            self._counters.event("storeDropped", len(grant.chunks))
+            state = grant.state
+            state.drops += 1
+            if state.drops <= MAX_REWINDS:
+                self._release(grant, grant.chunks, REWIND_S)
+            else:
+                for chunk in reversed(grant.chunks):
+                    self._let_go(chunk)
+
+    def _release(self, grant: _Grant, chunks: list[_Asked], retry_s: float) -> None:
+        for chunk in reversed(chunks):
+            self._let_go(chunk)
+            self._again(grant.state, chunk.index, retry_s)
+
+    def _let_go(self, chunk: _Asked) -> None:
+        if self._pool is not None:
+            self._pool.free_blocks(reversed(chunk.held))
+        chunk.held = []
+        self._bytes_in_flight -= chunk.bytes
+
+    # -- ABORT
+
+    def _give_up(self, grant: _Grant) -> None:
+        grant.given_up = True
+        if grant.tag is not None:
+            self._client.drop(grant.tag)
+            self._aborts[grant.tag] = False
+
+    def lose(self) -> None:
+        """The connection broke: what was not answered will not be. Blocks wait for the engine thread."""
+        for grant in self._open.values():
+            self._give_up(grant)
+            self._lost.append(grant)
+        self._open.clear()
+        for tag in self._aborts:
+            self._aborts[tag] = False
+
+    def repeat_aborts(self) -> None:
+        """HELLO is on its way: every ABORT goes out again behind it."""
+        for tag in self._aborts:
+            self._aborts[tag] = False
+        self.send_aborts()
+
+    def send_aborts(self) -> None:
+        """Sends every ABORT that was not sent on this connection yet."""
+        for tag, sent in list(self._aborts.items()):
+            if sent:
+                continue
+            asked = self._client.ask(Op.ABORT, Abort(grant=tag), functools.partial(self._aborted, tag))
+            if asked is None:
+                return
+            if tag in self._aborts:
+                self._aborts[tag] = True
+
+    def _aborted(self, tag: int, reply: Reply) -> None:
+        with self._lock:
+            self._aborts.pop(tag, None)
+
+    # -- small things
+
+    def _size(self, begin: int, end: int, geometry: Geometry) -> int:
+        return (end - begin) * geometry.token_bytes * self._world
+
+    @staticmethod
+    def _set_status(state: RequestState, index: int, status: int) -> None:
+        if index < 0:
+            state.tail_status = status
+        elif index < len(state.statuses):
+            state.statuses[index] = status
+
+
+def _todo(statuses: bytearray, full: int, most: int) -> list[int]:
+    """Indices of the first `most` full chunks that were not asked for."""
+    found: list[int] = []
+    index = statuses.find(TODO, 0, full)
+    while index >= 0 and len(found) < most:
+        found.append(index)
+        index = statuses.find(TODO, index + 1, full)
+    return found
+
+
+def _blocks_of(
+    table: Sequence[Sequence[Any]], begin: int, end: int, geometry: Geometry
+) -> tuple[int, tuple[tuple[int, ...], ...], list[Any]] | None:
+    """(groups to store, block ids per group, blocks to hold) of tokens `begin..end`; None where a block is gone that
+    is needed.
+
+    A window group of which the engine has freed a block is left out: its ids are 0.
+    """
+    groups = 0
+    ids: list[tuple[int, ...]] = []
+    held: list[Any] = []
+    for number, (shape, row) in enumerate(zip(geometry.groups, table, strict=True)):
+        first, last = begin // shape.block_tokens, end // shape.block_tokens
+        blocks = row[first:last]
+        if len(blocks) == last - first and not any(block.is_null for block in blocks):
+            groups |= 1 << number
+            ids.append(tuple(block.block_id for block in blocks))
+            held.extend(blocks)
+        elif shape.window_tokens:
+            ids.append((0,) * (last - first))
+        else:
+            return None
+    return groups, tuple(ids), held
+
+
+def _packed_blocks(hashes: Sequence[bytes], begin: int, end: int, geometry: Geometry) -> bytes:
+    count = (end - begin) // geometry.hash_block
+    if count > MAX_BLOCK_HASHES:
+        return b""
+    packed = b"".join(hashes[begin // geometry.hash_block : end // geometry.hash_block])
+    return packed if len(packed) == count * HASH_BYTES else b""

@@ -1,0 +1,77 @@
+"""The real sidecar in a short folder, one engine per test, and shared state of the connector's process made anew."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CHUNK = 64
+SIDECAR = {
+    "cache": {"chunkTokens": CHUNK, "minLoadTokens": 64},
+    "memory": {"size": "64Mi"},
+}
+
+
+@pytest.fixture
+def volume() -> Iterator[Path]:
+    """A folder short enough for a socket's name."""
+    from servers.paths import short_folder
+
+    folder = short_folder()
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def pool(volume: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A sidecar that is ready; its socket is the connector's."""
+    from servers.sidecar import Sidecar
+
+    sidecar = Sidecar(volume, memory="64Mi", config=SIDECAR)
+    monkeypatch.setenv("KVCACHEPOOL_SOCKET", str(sidecar.socket))
+    sidecar.start()
+    yield sidecar
+    sidecar.stop()
+
+
+@pytest.fixture
+def loop(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
+    """Makes engines; all end with the test. One process plays one engine at a time."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    import kvcachepool.shared as shared_module
+    import kvcachepool.worker as worker_module
+    from kvcachepool.layout import Ranks
+    from kvcachepool.shared import Shared
+
+    monkeypatch.setattr(worker_module, "_ranks", lambda config: Ranks())
+    made: list[Any] = []
+
+    def make(**options: Any) -> Any:
+        from engine_loop import Loop
+
+        for earlier in made:
+            earlier.close()
+        made.clear()
+        monkeypatch.setattr(shared_module, "_shared", Shared())
+        made.append(Loop(**options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+@pytest.fixture
+def scripted(volume: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A scripted pool instead of a sidecar."""
+    from scripted_pool import ScriptedPool
+
+    scripted = ScriptedPool(volume)
+    monkeypatch.setenv("KVCACHEPOOL_SOCKET", scripted.path)
+    yield scripted
+    scripted.close()

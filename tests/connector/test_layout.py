@@ -1,0 +1,268 @@
+"""Where blocks lie: runs, planes, shards; the layout is detected from real tensors and vLLM's own specs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from kvcachepool import layout
+from kvcachepool.layout import Plane, Ranks, ShardOf, Strip, Unserved, merged, runs, shard_of, shards_in_tp, strips
+
+HEADS, TOKENS, SIZE, LAYERS, BLOCKS = 2, 16, 32, 3, 8
+
+
+def test_the_package_ships_the_protocols_layout_table() -> None:
+    root = Path(layout.__file__).parents[2]
+    shipped = Path(layout.__file__).with_name("layouts.json").read_bytes()
+    source = root / "protocol" / "layouts.json"
+    if not source.exists():
+        pytest.skip("the package was exported from its repository")
+    assert shipped == source.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "expected"),
+    [
+        ((1, 2, 4, 8), (64, 32, 8, 1), ([0], 128)),
+        ((4, 2, 4, 8), (64, 32, 8, 1), ([0], 512)),
+        ((1, 2, 4, 8), (999, 4096, 8, 1), ([0, 8192], 64)),
+        ((1, 2, 4, 8), (64, 8, 16, 1), ([0], 128)),
+        ((2, 1, 4, 8), (100, 32, 8, 1), ([0, 200], 64)),
+    ],
+    ids=["dense", "kernel blocks", "heads apart", "tokens outside of heads", "padded kernel blocks"],
+)
+def test_a_strided_box_is_cut_into_contiguous_runs(
+    shape: tuple[int, ...], strides: tuple[int, ...], expected: tuple[list[int], int]
+) -> None:
+    assert runs(shape, strides, 2) == expected
+
+
+def test_planes_that_touch_in_every_block_are_one() -> None:
+    packed = [Plane(0, i * 100, 300, 100) for i in range(3)]
+    assert merged(packed) == [Plane(0, 0, 300, 300)]
+    apart = [Plane(0, i * 800, 100, 100) for i in range(3)]
+    assert merged(apart) == apart
+
+
+def test_equally_spaced_planes_are_one_strided_view() -> None:
+    planes = (Plane(0, 64, 10, 10), Plane(0, 164, 10, 10), Plane(0, 264, 10, 10), Plane(0, 400, 20, 20))
+    assert strips(planes) == [Strip(0, 64, 100, 3, 10, 10, 0), Strip(0, 400, 0, 1, 20, 20, 30)]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "heads", "sharded", "shards", "mine"),
+    [
+        (Ranks(tp=4), 8, True, 4, [(0, True), (1, True), (2, True), (3, True)]),
+        (Ranks(tp=4), 2, True, 2, [(0, True), (0, False), (1, True), (1, False)]),
+        (Ranks(tp=4), 1, False, 1, [(0, True), (0, False), (0, False), (0, False)]),
+        (Ranks(tp=4, dcp=2), 2, True, 4, [(0, True), (1, True), (2, True), (3, True)]),
+        (Ranks(tp=4, dcp=2), 1, True, 2, [(0, True), (1, True), (0, False), (1, False)]),
+        (Ranks(tp=4, dcp=2), 1, False, 1, [(0, True), (0, False), (0, False), (0, False)]),
+    ],
+)
+def test_each_shard_has_one_writer_and_all_replicas_read_it(
+    ranks: Ranks, heads: int, sharded: bool, shards: int, mine: list[tuple[int, bool]]
+) -> None:
+    assert shards_in_tp(ranks, heads, sharded) == shards
+    found = [shard_of(ranks._replace(tp_rank=rank), shards, heads, sharded) for rank in range(ranks.tp)]
+    assert found == [ShardOf(*one) for one in mine]
+
+
+def test_pipeline_stages_have_shards_of_their_own() -> None:
+    ranks = Ranks(tp=2, pp=2)
+    found = [shard_of(ranks._replace(tp_rank=t, pp_rank=p), 4, 8, True) for p in range(2) for t in range(2)]
+    assert [one.shard for one in found] == [0, 1, 2, 3]
+
+
+# -- detection, with vLLM's own specs and views
+
+interface = pytest.importorskip("vllm.v1.kv_cache_interface", reason="needs vLLM")
+
+
+def spec(window: int = 0, **options: Any) -> Any:
+    kind = interface.SlidingWindowSpec if window else interface.FullAttentionSpec
+    extra = {"sliding_window": window} if window else {}
+    return kind(block_size=TOKENS, num_kv_heads=HEADS, head_size=SIZE, dtype=torch.bfloat16, **extra, **options)
+
+
+def engine(names: list[str], backend: str = "CPU_ATTN", heads: int = HEADS, **parallel: int) -> Any:
+    """As much of a VllmConfig as the layout needs."""
+    module = SimpleNamespace(get_attn_backend=lambda: SimpleNamespace(get_name=lambda: backend), isa="vec")
+    sizes = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "decode_context_parallel_size": 1} | parallel
+    return SimpleNamespace(
+        parallel_config=SimpleNamespace(**sizes, cp_kv_cache_interleave_size=1, prefill_context_parallel_size=1),
+        cache_config=SimpleNamespace(block_size=TOKENS, kv_cache_layout=None),
+        model_config=SimpleNamespace(get_total_num_kv_heads=lambda: heads, get_total_num_hidden_layers=lambda: LAYERS),
+        compilation_config=SimpleNamespace(static_forward_context=dict.fromkeys(names, module)),
+    )
+
+
+def cache(name: str, *, groups: int = 1, kernel: int | None = None, device_layout: str = "LBHNC") -> tuple[Any, Any]:
+    """A KV cache in this layout, made by vLLM's own code; the groups overlay each other."""
+    from vllm.v1.kv_cache_layout import KVCacheLayout
+
+    arrangement = KVCacheLayout[device_layout]
+    page = spec().page_size_bytes
+    if arrangement.is_layer_compact:
+        layer_stride, block_stride = page * BLOCKS, page
+        if device_layout == "LHBNC":
+            block_stride = page // HEADS
+    else:
+        layer_stride, block_stride = page, page * LAYERS
+        if device_layout == "BHLNC":
+            layer_stride = page // HEADS
+    raw = torch.arange(page * BLOCKS * LAYERS, dtype=torch.int32).to(torch.int8)
+    caches: dict[str, torch.Tensor] = {}
+    tensors, made = [], []
+    for group in range(groups):
+        layers = [f"{name}.{group}.{i}" for i in range(LAYERS)]
+        one = spec(window=64 if group else 0)
+        placed = interface.KVCacheTensor(
+            size=raw.numel(), layers=layers, layer_stride=layer_stride, block_stride=block_stride
+        )
+        caches |= dict(
+            zip(layers, interface.create_kv_cache_views(raw, one, BLOCKS, arrangement, placed, kernel), strict=True)
+        )
+        tensors.append(placed)
+        made.append(interface.KVCacheGroupSpec(layers, one))
+    config = interface.KVCacheConfig(
+        num_blocks=BLOCKS, kv_cache_tensors=tensors, kv_cache_groups=made, kv_cache_layout=device_layout
+    )
+    return config, caches
+
+
+def block_by_shape(tensor: torch.Tensor, block: int) -> bytes:
+    """A block's content as vLLM sees it, whatever lies where."""
+    ratio = tensor.shape[0] // BLOCKS
+    return tensor[block * ratio : (block + 1) * ratio].contiguous().view(torch.uint8).numpy().tobytes()
+
+
+def block_by_planes(found: layout.Layout, block: int, group: int = 0) -> bytes:
+    out = b""
+    for plane in found.groups[group].planes:
+        start = plane.offset + block * plane.block_stride
+        out += found.storages[plane.storage][start : start + plane.nbytes].numpy().tobytes()
+    return out
+
+
+def detect(config: Any, caches: Any, vllm: Any = None, ranks: Ranks | None = None) -> layout.Layout:
+    return layout.detect(vllm or engine(list(caches)), config, caches, ranks or Ranks(), "0.32.0")
+
+
+def test_the_cpu_layout_is_one_strip_of_layers() -> None:
+    config, caches = cache("a")
+    found = detect(config, caches)
+    group = found.groups[0]
+    assert len(group.planes) == LAYERS
+    assert len(strips(group.planes)) == 1
+    assert group.block_bytes == LAYERS * spec().page_size_bytes
+    for block in range(BLOCKS):
+        assert block_by_planes(found, block) == b"".join(block_by_shape(tensor, block) for tensor in caches.values())
+
+
+def test_kernel_blocks_stay_inside_of_a_block() -> None:
+    config, caches = cache("a", kernel=TOKENS // 4)
+    found = detect(config, caches)
+    assert next(iter(caches.values())).shape[0] == BLOCKS * 4
+    assert block_by_planes(found, 5) == b"".join(block_by_shape(tensor, 5) for tensor in caches.values())
+    unsplit = cache("a")
+    assert found.descriptor != detect(*unsplit).descriptor
+
+
+@pytest.mark.parametrize(
+    ("name", "planes"), [("BLHNC", 1), ("BHLNC", 1), ("BLNHC", 1), ("LBNHC", LAYERS), ("LHBNC", 6)]
+)
+def test_every_layout_of_the_table_covers_each_byte_of_a_block_once(
+    name: str, planes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = dict(layout.table())
+    known["backends"] = {"CPU_ATTN": known["backends"]["CPU_ATTN"] | {"layouts": [name]}}
+    monkeypatch.setattr(layout, "table", lambda: known)
+    config, caches = cache("a", device_layout=name)
+    found = detect(config, caches)
+    assert len(found.groups[0].planes) == planes
+    assert found.groups[0].block_bytes == LAYERS * spec().page_size_bytes
+    for block in range(BLOCKS):
+        whole = b"".join(block_by_shape(tensor, block) for tensor in caches.values())
+        assert sorted(block_by_planes(found, block)) == sorted(whole)
+
+
+def test_hybrid_groups_have_planes_of_their_own() -> None:
+    config, caches = cache("a", groups=2)
+    found = detect(config, caches)
+    assert [group.shape.kind for group in found.groups] == ["full", "window"]
+    assert [group.shape.window_tokens for group in found.groups] == [0, 64]
+    assert layout.section_starts([group.shape for group in found.groups]) == [0, 1]
+
+
+def test_equal_instances_have_equal_descriptors_whatever_their_memory() -> None:
+    config, caches = cache("a")
+    found = detect(config, caches)
+    text = layout.canonical(found.descriptor)
+    assert json.loads(text) == found.descriptor
+    again = detect(*cache("a"))
+    assert layout.canonical(again.descriptor) == text
+    assert not {"sections", "hashing", "chunk_tokens"} & set(found.descriptor)
+    older = layout.detect(engine(list(caches)), config, caches, Ranks(), "0.31.0")
+    assert older.descriptor != found.descriptor
+
+
+def test_descriptors_of_all_ranks_are_equal() -> None:
+    config, caches = cache("a")
+    vllm = engine(list(caches), heads=4, tensor_parallel_size=2)
+    one = detect(config, caches, vllm, Ranks(tp=2, tp_rank=0))
+    two = detect(config, caches, vllm, Ranks(tp=2, tp_rank=1))
+    assert one.descriptor == two.descriptor
+    assert [g.groups[0].mine for g in (one, two)] == [ShardOf(0, True), ShardOf(1, True)]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda v, c, k: setattr(c, "kv_cache_layout", "XYZ"), "LayoutUnknown/XYZ"),
+        (lambda v, c, k: setattr(c.kv_cache_tensors[0], "offset", 64), "LayoutUnknown/Placement"),
+        (lambda v, c, k: setattr(c.kv_cache_tensors[0], "block_stride", 8192), "LayoutUnknown/Placement"),
+        (lambda v, c, k: setattr(c, "num_blocks", 7), "LayoutUnknown/Blocks"),
+        (lambda v, c, k: k.pop("a.0.1"), "LayoutUnknown/Tensor"),
+        (lambda v, c, k: setattr(c, "kv_cache_tensors", []), "LayoutUnknown/Layers"),
+        (lambda v, c, k: setattr(c, "kv_cache_groups", []), "NoKvCache"),
+        (lambda v, c, k: v.compilation_config.static_forward_context.clear(), "LayoutUnknown/Module"),
+    ],
+    ids=["name", "offset", "stride", "blocks", "layer", "tensors", "groups", "module"],
+)
+def test_what_is_odd_is_off_by_name(change: Any, reason: str) -> None:
+    config, caches = cache("a")
+    vllm = engine(list(caches))
+    change(vllm, config, caches)
+    with pytest.raises(Unserved) as refused:
+        detect(config, caches, vllm)
+    assert refused.value.reason == reason
+
+
+def test_an_unknown_backend_is_off_by_name() -> None:
+    config, caches = cache("a")
+    with pytest.raises(Unserved) as refused:
+        detect(config, caches, engine(list(caches), backend="NEW_ATTN"))
+    assert refused.value.reason == "LayoutUnknown/NEW_ATTN"
+
+
+@pytest.mark.parametrize("name", ["MambaSpec", "ChunkedLocalAttentionSpec", "CrossAttentionSpec", "Unheard"])
+def test_groups_that_prefix_hashes_do_not_address_are_off_by_name(name: str) -> None:
+    config, caches = cache("a")
+    config.kv_cache_groups[0].kv_cache_spec = type(name, (), {})()
+    with pytest.raises(Unserved) as refused:
+        layout.group_shards(engine(list(caches)), config)
+    assert refused.value.reason.startswith("KvGroupUnsupported/")
+
+
+def test_context_parallel_prefill_is_off_by_name() -> None:
+    config, caches = cache("a")
+    vllm = engine(list(caches))
+    vllm.parallel_config.prefill_context_parallel_size = 2
+    with pytest.raises(Unserved, match="PrefillContextParallelUnsupported"):
+        layout.group_shapes(vllm, config)

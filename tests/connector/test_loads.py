@@ -1,0 +1,257 @@
+"""Lookups and loads against a pool that does what the test says: waits, refusals, failures."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm", reason="needs vLLM")
+
+from engine_loop import Loop, prompt
+from scripted_pool import ScriptedPool
+from steps import connected, loads_of, reports, requested
+from stub_sidecar import Received
+
+from kvcachepool.messages import CHUNK_PENDING
+from kvcachepool.wire import Op
+from servers.waiting import wait_for
+
+Make = Callable[..., Loop]
+
+
+def test_a_full_hit_is_loaded_whole_and_only_the_last_token_is_computed(scripted: ScriptedPool, loop: Make) -> None:
+    engine = connected(loop())
+    tokens = prompt(1024, 1)
+    assert engine.generate("cold", tokens) == 0
+    engine.forget_local()
+    assert engine.generate("warm", tokens) == 1024
+
+
+def test_what_was_stored_of_a_longer_prompt_serves_a_shorter_one(scripted: ScriptedPool, loop: Make) -> None:
+    engine = connected(loop())
+    tokens = prompt(1000, 1)
+    engine.generate("cold", tokens)
+    engine.forget_local()
+    assert engine.generate("warm", tokens[:500] + prompt(100, 2)) == 448
+
+
+def test_a_prompts_tail_is_a_chunk_of_its_own(scripted: ScriptedPool, loop: Make) -> None:
+    engine = connected(loop())
+    tokens = prompt(1000, 1)
+    engine.generate("cold", tokens)
+    tails = [c for f in scripted.frames(Op.GRANT) for c in f.body["chunks"] if c["tokens"] < 64]
+    assert [(c["first_token"], c["tokens"]) for c in tails] == [(960, 32)]
+    engine.forget_local()
+    assert engine.generate("warm", tokens) == 992
+
+
+def test_local_blocks_are_not_loaded_again(scripted: ScriptedPool, loop: Make) -> None:
+    engine = connected(loop())
+    tokens = prompt(512, 1)
+    engine.generate("cold", tokens)
+    engine.forget_local()
+    scripted_probe, scripted.on_probe = scripted.on_probe, lambda frame: True
+    engine.generate("local", tokens[:240])
+    scripted.on_probe = scripted_probe
+    jobs = loads_of(engine)
+    assert engine.generate("warm", tokens) == 512 - 240
+    assert [chunk.blocks[0].count(0) for chunk in jobs[0].chunks] == [3, 0, 0, 0, 0]
+
+
+def test_two_equal_prompts_at_once_are_loaded_once(scripted: ScriptedPool, loop: Make) -> None:
+    engine = connected(loop())
+    tokens = prompt(512, 1)
+    engine.generate("cold", tokens)
+    engine.forget_local()
+    jobs = loads_of(engine)
+    engine.add("one", tokens)
+    engine.add("two", tokens)
+    engine.run("one", "two")
+    assert len(jobs) == 1
+    assert engine.external["one"] == 512
+
+
+def test_an_aborted_load_stores_nothing_and_the_prompt_can_come_again(scripted: ScriptedPool, loop: Make) -> None:
+    engine = connected(loop())
+    tokens = prompt(512, 1)
+    engine.generate("cold", tokens)
+    engine.forget_local()
+    free = engine.free_blocks()
+    grants = len(scripted.frames(Op.GRANT))
+    engine.hold_results = True
+    engine.add("aborted", tokens)
+    engine.step()
+    engine.abort("aborted")
+    engine.add("again", tokens)
+    engine.step()
+    engine.hold_results = False
+    engine.run("again")
+    engine.drain()
+    engine.until(lambda: engine.free_blocks() == free, what="blocks of the aborted load are free")
+    assert len(scripted.frames(Op.GRANT)) == grants
+    released = [name for frame in scripted.frames(Op.RELEASE) for name in frame.body["requests"]]
+    assert {"aborted", "again"} <= set(released)
+
+
+def test_a_load_that_failed_is_recomputed_and_not_tried_again(scripted: ScriptedPool, loop: Make) -> None:
+    engine = connected(loop())
+    tokens = prompt(512, 1)
+    engine.generate("cold", tokens)
+    engine.forget_local()
+    assert scripted.memory is not None
+    for slot in scripted.slots():
+        scripted.memory.bump(slot)
+    jobs = loads_of(engine)
+    engine.generate("warm", tokens)
+    assert len(jobs) == 1
+    scripted.wait_for(lambda frames: any(f.op == Op.REPORT and f.body.get("load_failed_tokens") for f in frames))
+
+
+def test_pending_chunks_are_waited_for_within_the_load_timeout(scripted: ScriptedPool, loop: Make) -> None:
+    engine = connected(loop())
+    tokens = prompt(512, 1)
+    engine.generate("cold", tokens)
+    engine.forget_local()
+    held: list[Received] = []
+
+    def later(frame: Received) -> bool:
+        held.append(frame)
+        scripted.late(frame, scripted.found(frame, CHUNK_PENDING), partial=True)
+        return True
+
+    scripted.on_probe = later
+    engine.add("warm", tokens)
+    for _ in range(5):
+        assert engine.step().total_num_scheduled_tokens == 0
+    scripted.late(held[-1], scripted.found(held[-1]))
+    engine.run("warm")
+    assert engine.external["warm"] == 512
+
+
+def test_pending_chunks_are_given_up_after_the_load_timeout(scripted: ScriptedPool, loop: Make) -> None:
+    scripted.settings["load_timeout_ms"] = 300
+    engine = connected(loop())
+    tokens = prompt(512, 1)
+    engine.generate("cold", tokens)
+    engine.forget_local()
+
+    def never(frame: Received) -> bool:
+        scripted.late(frame, scripted.found(frame, CHUNK_PENDING), partial=True)
+        return True
+
+    scripted.on_probe = never
+    begun = time.monotonic()
+    engine.add("warm", tokens)
+    engine.run("warm")
+    assert engine.external["warm"] == 0
+    assert 0.25 < time.monotonic() - begun < 5
+
+
+def test_a_silent_sidecar_costs_a_bounded_wait_and_then_none(scripted: ScriptedPool, loop: Make) -> None:
+    scripted.settings |= {"first_poll_wait_us": 20_000, "step_wait_us": 40_000}
+    engine = connected(loop())
+    scripted.on_probe = lambda frame: True
+    scheduler = engine.connector._scheduler
+    assert scheduler is not None
+    waits: list[float] = []
+    for number in range(5):
+        begun = time.monotonic()
+        request = engine.add(f"r{number}", prompt(200, number))
+        begun = time.monotonic()
+        assert scheduler.matched_tokens(request, 0) == (0, False)
+        waits.append(time.monotonic() - begun)
+        engine.run(f"r{number}")
+    assert all(0.015 < wait < 0.5 for wait in waits[:1])
+    assert waits[4] < 0.01, "the breaker is open: no wait"
+    wait_for(lambda: reports(scripted, "miss_tokens").get("unanswered", 0) == 5 * 200, 10, "misses by reason")
+
+
+def test_waits_of_one_step_are_bounded_together(scripted: ScriptedPool, loop: Make) -> None:
+    scripted.settings |= {"first_poll_wait_us": 20_000, "step_wait_us": 30_000}
+    engine = connected(loop())
+    scripted.on_probe = lambda frame: True
+    for number in range(20):
+        engine.add(f"r{number}", prompt(100, number))
+    begun = time.monotonic()
+    engine.scheduler.schedule()
+    assert time.monotonic() - begun < 0.3
+
+
+@pytest.mark.parametrize(
+    ("params", "more", "loaded"),
+    [
+        ({"max_load_tokens": 200}, {}, 192),
+        ({"max_load_tokens": 10}, {}, 0),
+        ({"max_load_tokens": "many"}, {}, 512),
+        ({}, {"skip_reading": True}, 0),
+        ({"kvcachepool.tags": ["tenant-a"]}, {}, 0),
+        ({}, {"cache_salt": "pepper"}, 0),
+    ],
+)
+def test_what_a_request_may_say(
+    scripted: ScriptedPool, loop: Make, params: dict[str, Any], more: dict[str, Any], loaded: int
+) -> None:
+    engine = connected(loop())
+    tokens = prompt(512, 1)
+    engine.generate("cold", tokens)
+    engine.forget_local()
+    assert engine.generate("warm", tokens, params=params, **more) == loaded
+
+
+def test_wrong_types_are_ignored_and_counted(scripted: ScriptedPool, loop: Make) -> None:
+    engine = connected(loop())
+    engine.generate("odd", prompt(200, 1), params={"kvcachepool.ttl": "1h", "kvcachepool.store": 1})
+    wait_for(
+        lambda: (
+            {"parameterIgnored/kvcachepool.ttl", "parameterIgnored/kvcachepool.store"}
+            <= set(reports(scripted, "events"))
+        ),
+        10,
+        "counted",
+    )
+
+
+def test_every_requested_token_is_counted_once(scripted: ScriptedPool, loop: Make) -> None:
+    engine = connected(loop())
+    tokens = prompt(500, 1)
+    engine.generate("cold", tokens)
+    engine.forget_local()
+    engine.generate("warm", tokens)
+    engine.generate("local", tokens)
+    engine.generate("short", prompt(40, 3))
+    local_left = 500 - 496
+    wait_for(lambda: requested(scripted) == 500 + 500 + local_left + 40, 10, "requested tokens")
+    hits, misses = reports(scripted, "hit_tokens"), reports(scripted, "miss_tokens")
+    assert hits == {"memory": 496}
+    assert sum(hits.values()) + sum(misses.values()) == requested(scripted)
+
+
+def test_reset_cache_hides_what_was_there_and_lets_loads_end(scripted: ScriptedPool, loop: Make) -> None:
+    engine = connected(loop())
+    tokens = prompt(512, 1)
+    engine.generate("cold", tokens)
+    engine.forget_local()
+    engine.hold_results = True
+    engine.add("loading", tokens)
+    engine.step()
+    assert engine.connector.reset_cache() is True
+    engine.hold_results = False
+    engine.run("loading")
+    engine.forget_local()
+    assert engine.generate("after", tokens) == 0
+    engine.forget_local()
+    assert engine.generate("stored anew", tokens) == 512
+
+
+def test_a_preempted_request_looks_up_again(scripted: ScriptedPool, loop: Make) -> None:
+    engine = connected(loop(blocks=40, step_tokens=256))
+    first, second = prompt(256, 1), prompt(256, 2)
+    engine.add("one", first, output=60)
+    engine.add("two", second, output=60)
+    engine.run("one", "two")
+    assert any(request.num_preemptions for request in engine.requests.values())
+    probes = [frame.body["request"] for frame in scripted.frames(Op.PROBE)]
+    assert max(probes.count("one"), probes.count("two")) >= 2

@@ -1,0 +1,512 @@
+"""One rank's jobs: what is copied when, what is reported, and what is refused."""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm", reason="needs vLLM")
+
+from kv_fixture import BLOCK_BYTES, BLOCKS, content, fill, kv_cache, vllm_config
+from stub_sidecar import Memory, Received, StubSidecar
+
+import kvcachepool.shared as shared_module
+import kvcachepool.worker as worker_module
+from kvcachepool.jobs import Chunk, Ended, Job, StepMetadata
+from kvcachepool.layout import Ranks
+from kvcachepool.pieces import Piece
+from kvcachepool.shared import NO_SLOT, Mapping, Shared
+from kvcachepool.wire import Op
+from kvcachepool.worker import Worker
+
+ROWS_PER_CHUNK = 2 * BLOCK_BYTES // (64 << 10)
+ABSENT = NO_SLOT.to_bytes(4, "little") + b"\0" * 12
+
+
+def until(found: Callable[[], Any], timeout_s: float = 10.0) -> Any:
+    deadline = time.monotonic() + timeout_s
+    while not (result := found()):
+        assert time.monotonic() < deadline, "condition did not come true"
+        time.sleep(0.002)
+    return result
+
+
+class Rank:
+    """A worker with its KV cache and the sidecar of the test."""
+
+    def __init__(self, sidecar: StubSidecar, folder: Path, groups: int = 1) -> None:
+        (folder / "model").mkdir(exist_ok=True)
+        (folder / "model" / "w.bin").write_bytes(b"weights")
+        self.sidecar = sidecar
+        self.config, self.caches = kv_cache(groups)
+        self.worker = Worker(vllm_config(list(self.caches), folder / "model"), self.config, sidecar.path)
+        self.finished: set[str] = set()
+        self.failed: set[str] = set()
+        self.stores: dict[int, Ended] = {}
+
+    def start(self, ready: bool = True) -> None:
+        self.worker.register_kv_caches(self.caches)
+        if ready:
+            until(lambda: self.worker._mapping is not None)
+            self.sidecar.wait_for(lambda all_: [f for f in all_ if f.op == Op.REGISTER])
+
+    def step(self, *jobs: Job, forget: list[int] | None = None, idle: bool = True) -> None:
+        """One engine step, in vLLM's order."""
+        metadata = StepMetadata(jobs=list(jobs), forget=forget or [])
+        self.worker.handle_preemptions(metadata)
+        self.worker.bind(metadata)
+        self.worker.wait_for_save()
+        finished, failed = self.worker.transfer_results(idle)
+        assert not finished & self.finished, "a load was reported twice"
+        self.finished |= finished
+        self.failed |= failed
+        report = self.worker.take_report()
+        if report is not None:
+            assert not set(report.stores) & set(self.stores), "a store was reported twice"
+            self.stores |= report.stores
+
+    def until_done(self, found: Callable[[], Any], timeout_s: float = 10.0) -> Any:
+        def stepped() -> Any:
+            self.step()
+            return found()
+
+        return until(stepped, timeout_s)
+
+    def memory(self) -> Memory:
+        assert self.sidecar.memory is not None
+        return self.sidecar.memory
+
+    def granted(self, slot: int, blocks: int = 2, generation: int = 3, owner: int = 1) -> bytes:
+        return self.memory().grant(slot, generation, owner, blocks * BLOCK_BYTES)
+
+
+@pytest.fixture(autouse=True)
+def one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_module, "_shared", Shared())
+    monkeypatch.setattr(worker_module, "_ranks", lambda config: Ranks())
+
+
+@pytest.fixture
+def sidecar(tmp_path: Path) -> Iterator[StubSidecar]:
+    stub = StubSidecar(tmp_path, rows=128)
+    yield stub
+    stub.close()
+
+
+@pytest.fixture
+def rank(sidecar: StubSidecar, tmp_path: Path) -> Iterator[Rank]:
+    made = Rank(sidecar, tmp_path)
+    yield made
+    made.worker.shutdown()
+
+
+def load(job_id: int, request: str, refs: bytes, *blocks: int, region: int = 7) -> Job:
+    return Job(job_id, "load", request, region, [Chunk(refs, (blocks,))])
+
+
+def store(job_id: int, refs: bytes, *blocks: int, region: int = 7) -> Job:
+    return Job(job_id, "store", "r", region, [Chunk(refs, (blocks,))])
+
+
+def commits(sidecar: StubSidecar) -> list[bytes]:
+    return [frame.body["refs"] for frame in sidecar.frames(Op.COMMIT)]
+
+
+def test_a_store_then_a_load_move_whole_blocks(rank: Rank, sidecar: StubSidecar) -> None:
+    rank.start()
+    register = sidecar.frames(Op.REGISTER)[0].body
+    assert register["groups"][0] | {"block_bytes": BLOCK_BYTES, "shards": 1, "writer": True} == register["groups"][0]
+    assert register["chunk_tokens"] == 256
+    assert register["scheduler_block_tokens"] == 128
+    assert register["device"] == "cpu"
+    expected = fill(rank.caches, 5, 1) + fill(rank.caches, 9, 2)
+    refs = rank.granted(8)
+    rank.step(store(1, refs, 5, 9))
+    rank.until_done(lambda: rank.stores)
+    assert rank.stores == {1: Ended(1, 0)}
+    assert sidecar.wait_for(lambda all_: commits(sidecar)) == [refs]
+    assert rank.memory().read(8, len(expected)) == expected
+    published = rank.memory().publish(8, 4, expected)
+    rank.step(load(2, "a", published, 11, 12))
+    rank.until_done(lambda: rank.finished)
+    assert rank.finished == {"a"}
+    assert not rank.failed
+    assert content(rank.caches, 11) + content(rank.caches, 12) == expected
+
+
+def test_a_block_that_is_local_or_null_is_not_touched(rank: Rank) -> None:
+    rank.start()
+    before = fill(rank.caches, 0, 7)
+    published = rank.memory().publish(4, 1, os.urandom(2 * BLOCK_BYTES))
+    rank.step(load(1, "a", published, 0, 3))
+    rank.until_done(lambda: rank.finished)
+    assert not rank.failed
+    assert content(rank.caches, 0) == before
+    assert content(rank.caches, 3) == rank.memory().read(4, 2 * BLOCK_BYTES)[BLOCK_BYTES:]
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        lambda refs: load(1, "a", refs, 3, 4, region=8),
+        lambda refs: Job(1, "load", "a", 0, []),
+        lambda refs: Job(1, "load", "a", 7, []),
+        lambda refs: load(1, "a", ABSENT, 3, 4),
+        lambda refs: load(1, "a", refs, 3, 4, 5),
+        lambda refs: load(1, "a", refs, 3, BLOCKS),
+        lambda refs: load(1, "a", refs, 3, -1),
+        lambda refs: load(1, "a", refs[:8], 3, 4),
+        lambda refs: load(1, "a", (4000).to_bytes(4, "little") + refs[4:], 3, 4),
+        lambda refs: load(1, "a", refs[:4] + (99).to_bytes(4, "little") + refs[8:], 3, 4),
+    ],
+    ids=["region", "doomed", "empty", "absent", "length", "block", "negative", "torn", "bounds", "generation"],
+)
+def test_a_load_that_cannot_be_right_fails_and_touches_nothing(rank: Rank, job: Callable[[bytes], Job]) -> None:
+    rank.start()
+    before = [content(rank.caches, block) for block in range(BLOCKS)]
+    refs = rank.memory().publish(4, 1, os.urandom(2 * BLOCK_BYTES))
+    rank.step(job(refs))
+    rank.until_done(lambda: rank.finished)
+    assert rank.finished == rank.failed == {"a"}
+    assert [content(rank.caches, block) for block in range(BLOCKS)] == before
+
+
+class Slowed:
+    """A copier that stops in the middle until it is let go."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+        self.begun = threading.Event()
+        self.go = threading.Event()
+        self.crash = False
+        self.copied: list[str] = []
+        self.synchronised = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def copy(self, kind: str, pieces: list[Piece], event: object) -> None:
+        self.begun.set()
+        assert self.go.wait(10)
+        if self.crash:
+            raise RuntimeError("copy engine error")
+        self.inner.copy(kind, pieces, event)
+        self.copied.append(kind)
+
+    def synchronize(self) -> None:
+        self.synchronised += 1
+
+
+@pytest.fixture
+def slowed(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> Slowed:
+    made: list[Slowed] = []
+    original = worker_module._copier
+
+    def wrapped(layout: Any) -> Any:
+        made.append(Slowed(original(layout)))
+        return made[0]
+
+    monkeypatch.setattr(worker_module, "_copier", wrapped)
+    rank.start()
+    return made[0]
+
+
+def test_a_generation_that_changes_during_the_copy_fails_the_load(rank: Rank, slowed: Slowed) -> None:
+    refs = rank.memory().publish(4, 1, os.urandom(2 * BLOCK_BYTES))
+    rank.step(load(1, "a", refs, 3, 4))
+    assert slowed.begun.wait(5)
+    rank.memory().bump(4)
+    slowed.go.set()
+    rank.until_done(lambda: rank.finished)
+    assert rank.failed == {"a"}
+
+
+def test_commit_leaves_only_after_the_copy(rank: Rank, slowed: Slowed, sidecar: StubSidecar) -> None:
+    fill(rank.caches, 3, 1)
+    rank.step(store(1, rank.granted(8, blocks=1), 3))
+    assert slowed.begun.wait(5)
+    assert not commits(sidecar)
+    assert not rank.stores
+    slowed.go.set()
+    rank.until_done(lambda: rank.stores)
+    sidecar.wait_for(lambda all_: commits(sidecar))
+
+
+def test_results_are_waited_for_no_longer_than_two_milliseconds(rank: Rank, slowed: Slowed) -> None:
+    refs = rank.memory().publish(4, 1, b"x" * BLOCK_BYTES)
+    rank.step(load(1, "a", refs, 3), idle=False)
+    assert slowed.begun.wait(5)
+    start = time.monotonic()
+    for _ in range(20):
+        rank.step(idle=False)
+    busy = (time.monotonic() - start) / 20
+    start = time.monotonic()
+    for _ in range(20):
+        rank.step(idle=True)
+    idle = (time.monotonic() - start) / 20
+    assert busy < 0.002 <= idle + 0.0005
+    assert idle < 0.02
+    slowed.go.set()
+    rank.until_done(lambda: rank.finished)
+
+
+def test_jobs_that_have_not_begun_are_cancelled_and_still_reported(
+    rank: Rank, slowed: Slowed, sidecar: StubSidecar
+) -> None:
+    published = rank.memory().publish(4, 1, b"x" * BLOCK_BYTES)
+    refs = rank.granted(8, blocks=1)
+    rank.step(load(1, "begun", published, 3))
+    assert slowed.begun.wait(5)
+    rank.step(load(2, "waiting", published, 4), store(3, refs, 5))
+    rank.step(forget=[1, 2, 3])
+    assert rank.finished == rank.failed == {"waiting"}
+    assert rank.stores == {3: Ended(1, 1)}
+    aborts = sidecar.wait_for(lambda all_: sidecar.frames(Op.ABORT))
+    assert [frame.body["refs"] for frame in aborts] == [refs]
+    slowed.go.set()
+    rank.until_done(lambda: "begun" in rank.finished)
+    assert "begun" not in rank.failed
+    assert slowed.copied == ["load"]
+
+
+def test_an_exception_synchronises_and_fails_all_queued_jobs(rank: Rank, slowed: Slowed, sidecar: StubSidecar) -> None:
+    published = rank.memory().publish(4, 1, b"x" * BLOCK_BYTES)
+    slowed.crash = True
+    rank.step(load(1, "a", published, 3))
+    assert slowed.begun.wait(5)
+    rank.step(load(2, "b", published, 4), store(3, rank.granted(8, blocks=1), 5))
+    slowed.go.set()
+    rank.until_done(lambda: rank.finished == {"a", "b"} and rank.stores)
+    assert rank.failed == {"a", "b"}
+    assert rank.stores == {3: Ended(1, 1)}
+    assert slowed.synchronised == 1
+    slowed.crash = False
+    rank.step(load(4, "c", published, 6))
+    rank.until_done(lambda: "c" in rank.finished)
+    assert "c" not in rank.failed
+
+
+def test_a_copier_that_goes_on_failing_turns_the_rank_off(rank: Rank, slowed: Slowed) -> None:
+    published = rank.memory().publish(4, 1, b"x" * BLOCK_BYTES)
+    slowed.crash = True
+    slowed.go.set()
+    for job in range(1, 4):
+        rank.step(load(job, f"r{job}", published, 3))
+        rank.until_done(functools.partial(rank.failed.__contains__, f"r{job}"))
+    until(lambda: rank.worker.off_reason == "CopyFailed")
+    rank.step(load(9, "late", published, 3), store(10, rank.granted(8, blocks=1), 4))
+    rank.until_done(lambda: "late" in rank.failed and rank.stores == {10: Ended(1, 1)})
+
+
+@pytest.mark.parametrize("wrong", ["owner", "generation", "freed"])
+def test_a_store_into_a_slot_that_is_not_ours_any_more_writes_nothing(
+    rank: Rank, sidecar: StubSidecar, wrong: str
+) -> None:
+    rank.start()
+    fill(rank.caches, 3, 1)
+    refs = rank.granted(8, blocks=1, owner=2 if wrong == "owner" else 1)
+    if wrong == "generation":
+        rank.memory().bump(8)
+    if wrong == "freed":
+        rank.memory().free(8)
+    rank.step(store(1, refs, 3))
+    rank.until_done(lambda: rank.stores)
+    assert rank.stores == {1: Ended(1, 1)}
+    assert rank.memory().read(8, 64) == b"\0" * 64
+    sidecar.wait_for(lambda all_: sidecar.frames(Op.ABORT))
+    assert not commits(sidecar)
+
+
+def hold_hello(sidecar: StubSidecar) -> list[Received]:
+    """HELLOs are kept unanswered from now on."""
+    kept: list[Received] = []
+
+    def answer(frame: Received) -> Any:
+        if frame.op == Op.HELLO:
+            kept.append(frame)
+            return False
+        return None
+
+    sidecar.answer = answer
+    return kept
+
+
+def test_hello_names_every_store_that_is_held_and_no_store_begins_before_its_answer(
+    rank: Rank, slowed: Slowed, sidecar: StubSidecar
+) -> None:
+    first, second, third = (rank.granted(slot, blocks=1) for slot in (8, 16, 24))
+    published = rank.memory().publish(4, 1, b"x" * BLOCK_BYTES)
+    rank.step(store(1, first, 3), store(2, second, 4))
+    assert slowed.begun.wait(5)
+    kept = hold_hello(sidecar)
+    sidecar.cut()
+    until(lambda: kept)
+    assert kept[0].body["grants"] == first + second
+    slowed.go.set()
+    rank.step(store(3, third, 5), load(4, "a", published, 6))
+    rank.until_done(lambda: "a" in rank.finished and 1 in rank.stores)
+    assert slowed.copied == ["store", "load"], "loads go on, stores wait for the answer"
+    commit = sidecar.wait_for(lambda all_: sidecar.frames(Op.COMMIT))
+    assert commit[0].connection == kept[0].connection, "what ended since the list goes behind its HELLO"
+    sidecar.answer = lambda frame: None
+    sidecar.greet(kept[0])
+    rank.until_done(lambda: len(rank.stores) == 3)
+    assert rank.stores == {1: Ended(1, 0), 2: Ended(1, 0), 3: Ended(1, 0)}
+
+
+def test_a_store_that_waits_a_second_for_hellos_answer_is_dropped(rank: Rank, sidecar: StubSidecar) -> None:
+    rank.start()
+    kept = hold_hello(sidecar)
+    sidecar.cut()
+    until(lambda: kept)
+    refs = rank.granted(8, blocks=1)
+    start = time.monotonic()
+    rank.step(store(1, refs, 3))
+    rank.until_done(lambda: rank.stores)
+    assert 0.9 <= time.monotonic() - start < 5
+    assert rank.stores == {1: Ended(1, 1)}
+    abort = sidecar.wait_for(lambda all_: sidecar.frames(Op.ABORT))
+    assert abort[0].body["refs"] == refs
+    assert abort[0].connection == kept[-1].connection
+
+
+def test_what_ends_without_a_connection_is_named_and_sent_behind_the_next_hello(
+    rank: Rank, slowed: Slowed, sidecar: StubSidecar
+) -> None:
+    refs = rank.granted(8, blocks=1)
+    rank.step(store(1, refs, 3))
+    assert slowed.begun.wait(5)
+    connections = len(sidecar.frames(Op.HELLO))
+    path = Path(sidecar.path)
+    path.rename(path.with_suffix(".away"))
+    sidecar.cut()
+    client = rank.worker._client
+    assert client is not None
+    until(lambda: not client.connected)
+    slowed.go.set()
+    rank.until_done(lambda: rank.stores)
+    assert rank.stores == {1: Ended(1, 0)}
+    assert not commits(sidecar)
+    path.with_suffix(".away").rename(path)
+    sidecar.wait_for(lambda all_: commits(sidecar) == [refs])
+    assert sidecar.frames(Op.HELLO)[connections].body["grants"] == refs
+
+
+def test_unmap_fails_the_jobs_and_a_new_region_serves_again(rank: Rank, slowed: Slowed, sidecar: StubSidecar) -> None:
+    published = rank.memory().publish(4, 1, b"x" * BLOCK_BYTES)
+    rank.step(load(1, "running", published, 3))
+    assert slowed.begun.wait(5)
+    rank.step(load(2, "queued", published, 4))
+    old = rank.worker._mapping
+    assert isinstance(old, Mapping)
+    sidecar.memory = Memory(8, 64)
+    sidecar.cut()
+    rank.until_done(lambda: "queued" in rank.failed)
+    assert not old.closed, "a copy under way is waited for"
+    slowed.go.set()
+    until(lambda: rank.worker._mapping is not None and rank.worker._mapping.region == 8)
+    assert old.closed
+    rank.step(
+        load(3, "stale", published, 3), load(4, "fresh", sidecar.memory.publish(1, 1, b"y" * BLOCK_BYTES), 5, region=8)
+    )
+    rank.until_done(lambda: {"running", "stale", "fresh"} <= rank.finished)
+    assert "stale" in rank.failed
+    assert "fresh" not in rank.failed
+    assert "running" not in rank.failed
+
+
+def test_a_rank_whose_layout_is_unknown_is_off_and_still_reports(rank: Rank, sidecar: StubSidecar) -> None:
+    rank.config.kv_cache_layout = "XYZ"
+    rank.start(ready=False)
+    assert rank.worker.off_reason == "LayoutUnknown/XYZ"
+    rank.step(load(1, "a", b"\0" * 16, 3), store(2, b"\0" * 16, 4))
+    assert rank.finished == rank.failed == {"a"}
+    assert rank.stores == {2: Ended(1, 1)}
+    hello = sidecar.wait_for(lambda all_: [f for f in all_ if f.body.get("off")])[0]
+    assert hello.body["off"] == "LayoutUnknown/XYZ"
+    assert hello.body["role"] == "plugin"
+
+
+def test_a_rank_that_the_sidecar_refuses_is_off(rank: Rank, sidecar: StubSidecar) -> None:
+    def answer(frame: Received) -> Any:
+        if frame.op == Op.REGISTER:
+            sidecar.refuse(frame, "SectionTooLarge")
+            return False
+        return None
+
+    sidecar.answer = answer
+    rank.start(ready=False)
+    until(lambda: rank.worker.off_reason == "SectionTooLarge")
+
+
+def test_without_a_sidecar_loads_fail_and_nothing_blocks(rank: Rank, sidecar: StubSidecar) -> None:
+    Path(sidecar.path).unlink()
+    rank.start(ready=False)
+    rank.step(load(1, "a", b"\0" * 16, 3))
+    rank.until_done(lambda: rank.finished == rank.failed == {"a"})
+
+
+def test_a_replica_that_does_not_write_ends_its_stores_at_once(
+    rank: Rank, sidecar: StubSidecar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "_ranks", lambda config: Ranks(tp=2, tp_rank=1))
+    rank.worker._config.model_config.get_total_num_kv_heads = lambda: 1
+    rank.start()
+    group = sidecar.frames(Op.REGISTER)[0].body["groups"][0]
+    assert (group["shards"], group["shard"], group["writer"]) == (1, 0, False)
+    rank.step(store(1, rank.granted(8, blocks=1), 3))
+    rank.until_done(lambda: rank.stores == {1: Ended(1, 0)})
+    published = rank.memory().publish(4, 1, b"x" * BLOCK_BYTES)
+    rank.step(load(2, "a", published, 3))
+    rank.until_done(lambda: rank.finished)
+    assert not rank.failed
+    assert not commits(sidecar)
+
+
+def test_window_groups_load_only_what_they_hold(sidecar: StubSidecar, tmp_path: Path) -> None:
+    rank = Rank(sidecar, tmp_path, groups=2)
+    rank.start()
+    try:
+        full = rank.memory().publish(4, 1, os.urandom(2 * BLOCK_BYTES))
+        window = rank.memory().publish(16, 1, os.urandom(2 * BLOCK_BYTES))
+        window = window[:12] + (1).to_bytes(4, "little")
+        chunks = [Chunk(full + ABSENT, ((3, 4), (0, 0))), Chunk(full + window, ((5, 6), (0, 7)))]
+        rank.step(Job(1, "load", "a", 7, chunks))
+        rank.until_done(lambda: rank.finished)
+        assert not rank.failed
+        assert content(rank.caches, 7) == rank.memory().read(16, 2 * BLOCK_BYTES)[BLOCK_BYTES:]
+        rank.step(Job(2, "load", "b", 7, [Chunk(full + ABSENT, ((3, 4), (0, 8)))]))
+        rank.until_done(lambda: "b" in rank.finished)
+        assert rank.failed == {"b"}
+    finally:
+        rank.worker.shutdown()
+
+
+def test_shutdown_waits_for_the_copy_and_then_unmaps(rank: Rank, slowed: Slowed) -> None:
+    mapping = rank.worker._mapping
+    assert mapping is not None
+    rank.step(store(1, rank.granted(8, blocks=1), 3))
+    assert slowed.begun.wait(5)
+    over = threading.Thread(target=rank.worker.shutdown)
+    over.start()
+    assert not mapping.closed
+    slowed.go.set()
+    over.join(10)
+    assert not over.is_alive()
+    assert mapping.closed
+
+
+def test_copies_are_reported_to_the_sidecar(rank: Rank, sidecar: StubSidecar) -> None:
+    rank.start()
+    rank.step(store(1, rank.granted(8, blocks=1), 3))
+    rank.until_done(lambda: sidecar.frames(Op.REPORT))
+    report = sidecar.frames(Op.REPORT)[0].body
+    assert report["copied_bytes"] == {"store": BLOCK_BYTES}
+    assert report["copied_seconds"]["store"] > 0

@@ -1,0 +1,1 @@
+"""Starts the real parts that tests, demo and benchmarks need: the sidecar, vLLM, models. Nothing here asserts."""

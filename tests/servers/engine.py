@@ -1,0 +1,174 @@
+"""vLLM's engine in a process of its own, stepped from a test: requests are added, stepped, aborted one by one.
+
+The engine runs in that process itself (no worker processes) unless tensor parallelism is asked for, so a test
+decides what happens between two steps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from servers.process import Process
+from servers.prometheus import Samples
+
+
+class Output(NamedTuple):
+    """What a request gave."""
+
+    tokens: list[int]
+    finished: bool
+    reason: str | None
+
+
+class EngineFailed(AssertionError):
+    """The engine's process ended or raised."""
+
+
+def environment(folder: Path | None, **extra: str) -> dict[str, str]:
+    """Environment of any vLLM process: the exported connector on PYTHONPATH, and nothing else that names it."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("KVCACHEPOOL_", "VLLM_"))}
+    env |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
+    env["PYTHONPATH"] = str(folder) if folder else ""
+    env["VLLM_LOGGING_LEVEL"] = "INFO"
+    return env | extra
+
+
+class Engine:
+    """One engine. `folder` is the pod's volume (None: no connector at all)."""
+
+    def __init__(
+        self,
+        folder: Path | None,
+        model: Path,
+        log: Path,
+        *,
+        env: dict[str, str] | None = None,
+        start_seconds: float = 180,
+        **arguments: Any,
+    ) -> None:
+        asked_read, asked_write = os.pipe()
+        said_read, said_write = os.pipe()
+        parallel = arguments.get("tensor_parallel_size", 1) > 1
+        variables = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1" if parallel else "0"}
+        if not parallel:
+            # All cores for the forward pass; beside other tests it still leaves the copy thread its share.
+            variables["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+        child = Path(__file__).with_name("engine_child.py")
+        try:
+            self.process = Process(
+                "vLLM's engine",
+                [sys.executable, str(child), str(asked_read), str(said_write)],
+                log,
+                env=environment(folder, TMPDIR=str(log.parent), **variables, **(env or {})),
+                pass_fds=(asked_read, said_write),
+            )
+        finally:
+            os.close(asked_read)
+            os.close(said_write)
+        self._asked = os.fdopen(asked_write, "w")
+        self._said = os.fdopen(said_read)
+        settings = {
+            "model": str(model),
+            "dtype": "float32",
+            "max_model_len": 8192,
+            "max_num_batched_tokens": 2048,
+            "enforce_eager": True,
+            "disable_log_stats": False,
+            "seed": 0,
+        } | arguments
+        self.connector: str | None = self._ask("start", **settings)
+
+    def _ask(self, operation: str, **arguments: Any) -> Any:
+        try:
+            self._asked.write(json.dumps([operation, arguments]) + "\n")
+            self._asked.flush()
+            line = self._said.readline()
+        except BrokenPipeError:
+            line = ""
+        if not line:
+            raise EngineFailed(f"the engine's process ended at {operation!r}:\n{self.process.tail(60)}")
+        answer, error = json.loads(line)
+        if error:
+            raise EngineFailed(f"{operation}: {error}\n{self.process.tail(60)}")
+        return answer
+
+    def add(
+        self,
+        name: str,
+        tokens: list[int],
+        *,
+        max_tokens: int = 8,
+        salt: str | None = None,
+        params: dict[str, Any] | None = None,
+    ) -> None:
+        """Adds a request; nothing runs yet. `params` are its kv_transfer_params."""
+        self._ask("add", name=name, tokens=tokens, max_tokens=max_tokens, salt=salt, params=params)
+
+    def step(self) -> dict[str, Output]:
+        """One engine step; the requests that gave output."""
+        return {name: Output(*fields) for name, fields in self._ask("step").items()}
+
+    def run(self, seconds: float = 120) -> dict[str, Output]:
+        """Steps until no request is left; the last output of each."""
+        return {name: Output(*fields) for name, fields in self._ask("run", seconds=seconds).items()}
+
+    def drain(self, seconds: float = 30) -> None:
+        """Steps until nothing is left to do, stores included."""
+        self._ask("drain", seconds=seconds)
+
+    def generate(self, tokens: list[int], **arguments: Any) -> list[int]:
+        """Runs one request and its stores to their end; returns what was generated."""
+        self.add("one", tokens, **arguments)
+        output = self.run()["one"]
+        if output.reason not in ("length", "stop"):
+            raise EngineFailed(f"the request ended with {output.reason}\n{self.process.tail(60)}")
+        self.drain()
+        return output.tokens
+
+    def abort(self, *names: str) -> None:
+        """Aborts requests."""
+        self._ask("abort", names=list(names))
+
+    def reset(self, *, external: bool = False, seconds: float = 20) -> None:
+        """Empties vLLM's own prefix cache; with `external` the connector's `reset_cache` is called too."""
+        self._ask("reset", external=external, seconds=seconds)
+
+    def states(self) -> dict[str, str]:
+        """State of every request the scheduler knows, by name."""
+        states: dict[str, str] = self._ask("states")
+        return states
+
+    def counters(self) -> Samples:
+        """vLLM's own metrics."""
+        return Samples((name, labels, value) for name, labels, value in self._ask("counters"))
+
+    def log_text(self) -> str:
+        """All it printed."""
+        return self.process.log.read_text(errors="replace")
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.process.kill()
+        self._close()
+
+    def stop(self) -> None:
+        """Ends it in order."""
+        self._close()
+        self.process.stop()
+
+    def _close(self) -> None:
+        for end in (self._asked, self._said):
+            with contextlib.suppress(BrokenPipeError):
+                end.close()
+
+
+def by_source(before: Samples, after: Samples) -> dict[str, int]:
+    """Prompt tokens between two readings by where their KV came from: computed, local, external."""
+    short = {"local_compute": "computed", "local_cache_hit": "local", "external_kv_transfer": "external"}
+    first, second = (reading.by("vllm:prompt_tokens_by_source", "source") for reading in (before, after))
+    return {name: int(second.get(source, 0) - first.get(source, 0)) for source, name in short.items()}

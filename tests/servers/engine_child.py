@@ -1,0 +1,120 @@
+"""The process behind `engine.Engine`: reads one JSON line per operation and answers with one."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import traceback
+from typing import Any
+
+
+class Operations:
+    """One method per operation; arguments and answers are JSON."""
+
+    def __init__(self) -> None:
+        self.engine: Any = None
+        self.last: dict[str, list[Any]] = {}
+
+    def start(self, **arguments: Any) -> str | None:
+        from vllm.engine.arg_utils import EngineArgs
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        self.engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
+        transfer = self.engine.vllm_config.kv_transfer_config
+        return transfer.kv_connector if transfer is not None else None
+
+    def add(
+        self, name: str, tokens: list[int], max_tokens: int, salt: str | None, params: dict[str, Any] | None
+    ) -> None:
+        from vllm import SamplingParams
+
+        prompt: dict[str, Any] = {"prompt_token_ids": tokens}
+        if salt is not None:
+            prompt["cache_salt"] = salt
+        extra = {"kv_transfer_params": params} if params is not None else None
+        sampling = SamplingParams(
+            temperature=0, max_tokens=max_tokens, ignore_eos=True, extra_args=extra, detokenize=False
+        )
+        self.last.pop(name, None)
+        self.engine.add_request(name, prompt, sampling)
+
+    def step(self) -> dict[str, list[Any]]:
+        outputs = {}
+        for output in self.engine.step():
+            first = output.outputs[0]
+            outputs[output.request_id] = [list(first.token_ids), output.finished, first.finish_reason]
+        self.last |= outputs
+        return outputs
+
+    def run(self, seconds: float) -> dict[str, list[Any]]:
+        deadline = time.monotonic() + seconds
+        while self.engine.has_unfinished_requests():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"requests not finished in {seconds:g} s: {self.states()}")
+            self.step()
+        done, self.last = self.last, {}
+        return done
+
+    def drain(self, seconds: float) -> None:
+        core = getattr(self.engine.engine_core, "engine_core", None)
+        if core is None:
+            # With worker processes the engine steps by itself.
+            return
+        deadline = time.monotonic() + seconds
+        while core.scheduler.has_requests():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"the engine still has work after {seconds:g} s: {self.states()}")
+            self.engine.step()
+
+    def abort(self, names: list[str]) -> None:
+        try:
+            self.engine.abort_request(names)
+        except TypeError:
+            self.engine.abort_request(names, internal=False)
+
+    def reset(self, external: bool, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while not self.engine.reset_prefix_cache(reset_connector=external):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"the prefix cache could not be reset in {seconds:g} s")
+            self.drain(seconds)
+
+    def states(self) -> dict[str, str]:
+        core = getattr(self.engine.engine_core, "engine_core", None)
+        if core is None:
+            return {}
+        # vLLM appends a random part to the names that it was given.
+        return {name.rsplit("-", 1)[0]: request.status.name for name, request in core.scheduler.requests.items()}
+
+    def counters(self) -> list[tuple[str, dict[str, str], float]]:
+        from prometheus_client import REGISTRY
+
+        return [
+            (sample.name, dict(sample.labels), sample.value)
+            for metric in REGISTRY.collect()
+            if metric.name.startswith(("vllm:", "kvcachepool"))
+            for sample in metric.samples
+            if not sample.name.endswith(("_bucket", "_created"))
+        ]
+
+
+def serve(asked: Any, said: Any) -> None:
+    """Answers until the other end closes."""
+    operations = Operations()
+    for line in asked:
+        operation, arguments = json.loads(line)
+        try:
+            answer, error = getattr(operations, operation)(**arguments), None
+        except Exception as caught:
+            traceback.print_exc()
+            answer, error = None, repr(caught)
+        said.write(json.dumps([answer, error]) + "\n")
+        said.flush()
+
+
+if __name__ == "__main__":
+    # This folder must not stand in front of the packages of the environment.
+    sys.path.pop(0)
+    serve(os.fdopen(int(sys.argv[1])), os.fdopen(int(sys.argv[2]), "w"))

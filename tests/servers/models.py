@@ -1,0 +1,129 @@
+"""Models with random weights, made on the spot and kept outside of the checkout under a name with a version.
+
+Run as a program it makes one model: `python -m servers.models NAME FOLDER`.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+VOCABULARY = 4096
+# Changes with anything that makes another model of the same name.
+VERSION = 1
+
+_SHAPES: dict[str, dict[str, Any]] = {
+    # A model of four layers for correctness.
+    "tiny": dict(hidden_size=256, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, head_dim=64),
+    # The same with other weights: must never share KV with the first.
+    "tiny-other": dict(hidden_size=256, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, head_dim=64),
+    # About 210 M parameters, 32 KiB of KV a token in bfloat16: long enough a prefill for times to first token.
+    "mid": dict(hidden_size=1024, num_hidden_layers=16, num_attention_heads=16, num_key_value_heads=8, head_dim=64),
+    # One latent vector per token instead of heads.
+    "mla": dict(hidden_size=256, num_hidden_layers=3, num_attention_heads=4),
+    # Layers that see all and layers that see a window, in turn: two KV groups.
+    "window": dict(hidden_size=256, num_hidden_layers=6, num_attention_heads=4, num_key_value_heads=2, head_dim=64),
+}
+
+
+def model(name: str) -> Path:
+    """Folder of a model; made when it is not there yet (some seconds, once)."""
+    from servers.paths import cache
+
+    folder = cache() / "models" / f"{name}-v{VERSION}"
+    if not (folder / "config.json").exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(dir=folder.parent))
+        try:
+            env = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
+            command = [sys.executable, "-m", "servers.models", name, str(scratch)]
+            subprocess.run(command, check=True, env=env, stdout=subprocess.DEVNULL)
+            if not folder.exists():
+                scratch.rename(folder)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+    return folder
+
+
+def words(count: int, seed: int) -> str:
+    """A text of this many tokens of the models' vocabulary."""
+    return " ".join(f"w{n}" for n in token_ids(count, seed))
+
+
+def token_ids(count: int, seed: int) -> list[int]:
+    """Token ids of `words`."""
+    chosen = random.Random(seed)
+    return [chosen.randrange(3, VOCABULARY) for _ in range(count)]
+
+
+def _save_tokenizer(folder: str) -> None:
+    from tokenizers import Tokenizer
+    from tokenizers import models as kinds
+    from tokenizers.pre_tokenizers import WhitespaceSplit
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {"<unk>": 0, "<s>": 1, "</s>": 2} | {f"w{n}": n for n in range(3, VOCABULARY)}
+    tokenizer = Tokenizer(kinds.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", bos_token="<s>", eos_token="</s>")
+    fast.save_pretrained(folder)
+
+
+def _config(name: str) -> Any:
+    import transformers
+
+    shape = dict(
+        vocab_size=VOCABULARY,
+        intermediate_size=_SHAPES[name]["hidden_size"] * 3,
+        max_position_embeddings=16384,
+        bos_token_id=1,
+        eos_token_id=2,
+        tie_word_embeddings=False,
+        initializer_range=0.08,
+        **_SHAPES[name],
+    )
+    if name == "mla":
+        return transformers.DeepseekV2Config(
+            **shape,
+            num_key_value_heads=4,
+            kv_lora_rank=512,
+            q_lora_rank=None,
+            qk_nope_head_dim=64,
+            qk_rope_head_dim=64,
+            v_head_dim=64,
+            first_k_dense_replace=3,
+            n_routed_experts=2,
+            n_shared_experts=1,
+            num_experts_per_tok=1,
+            moe_intermediate_size=256,
+        )
+    if name == "window":
+        return transformers.Gemma3TextConfig(
+            **shape,
+            sliding_window=512,
+            layer_types=["sliding_attention", "sliding_attention", "full_attention"] * 2,
+            query_pre_attn_scalar=64,
+            pad_token_id=0,
+        )
+    return transformers.LlamaConfig(**shape)
+
+
+def _make(name: str, folder: str) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    _save_tokenizer(folder)
+    torch.manual_seed(sorted(_SHAPES).index(name))
+    made = AutoModelForCausalLM.from_config(_config(name)).to(torch.bfloat16)
+    made.generation_config.eos_token_id = None
+    made.save_pretrained(folder)
+
+
+if __name__ == "__main__":
+    _make(sys.argv[1], sys.argv[2])

@@ -1,0 +1,42 @@
+"""Where things lie: the sidecar's binary, the cache outside of the checkout, short folders for sockets."""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def cache() -> Path:
+    """Folder for what is made once and kept."""
+    if chosen := os.environ.get("KVCACHEPOOL_CACHE"):
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvcachepool"
+
+
+def target() -> Path:
+    """Cargo's target folder."""
+    return Path(os.environ.get("CARGO_TARGET_DIR") or cache() / "target")
+
+
+def sidecar_binary() -> Path:
+    """The built sidecar; KVCACHEPOOL_SIDECAR names another one."""
+    path = Path(os.environ.get("KVCACHEPOOL_SIDECAR") or target() / "debug" / "kvcachepool-sidecar")
+    if not path.exists():
+        raise FileNotFoundError(f"{path} is missing: cargo build --bin kvcachepool-sidecar (make test does it)")
+    return path
+
+
+def short_folder() -> Path:
+    """A fresh folder whose path leaves room for a socket's name (108 bytes in all)."""
+    return Path(tempfile.mkdtemp(prefix="kvcp-", dir="/tmp"))
+
+
+def free_port() -> int:
+    """A port of the loopback interface that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

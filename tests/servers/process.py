@@ -1,0 +1,157 @@
+"""Processes in groups of their own that end with their test, also when the test itself is killed."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from servers.waiting import wait_for
+
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+# Lives beside us in a session of its own; when our end of its pipe closes, by whatever death, it kills the groups
+# that are left.
+_UNDERTAKER = """
+import os, signal, sys
+groups = set()
+for line in sys.stdin:
+    (groups.add if line[0] == "+" else groups.discard)(int(line[1:]))
+for group in groups:
+    try:
+        os.killpg(group, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+"""
+_undertaker: subprocess.Popen[bytes] | None = None
+_undertaker_lock = threading.Lock()
+
+
+def _tell_undertaker(sign: str, group: int) -> None:
+    global _undertaker
+    with _undertaker_lock:
+        if _undertaker is None or _undertaker.poll() is not None:
+            _undertaker = subprocess.Popen(
+                [sys.executable, "-S", "-c", _UNDERTAKER], stdin=subprocess.PIPE, start_new_session=True, cwd="/"
+            )
+        assert _undertaker.stdin is not None
+        _undertaker.stdin.write(f"{sign}{group}\n".encode())
+        _undertaker.stdin.flush()
+
+
+def _die_with_parent() -> None:
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def children(pid: int) -> list[int]:
+    """Direct children of a process."""
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            found += [int(child) for child in task.read_text().split()]
+    return found
+
+
+def descendants(pid: int) -> list[int]:
+    """All processes below a process, nearest first."""
+    found = children(pid)
+    for child in found:
+        found += children(child)
+    return found
+
+
+def alive(pid: int) -> bool:
+    """Whether the process runs (a zombie does not)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def cpu_seconds(pids: list[int]) -> float:
+    """CPU time that the processes have used so far, user and system."""
+    ticks = 0
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+            ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def rss_anon_bytes(pids: list[int]) -> int:
+    """Anonymous resident memory of the processes: shared memory is not in it."""
+    total = 0
+    for pid in pids:
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("RssAnon:"):
+                total += int(line.split()[1]) * 1024
+    return total
+
+
+class Process:
+    """A program with all its children, its output in a file."""
+
+    def __init__(
+        self,
+        name: str,
+        command: list[str],
+        log: Path,
+        *,
+        env: dict[str, str] | None = None,
+        pass_fds: tuple[int, ...] = (),
+    ) -> None:
+        self.name = name
+        self.log = log
+        with log.open("ab") as output:
+            self._popen = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=env,
+                pass_fds=pass_fds,
+                start_new_session=True,
+                preexec_fn=_die_with_parent,
+            )
+        self.pid = self._popen.pid
+        _tell_undertaker("+", self.pid)
+
+    def running(self) -> bool:
+        """Whether the first process still runs."""
+        return self._popen.poll() is None
+
+    def tree(self) -> list[int]:
+        """The process and all below it."""
+        return [self.pid, *descendants(self.pid)]
+
+    def signal_all(self, number: signal.Signals) -> None:
+        """Sends a signal to the whole group."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, number)
+
+    def kill(self) -> None:
+        """SIGKILL to all processes at once, as a container's end does, and waits until none is left."""
+        left = self.tree()
+        self.signal_all(signal.SIGKILL)
+        self._popen.wait()
+        wait_for(lambda: not any(alive(pid) for pid in left), 20, f"end of {self.name} after SIGKILL")
+        _tell_undertaker("-", self.pid)
+
+    def stop(self, seconds: float = 20) -> None:
+        """SIGTERM, and SIGKILL for what is left after the time."""
+        if self.running():
+            self.signal_all(signal.SIGCONT)
+            self._popen.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._popen.wait(seconds)
+        self.kill()
+
+    def tail(self, lines: int = 40) -> str:
+        """The end of its output."""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])

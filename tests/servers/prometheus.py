@@ -1,0 +1,35 @@
+"""Reading the text format of /metrics."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+_LINE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)")
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+
+
+class Samples:
+    """All samples of one reading, summed over the labels that are not asked for."""
+
+    def __init__(self, samples: Iterable[tuple[str, dict[str, str], float]]) -> None:
+        self._samples = list(samples)
+
+    @classmethod
+    def parse(cls, text: str) -> Samples:
+        """From the text format."""
+        found = (_LINE.match(line) for line in text.splitlines())
+        return cls((m[1], dict(_LABEL.findall(m[2] or "")), float(m[3])) for m in found if m)
+
+    def total(self, name: str, **labels: str) -> float:
+        """Sum of all samples of a name (with or without `_total`) that carry these labels; 0 when there is none."""
+        names = (name, name + "_total")
+        return sum(v for n, have, v in self._samples if n in names and labels.items() <= have.items())
+
+    def by(self, name: str, label: str) -> dict[str, float]:
+        """Sums of a name by the values of one label."""
+        sums: dict[str, float] = {}
+        for n, have, value in self._samples:
+            if n in (name, name + "_total") and label in have:
+                sums[have[label]] = sums.get(have[label], 0.0) + value
+        return sums

@@ -1,0 +1,133 @@
+"""The real sidecar in a folder that plays the pod's shared volume."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from servers import paths, web
+from servers.process import Process, alive, children
+from servers.prometheus import Samples
+from servers.waiting import wait_for
+
+
+def export_connector(folder: Path, *arguments: str) -> None:
+    """Writes the connector's package into the folder that goes onto PYTHONPATH."""
+    subprocess.run(
+        [paths.sidecar_binary(), "export-connector", str(folder), *arguments], check=True, stdout=subprocess.DEVNULL
+    )
+
+
+class Sidecar:
+    """One sidecar; it may be started, killed and started again in the same folder."""
+
+    def __init__(self, folder: Path, *, memory: str = "512Mi", config: dict[str, Any] | None = None) -> None:
+        self.folder = folder
+        self.socket = folder / "sidecar.sock"
+        self.log = folder / "sidecar.log"
+        self.port = paths.free_port()
+        self._process: Process | None = None
+        self._config: dict[str, Any] = {
+            "socket": str(self.socket),
+            "admin": {"listen": f"127.0.0.1:{self.port}"},
+            "memory": {"size": memory},
+            "log": {"level": "debug" if os.environ.get("KVCACHEPOOL_TEST_DEBUG") else "info", "format": "text"},
+        }
+        for section, values in (config or {}).items():
+            if isinstance(values, dict):
+                self._config.setdefault(section, {}).update(values)
+            else:
+                self._config[section] = values
+        folder.mkdir(exist_ok=True)
+        if not (folder / "kvcachepool").exists():
+            export_connector(folder)
+
+    @property
+    def url(self) -> str:
+        """Base of the admin HTTP."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self, *, ready_seconds: float | None = 30) -> Sidecar:
+        """Starts it and, unless None is given, waits until /readyz says yes."""
+        assert self._process is None
+        config = self.folder / "config.v1.yaml"
+        config.write_text(json.dumps(self._config, indent=1))
+        command = [str(paths.sidecar_binary()), "run", "--config", str(config)]
+        self._process = Process("sidecar", command, self.log)
+        if ready_seconds is not None:
+            self.wait_ready(ready_seconds)
+        return self
+
+    def wait_ready(self, seconds: float = 30) -> None:
+        """Until the memory tier serves."""
+        process = self.process
+
+        def ready() -> bool:
+            if not process.running():
+                raise AssertionError(f"the sidecar ended:\n{process.tail()}")
+            return web.get(f"{self.url}/readyz", 1)[0] == 200
+
+        try:
+            wait_for(ready, seconds, "sidecar ready")
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{web.get(f'{self.url}/readyz')}\n{process.tail()}") from None
+
+    @property
+    def process(self) -> Process:
+        """The running process."""
+        assert self._process is not None, "the sidecar is not started"
+        return self._process
+
+    def running(self) -> bool:
+        """Whether it was started and not ended."""
+        return self._process is not None and self._process.running()
+
+    @property
+    def engine_pid(self) -> int:
+        """The engine below the supervisor."""
+        found = wait_for(lambda: children(self.process.pid), 10, "an engine process")
+        return found[0]
+
+    def kill_engine(self) -> None:
+        """SIGKILL to the engine alone; waits until the supervisor has started another one."""
+        dead = self.engine_pid
+        os.kill(dead, signal.SIGKILL)
+        wait_for(lambda: not alive(dead) and children(self.process.pid), 20, "a new engine process")
+
+    def kill_tree(self) -> None:
+        """The death of the whole container."""
+        self.process.kill()
+        self._process = None
+
+    def freeze(self) -> None:
+        """SIGSTOP to supervisor and engine."""
+        self.process.signal_all(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """SIGCONT to both; harmless where they run."""
+        self.process.signal_all(signal.SIGCONT)
+
+    def stop(self) -> None:
+        """SIGTERM; also ends one that is frozen."""
+        if self._process is not None:
+            with contextlib.suppress(AssertionError):
+                self._process.stop()
+            self._process = None
+
+    def metrics(self) -> Samples:
+        """What /metrics says now."""
+        status, text = web.get(f"{self.url}/metrics")
+        assert status == 200, f"/metrics answered {status}"
+        return Samples.parse(text)
+
+    def status(self) -> dict[str, Any]:
+        """What /v1/status says now."""
+        status, text = web.get(f"{self.url}/v1/status")
+        assert status == 200, f"/v1/status answered {status}"
+        answer: dict[str, Any] = json.loads(text)
+        return answer
