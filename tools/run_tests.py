@@ -47,7 +47,9 @@ def run(suite: str) -> Result:
     skipped: list[str] = []
     for command in commands(suite):
         print(f"\n=== {suite}: {' '.join(command)}", flush=True)
-        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+        process = subprocess.Popen(
+            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+        )
         assert process.stdout is not None
         for line in process.stdout:
             sys.stdout.write(line)

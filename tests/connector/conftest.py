@@ -64,3 +64,14 @@ def loop(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
     yield make
     for one in made:
         one.close()
+
+
+@pytest.fixture
+def scripted(volume: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A scripted pool instead of a sidecar."""
+    from scripted_pool import ScriptedPool
+
+    scripted = ScriptedPool(volume)
+    monkeypatch.setenv("KVCACHEPOOL_SOCKET", scripted.path)
+    yield scripted
+    scripted.close()

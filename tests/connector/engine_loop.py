@@ -13,7 +13,7 @@ import functools
 import pickle
 import time
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,6 +25,7 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1 import kv_cache_interface as interface
+from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 from vllm.v1.core.kv_cache_utils import (
     get_request_block_hasher,
     init_none_hash,
@@ -108,8 +109,11 @@ class Loop:
             hash_block_size=hash_block,
             log_stats=True,
         )
+        # The tiny model sees no images, but requests of these tests bring some.
+        self.scheduler.max_num_encoder_input_tokens = 4096
+        self.scheduler.encoder_cache_manager = EncoderCacheManager(cache_size=4096)
         self._hasher = get_request_block_hasher(hash_block, sha256)
-        self.connector: KVCachePoolConnector = self.scheduler.connector  # type: ignore[assignment]
+        self.connector: KVCachePoolConnector = self.scheduler.connector
         self.requests: dict[str, Request] = {}
         self.done: dict[str, str] = {}
         self.computed: dict[str, int] = {}
@@ -286,7 +290,7 @@ def contents(request: Request, end: int) -> np.ndarray:
     embeds = request.prompt_embeds
     apart = (request.cache_salt, request.lora_request.lora_path if request.lora_request else None)
     state = zlib.crc32(repr(apart).encode())
-    values = np.empty(end, dtype=np.float32)
+    values: np.ndarray = np.empty(end, dtype=np.float32)
     items = {f.mm_position.offset: f.identifier for f in request.mm_features}
     for position in range(end):
         word = request.all_token_ids[position].to_bytes(4, "little")
@@ -332,8 +336,3 @@ def _kv_cache(blocks: int, block_tokens: int, windows: bool) -> tuple[Any, dict[
 def prompt(count: int, seed: int) -> list[int]:
     """Token ids, the same for the same seed."""
     return models.token_ids(count, seed)
-
-
-def total(values: Iterable[float]) -> float:
-    """Sum."""
-    return float(sum(values))

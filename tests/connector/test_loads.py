@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ pytest.importorskip("vllm", reason="needs vLLM")
 
 from engine_loop import Loop, prompt
 from scripted_pool import ScriptedPool
+from steps import connected, loads_of, reports, requested
 from stub_sidecar import Received
 
 from kvcachepool.messages import CHUNK_PENDING
@@ -20,40 +20,6 @@ from kvcachepool.wire import Op
 from servers.waiting import wait_for
 
 Make = Callable[..., Loop]
-
-
-@pytest.fixture
-def scripted(volume: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedPool]:
-    pool = ScriptedPool(volume)
-    monkeypatch.setenv("KVCACHEPOOL_SOCKET", pool.path)
-    yield pool
-    pool.close()
-
-
-def connected(engine: Loop) -> Loop:
-    scheduler, worker = engine.connector._scheduler, engine.worker._worker
-    assert scheduler is not None
-    assert worker is not None
-    wait_for(lambda: scheduler._client.connected and worker._mapping is not None, 20, "both sides connected")
-    return engine
-
-
-def reports(pool: ScriptedPool, name: str) -> dict[str, int]:
-    total: dict[str, int] = {}
-    for frame in pool.frames(Op.REPORT):
-        for key, value in frame.body.get(name, {}).items():
-            total[key] = total.get(key, 0) + value
-    return total
-
-
-def requested(pool: ScriptedPool) -> int:
-    return sum(frame.body.get("requested_tokens", 0) for frame in pool.frames(Op.REPORT))
-
-
-def loads_of(engine: Loop) -> list[Any]:
-    seen: list[Any] = []
-    engine.rewrite_metadata = lambda metadata: seen.extend(job for job in metadata.jobs if job.kind == "load")
-    return seen
 
 
 def test_a_full_hit_is_loaded_whole_and_only_the_last_token_is_computed(scripted: ScriptedPool, loop: Make) -> None:

@@ -1,10 +1,12 @@
-"""vLLM's engine in a process of its own, stepped from a test: requests are added, stepped, aborted and looked at one by one.
+"""vLLM's engine in a process of its own, stepped from a test: requests are added, stepped, aborted one by one.
 
-The engine runs in that process itself (no worker processes) unless tensor parallelism is asked for, so a test decides what happens between two steps.
+The engine runs in that process itself (no worker processes) unless tensor parallelism is asked for, so a test
+decides what happens between two steps.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -62,7 +64,7 @@ class Engine:
                 "vLLM's engine",
                 [sys.executable, str(child), str(asked_read), str(said_write)],
                 log,
-                env=environment(folder, **variables, **(env or {})),
+                env=environment(folder, TMPDIR=str(log.parent), **variables, **(env or {})),
                 pass_fds=(asked_read, said_write),
             )
         finally:
@@ -161,10 +163,8 @@ class Engine:
 
     def _close(self) -> None:
         for end in (self._asked, self._said):
-            try:
+            with contextlib.suppress(BrokenPipeError):
                 end.close()
-            except BrokenPipeError:
-                pass
 
 
 def by_source(before: Samples, after: Samples) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""The process behind `engine.Engine`: reads one JSON line per operation, answers with one. Run by its path, in a vLLM environment."""
+"""The process behind `engine.Engine`: reads one JSON line per operation and answers with one."""
 
 from __future__ import annotations
 
@@ -25,14 +25,18 @@ class Operations:
         transfer = self.engine.vllm_config.kv_transfer_config
         return transfer.kv_connector if transfer is not None else None
 
-    def add(self, name: str, tokens: list[int], max_tokens: int, salt: str | None, params: dict[str, Any] | None) -> None:
+    def add(
+        self, name: str, tokens: list[int], max_tokens: int, salt: str | None, params: dict[str, Any] | None
+    ) -> None:
         from vllm import SamplingParams
 
         prompt: dict[str, Any] = {"prompt_token_ids": tokens}
         if salt is not None:
             prompt["cache_salt"] = salt
         extra = {"kv_transfer_params": params} if params is not None else None
-        sampling = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, extra_args=extra, detokenize=False)
+        sampling = SamplingParams(
+            temperature=0, max_tokens=max_tokens, ignore_eos=True, extra_args=extra, detokenize=False
+        )
         self.last.pop(name, None)
         self.engine.add_request(name, prompt, sampling)
 

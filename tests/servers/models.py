@@ -92,13 +92,15 @@ def _config(name: str) -> Any:
         return transformers.DeepseekV2Config(
             **shape,
             num_key_value_heads=4,
-            kv_lora_rank=128,
+            kv_lora_rank=512,
             q_lora_rank=None,
             qk_nope_head_dim=64,
-            qk_rope_head_dim=32,
+            qk_rope_head_dim=64,
             v_head_dim=64,
             first_k_dense_replace=3,
-            n_routed_experts=None,
+            n_routed_experts=2,
+            n_shared_experts=1,
+            num_experts_per_tok=1,
             moe_intermediate_size=256,
         )
     if name == "window":

@@ -16,7 +16,8 @@ from servers.waiting import wait_for
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
-# Lives beside us in a session of its own; when our end of its pipe closes, by whatever death, it kills the groups left over.
+# Lives beside us in a session of its own; when our end of its pipe closes, by whatever death, it kills the groups
+# that are left.
 _UNDERTAKER = """
 import os, signal, sys
 groups = set()
@@ -97,7 +98,13 @@ class Process:
     """A program with all its children, its output in a file."""
 
     def __init__(
-        self, name: str, command: list[str], log: Path, *, env: dict[str, str] | None = None, pass_fds: tuple[int, ...] = ()
+        self,
+        name: str,
+        command: list[str],
+        log: Path,
+        *,
+        env: dict[str, str] | None = None,
+        pass_fds: tuple[int, ...] = (),
     ) -> None:
         self.name = name
         self.log = log

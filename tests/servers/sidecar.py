@@ -18,7 +18,9 @@ from servers.waiting import wait_for
 
 def export_connector(folder: Path, *arguments: str) -> None:
     """Writes the connector's package into the folder that goes onto PYTHONPATH."""
-    subprocess.run([paths.sidecar_binary(), "export-connector", str(folder), *arguments], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [paths.sidecar_binary(), "export-connector", str(folder), *arguments], check=True, stdout=subprocess.DEVNULL
+    )
 
 
 class Sidecar:
@@ -81,6 +83,10 @@ class Sidecar:
         assert self._process is not None, "the sidecar is not started"
         return self._process
 
+    def running(self) -> bool:
+        """Whether it was started and not ended."""
+        return self._process is not None and self._process.running()
+
     @property
     def engine_pid(self) -> int:
         """The engine below the supervisor."""
@@ -103,7 +109,7 @@ class Sidecar:
         self.process.signal_all(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """SIGCONT to both."""
+        """SIGCONT to both; harmless where they run."""
         self.process.signal_all(signal.SIGCONT)
 
     def stop(self) -> None:

@@ -13,7 +13,7 @@ class TimedOut(AssertionError):
     """The condition did not come true in time."""
 
 
-def wait_for(condition: Callable[[], T], seconds: float, what: str, *, pause: float = 0.02) -> T:
+def wait_for(condition: Callable[[], T | None], seconds: float, what: str, *, pause: float = 0.02) -> T:
     """Asks until the answer is true and returns it; `what` names the condition in the error."""
     deadline = time.monotonic() + seconds
     while True:

@@ -30,6 +30,9 @@ def _load(kv: torch.Tensor, arena: torch.Tensor, blocks: list[int], offsets: lis
     for i in range(len(blocks)):
         rows = kv.select(1, blocks[i])
         slot = torch.as_strided(arena, [planes, width], [width, 1], offsets[i])
+        if planes * width <= limit:
+            rows.copy_(slot)
+            continue
         for p in range(0, planes, step):
             for c in range(0, width, limit):
                 rows[p : p + step, c : c + limit].copy_(slot[p : p + step, c : c + limit])
@@ -42,6 +45,9 @@ def _store(kv: torch.Tensor, arena: torch.Tensor, blocks: list[int], offsets: li
     for i in range(len(blocks)):
         rows = kv.select(1, blocks[i])
         slot = torch.as_strided(arena, [planes, width], [width, 1], offsets[i])
+        if planes * width <= limit:
+            slot.copy_(rows)
+            continue
         for p in range(0, planes, step):
             for c in range(0, width, limit):
                 slot[p : p + step, c : c + limit].copy_(rows[p : p + step, c : c + limit])

@@ -1,15 +1,78 @@
 //! The state machine's entry: one call per input.
 
-use super::seam::{Host, Input, Now, Output, Start};
+use super::counters::Counters;
+use super::events::Poll;
+use super::peers::{Conn, Peers};
+use super::register::Instance;
+use super::seam::{ConnId, FdFacts, FdKind, Host, Input, Now, Output, ProcessId, Start};
 use crate::engine::config::Config;
+use crate::engine::mistake::{Mistake, made};
+use crate::engine::{Action, Engine};
+use kvcachepool_protocol::PROTOCOL_VERSION;
+use kvcachepool_protocol::frame::{FLAG_ERROR, FLAG_FDS, FLAG_REPLY, Header, Op};
+use kvcachepool_protocol::message::{self, ErrorBody, ErrorCode, Role};
+use serde::Serialize;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Owners without news are asked for by F_GETLK this often.
+const LOCK_POLL_MS: u64 = 1_000;
+/// Lengths of texts that a peer chose and that are kept.
+pub(super) const TEXT_MAX: usize = 128;
 
 /// Sessions and engine together. The shell keeps one behind a short-held lock and calls [`Core::handle`] for everything that
 /// happens.
+#[derive(Debug)]
 pub struct Core<H: Host> {
-    config: Config,
-    host: H,
-    table: Option<H::Table>,
-    boot: u64,
+    pub(super) config: Config,
+    pub(super) host: H,
+    pub(super) engine: Option<Engine<H::Table>>,
+    /// Why there is no memory tier, by name; and for people.
+    pub(super) no_arena: (&'static str, String),
+    pub(super) retry_arena_ms: u64,
+    /// Locks of an earlier boot whose holders may still map an arena that is not back.
+    pub(super) earlier_locks: BTreeSet<u32>,
+    pub(super) boot: u64,
+    pub(super) version: String,
+    pub(super) started: Now,
+    pub(super) cold: bool,
+    pub(super) draining: bool,
+    pub(super) peers: Peers,
+    pub(super) instances: BTreeMap<String, Instance>,
+    pub(super) polls: BTreeMap<u64, Poll>,
+    pub(super) offs: BTreeMap<String, String>,
+    pub(super) counters: Counters,
+    next_lock_poll_ms: u64,
+}
+
+/// A refusal, before it is a frame.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Refusal {
+    pub code: ErrorCode,
+    pub message: String,
+    pub retryable: bool,
+}
+
+impl Refusal {
+    pub fn new(code: ErrorCode, message: impl Into<String>) -> Self {
+        Self {
+            code,
+            message: message.into(),
+            retryable: false,
+        }
+    }
+
+    pub fn later(code: ErrorCode, message: impl Into<String>) -> Self {
+        Self {
+            retryable: true,
+            ..Self::new(code, message)
+        }
+    }
+}
+
+impl From<message::BadBody> for Refusal {
+    fn from(bad: message::BadBody) -> Self {
+        Self::new(ErrorCode::BadBody, bad.to_string())
+    }
 }
 
 impl<H: Host> Core<H> {
@@ -21,23 +84,435 @@ impl<H: Host> Core<H> {
         now: Now,
         out: &mut Vec<Output>,
     ) -> Self {
-        let _ = (now, out);
-        Self {
+        let mut core = Self {
             config,
             host,
-            table: start.found,
+            engine: None,
+            no_arena: ("Starting", String::new()),
+            retry_arena_ms: 0,
+            earlier_locks: BTreeSet::new(),
             boot: start.boot,
+            version: start.version,
+            started: now,
+            cold: start.cold,
+            draining: false,
+            peers: Peers::default(),
+            instances: BTreeMap::new(),
+            polls: BTreeMap::new(),
+            offs: BTreeMap::new(),
+            counters: Counters::default(),
+            next_lock_poll_ms: now.mono_ms,
+        };
+        match start.found {
+            Some(table) => {
+                core.engine = Some(Engine::new(now, table, core.config.clone(), core.cold))
+            }
+            None => {
+                core.earlier_locks = core.host.locks_held().into_iter().collect();
+                core.make_arena(now, out);
+            }
         }
+        core.act(now, out);
+        core
     }
 
     /// Takes one input; what the shell shall do is appended to `out`, in order.
     pub fn handle(&mut self, now: Now, input: Input<'_>, out: &mut Vec<Output>) {
-        let _ = (now, input, out, &self.host, &self.table, self.boot);
+        match input {
+            Input::Connected { conn, peer } => {
+                self.peers.conns.insert(
+                    conn,
+                    Conn {
+                        peer,
+                        ..Conn::default()
+                    },
+                );
+            }
+            Input::Frame {
+                conn,
+                header,
+                body,
+                fds,
+            } => self.frame(now, conn, header, body, fds, out),
+            Input::Disconnected { conn } => self.disconnected(conn),
+            Input::ProcessDied { process } => self.process_died(now, process, out),
+            Input::DigestDone {
+                slot,
+                generation,
+                digest,
+            } => {
+                if let Some(engine) = &mut self.engine {
+                    engine.digest_done(now, slot, generation, digest);
+                }
+            }
+            Input::Populated { rows } => {
+                if let Some(engine) = &mut self.engine {
+                    engine.populated(rows);
+                }
+            }
+            Input::Tick => self.tick(now, out),
+            Input::Drain => self.draining = true,
+        }
+        self.act(now, out);
     }
 
     /// Takes a changed configuration. Returns the names of what needs a restart.
     pub fn configure(&mut self, config: Config) -> Vec<&'static str> {
-        self.config = config;
-        Vec::new()
+        let mut restart = Vec::new();
+        if config.arena_bytes != self.config.arena_bytes {
+            restart.push("memory.size");
+        }
+        if config.policy != self.config.policy {
+            restart.push("memory.evictionPolicy");
+        }
+        let (arena_bytes, policy) = (self.config.arena_bytes, self.config.policy);
+        self.config = Config {
+            arena_bytes,
+            policy,
+            ..config
+        };
+        if let Some(engine) = &mut self.engine {
+            engine.configure(&self.config);
+        }
+        restart
     }
+
+    /// The engine, while there is a memory tier.
+    pub fn engine(&self) -> Option<&Engine<H::Table>> {
+        self.engine.as_ref()
+    }
+
+    /// The engine, for what does not come over the socket: fetches from lower tiers.
+    pub fn engine_mut(&mut self) -> Option<&mut Engine<H::Table>> {
+        self.engine.as_mut()
+    }
+
+    /// The host.
+    pub fn host(&self) -> &H {
+        &self.host
+    }
+
+    /// The host, for the shell's own use between calls.
+    pub fn host_mut(&mut self) -> &mut H {
+        &mut self.host
+    }
+
+    /// A scheduler or worker lives.
+    pub fn attached(&self) -> bool {
+        self.peers
+            .sessions
+            .values()
+            .any(|s| matches!(s.role, Role::Scheduler | Role::Worker))
+    }
+
+    fn frame(
+        &mut self,
+        now: Now,
+        conn: ConnId,
+        header: Header,
+        body: &[u8],
+        fds: &[FdFacts],
+        out: &mut Vec<Output>,
+    ) {
+        let Some(known) = self.peers.conns.get(&conn) else {
+            self.counters.ignored("ClosedConnection");
+            return;
+        };
+        let op = match Op::try_from(header.opcode) {
+            Ok(op) => op,
+            Err(e) => {
+                let refusal = Refusal::new(ErrorCode::UnknownOpcode, e.to_string());
+                // the tag is what counts; there is no opcode to answer with
+                self.refuse(conn, Op::Hello, header.tag, refusal, out);
+                return;
+            }
+        };
+        if op == Op::Hello {
+            self.hello(now, conn, header, body, fds, out);
+            return;
+        }
+        let (session, greeted) = (known.session, known.greeted);
+        let done = match (op, session, greeted) {
+            (Op::Admin, _, Some(Role::Admin)) => {
+                message::decode(body).map_err(Refusal::from).map(|request| {
+                    out.push(Output::Admin {
+                        conn,
+                        tag: header.tag,
+                        request,
+                    });
+                })
+            }
+            (_, None, None) => {
+                let refusal = Refusal::new(
+                    ErrorCode::HelloFirst,
+                    "the first frame of a connection must be HELLO",
+                );
+                self.refuse(conn, op, header.tag, refusal, out);
+                self.close(conn, "HelloFirst", out);
+                return;
+            }
+            (_, Some(session), _) => self.serve(now, conn, session, op, header.tag, body, out),
+            (_, None, Some(role)) => Err(wrong_role(role, op)),
+        };
+        if let Err(refusal) = done {
+            self.refuse(conn, op, header.tag, refusal, out);
+        }
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn serve(
+        &mut self,
+        now: Now,
+        conn: ConnId,
+        session: u64,
+        op: Op,
+        tag: u64,
+        body: &[u8],
+        out: &mut Vec<Output>,
+    ) -> Result<(), Refusal> {
+        let Some(role) = self.peers.sessions.get(&session).map(|s| s.role) else {
+            return Ok(());
+        };
+        match (op, role) {
+            (Op::Register, Role::Worker | Role::Scheduler) => {
+                self.register(conn, session, tag, body, out)
+            }
+            (Op::Probe, Role::Scheduler) => self.probe(now, conn, session, tag, body, out),
+            (Op::Pin, Role::Scheduler) => self.pin_request(session, body),
+            (Op::Release, Role::Scheduler) => self.release(session, body),
+            (Op::Grant, Role::Scheduler) => self.grant(now, conn, session, tag, body, out),
+            (Op::Commit, Role::Worker) => self.commit(session, body),
+            (Op::Abort, Role::Worker) => self.abort(session, body),
+            (Op::Abort, Role::Scheduler) => self.abort_grant(conn, session, tag, body, out),
+            (Op::Events, Role::Scheduler) => self.events(now, conn, session, tag, body, out),
+            (Op::Report, Role::Worker | Role::Scheduler) => self.report(session, body),
+            (Op::Window, _) => Err(Refusal::new(
+                ErrorCode::NotServed,
+                "WINDOW is not served by this build: copies are the worker's",
+            )),
+            (op, role) => Err(wrong_role(role, op)),
+        }
+    }
+
+    /// Sends an answer.
+    #[allow(clippy::too_many_arguments)]
+    pub(super) fn reply<B: Serialize>(
+        &mut self,
+        conn: ConnId,
+        op: Op,
+        flags: u16,
+        tag: u64,
+        body: &B,
+        fds: Vec<FdKind>,
+        out: &mut Vec<Output>,
+    ) {
+        match message::encode(body) {
+            Ok(body) => {
+                let fd_flag = if fds.is_empty() { 0 } else { FLAG_FDS };
+                out.push(Output::Send {
+                    conn,
+                    op,
+                    flags: flags | FLAG_REPLY | fd_flag,
+                    tag,
+                    body,
+                    fds,
+                });
+            }
+            Err(e) => out.push(Output::Log {
+                event: "EncodeFailed",
+                detail: e.to_string(),
+            }),
+        }
+    }
+
+    pub(super) fn refuse(
+        &mut self,
+        conn: ConnId,
+        op: Op,
+        tag: u64,
+        refusal: Refusal,
+        out: &mut Vec<Output>,
+    ) {
+        self.counters.refused(refusal.code);
+        let Refusal {
+            code,
+            message,
+            retryable,
+        } = refusal;
+        self.reply(
+            conn,
+            op,
+            FLAG_ERROR,
+            tag,
+            &ErrorBody {
+                code,
+                message,
+                retryable,
+            },
+            Vec::new(),
+            out,
+        );
+    }
+
+    /// Closes a connection: nothing more of it is read.
+    pub(super) fn close(&mut self, conn: ConnId, reason: &'static str, out: &mut Vec<Output>) {
+        if self.peers.conns.contains_key(&conn) {
+            self.disconnected(conn);
+            out.push(Output::Close { conn, reason });
+        }
+    }
+
+    /// The session goes on without a connection: what it was granted and reads stays.
+    fn disconnected(&mut self, conn: ConnId) {
+        let Some(gone) = self.peers.conns.remove(&conn) else {
+            return;
+        };
+        let Some(id) = gone.session else { return };
+        let Some(session) = self.peers.sessions.get_mut(&id) else {
+            return;
+        };
+        if session.conn != Some(conn) {
+            return;
+        }
+        session.conn = None;
+        let (role, process) = (session.role, session.process);
+        self.polls.remove(&id);
+        if let Some(engine) = &mut self.engine {
+            if role == Role::Scheduler {
+                engine.cancel_waiting(id);
+            }
+            if made(Mistake::FreeOnEof)
+                && role == Role::Worker
+                && let Some(lock) = self.peers.processes.get(&process).and_then(|p| p.lock)
+            {
+                engine.reconcile(lock, &[]);
+            }
+        }
+    }
+
+    /// The proof of death: all that the process had ends, and nothing more of it is read.
+    fn process_died(&mut self, now: Now, id: ProcessId, out: &mut Vec<Output>) {
+        let Some(process) = self.peers.bury(id) else {
+            return;
+        };
+        for session in &process.sessions {
+            if let Some(conn) = self.peers.sessions.get(session).and_then(|s| s.conn) {
+                self.close(conn, "ProcessDied", out);
+            }
+            self.leave_instance(*session);
+            self.polls.remove(session);
+            if let Some(engine) = &mut self.engine {
+                engine.cancel_waiting(*session);
+                engine.keep_requests(*session, &[]);
+            }
+            self.peers.sessions.remove(session);
+        }
+        self.counters.event("ProcessDied");
+        if let Some(lock) = process.lock {
+            self.earlier_locks.remove(&lock);
+            let quarantine_ms = self.quarantine_ms(process.gpu);
+            if let Some(engine) = &mut self.engine {
+                engine.owner_died(now, lock, quarantine_ms);
+            }
+        }
+        self.make_arena(now, out);
+    }
+
+    /// How long the slots of a dead process stay. Whether a GPU writes for it may be unknown: then it counts as one.
+    fn quarantine_ms(&self, gpu: Option<bool>) -> u64 {
+        let gpu = match gpu {
+            Some(gpu) => gpu,
+            None => !made(Mistake::BootQuarantine),
+        };
+        if gpu && !made(Mistake::NoQuarantine) {
+            self.config.quarantine_ms
+        } else {
+            0
+        }
+    }
+
+    fn tick(&mut self, now: Now, out: &mut Vec<Output>) {
+        if now.mono_ms >= self.next_lock_poll_ms {
+            self.next_lock_poll_ms = now.mono_ms + LOCK_POLL_MS;
+            self.ask_for_locks(now, out);
+        }
+        if let Some(engine) = &mut self.engine {
+            engine.tick(now);
+        }
+        self.end_polls(now, out);
+    }
+
+    fn ask_for_locks(&mut self, now: Now, out: &mut Vec<Output>) {
+        let owners = self
+            .engine
+            .as_ref()
+            .map(Engine::living_owners)
+            .unwrap_or_default();
+        for lock in owners {
+            if self.host.lock_held(lock) {
+                continue;
+            }
+            // a process that lives and gave up its lock is not trusted to have ended its transfers
+            let quarantine_ms = self.quarantine_ms(None);
+            self.counters.event("LockGone");
+            if let Some(engine) = &mut self.engine {
+                engine.owner_died(now, lock, quarantine_ms);
+            }
+        }
+        if self.engine.is_none() {
+            let host = &mut self.host;
+            self.earlier_locks.retain(|lock| host.lock_held(*lock));
+            self.make_arena(now, out);
+        }
+    }
+
+    /// Passes on what the engine wants to have done.
+    pub(super) fn act(&mut self, now: Now, out: &mut Vec<Output>) {
+        loop {
+            let actions = self
+                .engine
+                .as_mut()
+                .map(Engine::take_actions)
+                .unwrap_or_default();
+            if actions.is_empty() {
+                break;
+            }
+            for action in actions {
+                match action {
+                    Action::Digest {
+                        slot,
+                        generation,
+                        length,
+                        urgent,
+                    } => {
+                        out.push(Output::Digest {
+                            slot,
+                            generation,
+                            length,
+                            urgent,
+                        });
+                    }
+                    Action::ProbeDone { probe } => self.finish_probe(probe, out),
+                }
+            }
+        }
+        self.tell_polls(now, out);
+    }
+}
+
+fn wrong_role(role: Role, op: Op) -> Refusal {
+    Refusal::new(
+        ErrorCode::WrongRole,
+        format!("a session of role {role:?} may not send {op:?}"),
+    )
+}
+
+/// Is a frame's or HELLO's version served?
+pub(super) fn version_served(version: u8) -> bool {
+    version != 0 && version.abs_diff(PROTOCOL_VERSION) <= 1
+}
+
+/// A text of a peer, cut to what is kept.
+pub(super) fn text(said: &str) -> String {
+    said.chars().take(TEXT_MAX).collect()
 }

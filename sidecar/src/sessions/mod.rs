@@ -3,9 +3,22 @@
 //! What the cache holds and where is decided in `engine/`; bytes move in the shell.
 
 mod core;
+mod counters;
+mod events;
+mod hello;
+mod memory;
+mod peers;
+mod read;
+mod register;
 pub mod seam;
+mod status;
+mod write;
+
+#[cfg(test)]
+mod tests;
 
 pub use self::core::Core;
 pub use self::seam::{
     ConnId, FdFacts, FdId, FdKind, FdType, Host, HostError, Input, Now, Output, ProcessId, Start,
 };
+pub use self::status::AdminError;

@@ -1,6 +1,7 @@
 //! The seam between the state machine and the shell: what goes in, what comes out, and the few questions whose answers are
 //! needed at once.
 
+pub use crate::engine::Time as Now;
 use crate::engine::table::{Geometry, Table};
 use kvcachepool_protocol::frame::{Header, Op};
 use kvcachepool_protocol::message::Admin;
@@ -17,15 +18,6 @@ pub struct FdId(pub u64);
 /// One incarnation of a process, numbered by the state machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ProcessId(pub u64);
-
-/// The time, read once by the shell before each call.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Now {
-    /// Monotonic milliseconds since any fixed moment of this boot of the engine.
-    pub mono_ms: u64,
-    /// Unix time in seconds, for expiry and for people.
-    pub unix_s: u64,
-}
 
 /// What the shell found out about a passed descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

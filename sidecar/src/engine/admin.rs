@@ -1,0 +1,244 @@
+//! What people and tools may do: look chunks up, pin them for a while, clear everything.
+
+use super::entry::NONE;
+use super::table::{COMMITTED, FREE, GRANTED, PUBLISHED, ROW_BYTES, Table};
+use super::{Engine, Time};
+use kvcachepool_protocol::key::ChunkKey;
+use kvcachepool_protocol::message::Event;
+
+/// What is known of one chunk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Found {
+    /// Its key.
+    pub key: ChunkKey,
+    /// Position of its first token.
+    pub first_token: u32,
+    /// Tokens.
+    pub tokens: u32,
+    /// It can be read.
+    pub readable: bool,
+    /// Bytes of its slots.
+    pub bytes: u64,
+    /// Read leases and soft pins on it.
+    pub readers: u32,
+    /// Pinned by a person.
+    pub pinned: bool,
+    /// Unix seconds after which it is dead; 0 = never.
+    pub expires_unix_s: u64,
+}
+
+/// Why a pin was not set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum PinError {
+    /// No such chunk.
+    #[error("no chunk of that key is in memory")]
+    NotFound,
+    /// Pins may hold only so much.
+    #[error("admin pins hold their share of the arena; unpin something first")]
+    Full,
+}
+
+/// Sizes and counts of the memory tier.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Usage {
+    /// Chunks that can be read.
+    pub chunks: u64,
+    /// Chunks that lack sections.
+    pub incomplete_chunks: u64,
+    /// Chunks taken over from an earlier boot and not checked yet.
+    pub unchecked_chunks: u64,
+    /// Slots of a sized segment that nobody uses.
+    pub free_slots: u64,
+    /// Slots being written.
+    pub granted_slots: u64,
+    /// Slots written, digest not taken.
+    pub committed_slots: u64,
+    /// Readable slots.
+    pub published_slots: u64,
+    /// Slots of dead writers.
+    pub quarantined_slots: u64,
+    /// Bytes of slots that are not free.
+    pub used_bytes: u64,
+    /// Bytes granted and not committed.
+    pub granted_bytes: u64,
+    /// Bytes under read leases.
+    pub leased_bytes: u64,
+    /// Bytes under soft pins.
+    pub soft_pinned_bytes: u64,
+    /// Bytes under admin pins.
+    pub admin_pinned_bytes: u64,
+}
+
+impl<T: Table> Engine<T> {
+    /// Chunks of this key in all layouts.
+    pub fn find_key(&self, key: &ChunkKey) -> Vec<Found> {
+        self.entries_of(key)
+            .into_iter()
+            .filter_map(|e| self.describe(e))
+            .collect()
+    }
+
+    fn describe(&self, entry: u32) -> Option<Found> {
+        let e = self.entries.get(entry as usize)?;
+        Some(Found {
+            key: e.name.key,
+            first_token: e.first_token,
+            tokens: e.tokens,
+            readable: e.complete(),
+            bytes: e.bytes,
+            readers: e.leases + e.soft_pins,
+            pinned: e.admin_pin,
+            expires_unix_s: e.expires_unix_s,
+        })
+    }
+
+    fn entries_of(&self, key: &ChunkKey) -> Vec<u32> {
+        (0..self.layouts.len() as u32)
+            .filter_map(|layout| self.find(&super::index::Name { layout, key: *key }))
+            .collect()
+    }
+
+    /// Pins chunks of this key for `ttl_ms` (0: until unpinned). They are not evicted meanwhile; they may still expire or turn
+    /// out corrupt.
+    pub fn pin_key(&mut self, now: Time, key: &ChunkKey, ttl_ms: u64) -> Result<(), PinError> {
+        let entries: Vec<u32> = self
+            .entries_of(key)
+            .into_iter()
+            .filter(|e| self.entries[*e as usize].complete())
+            .collect();
+        if entries.is_empty() {
+            return Err(PinError::NotFound);
+        }
+        let until = if ttl_ms == 0 {
+            u64::MAX
+        } else {
+            now.mono_ms.saturating_add(ttl_ms)
+        };
+        let share =
+            self.geometry.arena_bytes / 100 * u64::from(self.config.limits.admin_pin_percent_max);
+        for entry in entries {
+            let e = &mut self.entries[entry as usize];
+            if !e.admin_pin {
+                if self.admin_pinned_bytes + e.weight > share {
+                    return Err(PinError::Full);
+                }
+                e.admin_pin = true;
+                self.admin_pinned_bytes += e.weight;
+            }
+            self.admin_pins.insert(entry, until);
+        }
+        Ok(())
+    }
+
+    /// Ends the pins of this key. False: there were none.
+    pub fn unpin_key(&mut self, key: &ChunkKey) -> bool {
+        let mut any = false;
+        for entry in self.entries_of(key) {
+            any |= self.unpin(entry);
+        }
+        any
+    }
+
+    fn unpin(&mut self, entry: u32) -> bool {
+        if self.admin_pins.remove(&entry).is_none() {
+            return false;
+        }
+        let Some(e) = self.entries.get_mut(entry as usize) else {
+            return false;
+        };
+        if std::mem::take(&mut e.admin_pin) {
+            self.admin_pinned_bytes = self.admin_pinned_bytes.saturating_sub(e.weight);
+        }
+        self.let_go(entry);
+        true
+    }
+
+    pub(crate) fn end_admin_pins(&mut self, now: Time) {
+        let over: Vec<u32> = self
+            .admin_pins
+            .iter()
+            .filter(|(_, until)| **until <= now.mono_ms)
+            .map(|(e, _)| *e)
+            .collect();
+        for entry in over {
+            self.unpin(entry);
+        }
+    }
+
+    /// Forgets every chunk, pinned ones too. What is being read stays in place until its lease ends; what is being written comes
+    /// back from its writer. Returns the chunks that are not found any more.
+    pub fn clear(&mut self) -> u64 {
+        let mut cleared = 0;
+        for entry in 0..self.entries.len() as u32 {
+            if self.entries[entry as usize].listed {
+                self.unpin(entry);
+                self.doom(entry);
+                cleared += 1;
+            }
+        }
+        self.orphans.clear();
+        self.ring.push(Event {
+            kind: "cleared".into(),
+            tier: "memory".into(),
+            ..no_event()
+        });
+        cleared
+    }
+
+    /// Sizes and counts, for status: reads the whole table.
+    pub fn usage(&self) -> Usage {
+        let mut usage = Usage {
+            free_slots: self.alloc.free_slots(),
+            used_bytes: self.alloc.used_rows() * ROW_BYTES,
+            granted_bytes: self.granted_bytes,
+            leased_bytes: self.leases.leased_bytes,
+            soft_pinned_bytes: self.leases.soft_bytes,
+            admin_pinned_bytes: self.admin_pinned_bytes,
+            quarantined_slots: self
+                .owners
+                .values()
+                .filter(|o| o.free_at_ms.is_some())
+                .map(|o| o.rows.len() as u64)
+                .sum(),
+            ..Usage::default()
+        };
+        for e in self.entries.iter().filter(|e| e.live) {
+            if e.listed && e.complete() {
+                usage.chunks += 1;
+                usage.unchecked_chunks += u64::from(e.checked_ms.is_none());
+            } else if e.listed {
+                usage.incomplete_chunks += 1;
+            }
+            for row in e.slots.iter().filter(|r| **r != NONE) {
+                match self.table.row(*row).state {
+                    PUBLISHED => usage.published_slots += 1,
+                    COMMITTED => usage.committed_slots += 1,
+                    _ => {}
+                }
+            }
+        }
+        usage.granted_slots = self
+            .owners
+            .values()
+            .map(|o| o.rows.len() as u64)
+            .sum::<u64>()
+            - usage.quarantined_slots;
+        debug_assert!(
+            self.by_row
+                .keys()
+                .all(|r| matches!(self.table.row(*r).state, FREE | GRANTED | COMMITTED))
+        );
+        usage
+    }
+}
+
+fn no_event() -> Event {
+    Event {
+        kind: String::new(),
+        tier: String::new(),
+        block_hashes: Vec::new(),
+        parent: Vec::new(),
+        tokens: 0,
+        state: String::new(),
+    }
+}

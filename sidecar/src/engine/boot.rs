@@ -1,0 +1,235 @@
+//! Taking over a slot table that an earlier engine left: all that is needed to rebuild the index stands in it.
+
+use super::entry::{Entry, NONE};
+use super::evict::Why;
+use super::grant::Grant;
+use super::index::Name;
+use super::mistake::{Mistake, made};
+use super::table::{COMMITTED, ChunkRecord, FREE, GRANTED, PUBLISHED, ROW_BYTES, Row, Table};
+use super::{Engine, Time};
+use kvcachepool_protocol::key::{ChunkKey, EngineHash, KeyKind, LayoutId};
+use std::collections::BTreeMap;
+
+impl<T: Table> Engine<T> {
+    /// Reads the whole table. COMMITTED slots are freed: nobody can say what their digest should be. GRANTED slots stay with
+    /// their owners. PUBLISHED ones are readable after their check, or freed where the start is `cold`.
+    pub(crate) fn take_over(&mut self, now: Time, cold: bool) {
+        let mut grants: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
+        let mut in_use = Vec::new();
+        let mut row_number = 0;
+        while row_number < self.geometry.rows {
+            let row = self.table.row(row_number);
+            if row.state == FREE {
+                row_number += 1;
+                continue;
+            }
+            let sound = self.alloc.claim(row_number, row.slot_rows);
+            in_use.push(row_number);
+            row_number += row.slot_rows.max(1);
+            self.take_over_row(in_use[in_use.len() - 1], &row, sound, &mut grants);
+        }
+        self.alloc.settle(|row| in_use.binary_search(&row).is_ok());
+        // slots that were not worth keeping become free only now that the allocator knows its segments
+        for row in in_use {
+            let keep = match self.table.row(row).state {
+                GRANTED => true,
+                PUBLISHED => self.by_slot(row).is_some(),
+                _ => false,
+            };
+            if !keep {
+                self.table.set_state(row, FREE);
+                self.alloc.give(row);
+            }
+        }
+        self.take_over_grants(now, grants);
+        self.finish_entries(cold);
+        self.alloc.populate(self.table.populated_rows());
+    }
+
+    fn by_slot(&self, row_number: u32) -> Option<u32> {
+        let row = self.table.row(row_number);
+        let e = self.entries.get(row.chunk as usize)?;
+        (e.live && e.slot(row.section) == row_number).then_some(row.chunk)
+    }
+
+    fn take_over_row(
+        &mut self,
+        row_number: u32,
+        row: &Row,
+        sound: bool,
+        grants: &mut BTreeMap<u32, Vec<u32>>,
+    ) {
+        let entry = if sound && row.section < 128 {
+            self.entry_of_record(row)
+        } else {
+            None
+        };
+        match row.state {
+            GRANTED => {
+                self.owners
+                    .entry(row.owner)
+                    .or_default()
+                    .rows
+                    .insert(row_number);
+                self.granted_bytes += u64::from(row.slot_rows) * ROW_BYTES;
+                if let Some(entry) = entry {
+                    self.entries[entry as usize].rows += 1;
+                    grants.entry(entry).or_default().push(row_number);
+                }
+            }
+            PUBLISHED => {
+                let Some(entry) = entry else { return };
+                let e = &mut self.entries[entry as usize];
+                let at = row.section as usize;
+                if e.slots.len() <= at {
+                    e.slots.resize(at + 1, NONE);
+                }
+                if e.slots[at] == NONE {
+                    e.slots[at] = row_number;
+                    e.have |= 1 << row.section;
+                    e.bytes += u64::from(row.slot_rows) * ROW_BYTES;
+                    e.rows += 1;
+                }
+            }
+            COMMITTED => {}
+            _ => {}
+        }
+    }
+
+    /// The entry of the record that a row names, made at its first row. None: the record is not in use, or another chunk's.
+    fn entry_of_record(&mut self, row: &Row) -> Option<u32> {
+        if row.chunk >= self.geometry.chunks {
+            return None;
+        }
+        while self.entries.len() as u32 <= row.chunk {
+            self.entries.push(Entry::vacant(1));
+        }
+        let record = self.table.chunk(row.chunk);
+        let usable = record.state == 1
+            && record.key[..8] == row.key_prefix
+            && record.kind == KeyKind::Prefix as u8
+            && record.fidelity == 0;
+        if !usable {
+            return None;
+        }
+        if !self.entries[row.chunk as usize].live {
+            let name = Name {
+                layout: self.layout_number(LayoutId(record.layout)),
+                key: ChunkKey(record.key),
+            };
+            if self.index.contains_key(&name) {
+                return None;
+            }
+            self.index.insert(name, row.chunk);
+            let e = &mut self.entries[row.chunk as usize];
+            e.live = true;
+            e.listed = true;
+            e.name = name;
+            fill(e, &record);
+            if record.expires_unix_s != 0 {
+                let handle = self.handle(row.chunk);
+                self.expiries
+                    .push(std::cmp::Reverse((record.expires_unix_s, handle)));
+            }
+        }
+        Some(row.chunk)
+    }
+
+    /// What was granted by an earlier boot: one grant per chunk, asked for by nobody.
+    fn take_over_grants(&mut self, now: Time, grants: BTreeMap<u32, Vec<u32>>) {
+        for (entry, rows) in grants {
+            let id = self.next_grant;
+            self.next_grant += 1;
+            for row in &rows {
+                self.by_row.insert(*row, id);
+            }
+            let last_hash = EngineHash(self.table.chunk(entry).last_hash);
+            let (chunk, e) = (self.handle(entry), &mut self.entries[entry as usize]);
+            e.open = Some(id);
+            self.grants.insert(
+                id,
+                Grant {
+                    chunk,
+                    name: e.name,
+                    last_hash,
+                    asked_by: None,
+                    rows,
+                    needed: e.needed,
+                    void: false,
+                },
+            );
+        }
+        if let Some(engine) = self.owners.get(&0).cloned() {
+            // reads of a dead engine that the kernel does for it may still land
+            let wait = self.config.fetch_outlives_engine && !made(Mistake::FetchOutlives);
+            if wait {
+                self.owner_died(now, 0, self.config.quarantine_ms);
+            } else {
+                for row in engine.rows {
+                    self.come_back(row);
+                }
+            }
+        }
+    }
+
+    fn finish_entries(&mut self, cold: bool) {
+        for entry in 0..self.entries.len() as u32 {
+            if !self.entries[entry as usize].live {
+                if self.table.chunk(entry).state != 0 {
+                    self.table.clear_chunk(entry);
+                }
+                self.vacant.push(entry);
+                continue;
+            }
+            let parent = Name {
+                layout: self.entries[entry as usize].name.layout,
+                key: ChunkKey(self.table.chunk(entry).parent),
+            };
+            if parent.key != ChunkKey::default() {
+                match self.find(&parent) {
+                    Some(p) if p != entry => self.link(entry, p),
+                    _ => {
+                        let orphan = self.handle(entry);
+                        self.orphans.entry(parent).or_default().push(orphan);
+                    }
+                }
+            }
+        }
+        for entry in 0..self.entries.len() as u32 {
+            let e = &self.entries[entry as usize];
+            if !e.live {
+                continue;
+            }
+            if cold {
+                let rows: Vec<u32> = e.slots.iter().copied().filter(|r| *r != NONE).collect();
+                let e = &mut self.entries[entry as usize];
+                (e.slots, e.have, e.bytes) = (Vec::new(), 0, 0);
+                for row in rows {
+                    self.free_row(row, Why::Ended);
+                }
+            }
+            let e = &self.entries[entry as usize];
+            if e.have == 0 && e.open.is_none() {
+                self.remove(entry, Why::Ended);
+                continue;
+            }
+            let (complete, handle) = (e.complete(), self.handle(entry));
+            if complete {
+                self.became_readable(entry);
+                self.stats.adopted_chunks += 1;
+                self.stats.stored_chunks -= 1;
+                self.sweep_queue.push_back(handle);
+            }
+            self.unpark(entry);
+        }
+        self.ring.restart();
+        self.sweep();
+    }
+}
+
+fn fill(e: &mut Entry, record: &ChunkRecord) {
+    e.first_token = record.first_token;
+    e.tokens = record.tokens;
+    e.needed = u128::from(record.needed[0]) | u128::from(record.needed[1]) << 64;
+    e.expires_unix_s = record.expires_unix_s;
+}

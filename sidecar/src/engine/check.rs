@@ -1,0 +1,173 @@
+//! Is what we hold still true? Digests are compared behind answers, before answers (`Verify::Always`, after a start), and in a
+//! sweep after a start. A digest that ends counts only if the slot still has the state and generation it began with.
+
+use super::config::Verify;
+use super::entry::NONE;
+use super::mistake::{Mistake, made};
+use super::table::{COMMITTED, FREE, PUBLISHED, Table};
+use super::{Action, Engine, Time};
+
+/// A comparison under way.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Check {
+    pub generation: u32,
+    pub urgent: bool,
+    pub sweep: bool,
+}
+
+impl<T: Table> Engine<T> {
+    /// Must an answer wait for a check of this entry? `since_ms`: when the question came.
+    pub(crate) fn must_check(&self, entry: u32, since_ms: u64) -> bool {
+        let checked = self.entries.get(entry as usize).and_then(|e| e.checked_ms);
+        match self.config.verify {
+            Verify::Always => checked.is_none_or(|at| at < since_ms),
+            Verify::Background => checked.is_none(),
+        }
+    }
+
+    /// Checks behind an answer when the last check is old.
+    pub(crate) fn check_if_old(&mut self, now: Time, entry: u32) {
+        let Some(e) = self.entries.get(entry as usize) else {
+            return;
+        };
+        let old = e
+            .checked_ms
+            .is_some_and(|at| now.mono_ms.saturating_sub(at) > self.config.verify_age_ms);
+        if old && e.checking == 0 {
+            self.start_check(entry, false, false);
+        }
+    }
+
+    /// Compares all sections of an entry. One under way is not begun twice, but becomes urgent.
+    pub(crate) fn start_check(&mut self, entry: u32, urgent: bool, sweep: bool) {
+        let Some(e) = self.entries.get(entry as usize) else {
+            return;
+        };
+        let slots = e.slots.clone();
+        for row_number in slots {
+            if row_number == NONE {
+                continue;
+            }
+            let row = self.table.row(row_number);
+            if row.state != PUBLISHED {
+                continue;
+            }
+            match self.checks.get_mut(&row_number) {
+                Some(check) if check.urgent || !urgent => continue,
+                Some(check) => check.urgent = true,
+                None => {
+                    self.checks.insert(
+                        row_number,
+                        Check {
+                            generation: row.generation,
+                            urgent,
+                            sweep,
+                        },
+                    );
+                    if sweep {
+                        self.sweeping += 1;
+                    }
+                    if let Some(e) = self.entries.get_mut(entry as usize) {
+                        e.checking += 1;
+                    }
+                }
+            }
+            self.stats.checks += 1;
+            self.actions.push(Action::Digest {
+                slot: row_number,
+                generation: row.generation,
+                length: row.length,
+                urgent,
+            });
+        }
+    }
+
+    /// A digest was taken. `None`: it could not be, which counts as a mismatch.
+    pub fn digest_done(
+        &mut self,
+        now: Time,
+        row_number: u32,
+        generation: u32,
+        digest: Option<[u8; 16]>,
+    ) {
+        let row = self.table.row(row_number);
+        let same = row.generation == generation;
+        match row.state {
+            COMMITTED if same || made(Mistake::DigestGeneration) => match digest {
+                Some(digest) => self.publish(now, row_number, &row, digest),
+                None => self.lose_committed(row_number),
+            },
+            PUBLISHED if same => self.compare(now, row_number, digest),
+            _ => {}
+        }
+        self.sweep();
+    }
+
+    /// A committed section whose digest could not be taken: its grant is void.
+    fn lose_committed(&mut self, row_number: u32) {
+        if let Some(id) = self.by_row.get(&row_number).copied() {
+            self.void(id);
+        }
+    }
+
+    fn compare(&mut self, now: Time, row_number: u32, digest: Option<[u8; 16]>) {
+        let Some(check) = self.checks.remove(&row_number) else {
+            return;
+        };
+        if check.sweep {
+            self.sweeping -= 1;
+        }
+        let row = self.table.row(row_number);
+        let entry = row.chunk;
+        let Some(e) = self
+            .entries
+            .get_mut(entry as usize)
+            .filter(|e| e.live && check.generation == row.generation)
+        else {
+            return;
+        };
+        e.checking = e.checking.saturating_sub(1);
+        if digest == Some(row.digest) || made(Mistake::IgnoreMismatch) {
+            if e.checking == 0 {
+                e.checked_ms = Some(now.mono_ms);
+                self.wake_waiters(entry);
+            }
+            return;
+        }
+        self.stats.corrupt_chunks += 1;
+        self.corrupt(entry, row_number);
+    }
+
+    /// The bytes of a section are not what they were: loads of it under way fail by its generation, nobody finds it any more.
+    fn corrupt(&mut self, entry: u32, row_number: u32) {
+        if let Some(e) = self.entries.get_mut(entry as usize) {
+            let row = self.table.row(row_number);
+            if let Some(slot) = e.slots.get_mut(row.section as usize) {
+                *slot = NONE;
+            }
+        }
+        self.table.set_state(row_number, FREE);
+        let generation = self.table.row(row_number).generation;
+        self.table
+            .set_generation(row_number, generation.wrapping_add(1));
+        self.alloc.give(row_number);
+        self.row_left(entry);
+        // an event and the index must go while the record still says what it was
+        self.doom(entry);
+    }
+
+    /// Goes on with the checks that a start made necessary, a few at a time.
+    pub(crate) fn sweep(&mut self) {
+        while self.sweeping < self.config.sweep_in_flight_max {
+            let Some(handle) = self.sweep_queue.pop_front() else {
+                return;
+            };
+            let waits = self
+                .get(handle)
+                .is_some_and(|e| e.checked_ms.is_none() && e.checking == 0);
+            if waits {
+                self.start_check(handle.entry, false, true);
+            }
+        }
+    }
+}

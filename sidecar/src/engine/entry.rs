@@ -1,0 +1,326 @@
+//! Entries of the index: one per chunk, numbered as its record in the slot table.
+
+use super::index::Name;
+use super::table::Table;
+use super::{Engine, evict};
+use kvcachepool_protocol::key::ChunkKey;
+
+/// No entry, no row.
+pub(crate) const NONE: u32 = u32::MAX;
+
+/// An entry as others remember it: stale once the entry was removed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct Handle {
+    pub entry: u32,
+    pub epoch: u32,
+}
+
+/// One chunk. `have` and `needed` are maps of sections.
+#[derive(Debug, Clone)]
+pub(crate) struct Entry {
+    pub name: Name,
+    /// Rises when the entry is removed.
+    pub epoch: u32,
+    /// Found by its name.
+    pub listed: bool,
+    /// In use; else vacant, or waiting until no row names its record any more.
+    pub live: bool,
+    /// Rows that are not FREE and name this record, voided ones included.
+    pub rows: u32,
+    pub first_token: u32,
+    pub tokens: u32,
+    pub needed: u128,
+    /// PUBLISHED sections.
+    pub have: u128,
+    /// Row per section that is COMMITTED or PUBLISHED, else [`NONE`].
+    pub slots: Vec<u32>,
+    /// Bytes of the slots in `slots`, whole rows.
+    pub bytes: u64,
+    /// `bytes` when it became readable: what pins count, whatever is added later.
+    pub weight: u64,
+    /// The grant that is filling it.
+    pub open: Option<u64>,
+    pub parent: u32,
+    pub first_child: u32,
+    pub sibling_after: u32,
+    pub sibling_before: u32,
+    pub soft_pins: u32,
+    pub leases: u32,
+    pub admin_pin: bool,
+    /// The policy orders it.
+    pub known: bool,
+    /// The policy gave it as next and it could not go.
+    pub parked: bool,
+    /// In the queue of incomplete chunks.
+    pub queued: bool,
+    /// When its digests were compared last; none = not in this boot.
+    pub checked_ms: Option<u64>,
+    /// Sections whose check is under way.
+    pub checking: u32,
+    pub expires_unix_s: u64,
+}
+
+impl Entry {
+    pub fn vacant(epoch: u32) -> Self {
+        Self {
+            name: Name {
+                layout: 0,
+                key: ChunkKey::default(),
+            },
+            epoch,
+            listed: false,
+            live: false,
+            rows: 0,
+            first_token: 0,
+            tokens: 0,
+            needed: 0,
+            have: 0,
+            slots: Vec::new(),
+            bytes: 0,
+            weight: 0,
+            open: None,
+            parent: NONE,
+            first_child: NONE,
+            sibling_after: NONE,
+            sibling_before: NONE,
+            soft_pins: 0,
+            leases: 0,
+            admin_pin: false,
+            known: false,
+            parked: false,
+            queued: false,
+            checked_ms: None,
+            checking: 0,
+            expires_unix_s: 0,
+        }
+    }
+
+    /// All sections that it needs are PUBLISHED.
+    pub fn complete(&self) -> bool {
+        self.needed != 0 && self.needed & !self.have == 0
+    }
+
+    pub fn pinned(&self) -> bool {
+        self.soft_pins > 0 || self.leases > 0 || self.admin_pin
+    }
+
+    pub fn slot(&self, section: u32) -> u32 {
+        self.slots.get(section as usize).copied().unwrap_or(NONE)
+    }
+
+    pub fn expired(&self, unix_s: u64) -> bool {
+        self.expires_unix_s != 0 && self.expires_unix_s <= unix_s
+    }
+}
+
+impl<T: Table> Engine<T> {
+    pub(crate) fn handle(&self, entry: u32) -> Handle {
+        Handle {
+            entry,
+            epoch: self.entries.get(entry as usize).map_or(0, |e| e.epoch),
+        }
+    }
+
+    /// The entry behind a handle, unless it was removed.
+    pub(crate) fn get(&self, handle: Handle) -> Option<&Entry> {
+        self.entries
+            .get(handle.entry as usize)
+            .filter(|e| e.live && e.epoch == handle.epoch)
+    }
+
+    pub(crate) fn get_mut(&mut self, handle: Handle) -> Option<&mut Entry> {
+        self.entries
+            .get_mut(handle.entry as usize)
+            .filter(|e| e.live && e.epoch == handle.epoch)
+    }
+
+    pub(crate) fn find(&self, name: &Name) -> Option<u32> {
+        self.index.get(name).copied()
+    }
+
+    /// A vacant entry, in use from now on but not listed. Evicts where none is left.
+    pub(crate) fn occupy(&mut self) -> Option<u32> {
+        loop {
+            let entry = match self.vacant.pop() {
+                Some(entry) => entry,
+                None if (self.entries.len() as u32) < self.geometry.chunks => {
+                    self.entries.push(Entry::vacant(1));
+                    self.entries.len() as u32 - 1
+                }
+                None if self.evict_one() => continue,
+                None => return None,
+            };
+            let e = &mut self.entries[entry as usize];
+            let epoch = e.epoch;
+            *e = Entry::vacant(epoch);
+            e.live = true;
+            return Some(entry);
+        }
+    }
+
+    /// Makes an entry findable and ties it to its parent and to children that waited for it.
+    pub(crate) fn list(&mut self, entry: u32, name: Name, parent: Option<u32>) {
+        self.index.insert(name, entry);
+        if let Some(e) = self.entries.get_mut(entry as usize) {
+            e.name = name;
+            e.listed = true;
+        }
+        if let Some(parent) = parent {
+            self.link(entry, parent);
+        }
+        for orphan in self.orphans.remove(&name).unwrap_or_default() {
+            if self
+                .get(orphan)
+                .is_some_and(|o| o.parent == NONE && o.listed)
+            {
+                self.link(orphan.entry, entry);
+            }
+        }
+    }
+
+    pub(crate) fn link(&mut self, child: u32, parent: u32) {
+        let first = match self.entries.get_mut(parent as usize) {
+            Some(p) => std::mem::replace(&mut p.first_child, child),
+            None => return,
+        };
+        if let Some(c) = self.entries.get_mut(child as usize) {
+            c.parent = parent;
+            c.sibling_after = first;
+            c.sibling_before = NONE;
+        }
+        if let Some(f) = self.entries.get_mut(first as usize) {
+            f.sibling_before = child;
+        }
+    }
+
+    fn unlink(&mut self, child: u32) {
+        let Some(c) = self.entries.get_mut(child as usize) else {
+            return;
+        };
+        let (parent, before, after) = (c.parent, c.sibling_before, c.sibling_after);
+        (c.parent, c.sibling_before, c.sibling_after) = (NONE, NONE, NONE);
+        if let Some(b) = self.entries.get_mut(before as usize) {
+            b.sibling_after = after;
+        } else if let Some(p) = self.entries.get_mut(parent as usize)
+            && p.first_child == child
+        {
+            p.first_child = after;
+        }
+        if let Some(a) = self.entries.get_mut(after as usize) {
+            a.sibling_before = before;
+        }
+        if parent != NONE {
+            self.unpark(parent);
+        }
+    }
+
+    /// Nobody finds the entry any more; who reads it goes on. It goes when nothing holds it.
+    pub(crate) fn doom(&mut self, entry: u32) {
+        let Some(e) = self
+            .entries
+            .get_mut(entry as usize)
+            .filter(|e| e.live && e.listed)
+        else {
+            return;
+        };
+        e.listed = false;
+        let (name, complete) = (e.name, e.complete());
+        self.index.remove(&name);
+        if complete {
+            self.tell_removed(entry);
+        }
+        // a later boot must not find it either
+        self.table.clear_chunk(entry);
+        self.let_children_go(entry);
+        self.unlink(entry);
+        self.wake_waiters(entry);
+        if let Some(e) = self.entries.get(entry as usize)
+            && let Some(grant) = e.open
+        {
+            self.void(grant);
+        }
+        self.remove_if_idle(entry);
+    }
+
+    /// Removes a doomed entry that nothing holds.
+    pub(crate) fn remove_if_idle(&mut self, entry: u32) {
+        let idle = self
+            .entries
+            .get(entry as usize)
+            .is_some_and(|e| e.live && !e.listed && !e.pinned() && e.open.is_none());
+        if idle {
+            self.remove(entry, evict::Why::Ended);
+        }
+    }
+
+    /// The entry ends: its slots come back, its number is used again when no row names it.
+    pub(crate) fn remove(&mut self, entry: u32, why: evict::Why) {
+        let Some(e) = self.entries.get_mut(entry as usize).filter(|e| e.live) else {
+            return;
+        };
+        let (listed, name, complete) = (e.listed, e.name, e.complete());
+        let slots = std::mem::take(&mut e.slots);
+        let (known, open) = (std::mem::take(&mut e.known), e.open.take());
+        e.listed = false;
+        if listed {
+            self.index.remove(&name);
+            if complete {
+                self.tell_removed(entry);
+            }
+            self.let_children_go(entry);
+            self.unlink(entry);
+        }
+        if known {
+            self.policy.remove(entry, why == evict::Why::Evicted);
+        }
+        if let Some(grant) = open
+            && let Some(grant) = self.grants.get_mut(&grant)
+        {
+            grant.void = true;
+        }
+        self.drop_pins(entry);
+        for row in slots {
+            if row != NONE {
+                self.free_row(row, why);
+            }
+        }
+        self.table.clear_chunk(entry);
+        self.wake_waiters(entry);
+        if let Some(e) = self.entries.get_mut(entry as usize) {
+            e.live = false;
+            e.epoch = e.epoch.wrapping_add(1);
+            e.bytes = 0;
+            if e.rows == 0 {
+                self.vacant.push(entry);
+            }
+        }
+    }
+
+    /// The parent ends before its children: they stay readable and are tied again when it returns.
+    fn let_children_go(&mut self, entry: u32) {
+        let Some(e) = self.entries.get_mut(entry as usize) else {
+            return;
+        };
+        let name = e.name;
+        let mut child = std::mem::replace(&mut e.first_child, NONE);
+        while let Some(c) = self.entries.get_mut(child as usize) {
+            let orphan = Handle {
+                entry: child,
+                epoch: c.epoch,
+            };
+            child = c.sibling_after;
+            (c.parent, c.sibling_before, c.sibling_after) = (NONE, NONE, NONE);
+            self.orphans.entry(name).or_default().push(orphan);
+        }
+    }
+
+    /// A row stops to name this entry's record.
+    pub(crate) fn row_left(&mut self, entry: u32) {
+        if let Some(e) = self.entries.get_mut(entry as usize) {
+            e.rows = e.rows.saturating_sub(1);
+            if e.rows == 0 && !e.live {
+                self.vacant.push(entry);
+            }
+        }
+    }
+}

@@ -1,0 +1,267 @@
+//! Making room: incomplete chunks first, then what the policy says, tails before full chunks over the same tokens, and never a
+//! chunk before its children.
+
+use super::entry::{Handle, NONE};
+use super::index::Name;
+use super::mistake::{Mistake, made};
+use super::table::{PUBLISHED, ROW_BYTES, Table};
+use super::{Engine, Time};
+use kvcachepool_protocol::key::{EngineHash, KeyKind, ModelId, NamespaceId, chunk_key};
+
+/// Why a slot or an entry ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Why {
+    /// To make room.
+    Evicted,
+    /// Anything else.
+    Ended,
+}
+
+/// Evictions by policy before a whole segment is emptied for another slot size.
+const EVICTIONS_BEFORE_RECLAIM: u32 = 64;
+/// Segments that are looked at for that.
+const RECLAIM_TRIES: usize = 8;
+
+impl<T: Table> Engine<T> {
+    /// A slot of exactly `size` rows; evicts as far as needed and allowed.
+    pub(crate) fn take_row(&mut self, size: u32) -> Option<u32> {
+        if size > self.alloc.segment_rows() {
+            return None;
+        }
+        for _ in 0..EVICTIONS_BEFORE_RECLAIM {
+            if let Some(row) = self.take_free_row(size) {
+                return Some(row);
+            }
+            if !self.evict_one() {
+                return None;
+            }
+        }
+        for (first, slot_rows) in self.alloc.reclaimable(size, RECLAIM_TRIES) {
+            self.empty_segment(first, slot_rows);
+            if let Some(row) = self.take_free_row(size) {
+                return Some(row);
+            }
+        }
+        while self.evict_one() {
+            if let Some(row) = self.take_free_row(size) {
+                return Some(row);
+            }
+        }
+        None
+    }
+
+    fn take_free_row(&mut self, size: u32) -> Option<u32> {
+        let taken = self.alloc.take(size)?;
+        if let Some((first, count)) = taken.resized
+            && !made(Mistake::Carve)
+        {
+            // a reader may hold references to slots that began at other rows of this segment
+            for row in first..first + count {
+                let generation = self.table.row(row).generation;
+                if generation != 0 {
+                    self.table.set_generation(row, generation.wrapping_add(1));
+                }
+            }
+        }
+        Some(taken.row)
+    }
+
+    /// May this entry go to make room?
+    pub(crate) fn evictable(&self, entry: u32) -> bool {
+        self.entries.get(entry as usize).is_some_and(|e| {
+            e.live
+                && e.open.is_none()
+                && (!e.pinned() || made(Mistake::EvictPinned))
+                && (e.first_child == NONE || made(Mistake::ParentFirst))
+        })
+    }
+
+    /// Frees one chunk. False: nothing may go.
+    pub(crate) fn evict_one(&mut self) -> bool {
+        while let Some((handle, _)) = self.incomplete.front().copied() {
+            self.incomplete.pop_front();
+            self.not_queued(handle);
+            if self
+                .get(handle)
+                .is_some_and(|e| e.open.is_none() && !e.complete())
+                && self.evictable(handle.entry)
+            {
+                self.stats.evicted_incomplete += 1;
+                self.remove(handle.entry, Why::Evicted);
+                return true;
+            }
+        }
+        while let Some(entry) = self.policy.next() {
+            if !self.evictable(entry) {
+                if let Some(e) = self.entries.get_mut(entry as usize) {
+                    e.parked = true;
+                }
+                continue;
+            }
+            if let Some(tail) = self.tail_over(entry) {
+                self.policy.retry(entry);
+                self.evict(tail);
+            } else {
+                self.evict(entry);
+            }
+            return true;
+        }
+        false
+    }
+
+    fn evict(&mut self, entry: u32) {
+        self.stats.evicted_chunks += 1;
+        self.stats.evicted_bytes += self.entries.get(entry as usize).map_or(0, |e| e.bytes);
+        self.remove(entry, Why::Evicted);
+    }
+
+    /// A tail over the first tokens of a full chunk, that may go.
+    pub(crate) fn tail_over(&self, entry: u32) -> Option<u32> {
+        let record = self.table.chunk(entry);
+        let layout = self.entries.get(entry as usize)?.name.layout;
+        let hashes = record
+            .block_hashes
+            .get(..record.block_hash_count as usize)?;
+        let (_, before_last) = hashes.split_last()?;
+        before_last.iter().rev().find_map(|hash| {
+            let key = chunk_key(
+                &ModelId(record.model),
+                &NamespaceId(record.namespace),
+                KeyKind::Prefix,
+                &EngineHash(*hash),
+            );
+            let tail = self.find(&Name { layout, key })?;
+            let same_place = self.entries.get(tail as usize)?.first_token == record.first_token;
+            (tail != entry && same_place && self.evictable(tail)).then_some(tail)
+        })
+    }
+
+    /// Frees all chunks of a segment, with what hangs on them, if all of them may go.
+    fn empty_segment(&mut self, first: u32, slot_rows: u32) {
+        let rows: Vec<u32> = (0..self.alloc.segment_rows() / slot_rows.max(1))
+            .map(|i| first + i * slot_rows)
+            .collect();
+        let mut chunks = Vec::new();
+        for row in rows {
+            let row = self.table.row(row);
+            match row.state {
+                PUBLISHED => chunks.push(row.chunk),
+                kvcachepool_protocol::table::FREE => {}
+                _ => return,
+            }
+        }
+        chunks.sort_unstable();
+        chunks.dedup();
+        for chunk in chunks {
+            if !self.evict_tree(chunk) {
+                return;
+            }
+        }
+    }
+
+    /// Evicts an entry after all that hang on it. False: something of it may not go; what went before stays gone.
+    fn evict_tree(&mut self, root: u32) -> bool {
+        let mut path = vec![root];
+        while let Some(entry) = path.last().copied() {
+            let Some(e) = self.entries.get(entry as usize).filter(|e| e.live) else {
+                path.pop();
+                continue;
+            };
+            if e.first_child != NONE {
+                path.push(e.first_child);
+            } else if self.evictable(entry) {
+                self.evict(entry);
+                path.pop();
+            } else {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// The reason why an entry could not go may be over.
+    pub(crate) fn unpark(&mut self, entry: u32) {
+        if !self.evictable(entry) {
+            return;
+        }
+        let Some(e) = self.entries.get_mut(entry as usize) else {
+            return;
+        };
+        let handle = Handle {
+            entry,
+            epoch: e.epoch,
+        };
+        if !e.complete() {
+            if e.listed {
+                self.queue(handle, None);
+            }
+        } else if e.parked && e.known {
+            e.parked = false;
+            self.policy.retry(entry);
+        }
+    }
+
+    fn queue(&mut self, handle: Handle, since_ms: Option<u64>) {
+        if let Some(e) = self.get_mut(handle)
+            && !std::mem::replace(&mut e.queued, true)
+        {
+            self.incomplete.push_back((handle, since_ms));
+        }
+    }
+
+    fn not_queued(&mut self, handle: Handle) {
+        if let Some(e) = self.get_mut(handle) {
+            e.queued = false;
+        }
+    }
+
+    /// Chunks that stayed incomplete for too long, and what expired, go.
+    pub(crate) fn end_by_time(&mut self, now: Time) {
+        for _ in 0..self.incomplete.len() {
+            let Some((handle, since)) = self.incomplete.pop_front() else {
+                break;
+            };
+            self.not_queued(handle);
+            let waits = self
+                .get(handle)
+                .is_some_and(|e| e.open.is_none() && !e.complete());
+            if !waits || !self.evictable(handle.entry) {
+                continue;
+            }
+            let since = since.unwrap_or(now.mono_ms);
+            if now.mono_ms >= since + self.config.incomplete_ms {
+                self.remove(handle.entry, Why::Ended);
+            } else {
+                self.queue(handle, Some(since));
+            }
+        }
+        while let Some(std::cmp::Reverse((at, handle))) = self.expiries.peek().copied() {
+            if at > now.unix_s {
+                break;
+            }
+            self.expiries.pop();
+            if self.get(handle).is_some() {
+                self.stats.expired_chunks += 1;
+                self.doom(handle.entry);
+            }
+        }
+    }
+
+    /// An entry got all sections that it needs.
+    pub(crate) fn became_readable(&mut self, entry: u32) {
+        let Some(e) = self.entries.get_mut(entry as usize) else {
+            return;
+        };
+        e.known = true;
+        e.weight = e.bytes;
+        let mut word = [0; 8];
+        word.copy_from_slice(&e.name.key.0[8..16]);
+        let (name, bytes) = (
+            u64::from_le_bytes(word) ^ u64::from(e.name.layout),
+            e.bytes.max(ROW_BYTES),
+        );
+        self.policy.insert(entry, name, bytes);
+        self.stats.stored_chunks += 1;
+        self.tell_stored(entry);
+    }
+}

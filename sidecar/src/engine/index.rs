@@ -1,0 +1,59 @@
+//! Entries by (layout, chunk key), and the hash that all maps of the engine use.
+
+use kvcachepool_protocol::key::ChunkKey;
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+
+/// A hasher for keys that are hashes already, and for small numbers. Deterministic, so that a simulated history is repeatable;
+/// chunk keys are BLAKE3 of what a request said, so nobody can choose colliding ones.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct FastHasher(u64);
+
+/// Odd constant with well-spread bits (2^64 / golden ratio).
+const SPREAD: u64 = 0x9E37_79B9_7F4A_7C15;
+
+impl Hasher for FastHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+    fn write(&mut self, bytes: &[u8]) {
+        for piece in bytes.chunks(8) {
+            let mut word = [0; 8];
+            word[..piece.len()].copy_from_slice(piece);
+            self.write_u64(u64::from_le_bytes(word));
+        }
+    }
+    fn write_u8(&mut self, v: u8) {
+        self.write_u64(u64::from(v));
+    }
+    fn write_u32(&mut self, v: u32) {
+        self.write_u64(u64::from(v));
+    }
+    fn write_u64(&mut self, v: u64) {
+        self.0 = (self.0.rotate_left(26) ^ v).wrapping_mul(SPREAD);
+        self.0 ^= self.0 >> 32;
+    }
+    fn write_usize(&mut self, v: usize) {
+        self.write_u64(v as u64);
+    }
+}
+
+/// A map with [`FastHasher`].
+pub type FastMap<K, V> = HashMap<K, V, BuildHasherDefault<FastHasher>>;
+
+/// Name of an entry. Layouts are numbered by the engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Name {
+    /// Number of the LayoutId.
+    pub layout: u32,
+    /// Chunk key.
+    pub key: ChunkKey,
+}
+
+impl std::hash::Hash for Name {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        let mut word = [0; 8];
+        word.copy_from_slice(&self.key.0[..8]);
+        state.write_u64(u64::from_le_bytes(word) ^ u64::from(self.layout));
+    }
+}

@@ -1,0 +1,32 @@
+//! Oldest first.
+
+use super::{Policy, list::Lists};
+
+/// Order of arrival.
+#[derive(Debug)]
+pub struct Fifo(Lists);
+
+impl Fifo {
+    pub fn new() -> Self {
+        Self(Lists::new(1))
+    }
+}
+
+impl Policy for Fifo {
+    fn insert(&mut self, entry: u32, _name: u64, _bytes: u64) {
+        self.0.push_back(0, entry);
+    }
+    fn touch(&mut self, _entry: u32) {}
+    fn remove(&mut self, entry: u32, _evicted: bool) {
+        self.0.remove(entry);
+    }
+    fn next(&mut self) -> Option<u32> {
+        self.0.pop_front(0)
+    }
+    fn retry(&mut self, entry: u32) {
+        self.0.push_front(0, entry);
+    }
+    fn waiting(&self) -> usize {
+        self.0.len(0) as usize
+    }
+}

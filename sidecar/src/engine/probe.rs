@@ -1,0 +1,531 @@
+//! What a request may read: lookups, soft pins, read leases. The scheduler's session alone owns them.
+
+use super::entry::{Handle, NONE};
+use super::index::Name;
+use super::mistake::{Mistake, made};
+use super::table::Table;
+use super::{Action, Engine, Time};
+use kvcachepool_protocol::key::{ChunkKey, LayoutId};
+use kvcachepool_protocol::message as wire;
+use kvcachepool_protocol::refs::{NO_SLOT, SectionRef};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use zerocopy::IntoBytes;
+
+/// Answers of one request that are kept pinned: the early PROBE's and the one at its first poll, and one renewal.
+const PROBES_PER_REQUEST_MAX: usize = 3;
+/// Number of the memory tier in `ProbeReply::tiers`.
+const TIER_MEMORY: u8 = 1;
+
+/// A PROBE, as the engine needs it.
+#[derive(Debug, Clone)]
+pub struct Question {
+    /// Scheduler's number.
+    pub scheduler: u64,
+    /// Request id.
+    pub request: Arc<str>,
+    /// Tag of the PROBE.
+    pub tag: u64,
+    /// Arrangement of the bytes that can be used.
+    pub layout: LayoutId,
+    /// Sections of the domain.
+    pub sections: u32,
+    /// Keys of the chunks, in prefix order.
+    pub keys: Vec<ChunkKey>,
+    /// Tokens of a full chunk.
+    pub chunk_tokens: u32,
+    /// Tokens of the last chunk; 0 = a full one.
+    pub tail_tokens: u32,
+    /// Longest wait for chunks that must be checked first, in ms.
+    pub wait_ms: u64,
+}
+
+/// An answer to PROBE.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Answer {
+    /// `CHUNK_*` per key.
+    pub states: Vec<u8>,
+    /// Packed references, `sections` per ready chunk.
+    pub refs: Vec<u8>,
+    /// Tier per key.
+    pub tiers: Vec<u8>,
+    /// Some chunks wait for their check: `Action::ProbeDone` follows.
+    pub pending: bool,
+}
+
+#[derive(Debug, Clone)]
+pub(crate) struct Probe {
+    question: Question,
+    asked_ms: u64,
+    /// Per key what is soft-pinned.
+    pins: Vec<Option<Handle>>,
+    /// Entries whose check it waits for.
+    waits: BTreeSet<Handle>,
+    /// Its final answer is out.
+    answered: bool,
+}
+
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Lease {
+    probes: Vec<u64>,
+    held: Vec<Handle>,
+}
+
+/// Pins and leases of all requests.
+#[derive(Debug, Default)]
+pub(crate) struct Leases {
+    /// Per scheduler, per request.
+    pub of: BTreeMap<u64, BTreeMap<Arc<str>, Lease>>,
+    /// In order of age.
+    pub probes: BTreeMap<u64, Probe>,
+    pub next_probe: u64,
+    /// Who waits for the check of an entry.
+    pub waiters: BTreeMap<u32, Vec<u64>>,
+    pub requests: u32,
+    pub soft_bytes: u64,
+    pub leased_bytes: u64,
+}
+
+impl<T: Table> Engine<T> {
+    /// Looks chunks up and pins softly what is there. Where chunks must be checked first, the answer says so and
+    /// [`Action::ProbeDone`] follows; else the answer is final. None: too many requests hold pins.
+    pub fn probe(&mut self, now: Time, question: Question) -> Option<Answer> {
+        let known = self
+            .leases
+            .of
+            .get(&question.scheduler)
+            .is_some_and(|r| r.contains_key(&question.request));
+        if !known && self.leases.requests >= self.config.limits.requests_max {
+            return None;
+        }
+        let id = self.leases.next_probe;
+        self.leases.next_probe += 1;
+        let layout = self.layout_number(question.layout);
+        let mut probe = Probe {
+            asked_ms: now.mono_ms,
+            pins: Vec::with_capacity(question.keys.len()),
+            waits: BTreeSet::new(),
+            answered: false,
+            question,
+        };
+        for (at, key) in probe.question.keys.iter().enumerate() {
+            let found = self.lookup(now, &probe.question, layout, at, *key);
+            probe.pins.push(found);
+            let Some(found) = found else { continue };
+            if self.must_check(found.entry, now.mono_ms) {
+                probe.waits.insert(found);
+            } else {
+                self.check_if_old(now, found.entry);
+            }
+        }
+        for at in 0..probe.pins.len() {
+            if let Some(handle) = probe.pins[at]
+                && !self.pin_softly(handle, id)
+            {
+                probe.pins[at] = None;
+                probe.waits.remove(&handle);
+            }
+        }
+        for handle in &probe.waits {
+            self.leases
+                .waiters
+                .entry(handle.entry)
+                .or_default()
+                .push(id);
+            self.start_check(handle.entry, true, false);
+        }
+        // a check may have ended an entry at once; nothing waits for what is gone
+        let answer = self.answer(&probe);
+        probe.answered = !answer.pending;
+        self.keep(id, probe);
+        Some(answer)
+    }
+
+    fn lookup(
+        &self,
+        now: Time,
+        q: &Question,
+        layout: u32,
+        at: usize,
+        key: ChunkKey,
+    ) -> Option<Handle> {
+        let entry = self.find(&Name { layout, key })?;
+        let e = self.entries.get(entry as usize)?;
+        let last = at + 1 == q.keys.len();
+        let tokens = if last && q.tail_tokens != 0 {
+            q.tail_tokens
+        } else {
+            q.chunk_tokens
+        };
+        let usable = (e.complete() || made(Mistake::HalfChunk) && e.have != 0)
+            && !e.expired(now.unix_s)
+            && e.tokens == tokens;
+        usable.then_some(Handle {
+            entry,
+            epoch: e.epoch,
+        })
+    }
+
+    /// What can be said now.
+    fn answer(&self, probe: &Probe) -> Answer {
+        let q = &probe.question;
+        let mut answer = Answer {
+            states: Vec::with_capacity(q.keys.len()),
+            refs: Vec::with_capacity(q.keys.len() * q.sections as usize * 16),
+            tiers: Vec::with_capacity(q.keys.len()),
+            pending: false,
+        };
+        for pin in &probe.pins {
+            let entry = pin.and_then(|h| self.get(h).filter(|e| e.listed).map(|e| (h, e)));
+            let Some((handle, e)) = entry else {
+                answer.states.push(wire::CHUNK_ABSENT);
+                answer.tiers.push(0);
+                continue;
+            };
+            answer.tiers.push(TIER_MEMORY);
+            if probe.waits.contains(&handle) {
+                answer.states.push(wire::CHUNK_PENDING);
+                answer.pending = true;
+                continue;
+            }
+            answer.states.push(wire::CHUNK_READY);
+            for section in 0..q.sections {
+                let row_number = e.slot(section);
+                let there = row_number != NONE && e.have >> section & 1 == 1;
+                let reference = if there {
+                    let row = self.table.row(row_number);
+                    SectionRef::new(row_number, row.generation, row.length as u32, section)
+                } else {
+                    SectionRef::new(NO_SLOT, 0, 0, section)
+                };
+                answer.refs.extend_from_slice(reference.as_bytes());
+            }
+        }
+        answer
+    }
+
+    fn keep(&mut self, id: u64, probe: Probe) {
+        let of = self.leases.of.entry(probe.question.scheduler).or_default();
+        let lease = of.entry(probe.question.request.clone()).or_insert_with(|| {
+            self.leases.requests += 1;
+            Lease::default()
+        });
+        lease.probes.push(id);
+        let too_old = (lease.probes.len() > PROBES_PER_REQUEST_MAX).then(|| lease.probes[0]);
+        self.leases.probes.insert(id, probe);
+        if let Some(old) = too_old {
+            self.end_probe(old);
+        }
+    }
+
+    /// The final answer of a PROBE that waited: who asked, its tag, and the answer. None where the request ended.
+    pub fn final_answer(&mut self, id: u64) -> Option<(u64, u64, Answer)> {
+        if self.leases.probes.get(&id).is_none_or(|p| p.answered) {
+            return None;
+        }
+        let mut probe = self.leases.probes.remove(&id)?;
+        probe.answered = true;
+        // what was not checked in time is not there
+        for handle in std::mem::take(&mut probe.waits) {
+            for at in 0..probe.pins.len() {
+                if probe.pins[at] == Some(handle) {
+                    probe.pins[at] = None;
+                    self.unpin_softly(handle);
+                }
+            }
+            self.forget_waiter(handle.entry, id);
+        }
+        let answer = self.answer(&probe);
+        let reply = (probe.question.scheduler, probe.question.tag, answer);
+        self.leases.probes.insert(id, probe);
+        Some(reply)
+    }
+
+    /// PIN: chunks `from..to` of the answer to `tag` become the read lease of the request, its soft pins end. Unknown is ignored.
+    pub fn pin(&mut self, scheduler: u64, request: &str, tag: u64, from: u32, to: u32) -> u32 {
+        let Some(lease) = self.leases.of.get(&scheduler).and_then(|r| r.get(request)) else {
+            return 0;
+        };
+        let probes = lease.probes.clone();
+        let named = probes.iter().find(|id| {
+            self.leases
+                .probes
+                .get(id)
+                .is_some_and(|p| p.question.tag == tag)
+        });
+        let chunks: Vec<Option<Handle>> = named
+            .and_then(|id| self.leases.probes.get(id))
+            .map(|p| p.pins.clone())
+            .unwrap_or_default();
+        let mut held = Vec::new();
+        for (at, handle) in (0u32..).zip(&chunks) {
+            let Some(handle) = *handle else { continue };
+            let Some(e) = self.get(handle) else { continue };
+            // chunks before the loaded range are as hot: the engine holds them itself
+            if at < to && e.known {
+                self.policy.touch(handle.entry);
+            }
+            if at >= from && at < to {
+                self.lease(handle);
+                held.push(handle);
+            }
+        }
+        if let Some(lease) = self
+            .leases
+            .of
+            .get_mut(&scheduler)
+            .and_then(|r| r.get_mut(request))
+        {
+            lease.held.extend_from_slice(&held);
+        }
+        for id in probes {
+            self.end_probe(id);
+        }
+        self.forget_if_empty(scheduler, request);
+        held.len() as u32
+    }
+
+    /// RELEASE: everything of the request ends, open PROBEs are cancelled. Unknown is ignored.
+    pub fn release(&mut self, scheduler: u64, request: &str) {
+        let Some(lease) = self
+            .leases
+            .of
+            .get(&scheduler)
+            .and_then(|r| r.get(request))
+            .cloned()
+        else {
+            return;
+        };
+        for id in lease.probes {
+            self.end_probe(id);
+        }
+        for handle in lease.held {
+            self.unlease(handle);
+        }
+        if let Some(lease) = self
+            .leases
+            .of
+            .get_mut(&scheduler)
+            .and_then(|r| r.get_mut(request))
+        {
+            lease.held.clear();
+        }
+        self.forget_if_empty(scheduler, request);
+    }
+
+    /// The scheduler's HELLO: everything of requests that it does not name ends.
+    pub fn keep_requests(&mut self, scheduler: u64, named: &[String]) {
+        let gone: Vec<Arc<str>> = match self.leases.of.get(&scheduler) {
+            Some(of) => of
+                .keys()
+                .filter(|r| !named.iter().any(|n| **n == ***r))
+                .cloned()
+                .collect(),
+            None => return,
+        };
+        for request in gone {
+            self.release(scheduler, &request);
+        }
+    }
+
+    /// Answers to open PROBEs of this scheduler cannot be delivered any more: they count as answered.
+    pub fn cancel_waiting(&mut self, scheduler: u64) {
+        let open: Vec<u64> = self
+            .leases
+            .probes
+            .iter()
+            .filter(|(_, p)| p.question.scheduler == scheduler && !p.answered)
+            .map(|(id, _)| *id)
+            .collect();
+        for id in open {
+            self.end_probe(id);
+        }
+    }
+
+    fn pin_softly(&mut self, handle: Handle, for_probe: u64) -> bool {
+        let Some(e) = self.get(handle) else {
+            return false;
+        };
+        let adds = if e.soft_pins == 0 { e.weight } else { 0 };
+        let share =
+            self.geometry.arena_bytes / 100 * u64::from(self.config.limits.soft_pin_percent_max);
+        while self.leases.soft_bytes + adds > share && !made(Mistake::PinShare) {
+            let oldest = self
+                .leases
+                .probes
+                .iter()
+                .find(|(id, p)| **id < for_probe && p.pins.iter().any(Option::is_some));
+            let Some(oldest) = oldest.map(|(id, _)| *id) else {
+                return false;
+            };
+            self.stats.soft_pins_displaced += 1;
+            self.drop_soft_pins(oldest);
+        }
+        let Some(e) = self.get_mut(handle) else {
+            return false;
+        };
+        e.soft_pins += 1;
+        if e.soft_pins == 1 {
+            self.leases.soft_bytes += adds;
+        }
+        true
+    }
+
+    fn unpin_softly(&mut self, handle: Handle) {
+        let Some(e) = self.get_mut(handle) else {
+            return;
+        };
+        e.soft_pins = e.soft_pins.saturating_sub(1);
+        if e.soft_pins == 0 {
+            let bytes = e.weight;
+            self.leases.soft_bytes = self.leases.soft_bytes.saturating_sub(bytes);
+            self.let_go(handle.entry);
+        }
+    }
+
+    fn lease(&mut self, handle: Handle) {
+        let Some(e) = self.get_mut(handle) else {
+            return;
+        };
+        e.leases += 1;
+        if e.leases == 1 {
+            let bytes = e.weight;
+            self.leases.leased_bytes += bytes;
+        }
+    }
+
+    fn unlease(&mut self, handle: Handle) {
+        let Some(e) = self.get_mut(handle) else {
+            return;
+        };
+        e.leases = e.leases.saturating_sub(1);
+        if e.leases == 0 {
+            let bytes = e.weight;
+            self.leases.leased_bytes = self.leases.leased_bytes.saturating_sub(bytes);
+            self.let_go(handle.entry);
+        }
+    }
+
+    /// A pin or lease ended.
+    pub(crate) fn let_go(&mut self, entry: u32) {
+        self.remove_if_idle(entry);
+        self.unpark(entry);
+    }
+
+    /// The soft pins of a PROBE end; its waiting answer, if any, will say that nothing is there.
+    fn drop_soft_pins(&mut self, id: u64) {
+        let Some(probe) = self.leases.probes.get_mut(&id) else {
+            return;
+        };
+        let pins: Vec<Handle> = probe.pins.iter_mut().filter_map(Option::take).collect();
+        let waits = std::mem::take(&mut probe.waits);
+        let open = !probe.answered && !waits.is_empty();
+        for handle in &waits {
+            self.forget_waiter(handle.entry, id);
+        }
+        for handle in pins {
+            self.unpin_softly(handle);
+        }
+        if open {
+            self.actions.push(Action::ProbeDone { probe: id });
+        }
+    }
+
+    fn end_probe(&mut self, id: u64) {
+        self.drop_soft_pins(id);
+        let Some(probe) = self.leases.probes.remove(&id) else {
+            return;
+        };
+        let of = self.leases.of.get_mut(&probe.question.scheduler);
+        if let Some(lease) = of.and_then(|r| r.get_mut(&probe.question.request)) {
+            lease.probes.retain(|p| *p != id);
+        }
+    }
+
+    fn forget_if_empty(&mut self, scheduler: u64, request: &str) {
+        let Some(of) = self.leases.of.get_mut(&scheduler) else {
+            return;
+        };
+        if of
+            .get(request)
+            .is_some_and(|l| l.probes.is_empty() && l.held.is_empty())
+        {
+            of.remove(request);
+            self.leases.requests -= 1;
+            if of.is_empty() {
+                self.leases.of.remove(&scheduler);
+            }
+        }
+    }
+
+    fn forget_waiter(&mut self, entry: u32, id: u64) {
+        if let Some(list) = self.leases.waiters.get_mut(&entry) {
+            list.retain(|p| *p != id);
+            if list.is_empty() {
+                self.leases.waiters.remove(&entry);
+            }
+        }
+    }
+
+    /// A check ended, or the entry did: who waited for it may be answered.
+    pub(crate) fn wake_waiters(&mut self, entry: u32) {
+        for id in self.leases.waiters.remove(&entry).unwrap_or_default() {
+            let Some(probe) = self.leases.probes.get_mut(&id) else {
+                continue;
+            };
+            probe.waits.retain(|h| h.entry != entry);
+            if probe.waits.is_empty() && !probe.answered {
+                self.actions.push(Action::ProbeDone { probe: id });
+            }
+        }
+    }
+
+    /// Timers of this file: soft pins expire, PROBEs stop to wait.
+    pub(crate) fn end_pins(&mut self, now: Time) {
+        let mut expired = Vec::new();
+        let mut late = Vec::new();
+        for (id, probe) in &self.leases.probes {
+            if now.mono_ms >= probe.asked_ms + self.config.soft_pin_ms {
+                expired.push((
+                    *id,
+                    probe.question.scheduler,
+                    probe.question.request.clone(),
+                ));
+            } else if !probe.waits.is_empty()
+                && now.mono_ms >= probe.asked_ms + probe.question.wait_ms
+            {
+                late.push(*id);
+            }
+        }
+        for id in late {
+            self.actions.push(Action::ProbeDone { probe: id });
+        }
+        for (id, scheduler, request) in expired {
+            self.stats.soft_pins_expired += 1;
+            self.end_probe(id);
+            self.forget_if_empty(scheduler, &request);
+        }
+    }
+
+    /// The entry is removed: no pin counts for it any more.
+    pub(crate) fn drop_pins(&mut self, entry: u32) {
+        let Some(e) = self.entries.get_mut(entry as usize) else {
+            return;
+        };
+        let bytes = e.weight;
+        let (soft, leased) = (
+            std::mem::take(&mut e.soft_pins),
+            std::mem::take(&mut e.leases),
+        );
+        if soft > 0 {
+            self.leases.soft_bytes = self.leases.soft_bytes.saturating_sub(bytes);
+        }
+        if leased > 0 {
+            self.leases.leased_bytes = self.leases.leased_bytes.saturating_sub(bytes);
+        }
+        if std::mem::take(&mut e.admin_pin) {
+            self.admin_pins.remove(&entry);
+            self.admin_pinned_bytes = self.admin_pinned_bytes.saturating_sub(bytes);
+        }
+    }
+}

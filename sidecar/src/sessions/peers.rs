@@ -1,0 +1,116 @@
+//! Who is there: connections, processes (one incarnation each) and sessions (one role of a process).
+
+use super::seam::{ConnId, FdFacts, ProcessId};
+use kvcachepool_protocol::message::Role;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+/// Dead incarnations that are remembered, so that a HELLO of theirs that was still unread is not taken for a new process.
+const GRAVES_MAX: usize = 4096;
+
+/// An open connection.
+#[derive(Debug, Default)]
+pub(super) struct Conn {
+    /// The peer's pidfd, where the kernel gave one.
+    pub peer: Option<FdFacts>,
+    pub session: Option<u64>,
+    /// HELLO said that it is a tool or the plugin: no session.
+    pub greeted: Option<Role>,
+}
+
+/// One incarnation of a process.
+#[derive(Debug)]
+pub(super) struct Process {
+    pub incarnation: [u8; 16],
+    /// The byte of the lock file that it holds.
+    pub lock: Option<u32>,
+    /// Region that it maps, as its last HELLO or our answer to it said.
+    pub maps: Option<u64>,
+    pub sessions: Vec<u64>,
+    /// A GPU writes for it: none = not known.
+    pub gpu: Option<bool>,
+}
+
+/// One role of a process.
+#[derive(Debug)]
+pub(super) struct Session {
+    pub process: ProcessId,
+    pub role: Role,
+    pub rank: u32,
+    pub instance: String,
+    pub engine: String,
+    pub engine_version: String,
+    pub conn: Option<ConnId>,
+    /// Number of the last HELLO that was read.
+    pub hello: u64,
+    pub oldest_job_ms: u64,
+}
+
+/// All of them.
+#[derive(Debug, Default)]
+pub(super) struct Peers {
+    pub conns: BTreeMap<ConnId, Conn>,
+    pub processes: BTreeMap<ProcessId, Process>,
+    pub sessions: BTreeMap<u64, Session>,
+    incarnations: BTreeMap<[u8; 16], ProcessId>,
+    graves: BTreeSet<[u8; 16]>,
+    grave_order: VecDeque<[u8; 16]>,
+    last: u64,
+}
+
+impl Peers {
+    /// A number that was not used before in this boot.
+    pub fn number(&mut self) -> u64 {
+        self.last += 1;
+        self.last
+    }
+
+    pub fn is_dead(&self, incarnation: &[u8; 16]) -> bool {
+        self.graves.contains(incarnation)
+    }
+
+    pub fn process_of(&self, incarnation: &[u8; 16]) -> Option<ProcessId> {
+        self.incarnations.get(incarnation).copied()
+    }
+
+    pub fn add_process(&mut self, incarnation: [u8; 16]) -> ProcessId {
+        let id = ProcessId(self.number());
+        self.incarnations.insert(incarnation, id);
+        self.processes.insert(
+            id,
+            Process {
+                incarnation,
+                lock: None,
+                maps: None,
+                sessions: Vec::new(),
+                gpu: None,
+            },
+        );
+        id
+    }
+
+    /// Forgets a process that is proven dead. Nothing more is read of it.
+    pub fn bury(&mut self, id: ProcessId) -> Option<Process> {
+        let process = self.processes.remove(&id)?;
+        self.incarnations.remove(&process.incarnation);
+        self.graves.insert(process.incarnation);
+        self.grave_order.push_back(process.incarnation);
+        if self.grave_order.len() > GRAVES_MAX
+            && let Some(old) = self.grave_order.pop_front()
+        {
+            self.graves.remove(&old);
+        }
+        Some(process)
+    }
+
+    pub fn process_of_session(&self, session: u64) -> Option<&Process> {
+        self.processes.get(&self.sessions.get(&session)?.process)
+    }
+
+    /// The living process that holds a lock, as its HELLO said.
+    pub fn holder(&self, lock: u32) -> Option<ProcessId> {
+        self.processes
+            .iter()
+            .find(|(_, p)| p.lock == Some(lock))
+            .map(|(id, _)| *id)
+    }
+}

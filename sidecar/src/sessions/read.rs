@@ -1,0 +1,150 @@
+//! PROBE, PIN and RELEASE: what the scheduler's session asks for and holds on to.
+
+use super::core::{Core, Refusal};
+use super::seam::{ConnId, Host, Now, Output};
+use crate::engine::{Answer, Question};
+use kvcachepool_protocol::frame::{FLAG_PARTIAL, Op};
+use kvcachepool_protocol::key::{KeyKind, NamespaceId, chunk_key, unpack_hashes};
+use kvcachepool_protocol::message::{self, ErrorCode, Pin, Probe, ProbeReply, Release};
+
+/// Longest request id.
+const REQUEST_ID_MAX: usize = 1024;
+/// What a check of chunks that wait is expected to take at most.
+const PENDING_MS: u64 = 50;
+
+impl<H: Host> Core<H> {
+    pub(super) fn probe(
+        &mut self,
+        now: Now,
+        conn: ConnId,
+        session: u64,
+        tag: u64,
+        body: &[u8],
+        out: &mut Vec<Output>,
+    ) -> Result<(), Refusal> {
+        let probe: Probe = message::decode(body)?;
+        let hashes = unpack_hashes(&probe.hashes)
+            .map_err(|e| Refusal::new(ErrorCode::BadHashes, e.to_string()))?;
+        let namespace = namespace(&probe.namespace)?;
+        if probe.request.len() > REQUEST_ID_MAX {
+            return Err(Refusal::new(
+                ErrorCode::BadBody,
+                "request ids are 1024 bytes at most",
+            ));
+        }
+        let ready = self
+            .peers
+            .sessions
+            .get(&session)
+            .and_then(|s| self.ready(&s.instance));
+        let (Some(ready), Some(engine)) = (ready, &mut self.engine) else {
+            let reason = if self.engine.is_none() {
+                self.no_arena.0
+            } else {
+                "NotRegistered"
+            };
+            self.counters.probes_unready += 1;
+            let reply = ProbeReply {
+                states: vec![message::CHUNK_ABSENT; hashes.len()],
+                tiers: vec![0; hashes.len()],
+                reason: reason.into(),
+                ..ProbeReply::default()
+            };
+            self.reply(conn, Op::Probe, 0, tag, &reply, Vec::new(), out);
+            return Ok(());
+        };
+        let plan = &ready.domain.plan;
+        if probe.tail_tokens != 0 && !plan.valid_tokens(probe.tail_tokens) {
+            return Err(Refusal::new(
+                ErrorCode::BadHashes,
+                "tail_tokens is no whole number of scheduler blocks",
+            ));
+        }
+        let question = Question {
+            scheduler: session,
+            request: probe.request.as_str().into(),
+            tag,
+            layout: ready.domain.layout_id,
+            sections: plan.sections(),
+            keys: hashes
+                .iter()
+                .map(|hash| chunk_key(&ready.domain.model_id, &namespace, KeyKind::Prefix, hash))
+                .collect(),
+            chunk_tokens: plan.chunk_tokens(),
+            tail_tokens: probe.tail_tokens,
+            wait_ms: match probe.budget_ms {
+                0 => self.config.settings.load_timeout_ms,
+                ms => ms.min(self.config.settings.load_timeout_ms),
+            },
+        };
+        let Some(answer) = engine.probe(now, question) else {
+            let said = format!(
+                "limits.requests = {} is reached",
+                self.config.limits.requests_max
+            );
+            return Err(Refusal::later(ErrorCode::LimitReached, said));
+        };
+        self.answer_probe(conn, tag, answer, out);
+        Ok(())
+    }
+
+    fn answer_probe(&mut self, conn: ConnId, tag: u64, answer: Answer, out: &mut Vec<Output>) {
+        if !answer.pending {
+            for state in &answer.states {
+                if let Some(count) = self.counters.probe_chunks.get_mut(*state as usize) {
+                    *count += 1;
+                }
+            }
+        }
+        let flags = if answer.pending { FLAG_PARTIAL } else { 0 };
+        let reply = ProbeReply {
+            states: answer.states,
+            refs: answer.refs,
+            region: self.region().unwrap_or(0),
+            pending_ms: if answer.pending { PENDING_MS } else { 0 },
+            tiers: answer.tiers,
+            reason: String::new(),
+        };
+        self.reply(conn, Op::Probe, flags, tag, &reply, Vec::new(), out);
+    }
+
+    /// Chunks that a PROBE waited for are checked, gone, or took too long.
+    pub(super) fn finish_probe(&mut self, probe: u64, out: &mut Vec<Output>) {
+        let Some((session, tag, answer)) = self.engine.as_mut().and_then(|e| e.final_answer(probe))
+        else {
+            return;
+        };
+        if let Some(conn) = self.peers.sessions.get(&session).and_then(|s| s.conn) {
+            self.answer_probe(conn, tag, answer, out);
+        }
+    }
+
+    pub(super) fn pin_request(&mut self, session: u64, body: &[u8]) -> Result<(), Refusal> {
+        let pin: Pin = message::decode(body)?;
+        if let Some(engine) = &mut self.engine {
+            let held = engine.pin(session, &pin.request, pin.probe, pin.from, pin.to);
+            if held < pin.to.saturating_sub(pin.from) {
+                self.counters.event("PinWithoutSoftPin");
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn release(&mut self, session: u64, body: &[u8]) -> Result<(), Refusal> {
+        let release: Release = message::decode(body)?;
+        if let Some(engine) = &mut self.engine {
+            for request in &release.requests {
+                engine.release(session, request);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A namespace id; empty = the default one.
+pub(super) fn namespace(said: &[u8]) -> Result<NamespaceId, Refusal> {
+    if said.is_empty() {
+        return Ok(NamespaceId::default());
+    }
+    NamespaceId::try_from(said).map_err(|e| Refusal::new(ErrorCode::BadHashes, e.to_string()))
+}

@@ -1,0 +1,222 @@
+//! REGISTER: ranks and scheduler of an instance describe themselves; when all agree, the instance has a domain and is served.
+
+use super::core::{Core, Refusal};
+use super::seam::{ConnId, Host, Output};
+use kvcachepool_protocol::domain::{Domain, RankPart, Refused, SchedulerPart, join};
+use kvcachepool_protocol::frame::Op;
+use kvcachepool_protocol::message::{self, ErrorCode, Register, RegisterReply, Role};
+use kvcachepool_protocol::table::ROW_BYTES;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// One EngineCore: its scheduler, its ranks, and their domain once all agree.
+#[derive(Debug, Default)]
+pub(super) struct Instance {
+    pub scheduler: Option<(u64, SchedulerPart)>,
+    pub ranks: BTreeMap<u32, (u64, Arc<RankPart>)>,
+    pub domain: Option<Arc<Domain>>,
+}
+
+/// An instance that is served.
+#[derive(Debug, Clone)]
+pub(super) struct Ready {
+    pub domain: Arc<Domain>,
+    /// Lock number of the writer, per section.
+    pub writers: Vec<u32>,
+}
+
+/// The transfer mode that this build serves.
+const TRANSFER: &str = "engine";
+
+impl From<Refused> for Refusal {
+    fn from(refused: Refused) -> Self {
+        Self::new(refused.code(), refused.to_string())
+    }
+}
+
+impl<H: Host> Core<H> {
+    pub(super) fn register(
+        &mut self,
+        conn: ConnId,
+        session: u64,
+        tag: u64,
+        body: &[u8],
+        out: &mut Vec<Output>,
+    ) -> Result<(), Refusal> {
+        let register: Register = message::decode(body)?;
+        let Some((role, rank, instance)) = self
+            .peers
+            .sessions
+            .get(&session)
+            .map(|s| (s.role, s.rank, s.instance.clone()))
+        else {
+            return Ok(());
+        };
+        let part = match role {
+            Role::Worker => Some(self.register_rank(session, rank, &instance, &register)?),
+            _ => {
+                let part = SchedulerPart::check(&register)?;
+                let known = self.instances.entry(instance.clone()).or_default();
+                if known.scheduler.as_ref() != Some(&(session, part.clone())) {
+                    known.scheduler = Some((session, part));
+                    known.domain = None;
+                }
+                None
+            }
+        };
+        self.join_parts(&instance)?;
+        let domain = self.instances.get(&instance).and_then(|i| i.domain.clone());
+        let reply = RegisterReply {
+            layout_id: part
+                .as_ref()
+                .map(|p| p.layout_id.0.to_vec())
+                .unwrap_or_default(),
+            model_id: domain
+                .as_ref()
+                .map(|d| d.model_id.0.to_vec())
+                .unwrap_or_default(),
+            slot_bytes: part.as_ref().map(|p| slot_bytes(p)).unwrap_or_default(),
+            transfer: TRANSFER.into(),
+            transfer_reason: part
+                .filter(|_| register.transfer_modes.iter().any(|m| m != TRANSFER))
+                .map(|_| "only `engine` is served by this build".to_owned())
+                .unwrap_or_default(),
+            ready: self.ready(&instance).is_some(),
+        };
+        self.reply(conn, Op::Register, 0, tag, &reply, Vec::new(), out);
+        Ok(())
+    }
+
+    fn register_rank(
+        &mut self,
+        session: u64,
+        rank: u32,
+        instance: &str,
+        register: &Register,
+    ) -> Result<Arc<RankPart>, Refusal> {
+        let process = self.peers.process_of_session(session);
+        let maps = process.and_then(|p| p.lock.and(p.maps));
+        let (Some(region), Some(engine)) = (self.region(), &self.engine) else {
+            return Err(Refusal::later(ErrorCode::NoArena, self.no_arena.0));
+        };
+        if maps != Some(region) {
+            return Err(Refusal::later(
+                ErrorCode::NoArena,
+                "this process does not map the live arena",
+            ));
+        }
+        let part = RankPart::check(register)?;
+        if rank >= part.world {
+            return Err(Refusal::new(
+                ErrorCode::BadBody,
+                format!("rank {rank} of {}", part.world),
+            ));
+        }
+        let (longest, segment) = (
+            part.plan.longest_section_bytes(),
+            engine.geometry().segment_bytes,
+        );
+        if longest > segment {
+            return Err(Refusal::new(
+                ErrorCode::SectionTooLarge,
+                format!(
+                    "a section of {longest} bytes does not fit into a segment of {segment}: raise memory.size or lower cache.chunkTokens"
+                ),
+            ));
+        }
+        let gpu = part.gpu;
+        if let Some(id) = self.peers.sessions.get(&session).map(|s| s.process)
+            && let Some(p) = self.peers.processes.get_mut(&id)
+        {
+            // once a GPU wrote for it, its death needs the quarantine
+            p.gpu = Some(p.gpu.unwrap_or(false) || gpu);
+        }
+        let known = self.instances.entry(instance.to_owned()).or_default();
+        if let Some((old, same)) = known.ranks.get(&rank)
+            && *old == session
+            && **same == part
+        {
+            return Ok(same.clone());
+        }
+        let part = Arc::new(part);
+        known.ranks.insert(rank, (session, part.clone()));
+        known.domain = None;
+        Ok(part)
+    }
+
+    /// Joins the parts of an instance once all are there.
+    fn join_parts(&mut self, instance: &str) -> Result<(), Refusal> {
+        let Some(known) = self.instances.get_mut(instance) else {
+            return Ok(());
+        };
+        let Some((_, scheduler)) = &known.scheduler else {
+            return Ok(());
+        };
+        let all = (0..scheduler.world).all(|rank| known.ranks.contains_key(&rank));
+        if known.domain.is_some() || !all {
+            return Ok(());
+        }
+        let ranks: Vec<&RankPart> = known.ranks.values().map(|(_, part)| &**part).collect();
+        known.domain = Some(Arc::new(join(scheduler, &ranks)?));
+        Ok(())
+    }
+
+    /// The instance, if PROBE and GRANT are served to it: all ranks and the scheduler live, agree, and map the live arena.
+    pub(super) fn ready(&self, instance: &str) -> Option<Ready> {
+        let region = self.region()?;
+        let known = self.instances.get(instance)?;
+        let domain = known.domain.clone()?;
+        let (scheduler, _) = known.scheduler.as_ref()?;
+        if !self.peers.sessions.contains_key(scheduler) {
+            return None;
+        }
+        let mut writers = vec![0; domain.plan.sections() as usize];
+        for (session, part) in known.ranks.values() {
+            let process = self.peers.process_of_session(*session)?;
+            let lock = process.lock.filter(|_| process.maps == Some(region))?;
+            for section in part.written_sections() {
+                if let Some(writer) = writers.get_mut(section as usize) {
+                    *writer = lock;
+                }
+            }
+        }
+        Some(Ready { domain, writers })
+    }
+
+    /// A rank or scheduler is not there any more: its instance is not served before it is replaced.
+    pub(super) fn leave_instance(&mut self, session: u64) {
+        let Some(name) = self
+            .peers
+            .sessions
+            .get(&session)
+            .map(|s| s.instance.clone())
+        else {
+            return;
+        };
+        let Some(instance) = self.instances.get_mut(&name) else {
+            return;
+        };
+        let before = (instance.ranks.len(), instance.scheduler.is_some());
+        instance.ranks.retain(|_, (s, _)| *s != session);
+        if instance
+            .scheduler
+            .as_ref()
+            .is_some_and(|(s, _)| *s == session)
+        {
+            instance.scheduler = None;
+        }
+        if before != (instance.ranks.len(), instance.scheduler.is_some()) {
+            instance.domain = None;
+        }
+        if instance.ranks.is_empty() && instance.scheduler.is_none() {
+            self.instances.remove(&name);
+        }
+    }
+}
+
+/// Slot bytes per group of a full chunk's section.
+fn slot_bytes(part: &RankPart) -> Vec<u64> {
+    (0..part.plan.groups().len())
+        .map(|group| part.plan.full_bytes(group).next_multiple_of(ROW_BYTES))
+        .collect()
+}

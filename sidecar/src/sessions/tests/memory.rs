@@ -1,0 +1,185 @@
+//! Whose memory is whose after the death of a container.
+
+use super::peer::*;
+use crate::engine::memory_table::MemoryTable;
+use crate::engine::table::{FREE, GRANTED, Table};
+use kvcachepool_protocol::frame::Op;
+use kvcachepool_protocol::message::*;
+use kvcachepool_protocol::refs::{SectionRef, pack};
+
+fn handing_back(role: Role, process: u8, number: u64, lock: u32, region: u64) -> Hello {
+    Hello {
+        lock: Some(lock),
+        region: Some(region),
+        fds: vec!["pidfd".into(), "arena".into(), "table".into()],
+        ..hello(role, process, number)
+    }
+}
+
+/// A table with one chunk stored and another granted, and the pod after the container's death.
+fn left_behind() -> (Pod, MemoryTable, Vec<SectionRef>) {
+    let mut w = World::new();
+    let (scheduler, worker) = w.instance();
+    w.store(scheduler, worker, &[chunk(1)]);
+    let granted =
+        kvcachepool_protocol::refs::unpack(&w.grant(scheduler, &[chunk(2)]).1.refs).unwrap();
+    let table = w.core.engine().unwrap().table().clone();
+    (
+        Pod {
+            locked: [1, 2].into(),
+            next_lock: 2,
+            next_region: 1,
+            ..Pod::default()
+        },
+        table,
+        granted,
+    )
+}
+
+#[test]
+fn no_new_arena_while_a_lock_of_an_earlier_boot_is_held_and_its_memory_is_not_back() {
+    let (pod, _, _) = left_behind();
+    let mut w = World::of(pod, None);
+    assert!(w.core.engine().is_none());
+    assert_eq!(
+        w.core.status(w.now).reasons[0].code,
+        "ArenaHeldByEarlierBoot"
+    );
+    w.pass(1_000);
+    assert!(w.core.engine().is_none());
+    // a process that never mapped anything says so
+    let conn = w.connect();
+    let reply = w.greet(
+        conn,
+        &Hello {
+            lock: Some(2),
+            ..hello(Role::Scheduler, 2, 5)
+        },
+        false,
+    );
+    assert_eq!(
+        (reply.memory, reply.reason.as_str()),
+        (Memory::None, "ArenaHeldByEarlierBoot")
+    );
+    w.core.host_mut().locked.remove(&1);
+    w.pass(1_000);
+    assert_eq!(w.core.engine().unwrap().geometry().region, 2);
+}
+
+#[test]
+fn the_memory_comes_back_with_what_was_published_and_what_is_still_being_written() {
+    let (mut pod, table, granted) = left_behind();
+    pod.kept.insert(11, table);
+    let mut w = World::of(pod, None);
+    let worker = w.connect();
+    let mut back = handing_back(Role::Worker, 1, 5, 1, 1);
+    back.grants = pack(&granted);
+    assert_eq!(w.greet(worker, &back, false).memory, Memory::Held);
+    let row = w.core.engine().unwrap().table().row(granted[0].slot.get());
+    assert_eq!((row.state, row.owner), (GRANTED, 1));
+    w.commit(worker, 1, &pack(&granted));
+    w.digest_all();
+    let scheduler = w.connect();
+    w.greet(scheduler, &handing_back(Role::Scheduler, 2, 5, 2, 1), true);
+    let _: RegisterReply = w.ask(worker, Op::Register, &register_worker());
+    let _: RegisterReply = w.ask(scheduler, Op::Register, &register_scheduler());
+    assert_eq!(w.states(scheduler, "r", &[1, 2]), [CHUNK_READY; 2]);
+}
+
+#[test]
+fn memory_that_cannot_be_used_is_unmapped_by_all_before_there_is_a_new_one() {
+    let (pod, _, _) = left_behind();
+    let mut w = World::of(pod, None);
+    let worker = w.connect();
+    let reply = w.greet(worker, &handing_back(Role::Worker, 1, 5, 1, 1), false);
+    assert_eq!(
+        (reply.memory, reply.reason.as_str()),
+        (Memory::Unmap, "Unusable")
+    );
+    let scheduler = w.connect();
+    assert_eq!(
+        w.greet(scheduler, &handing_back(Role::Scheduler, 2, 5, 2, 1), false)
+            .memory,
+        Memory::Unmap
+    );
+    let reply = w.greet(
+        worker,
+        &Hello {
+            lock: Some(1),
+            ..hello(Role::Worker, 1, 6)
+        },
+        false,
+    );
+    assert_eq!(reply.memory, Memory::None);
+    let reply = w.greet(
+        scheduler,
+        &Hello {
+            lock: Some(2),
+            ..hello(Role::Scheduler, 2, 6)
+        },
+        false,
+    );
+    assert_eq!((reply.memory, reply.region), (Memory::Sent, Some(2)));
+}
+
+#[test]
+fn another_region_than_the_live_one_is_unmapped_and_its_frames_are_ignored() {
+    let mut w = World::new();
+    let (scheduler, worker) = w.instance();
+    let (_, granted) = w.grant(scheduler, &[chunk(1)]);
+    let slot = kvcachepool_protocol::refs::unpack(&granted.refs).unwrap()[0]
+        .slot
+        .get();
+    w.commit(worker, granted.region + 1, &granted.refs);
+    assert!(w.digests().is_empty());
+    assert_eq!(w.core.engine().unwrap().table().row(slot).state, GRANTED);
+    let reply = w.greet(worker, &handing_back(Role::Worker, 1, 3, 1, 77), false);
+    assert_eq!(
+        (reply.memory, reply.reason.as_str()),
+        (Memory::Unmap, "OtherRegion")
+    );
+    let tag = w.say(worker, Op::Register, &register_worker(), NO_FDS);
+    assert_eq!(w.error(tag), (ErrorCode::NoArena, false));
+}
+
+#[test]
+fn owners_of_an_earlier_boot_are_asked_for_and_their_slots_wait_30_s() {
+    let (mut pod, table, granted) = left_behind();
+    pod.locked.clear();
+    let mut w = World::of(pod, Some(table));
+    let state = |w: &World| {
+        w.core
+            .engine()
+            .unwrap()
+            .table()
+            .row(granted[0].slot.get())
+            .state
+    };
+    w.pass(1_000);
+    w.pass(29_999);
+    assert_eq!(state(&w), GRANTED);
+    w.pass(1);
+    assert_eq!(state(&w), FREE);
+}
+
+#[test]
+fn a_failed_arena_is_a_reason_and_is_tried_again() {
+    let mut w = World::of(
+        Pod {
+            arenas_fail: true,
+            ..Pod::default()
+        },
+        None,
+    );
+    let status = w.core.status(w.now);
+    assert_eq!(
+        (
+            status.memory.reason.as_str(),
+            status.reasons[0].message.as_str()
+        ),
+        ("ArenaFailed", "no memory")
+    );
+    w.core.host_mut().arenas_fail = false;
+    w.pass(60_000);
+    assert!(w.core.engine().is_some());
+}

@@ -1,0 +1,418 @@
+//! A small world for these tests: a host without files, and peers that say what a test makes them say.
+
+use crate::engine::config::Config;
+use crate::engine::memory_table::MemoryTable;
+use crate::engine::table::Geometry;
+use crate::sessions::*;
+use kvcachepool_protocol::frame::{FLAG_ERROR, FLAG_PARTIAL, Header, Op};
+use kvcachepool_protocol::key::EngineHash;
+use kvcachepool_protocol::message::{self, *};
+use kvcachepool_protocol::refs::{SectionRef, unpack};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Locks, counters and memory of a pod.
+#[derive(Debug, Default)]
+pub struct Pod {
+    pub locked: BTreeSet<u32>,
+    pub next_lock: u32,
+    pub next_region: u64,
+    /// Tables that connectors may hand back, by the number of the arena's descriptor.
+    pub kept: BTreeMap<u64, MemoryTable>,
+    pub arenas_fail: bool,
+}
+
+impl Host for Pod {
+    type Table = MemoryTable;
+    fn next_lock(&mut self) -> Result<u32, HostError> {
+        self.next_lock += 1;
+        Ok(self.next_lock)
+    }
+    fn next_region(&mut self) -> Result<u64, HostError> {
+        self.next_region += 1;
+        Ok(self.next_region)
+    }
+    fn lock_held(&mut self, number: u32) -> bool {
+        self.locked.contains(&number)
+    }
+    fn locks_held(&mut self) -> Vec<u32> {
+        self.locked.iter().copied().collect()
+    }
+    fn create(&mut self, geometry: Geometry) -> Result<MemoryTable, HostError> {
+        if self.arenas_fail {
+            return Err(HostError("no memory".into()));
+        }
+        Ok(MemoryTable::new(geometry))
+    }
+    fn adopt(&mut self, arena: FdId, _table: FdId) -> Result<MemoryTable, HostError> {
+        self.kept.remove(&arena.0).ok_or(HostError(
+            "slot table of version 9, this build uses 1".into(),
+        ))
+    }
+}
+
+pub struct World {
+    pub core: Core<Pod>,
+    pub now: Now,
+    pub out: Vec<Output>,
+    conns: u64,
+    tags: u64,
+}
+
+pub const NO_FDS: &[FdFacts] = &[];
+
+/// Bytes of one block in one shard: a chunk of four blocks takes one row.
+pub const BLOCK_BYTES: u64 = 16 << 10;
+
+pub fn pidfd() -> FdFacts {
+    FdFacts {
+        id: FdId(1),
+        kind: FdType::Pidfd { pollable: true },
+    }
+}
+
+pub fn memfd(id: u64, live: bool) -> FdFacts {
+    FdFacts {
+        id: FdId(id),
+        kind: FdType::Memfd { sealed: true, live },
+    }
+}
+
+pub fn hash(n: u8) -> EngineHash {
+    EngineHash([n; 32])
+}
+
+pub fn hello(role: Role, process: u8, number: u64) -> Hello {
+    Hello {
+        version: 1,
+        role,
+        engine: "vllm".into(),
+        engine_version: "0.32.0".into(),
+        instance: "i".into(),
+        incarnation: vec![process; 16],
+        number,
+        rank: 0,
+        fds: vec!["pidfd".into()],
+        lock: None,
+        region: None,
+        grants: Vec::new(),
+        requests: Vec::new(),
+        off: None,
+    }
+}
+
+pub fn register_worker() -> Register {
+    Register {
+        world: 1,
+        local_world: 1,
+        model: r#"{"model":"m"}"#.into(),
+        layout: r#"{"layout":"l"}"#.into(),
+        device: "cpu".into(),
+        device_uuid: String::new(),
+        transfer_modes: vec!["engine".into()],
+        groups: vec![Group {
+            kind: "full".into(),
+            block_tokens: 16,
+            block_bytes: BLOCK_BYTES,
+            shards: 1,
+            shard: 0,
+            writer: true,
+            window_tokens: 0,
+        }],
+        scheduler_block_tokens: 16,
+        chunk_tokens: 64,
+        hashing: None,
+    }
+}
+
+pub fn register_scheduler() -> Register {
+    Register {
+        groups: Vec::new(),
+        model: String::new(),
+        layout: String::new(),
+        hashing: Some(Hashing {
+            algorithm: "sha256_cbor".into(),
+            root: "0".repeat(64),
+            random_root: false,
+            block_tokens: 16,
+        }),
+        ..register_worker()
+    }
+}
+
+/// Chunk `n` (from 1) of a prefix of full chunks.
+pub fn chunk(n: u8) -> GrantChunk {
+    GrantChunk {
+        hash: hash(n).0.to_vec(),
+        parent: if n == 1 {
+            Vec::new()
+        } else {
+            hash(n - 1).0.to_vec()
+        },
+        first_token: u32::from(n - 1) * 64,
+        tokens: 64,
+        groups: 1,
+        block_hashes: Vec::new(),
+    }
+}
+
+pub fn probe(request: &str, chunks: &[u8]) -> Probe {
+    Probe {
+        request: request.into(),
+        namespace: Vec::new(),
+        hashes: chunks.iter().flat_map(|n| hash(*n).0).collect(),
+        tail_tokens: 0,
+        local_tokens: Some(0),
+        budget_ms: 0,
+        max_load_tokens: None,
+    }
+}
+
+impl World {
+    pub fn new() -> Self {
+        Self::of(Pod::default(), None)
+    }
+
+    pub fn config() -> Config {
+        Config {
+            arena_bytes: 8 << 20,
+            ..Config::default()
+        }
+    }
+
+    pub fn of(pod: Pod, found: Option<MemoryTable>) -> Self {
+        let now = Now {
+            mono_ms: 1_000,
+            unix_s: 1_000,
+        };
+        let mut out = Vec::new();
+        let start = Start {
+            boot: 7,
+            version: "0".into(),
+            found,
+            cold: false,
+        };
+        let core = Core::new(Self::config(), pod, start, now, &mut out);
+        let mut world = Self {
+            core,
+            now,
+            out,
+            conns: 0,
+            tags: 0,
+        };
+        world.populate();
+        world
+    }
+
+    pub fn populate(&mut self) {
+        self.input(Input::Populated { rows: u32::MAX });
+    }
+
+    pub fn input(&mut self, input: Input<'_>) {
+        self.core.handle(self.now, input, &mut self.out);
+    }
+
+    pub fn connect(&mut self) -> ConnId {
+        self.conns += 1;
+        let conn = ConnId(self.conns);
+        self.input(Input::Connected { conn, peer: None });
+        conn
+    }
+
+    /// Sends a frame; returns its tag.
+    pub fn say<B: Serialize>(&mut self, conn: ConnId, op: Op, body: &B, fds: &[FdFacts]) -> u64 {
+        self.tags += 1;
+        let body = message::encode(body).unwrap();
+        let header = Header {
+            length: body.len() as u32,
+            version: 1,
+            opcode: op as u8,
+            flags: 0,
+            tag: self.tags,
+        };
+        self.input(Input::Frame {
+            conn,
+            header,
+            body: &body,
+            fds,
+        });
+        self.tags
+    }
+
+    /// The answer to a tag, which must be there and no error. Also whether it was partial.
+    pub fn answer<B: DeserializeOwned>(&mut self, asked: u64) -> (B, bool) {
+        let at = self
+            .out
+            .iter()
+            .position(|o| matches!(o, Output::Send { tag, .. } if *tag == asked));
+        let Output::Send { flags, body, .. } = self.out.remove(at.expect("an answer")) else {
+            unreachable!()
+        };
+        assert_eq!(
+            flags & FLAG_ERROR,
+            0,
+            "{:?}",
+            message::decode::<ErrorBody>(&body)
+        );
+        (message::decode(&body).unwrap(), flags & FLAG_PARTIAL != 0)
+    }
+
+    pub fn ask<B: Serialize, R: DeserializeOwned>(&mut self, conn: ConnId, op: Op, body: &B) -> R {
+        let tag = self.say(conn, op, body, NO_FDS);
+        self.answer(tag).0
+    }
+
+    /// Says HELLO with a pidfd and, where `hello` names them, arena 11 and table 12.
+    pub fn greet(&mut self, conn: ConnId, hello: &Hello, live: bool) -> HelloReply {
+        let mut fds = Vec::new();
+        for name in &hello.fds {
+            fds.push(match name.as_str() {
+                "pidfd" => pidfd(),
+                "arena" => memfd(11, live),
+                _ => memfd(12, live),
+            });
+        }
+        let tag = self.say(conn, Op::Hello, hello, &fds);
+        self.answer(tag).0
+    }
+
+    /// The error that answered a tag, and whether the connection was closed after it.
+    pub fn error(&mut self, asked: u64) -> (ErrorCode, bool) {
+        let at = self
+            .out
+            .iter()
+            .position(|o| matches!(o, Output::Send { tag, .. } if *tag == asked))
+            .expect("an answer");
+        let Output::Send {
+            flags, body, conn, ..
+        } = self.out.remove(at)
+        else {
+            unreachable!()
+        };
+        assert_ne!(flags & FLAG_ERROR, 0);
+        let closed = self
+            .out
+            .iter()
+            .any(|o| matches!(o, Output::Close { conn: c, .. } if *c == conn));
+        (message::decode::<ErrorBody>(&body).unwrap().code, closed)
+    }
+
+    /// A process with its lock and the arena. Returns its connection.
+    pub fn attach(&mut self, role: Role, process: u8) -> ConnId {
+        let conn = self.connect();
+        let first = self.greet(conn, &hello(role, process, 1), true);
+        assert_eq!(first.memory, Memory::LockFirst);
+        self.core.host_mut().locked.insert(first.lock.unwrap());
+        let again = Hello {
+            lock: first.lock,
+            ..hello(role, process, 2)
+        };
+        assert_eq!(self.greet(conn, &again, true).memory, Memory::Sent);
+        conn
+    }
+
+    /// A scheduler and one worker, registered: (scheduler, worker).
+    pub fn instance(&mut self) -> (ConnId, ConnId) {
+        let worker = self.attach(Role::Worker, 1);
+        let scheduler = self.attach(Role::Scheduler, 2);
+        let first: RegisterReply = self.ask(worker, Op::Register, &register_worker());
+        assert!(!first.ready);
+        let second: RegisterReply = self.ask(scheduler, Op::Register, &register_scheduler());
+        assert!(second.ready);
+        (scheduler, worker)
+    }
+
+    pub fn process(&self, nth: usize) -> ProcessId {
+        let watched: Vec<ProcessId> = self
+            .out
+            .iter()
+            .filter_map(|o| match o {
+                Output::WatchProcess { process, .. } => Some(*process),
+                _ => None,
+            })
+            .collect();
+        watched[nth]
+    }
+
+    /// Digests that are asked for, taken out.
+    pub fn digests(&mut self) -> Vec<(u32, u32, bool)> {
+        let mut found = Vec::new();
+        self.out.retain(|o| match o {
+            Output::Digest {
+                slot,
+                generation,
+                urgent,
+                ..
+            } => {
+                found.push((*slot, *generation, *urgent));
+                false
+            }
+            _ => true,
+        });
+        found
+    }
+
+    /// Ends all digests: the digest of a slot is its number.
+    pub fn digest_all(&mut self) {
+        for (slot, generation, _) in self.digests() {
+            self.input(Input::DigestDone {
+                slot,
+                generation,
+                digest: Some([slot as u8; 16]),
+            });
+        }
+    }
+
+    pub fn grant(&mut self, scheduler: ConnId, chunks: &[GrantChunk]) -> (u64, GrantReply) {
+        let grant = Grant {
+            request: "r".into(),
+            namespace: Vec::new(),
+            chunks: chunks.to_vec(),
+            ttl_s: 0,
+        };
+        let tag = self.say(scheduler, Op::Grant, &grant, NO_FDS);
+        (tag, self.answer(tag).0)
+    }
+
+    pub fn commit(&mut self, worker: ConnId, region: u64, refs: &[u8]) {
+        self.say(
+            worker,
+            Op::Commit,
+            &Sections {
+                region,
+                refs: refs.to_vec(),
+            },
+            NO_FDS,
+        );
+    }
+
+    /// Stores chunks in full.
+    pub fn store(
+        &mut self,
+        scheduler: ConnId,
+        worker: ConnId,
+        chunks: &[GrantChunk],
+    ) -> Vec<SectionRef> {
+        let (_, granted) = self.grant(scheduler, chunks);
+        assert!(
+            granted.results.iter().all(|r| *r == GRANT_GRANTED),
+            "{:?}",
+            granted.results
+        );
+        self.commit(worker, granted.region, &granted.refs);
+        self.digest_all();
+        unpack(&granted.refs).unwrap()
+    }
+
+    pub fn states(&mut self, scheduler: ConnId, request: &str, chunks: &[u8]) -> Vec<u8> {
+        let reply: ProbeReply = self.ask(scheduler, Op::Probe, &probe(request, chunks));
+        reply.states
+    }
+
+    pub fn pass(&mut self, ms: u64) {
+        self.now.mono_ms += ms;
+        self.now.unix_s += ms / 1000;
+        self.input(Input::Tick);
+    }
+}

@@ -1,0 +1,187 @@
+//! GRANT, COMMIT and ABORT: slots to write, and how they come back.
+
+use super::core::{Core, Refusal};
+use super::read::namespace;
+use super::register::Ready;
+use super::seam::{ConnId, Host, Now, Output};
+use crate::engine::mistake::{Mistake, made};
+use crate::engine::{GrantContext, Wish};
+use kvcachepool_protocol::frame::Op;
+use kvcachepool_protocol::key::{EngineHash, KeyKind, NamespaceId, chunk_key, unpack_hashes};
+use kvcachepool_protocol::message::{
+    self, Abort, AbortReply, ErrorCode, GRANT_INVALID, GRANT_NOT_READY, Grant, GrantChunk,
+    GrantReply, Sections,
+};
+use kvcachepool_protocol::refs;
+
+impl<H: Host> Core<H> {
+    pub(super) fn grant(
+        &mut self,
+        now: Now,
+        conn: ConnId,
+        session: u64,
+        tag: u64,
+        body: &[u8],
+        out: &mut Vec<Output>,
+    ) -> Result<(), Refusal> {
+        let grant: Grant = message::decode(body)?;
+        let namespace = namespace(&grant.namespace)?;
+        let ready = self
+            .peers
+            .sessions
+            .get(&session)
+            .and_then(|s| self.ready(&s.instance));
+        let mut reply = GrantReply {
+            region: self.region().unwrap_or(0),
+            ..GrantReply::default()
+        };
+        let mut packed = Vec::new();
+        for chunk in &grant.chunks {
+            let result = match &ready {
+                Some(ready) if !self.draining => self.grant_chunk(
+                    now,
+                    session,
+                    tag,
+                    ready,
+                    &namespace,
+                    grant.ttl_s,
+                    chunk,
+                    &mut packed,
+                ),
+                _ => GRANT_NOT_READY,
+            };
+            self.counters.granted(result);
+            reply.results.push(result);
+        }
+        reply.refs = refs::pack(&packed);
+        self.reply(conn, Op::Grant, 0, tag, &reply, Vec::new(), out);
+        Ok(())
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn grant_chunk(
+        &mut self,
+        now: Now,
+        session: u64,
+        tag: u64,
+        ready: &Ready,
+        namespace: &NamespaceId,
+        ttl_s: u32,
+        chunk: &GrantChunk,
+        packed: &mut Vec<refs::SectionRef>,
+    ) -> u8 {
+        let (plan, model) = (&ready.domain.plan, &ready.domain.model_id);
+        let key = |hash: &EngineHash| chunk_key(model, namespace, KeyKind::Prefix, hash);
+        let groups_known = chunk.groups != 0 && chunk.groups & !plan.all_groups() == 0;
+        let placed = chunk.first_token.is_multiple_of(plan.chunk_tokens())
+            && chunk.first_token.checked_add(chunk.tokens).is_some()
+            && chunk.parent.is_empty() == (chunk.first_token == 0);
+        if !groups_known || !placed || !plan.valid_tokens(chunk.tokens) {
+            return GRANT_INVALID;
+        }
+        let Ok(last_hash) = EngineHash::try_from(chunk.hash.as_slice()) else {
+            return GRANT_INVALID;
+        };
+        let parent = match chunk.parent.as_slice() {
+            [] => None,
+            hash => match EngineHash::try_from(hash) {
+                Ok(hash) => Some(key(&hash)),
+                Err(_) => return GRANT_INVALID,
+            },
+        };
+        let Ok(block_hashes) = unpack_hashes(&chunk.block_hashes) else {
+            return GRANT_INVALID;
+        };
+        let [low, high] = plan.section_map(chunk.groups);
+        let wish = Wish {
+            key: key(&last_hash),
+            parent,
+            last_hash,
+            first_token: chunk.first_token,
+            tokens: chunk.tokens,
+            sections: u128::from(low) | u128::from(high) << 64,
+            block_hashes,
+        };
+        let context = GrantContext {
+            scheduler: session,
+            tag,
+            model: *model,
+            layout: ready.domain.layout_id,
+            namespace: *namespace,
+            plan,
+            writers: &ready.writers,
+            expires_unix_s: if ttl_s == 0 {
+                0
+            } else {
+                now.unix_s + u64::from(ttl_s)
+            },
+        };
+        match &mut self.engine {
+            Some(engine) => engine.grant(now, &context, &wish, packed),
+            None => GRANT_NOT_READY,
+        }
+    }
+
+    pub(super) fn commit(&mut self, session: u64, body: &[u8]) -> Result<(), Refusal> {
+        for section in self.sections(body)? {
+            if let Some((lock, engine)) = self.writer(session) {
+                engine.commit(lock, section);
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn abort(&mut self, session: u64, body: &[u8]) -> Result<(), Refusal> {
+        for section in self.sections(body)? {
+            if let Some((lock, engine)) = self.writer(session) {
+                engine.abort(lock, section);
+            }
+        }
+        Ok(())
+    }
+
+    /// Sections of a worker's message; none where they lie in another region than the live one.
+    fn sections(&mut self, body: &[u8]) -> Result<Vec<refs::SectionRef>, Refusal> {
+        let sections: Sections = message::decode(body)?;
+        let unpacked = refs::unpack(&sections.refs)
+            .map_err(|e| Refusal::new(ErrorCode::BadBody, e.to_string()))?;
+        if Some(sections.region) != self.region() && !made(Mistake::Regions) {
+            self.counters.ignored("OtherRegion");
+            return Ok(Vec::new());
+        }
+        Ok(unpacked)
+    }
+
+    fn writer(&mut self, session: u64) -> Option<(u32, &mut crate::engine::Engine<H::Table>)> {
+        let lock = self.peers.process_of_session(session)?.lock?;
+        Some((lock, self.engine.as_mut()?))
+    }
+
+    pub(super) fn abort_grant(
+        &mut self,
+        conn: ConnId,
+        session: u64,
+        tag: u64,
+        body: &[u8],
+        out: &mut Vec<Output>,
+    ) -> Result<(), Refusal> {
+        let abort: Abort = message::decode(body)?;
+        let hashes = unpack_hashes(&abort.hashes)
+            .map_err(|e| Refusal::new(ErrorCode::BadHashes, e.to_string()))?;
+        let only = (!hashes.is_empty()).then_some(hashes);
+        let freed = self
+            .engine
+            .as_mut()
+            .map_or(0, |e| e.abort_grant(session, abort.grant, only));
+        self.reply(
+            conn,
+            Op::Abort,
+            0,
+            tag,
+            &AbortReply { freed },
+            Vec::new(),
+            out,
+        );
+        Ok(())
+    }
+}

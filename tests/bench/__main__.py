@@ -1,0 +1,67 @@
+"""`make bench`: runs the benchmarks one after the other, then prints all rows with the bars they are held to.
+
+python -m bench [copies,probe,...]
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+
+from bench.results import RESULTS
+
+BENCHMARKS = ("copies", "probe", "scheduler", "ttft", "overhead", "idle", "simulation")
+# Name of a row -> (least, most) of its ratio where it has one, else of its value.
+BARS: dict[str, tuple[float | None, float | None]] = {
+    "probe_128k_first_p50_ms": (None, 1.0),
+    "store_vs_memcpy": (0.75, None),
+    "load_vs_memcpy": (0.75, None),
+    "store_vs_memcpy_busy": (0.5, None),
+    "load_vs_memcpy_busy": (0.5, None),
+    "ttft_4k_warm_over_cold": (None, 0.05),
+    "ttft_4k_warm_over_local": (None, 1.2),
+    "overhead_no_hits_percent": (None, 1.0),
+    "engine_thread_block_p99_us": (None, 500.0),
+    "idle_cpu_percent": (None, 0.5),
+    "rss_beyond_arena_mib": (None, 40.0),
+}
+
+
+def print_table() -> None:
+    """All rows of the results file."""
+    rows = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
+    print(f"\n{'name':34} {'value':>10} {'unit':6} {'ratio':>8}  {'bar':>8}  met  reference")
+    for row in sorted(rows, key=lambda row: row["name"]):
+        least, most = BARS.get(row["name"], (None, None))
+        held = row["value"] if row["ratio"] is None else row["ratio"]
+        met = "" if least is most is None else "yes" if (least or held) <= held <= (most or held) else "NO"
+        bar = f">= {least:g}" if least is not None else f"<= {most:g}" if most is not None else "report"
+        ratio = "" if row["ratio"] is None else f"{row['ratio']:.3f}"
+        reference = row["reference"] + ("" if row["reference_value"] is None else f" {row['reference_value']:g}")
+        print(f"{row['name']:34} {row['value']:>10g} {row['unit']:6} {ratio:>8}  {bar:>8}  {met:3}  {reference}")
+    print(f"\n{RESULTS}")
+
+
+def main(chosen: list[str]) -> int:
+    """Runs the chosen ones, or all."""
+    unknown = set(chosen) - set(BENCHMARKS)
+    if unknown:
+        print(f"no benchmark {', '.join(sorted(unknown))}; there are {', '.join(BENCHMARKS)}", file=sys.stderr)
+        return 2
+    failed = []
+    for name in chosen or BENCHMARKS:
+        print(f"\n=== {name}", flush=True)
+        start = time.monotonic()
+        if subprocess.run([sys.executable, "-m", f"bench.{name}"]).returncode:
+            failed.append(name)
+        print(f"({time.monotonic() - start:.0f} s)", flush=True)
+    print_table()
+    if failed:
+        print(f"failed: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main([name for argument in sys.argv[1:] for name in argument.split(",") if name]))

@@ -1,0 +1,84 @@
+"""Time to first token of `vllm serve` on 4,000 tokens: computed, from vLLM's own prefix cache, from ours.
+
+The same prompts in all three; both kinds of hit leave the same last tokens to compute.
+
+    python -m bench.ttft [--prompts 5] [--hits 3]
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import statistics
+
+from bench.results import Row, merge
+from servers import paths
+from servers.models import model, words
+from servers.pod import settle, wait_attached
+from servers.sidecar import Sidecar
+from servers.vllm_server import Reply, VllmServer
+
+TOKENS = 4000
+
+
+def measure(prompts: int, hits: int) -> list[Row]:
+    """Asks every prompt cold, then in turn locally and after a reset."""
+    pod = paths.short_folder()
+    sidecar = Sidecar(pod, memory="2Gi").start()
+    arguments = ["--dtype", "bfloat16", "--max-model-len", "8192"]
+    server = VllmServer(pod, model("mid"), pod / "vllm.log", *arguments, env={"VLLM_CPU_KVCACHE_SPACE": "2"})
+    cold: list[Reply] = []
+    local: list[Reply] = []
+    warm: list[Reply] = []
+    try:
+        server.wait_ready()
+        server.complete(words(300, 1), 300, max_tokens=1)
+        wait_attached(sidecar)
+        for number in range(prompts):
+            prompt = words(TOKENS, 7000 + number)
+            cold.append(server.complete(prompt, TOKENS, max_tokens=1))
+            settle(sidecar)
+            for _ in range(hits):
+                local.append(server.complete(prompt, TOKENS, max_tokens=1))
+                server.reset_prefix_cache()
+                warm.append(server.complete(prompt, TOKENS, max_tokens=1))
+            print(f"prompt {number + 1}: cold {cold[-1].first_token_seconds:.2f} s", end=" ")
+            print(f"local {_median(local[-hits:]):.3f} s warm {_median(warm[-hits:]):.3f} s", flush=True)
+    finally:
+        server.stop()
+        sidecar.stop()
+        shutil.rmtree(pod, ignore_errors=True)
+    recomputed = {
+        name: {reply.sources["computed"] for reply in replies} for name, replies in (("l", local), ("w", warm))
+    }
+    note = f"{TOKENS} tokens, recomputed: warm {sorted(recomputed['w'])}, local {sorted(recomputed['l'])}"
+    return [
+        _row("ttft_4k_warm_over_cold", warm, cold, f"cold TTFT in s; {note}", prompts),
+        _row("ttft_4k_warm_over_local", warm, local, f"TTFT of vLLM's own prefix hit in s; {note}", len(warm)),
+    ]
+
+
+def _median(replies: list[Reply]) -> float:
+    return statistics.median(reply.first_token_seconds for reply in replies)
+
+
+def _row(name: str, replies: list[Reply], reference: list[Reply], what: str, runs: int) -> Row:
+    value, other = _median(replies), _median(reference)
+    return Row(
+        name=name,
+        value=round(value, 4),
+        unit="s",
+        reference=what,
+        reference_value=round(other, 4),
+        ratio=round(value / other, 4),
+        runs=runs,
+        command="make bench ONLY=ttft",
+    )
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--prompts", type=int, default=5)
+    parser.add_argument("--hits", type=int, default=3)
+    chosen = parser.parse_args()
+    merge(measure(chosen.prompts, chosen.hits))

@@ -1,0 +1,41 @@
+"""What tests of the scheduler side ask again and again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from engine_loop import Loop
+from scripted_pool import ScriptedPool
+
+from kvcachepool.wire import Op
+from servers.waiting import wait_for
+
+
+def connected(engine: Loop) -> Loop:
+    """The engine once both its sides said HELLO and the worker maps the arena."""
+    scheduler, worker = engine.connector._scheduler, engine.worker._worker
+    assert scheduler is not None
+    assert worker is not None
+    wait_for(lambda: scheduler._client.connected and worker._mapping is not None, 20, "both sides connected")
+    return engine
+
+
+def reports(pool: ScriptedPool, name: str) -> dict[str, int]:
+    """Sum of all REPORTs, of one of their maps."""
+    total: dict[str, int] = {}
+    for frame in pool.frames(Op.REPORT):
+        for key, value in frame.body.get(name, {}).items():
+            total[key] = total.get(key, 0) + value
+    return total
+
+
+def requested(pool: ScriptedPool) -> int:
+    """Requested tokens in all REPORTs."""
+    return sum(frame.body.get("requested_tokens", 0) for frame in pool.frames(Op.REPORT))
+
+
+def loads_of(engine: Loop) -> list[Any]:
+    """Load jobs that go out from now on."""
+    seen: list[Any] = []
+    engine.rewrite_metadata = lambda metadata: seen.extend(job for job in metadata.jobs if job.kind == "load")
+    return seen

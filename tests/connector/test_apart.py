@@ -1,0 +1,191 @@
+"""Prompts that must not share KV never ask for the same key: adapters, tags, salts, images, embeddings, sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm", reason="needs vLLM")
+
+import torch
+from engine_loop import Loop, prompt
+from scripted_pool import ScriptedPool
+from steps import connected, reports
+from vllm.lora.request import LoRARequest
+from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
+
+from kvcachepool.controls import names_content
+from kvcachepool.wire import Op
+from servers.waiting import wait_for
+
+Make = Callable[..., Loop]
+TOKENS = prompt(256, 7)
+
+
+def keys_of(pool: ScriptedPool, name: str) -> set[tuple[bytes, bytes]]:
+    """(namespace, hash) of everything that a request asked for, loads and stores."""
+    frames = [f for op in (Op.PROBE, Op.GRANT) for f in pool.frames(op) if f.body["request"] == name]
+    return {key for frame in frames for key in pool.keys(frame)}
+
+
+def image(identifier: str, at: int = 10) -> MultiModalFeatureSpec:
+    return MultiModalFeatureSpec(
+        data=None, modality="image", identifier=identifier, mm_position=PlaceholderRange(offset=at, length=20)
+    )
+
+
+def adapter(folder: Path, content: bytes, name: str = "a") -> LoRARequest:
+    folder.mkdir(exist_ok=True)
+    (folder / "adapter_config.json").write_bytes(b"{}")
+    (folder / "adapter_model.safetensors").write_bytes(content)
+    return LoRARequest(name, 1, str(folder))
+
+
+@pytest.mark.parametrize(
+    ("one", "two"),
+    [
+        ({}, {"cache_salt": "x"}),
+        ({"cache_salt": "x"}, {"cache_salt": "y"}),
+        ({}, {"params": {"kvcachepool.tags": "tenant"}}),
+        ({"params": {"kvcachepool.tags": ["a", "b"]}}, {"params": {"kvcachepool.tags": ["ab"]}}),
+        ({"params": {"kvcachepool.tags": {"tenant": "a"}}}, {"params": {"kvcachepool.tags": {"tenant": "b"}}}),
+        ({"mm_features": [image("a" * 64)]}, {"mm_features": [image("b" * 64)]}),
+        ({"mm_features": [image("a" * 64)]}, {"mm_features": [image("a" * 64, 11)]}),
+    ],
+)
+def test_no_key_is_shared(scripted: ScriptedPool, loop: Make, one: dict[str, Any], two: dict[str, Any]) -> None:
+    engine = connected(loop())
+    engine.generate("one", TOKENS, **one)
+    engine.forget_local()
+    assert engine.generate("two", TOKENS, **two) == 0
+    engine.drain()
+    assert keys_of(scripted, "one")
+    assert keys_of(scripted, "two")
+    assert not keys_of(scripted, "one") & keys_of(scripted, "two")
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        {"cache_salt": "x"},
+        {"params": {"kvcachepool.tags": {"tenant": "a", "app": "b"}}},
+        {"mm_features": [image("a" * 64)]},
+        {"mm_features": [image("named by a user")], "cache_salt": "x"},
+        {"mm_features": [image("named by a user")], "params": {"kvcachepool.tags": "tenant"}},
+    ],
+)
+def test_equal_prompts_in_one_name_share(scripted: ScriptedPool, loop: Make, same: dict[str, Any]) -> None:
+    engine = connected(loop())
+    engine.generate("one", TOKENS, **same)
+    engine.forget_local()
+    assert engine.generate("two", TOKENS, **same) == 256
+
+
+def test_an_image_that_a_user_named_is_not_cached(scripted: ScriptedPool, loop: Make) -> None:
+    engine = connected(loop())
+    engine.generate("one", TOKENS, mm_features=[image("my-image-1")])
+    engine.drain()
+    assert not keys_of(scripted, "one")
+    wait_for(lambda: reports(scripted, "miss_tokens") == {"multimodalNamedByUser": 256}, 10, "counted")
+
+
+@pytest.mark.parametrize(
+    ("identifier", "adapter_name", "content"),
+    [
+        ("0" * 64, None, True),
+        ("0" * 128, None, True),
+        ("0" * 63, None, False),
+        ("A" * 64, None, False),
+        ("550e8400-e29b-41d4-a716-446655440000", None, False),
+        ("tower:" + "0" * 64, "tower", True),
+        ("tower:" + "0" * 64, None, False),
+        (None, None, False),
+    ],
+)
+def test_what_counts_as_a_content_hash(identifier: Any, adapter_name: str | None, content: bool) -> None:
+    assert names_content(identifier, adapter_name) is content
+
+
+def test_an_adapter_is_uncached_until_its_content_is_known(scripted: ScriptedPool, loop: Make, tmp_path: Path) -> None:
+    engine = connected(loop())
+    one = adapter(tmp_path / "one", b"first")
+    engine.generate("early", TOKENS, lora_request=one)
+    scheduler = engine.connector._scheduler
+    assert scheduler is not None
+    wait_for(lambda: scheduler._adapters.get(one.lora_path, one.lora_int_id), 10, "content hash")
+    engine.forget_local()
+    engine.generate("one", TOKENS, lora_request=one)
+    engine.forget_local()
+    assert engine.generate("again", TOKENS, lora_request=one) == 256
+    engine.forget_local()
+    engine.generate("plain", TOKENS)
+    engine.drain()
+    assert not keys_of(scripted, "one") & keys_of(scripted, "plain")
+
+
+def test_another_adapter_under_one_name_and_path_shares_nothing(
+    scripted: ScriptedPool, loop: Make, tmp_path: Path
+) -> None:
+    def run(name: str, content: bytes) -> None:
+        engine = connected(loop(engine_id=name))
+        request = adapter(tmp_path / "adapter", content)
+        scheduler = engine.connector._scheduler
+        assert scheduler is not None
+        wait_for(lambda: scheduler._adapters.get(request.lora_path, request.lora_int_id), 10, "content hash")
+        engine.generate(name, TOKENS, lora_request=request)
+        engine.drain()
+
+    run("one", b"first")
+    run("two", b"second")
+    assert keys_of(scripted, "one")
+    assert not keys_of(scripted, "one") & keys_of(scripted, "two")
+
+
+def test_prompt_embeddings_of_one_length_share_nothing(scripted: ScriptedPool, loop: Make) -> None:
+    engine = connected(loop())
+    one, two = torch.randn(256, 8), torch.randn(256, 8)
+    engine.generate("one", [], prompt_embeds=one)
+    engine.forget_local()
+    assert engine.generate("two", [], prompt_embeds=two) == 0
+    engine.forget_local()
+    assert engine.generate("one again", [], prompt_embeds=one) == 256
+    assert not keys_of(scripted, "one") & keys_of(scripted, "two")
+
+
+def test_a_session_that_edits_its_tokens_stores_under_the_tokens_it_has(scripted: ScriptedPool, loop: Make) -> None:
+    engine = connected(loop())
+    first, more = prompt(100, 1), prompt(150, 2)
+    request = engine.add("session", first, output=3, resumable=True)
+    engine.until(lambda: request.status.name == "WAITING_FOR_STREAMING_REQ", what="session waits for input")
+    update = engine.request("session", more, output=3, resumable=True)
+    engine.scheduler.add_request(update)
+    engine.until(lambda: request.status.name == "WAITING_FOR_STREAMING_REQ", what="session waits again")
+    whole = list(request.prompt_token_ids or [])
+    assert len(whole) > 250
+    engine.abort("session")
+    engine.drain()
+    engine.forget_local()
+    assert engine.generate("whole", whole) >= 192, "and what is loaded is right"
+
+
+def test_random_hash_roots_are_said(scripted: ScriptedPool, loop: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.v1.core import kv_cache_utils
+
+    engine = connected(loop())
+    engine.generate("one", TOKENS)
+    hashing = next(f.body["hashing"] for f in scripted.frames(Op.REGISTER) if f.body.get("hashing"))
+    assert hashing["algorithm"].startswith("sha256/py3.")
+    assert hashing["root"] == kv_cache_utils.NONE_HASH.hex()
+    assert hashing["block_tokens"] == 16
+    assert not hashing.get("random_root", False)
+    from kvcachepool import keys
+
+    monkeypatch.delattr(kv_cache_utils, "DEFAULT_NONE_HASH_SEED")
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    said = keys.hashing("sha256_cbor", 16)
+    assert said is not None
+    assert said.random_root
+    assert said.algorithm == "sha256_cbor"

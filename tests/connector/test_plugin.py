@@ -1,0 +1,209 @@
+"""When vLLM is given the connector, and by which name it is not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm", reason="needs vLLM")
+
+from vllm.config import KVTransferConfig
+from vllm.engine.arg_utils import EngineArgs
+
+from kvcachepool import place, plugin, preflight
+from servers import models
+
+
+def arguments(**given: Any) -> Any:
+    return SimpleNamespace(kv_transfer_config=None, kv_offloading_size=None, prefix_caching_hash_algo="sha256", **given)
+
+
+def transfer(name: str, **more: Any) -> KVTransferConfig:
+    return KVTransferConfig(kv_connector=name, kv_role="kv_both", **more)
+
+
+def test_plain_arguments_get_the_connector() -> None:
+    assert preflight.arguments_refusal(arguments(), "Refuse", {}) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "environ", "reason"),
+    [
+        ({}, {"KVCACHEPOOL_DISABLE": "1"}, "Disabled"),
+        ({"kv_offloading_size": 4.0}, {}, "KvOffloadingSize"),
+        ({"prefix_caching_hash_algo": "xxhash"}, {}, "HashAlgorithmRefused"),
+        ({"prefix_caching_hash_algo": "xxhash_cbor"}, {}, "HashAlgorithmRefused"),
+        ({"nnodes": 2}, {}, "MultiNodeUnsupported"),
+        ({}, {"PYTORCH_CUDA_ALLOC_CONF": "a:1,expandable_segments:True"}, "ExpandableSegments"),
+        ({}, {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}, "ExpandableSegments"),
+        ({"kv_transfer_config": transfer("LMCacheMPConnector")}, {}, "ExistingConnector/LMCacheMPConnector"),
+        ({"kv_transfer_config": transfer("NixlConnector")}, {}, "ExistingConnector/NixlConnector"),
+    ],
+)
+def test_each_refusal_has_a_name(change: dict[str, Any], environ: dict[str, str], reason: str) -> None:
+    given = arguments()
+    for name, value in change.items():
+        setattr(given, name, value)
+    assert preflight.arguments_refusal(given, "Refuse", environ) == reason
+
+
+def test_sleep_mode_makes_expandable_segments_harmless() -> None:
+    given = arguments(enable_sleep_mode=True)
+    assert preflight.arguments_refusal(given, "Refuse", {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}) is None
+
+
+@pytest.mark.parametrize("hook", preflight.REQUIRED_HOOKS)
+def test_a_vllm_without_a_hook_is_too_old(monkeypatch: pytest.MonkeyPatch, hook: str) -> None:
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
+
+    monkeypatch.delattr(KVConnectorBase_V1, hook)
+    assert preflight.arguments_refusal(arguments(), "Refuse", {}) == "VllmTooOld"
+
+
+@pytest.mark.parametrize(
+    ("config", "existing", "reason"),
+    [
+        (None, "Refuse", None),
+        (KVTransferConfig(), "Refuse", None),
+        (transfer("NixlConnector"), "Compose", None),
+        (transfer("LMCacheConnectorV1"), "Compose", "ExistingConnector/LMCacheConnectorV1"),
+        (
+            transfer("MultiConnector", kv_connector_extra_config={"connectors": [{"kv_connector": "NixlConnector"}]}),
+            "Compose",
+            None,
+        ),
+        (
+            transfer("MultiConnector", kv_connector_extra_config={"connectors": [{"kv_connector": "HF3FSKVC"}]}),
+            "Compose",
+            "ExistingConnector/MultiConnector",
+        ),
+        (transfer("KVCachePoolConnector"), "Refuse", None),
+    ],
+)
+def test_connectors_of_the_user(config: Any, existing: str, reason: str | None) -> None:
+    assert preflight.connector_refusal(config, existing) == reason
+
+
+def test_a_transport_is_composed_with_the_cache_behind_it() -> None:
+    given = transfer("NixlConnector", kv_connector_extra_config={"backends": ["UCX"]})
+    made = KVTransferConfig(**plugin.composed(given))
+    children = made.kv_connector_extra_config["connectors"]
+    assert made.kv_connector == "MultiConnector"
+    assert made.engine_id == given.engine_id
+    assert [child["kv_connector"] for child in children] == ["NixlConnector", "KVCachePoolConnector"]
+    assert children[0]["kv_connector_extra_config"] == {"backends": ["UCX"]}
+    assert made.kv_load_failure_policy == children[1]["kv_load_failure_policy"] == "recompute"
+    assert all(KVTransferConfig(**child) for child in children)
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        ({"is_encoder_decoder": True}, "EncoderDecoder"),
+        ({"is_hybrid": True}, "KvGroupUnsupported/Mamba"),
+        ({"has_inner_state": True}, "KvGroupUnsupported/Mamba"),
+        ({"is_attention_free": True}, "NoKvCache"),
+        ({}, None),
+    ],
+)
+def test_models_that_cannot_be_served(model: dict[str, bool], reason: str | None) -> None:
+    config = SimpleNamespace(model_config=SimpleNamespace(**model), parallel_config=SimpleNamespace())
+    assert preflight.model_refusal(config) == reason
+
+
+def test_a_config_of_the_users_own_must_recompute() -> None:
+    assert preflight.transfer_refusal(transfer("KVCachePoolConnector")) == "LoadFailurePolicyNotRecompute"
+    good = transfer("KVCachePoolConnector", kv_load_failure_policy="recompute")
+    assert preflight.transfer_refusal(good) is None
+    half = KVTransferConfig(kv_connector="x", kv_role="kv_consumer", kv_load_failure_policy="recompute")
+    assert preflight.transfer_refusal(half) == "KvRoleNotBoth"
+
+
+@pytest.fixture
+def hooked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The plugin registered, and the reasons that it told."""
+    told: list[str] = []
+    monkeypatch.setattr(plugin, "tell_off", told.append)
+    original = EngineArgs.create_engine_config
+    plugin.register()
+    plugin.register()
+    yield told
+    EngineArgs.create_engine_config = original
+    delattr(EngineArgs, "_kvcachepool_original")
+
+
+def engine_args(**more: Any) -> EngineArgs:
+    return EngineArgs(model=str(models.model("tiny")), dtype="float32", max_model_len=512, enforce_eager=True, **more)
+
+
+def test_a_real_config_carries_the_connector(hooked: list[str]) -> None:
+    config = engine_args().create_engine_config()
+    assert config.kv_transfer_config is not None
+    assert config.kv_transfer_config.kv_connector == "KVCachePoolConnector"
+    assert config.kv_transfer_config.kv_load_failure_policy == "recompute"
+    assert hooked == []
+
+
+def test_a_refused_config_is_as_without_the_plugin(hooked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVCACHEPOOL_DISABLE", "1")
+    assert engine_args().create_engine_config().kv_transfer_config is None
+    assert hooked == ["Disabled"]
+
+
+def test_a_model_that_cannot_be_served_is_made_again_without(
+    hooked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plugin, "model_refusal", lambda config: "EncoderDecoder")
+    assert engine_args().create_engine_config().kv_transfer_config is None
+    assert hooked == ["EncoderDecoder"]
+
+
+def test_what_vllm_itself_refuses_with_a_connector_starts_without(hooked: list[str]) -> None:
+    seen: list[Any] = []
+    original = EngineArgs._kvcachepool_original
+
+    def refuses(self: Any, *args: Any, **kwargs: Any) -> Any:
+        seen.append(self.kv_transfer_config)
+        if self.kv_transfer_config is not None:
+            raise ValueError("no connector here")
+        return original(self, *args, **kwargs)
+
+    config = plugin._wrapped(refuses)(engine_args())
+    assert config.kv_transfer_config is None
+    assert len(seen) == 2
+    assert hooked == ["RefusedByVllm/ValueError"]
+
+
+def test_an_error_of_the_users_own_comes_through(hooked: list[str]) -> None:
+    def broken(self: Any, *args: Any, **kwargs: Any) -> Any:
+        raise ValueError("wrong arguments")
+
+    with pytest.raises(ValueError, match="wrong arguments"):
+        plugin._wrapped(broken)(engine_args())
+
+
+def test_a_check_that_fails_itself_leaves_vllm_alone(hooked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def raises(*args: Any) -> Any:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(plugin, "arguments_refusal", raises)
+    assert engine_args().create_engine_config().kv_transfer_config is None
+    assert hooked == ["PluginFailed/RuntimeError"]
+
+
+def test_socket_and_settings_lie_beside_the_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("KVCACHEPOOL_SOCKET", raising=False)
+    monkeypatch.setattr(place, "__file__", str(tmp_path / "kvcachepool" / "place.py"))
+    assert place.socket_path() == str(tmp_path / "sidecar.sock")
+    assert place.settings() == {}
+    (tmp_path / "settings.json").write_text(json.dumps({"existingConnector": "Compose"}))
+    assert place.settings() == {"existingConnector": "Compose"}
+    (tmp_path / "settings.json").write_text("[")
+    assert place.settings() == {}
+    monkeypatch.setenv("KVCACHEPOOL_SOCKET", "/elsewhere.sock")
+    assert place.socket_path() == "/elsewhere.sock"

@@ -1,0 +1,265 @@
+"""Stores against a pool that does what the test says: refusals, silence, broken connections, dropped jobs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm", reason="needs vLLM")
+
+from engine_loop import Loop, prompt
+from scripted_pool import ScriptedPool
+from steps import connected, reports
+from stub_sidecar import Received
+
+from kvcachepool.jobs import Ended, WorkerReport
+from kvcachepool.messages import GRANT_NO_PARENT, GRANT_NO_ROOM
+from kvcachepool.wire import Op
+from servers.waiting import wait_for
+
+Make = Callable[..., Loop]
+
+
+def asked(pool: ScriptedPool) -> list[tuple[int, int]]:
+    """(first token, tokens) of all chunks that were asked for, in order."""
+    return [(c["first_token"], c["tokens"]) for f in pool.frames(Op.GRANT) for c in f.body["chunks"]]
+
+
+def test_a_chunk_is_asked_for_in_the_step_that_completes_it(scripted: ScriptedPool, loop: Make) -> None:
+    engine = connected(loop(step_tokens=100))
+    engine.add("cold", prompt(300, 1))
+    engine.step()
+    wait_for(lambda: asked(scripted) == [(0, 64)], 10, "the first chunk")
+    engine.step()
+    wait_for(lambda: asked(scripted) == [(0, 64), (64, 64), (128, 64)], 10, "two more")
+    engine.run("cold")
+    engine.drain()
+    assert asked(scripted) == [(0, 64), (64, 64), (128, 64), (192, 64), (256, 32)]
+
+
+def test_parents_and_block_hashes_make_a_chain(scripted: ScriptedPool, loop: Make) -> None:
+    engine = connected(loop())
+    request = engine.add("cold", prompt(200, 1))
+    engine.run("cold")
+    chunks = [c for f in scripted.frames(Op.GRANT) for c in f.body["chunks"]]
+    hashes = request.block_hashes
+    assert [c.get("parent", b"") for c in chunks] == [b"", hashes[3], hashes[7]]
+    assert [c["hash"] for c in chunks] == [hashes[3], hashes[7], hashes[11]]
+    assert chunks[1]["block_hashes"] == b"".join(hashes[4:8])
+
+
+def test_drafts_and_generated_tokens_are_not_stored_by_default(scripted: ScriptedPool, loop: Make) -> None:
+    engine = connected(loop())
+    engine.generate("long", prompt(100, 1), output=100)
+    engine.drain()
+    assert asked(scripted) == [(0, 64), (64, 32)]
+
+
+def test_generated_tokens_are_stored_where_the_pool_says_so(scripted: ScriptedPool, loop: Make) -> None:
+    scripted.settings["save"] = "PromptAndDecode"
+    engine = connected(loop())
+    engine.generate("long", prompt(100, 1), output=100)
+    engine.drain()
+    assert asked(scripted) == [(0, 64), (64, 32), (64, 64), (128, 64)]
+
+
+@pytest.mark.parametrize(
+    ("params", "stored"),
+    [
+        ({"kvcachepool.store": False}, []),
+        ({"kvcachepool.skip_last_tokens": 40}, [(0, 64), (64, 64), (128, 16)]),
+        ({"max_offload_tokens": 130}, [(0, 64), (64, 64)]),
+        ({"kvcachepool.skip_last_tokens": 1000}, []),
+    ],
+)
+def test_what_a_request_may_say(
+    scripted: ScriptedPool, loop: Make, params: dict[str, Any], stored: list[tuple[int, int]]
+) -> None:
+    engine = connected(loop())
+    engine.generate("cold", prompt(190, 1), params=params)
+    engine.drain()
+    assert asked(scripted) == stored
+
+
+def test_a_ttl_travels_with_the_grant(scripted: ScriptedPool, loop: Make) -> None:
+    engine = connected(loop())
+    engine.generate("cold", prompt(190, 1), params={"kvcachepool.ttl": 60})
+    engine.drain()
+    assert [frame.body["ttl_s"] for frame in scripted.frames(Op.GRANT)] == [60]
+
+
+def test_blocks_are_held_until_the_copy_has_ended_and_then_released(scripted: ScriptedPool, loop: Make) -> None:
+    engine = connected(loop())
+    free = engine.free_blocks()
+    engine.hold_results = True
+    engine.add("cold", prompt(256, 1))
+    engine.run("cold")
+    for _ in range(5):
+        engine.step()
+    assert engine.connector.has_pending_push_work()
+    assert engine.free_blocks() == free - 16
+    assert not engine.scheduler.reset_prefix_cache()
+    engine.hold_results = False
+    engine.drain()
+    assert engine.free_blocks() == free
+
+
+def test_a_refused_chunk_waits_in_prefix_order_while_its_request_runs(scripted: ScriptedPool, loop: Make) -> None:
+    engine = connected(loop())
+    full = [True]
+
+    def no_room(frame: Received) -> bool:
+        if full[0]:
+            scripted.late(frame, {"results": bytes([GRANT_NO_ROOM] * len(frame.body["chunks"])), "refs": b""})
+        return full[0]
+
+    scripted.on_grant = no_room
+    free = engine.free_blocks()
+    engine.add("cold", prompt(250, 1), output=4000)
+    engine.until(lambda: len(scripted.frames(Op.GRANT)) >= 2, what="asked again")
+    full[0] = False
+    engine.until(lambda: len(scripted.chunks) == 4, what="all stored")
+    engine.abort("cold")
+    engine.drain()
+    assert engine.free_blocks() == free
+    wait_for(lambda: reports(scripted, "events").get("grantRefused/NoRoom", 0) >= 4, 10, "refusals counted")
+
+
+def test_a_lost_parent_makes_the_chain_be_asked_for_again(scripted: ScriptedPool, loop: Make) -> None:
+    engine = connected(loop(step_tokens=64))
+    refused: list[Received] = []
+
+    def orphan(frame: Received) -> bool:
+        if refused or frame.body["chunks"][0]["first_token"] == 0:
+            return False
+        refused.append(frame)
+        scripted.late(frame, {"results": bytes([GRANT_NO_PARENT]), "refs": b""})
+        return True
+
+    scripted.on_grant = orphan
+    engine.add("cold", prompt(128, 1), output=4000)
+    engine.until(
+        lambda: len(scripted.chunks) == 2 and asked(scripted).count((0, 64)) == 2, what="chain asked for again"
+    )
+
+
+def test_an_unanswered_grant_is_given_up_and_aborted_until_that_is_answered(scripted: ScriptedPool, loop: Make) -> None:
+    engine = connected(loop())
+    free = engine.free_blocks()
+    silent: list[Received] = []
+    scripted.on_grant = lambda frame: silent.append(frame) or len(silent) == 1  # type: ignore[func-returns-value]
+    scripted.on_abort = lambda frame: True
+    begun = time.monotonic()
+    engine.generate("cold", prompt(128, 1))
+    engine.until(lambda: engine.free_blocks() == free, what="blocks released")
+    assert 0.9 < time.monotonic() - begun < 5
+    assert not engine.connector.has_pending_push_work()
+    abort = scripted.wait_for(lambda frames: [f for f in frames if f.op == Op.ABORT])[0]
+    assert abort.body["grant"] == silent[0].tag
+    scripted.late(silent[0], scripted.grants(silent[0]))
+    engine.step()
+    assert not engine.connector.has_pending_push_work(), "the late answer is dropped"
+    scripted.on_abort = lambda frame: False
+    scripted.cut()
+    again = scripted.wait_for(lambda frames: [f for f in frames if f.op == Op.ABORT][1:])[0]
+    assert again.body["grant"] == silent[0].tag
+    hello = max(i for i, f in enumerate(scripted.received) if f.op == Op.HELLO and f.connection == again.connection)
+    assert scripted.received.index(again) > hello
+
+
+def test_a_grant_that_the_connection_lost_is_aborted_behind_the_next_hello(scripted: ScriptedPool, loop: Make) -> None:
+    engine = connected(loop())
+    free = engine.free_blocks()
+    silent: list[Received] = []
+    scripted.on_grant = lambda frame: silent.append(frame) or True  # type: ignore[func-returns-value]
+    engine.add("cold", prompt(128, 1))
+    engine.step()
+    scripted.wait_for(lambda frames: silent)
+    scripted.cut()
+    abort = scripted.wait_for(lambda frames: [f for f in frames if f.op == Op.ABORT])[0]
+    assert abort.body["grant"] == silent[0].tag
+    engine.run("cold")
+    engine.until(lambda: engine.free_blocks() == free, what="blocks released")
+    assert not engine.connector.has_pending_push_work()
+
+
+def test_answered_grants_are_shipped_also_after_the_connection_broke(scripted: ScriptedPool, loop: Make) -> None:
+    engine = connected(loop())
+    engine.add("cold", prompt(128, 1))
+    engine.step()
+    scheduler = engine.connector._scheduler
+    assert scheduler is not None
+    wait_for(lambda: scheduler._stores._answered, 10, "an answer")
+    client = scheduler._client
+    connection = client.connection
+    scripted.cut()
+    wait_for(lambda: client.connected and client.connection > connection, 10, "connected again")
+    engine.run("cold")
+    engine.drain()
+    assert not [f for f in scripted.frames(Op.ABORT) if "grant" in f.body]
+
+
+def test_a_job_that_a_worker_dropped_is_asked_for_again(scripted: ScriptedPool, loop: Make) -> None:
+    engine = connected(loop())
+    dropped: list[int] = []
+
+    def drop_once(output: Any) -> None:
+        report = output.kv_connector_worker_meta
+        if report is not None and not dropped:
+            dropped.extend(report.stores)
+            output.kv_connector_worker_meta = WorkerReport({job: Ended(1, 1) for job in report.stores})
+
+    engine.rewrite_output = drop_once
+    engine.add("cold", prompt(128, 1), output=4000)
+    engine.until(lambda: len(scripted.frames(Op.GRANT)) >= 2, what="asked again")
+
+
+def test_a_report_that_comes_twice_releases_blocks_once(scripted: ScriptedPool, loop: Make) -> None:
+    engine = connected(loop())
+    free = engine.free_blocks()
+    kept: list[WorkerReport] = []
+
+    def twice(output: Any) -> None:
+        if output.kv_connector_worker_meta is not None:
+            kept.append(output.kv_connector_worker_meta)
+        elif kept:
+            output.kv_connector_worker_meta = kept[-1]
+
+    engine.rewrite_output = twice
+    engine.generate("cold", prompt(256, 1))
+    engine.drain()
+    for _ in range(3):
+        engine.step()
+    assert kept
+    assert engine.free_blocks() == free
+    engine.generate("again", prompt(256, 1))
+    assert engine.free_blocks() == free
+
+
+def test_what_is_there_is_not_asked_for(scripted: ScriptedPool, loop: Make) -> None:
+    engine = connected(loop())
+    tokens = prompt(512, 1)
+    engine.generate("cold", tokens)
+    engine.forget_local()
+    before = len(asked(scripted))
+    engine.generate("warm", tokens)
+    engine.drain()
+    assert len(asked(scripted)) == before
+
+
+def test_bytes_in_flight_are_bounded(scripted: ScriptedPool, loop: Make) -> None:
+    token = 2 * 2 * 2 * 32 * 4
+    scripted.settings["store_bytes_in_flight"] = token
+    engine = connected(loop(step_tokens=64))
+    engine.hold_results = True
+    engine.add("cold", prompt(640, 1), output=4000)
+    for _ in range(30):
+        engine.step()
+        time.sleep(0.005)
+    assert len(asked(scripted)) == 2, "2 x max_num_batched_tokens"
+    engine.hold_results = False
+    engine.until(lambda: len(scripted.chunks) == 10, what="the backlog is stored in order")
+    assert asked(scripted) == [(n * 64, 64) for n in range(10)]

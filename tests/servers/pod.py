@@ -1,0 +1,109 @@
+"""A pod: a folder that plays the shared volume, the real sidecar, a real vLLM engine beside it."""
+
+from __future__ import annotations
+
+import shutil
+from typing import Any
+
+from servers import paths
+from servers.engine import Engine, by_source
+from servers.models import model
+from servers.sidecar import Sidecar
+from servers.waiting import wait_for
+
+# Tokens of a block of vLLM on CPUs; hits come in whole blocks.
+BLOCK = 128
+
+
+def attached(sidecar: Sidecar) -> bool:
+    """Whether a vLLM is connected with worker and scheduler sessions, and all of them are served."""
+    sessions = [s for s in sidecar.status()["sessions"] if s["connected"] and not s["off"]]
+    roles = {s["role"].lower() for s in sessions}
+    return {"scheduler", "worker"} <= roles and all(s["ready"] for s in sessions)
+
+
+def wait_attached(sidecar: Sidecar) -> None:
+    """Until `attached`."""
+    try:
+        wait_for(lambda: attached(sidecar), 20, "all sessions of vLLM ready")
+    except AssertionError as error:
+        raise AssertionError(f"{error}: {sidecar.status()['sessions']}") from None
+
+
+def settle(sidecar: Sidecar) -> None:
+    """Until no slot waits for a writer or a digest."""
+
+    def settled() -> bool:
+        slots = sidecar.status()["memory"]["slots"]
+        return slots["granted"] == 0 and slots["committed"] == 0
+
+    wait_for(settled, 20, "stores readable")
+
+
+class Answer:
+    """What a request gave and where its prompt's KV came from."""
+
+    def __init__(self, tokens: list[int], sources: dict[str, int]) -> None:
+        self.tokens = tokens
+        self.computed = sources["computed"]
+        self.local = sources["local"]
+        self.external = sources["external"]
+
+    def __repr__(self) -> str:
+        return f"computed {self.computed}, local {self.local}, external {self.external}: {self.tokens}"
+
+
+class Pod:
+    """A sidecar and the vLLM engine beside it."""
+
+    def __init__(self, **config: Any) -> None:
+        self.folder = paths.short_folder()
+        self.sidecar = Sidecar(self.folder, **config)
+        self._engine: Engine | None = None
+        self._engines = 0
+
+    @property
+    def engine(self) -> Engine:
+        """The running engine."""
+        assert self._engine is not None
+        return self._engine
+
+    def start_engine(self, name: str = "tiny", **arguments: Any) -> Engine:
+        """Starts vLLM without any word about the connector."""
+        self._engines += 1
+        self._engine = Engine(self.folder, model(name), self.folder / f"vllm-{self._engines}.log", **arguments)
+        return self._engine
+
+    def attach(self, tokens: int = 300) -> None:
+        """Runs one short prompt, at which the scheduler side registers, and waits until every session is ready."""
+        if not self.attached():
+            self.engine.generate([3 + n % 7 for n in range(tokens)], max_tokens=1)
+        wait_attached(self.sidecar)
+
+    def attached(self) -> bool:
+        """Whether worker and scheduler sessions are connected and served."""
+        return attached(self.sidecar)
+
+    def ask(self, tokens: list[int], **arguments: Any) -> Answer:
+        """Runs one prompt and waits until all it stored can be read."""
+        before = self.engine.counters()
+        generated = self.engine.generate(tokens, **arguments)
+        self.settle()
+        return Answer(generated, by_source(before, self.engine.counters()))
+
+    def ask_again(self, tokens: list[int], **arguments: Any) -> Answer:
+        """The same after vLLM forgot its own prefix cache."""
+        self.engine.reset()
+        return self.ask(tokens, **arguments)
+
+    def settle(self) -> None:
+        """Until all that was stored can be read; at once where no sidecar runs."""
+        if self.sidecar.running():
+            settle(self.sidecar)
+
+    def stop(self) -> None:
+        """Ends both and removes the folder."""
+        if self._engine is not None:
+            self._engine.stop()
+        self.sidecar.stop()
+        shutil.rmtree(self.folder, ignore_errors=True)

@@ -1,0 +1,114 @@
+"""Pods for the tests, and the truth that their answers are compared with."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Generator, Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from servers import paths
+from servers.engine import Engine
+from servers.models import model
+from servers.pod import Pod
+from servers.sidecar import export_connector
+
+# The oldest vLLM whose connector API is served.
+OLDEST = (0, 30)
+
+# Those that run now: a failed test shows the end of their logs.
+_pods: list[Pod] = []
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With a vLLM that is too old only that it is left alone is tested, with any other one all the rest."""
+    too_old = tuple(int(part) for part in version("vllm").split("+")[0].split(".")[:2]) < OLDEST
+    here = [item for item in items if item.path.parent == Path(__file__).parent]
+    dropped = [item for item in here if (item.path.name == "test_too_old.py") != too_old]
+    if dropped:
+        config.hook.pytest_deselected(items=dropped)
+        items[:] = [item for item in items if item not in dropped]
+
+
+def _new_pod(**config: Any) -> Pod:
+    _pods.append(Pod(**config))
+    return _pods[-1]
+
+
+def _end(pod: Pod) -> None:
+    _pods.remove(pod)
+    pod.stop()
+
+
+@pytest.fixture(scope="session")
+def truth() -> Iterator[Callable[..., list[int]]]:
+    """What the tiny model says without any cache of ours (off by KVCACHEPOOL_DISABLE, the plugin in place)."""
+    folder = paths.short_folder()
+    export_connector(folder)
+    engine = Engine(
+        folder, model("tiny"), folder / "vllm.log", env={"KVCACHEPOOL_DISABLE": "1"}, enable_prefix_caching=False
+    )
+    assert engine.connector is None, "KVCACHEPOOL_DISABLE=1 must leave vLLM without a connector"
+    assert "KVCACHEPOOL_DISABLE" in engine.log_text(), "the log must say why the cache is off"
+    known: dict[tuple[Any, ...], list[int]] = {}
+
+    def say(tokens: list[int], max_tokens: int = 8) -> list[int]:
+        key = (max_tokens, *tokens)
+        if key not in known:
+            known[key] = engine.generate(tokens, max_tokens=max_tokens)
+        return known[key]
+
+    yield say
+    engine.stop()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def shared_pod() -> Iterator[Pod]:
+    """One engine for all tests that leave it as it was."""
+    pod = _new_pod()
+    pod.sidecar.start()
+    pod.start_engine()
+    assert pod.engine.connector == "KVCachePoolConnector", pod.engine.process.tail()
+    yield pod
+    _end(pod)
+
+
+@pytest.fixture
+def pod(shared_pod: Pod) -> Pod:
+    """The shared pod with its sidecar up and everybody attached, and vLLM's own prefix cache empty."""
+    if not shared_pod.sidecar.running():
+        shared_pod.sidecar.start()
+    shared_pod.sidecar.thaw()
+    shared_pod.sidecar.wait_ready()
+    shared_pod.attach()
+    shared_pod.engine.reset()
+    return shared_pod
+
+
+@pytest.fixture
+def new_pod() -> Iterator[Callable[..., Pod]]:
+    """Makes pods that end with the test."""
+    made: list[Pod] = []
+
+    def make(**config: Any) -> Pod:
+        made.append(_new_pod(**config))
+        return made[-1]
+
+    yield make
+    for each in made:
+        _end(each)
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, None]:
+    """Failed tests show the end of all logs of the pods that run."""
+    outcome = yield
+    report = outcome.get_result()
+    if report.failed:
+        for each in _pods:
+            for log in sorted(each.folder.glob("*.log")):
+                report.sections.append((str(log), "\n".join(log.read_text(errors="replace").splitlines()[-30:])))

@@ -1,0 +1,63 @@
+"""Models with other layouts of KV, other weights, and a model spread over two workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from servers.engine import by_source
+from servers.models import token_ids
+from servers.pod import Pod
+from servers.waiting import wait_for
+
+Truth = Callable[..., list[int]]
+NewPod = Callable[..., Pod]
+
+
+@pytest.mark.parametrize("name", ["window", "mla"])
+def test_other_layouts_hit_and_say_the_same(new_pod: NewPod, name: str) -> None:
+    pod = new_pod()
+    pod.sidecar.start()
+    pod.start_engine(name)
+    pod.attach()
+    prompt = token_ids(3000, 301)
+    cold = pod.ask(prompt)
+    warm = pod.ask_again(prompt)
+    assert cold.external == 0
+    assert warm.external >= 2560
+    assert warm.tokens == cold.tokens
+
+
+def test_other_weights_and_other_dtype_share_nothing(new_pod: NewPod, truth: Truth) -> None:
+    pod = new_pod()
+    pod.sidecar.start()
+    prompt = token_ids(1500, 302)
+    for name, dtype in (("tiny-other", "float32"), ("tiny", "bfloat16"), ("tiny", "float32")):
+        engine = pod.start_engine(name, dtype=dtype)
+        pod.attach()
+        cold = pod.ask(prompt)
+        assert cold.external == 0, f"{name} in {dtype} took KV of another domain"
+        engine.stop()
+    assert cold.tokens == truth(prompt)
+    assert len(pod.sidecar.status()["domains"]) == 3
+
+
+def test_two_workers(new_pod: NewPod, truth: Truth) -> None:
+    pod = new_pod()
+    pod.sidecar.start()
+    engine = pod.start_engine(
+        tensor_parallel_size=2, distributed_executor_backend="mp", env={"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
+    )
+    pod.attach()
+    prompt = token_ids(3000, 303)
+    cold = engine.generate(prompt)
+    pod.settle()
+    wait_for(lambda: pod.sidecar.status()["memory"]["chunks"] >= 12, 20, "all chunks of the prompt stored")
+    engine.reset()
+    before = engine.counters()
+    warm = engine.generate(prompt)
+    assert by_source(before, engine.counters())["external"] == 2944
+    assert cold == warm == truth(prompt)
+    workers = [s for s in pod.sidecar.status()["sessions"] if s["role"].lower() == "worker" and s["connected"]]
+    assert sorted(s["rank"] for s in workers) == [0, 1]
