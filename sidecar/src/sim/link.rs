@@ -109,13 +109,13 @@ impl World {
 
     fn say_register(&mut self, part: Part) -> bool {
         let tag = self.tag(part);
-        let body = message::encode(&self.register(part)).unwrap();
+        let body = message::encode(&self.register_of(part)).unwrap();
         self.send(part, Op::Register, tag, body, Vec::new());
         self.link(part).register_tag = tag;
         true
     }
 
-    fn register(&self, part: Part) -> Register {
+    pub fn register_of(&self, part: Part) -> Register {
         let world = self.p.world;
         let mut register = Register {
             world,

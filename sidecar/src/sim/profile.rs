@@ -118,7 +118,7 @@ impl Profile {
             fetch: on(30),
             clear: on(4),
         };
-        Self {
+        let profile = Self {
             instances: 1 + usize::from(r.chance(200)),
             world,
             one_process: world == 1 && r.chance(600),
@@ -143,7 +143,20 @@ impl Profile {
             events: 1000,
             frozen_end: r.chance(500),
             slips: 0,
+        };
+        profile.fitting()
+    }
+
+    /// A chunk fits into the share of soft pins: else it could never be read.
+    fn fitting(mut self) -> Self {
+        // every slot size needs a segment of its own
+        self.segments += u32::from(self.window_group) + u32::from(self.tails > 0);
+        let shards = if self.replicated { 1 } else { self.world };
+        let rows = |p: &Self| p.section_rows * shards * if p.window_group { 3 } else { 2 } / 2;
+        while rows(&self) * 5 > self.segments * 64 * 2 {
+            self.section_rows /= 2;
         }
+        self
     }
 
     /// With rules left out on the connector's side.

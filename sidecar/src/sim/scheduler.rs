@@ -476,7 +476,7 @@ impl World {
         if partial {
             self.hit(Fault::PartialAnswer);
             // pending chunks are mostly worth waiting for
-            if reply.states.contains(&CHUNK_PENDING) && self.rng.chance(800) {
+            if reply.states.contains(&CHUNK_PENDING) && (!self.faults_on || self.rng.chance(800)) {
                 return;
             }
         }
@@ -496,7 +496,10 @@ impl World {
         }
         r.region = reply.region;
         let (id, found) = (r.id, r.answered.len());
-        say!(self, "scheduler {instance} reads that {found} chunks of request {id} are ready{}", if partial { " (partial)" } else { "" });
+        say!(self, "scheduler {instance} reads that {found} chunks of request {id} are ready: {:?} {} refs {:?} partial {partial}", reply.states, reply.reason, all.len());
+        if found == 0 && partial {
+            return;
+        }
         if found == 0 {
             self.end_request(instance, at, "absent");
         } else {

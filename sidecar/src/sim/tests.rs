@@ -1,0 +1,18 @@
+use super::*;
+
+#[test]
+fn a_few_histories_keep_every_rule() {
+    let summary = run_many(1, 300, threads(), 1, Wrong::Nothing, &|p| p);
+    for (name, count) in summary.counts.list() {
+        println!("{name:28} {count}");
+    }
+    println!("{:?}", summary.counts);
+    if let Some((seed, violation)) = summary.broken.first().cloned() {
+        let replay = guarded(seed, Wrong::Nothing, &|p| p, true);
+        let from = replay.trace.len().saturating_sub(120);
+        for line in &replay.trace[from..] {
+            println!("{line}");
+        }
+        panic!("seed {seed}: {violation}");
+    }
+}
