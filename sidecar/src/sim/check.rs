@@ -156,9 +156,8 @@ impl World {
                 let bytes = self.bytes_of(region, r, asked.hashes[n]);
                 let stale = bytes == Bytes::Flipped && self.flipped_before_boot(slot, r.length.get());
                 if bytes == Bytes::Wrong || stale {
-                    self.broke(Rule::S5, || {
-                        format!("chunk {n} of tag {tag} is ready in slot {slot} with {bytes:?} bytes, before this boot: {stale}")
-                    });
+                    let text = format!("chunk {n} of tag {tag} is ready in slot {slot} with {bytes:?} bytes, before this boot: {stale}; states {:?}, hashes {:?}, record {:?}, clean {:?}", reply.states, asked.hashes, short(&self.memory.borrow().regions[region].chunks[row.chunk as usize].last_hash), (0..8).map(|a| self.memory.borrow().regions[region].content[slot as usize + a as usize] == super::memory::right(asked.hashes[n], section, a)).collect::<Vec<_>>());
+                    self.broke(Rule::S5, || text);
                 }
                 held.push((slot, r.generation.get()));
             }

@@ -209,7 +209,9 @@ impl World {
             (Op::Grant, message::encode(&grant).unwrap())
         };
         let id = r.id;
-        say!(self, "scheduler {instance} asks {op:?} for request {id}, tag {tag}");
+        let text: Vec<String> =
+            r.pieces.iter().map(|p| format!("{}@{}+{}", p.document, p.first_token, p.tokens)).collect();
+        say!(self, "scheduler {instance} asks {op:?} for request {id}, tag {tag}: {text:?}");
         self.send(part, op, tag, body, Vec::new());
         true
     }
