@@ -133,6 +133,9 @@ class Client:
     def start(self) -> None:
         """Joins the process's shared state and connects in the background."""
         self._shared.join(self)
+        if self._stop.is_set():
+            self._shared.leave(self)
+            return
         self._thread.start()
 
     def send(self, op: Op, body: Message) -> bool:
@@ -241,6 +244,9 @@ class Client:
             self.connected = False
             self._asks.clear()
             if self._sock is not None:
+                # A forked child may hold the socket open: only a shutdown ends the connection then.
+                with contextlib.suppress(OSError):
+                    self._sock.shutdown(socket.SHUT_RDWR)
                 self._sock.close()
                 self._sock = None
         if was:
