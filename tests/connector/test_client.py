@@ -345,6 +345,16 @@ def test_going_off_unmaps_before_it_unlocks(sidecar: StubSidecar, connect: Any, 
     assert not client.send(Op.COMMIT, messages.Sections(region=7, refs=b""))
 
 
+def test_a_client_that_was_ended_before_it_began_never_joins(sidecar: StubSidecar, fresh_shared: Shared) -> None:
+    owner = Owner()
+    client = Client("worker", "engine-1", 0, "0.32.0", sidecar.path, owner)
+    client.go_off("Early")
+    client.start()
+    assert owner.off == "Early"
+    assert not fresh_shared._participants
+    assert not sidecar.received
+
+
 def test_the_last_role_to_leave_unlocks(sidecar: StubSidecar, connect: Any, fresh_shared: Shared) -> None:
     worker, _ = connect("worker")
     scheduler, _ = connect("scheduler")

@@ -434,6 +434,29 @@ def test_a_rank_whose_layout_is_unknown_is_off_and_still_reports(rank: Rank, sid
     assert hello.body["role"] == "plugin"
 
 
+def test_a_model_that_cannot_be_described_is_off_by_name(rank: Rank) -> None:
+    rank.worker._config.cache_config.calculate_kv_scales = True
+    rank.start(ready=False)
+    until(lambda: rank.worker.off_reason == "KvScalesFromFirstBatch")
+
+
+def test_a_kv_cache_that_is_allocated_anew_turns_the_rank_off(rank: Rank) -> None:
+    rank.start()
+    rank.worker.register_kv_caches(rank.caches)
+    assert rank.worker.off_reason == "RegisteredTwice"
+    rank.step(load(1, "a", rank.memory().publish(4, 1, b"x" * BLOCK_BYTES), 3))
+    assert rank.failed == {"a"}
+
+
+def test_an_arena_that_cannot_be_attached_turns_the_rank_off(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(self: object, mapping: Mapping) -> None:
+        raise RuntimeError("no page locks")
+
+    monkeypatch.setattr("kvcachepool.copy_cpu.CpuCopier.attach", refuses)
+    rank.start(ready=False)
+    until(lambda: rank.worker.off_reason == "AttachFailed")
+
+
 def test_a_rank_that_the_sidecar_refuses_is_off(rank: Rank, sidecar: StubSidecar) -> None:
     def answer(frame: Received) -> Any:
         if frame.op == Op.REGISTER:

@@ -131,7 +131,7 @@ class Engine:
             said = self.scheduler.ask(Op.GRANT, messages.Grant(request="s", chunks=chunks), messages.GrantReply)
             return said and set(said[0].results) == {messages.GRANT_GRANTED} and said[0]
 
-        return until(granted, "GRANT")  # type: ignore[no-any-return]
+        return until(granted, "GRANT")
 
     def store(self, hashes: list[bytes], blocks: list[tuple[int, ...]]) -> Ended:
         said = self.grant(hashes)
@@ -153,7 +153,7 @@ class Engine:
         said, tag = until(ready, "all chunks ready")
         pin = messages.Pin(request=request, probe=tag, from_=0, to=len(hashes))
         assert self.scheduler.client.send(Op.PIN, pin)
-        return said  # type: ignore[no-any-return]
+        return said
 
     def load(self, hashes: list[bytes], blocks: list[tuple[int, ...]], request: str) -> bool:
         said = self.probe(hashes, request)

@@ -83,7 +83,7 @@ class CpuCopier:
         self._store = _without_gil(_store)
 
     def begin_thread(self) -> None:
-        """Frees the copy thread from the OpenMP pinning that it inherits; makes TorchScript's slow first calls early."""
+        """Frees the copy thread from the OpenMP pinning that it inherits; makes TorchScript's slow first calls now."""
         with torch.inference_mode():
             for _ in range(3):
                 for run in (self._load, self._store):

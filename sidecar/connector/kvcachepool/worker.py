@@ -103,6 +103,8 @@ class Worker:
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         """Detects the layout and starts all else in the background; what cannot be served is off, by name."""
         try:
+            if self._layout is not None:
+                raise Unserved("RegisteredTwice", "the KV cache was allocated anew under copies of the old one")
             ranks = _ranks(self._config)
             version = _vllm_version()
             layout = detect(self._config, self._kv_cache_config, kv_caches, ranks, version)
@@ -307,7 +309,7 @@ class Worker:
                     self._drop(other, "copyFailed")
             give_up = self._failures >= _MAX_FAILURES_IN_A_ROW
         if give_up:
-            threading.Thread(target=self._go_off, args=("CopyFailed", str(crashed)), daemon=True).start()
+            self._go_off_later("CopyFailed", str(crashed))
 
     def _copy(self, task: _Task, mapping: Mapping | None, copier: Copier) -> bool:
         plan = task.plan
@@ -369,8 +371,8 @@ class Worker:
         if reply.memory in ("sent", "held") and mapping is not None:
             with self._wake:
                 fresh = self._mapping is not mapping
-            if fresh and self._copier is not None:
-                self._copier.attach(mapping)
+            if fresh and not self._attach(mapping):
+                return
             with self._wake:
                 self._mapping = mapping
                 self._stores_paused = False
@@ -381,6 +383,20 @@ class Worker:
         body = self._describe(register, reply.settings.chunk_tokens)
         client.ask(Op.REGISTER, body, self._on_registered)
 
+    def _attach(self, mapping: Mapping) -> bool:
+        try:
+            if self._copier is not None:
+                self._copier.attach(mapping)
+            return True
+        except Exception as error:
+            logger.exception("the arena cannot be used")
+            self._go_off_later("AttachFailed", str(error))
+            return False
+
+    def _go_off_later(self, reason: str, message: str) -> None:
+        """For threads that going off waits for."""
+        threading.Thread(target=self._go_off, args=(reason, message), name="kvcachepool-off", daemon=True).start()
+
     def _describe(self, register: Register, chunk_tokens: int) -> Register:
         register.chunk_tokens = keys.effective_chunk_tokens(chunk_tokens, register.scheduler_block_tokens)
         return register
@@ -389,7 +405,7 @@ class Worker:
         if reply.error is not None:
             logger.warning("the sidecar refused this rank: %s: %s", reply.error.code, reply.error.message)
             if reply.error.code in _FINAL:
-                threading.Thread(target=self._go_off, args=(reply.error.code, reply.error.message), daemon=True).start()
+                self._go_off_later(reply.error.code, reply.error.message)
             return
         answer = reply.read(RegisterReply)
         logger.info("registered with the sidecar: layout %s, ready %s", answer.layout_id.hex()[:16], answer.ready)
@@ -444,6 +460,8 @@ class Worker:
                     return
                 self._client = client
             client.start()
+        except Unserved as error:
+            self._go_off(error.reason, str(error))
         except Exception as error:
             logger.exception("the worker side could not be described")
             self._go_off("RegisterFailed", str(error))
