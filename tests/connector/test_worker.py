@@ -186,11 +186,17 @@ class Slowed:
         self.begun = threading.Event()
         self.go = threading.Event()
         self.crash = False
+        self.no_event = False
         self.copied: list[str] = []
         self.synchronised = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
+
+    def record(self) -> object:
+        if self.no_event:
+            raise RuntimeError("no event")
+        return self.inner.record()
 
     def copy(self, kind: str, pieces: list[Piece], event: object) -> None:
         self.begun.set()
@@ -291,6 +297,39 @@ def test_an_exception_synchronises_and_fails_all_queued_jobs(rank: Rank, slowed:
     rank.step(load(4, "c", published, 6))
     rank.until_done(lambda: "c" in rank.finished)
     assert "c" not in rank.failed
+
+
+def test_jobs_whose_event_cannot_be_recorded_are_dropped(rank: Rank, slowed: Slowed) -> None:
+    slowed.no_event = True
+    published = rank.memory().publish(4, 1, b"x" * BLOCK_BYTES)
+    rank.step(load(1, "a", published, 3), store(2, rank.granted(8, blocks=1), 5))
+    assert rank.finished == rank.failed == {"a"}
+    assert rank.stores == {2: Ended(1, 1)}
+
+
+def test_a_copy_thread_that_ends_by_a_bug_leaves_no_job_behind(
+    rank: Rank, slowed: Slowed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def bug(task: Any, mapping: Any, copier: Any) -> None:
+        raise RuntimeError("bug")
+
+    monkeypatch.setattr(rank.worker, "_run", bug)
+    published = rank.memory().publish(4, 1, b"x" * BLOCK_BYTES)
+    rank.step(load(1, "a", published, 3), load(2, "b", published, 4))
+    rank.until_done(lambda: rank.finished == {"a", "b"})
+    assert rank.failed == {"a", "b"}
+    until(lambda: rank.worker.off_reason == "CopyThreadFailed")
+
+
+def test_a_copy_thread_that_cannot_be_prepared_works_anyway(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(self: object) -> None:
+        raise RuntimeError("no affinity")
+
+    monkeypatch.setattr("kvcachepool.copy_cpu.CpuCopier.begin_thread", refuses)
+    rank.start()
+    rank.step(load(1, "a", rank.memory().publish(4, 1, b"x" * BLOCK_BYTES), 3))
+    rank.until_done(lambda: rank.finished)
+    assert not rank.failed
 
 
 def test_a_copier_that_goes_on_failing_turns_the_rank_off(rank: Rank, slowed: Slowed) -> None:

@@ -89,6 +89,7 @@ class Client:
     """A session of one role (`scheduler` or `worker`) of this process.
 
     Attributes that may be read from any thread:
+    role, instance: as given.
     connected: HELLO was answered on the connection that is open now.
     connection: counts connections; an answer to an earlier one never comes.
     settings: from the last HELLO's answer, defaults before it.
@@ -114,7 +115,7 @@ class Client:
         self.connected = False
         self.connection = 0
         self.refusal = ""
-        self._instance = instance
+        self.instance = instance
         self._rank = rank
         self._engine_version = engine_version
         self._path = socket_path
@@ -170,9 +171,6 @@ class Client:
 
     def before_unmap(self) -> None:
         self._hooks.before_unmap()
-
-    def superseded(self) -> None:
-        self.go_off("Superseded")
 
     # -- sending
 
@@ -341,7 +339,7 @@ class Client:
                 role=self.role,
                 engine="vllm",
                 engine_version=self._engine_version,
-                instance=self._instance,
+                instance=self.instance,
                 incarnation=self._shared.incarnation,
                 number=self._shared.hello_number(self.role),
                 rank=self._rank,

@@ -175,14 +175,16 @@ class Participant(Protocol):
 
     #: `scheduler` or `worker`.
     role: str
+    #: The engine that this part belongs to.
+    instance: str
     #: This part reads or writes the arena: descriptors are mapped instead of closed.
     wants_memory: bool
 
     def before_unmap(self) -> None:
         """End all copies and drop all views of the mapping; returns when none is touched any more."""
 
-    def superseded(self) -> None:
-        """A newer part of the same role took over in this process: go off."""
+    def go_off(self, reason: str) -> None:
+        """Ends for good, by this name: a newer engine took over, or the other part of this one went off."""
 
 
 class Shared:
@@ -209,13 +211,14 @@ class Shared:
         with self._lock:
             older = self._participants.get(participant.role)
         if older is not None and older is not participant:
-            older.superseded()
+            older.go_off("Superseded")
         with self._lock:
             self._participants[participant.role] = participant
 
     def leave(self, participant: Participant) -> None:
         """Removes a part that has ended its copies. The last that wants memory unmaps; the last of all unlocks the
-        byte.
+        byte. The other part of the same engine goes off too: with one alone nothing can be loaded or stored, and the
+        byte would go on saying that the slots of the other are owned.
         """
         with self._lock:
             if self._participants.get(participant.role) is not participant:
@@ -225,6 +228,9 @@ class Shared:
                 self._close_mapping()
             if not self._participants:
                 self._end_incarnation()
+            left = [p for p in self._participants.values() if p.instance == participant.instance]
+        for other in left:
+            other.go_off(f"{participant.role.title()}Off")
 
     def _end_incarnation(self) -> None:
         """Unlocks the byte, which says "dead"; what comes later in this process is another incarnation."""

@@ -59,10 +59,10 @@ class _Task:
 
     __slots__ = ("begun", "event", "job", "plan", "queued_at")
 
-    def __init__(self, job: Job, plan: Plan | None, event: object) -> None:
+    def __init__(self, job: Job, plan: Plan | None) -> None:
         self.job = job
         self.plan = plan
-        self.event = event
+        self.event: object = None
         self.queued_at = time.monotonic()
         self.begun = False
 
@@ -139,11 +139,10 @@ class Worker:
         """
         loads = [job for job in metadata.jobs if job.kind != STORE]
         stores = [job for job in metadata.jobs if job.kind == STORE]
-        if loads:
-            self._enqueue(loads, self._record())
-        if stores:
-            with self._wake:
-                self._arrived += [self._task(job, None) for job in stores]
+        with self._wake:
+            self._arrived += [self._task(job) for job in stores]
+            if loads:
+                self._admit([self._task(job) for job in loads])
 
     def wait_for_save(self) -> None:
         """Queues the step's stores behind the model's work so far."""
@@ -151,9 +150,6 @@ class Worker:
             if not self._arrived:
                 return
             arrived, self._arrived = self._arrived, []
-            event = self._record()
-            for task in arrived:
-                task.event = event
             self._admit(arrived)
 
     def transfer_results(self, idle: bool) -> tuple[set[str], set[str]]:
@@ -192,22 +188,28 @@ class Worker:
 
     # -- queue (the lock is held)
 
-    def _task(self, job: Job, event: object) -> _Task:
+    def _task(self, job: Job) -> _Task:
         plan = None
         if self._planner is not None and job.region and (job.chunks or job.kind == STORE):
             try:
                 plan = self._planner.plan(job.chunks, job.kind == STORE)
-            except ValueError as error:
+            except Exception as error:
                 logger.warning("job %d of request %s is dropped: %s", job.id, job.request_id, error)
                 self._count("jobMalformed")
-        return _Task(job, plan, event)
-
-    def _enqueue(self, jobs: list[Job], event: object) -> None:
-        with self._wake:
-            self._admit([self._task(job, event) for job in jobs])
+        return _Task(job, plan)
 
     def _admit(self, tasks: list[_Task]) -> None:
+        """Queues jobs behind the model's work so far."""
+        try:
+            event = None if self._copier is None else self._copier.record()
+        except Exception:
+            logger.exception("no event could be recorded: the jobs of this step are dropped")
+            for task in tasks:
+                self._count(f"{task.job.kind}Dropped/event")
+                self._finish(task, False, True)
+            return
         for task in tasks:
+            task.event = event
             if task.plan is None or self.off_reason:
                 self._finish(task, False, False)
             elif not task.plan.pieces:
@@ -251,15 +253,26 @@ class Worker:
     def _copy_loop(self) -> None:
         copier = self._copier
         assert copier is not None
-        copier.begin_thread()
-        with torch.inference_mode():
-            while True:
-                with self._wake:
-                    task = self._take()
-                    if task is None:
-                        return
-                    mapping = self._mapping
-                self._run(task, mapping, copier)
+        try:
+            copier.begin_thread()
+        except Exception:
+            logger.exception("the copy thread could not be prepared; it goes on as it is")
+        try:
+            with torch.inference_mode():
+                while True:
+                    with self._wake:
+                        task = self._take()
+                        if task is None:
+                            return
+                        mapping = self._mapping
+                    self._run(task, mapping, copier)
+        except Exception as error:
+            logger.exception("the copy thread ended by a bug in the connector")
+            with self._wake:
+                running, self._running = self._running, None
+                if running is not None:
+                    self._finish(running, False, True)
+            self._go_off_later("CopyThreadFailed", str(error))
 
     def _take(self) -> _Task | None:
         """The next job, marked as begun under the lock under which HELLO's list is made. None: the thread ends."""
@@ -347,9 +360,6 @@ class Worker:
             copier.synchronize()
         except Exception:
             logger.exception("the copy stream could not be synchronised")
-
-    def _record(self) -> object:
-        return None if self._copier is None else self._copier.record()
 
     # -- the client's hooks (reader thread)
 
