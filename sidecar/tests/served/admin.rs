@@ -11,14 +11,14 @@ fn config_and_objects_need_the_token_and_a_rotated_one_works_at_once() {
     let (code, text) = sidecar.get("/v1/config", Some("x"));
     assert_eq!(code, 403);
     assert!(text.contains("NoToken"), "{text}");
-    std::fs::write(sidecar.token_file(), "one\n").unwrap();
+    std::fs::write(sidecar.token_file(), "first\n").unwrap();
     assert_eq!(sidecar.get("/v1/config", Some("x")).0, 403);
-    let (code, text) = sidecar.get("/v1/config", Some("one"));
+    let (code, text) = sidecar.get("/v1/config", Some("first"));
     assert_eq!(code, 200);
-    assert!(text.contains("chunkTokens: 256") && !text.contains("one\n"));
-    std::fs::write(sidecar.token_file(), "two\n").unwrap();
-    assert_eq!(sidecar.get("/v1/objects?key=00", Some("one")).0, 403);
-    assert_eq!(sidecar.get("/v1/objects?key=xyz", Some("two")).0, 400);
+    assert!(text.contains("chunkTokens: 256") && !text.contains("first\n"));
+    std::fs::write(sidecar.token_file(), "second\n").unwrap();
+    assert_eq!(sidecar.get("/v1/objects?key=00", Some("first")).0, 403);
+    assert_eq!(sidecar.get("/v1/objects?key=xyz", Some("second")).0, 400);
     assert_eq!(sidecar.get("/nothing", None).0, 404);
     sidecar.wait_metric(
         "admin_requests_total{path=\"/v1/config\",status=\"403\"}",

@@ -96,6 +96,7 @@ fn a_table_of_another_version_is_answered_unmap_after_a_restart() {
     vllm.scheduler = Connection::open(&sidecar.socket());
     vllm.hello_until_mapped();
     vllm.register();
+    sidecar.wait_populated();
     vllm.store("again", &hashes(1, 2));
 }
 

@@ -158,8 +158,10 @@ impl Sidecar {
         let engines = children(child.id());
         child.kill().unwrap();
         child.wait().unwrap();
+        // A process looks dead before the last of its threads has let go of the socket.
         wait_for("the engine's end", || {
-            engines.iter().all(|pid| !alive(*pid)).then_some(())
+            let gone = engines.iter().all(|pid| !alive(*pid));
+            (gone && std::os::unix::net::UnixStream::connect(self.socket()).is_err()).then_some(())
         });
     }
 
