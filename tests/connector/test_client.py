@@ -289,6 +289,30 @@ def test_unmap_ends_copies_unmaps_and_says_hello_without_memory(
     assert regions == [None, None, 7, None]
 
 
+def test_after_an_unmap_both_roles_say_hello_anew(sidecar: StubSidecar, connect: Any, fresh_shared: Shared) -> None:
+    (worker, owner), (scheduler, _) = connect("worker"), connect("scheduler")
+    until(lambda: worker.connected and scheduler.connected)
+    greetings = len(owner.hellos)
+    sidecar.memory = Memory(8, 32)
+    scheduler.reconnect()
+    until(lambda: fresh_shared.mapping is not None and fresh_shared.mapping.region == 8)
+    until(lambda: len(owner.hellos) > greetings and worker.connected and scheduler.connected)
+    assert owner.hellos[-1].region == 8
+
+
+def test_a_lock_file_that_cannot_be_locked_is_not_tried_for_ever(
+    sidecar: StubSidecar, connect: Any, fresh_shared: Shared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(*arguments: Any) -> None:
+        raise OSError("no locks on this file system")
+
+    monkeypatch.setattr("fcntl.lockf", refuses)
+    client, owner = connect()
+    until(lambda: owner.off == "LockFileUnusable")
+    assert len(fresh_shared._lock_fds) == 3
+    assert not client.connected
+
+
 def test_without_a_memory_tier_hello_is_said_again(sidecar: StubSidecar, connect: Any, fresh_shared: Shared) -> None:
     memory, sidecar.memory = sidecar.memory, None
     _client, owner = connect()

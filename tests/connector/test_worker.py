@@ -551,6 +551,18 @@ def test_window_groups_load_only_what_they_hold(sidecar: StubSidecar, tmp_path: 
         rank.worker.shutdown()
 
 
+def test_at_exit_the_copy_under_way_is_waited_for_but_not_for_ever(rank: Rank, slowed: Slowed) -> None:
+    published = rank.memory().publish(4, 1, b"x" * BLOCK_BYTES)
+    rank.step(load(1, "a", published, 3), load(2, "b", published, 4))
+    assert slowed.begun.wait(5)
+    start = time.monotonic()
+    rank.worker.end_copies(0.1)
+    assert 0.1 <= time.monotonic() - start < 2
+    slowed.go.set()
+    rank.worker.end_copies(10)
+    assert slowed.copied == ["load"]
+
+
 def test_shutdown_waits_for_the_copy_and_then_unmaps(rank: Rank, slowed: Slowed) -> None:
     mapping = rank.worker._mapping
     assert mapping is not None

@@ -36,6 +36,7 @@ _BACKOFF_FIRST_S = 0.01
 _BACKOFF_LAST_S = 2.0
 _BACKOFF_REFUSED_S = 30.0
 _SEND_BUFFER = 4 << 20
+_MAX_LOCK_FAILURES = 3
 
 _M = TypeVar("_M", bound=Message)
 
@@ -115,6 +116,7 @@ class Client:
         self.connected = False
         self.connection = 0
         self.refusal = ""
+        self._lock_failures = 0
         self.instance = instance
         self._rank = rank
         self._engine_version = engine_version
@@ -172,11 +174,17 @@ class Client:
     def before_unmap(self) -> None:
         self._hooks.before_unmap()
 
+    def reconnect(self) -> None:
+        self._break()
+
     # -- sending
 
     def _transmit(self, op: Op, body: bytes, on_reply: Callable[[Reply], None] | None) -> int | None:
+        # A forked child may have inherited the lock in the hands of a thread that it lacks.
+        if os.getpid() != self._pid:
+            return None
         with self._lock:
-            if not self._open or os.getpid() != self._pid:
+            if not self._open:
                 return None
             tag = next(_tags)
             if on_reply is not None:
@@ -384,7 +392,7 @@ class Client:
 
     def _refused(self, error: ErrorBody) -> None:
         if error.code == "LockNotHeld":
-            self._shared.start_over()
+            self._shared.start_over(self)
             return
         if not error.retryable and error.code != "StaleHello":
             if self.refusal != error.code:
@@ -399,11 +407,10 @@ class Client:
             if hello.memory == "lock_first":
                 if hello.lock is None or "lock" not in named:
                     raise SharedMemoryError("the sidecar asked for a lock and sent none")
-                self._shared.take_lock(named.pop("lock"), hello.lock)
-                return time.monotonic()
+                return self._take_lock(named.pop("lock"), hello.lock)
             if hello.memory == "unmap":
                 logger.warning("the sidecar cannot use the memory of its predecessor (%s): unmapping", hello.reason)
-                self._shared.unmap()
+                self._shared.unmap(self)
                 return time.monotonic() + hello.retry_ms / 1000
             if hello.memory == "sent":
                 if hello.region is None or "arena" not in named or "table" not in named:
@@ -414,6 +421,19 @@ class Client:
             return None
         finally:
             wire.close_all([*named.values(), *rest])
+
+    def _take_lock(self, fd: int, number: int) -> float | None:
+        """Locks the byte. Returns when to say HELLO again: at once, or never where this file cannot be locked."""
+        try:
+            self._shared.take_lock(fd, number)
+        except OSError as error:
+            # The descriptor stays open, so there must not be many.
+            self._lock_failures += 1
+            logger.warning("byte %d of the lock file cannot be locked: %s", number, error)
+            if self._lock_failures >= _MAX_LOCK_FAILURES:
+                self.go_off("LockFileUnusable")
+            raise
+        return time.monotonic()
 
 
 def say_off(

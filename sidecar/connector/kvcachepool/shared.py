@@ -183,6 +183,9 @@ class Participant(Protocol):
     def before_unmap(self) -> None:
         """End all copies and drop all views of the mapping; returns when none is touched any more."""
 
+    def reconnect(self) -> None:
+        """Say HELLO anew: another part of the process gave up what the last one named."""
+
     def go_off(self, reason: str) -> None:
         """Ends for good, by this name: a newer engine took over, or the other part of this one went off."""
 
@@ -273,11 +276,11 @@ class Shared:
             fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, lock_offset(number))
             self.lock_number = number
 
-    def start_over(self) -> None:
+    def start_over(self, by: Participant) -> None:
         """The sidecar does not see our lock (its file is another one now): end all copies, unmap, unlock, be another
         process.
         """
-        self.unmap()
+        self.unmap(by)
         with self._lock:
             self._end_incarnation()
 
@@ -300,14 +303,17 @@ class Shared:
             if wanted and self.mapping is not None and self.mapping.region != region:
                 raise SharedMemoryError(f"region {self.mapping.region} is mapped, the sidecar sent {region}")
 
-    def unmap(self) -> None:
-        """Ends all copies of the process, then unmaps. Returns when nothing is mapped."""
+    def unmap(self, by: Participant) -> None:
+        """Ends all copies of the process, then unmaps; all parts but `by`, which does so anyway, say HELLO anew."""
         with self._lock:
             participants = list(self._participants.values())
         for participant in participants:
             participant.before_unmap()
         with self._lock:
             self._close_mapping()
+        for participant in participants:
+            if participant is not by:
+                participant.reconnect()
 
     def _close_mapping(self) -> None:
         mapping, self.mapping = self.mapping, None

@@ -11,9 +11,11 @@ process; what HELLO's list does not name is not written any more.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -39,6 +41,7 @@ _IDLE_WAIT_S = 0.002
 _PAUSED_STORE_S = 1.0
 _REPORT_EVERY_S = 1.0
 _MAX_FAILURES_IN_A_ROW = 3
+_EXIT_WAIT_S = 2.0
 #: Refusals of REGISTER that end the cache in this vLLM; others may pass at the next HELLO.
 _FINAL = {"DescriptorMismatch", "SectionTooLarge", "MultiNodeUnsupported", "HashAlgorithmRefused", "BadBody"}
 
@@ -118,6 +121,7 @@ class Worker:
             logger.exception("the KV cache could not be registered")
             self._go_off("RegisterFailed", str(error))
             return
+        atexit.register(_end_copies, weakref.ref(self))
         self._thread = threading.Thread(target=self._copy_loop, name="kvcachepool-copy", daemon=True)
         self._thread.start()
         threading.Thread(
@@ -384,6 +388,9 @@ class Worker:
             if fresh and not self._attach(mapping):
                 return
             with self._wake:
+                if mapping.closed:
+                    # The other role of this process was told to unmap meanwhile; a HELLO of ours follows.
+                    return
                 self._mapping = mapping
                 self._stores_paused = False
                 self._wake.notify_all()
@@ -480,6 +487,15 @@ class Worker:
         config = self._config.kv_transfer_config
         return str(getattr(config, "engine_id", "") or "")
 
+    def end_copies(self, timeout_s: float) -> None:
+        """Begins no further copy and waits for the one under way, at most this long: the process ends."""
+        deadline = time.monotonic() + timeout_s
+        with self._wake:
+            self._stopping = True
+            self._wake.notify_all()
+            while self._running is not None and (left := deadline - time.monotonic()) > 0:
+                self._wake.wait(left)
+
     def _go_off(self, reason: str, message: str, tell: bool = True) -> None:
         """Turns this rank off for good: all jobs, also later ones, end as failed."""
         with self._wake:
@@ -514,6 +530,13 @@ class Worker:
             if client is not None and client.send(Op.REPORT, report):
                 self._report = Report(oldest_job_ms=report.oldest_job_ms)
                 self._reported_at = now
+
+
+def _end_copies(worker: weakref.ref[Worker]) -> None:
+    """At exit: a copy without the GIL must not outlive the KV cache that the interpreter frees."""
+    alive = worker()
+    if alive is not None:
+        alive.end_copies(_EXIT_WAIT_S)
 
 
 def _copier(layout: Layout) -> Copier:
