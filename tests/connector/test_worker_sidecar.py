@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ import kvcachepool.shared as shared_module
 import kvcachepool.worker as worker_module
 from kvcachepool import messages
 from kvcachepool.client import Client, Held, Reply
+from kvcachepool.copy_cpu import CpuCopier
 from kvcachepool.jobs import Chunk, Ended, Job, StepMetadata
 from kvcachepool.layout import Ranks
 from kvcachepool.messages import Message
@@ -105,6 +107,7 @@ class Engine:
         self.scheduler = Scheduler(str(sidecar.socket))
         self.jobs = 0
         self.failed: set[str] = set()
+        self.pressed: list[int] = []
 
     def close(self) -> None:
         self.worker.shutdown()
@@ -132,6 +135,26 @@ class Engine:
             return said and set(said[0].results) == {messages.GRANT_GRANTED} and said[0]
 
         return until(granted, "GRANT")
+
+    def fill_up(self, chunks: int) -> set[int]:
+        """Stores this many other chunks without copying anything; returns the slots that were granted."""
+        slots: set[int] = set()
+        fresh = (hashlib.sha256(b"%d" % i).digest() for i in itertools.count(1000 * len(self.pressed)))
+        self.pressed.append(chunks)
+
+        def one() -> bool:
+            chunk = messages.GrantChunk(hash=next(fresh), first_token=0, tokens=256, groups=1)
+            said = self.scheduler.ask(Op.GRANT, messages.Grant(request="p", chunks=[chunk]), messages.GrantReply)
+            if said is None or said[0].results != bytes([messages.GRANT_GRANTED]):
+                return False
+            slots.add(int.from_bytes(said[0].refs[:4], "little"))
+            client = self.worker._client
+            assert client is not None
+            return client.send(Op.COMMIT, messages.Sections(region=said[0].region, refs=said[0].refs))
+
+        for _ in range(chunks):
+            until(one, "room for another chunk")
+        return slots
 
     def store(self, hashes: list[bytes], blocks: list[tuple[int, ...]]) -> Ended:
         said = self.grant(hashes)
@@ -168,7 +191,7 @@ class Engine:
 
 @pytest.fixture
 def sidecar(tmp_path: Path) -> Iterator[Sidecar]:
-    made = Sidecar(tmp_path / "pod", memory="64Mi").start()
+    made = Sidecar(tmp_path / "pod", memory="64Mi", config={"memory": {"evictionPolicy": "FIFO"}}).start()
     yield made
     made.stop()
 
@@ -180,6 +203,27 @@ def engine(sidecar: Sidecar, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     made = Engine(sidecar, tmp_path)
     yield made
     made.close()
+
+
+class Gate:
+    """Stops copies in front of their first byte until it is opened."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun = threading.Event()
+        self.open = threading.Event()
+        self.open.set()
+        copy = CpuCopier.copy
+
+        def gated(copier: CpuCopier, kind: str, pieces: Any, event: object) -> None:
+            self.begun.set()
+            assert self.open.wait(WAIT_S)
+            copy(copier, kind, pieces, event)
+
+        monkeypatch.setattr(CpuCopier, "copy", gated)
+
+    def close(self) -> None:
+        self.begun.clear()
+        self.open.clear()
 
 
 HASHES = [hashlib.sha256(bytes([i])).digest() for i in range(3)]
@@ -239,3 +283,69 @@ def test_grants_that_were_never_shipped_come_back_at_the_workers_next_hello(engi
         _, stores = engine.step()
     assert stores[engine.jobs] == Ended(1, 1), "a job of a voided grant writes nothing"
     assert loaded(engine, "a") == expected
+
+
+#: More chunks than the arena of 64 MiB has room for.
+PRESSURE = 150
+
+
+def test_a_slot_with_a_copy_in_flight_is_not_given_away_whatever_restarts(
+    engine: Engine, sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate(monkeypatch)
+    expected = b"".join(fill(engine.caches, block, block) for ids in BLOCKS for block in ids)
+    said = engine.grant(HASHES)
+    mine = {int.from_bytes(said.refs[i * 16 : i * 16 + 4], "little") for i in range(len(HASHES))}
+    gate.close()
+    engine.jobs += 1
+    chunks = [Chunk(said.refs[i * 16 : i * 16 + 16], (ids,)) for i, ids in enumerate(BLOCKS)]
+    engine.step(Job(engine.jobs, "store", "s", said.region, chunks))
+    assert gate.begun.wait(WAIT_S)
+    sidecar.kill_engine()
+    assert not engine.fill_up(PRESSURE) & mine, "a granted slot was given to somebody else"
+    gate.open.set()
+    stores: dict[int, Ended] = {}
+    while engine.jobs not in stores:
+        _, stores = engine.step()
+    assert stores[engine.jobs] == Ended(1, 0)
+    assert loaded(engine, "a") == expected
+
+
+def test_a_load_whose_slots_are_reused_meanwhile_fails(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate(monkeypatch)
+    stored(engine)
+    said = engine.probe(HASHES, "a")
+    gate.close()
+    engine.jobs += 1
+    chunks = [Chunk(said.refs[i * 16 : i * 16 + 16], (ids,)) for i, ids in enumerate(OTHERS)]
+    engine.step(Job(engine.jobs, "load", "a", said.region, chunks))
+    assert gate.begun.wait(WAIT_S)
+    engine.scheduler.client.send(Op.RELEASE, messages.Release(requests=["a"]))
+    engine.fill_up(PRESSURE)
+    gate.open.set()
+    finished: set[str] = set()
+    while "a" not in finished:
+        finished, _ = engine.step()
+    assert engine.failed == {"a"}
+
+
+def test_a_frozen_sidecar_never_makes_a_step_wait(engine: Engine, sidecar: Sidecar) -> None:
+    expected = stored(engine)
+    said = engine.probe(HASHES, "a")
+    sidecar.freeze()
+    try:
+        engine.jobs += 1
+        chunks = [Chunk(said.refs[i * 16 : i * 16 + 16], (ids,)) for i, ids in enumerate(OTHERS)]
+        slowest = 0.0
+        finished: set[str] = set()
+        job: Job | None = Job(engine.jobs, "load", "a", said.region, chunks)
+        while "a" not in finished:
+            start = time.monotonic()
+            finished, _ = engine.step(job)
+            slowest = max(slowest, time.monotonic() - start)
+            job = None
+        assert not engine.failed, "a load needs no answer of the sidecar"
+        assert slowest < 0.1
+    finally:
+        sidecar.thaw()
+    assert loaded(engine, "b") == expected
