@@ -365,10 +365,10 @@ impl Shell {
             Posted::Populated { .. } | Posted::Digest { .. } => {}
             Posted::PopulationFailed { at_bytes, reason } => {
                 self.metrics.add("population_failures_total", &[], 1);
-                warn!(
-                    at_bytes,
-                    reason, "PopulationFailed: the arena stays as large as it is populated"
+                let message = format!(
+                    "the kernel gave no page at {at_bytes} bytes of the arena ({reason}); it stays as large as it is"
                 );
+                self.daemon.degrade("PopulationFailed", message);
             }
         }
     }

@@ -1,5 +1,6 @@
 //! Configs that cannot be used are a reported state, not an exit; a changed file is taken in or reported.
 
+use crate::cgroup::Cgroup;
 use crate::harness::{Sidecar, binary, wait_for};
 use crate::vllm::{Vllm, hashes};
 use std::process::Command;
@@ -48,6 +49,56 @@ fn an_arena_larger_than_the_memory_is_refused_by_name_and_everything_else_serves
     let text = sidecar.get("/readyz", None).1;
     assert!(text.contains("memory.size"), "{text}");
     assert_eq!(sidecar.get("/healthz", None).0, 200);
+}
+
+#[test]
+fn an_arena_larger_than_the_containers_limit_is_refused_before_a_page_is_touched() {
+    let Some(cgroup) = Cgroup::with_limit(256 << 20) else {
+        return;
+    };
+    let mut sidecar = Sidecar::prepare("memory: {size: 256Mi}\n");
+    sidecar.run_below(&cgroup.procs());
+    sidecar.wait_socket();
+    wait_for("the named reason", || {
+        let reasons = sidecar.reasons();
+        reasons
+            .contains(&"ArenaExceedsMemoryLimit".to_owned())
+            .then_some(())
+    });
+    let text = sidecar.get("/readyz", None).1;
+    assert!(
+        text.contains("memory.limit_in_bytes") || text.contains("memory.max"),
+        "{text}"
+    );
+    drop(sidecar);
+
+    let mut fits = Sidecar::prepare("memory: {size: 128Mi}\n");
+    fits.run_below(&cgroup.procs());
+    fits.wait_socket();
+    fits.wait_populated();
+    Vllm::attach(&fits.socket()).store("r", &hashes(1, 4));
+    assert_eq!(fits.metric("engine_starts_total"), 1.0, "no OOM kill");
+}
+
+#[test]
+fn without_huge_pages_on_the_node_base_pages_serve_and_the_reason_is_named() {
+    let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap();
+    let free = meminfo
+        .lines()
+        .find_map(|l| l.strip_prefix("HugePages_Free:"))
+        .map_or(0, |n| n.trim().parse::<u64>().unwrap());
+    if free > 0 {
+        eprintln!("skipped: this machine has huge pages");
+        return;
+    }
+    let sidecar = Sidecar::start("memory: {size: 64Mi, hugePages: 2Mi}\n");
+    sidecar.wait_populated();
+    assert!(
+        sidecar
+            .reasons()
+            .contains(&"HugePagesUnavailable".to_owned())
+    );
+    Vllm::attach(&sidecar.socket()).store("r", &hashes(1, 1));
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -80,14 +80,21 @@ impl Sidecar {
     }
 
     pub fn run(&mut self) {
+        self.run_below(Path::new("/dev/null"));
+    }
+
+    /// Runs in the cgroup whose `cgroup.procs` is given.
+    pub fn run_below(&mut self, procs: &Path) {
         let log = std::fs::OpenOptions::new()
             .create(true)
             .append(true)
             .open(self.folder.path().join("log"))
             .unwrap();
-        let mut command = Command::new(binary());
+        let mut command = Command::new("sh");
         command
-            .args(["run", "--config"])
+            .args(["-c", "echo $$ > \"$1\" && exec \"$0\" run --config \"$2\""])
+            .arg(binary())
+            .arg(procs)
             .arg(self.config())
             .stdin(Stdio::null())
             .stdout(Stdio::null())

@@ -299,7 +299,11 @@ impl Vllm {
     /// Slots for chunks; all must be granted.
     pub fn grant(&mut self, request: &str, hashes: &[[u8; 32]]) -> Vec<SectionRef> {
         let message = self.grant_message(request, hashes);
-        let reply: GrantReply = self.scheduler.ask(Op::Grant, &message).read();
+        self.grant_of(&message)
+    }
+
+    fn grant_of(&mut self, message: &Grant) -> Vec<SectionRef> {
+        let reply: GrantReply = self.scheduler.ask(Op::Grant, message).read();
         assert!(
             reply.results.iter().all(|r| *r == GRANT_GRANTED),
             "{:?}",
@@ -332,13 +336,19 @@ impl Vllm {
         self.grants.retain(|g| !refs.contains(g));
     }
 
-    /// Stores chunks and waits until they can be read.
-    pub fn store(&mut self, request: &str, hashes: &[[u8; 32]]) {
-        let refs = self.grant(request, hashes);
+    /// Stores chunks of a GRANT and does not wait.
+    pub fn store_granted(&mut self, message: &Grant, hashes: &[[u8; 32]]) {
+        let refs = self.grant_of(message);
         for (slot, hash) in refs.iter().zip(hashes) {
             self.write(slot, &content(hash));
         }
         self.commit(&refs);
+    }
+
+    /// Stores chunks and waits until they can be read.
+    pub fn store(&mut self, request: &str, hashes: &[[u8; 32]]) {
+        let message = self.grant_message(request, hashes);
+        self.store_granted(&message, hashes);
         self.wait_ready(request, hashes);
         self.release(request);
     }
