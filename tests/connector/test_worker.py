@@ -577,6 +577,19 @@ def test_shutdown_waits_for_the_copy_and_then_unmaps(rank: Rank, slowed: Slowed)
     assert mapping.closed
 
 
+def test_what_ended_is_reported_to_vllm_also_when_the_sidecar_cannot_be_told(
+    rank: Rank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank.start()
+
+    def bug() -> None:
+        raise RuntimeError("bug")
+
+    monkeypatch.setattr(rank.worker, "_send_report", bug)
+    rank.step(load(1, "a", rank.memory().publish(4, 1, b"x" * BLOCK_BYTES), 3))
+    rank.until_done(lambda: rank.finished == {"a"})
+
+
 def test_copies_are_reported_to_the_sidecar(rank: Rank, sidecar: StubSidecar) -> None:
     rank.start()
     rank.step(store(1, rank.granted(8, blocks=1), 3))

@@ -161,6 +161,11 @@ class Worker:
 
         idle: the step had no tokens; then this waits up to 2 ms for a job that is queued, which saves a step.
         """
+        try:
+            self._send_report()
+        except Exception:
+            # Nothing may come between the ids that are taken below and vLLM.
+            logger.exception("copies could not be reported to the sidecar")
         deadline = time.monotonic() + _IDLE_WAIT_S
         with self._wake:
             while (
@@ -172,7 +177,6 @@ class Worker:
                 self._wake.wait(left)
             finished, self._finished = self._finished, set()
             failed, self._failed = self._failed, set()
-        self._send_report()
         return finished, failed
 
     def take_report(self) -> WorkerReport | None:
