@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -139,8 +139,7 @@ class Lookup:
         return self.hashes[chunk * HASH_BYTES : (chunk + 1) * HASH_BYTES]
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
     """A hit that was promised: tokens `local..end` from chunks `first..last` of the lookup's answer."""
 
     lookup: Lookup
@@ -155,8 +154,7 @@ class Plan:
         return self.end - self.local
 
 
-@dataclass(frozen=True)
-class Worth:
+class Worth(NamedTuple):
     """What an answer is worth: tokens readable now, and tokens readable once what is pending has landed."""
 
     ready: Plan

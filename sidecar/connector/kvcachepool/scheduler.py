@@ -25,7 +25,7 @@ from .loads import Loads
 from .lookups import RENEW_AFTER_S, STALE_AFTER_S, Lookup, Patience, Plan, weigh
 from .messages import Events, EventsReply, HelloReply, Probe, Register, Release
 from .metrics import CacheStats, Counters, EventFeed, hit_sources
-from .requests import RequestState
+from .requests import Hold, RequestState
 from .stores import MAX_CHUNKS_PER_STEP, Stores
 from .wire import Op
 
@@ -72,6 +72,7 @@ class Scheduler:
         self._states: dict[str, RequestState] = {}
         self._release: list[str] = []
         self._epoch = ""
+        self._version = 0  # changes with what all requests that wait depend on: loads, connection, epoch
         self._registered_on = 0  # connection that REGISTER went out on
         self._swept_s = time.monotonic()
         self._pool: Any = None
@@ -253,8 +254,13 @@ class Scheduler:
 
     def matched_tokens(self, request: Request, local: int) -> tuple[int | None, bool]:
         """Tokens beyond `local` that will be loaded asynchronously; None = ask again."""
+        state = self._states.get(request.request_id)
+        if state is not None and state.hold is not None and self._unchanged(state, state.hold, local):
+            return _ASK_AGAIN
+        version = self._version
         with self._lock:
-            state = self._states.get(request.request_id) or self._add(request)
+            state = state or self._add(request)
+            state.hold = None
             state.local = local
             state.plan = None
             why = self._why_not(state)
@@ -277,7 +283,24 @@ class Scheduler:
         if first and not lookup.answered:
             self._patience.wait(lookup, settings.first_poll_wait_us / 1e6, settings.step_wait_us / 1e6)
         with self._lock:
-            return self._decide(state, lookup, local, first)
+            answer = lookup.answer
+            decided = self._decide(state, lookup, local, first)
+            if decided is _ASK_AGAIN:
+                until_s = min(state.deadline_s, lookup.arrived_s + RENEW_AFTER_S)
+                state.hold = Hold(local, version, answer, until_s)
+            return decided
+
+    def _unchanged(self, state: RequestState, hold: Hold, local: int) -> bool:
+        """Whether a poll would be decided as the last one: the common case of a queue that waits."""
+        lookup, asked = state.lookup, state.asked
+        return (
+            hold.version == self._version
+            and hold.local == local
+            and lookup is not None
+            and lookup.answer is hold.answer
+            and (asked is None or not asked.answered)
+            and time.monotonic() < hold.until_s
+        )
 
     def _decide(self, state: RequestState, lookup: Lookup, local: int, first: bool) -> tuple[int | None, bool]:
         answer = lookup.answer
@@ -466,6 +489,7 @@ class Scheduler:
                 if tokens is None:
                     continue
                 done.append(request_id)
+                self._version += 1
                 state = self._states.get(request_id)
                 if state is not None:
                     state.loading = False
@@ -509,6 +533,7 @@ class Scheduler:
         """A fresh epoch: nothing that was cached before is found, or kept under its name, by this process any more."""
         with self._lock:
             self._epoch = os.urandom(16).hex()
+            self._version += 1
             for state in self._states.values():
                 state.plan = None
                 self._consume(state)
@@ -583,12 +608,14 @@ class Scheduler:
                 for state in self._states.values():
                     self._consume(state)
                     state.forget_stores()
+            self._version += 1
             self._registered()
 
     def on_lost(self) -> None:
         """Nothing that was asked on this connection will be answered."""
         with self._lock:
             self._stores.lose()
+            self._version += 1
 
     def before_unmap(self) -> None:
         """This side touches no memory."""

@@ -131,6 +131,7 @@ async fn serve(
         live: live.clone(),
         link,
         memory: config.memory.clone(),
+        daemon: daemon.clone(),
         post: post.clone(),
         stop_population: Arc::default(),
     };
@@ -148,6 +149,7 @@ async fn serve(
         descriptors,
         live,
         metrics: daemon.metrics.clone(),
+        daemon: daemon.clone(),
         lock: lock.clone(),
         digests,
         started: daemon.started,
@@ -239,7 +241,7 @@ async fn drain(daemon: &Daemon) -> std::io::Result<i32> {
         return Ok(0);
     };
     shell.drive(Input::Drain);
-    let attached = shell.connection_count() > 0;
+    let attached = shell.with_core(|core, _, _| core.attached());
     let until = Instant::now() + DRAIN;
     while !attached && shell.digests_waiting() != (0, 0) && Instant::now() < until {
         tokio::time::sleep(Duration::from_millis(10)).await;
