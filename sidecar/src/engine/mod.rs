@@ -12,6 +12,7 @@ pub mod config;
 mod entry;
 mod evict;
 mod fetch;
+mod give_back;
 mod grant;
 mod index;
 #[cfg(any(test, feature = "simulation"))]

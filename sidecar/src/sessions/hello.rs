@@ -1,12 +1,11 @@
 //! HELLO: who speaks, can its death be proven, does it hold its lock, what does it still hold, and what memory does it get.
 
-use super::core::{Core, Refusal, text, version_served};
+use super::core::{Asked, Core, Refusal, text, version_served};
 use super::memory::{Verdict, passed};
 use super::peers::Session;
 use super::seam::{ConnId, FdFacts, FdKind, FdType, Host, Now, Output, ProcessId};
 use crate::engine::mistake::{Mistake, made};
 use kvcachepool_protocol::PROTOCOL_VERSION;
-use kvcachepool_protocol::frame::{Header, Op};
 use kvcachepool_protocol::message::{self, ErrorCode, Hello, HelloReply, Memory, Role};
 use kvcachepool_protocol::refs;
 
@@ -19,32 +18,31 @@ impl<H: Host> Core<H> {
     pub(super) fn hello(
         &mut self,
         now: Now,
-        conn: ConnId,
-        header: Header,
+        asked: Asked,
         body: &[u8],
         fds: &[FdFacts],
         out: &mut Vec<Output>,
     ) {
-        if let Err(refusal) = self.greet(now, conn, header.tag, body, fds, out) {
+        if let Err(refusal) = self.greet(now, asked, body, fds, out) {
             let reason = if refusal.code == ErrorCode::StaleHello {
                 "StaleHello"
             } else {
                 "HelloRefused"
             };
-            self.refuse(conn, Op::Hello, header.tag, refusal, out);
-            self.close(conn, reason, out);
+            self.refuse(asked, refusal, out);
+            self.close(asked.conn, reason, out);
         }
     }
 
     fn greet(
         &mut self,
         now: Now,
-        conn: ConnId,
-        tag: u64,
+        asked: Asked,
         body: &[u8],
         fds: &[FdFacts],
         out: &mut Vec<Output>,
     ) -> Result<(), Refusal> {
+        let conn = asked.conn;
         let hello: Hello = message::decode(body)?;
         if !version_served(hello.version) {
             let said = format!(
@@ -60,7 +58,7 @@ impl<H: Host> Core<H> {
             ));
         }
         if hello.off.is_some() || matches!(hello.role, Role::Admin | Role::Plugin) {
-            self.greet_without_session(conn, tag, &hello, out);
+            self.greet_without_session(asked, &hello, out);
             return Ok(());
         }
         let incarnation: [u8; 16] = hello
@@ -86,18 +84,12 @@ impl<H: Host> Core<H> {
         let session = self.continue_session(conn, process, &hello, out)?;
         let verdict = self.about_memory(now, process, &hello, fds, out)?;
         self.take_list(session, process, &hello, &verdict)?;
-        self.answer_hello(conn, tag, session, verdict, out);
+        self.answer_hello(asked, session, verdict, out);
         Ok(())
     }
 
-    fn greet_without_session(
-        &mut self,
-        conn: ConnId,
-        tag: u64,
-        hello: &Hello,
-        out: &mut Vec<Output>,
-    ) {
-        if let Some(c) = self.peers.conns.get_mut(&conn) {
+    fn greet_without_session(&mut self, asked: Asked, hello: &Hello, out: &mut Vec<Output>) {
+        if let Some(c) = self.peers.conns.get_mut(&asked.conn) {
             c.greeted = Some(hello.role);
         }
         if let Some(reason) = &hello.off {
@@ -117,7 +109,7 @@ impl<H: Host> Core<H> {
             reason: "NoSession".into(),
         };
         let reply = self.hello_reply(0, verdict, None, Vec::new());
-        self.reply(conn, Op::Hello, 0, tag, &reply, Vec::new(), out);
+        self.reply(asked, 0, &reply, Vec::new(), out);
     }
 
     /// A part of an instance went off: the instance is not served before that part registers again. The plugin speaks for all.
@@ -336,8 +328,7 @@ impl<H: Host> Core<H> {
 
     fn answer_hello(
         &mut self,
-        conn: ConnId,
-        tag: u64,
+        asked: Asked,
         session: u64,
         mut verdict: Verdict,
         out: &mut Vec<Output>,
@@ -372,7 +363,7 @@ impl<H: Host> Core<H> {
             Memory::None => "HelloNoArena",
         });
         let reply = self.hello_reply(session, verdict, lock, fds.clone());
-        self.reply(conn, Op::Hello, 0, tag, &reply, fds, out);
+        self.reply(asked, 0, &reply, fds, out);
     }
 
     fn hello_reply(
