@@ -312,6 +312,14 @@ impl<T: Table> Engine<T> {
             (c.parent, c.sibling_before, c.sibling_after) = (NONE, NONE, NONE);
             self.orphans.entry(name).or_default().push(orphan);
         }
+        if self.orphans.len() > self.entries.len() {
+            let mut orphans = std::mem::take(&mut self.orphans);
+            orphans.retain(|_, list| {
+                list.retain(|o| self.get(*o).is_some_and(|e| e.parent == NONE));
+                !list.is_empty()
+            });
+            self.orphans = orphans;
+        }
     }
 
     /// A row stops to name this entry's record.

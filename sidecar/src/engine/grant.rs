@@ -98,6 +98,9 @@ impl<T: Table> Engine<T> {
             self.doom(old);
         }
         let found = self.find(&name);
+        if let Some(entry) = found {
+            self.need_anew(entry, wish.sections);
+        }
         let lacking = match found.map(|e| &self.entries[e as usize]) {
             Some(e) if e.tokens != wish.tokens || e.first_token != wish.first_token => {
                 return wire::GRANT_INVALID;
@@ -194,10 +197,7 @@ impl<T: Table> Engine<T> {
             e.needed = wish.sections;
             e.expires_unix_s = context.expires_unix_s;
             if context.expires_unix_s != 0 {
-                self.expiries.push(std::cmp::Reverse((
-                    context.expires_unix_s,
-                    self.handle(entry),
-                )));
+                self.expires_at(entry, context.expires_unix_s);
             }
             self.list(entry, name, parent);
         }
@@ -368,53 +368,57 @@ impl<T: Table> Engine<T> {
             self.table
                 .set_generation(row_number, row.generation.wrapping_add(1));
         }
-        let grant = self.by_row.remove(&row_number);
-        let Some(e) = self.entries.get_mut(row.chunk as usize).filter(|e| e.live) else {
-            return;
-        };
-        let handle = Handle {
-            entry: row.chunk,
-            epoch: e.epoch,
-        };
-        if e.have == 0 {
-            // what an earlier boot left beside it still waits for its check
-            e.checked_ms = Some(now.mono_ms);
+        if let Some(e) = self.entries.get_mut(row.chunk as usize).filter(|e| e.live) {
+            if e.have == 0 {
+                // what an earlier boot left beside it still waits for its check
+                e.checked_ms = Some(now.mono_ms);
+            }
+            e.have |= 1 << row.section;
+            if made(Mistake::HalfChunk) {
+                let handle = self.handle(row.chunk);
+                self.filled(handle, 0);
+            }
         }
-        e.have |= 1 << row.section;
-        if let Some(id) = grant
-            && let Some(grant) = self.grants.get_mut(&id)
-        {
-            grant.rows.retain(|r| *r != row_number);
-            if !grant.rows.is_empty() && !made(Mistake::HalfChunk) {
-                return;
-            }
-            let needed = grant.needed;
-            if grant.rows.is_empty() {
-                self.close(id);
-            }
-            self.filled(handle, needed);
+        self.leave_grant(row_number);
+    }
+
+    /// An incomplete chunk that nobody fills needs what the next GRANT says, which may be less than the last one said.
+    fn need_anew(&mut self, entry: u32, sections: u128) {
+        let e = &mut self.entries[entry as usize];
+        if e.open.is_some() || e.complete() || e.needed == sections {
+            return;
+        }
+        e.needed = sections;
+        let complete = e.complete();
+        self.table
+            .set_needed(entry, [sections as u64, (sections >> 64) as u64]);
+        if complete {
+            self.became_readable(entry);
         }
     }
 
-    /// A grant is done in full.
+    /// A grant ended: all its sections are PUBLISHED, or some went.
     fn filled(&mut self, handle: Handle, needed: u128) {
         let Some(e) = self.get_mut(handle) else {
             return;
         };
+        if e.have == 0 {
+            self.remove(handle.entry, Why::Ended);
+            return;
+        }
         let before = e.needed;
-        let readable_before = e.known;
         if needed & !e.have == 0 {
             e.needed |= needed;
         }
         if made(Mistake::HalfChunk) {
             e.needed = e.have;
         }
-        let (after, complete) = (e.needed, e.complete());
+        let (after, news) = (e.needed, e.complete() && !e.known);
         if after != before {
             self.table
                 .set_needed(handle.entry, [after as u64, (after >> 64) as u64]);
         }
-        if complete && !readable_before {
+        if news {
             self.became_readable(handle.entry);
         }
         self.unpark(handle.entry);
@@ -452,6 +456,13 @@ impl<T: Table> Engine<T> {
         }
         self.stats.voided_grants += 1;
         let (rows, chunk) = (grant.rows.clone(), grant.chunk);
+        let filling = self.get_mut(chunk).is_some_and(|e| {
+            let open = e.open == Some(id);
+            if open {
+                e.open = None;
+            }
+            open
+        });
         for row_number in rows {
             let row = self.table.row(row_number);
             if row.state == COMMITTED {
@@ -466,16 +477,8 @@ impl<T: Table> Engine<T> {
                 self.free_row(row_number, Why::Ended);
             }
         }
-        if let Some(e) = self.get_mut(chunk)
-            && e.open == Some(id)
-        {
-            e.open = None;
-            if e.have == 0 {
-                self.remove(chunk.entry, Why::Ended);
-            } else {
-                self.unpark(chunk.entry);
-                self.remove_if_idle(chunk.entry);
-            }
+        if filling {
+            self.filled(chunk, 0);
         }
     }
 
@@ -554,10 +557,12 @@ impl<T: Table> Engine<T> {
             Some(o) => o.rows.iter().copied().collect(),
             None => return 0,
         };
+        let mut named = named.to_vec();
+        named.sort_unstable();
         let mut back = 0;
         for row in rows {
             let generation = self.table.row(row).generation;
-            if !named.contains(&(row, generation)) {
+            if named.binary_search(&(row, generation)).is_err() {
                 self.come_back(row);
                 back += 1;
             }
@@ -628,14 +633,20 @@ impl<T: Table> Engine<T> {
             .sum()
     }
 
+    /// A row is not the grant's any more; the last one ends the grant.
     fn leave_grant(&mut self, row: u32) {
         let Some(id) = self.by_row.remove(&row) else {
             return;
         };
-        if let Some(grant) = self.grants.get_mut(&id) {
-            grant.rows.retain(|r| *r != row);
-            if grant.rows.is_empty() {
-                self.close(id);
+        let Some(grant) = self.grants.get_mut(&id) else {
+            return;
+        };
+        grant.rows.retain(|r| *r != row);
+        if grant.rows.is_empty() {
+            let (chunk, needed, void) = (grant.chunk, grant.needed, grant.void);
+            self.close(id);
+            if !void {
+                self.filled(chunk, needed);
             }
         }
     }

@@ -4,6 +4,8 @@
 
 mod admin;
 mod allocator;
+#[cfg(any(test, feature = "simulation"))]
+mod audit;
 mod boot;
 mod check;
 pub mod config;

@@ -442,27 +442,42 @@ impl<H: Host> Core<H> {
         self.end_polls(now, out);
     }
 
+    /// F_GETLK for every lock that matters: of processes that said HELLO, and of writers that an earlier boot served.
     fn ask_for_locks(&mut self, now: Now, out: &mut Vec<Output>) {
         let owners = self
             .engine
             .as_ref()
             .map(Engine::living_owners)
             .unwrap_or_default();
-        for lock in owners {
-            if self.host.lock_held(lock) {
-                continue;
-            }
-            // a process that lives and gave up its lock is not trusted to have ended its transfers
-            let quarantine_ms = self.quarantine_ms(None);
-            self.counters.event("LockGone");
-            if let Some(engine) = &mut self.engine {
-                engine.owner_died(now, lock, quarantine_ms);
+        let held = self.peers.processes.values().filter_map(|p| p.lock);
+        let locks: BTreeSet<u32> = held.chain(owners).collect();
+        for lock in locks {
+            if !self.host.lock_held(lock) {
+                self.lock_gone(now, lock);
             }
         }
         if self.engine.is_none() {
             let host = &mut self.host;
             self.earlier_locks.retain(|lock| host.lock_held(*lock));
             self.make_arena(now, out);
+        }
+    }
+
+    /// Nobody holds a lock any more: its process is dead, or went off. A process that lives is not trusted to have ended its
+    /// transfers; it is served again once it took a new lock and registered.
+    fn lock_gone(&mut self, now: Now, lock: u32) {
+        self.counters.event("LockGone");
+        if let Some(holder) = self.peers.holder(lock)
+            && let Some(process) = self.peers.processes.get_mut(&holder)
+        {
+            process.lock = None;
+            for session in process.sessions.clone() {
+                self.leave_instance(session);
+            }
+        }
+        let quarantine_ms = self.quarantine_ms(None);
+        if let Some(engine) = &mut self.engine {
+            engine.owner_died(now, lock, quarantine_ms);
         }
     }
 

@@ -86,7 +86,7 @@ impl<H: Host> Core<H> {
         let session = self.continue_session(conn, process, &hello, out)?;
         let verdict = self.about_memory(now, process, &hello, fds, out)?;
         self.take_list(session, process, &hello, &verdict)?;
-        self.answer_hello(conn, tag, session, process, verdict, out);
+        self.answer_hello(conn, tag, session, verdict, out);
         Ok(())
     }
 
@@ -103,6 +103,7 @@ impl<H: Host> Core<H> {
         if let Some(reason) = &hello.off {
             self.counters.event("Off");
             let instance = text(&hello.instance);
+            self.part_goes_off(&instance, hello);
             if self.offs.len() < OFFS_MAX || self.offs.contains_key(&instance) {
                 self.offs.insert(instance, text(reason));
             }
@@ -117,6 +118,28 @@ impl<H: Host> Core<H> {
         };
         let reply = self.hello_reply(0, verdict, None, Vec::new());
         self.reply(conn, Op::Hello, 0, tag, &reply, Vec::new(), out);
+    }
+
+    /// A part of an instance went off: the instance is not served before that part registers again. The plugin speaks for all.
+    fn part_goes_off(&mut self, instance: &str, hello: &Hello) {
+        if instance.is_empty() {
+            return;
+        }
+        let speaks_for = |s: &Session| {
+            s.instance == instance
+                && (!matches!(hello.role, Role::Worker | Role::Scheduler)
+                    || (s.role == hello.role && s.rank == hello.rank))
+        };
+        let gone: Vec<u64> = self
+            .peers
+            .sessions
+            .iter()
+            .filter(|(_, s)| speaks_for(s))
+            .map(|(id, _)| *id)
+            .collect();
+        for session in gone {
+            self.leave_instance(session);
+        }
     }
 
     /// The process behind a HELLO; a new one must prove that its death can be seen.
@@ -316,7 +339,6 @@ impl<H: Host> Core<H> {
         conn: ConnId,
         tag: u64,
         session: u64,
-        process: ProcessId,
         mut verdict: Verdict,
         out: &mut Vec<Output>,
     ) {
@@ -349,7 +371,6 @@ impl<H: Host> Core<H> {
             Memory::Unmap => "HelloUnmap",
             Memory::None => "HelloNoArena",
         });
-        let _ = process;
         let reply = self.hello_reply(session, verdict, lock, fds.clone());
         self.reply(conn, Op::Hello, 0, tag, &reply, fds, out);
     }
