@@ -68,7 +68,7 @@ class Clock:
             self.waited_s += time.perf_counter() - begun
             return answered
 
-        Patience.wait = wait  # type: ignore[method-assign]
+        Patience.wait = wait  # type: ignore[assignment]
 
     def _timed(self, hook: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*arguments: Any) -> Any:
@@ -99,7 +99,7 @@ def measure(steps: int) -> list[Row]:
     folder = short_folder()
     sidecar = Sidecar(folder, memory="512Mi", config={"cache": {"loadTimeout": "60s"}}).start()
     os.environ["KVCACHEPOOL_SOCKET"] = str(sidecar.socket)
-    worker_module._ranks = lambda config: Ranks()
+    worker_module._ranks = lambda vllm_config: Ranks()
     engine = Loop(blocks=2048, step_tokens=2048, max_seqs=512)
     try:
         return _scenes(engine, sidecar, steps)

@@ -1,4 +1,4 @@
-"""The same engine against the real sidecar: sequences as vLLM's scheduler makes them, with every byte that is read checked."""
+"""The same engine against the real sidecar, in sequences as vLLM makes them; every byte that is read is checked."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytest.importorskip("vllm", reason="needs vLLM")
 
 import torch
 from engine_loop import Loop, prompt
-from steps import connected, loads_of
+from steps import CACHE, loads_of, serving
 
 from servers.sidecar import Sidecar
 from servers.waiting import wait_for
@@ -35,21 +35,21 @@ def cold(engine: Loop, pool: Sidecar, tokens: list[int], name: str = "cold", **m
 
 
 def test_a_prompt_that_was_stored_is_loaded_whole(pool: Sidecar, loop: Make) -> None:
-    engine = connected(loop())
+    engine = serving(loop(), pool)
     tokens = prompt(1024, 1)
     cold(engine, pool, tokens)
     assert engine.generate("warm", tokens) == 1024
 
 
 def test_chunked_prefill_and_a_tail(pool: Sidecar, loop: Make) -> None:
-    engine = connected(loop(step_tokens=100))
+    engine = serving(loop(step_tokens=100), pool)
     tokens = prompt(1000, 1)
     cold(engine, pool, tokens)
     assert engine.generate("warm", tokens) == 992
 
 
 def test_counts_are_conserved(pool: Sidecar, loop: Make) -> None:
-    engine = connected(loop())
+    engine = serving(loop(), pool)
     tokens = prompt(500, 1)
     cold(engine, pool, tokens)
     engine.generate("warm", tokens)
@@ -61,20 +61,20 @@ def test_counts_are_conserved(pool: Sidecar, loop: Make) -> None:
 
 def test_another_engine_finds_what_the_first_stored(pool: Sidecar, loop: Make) -> None:
     tokens = prompt(512, 1)
-    cold(connected(loop(engine_id="one")), pool, tokens)
-    second = connected(loop(engine_id="two"))
+    cold(serving(loop(engine_id="one"), pool), pool, tokens)
+    second = serving(loop(engine_id="two"), pool)
     assert second.generate("warm", tokens) == 512
 
 
 def test_hybrid_groups(pool: Sidecar, loop: Make) -> None:
-    engine = connected(loop(windows=True))
+    engine = serving(loop(windows=True), pool)
     tokens = prompt(500, 1)
     cold(engine, pool, tokens)
     assert engine.generate("warm", tokens) == 496
 
 
 def test_prompt_embeddings(pool: Sidecar, loop: Make) -> None:
-    engine = connected(loop())
+    engine = serving(loop(), pool)
     one, two = torch.randn(256, 8), torch.randn(256, 8)
     engine.generate("one", [], prompt_embeds=one)
     engine.forget_local()
@@ -85,7 +85,7 @@ def test_prompt_embeddings(pool: Sidecar, loop: Make) -> None:
 
 
 def test_two_equal_prompts_at_once(pool: Sidecar, loop: Make) -> None:
-    engine = connected(loop())
+    engine = serving(loop(), pool)
     tokens = prompt(512, 1)
     cold(engine, pool, tokens)
     jobs = loads_of(engine)
@@ -97,7 +97,7 @@ def test_two_equal_prompts_at_once(pool: Sidecar, loop: Make) -> None:
 
 @pytest.mark.parametrize("steps", range(6))
 def test_an_abort_at_every_stage_and_the_same_prompt_again(pool: Sidecar, loop: Make, steps: int) -> None:
-    engine = connected(loop(step_tokens=128))
+    engine = serving(loop(step_tokens=128), pool)
     tokens = prompt(512, 1)
     free = engine.free_blocks()
     for turn in range(3):
@@ -113,7 +113,7 @@ def test_an_abort_at_every_stage_and_the_same_prompt_again(pool: Sidecar, loop: 
 
 
 def test_an_abort_while_loading(pool: Sidecar, loop: Make) -> None:
-    engine = connected(loop())
+    engine = serving(loop(), pool)
     tokens = prompt(512, 1)
     cold(engine, pool, tokens)
     free = engine.free_blocks()
@@ -130,7 +130,7 @@ def test_an_abort_while_loading(pool: Sidecar, loop: Make) -> None:
 
 @pytest.mark.parametrize("stage", ["arrived", "loading", "loaded", "storing", "stored"])
 def test_the_connection_breaks_at_every_stage(pool: Sidecar, loop: Make, stage: str) -> None:
-    engine = connected(loop())
+    engine = serving(loop(), pool)
     tokens = prompt(512, 1)
     scheduler = engine.connector._scheduler
     assert scheduler is not None
@@ -155,7 +155,7 @@ def test_the_connection_breaks_at_every_stage(pool: Sidecar, loop: Make, stage: 
         engine.hold_results = False
         engine.run("warm")
     engine.drain()
-    connected(engine)
+    serving(engine, pool)
     engine.until(lambda: engine.free_blocks() == free, what="all blocks are free")
     engine.forget_local()
     engine.generate("after", tokens)
@@ -165,9 +165,7 @@ def test_the_connection_breaks_at_every_stage(pool: Sidecar, loop: Make, stage: 
 
 
 def test_the_sidecar_is_absent_and_appears_later(volume: Path, loop: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    from conftest import SIDECAR
-
-    pool = Sidecar(volume, memory="64Mi", config=SIDECAR)
+    pool = Sidecar(volume, memory="64Mi", config=CACHE)
     monkeypatch.setenv("KVCACHEPOOL_SOCKET", str(pool.socket))
     engine = loop()
     tokens = prompt(512, 1)
@@ -175,7 +173,7 @@ def test_the_sidecar_is_absent_and_appears_later(volume: Path, loop: Make, monke
     engine.forget_local()
     pool.start()
     try:
-        connected(engine)
+        serving(engine, pool)
         cold(engine, pool, tokens, "with")
         assert engine.generate("warm", tokens) == 512
         wait_for(lambda: pool.metrics().total("kvcachepool_miss_tokens", reason="unconnected") == 512, 10, "counted")
@@ -184,7 +182,7 @@ def test_the_sidecar_is_absent_and_appears_later(volume: Path, loop: Make, monke
 
 
 def test_a_restarted_sidecar_serves_what_was_stored_before(pool: Sidecar, loop: Make) -> None:
-    engine = connected(loop())
+    engine = serving(loop(), pool)
     tokens = prompt(512, 1)
     cold(engine, pool, tokens)
     scheduler = engine.connector._scheduler
@@ -192,7 +190,7 @@ def test_a_restarted_sidecar_serves_what_was_stored_before(pool: Sidecar, loop: 
     connection = scheduler._client.connection
     pool.kill_engine()
     wait_for(lambda: scheduler._client.connection > connection, 20, "connected again")
-    connected(engine)
+    serving(engine, pool)
     pool.wait_ready()
     found: list[int] = []
 
@@ -205,7 +203,7 @@ def test_a_restarted_sidecar_serves_what_was_stored_before(pool: Sidecar, loop: 
 
 
 def test_preemption_and_resumption(pool: Sidecar, loop: Make) -> None:
-    engine = connected(loop(blocks=40, step_tokens=256))
+    engine = serving(loop(blocks=40, step_tokens=256), pool)
     names = [f"r{number}" for number in range(4)]
     for number, name in enumerate(names):
         engine.add(name, prompt(256, number), output=80)
@@ -215,7 +213,7 @@ def test_preemption_and_resumption(pool: Sidecar, loop: Make) -> None:
 
 
 def test_reset_cache(pool: Sidecar, loop: Make) -> None:
-    engine = connected(loop())
+    engine = serving(loop(), pool)
     tokens = prompt(512, 1)
     cold(engine, pool, tokens)
     engine.connector.reset_cache()
@@ -229,10 +227,10 @@ def test_kv_events(pool: Sidecar, loop: Make) -> None:
     from vllm.distributed.kv_events import BlockStored
     from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
 
-    engine = connected(loop(events=True))
+    engine = serving(loop(events=True), pool)
     taken: list[Any] = []
     original = engine.connector.take_events
-    engine.connector.take_events = lambda: taken.extend(original()) or ()  # type: ignore[func-returns-value, method-assign]
+    engine.connector.take_events = lambda: taken.extend(original()) or ()  # type: ignore[func-returns-value]
     request = engine.add("one", prompt(256, 1))
     engine.run("one")
     engine.drain()
@@ -246,7 +244,7 @@ def test_kv_events(pool: Sidecar, loop: Make) -> None:
 def test_random_histories_read_no_wrong_byte(pool: Sidecar, loop: Make, seed: int) -> None:
     chosen = random.Random(seed)
     windows = seed % 3 == 2
-    engine = connected(loop(blocks=120, step_tokens=200, windows=windows))
+    engine = serving(loop(blocks=120, step_tokens=200, windows=windows), pool)
     prompts = [prompt(chosen.randrange(70, 700), n) for n in range(6)]
     scheduler = engine.connector._scheduler
     assert scheduler is not None

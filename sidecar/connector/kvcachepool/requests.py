@@ -24,6 +24,7 @@ class Hold(NamedTuple):
     local: int
     version: int
     answer: object
+    blocker: str
     until_s: float
 
 
@@ -35,6 +36,7 @@ class RequestState:
     first_poll_s, deadline_s: monotonic times of its first poll, and of the end of its `loadTimeout`; 0 before.
     lookup: the PROBE that polls read. asked: a newer one, whose answer will replace it.
     plan: what the last poll promised. missed: why it did not promise more.
+    blocker: the request whose load it waits for, "" = none.
     hold: nothing has changed since vLLM was told to ask again, as long as this holds.
     loading: its load was promised and not reported yet; until then no byte of it is known to be there.
     holds_blocks: vLLM has allocated blocks for it. stale: these are from before `reset_cache`, and are not stored.
@@ -45,6 +47,7 @@ class RequestState:
     __slots__ = (
         "asked",
         "attached",
+        "blocker",
         "controls",
         "counted",
         "created_s",
@@ -83,6 +86,7 @@ class RequestState:
         self.first_poll_s = 0.0
         self.deadline_s = 0.0
         self.hold: Hold | None = None
+        self.blocker = ""
         self.lookup: Lookup | None = None
         self.asked: Lookup | None = None
         self.plan: Plan | None = None

@@ -22,7 +22,7 @@ from .fingerprint import AdapterHashes
 from .jobs import Ended, StepMetadata, WorkerReport
 from .keys import Chunks, Geometry
 from .loads import Loads
-from .lookups import RENEW_AFTER_S, STALE_AFTER_S, Lookup, Patience, Plan, weigh
+from .lookups import STALE_AFTER_S, Lookup, Patience, Plan, weigh
 from .messages import Events, EventsReply, HelloReply, Probe, Register, Release
 from .metrics import CacheStats, Counters, EventFeed, hit_sources
 from .requests import Hold, RequestState
@@ -72,7 +72,7 @@ class Scheduler:
         self._states: dict[str, RequestState] = {}
         self._release: list[str] = []
         self._epoch = ""
-        self._version = 0  # changes with what all requests that wait depend on: loads, connection, epoch
+        self._version = 0  # changes with what all requests that wait depend on: connection, epoch
         self._registered_on = 0  # connection that REGISTER went out on
         self._swept_s = time.monotonic()
         self._pool: Any = None
@@ -286,8 +286,8 @@ class Scheduler:
             answer = lookup.answer
             decided = self._decide(state, lookup, local, first)
             if decided is _ASK_AGAIN:
-                until_s = min(state.deadline_s, lookup.arrived_s + RENEW_AFTER_S)
-                state.hold = Hold(local, version, answer, until_s)
+                until_s = min(state.deadline_s, lookup.arrived_s + lookup.renew_after_s)
+                state.hold = Hold(local, version, answer, state.blocker, until_s)
             return decided
 
     def _unchanged(self, state: RequestState, hold: Hold, local: int) -> bool:
@@ -299,6 +299,7 @@ class Scheduler:
             and lookup is not None
             and lookup.answer is hold.answer
             and (asked is None or not asked.answered)
+            and (not hold.blocker or hold.blocker in self._loads)
             and time.monotonic() < hold.until_s
         )
 
@@ -311,6 +312,7 @@ class Scheduler:
         if lookup.error:
             state.missed = ((lookup.error, math.inf),)
             return _NOTHING
+        state.blocker = ""
         worth = weigh(lookup, local, self._load_limit(state, local))
         plan, settings, now_s = worth.ready, self._client.settings, time.monotonic()
         left_ms = (state.deadline_s - now_s) * 1000
@@ -322,7 +324,9 @@ class Scheduler:
         if longer and in_time and (not lookup.final or state.asked is not None):
             self._renew(state, lookup, local, now_s)
             return _ASK_AGAIN
-        if plan.tokens and left_ms > 0 and self._loads.under_way(state, lookup.hash_of(plan.first)):
+        if plan.tokens and left_ms > 0:
+            state.blocker = self._loads.loader_of(state, lookup.hash_of(plan.first))
+        if state.blocker:
             self._renew(state, lookup, local, now_s)
             return _ASK_AGAIN
         self._renew(state, lookup, local, now_s)
@@ -341,7 +345,7 @@ class Scheduler:
 
     def _renew(self, state: RequestState, lookup: Lookup, local: int, now_s: float) -> None:
         """Soft pins expire: a request that still waits asks again in the background, and goes on with what it knows."""
-        if state.asked is None and now_s - lookup.arrived_s > RENEW_AFTER_S:
+        if state.asked is None and now_s - lookup.arrived_s > lookup.renew_after_s:
             self._probe(state, local)
 
     def _load_limit(self, state: RequestState, local: int) -> int:
@@ -489,7 +493,6 @@ class Scheduler:
                 if tokens is None:
                     continue
                 done.append(request_id)
-                self._version += 1
                 state = self._states.get(request_id)
                 if state is not None:
                     state.loading = False

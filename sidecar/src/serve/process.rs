@@ -16,7 +16,7 @@ use crate::{admin, log};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 use tracing::{error, info};
 
@@ -81,8 +81,9 @@ pub fn run(config_path: Option<&Path>) -> Result<i32, EngineError> {
     let code = runtime.block_on(async {
         let mut term = signal(SignalKind::terminate())?;
         let mut int = signal(SignalKind::interrupt())?;
+        let hangup = signal(SignalKind::hangup())?;
         tokio::select! {
-            code = serve(&daemon, loaded, link, arena) => code,
+            code = serve(&daemon, loaded, link, arena, hangup) => code,
             _ = term.recv() => drain(&daemon).await,
             _ = int.recv() => drain(&daemon).await,
         }
@@ -104,6 +105,7 @@ async fn serve(
     loaded: Result<Loaded, config_file::ConfigFileError>,
     link: Arc<Link>,
     arena: Option<Arena>,
+    hangup: Signal,
 ) -> std::io::Result<i32> {
     let loaded = match loaded {
         Ok(loaded) => loaded,
@@ -119,7 +121,7 @@ async fn serve(
     reload::unknown_keys(daemon, &loaded);
     let lock = Arc::new(lock_file(daemon, &config_file::lock_path(&config.socket)).await);
     let before = count_boot(daemon, &lock);
-    // Whatever the mutex-held count says, the file is the truth for the next boot.
+    // Empty until here: this is the only place that sets it.
     let _ = daemon.unhealthy_boots.set(before);
 
     let (post, mut posts) = mpsc::unbounded_channel();
@@ -182,7 +184,6 @@ async fn serve(
             error!(error = %e, "health cannot be written down");
         }
     });
-    let hangup = signal(SignalKind::hangup())?;
     reload::watch(daemon, hangup).await;
     Ok(0)
 }

@@ -184,14 +184,8 @@ impl Shell {
         let conn = connection.id;
         let pidfd =
             facts::peer_pidfd(connection.stream.as_fd()).map(|fd| self.descriptors.admit(fd));
-        if let Ok(peer) = rustix::net::sockopt::socket_peercred(connection.stream.as_fd()) {
-            debug!(
-                conn = conn.0,
-                pid = peer.pid.as_raw_nonzero().get(),
-                uid = peer.uid.as_raw(),
-                gid = peer.gid.as_raw(),
-                "connected"
-            );
+        if let Some((pid, uid, gid)) = facts::peer_credentials(connection.stream.as_fd()) {
+            debug!(conn = conn.0, pid, uid, gid, "connected");
         }
         self.metrics.add("connections_accepted_total", &[], 1);
         self.inner
