@@ -11,12 +11,13 @@ impl<T: Table> Engine<T> {
         self.audit_rows()?;
         self.audit_grants()?;
         self.audit_entries()?;
+        self.audit_orphans()?;
         self.audit_pins()
     }
 
     fn audit_rows(&self) -> Result<(), String> {
         let mut used = 0;
-        let mut granted = 0;
+        let (mut granted, mut committed) = (0, 0);
         let mut row_number = 0;
         while row_number < self.geometry.rows {
             let row = self.table.row(row_number);
@@ -53,8 +54,14 @@ impl<T: Table> Engine<T> {
                     format!("slot {row_number} of {}", row.owner)
                 })?;
             }
+            if row.state == COMMITTED {
+                committed += u64::from(size) * ROW_BYTES;
+            }
             row_number += size;
         }
+        say(committed == self.committed_bytes, "CommittedBytes", || {
+            format!("{committed} committed, {} counted", self.committed_bytes)
+        })?;
         say(
             used == self.alloc.used_rows(),
             "AllocatorKnowsTheTable",
@@ -164,6 +171,16 @@ impl<T: Table> Engine<T> {
         for g in tagged {
             let open = self.get(g.chunk).is_some_and(|e| e.open.is_some());
             say(open, "OneOpenGrantPerChunk", || format!("{:?}", g.chunk))?;
+        }
+        Ok(())
+    }
+
+    fn audit_orphans(&self) -> Result<(), String> {
+        for orphan in self.orphans.values().flatten() {
+            let waits = self
+                .get(*orphan)
+                .is_some_and(|e| e.listed && e.parent == NONE);
+            say(waits, "OrphansWait", || format!("{orphan:?}"))?;
         }
         Ok(())
     }

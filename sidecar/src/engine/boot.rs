@@ -17,13 +17,17 @@ impl<T: Table> Engine<T> {
         let mut grants: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
         let mut in_use = Vec::new();
         let mut row_number = 0;
+        let header = self.geometry.header();
         while row_number < self.geometry.rows {
             let row = self.table.row(row_number);
             if row.state == FREE {
                 row_number += 1;
                 continue;
             }
-            let sound = self.alloc.claim(row_number, row.slot_rows);
+            let whole = row.check(&header, row_number).is_ok();
+            let sound = self
+                .alloc
+                .claim(row_number, if whole { row.slot_rows } else { 0 });
             in_use.push(row_number);
             self.take_over_row(row_number, &row, sound, &mut grants);
             row_number += if sound { row.slot_rows } else { 1 };
@@ -108,14 +112,17 @@ impl<T: Table> Engine<T> {
             return None;
         }
         let record = self.table.chunk(row.chunk);
-        let usable = record.state == 1
-            && record.key[..8] == row.key_prefix
-            && record.kind == KeyKind::Prefix as u8
-            && record.fidelity == 0;
-        if !usable {
+        if record.state != 1 || record.key[..8] != row.key_prefix {
             return None;
         }
         if !self.entries[row.chunk as usize].live {
+            let usable = record.check(row.chunk).is_ok()
+                && record.kind == KeyKind::Prefix as u8
+                && record.fidelity == 0
+                && record.first_token.checked_add(record.tokens).is_some();
+            if !usable {
+                return None;
+            }
             let name = Name {
                 layout: self.layout_number(LayoutId(record.layout)),
                 key: ChunkKey(record.key),
@@ -190,7 +197,7 @@ impl<T: Table> Engine<T> {
             };
             if parent.key != ChunkKey::default() {
                 match self.find(&parent) {
-                    Some(p) if p != entry => self.link(entry, p),
+                    Some(p) if self.follows(entry, p) => self.link(entry, p),
                     _ => {
                         let orphan = self.handle(entry);
                         self.orphans.entry(parent).or_default().push(orphan);

@@ -45,7 +45,8 @@ impl<T: Table> Engine<T> {
             slot: row_number,
             generation: row.generation,
             length: row.length,
-            urgent: false,
+            // not with the checks of what can be read already: a chunk is not there before this
+            urgent: true,
         });
         true
     }
@@ -53,8 +54,10 @@ impl<T: Table> Engine<T> {
     /// The writer of a slot is done with it.
     pub(crate) fn fill_slot(&mut self, chunk: Handle, row_number: u32, row: &Row) {
         self.not_granted_any_more(row_number, row);
+        self.committed_bytes += u64::from(row.slot_rows) * ROW_BYTES;
         if let Some(e) = self.get_mut(chunk) {
-            let at = row.section as usize;
+            // a process may scribble on the table it once mapped; that must not end this one
+            let at = (row.section as usize).min(127);
             if e.slots.len() <= at {
                 e.slots.resize(at + 1, NONE);
             }
@@ -65,6 +68,8 @@ impl<T: Table> Engine<T> {
 
     /// The digest of a COMMITTED slot was taken: readable from now on.
     pub(crate) fn publish(&mut self, now: Time, row_number: u32, row: &Row, digest: [u8; 16]) {
+        let bytes = u64::from(row.slot_rows) * ROW_BYTES;
+        self.committed_bytes = self.committed_bytes.saturating_sub(bytes);
         self.table.set_digest(row_number, digest);
         self.table.set_state(row_number, PUBLISHED);
         if made(Mistake::GenerationLate) {
@@ -76,7 +81,7 @@ impl<T: Table> Engine<T> {
                 // what an earlier boot left beside it still waits for its check
                 e.checked_ms = Some(now.mono_ms);
             }
-            e.have |= 1 << row.section;
+            e.have |= 1 << row.section.min(127);
             if made(Mistake::HalfChunk) {
                 let handle = self.handle(row.chunk);
                 self.filled(handle, 0);
@@ -174,7 +179,7 @@ impl<T: Table> Engine<T> {
                     && *slot == row_number
                 {
                     *slot = NONE;
-                    e.bytes -= u64::from(row.slot_rows) * ROW_BYTES;
+                    e.bytes = e.bytes.saturating_sub(u64::from(row.slot_rows) * ROW_BYTES);
                 }
                 self.leave_grant(row_number);
                 self.free_row(row_number, Why::Ended);
@@ -374,6 +379,10 @@ impl<T: Table> Engine<T> {
         }
         if row.state == GRANTED {
             self.not_granted_any_more(row_number, &row);
+        }
+        if row.state == COMMITTED {
+            let bytes = u64::from(row.slot_rows) * ROW_BYTES;
+            self.committed_bytes = self.committed_bytes.saturating_sub(bytes);
         }
         self.by_row.remove(&row_number);
         if self.checks.remove(&row_number).is_some_and(|c| c.sweep) {

@@ -134,7 +134,8 @@ impl<T: Table> Engine<T> {
                 None => return wire::GRANT_NO_PARENT,
                 Some(p) => {
                     let e = &self.entries[p as usize];
-                    if e.first_token + e.tokens != wish.first_token || wish.parent == Some(wish.key)
+                    if e.first_token.checked_add(e.tokens) != Some(wish.first_token)
+                        || wish.parent == Some(wish.key)
                     {
                         return wire::GRANT_INVALID;
                     }
@@ -145,7 +146,15 @@ impl<T: Table> Engine<T> {
         let bytes: u64 = sections_of(lacking)
             .map(|s| context.plan.section_bytes(s, wish.tokens))
             .sum();
-        if self.granted_bytes + bytes > self.granted_bytes_max() {
+        let dead = |owner: &u32| {
+            self.owners
+                .get(owner)
+                .is_some_and(|o| o.free_at_ms.is_some())
+        };
+        if context.writers.iter().any(dead) {
+            return wire::GRANT_NOT_READY;
+        }
+        if self.granted_bytes + self.committed_bytes + bytes > self.granted_bytes_max() {
             self.stats.granted_bytes_refusals += 1;
             return wire::GRANT_NOT_READY;
         }

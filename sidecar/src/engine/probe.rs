@@ -171,7 +171,9 @@ impl<T: Table> Engine<T> {
         } else {
             q.chunk_tokens
         };
-        let usable = (e.complete() || made(Mistake::HalfChunk) && e.have != 0)
+        let usable = e.name.key == key
+            && e.name.layout == layout
+            && (e.complete() || made(Mistake::HalfChunk) && e.have != 0)
             && !e.expired(now.unix_s)
             && e.tokens == tokens;
         usable.then_some(Handle {
@@ -185,7 +187,9 @@ impl<T: Table> Engine<T> {
         let q = &probe.question;
         let mut answer = Answer {
             states: Vec::with_capacity(q.keys.len()),
-            refs: Vec::with_capacity(q.keys.len() * q.sections as usize * 16),
+            refs: Vec::with_capacity(
+                probe.pins.iter().flatten().count() * q.sections as usize * 16,
+            ),
             tiers: Vec::with_capacity(q.keys.len()),
             pending: false,
         };

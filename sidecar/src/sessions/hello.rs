@@ -160,19 +160,22 @@ impl<H: Host> Core<H> {
                 "no pidfd that can be polled came with HELLO, and the kernel gives none for this socket",
             ));
         };
-        if self.peers.sessions.len() >= self.config.limits.sessions_max as usize {
-            let said = format!(
-                "limits.sessions = {} is reached",
-                self.config.limits.sessions_max
-            );
-            return Err(Refusal::later(ErrorCode::LimitReached, said));
-        }
+        self.room_for_a_session()?;
         let process = self.peers.add_process(incarnation);
         out.push(Output::WatchProcess {
             process,
             fd: pidfd.id,
         });
         Ok(process)
+    }
+
+    fn room_for_a_session(&self) -> Result<(), Refusal> {
+        let sessions_max = self.config.limits.sessions_max as usize;
+        if self.peers.sessions.len() < sessions_max {
+            return Ok(());
+        }
+        let said = format!("limits.sessions = {sessions_max} is reached");
+        Err(Refusal::later(ErrorCode::LimitReached, said))
     }
 
     /// The session that this HELLO begins or continues. The older connection is closed, its unread frames are dropped.
@@ -203,6 +206,7 @@ impl<H: Host> Core<H> {
             ));
         }
         let Some(id) = known else {
+            self.room_for_a_session()?;
             let id = self.peers.number();
             let session = Session {
                 process,

@@ -59,6 +59,12 @@ impl<H: Host> Core<H> {
                 "tail_tokens is no whole number of scheduler blocks",
             ));
         }
+        // more chunks than the index can hold cannot be there; the limit bounds what one frame costs
+        let keys_max = engine.geometry().chunks as usize;
+        if hashes.len() > keys_max {
+            let said = format!("a PROBE may name {keys_max} chunks");
+            return Err(Refusal::new(ErrorCode::LimitReached, said));
+        }
         let question = Question {
             scheduler: session,
             request: probe.request.as_str().into(),

@@ -302,3 +302,35 @@ fn a_window_group_is_added_later_and_the_chunk_stays_readable_meanwhile() {
         "full groups are needed first"
     );
 }
+
+#[test]
+fn nothing_is_remembered_for_ever_of_chunks_that_lost_their_parent() {
+    let mut rig = Rig::small(PolicyKind::S3Fifo);
+    for n in 0..200u8 {
+        rig.store(&[n]);
+        rig.store(&[n, 1]);
+        let (_, refs) = rig.grant(&[n, 1, 2], CHUNK_TOKENS, 1);
+        rig.engine.clear();
+        rig.engine.abort(OWNERS[0], refs[0]);
+        rig.audit();
+    }
+    for n in 0..200u8 {
+        // the parent is lost to a wrong digest, the child stays until it is evicted
+        rig.store(&[n]);
+        rig.store(&[n, 1]);
+        rig.now.mono_ms += 60_001;
+        rig.probe("r", &[n]);
+        for action in rig.engine.take_actions() {
+            if let crate::engine::Action::Digest {
+                slot, generation, ..
+            } = action
+            {
+                rig.engine
+                    .digest_done(rig.now, slot, generation, Some([0xEE; 16]));
+            }
+        }
+        rig.engine.release(1, "r");
+        rig.audit();
+    }
+    assert!(rig.engine.orphans.len() <= usize::from(FIT));
+}
