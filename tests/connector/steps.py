@@ -33,7 +33,12 @@ def serving(engine: Loop, pool: Sidecar) -> Loop:
         mine = [s for s in pool.status()["sessions"] if s["instance"] == instance and s["connected"] and s["ready"]]
         return {one["role"] for one in mine} >= {"scheduler", "worker"}
 
+    def populated() -> bool:
+        memory = pool.status()["memory"]
+        return bool(memory["populated_bytes"] and memory["populated_bytes"] == memory["capacity_bytes"])
+
     wait_for(ready, 30, "engine registered")
+    wait_for(populated, 30, "arena populated")
     return engine
 
 

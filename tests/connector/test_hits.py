@@ -23,7 +23,15 @@ Make = Callable[..., Loop]
 
 def stored(pool: Sidecar, chunks: int) -> None:
     """Waits until this many chunks were ever published."""
-    wait_for(lambda: pool.metrics().total("kvcachepool_stored_chunks") >= chunks, 20, f"{chunks} chunks stored")
+    try:
+        wait_for(lambda: pool.metrics().total("kvcachepool_stored_chunks") >= chunks, 20, f"{chunks} chunks stored")
+    except AssertionError as error:
+        metrics = pool.metrics()
+        said = {
+            name: metrics.by(f"kvcachepool_{name}", label)
+            for name, label in (("grants", "result"), ("connector_events", "event"), ("slots", "state"))
+        }
+        raise AssertionError(f"{error}: {said}") from None
 
 
 def cold(engine: Loop, pool: Sidecar, tokens: list[int], name: str = "cold", **more: Any) -> None:

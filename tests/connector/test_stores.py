@@ -146,6 +146,23 @@ def test_a_lost_parent_makes_the_chain_be_asked_for_again(scripted: ScriptedPool
     )
 
 
+def test_chunks_behind_a_refused_one_wait_with_it(scripted: ScriptedPool, loop: Make) -> None:
+    engine = connected(loop())
+    turns: list[Received] = []
+
+    def no_room_then_orphans(frame: Received) -> bool:
+        turns.append(frame)
+        if len(turns) > 5:
+            return False
+        results = [GRANT_NO_ROOM] + [GRANT_NO_PARENT] * (len(frame.body["chunks"]) - 1)
+        scripted.late(frame, {"results": bytes(results), "refs": b""})
+        return True
+
+    scripted.on_grant = no_room_then_orphans
+    engine.add("cold", prompt(500, 1), output=4000)
+    engine.until(lambda: len(scripted.chunks) == 8, what="all stored")
+
+
 def test_an_unanswered_grant_is_given_up_and_aborted_until_that_is_answered(scripted: ScriptedPool, loop: Make) -> None:
     engine = connected(loop())
     free = engine.free_blocks()

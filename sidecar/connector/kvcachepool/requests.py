@@ -124,6 +124,11 @@ class RequestState:
             if states[index] == CHUNK_READY and self.statuses[index] == TODO:
                 self.statuses[index] = DONE
 
+    def parent_status(self, index: int) -> int:
+        """How far the chunk before this one is on its way; -1 = the tail."""
+        before = len(self.statuses) if index < 0 else index
+        return self.statuses[before - 1] if 0 < before <= len(self.statuses) else DONE
+
     def store_limits(self) -> tuple[int, int]:
         """(tokens of which full chunks may be stored, tokens of the prompt that may be stored)."""
         controls = self.controls
