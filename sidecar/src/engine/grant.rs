@@ -212,6 +212,10 @@ impl<T: Table> Engine<T> {
                     self.unpark(entry);
                 }
                 self.stats.no_room_refusals += 1;
+                if self.table.populated_rows() < self.geometry.rows {
+                    // room is being made: the arena is not populated yet
+                    return wire::GRANT_NOT_READY;
+                }
                 return wire::GRANT_NO_ROOM;
             }
         };

@@ -530,3 +530,27 @@ fn a_rank_whose_lock_is_gone_stops_its_instance_and_its_slots_wait_30_s() {
         [GRANT_NO_PARENT, GRANT_GRANTED]
     );
 }
+
+#[test]
+fn before_the_arena_is_populated_a_grant_may_be_asked_again() {
+    let mut w = World::new();
+    let (scheduler, _) = w.instance();
+    let mut fresh = World::empty();
+    let (early, _) = fresh.instance();
+    assert_eq!(fresh.grant(early, &[chunk(1)]).1.results, [GRANT_NOT_READY]);
+    fresh.populate();
+    assert_eq!(fresh.grant(early, &[chunk(1)]).1.results, [GRANT_GRANTED]);
+    let large = |n| GrantChunk {
+        hash: hash(n).0.to_vec(),
+        ..chunk(1)
+    };
+    let mut results = Vec::new();
+    for n in 0..200 {
+        results.extend(w.grant(scheduler, &[large(n)]).1.results);
+    }
+    assert_eq!(
+        results.last(),
+        Some(&GRANT_NOT_READY),
+        "the bound of granted bytes"
+    );
+}
