@@ -22,11 +22,13 @@ from .fingerprint import AdapterHashes
 from .jobs import Ended, StepMetadata, WorkerReport
 from .keys import Chunks, Geometry
 from .loads import Loads
+from .local_hits import held_by
 from .lookups import STALE_AFTER_S, Lookup, Patience, Plan, weigh
-from .messages import Events, EventsReply, HelloReply, Probe, Register, Release
-from .metrics import CacheStats, Counters, EventFeed, hit_sources
+from .messages import HelloReply, Probe, Register, Release
+from .metrics import CacheStats, Counters, hit_sources
 from .requests import Hold, RequestState
 from .stores import MAX_CHUNKS_PER_STEP, Stores
+from .telling import Telling
 from .wire import Op
 
 if TYPE_CHECKING:
@@ -43,8 +45,6 @@ _NOTHING: tuple[int, bool] = (0, False)
 _ASK_AGAIN: tuple[None, bool] = (None, False)
 #: A preprocessed request that vLLM never added is forgotten after this.
 _ORPHAN_S = 60.0
-_EVENTS_WAIT_MS = 10_000
-_REPORT_EVERY_S = 0.2
 
 
 class Scheduler:
@@ -77,13 +77,13 @@ class Scheduler:
         self._swept_s = time.monotonic()
         self._pool: Any = None
         events = vllm_config.kv_events_config
-        self._feed = EventFeed() if events is not None and events.enable_kv_cache_events else None
-        self._stop = threading.Event()
+        wanted = events is not None and events.enable_kv_cache_events
+        self._telling = Telling(self._client, self._counters, self._geometry.hash_block if wanted else 0)
 
     def start(self) -> None:
         """Connects in the background."""
         self._client.start()
-        threading.Thread(target=self._report, name="kvcachepool-report", daemon=True).start()
+        self._telling.start()
 
     def bind(self, manager: KVCacheManager) -> None:
         """Takes vLLM's block tables and block pool."""
@@ -133,23 +133,10 @@ class Scheduler:
             state.refusal = str(reason)
 
     def _held_locally(self, state: RequestState) -> int | None:
-        """A hint of what the engine holds itself: tokens, found by galloping over its prefix cache; None = unknown."""
-        pool = self._pool
-        if pool is None or not getattr(pool, "enable_caching", False) or len(self._geometry.groups) != 1:
+        """A hint of what the engine holds itself, in tokens; None = unknown."""
+        if self._pool is None or len(self._geometry.groups) != 1:
             return None
-        hashes = state.request.block_hashes
-        low, high = 0, 1
-        while high <= len(hashes) and pool.get_cached_block(hashes[high - 1], [0]):
-            low, high = high, high * 2
-        high = min(high, len(hashes) + 1)
-        while high - low > 1:
-            middle = (low + high) // 2
-            if pool.get_cached_block(hashes[middle - 1], [0]):
-                low = middle
-            else:
-                high = middle
-        tokens = low * self._geometry.hash_block
-        return tokens - tokens % self._geometry.scheduler_block
+        return held_by(self._pool, state.request.block_hashes, self._geometry)
 
     # -- PROBE
 
@@ -189,8 +176,7 @@ class Scheduler:
         if client.ask(Op.REGISTER, body, self._on_registered) is None:
             return False
         self._registered_on = client.connection
-        if self._feed is not None:
-            self._ask_events(client.connection)
+        self._telling.ask_events(client.connection)
         return True
 
     def _on_registered(self, reply: Reply) -> None:
@@ -547,8 +533,7 @@ class Scheduler:
 
     def shutdown(self) -> None:
         """Ends all threads and the connection."""
-        self._stop.set()
-        self._counters.dirty.set()
+        self._telling.stop()
         self._client.go_off("Shutdown")
         self._adapters.close()
 
@@ -560,33 +545,7 @@ class Scheduler:
 
     def events(self) -> list[Any]:
         """KV events since the last call."""
-        return self._feed.take() if self._feed is not None else []
-
-    def _ask_events(self, connection: int) -> None:
-        feed = self._feed
-        if feed is None or self._client.connection != connection:
-            return
-        body = Events(cursor=feed.cursor, wait_ms=_EVENTS_WAIT_MS)
-
-        def on_reply(reply: Reply) -> None:
-            if reply.error is not None:
-                self._counters.event(f"eventsRefused/{reply.error.code}")
-                return
-            feed.add(reply.read(EventsReply), self._geometry.hash_block)
-            self._ask_events(connection)
-
-        self._client.ask(Op.EVENTS, body, on_reply)
-
-    def _report(self) -> None:
-        dirty = self._counters.dirty
-        while not self._stop.is_set():
-            dirty.wait()
-            self._stop.wait(_REPORT_EVERY_S)
-            report = self._counters.take_report()
-            if not self._client.send(Op.REPORT, report):
-                self._counters.put_back(report)
-                self._stop.wait(1.0)
-                dirty.set()
+        return self._telling.events()
 
     # -- client.Hooks, on the reader thread
 
