@@ -1,6 +1,6 @@
 """How long a request's first PROBE takes: 512 hashes (128k tokens) over the socket, all 512 chunks in memory.
 
-From `ask` on the caller's thread to the answer on the reader thread, as the scheduler side sees it, with the real sidecar.
+From `ask` on the caller's thread to the answer on the reader thread, with the real sidecar.
 
     python tests/bench/probe.py [--runs 300]
 """

@@ -10,12 +10,6 @@ from typing import Any
 
 import pytest
 
-CHUNK = 64
-SIDECAR = {
-    "cache": {"chunkTokens": CHUNK, "minLoadTokens": 64},
-    "memory": {"size": "64Mi"},
-}
-
 
 @pytest.fixture
 def volume() -> Iterator[Path]:
@@ -30,9 +24,11 @@ def volume() -> Iterator[Path]:
 @pytest.fixture
 def pool(volume: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A sidecar that is ready; its socket is the connector's."""
+    from steps import CACHE
+
     from servers.sidecar import Sidecar
 
-    sidecar = Sidecar(volume, memory="64Mi", config=SIDECAR)
+    sidecar = Sidecar(volume, memory="64Mi", config=CACHE)
     monkeypatch.setenv("KVCACHEPOOL_SOCKET", str(sidecar.socket))
     sidecar.start()
     yield sidecar

@@ -69,6 +69,7 @@ class Loop:
         engine_id: str = "engine-1",
         max_seqs: int = 64,
         events: bool = False,
+        world: int = 1,
     ) -> None:
         self.config = copy.copy(base_config())
         self.config.kv_transfer_config = KVTransferConfig(
@@ -91,6 +92,8 @@ class Loop:
         self.config.scheduler_config.max_num_scheduled_tokens = step_tokens
         self.config.scheduler_config.max_num_seqs = max_seqs
         self.config.scheduler_config.async_scheduling = False
+        self.config.parallel_config = copy.copy(self.config.parallel_config)
+        self.config.parallel_config.world_size = world
         self.block_tokens = block_tokens
         self.windows = windows
         self.kv_cache_config, self.caches = _kv_cache(blocks, block_tokens, windows)

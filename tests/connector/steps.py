@@ -8,7 +8,11 @@ from engine_loop import Loop
 from scripted_pool import ScriptedPool
 
 from kvcachepool.wire import Op
+from servers.sidecar import Sidecar
 from servers.waiting import wait_for
+
+#: Small chunks, so that short prompts have several.
+CACHE = {"cache": {"chunkTokens": 64, "minLoadTokens": 64}}
 
 
 def connected(engine: Loop) -> Loop:
@@ -17,6 +21,24 @@ def connected(engine: Loop) -> Loop:
     assert scheduler is not None
     assert worker is not None
     wait_for(lambda: scheduler._client.connected and worker._mapping is not None, 20, "both sides connected")
+    return engine
+
+
+def serving(engine: Loop, pool: Sidecar) -> Loop:
+    """The engine once the real sidecar answers its lookups: all of it has registered."""
+    connected(engine)
+    instance = engine.config.kv_transfer_config.engine_id
+
+    def ready() -> bool:
+        mine = [s for s in pool.status()["sessions"] if s["instance"] == instance and s["connected"] and s["ready"]]
+        return {one["role"] for one in mine} >= {"scheduler", "worker"}
+
+    def populated() -> bool:
+        memory = pool.status()["memory"]
+        return bool(memory["populated_bytes"] and memory["populated_bytes"] == memory["capacity_bytes"])
+
+    wait_for(ready, 30, "engine registered")
+    wait_for(populated, 30, "arena populated")
     return engine
 
 

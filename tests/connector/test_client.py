@@ -93,7 +93,8 @@ def connect(sidecar: StubSidecar) -> Iterator[Callable[..., tuple[Client, Owner]
 
     def make(role: str = "worker", **options: Any) -> tuple[Client, Owner]:
         owner = Owner()
-        client = Client(role, "engine-1", 0, "0.32.0", sidecar.path, owner, **options)
+        instance = options.pop("instance", "engine-1")
+        client = Client(role, instance, 0, "0.32.0", sidecar.path, owner, **options)
         owner.client = client
         made.append(client)
         client.start()
@@ -224,7 +225,7 @@ def test_frames_go_behind_a_hello_that_is_not_answered_yet(sidecar: StubSidecar,
 
 
 def test_late_answers_are_dropped_by_tag(sidecar: StubSidecar, connect: Any) -> None:
-    client, _ = connect()
+    client, owner = connect()
     until(lambda: client.connected)
     sidecar.answer = lambda frame: False if frame.op == Op.PROBE else None
     answers: list[Reply] = []
@@ -232,7 +233,7 @@ def test_late_answers_are_dropped_by_tag(sidecar: StubSidecar, connect: Any) -> 
     client.ask(Op.PROBE, probe, answers.append)
     first = sidecar.wait_for(lambda all_: [f for f in all_ if f.op == Op.PROBE])[0]
     sidecar.cut()
-    until(lambda: client.connected)
+    until(lambda: owner.lost == 1 and client.connected)
     client.ask(Op.PROBE, probe, answers.append)
     second = sidecar.wait_for(lambda all_: [f for f in all_ if f.op == Op.PROBE][1:])[0]
     late = first._replace(connection=second.connection)
@@ -286,6 +287,30 @@ def test_unmap_ends_copies_unmaps_and_says_hello_without_memory(
     assert old.closed
     regions = [frame.body.get("region") for frame in sidecar.frames(Op.HELLO)]
     assert regions == [None, None, 7, None]
+
+
+def test_after_an_unmap_both_roles_say_hello_anew(sidecar: StubSidecar, connect: Any, fresh_shared: Shared) -> None:
+    (worker, owner), (scheduler, _) = connect("worker"), connect("scheduler")
+    until(lambda: worker.connected and scheduler.connected)
+    greetings = len(owner.hellos)
+    sidecar.memory = Memory(8, 32)
+    scheduler.reconnect()
+    until(lambda: fresh_shared.mapping is not None and fresh_shared.mapping.region == 8)
+    until(lambda: len(owner.hellos) > greetings and worker.connected and scheduler.connected)
+    assert owner.hellos[-1].region == 8
+
+
+def test_a_lock_file_that_cannot_be_locked_is_not_tried_for_ever(
+    sidecar: StubSidecar, connect: Any, fresh_shared: Shared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(*arguments: Any) -> None:
+        raise OSError("no locks on this file system")
+
+    monkeypatch.setattr("fcntl.lockf", refuses)
+    client, owner = connect()
+    until(lambda: owner.off == "LockFileUnusable")
+    assert len(fresh_shared._lock_fds) == 3
+    assert not client.connected
 
 
 def test_without_a_memory_tier_hello_is_said_again(sidecar: StubSidecar, connect: Any, fresh_shared: Shared) -> None:
@@ -345,24 +370,38 @@ def test_going_off_unmaps_before_it_unlocks(sidecar: StubSidecar, connect: Any, 
     assert not client.send(Op.COMMIT, messages.Sections(region=7, refs=b""))
 
 
-def test_the_last_role_to_leave_unlocks(sidecar: StubSidecar, connect: Any, fresh_shared: Shared) -> None:
-    worker, _ = connect("worker")
-    scheduler, _ = connect("scheduler")
-    until(lambda: worker.connected and scheduler.connected)
-    worker.go_off("Test")
+def test_a_client_that_was_ended_before_it_began_never_joins(sidecar: StubSidecar, fresh_shared: Shared) -> None:
+    owner = Owner()
+    client = Client("worker", "engine-1", 0, "0.32.0", sidecar.path, owner)
+    client.go_off("Early")
+    client.start()
+    assert owner.off == "Early"
+    assert not fresh_shared._participants
+    assert not sidecar.received
+
+
+@pytest.mark.parametrize("first", [0, 1], ids=["worker", "scheduler"])
+def test_both_parts_of_an_engine_go_off_together_and_the_byte_is_unlocked(
+    sidecar: StubSidecar, connect: Any, fresh_shared: Shared, first: int
+) -> None:
+    parts = [connect("worker"), connect("scheduler")]
+    until(lambda: all(client.connected for client, _ in parts))
+    parts[first][0].go_off("Test")
+    assert parts[first][1].off == "Test"
+    assert parts[1 - first][1].off == ("WorkerOff" if first == 0 else "SchedulerOff")
     assert fresh_shared.mapping is None
-    assert lock_is_held(sidecar.lock_path, 1)
-    scheduler.go_off("Test")
     assert not lock_is_held(sidecar.lock_path, 1)
 
 
 def test_a_newer_engine_in_one_process_takes_over(sidecar: StubSidecar, connect: Any) -> None:
     older, owner = connect()
     until(lambda: older.connected)
-    newer, _ = connect()
-    until(lambda: newer.connected)
+    scheduler, scheduler_owner = connect("scheduler", instance="engine-2")
+    newer, _ = connect(instance="engine-2")
+    until(lambda: newer.connected and scheduler.connected)
     assert owner.off == "Superseded"
     assert not older.connected
+    assert not scheduler_owner.off, "a part of the newer engine stays"
 
 
 def test_a_lock_that_the_sidecar_does_not_see_makes_another_process_of_us(

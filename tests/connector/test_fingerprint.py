@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import struct
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -241,8 +243,6 @@ class Watch:
     """Waits for a hash without sleeping."""
 
     def __init__(self) -> None:
-        import threading
-
         self.known = threading.Event()
         self.hashes = AdapterHashes(lambda path: self.known.set())
 
@@ -255,22 +255,52 @@ class Watch:
         return found
 
 
-def test_an_adapter_is_unknown_until_its_files_were_hashed_in_the_background(tmp_path: Path) -> None:
-    (tmp_path / "adapter_model.safetensors").write_bytes(b"1" * 100)
-    (tmp_path / "adapter_config.json").write_text("{}")
+@pytest.fixture
+def adapter(tmp_path: Path) -> Path:
+    made = tmp_path / "adapter"
+    made.mkdir()
+    (made / "adapter_model.safetensors").write_bytes(b"1" * 100)
+    (made / "adapter_config.json").write_text("{}")
+    return made
+
+
+def test_an_adapter_is_unknown_until_its_files_were_hashed_in_the_background(adapter: Path, tmp_path: Path) -> None:
     watch = Watch()
-    first = watch.learn(str(tmp_path), 1)
+    first = watch.learn(str(adapter), 1)
     assert len(first) == 32
-    assert watch.learn(str(tmp_path), 2) == first
-    (tmp_path / "adapter_model.safetensors").write_bytes(b"2" * 100)
-    assert watch.hashes.get(str(tmp_path), 1) == first, "what was loaded under this id does not change"
-    assert watch.learn(str(tmp_path), 3) != first
+    assert watch.learn(str(adapter), 2) == first
+    copied = tmp_path / "copied"
+    shutil.copytree(adapter, copied)
+    assert watch.learn(str(copied), 3) == first, "the content counts, not the place"
+    (copied / "adapter_model.safetensors").write_bytes(b"2" * 100)
+    assert watch.learn(str(copied), 4) != first
     watch.hashes.close()
 
 
-def test_an_adapter_without_local_files_stays_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_adapter_whose_files_change_under_its_id_is_uncached_for_good(adapter: Path) -> None:
+    watch = Watch()
+    first = watch.learn(str(adapter), 1)
+    before = (adapter / "adapter_model.safetensors").stat()
+    (adapter / "adapter_model.safetensors").write_bytes(b"2" * 100)
+    assert watch.hashes.get(str(adapter), 1) is None
+    (adapter / "adapter_model.safetensors").write_bytes(b"1" * 100)
+    os.utime(adapter / "adapter_model.safetensors", ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert watch.hashes.get(str(adapter), 1) is None, "which of them vLLM has loaded is not known any more"
+    assert watch.learn(str(adapter), 2) == first, "another id is another load"
+    watch.hashes.close()
+
+
+def test_an_adapter_without_local_files_is_looked_for_again(
+    adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    hashes = AdapterHashes()
-    for _ in range(3):
-        assert hashes.get("nobody/has-this-adapter", 1) is None
-    hashes.close()
+    monkeypatch.setattr(fingerprint, "_ADAPTER_RETRY_S", 0.05)
+    watch = Watch()
+    later = tmp_path / "later"
+    assert watch.hashes.get(str(later), 1) is None
+    adapter.rename(later)
+    deadline = time.monotonic() + 10
+    while watch.hashes.get(str(later), 1) is None:
+        assert time.monotonic() < deadline
+        watch.known.wait(0.02)
+    watch.hashes.close()

@@ -146,6 +146,23 @@ def test_a_lost_parent_makes_the_chain_be_asked_for_again(scripted: ScriptedPool
     )
 
 
+def test_chunks_behind_a_refused_one_wait_with_it(scripted: ScriptedPool, loop: Make) -> None:
+    engine = connected(loop())
+    turns: list[Received] = []
+
+    def no_room_then_orphans(frame: Received) -> bool:
+        turns.append(frame)
+        if len(turns) > 5:
+            return False
+        results = [GRANT_NO_ROOM] + [GRANT_NO_PARENT] * (len(frame.body["chunks"]) - 1)
+        scripted.late(frame, {"results": bytes(results), "refs": b""})
+        return True
+
+    scripted.on_grant = no_room_then_orphans
+    engine.add("cold", prompt(500, 1), output=4000)
+    engine.until(lambda: len(scripted.chunks) == 8, what="all stored")
+
+
 def test_an_unanswered_grant_is_given_up_and_aborted_until_that_is_answered(scripted: ScriptedPool, loop: Make) -> None:
     engine = connected(loop())
     free = engine.free_blocks()
@@ -263,3 +280,29 @@ def test_bytes_in_flight_are_bounded(scripted: ScriptedPool, loop: Make) -> None
     engine.hold_results = False
     engine.until(lambda: len(scripted.chunks) == 10, what="the backlog is stored in order")
     assert asked(scripted) == [(n * 64, 64) for n in range(10)]
+
+
+def test_blocks_are_released_when_all_ranks_have_ended(scripted: ScriptedPool, loop: Make) -> None:
+    engine = connected(loop(world=2))
+    free = engine.free_blocks()
+    first: list[WorkerReport] = []
+
+    def one_rank(output: Any) -> None:
+        if output.kv_connector_worker_meta is not None:
+            first.append(output.kv_connector_worker_meta)
+
+    engine.rewrite_output = one_rank
+    engine.generate("cold", prompt(256, 1))
+    engine.until(lambda: first, what="a report of the first rank")
+    for _ in range(3):
+        engine.step()
+    assert engine.free_blocks() < free
+    assert engine.connector.has_pending_push_work()
+
+    def other_rank(output: Any) -> None:
+        if first:
+            output.kv_connector_worker_meta = first.pop().aggregate(WorkerReport())
+
+    engine.rewrite_output = other_rank
+    engine.drain()
+    assert engine.free_blocks() == free

@@ -186,11 +186,17 @@ class Slowed:
         self.begun = threading.Event()
         self.go = threading.Event()
         self.crash = False
+        self.no_event = False
         self.copied: list[str] = []
         self.synchronised = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
+
+    def record(self) -> object:
+        if self.no_event:
+            raise RuntimeError("no event")
+        return self.inner.record()
 
     def copy(self, kind: str, pieces: list[Piece], event: object) -> None:
         self.begun.set()
@@ -291,6 +297,39 @@ def test_an_exception_synchronises_and_fails_all_queued_jobs(rank: Rank, slowed:
     rank.step(load(4, "c", published, 6))
     rank.until_done(lambda: "c" in rank.finished)
     assert "c" not in rank.failed
+
+
+def test_jobs_whose_event_cannot_be_recorded_are_dropped(rank: Rank, slowed: Slowed) -> None:
+    slowed.no_event = True
+    published = rank.memory().publish(4, 1, b"x" * BLOCK_BYTES)
+    rank.step(load(1, "a", published, 3), store(2, rank.granted(8, blocks=1), 5))
+    assert rank.finished == rank.failed == {"a"}
+    assert rank.stores == {2: Ended(1, 1)}
+
+
+def test_a_copy_thread_that_ends_by_a_bug_leaves_no_job_behind(
+    rank: Rank, slowed: Slowed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def bug(task: Any, mapping: Any, copier: Any) -> None:
+        raise RuntimeError("bug")
+
+    monkeypatch.setattr(rank.worker, "_run", bug)
+    published = rank.memory().publish(4, 1, b"x" * BLOCK_BYTES)
+    rank.step(load(1, "a", published, 3), load(2, "b", published, 4))
+    rank.until_done(lambda: rank.finished == {"a", "b"})
+    assert rank.failed == {"a", "b"}
+    until(lambda: rank.worker.off_reason == "CopyThreadFailed")
+
+
+def test_a_copy_thread_that_cannot_be_prepared_works_anyway(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(self: object) -> None:
+        raise RuntimeError("no affinity")
+
+    monkeypatch.setattr("kvcachepool.copy_cpu.CpuCopier.begin_thread", refuses)
+    rank.start()
+    rank.step(load(1, "a", rank.memory().publish(4, 1, b"x" * BLOCK_BYTES), 3))
+    rank.until_done(lambda: rank.finished)
+    assert not rank.failed
 
 
 def test_a_copier_that_goes_on_failing_turns_the_rank_off(rank: Rank, slowed: Slowed) -> None:
@@ -434,6 +473,29 @@ def test_a_rank_whose_layout_is_unknown_is_off_and_still_reports(rank: Rank, sid
     assert hello.body["role"] == "plugin"
 
 
+def test_a_model_that_cannot_be_described_is_off_by_name(rank: Rank) -> None:
+    rank.worker._config.cache_config.calculate_kv_scales = True
+    rank.start(ready=False)
+    until(lambda: rank.worker.off_reason == "KvScalesFromFirstBatch")
+
+
+def test_a_kv_cache_that_is_allocated_anew_turns_the_rank_off(rank: Rank) -> None:
+    rank.start()
+    rank.worker.register_kv_caches(rank.caches)
+    assert rank.worker.off_reason == "RegisteredTwice"
+    rank.step(load(1, "a", rank.memory().publish(4, 1, b"x" * BLOCK_BYTES), 3))
+    assert rank.failed == {"a"}
+
+
+def test_an_arena_that_cannot_be_attached_turns_the_rank_off(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(self: object, mapping: Mapping) -> None:
+        raise RuntimeError("no page locks")
+
+    monkeypatch.setattr("kvcachepool.copy_cpu.CpuCopier.attach", refuses)
+    rank.start(ready=False)
+    until(lambda: rank.worker.off_reason == "AttachFailed")
+
+
 def test_a_rank_that_the_sidecar_refuses_is_off(rank: Rank, sidecar: StubSidecar) -> None:
     def answer(frame: Received) -> Any:
         if frame.op == Op.REGISTER:
@@ -489,6 +551,18 @@ def test_window_groups_load_only_what_they_hold(sidecar: StubSidecar, tmp_path: 
         rank.worker.shutdown()
 
 
+def test_at_exit_the_copy_under_way_is_waited_for_but_not_for_ever(rank: Rank, slowed: Slowed) -> None:
+    published = rank.memory().publish(4, 1, b"x" * BLOCK_BYTES)
+    rank.step(load(1, "a", published, 3), load(2, "b", published, 4))
+    assert slowed.begun.wait(5)
+    start = time.monotonic()
+    rank.worker.end_copies(0.1)
+    assert 0.1 <= time.monotonic() - start < 2
+    slowed.go.set()
+    rank.worker.end_copies(10)
+    assert slowed.copied == ["load"]
+
+
 def test_shutdown_waits_for_the_copy_and_then_unmaps(rank: Rank, slowed: Slowed) -> None:
     mapping = rank.worker._mapping
     assert mapping is not None
@@ -501,6 +575,19 @@ def test_shutdown_waits_for_the_copy_and_then_unmaps(rank: Rank, slowed: Slowed)
     over.join(10)
     assert not over.is_alive()
     assert mapping.closed
+
+
+def test_what_ended_is_reported_to_vllm_also_when_the_sidecar_cannot_be_told(
+    rank: Rank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank.start()
+
+    def bug() -> None:
+        raise RuntimeError("bug")
+
+    monkeypatch.setattr(rank.worker, "_send_report", bug)
+    rank.step(load(1, "a", rank.memory().publish(4, 1, b"x" * BLOCK_BYTES), 3))
+    rank.until_done(lambda: rank.finished == {"a"})
 
 
 def test_copies_are_reported_to_the_sidecar(rank: Rank, sidecar: StubSidecar) -> None:

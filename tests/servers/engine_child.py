@@ -21,9 +21,13 @@ class Operations:
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
 
+        if transfer := arguments.pop("kv_transfer_config", None):
+            from vllm.config import KVTransferConfig
+
+            arguments["kv_transfer_config"] = KVTransferConfig(**transfer)
         self.engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
-        transfer = self.engine.vllm_config.kv_transfer_config
-        return transfer.kv_connector if transfer is not None else None
+        chosen = self.engine.vllm_config.kv_transfer_config
+        return chosen.kv_connector if chosen is not None else None
 
     def add(
         self, name: str, tokens: list[int], max_tokens: int, salt: str | None, params: dict[str, Any] | None

@@ -92,9 +92,23 @@ class Pod:
         return Answer(generated, by_source(before, self.engine.counters()))
 
     def ask_again(self, tokens: list[int], **arguments: Any) -> Answer:
-        """The same after vLLM forgot its own prefix cache."""
-        self.engine.reset()
-        return self.ask(tokens, **arguments)
+        """The same after vLLM forgot its own prefix cache.
+
+        vLLM waits a millisecond for the sidecar's word and then computes: right beside a busy machine's other work, but not
+        what a test asks for. Such a prompt is asked once more.
+        """
+        for _ in range(5):
+            self.engine.reset()
+            unanswered = self._unanswered()
+            answer = self.ask(tokens, **arguments)
+            if self._unanswered() == unanswered:
+                break
+        return answer
+
+    def _unanswered(self) -> float:
+        if not self.sidecar.running():
+            return 0
+        return self.sidecar.metrics().total("kvcachepool_miss_tokens_total", reason="unanswered")
 
     def settle(self) -> None:
         """Until all that was stored can be read; at once where no sidecar runs."""

@@ -123,22 +123,22 @@ def test_vllm_killed_in_the_middle_of_a_store_and_started_anew(new_pod: NewPod, 
 
 
 def test_preemption_and_eviction_in_tiny_memories(new_pod: NewPod, truth: Truth) -> None:
-    # KV room of vLLM for 40 blocks, of the sidecar for 64 MiB: both give way all the time.
+    # Room for 24 blocks in vLLM and for 64 MiB in the sidecar: both give way all the time.
     pod = new_pod(memory="64Mi")
     pod.sidecar.start()
-    pod.start_engine(num_gpu_blocks_override=40, max_num_batched_tokens=1024, max_model_len=4096)
+    pod.start_engine(num_gpu_blocks_override=24, max_num_batched_tokens=1024, max_model_len=2048)
     pod.attach()
-    prompts = {f"p{n}": token_ids(1150, 140 + n) for n in range(12)}
+    prompts = {f"p{n}": token_ids(1400, 140 + n) for n in range(14)}
     before = pod.engine.counters()
     for _ in range(2):
         for name, prompt in prompts.items():
-            pod.engine.add(name, prompt, max_tokens=200)
+            pod.engine.add(name, prompt, max_tokens=20)
         outputs = {name: output.tokens for name, output in pod.engine.run(240).items()}
         pod.engine.drain()
         pod.engine.reset()
     grown = pod.engine.counters().total("vllm:num_preemptions") - before.total("vllm:num_preemptions")
     assert grown > 0, "the case did not preempt"
-    assert outputs == {name: truth(prompt, max_tokens=200) for name, prompt in prompts.items()}
+    assert outputs == {name: truth(prompt, max_tokens=20) for name, prompt in prompts.items()}
     pod.settle()
     metrics = pod.sidecar.metrics()
     assert metrics.total("kvcachepool_evicted_chunks_total") > 0

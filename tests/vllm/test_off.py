@@ -34,7 +34,7 @@ def off_reasons(pod: Pod) -> list[str]:
                 "kv_role": "kv_both",
                 "kv_connector_extra_config": {"shared_storage_path": "kv"},
             },
-            "OtherConnector",
+            "ExistingConnector/ExampleConnector",
         ),
         (
             {
@@ -42,7 +42,7 @@ def off_reasons(pod: Pod) -> list[str]:
                 "kv_connector_module_path": "kvcachepool.connector",
                 "kv_role": "kv_both",
             },
-            "LoadFailurePolicy",
+            "LoadFailurePolicyNotRecompute",
         ),
     ],
     ids=["another-connector", "classic-argument-without-recompute"],
@@ -90,14 +90,14 @@ class OtherVersion:
 
 
 def refusal(header: bytes) -> bytes:
-    """An error answer in the layout of the real sidecar, under version 99."""
+    """An error answer in the layout of the real sidecar, under the next version."""
     import msgspec
 
     body = msgspec.msgpack.encode(
-        {"code": "WrongVersion", "message": "this sidecar speaks version 99", "retryable": False}
+        {"code": "WrongVersion", "message": "this sidecar speaks version 2", "retryable": False}
     )
     flags = wire.FLAG_REPLY | wire.FLAG_ERROR
-    return len(body).to_bytes(4, "little") + bytes([99, header[5]]) + flags.to_bytes(2, "little") + header[8:16] + body
+    return len(body).to_bytes(4, "little") + bytes([2, header[5]]) + flags.to_bytes(2, "little") + header[8:16] + body
 
 
 @pytest.fixture
@@ -115,5 +115,5 @@ def test_sidecar_of_another_protocol_version(other_version: tuple[Pod, OtherVers
     prompt = token_ids(1500, 202)
     assert engine.generate(prompt) == truth(prompt)
     assert by_source(before, engine.counters())["external"] == 0
-    assert server.frames > 0
-    assert "WrongVersion" in engine.log_text()
+    wait_for(lambda: server.frames, 20, "a HELLO of the connector")
+    wait_for(lambda: "WrongVersion" in engine.log_text(), 20, "the reason in the log")

@@ -36,6 +36,7 @@ _BACKOFF_FIRST_S = 0.01
 _BACKOFF_LAST_S = 2.0
 _BACKOFF_REFUSED_S = 30.0
 _SEND_BUFFER = 4 << 20
+_MAX_LOCK_FAILURES = 3
 
 _M = TypeVar("_M", bound=Message)
 
@@ -89,6 +90,7 @@ class Client:
     """A session of one role (`scheduler` or `worker`) of this process.
 
     Attributes that may be read from any thread:
+    role, instance: as given.
     connected: HELLO was answered on the connection that is open now.
     connection: counts connections; an answer to an earlier one never comes.
     settings: from the last HELLO's answer, defaults before it.
@@ -114,7 +116,8 @@ class Client:
         self.connected = False
         self.connection = 0
         self.refusal = ""
-        self._instance = instance
+        self._lock_failures = 0
+        self.instance = instance
         self._rank = rank
         self._engine_version = engine_version
         self._path = socket_path
@@ -133,6 +136,9 @@ class Client:
     def start(self) -> None:
         """Joins the process's shared state and connects in the background."""
         self._shared.join(self)
+        if self._stop.is_set():
+            self._shared.leave(self)
+            return
         self._thread.start()
 
     def send(self, op: Op, body: Message) -> bool:
@@ -168,14 +174,17 @@ class Client:
     def before_unmap(self) -> None:
         self._hooks.before_unmap()
 
-    def superseded(self) -> None:
-        self.go_off("Superseded")
+    def reconnect(self) -> None:
+        self._break()
 
     # -- sending
 
     def _transmit(self, op: Op, body: bytes, on_reply: Callable[[Reply], None] | None) -> int | None:
+        # A forked child may have inherited the lock in the hands of a thread that it lacks.
+        if os.getpid() != self._pid:
+            return None
         with self._lock:
-            if not self._open or os.getpid() != self._pid:
+            if not self._open:
                 return None
             tag = next(_tags)
             if on_reply is not None:
@@ -241,6 +250,9 @@ class Client:
             self.connected = False
             self._asks.clear()
             if self._sock is not None:
+                # A forked child may hold the socket open: only a shutdown ends the connection then.
+                with contextlib.suppress(OSError):
+                    self._sock.shutdown(socket.SHUT_RDWR)
                 self._sock.close()
                 self._sock = None
         if was:
@@ -335,7 +347,7 @@ class Client:
                 role=self.role,
                 engine="vllm",
                 engine_version=self._engine_version,
-                instance=self._instance,
+                instance=self.instance,
                 incarnation=self._shared.incarnation,
                 number=self._shared.hello_number(self.role),
                 rank=self._rank,
@@ -380,7 +392,7 @@ class Client:
 
     def _refused(self, error: ErrorBody) -> None:
         if error.code == "LockNotHeld":
-            self._shared.start_over()
+            self._shared.start_over(self)
             return
         if not error.retryable and error.code != "StaleHello":
             if self.refusal != error.code:
@@ -395,11 +407,10 @@ class Client:
             if hello.memory == "lock_first":
                 if hello.lock is None or "lock" not in named:
                     raise SharedMemoryError("the sidecar asked for a lock and sent none")
-                self._shared.take_lock(named.pop("lock"), hello.lock)
-                return time.monotonic()
+                return self._take_lock(named.pop("lock"), hello.lock)
             if hello.memory == "unmap":
                 logger.warning("the sidecar cannot use the memory of its predecessor (%s): unmapping", hello.reason)
-                self._shared.unmap()
+                self._shared.unmap(self)
                 return time.monotonic() + hello.retry_ms / 1000
             if hello.memory == "sent":
                 if hello.region is None or "arena" not in named or "table" not in named:
@@ -410,6 +421,19 @@ class Client:
             return None
         finally:
             wire.close_all([*named.values(), *rest])
+
+    def _take_lock(self, fd: int, number: int) -> float | None:
+        """Locks the byte. Returns when to say HELLO again: at once, or never where this file cannot be locked."""
+        try:
+            self._shared.take_lock(fd, number)
+        except OSError as error:
+            # The descriptor stays open, so there must not be many.
+            self._lock_failures += 1
+            logger.warning("byte %d of the lock file cannot be locked: %s", number, error)
+            if self._lock_failures >= _MAX_LOCK_FAILURES:
+                self.go_off("LockFileUnusable")
+            raise
+        return time.monotonic()
 
 
 def say_off(

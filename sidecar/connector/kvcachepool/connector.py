@@ -124,10 +124,14 @@ class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
         """(tokens to be loaded or None = ask again, loaded asynchronously)."""
-        if self._scheduler is None:
+        scheduler = self._scheduler
+        if scheduler is None:
             return 0, False
-        nothing: tuple[int | None, bool] = (0, False)
-        return self._guarded(self._scheduler.matched_tokens, nothing, request, num_computed_tokens)
+        try:
+            return scheduler.matched_tokens(request, num_computed_tokens)
+        except Exception:
+            self._failed("matched_tokens")
+            return 0, False
 
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
         """Blocks were allocated: the load is planned. A promise that cannot be kept becomes a load that fails."""

@@ -83,7 +83,12 @@ class CpuCopier:
         self._store = _without_gil(_store)
 
     def begin_thread(self) -> None:
-        """Frees the copy thread from the OpenMP pinning that it inherits from the thread that made it."""
+        """Frees the copy thread from the OpenMP pinning that it inherits; makes TorchScript's slow first calls now."""
+        with torch.inference_mode():
+            for _ in range(3):
+                for run in (self._load, self._store):
+                    tiny = torch.zeros(4, dtype=torch.complex128)
+                    run(tiny.view(2, 2, 1), torch.zeros_like(tiny), [0, 1], [0, 1], 1)
         try:
             os.sched_setaffinity(0, range(os.cpu_count() or 1))
         except OSError:

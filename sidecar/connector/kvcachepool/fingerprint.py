@@ -13,6 +13,7 @@ import logging
 import os
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -27,6 +28,7 @@ _BYTES_PER_PAGE_SAMPLED = 64 << 20
 _PAGES_PER_OPAQUE_FILE = 256
 _MAX_HEADER = 100 << 20
 _READERS = 8
+_ADAPTER_RETRY_S = 5.0
 #: Load formats whose weights do not come from files in the model's folder, with the name that is said for it.
 _NOT_LOCAL = {
     "dummy": "DummyWeights",
@@ -259,69 +261,105 @@ def model_parts(vllm_config: Any, instance: str) -> dict[str, Any]:
     return parts
 
 
+#: Names, modification times and sizes of an adapter's files: equal = not touched since.
+Stamp = tuple[tuple[str, int, int], ...]
+
+
+class _Adapter(NamedTuple):
+    """What is known of an adapter. No digest: it was looked at and cannot be cached, until `again_at` (monotonic)."""
+
+    folder: str
+    stamp: Stamp
+    digest: bytes | None
+    again_at: float
+
+
 class AdapterHashes:
-    """Content hashes of LoRA adapters, made off the engine's thread; an adapter is uncached until its hash is known."""
+    """Content hashes of LoRA adapters, made off the engine's thread; an adapter is uncached until its hash is known.
+
+    vLLM keeps an adapter's id when it loads other files under it, in place or after it dropped the adapter from memory.
+    So an adapter whose files change under its id is uncached from then on: nobody knows which of them vLLM has loaded.
+    """
 
     def __init__(self, on_known: Callable[[str], None] | None = None) -> None:
         """`on_known` is called with the path, on the background thread, when a hash has become known."""
         self._lock = threading.Lock()
-        self._known: dict[tuple[str, int], bytes | None] = {}
-        self._by_files: dict[tuple[Any, ...], bytes] = {}
+        self._known: dict[tuple[str, int], _Adapter | None] = {}
+        self._by_stamp: dict[tuple[str, Stamp], bytes] = {}
         self._on_known = on_known
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="kvcachepool-lora")
 
     def get(self, path: str, load_id: int = 0) -> bytes | None:
-        """32 bytes over all files of the adapter, None while unknown or where it has no local files. Never blocks.
+        """32 bytes over all files of the adapter, None while unknown. Reads no file: a stat for each, at most.
 
-        load_id: `lora_int_id`; an adapter that vLLM loads anew under one path gets a new one and is looked at again.
+        load_id: `lora_int_id`; another one stands for another load, which is looked at anew.
         """
         key = (path, load_id)
         with self._lock:
             if key in self._known:
-                return self._known[key]
+                adapter = self._known[key]
+                if adapter is None or (adapter.digest is None and time.monotonic() < adapter.again_at):
+                    return None
+                if adapter.digest is not None:
+                    if stamp_of(adapter.folder) == adapter.stamp:
+                        return adapter.digest
+                    logger.warning("files of LoRA adapter %s changed under its id: it stays uncached", path)
+                    self._known[key] = adapter._replace(digest=None, again_at=float("inf"))
+                    return None
             self._known[key] = None
         self._pool.submit(self._learn, key)
         return None
 
     def _learn(self, key: tuple[str, int]) -> None:
+        adapter = _Adapter("", (), None, time.monotonic() + _ADAPTER_RETRY_S)
         try:
-            digest = self._digest(key[0])
+            adapter = self._look_at(key[0]) or adapter
         except OSError as error:
-            logger.warning("LoRA adapter %s cannot be hashed and stays uncached: %s", key[0], error)
-            return
-        if digest is None:
-            logger.warning("LoRA adapter %s has no local files and stays uncached", key[0])
-            return
+            logger.warning("LoRA adapter %s cannot be hashed yet: %s", key[0], error)
         with self._lock:
-            self._known[key] = digest
-        if self._on_known is not None:
+            self._known[key] = adapter
+        if adapter.digest is not None and self._on_known is not None:
             self._on_known(key[0])
 
-    def _digest(self, path: str) -> bytes | None:
+    def _look_at(self, path: str) -> _Adapter | None:
+        """None where the adapter has no files on this machine (yet: vLLM may be downloading it)."""
         folder = local_folder(path, None, None)
-        if folder is None:
+        stamp = stamp_of(folder) if folder is not None else ()
+        if folder is None or not stamp:
             return None
-        files = sorted(entry.name for entry in os.scandir(folder) if entry.is_file())
-        if not files:
-            return None
-        stats = [os.stat(os.path.join(folder, name)) for name in files]
-        seen = (path, *((n, s.st_mtime_ns, s.st_size) for n, s in zip(files, stats, strict=True)))
         with self._lock:
-            if seen in self._by_files:
-                return self._by_files[seen]
-        whole = hashlib.blake2b(digest_size=32)
-        for name in files:
-            one = hashlib.blake2b(digest_size=32)
-            with open(os.path.join(folder, name), "rb") as file:
-                for block in iter(lambda: file.read(1 << 20), b""):
-                    one.update(block)
-            whole.update(name.encode() + b"\0" + one.digest())
-        digest = whole.digest()
-        with self._lock:
-            self._by_files[seen] = digest
-        return digest
+            digest = self._by_stamp.get((folder, stamp))
+        if digest is None:
+            digest = _content(folder, [name for name, _, _ in stamp])
+            if stamp_of(folder) != stamp:
+                return None
+            with self._lock:
+                self._by_stamp[folder, stamp] = digest
+        return _Adapter(folder, stamp, digest, 0.0)
 
     def close(self) -> None:
         """Ends the background thread."""
         with contextlib.suppress(RuntimeError):
             self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def stamp_of(folder: str) -> Stamp:
+    """The stamp of a folder's files; empty where it is gone."""
+    try:
+        with os.scandir(folder) as entries:
+            found = ((entry.name, entry.stat()) for entry in entries if entry.is_file())
+            return tuple(sorted((name, stat.st_mtime_ns, stat.st_size) for name, stat in found))
+    except OSError:
+        return ()
+
+
+def _content(folder: str, names: list[str]) -> bytes:
+    """32 bytes over names and whole contents."""
+    whole = hashlib.blake2b(digest_size=32)
+    for name in names:
+        one = hashlib.blake2b(digest_size=32)
+        with open(os.path.join(folder, name), "rb") as file:
+            for block in iter(lambda: file.read(1 << 20), b""):
+                one.update(block)
+        whole.update(name.encode() + b"\0" + one.digest())
+    return whole.digest()

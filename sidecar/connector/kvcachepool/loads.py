@@ -42,9 +42,12 @@ class Loads:
         """Requests whose loads are under way."""
         return tuple(self._loads)
 
-    def under_way(self, state: RequestState, chunk_hash: bytes) -> bool:
-        """Whether another request loads this chunk: once it has, the engine holds it itself."""
-        return (state.namespace or b"", chunk_hash) in self._keys
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._loads
+
+    def loader_of(self, state: RequestState, chunk_hash: bytes) -> str:
+        """The request that loads this chunk, "" = none: once it has, the engine holds it itself."""
+        return self._keys.get((state.namespace or b"", chunk_hash), "")
 
     def begin(
         self, state: RequestState, plan: Plan | None, tables: Sequence[Sequence[int]], tokens: int

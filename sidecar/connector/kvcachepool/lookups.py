@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import time
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,8 +17,9 @@ from .shared import NO_SLOT
 _REF_BYTES = 16
 _READY = bytes([CHUNK_READY])
 _READY_OR_PENDING = b"\x01\x02"
-#: Answers of this age are asked for anew while a request waits: soft pins expire after 30 s.
-RENEW_AFTER_S = 10.0
+#: Answers of such an age are asked for anew while a request waits (soft pins expire after 30 s); drawn per lookup, so
+#: that requests which arrived together do not ask together.
+RENEW_AFTER_S = (8.0, 16.0)
 #: Answers of this age are no longer used.
 STALE_AFTER_S = 25.0
 
@@ -42,6 +44,7 @@ class Lookup:
         "hashes",
         "local",
         "num_tokens",
+        "renew_after_s",
         "sent_s",
         "tag",
         "waiter",
@@ -66,6 +69,7 @@ class Lookup:
         self.epoch = epoch
         self.tag: int | None = None
         self.sent_s = time.monotonic()
+        self.renew_after_s = random.uniform(*RENEW_AFTER_S)
         self.arrived_s = 0.0
         self.answer: ProbeReply | None = None
         self.answered = False
@@ -139,8 +143,7 @@ class Lookup:
         return self.hashes[chunk * HASH_BYTES : (chunk + 1) * HASH_BYTES]
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
     """A hit that was promised: tokens `local..end` from chunks `first..last` of the lookup's answer."""
 
     lookup: Lookup
@@ -155,8 +158,7 @@ class Plan:
         return self.end - self.local
 
 
-@dataclass(frozen=True)
-class Worth:
+class Worth(NamedTuple):
     """What an answer is worth: tokens readable now, and tokens readable once what is pending has landed."""
 
     ready: Plan

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .controls import Controls
 from .messages import CHUNK_READY
@@ -18,6 +18,16 @@ TODO, ASKED, DONE = 0, 1, 2
 NEVER = math.inf
 
 
+class Hold(NamedTuple):
+    """What "ask again" was decided on: a poll that finds it unchanged, before `until_s`, says the same at once."""
+
+    local: int
+    version: int
+    answer: object
+    blocker: str
+    until_s: float
+
+
 class RequestState:
     """One request from its arrival to its end. Everything here is guarded by the scheduler side's lock.
 
@@ -26,6 +36,8 @@ class RequestState:
     first_poll_s, deadline_s: monotonic times of its first poll, and of the end of its `loadTimeout`; 0 before.
     lookup: the PROBE that polls read. asked: a newer one, whose answer will replace it.
     plan: what the last poll promised. missed: why it did not promise more.
+    blocker: the request whose load it waits for, "" = none.
+    hold: nothing has changed since vLLM was told to ask again, as long as this holds.
     loading: its load was promised and not reported yet; until then no byte of it is known to be there.
     holds_blocks: vLLM has allocated blocks for it. stale: these are from before `reset_cache`, and are not stored.
     counted: its admission was counted.
@@ -35,6 +47,7 @@ class RequestState:
     __slots__ = (
         "asked",
         "attached",
+        "blocker",
         "controls",
         "counted",
         "created_s",
@@ -44,6 +57,7 @@ class RequestState:
         "failed",
         "first_poll_s",
         "hit_tiers",
+        "hold",
         "holds_blocks",
         "loading",
         "local",
@@ -71,6 +85,8 @@ class RequestState:
         self.local = 0
         self.first_poll_s = 0.0
         self.deadline_s = 0.0
+        self.hold: Hold | None = None
+        self.blocker = ""
         self.lookup: Lookup | None = None
         self.asked: Lookup | None = None
         self.plan: Plan | None = None
@@ -107,6 +123,11 @@ class RequestState:
         for index in range(full):
             if states[index] == CHUNK_READY and self.statuses[index] == TODO:
                 self.statuses[index] = DONE
+
+    def parent_status(self, index: int) -> int:
+        """How far the chunk before this one is on its way; -1 = the tail."""
+        before = len(self.statuses) if index < 0 else index
+        return self.statuses[before - 1] if 0 < before <= len(self.statuses) else DONE
 
     def store_limits(self) -> tuple[int, int]:
         """(tokens of which full chunks may be stored, tokens of the prompt that may be stored)."""

@@ -22,11 +22,13 @@ from .fingerprint import AdapterHashes
 from .jobs import Ended, StepMetadata, WorkerReport
 from .keys import Chunks, Geometry
 from .loads import Loads
-from .lookups import RENEW_AFTER_S, STALE_AFTER_S, Lookup, Patience, Plan, weigh
-from .messages import Events, EventsReply, HelloReply, Probe, Register, Release
-from .metrics import CacheStats, Counters, EventFeed, hit_sources
-from .requests import RequestState
+from .local_hits import held_by
+from .lookups import STALE_AFTER_S, Lookup, Patience, Plan, weigh
+from .messages import HelloReply, Probe, Register, Release
+from .metrics import CacheStats, Counters, hit_sources
+from .requests import Hold, RequestState
 from .stores import MAX_CHUNKS_PER_STEP, Stores
+from .telling import Telling
 from .wire import Op
 
 if TYPE_CHECKING:
@@ -43,8 +45,6 @@ _NOTHING: tuple[int, bool] = (0, False)
 _ASK_AGAIN: tuple[None, bool] = (None, False)
 #: A preprocessed request that vLLM never added is forgotten after this.
 _ORPHAN_S = 60.0
-_EVENTS_WAIT_MS = 10_000
-_REPORT_EVERY_S = 0.2
 
 
 class Scheduler:
@@ -72,17 +72,18 @@ class Scheduler:
         self._states: dict[str, RequestState] = {}
         self._release: list[str] = []
         self._epoch = ""
+        self._version = 0  # changes with what all requests that wait depend on: connection, epoch
         self._registered_on = 0  # connection that REGISTER went out on
         self._swept_s = time.monotonic()
         self._pool: Any = None
         events = vllm_config.kv_events_config
-        self._feed = EventFeed() if events is not None and events.enable_kv_cache_events else None
-        self._stop = threading.Event()
+        wanted = events is not None and events.enable_kv_cache_events
+        self._telling = Telling(self._client, self._counters, self._geometry.hash_block if wanted else 0)
 
     def start(self) -> None:
         """Connects in the background."""
         self._client.start()
-        threading.Thread(target=self._report, name="kvcachepool-report", daemon=True).start()
+        self._telling.start()
 
     def bind(self, manager: KVCacheManager) -> None:
         """Takes vLLM's block tables and block pool."""
@@ -132,23 +133,10 @@ class Scheduler:
             state.refusal = str(reason)
 
     def _held_locally(self, state: RequestState) -> int | None:
-        """A hint of what the engine holds itself: tokens, found by galloping over its prefix cache; None = unknown."""
-        pool = self._pool
-        if pool is None or not getattr(pool, "enable_caching", False) or len(self._geometry.groups) != 1:
+        """A hint of what the engine holds itself, in tokens; None = unknown."""
+        if self._pool is None or len(self._geometry.groups) != 1:
             return None
-        hashes = state.request.block_hashes
-        low, high = 0, 1
-        while high <= len(hashes) and pool.get_cached_block(hashes[high - 1], [0]):
-            low, high = high, high * 2
-        high = min(high, len(hashes) + 1)
-        while high - low > 1:
-            middle = (low + high) // 2
-            if pool.get_cached_block(hashes[middle - 1], [0]):
-                low = middle
-            else:
-                high = middle
-        tokens = low * self._geometry.hash_block
-        return tokens - tokens % self._geometry.scheduler_block
+        return held_by(self._pool, state.request.block_hashes, self._geometry)
 
     # -- PROBE
 
@@ -188,8 +176,7 @@ class Scheduler:
         if client.ask(Op.REGISTER, body, self._on_registered) is None:
             return False
         self._registered_on = client.connection
-        if self._feed is not None:
-            self._ask_events(client.connection)
+        self._telling.ask_events(client.connection)
         return True
 
     def _on_registered(self, reply: Reply) -> None:
@@ -253,8 +240,13 @@ class Scheduler:
 
     def matched_tokens(self, request: Request, local: int) -> tuple[int | None, bool]:
         """Tokens beyond `local` that will be loaded asynchronously; None = ask again."""
+        state = self._states.get(request.request_id)
+        if state is not None and state.hold is not None and self._unchanged(state, state.hold, local):
+            return _ASK_AGAIN
+        version = self._version
         with self._lock:
-            state = self._states.get(request.request_id) or self._add(request)
+            state = state or self._add(request)
+            state.hold = None
             state.local = local
             state.plan = None
             why = self._why_not(state)
@@ -277,7 +269,25 @@ class Scheduler:
         if first and not lookup.answered:
             self._patience.wait(lookup, settings.first_poll_wait_us / 1e6, settings.step_wait_us / 1e6)
         with self._lock:
-            return self._decide(state, lookup, local, first)
+            answer = lookup.answer
+            decided = self._decide(state, lookup, local, first)
+            if decided is _ASK_AGAIN:
+                until_s = min(state.deadline_s, lookup.arrived_s + lookup.renew_after_s)
+                state.hold = Hold(local, version, answer, state.blocker, until_s)
+            return decided
+
+    def _unchanged(self, state: RequestState, hold: Hold, local: int) -> bool:
+        """Whether a poll would be decided as the last one: the common case of a queue that waits."""
+        lookup, asked = state.lookup, state.asked
+        return (
+            hold.version == self._version
+            and hold.local == local
+            and lookup is not None
+            and lookup.answer is hold.answer
+            and (asked is None or not asked.answered)
+            and (not hold.blocker or hold.blocker in self._loads)
+            and time.monotonic() < hold.until_s
+        )
 
     def _decide(self, state: RequestState, lookup: Lookup, local: int, first: bool) -> tuple[int | None, bool]:
         answer = lookup.answer
@@ -288,6 +298,7 @@ class Scheduler:
         if lookup.error:
             state.missed = ((lookup.error, math.inf),)
             return _NOTHING
+        state.blocker = ""
         worth = weigh(lookup, local, self._load_limit(state, local))
         plan, settings, now_s = worth.ready, self._client.settings, time.monotonic()
         left_ms = (state.deadline_s - now_s) * 1000
@@ -299,7 +310,9 @@ class Scheduler:
         if longer and in_time and (not lookup.final or state.asked is not None):
             self._renew(state, lookup, local, now_s)
             return _ASK_AGAIN
-        if plan.tokens and left_ms > 0 and self._loads.under_way(state, lookup.hash_of(plan.first)):
+        if plan.tokens and left_ms > 0:
+            state.blocker = self._loads.loader_of(state, lookup.hash_of(plan.first))
+        if state.blocker:
             self._renew(state, lookup, local, now_s)
             return _ASK_AGAIN
         self._renew(state, lookup, local, now_s)
@@ -318,7 +331,7 @@ class Scheduler:
 
     def _renew(self, state: RequestState, lookup: Lookup, local: int, now_s: float) -> None:
         """Soft pins expire: a request that still waits asks again in the background, and goes on with what it knows."""
-        if state.asked is None and now_s - lookup.arrived_s > RENEW_AFTER_S:
+        if state.asked is None and now_s - lookup.arrived_s > lookup.renew_after_s:
             self._probe(state, local)
 
     def _load_limit(self, state: RequestState, local: int) -> int:
@@ -509,6 +522,7 @@ class Scheduler:
         """A fresh epoch: nothing that was cached before is found, or kept under its name, by this process any more."""
         with self._lock:
             self._epoch = os.urandom(16).hex()
+            self._version += 1
             for state in self._states.values():
                 state.plan = None
                 self._consume(state)
@@ -519,8 +533,7 @@ class Scheduler:
 
     def shutdown(self) -> None:
         """Ends all threads and the connection."""
-        self._stop.set()
-        self._counters.dirty.set()
+        self._telling.stop()
         self._client.go_off("Shutdown")
         self._adapters.close()
 
@@ -532,33 +545,7 @@ class Scheduler:
 
     def events(self) -> list[Any]:
         """KV events since the last call."""
-        return self._feed.take() if self._feed is not None else []
-
-    def _ask_events(self, connection: int) -> None:
-        feed = self._feed
-        if feed is None or self._client.connection != connection:
-            return
-        body = Events(cursor=feed.cursor, wait_ms=_EVENTS_WAIT_MS)
-
-        def on_reply(reply: Reply) -> None:
-            if reply.error is not None:
-                self._counters.event(f"eventsRefused/{reply.error.code}")
-                return
-            feed.add(reply.read(EventsReply), self._geometry.hash_block)
-            self._ask_events(connection)
-
-        self._client.ask(Op.EVENTS, body, on_reply)
-
-    def _report(self) -> None:
-        dirty = self._counters.dirty
-        while not self._stop.is_set():
-            dirty.wait()
-            self._stop.wait(_REPORT_EVERY_S)
-            report = self._counters.take_report()
-            if not self._client.send(Op.REPORT, report):
-                self._counters.put_back(report)
-                self._stop.wait(1.0)
-                dirty.set()
+        return self._telling.events()
 
     # -- client.Hooks, on the reader thread
 
@@ -583,12 +570,14 @@ class Scheduler:
                 for state in self._states.values():
                     self._consume(state)
                     state.forget_stores()
+            self._version += 1
             self._registered()
 
     def on_lost(self) -> None:
         """Nothing that was asked on this connection will be answered."""
         with self._lock:
             self._stores.lose()
+            self._version += 1
 
     def before_unmap(self) -> None:
         """This side touches no memory."""

@@ -175,14 +175,19 @@ class Participant(Protocol):
 
     #: `scheduler` or `worker`.
     role: str
+    #: The engine that this part belongs to.
+    instance: str
     #: This part reads or writes the arena: descriptors are mapped instead of closed.
     wants_memory: bool
 
     def before_unmap(self) -> None:
         """End all copies and drop all views of the mapping; returns when none is touched any more."""
 
-    def superseded(self) -> None:
-        """A newer part of the same role took over in this process: go off."""
+    def reconnect(self) -> None:
+        """Say HELLO anew: another part of the process gave up what the last one named."""
+
+    def go_off(self, reason: str) -> None:
+        """Ends for good, by this name: a newer engine took over, or the other part of this one went off."""
 
 
 class Shared:
@@ -209,13 +214,14 @@ class Shared:
         with self._lock:
             older = self._participants.get(participant.role)
         if older is not None and older is not participant:
-            older.superseded()
+            older.go_off("Superseded")
         with self._lock:
             self._participants[participant.role] = participant
 
     def leave(self, participant: Participant) -> None:
         """Removes a part that has ended its copies. The last that wants memory unmaps; the last of all unlocks the
-        byte.
+        byte. The other part of the same engine goes off too: with one alone nothing can be loaded or stored, and the
+        byte would go on saying that the slots of the other are owned.
         """
         with self._lock:
             if self._participants.get(participant.role) is not participant:
@@ -225,6 +231,9 @@ class Shared:
                 self._close_mapping()
             if not self._participants:
                 self._end_incarnation()
+            left = [p for p in self._participants.values() if p.instance == participant.instance]
+        for other in left:
+            other.go_off(f"{participant.role.title()}Off")
 
     def _end_incarnation(self) -> None:
         """Unlocks the byte, which says "dead"; what comes later in this process is another incarnation."""
@@ -267,11 +276,11 @@ class Shared:
             fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, lock_offset(number))
             self.lock_number = number
 
-    def start_over(self) -> None:
+    def start_over(self, by: Participant) -> None:
         """The sidecar does not see our lock (its file is another one now): end all copies, unmap, unlock, be another
         process.
         """
-        self.unmap()
+        self.unmap(by)
         with self._lock:
             self._end_incarnation()
 
@@ -294,14 +303,17 @@ class Shared:
             if wanted and self.mapping is not None and self.mapping.region != region:
                 raise SharedMemoryError(f"region {self.mapping.region} is mapped, the sidecar sent {region}")
 
-    def unmap(self) -> None:
-        """Ends all copies of the process, then unmaps. Returns when nothing is mapped."""
+    def unmap(self, by: Participant) -> None:
+        """Ends all copies of the process, then unmaps; all parts but `by`, which does so anyway, say HELLO anew."""
         with self._lock:
             participants = list(self._participants.values())
         for participant in participants:
             participant.before_unmap()
         with self._lock:
             self._close_mapping()
+        for participant in participants:
+            if participant is not by:
+                participant.reconnect()
 
     def _close_mapping(self) -> None:
         mapping, self.mapping = self.mapping, None

@@ -267,6 +267,7 @@ class Stores:
                 self._set_status(grant.state, chunk.index, DONE)
                 at += per_chunk
             else:
+                self._let_go(chunk)
                 self._refused(grant, chunk, result)
         grant.chunks = kept
         if not kept:
@@ -276,7 +277,6 @@ class Stores:
         return Job(grant.job, STORE, grant.request_id, answer.region, chunks)
 
     def _refused(self, grant: _Grant, chunk: _Asked, result: int) -> None:
-        self._let_go(chunk)
         state = grant.state
         if result == GRANT_EXISTS:
             self._set_status(state, chunk.index, DONE)
@@ -287,7 +287,10 @@ class Stores:
             return
         if result == GRANT_NO_PARENT:
             self._counters.event("grantRefused/NoParent")
-            self._rewind(state, chunk.index)
+            if state.parent_status(chunk.index) == DONE:
+                self._rewind(state, chunk.index)
+            else:  # the parent was refused too, and is asked for again before this one
+                self._again(state, chunk.index, RETRY_S)
             return
         self._counters.event("grantRefused/NoRoom" if result == 3 else "grantRefused/NotReady")
         self._again(state, chunk.index, RETRY_S)

@@ -29,6 +29,7 @@ FLAG_FDS = 8
 _HEADER = struct.Struct("<IBBHQ")
 #: Descriptors that one read takes.
 _MAX_FDS = 8
+_READ_BYTES = 256 << 10
 
 
 class Op(IntEnum):
@@ -78,11 +79,11 @@ def decode_header(raw: bytes | bytearray | memoryview) -> Header:
 
 
 def send_with_fds(sock: socket.socket, frame: bytes, fds: list[int]) -> None:
-    """Sends a whole frame with descriptors on its first byte; waits for room (only the reader thread does that)."""
+    """Sends a frame with descriptors on its first byte, without blocking. Raises `OSError` where it does not fit."""
     ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
-    sent = sock.sendmsg([frame], ancillary, socket.MSG_NOSIGNAL)
-    while sent < len(frame):
-        sent += sock.send(frame[sent:], socket.MSG_NOSIGNAL)
+    sent = sock.sendmsg([frame], ancillary, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+    if sent != len(frame):
+        raise BlockingIOError(f"{sent} of {len(frame)} bytes fit into the socket")
 
 
 def close_all(fds: list[int]) -> None:
@@ -114,7 +115,7 @@ class Frames:
             if not self._poll.poll(wait):
                 return None
             data, ancillary, flags, _ = self._sock.recvmsg(
-                1 << 20, socket.CMSG_SPACE(_MAX_FDS * 4), socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
+                _READ_BYTES, socket.CMSG_SPACE(_MAX_FDS * 4), socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
             )
             for level, kind, payload in ancillary:
                 if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:

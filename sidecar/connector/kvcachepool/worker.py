@@ -11,9 +11,11 @@ process; what HELLO's list does not name is not written any more.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -39,6 +41,7 @@ _IDLE_WAIT_S = 0.002
 _PAUSED_STORE_S = 1.0
 _REPORT_EVERY_S = 1.0
 _MAX_FAILURES_IN_A_ROW = 3
+_EXIT_WAIT_S = 2.0
 #: Refusals of REGISTER that end the cache in this vLLM; others may pass at the next HELLO.
 _FINAL = {"DescriptorMismatch", "SectionTooLarge", "MultiNodeUnsupported", "HashAlgorithmRefused", "BadBody"}
 
@@ -59,10 +62,10 @@ class _Task:
 
     __slots__ = ("begun", "event", "job", "plan", "queued_at")
 
-    def __init__(self, job: Job, plan: Plan | None, event: object) -> None:
+    def __init__(self, job: Job, plan: Plan | None) -> None:
         self.job = job
         self.plan = plan
-        self.event = event
+        self.event: object = None
         self.queued_at = time.monotonic()
         self.begun = False
 
@@ -103,6 +106,8 @@ class Worker:
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         """Detects the layout and starts all else in the background; what cannot be served is off, by name."""
         try:
+            if self._layout is not None:
+                raise Unserved("RegisteredTwice", "the KV cache was allocated anew under copies of the old one")
             ranks = _ranks(self._config)
             version = _vllm_version()
             layout = detect(self._config, self._kv_cache_config, kv_caches, ranks, version)
@@ -116,6 +121,7 @@ class Worker:
             logger.exception("the KV cache could not be registered")
             self._go_off("RegisterFailed", str(error))
             return
+        atexit.register(_end_copies, weakref.ref(self))
         self._thread = threading.Thread(target=self._copy_loop, name="kvcachepool-copy", daemon=True)
         self._thread.start()
         threading.Thread(
@@ -137,11 +143,10 @@ class Worker:
         """
         loads = [job for job in metadata.jobs if job.kind != STORE]
         stores = [job for job in metadata.jobs if job.kind == STORE]
-        if loads:
-            self._enqueue(loads, self._record())
-        if stores:
-            with self._wake:
-                self._arrived += [self._task(job, None) for job in stores]
+        with self._wake:
+            self._arrived += [self._task(job) for job in stores]
+            if loads:
+                self._admit([self._task(job) for job in loads])
 
     def wait_for_save(self) -> None:
         """Queues the step's stores behind the model's work so far."""
@@ -149,9 +154,6 @@ class Worker:
             if not self._arrived:
                 return
             arrived, self._arrived = self._arrived, []
-            event = self._record()
-            for task in arrived:
-                task.event = event
             self._admit(arrived)
 
     def transfer_results(self, idle: bool) -> tuple[set[str], set[str]]:
@@ -159,6 +161,11 @@ class Worker:
 
         idle: the step had no tokens; then this waits up to 2 ms for a job that is queued, which saves a step.
         """
+        try:
+            self._send_report()
+        except Exception:
+            # Nothing may come between the ids that are taken below and vLLM.
+            logger.exception("copies could not be reported to the sidecar")
         deadline = time.monotonic() + _IDLE_WAIT_S
         with self._wake:
             while (
@@ -170,7 +177,6 @@ class Worker:
                 self._wake.wait(left)
             finished, self._finished = self._finished, set()
             failed, self._failed = self._failed, set()
-        self._send_report()
         return finished, failed
 
     def take_report(self) -> WorkerReport | None:
@@ -190,22 +196,28 @@ class Worker:
 
     # -- queue (the lock is held)
 
-    def _task(self, job: Job, event: object) -> _Task:
+    def _task(self, job: Job) -> _Task:
         plan = None
         if self._planner is not None and job.region and (job.chunks or job.kind == STORE):
             try:
                 plan = self._planner.plan(job.chunks, job.kind == STORE)
-            except ValueError as error:
+            except Exception as error:
                 logger.warning("job %d of request %s is dropped: %s", job.id, job.request_id, error)
                 self._count("jobMalformed")
-        return _Task(job, plan, event)
-
-    def _enqueue(self, jobs: list[Job], event: object) -> None:
-        with self._wake:
-            self._admit([self._task(job, event) for job in jobs])
+        return _Task(job, plan)
 
     def _admit(self, tasks: list[_Task]) -> None:
+        """Queues jobs behind the model's work so far."""
+        try:
+            event = None if self._copier is None else self._copier.record()
+        except Exception:
+            logger.exception("no event could be recorded: the jobs of this step are dropped")
+            for task in tasks:
+                self._count(f"{task.job.kind}Dropped/event")
+                self._finish(task, False, True)
+            return
         for task in tasks:
+            task.event = event
             if task.plan is None or self.off_reason:
                 self._finish(task, False, False)
             elif not task.plan.pieces:
@@ -249,15 +261,26 @@ class Worker:
     def _copy_loop(self) -> None:
         copier = self._copier
         assert copier is not None
-        copier.begin_thread()
-        with torch.inference_mode():
-            while True:
-                with self._wake:
-                    task = self._take()
-                    if task is None:
-                        return
-                    mapping = self._mapping
-                self._run(task, mapping, copier)
+        try:
+            copier.begin_thread()
+        except Exception:
+            logger.exception("the copy thread could not be prepared; it goes on as it is")
+        try:
+            with torch.inference_mode():
+                while True:
+                    with self._wake:
+                        task = self._take()
+                        if task is None:
+                            return
+                        mapping = self._mapping
+                    self._run(task, mapping, copier)
+        except Exception as error:
+            logger.exception("the copy thread ended by a bug in the connector")
+            with self._wake:
+                running, self._running = self._running, None
+                if running is not None:
+                    self._finish(running, False, True)
+            self._go_off_later("CopyThreadFailed", str(error))
 
     def _take(self) -> _Task | None:
         """The next job, marked as begun under the lock under which HELLO's list is made. None: the thread ends."""
@@ -307,7 +330,7 @@ class Worker:
                     self._drop(other, "copyFailed")
             give_up = self._failures >= _MAX_FAILURES_IN_A_ROW
         if give_up:
-            threading.Thread(target=self._go_off, args=("CopyFailed", str(crashed)), daemon=True).start()
+            self._go_off_later("CopyFailed", str(crashed))
 
     def _copy(self, task: _Task, mapping: Mapping | None, copier: Copier) -> bool:
         plan = task.plan
@@ -346,9 +369,6 @@ class Worker:
         except Exception:
             logger.exception("the copy stream could not be synchronised")
 
-    def _record(self) -> object:
-        return None if self._copier is None else self._copier.record()
-
     # -- the client's hooks (reader thread)
 
     def held(self) -> Held:
@@ -369,9 +389,12 @@ class Worker:
         if reply.memory in ("sent", "held") and mapping is not None:
             with self._wake:
                 fresh = self._mapping is not mapping
-            if fresh and self._copier is not None:
-                self._copier.attach(mapping)
+            if fresh and not self._attach(mapping):
+                return
             with self._wake:
+                if mapping.closed:
+                    # The other role of this process was told to unmap meanwhile; a HELLO of ours follows.
+                    return
                 self._mapping = mapping
                 self._stores_paused = False
                 self._wake.notify_all()
@@ -381,6 +404,20 @@ class Worker:
         body = self._describe(register, reply.settings.chunk_tokens)
         client.ask(Op.REGISTER, body, self._on_registered)
 
+    def _attach(self, mapping: Mapping) -> bool:
+        try:
+            if self._copier is not None:
+                self._copier.attach(mapping)
+            return True
+        except Exception as error:
+            logger.exception("the arena cannot be used")
+            self._go_off_later("AttachFailed", str(error))
+            return False
+
+    def _go_off_later(self, reason: str, message: str) -> None:
+        """For threads that going off waits for."""
+        threading.Thread(target=self._go_off, args=(reason, message), name="kvcachepool-off", daemon=True).start()
+
     def _describe(self, register: Register, chunk_tokens: int) -> Register:
         register.chunk_tokens = keys.effective_chunk_tokens(chunk_tokens, register.scheduler_block_tokens)
         return register
@@ -389,7 +426,7 @@ class Worker:
         if reply.error is not None:
             logger.warning("the sidecar refused this rank: %s: %s", reply.error.code, reply.error.message)
             if reply.error.code in _FINAL:
-                threading.Thread(target=self._go_off, args=(reply.error.code, reply.error.message), daemon=True).start()
+                self._go_off_later(reply.error.code, reply.error.message)
             return
         answer = reply.read(RegisterReply)
         logger.info("registered with the sidecar: layout %s, ready %s", answer.layout_id.hex()[:16], answer.ready)
@@ -444,6 +481,8 @@ class Worker:
                     return
                 self._client = client
             client.start()
+        except Unserved as error:
+            self._go_off(error.reason, str(error))
         except Exception as error:
             logger.exception("the worker side could not be described")
             self._go_off("RegisterFailed", str(error))
@@ -451,6 +490,15 @@ class Worker:
     def _instance(self) -> str:
         config = self._config.kv_transfer_config
         return str(getattr(config, "engine_id", "") or "")
+
+    def end_copies(self, timeout_s: float) -> None:
+        """Begins no further copy and waits for the one under way, at most this long: the process ends."""
+        deadline = time.monotonic() + timeout_s
+        with self._wake:
+            self._stopping = True
+            self._wake.notify_all()
+            while self._running is not None and (left := deadline - time.monotonic()) > 0:
+                self._wake.wait(left)
 
     def _go_off(self, reason: str, message: str, tell: bool = True) -> None:
         """Turns this rank off for good: all jobs, also later ones, end as failed."""
@@ -486,6 +534,13 @@ class Worker:
             if client is not None and client.send(Op.REPORT, report):
                 self._report = Report(oldest_job_ms=report.oldest_job_ms)
                 self._reported_at = now
+
+
+def _end_copies(worker: weakref.ref[Worker]) -> None:
+    """At exit: a copy without the GIL must not outlive the KV cache that the interpreter frees."""
+    alive = worker()
+    if alive is not None:
+        alive.end_copies(_EXIT_WAIT_S)
 
 
 def _copier(layout: Layout) -> Copier:

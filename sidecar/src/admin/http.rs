@@ -2,6 +2,7 @@
 
 use super::token::{Access, check};
 use crate::serve::daemon::Daemon;
+use crate::sessions::AdminError;
 use axum::extract::{Query, Request, State};
 use axum::http::{StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
@@ -180,6 +181,7 @@ async fn objects(
         .unwrap_or_default();
     match daemon.lookup(&keys) {
         Ok(found) => Json(found).into_response(),
-        Err(e) => refuse(StatusCode::BAD_REQUEST, "BadKey", e),
+        Err(e @ AdminError::BadKey(_)) => refuse(StatusCode::BAD_REQUEST, "BadKey", e.to_string()),
+        Err(e) => refuse(StatusCode::SERVICE_UNAVAILABLE, "NoArena", e.to_string()),
     }
 }

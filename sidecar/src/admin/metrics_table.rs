@@ -130,13 +130,158 @@ pub const SHELL: &[Metric] = &[
         "1 for every key of a managed config that this version does not know.",
     ),
     counter(
+        "admin_refusals_total",
+        &["code"],
+        "ADMIN operations on the socket that were refused, by name.",
+    ),
+    counter(
         "admin_requests_total",
         &["path", "status"],
         "Admin HTTP requests.",
     ),
 ];
 
+/// Of sessions and engine.
+pub const CORE: &[Metric] = &[
+    counter(
+        "requested_tokens_total",
+        &[],
+        "Prompt tokens of admitted requests that vLLM's own prefix cache did not hold; always hits plus misses.",
+    ),
+    counter(
+        "hit_tokens_total",
+        &["tier"],
+        "Requested tokens that were taken from a tier.",
+    ),
+    counter(
+        "miss_tokens_total",
+        &["reason"],
+        "Requested tokens that were not taken, by reason.",
+    ),
+    counter(
+        "load_failed_tokens_total",
+        &[],
+        "Tokens whose load failed after admission; they stay counted under their tier.",
+    ),
+    counter(
+        "connector_events_total",
+        &["event"],
+        "Named skips, drops and refusals on the vLLM side.",
+    ),
+    counter(
+        "connector_copied_bytes_total",
+        &["direction"],
+        "Bytes copied by workers: store or load.",
+    ),
+    counter(
+        "connector_copied_seconds_total",
+        &["direction"],
+        "Seconds that workers spent copying: store or load.",
+    ),
+    gauge(
+        "oldest_copy_job_seconds",
+        &[],
+        "Age of the oldest copy job of any worker.",
+    ),
+    counter(
+        "probes_unready_total",
+        &[],
+        "PROBEs answered with nothing because not all ranks were registered, or without a memory tier.",
+    ),
+    counter(
+        "probe_chunks_total",
+        &["state"],
+        "Chunks in final answers to PROBE: absent or ready.",
+    ),
+    counter(
+        "grants_total",
+        &["result"],
+        "Chunks in answers to GRANT, by result.",
+    ),
+    counter(
+        "voided_grants_total",
+        &[],
+        "Grants that ended without all of their sections: aborts, deaths, lost jobs.",
+    ),
+    counter(
+        "commits_ignored_total",
+        &[],
+        "COMMITs and ABORTs of slots that were not granted to the sender.",
+    ),
+    counter(
+        "refused_total",
+        &["code"],
+        "Questions that were refused, by the name on the wire.",
+    ),
+    counter(
+        "frames_ignored_total",
+        &["reason"],
+        "Frames, or parts of them, that were read and not acted on, by reason.",
+    ),
+    counter(
+        "session_events_total",
+        &["event"],
+        "What sessions saw, by name: kinds of HELLO answers, deaths, hand-backs.",
+    ),
+    gauge("sessions", &["role"], "Sessions of living processes."),
+    counter("stored_chunks_total", &[], "Chunks that became readable."),
+    counter(
+        "adopted_chunks_total",
+        &[],
+        "Chunks taken over from an earlier boot.",
+    ),
+    counter(
+        "expired_chunks_total",
+        &[],
+        "Chunks that ended because their time was over.",
+    ),
+    counter(
+        "corrupt_chunks_total",
+        &[],
+        "Chunks whose bytes did not match their digest; they were never served again.",
+    ),
+    counter(
+        "evicted_chunks_total",
+        &["reason"],
+        "Chunks that went: to make room, or because they stayed incomplete.",
+    ),
+    counter(
+        "evicted_bytes_total",
+        &[],
+        "Bytes of chunks that went to make room.",
+    ),
+    counter("checks_total", &[], "Digests that were compared."),
+    counter(
+        "soft_pins_ended_total",
+        &["reason"],
+        "Soft pins that ended without a lease: expired, or displaced by younger ones.",
+    ),
+    gauge("slots", &["state"], "Slots by state."),
+    gauge("chunks", &[], "Chunks that can be read."),
+    gauge("incomplete_chunks", &[], "Chunks that lack sections."),
+    gauge(
+        "unchecked_chunks",
+        &[],
+        "Chunks of an earlier boot that are not checked yet.",
+    ),
+    gauge("memory_capacity_bytes", &[], "Bytes of the arena."),
+    gauge(
+        "memory_used_bytes",
+        &[],
+        "Bytes of slots that are not free.",
+    ),
+    gauge("granted_bytes", &[], "Bytes granted and not committed."),
+    gauge("leased_bytes", &[], "Bytes under read leases."),
+    gauge("soft_pinned_bytes", &[], "Bytes under soft pins."),
+    gauge("admin_pinned_bytes", &[], "Bytes pinned by people."),
+    gauge(
+        "events_cursor",
+        &[],
+        "Number of the youngest event of EVENTS.",
+    ),
+];
+
 /// All families.
 pub fn all() -> impl Iterator<Item = &'static Metric> {
-    SHELL.iter()
+    SHELL.iter().chain(CORE)
 }

@@ -4,4 +4,5 @@
 pub mod http;
 pub mod metrics;
 pub mod metrics_table;
+pub mod socket;
 pub mod token;

@@ -115,7 +115,7 @@ impl<T: Table> Engine<T> {
             now.mono_ms.saturating_add(ttl_ms)
         };
         let share =
-            self.geometry.arena_bytes / 100 * u64::from(self.config.limits.admin_pin_percent_max);
+            self.geometry.arena_bytes * u64::from(self.config.limits.admin_pin_percent_max) / 100;
         for entry in entries {
             let e = &mut self.entries[entry as usize];
             if !e.admin_pin {

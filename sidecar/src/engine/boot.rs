@@ -17,16 +17,20 @@ impl<T: Table> Engine<T> {
         let mut grants: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
         let mut in_use = Vec::new();
         let mut row_number = 0;
+        let header = self.geometry.header();
         while row_number < self.geometry.rows {
             let row = self.table.row(row_number);
             if row.state == FREE {
                 row_number += 1;
                 continue;
             }
-            let sound = self.alloc.claim(row_number, row.slot_rows);
+            let whole = row.check(&header, row_number).is_ok();
+            let sound = self
+                .alloc
+                .claim(row_number, if whole { row.slot_rows } else { 0 });
             in_use.push(row_number);
-            row_number += row.slot_rows.max(1);
-            self.take_over_row(in_use[in_use.len() - 1], &row, sound, &mut grants);
+            self.take_over_row(row_number, &row, sound, &mut grants);
+            row_number += if sound { row.slot_rows } else { 1 };
         }
         self.alloc.settle(|row| in_use.binary_search(&row).is_ok());
         // slots that were not worth keeping become free only now that the allocator knows its segments
@@ -59,6 +63,9 @@ impl<T: Table> Engine<T> {
         sound: bool,
         grants: &mut BTreeMap<u32, Vec<u32>>,
     ) {
+        while row.chunk < self.geometry.chunks && self.entries.len() as u32 <= row.chunk {
+            self.entries.push(Entry::vacant(1));
+        }
         let entry = if sound && row.section < 128 {
             self.entry_of_record(row)
         } else {
@@ -72,8 +79,11 @@ impl<T: Table> Engine<T> {
                     .rows
                     .insert(row_number);
                 self.granted_bytes += u64::from(row.slot_rows) * ROW_BYTES;
+                // whether the record is this row's or not: its number is not used anew while a row names it
+                if let Some(named) = self.entries.get_mut(row.chunk as usize) {
+                    named.rows += 1;
+                }
                 if let Some(entry) = entry {
-                    self.entries[entry as usize].rows += 1;
                     grants.entry(entry).or_default().push(row_number);
                 }
             }
@@ -101,18 +111,18 @@ impl<T: Table> Engine<T> {
         if row.chunk >= self.geometry.chunks {
             return None;
         }
-        while self.entries.len() as u32 <= row.chunk {
-            self.entries.push(Entry::vacant(1));
-        }
         let record = self.table.chunk(row.chunk);
-        let usable = record.state == 1
-            && record.key[..8] == row.key_prefix
-            && record.kind == KeyKind::Prefix as u8
-            && record.fidelity == 0;
-        if !usable {
+        if record.state != 1 || record.key[..8] != row.key_prefix {
             return None;
         }
         if !self.entries[row.chunk as usize].live {
+            let usable = record.check(row.chunk).is_ok()
+                && record.kind == KeyKind::Prefix as u8
+                && record.fidelity == 0
+                && record.first_token.checked_add(record.tokens).is_some();
+            if !usable {
+                return None;
+            }
             let name = Name {
                 layout: self.layout_number(LayoutId(record.layout)),
                 key: ChunkKey(record.key),
@@ -127,9 +137,7 @@ impl<T: Table> Engine<T> {
             e.name = name;
             fill(e, &record);
             if record.expires_unix_s != 0 {
-                let handle = self.handle(row.chunk);
-                self.expiries
-                    .push(std::cmp::Reverse((record.expires_unix_s, handle)));
+                self.expires_at(row.chunk, record.expires_unix_s);
             }
         }
         Some(row.chunk)
@@ -178,7 +186,9 @@ impl<T: Table> Engine<T> {
                 if self.table.chunk(entry).state != 0 {
                     self.table.clear_chunk(entry);
                 }
-                self.vacant.push(entry);
+                if self.entries[entry as usize].rows == 0 {
+                    self.vacant.push(entry);
+                }
                 continue;
             }
             let parent = Name {
@@ -187,7 +197,7 @@ impl<T: Table> Engine<T> {
             };
             if parent.key != ChunkKey::default() {
                 match self.find(&parent) {
-                    Some(p) if p != entry => self.link(entry, p),
+                    Some(p) if self.follows(entry, p) => self.link(entry, p),
                     _ => {
                         let orphan = self.handle(entry);
                         self.orphans.entry(parent).or_default().push(orphan);

@@ -169,13 +169,23 @@ impl<T: Table> Engine<T> {
             self.link(entry, parent);
         }
         for orphan in self.orphans.remove(&name).unwrap_or_default() {
-            if self
+            let waits = self
                 .get(orphan)
-                .is_some_and(|o| o.parent == NONE && o.listed)
-            {
+                .is_some_and(|o| o.parent == NONE && o.listed);
+            if waits && self.follows(orphan.entry, entry) {
                 self.link(orphan.entry, entry);
             }
         }
+    }
+
+    /// Does `child` begin where `parent` ends? Links that say so cannot make a circle.
+    pub(crate) fn follows(&self, child: u32, parent: u32) -> bool {
+        let end = self
+            .entries
+            .get(parent as usize)
+            .and_then(|p| p.first_token.checked_add(p.tokens.max(1)));
+        let begin = self.entries.get(child as usize).map(|c| c.first_token);
+        begin.is_some() && begin == end
     }
 
     pub(crate) fn link(&mut self, child: u32, parent: u32) {
@@ -211,6 +221,23 @@ impl<T: Table> Engine<T> {
         }
         if parent != NONE {
             self.unpark(parent);
+        } else if !self.orphans.is_empty() {
+            self.forget_orphan(child);
+        }
+    }
+
+    /// The entry does not wait for its parent any more. Its record must still be whole.
+    fn forget_orphan(&mut self, child: u32) {
+        let Some(layout) = self.entries.get(child as usize).map(|c| c.name.layout) else {
+            return;
+        };
+        let key = ChunkKey(self.table.chunk(child).parent);
+        let parent = Name { layout, key };
+        if let Some(list) = self.orphans.get_mut(&parent) {
+            list.retain(|o| o.entry != child);
+            if list.is_empty() {
+                self.orphans.remove(&parent);
+            }
         }
     }
 

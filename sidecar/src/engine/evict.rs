@@ -7,6 +7,7 @@ use super::mistake::{Mistake, made};
 use super::table::{PUBLISHED, ROW_BYTES, Table};
 use super::{Engine, Time};
 use kvcachepool_protocol::key::{EngineHash, KeyKind, ModelId, NamespaceId, chunk_key};
+use std::cmp::Reverse;
 
 /// Why a slot or an entry ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,18 +79,16 @@ impl<T: Table> Engine<T> {
 
     /// Frees one chunk. False: nothing may go.
     pub(crate) fn evict_one(&mut self) -> bool {
-        while let Some((handle, _)) = self.incomplete.front().copied() {
-            self.incomplete.pop_front();
-            self.not_queued(handle);
-            if self
-                .get(handle)
-                .is_some_and(|e| e.open.is_none() && !e.complete())
-                && self.evictable(handle.entry)
-            {
+        for _ in 0..self.incomplete.len() {
+            let Some((handle, since_ms)) = self.next_incomplete() else {
+                break;
+            };
+            if self.evictable(handle.entry) {
                 self.stats.evicted_incomplete += 1;
                 self.remove(handle.entry, Why::Evicted);
                 return true;
             }
+            self.queue(handle, since_ms);
         }
         while let Some(entry) = self.policy.next() {
             if !self.evictable(entry) {
@@ -181,22 +180,16 @@ impl<T: Table> Engine<T> {
 
     /// The reason why an entry could not go may be over.
     pub(crate) fn unpark(&mut self, entry: u32) {
-        if !self.evictable(entry) {
-            return;
-        }
-        let Some(e) = self.entries.get_mut(entry as usize) else {
+        let Some(e) = self.entries.get(entry as usize) else {
             return;
         };
-        let handle = Handle {
-            entry,
-            epoch: e.epoch,
-        };
-        if !e.complete() {
-            if e.listed {
-                self.queue(handle, None);
+        let (handle, complete, listed) = (self.handle(entry), e.complete(), e.listed);
+        if !complete && listed && self.idle(entry) {
+            self.queue(handle, None);
+        } else if complete && e.parked && e.known && self.evictable(entry) {
+            if let Some(e) = self.get_mut(handle) {
+                e.parked = false;
             }
-        } else if e.parked && e.known {
-            e.parked = false;
             self.policy.retry(entry);
         }
     }
@@ -215,27 +208,38 @@ impl<T: Table> Engine<T> {
         }
     }
 
+    /// The incomplete chunk that waits for longest, and since when, if that is known.
+    fn next_incomplete(&mut self) -> Option<(Handle, Option<u64>)> {
+        loop {
+            let (handle, since_ms) = self.incomplete.pop_front()?;
+            self.not_queued(handle);
+            if self.get(handle).is_some_and(|e| !e.complete()) && self.idle(handle.entry) {
+                return Some((handle, since_ms));
+            }
+        }
+    }
+
+    /// Nobody reads, writes or pins the entry.
+    fn idle(&self, entry: u32) -> bool {
+        let e = self.entries.get(entry as usize);
+        e.is_some_and(|e| e.live && e.open.is_none() && !e.pinned())
+    }
+
     /// Chunks that stayed incomplete for too long, and what expired, go.
     pub(crate) fn end_by_time(&mut self, now: Time) {
         for _ in 0..self.incomplete.len() {
-            let Some((handle, since)) = self.incomplete.pop_front() else {
+            let Some((handle, since_ms)) = self.next_incomplete() else {
                 break;
             };
-            self.not_queued(handle);
-            let waits = self
-                .get(handle)
-                .is_some_and(|e| e.open.is_none() && !e.complete());
-            if !waits || !self.evictable(handle.entry) {
-                continue;
-            }
-            let since = since.unwrap_or(now.mono_ms);
-            if now.mono_ms >= since + self.config.incomplete_ms {
+            let since_ms = since_ms.unwrap_or(now.mono_ms);
+            if now.mono_ms >= since_ms + self.config.incomplete_ms {
+                // its children, if any, can be read: they wait for its return
                 self.remove(handle.entry, Why::Ended);
             } else {
-                self.queue(handle, Some(since));
+                self.queue(handle, Some(since_ms));
             }
         }
-        while let Some(std::cmp::Reverse((at, handle))) = self.expiries.peek().copied() {
+        while let Some(Reverse((at, handle))) = self.expiries.peek().copied() {
             if at > now.unix_s {
                 break;
             }
@@ -245,6 +249,16 @@ impl<T: Table> Engine<T> {
                 self.doom(handle.entry);
             }
         }
+    }
+
+    /// The entry dies at `unix_s`. What died before is forgotten now and then, so that the list stays as short as the index.
+    pub(crate) fn expires_at(&mut self, entry: u32, unix_s: u64) {
+        if self.expiries.len() > 2 * self.entries.len() + 1024 {
+            let mut expiries = std::mem::take(&mut self.expiries);
+            expiries.retain(|Reverse((_, handle))| self.get(*handle).is_some());
+            self.expiries = expiries;
+        }
+        self.expiries.push(Reverse((unix_s, self.handle(entry))));
     }
 
     /// An entry got all sections that it needs.

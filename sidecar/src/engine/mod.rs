@@ -4,12 +4,15 @@
 
 mod admin;
 mod allocator;
+#[cfg(any(test, feature = "simulation"))]
+mod audit;
 mod boot;
 mod check;
 pub mod config;
 mod entry;
 mod evict;
 mod fetch;
+mod give_back;
 mod grant;
 mod index;
 #[cfg(any(test, feature = "simulation"))]
@@ -127,6 +130,8 @@ pub struct Engine<T> {
     by_tag: FastMap<(u64, u64), Vec<u64>>,
     owners: FastMap<u32, Owner>,
     granted_bytes: u64,
+    /// Written, digest not taken: bounded together with what is granted.
+    committed_bytes: u64,
     policy: Box<dyn Policy>,
     /// Incomplete chunks that may go, with when they began to wait.
     incomplete: VecDeque<(Handle, Option<u64>)>,
@@ -161,6 +166,7 @@ impl<T: Table> Engine<T> {
             by_tag: FastMap::default(),
             owners: FastMap::default(),
             granted_bytes: 0,
+            committed_bytes: 0,
             policy: policy::new(config.policy),
             incomplete: VecDeque::new(),
             expiries: BinaryHeap::new(),

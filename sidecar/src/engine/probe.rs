@@ -71,6 +71,20 @@ pub(crate) struct Lease {
     held: Vec<Handle>,
 }
 
+#[cfg(any(test, feature = "simulation"))]
+impl Probe {
+    pub fn soft_pins(&self) -> impl Iterator<Item = Handle> + '_ {
+        self.pins.iter().flatten().copied()
+    }
+}
+
+#[cfg(any(test, feature = "simulation"))]
+impl Lease {
+    pub fn held(&self) -> &[Handle] {
+        &self.held
+    }
+}
+
 /// Pins and leases of all requests.
 #[derive(Debug, Default)]
 pub(crate) struct Leases {
@@ -157,7 +171,9 @@ impl<T: Table> Engine<T> {
         } else {
             q.chunk_tokens
         };
-        let usable = (e.complete() || made(Mistake::HalfChunk) && e.have != 0)
+        let usable = e.name.key == key
+            && e.name.layout == layout
+            && (e.complete() || made(Mistake::HalfChunk) && e.have != 0)
             && !e.expired(now.unix_s)
             && e.tokens == tokens;
         usable.then_some(Handle {
@@ -171,7 +187,9 @@ impl<T: Table> Engine<T> {
         let q = &probe.question;
         let mut answer = Answer {
             states: Vec::with_capacity(q.keys.len()),
-            refs: Vec::with_capacity(q.keys.len() * q.sections as usize * 16),
+            refs: Vec::with_capacity(
+                probe.pins.iter().flatten().count() * q.sections as usize * 16,
+            ),
             tiers: Vec::with_capacity(q.keys.len()),
             pending: false,
         };
@@ -315,10 +333,11 @@ impl<T: Table> Engine<T> {
 
     /// The scheduler's HELLO: everything of requests that it does not name ends.
     pub fn keep_requests(&mut self, scheduler: u64, named: &[String]) {
+        let named: BTreeSet<&str> = named.iter().map(String::as_str).collect();
         let gone: Vec<Arc<str>> = match self.leases.of.get(&scheduler) {
             Some(of) => of
                 .keys()
-                .filter(|r| !named.iter().any(|n| **n == ***r))
+                .filter(|request| !named.contains(&***request))
                 .cloned()
                 .collect(),
             None => return,
@@ -330,15 +349,16 @@ impl<T: Table> Engine<T> {
 
     /// Answers to open PROBEs of this scheduler cannot be delivered any more: they count as answered.
     pub fn cancel_waiting(&mut self, scheduler: u64) {
-        let open: Vec<u64> = self
+        let open: Vec<(u64, Arc<str>)> = self
             .leases
             .probes
             .iter()
             .filter(|(_, p)| p.question.scheduler == scheduler && !p.answered)
-            .map(|(id, _)| *id)
+            .map(|(id, p)| (*id, p.question.request.clone()))
             .collect();
-        for id in open {
+        for (id, request) in open {
             self.end_probe(id);
+            self.forget_if_empty(scheduler, &request);
         }
     }
 
@@ -348,7 +368,7 @@ impl<T: Table> Engine<T> {
         };
         let adds = if e.soft_pins == 0 { e.weight } else { 0 };
         let share =
-            self.geometry.arena_bytes / 100 * u64::from(self.config.limits.soft_pin_percent_max);
+            self.geometry.arena_bytes * u64::from(self.config.limits.soft_pin_percent_max) / 100;
         while self.leases.soft_bytes + adds > share && !made(Mistake::PinShare) {
             let oldest = self
                 .leases

@@ -28,7 +28,8 @@ const SEGMENT_BYTES_MAX: u64 = 256 << 20;
 
 impl Geometry {
     /// Sizes for a new arena: segments of `arena / 64`, clamped to 4 MiB..256 MiB, as a power of two; the arena is rounded
-    /// down to whole segments (but is at least one). One chunk record per four rows, `index_entries_max` at most.
+    /// down to whole segments (but is at least one). One chunk record per row (a chunk takes one at
+    /// least), `index_entries_max` at most; pages of records that were never used are never present.
     pub fn new(region: u64, arena_bytes: u64, index_entries_max: u32) -> Self {
         let mut segment_bytes = (arena_bytes / 64)
             .clamp(SEGMENT_BYTES_MIN, SEGMENT_BYTES_MAX)
@@ -38,7 +39,7 @@ impl Geometry {
         }
         let arena_bytes = (arena_bytes / segment_bytes).max(1) * segment_bytes;
         let rows = u32::try_from(arena_bytes / ROW_BYTES).unwrap_or(u32::MAX);
-        let chunks = (rows / 4).clamp(64, index_entries_max.max(64));
+        let chunks = rows.min(index_entries_max.max(64));
         Self {
             region,
             arena_bytes,

@@ -25,7 +25,7 @@ const FD_SETS_MAX: usize = 2;
 /// Bytes of one read.
 const READ_BYTES: usize = 32 << 10;
 /// Bytes that one drain takes from one connection before others get their turn.
-const DRAIN_BYTES_MAX: usize = 16 << 20;
+const DRAIN_BYTES_MAX: usize = 1 << 20;
 
 /// What one read gave.
 pub enum Event {

@@ -2,6 +2,8 @@
 
 use super::shell::Shell;
 use crate::admin::metrics::Metrics;
+use crate::engine::Found;
+use crate::sessions::AdminError;
 use crate::supervisor::link::Boot;
 use kvcachepool_protocol::PROTOCOL_VERSION;
 use kvcachepool_protocol::config::Config;
@@ -105,8 +107,7 @@ impl Daemon {
         let metrics = &self.metrics;
         metrics.set("engine_up", &[], 1.0);
         metrics.set("engine_uptime_seconds", &[], status.uptime_s as f64);
-        let ready = matches!(status.state, State::Ready | State::Degraded);
-        metrics.set("ready", &[], f64::from(u8::from(ready)));
+        metrics.set("ready", &[], f64::from(u8::from(serves(&status))));
         metrics.clear("degraded");
         for reason in &status.reasons {
             metrics.set("degraded", &[&reason.code], 1.0);
@@ -115,6 +116,11 @@ impl Daemon {
             metrics.set("boots_without_health", &[], f64::from(*before));
         }
         if let Some(shell) = self.shell.get() {
+            metrics.clear("slots");
+            metrics.clear("sessions");
+            shell.with_core(|core, _, _| {
+                core.metrics(&mut |name, labels, value| metrics.take(name, labels, value));
+            });
             metrics.set("connections", &[], shell.connection_count() as f64);
             let (urgent, background) = shell.digests_waiting();
             metrics.set("digests_waiting", &["urgent"], urgent as f64);
@@ -123,15 +129,25 @@ impl Daemon {
     }
 
     /// Which of these chunk keys (hex) are there?
-    pub fn lookup(&self, keys: &[String]) -> Result<serde_json::Value, String> {
-        let _ = keys;
-        Ok(serde_json::Value::Null)
+    pub fn lookup(&self, keys: &[String]) -> Result<Vec<serde_json::Value>, AdminError> {
+        let found = match self.shell.get() {
+            Some(shell) => shell.with_core(|core, _, _| core.lookup(keys))?,
+            None => {
+                return Err(AdminError::NoArena("the sidecar serves nothing now".into()));
+            }
+        };
+        Ok(found.iter().map(object).collect())
+    }
+
+    /// Does /readyz say yes?
+    pub fn is_ready(&self) -> bool {
+        serves(&self.status())
     }
 
     /// The status of everything.
     pub fn status(&self) -> Status {
         let mut status = match self.shell.get() {
-            Some(shell) => shell.with_core(|_core, _now, _| Status::default()),
+            Some(shell) => shell.with_core(|core, now, _| core.status(now)),
             None => Status {
                 state: State::Off,
                 ..Status::default()
@@ -165,6 +181,25 @@ impl Daemon {
         }
         status
     }
+}
+
+/// One chunk for people and tools.
+fn object(found: &Found) -> serde_json::Value {
+    serde_json::json!({
+        "key": found.key.hex(),
+        "first_token": found.first_token,
+        "tokens": found.tokens,
+        "readable": found.readable,
+        "bytes": found.bytes,
+        "readers": found.readers,
+        "pinned": found.pinned,
+        "expires_unix_s": found.expires_unix_s,
+    })
+}
+
+/// Connectors are served, if with less than configured.
+fn serves(status: &Status) -> bool {
+    matches!(status.state, State::Ready | State::Degraded)
 }
 
 /// A number that no other boot has: it only has to differ.

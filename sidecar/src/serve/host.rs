@@ -1,6 +1,7 @@
 //! The quick system calls that the core needs answered at once: lock file, new memory, memory that came back.
 
 use super::boot::Link;
+use super::daemon::Daemon;
 use super::descriptors::Descriptors;
 use super::shell::Posted;
 use crate::engine::table::Geometry;
@@ -41,6 +42,8 @@ pub struct Machine {
     pub live: Arc<Live>,
     /// To the supervisor.
     pub link: Arc<Link>,
+    /// Where reasons are reported.
+    pub daemon: Arc<Daemon>,
     /// How the memory tier is configured.
     pub memory: Memory,
     /// Where population reports.
@@ -132,12 +135,16 @@ impl Host for Machine {
     }
 
     fn create(&mut self, geometry: Geometry) -> Result<MappedTable, HostError> {
-        limit::check(geometry.arena_bytes, geometry.table_bytes())
-            .map_err(|e| HostError(format!("ArenaExceedsMemoryLimit: {e}")))?;
-        let arena = Arena::create(geometry, self.pages())
-            .map_err(|e| HostError(format!("ArenaFailed: {e}")))?;
+        limit::check(geometry.arena_bytes, geometry.table_bytes()).map_err(|e| {
+            self.daemon
+                .degrade("ArenaExceedsMemoryLimit", e.to_string());
+            HostError(format!("ArenaExceedsMemoryLimit: {e}"))
+        })?;
+        self.daemon.recovered("ArenaExceedsMemoryLimit");
+        let arena = Arena::create(geometry, self.pages()).map_err(host_error)?;
         if !arena.pages_reason.is_empty() {
-            tracing::warn!(reason = %arena.pages_reason, "the arena uses base pages");
+            self.daemon
+                .degrade("HugePagesUnavailable", arena.pages_reason.clone());
         }
         tracing::info!(
             region = geometry.region,
@@ -151,12 +158,9 @@ impl Host for Machine {
     fn adopt(&mut self, arena: FdId, table: FdId) -> Result<MappedTable, HostError> {
         let fds = (self.descriptors.take(arena), self.descriptors.take(table));
         let (Some(arena), Some(table)) = fds else {
-            return Err(HostError(
-                "BadDescriptor: a named descriptor did not come along".into(),
-            ));
+            return Err(HostError("a named descriptor did not come along".into()));
         };
-        let arena =
-            Arena::adopt(arena, table).map_err(|e| HostError(format!("BadDescriptor: {e}")))?;
+        let arena = Arena::adopt(arena, table).map_err(host_error)?;
         tracing::info!(
             region = arena.geometry.region,
             bytes = arena.geometry.arena_bytes,

@@ -16,7 +16,7 @@ use crate::{admin, log};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 use tracing::{error, info};
 
@@ -81,8 +81,9 @@ pub fn run(config_path: Option<&Path>) -> Result<i32, EngineError> {
     let code = runtime.block_on(async {
         let mut term = signal(SignalKind::terminate())?;
         let mut int = signal(SignalKind::interrupt())?;
+        let hangup = signal(SignalKind::hangup())?;
         tokio::select! {
-            code = serve(&daemon, loaded, link, arena) => code,
+            code = serve(&daemon, loaded, link, arena, hangup) => code,
             _ = term.recv() => drain(&daemon).await,
             _ = int.recv() => drain(&daemon).await,
         }
@@ -104,6 +105,7 @@ async fn serve(
     loaded: Result<Loaded, config_file::ConfigFileError>,
     link: Arc<Link>,
     arena: Option<Arena>,
+    hangup: Signal,
 ) -> std::io::Result<i32> {
     let loaded = match loaded {
         Ok(loaded) => loaded,
@@ -119,7 +121,7 @@ async fn serve(
     reload::unknown_keys(daemon, &loaded);
     let lock = Arc::new(lock_file(daemon, &config_file::lock_path(&config.socket)).await);
     let before = count_boot(daemon, &lock);
-    // Whatever the mutex-held count says, the file is the truth for the next boot.
+    // Empty until here: this is the only place that sets it.
     let _ = daemon.unhealthy_boots.set(before);
 
     let (post, mut posts) = mpsc::unbounded_channel();
@@ -131,6 +133,7 @@ async fn serve(
         live: live.clone(),
         link,
         memory: config.memory.clone(),
+        daemon: daemon.clone(),
         post: post.clone(),
         stop_population: Arc::default(),
     };
@@ -148,6 +151,7 @@ async fn serve(
         descriptors,
         live,
         metrics: daemon.metrics.clone(),
+        daemon: daemon.clone(),
         lock: lock.clone(),
         digests,
         started: daemon.started,
@@ -180,7 +184,6 @@ async fn serve(
             error!(error = %e, "health cannot be written down");
         }
     });
-    let hangup = signal(SignalKind::hangup())?;
     reload::watch(daemon, hangup).await;
     Ok(0)
 }
@@ -239,7 +242,7 @@ async fn drain(daemon: &Daemon) -> std::io::Result<i32> {
         return Ok(0);
     };
     shell.drive(Input::Drain);
-    let attached = shell.connection_count() > 0;
+    let attached = shell.with_core(|core, _, _| core.attached());
     let until = Instant::now() + DRAIN;
     while !attached && shell.digests_waiting() != (0, 0) && Instant::now() < until {
         tokio::time::sleep(Duration::from_millis(10)).await;

@@ -1,10 +1,11 @@
 //! The lock around the core, and what its outputs make happen.
 
 use super::connection::{Connection, Event, SendError};
+use super::daemon::Daemon;
 use super::descriptors::Descriptors;
 use super::host::{Live, Machine};
 use super::watch;
-use crate::admin::metrics::Metrics;
+use crate::admin::{self, metrics::Metrics};
 use crate::sessions::{ConnId, Core, FdFacts, FdKind, Input, Now, Output};
 use crate::shm::facts;
 use crate::shm::lockfile::{LockFile, LockFileError};
@@ -72,6 +73,7 @@ pub struct Shell {
     pub live: Arc<Live>,
     /// Counters and gauges of the shell.
     pub metrics: Arc<Metrics>,
+    daemon: Arc<Daemon>,
     lock: Arc<LockFile>,
     lock_fd: Arc<OwnedFd>,
     digests: Pool,
@@ -86,6 +88,8 @@ pub struct Parts {
     pub live: Arc<Live>,
     /// Counters and gauges of the shell.
     pub metrics: Arc<Metrics>,
+    /// What the whole process knows.
+    pub daemon: Arc<Daemon>,
     /// Lock file.
     pub lock: Arc<LockFile>,
     /// Digest threads.
@@ -115,6 +119,7 @@ impl Shell {
             descriptors: parts.descriptors,
             live: parts.live,
             metrics: parts.metrics,
+            daemon: parts.daemon,
             lock: parts.lock,
             lock_fd,
             digests: parts.digests,
@@ -179,14 +184,8 @@ impl Shell {
         let conn = connection.id;
         let pidfd =
             facts::peer_pidfd(connection.stream.as_fd()).map(|fd| self.descriptors.admit(fd));
-        if let Ok(peer) = rustix::net::sockopt::socket_peercred(connection.stream.as_fd()) {
-            debug!(
-                conn = conn.0,
-                pid = peer.pid.as_raw_nonzero().get(),
-                uid = peer.uid.as_raw(),
-                gid = peer.gid.as_raw(),
-                "connected"
-            );
+        if let Some((pid, uid, gid)) = facts::peer_credentials(connection.stream.as_fd()) {
+            debug!(conn = conn.0, pid, uid, gid, "connected");
         }
         self.metrics.add("connections_accepted_total", &[], 1);
         self.inner
@@ -321,6 +320,21 @@ impl Shell {
         true
     }
 
+    /// Sends a frame that the core did not make; a connection that is gone by now needs none.
+    pub fn send(&self, conn: ConnId, bytes: Vec<u8>) {
+        let connection = match self.inner.lock().peers.get(&conn) {
+            Some(peer) => peer.connection.clone(),
+            None => return,
+        };
+        if let Err(e) = connection.send(bytes, Vec::new()) {
+            if e == SendError::SlowReader {
+                self.named_end(&connection, "SlowReader");
+            }
+            connection.close_now();
+            self.lost(conn);
+        }
+    }
+
     /// What a thread of the shell reported.
     pub fn posted(&self, posted: Posted) {
         let live = |region| {
@@ -345,10 +359,10 @@ impl Shell {
             Posted::Populated { .. } | Posted::Digest { .. } => {}
             Posted::PopulationFailed { at_bytes, reason } => {
                 self.metrics.add("population_failures_total", &[], 1);
-                warn!(
-                    at_bytes,
-                    reason, "PopulationFailed: the arena stays as large as it is populated"
+                let message = format!(
+                    "the kernel gave no page at {at_bytes} bytes of the arena ({reason}); it stays as large as it is"
                 );
+                self.daemon.degrade("PopulationFailed", message);
             }
         }
     }
@@ -418,7 +432,12 @@ impl Shell {
                 });
             }
             Output::Admin { conn, tag, request } => {
-                let _ = (conn, tag, request);
+                // A status takes the lock that is held here.
+                if let (Some(shell), daemon) = (self.me.upgrade(), self.daemon.clone()) {
+                    tokio::spawn(async move {
+                        admin::socket::answer(&daemon, &shell, conn, tag, &request);
+                    });
+                }
             }
             Output::Log { event, detail } => {
                 self.metrics.add("events_total", &[event], 1);

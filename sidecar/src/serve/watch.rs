@@ -12,7 +12,7 @@ use tracing::error;
 /// How often the core's timers are looked at.
 const TICK: Duration = Duration::from_millis(100);
 
-/// Most turns that one connection gets before a tick; each takes up to 16 MiB.
+/// Most turns that one connection gets before a tick; each takes up to 1 MiB, and a socket's buffer is smaller.
 const DRAINS_MAX: usize = 8;
 
 /// Says when the process behind a pidfd has ended. The descriptor is kept until then.

@@ -44,6 +44,14 @@ pub struct Core<H: Host> {
     next_lock_poll_ms: u64,
 }
 
+/// A frame that may be answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Asked {
+    pub conn: ConnId,
+    pub op: Op,
+    pub tag: u64,
+}
+
 /// A refusal, before it is a frame.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Refusal {
@@ -218,28 +226,31 @@ impl<H: Host> Core<H> {
             self.counters.ignored("ClosedConnection");
             return;
         };
+        let (session, greeted) = (known.session, known.greeted);
+        let asked = |op| Asked {
+            conn,
+            op,
+            tag: header.tag,
+        };
         let op = match Op::try_from(header.opcode) {
             Ok(op) => op,
             Err(e) => {
                 let refusal = Refusal::new(ErrorCode::UnknownOpcode, e.to_string());
                 // the tag is what counts; there is no opcode to answer with
-                self.refuse(conn, Op::Hello, header.tag, refusal, out);
+                self.refuse(asked(Op::Hello), refusal, out);
                 return;
             }
         };
-        if op == Op::Hello {
-            self.hello(now, conn, header, body, fds, out);
-            return;
-        }
-        let (session, greeted) = (known.session, known.greeted);
+        let asked = asked(op);
         let done = match (op, session, greeted) {
+            (Op::Hello, _, _) => {
+                self.hello(now, asked, body, fds, out);
+                Ok(())
+            }
             (Op::Admin, _, Some(Role::Admin)) => {
                 message::decode(body).map_err(Refusal::from).map(|request| {
-                    out.push(Output::Admin {
-                        conn,
-                        tag: header.tag,
-                        request,
-                    });
+                    let tag = header.tag;
+                    out.push(Output::Admin { conn, tag, request });
                 })
             }
             (_, None, None) => {
@@ -247,44 +258,41 @@ impl<H: Host> Core<H> {
                     ErrorCode::HelloFirst,
                     "the first frame of a connection must be HELLO",
                 );
-                self.refuse(conn, op, header.tag, refusal, out);
+                self.refuse(asked, refusal, out);
                 self.close(conn, "HelloFirst", out);
                 return;
             }
-            (_, Some(session), _) => self.serve(now, conn, session, op, header.tag, body, out),
+            (_, Some(session), _) => self.serve(now, asked, session, body, out),
             (_, None, Some(role)) => Err(wrong_role(role, op)),
         };
         if let Err(refusal) = done {
-            self.refuse(conn, op, header.tag, refusal, out);
+            self.refuse(asked, refusal, out);
         }
     }
 
-    #[allow(clippy::too_many_arguments)]
     fn serve(
         &mut self,
         now: Now,
-        conn: ConnId,
+        asked: Asked,
         session: u64,
-        op: Op,
-        tag: u64,
         body: &[u8],
         out: &mut Vec<Output>,
     ) -> Result<(), Refusal> {
         let Some(role) = self.peers.sessions.get(&session).map(|s| s.role) else {
             return Ok(());
         };
-        match (op, role) {
+        match (asked.op, role) {
             (Op::Register, Role::Worker | Role::Scheduler) => {
-                self.register(conn, session, tag, body, out)
+                self.register(asked, session, body, out)
             }
-            (Op::Probe, Role::Scheduler) => self.probe(now, conn, session, tag, body, out),
+            (Op::Probe, Role::Scheduler) => self.probe(now, asked, session, body, out),
             (Op::Pin, Role::Scheduler) => self.pin_request(session, body),
             (Op::Release, Role::Scheduler) => self.release(session, body),
-            (Op::Grant, Role::Scheduler) => self.grant(now, conn, session, tag, body, out),
+            (Op::Grant, Role::Scheduler) => self.grant(now, asked, session, body, out),
             (Op::Commit, Role::Worker) => self.commit(session, body),
             (Op::Abort, Role::Worker) => self.abort(session, body),
-            (Op::Abort, Role::Scheduler) => self.abort_grant(conn, session, tag, body, out),
-            (Op::Events, Role::Scheduler) => self.events(now, conn, session, tag, body, out),
+            (Op::Abort, Role::Scheduler) => self.abort_grant(asked, session, body, out),
+            (Op::Events, Role::Scheduler) => self.events(now, asked, session, body, out),
             (Op::Report, Role::Worker | Role::Scheduler) => self.report(session, body),
             (Op::Window, _) => Err(Refusal::new(
                 ErrorCode::NotServed,
@@ -295,17 +303,15 @@ impl<H: Host> Core<H> {
     }
 
     /// Sends an answer.
-    #[allow(clippy::too_many_arguments)]
     pub(super) fn reply<B: Serialize>(
         &mut self,
-        conn: ConnId,
-        op: Op,
+        asked: Asked,
         flags: u16,
-        tag: u64,
         body: &B,
         fds: Vec<FdKind>,
         out: &mut Vec<Output>,
     ) {
+        let Asked { conn, op, tag } = asked;
         match message::encode(body) {
             Ok(body) => {
                 let fd_flag = if fds.is_empty() { 0 } else { FLAG_FDS };
@@ -325,33 +331,19 @@ impl<H: Host> Core<H> {
         }
     }
 
-    pub(super) fn refuse(
-        &mut self,
-        conn: ConnId,
-        op: Op,
-        tag: u64,
-        refusal: Refusal,
-        out: &mut Vec<Output>,
-    ) {
+    pub(super) fn refuse(&mut self, asked: Asked, refusal: Refusal, out: &mut Vec<Output>) {
         self.counters.refused(refusal.code);
         let Refusal {
             code,
             message,
             retryable,
         } = refusal;
-        self.reply(
-            conn,
-            op,
-            FLAG_ERROR,
-            tag,
-            &ErrorBody {
-                code,
-                message,
-                retryable,
-            },
-            Vec::new(),
-            out,
-        );
+        let body = ErrorBody {
+            code,
+            message,
+            retryable,
+        };
+        self.reply(asked, FLAG_ERROR, &body, Vec::new(), out);
     }
 
     /// Closes a connection: nothing more of it is read.
@@ -439,30 +431,44 @@ impl<H: Host> Core<H> {
         if let Some(engine) = &mut self.engine {
             engine.tick(now);
         }
-        self.end_polls(now, out);
     }
 
+    /// F_GETLK for every lock that matters: of processes that said HELLO, and of writers that an earlier boot served.
     fn ask_for_locks(&mut self, now: Now, out: &mut Vec<Output>) {
         let owners = self
             .engine
             .as_ref()
             .map(Engine::living_owners)
             .unwrap_or_default();
-        for lock in owners {
-            if self.host.lock_held(lock) {
-                continue;
-            }
-            // a process that lives and gave up its lock is not trusted to have ended its transfers
-            let quarantine_ms = self.quarantine_ms(None);
-            self.counters.event("LockGone");
-            if let Some(engine) = &mut self.engine {
-                engine.owner_died(now, lock, quarantine_ms);
+        let held = self.peers.processes.values().filter_map(|p| p.lock);
+        let locks: BTreeSet<u32> = held.chain(owners).collect();
+        for lock in locks {
+            if !self.host.lock_held(lock) {
+                self.lock_gone(now, lock);
             }
         }
         if self.engine.is_none() {
             let host = &mut self.host;
             self.earlier_locks.retain(|lock| host.lock_held(*lock));
             self.make_arena(now, out);
+        }
+    }
+
+    /// Nobody holds a lock any more: its process is dead, or went off. A process that lives is not trusted to have ended its
+    /// transfers; it is served again once it took a new lock and registered.
+    fn lock_gone(&mut self, now: Now, lock: u32) {
+        self.counters.event("LockGone");
+        if let Some(holder) = self.peers.holder(lock)
+            && let Some(process) = self.peers.processes.get_mut(&holder)
+        {
+            process.lock = None;
+            for session in process.sessions.clone() {
+                self.leave_instance(session);
+            }
+        }
+        let quarantine_ms = self.quarantine_ms(None);
+        if let Some(engine) = &mut self.engine {
+            engine.owner_died(now, lock, quarantine_ms);
         }
     }
 

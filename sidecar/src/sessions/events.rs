@@ -1,8 +1,7 @@
 //! EVENTS: the long poll of a scheduler for what was stored and removed.
 
-use super::core::{Core, Refusal};
-use super::seam::{ConnId, Host, Now, Output};
-use kvcachepool_protocol::frame::Op;
+use super::core::{Asked, Core, Refusal};
+use super::seam::{Host, Now, Output};
 use kvcachepool_protocol::message::{self, Events, EventsReply};
 
 /// Longest wait of one poll.
@@ -11,8 +10,7 @@ const WAIT_MS_MAX: u64 = 60_000;
 /// A poll that waits. A session has one at most.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Poll {
-    conn: ConnId,
-    tag: u64,
+    asked: Asked,
     cursor: u64,
     until_ms: u64,
 }
@@ -21,9 +19,8 @@ impl<H: Host> Core<H> {
     pub(super) fn events(
         &mut self,
         now: Now,
-        conn: ConnId,
+        from: Asked,
         session: u64,
-        tag: u64,
         body: &[u8],
         out: &mut Vec<Output>,
     ) -> Result<(), Refusal> {
@@ -33,15 +30,7 @@ impl<H: Host> Core<H> {
                 cursor: older.cursor,
                 ..EventsReply::default()
             };
-            self.reply(
-                older.conn,
-                Op::Events,
-                0,
-                older.tag,
-                &nothing,
-                Vec::new(),
-                out,
-            );
+            self.reply(older.asked, 0, &nothing, Vec::new(), out);
         }
         let newest = self.engine.as_ref().map_or(0, |e| e.ring().cursor());
         let cursor = if asked.cursor == 0 {
@@ -53,43 +42,25 @@ impl<H: Host> Core<H> {
         self.polls.insert(
             session,
             Poll {
-                conn,
-                tag,
+                asked: from,
                 cursor,
                 until_ms,
             },
         );
-        if asked.wait_ms == 0 {
-            self.end_polls(now, out);
-        }
         Ok(())
     }
 
-    /// Answers polls that have something to be told.
-    pub(super) fn tell_polls(&mut self, _now: Now, out: &mut Vec<Output>) {
-        let Some(newest) = self.engine.as_ref().map(|e| e.ring().cursor()) else {
-            return;
-        };
-        let told: Vec<u64> = self
+    /// Answers polls that have something to be told, or whose time is over.
+    pub(super) fn tell_polls(&mut self, now: Now, out: &mut Vec<Output>) {
+        let newest = self.engine.as_ref().map(|e| e.ring().cursor());
+        let due = |p: &Poll| newest.is_some_and(|n| n != p.cursor) || now.mono_ms >= p.until_ms;
+        let due: Vec<u64> = self
             .polls
             .iter()
-            .filter(|(_, p)| p.cursor != newest)
-            .map(|(s, _)| *s)
+            .filter(|(_, p)| due(p))
+            .map(|(session, _)| *session)
             .collect();
-        for session in told {
-            self.answer_poll(session, out);
-        }
-    }
-
-    /// Answers polls whose time is over.
-    pub(super) fn end_polls(&mut self, now: Now, out: &mut Vec<Output>) {
-        let over: Vec<u64> = self
-            .polls
-            .iter()
-            .filter(|(_, p)| now.mono_ms >= p.until_ms)
-            .map(|(s, _)| *s)
-            .collect();
-        for session in over {
+        for session in due {
             self.answer_poll(session, out);
         }
     }
@@ -105,6 +76,6 @@ impl<H: Host> Core<H> {
                 ..EventsReply::default()
             },
         };
-        self.reply(poll.conn, Op::Events, 0, poll.tag, &reply, Vec::new(), out);
+        self.reply(poll.asked, 0, &reply, Vec::new(), out);
     }
 }

@@ -1,12 +1,11 @@
 //! HELLO: who speaks, can its death be proven, does it hold its lock, what does it still hold, and what memory does it get.
 
-use super::core::{Core, Refusal, text, version_served};
+use super::core::{Asked, Core, Refusal, text, version_served};
 use super::memory::{Verdict, passed};
 use super::peers::Session;
 use super::seam::{ConnId, FdFacts, FdKind, FdType, Host, Now, Output, ProcessId};
 use crate::engine::mistake::{Mistake, made};
 use kvcachepool_protocol::PROTOCOL_VERSION;
-use kvcachepool_protocol::frame::{Header, Op};
 use kvcachepool_protocol::message::{self, ErrorCode, Hello, HelloReply, Memory, Role};
 use kvcachepool_protocol::refs;
 
@@ -19,32 +18,31 @@ impl<H: Host> Core<H> {
     pub(super) fn hello(
         &mut self,
         now: Now,
-        conn: ConnId,
-        header: Header,
+        asked: Asked,
         body: &[u8],
         fds: &[FdFacts],
         out: &mut Vec<Output>,
     ) {
-        if let Err(refusal) = self.greet(now, conn, header.tag, body, fds, out) {
+        if let Err(refusal) = self.greet(now, asked, body, fds, out) {
             let reason = if refusal.code == ErrorCode::StaleHello {
                 "StaleHello"
             } else {
                 "HelloRefused"
             };
-            self.refuse(conn, Op::Hello, header.tag, refusal, out);
-            self.close(conn, reason, out);
+            self.refuse(asked, refusal, out);
+            self.close(asked.conn, reason, out);
         }
     }
 
     fn greet(
         &mut self,
         now: Now,
-        conn: ConnId,
-        tag: u64,
+        asked: Asked,
         body: &[u8],
         fds: &[FdFacts],
         out: &mut Vec<Output>,
     ) -> Result<(), Refusal> {
+        let conn = asked.conn;
         let hello: Hello = message::decode(body)?;
         if !version_served(hello.version) {
             let said = format!(
@@ -60,7 +58,7 @@ impl<H: Host> Core<H> {
             ));
         }
         if hello.off.is_some() || matches!(hello.role, Role::Admin | Role::Plugin) {
-            self.greet_without_session(conn, tag, &hello, out);
+            self.greet_without_session(asked, &hello, out);
             return Ok(());
         }
         let incarnation: [u8; 16] = hello
@@ -86,23 +84,18 @@ impl<H: Host> Core<H> {
         let session = self.continue_session(conn, process, &hello, out)?;
         let verdict = self.about_memory(now, process, &hello, fds, out)?;
         self.take_list(session, process, &hello, &verdict)?;
-        self.answer_hello(conn, tag, session, process, verdict, out);
+        self.answer_hello(asked, session, verdict, out);
         Ok(())
     }
 
-    fn greet_without_session(
-        &mut self,
-        conn: ConnId,
-        tag: u64,
-        hello: &Hello,
-        out: &mut Vec<Output>,
-    ) {
-        if let Some(c) = self.peers.conns.get_mut(&conn) {
+    fn greet_without_session(&mut self, asked: Asked, hello: &Hello, out: &mut Vec<Output>) {
+        if let Some(c) = self.peers.conns.get_mut(&asked.conn) {
             c.greeted = Some(hello.role);
         }
         if let Some(reason) = &hello.off {
             self.counters.event("Off");
             let instance = text(&hello.instance);
+            self.part_goes_off(&instance, hello);
             if self.offs.len() < OFFS_MAX || self.offs.contains_key(&instance) {
                 self.offs.insert(instance, text(reason));
             }
@@ -116,7 +109,29 @@ impl<H: Host> Core<H> {
             reason: "NoSession".into(),
         };
         let reply = self.hello_reply(0, verdict, None, Vec::new());
-        self.reply(conn, Op::Hello, 0, tag, &reply, Vec::new(), out);
+        self.reply(asked, 0, &reply, Vec::new(), out);
+    }
+
+    /// A part of an instance went off: the instance is not served before that part registers again. The plugin speaks for all.
+    fn part_goes_off(&mut self, instance: &str, hello: &Hello) {
+        if instance.is_empty() {
+            return;
+        }
+        let speaks_for = |s: &Session| {
+            s.instance == instance
+                && (!matches!(hello.role, Role::Worker | Role::Scheduler)
+                    || (s.role == hello.role && s.rank == hello.rank))
+        };
+        let gone: Vec<u64> = self
+            .peers
+            .sessions
+            .iter()
+            .filter(|(_, s)| speaks_for(s))
+            .map(|(id, _)| *id)
+            .collect();
+        for session in gone {
+            self.leave_instance(session);
+        }
     }
 
     /// The process behind a HELLO; a new one must prove that its death can be seen.
@@ -145,19 +160,22 @@ impl<H: Host> Core<H> {
                 "no pidfd that can be polled came with HELLO, and the kernel gives none for this socket",
             ));
         };
-        if self.peers.sessions.len() >= self.config.limits.sessions_max as usize {
-            let said = format!(
-                "limits.sessions = {} is reached",
-                self.config.limits.sessions_max
-            );
-            return Err(Refusal::later(ErrorCode::LimitReached, said));
-        }
+        self.room_for_a_session()?;
         let process = self.peers.add_process(incarnation);
         out.push(Output::WatchProcess {
             process,
             fd: pidfd.id,
         });
         Ok(process)
+    }
+
+    fn room_for_a_session(&self) -> Result<(), Refusal> {
+        let sessions_max = self.config.limits.sessions_max as usize;
+        if self.peers.sessions.len() < sessions_max {
+            return Ok(());
+        }
+        let said = format!("limits.sessions = {sessions_max} is reached");
+        Err(Refusal::later(ErrorCode::LimitReached, said))
     }
 
     /// The session that this HELLO begins or continues. The older connection is closed, its unread frames are dropped.
@@ -188,6 +206,7 @@ impl<H: Host> Core<H> {
             ));
         }
         let Some(id) = known else {
+            self.room_for_a_session()?;
             let id = self.peers.number();
             let session = Session {
                 process,
@@ -313,10 +332,8 @@ impl<H: Host> Core<H> {
 
     fn answer_hello(
         &mut self,
-        conn: ConnId,
-        tag: u64,
+        asked: Asked,
         session: u64,
-        process: ProcessId,
         mut verdict: Verdict,
         out: &mut Vec<Output>,
     ) {
@@ -349,9 +366,8 @@ impl<H: Host> Core<H> {
             Memory::Unmap => "HelloUnmap",
             Memory::None => "HelloNoArena",
         });
-        let _ = process;
         let reply = self.hello_reply(session, verdict, lock, fds.clone());
-        self.reply(conn, Op::Hello, 0, tag, &reply, fds, out);
+        self.reply(asked, 0, &reply, fds, out);
     }
 
     fn hello_reply(

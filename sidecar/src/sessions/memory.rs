@@ -179,6 +179,7 @@ impl<H: Host> Core<H> {
                     detail: format!("region {theirs}"),
                 });
                 self.engine = Some(Engine::new(now, table, self.config.clone(), self.cold));
+                self.host.keep();
                 self.earlier_locks.clear();
                 self.counters.event("ArenaAdopted");
                 if made(Mistake::OneBack)

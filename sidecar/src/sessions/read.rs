@@ -1,7 +1,7 @@
 //! PROBE, PIN and RELEASE: what the scheduler's session asks for and holds on to.
 
-use super::core::{Core, Refusal};
-use super::seam::{ConnId, Host, Now, Output};
+use super::core::{Asked, Core, Refusal};
+use super::seam::{Host, Now, Output};
 use crate::engine::{Answer, Question};
 use kvcachepool_protocol::frame::{FLAG_PARTIAL, Op};
 use kvcachepool_protocol::key::{KeyKind, NamespaceId, chunk_key, unpack_hashes};
@@ -16,9 +16,8 @@ impl<H: Host> Core<H> {
     pub(super) fn probe(
         &mut self,
         now: Now,
-        conn: ConnId,
+        asked: Asked,
         session: u64,
-        tag: u64,
         body: &[u8],
         out: &mut Vec<Output>,
     ) -> Result<(), Refusal> {
@@ -50,7 +49,7 @@ impl<H: Host> Core<H> {
                 reason: reason.into(),
                 ..ProbeReply::default()
             };
-            self.reply(conn, Op::Probe, 0, tag, &reply, Vec::new(), out);
+            self.reply(asked, 0, &reply, Vec::new(), out);
             return Ok(());
         };
         let plan = &ready.domain.plan;
@@ -60,10 +59,16 @@ impl<H: Host> Core<H> {
                 "tail_tokens is no whole number of scheduler blocks",
             ));
         }
+        // more chunks than the index can hold cannot be there; the limit bounds what one frame costs
+        let keys_max = engine.geometry().chunks as usize;
+        if hashes.len() > keys_max {
+            let said = format!("a PROBE may name {keys_max} chunks");
+            return Err(Refusal::new(ErrorCode::LimitReached, said));
+        }
         let question = Question {
             scheduler: session,
             request: probe.request.as_str().into(),
-            tag,
+            tag: asked.tag,
             layout: ready.domain.layout_id,
             sections: plan.sections(),
             keys: hashes
@@ -84,11 +89,11 @@ impl<H: Host> Core<H> {
             );
             return Err(Refusal::later(ErrorCode::LimitReached, said));
         };
-        self.answer_probe(conn, tag, answer, out);
+        self.answer_probe(asked, answer, out);
         Ok(())
     }
 
-    fn answer_probe(&mut self, conn: ConnId, tag: u64, answer: Answer, out: &mut Vec<Output>) {
+    fn answer_probe(&mut self, asked: Asked, answer: Answer, out: &mut Vec<Output>) {
         if !answer.pending {
             for state in &answer.states {
                 if let Some(count) = self.counters.probe_chunks.get_mut(*state as usize) {
@@ -105,7 +110,7 @@ impl<H: Host> Core<H> {
             tiers: answer.tiers,
             reason: String::new(),
         };
-        self.reply(conn, Op::Probe, flags, tag, &reply, Vec::new(), out);
+        self.reply(asked, flags, &reply, Vec::new(), out);
     }
 
     /// Chunks that a PROBE waited for are checked, gone, or took too long.
@@ -115,7 +120,12 @@ impl<H: Host> Core<H> {
             return;
         };
         if let Some(conn) = self.peers.sessions.get(&session).and_then(|s| s.conn) {
-            self.answer_probe(conn, tag, answer, out);
+            let asked = Asked {
+                conn,
+                op: Op::Probe,
+                tag,
+            };
+            self.answer_probe(asked, answer, out);
         }
     }
 

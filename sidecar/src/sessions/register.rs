@@ -1,9 +1,8 @@
 //! REGISTER: ranks and scheduler of an instance describe themselves; when all agree, the instance has a domain and is served.
 
-use super::core::{Core, Refusal};
-use super::seam::{ConnId, Host, Output};
+use super::core::{Asked, Core, Refusal};
+use super::seam::{Host, Output};
 use kvcachepool_protocol::domain::{Domain, RankPart, Refused, SchedulerPart, join};
-use kvcachepool_protocol::frame::Op;
 use kvcachepool_protocol::message::{self, ErrorCode, Register, RegisterReply, Role};
 use kvcachepool_protocol::table::ROW_BYTES;
 use std::collections::BTreeMap;
@@ -37,9 +36,8 @@ impl From<Refused> for Refusal {
 impl<H: Host> Core<H> {
     pub(super) fn register(
         &mut self,
-        conn: ConnId,
+        asked: Asked,
         session: u64,
-        tag: u64,
         body: &[u8],
         out: &mut Vec<Output>,
     ) -> Result<(), Refusal> {
@@ -83,7 +81,7 @@ impl<H: Host> Core<H> {
                 .unwrap_or_default(),
             ready: self.ready(&instance).is_some(),
         };
-        self.reply(conn, Op::Register, 0, tag, &reply, Vec::new(), out);
+        self.reply(asked, 0, &reply, Vec::new(), out);
         Ok(())
     }
 

@@ -206,8 +206,12 @@ pub trait Host {
     /// the supervisor, and begins to populate the arena in the background ([`Input::Populated`]).
     fn create(&mut self, geometry: Geometry) -> Result<Self::Table, HostError>;
     /// Maps an arena and a table that a connector handed back, after checking size, seals and header
-    /// ([`Geometry::of_header`]); hands both to the supervisor and goes on populating where the header says it stopped.
+    /// ([`Geometry::of_header`]). Nothing else is done with them before [`Host::keep`]: they may be another region, or what
+    /// stands in them may end this process.
     fn adopt(&mut self, arena: FdId, table: FdId) -> Result<Self::Table, HostError>;
+    /// What [`Host::adopt`] gave last is the live arena, its index is rebuilt: hand both descriptors to the supervisor and go on
+    /// populating where the header says it stopped.
+    fn keep(&mut self) {}
 }
 
 /// How this boot of the engine begins.

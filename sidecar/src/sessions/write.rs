@@ -1,13 +1,11 @@
 //! GRANT, COMMIT and ABORT: slots to write, and how they come back.
 
-use super::core::{Core, Refusal};
+use super::core::{Asked, Core, Refusal};
 use super::read::namespace;
-use super::register::Ready;
-use super::seam::{ConnId, Host, Now, Output};
+use super::seam::{Host, Now, Output};
 use crate::engine::mistake::{Mistake, made};
 use crate::engine::{GrantContext, Wish};
-use kvcachepool_protocol::frame::Op;
-use kvcachepool_protocol::key::{EngineHash, KeyKind, NamespaceId, chunk_key, unpack_hashes};
+use kvcachepool_protocol::key::{EngineHash, KeyKind, chunk_key, unpack_hashes};
 use kvcachepool_protocol::message::{
     self, Abort, AbortReply, ErrorCode, GRANT_INVALID, GRANT_NOT_READY, Grant, GrantChunk,
     GrantReply, Sections,
@@ -18,108 +16,49 @@ impl<H: Host> Core<H> {
     pub(super) fn grant(
         &mut self,
         now: Now,
-        conn: ConnId,
+        asked: Asked,
         session: u64,
-        tag: u64,
         body: &[u8],
         out: &mut Vec<Output>,
     ) -> Result<(), Refusal> {
         let grant: Grant = message::decode(body)?;
         let namespace = namespace(&grant.namespace)?;
-        let ready = self
-            .peers
-            .sessions
-            .get(&session)
-            .and_then(|s| self.ready(&s.instance));
+        let instance = self.peers.sessions.get(&session).map(|s| &s.instance);
+        let ready = instance
+            .and_then(|i| self.ready(i))
+            .filter(|_| !self.draining);
+        let context = ready.as_ref().map(|ready| GrantContext {
+            scheduler: session,
+            tag: asked.tag,
+            model: ready.domain.model_id,
+            layout: ready.domain.layout_id,
+            namespace,
+            plan: &ready.domain.plan,
+            writers: &ready.writers,
+            expires_unix_s: match grant.ttl_s {
+                0 => 0,
+                ttl_s => now.unix_s + u64::from(ttl_s),
+            },
+        });
         let mut reply = GrantReply {
             region: self.region().unwrap_or(0),
             ..GrantReply::default()
         };
         let mut packed = Vec::new();
         for chunk in &grant.chunks {
-            let result = match &ready {
-                Some(ready) if !self.draining => self.grant_chunk(
-                    now,
-                    session,
-                    tag,
-                    ready,
-                    &namespace,
-                    grant.ttl_s,
-                    chunk,
-                    &mut packed,
-                ),
+            let result = match (&context, &mut self.engine) {
+                (Some(context), Some(engine)) => match wish(context, chunk) {
+                    Some(wish) => engine.grant(now, context, &wish, &mut packed),
+                    None => GRANT_INVALID,
+                },
                 _ => GRANT_NOT_READY,
             };
             self.counters.granted(result);
             reply.results.push(result);
         }
         reply.refs = refs::pack(&packed);
-        self.reply(conn, Op::Grant, 0, tag, &reply, Vec::new(), out);
+        self.reply(asked, 0, &reply, Vec::new(), out);
         Ok(())
-    }
-
-    #[allow(clippy::too_many_arguments)]
-    fn grant_chunk(
-        &mut self,
-        now: Now,
-        session: u64,
-        tag: u64,
-        ready: &Ready,
-        namespace: &NamespaceId,
-        ttl_s: u32,
-        chunk: &GrantChunk,
-        packed: &mut Vec<refs::SectionRef>,
-    ) -> u8 {
-        let (plan, model) = (&ready.domain.plan, &ready.domain.model_id);
-        let key = |hash: &EngineHash| chunk_key(model, namespace, KeyKind::Prefix, hash);
-        let groups_known = chunk.groups != 0 && chunk.groups & !plan.all_groups() == 0;
-        let placed = chunk.first_token.is_multiple_of(plan.chunk_tokens())
-            && chunk.first_token.checked_add(chunk.tokens).is_some()
-            && chunk.parent.is_empty() == (chunk.first_token == 0);
-        if !groups_known || !placed || !plan.valid_tokens(chunk.tokens) {
-            return GRANT_INVALID;
-        }
-        let Ok(last_hash) = EngineHash::try_from(chunk.hash.as_slice()) else {
-            return GRANT_INVALID;
-        };
-        let parent = match chunk.parent.as_slice() {
-            [] => None,
-            hash => match EngineHash::try_from(hash) {
-                Ok(hash) => Some(key(&hash)),
-                Err(_) => return GRANT_INVALID,
-            },
-        };
-        let Ok(block_hashes) = unpack_hashes(&chunk.block_hashes) else {
-            return GRANT_INVALID;
-        };
-        let [low, high] = plan.section_map(chunk.groups);
-        let wish = Wish {
-            key: key(&last_hash),
-            parent,
-            last_hash,
-            first_token: chunk.first_token,
-            tokens: chunk.tokens,
-            sections: u128::from(low) | u128::from(high) << 64,
-            block_hashes,
-        };
-        let context = GrantContext {
-            scheduler: session,
-            tag,
-            model: *model,
-            layout: ready.domain.layout_id,
-            namespace: *namespace,
-            plan,
-            writers: &ready.writers,
-            expires_unix_s: if ttl_s == 0 {
-                0
-            } else {
-                now.unix_s + u64::from(ttl_s)
-            },
-        };
-        match &mut self.engine {
-            Some(engine) => engine.grant(now, &context, &wish, packed),
-            None => GRANT_NOT_READY,
-        }
     }
 
     pub(super) fn commit(&mut self, session: u64, body: &[u8]) -> Result<(), Refusal> {
@@ -159,9 +98,8 @@ impl<H: Host> Core<H> {
 
     pub(super) fn abort_grant(
         &mut self,
-        conn: ConnId,
+        asked: Asked,
         session: u64,
-        tag: u64,
         body: &[u8],
         out: &mut Vec<Output>,
     ) -> Result<(), Refusal> {
@@ -173,15 +111,36 @@ impl<H: Host> Core<H> {
             .engine
             .as_mut()
             .map_or(0, |e| e.abort_grant(session, abort.grant, only));
-        self.reply(
-            conn,
-            Op::Abort,
-            0,
-            tag,
-            &AbortReply { freed },
-            Vec::new(),
-            out,
-        );
+        self.reply(asked, 0, &AbortReply { freed }, Vec::new(), out);
         Ok(())
     }
+}
+
+/// A chunk of a GRANT in the engine's terms; none where it is malformed.
+fn wish<'a>(context: &GrantContext<'_>, chunk: &'a GrantChunk) -> Option<Wish<'a>> {
+    let plan = context.plan;
+    let key =
+        |hash: &EngineHash| chunk_key(&context.model, &context.namespace, KeyKind::Prefix, hash);
+    let groups_known = chunk.groups != 0 && chunk.groups & !plan.all_groups() == 0;
+    let placed = chunk.first_token.is_multiple_of(plan.chunk_tokens())
+        && chunk.first_token.checked_add(chunk.tokens).is_some()
+        && chunk.parent.is_empty() == (chunk.first_token == 0);
+    if !groups_known || !placed || !plan.valid_tokens(chunk.tokens) {
+        return None;
+    }
+    let last_hash = EngineHash::try_from(chunk.hash.as_slice()).ok()?;
+    let parent = match chunk.parent.as_slice() {
+        [] => None,
+        hash => Some(key(&EngineHash::try_from(hash).ok()?)),
+    };
+    let [low, high] = plan.section_map(chunk.groups);
+    Some(Wish {
+        key: key(&last_hash),
+        parent,
+        last_hash,
+        first_token: chunk.first_token,
+        tokens: chunk.tokens,
+        sections: u128::from(low) | u128::from(high) << 64,
+        block_hashes: unpack_hashes(&chunk.block_hashes).ok()?,
+    })
 }

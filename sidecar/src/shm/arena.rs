@@ -60,7 +60,7 @@ impl Arena {
             Ok((fd, bytes)) => (fd, bytes, String::new()),
             Err(e) if pages != Pages::Base => {
                 let (fd, bytes) = arena_of(geometry.arena_bytes, Pages::Base)?;
-                (fd, bytes, format!("HugePagesUnavailable: {e}"))
+                (fd, bytes, format!("the arena uses base pages: {e}"))
             }
             Err(e) => return Err(e),
         };

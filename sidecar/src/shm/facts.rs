@@ -64,26 +64,90 @@ pub fn has_ended(pidfd: BorrowedFd<'_>) -> Option<bool> {
     Some(!events.is_empty())
 }
 
+/// Who connected, as the kernel shows it: process id (0 across sibling containers, which is why no proof is built on it), user, group.
+pub fn peer_credentials(socket: impl AsFd) -> Option<(i32, u32, u32)> {
+    // Not by rustix: its process id cannot be the 0 that the kernel gives here.
+    let peer: libc::ucred = socket_option(socket.as_fd(), libc::SO_PEERCRED)?;
+    Some((peer.pid, peer.uid, peer.gid))
+}
+
 /// SO_PEERPIDFD of linux/socket.h (6.5 and newer): a pidfd of the process that connected.
 const SO_PEERPIDFD: libc::c_int = 77;
 
 /// The pidfd of the process at the other end, where the kernel offers it.
 pub fn peer_pidfd(socket: impl AsFd) -> Option<OwnedFd> {
-    let mut fd: libc::c_int = -1;
-    let mut length = size_of::<libc::c_int>() as libc::socklen_t;
-    // SAFETY: the option writes one int; pointer and length describe exactly that int.
+    let fd: libc::c_int = socket_option(socket.as_fd(), SO_PEERPIDFD)?;
+    // SAFETY: the kernel has just made this descriptor for us; nobody else owns it.
+    (fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// A socket-level option whose value is plain integers.
+fn socket_option<T: PlainIntegers>(socket: BorrowedFd<'_>, option: libc::c_int) -> Option<T> {
+    let mut value = std::mem::MaybeUninit::<T>::zeroed();
+    let mut length = size_of::<T>() as libc::socklen_t;
+    // SAFETY: pointer and length describe exactly `value`; the kernel writes no more than that.
     let rc = unsafe {
         libc::getsockopt(
-            socket.as_fd().as_raw_fd(),
+            socket.as_raw_fd(),
             libc::SOL_SOCKET,
-            SO_PEERPIDFD,
-            std::ptr::from_mut(&mut fd).cast(),
+            option,
+            value.as_mut_ptr().cast(),
             &mut length,
         )
     };
-    if rc != 0 || fd < 0 {
+    if rc != 0 || length as usize != size_of::<T>() {
         return None;
     }
-    // SAFETY: the kernel has just made this descriptor for us; nobody else owns it.
-    Some(unsafe { OwnedFd::from_raw_fd(fd) })
+    // SAFETY: the kernel filled it, and every bit pattern is a value of T.
+    Some(unsafe { value.assume_init() })
+}
+
+/// Types of which every bit pattern is a value.
+trait PlainIntegers: Copy {}
+impl PlainIntegers for libc::c_int {}
+impl PlainIntegers for libc::ucred {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn a_peer_is_seen_as_the_kernel_shows_it() {
+        let (a, _b) = UnixStream::pair().unwrap();
+        let own = i32::try_from(std::process::id()).unwrap();
+        assert_eq!(peer_credentials(&a).unwrap().0, own);
+        // Absent on kernels before 6.5; where it is, it is a pidfd of a living process.
+        if let Some(pidfd) = peer_pidfd(&a) {
+            assert_eq!(look(pidfd.as_fd()), Kind::Pidfd { ended: false });
+        }
+    }
+
+    #[test]
+    fn a_pidfd_tells_the_end_of_its_process() {
+        let mut child = std::process::Command::new("sleep")
+            .arg("60")
+            .spawn()
+            .unwrap();
+        let pid = rustix::process::Pid::from_child(&child);
+        let pidfd = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).unwrap();
+        assert_eq!(look(pidfd.as_fd()), Kind::Pidfd { ended: false });
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(has_ended(pidfd.as_fd()), Some(true));
+    }
+
+    #[test]
+    fn files_and_sockets_are_other_and_an_unsealed_memfd_says_so() {
+        let file = std::fs::File::open("/proc/self/status").unwrap();
+        assert_eq!(look(file.as_fd()), Kind::Other);
+        let (a, _b) = UnixStream::pair().unwrap();
+        assert_eq!(look(a.as_fd()), Kind::Other);
+        let plain =
+            rustix::fs::memfd_create("plain", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
+        assert!(matches!(
+            look(plain.as_fd()),
+            Kind::Memfd { sealed: false, .. }
+        ));
+    }
 }

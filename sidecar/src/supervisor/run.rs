@@ -28,8 +28,6 @@ const BACKOFF_MAX: Duration = Duration::from_secs(5);
 const STOP_DEADLINE: Duration = Duration::from_secs(5);
 /// A dying sidecar may hold lock or socket for this long.
 const TAKEOVER_PATIENCE: Duration = Duration::from_secs(1);
-/// The admin port is tried again after this.
-const ADMIN_RETRY: Duration = Duration::from_secs(1);
 
 /// Why the supervisor does not run. All else is a state that it reports.
 #[derive(Debug, thiserror::Error)]
@@ -342,9 +340,6 @@ impl Supervisor {
         };
         self.failures = self.failures.saturating_add(1);
         self.start_at = Instant::now() + wait;
-        if self.admin.is_none() {
-            self.start_at = self.start_at.max(Instant::now() + ADMIN_RETRY.min(wait));
-        }
     }
 
     fn terminate(&mut self) {

@@ -3,6 +3,7 @@
 use super::peer::*;
 use crate::engine::memory_table::MemoryTable;
 use crate::engine::table::{FREE, GRANTED, Table};
+use crate::sessions::ConnId;
 use kvcachepool_protocol::frame::Op;
 use kvcachepool_protocol::message::*;
 use kvcachepool_protocol::refs::{SectionRef, pack};
@@ -182,4 +183,92 @@ fn a_failed_arena_is_a_reason_and_is_tried_again() {
     w.core.host_mut().arenas_fail = false;
     w.pass(60_000);
     assert!(w.core.engine().is_some());
+}
+
+/// The next engine over a table, with the processes of the one before: (world, scheduler, worker).
+fn restart(table: MemoryTable) -> (World, ConnId, ConnId) {
+    let pod = Pod {
+        locked: [1, 2].into(),
+        next_lock: 2,
+        next_region: 1,
+        ..Pod::default()
+    };
+    let mut w = World::of(pod, Some(table));
+    let (worker, scheduler) = (w.connect(), w.connect());
+    w.greet(worker, &handing_back(Role::Worker, 1, 9, 1, 1), true);
+    w.greet(scheduler, &handing_back(Role::Scheduler, 2, 9, 2, 1), true);
+    let _: RegisterReply = w.ask(worker, Op::Register, &register_worker());
+    let _: RegisterReply = w.ask(scheduler, Op::Register, &register_scheduler());
+    (w, scheduler, worker)
+}
+
+#[test]
+fn a_record_that_a_granted_slot_still_names_is_not_used_twice_after_a_restart() {
+    let mut w = World::new();
+    let (scheduler, _) = w.instance();
+    let grant = Grant {
+        request: "x".into(),
+        namespace: Vec::new(),
+        chunks: vec![chunk(1)],
+        ttl_s: 1,
+    };
+    let _: GrantReply = w.ask(scheduler, Op::Grant, &grant);
+    w.pass(2_000);
+    let table = w.core.engine().unwrap().table().clone();
+    let (mut w, scheduler, worker) = restart(table);
+    let of = |n: u8| GrantChunk {
+        hash: hash(n).0.to_vec(),
+        ..chunk(1)
+    };
+    let a = w.store(scheduler, worker, &[of(10)]);
+    let b = w.store(scheduler, worker, &[of(11)]);
+    assert_ne!(a[0].slot, b[0].slot);
+    let found: ProbeReply = w.ask(scheduler, Op::Probe, &probe("r", &[10]));
+    assert_eq!((found.states, found.refs), (vec![CHUNK_READY], pack(&a)));
+    w.core.engine().unwrap().audit().unwrap();
+}
+
+#[test]
+fn records_and_rows_that_no_engine_wrote_are_not_believed() {
+    let mut w = World::new();
+    let (scheduler, worker) = w.instance();
+    let refs = w.store(scheduler, worker, &[chunk(1), chunk(2), chunk(3)]);
+    let table = w.core.engine().unwrap().table().clone();
+    let record = |n: usize| table.row(refs[n].slot.get()).chunk;
+    let (one, two) = (record(0), record(1));
+
+    let mut far = table.clone();
+    let mut c = far.chunk(one);
+    c.first_token = u32::MAX - 1;
+    far.set_chunk(one, &c);
+    let (mut w, scheduler, _) = restart(far);
+    assert_eq!(w.states(scheduler, "r", &[1]), [CHUNK_ABSENT]);
+    w.grant(scheduler, &[chunk(2), chunk(1)]);
+
+    let mut circle = table.clone();
+    let (mut c1, c2) = (circle.chunk(one), circle.chunk(two));
+    c1.parent = c2.key;
+    circle.set_chunk(one, &c1);
+    let (w, _, _) = restart(circle);
+    w.core.engine().unwrap().audit().unwrap();
+
+    let mut foreign = table.clone();
+    c1.last_hash = [0xaa; 32];
+    foreign.set_chunk(one, &c1);
+    let (mut w, scheduler, _) = restart(foreign);
+    assert_eq!(
+        w.states(scheduler, "r", &[1]),
+        [CHUNK_ABSENT],
+        "the key is not that of its parts"
+    );
+
+    for slot_rows in [0, 65, u32::MAX] {
+        let mut torn = table.clone();
+        let slot = refs[0].slot.get();
+        let row = torn.row(slot);
+        torn.set_fields(slot, &crate::engine::table::Row { slot_rows, ..row });
+        let (mut w, scheduler, worker) = restart(torn);
+        assert_eq!(w.states(scheduler, "r", &[1]), [CHUNK_ABSENT]);
+        w.store(scheduler, worker, &[chunk(1)]);
+    }
 }

@@ -4,3 +4,4 @@ mod memory;
 mod paths;
 mod peer;
 mod refusals;
+mod speed;

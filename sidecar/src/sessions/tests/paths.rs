@@ -478,3 +478,79 @@ fn chunks_expire() {
     w.pass(5_000);
     assert_eq!(w.core.engine().unwrap().usage().chunks, 0);
 }
+
+#[test]
+fn a_rank_that_goes_off_stops_its_instance_until_it_registers_again() {
+    for role in [Role::Worker, Role::Plugin] {
+        let mut w = World::new();
+        let (scheduler, worker) = w.instance();
+        let side = w.connect();
+        let off = Hello {
+            off: Some("LayoutUnknown".into()),
+            fds: Vec::new(),
+            ..hello(role, 1, 9)
+        };
+        w.greet(side, &off, true);
+        assert_eq!(w.grant(scheduler, &[chunk(1)]).1.results, [GRANT_NOT_READY]);
+        let reply: RegisterReply = w.ask(worker, Op::Register, &register_worker());
+        assert_eq!(
+            reply.ready,
+            role == Role::Worker,
+            "the plugin speaks for the scheduler too"
+        );
+        let _: RegisterReply = w.ask(scheduler, Op::Register, &register_scheduler());
+        assert_eq!(w.grant(scheduler, &[chunk(1)]).1.results, [GRANT_GRANTED]);
+    }
+}
+
+#[test]
+fn a_rank_whose_lock_is_gone_stops_its_instance_and_its_slots_wait_30_s() {
+    let mut w = World::new();
+    let (scheduler, worker) = w.instance();
+    let (_, granted) = w.grant(scheduler, &[chunk(1)]);
+    let slot = unpack(&granted.refs).unwrap()[0];
+    w.core.host_mut().locked.remove(&1);
+    w.pass(1_000);
+    assert_eq!(w.grant(scheduler, &[chunk(2)]).1.results, [GRANT_NOT_READY]);
+    w.commit(worker, granted.region, &granted.refs);
+    assert_eq!(state(&w, &slot), GRANTED, "nothing of it counts");
+    let tag = w.say(worker, Op::Register, &register_worker(), NO_FDS);
+    assert_eq!(w.error(tag), (ErrorCode::NoArena, false));
+    w.pass(30_000);
+    assert_eq!(state(&w, &slot), FREE);
+    w.core.host_mut().locked.insert(7);
+    let again = Hello {
+        lock: Some(7),
+        ..hello(Role::Worker, 1, 9)
+    };
+    assert_eq!(w.greet(worker, &again, true).memory, Memory::Sent);
+    let _: RegisterReply = w.ask(worker, Op::Register, &register_worker());
+    assert_eq!(
+        w.grant(scheduler, &[chunk(2), chunk(1)]).1.results,
+        [GRANT_NO_PARENT, GRANT_GRANTED]
+    );
+}
+
+#[test]
+fn before_the_arena_is_populated_a_grant_may_be_asked_again() {
+    let mut w = World::new();
+    let (scheduler, _) = w.instance();
+    let mut fresh = World::empty();
+    let (early, _) = fresh.instance();
+    assert_eq!(fresh.grant(early, &[chunk(1)]).1.results, [GRANT_NOT_READY]);
+    fresh.populate();
+    assert_eq!(fresh.grant(early, &[chunk(1)]).1.results, [GRANT_GRANTED]);
+    let large = |n| GrantChunk {
+        hash: hash(n).0.to_vec(),
+        ..chunk(1)
+    };
+    let mut results = Vec::new();
+    for n in 0..200 {
+        results.extend(w.grant(scheduler, &[large(n)]).1.results);
+    }
+    assert_eq!(
+        results.last(),
+        Some(&GRANT_NOT_READY),
+        "the bound of granted bytes"
+    );
+}

@@ -182,6 +182,17 @@ impl World {
     }
 
     pub fn of(pod: Pod, found: Option<MemoryTable>) -> Self {
+        let mut world = Self::unpopulated(pod, found);
+        world.populate();
+        world
+    }
+
+    /// A world whose arena has no pages yet.
+    pub fn empty() -> Self {
+        Self::unpopulated(Pod::default(), None)
+    }
+
+    fn unpopulated(pod: Pod, found: Option<MemoryTable>) -> Self {
         let now = Now {
             mono_ms: 1_000,
             unix_s: 1_000,
@@ -194,15 +205,13 @@ impl World {
             cold: false,
         };
         let core = Core::new(Self::config(), pod, start, now, &mut out);
-        let mut world = Self {
+        Self {
             core,
             now,
             out,
             conns: 0,
             tags: 0,
-        };
-        world.populate();
-        world
+        }
     }
 
     pub fn populate(&mut self) {

@@ -1,0 +1,76 @@
+//! ADMIN operations on the Unix socket: the same code and the same token as over HTTP.
+
+use super::token::{Access, check};
+use crate::serve::Shell;
+use crate::serve::daemon::Daemon;
+use crate::sessions::ConnId;
+use kvcachepool_protocol::frame::{FLAG_ERROR, FLAG_REPLY, Op, frame};
+use kvcachepool_protocol::message::{Admin, ErrorBody, ErrorCode, encode};
+use serde::Serialize;
+use serde_json::json;
+
+/// Does one operation and answers it. Takes the core's lock: not to be called under it.
+pub fn answer(daemon: &Daemon, shell: &Shell, conn: ConnId, tag: u64, request: &Admin) {
+    let (flags, body) = match perform(daemon, shell, request) {
+        Ok(body) => (FLAG_REPLY, body),
+        Err(error) => {
+            shell
+                .metrics
+                .add("admin_refusals_total", &[&format!("{:?}", error.code)], 1);
+            match encode(&error) {
+                Ok(body) => (FLAG_REPLY | FLAG_ERROR, body),
+                Err(_) => return,
+            }
+        }
+    };
+    shell.send(conn, frame(Op::Admin, flags, tag, &body));
+}
+
+fn refuse(code: ErrorCode, message: impl Into<String>) -> ErrorBody {
+    ErrorBody {
+        code,
+        message: message.into(),
+        retryable: false,
+    }
+}
+
+fn perform(daemon: &Daemon, shell: &Shell, request: &Admin) -> Result<Vec<u8>, ErrorBody> {
+    match request.op.as_str() {
+        "status" => return body(&daemon.status()),
+        "health" => return body(&json!({ "ready": daemon.is_ready() })),
+        "lookup" | "clear" | "pin" | "unpin" => {}
+        other => {
+            return Err(refuse(
+                ErrorCode::NotFound,
+                format!(
+                    "no operation {other:?}; there are status, health, lookup, clear, pin, unpin"
+                ),
+            ));
+        }
+    }
+    let file = daemon.config().effective.admin.token_file;
+    if check(file.as_deref(), Some(&request.token)) != Access::Granted {
+        return Err(refuse(
+            ErrorCode::Unauthorized,
+            "the token must be that of the file admin.tokenFile; without the file these operations are off",
+        ));
+    }
+    let keys = &request.keys;
+    let count = match request.op.as_str() {
+        "lookup" => {
+            let found = daemon
+                .lookup(keys)
+                .map_err(|e| refuse(e.code(), e.to_string()))?;
+            return body(&found);
+        }
+        "clear" => shell.with_core(|core, now, out| core.clear(now, out)),
+        "pin" => shell.with_core(|core, now, _| core.pin(now, keys, request.ttl_s)),
+        _ => shell.with_core(|core, now, out| core.unpin(now, keys, out)),
+    };
+    let count = count.map_err(|e| refuse(e.code(), e.to_string()))?;
+    body(&json!({ "count": count }))
+}
+
+fn body<T: Serialize>(value: &T) -> Result<Vec<u8>, ErrorBody> {
+    encode(value).map_err(|e| refuse(ErrorCode::Internal, e.to_string()))
+}

@@ -1,0 +1,126 @@
+//! The HTTP side and the tools that use it.
+
+use crate::harness::{Sidecar, binary};
+use crate::vllm::{Vllm, hashes};
+use kvcachepool_sidecar::admin::metrics_table::{PREFIX, all};
+use std::process::Command;
+
+#[test]
+fn config_and_objects_need_the_token_and_a_rotated_one_works_at_once() {
+    let sidecar = Sidecar::small();
+    let (code, text) = sidecar.get("/v1/config", Some("x"));
+    assert_eq!(code, 403);
+    assert!(text.contains("NoToken"), "{text}");
+    std::fs::write(sidecar.token_file(), "first\n").unwrap();
+    assert_eq!(sidecar.get("/v1/config", Some("x")).0, 403);
+    let (code, text) = sidecar.get("/v1/config", Some("first"));
+    assert_eq!(code, 200);
+    assert!(text.contains("chunkTokens: 256") && !text.contains("first\n"));
+    std::fs::write(sidecar.token_file(), "second\n").unwrap();
+    assert_eq!(sidecar.get("/v1/objects?key=00", Some("first")).0, 403);
+    assert_eq!(sidecar.get("/v1/objects?key=xyz", Some("second")).0, 400);
+    assert_eq!(sidecar.get("/nothing", None).0, 404);
+    sidecar.wait_metric(
+        "admin_requests_total{path=\"/v1/config\",status=\"403\"}",
+        2.0,
+    );
+}
+
+#[test]
+fn every_exported_metric_stands_in_the_table_with_its_type() {
+    let sidecar = Sidecar::small();
+    let mut vllm = Vllm::attach(&sidecar.socket());
+    vllm.store("r", &hashes(1, 2));
+    let (_, text) = sidecar.get("/metrics", None);
+    let types: Vec<&str> = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("# TYPE "))
+        .collect();
+    assert!(types.len() > 20);
+    for line in types {
+        let (name, kind) = line.split_once(' ').unwrap();
+        let name = name.strip_prefix(PREFIX).unwrap();
+        let metric = all().find(|m| m.name == name).unwrap();
+        assert_eq!(format!("{:?}", metric.kind).to_lowercase(), kind, "{name}");
+    }
+}
+
+#[test]
+fn status_prints_a_table_or_json_over_http_and_over_the_socket() {
+    let sidecar = Sidecar::small();
+    let mut vllm = Vllm::attach(&sidecar.socket());
+    vllm.store("r", &hashes(1, 2));
+    let run = |args: &[&str]| {
+        let output = Command::new(binary())
+            .arg("status")
+            .args(args)
+            .output()
+            .unwrap();
+        assert!(
+            output.status.success(),
+            "{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let url = sidecar.url();
+    let socket = sidecar.socket();
+    for from in [
+        ["--url", url.as_str()],
+        ["--socket", socket.to_str().unwrap()],
+    ] {
+        let table = run(&from);
+        assert!(
+            table.contains("2 chunks") && table.contains("scheduler"),
+            "{table}"
+        );
+        let json = run(&[from[0], from[1], "--json"]);
+        let status: serde_json::Value = serde_json::from_str(&json).unwrap();
+        assert_eq!(status["memory"]["chunks"], 2);
+        assert_eq!(status["state"], "ready");
+    }
+}
+
+#[test]
+fn the_exported_connector_is_whole_and_exporting_again_changes_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let export = || {
+        let output = Command::new(binary())
+            .arg("export-connector")
+            .arg(folder.path())
+            .output()
+            .unwrap();
+        assert!(
+            output.status.success(),
+            "{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+    };
+    export();
+    let info = folder.path().join(format!(
+        "kvcachepool-{}.dist-info",
+        env!("CARGO_PKG_VERSION")
+    ));
+    let entry_points = std::fs::read_to_string(info.join("entry_points.txt")).unwrap();
+    assert!(
+        entry_points.contains("[vllm.general_plugins]\nkvcachepool = kvcachepool.plugin:register")
+    );
+    assert!(info.join("METADATA").exists());
+    assert!(folder.path().join("kvcachepool/__init__.py").exists());
+    assert!(!folder.path().join("kvcachepool/__pycache__").exists());
+    let settings = std::fs::read_to_string(folder.path().join("settings.json")).unwrap();
+    assert!(settings.contains("\"existingConnector\":\"Refuse\""));
+    let stamp = || {
+        std::fs::metadata(folder.path().join("kvcachepool"))
+            .unwrap()
+            .modified()
+            .unwrap()
+    };
+    let before = stamp();
+    export();
+    assert_eq!(stamp(), before);
+    // The entry points of an older version would register the plugin twice.
+    std::fs::create_dir(folder.path().join("kvcachepool-0.0.1.dist-info")).unwrap();
+    export();
+    assert!(!folder.path().join("kvcachepool-0.0.1.dist-info").exists());
+}

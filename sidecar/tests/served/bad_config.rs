@@ -1,0 +1,174 @@
+//! Configs that cannot be used are a reported state, not an exit; a changed file is taken in or reported.
+
+use crate::cgroup::Cgroup;
+use crate::harness::{Sidecar, binary, wait_for};
+use crate::vllm::{Vllm, hashes};
+use std::process::Command;
+
+#[test]
+fn an_unknown_key_is_reported_and_mended_without_a_new_container() {
+    let mut sidecar = Sidecar::prepare("memory: {szie: 64Mi}\n");
+    sidecar.run();
+    wait_for("the named reason", || {
+        sidecar
+            .reasons()
+            .contains(&"ConfigInvalid".to_owned())
+            .then_some(())
+    });
+    assert_eq!(sidecar.get("/healthz", None).0, 200);
+    let (code, text) = sidecar.get("/readyz", None);
+    assert_eq!(code, 503);
+    assert!(
+        text.contains("memory.szie") && text.contains("memory.size"),
+        "{text}"
+    );
+    assert_eq!(sidecar.metric("degraded{reason=\"ConfigInvalid\"}"), 1.0);
+
+    sidecar.configure("memory: {size: 64Mi}\n");
+    sidecar.wait_socket();
+    sidecar.wait_populated();
+    Vllm::attach(&sidecar.socket()).store("r", &hashes(1, 1));
+}
+
+#[test]
+fn an_unknown_key_of_a_managed_config_is_a_warning_with_a_metric() {
+    let sidecar = Sidecar::start("managed: true\nmemory: {size: 64Mi}\nfuture: {thing: 1}\n");
+    assert_eq!(sidecar.metric("config_unknown_keys{key=\"future\"}"), 1.0);
+}
+
+#[test]
+fn an_arena_larger_than_the_memory_is_refused_by_name_and_everything_else_serves() {
+    let sidecar = Sidecar::start("memory: {size: 8Ti}\n");
+    wait_for("the named reason", || {
+        sidecar
+            .reasons()
+            .iter()
+            .any(|r| r.contains("ArenaExceedsMemoryLimit"))
+            .then_some(())
+    });
+    let text = sidecar.get("/readyz", None).1;
+    assert!(text.contains("memory.size"), "{text}");
+    assert_eq!(sidecar.get("/healthz", None).0, 200);
+}
+
+#[test]
+fn an_arena_larger_than_the_containers_limit_is_refused_before_a_page_is_touched() {
+    let Some(cgroup) = Cgroup::with_limit(256 << 20) else {
+        return;
+    };
+    let mut sidecar = Sidecar::prepare("memory: {size: 256Mi}\n");
+    sidecar.run_below(&cgroup.procs());
+    sidecar.wait_socket();
+    wait_for("the named reason", || {
+        let reasons = sidecar.reasons();
+        reasons
+            .contains(&"ArenaExceedsMemoryLimit".to_owned())
+            .then_some(())
+    });
+    let text = sidecar.get("/readyz", None).1;
+    assert!(
+        text.contains("memory.limit_in_bytes") || text.contains("memory.max"),
+        "{text}"
+    );
+    drop(sidecar);
+
+    let mut fits = Sidecar::prepare("memory: {size: 128Mi}\n");
+    fits.run_below(&cgroup.procs());
+    fits.wait_socket();
+    fits.wait_populated();
+    Vllm::attach(&fits.socket()).store("r", &hashes(1, 4));
+    assert_eq!(fits.metric("engine_starts_total"), 1.0, "no OOM kill");
+}
+
+#[test]
+fn without_huge_pages_on_the_node_base_pages_serve_and_the_reason_is_named() {
+    let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap();
+    let free = meminfo
+        .lines()
+        .find_map(|l| l.strip_prefix("HugePages_Free:"))
+        .map_or(0, |n| n.trim().parse::<u64>().unwrap());
+    if free > 0 {
+        eprintln!("skipped: this machine has huge pages");
+        return;
+    }
+    let sidecar = Sidecar::start("memory: {size: 64Mi, hugePages: 2Mi}\n");
+    sidecar.wait_populated();
+    assert!(
+        sidecar
+            .reasons()
+            .contains(&"HugePagesUnavailable".to_owned())
+    );
+    Vllm::attach(&sidecar.socket()).store("r", &hashes(1, 1));
+}
+
+#[test]
+fn a_changed_file_is_applied_or_waits_for_a_restart_or_is_left_out() {
+    let sidecar = Sidecar::small();
+    sidecar.configure("memory: {size: 128Mi}\ncache: {minLoadTokens: 1024}\n");
+    sidecar.wait_metric("config_reloads_total{result=\"applied\"}", 1.0);
+    assert_eq!(
+        sidecar.metric("config_restart_needed{key=\"memory.size\"}"),
+        1.0
+    );
+    assert_eq!(sidecar.status()["restart_needed"][0], "memory.size");
+    let mut vllm = Vllm::silent(&sidecar.socket());
+    let reply: kvcachepool_protocol::message::HelloReply = vllm
+        .hello(kvcachepool_protocol::message::Role::Worker)
+        .read();
+    assert_eq!(reply.settings.min_load_tokens, 1024);
+
+    sidecar.configure("memory: {size: none}\n");
+    sidecar.signal(rustix::process::Signal::HUP);
+    sidecar.wait_metric("config_reloads_total{result=\"invalid\"}", 1.0);
+    assert!(
+        sidecar.status()["config_error"]
+            .as_str()
+            .unwrap()
+            .contains("memory.size")
+    );
+    assert_eq!(sidecar.metric("engine_starts_total"), 1.0);
+}
+
+#[test]
+fn a_live_socket_is_refused_and_a_dead_one_taken_over() {
+    let mut sidecar = Sidecar::small();
+    let second = Command::new(binary())
+        .args(["run", "--config"])
+        .arg(sidecar.config())
+        .output()
+        .unwrap();
+    assert!(!second.status.success());
+    let text = String::from_utf8_lossy(&second.stderr).into_owned();
+    assert!(text.contains("SocketTaken"), "{text}");
+    Vllm::attach(&sidecar.socket()).store("r", &hashes(1, 1));
+
+    sidecar.kill_all();
+    assert!(sidecar.socket().exists(), "a dead socket lies there");
+    sidecar.run();
+    sidecar.wait_socket();
+}
+
+#[test]
+fn check_names_every_problem_and_the_printed_defaults_pass_it() {
+    let sidecar = Sidecar::prepare("memory: {szie: 1, size: much}\n");
+    let check = |path: &std::path::Path| {
+        Command::new(binary())
+            .args(["config", "--check"])
+            .arg(path)
+            .output()
+            .unwrap()
+    };
+    let bad = check(&sidecar.config());
+    assert_eq!(bad.status.code(), Some(1));
+    let text = String::from_utf8_lossy(&bad.stderr).into_owned();
+    assert!(
+        text.contains("memory.szie") && text.contains("much"),
+        "{text}"
+    );
+    let defaults = Command::new(binary())
+        .args(["config", "--defaults"])
+        .output()
+        .unwrap();
+    sidecar.write_config(&String::from_utf8(defaults.stdout).unwrap());
+    assert!(check(&sidecar.config()).status.success());
+}

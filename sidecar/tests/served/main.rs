@@ -1,0 +1,18 @@
+//! The real binary, driven by small clients that speak the protocol from processes of their own where locks and deaths matter.
+//! Wrong input of every kind must end in a named refusal and a metric, never in a crash, and nothing may be lost.
+// A test ends by panicking.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod admin;
+mod bad_config;
+mod bad_descriptors;
+mod bad_frames;
+mod cgroup;
+mod child;
+mod client;
+mod frugality;
+mod harness;
+mod limits;
+mod supervision;
+mod survival;
+mod vllm;

@@ -1,0 +1,115 @@
+//! Deaths and ends of the processes of one sidecar.
+
+use crate::child::Process;
+use crate::harness::{Sidecar, signal_to, wait_for};
+use crate::vllm::{Vllm, hashes};
+use rustix::process::Signal;
+
+#[test]
+fn an_engine_that_is_killed_comes_back_with_the_memory_and_serves_after_a_check() {
+    let sidecar = Sidecar::small();
+    let mut vllm = Vllm::attach(&sidecar.socket());
+    vllm.store("r", &hashes(1, 8));
+    let region = vllm.memory.as_ref().unwrap().region;
+    signal_to(sidecar.engine(), Signal::KILL);
+    sidecar.wait_metric("engine_starts_total", 2.0);
+    vllm.reconnect();
+    assert_eq!(vllm.memory.as_ref().unwrap().region, region);
+    vllm.check("r", &hashes(1, 8));
+    vllm.store("r2", &hashes(2, 2));
+}
+
+#[test]
+fn bytes_that_changed_while_no_engine_ran_are_never_served() {
+    let sidecar = Sidecar::small();
+    let mut vllm = Vllm::attach(&sidecar.socket());
+    vllm.store("r", &hashes(1, 2));
+    let (_, reply) = vllm.probe("r", &hashes(1, 2));
+    let refs = kvcachepool_protocol::refs::unpack(&reply.refs).unwrap();
+    vllm.release("r");
+    signal_to(sidecar.engine(), Signal::KILL);
+    vllm.write(&refs[1], b"another");
+    sidecar.wait_metric("engine_starts_total", 2.0);
+    vllm.reconnect();
+    wait_for("the verdict on the second chunk", || {
+        let (_, reply) = vllm.probe("r", &hashes(1, 2));
+        (reply.states == [1, 0]).then_some(())
+    });
+    sidecar.wait_metric("corrupt_chunks_total", 1.0);
+}
+
+#[test]
+fn three_boots_without_health_make_the_next_one_start_cold_in_the_same_memory() {
+    let sidecar = Sidecar::small();
+    let mut vllm = Vllm::attach(&sidecar.socket());
+    vllm.store("r", &hashes(1, 2));
+    let region = vllm.memory.as_ref().unwrap().region;
+    for start in 2..=4 {
+        signal_to(sidecar.engine(), Signal::KILL);
+        sidecar.wait_metric("engine_starts_total", f64::from(start));
+        sidecar.wait_socket();
+    }
+    vllm.reconnect();
+    assert_eq!(vllm.memory.as_ref().unwrap().region, region);
+    assert_eq!(vllm.ready("r", &hashes(1, 2)), 0);
+    vllm.store("again", &hashes(1, 2));
+}
+
+#[test]
+fn health_is_answered_while_no_engine_is() {
+    let sidecar = Sidecar::small();
+    signal_to(sidecar.engine(), Signal::KILL);
+    // Whoever asks at whatever moment is told that the container lives.
+    for _ in 0..50 {
+        assert_eq!(sidecar.get("/healthz", None).0, 200);
+    }
+    sidecar.wait_metric("engine_starts_total", 2.0);
+}
+
+#[test]
+fn sigterm_ends_everything_with_and_without_a_vllm() {
+    let mut sidecar = Sidecar::small();
+    let mut vllm = Vllm::attach(&sidecar.socket());
+    vllm.store("r", &hashes(1, 1));
+    let began = std::time::Instant::now();
+    sidecar.signal(Signal::TERM);
+    assert_eq!(sidecar.wait_exit(), Some(0));
+    assert!(
+        began.elapsed().as_secs_f64() < 1.0,
+        "at once, a vLLM is attached"
+    );
+    drop(vllm);
+    sidecar.run();
+    sidecar.wait_socket();
+    sidecar.signal(Signal::TERM);
+    assert_eq!(sidecar.wait_exit(), Some(0));
+}
+
+#[test]
+fn population_is_announced_and_nothing_is_granted_before() {
+    let sidecar = Sidecar::start("memory: {size: 256Mi, populateThreads: 1}\n");
+    let mut vllm = Vllm::attach(&sidecar.socket());
+    sidecar.wait_populated();
+    vllm.store("r", &hashes(1, 4));
+    let status = sidecar.status();
+    assert_eq!(
+        status["memory"]["populated_bytes"].as_u64(),
+        Some(256 << 20)
+    );
+}
+
+#[test]
+fn grants_of_a_process_come_back_with_the_proof_of_its_death() {
+    let sidecar = Sidecar::small();
+    let mut writer = Process::start("grant", &sidecar.socket());
+    let granted = || sidecar.status()["memory"]["slots"]["granted"].as_u64();
+    assert_eq!(granted(), Some(4));
+    writer.kill();
+    wait_for("the slots to come back", || (granted()? == 0).then_some(()));
+    let mut vllm = Vllm::attach(&sidecar.socket());
+    assert_eq!(
+        vllm.ready("r", &hashes(2, 4)),
+        0,
+        "a dead writer's bytes are never read"
+    );
+}
