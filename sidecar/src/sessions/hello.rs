@@ -196,7 +196,7 @@ impl<H: Host> Core<H> {
             self.peers
                 .sessions
                 .get(id)
-                .is_some_and(|s| s.role == hello.role && s.rank == hello.rank)
+                .is_some_and(|s| s.role == hello.role)
         });
         let of_conn = self.peers.conns.get(&conn).and_then(|c| c.session);
         if of_conn.is_some() && of_conn != known {
@@ -240,8 +240,23 @@ impl<H: Host> Core<H> {
         {
             self.close(older, "Superseded", out);
         }
+        self.move_session(id, hello);
         self.tie(conn, id);
         Ok(id)
+    }
+
+    /// A process that lives on may begin another engine: its session speaks for that one from now on.
+    fn move_session(&mut self, id: u64, hello: &Hello) {
+        let instance = text(&hello.instance);
+        let stays = |s: &Session| s.instance == instance && s.rank == hello.rank;
+        if self.peers.sessions.get(&id).is_some_and(stays) {
+            return;
+        }
+        self.leave_instance(id);
+        if let Some(s) = self.peers.sessions.get_mut(&id) {
+            s.instance = instance;
+            s.rank = hello.rank;
+        }
     }
 
     fn tie(&mut self, conn: ConnId, session: u64) {

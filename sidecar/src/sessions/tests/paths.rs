@@ -554,3 +554,35 @@ fn before_the_arena_is_populated_a_grant_may_be_asked_again() {
         "the bound of granted bytes"
     );
 }
+
+#[test]
+fn a_process_has_one_session_per_role_which_moves_to_the_engine_it_begins_next() {
+    let mut w = World::new();
+    let (scheduler, worker) = w.instance();
+    for (conn, role, process, lock) in [
+        (worker, Role::Worker, 1, 1),
+        (scheduler, Role::Scheduler, 2, 2),
+    ] {
+        for rank in 1..5 {
+            let next = Hello {
+                instance: "j".into(),
+                rank,
+                lock: Some(lock),
+                ..hello(role, process, 2 + u64::from(rank))
+            };
+            w.greet(conn, &next, true);
+        }
+    }
+    assert_eq!(w.core.status(w.now).sessions.len(), 2);
+    assert_eq!(w.grant(scheduler, &[chunk(1)]).1.results, [GRANT_NOT_READY]);
+    let first = Hello {
+        instance: "j".into(),
+        lock: Some(1),
+        ..hello(Role::Worker, 1, 9)
+    };
+    w.greet(worker, &first, true);
+    let _: RegisterReply = w.ask(worker, Op::Register, &register_worker());
+    let ready: RegisterReply = w.ask(scheduler, Op::Register, &register_scheduler());
+    assert!(ready.ready);
+    assert_eq!(w.grant(scheduler, &[chunk(1)]).1.results, [GRANT_GRANTED]);
+}
