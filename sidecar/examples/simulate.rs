@@ -23,9 +23,6 @@ struct Args {
     /// Print what happens in the history of the seed.
     #[arg(long)]
     trace: bool,
-    /// Lines of a trace, from its end; 0 = all.
-    #[arg(long, default_value_t = 0)]
-    last: usize,
     /// Histories that may break a rule before the run ends.
     #[arg(long, default_value_t = 1)]
     most: usize,
@@ -37,7 +34,7 @@ struct Args {
 fn main() {
     let args = Args::parse();
     if args.trace {
-        trace(args.seed, args.last);
+        trace(args.seed);
         return;
     }
     let threads = if args.threads == 0 { threads() } else { args.threads };
@@ -69,12 +66,8 @@ fn main() {
     }
 }
 
-fn trace(seed: u64, last: usize) {
+fn trace(seed: u64) {
     let outcome = guarded(seed, Wrong::Nothing, &|p| p, true);
-    let from = if last == 0 { 0 } else { outcome.trace.len().saturating_sub(last) };
-    for line in &outcome.trace[from..] {
-        println!("{line}");
-    }
     match outcome.violation {
         Some(violation) => {
             println!("seed {seed}: {violation}");

@@ -156,8 +156,12 @@ impl World {
                 let bytes = self.bytes_of(region, r, asked.hashes[n]);
                 let stale = bytes == Bytes::Flipped && self.flipped_before_boot(slot, r.length.get());
                 if bytes == Bytes::Wrong || stale {
-                    let text = format!("chunk {n} of tag {tag} is ready in slot {slot} with {bytes:?} bytes, before this boot: {stale}; states {:?}, hashes {:?}, record {:?}, clean {:?}", reply.states, asked.hashes, short(&self.memory.borrow().regions[region].chunks[row.chunk as usize].last_hash), (0..8).map(|a| self.memory.borrow().regions[region].content[slot as usize + a as usize] == super::memory::right(asked.hashes[n], section, a)).collect::<Vec<_>>());
-                    self.broke(Rule::S5, || text);
+self.broke(Rule::S5, || {
+                        format!(
+                            "chunk {n} of tag {tag} is ready in slot {slot} with {bytes:?} bytes, before this boot: {stale}"
+                        )
+                    });
+
                 }
                 held.push((slot, r.generation.get()));
             }
@@ -175,21 +179,13 @@ impl World {
     pub fn bounds(&mut self) {
         let Some(engine) = self.side.core.as_ref().and_then(|c| c.engine()) else { return };
         let (usage, arena) = (engine.usage(), engine.geometry().arena_bytes);
-        let share = arena / 100 * u64::from(self.p.soft_pin_percent);
+        let share = arena * u64::from(self.p.soft_pin_percent) / 100;
         if usage.soft_pinned_bytes > share {
             self.broke(Rule::S9, || format!("soft pins hold {} of {share} bytes", usage.soft_pinned_bytes));
         }
         if usage.used_bytes > arena || usage.granted_bytes > arena {
             self.broke(Rule::S9, || format!("{usage:?} is more than {arena}"));
         }
-    }
-
-    /// Chunks whose parent's record is not there.
-    pub fn orphans(&self) -> usize {
-        let m = self.memory.borrow();
-        let Some(at) = m.supervisor else { return 0 };
-        let used = || m.regions[at].chunks.iter().filter(|c| c.state == 1);
-        used().filter(|c| c.parent != [0; 32] && !used().any(|p| p.key == c.parent)).count()
     }
 
     /// Counts evictions that the engine made since.

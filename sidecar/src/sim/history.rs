@@ -14,7 +14,6 @@ pub struct Outcome {
     pub seed: u64,
     pub counts: Counts,
     pub violation: Option<Violation>,
-    pub trace: Vec<String>,
 }
 
 /// Runs the history of a seed.
@@ -31,7 +30,7 @@ pub fn run(seed: u64, wrong: Wrong, shape: &dyn Fn(Profile) -> Profile, tracing:
     if let Some(v) = w.violation.clone() {
         say!(w, "VIOLATION {v}");
     }
-    Outcome { seed, counts: w.counts, violation: w.violation, trace: w.trace }
+    Outcome { seed, counts: w.counts, violation: w.violation }
 }
 
 impl World {
@@ -58,19 +57,19 @@ impl World {
             self.wake();
         }
         match self.rng.below(100) {
-            0..22 => self.sidecar_step(),
-            22..40 => self.answer_step(),
-            40..76 => self.part_step(),
-            76..84 => !self.side.stopped && self.digest_step(),
-            84..88 => !self.side.stopped && self.tick(),
-            88..90 => !self.side.stopped && self.populate_step(),
-            90..92 => !self.side.stopped && self.death_step(),
-            92..94 => !self.side.stopped && self.boot_step(),
-            94..96 => {
+            0..20 => self.sidecar_step(),
+            20..36 => self.answer_step(),
+            36..70 => self.part_step(),
+            70..77 => !self.side.stopped && self.digest_step(),
+            77..80 => !self.side.stopped && self.tick(),
+            80..82 => !self.side.stopped && self.populate_step(),
+            82..84 => !self.side.stopped && self.death_step(),
+            84..86 => !self.side.stopped && self.boot_step(),
+            86..88 => {
                 let instance = self.rng.below(self.instances.len());
                 self.instance_step(instance)
             }
-            96..97 => !self.side.stopped && self.p.rates.fetch > 0 && self.fetch_step(),
+            88..90 => !self.side.stopped && self.p.rates.fetch > 0 && self.fetch_step(),
             _ => self.fault_step(),
         }
     }

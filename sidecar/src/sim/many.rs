@@ -31,7 +31,7 @@ pub fn guarded(seed: u64, wrong: Wrong, shape: Shape<'_>, tracing: bool) -> Outc
                 .or_else(|| panic.downcast_ref::<&str>().map(|s| (*s).to_owned()))
                 .unwrap_or_default();
             let violation = Some(Violation { rule: Rule::P2, what });
-            Outcome { seed, counts: Counts::default(), violation, trace: Vec::new() }
+            Outcome { seed, counts: Counts::default(), violation }
         }
     }
 }

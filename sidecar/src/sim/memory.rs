@@ -3,8 +3,7 @@
 
 use super::rng::{Rng, mix};
 use super::rules::{Rule, Violation};
-use crate::engine::mistake::{Mistake, made};
-use crate::engine::table::{COMMITTED, ChunkRecord, FREE, GRANTED, Geometry, PUBLISHED, ROW_BYTES, Row, Table};
+use crate::engine::table::{ChunkRecord, FREE, GRANTED, Geometry, PUBLISHED, ROW_BYTES, Row, Table};
 use crate::sessions::{FdId, Host, HostError};
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -67,6 +66,8 @@ pub struct Memory {
     pub format: u32,
     /// What the supervisor holds.
     pub supervisor: Option<usize>,
+    /// What was adopted last and is not kept yet.
+    pub adopted: Option<usize>,
     /// Descriptors of the frame under way.
     pub fds: Vec<(FdId, FdObject)>,
     pub next_fd: u64,
@@ -78,7 +79,8 @@ pub struct Memory {
     /// A row is known to be corrupt: it may go under its leases.
     pub may_go: Option<u32>,
     pub flock: bool,
-    pub region_checks: bool,
+    /// A call goes on after the engine died, its writes are lost: what it says leaves before it is stored.
+    pub outlives_death: bool,
     pub violation: Option<Violation>,
     pub torn: u64,
     pub rng: Rng,
@@ -94,6 +96,10 @@ pub enum FdObject {
     Junk,
 }
 
+/// What a call unwinds with when the engine dies in it.
+#[derive(Debug)]
+pub struct EngineDied;
+
 /// Shared by the engine's host, its table and the world.
 pub type Shared = Rc<RefCell<Memory>>;
 
@@ -106,6 +112,7 @@ impl Memory {
             held: Vec::new(),
             format: 1,
             supervisor: None,
+            adopted: None,
             fds: Vec::new(),
             next_fd: 1,
             holders: Vec::new(),
@@ -113,7 +120,7 @@ impl Memory {
             crashed: false,
             may_go: None,
             flock: false,
-            region_checks: true,
+            outlives_death: false,
             violation: None,
             torn: TORN,
             rng: Rng::new(seed, 7),
@@ -123,6 +130,13 @@ impl Memory {
     pub fn broke(&mut self, rule: Rule, what: impl FnOnce() -> String) {
         if self.violation.is_none() {
             self.violation = Some(Violation { rule, what: what() });
+        }
+    }
+
+    /// Where the engine has just died, nothing of the call follows.
+    fn end_if_dead(&self) {
+        if self.crashed && !self.outlives_death {
+            std::panic::resume_unwind(Box::new(EngineDied));
         }
     }
 
@@ -329,6 +343,7 @@ impl Table for SimTable {
         if m.spend() {
             m.regions[self.at].populated = rows;
         }
+        m.end_if_dead();
     }
 
     fn row(&self, row: u32) -> Row {
@@ -338,6 +353,7 @@ impl Table for SimTable {
     fn set_state(&mut self, row: u32, state: u32) {
         let mut m = self.memory.borrow_mut();
         if row >= self.geometry.rows || !m.spend() {
+            m.end_if_dead();
             return;
         }
         m.state_changes(self.at, row, state);
@@ -349,6 +365,7 @@ impl Table for SimTable {
         if row < self.geometry.rows && m.spend() {
             m.regions[self.at].rows[row as usize].generation = generation;
         }
+        m.end_if_dead();
     }
 
     fn set_fields(&mut self, row: u32, fields: &Row) {
@@ -374,6 +391,7 @@ impl Table for SimTable {
             m.broke(Rule::S2, || format!("fields of slot {row} change while it is {before:?}"));
         }
         m.regions[self.at].rows[row as usize] = after;
+        m.end_if_dead();
     }
 
     fn set_digest(&mut self, row: u32, digest: [u8; 16]) {
@@ -381,6 +399,7 @@ impl Table for SimTable {
         if row < self.geometry.rows && m.spend() {
             m.regions[self.at].rows[row as usize].digest = digest;
         }
+        m.end_if_dead();
     }
 
     fn chunk(&self, chunk: u32) -> ChunkRecord {
@@ -390,6 +409,7 @@ impl Table for SimTable {
     fn set_chunk(&mut self, chunk: u32, record: &ChunkRecord) {
         let mut m = self.memory.borrow_mut();
         if chunk >= self.geometry.chunks || !m.spend() {
+            m.end_if_dead();
             return;
         }
         let at = self.at;
@@ -398,12 +418,14 @@ impl Table for SimTable {
             // half of it reached the memory
             let state = m.regions[at].chunks[chunk as usize].state;
             m.regions[at].chunks[chunk as usize] = ChunkRecord { state, parent: [0; 32], ..*record };
+            m.end_if_dead();
             return;
         }
         m.regions[at].chunks[chunk as usize] = ChunkRecord { state: 0, ..*record };
         if m.spend() {
             m.regions[at].chunks[chunk as usize].state = record.state;
         }
+        m.end_if_dead();
     }
 
     fn set_needed(&mut self, chunk: u32, needed: [u64; 2]) {
@@ -411,6 +433,7 @@ impl Table for SimTable {
         if chunk < self.geometry.chunks && m.spend() {
             m.regions[self.at].chunks[chunk as usize].needed = needed;
         }
+        m.end_if_dead();
     }
 
     fn clear_chunk(&mut self, chunk: u32) {
@@ -418,6 +441,7 @@ impl Table for SimTable {
         if chunk < self.geometry.chunks && m.spend() {
             m.regions[self.at].chunks[chunk as usize].state = 0;
         }
+        m.end_if_dead();
     }
 }
 
@@ -457,6 +481,7 @@ impl Host for SimHost {
     fn create(&mut self, geometry: Geometry) -> Result<SimTable, HostError> {
         let mut m = self.memory.borrow_mut();
         if !m.spend() {
+            m.end_if_dead();
             return Err(HostError("the engine is dead".into()));
         }
         if let Some((region, pid)) = m.holders.first().copied() {
@@ -495,17 +520,23 @@ impl Host for SimHost {
             return Err(HostError("another format".into()));
         }
         if !m.spend() {
+            m.end_if_dead();
             return Err(HostError("the engine is dead".into()));
         }
-        m.supervisor = Some(a);
+        m.adopted = Some(a);
         drop(m);
         Ok(SimTable::of(&self.memory, a))
     }
-}
 
-/// Is this one of the mistakes for which regions count for nothing?
-pub fn regions_ignored() -> bool {
-    made(Mistake::Regions)
+    fn keep(&mut self) {
+        let mut m = self.memory.borrow_mut();
+        if let Some(at) = m.adopted.take()
+            && m.spend()
+        {
+            m.supervisor = Some(at);
+        }
+        m.end_if_dead();
+    }
 }
 
 /// States in which a slot is nobody's burden.
@@ -513,7 +544,3 @@ pub fn settled(state: u32) -> bool {
     state == FREE || state == PUBLISHED
 }
 
-/// States in which a slot has been written and waits.
-pub fn waits(state: u32) -> bool {
-    state == GRANTED || state == COMMITTED
-}

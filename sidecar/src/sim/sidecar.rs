@@ -1,7 +1,7 @@
 //! The sidecar's shell: gives the real state machine its inputs, carries out what it wants, and dies at any table write.
 
 use super::counts::Fault;
-use super::memory::{Bytes, ENGINE, FdObject, SimHost, SimTable, rows_of};
+use super::memory::{Bytes, ENGINE, EngineDied, FdObject, SimHost, SimTable, rows_of};
 use super::profile::{Profile, Slip};
 use super::rules::Rule;
 use super::world::{World, Wire, say};
@@ -52,6 +52,8 @@ pub struct Asked {
 #[derive(Default)]
 pub struct Sidecar {
     pub core: Option<Core<SimHost>>,
+    /// An engine process runs, or has just died in a call.
+    pub up: bool,
     pub container: bool,
     pub stopped: bool,
     pub frozen: bool,
@@ -87,6 +89,15 @@ fn config(p: &Profile) -> Config {
         },
         fetch_outlives_engine: p.fetch_outlives,
         ..base
+    }
+}
+
+/// Calls the state machine; it may die in the call.
+fn survives<T>(call: impl FnOnce() -> T) -> Option<T> {
+    match std::panic::catch_unwind(std::panic::AssertUnwindSafe(call)) {
+        Ok(value) => Some(value),
+        Err(why) if why.is::<EngineDied>() => None,
+        Err(why) => std::panic::resume_unwind(why),
     }
 }
 
@@ -136,8 +147,10 @@ impl World {
         };
         let host = SimHost { memory: self.memory.clone() };
         let mut out = std::mem::take(&mut self.side.out);
-        let core = Core::new(config(&self.p), host, start, self.core_now(), &mut out);
-        self.side.core = Some(core);
+        let now = self.core_now();
+        let settings = config(&self.p);
+        self.side.core = survives(|| Core::new(settings, host, start, now, &mut out));
+        self.side.up = true;
         self.after(out, die.then_some(Fault::CrashInBoot));
         true
     }
@@ -147,7 +160,7 @@ impl World {
         let now = self.core_now();
         let Some(core) = self.side.core.as_mut() else { return };
         let mut out = std::mem::take(&mut self.side.out);
-        core.handle(now, input, &mut out);
+        survives(|| core.handle(now, input, &mut out));
         self.after(out, Some(Fault::CrashAtTableWrite));
     }
 
@@ -174,7 +187,8 @@ impl World {
 
     /// The engine process is gone.
     pub fn crash(&mut self) {
-        if self.side.core.take().is_none() {
+        self.side.core = None;
+        if !std::mem::take(&mut self.side.up) {
             return;
         }
         say!(self, "ENGINE CRASH");
@@ -520,7 +534,9 @@ impl World {
         let now = self.core_now();
         let Some(core) = self.side.core.as_mut() else { return false };
         let mut out = Vec::new();
-        let _ = core.clear(now, &mut out);
+        survives(|| {
+            let _ = core.clear(now, &mut out);
+        });
         self.hit(Fault::Cleared);
         say!(self, "everything is cleared");
         self.after(out, Some(Fault::CrashAtTableWrite));
@@ -545,6 +561,7 @@ impl World {
             }
             *c |= super::memory::FLIPPED;
         }
+        self.side.stale_flips.retain(|r| *r as usize != row);
         self.hit(Fault::BitFlip);
         say!(self, "a bit of slot {row} flips");
         true
@@ -582,11 +599,13 @@ impl World {
         let now = self.core_now();
         let time = crate::engine::Time { mono_ms: now.mono_ms, unix_s: now.unix_s };
         if let Some(engine) = self.side.core.as_mut().and_then(|c| c.engine_mut()) {
-            if f.cancelled {
-                engine.fetch_ended(f.section);
-            } else {
-                engine.fetched(time, f.section, digest);
-            }
+            survives(|| {
+                if f.cancelled {
+                    engine.fetch_ended(f.section);
+                } else {
+                    engine.fetched(time, f.section, digest);
+                }
+            });
         }
         say!(self, "fetch into slot {slot} ends, cancelled {}", f.cancelled);
         self.nudge();
@@ -598,7 +617,7 @@ impl World {
             f.cancelled = true;
         }
         if let Some(engine) = self.side.core.as_mut().and_then(|c| c.engine_mut()) {
-            engine.cancel_fetch(id);
+            survives(|| engine.cancel_fetch(id));
         }
         say!(self, "fetch {id:?} is cancelled");
         self.hit(Fault::FetchCancelled);
@@ -641,7 +660,7 @@ impl World {
         };
         let now = self.core_now();
         let time = crate::engine::Time { mono_ms: now.mono_ms, unix_s: now.unix_s };
-        let begun = self.side.core.as_mut().and_then(|c| c.engine_mut()).and_then(|e| e.fetch(time, &context, &wish));
+        let begun = self.side.core.as_mut().and_then(|c| c.engine_mut()).and_then(|e| survives(|| e.fetch(time, &context, &wish)).flatten());
         self.side.domain = Some(domain);
         let region = self.memory.borrow().supervisor;
         let (Some((id, sections)), Some(region)) = (begun, region) else {
@@ -659,6 +678,10 @@ impl World {
 
     /// Passes on what the engine wants after it was called beside the socket.
     fn nudge(&mut self) {
+        if self.memory.borrow().crashed {
+            self.after(Vec::new(), Some(Fault::CrashAtTableWrite));
+            return;
+        }
         let rows = self.side.populated;
         self.drive(Input::Populated { rows });
     }

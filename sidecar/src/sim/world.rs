@@ -13,9 +13,9 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-/// Writes a line of the trace, when one is kept.
+/// Prints a line of the trace, where one is wanted.
 macro_rules! say {
-    ($w:expr, $($arg:tt)*) => { if $w.tracing { $w.line(format!($($arg)*)); } };
+    ($w:expr, $($arg:tt)*) => { if $w.tracing { $w.line(&format!($($arg)*)); } };
 }
 pub(super) use say;
 
@@ -121,7 +121,6 @@ pub struct World {
     pub faults_on: bool,
     pub violation: Option<Violation>,
     pub tracing: bool,
-    pub trace: Vec<String>,
 }
 
 impl World {
@@ -129,7 +128,7 @@ impl World {
     pub fn new(seed: u64, p: Profile, tracing: bool) -> Self {
         let mut memory = Memory::new(seed);
         memory.flock = p.slips(Slip::Flock);
-        memory.region_checks = !p.slips(Slip::Regions);
+        memory.outlives_death = p.slips(Slip::ReplyFirst);
         let mut w = Self {
             rng: Rng::new(seed, 2),
             now: 1_000,
@@ -146,7 +145,6 @@ impl World {
             faults_on: true,
             violation: None,
             tracing,
-            trace: Vec::new(),
         };
         for at in 0..p.instances {
             w.instances.push(Instance {
@@ -161,9 +159,9 @@ impl World {
         w
     }
 
-    /// Keeps a line of the trace.
-    pub fn line(&mut self, text: String) {
-        self.trace.push(format!("{:5} {:9} ms  {text}", self.events, self.now));
+    /// Prints a line of the trace.
+    pub fn line(&self, text: &str) {
+        println!("{:5} {:9} ms  {text}", self.events, self.now);
     }
 
     /// A rule is broken: the history ends.
