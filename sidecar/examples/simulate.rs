@@ -5,7 +5,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a tool for developers")]
 
 use clap::Parser;
-use kvcachepool_sidecar::sim::{Wrong, guarded, run_many, threads};
+use kvcachepool_sidecar::sim::{MISTAKES, Wrong, guarded, run_many, threads};
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -26,6 +26,12 @@ struct Args {
     /// Histories that may break a rule before the run ends.
     #[arg(long, default_value_t = 1)]
     most: usize,
+    /// Make this mistake, by its name, in the kind of history in which it shows.
+    #[arg(long)]
+    mistake: Option<String>,
+    /// Make every mistake in turn and say when it was seen.
+    #[arg(long)]
+    mistakes: bool,
     /// Add a row to target/bench/results.json.
     #[arg(long)]
     json: bool,
@@ -33,8 +39,12 @@ struct Args {
 
 fn main() {
     let args = Args::parse();
+    if args.mistakes {
+        mistakes(&args);
+        return;
+    }
     if args.trace {
-        trace(args.seed);
+        trace(&args);
         return;
     }
     let threads = if args.threads == 0 { threads() } else { args.threads };
@@ -66,14 +76,40 @@ fn main() {
     }
 }
 
-fn trace(seed: u64) {
-    let outcome = guarded(seed, Wrong::Nothing, &|p| p, true);
+fn trace(args: &Args) {
+    let seed = args.seed;
+    let named = args.mistake.as_ref().map(|name| {
+        MISTAKES.iter().find(|m| m.name == name).unwrap_or_else(|| panic!("no mistake is called {name}"))
+    });
+    let outcome = match named {
+        Some(mistake) => guarded(seed, mistake.wrong, &mistake.shape, true),
+        None => guarded(seed, Wrong::Nothing, &|p| p, true),
+    };
     match outcome.violation {
         Some(violation) => {
             println!("seed {seed}: {violation}");
             std::process::exit(1);
         }
         None => println!("seed {seed}: every rule held"),
+    }
+}
+
+fn mistakes(args: &Args) {
+    for mistake in MISTAKES {
+        let begun = Instant::now();
+        let wrong = run_many(args.seed, args.histories, 2, 1, mistake.wrong, &mistake.shape);
+        let right = run_many(args.seed, args.histories.min(100), 2, 1, Wrong::Nothing, &mistake.shape);
+        let seen = wrong.broken.first();
+        let named = seen.is_some_and(|(_, v)| mistake.rules.contains(&v.rule));
+        println!(
+            "{} {:26} {:5} histories, {:.1} s: {}{}",
+            if named { "ok  " } else { "MISS" },
+            mistake.name,
+            wrong.counts.histories,
+            begun.elapsed().as_secs_f64(),
+            seen.map_or("not seen".into(), |(seed, v)| format!("seed {seed} {v}")),
+            right.broken.first().map_or(String::new(), |(seed, v)| format!(" AND WITHOUT IT: seed {seed} {v}")),
+        );
     }
 }
 

@@ -1,7 +1,7 @@
 //! What is compared at the seam: answers against memory, leases, order of eviction, bounds.
 
 use super::counts::Fault;
-use super::memory::{Bytes, short};
+use super::memory::{Bytes, FLIPPED, rows_of, short};
 use super::rules::Rule;
 use super::sidecar::Asked;
 use super::world::{Part, Wire, World};
@@ -154,7 +154,7 @@ impl World {
                     self.broke(Rule::S5, || format!("chunk {n} of tag {tag} is ready in slot {slot}, which is {row:?}"));
                 }
                 let bytes = self.bytes_of(region, r, asked.hashes[n]);
-                let stale = bytes == Bytes::Flipped && self.flipped_before_boot(slot, r.length.get());
+                let stale = bytes == Bytes::Flipped && self.flipped_before_boot(region, slot, r.length.get());
                 if bytes == Bytes::Wrong || stale {
 self.broke(Rule::S5, || {
                         format!(
@@ -170,9 +170,11 @@ self.broke(Rule::S5, || {
         self.side.asked.insert((part.instance, tag), asked);
     }
 
-    fn flipped_before_boot(&self, slot: u32, length: u32) -> bool {
-        let rows = super::memory::rows_of(u64::from(length));
-        self.side.stale_flips.iter().any(|r| (slot..slot + rows).contains(r))
+    fn flipped_before_boot(&self, region: usize, slot: u32, length: u32) -> bool {
+        let rows = rows_of(u64::from(length));
+        let m = self.memory.borrow();
+        let flipped = |r: &u32| m.regions[region].content[*r as usize] & FLIPPED != 0;
+        self.side.stale_flips.iter().any(|r| (slot..slot + rows).contains(r) && flipped(r))
     }
 
     /// Memory, pins and grants stay within their bounds.

@@ -51,6 +51,8 @@ pub struct Request {
     /// Reports that are still to come.
     pub waiting: u32,
     pub failed: bool,
+    /// Its answer is not used before: an allocation failed, or the job goes out in a later step.
+    pub not_before: u64,
     /// Its end must be seen: the proof that the pool serves.
     pub proof: bool,
 }
@@ -165,6 +167,7 @@ impl World {
             answered: Vec::new(),
             waiting: 0,
             failed: false,
+            not_before: 0,
             proof,
         };
         self.scheduler(instance).requests.push(request);
@@ -179,8 +182,11 @@ impl World {
         let window = !self.p.window_group || self.rng.chance(700);
         let both = self.p.window_group;
         let boot = self.link_of(part).boot;
+        let patient = self.faults_on && self.rng.chance(100);
+        let patience = self.rng.span(100, 5_000);
         let r = &mut self.instances[instance].scheduler.requests[at];
         (r.tag, r.asked, r.state, r.boot) = (tag, now, State::Asked, boot);
+        r.not_before = if patient { now + patience } else { 0 };
         r.answered.clear();
         let (op, body) = if r.load {
             let last = r.pieces[r.pieces.len() - 1];
@@ -221,6 +227,9 @@ impl World {
         let now = self.now;
         let r = &self.instances[instance].scheduler.requests[at];
         let (id, load, state, asked, since, tag, proof) = (r.id, r.load, r.state, r.asked, r.since, r.tag, r.proof);
+        if state == State::Have && self.faults_on && now < r.not_before {
+            return false;
+        }
         match (load, state) {
             (true, State::Asked) => {
                 let cancelled = self.faults_on && !proof && self.rng.chance(self.p.rates.cancel);

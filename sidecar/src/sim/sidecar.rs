@@ -1,7 +1,7 @@
 //! The sidecar's shell: gives the real state machine its inputs, carries out what it wants, and dies at any table write.
 
 use super::counts::Fault;
-use super::memory::{Bytes, ENGINE, EngineDied, FdObject, SimHost, SimTable, rows_of};
+use super::memory::{Bytes, ENGINE, EngineDied, FLIPPED, FdObject, SimHost, SimTable, TORN, overlap, rows_of};
 use super::profile::{Profile, Slip};
 use super::rules::Rule;
 use super::world::{World, Wire, say};
@@ -127,14 +127,7 @@ impl World {
         }
         let die = self.faults_on && self.rng.chance(self.p.rates.crash_at_write * 10);
         let (found, boot) = (self.memory.borrow().supervisor, self.side.boot);
-        if let Some(at) = found {
-            let m = self.memory.borrow();
-            self.side.stale_flips = (0u32..)
-                .zip(&m.regions[at].content)
-                .filter(|(_, c)| **c & super::memory::FLIPPED != 0 && **c & super::memory::TORN == 0)
-                .map(|(row, _)| row)
-                .collect();
-        }
+        self.note_flips(found);
         say!(self, "engine boots ({boot}), finds region index {found:?}, cold {cold}");
         if die {
             self.memory.borrow_mut().writes_left = Some(self.rng.below(20) as u32);
@@ -153,6 +146,18 @@ impl World {
         self.side.up = true;
         self.after(out, die.then_some(Fault::CrashInBoot));
         true
+    }
+
+    /// Remembers which bytes of a region flipped before this boot.
+    fn note_flips(&mut self, region: Option<usize>) {
+        let m = self.memory.borrow();
+        let flipped = |c: &u64| c & FLIPPED != 0 && c & TORN == 0;
+        self.side.stale_flips = match region {
+            Some(at) => {
+                (0u32..).zip(&m.regions[at].content).filter(|(_, c)| flipped(c)).map(|(row, _)| row).collect()
+            }
+            None => Vec::new(),
+        };
     }
 
     /// One input for the state machine.
@@ -390,6 +395,8 @@ impl World {
                         self.hit(Fault::HandedBackByOneOfTwo);
                     }
                     self.side.populated = 0;
+                    let live = self.memory.borrow().supervisor;
+                    self.note_flips(live);
                 }
                 if event == "ArenaUnusable" {
                     self.hit(Fault::OtherFormat);
@@ -414,7 +421,7 @@ impl World {
             let writes = self.memory.borrow().regions[job.region]
                 .writers
                 .iter()
-                .any(|w| super::memory::overlap(w.slot, w.rows, job.slot, rows_of(job.length)));
+                .any(|w| overlap(w.slot, w.rows, job.slot, rows_of(job.length)));
             self.side.digests[at].begun = Some(digest);
             self.side.digests[at].clean = !writes;
             return true;
@@ -556,10 +563,10 @@ impl World {
         {
             let mut m = self.memory.borrow_mut();
             let c = &mut m.regions[at].content[row];
-            if *c & (super::memory::TORN | super::memory::FLIPPED) != 0 {
+            if *c & (TORN | FLIPPED) != 0 {
                 return false;
             }
-            *c |= super::memory::FLIPPED;
+            *c |= FLIPPED;
         }
         self.side.stale_flips.retain(|r| *r as usize != row);
         self.hit(Fault::BitFlip);
