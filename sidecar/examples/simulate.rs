@@ -29,6 +29,9 @@ struct Args {
     /// Make this mistake, by its name, in the kind of history in which it shows.
     #[arg(long)]
     mistake: Option<String>,
+    /// The kind of history of `--mistake`, without the mistake.
+    #[arg(long)]
+    without: bool,
     /// Make every mistake in turn and say when it was seen.
     #[arg(long)]
     mistakes: bool,
@@ -49,7 +52,7 @@ fn main() {
     }
     let threads = if args.threads == 0 { threads() } else { args.threads };
     let begun = Instant::now();
-    let summary = run_many(args.seed, args.histories, threads, args.most, Wrong::Nothing, &|p| p);
+    let summary = run_many(args.seed, args.histories, threads, args.most, Wrong::NOTHING, &|p| p);
     let seconds = begun.elapsed().as_secs_f64();
     let counts = summary.counts;
     for (name, count) in counts.list() {
@@ -82,8 +85,9 @@ fn trace(args: &Args) {
         MISTAKES.iter().find(|m| m.name == name).unwrap_or_else(|| panic!("no mistake is called {name}"))
     });
     let outcome = match named {
+        Some(mistake) if args.without => guarded(seed, Wrong::NOTHING, &mistake.shape, true),
         Some(mistake) => guarded(seed, mistake.wrong, &mistake.shape, true),
-        None => guarded(seed, Wrong::Nothing, &|p| p, true),
+        None => guarded(seed, Wrong::NOTHING, &|p| p, true),
     };
     match outcome.violation {
         Some(violation) => {
@@ -98,7 +102,7 @@ fn mistakes(args: &Args) {
     for mistake in MISTAKES {
         let begun = Instant::now();
         let wrong = run_many(args.seed, args.histories, 2, 1, mistake.wrong, &mistake.shape);
-        let right = run_many(args.seed, args.histories.min(100), 2, 1, Wrong::Nothing, &mistake.shape);
+        let right = run_many(args.seed, args.histories.min(100), 2, 1, Wrong::NOTHING, &mistake.shape);
         let seen = wrong.broken.first();
         let named = seen.is_some_and(|(_, v)| mistake.rules.contains(&v.rule));
         println!(

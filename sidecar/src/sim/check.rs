@@ -97,6 +97,9 @@ impl World {
         if matches!(wire.op, Op::Grant | Op::Probe) {
             self.bounds();
         }
+        if wire.op == Op::Grant && self.p.ttl == 0 && self.side.core.is_some() {
+            self.children_first();
+        }
     }
 
     /// A PIN was read: what its PROBE's answer named is leased for certain, where no soft pin ended since.
@@ -175,6 +178,19 @@ self.broke(Rule::S5, || {
         let m = self.memory.borrow();
         let flipped = |r: &u32| m.regions[region].content[*r as usize] & FLIPPED != 0;
         self.side.stale_flips.iter().any(|r| (slot..slot + rows).contains(r) && flipped(r))
+    }
+
+    /// What a GRANT evicted has no children left.
+    fn children_first(&mut self) {
+        let m = self.memory.borrow();
+        let Some(at) = m.supervisor.filter(|_| !m.cleared.is_empty()) else { return };
+        let used = || m.regions[at].chunks.iter().filter(|c| c.state == 1);
+        let orphan = m.cleared.iter().find(|k| used().any(|c| c.parent == **k) && !used().any(|c| c.key == **k));
+        let found = orphan.map(|k| short(k));
+        drop(m);
+        if let Some(key) = found {
+            self.broke(Rule::S7, || format!("chunk {key:x} was evicted before its children"));
+        }
     }
 
     /// Memory, pins and grants stay within their bounds.

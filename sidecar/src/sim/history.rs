@@ -97,7 +97,7 @@ impl World {
         for n in 0..self.conns.len() {
             let at = (start + n) % self.conns.len();
             let c = &self.conns[at];
-            if (c.server_open || !c.up.is_empty()) && (!c.accepted || !c.up.is_empty() || !c.client_open) && self.sidecar_reads(at) {
+            if c.lags_until <= self.now && (c.server_open || !c.up.is_empty()) && (!c.accepted || !c.up.is_empty() || !c.client_open) && self.sidecar_reads(at) {
                 self.note_evictions(before);
                 return true;
             }

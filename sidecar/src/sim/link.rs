@@ -45,6 +45,7 @@ impl World {
             accepted: false,
             client_open: true,
             server_open: true,
+            lags_until: 0,
             up: VecDeque::new(),
             down: VecDeque::new(),
         });

@@ -78,9 +78,9 @@ pub struct Memory {
     pub crashed: bool,
     /// A row is known to be corrupt: it may go under its leases.
     pub may_go: Option<u32>,
+    /// Keys of the records that ended since this was emptied.
+    pub cleared: Vec<[u8; 32]>,
     pub flock: bool,
-    /// A call goes on after the engine died, its writes are lost: what it says leaves before it is stored.
-    pub outlives_death: bool,
     pub violation: Option<Violation>,
     pub torn: u64,
     pub rng: Rng,
@@ -119,8 +119,8 @@ impl Memory {
             writes_left: None,
             crashed: false,
             may_go: None,
+            cleared: Vec::new(),
             flock: false,
-            outlives_death: false,
             violation: None,
             torn: TORN,
             rng: Rng::new(seed, 7),
@@ -135,7 +135,7 @@ impl Memory {
 
     /// Where the engine has just died, nothing of the call follows.
     fn end_if_dead(&self) {
-        if self.crashed && !self.outlives_death {
+        if self.crashed {
             std::panic::resume_unwind(Box::new(EngineDied));
         }
     }
@@ -287,11 +287,13 @@ impl Memory {
         let (used, hash, key) = (record.state, short(&record.last_hash), record.key);
         let bound = used == 1 && key[..8] == now.key_prefix;
         let bytes = self.compare(region, row, rows_of(now.length), hash, now.section);
-        if bound && bytes != Bytes::Right {
-            let digest = self.digest(region, row, now.length);
-            self.broke(Rule::S2, || {
-                format!("slot {row} is published with {bytes:?} bytes; digest as stored: {}", digest == now.digest)
-            });
+        if !bound {
+            return;
+        }
+        if bytes != Bytes::Right {
+            self.broke(Rule::S2, || format!("slot {row} is published with {bytes:?} bytes"));
+        } else if self.digest(region, row, now.length) != now.digest {
+            self.broke(Rule::S2, || format!("slot {row} is published with a digest of other bytes"));
         }
     }
 }
@@ -439,7 +441,10 @@ impl Table for SimTable {
     fn clear_chunk(&mut self, chunk: u32) {
         let mut m = self.memory.borrow_mut();
         if chunk < self.geometry.chunks && m.spend() {
-            m.regions[self.at].chunks[chunk as usize].state = 0;
+            let record = &mut m.regions[self.at].chunks[chunk as usize];
+            let key = (record.state == 1).then_some(record.key);
+            record.state = 0;
+            m.cleared.extend(key);
         }
         m.end_if_dead();
     }

@@ -43,7 +43,7 @@ fn one_process(p: Profile) -> Profile {
 
 fn containers(p: Profile) -> Profile {
     let rates = Rates { container: 60, upgrade: 0, break_worker: 20, ..Rates::default() };
-    Profile { world: 2, replicated: false, ..Profile { rates, ..scarce(p) } }
+    Profile { world: 2, one_process: false, replicated: false, rates, ..scarce(p) }
 }
 
 fn upgrades(p: Profile) -> Profile {
@@ -67,7 +67,22 @@ fn fetches(p: Profile) -> Profile {
 }
 
 fn digests(p: Profile) -> Profile {
-    Profile { slow_digests: true, ..breaks(p) }
+    let rates = Rates { break_worker: 300, break_scheduler: 50, ..Rates::default() };
+    Profile { world: 2, one_process: false, replicated: false, documents: 1, chunks: 1, stores: 900, slow_digests: true, rates, ..scarce(p) }
+}
+
+fn cuts(p: Profile) -> Profile {
+    let rates = Rates { break_scheduler: 400, ..Rates::default() };
+    Profile { rates, ..scarce(p) }
+}
+
+fn slow_answers(p: Profile) -> Profile {
+    let rates = Rates { stop_process: 60, stop_sidecar: 60, jump: 60, ..Rates::default() };
+    Profile { world: 1, one_process: false, replicated: false, documents: 1, chunks: 1, stores: 900, rates, ..scarce(p) }
+}
+
+fn deep(p: Profile) -> Profile {
+    Profile { chunks: 3, documents: 2, ..scarce(p) }
 }
 
 fn flips(p: Profile) -> Profile {
@@ -94,46 +109,49 @@ fn frozen(p: Profile) -> Profile {
 }
 
 macro_rules! expect {
-    ($($name:literal $wrong:expr, [$($rule:ident),+], $shape:ident;)*) => {
-        &[$(Expected { name: $name, wrong: $wrong, rules: &[$(Rule::$rule),+], shape: $shape }),*]
+    ($($name:literal [$($m:ident),*] [$($s:ident),*], [$($rule:ident),+], $shape:ident;)*) => {
+        &[$(Expected {
+            name: $name,
+            wrong: Wrong { sidecar: &[$(Mistake::$m),*], connector: &[$(Slip::$s),*] },
+            rules: &[$(Rule::$rule),+],
+            shape: $shape,
+        }),*]
     };
 }
 
-use Wrong::{Both, Connector, Sidecar};
-
 /// All of them.
 pub const MISTAKES: &[Expected] = expect! {
-    "M_TAKE" Connector(Slip::Take), [S3], breaks;
-    "M_HELLOSEQ" Sidecar(Mistake::HelloNumbers), [S3], breaks;
-    "M_ABORTTAG" Sidecar(Mistake::AbortTag), [S3], breaks;
-    "M_GENUNIQ" Both(Mistake::Regions, Slip::Regions), [S1, S3, S4], upgrades;
-    "M_LOCKFIRST" Sidecar(Mistake::LockFirst), [S4], locks;
-    "M_DIGESTGEN" Sidecar(Mistake::DigestGeneration), [S2], digests;
-    "M_BOOTQUAR" Sidecar(Mistake::BootQuarantine), [S3], deaths;
-    "M_CANCELWAIT" Sidecar(Mistake::CancelWait), [S3], fetches;
-    "M_URING" Sidecar(Mistake::FetchOutlives), [S3], fetches;
-    "M_ABORTACK" Connector(Slip::AbortAck), [L1], breaks;
-    "M_BEHIND" Connector(Slip::Behind), [L1], breaks;
-    "M_DROP" Connector(Slip::Drop), [L2], frozen;
-    "B_NOGENCHECK" Connector(Slip::NoGenCheck), [S1], crashes;
-    "B_GENLATE" Sidecar(Mistake::GenerationLate), [S1, S5], scarce;
-    "B_COMMITNOGEN B_OLDFRAMES" Sidecar(Mistake::CommitGeneration), [S2, S3], breaks;
-    "B_NOJOBCHECK" Connector(Slip::NoJobCheck), [S3], breaks;
-    "B_FREEONEOF" Sidecar(Mistake::FreeOnEof), [S3], breaks;
-    "B_REPLYFIRST" Connector(Slip::ReplyFirst), [S3], crashes;
-    "B_ROLEHELLO" Sidecar(Mistake::RoleHello), [S3], one_process;
-    "B_INPLACE" Sidecar(Mistake::InPlace), [S2, S3], crashes;
-    "B_FLOCK" Connector(Slip::Flock), [L1], deaths;
-    "B_POPULATE" Sidecar(Mistake::Populate), [S4], containers;
-    "B_ONEBACK" Sidecar(Mistake::OneBack), [S3], containers;
-    "B_NOQUAR" Sidecar(Mistake::NoQuarantine), [S3], deaths;
-    "B_EARLYCOMMIT" Connector(Slip::EarlyCommit), [S2, S3], scarce;
-    "B_NOLEASEEND" Sidecar(Mistake::NoLeaseEnd), [L1], cancels;
-    "B_WAITSIDECAR" Connector(Slip::WaitSidecar), [L2], frozen;
-    "carve" Sidecar(Mistake::Carve), [S1, S3], sizes;
-    "ignore mismatch" Sidecar(Mistake::IgnoreMismatch), [S6], flips;
-    "parent first" Sidecar(Mistake::ParentFirst), [S7], scarce;
-    "no share of pins" Sidecar(Mistake::PinShare), [S9], crowd;
-    "half a chunk" Sidecar(Mistake::HalfChunk), [S5], scarce;
-    "evict what is pinned" Sidecar(Mistake::EvictPinned), [S3], crowd;
+    "M_TAKE" [] [Take], [S3], breaks;
+    "M_HELLOSEQ" [HelloNumbers] [], [S3], breaks;
+    "M_ABORTTAG" [AbortTag] [], [S3], slow_answers;
+    "M_GENUNIQ" [Regions] [Regions], [S1, S3, S4], upgrades;
+    "M_LOCKFIRST" [LockFirst] [], [S4], locks;
+    "M_DIGESTGEN" [DigestGeneration] [], [S2], digests;
+    "M_BOOTQUAR" [BootQuarantine] [], [S3], deaths;
+    "M_CANCELWAIT" [CancelWait] [], [S3], fetches;
+    "M_URING" [FetchOutlives] [], [S3], fetches;
+    "M_ABORTACK" [] [AbortAck], [L1], cuts;
+    "M_BEHIND" [] [Behind], [L1], breaks;
+    "M_DROP" [] [Drop], [L2], frozen;
+    "B_NOGENCHECK" [] [NoGenCheck], [S1], crashes;
+    "B_GENLATE" [GenerationLate] [], [S1, S5], scarce;
+    "B_COMMITNOGEN B_OLDFRAMES" [CommitGeneration, OldFrames] [], [S2, S3], breaks;
+    "B_NOJOBCHECK" [] [NoJobCheck], [S3], breaks;
+    "B_FREEONEOF" [FreeOnEof] [], [S3], breaks;
+    "B_REPLYFIRST" [] [ReplyFirst], [S3], crashes;
+    "B_ROLEHELLO" [RoleHello] [], [S3], one_process;
+    "B_INPLACE" [InPlace] [], [S2, S3], crashes;
+    "B_FLOCK" [] [Flock], [L1], deaths;
+    "B_POPULATE" [Populate] [], [S4], containers;
+    "B_ONEBACK" [OneBack] [], [S3], containers;
+    "B_NOQUAR" [NoQuarantine] [], [S3], deaths;
+    "B_EARLYCOMMIT" [] [EarlyCommit], [S2, S3], scarce;
+    "B_NOLEASEEND" [NoLeaseEnd] [], [L1], cancels;
+    "B_WAITSIDECAR" [] [WaitSidecar], [L2], frozen;
+    "carve" [Carve] [], [S1, S3], sizes;
+    "ignore mismatch" [IgnoreMismatch] [], [S6], flips;
+    "parent first" [ParentFirst] [], [S7], deep;
+    "no share of pins" [PinShare] [], [S9], crowd;
+    "half a chunk" [HalfChunk] [], [S5], scarce;
+    "evict what is pinned" [EvictPinned] [], [S3, P2], crowd;
 };

@@ -171,29 +171,22 @@ impl Profile {
     }
 }
 
-/// A mistake on either side.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Wrong {
-    /// Nothing is wrong.
-    Nothing,
-    /// On the sidecar's side.
-    Sidecar(Mistake),
-    /// On the connector's side.
-    Connector(Slip),
-    /// On both.
-    Both(Mistake, Slip),
+/// What is done wrong on either side.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Wrong {
+    /// By the sidecar.
+    pub sidecar: &'static [Mistake],
+    /// By the connector, or by the machine below.
+    pub connector: &'static [Slip],
 }
 
 impl Wrong {
+    /// Every rule is kept.
+    pub const NOTHING: Self = Self { sidecar: &[], connector: &[] };
+
     /// Makes the sidecar's part of it on this thread and notes the connector's in the profile.
     pub fn begin(self, profile: Profile) -> Profile {
-        let (mistakes, slips): (Vec<Mistake>, Vec<Slip>) = match self {
-            Self::Nothing => (vec![], vec![]),
-            Self::Sidecar(m) => (vec![m], vec![]),
-            Self::Connector(s) => (vec![], vec![s]),
-            Self::Both(m, s) => (vec![m], vec![s]),
-        };
-        crate::engine::mistake::make(&mistakes);
-        profile.slipping(&slips)
+        crate::engine::mistake::make(self.sidecar);
+        profile.slipping(self.connector)
     }
 }

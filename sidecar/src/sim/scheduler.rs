@@ -113,7 +113,7 @@ impl World {
             self.reported(instance, request, rank, good);
             return true;
         }
-        if self.say_aborts(instance) {
+        if (!self.faults_on || self.rng.chance(400)) && self.say_aborts(instance) {
             return true;
         }
         let count = self.instances[instance].scheduler.requests.len();
@@ -259,7 +259,9 @@ impl World {
                 }
                 self.hit(Fault::GrantGivenUp);
                 say!(self, "scheduler {instance} gives up GRANT {tag} of request {id}");
-                self.take_back(instance, tag, Vec::new());
+                let r = &self.instances[instance].scheduler.requests[at];
+                let hashes = if id % 2 == 0 { Vec::new() } else { r.pieces.iter().flat_map(|p| p.hash).collect() };
+                self.take_back(instance, tag, hashes);
                 self.end_request(instance, at, "unanswered");
                 true
             }

@@ -172,7 +172,7 @@ impl World {
     /// What follows from a call: the engine is dead, or its outputs are carried out.
     fn after(&mut self, mut out: Vec<Output>, how: Option<Fault>) {
         let crashed = self.memory.borrow().crashed;
-        if !crashed || self.p.slips(Slip::ReplyFirst) {
+        if !crashed {
             for output in out.drain(..) {
                 self.carry_out(output);
             }
@@ -331,10 +331,36 @@ impl World {
             flags: wire.flags,
             tag: wire.tag,
         };
-        self.drive(Input::Frame { conn, header, body: &wire.body, fds: &facts });
+        let input = Input::Frame { conn, header, body: &wire.body, fds: &facts };
+        self.memory.borrow_mut().cleared.clear();
+        if wire.op == kvcachepool_protocol::frame::Op::Grant
+            && self.p.slips(Slip::ReplyFirst)
+            && self.faults_on
+            && self.rng.chance(100)
+        {
+            self.answer_then_die(input);
+        } else {
+            self.drive(input);
+        }
         self.memory.borrow_mut().fds.clear();
         if scheduler {
             self.after_frame(instance, &wire);
+        }
+    }
+
+    /// The answer of a call leaves, nothing of what it stored does.
+    fn answer_then_die(&mut self, input: Input<'_>) {
+        let before = {
+            let m = self.memory.borrow();
+            m.supervisor.map(|at| (at, m.regions[at].rows.clone(), m.regions[at].chunks.clone()))
+        };
+        self.drive(input);
+        if let (Some((at, rows, chunks)), true) = (before, self.side.core.is_some()) {
+            let mut m = self.memory.borrow_mut();
+            m.regions[at].rows = rows;
+            m.regions[at].chunks = chunks;
+            drop(m);
+            self.crash();
         }
     }
 

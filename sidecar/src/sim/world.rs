@@ -45,6 +45,8 @@ pub struct Conn {
     pub accepted: bool,
     pub client_open: bool,
     pub server_open: bool,
+    /// Nobody looks at it before, unless everything is read.
+    pub lags_until: u64,
     pub up: VecDeque<Wire>,
     pub down: VecDeque<Wire>,
 }
@@ -128,7 +130,6 @@ impl World {
     pub fn new(seed: u64, p: Profile, tracing: bool) -> Self {
         let mut memory = Memory::new(seed);
         memory.flock = p.slips(Slip::Flock);
-        memory.outlives_death = p.slips(Slip::ReplyFirst);
         let mut w = Self {
             rng: Rng::new(seed, 2),
             now: 1_000,
@@ -303,8 +304,10 @@ impl World {
         if self.procs[pid].greeting == Some(part) {
             self.procs[pid].greeting = None;
         }
+        let lags = if self.rng.chance(500) { now + self.rng.span(20, 300) } else { 0 };
         if let Some(conn) = self.conn(id) {
             conn.client_open = false;
+            conn.lags_until = lags;
             let lost = !conn.down.is_empty();
             conn.down.clear();
             if lost {
