@@ -439,6 +439,19 @@ def test_a_final_refusal_is_named_and_not_hammered(sidecar: StubSidecar, connect
     assert not client.connected
 
 
+def test_a_sidecar_of_a_far_version_is_named(sidecar: StubSidecar, connect: Any) -> None:
+    def answer(frame: Received) -> Any:
+        header = bytearray(wire.encode_header(Op.HELLO, wire.FLAG_REPLY, frame.tag, 0))
+        header[4] = wire.PROTOCOL_VERSION + 2
+        sidecar.raw(bytes(header))
+        return False
+
+    sidecar.answer = answer
+    client, _ = connect()
+    until(lambda: client.refusal == "WrongVersion")
+    assert not client.connected
+
+
 @pytest.mark.parametrize(
     "garbage",
     [

@@ -161,12 +161,34 @@ def test_a_silent_sidecar_costs_a_bounded_wait_and_then_none(scripted: ScriptedP
         begun = time.monotonic()
         request = engine.add(f"r{number}", prompt(200, number))
         begun = time.monotonic()
-        assert scheduler.matched_tokens(request, 0) == (0, False)
+        answer = scheduler.matched_tokens(request, 0)
         waits.append(time.monotonic() - begun)
+        wait_for(lambda asked=request: scheduler.matched_tokens(asked, 0) == (0, False), 1, "the end of the patience")
         engine.run(f"r{number}")
+    assert answer == (0, False), "the breaker is open: nothing is waited for"
     assert all(0.015 < wait < 0.5 for wait in waits[:1])
     assert waits[4] < 0.01, "the breaker is open: no wait"
     wait_for(lambda: reports(scripted, "miss_tokens").get("unanswered", 0) == 5 * 200, 10, "misses by reason")
+
+
+def test_an_answer_that_is_a_little_late_is_still_taken(scripted: ScriptedPool, loop: Make) -> None:
+    scripted.settings |= {"first_poll_wait_us": 1_000}
+    engine = connected(loop())
+    tokens = prompt(512, 1)
+    engine.generate("cold", tokens)
+    engine.forget_local()
+    held: list[Received] = []
+    scripted.on_probe = lambda frame: held.append(frame) or True
+    request = engine.add("warm", tokens)
+    scheduler = engine.connector._scheduler
+    assert scheduler is not None
+    assert scheduler.matched_tokens(request, 0) == (None, False)
+    wait_for(lambda: held, 5, "the PROBE")
+    scripted.late(held[0], scripted.found(held[0]))
+    lookup = scheduler._states["warm"].lookup
+    assert lookup is not None
+    wait_for(lambda: lookup.answered, 5, "its answer")
+    assert scheduler.matched_tokens(request, 0) == (512, True)
 
 
 def test_waits_of_one_step_are_bounded_together(scripted: ScriptedPool, loop: Make) -> None:

@@ -113,9 +113,13 @@ def print_sidecar(sidecar: Sidecar) -> None:
     metrics = sidecar.metrics()
     requested = metrics.total("kvcachepool_requested_tokens_total")
     hit, missed = metrics.total("kvcachepool_hit_tokens_total"), metrics.total("kvcachepool_miss_tokens_total")
+    reasons = metrics.by("kvcachepool_miss_tokens_total", "reason")
+    why = ", ".join(f"{reason} {count:.0f}" for reason, count in reasons.items() if count)
     memory = sidecar.status()["memory"]
     held = f"{memory['used_bytes'] / 2**20:.0f} of {memory['capacity_bytes'] / 2**20:.0f} MiB"
-    print(f"\nSidecar: asked for {requested:.0f} tokens = {hit:.0f} from memory + {missed:.0f} missed;", end=" ")
+    print(
+        f"\nSidecar: asked for {requested:.0f} tokens = {hit:.0f} from memory + {missed:.0f} missed ({why});", end=" "
+    )
     print(f"holds {memory['chunks']} chunks in {held}.")
 
 

@@ -94,8 +94,8 @@ class Pod:
     def ask_again(self, tokens: list[int], **arguments: Any) -> Answer:
         """The same after vLLM forgot its own prefix cache.
 
-        vLLM waits a millisecond for the sidecar's word and then computes: right beside a busy machine's other work, but not
-        what a test asks for. Such a prompt is asked once more.
+        vLLM waits a millisecond for the sidecar's word and then computes: right beside a busy machine's other work, but
+        not what a test asks for. Such a prompt is asked once more.
         """
         for _ in range(5):
             self.engine.reset()

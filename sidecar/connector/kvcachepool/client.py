@@ -230,6 +230,9 @@ class Client:
             greeted = False
             try:
                 greeted = self._session()
+            except wire.WrongVersion as error:
+                greeted = self.connected
+                self._refused(ErrorBody(code="WrongVersion", message=str(error), retryable=False))
             except (OSError, wire.FrameError, SharedMemoryError, msgspec.DecodeError) as error:
                 logger.debug("connection to the sidecar ended: %s", error)
                 greeted = self.connected

@@ -234,9 +234,12 @@ class Patience:
     """How long the engine thread may wait for answers: per request, per step, and not at all while the breaker is open.
 
     The breaker opens after three waits in a row that brought nothing, for 1 s and twice as long each time up to 30 s.
+    While it is closed, a request whose answer is late is polled again for a little while: another step costs less than
+    computing what the sidecar holds.
     """
 
     _MISSES = 3
+    _LATE_S = 0.1
     _OPEN_FIRST_S = 1.0
     _OPEN_LAST_S = 30.0
 
@@ -249,6 +252,11 @@ class Patience:
     def new_step(self) -> None:
         """A `schedule()` has ended."""
         self._spent_s = 0.0
+
+    def may_be_late(self, first_poll_s: float) -> bool:
+        """Whether a request that was first polled then is asked about again, its answer being late."""
+        now_s = time.monotonic()
+        return now_s >= self._open_until_s and now_s - first_poll_s < self._LATE_S
 
     def wait(self, lookup: Lookup, per_request_s: float, per_step_s: float) -> bool:
         """One bounded wait for a lookup's first answer. Call without any lock."""

@@ -292,6 +292,8 @@ class Scheduler:
     def _decide(self, state: RequestState, lookup: Lookup, local: int, first: bool) -> tuple[int | None, bool]:
         answer = lookup.answer
         if answer is None:
+            if not lookup.answered and self._patience.may_be_late(state.first_poll_s):
+                return _ASK_AGAIN
             reason = (lookup.error or "refused") if lookup.answered else "unanswered"
             state.missed = ((reason, math.inf),)
             return _NOTHING

@@ -53,6 +53,10 @@ class FrameError(Exception):
     """The peer's bytes are no frame of a version that is spoken here; the connection ends."""
 
 
+class WrongVersion(FrameError):
+    """The peer speaks a protocol version that is more than one away from ours."""
+
+
 class Header(NamedTuple):
     """A frame's header; `length` counts the body's bytes, `opcode` is not interpreted yet."""
 
@@ -72,7 +76,7 @@ def decode_header(raw: bytes | bytearray | memoryview) -> Header:
     """Reads and checks the first 16 bytes of a frame. Raises `FrameError`."""
     header = Header(*_HEADER.unpack_from(raw))
     if header.version == 0 or abs(header.version - PROTOCOL_VERSION) > 1:
-        raise FrameError(f"frame version {header.version} is not spoken here (this side speaks {PROTOCOL_VERSION})")
+        raise WrongVersion(f"frame version {header.version} is not spoken here (this side speaks {PROTOCOL_VERSION})")
     if header.length > MAX_BODY:
         raise FrameError(f"frame body of {header.length} bytes is over the limit of {MAX_BODY}")
     return header

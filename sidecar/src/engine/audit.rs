@@ -12,6 +12,7 @@ impl<T: Table> Engine<T> {
         self.audit_grants()?;
         self.audit_entries()?;
         self.audit_orphans()?;
+        self.audit_vacant()?;
         self.audit_pins()
     }
 
@@ -171,6 +172,20 @@ impl<T: Table> Engine<T> {
         for g in tagged {
             let open = self.get(g.chunk).is_some_and(|e| e.open.is_some());
             say(open, "OneOpenGrantPerChunk", || format!("{:?}", g.chunk))?;
+        }
+        Ok(())
+    }
+
+    fn audit_vacant(&self) -> Result<(), String> {
+        let mut vacant = self.vacant.clone();
+        vacant.sort_unstable();
+        let once = vacant.windows(2).all(|w| w[0] != w[1]);
+        say(once, "VacantOnce", || format!("{vacant:?}"))?;
+        for number in vacant {
+            let e = &self.entries[number as usize];
+            say(!e.live && e.rows == 0, "VacantIsUnused", || {
+                format!("entry {number}: live {}, {} rows", e.live, e.rows)
+            })?;
         }
         Ok(())
     }

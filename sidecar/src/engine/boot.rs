@@ -45,8 +45,10 @@ impl<T: Table> Engine<T> {
                 self.alloc.give(row);
             }
         }
-        self.take_over_grants(now, grants);
+        self.take_over_grants(grants);
         self.finish_entries(cold);
+        // not before every number is either in use or vacant
+        self.take_over_fetches(now);
         self.alloc.populate(self.table.populated_rows());
     }
 
@@ -144,7 +146,7 @@ impl<T: Table> Engine<T> {
     }
 
     /// What was granted by an earlier boot: one grant per chunk, asked for by nobody.
-    fn take_over_grants(&mut self, now: Time, grants: BTreeMap<u32, Vec<u32>>) {
+    fn take_over_grants(&mut self, grants: BTreeMap<u32, Vec<u32>>) {
         for (entry, rows) in grants {
             let id = self.next_grant;
             self.next_grant += 1;
@@ -167,6 +169,10 @@ impl<T: Table> Engine<T> {
                 },
             );
         }
+    }
+
+    /// Fetches of a dead engine: their slots come back, once nothing may write into them any more.
+    fn take_over_fetches(&mut self, now: Time) {
         if let Some(engine) = self.owners.get(&0).cloned() {
             // reads of a dead engine that the kernel does for it may still land
             let wait = self.config.fetch_outlives_engine && !made(Mistake::FetchOutlives);
