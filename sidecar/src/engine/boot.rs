@@ -187,8 +187,6 @@ impl<T: Table> Engine<T> {
     }
 
     fn finish_entries(&mut self, cold: bool) {
-        // numbers that came back with the slots of a dead engine's fetches are found again below
-        self.vacant.clear();
         for entry in 0..self.entries.len() as u32 {
             if !self.entries[entry as usize].live {
                 if self.table.chunk(entry).state != 0 {
