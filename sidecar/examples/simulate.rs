@@ -50,9 +50,20 @@ fn main() {
         trace(&args);
         return;
     }
-    let threads = if args.threads == 0 { threads() } else { args.threads };
+    let threads = if args.threads == 0 {
+        threads()
+    } else {
+        args.threads
+    };
     let begun = Instant::now();
-    let summary = run_many(args.seed, args.histories, threads, args.most, Wrong::NOTHING, &|p| p);
+    let summary = run_many(
+        args.seed,
+        args.histories,
+        threads,
+        args.most,
+        Wrong::NOTHING,
+        &|p| p,
+    );
     let seconds = begun.elapsed().as_secs_f64();
     let counts = summary.counts;
     for (name, count) in counts.list() {
@@ -71,7 +82,9 @@ fn main() {
         println!("seed {seed}: {violation}");
     }
     if let Some((seed, _)) = summary.broken.first() {
-        println!("replay: cargo run --example simulate --features simulation -- --seed {seed} --trace");
+        println!(
+            "replay: cargo run --example simulate --features simulation -- --seed {seed} --trace"
+        );
         std::process::exit(1);
     }
     if args.json {
@@ -82,7 +95,10 @@ fn main() {
 fn trace(args: &Args) {
     let seed = args.seed;
     let named = args.mistake.as_ref().map(|name| {
-        MISTAKES.iter().find(|m| m.name == name).unwrap_or_else(|| panic!("no mistake is called {name}"))
+        MISTAKES
+            .iter()
+            .find(|m| m.name == name)
+            .unwrap_or_else(|| panic!("no mistake is called {name}"))
     });
     let outcome = match named {
         Some(mistake) if args.without => guarded(seed, Wrong::NOTHING, &mistake.shape, true),
@@ -101,8 +117,22 @@ fn trace(args: &Args) {
 fn mistakes(args: &Args) {
     for mistake in MISTAKES {
         let begun = Instant::now();
-        let wrong = run_many(args.seed, args.histories, 2, 1, mistake.wrong, &mistake.shape);
-        let right = run_many(args.seed, args.histories.min(100), 2, 1, Wrong::NOTHING, &mistake.shape);
+        let wrong = run_many(
+            args.seed,
+            args.histories,
+            2,
+            1,
+            mistake.wrong,
+            &mistake.shape,
+        );
+        let right = run_many(
+            args.seed,
+            args.histories.min(100),
+            2,
+            1,
+            Wrong::NOTHING,
+            &mistake.shape,
+        );
         let seen = wrong.broken.first();
         let named = seen.is_some_and(|(_, v)| mistake.rules.contains(&v.rule));
         println!(
@@ -112,20 +142,32 @@ fn mistakes(args: &Args) {
             wrong.counts.histories,
             begun.elapsed().as_secs_f64(),
             seen.map_or("not seen".into(), |(seed, v)| format!("seed {seed} {v}")),
-            right.broken.first().map_or(String::new(), |(seed, v)| format!(" AND WITHOUT IT: seed {seed} {v}")),
+            right
+                .broken
+                .first()
+                .map_or(String::new(), |(seed, v)| format!(
+                    " AND WITHOUT IT: seed {seed} {v}"
+                )),
         );
     }
 }
 
 /// Replaces the row of this name in the list of results.
 fn record(rate: f64, runs: u64, histories: u64) {
-    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| PathBuf::from("target"), PathBuf::from);
-    let bench = if target.join("bench").is_dir() { target.join("bench") } else { PathBuf::from("target/bench") };
+    let target =
+        std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| PathBuf::from("target"), PathBuf::from);
+    let bench = if target.join("bench").is_dir() {
+        target.join("bench")
+    } else {
+        PathBuf::from("target/bench")
+    };
     std::fs::create_dir_all(&bench).unwrap();
     let path = bench.join("results.json");
     let name = "sim_histories_per_s";
-    let mut rows: Vec<serde_json::Value> =
-        std::fs::read(&path).ok().and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default();
+    let mut rows: Vec<serde_json::Value> = std::fs::read(&path)
+        .ok()
+        .and_then(|text| serde_json::from_slice(&text).ok())
+        .unwrap_or_default();
     rows.retain(|row| row["name"] != name);
     rows.push(serde_json::json!({
         "name": name,

@@ -68,7 +68,13 @@ pub struct Counts {
 
 impl Default for Counts {
     fn default() -> Self {
-        Self { faults: [0; FAULTS], histories: 0, events: 0, loads_good: 0, stores_done: 0 }
+        Self {
+            faults: [0; FAULTS],
+            histories: 0,
+            events: 0,
+            loads_good: 0,
+            stores_done: 0,
+        }
     }
 }
 
@@ -91,18 +97,60 @@ impl Counts {
 
     /// (name, count) of every fault.
     pub fn list(&self) -> Vec<(String, u64)> {
-        ALL.iter().map(|f| (format!("{f:?}"), self.faults[*f as usize])).collect()
+        ALL.iter()
+            .map(|f| (format!("{f:?}"), self.faults[*f as usize]))
+            .collect()
     }
 }
 
 use Fault::*;
 /// Every fault once.
 pub const ALL: [Fault; FAULTS] = [
-    WorkerConnectionBroke, SchedulerConnectionBroke, AnswersLost, FramesReadAfterBreak, FramesDroppedUnread,
-    NewerHelloReadFirst, EngineCrash, CrashAtTableWrite, CrashInBoot, ColdStart, ContainerDeath, HandedBack,
-    HandedBackByOneOfTwo, OtherFormat, Unmapped, ArenaHeldByEarlierBoot, WorkerDeath, SchedulerDeath, LateDma,
-    SidecarStopped, ProcessStopped, TimeJump, BitFlip, FlipFound, Cancelled, NoRoom, DigestOfStaleSlot, DigestFailed,
-    DoubleReport, WentOff, GrantGivenUp, NotShipped, AbortRepeated, StoreJobDropped, RowLost, SaidBehindHello,
-    LoadFailedByGeneration, LoadOfOtherRegion, FetchBegun, FetchCancelled, FetchOutlivedEngine, Cleared, Expired,
-    Evicted, PartialAnswer, PinAfterReboot, Drained,
+    WorkerConnectionBroke,
+    SchedulerConnectionBroke,
+    AnswersLost,
+    FramesReadAfterBreak,
+    FramesDroppedUnread,
+    NewerHelloReadFirst,
+    EngineCrash,
+    CrashAtTableWrite,
+    CrashInBoot,
+    ColdStart,
+    ContainerDeath,
+    HandedBack,
+    HandedBackByOneOfTwo,
+    OtherFormat,
+    Unmapped,
+    ArenaHeldByEarlierBoot,
+    WorkerDeath,
+    SchedulerDeath,
+    LateDma,
+    SidecarStopped,
+    ProcessStopped,
+    TimeJump,
+    BitFlip,
+    FlipFound,
+    Cancelled,
+    NoRoom,
+    DigestOfStaleSlot,
+    DigestFailed,
+    DoubleReport,
+    WentOff,
+    GrantGivenUp,
+    NotShipped,
+    AbortRepeated,
+    StoreJobDropped,
+    RowLost,
+    SaidBehindHello,
+    LoadFailedByGeneration,
+    LoadOfOtherRegion,
+    FetchBegun,
+    FetchCancelled,
+    FetchOutlivedEngine,
+    Cleared,
+    Expired,
+    Evicted,
+    PartialAnswer,
+    PinAfterReboot,
+    Drained,
 ];

@@ -11,8 +11,19 @@ impl World {
         }
         let r = self.p.rates;
         let rates = [
-            r.break_worker, r.break_scheduler, r.crash, r.crash_at_write, r.container, r.worker_death, r.scheduler_death,
-            r.stop_sidecar, r.stop_process, r.jump, r.flip, r.off, r.clear,
+            r.break_worker,
+            r.break_scheduler,
+            r.crash,
+            r.crash_at_write,
+            r.container,
+            r.worker_death,
+            r.scheduler_death,
+            r.stop_sidecar,
+            r.stop_process,
+            r.jump,
+            r.flip,
+            r.off,
+            r.clear,
         ];
         let mut pick = self.rng.below(1000) as u32;
         for (kind, rate) in rates.into_iter().enumerate() {
@@ -28,8 +39,20 @@ impl World {
         let instance = self.rng.below(self.instances.len());
         let rank = self.rng.below(self.p.world as usize);
         match kind {
-            0 => self.break_connection(Part { instance, rank: Some(rank) }, Fault::WorkerConnectionBroke),
-            1 => self.break_connection(Part { instance, rank: None }, Fault::SchedulerConnectionBroke),
+            0 => self.break_connection(
+                Part {
+                    instance,
+                    rank: Some(rank),
+                },
+                Fault::WorkerConnectionBroke,
+            ),
+            1 => self.break_connection(
+                Part {
+                    instance,
+                    rank: None,
+                },
+                Fault::SchedulerConnectionBroke,
+            ),
             2 if self.side.core.is_some() => {
                 self.hit(Fault::EngineCrash);
                 self.crash();
@@ -118,7 +141,13 @@ impl World {
         }
         self.hit(Fault::WentOff);
         say!(self, "rank {rank} of {instance} goes off and begins anew");
-        self.lose(Part { instance, rank: Some(rank) }, 5);
+        self.lose(
+            Part {
+                instance,
+                rank: Some(rank),
+            },
+            5,
+        );
         while let Some(job) = self.instances[instance].workers[rank].inbox.pop_front() {
             self.instances[instance].workers[rank].queue.push_back(job);
         }
@@ -134,14 +163,22 @@ impl World {
 
     /// A vLLM of which one process died ends, and starts again.
     pub fn instance_step(&mut self, instance: usize) -> bool {
-        let mut pids: Vec<usize> = self.instances[instance].workers.iter().map(|w| w.pid).collect();
+        let mut pids: Vec<usize> = self.instances[instance]
+            .workers
+            .iter()
+            .map(|w| w.pid)
+            .collect();
         pids.push(self.instances[instance].scheduler.pid);
         let dead = pids.iter().filter(|p| !self.procs[**p].alive).count();
         if dead == 0 {
             return false;
         }
         if dead < pids.len() {
-            if let Some(pid) = pids.iter().find(|p| self.procs[**p].alive && !self.procs[**p].stopped).copied() {
+            if let Some(pid) = pids
+                .iter()
+                .find(|p| self.procs[**p].alive && !self.procs[**p].stopped)
+                .copied()
+            {
                 self.kill(pid);
                 self.instances[instance].restart_at = self.now + self.rng.span(5, 2_000);
                 return true;

@@ -30,7 +30,11 @@ pub fn run(seed: u64, wrong: Wrong, shape: &dyn Fn(Profile) -> Profile, tracing:
     if let Some(v) = w.violation.clone() {
         say!(w, "VIOLATION {v}");
     }
-    Outcome { seed, counts: w.counts, violation: w.violation }
+    Outcome {
+        seed,
+        counts: w.counts,
+        violation: w.violation,
+    }
 }
 
 impl World {
@@ -97,7 +101,11 @@ impl World {
         for n in 0..self.conns.len() {
             let at = (start + n) % self.conns.len();
             let c = &self.conns[at];
-            if c.lags_until <= self.now && (c.server_open || !c.up.is_empty()) && (!c.accepted || !c.up.is_empty() || !c.client_open) && self.sidecar_reads(at) {
+            if c.lags_until <= self.now
+                && (c.server_open || !c.up.is_empty())
+                && (!c.accepted || !c.up.is_empty() || !c.client_open)
+                && self.sidecar_reads(at)
+            {
                 self.note_evictions(before);
                 return true;
             }
@@ -241,7 +249,8 @@ impl World {
                     break;
                 }
             }
-            self.conns.retain(|c| c.server_open || c.client_open || !c.up.is_empty());
+            self.conns
+                .retain(|c| c.server_open || c.client_open || !c.up.is_empty());
             if self.violation.is_some() {
                 return;
             }
@@ -256,18 +265,32 @@ impl World {
     }
 
     fn quiet(&self) -> bool {
-        self.instances.iter().all(|i| i.scheduler.quiet() && i.workers.iter().all(super::worker::Worker::idle))
+        self.instances
+            .iter()
+            .all(|i| i.scheduler.quiet() && i.workers.iter().all(super::worker::Worker::idle))
     }
 
     fn unquiet(&self) -> String {
         let mut text = String::new();
         for (at, i) in self.instances.iter().enumerate() {
-            let open: Vec<String> = i.scheduler.requests.iter().map(|r| format!("{} {:?}", r.id, r.state)).collect();
-            text.push_str(&format!("instance {at}: requests {open:?}, links {:?}", i.scheduler.link.phase));
+            let open: Vec<String> = i
+                .scheduler
+                .requests
+                .iter()
+                .map(|r| format!("{} {:?}", r.id, r.state))
+                .collect();
+            text.push_str(&format!(
+                "instance {at}: requests {open:?}, links {:?}",
+                i.scheduler.link.phase
+            ));
             for w in &i.workers {
                 text.push_str(&format!(
                     ", rank {} {:?} {:?} queue {} inbox {}",
-                    w.rank, w.link.phase, w.step, w.queue.len(), w.inbox.len()
+                    w.rank,
+                    w.link.phase,
+                    w.step,
+                    w.queue.len(),
+                    w.inbox.len()
                 ));
             }
             text.push_str("; ");
@@ -282,7 +305,10 @@ impl World {
             self.broke(Rule::L1, || format!("requests do not end: {what}"));
         }
         let up = |i: &super::world::Instance| {
-            i.scheduler.link.phase == Phase::Up && i.workers.iter().all(|w| w.link.phase == Phase::Up && w.link.registered)
+            i.scheduler.link.phase == Phase::Up
+                && i.workers
+                    .iter()
+                    .all(|w| w.link.phase == Phase::Up && w.link.registered)
         };
         if !self.instances.iter().all(up) {
             let what = self.unquiet();
@@ -299,15 +325,30 @@ impl World {
         };
         let held = {
             let m = self.memory.borrow();
-            (0u32..).zip(&m.regions[at].rows).find(|(_, r)| !settled(r.state)).map(|(n, r)| (n, *r))
+            (0u32..)
+                .zip(&m.regions[at].rows)
+                .find(|(_, r)| !settled(r.state))
+                .map(|(n, r)| (n, *r))
         };
         if let Some((n, row)) = held {
             self.broke(Rule::L1, || format!("slot {n} never comes back: {row:?}"));
         }
-        let usage = self.side.core.as_ref().and_then(|c| c.engine()).map(|e| e.usage()).unwrap_or_default();
-        let held = usage.leased_bytes + usage.soft_pinned_bytes + usage.granted_bytes + usage.granted_slots + usage.quarantined_slots;
+        let usage = self
+            .side
+            .core
+            .as_ref()
+            .and_then(|c| c.engine())
+            .map(|e| e.usage())
+            .unwrap_or_default();
+        let held = usage.leased_bytes
+            + usage.soft_pinned_bytes
+            + usage.granted_bytes
+            + usage.granted_slots
+            + usage.quarantined_slots;
         if held > 0 {
-            self.broke(Rule::L1, || format!("leases, pins or grants never end: {usage:?}"));
+            self.broke(Rule::L1, || {
+                format!("leases, pins or grants never end: {usage:?}")
+            });
         }
         self.tokens();
     }
@@ -323,7 +364,9 @@ impl World {
             });
         }
         if requested != told {
-            self.broke(Rule::S8, || format!("{requested} tokens requested, {told} hit or missed"));
+            self.broke(Rule::S8, || {
+                format!("{requested} tokens requested, {told} hit or missed")
+            });
         }
     }
 
@@ -344,7 +387,9 @@ impl World {
             }
             let proofs = self.instances[instance].scheduler.proofs;
             if proofs.0 == 0 || proofs.1 == 0 {
-                self.broke(Rule::L1, || format!("a new prompt is not served in the end: stored, loaded {proofs:?}"));
+                self.broke(Rule::L1, || {
+                    format!("a new prompt is not served in the end: stored, loaded {proofs:?}")
+                });
             }
         }
     }

@@ -6,7 +6,10 @@ use super::rules::Rule;
 use super::text::{BLOCK_TOKENS, CHUNK_TOKENS};
 use super::world::{Conn, Link, Part, Phase, Wire, World, say};
 use kvcachepool_protocol::frame::{FLAG_ERROR, FLAG_PARTIAL, Op};
-use kvcachepool_protocol::message::{self, ErrorBody, ErrorCode, Group, Hashing, Hello, HelloReply, Memory, Register, RegisterReply, Role};
+use kvcachepool_protocol::message::{
+    self, ErrorBody, ErrorCode, Group, Hashing, Hello, HelloReply, Memory, Register, RegisterReply,
+    Role,
+};
 use kvcachepool_protocol::table::ROW_BYTES;
 use std::collections::VecDeque;
 
@@ -49,7 +52,10 @@ impl World {
             up: VecDeque::new(),
             down: VecDeque::new(),
         });
-        *self.link(part) = Link { conn: Some(id), ..Link::default() };
+        *self.link(part) = Link {
+            conn: Some(id),
+            ..Link::default()
+        };
         self.say_hello(part)
     }
 
@@ -61,7 +67,10 @@ impl World {
         let tag = self.tag(part);
         let (grants, requests) = match part.rank {
             None => (Vec::new(), self.instances[part.instance].scheduler.held()),
-            Some(rank) => (self.instances[part.instance].workers[rank].held(), Vec::new()),
+            Some(rank) => (
+                self.instances[part.instance].workers[rank].held(),
+                Vec::new(),
+            ),
         };
         let p = &mut self.procs[pid];
         let role = part.rank.map_or(Role::Scheduler, |_| Role::Worker);
@@ -77,7 +86,11 @@ impl World {
             names.extend(["arena".to_owned(), "table".to_owned()]);
             region_number = Some(self.memory.borrow().regions[at].geometry.region);
         }
-        say!(self, "{part:?} says HELLO {number}: lock {lock:?}, region {region_number:?}, {} slots, requests {requests:?}", grants.len() / 16);
+        say!(
+            self,
+            "{part:?} says HELLO {number}: lock {lock:?}, region {region_number:?}, {} slots, requests {requests:?}",
+            grants.len() / 16
+        );
         let hello = Hello {
             version: kvcachepool_protocol::PROTOCOL_VERSION,
             role,
@@ -142,13 +155,21 @@ impl World {
         };
         register.model = r#"{"name":"m"}"#.into();
         register.layout = r#"{"name":"LBHNC"}"#.into();
-        register.device = if self.p.gpu { "cuda".into() } else { "cpu".into() };
+        register.device = if self.p.gpu {
+            "cuda".into()
+        } else {
+            "cpu".into()
+        };
         let rank = rank as u32;
         let block_bytes = u64::from(self.p.section_rows) * ROW_BYTES / 4;
         let group = |kind: &str| Group {
             kind: kind.into(),
             block_tokens: BLOCK_TOKENS,
-            block_bytes: if kind == "window" { block_bytes / 2 } else { block_bytes },
+            block_bytes: if kind == "window" {
+                block_bytes / 2
+            } else {
+                block_bytes
+            },
             shards: if self.p.replicated { 1 } else { world },
             shard: if self.p.replicated { 0 } else { rank },
             writer: !self.p.replicated || rank == 0,
@@ -179,19 +200,39 @@ impl World {
                 }
             }
         } else if part.rank.is_none() {
-            self.scheduler_reads(part.instance, wire.op, wire.flags & FLAG_PARTIAL != 0, wire.tag, &wire.body);
+            self.scheduler_reads(
+                part.instance,
+                wire.op,
+                wire.flags & FLAG_PARTIAL != 0,
+                wire.tag,
+                &wire.body,
+            );
         }
     }
 
     fn read_error(&mut self, part: Part, wire: &Wire) {
         let error: ErrorBody = message::decode(&wire.body).unwrap();
-        say!(self, "{part:?} is refused: {:?} {:?}: {}", wire.op, error.code, error.message);
+        say!(
+            self,
+            "{part:?} is refused: {:?} {:?}: {}",
+            wire.op,
+            error.code,
+            error.message
+        );
         let expected = matches!(
             error.code,
-            ErrorCode::StaleHello | ErrorCode::NoArena | ErrorCode::LimitReached | ErrorCode::NotRegistered
+            ErrorCode::StaleHello
+                | ErrorCode::NoArena
+                | ErrorCode::LimitReached
+                | ErrorCode::NotRegistered
         );
         if !expected {
-            self.broke(Rule::P1, || format!("{part:?}: {:?} refused: {:?}: {}", wire.op, error.code, error.message));
+            self.broke(Rule::P1, || {
+                format!(
+                    "{part:?}: {:?} refused: {:?}: {}",
+                    wire.op, error.code, error.message
+                )
+            });
         }
         let now = self.now;
         let link = self.link(part);
@@ -207,7 +248,13 @@ impl World {
     fn read_hello(&mut self, part: Part, wire: &Wire) {
         let reply: HelloReply = message::decode(&wire.body).unwrap();
         let pid = self.pid(part);
-        say!(self, "{part:?} reads HELLO's answer: {:?} {} region {:?}", reply.memory, reply.reason, reply.region);
+        say!(
+            self,
+            "{part:?} reads HELLO's answer: {:?} {} region {:?}",
+            reply.memory,
+            reply.reason,
+            reply.region
+        );
         self.procs[pid].greeting = None;
         let now = self.now;
         let boot = reply.boot;
@@ -216,7 +263,11 @@ impl World {
                 let number = reply.lock.unwrap();
                 self.memory.borrow_mut().held.push((number, pid));
                 self.procs[pid].lock = Some(number);
-                *self.link(part) = Link { phase: Phase::Between, at: 0, ..self.link_of(part) };
+                *self.link(part) = Link {
+                    phase: Phase::Between,
+                    at: 0,
+                    ..self.link_of(part)
+                };
             }
             Memory::Sent => {
                 let arena = wire.fds.iter().find_map(|f| match f {
@@ -235,7 +286,11 @@ impl World {
             Memory::Unmap => {
                 self.hit(Fault::Unmapped);
                 self.procs[pid].unmapping = true;
-                *self.link(part) = Link { phase: Phase::Between, at: now + reply.retry_ms, ..self.link_of(part) };
+                *self.link(part) = Link {
+                    phase: Phase::Between,
+                    at: now + reply.retry_ms,
+                    ..self.link_of(part)
+                };
             }
             Memory::None => {
                 if reply.reason == "ArenaHeldByEarlierBoot" {
@@ -262,7 +317,11 @@ impl World {
         if !self.procs[pid].unmapping || !self.procs[pid].alive {
             return false;
         }
-        let busy = self.instances.iter().flat_map(|i| &i.workers).any(|w| w.pid == pid && w.current.is_some());
+        let busy = self
+            .instances
+            .iter()
+            .flat_map(|i| &i.workers)
+            .any(|w| w.pid == pid && w.current.is_some());
         if busy {
             return false;
         }

@@ -5,8 +5,8 @@ use super::history::{Outcome, run};
 use super::profile::{Profile, Wrong};
 use super::rules::{Rule, Violation};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Changes the profile that a seed gave.
 pub type Shape<'a> = &'a (dyn Fn(Profile) -> Profile + Sync);
@@ -30,8 +30,15 @@ pub fn guarded(seed: u64, wrong: Wrong, shape: Shape<'_>, tracing: bool) -> Outc
                 .cloned()
                 .or_else(|| panic.downcast_ref::<&str>().map(|s| (*s).to_owned()))
                 .unwrap_or_default();
-            let violation = Some(Violation { rule: Rule::P2, what });
-            Outcome { seed, counts: Counts::default(), violation }
+            let violation = Some(Violation {
+                rule: Rule::P2,
+                what,
+            });
+            Outcome {
+                seed,
+                counts: Counts::default(),
+                violation,
+            }
         }
     }
 }
@@ -47,7 +54,10 @@ pub fn run_many(
 ) -> Summary {
     let next = AtomicU64::new(first);
     let stop = AtomicBool::new(false);
-    let all = Mutex::new(Summary { counts: Counts::default(), broken: Vec::new() });
+    let all = Mutex::new(Summary {
+        counts: Counts::default(),
+        broken: Vec::new(),
+    });
     std::thread::scope(|scope| {
         for _ in 0..threads.max(1) {
             scope.spawn(|| {

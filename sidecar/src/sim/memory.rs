@@ -3,7 +3,9 @@
 
 use super::rng::{Rng, mix};
 use super::rules::{Rule, Violation};
-use crate::engine::table::{ChunkRecord, FREE, GRANTED, Geometry, PUBLISHED, ROW_BYTES, Row, Table};
+use crate::engine::table::{
+    ChunkRecord, FREE, GRANTED, Geometry, PUBLISHED, ROW_BYTES, Row, Table,
+};
 use crate::sessions::{FdId, Host, HostError};
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -21,7 +23,9 @@ pub fn right(hash: u64, section: u32, at: u32) -> u64 {
 
 /// The part of an engine hash that stands for its content here.
 pub fn short(hash: &[u8; 32]) -> u64 {
-    u64::from_le_bytes([hash[0], hash[1], hash[2], hash[3], hash[4], hash[5], hash[6], hash[7]])
+    u64::from_le_bytes([
+        hash[0], hash[1], hash[2], hash[3], hash[4], hash[5], hash[6], hash[7],
+    ])
 }
 
 /// Somebody's bytes change.
@@ -179,7 +183,11 @@ impl Memory {
                 _ => return Bytes::Wrong,
             }
         }
-        if flipped { Bytes::Flipped } else { Bytes::Right }
+        if flipped {
+            Bytes::Flipped
+        } else {
+            Bytes::Right
+        }
     }
 
     /// Digest of some rows as they are.
@@ -187,7 +195,12 @@ impl Memory {
         let rows = rows_of(length);
         let mut sum = mix(length);
         for at in 0..rows {
-            sum = mix(sum ^ self.regions[region].content.get((slot + at) as usize).copied().unwrap_or(0));
+            sum = mix(sum
+                ^ self.regions[region]
+                    .content
+                    .get((slot + at) as usize)
+                    .copied()
+                    .unwrap_or(0));
         }
         let mut out = [0; 16];
         out[..8].copy_from_slice(&sum.to_le_bytes());
@@ -196,26 +209,53 @@ impl Memory {
     }
 
     /// Somebody begins to write: the slot must be his.
-    pub fn begin_write(&mut self, region: usize, pid: usize, owner: u32, slot: u32, generation: u32, length: u64) {
+    pub fn begin_write(
+        &mut self,
+        region: usize,
+        pid: usize,
+        owner: u32,
+        slot: u32,
+        generation: u32,
+        length: u64,
+    ) {
         let rows = rows_of(length);
-        let row = self.regions[region].rows.get(slot as usize).copied().unwrap_or_default();
+        let row = self.regions[region]
+            .rows
+            .get(slot as usize)
+            .copied()
+            .unwrap_or_default();
         if row.state != GRANTED || row.owner != owner || row.generation != generation {
             self.broke(Rule::S3, || {
                 format!("owner {owner} begins to write slot {slot} generation {generation}, which is {row:?}")
             });
         }
-        if let Some(other) = self.regions[region].writers.iter().find(|w| overlap(w.slot, w.rows, slot, rows)) {
+        if let Some(other) = self.regions[region]
+            .writers
+            .iter()
+            .find(|w| overlap(w.slot, w.rows, slot, rows))
+        {
             let other = other.clone();
-            self.broke(Rule::S3, || format!("owner {owner} writes slot {slot} while {other:?} does"));
+            self.broke(Rule::S3, || {
+                format!("owner {owner} writes slot {slot} while {other:?} does")
+            });
         }
-        self.regions[region].writers.push(Writer { pid, slot, rows, ghost_until: None });
+        self.regions[region].writers.push(Writer {
+            pid,
+            slot,
+            rows,
+            ghost_until: None,
+        });
         self.tear(region, slot, rows);
     }
 
     /// A write ended; whole or not.
     pub fn end_write(&mut self, region: usize, pid: usize, slot: u32, whole: Option<(u64, u32)>) {
         let r = &mut self.regions[region];
-        let Some(at) = r.writers.iter().position(|w| w.pid == pid && w.slot == slot && w.ghost_until.is_none()) else {
+        let Some(at) = r
+            .writers
+            .iter()
+            .position(|w| w.pid == pid && w.slot == slot && w.ghost_until.is_none())
+        else {
             return;
         };
         let w = r.writers.swap_remove(at);
@@ -230,12 +270,23 @@ impl Memory {
 
     fn state_changes(&mut self, region: usize, row: u32, state: u32) {
         let r = &self.regions[region];
-        let Some(now) = r.rows.get(row as usize).copied() else { return };
+        let Some(now) = r.rows.get(row as usize).copied() else {
+            return;
+        };
         let size = now.slot_rows.max(1);
-        let writer = r.writers.iter().find(|w| overlap(w.slot, w.rows, row, size)).cloned();
+        let writer = r
+            .writers
+            .iter()
+            .find(|w| overlap(w.slot, w.rows, row, size))
+            .cloned();
         if let Some(w) = writer {
-            let what = ["comes back", "is granted", "is committed", "is published"][state as usize & 3];
-            let rule = if state == PUBLISHED { Rule::S2 } else { Rule::S3 };
+            let what =
+                ["comes back", "is granted", "is committed", "is published"][state as usize & 3];
+            let rule = if state == PUBLISHED {
+                Rule::S2
+            } else {
+                Rule::S3
+            };
             // a fetch that ends says so in the same step
             self.broke(rule, || format!("slot {row} {what} while {w:?} writes"));
         }
@@ -243,11 +294,16 @@ impl Memory {
             GRANTED => self.granted(region, row, size, &now),
             PUBLISHED => self.published(region, row, &now),
             FREE if now.state == PUBLISHED => {
-                let leased = self.regions[region].leased.iter().find(|l| l.0 == row && l.1 == now.generation);
+                let leased = self.regions[region]
+                    .leased
+                    .iter()
+                    .find(|l| l.0 == row && l.1 == now.generation);
                 if let Some((_, _, request)) = leased.copied()
                     && self.may_go != Some(row)
                 {
-                    self.broke(Rule::S3, || format!("slot {row} comes back under the lease of request {request}"));
+                    self.broke(Rule::S3, || {
+                        format!("slot {row} comes back under the lease of request {request}")
+                    });
                 }
             }
             _ => {}
@@ -257,11 +313,15 @@ impl Memory {
     fn granted(&mut self, region: usize, row: u32, size: u32, now: &Row) {
         if now.state != FREE {
             let now = *now;
-            self.broke(Rule::S3, || format!("slot {row} is granted while it is {now:?}"));
+            self.broke(Rule::S3, || {
+                format!("slot {row} is granted while it is {now:?}")
+            });
         }
         let r = &self.regions[region];
         if row + size > r.populated {
-            self.broke(Rule::S9, || format!("slot {row} is granted before it is populated"));
+            self.broke(Rule::S9, || {
+                format!("slot {row} is granted before it is populated")
+            });
         }
         let r = &self.regions[region];
         let segment = r.geometry.segment_rows().max(1);
@@ -274,16 +334,22 @@ impl Memory {
             }
         }
         if let Some((at, x)) = other {
-            self.broke(Rule::S3, || format!("slot {row} ({size} rows) is granted over slot {at}: {x:?}"));
+            self.broke(Rule::S3, || {
+                format!("slot {row} ({size} rows) is granted over slot {at}: {x:?}")
+            });
         }
         if (row % segment) + size > segment {
-            self.broke(Rule::S3, || format!("slot {row} ({size} rows) crosses its segment"));
+            self.broke(Rule::S3, || {
+                format!("slot {row} ({size} rows) crosses its segment")
+            });
         }
     }
 
     fn published(&mut self, region: usize, row: u32, now: &Row) {
         let r = &self.regions[region];
-        let Some(record) = r.chunks.get(now.chunk as usize) else { return };
+        let Some(record) = r.chunks.get(now.chunk as usize) else {
+            return;
+        };
         let (used, hash, key) = (record.state, short(&record.last_hash), record.key);
         let bound = used == 1 && key[..8] == now.key_prefix;
         let bytes = self.compare(region, row, rows_of(now.length), hash, now.section);
@@ -291,9 +357,13 @@ impl Memory {
             return;
         }
         if bytes != Bytes::Right {
-            self.broke(Rule::S2, || format!("slot {row} is published with {bytes:?} bytes"));
+            self.broke(Rule::S2, || {
+                format!("slot {row} is published with {bytes:?} bytes")
+            });
         } else if self.digest(region, row, now.length) != now.digest {
-            self.broke(Rule::S2, || format!("slot {row} is published with a digest of other bytes"));
+            self.broke(Rule::S2, || {
+                format!("slot {row} is published with a digest of other bytes")
+            });
         }
     }
 }
@@ -327,7 +397,11 @@ pub struct SimTable {
 impl SimTable {
     pub fn of(memory: &Shared, at: usize) -> Self {
         let geometry = memory.borrow().regions[at].geometry;
-        Self { memory: memory.clone(), at, geometry }
+        Self {
+            memory: memory.clone(),
+            at,
+            geometry,
+        }
     }
 }
 
@@ -349,7 +423,11 @@ impl Table for SimTable {
     }
 
     fn row(&self, row: u32) -> Row {
-        self.memory.borrow().regions[self.at].rows.get(row as usize).copied().unwrap_or_default()
+        self.memory.borrow().regions[self.at]
+            .rows
+            .get(row as usize)
+            .copied()
+            .unwrap_or_default()
     }
 
     fn set_state(&mut self, row: u32, state: u32) {
@@ -376,21 +454,41 @@ impl Table for SimTable {
             return;
         }
         let before = m.regions[self.at].rows[row as usize];
-        let mut after = Row { state: before.state, generation: before.generation, ..*fields };
+        let mut after = Row {
+            state: before.state,
+            generation: before.generation,
+            ..*fields
+        };
         if !m.spend() {
             // any of the fields may have reached the memory
             let coin = m.rng.bits();
             let pick = |bit: u32| coin >> bit & 1 == 1;
             let keep = before;
-            if pick(0) { after.owner = keep.owner }
-            if pick(1) { after.slot_rows = keep.slot_rows }
-            if pick(2) { after.chunk = keep.chunk }
-            if pick(3) { after.section = keep.section }
-            if pick(4) { after.length = keep.length }
-            if pick(5) { after.digest = keep.digest }
-            if pick(6) { after.key_prefix = keep.key_prefix }
+            if pick(0) {
+                after.owner = keep.owner
+            }
+            if pick(1) {
+                after.slot_rows = keep.slot_rows
+            }
+            if pick(2) {
+                after.chunk = keep.chunk
+            }
+            if pick(3) {
+                after.section = keep.section
+            }
+            if pick(4) {
+                after.length = keep.length
+            }
+            if pick(5) {
+                after.digest = keep.digest
+            }
+            if pick(6) {
+                after.key_prefix = keep.key_prefix
+            }
         } else if before.state != FREE {
-            m.broke(Rule::S2, || format!("fields of slot {row} change while it is {before:?}"));
+            m.broke(Rule::S2, || {
+                format!("fields of slot {row} change while it is {before:?}")
+            });
         }
         m.regions[self.at].rows[row as usize] = after;
         m.end_if_dead();
@@ -405,7 +503,11 @@ impl Table for SimTable {
     }
 
     fn chunk(&self, chunk: u32) -> ChunkRecord {
-        self.memory.borrow().regions[self.at].chunks.get(chunk as usize).copied().unwrap_or_else(ChunkRecord::new_zeroed)
+        self.memory.borrow().regions[self.at]
+            .chunks
+            .get(chunk as usize)
+            .copied()
+            .unwrap_or_else(ChunkRecord::new_zeroed)
     }
 
     fn set_chunk(&mut self, chunk: u32, record: &ChunkRecord) {
@@ -419,11 +521,18 @@ impl Table for SimTable {
         if !m.spend() {
             // half of it reached the memory
             let state = m.regions[at].chunks[chunk as usize].state;
-            m.regions[at].chunks[chunk as usize] = ChunkRecord { state, parent: [0; 32], ..*record };
+            m.regions[at].chunks[chunk as usize] = ChunkRecord {
+                state,
+                parent: [0; 32],
+                ..*record
+            };
             m.end_if_dead();
             return;
         }
-        m.regions[at].chunks[chunk as usize] = ChunkRecord { state: 0, ..*record };
+        m.regions[at].chunks[chunk as usize] = ChunkRecord {
+            state: 0,
+            ..*record
+        };
         if m.spend() {
             m.regions[at].chunks[chunk as usize].state = record.state;
         }
@@ -490,10 +599,14 @@ impl Host for SimHost {
             return Err(HostError("the engine is dead".into()));
         }
         if let Some((region, pid)) = m.holders.first().copied() {
-            m.broke(Rule::S4, || format!("a new arena is made while process {pid} holds region index {region}"));
+            m.broke(Rule::S4, || {
+                format!("a new arena is made while process {pid} holds region index {region}")
+            });
         }
         if m.supervisor.is_some() {
-            m.broke(Rule::S4, || "a new arena is made beside the supervisor's".into());
+            m.broke(Rule::S4, || {
+                "a new arena is made beside the supervisor's".into()
+            });
         }
         let format = m.format;
         m.regions.push(Region {
@@ -515,7 +628,8 @@ impl Host for SimHost {
     fn adopt(&mut self, arena: FdId, table: FdId) -> Result<SimTable, HostError> {
         let mut m = self.memory.borrow_mut();
         let object = |id: FdId| m.fds.iter().find(|(i, _)| *i == id).map(|(_, o)| *o);
-        let (Some(FdObject::Arena(a)), Some(FdObject::Table(t))) = (object(arena), object(table)) else {
+        let (Some(FdObject::Arena(a)), Some(FdObject::Table(t))) = (object(arena), object(table))
+        else {
             return Err(HostError("not an arena and a table".into()));
         };
         if a != t {
@@ -548,4 +662,3 @@ impl Host for SimHost {
 pub fn settled(state: u32) -> bool {
     state == FREE || state == PUBLISHED
 }
-

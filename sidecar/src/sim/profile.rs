@@ -97,7 +97,13 @@ impl Profile {
         let r = &mut rng;
         let world = 1 + u32::from(r.chance(500));
         let pressure = r.chance(150);
-        let mut on = |rate: u64| if r.chance(450) { 1 + r.below(rate as usize) as u32 } else { 0 };
+        let mut on = |rate: u64| {
+            if r.chance(450) {
+                1 + r.below(rate as usize) as u32
+            } else {
+                0
+            }
+        };
         let rates = Rates {
             break_worker: on(30),
             break_scheduler: on(30),
@@ -126,15 +132,28 @@ impl Profile {
             replicated: world == 2 && r.chance(250),
             window_group: r.chance(250),
             segments: 1 + r.below(2) as u32,
-            section_rows: if pressure { 32 } else { [8, 16, 16, 32][r.below(4)] },
+            section_rows: if pressure {
+                32
+            } else {
+                [8, 16, 16, 32][r.below(4)]
+            },
             documents: 1 + r.below(if pressure { 8 } else { 4 }),
             chunks: 1 + r.below(3),
             requests: if pressure { 24 } else { 2 + r.below(5) },
             stores: 450,
             tails: if r.chance(500) { 300 } else { 0 },
             ttl: if r.chance(300) { 200 } else { 0 },
-            policy: [PolicyKind::S3Fifo, PolicyKind::Lru, PolicyKind::Lfu, PolicyKind::Fifo][r.below(4)],
-            verify: if r.chance(300) { Verify::Always } else { Verify::Background },
+            policy: [
+                PolicyKind::S3Fifo,
+                PolicyKind::Lru,
+                PolicyKind::Lfu,
+                PolicyKind::Fifo,
+            ][r.below(4)],
+            verify: if r.chance(300) {
+                Verify::Always
+            } else {
+                Verify::Background
+            },
             soft_pin_percent: 50,
             fetch_outlives: r.chance(500),
             slow_digests: r.chance(200),
@@ -182,7 +201,10 @@ pub struct Wrong {
 
 impl Wrong {
     /// Every rule is kept.
-    pub const NOTHING: Self = Self { sidecar: &[], connector: &[] };
+    pub const NOTHING: Self = Self {
+        sidecar: &[],
+        connector: &[],
+    };
 
     /// Makes the sidecar's part of it on this thread and notes the connector's in the profile.
     pub fn begin(self, profile: Profile) -> Profile {

@@ -1,14 +1,15 @@
 //! A vLLM's scheduler with its side of the connector: requests that look up, load and store, and what they hold.
 
 use super::counts::Fault;
+use super::memory::short;
 use super::profile::Slip;
 use super::text::{CHUNK_TOKENS, Piece, block_hashes, piece};
 use super::worker::{Job, JobPiece};
 use super::world::{Link, Part, Phase, World, say};
-use super::memory::short;
 use kvcachepool_protocol::frame::Op;
 use kvcachepool_protocol::message::{
-    self, Abort, AbortReply, CHUNK_PENDING, CHUNK_READY, GRANT_GRANTED, GRANT_NO_ROOM, Grant, GrantChunk, GrantReply, Pin, Probe, ProbeReply, Release, Report,
+    self, Abort, AbortReply, CHUNK_PENDING, CHUNK_READY, GRANT_GRANTED, GRANT_NO_ROOM, Grant,
+    GrantChunk, GrantReply, Pin, Probe, ProbeReply, Release, Report,
 };
 use kvcachepool_protocol::refs::{self, NO_SLOT, SectionRef};
 use std::collections::BTreeMap;
@@ -80,12 +81,19 @@ impl Scheduler {
     /// Ids of requests whose pins go on.
     pub fn held(&self) -> Vec<String> {
         let holds = |r: &&Request| r.load && matches!(r.state, State::Have | State::Shipped);
-        self.requests.iter().filter(holds).map(|r| name(r.id)).collect()
+        self.requests
+            .iter()
+            .filter(holds)
+            .map(|r| name(r.id))
+            .collect()
     }
 
     /// Its process is dead.
     pub fn end(&mut self) {
-        *self = Self { pid: self.pid, ..Self::default() };
+        *self = Self {
+            pid: self.pid,
+            ..Self::default()
+        };
     }
 
     /// vLLM waits for nothing.
@@ -104,7 +112,10 @@ impl World {
     }
 
     fn part_of(instance: usize) -> Part {
-        Part { instance, rank: None }
+        Part {
+            instance,
+            rank: None,
+        }
     }
 
     /// One step of a scheduler.
@@ -139,12 +150,23 @@ impl World {
         if let Some(blocks) = tail {
             pieces.push(piece(document, count, Some(blocks)));
         }
-        let local = if load && self.rng.chance(250) { self.rng.below(pieces.len()) } else { 0 };
+        let local = if load && self.rng.chance(250) {
+            self.rng.below(pieces.len())
+        } else {
+            0
+        };
         self.begin(instance, load, pieces, local, false)
     }
 
     /// A request asks for the first time.
-    pub fn begin(&mut self, instance: usize, load: bool, pieces: Vec<Piece>, local: usize, proof: bool) -> bool {
+    pub fn begin(
+        &mut self,
+        instance: usize,
+        load: bool,
+        pieces: Vec<Piece>,
+        local: usize,
+        proof: bool,
+    ) -> bool {
         let id = self.next_request;
         self.next_request += 1;
         let part = Self::part_of(instance);
@@ -178,7 +200,14 @@ impl World {
     fn ask(&mut self, instance: usize, at: usize) -> bool {
         let part = Self::part_of(instance);
         let tag = self.tag(part);
-        let (now, ttl) = (self.now, if self.rng.chance(self.p.ttl) { 1 + self.rng.below(40) as u32 } else { 0 });
+        let (now, ttl) = (
+            self.now,
+            if self.rng.chance(self.p.ttl) {
+                1 + self.rng.below(40) as u32
+            } else {
+                0
+            },
+        );
         let window = !self.p.window_group || self.rng.chance(700);
         let both = self.p.window_group;
         let boot = self.link_of(part).boot;
@@ -194,7 +223,11 @@ impl World {
                 request: name(r.id),
                 namespace: Vec::new(),
                 hashes: r.pieces.iter().flat_map(|p| p.hash).collect(),
-                tail_tokens: if last.tokens < CHUNK_TOKENS { last.tokens } else { 0 },
+                tail_tokens: if last.tokens < CHUNK_TOKENS {
+                    last.tokens
+                } else {
+                    0
+                },
                 local_tokens: Some(r.local as u64 * u64::from(CHUNK_TOKENS)),
                 budget_ms: LOAD_MS.saturating_sub(now - r.since),
                 max_load_tokens: None,
@@ -211,13 +244,24 @@ impl World {
                 block_hashes: block_hashes(p),
             });
             let ttl_s = if r.proof { 0 } else { ttl };
-            let grant = Grant { request: name(r.id), namespace: Vec::new(), chunks: chunks.collect(), ttl_s };
+            let grant = Grant {
+                request: name(r.id),
+                namespace: Vec::new(),
+                chunks: chunks.collect(),
+                ttl_s,
+            };
             (Op::Grant, message::encode(&grant).unwrap())
         };
         let id = r.id;
-        let text: Vec<String> =
-            r.pieces.iter().map(|p| format!("{}@{}+{}", p.document, p.first_token, p.tokens)).collect();
-        say!(self, "scheduler {instance} asks {op:?} for request {id}, tag {tag}: {text:?}");
+        let text: Vec<String> = r
+            .pieces
+            .iter()
+            .map(|p| format!("{}@{}+{}", p.document, p.first_token, p.tokens))
+            .collect();
+        say!(
+            self,
+            "scheduler {instance} asks {op:?} for request {id}, tag {tag}: {text:?}"
+        );
         self.send(part, op, tag, body, Vec::new());
         true
     }
@@ -226,7 +270,8 @@ impl World {
         let part = Self::part_of(instance);
         let now = self.now;
         let r = &self.instances[instance].scheduler.requests[at];
-        let (id, load, state, asked, since, tag, proof) = (r.id, r.load, r.state, r.asked, r.since, r.tag, r.proof);
+        let (id, load, state, asked, since, tag, proof) =
+            (r.id, r.load, r.state, r.asked, r.since, r.tag, r.proof);
         if state == State::Have && self.faults_on && now < r.not_before {
             return false;
         }
@@ -234,7 +279,11 @@ impl World {
             (true, State::Asked) => {
                 let cancelled = self.faults_on && !proof && self.rng.chance(self.p.rates.cancel);
                 if cancelled || now >= since + LOAD_MS {
-                    self.hit(if cancelled { Fault::Cancelled } else { Fault::GrantGivenUp });
+                    self.hit(if cancelled {
+                        Fault::Cancelled
+                    } else {
+                        Fault::GrantGivenUp
+                    });
                     say!(self, "scheduler {instance} stops waiting for request {id}");
                     self.end_request(instance, at, "timeout");
                     return true;
@@ -249,7 +298,9 @@ impl World {
                 }
                 // a failed allocation keeps the answer; a request that waits renews its own
                 if self.faults_on && !proof && self.rng.chance(150) {
-                    return self.link_of(part).phase == Phase::Up && self.rng.chance(300) && self.ask(instance, at);
+                    return self.link_of(part).phase == Phase::Up
+                        && self.rng.chance(300)
+                        && self.ask(instance, at);
                 }
                 self.ship_load(instance, at)
             }
@@ -258,9 +309,16 @@ impl World {
                     return false;
                 }
                 self.hit(Fault::GrantGivenUp);
-                say!(self, "scheduler {instance} gives up GRANT {tag} of request {id}");
+                say!(
+                    self,
+                    "scheduler {instance} gives up GRANT {tag} of request {id}"
+                );
                 let r = &self.instances[instance].scheduler.requests[at];
-                let hashes = if id % 2 == 0 { Vec::new() } else { r.pieces.iter().flat_map(|p| p.hash).collect() };
+                let hashes = if id % 2 == 0 {
+                    Vec::new()
+                } else {
+                    r.pieces.iter().flat_map(|p| p.hash).collect()
+                };
                 self.take_back(instance, tag, hashes);
                 self.end_request(instance, at, "unanswered");
                 true
@@ -269,7 +327,11 @@ impl World {
                 if self.faults_on && !proof && self.rng.chance(60) {
                     self.hit(Fault::NotShipped);
                     say!(self, "scheduler {instance} does not ship request {id}");
-                    let hashes = if self.rng.chance(500) { Vec::new() } else { hashes_of(&self.instances[instance].scheduler.requests[at].answered) };
+                    let hashes = if self.rng.chance(500) {
+                        Vec::new()
+                    } else {
+                        hashes_of(&self.instances[instance].scheduler.requests[at].answered)
+                    };
                     self.take_back(instance, tag, hashes);
                     self.end_request(instance, at, "preempted");
                     return true;
@@ -287,7 +349,11 @@ impl World {
         if self.p.replicated && rank > 0 && !load {
             return Vec::new();
         }
-        if self.p.window_group { vec![shard, shards + shard] } else { vec![shard] }
+        if self.p.window_group {
+            vec![shard, shards + shard]
+        } else {
+            vec![shard]
+        }
     }
 
     fn ship_load(&mut self, instance: usize, at: usize) -> bool {
@@ -295,7 +361,12 @@ impl World {
         let r = self.instances[instance].scheduler.requests[at].clone();
         if self.may_say(part) {
             let to = r.local + r.answered.len();
-            let pin = Pin { request: name(r.id), probe: r.tag, from: r.local as u32, to: to as u32 };
+            let pin = Pin {
+                request: name(r.id),
+                probe: r.tag,
+                from: r.local as u32,
+                to: to as u32,
+            };
             let tag = self.tag(part);
             let body = message::encode(&pin).unwrap();
             self.send(part, Op::Pin, tag, body, Vec::new());
@@ -313,7 +384,10 @@ impl World {
         let r = &self.instances[instance].scheduler.requests[at];
         let (tag, id, several) = (r.tag, r.id, r.answered.len() > 1);
         if self.faults_on && several && self.rng.chance(100) {
-            let left = self.instances[instance].scheduler.requests[at].answered.pop().unwrap();
+            let left = self.instances[instance].scheduler.requests[at]
+                .answered
+                .pop()
+                .unwrap();
             self.hit(Fault::NotShipped);
             self.take_back(instance, tag, left.piece.hash.to_vec());
         }
@@ -340,7 +414,13 @@ impl World {
                         hash,
                     })
             });
-            let job = Job { request: r.id, load: r.load, region: r.region, pieces: pieces.collect(), since: now };
+            let job = Job {
+                request: r.id,
+                load: r.load,
+                region: r.region,
+                pieces: pieces.collect(),
+                since: now,
+            };
             self.instances[instance].workers[rank].inbox.push_back(job);
         }
         let r = &mut self.instances[instance].scheduler.requests[at];
@@ -350,7 +430,13 @@ impl World {
 
     fn reported(&mut self, instance: usize, request: u32, rank: usize, good: bool) {
         let s = &mut self.instances[instance].scheduler;
-        let Some(at) = s.requests.iter().position(|r| r.id == request && r.state == State::Shipped) else { return };
+        let Some(at) = s
+            .requests
+            .iter()
+            .position(|r| r.id == request && r.state == State::Shipped)
+        else {
+            return;
+        };
         let r = &mut s.requests[at];
         r.failed |= !good;
         r.waiting = r.waiting.saturating_sub(1);
@@ -367,7 +453,11 @@ impl World {
         let good = r.state == State::Shipped && !r.failed;
         if r.proof && good {
             let s = &mut self.instances[instance].scheduler;
-            if r.load { s.proofs.1 += 1 } else { s.proofs.0 += 1 }
+            if r.load {
+                s.proofs.1 += 1
+            } else {
+                s.proofs.0 += 1
+            }
         }
         if !r.load {
             if good {
@@ -376,7 +466,10 @@ impl World {
             return;
         }
         if self.may_say(part) {
-            let body = message::encode(&Release { requests: vec![name(r.id)] }).unwrap();
+            let body = message::encode(&Release {
+                requests: vec![name(r.id)],
+            })
+            .unwrap();
             let tag = self.tag(part);
             self.send(part, Op::Release, tag, body, Vec::new());
             self.say_report(part, &r, miss);
@@ -386,8 +479,15 @@ impl World {
     fn say_report(&mut self, part: Part, r: &Request, miss: &str) {
         let tokens = |pieces: &[Piece]| pieces.iter().map(|p| u64::from(p.tokens)).sum::<u64>();
         let requested = tokens(&r.pieces[r.local..]);
-        let hit = if r.state == State::Shipped { r.answered.iter().map(|a| u64::from(a.piece.tokens)).sum() } else { 0 };
-        let mut report = Report { requested_tokens: requested, ..Report::default() };
+        let hit = if r.state == State::Shipped {
+            r.answered.iter().map(|a| u64::from(a.piece.tokens)).sum()
+        } else {
+            0
+        };
+        let mut report = Report {
+            requested_tokens: requested,
+            ..Report::default()
+        };
         if hit > 0 {
             report.hit_tokens = BTreeMap::from([("memory".to_owned(), hit)]);
         }
@@ -406,7 +506,11 @@ impl World {
     // -- grants that come back
 
     fn take_back(&mut self, instance: usize, grant: u64, hashes: Vec<u8>) {
-        self.scheduler(instance).back.push(Back { grant, hashes, asked: None });
+        self.scheduler(instance).back.push(Back {
+            grant,
+            hashes,
+            asked: None,
+        });
     }
 
     /// Says the ABORTs that are still to be said.
@@ -415,12 +519,23 @@ impl World {
         if !self.may_say(part) {
             return false;
         }
-        let Some(at) = self.instances[instance].scheduler.back.iter().position(|b| b.asked.is_none()) else { return false };
+        let Some(at) = self.instances[instance]
+            .scheduler
+            .back
+            .iter()
+            .position(|b| b.asked.is_none())
+        else {
+            return false;
+        };
         let tag = self.tag(part);
         let back = &mut self.instances[instance].scheduler.back[at];
         back.asked = Some(tag);
         let grant = back.grant;
-        let body = message::encode(&Abort { grant, hashes: back.hashes.clone() }).unwrap();
+        let body = message::encode(&Abort {
+            grant,
+            hashes: back.hashes.clone(),
+        })
+        .unwrap();
         say!(self, "scheduler {instance} says ABORT of GRANT {grant}");
         self.send(part, Op::Abort, tag, body, Vec::new());
         if self.p.slips(Slip::AbortAck) {
@@ -431,7 +546,11 @@ impl World {
 
     /// After a HELLO every unanswered ABORT goes out again.
     pub fn repeat_aborts(&mut self, instance: usize) {
-        let again = self.instances[instance].scheduler.back.iter().any(|b| b.asked.is_some());
+        let again = self.instances[instance]
+            .scheduler
+            .back
+            .iter()
+            .any(|b| b.asked.is_some());
         if again {
             self.hit(Fault::AbortRepeated);
         }
@@ -464,20 +583,33 @@ impl World {
 
     /// A question was refused by name.
     pub fn scheduler_refused(&mut self, instance: usize, tag: u64) {
-        let at = self.instances[instance].scheduler.requests.iter().position(|r| r.tag == tag && r.state == State::Asked);
+        let at = self.instances[instance]
+            .scheduler
+            .requests
+            .iter()
+            .position(|r| r.tag == tag && r.state == State::Asked);
         if let Some(at) = at {
             self.end_request(instance, at, "refused");
         }
     }
 
     /// An answer came in.
-    pub fn scheduler_reads(&mut self, instance: usize, op: Op, partial: bool, tag: u64, body: &[u8]) {
+    pub fn scheduler_reads(
+        &mut self,
+        instance: usize,
+        op: Op,
+        partial: bool,
+        tag: u64,
+        body: &[u8],
+    ) {
         match op {
             Op::Probe => self.read_probe(instance, partial, tag, body),
             Op::Grant => self.read_grant(instance, tag, body),
             Op::Abort => {
                 let _: AbortReply = message::decode(body).unwrap();
-                self.scheduler(instance).back.retain(|b| b.asked != Some(tag));
+                self.scheduler(instance)
+                    .back
+                    .retain(|b| b.asked != Some(tag));
             }
             _ => {}
         }
@@ -485,7 +617,14 @@ impl World {
 
     fn read_probe(&mut self, instance: usize, partial: bool, tag: u64, body: &[u8]) {
         let reply: ProbeReply = message::decode(body).unwrap();
-        let Some(at) = self.instances[instance].scheduler.requests.iter().position(|r| r.tag == tag && r.state == State::Asked) else { return };
+        let Some(at) = self.instances[instance]
+            .scheduler
+            .requests
+            .iter()
+            .position(|r| r.tag == tag && r.state == State::Asked)
+        else {
+            return;
+        };
         if partial {
             self.hit(Fault::PartialAnswer);
             // pending chunks are mostly worth waiting for
@@ -500,16 +639,29 @@ impl World {
         let mut given = all.chunks(sections.max(1));
         r.answered.clear();
         for (n, state) in reply.states.iter().enumerate() {
-            let refs = if *state == CHUNK_READY { given.next() } else { None };
+            let refs = if *state == CHUNK_READY {
+                given.next()
+            } else {
+                None
+            };
             if n < r.local {
                 continue;
             }
             let Some(refs) = refs else { break };
-            r.answered.push(Answered { piece: r.pieces[n], refs: refs.to_vec() });
+            r.answered.push(Answered {
+                piece: r.pieces[n],
+                refs: refs.to_vec(),
+            });
         }
         r.region = reply.region;
         let (id, found) = (r.id, r.answered.len());
-        say!(self, "scheduler {instance} reads that {found} chunks of request {id} are ready: {:?} {} refs {:?} partial {partial}", reply.states, reply.reason, all.len());
+        say!(
+            self,
+            "scheduler {instance} reads that {found} chunks of request {id} are ready: {:?} {} refs {:?} partial {partial}",
+            reply.states,
+            reply.reason,
+            all.len()
+        );
         if found == 0 && partial {
             return;
         }
@@ -522,12 +674,23 @@ impl World {
 
     fn read_grant(&mut self, instance: usize, tag: u64, body: &[u8]) {
         let reply: GrantReply = message::decode(body).unwrap();
-        let Some(at) = self.instances[instance].scheduler.requests.iter().position(|r| r.tag == tag && r.state == State::Asked) else { return };
+        let Some(at) = self.instances[instance]
+            .scheduler
+            .requests
+            .iter()
+            .position(|r| r.tag == tag && r.state == State::Asked)
+        else {
+            return;
+        };
         if reply.results.contains(&GRANT_NO_ROOM) {
             self.hit(Fault::NoRoom);
         }
         let all = refs::unpack(&reply.refs).unwrap();
-        let granted = reply.results.iter().filter(|s| **s == GRANT_GRANTED).count();
+        let granted = reply
+            .results
+            .iter()
+            .filter(|s| **s == GRANT_GRANTED)
+            .count();
         let sections = if granted > 0 { all.len() / granted } else { 0 };
         let mut given = all.chunks(sections.max(1));
         let r = &mut self.instances[instance].scheduler.requests[at];
@@ -536,11 +699,18 @@ impl World {
             if *result == GRANT_GRANTED
                 && let Some(refs) = given.next()
             {
-                r.answered.push(Answered { piece: r.pieces[n], refs: refs.to_vec() });
+                r.answered.push(Answered {
+                    piece: r.pieces[n],
+                    refs: refs.to_vec(),
+                });
             }
         }
         let (id, none) = (r.id, r.answered.is_empty());
-        say!(self, "scheduler {instance} reads GRANT's answer for {id}: {:?}", reply.results);
+        say!(
+            self,
+            "scheduler {instance} reads GRANT's answer for {id}: {:?}",
+            reply.results
+        );
         if none {
             self.end_request(instance, at, "");
         } else {

@@ -1,15 +1,19 @@
 //! The sidecar's shell: gives the real state machine its inputs, carries out what it wants, and dies at any table write.
 
 use super::counts::Fault;
-use super::memory::{Bytes, ENGINE, EngineDied, FLIPPED, FdObject, SimHost, SimTable, TORN, overlap, rows_of};
+use super::memory::{
+    Bytes, ENGINE, EngineDied, FLIPPED, FdObject, SimHost, SimTable, TORN, overlap, rows_of,
+};
 use super::profile::{Profile, Slip};
 use super::rules::Rule;
-use super::world::{World, Wire, say};
+use super::world::{Wire, World, say};
 use crate::engine::FetchId;
 use crate::engine::config::{Config, Limits};
 use crate::engine::mistake::{Mistake, made};
 use crate::engine::table::{PUBLISHED, ROW_BYTES};
-use crate::sessions::{ConnId, Core, FdFacts, FdId, FdKind, FdType, Input, Now, Output, ProcessId, Start};
+use crate::sessions::{
+    ConnId, Core, FdFacts, FdId, FdKind, FdType, Input, Now, Output, ProcessId, Start,
+};
 use kvcachepool_protocol::PROTOCOL_VERSION;
 use kvcachepool_protocol::domain::Domain;
 use kvcachepool_protocol::frame::Header;
@@ -104,7 +108,10 @@ fn survives<T>(call: impl FnOnce() -> T) -> Option<T> {
 impl World {
     /// The time, as the engine process of the moment counts it.
     fn core_now(&self) -> Now {
-        Now { mono_ms: self.now - self.side.booted_at + 5, unix_s: 1_700_000_000 + self.now / 1000 }
+        Now {
+            mono_ms: self.now - self.side.booted_at + 5,
+            unix_s: 1_700_000_000 + self.now / 1000,
+        }
     }
 
     /// The container or the engine process starts, where that is due.
@@ -128,7 +135,10 @@ impl World {
         let die = self.faults_on && self.rng.chance(self.p.rates.crash_at_write * 10);
         let (found, boot) = (self.memory.borrow().supervisor, self.side.boot);
         self.note_flips(found);
-        say!(self, "engine boots ({boot}), finds region index {found:?}, cold {cold}");
+        say!(
+            self,
+            "engine boots ({boot}), finds region index {found:?}, cold {cold}"
+        );
         if die {
             self.memory.borrow_mut().writes_left = Some(self.rng.below(20) as u32);
         }
@@ -138,7 +148,9 @@ impl World {
             found: found.map(|at| SimTable::of(&self.memory, at)),
             cold,
         };
-        let host = SimHost { memory: self.memory.clone() };
+        let host = SimHost {
+            memory: self.memory.clone(),
+        };
         let mut out = std::mem::take(&mut self.side.out);
         let now = self.core_now();
         let settings = config(&self.p);
@@ -153,9 +165,11 @@ impl World {
         let m = self.memory.borrow();
         let flipped = |c: &u64| c & FLIPPED != 0 && c & TORN == 0;
         self.side.stale_flips = match region {
-            Some(at) => {
-                (0u32..).zip(&m.regions[at].content).filter(|(_, c)| flipped(c)).map(|(row, _)| row).collect()
-            }
+            Some(at) => (0u32..)
+                .zip(&m.regions[at].content)
+                .filter(|(_, c)| flipped(c))
+                .map(|(row, _)| row)
+                .collect(),
             None => Vec::new(),
         };
     }
@@ -163,7 +177,9 @@ impl World {
     /// One input for the state machine.
     fn drive(&mut self, input: Input<'_>) {
         let now = self.core_now();
-        let Some(core) = self.side.core.as_mut() else { return };
+        let Some(core) = self.side.core.as_mut() else {
+            return;
+        };
         let mut out = std::mem::take(&mut self.side.out);
         survives(|| core.handle(now, input, &mut out));
         self.after(out, Some(Fault::CrashAtTableWrite));
@@ -209,7 +225,11 @@ impl World {
             m.crashed = false;
             for region in &mut m.regions {
                 region.leased.clear();
-                for w in region.writers.iter_mut().filter(|w| w.pid == ENGINE && w.ghost_until.is_none()) {
+                for w in region
+                    .writers
+                    .iter_mut()
+                    .filter(|w| w.pid == ENGINE && w.ghost_until.is_none())
+                {
                     w.ghost_until = Some(until);
                     outlives = true;
                 }
@@ -263,7 +283,10 @@ impl World {
             if self.p.kernel_pidfd {
                 let fd = self.fd();
                 self.side.peer_fds.push((fd, pid));
-                peer = Some(FdFacts { id: fd, kind: FdType::Pidfd { pollable: true } });
+                peer = Some(FdFacts {
+                    id: fd,
+                    kind: FdType::Pidfd { pollable: true },
+                });
             }
             self.drive(Input::Connected { conn: id, peer });
             return true;
@@ -274,7 +297,11 @@ impl World {
                 return false;
             }
             c.server_open = false;
-            say!(self, "sidecar sees the end of connection {} of {part:?}", id.0);
+            say!(
+                self,
+                "sidecar sees the end of connection {} of {part:?}",
+                id.0
+            );
             self.drive(Input::Disconnected { conn: id });
             return true;
         };
@@ -284,14 +311,20 @@ impl World {
                 self.conns[at].up.clear();
                 self.conns[at].server_open = false;
                 self.hit(Fault::FramesDroppedUnread);
-                say!(self, "sidecar drops what connection {} of {part:?} still had", id.0);
+                say!(
+                    self,
+                    "sidecar drops what connection {} of {part:?} still had",
+                    id.0
+                );
                 self.drive(Input::Disconnected { conn: id });
                 return true;
             }
             self.hit(Fault::FramesReadAfterBreak);
         }
         let id_number = id.0;
-        let older = self.conns.iter().any(|o| o.part == part && o.pid == pid && o.id < id_number && !o.up.is_empty() && o.server_open);
+        let older = self.conns.iter().any(|o| {
+            o.part == part && o.pid == pid && o.id < id_number && !o.up.is_empty() && o.server_open
+        });
         if older && wire.op == kvcachepool_protocol::frame::Op::Hello {
             self.hit(Fault::NewerHelloReadFirst);
         }
@@ -313,14 +346,21 @@ impl World {
             m.fds.push((id, *object));
             let kind = match object {
                 FdObject::Pidfd(_) => FdType::Pidfd { pollable: true },
-                FdObject::Arena(at) | FdObject::Table(at) => {
-                    FdType::Memfd { sealed: true, live: m.supervisor == Some(*at) }
-                }
+                FdObject::Arena(at) | FdObject::Table(at) => FdType::Memfd {
+                    sealed: true,
+                    live: m.supervisor == Some(*at),
+                },
                 FdObject::Lock | FdObject::Junk => FdType::Other,
             };
             facts.push(FdFacts { id, kind });
         }
-        say!(self, "sidecar reads {:?} tag {} on connection {}", wire.op, wire.tag, conn.0);
+        say!(
+            self,
+            "sidecar reads {:?} tag {} on connection {}",
+            wire.op,
+            wire.tag,
+            conn.0
+        );
         if scheduler {
             self.before_frame(instance, &wire);
         }
@@ -331,7 +371,12 @@ impl World {
             flags: wire.flags,
             tag: wire.tag,
         };
-        let input = Input::Frame { conn, header, body: &wire.body, fds: &facts };
+        let input = Input::Frame {
+            conn,
+            header,
+            body: &wire.body,
+            fds: &facts,
+        };
         self.memory.borrow_mut().cleared.clear();
         if wire.op == kvcachepool_protocol::frame::Op::Grant
             && self.p.slips(Slip::ReplyFirst)
@@ -352,7 +397,8 @@ impl World {
     fn answer_then_die(&mut self, input: Input<'_>) {
         let before = {
             let m = self.memory.borrow();
-            m.supervisor.map(|at| (at, m.regions[at].rows.clone(), m.regions[at].chunks.clone()))
+            m.supervisor
+                .map(|at| (at, m.regions[at].rows.clone(), m.regions[at].chunks.clone()))
         };
         self.drive(input);
         if let (Some((at, rows, chunks)), true) = (before, self.side.core.is_some()) {
@@ -366,7 +412,14 @@ impl World {
 
     fn carry_out(&mut self, output: Output) {
         match output {
-            Output::Send { conn, op, flags, tag, body, fds } => {
+            Output::Send {
+                conn,
+                op,
+                flags,
+                tag,
+                body,
+                fds,
+            } => {
                 self.check_answer(conn, op, flags, tag, &body);
                 let live = self.memory.borrow().supervisor;
                 let objects: Vec<FdObject> = fds
@@ -383,7 +436,13 @@ impl World {
                     return;
                 }
                 let pid = c.pid;
-                c.down.push_back(Wire { op, flags, tag, body, fds: objects.clone() });
+                c.down.push_back(Wire {
+                    op,
+                    flags,
+                    tag,
+                    body,
+                    fds: objects.clone(),
+                });
                 if let (true, Some(at)) = (fds.contains(&FdKind::Arena), live) {
                     self.holds(at, pid);
                 }
@@ -399,18 +458,41 @@ impl World {
                 }
             }
             Output::WatchProcess { process, fd } => {
-                let by_frame = self.memory.borrow().fds.iter().find(|(id, _)| *id == fd).map(|(_, o)| *o);
+                let by_frame = self
+                    .memory
+                    .borrow()
+                    .fds
+                    .iter()
+                    .find(|(id, _)| *id == fd)
+                    .map(|(_, o)| *o);
                 let pid = match by_frame {
                     Some(FdObject::Pidfd(pid)) => Some(pid),
-                    _ => self.side.peer_fds.iter().find(|(id, _)| *id == fd).map(|(_, pid)| *pid),
+                    _ => self
+                        .side
+                        .peer_fds
+                        .iter()
+                        .find(|(id, _)| *id == fd)
+                        .map(|(_, pid)| *pid),
                 };
                 if let Some(pid) = pid {
                     self.side.watched.push((process, pid));
                 }
             }
-            Output::Digest { slot, generation, length, .. } => {
+            Output::Digest {
+                slot,
+                generation,
+                length,
+                ..
+            } => {
                 if let Some(region) = self.memory.borrow().supervisor {
-                    self.side.digests.push(DigestJob { region, slot, generation, length, begun: None, clean: true });
+                    self.side.digests.push(DigestJob {
+                        region,
+                        slot,
+                        generation,
+                        length,
+                        begun: None,
+                        clean: true,
+                    });
                 }
             }
             Output::Admin { .. } => {}
@@ -443,7 +525,10 @@ impl World {
         let at = self.rng.below(self.side.digests.len());
         let job = self.side.digests[at].clone();
         let Some(begun) = job.begun else {
-            let digest = self.memory.borrow().digest(job.region, job.slot, job.length);
+            let digest = self
+                .memory
+                .borrow()
+                .digest(job.region, job.slot, job.length);
             let writes = self.memory.borrow().regions[job.region]
                 .writers
                 .iter()
@@ -467,16 +552,27 @@ impl World {
         if row.generation != job.generation || !matches!(row.state, 2 | 3) {
             self.hit(Fault::DigestOfStaleSlot);
         }
-        let differs = row.state == PUBLISHED && row.generation == job.generation && digest != Some(row.digest);
+        let differs = row.state == PUBLISHED
+            && row.generation == job.generation
+            && digest != Some(row.digest);
         if differs {
             self.memory.borrow_mut().may_go = Some(job.slot);
             if digest.is_some() {
                 self.hit(Fault::FlipFound);
             }
         }
-        say!(self, "digest of slot {} generation {} ends, differs {differs}", job.slot, job.generation);
+        say!(
+            self,
+            "digest of slot {} generation {} ends, differs {differs}",
+            job.slot,
+            job.generation
+        );
         let boot = self.side.boot;
-        self.drive(Input::DigestDone { slot: job.slot, generation: job.generation, digest });
+        self.drive(Input::DigestDone {
+            slot: job.slot,
+            generation: job.generation,
+            digest,
+        });
         self.memory.borrow_mut().may_go = None;
         if differs && self.side.core.is_some() && self.side.boot == boot {
             self.mismatch_counts(&job);
@@ -491,7 +587,10 @@ impl World {
             return;
         }
         let list = &mut self.side.mismatches;
-        let seen = match list.iter_mut().find(|(s, g, _)| (*s, *g) == (job.slot, job.generation)) {
+        let seen = match list
+            .iter_mut()
+            .find(|(s, g, _)| (*s, *g) == (job.slot, job.generation))
+        {
             Some((_, _, n)) => {
                 *n += 1;
                 *n
@@ -502,13 +601,26 @@ impl World {
             }
         };
         if seen >= 3 {
-            self.broke(Rule::S6, || format!("slot {} is still readable after {seen} digests that differ", job.slot));
+            self.broke(Rule::S6, || {
+                format!(
+                    "slot {} is still readable after {seen} digests that differ",
+                    job.slot
+                )
+            });
         }
     }
 
     /// The kernel gives more pages.
     pub fn populate_step(&mut self) -> bool {
-        let Some(geometry) = self.side.core.as_ref().and_then(|c| c.engine()).map(|e| e.geometry()) else { return false };
+        let Some(geometry) = self
+            .side
+            .core
+            .as_ref()
+            .and_then(|c| c.engine())
+            .map(|e| e.geometry())
+        else {
+            return false;
+        };
         if self.side.populated >= geometry.rows {
             return false;
         }
@@ -520,7 +632,14 @@ impl World {
 
     /// A pidfd of a dead process becomes readable.
     pub fn death_step(&mut self) -> bool {
-        let Some(at) = self.side.watched.iter().position(|(_, pid)| !self.procs[*pid].alive) else { return false };
+        let Some(at) = self
+            .side
+            .watched
+            .iter()
+            .position(|(_, pid)| !self.procs[*pid].alive)
+        else {
+            return false;
+        };
         let (process, pid) = self.side.watched.swap_remove(at);
         say!(self, "sidecar learns of the death of process {pid}");
         self.forget_leases_of(pid);
@@ -539,7 +658,9 @@ impl World {
             let start = self.rng.below(self.conns.len());
             for n in 0..self.conns.len() {
                 let at = (start + n) % self.conns.len();
-                let waits = !self.conns[at].accepted || !self.conns[at].up.is_empty() || !self.conns[at].client_open;
+                let waits = !self.conns[at].accepted
+                    || !self.conns[at].up.is_empty()
+                    || !self.conns[at].client_open;
                 if waits && self.conns[at].server_open && self.sidecar_reads(at) {
                     self.events += 1;
                     any = true;
@@ -559,13 +680,19 @@ impl World {
 
     /// A counter of the engine, 0 while there is none.
     pub fn core_stats(&self, read: impl Fn(&crate::engine::Stats) -> u64) -> u64 {
-        self.side.core.as_ref().and_then(|c| c.engine()).map_or(0, |e| read(e.stats()))
+        self.side
+            .core
+            .as_ref()
+            .and_then(|c| c.engine())
+            .map_or(0, |e| read(e.stats()))
     }
 
     /// A person clears everything.
     pub fn clear(&mut self) -> bool {
         let now = self.core_now();
-        let Some(core) = self.side.core.as_mut() else { return false };
+        let Some(core) = self.side.core.as_mut() else {
+            return false;
+        };
         let mut out = Vec::new();
         survives(|| {
             let _ = core.clear(now, &mut out);
@@ -578,12 +705,16 @@ impl World {
 
     /// Bits of a readable slot flip.
     pub fn flip(&mut self) -> bool {
-        let Some(at) = self.memory.borrow().supervisor else { return false };
+        let Some(at) = self.memory.borrow().supervisor else {
+            return false;
+        };
         let row = {
             let m = self.memory.borrow();
             let rows = &m.regions[at].rows;
             let first = self.rng.below(rows.len());
-            (0..rows.len()).map(|n| (first + n) % rows.len()).find(|r| rows[*r].state == PUBLISHED)
+            (0..rows.len())
+                .map(|n| (first + n) % rows.len())
+                .find(|r| rows[*r].state == PUBLISHED)
         };
         let Some(row) = row else { return false };
         {
@@ -615,22 +746,33 @@ impl World {
         if !f.cancelled && self.faults_on && self.rng.chance(250) {
             return self.fetch_cancelled(f.id);
         }
-        let (slot, generation, length) = (f.section.slot.get(), f.section.generation.get(), u64::from(f.section.length.get()));
+        let (slot, generation, length) = (
+            f.section.slot.get(),
+            f.section.generation.get(),
+            u64::from(f.section.length.get()),
+        );
         if !f.begun && !f.cancelled {
             self.side.fetches[at].begun = true;
             self.touched(f.region, slot, rows_of(length));
-            self.memory.borrow_mut().begin_write(f.region, ENGINE, 0, slot, generation, length);
+            self.memory
+                .borrow_mut()
+                .begin_write(f.region, ENGINE, 0, slot, generation, length);
             self.collect();
             return true;
         }
         self.side.fetches.swap_remove(at);
         let whole = (!f.cancelled).then_some((f.hash, f.section.section.get()));
         if f.begun {
-            self.memory.borrow_mut().end_write(f.region, ENGINE, slot, whole);
+            self.memory
+                .borrow_mut()
+                .end_write(f.region, ENGINE, slot, whole);
         }
         let digest = self.memory.borrow().digest(f.region, slot, length);
         let now = self.core_now();
-        let time = crate::engine::Time { mono_ms: now.mono_ms, unix_s: now.unix_s };
+        let time = crate::engine::Time {
+            mono_ms: now.mono_ms,
+            unix_s: now.unix_s,
+        };
         if let Some(engine) = self.side.core.as_mut().and_then(|c| c.engine_mut()) {
             survives(|| {
                 if f.cancelled {
@@ -640,7 +782,11 @@ impl World {
                 }
             });
         }
-        say!(self, "fetch into slot {slot} ends, cancelled {}", f.cancelled);
+        say!(
+            self,
+            "fetch into slot {slot} ends, cancelled {}",
+            f.cancelled
+        );
         self.nudge();
         true
     }
@@ -661,15 +807,27 @@ impl World {
     fn fetch_begins(&mut self) -> bool {
         use super::memory::short;
         use super::text::{block_hashes, piece};
-        use kvcachepool_protocol::key::{EngineHash, KeyKind, NamespaceId, chunk_key, unpack_hashes};
+        use kvcachepool_protocol::key::{
+            EngineHash, KeyKind, NamespaceId, chunk_key, unpack_hashes,
+        };
         let domain = match self.side.domain.take() {
             Some(d) => d,
             None => self.domain(),
         };
-        let (document, at) = (self.rng.below(self.p.documents), self.rng.below(self.p.chunks));
+        let (document, at) = (
+            self.rng.below(self.p.documents),
+            self.rng.below(self.p.chunks),
+        );
         let piece = piece(document, at, None);
         let namespace = NamespaceId::default();
-        let key = |h: &[u8; 32]| chunk_key(&domain.model_id, &namespace, KeyKind::Prefix, &EngineHash(*h));
+        let key = |h: &[u8; 32]| {
+            chunk_key(
+                &domain.model_id,
+                &namespace,
+                KeyKind::Prefix,
+                &EngineHash(*h),
+            )
+        };
         let hashes = block_hashes(&piece);
         let [low, high] = domain.plan.section_map(1);
         let context = crate::engine::GrantContext {
@@ -692,8 +850,16 @@ impl World {
             block_hashes: unpack_hashes(&hashes).unwrap(),
         };
         let now = self.core_now();
-        let time = crate::engine::Time { mono_ms: now.mono_ms, unix_s: now.unix_s };
-        let begun = self.side.core.as_mut().and_then(|c| c.engine_mut()).and_then(|e| survives(|| e.fetch(time, &context, &wish)).flatten());
+        let time = crate::engine::Time {
+            mono_ms: now.mono_ms,
+            unix_s: now.unix_s,
+        };
+        let begun = self
+            .side
+            .core
+            .as_mut()
+            .and_then(|c| c.engine_mut())
+            .and_then(|e| survives(|| e.fetch(time, &context, &wish)).flatten());
         self.side.domain = Some(domain);
         let region = self.memory.borrow().supervisor;
         let (Some((id, sections)), Some(region)) = (begun, region) else {
@@ -703,7 +869,14 @@ impl World {
         self.hit(Fault::FetchBegun);
         say!(self, "fetch {id:?} begins: {sections:?}");
         for section in sections {
-            self.side.fetches.push(Fetch { id, region, section, hash: short(&piece.hash), begun: false, cancelled: false });
+            self.side.fetches.push(Fetch {
+                id,
+                region,
+                section,
+                hash: short(&piece.hash),
+                begun: false,
+                cancelled: false,
+            });
         }
         self.nudge();
         true
@@ -722,6 +895,12 @@ impl World {
     /// How the rows of a reference compare with a key.
     pub fn bytes_of(&self, region: usize, section: &SectionRef, hash: u64) -> Bytes {
         let rows = rows_of(u64::from(section.length.get()));
-        self.memory.borrow().compare(region, section.slot.get(), rows, hash, section.section.get())
+        self.memory.borrow().compare(
+            region,
+            section.slot.get(),
+            rows,
+            hash,
+            section.section.get(),
+        )
     }
 }

@@ -11,7 +11,11 @@ pub const CHUNK_BLOCKS: usize = 4;
 
 /// Engine hash of a document's block. Documents share their first chunk in pairs.
 pub fn block_hash(document: usize, block: usize) -> [u8; 32] {
-    let document = if block < CHUNK_BLOCKS { document / 2 } else { document };
+    let document = if block < CHUNK_BLOCKS {
+        document / 2
+    } else {
+        document
+    };
     let mut state = mix((document as u64 + 1) << 32 | block as u64);
     let mut out = [0; 32];
     for word in out.chunks_exact_mut(8) {
@@ -52,5 +56,7 @@ pub fn piece(document: usize, at: usize, tail: Option<usize>) -> Piece {
 pub fn block_hashes(piece: &Piece) -> Vec<u8> {
     let first = (piece.first_token / BLOCK_TOKENS) as usize;
     let count = (piece.tokens / BLOCK_TOKENS) as usize;
-    (first..first + count).flat_map(|b| block_hash(piece.document, b)).collect()
+    (first..first + count)
+        .flat_map(|b| block_hash(piece.document, b))
+        .collect()
 }

@@ -71,8 +71,16 @@ pub struct Worker {
 impl Worker {
     /// Slots that it was granted and still holds, packed.
     pub fn held(&self) -> Vec<u8> {
-        let jobs = self.current.iter().filter(|_| !self.said).chain(&self.queue);
-        let list: Vec<SectionRef> = jobs.filter(|j| !j.load).flat_map(|j| &j.pieces).map(reference).collect();
+        let jobs = self
+            .current
+            .iter()
+            .filter(|_| !self.said)
+            .chain(&self.queue);
+        let list: Vec<SectionRef> = jobs
+            .filter(|j| !j.load)
+            .flat_map(|j| &j.pieces)
+            .map(reference)
+            .collect();
         pack(&list)
     }
 
@@ -110,7 +118,10 @@ impl World {
     }
 
     fn take_job(&mut self, instance: usize, rank: usize, pid: usize) -> bool {
-        let part = Part { instance, rank: Some(rank) };
+        let part = Part {
+            instance,
+            rank: Some(rank),
+        };
         let link = self.link_of(part);
         let now = self.now;
         let up = link.phase == Phase::Up;
@@ -119,9 +130,13 @@ impl World {
         // loads go on while stores wait
         let mut at = 0;
         loop {
-            let Some(job) = self.worker(instance, rank).queue.get(at).cloned() else { return false };
+            let Some(job) = self.worker(instance, rank).queue.get(at).cloned() else {
+                return false;
+            };
             let live = mapped.map(|m| self.memory.borrow().regions[m].geometry.region);
-            let usable = !off && !unmapping && live.is_some()
+            let usable = !off
+                && !unmapping
+                && live.is_some()
                 && (live == Some(job.region) || self.p.slips(Slip::Regions));
             if job.load && self.p.slips(Slip::WaitSidecar) && !up {
                 at += 1;
@@ -132,7 +147,11 @@ impl World {
                     self.hit(Fault::LoadOfOtherRegion);
                 }
                 self.worker(instance, rank).queue.remove(at);
-                say!(self, "rank {rank} of {instance} fails job {} unstarted", job.request);
+                say!(
+                    self,
+                    "rank {rank} of {instance} fails job {} unstarted",
+                    job.request
+                );
                 self.give_up(part, &job);
                 return true;
             }
@@ -140,7 +159,11 @@ impl World {
                 if now >= job.since + DROP_MS && !self.p.slips(Slip::Drop) {
                     self.hit(Fault::StoreJobDropped);
                     self.worker(instance, rank).queue.remove(at);
-                    say!(self, "rank {rank} of {instance} drops store {} that waited", job.request);
+                    say!(
+                        self,
+                        "rank {rank} of {instance} drops store {} that waited",
+                        job.request
+                    );
                     self.give_up(part, &job);
                     return true;
                 }
@@ -148,7 +171,13 @@ impl World {
                 continue;
             }
             self.worker(instance, rank).queue.remove(at);
-            say!(self, "rank {rank} of {instance} takes job {} (load {}) {:?}", job.request, job.load, job.pieces);
+            say!(
+                self,
+                "rank {rank} of {instance} takes job {} (load {}) {:?}",
+                job.request,
+                job.load,
+                job.pieces
+            );
             let load = job.load;
             let w = self.worker(instance, rank);
             w.current = Some(job);
@@ -165,10 +194,20 @@ impl World {
     }
 
     fn check_rows(&mut self, instance: usize, rank: usize, pid: usize) -> bool {
-        let job = self.instances[instance].workers[rank].current.clone().unwrap();
-        let part = Part { instance, rank: Some(rank) };
+        let job = self.instances[instance].workers[rank]
+            .current
+            .clone()
+            .unwrap();
+        let part = Part {
+            instance,
+            rank: Some(rank),
+        };
         if self.rng.chance(30) && self.faults_on && self.may_say(part) {
-            say!(self, "rank {rank} of {instance} drops store {}", job.request);
+            say!(
+                self,
+                "rank {rank} of {instance} drops store {}",
+                job.request
+            );
             self.abort_slots(part, &job);
             self.end_job(instance, rank, false);
             return true;
@@ -181,8 +220,9 @@ impl World {
             let m = self.memory.borrow();
             let rows = &m.regions[region].rows;
             job.pieces.iter().all(|p| {
-                rows.get(p.slot as usize)
-                    .is_some_and(|r| r.state == GRANTED && r.owner == lock && r.generation == p.generation)
+                rows.get(p.slot as usize).is_some_and(|r| {
+                    r.state == GRANTED && r.owner == lock && r.generation == p.generation
+                })
             })
         };
         if mine || self.p.slips(Slip::NoJobCheck) {
@@ -190,15 +230,25 @@ impl World {
             return true;
         }
         self.hit(Fault::RowLost);
-        say!(self, "rank {rank} of {instance}: a slot of store {} is not its own any more", job.request);
+        say!(
+            self,
+            "rank {rank} of {instance}: a slot of store {} is not its own any more",
+            job.request
+        );
         self.abort_slots(part, &job);
         self.end_job(instance, rank, false);
         true
     }
 
     fn begin_copy(&mut self, instance: usize, rank: usize, pid: usize) -> bool {
-        let job = self.instances[instance].workers[rank].current.clone().unwrap();
-        let part = Part { instance, rank: Some(rank) };
+        let job = self.instances[instance].workers[rank]
+            .current
+            .clone()
+            .unwrap();
+        let part = Part {
+            instance,
+            rank: Some(rank),
+        };
         let (Some(region), Some(lock)) = (self.procs[pid].region, self.procs[pid].lock) else {
             self.end_job(instance, rank, false);
             return true;
@@ -209,7 +259,14 @@ impl World {
         }
         for p in &job.pieces {
             self.touched(region, p.slot, rows_of(u64::from(p.length)));
-            self.memory.borrow_mut().begin_write(region, pid, lock, p.slot, p.generation, u64::from(p.length));
+            self.memory.borrow_mut().begin_write(
+                region,
+                pid,
+                lock,
+                p.slot,
+                p.generation,
+                u64::from(p.length),
+            );
         }
         self.collect();
         self.worker(instance, rank).step = Step::Writing;
@@ -217,10 +274,15 @@ impl World {
     }
 
     fn end_copy(&mut self, instance: usize, rank: usize, pid: usize) -> bool {
-        let job = self.instances[instance].workers[rank].current.clone().unwrap();
+        let job = self.instances[instance].workers[rank]
+            .current
+            .clone()
+            .unwrap();
         if let Some(region) = self.procs[pid].region {
             for p in &job.pieces {
-                self.memory.borrow_mut().end_write(region, pid, p.slot, Some((p.hash, p.section)));
+                self.memory
+                    .borrow_mut()
+                    .end_write(region, pid, p.slot, Some((p.hash, p.section)));
             }
         }
         if self.instances[instance].workers[rank].said {
@@ -232,21 +294,35 @@ impl World {
     }
 
     fn commit(&mut self, instance: usize, rank: usize) -> bool {
-        let part = Part { instance, rank: Some(rank) };
-        let job = self.instances[instance].workers[rank].current.clone().unwrap();
+        let part = Part {
+            instance,
+            rank: Some(rank),
+        };
+        let job = self.instances[instance].workers[rank]
+            .current
+            .clone()
+            .unwrap();
         let phase = self.link_of(part).phase;
         if phase == Phase::Up || (self.may_say(part) && !self.p.slips(Slip::Behind)) {
             if phase != Phase::Up {
                 self.hit(Fault::SaidBehindHello);
             }
-            say!(self, "rank {rank} of {instance} says COMMIT of {} ({phase:?})", job.request);
+            say!(
+                self,
+                "rank {rank} of {instance} says COMMIT of {} ({phase:?})",
+                job.request
+            );
             self.say_sections(part, Op::Commit, &job);
             self.end_job(instance, rank, true);
             return true;
         }
         // without a connection it may forget the job, or name it in its next HELLO and say COMMIT behind that
         if phase == Phase::Greeting || self.now >= job.since + DROP_MS || self.rng.chance(300) {
-            say!(self, "rank {rank} of {instance} forgets the written job {}", job.request);
+            say!(
+                self,
+                "rank {rank} of {instance} forgets the written job {}",
+                job.request
+            );
             self.end_job(instance, rank, false);
             return true;
         }
@@ -254,14 +330,20 @@ impl World {
     }
 
     fn end_read(&mut self, instance: usize, rank: usize, pid: usize) -> bool {
-        let job = self.instances[instance].workers[rank].current.clone().unwrap();
+        let job = self.instances[instance].workers[rank]
+            .current
+            .clone()
+            .unwrap();
         let region = self.instances[instance].workers[rank].reading;
         let clean = self.instances[instance].workers[rank].clean;
         let mut good = false;
         if let Some(region) = region.filter(|r| self.procs[pid].region == Some(*r)) {
             let m = self.memory.borrow();
             let same = job.pieces.iter().all(|p| {
-                m.regions[region].rows.get(p.slot as usize).is_some_and(|r| r.generation == p.generation)
+                m.regions[region]
+                    .rows
+                    .get(p.slot as usize)
+                    .is_some_and(|r| r.generation == p.generation)
             });
             good = same || self.p.slips(Slip::NoGenCheck);
             let wrong = job
@@ -285,14 +367,22 @@ impl World {
         if good {
             self.counts.loads_good += 1;
         }
-        say!(self, "rank {rank} of {instance} ends load {}: good {good}", job.request);
+        say!(
+            self,
+            "rank {rank} of {instance} ends load {}: good {good}",
+            job.request
+        );
         self.end_job(instance, rank, good);
         true
     }
 
     fn say_sections(&mut self, part: Part, op: Op, job: &Job) {
         let refs: Vec<SectionRef> = job.pieces.iter().map(reference).collect();
-        let body = message::encode(&Sections { region: job.region, refs: pack(&refs) }).unwrap();
+        let body = message::encode(&Sections {
+            region: job.region,
+            refs: pack(&refs),
+        })
+        .unwrap();
         let tag = self.tag(part);
         self.send(part, op, tag, body, Vec::new());
     }
@@ -333,10 +423,18 @@ impl World {
     }
 
     fn report(&mut self, instance: usize, request: u32, rank: usize, good: bool) {
-        self.instances[instance].reports.push_back((request, rank, good));
-        if self.p.world > 1 && self.faults_on && self.p.rates.double_report > 0 && self.rng.chance(self.p.rates.double_report) {
+        self.instances[instance]
+            .reports
+            .push_back((request, rank, good));
+        if self.p.world > 1
+            && self.faults_on
+            && self.p.rates.double_report > 0
+            && self.rng.chance(self.p.rates.double_report)
+        {
             self.hit(Fault::DoubleReport);
-            self.instances[instance].reports.push_back((request, rank, good));
+            self.instances[instance]
+                .reports
+                .push_back((request, rank, good));
         }
     }
 
@@ -349,16 +447,26 @@ impl World {
         let until = self.now + self.rng.span(0, GHOST_MS);
         let w = &mut self.instances[instance].workers[rank];
         let (pid, writing) = (w.pid, w.step == Step::Writing);
-        *w = Worker { pid, rank, ..Worker::default() };
+        *w = Worker {
+            pid,
+            rank,
+            ..Worker::default()
+        };
         let mut ghosts = 0;
         for region in &mut self.memory.borrow_mut().regions {
             if writing && gpu {
-                for x in region.writers.iter_mut().filter(|x| x.pid == pid && x.ghost_until.is_none()) {
+                for x in region
+                    .writers
+                    .iter_mut()
+                    .filter(|x| x.pid == pid && x.ghost_until.is_none())
+                {
                     x.ghost_until = Some(until);
                     ghosts += 1;
                 }
             }
-            region.writers.retain(|x: &Writer| x.pid != pid || x.ghost_until.is_some());
+            region
+                .writers
+                .retain(|x: &Writer| x.pid != pid || x.ghost_until.is_some());
         }
         if ghosts > 0 {
             self.hit(Fault::LateDma);
@@ -369,7 +477,9 @@ impl World {
     pub fn end_ghosts(&mut self) {
         let now = self.now;
         for region in &mut self.memory.borrow_mut().regions {
-            region.writers.retain(|w| w.ghost_until.is_none_or(|t| t > now));
+            region
+                .writers
+                .retain(|w| w.ghost_until.is_none_or(|t| t > now));
         }
     }
 }

@@ -189,13 +189,24 @@ impl World {
         let scheduler = self.start_process();
         let mut workers = Vec::new();
         for _ in 0..self.p.world {
-            workers.push(if self.p.one_process { scheduler } else { self.start_process() });
+            workers.push(if self.p.one_process {
+                scheduler
+            } else {
+                self.start_process()
+            });
         }
         let instance = &mut self.instances[at];
-        instance.scheduler = Scheduler { pid: scheduler, ..Scheduler::default() };
+        instance.scheduler = Scheduler {
+            pid: scheduler,
+            ..Scheduler::default()
+        };
         instance.workers = (0..)
             .zip(workers)
-            .map(|(rank, pid)| Worker { pid, rank, ..Worker::default() })
+            .map(|(rank, pid)| Worker {
+                pid,
+                rank,
+                ..Worker::default()
+            })
             .collect();
         instance.reports.clear();
         say!(self, "vLLM {at} starts: scheduler {scheduler}");
@@ -247,8 +258,14 @@ impl World {
     pub fn parts(&self) -> Vec<Part> {
         let mut list = Vec::new();
         for instance in 0..self.instances.len() {
-            list.push(Part { instance, rank: None });
-            list.extend((0..self.p.world as usize).map(|r| Part { instance, rank: Some(r) }));
+            list.push(Part {
+                instance,
+                rank: None,
+            });
+            list.extend((0..self.p.world as usize).map(|r| Part {
+                instance,
+                rank: Some(r),
+            }));
         }
         list
     }
@@ -257,7 +274,10 @@ impl World {
     pub fn any_part(&mut self) -> Part {
         let instance = self.rng.below(self.instances.len());
         let at = self.rng.below(self.p.world as usize + 1);
-        Part { instance, rank: at.checked_sub(1) }
+        Part {
+            instance,
+            rank: at.checked_sub(1),
+        }
     }
 
     pub fn conn(&mut self, id: u64) -> Option<&mut Conn> {
@@ -270,21 +290,41 @@ impl World {
     }
 
     /// Sends a frame from a part; where there is no connection, nothing is said.
-    pub fn send(&mut self, part: Part, op: Op, tag: u64, body: Vec<u8>, fds: Vec<FdObject>) -> bool {
-        let Some(id) = self.link_of(part).conn else { return false };
-        let Some(conn) = self.conn(id) else { return false };
+    pub fn send(
+        &mut self,
+        part: Part,
+        op: Op,
+        tag: u64,
+        body: Vec<u8>,
+        fds: Vec<FdObject>,
+    ) -> bool {
+        let Some(id) = self.link_of(part).conn else {
+            return false;
+        };
+        let Some(conn) = self.conn(id) else {
+            return false;
+        };
         if !conn.client_open {
             return false;
         }
         if conn.server_open {
-            conn.up.push_back(Wire { op, flags: 0, tag, body, fds });
+            conn.up.push_back(Wire {
+                op,
+                flags: 0,
+                tag,
+                body,
+                fds,
+            });
         }
         true
     }
 
     /// May this part say something besides HELLO: its HELLO is out, answered or not?
     pub fn may_say(&self, part: Part) -> bool {
-        matches!(self.link_of(part).phase, Phase::Up | Phase::Greeting | Phase::Between)
+        matches!(
+            self.link_of(part).phase,
+            Phase::Up | Phase::Greeting | Phase::Between
+        )
     }
 
     /// The next tag of a part's process.
@@ -300,11 +340,18 @@ impl World {
         let now = self.now;
         let link = self.link(part);
         let Some(id) = link.conn.take() else { return };
-        *link = Link { at: now + backoff, ..Link::default() };
+        *link = Link {
+            at: now + backoff,
+            ..Link::default()
+        };
         if self.procs[pid].greeting == Some(part) {
             self.procs[pid].greeting = None;
         }
-        let lags = if self.rng.chance(500) { now + self.rng.span(20, 300) } else { 0 };
+        let lags = if self.rng.chance(500) {
+            now + self.rng.span(20, 300)
+        } else {
+            0
+        };
         if let Some(conn) = self.conn(id) {
             conn.client_open = false;
             conn.lags_until = lags;
@@ -376,7 +423,9 @@ impl World {
             for w in &mut i.workers {
                 let reads = w.reading == Some(region)
                     && w.current.as_ref().is_some_and(|j| {
-                        j.pieces.iter().any(|p| overlap(p.slot, rows_of(u64::from(p.length)), slot, rows))
+                        j.pieces
+                            .iter()
+                            .any(|p| overlap(p.slot, rows_of(u64::from(p.length)), slot, rows))
                     });
                 if reads {
                     w.clean = false;
