@@ -55,6 +55,7 @@ impl<H: Host> Core<H> {
             _ => {
                 let part = SchedulerPart::check(&register)?;
                 let known = self.instances.entry(instance.clone()).or_default();
+                not_replaced(session, known.scheduler.as_ref().map(|(newer, _)| *newer))?;
                 if known.scheduler.as_ref() != Some(&(session, part.clone())) {
                     known.scheduler = Some((session, part));
                     known.domain = None;
@@ -130,6 +131,7 @@ impl<H: Host> Core<H> {
             p.gpu = Some(p.gpu.unwrap_or(false) || gpu);
         }
         let known = self.instances.entry(instance.to_owned()).or_default();
+        not_replaced(session, known.ranks.get(&rank).map(|(newer, _)| *newer))?;
         if let Some((old, same)) = known.ranks.get(&rank)
             && *old == session
             && **same == part
@@ -209,6 +211,18 @@ impl<H: Host> Core<H> {
         if instance.ranks.is_empty() && instance.scheduler.is_none() {
             self.instances.remove(&name);
         }
+    }
+}
+
+/// A connector that began anew in the same process has registered already: what its earlier self still had in the socket must not
+/// take its place, for nobody would register again. Sessions are numbered in order.
+fn not_replaced(session: u64, registered: Option<u64>) -> Result<(), Refusal> {
+    match registered {
+        Some(newer) if newer > session => Err(Refusal::new(
+            ErrorCode::StaleHello,
+            "a newer session of this role has registered",
+        )),
+        _ => Ok(()),
     }
 }
 

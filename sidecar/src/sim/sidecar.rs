@@ -60,7 +60,6 @@ pub struct Sidecar {
     pub up: bool,
     pub container: bool,
     pub stopped: bool,
-    pub frozen: bool,
     pub boot: u64,
     pub unhealthy: u32,
     pub booted_at: u64,
