@@ -11,5 +11,7 @@ pub mod log;
 pub mod serve;
 pub mod sessions;
 pub mod shm;
+#[cfg(any(test, feature = "simulation"))]
+pub mod sim;
 pub mod supervisor;
 pub mod verify;

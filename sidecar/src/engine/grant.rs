@@ -151,7 +151,8 @@ impl<T: Table> Engine<T> {
                 .get(owner)
                 .is_some_and(|o| o.free_at_ms.is_some())
         };
-        if context.writers.iter().any(dead) {
+        // no writers: the engine itself, whose slots of an earlier boot may be in quarantine
+        if context.writers.iter().any(dead) || context.writers.is_empty() && dead(&0) {
             return wire::GRANT_NOT_READY;
         }
         if self.granted_bytes + self.committed_bytes + bytes > self.granted_bytes_max() {

@@ -23,6 +23,15 @@ enum Step {
     AbortTag {
         back: u64,
     },
+    Fetch {
+        path: Vec<u8>,
+    },
+    Fetched {
+        pick: usize,
+    },
+    FetchEnded {
+        pick: usize,
+    },
     Digest {
         pick: usize,
         wrong: bool,
@@ -70,6 +79,9 @@ fn step() -> impl Strategy<Value = Step> {
         10 => any::<usize>().prop_map(|pick| Step::Commit { pick }),
         1 => any::<usize>().prop_map(|pick| Step::Abort { pick }),
         1 => (0u64..6).prop_map(|back| Step::AbortTag { back }),
+        2 => path().prop_map(|path| Step::Fetch { path }),
+        2 => any::<usize>().prop_map(|pick| Step::Fetched { pick }),
+        1 => any::<usize>().prop_map(|pick| Step::FetchEnded { pick }),
         12 => (any::<usize>(), 0u8..40).prop_map(|(pick, w)| Step::Digest { pick, wrong: w == 0 }),
         6 => (0u8..4, path()).prop_map(|(request, path)| Step::Probe { request, path }),
         3 => (0u8..4, 0u32..2, 0u32..4, 0u64..3).prop_map(|(request, from, to, back)| Step::Pin { request, from, to, back }),
@@ -87,6 +99,7 @@ struct Run {
     rig: Rig,
     granted: Vec<SectionRef>,
     digests: Vec<(u32, u32)>,
+    fetched: Vec<(FetchId, SectionRef)>,
 }
 
 impl Run {
@@ -132,6 +145,20 @@ impl Run {
             Step::Abort { pick } if !self.granted.is_empty() => {
                 let r = self.granted.swap_remove(pick % self.granted.len());
                 rig.engine.abort(Self::owner(r.section.get()), r);
+            }
+            Step::Fetch { path } => {
+                if let Some((id, refs)) = rig.fetch(&path) {
+                    self.fetched.extend(refs.into_iter().map(|r| (id, r)));
+                }
+            }
+            Step::Fetched { pick } if !self.fetched.is_empty() => {
+                let (_, r) = self.fetched.swap_remove(pick % self.fetched.len());
+                rig.engine.fetched(rig.now, r, [r.slot.get() as u8; 16]);
+            }
+            Step::FetchEnded { pick } if !self.fetched.is_empty() => {
+                let (id, r) = self.fetched.swap_remove(pick % self.fetched.len());
+                rig.engine.cancel_fetch(id);
+                rig.engine.fetch_ended(r);
             }
             Step::AbortTag { back } => {
                 rig.engine
@@ -187,6 +214,7 @@ impl Run {
                 let config = rig.engine.config.clone();
                 rig.engine = Engine::new(rig.now, table, config, cold);
                 self.digests.clear();
+                self.fetched.clear();
             }
             _ => {}
         }
@@ -196,6 +224,9 @@ impl Run {
     fn end(&mut self) {
         for request in 0..4 {
             self.rig.engine.release(1, &format!("r{request}"));
+        }
+        for (_, r) in std::mem::take(&mut self.fetched) {
+            self.rig.engine.fetch_ended(r);
         }
         for owner in OWNERS {
             self.rig.engine.owner_died(self.rig.now, owner, 0);
@@ -226,7 +257,7 @@ proptest! {
         let mut config = Config { policy, ..Config::default() };
         config.limits.granted_bytes_max = 3 << 20;
         let rig = Rig::new(4 << 20, config, plan(2, true, 64 << 10));
-        let mut run = Run { rig, granted: Vec::new(), digests: Vec::new() };
+        let mut run = Run { rig, granted: Vec::new(), digests: Vec::new(), fetched: Vec::new() };
         for step in steps {
             let said = format!("{step:?}");
             run.take(step);

@@ -95,6 +95,29 @@ impl Rig {
 
     /// Asks for the chunk at the end of `path` (one step per chunk), with `tokens` tokens.
     pub fn grant(&mut self, path: &[u8], tokens: u32, groups: u32) -> (u8, Vec<SectionRef>) {
+        let mut refs = Vec::new();
+        let result = self.wish(path, tokens, groups, |engine, now, context, wish| {
+            engine.grant(now, context, wish, &mut refs)
+        });
+        refs.retain(|r| r.slot.get() != NO_SLOT);
+        (result, refs)
+    }
+
+    /// Begins to fetch a full chunk from a tier.
+    pub fn fetch(&mut self, path: &[u8]) -> Option<(FetchId, Vec<SectionRef>)> {
+        let groups = self.plan.all_groups();
+        self.wish(path, CHUNK_TOKENS, groups, |engine, now, context, wish| {
+            engine.fetch(now, context, wish)
+        })
+    }
+
+    fn wish<R>(
+        &mut self,
+        path: &[u8],
+        tokens: u32,
+        groups: u32,
+        ask: impl FnOnce(&mut Engine<MemoryTable>, Time, &GrantContext<'_>, &Wish<'_>) -> R,
+    ) -> R {
         self.tag += 1;
         let [low, high] = self.plan.section_map(groups);
         let parent = (path.len() > 1).then(|| key(&path[..path.len() - 1], CHUNK_TOKENS));
@@ -123,10 +146,7 @@ impl Rig {
             writers: &writers,
             expires_unix_s: 0,
         };
-        let mut refs = Vec::new();
-        let result = self.engine.grant(self.now, &context, &wish, &mut refs);
-        refs.retain(|r| r.slot.get() != NO_SLOT);
-        (result, refs)
+        ask(&mut self.engine, self.now, &context, &wish)
     }
 
     pub fn commit(&mut self, refs: &[SectionRef]) {

@@ -1,0 +1,156 @@
+//! How often what happened, over many histories.
+
+/// Faults and rare paths that the histories must reach.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(usize)]
+pub enum Fault {
+    WorkerConnectionBroke,
+    SchedulerConnectionBroke,
+    AnswersLost,
+    FramesReadAfterBreak,
+    FramesDroppedUnread,
+    NewerHelloReadFirst,
+    EngineCrash,
+    CrashAtTableWrite,
+    CrashInBoot,
+    ColdStart,
+    ContainerDeath,
+    HandedBack,
+    HandedBackByOneOfTwo,
+    OtherFormat,
+    Unmapped,
+    ArenaHeldByEarlierBoot,
+    WorkerDeath,
+    SchedulerDeath,
+    LateDma,
+    SidecarStopped,
+    ProcessStopped,
+    TimeJump,
+    BitFlip,
+    FlipFound,
+    Cancelled,
+    NoRoom,
+    DigestOfStaleSlot,
+    DigestFailed,
+    DoubleReport,
+    WentOff,
+    GrantGivenUp,
+    NotShipped,
+    AbortRepeated,
+    StoreJobDropped,
+    RowLost,
+    SaidBehindHello,
+    LoadFailedByGeneration,
+    LoadOfOtherRegion,
+    FetchBegun,
+    FetchCancelled,
+    FetchOutlivedEngine,
+    Cleared,
+    Expired,
+    Evicted,
+    PartialAnswer,
+    PinAfterReboot,
+    Drained,
+}
+
+/// All of them, in order.
+pub const FAULTS: usize = Fault::Drained as usize + 1;
+
+/// Counters of one or many histories.
+#[derive(Debug, Clone, Copy)]
+pub struct Counts {
+    pub faults: [u64; FAULTS],
+    pub histories: u64,
+    pub events: u64,
+    pub loads_good: u64,
+    pub stores_done: u64,
+}
+
+impl Default for Counts {
+    fn default() -> Self {
+        Self {
+            faults: [0; FAULTS],
+            histories: 0,
+            events: 0,
+            loads_good: 0,
+            stores_done: 0,
+        }
+    }
+}
+
+impl Counts {
+    /// One more.
+    pub fn hit(&mut self, fault: Fault) {
+        self.faults[fault as usize] += 1;
+    }
+
+    /// Adds those of another thread.
+    pub fn add(&mut self, other: &Self) {
+        for (a, b) in self.faults.iter_mut().zip(&other.faults) {
+            *a += b;
+        }
+        self.histories += other.histories;
+        self.events += other.events;
+        self.loads_good += other.loads_good;
+        self.stores_done += other.stores_done;
+    }
+
+    /// (name, count) of every fault.
+    pub fn list(&self) -> Vec<(String, u64)> {
+        ALL.iter()
+            .map(|f| (format!("{f:?}"), self.faults[*f as usize]))
+            .collect()
+    }
+}
+
+use Fault::*;
+/// Every fault once.
+pub const ALL: [Fault; FAULTS] = [
+    WorkerConnectionBroke,
+    SchedulerConnectionBroke,
+    AnswersLost,
+    FramesReadAfterBreak,
+    FramesDroppedUnread,
+    NewerHelloReadFirst,
+    EngineCrash,
+    CrashAtTableWrite,
+    CrashInBoot,
+    ColdStart,
+    ContainerDeath,
+    HandedBack,
+    HandedBackByOneOfTwo,
+    OtherFormat,
+    Unmapped,
+    ArenaHeldByEarlierBoot,
+    WorkerDeath,
+    SchedulerDeath,
+    LateDma,
+    SidecarStopped,
+    ProcessStopped,
+    TimeJump,
+    BitFlip,
+    FlipFound,
+    Cancelled,
+    NoRoom,
+    DigestOfStaleSlot,
+    DigestFailed,
+    DoubleReport,
+    WentOff,
+    GrantGivenUp,
+    NotShipped,
+    AbortRepeated,
+    StoreJobDropped,
+    RowLost,
+    SaidBehindHello,
+    LoadFailedByGeneration,
+    LoadOfOtherRegion,
+    FetchBegun,
+    FetchCancelled,
+    FetchOutlivedEngine,
+    Cleared,
+    Expired,
+    Evicted,
+    PartialAnswer,
+    PinAfterReboot,
+    Drained,
+];

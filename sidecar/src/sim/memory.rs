@@ -1,0 +1,664 @@
+//! Arenas, slot tables and the lock file: what survives the engine process. Every write to a table is checked here, against who
+//! is writing and reading the bytes at that moment; and a write can be the last one before the engine dies.
+
+use super::rng::{Rng, mix};
+use super::rules::{Rule, Violation};
+use crate::engine::table::{
+    ChunkRecord, FREE, GRANTED, Geometry, PUBLISHED, ROW_BYTES, Row, Table,
+};
+use crate::sessions::{FdId, Host, HostError};
+use std::cell::RefCell;
+use std::rc::Rc;
+use zerocopy::FromZeros;
+
+/// Bytes that are no key's: a write was under way, or was never finished.
+pub const TORN: u64 = 1 << 63;
+/// A bit of them flipped.
+pub const FLIPPED: u64 = 1 << 62;
+
+/// The right content of one row of a section.
+pub fn right(hash: u64, section: u32, at: u32) -> u64 {
+    mix(hash ^ u64::from(section) << 40 ^ u64::from(at) << 8) & !(TORN | FLIPPED)
+}
+
+/// The part of an engine hash that stands for its content here.
+pub fn short(hash: &[u8; 32]) -> u64 {
+    u64::from_le_bytes([
+        hash[0], hash[1], hash[2], hash[3], hash[4], hash[5], hash[6], hash[7],
+    ])
+}
+
+/// Somebody's bytes change.
+#[derive(Debug, Clone)]
+pub struct Writer {
+    /// Process, or [`ENGINE`].
+    pub pid: usize,
+    /// First row of the slot.
+    pub slot: u32,
+    /// Rows that it writes.
+    pub rows: u32,
+    /// Its process is dead; a device goes on until then.
+    pub ghost_until: Option<u64>,
+}
+
+/// The engine itself, as a writer.
+pub const ENGINE: usize = usize::MAX;
+
+/// One arena with its slot table.
+#[derive(Debug)]
+pub struct Region {
+    pub geometry: Geometry,
+    pub format: u32,
+    pub populated: u32,
+    pub rows: Vec<Row>,
+    pub chunks: Vec<ChunkRecord>,
+    pub content: Vec<u64>,
+    pub writers: Vec<Writer>,
+    /// Rows that a live read lease covers for certain.
+    pub leased: Vec<(u32, u32, u32)>,
+}
+
+/// Everything on the machine that outlives the engine.
+#[derive(Debug)]
+pub struct Memory {
+    pub regions: Vec<Region>,
+    pub next_lock: u32,
+    pub next_region: u64,
+    /// Locks that are held, and by whom.
+    pub held: Vec<(u32, usize)>,
+    /// Format that the sidecar of the moment writes and reads.
+    pub format: u32,
+    /// What the supervisor holds.
+    pub supervisor: Option<usize>,
+    /// What was adopted last and is not kept yet.
+    pub adopted: Option<usize>,
+    /// Descriptors of the frame under way.
+    pub fds: Vec<(FdId, FdObject)>,
+    pub next_fd: u64,
+    /// Who maps or was sent a region.
+    pub holders: Vec<(usize, usize)>,
+    /// Table writes until the engine dies.
+    pub writes_left: Option<u32>,
+    pub crashed: bool,
+    /// A row is known to be corrupt: it may go under its leases.
+    pub may_go: Option<u32>,
+    /// Keys of the records that ended since this was emptied.
+    pub cleared: Vec<[u8; 32]>,
+    pub flock: bool,
+    pub violation: Option<Violation>,
+    pub torn: u64,
+    pub rng: Rng,
+}
+
+/// What a descriptor stands for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FdObject {
+    Pidfd(usize),
+    Arena(usize),
+    Table(usize),
+    Lock,
+    Junk,
+}
+
+/// What a call unwinds with when the engine dies in it.
+#[derive(Debug)]
+pub struct EngineDied;
+
+/// Shared by the engine's host, its table and the world.
+pub type Shared = Rc<RefCell<Memory>>;
+
+impl Memory {
+    pub fn new(seed: u64) -> Self {
+        Self {
+            regions: Vec::new(),
+            next_lock: 1,
+            next_region: 1,
+            held: Vec::new(),
+            format: 1,
+            supervisor: None,
+            adopted: None,
+            fds: Vec::new(),
+            next_fd: 1,
+            holders: Vec::new(),
+            writes_left: None,
+            crashed: false,
+            may_go: None,
+            cleared: Vec::new(),
+            flock: false,
+            violation: None,
+            torn: TORN,
+            rng: Rng::new(seed, 7),
+        }
+    }
+
+    pub fn broke(&mut self, rule: Rule, what: impl FnOnce() -> String) {
+        if self.violation.is_none() {
+            self.violation = Some(Violation { rule, what: what() });
+        }
+    }
+
+    /// Where the engine has just died, nothing of the call follows.
+    fn end_if_dead(&self) {
+        if self.crashed {
+            std::panic::resume_unwind(Box::new(EngineDied));
+        }
+    }
+
+    /// One write to what outlives the engine; false: the engine died before it.
+    fn spend(&mut self) -> bool {
+        if self.crashed {
+            return false;
+        }
+        match &mut self.writes_left {
+            None => true,
+            Some(0) => {
+                self.crashed = true;
+                false
+            }
+            Some(left) => {
+                *left -= 1;
+                true
+            }
+        }
+    }
+
+    pub fn tear(&mut self, region: usize, first: u32, rows: u32) {
+        for row in first..first + rows {
+            self.torn += 1;
+            if let Some(c) = self.regions[region].content.get_mut(row as usize) {
+                *c = self.torn;
+            }
+        }
+    }
+
+    /// How the bytes of a slot compare with those of its key: right, flipped or wrong.
+    pub fn compare(&self, region: usize, slot: u32, rows: u32, hash: u64, section: u32) -> Bytes {
+        let r = &self.regions[region];
+        let mut flipped = false;
+        for at in 0..rows {
+            let want = right(hash, section, at);
+            match r.content.get((slot + at) as usize) {
+                Some(c) if *c == want => {}
+                Some(c) if *c == want | FLIPPED => flipped = true,
+                _ => return Bytes::Wrong,
+            }
+        }
+        if flipped {
+            Bytes::Flipped
+        } else {
+            Bytes::Right
+        }
+    }
+
+    /// Digest of some rows as they are.
+    pub fn digest(&self, region: usize, slot: u32, length: u64) -> [u8; 16] {
+        let rows = rows_of(length);
+        let mut sum = mix(length);
+        for at in 0..rows {
+            sum = mix(sum
+                ^ self.regions[region]
+                    .content
+                    .get((slot + at) as usize)
+                    .copied()
+                    .unwrap_or(0));
+        }
+        let mut out = [0; 16];
+        out[..8].copy_from_slice(&sum.to_le_bytes());
+        out[8..].copy_from_slice(&mix(sum ^ 1).to_le_bytes());
+        out
+    }
+
+    /// Somebody begins to write: the slot must be his.
+    pub fn begin_write(
+        &mut self,
+        region: usize,
+        pid: usize,
+        owner: u32,
+        slot: u32,
+        generation: u32,
+        length: u64,
+    ) {
+        let rows = rows_of(length);
+        let row = self.regions[region]
+            .rows
+            .get(slot as usize)
+            .copied()
+            .unwrap_or_default();
+        if row.state != GRANTED || row.owner != owner || row.generation != generation {
+            self.broke(Rule::S3, || {
+                format!("owner {owner} begins to write slot {slot} generation {generation}, which is {row:?}")
+            });
+        }
+        if let Some(other) = self.regions[region]
+            .writers
+            .iter()
+            .find(|w| overlap(w.slot, w.rows, slot, rows))
+        {
+            let other = other.clone();
+            self.broke(Rule::S3, || {
+                format!("owner {owner} writes slot {slot} while {other:?} does")
+            });
+        }
+        self.regions[region].writers.push(Writer {
+            pid,
+            slot,
+            rows,
+            ghost_until: None,
+        });
+        self.tear(region, slot, rows);
+    }
+
+    /// A write ended; whole or not.
+    pub fn end_write(&mut self, region: usize, pid: usize, slot: u32, whole: Option<(u64, u32)>) {
+        let r = &mut self.regions[region];
+        let Some(at) = r
+            .writers
+            .iter()
+            .position(|w| w.pid == pid && w.slot == slot && w.ghost_until.is_none())
+        else {
+            return;
+        };
+        let w = r.writers.swap_remove(at);
+        if let Some((hash, section)) = whole {
+            for at in 0..w.rows {
+                if let Some(c) = r.content.get_mut((w.slot + at) as usize) {
+                    *c = right(hash, section, at);
+                }
+            }
+        }
+    }
+
+    fn state_changes(&mut self, region: usize, row: u32, state: u32) {
+        let r = &self.regions[region];
+        let Some(now) = r.rows.get(row as usize).copied() else {
+            return;
+        };
+        let size = now.slot_rows.max(1);
+        let writer = r
+            .writers
+            .iter()
+            .find(|w| overlap(w.slot, w.rows, row, size))
+            .cloned();
+        if let Some(w) = writer {
+            let what =
+                ["comes back", "is granted", "is committed", "is published"][state as usize & 3];
+            let rule = if state == PUBLISHED {
+                Rule::S2
+            } else {
+                Rule::S3
+            };
+            // a fetch that ends says so in the same step
+            self.broke(rule, || format!("slot {row} {what} while {w:?} writes"));
+        }
+        match state {
+            GRANTED => self.granted(region, row, size, &now),
+            PUBLISHED => self.published(region, row, &now),
+            FREE if now.state == PUBLISHED => {
+                let leased = self.regions[region]
+                    .leased
+                    .iter()
+                    .find(|l| l.0 == row && l.1 == now.generation);
+                if let Some((_, _, request)) = leased.copied()
+                    && self.may_go != Some(row)
+                {
+                    self.broke(Rule::S3, || {
+                        format!("slot {row} comes back under the lease of request {request}")
+                    });
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn granted(&mut self, region: usize, row: u32, size: u32, now: &Row) {
+        if now.state != FREE {
+            let now = *now;
+            self.broke(Rule::S3, || {
+                format!("slot {row} is granted while it is {now:?}")
+            });
+        }
+        let r = &self.regions[region];
+        if row + size > r.populated {
+            self.broke(Rule::S9, || {
+                format!("slot {row} is granted before it is populated")
+            });
+        }
+        let r = &self.regions[region];
+        let segment = r.geometry.segment_rows().max(1);
+        let first = row / segment * segment;
+        let mut other = None;
+        for at in first..(first + segment).min(r.geometry.rows) {
+            let x = &r.rows[at as usize];
+            if at != row && x.state != FREE && overlap(at, x.slot_rows.max(1), row, size) {
+                other = Some((at, *x));
+            }
+        }
+        if let Some((at, x)) = other {
+            self.broke(Rule::S3, || {
+                format!("slot {row} ({size} rows) is granted over slot {at}: {x:?}")
+            });
+        }
+        if (row % segment) + size > segment {
+            self.broke(Rule::S3, || {
+                format!("slot {row} ({size} rows) crosses its segment")
+            });
+        }
+    }
+
+    fn published(&mut self, region: usize, row: u32, now: &Row) {
+        let r = &self.regions[region];
+        let Some(record) = r.chunks.get(now.chunk as usize) else {
+            return;
+        };
+        let (used, hash, key) = (record.state, short(&record.last_hash), record.key);
+        let bound = used == 1 && key[..8] == now.key_prefix;
+        let bytes = self.compare(region, row, rows_of(now.length), hash, now.section);
+        if !bound {
+            return;
+        }
+        if bytes != Bytes::Right {
+            self.broke(Rule::S2, || {
+                format!("slot {row} is published with {bytes:?} bytes")
+            });
+        } else if self.digest(region, row, now.length) != now.digest {
+            self.broke(Rule::S2, || {
+                format!("slot {row} is published with a digest of other bytes")
+            });
+        }
+    }
+}
+
+/// Bytes compared with those of a key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Bytes {
+    Right,
+    Flipped,
+    Wrong,
+}
+
+/// Rows that a length takes.
+pub fn rows_of(length: u64) -> u32 {
+    length.div_ceil(ROW_BYTES) as u32
+}
+
+/// Do two ranges share a row?
+pub fn overlap(a: u32, an: u32, b: u32, bn: u32) -> bool {
+    a < b + bn && b < a + an
+}
+
+/// One region's table, as the engine sees it.
+#[derive(Debug)]
+pub struct SimTable {
+    memory: Shared,
+    at: usize,
+    geometry: Geometry,
+}
+
+impl SimTable {
+    pub fn of(memory: &Shared, at: usize) -> Self {
+        let geometry = memory.borrow().regions[at].geometry;
+        Self {
+            memory: memory.clone(),
+            at,
+            geometry,
+        }
+    }
+}
+
+impl Table for SimTable {
+    fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    fn populated_rows(&self) -> u32 {
+        self.memory.borrow().regions[self.at].populated
+    }
+
+    fn set_populated_rows(&mut self, rows: u32) {
+        let mut m = self.memory.borrow_mut();
+        if m.spend() {
+            m.regions[self.at].populated = rows;
+        }
+        m.end_if_dead();
+    }
+
+    fn row(&self, row: u32) -> Row {
+        self.memory.borrow().regions[self.at]
+            .rows
+            .get(row as usize)
+            .copied()
+            .unwrap_or_default()
+    }
+
+    fn set_state(&mut self, row: u32, state: u32) {
+        let mut m = self.memory.borrow_mut();
+        if row >= self.geometry.rows || !m.spend() {
+            m.end_if_dead();
+            return;
+        }
+        m.state_changes(self.at, row, state);
+        m.regions[self.at].rows[row as usize].state = state;
+    }
+
+    fn set_generation(&mut self, row: u32, generation: u32) {
+        let mut m = self.memory.borrow_mut();
+        if row < self.geometry.rows && m.spend() {
+            m.regions[self.at].rows[row as usize].generation = generation;
+        }
+        m.end_if_dead();
+    }
+
+    fn set_fields(&mut self, row: u32, fields: &Row) {
+        let mut m = self.memory.borrow_mut();
+        if row >= self.geometry.rows || m.crashed {
+            return;
+        }
+        let before = m.regions[self.at].rows[row as usize];
+        let mut after = Row {
+            state: before.state,
+            generation: before.generation,
+            ..*fields
+        };
+        if !m.spend() {
+            // any of the fields may have reached the memory
+            let coin = m.rng.bits();
+            let pick = |bit: u32| coin >> bit & 1 == 1;
+            let keep = before;
+            if pick(0) {
+                after.owner = keep.owner
+            }
+            if pick(1) {
+                after.slot_rows = keep.slot_rows
+            }
+            if pick(2) {
+                after.chunk = keep.chunk
+            }
+            if pick(3) {
+                after.section = keep.section
+            }
+            if pick(4) {
+                after.length = keep.length
+            }
+            if pick(5) {
+                after.digest = keep.digest
+            }
+            if pick(6) {
+                after.key_prefix = keep.key_prefix
+            }
+        } else if before.state != FREE {
+            m.broke(Rule::S2, || {
+                format!("fields of slot {row} change while it is {before:?}")
+            });
+        }
+        m.regions[self.at].rows[row as usize] = after;
+        m.end_if_dead();
+    }
+
+    fn set_digest(&mut self, row: u32, digest: [u8; 16]) {
+        let mut m = self.memory.borrow_mut();
+        if row < self.geometry.rows && m.spend() {
+            m.regions[self.at].rows[row as usize].digest = digest;
+        }
+        m.end_if_dead();
+    }
+
+    fn chunk(&self, chunk: u32) -> ChunkRecord {
+        self.memory.borrow().regions[self.at]
+            .chunks
+            .get(chunk as usize)
+            .copied()
+            .unwrap_or_else(ChunkRecord::new_zeroed)
+    }
+
+    fn set_chunk(&mut self, chunk: u32, record: &ChunkRecord) {
+        let mut m = self.memory.borrow_mut();
+        if chunk >= self.geometry.chunks || !m.spend() {
+            m.end_if_dead();
+            return;
+        }
+        let at = self.at;
+        m.regions[at].chunks[chunk as usize].state = 0;
+        if !m.spend() {
+            // half of it reached the memory
+            let state = m.regions[at].chunks[chunk as usize].state;
+            m.regions[at].chunks[chunk as usize] = ChunkRecord {
+                state,
+                parent: [0; 32],
+                ..*record
+            };
+            m.end_if_dead();
+            return;
+        }
+        m.regions[at].chunks[chunk as usize] = ChunkRecord {
+            state: 0,
+            ..*record
+        };
+        if m.spend() {
+            m.regions[at].chunks[chunk as usize].state = record.state;
+        }
+        m.end_if_dead();
+    }
+
+    fn set_needed(&mut self, chunk: u32, needed: [u64; 2]) {
+        let mut m = self.memory.borrow_mut();
+        if chunk < self.geometry.chunks && m.spend() {
+            m.regions[self.at].chunks[chunk as usize].needed = needed;
+        }
+        m.end_if_dead();
+    }
+
+    fn clear_chunk(&mut self, chunk: u32) {
+        let mut m = self.memory.borrow_mut();
+        if chunk < self.geometry.chunks && m.spend() {
+            let record = &mut m.regions[self.at].chunks[chunk as usize];
+            let key = (record.state == 1).then_some(record.key);
+            record.state = 0;
+            m.cleared.extend(key);
+        }
+        m.end_if_dead();
+    }
+}
+
+/// The engine's questions to the machine.
+#[derive(Debug)]
+pub struct SimHost {
+    pub memory: Shared,
+}
+
+impl Host for SimHost {
+    type Table = SimTable;
+
+    fn next_lock(&mut self) -> Result<u32, HostError> {
+        let mut m = self.memory.borrow_mut();
+        m.next_lock += 1;
+        Ok(m.next_lock - 1)
+    }
+
+    fn next_region(&mut self) -> Result<u64, HostError> {
+        let mut m = self.memory.borrow_mut();
+        m.next_region += 1;
+        Ok(m.next_region - 1)
+    }
+
+    fn lock_held(&mut self, number: u32) -> bool {
+        let m = self.memory.borrow();
+        m.flock || m.held.iter().any(|(n, _)| *n == number)
+    }
+
+    fn locks_held(&mut self) -> Vec<u32> {
+        let m = self.memory.borrow();
+        let mut list: Vec<u32> = m.held.iter().map(|(n, _)| *n).collect();
+        list.sort_unstable();
+        list
+    }
+
+    fn create(&mut self, geometry: Geometry) -> Result<SimTable, HostError> {
+        let mut m = self.memory.borrow_mut();
+        if !m.spend() {
+            m.end_if_dead();
+            return Err(HostError("the engine is dead".into()));
+        }
+        if let Some((region, pid)) = m.holders.first().copied() {
+            m.broke(Rule::S4, || {
+                format!("a new arena is made while process {pid} holds region index {region}")
+            });
+        }
+        if m.supervisor.is_some() {
+            m.broke(Rule::S4, || {
+                "a new arena is made beside the supervisor's".into()
+            });
+        }
+        let format = m.format;
+        m.regions.push(Region {
+            geometry,
+            format,
+            populated: 0,
+            rows: vec![Row::default(); geometry.rows as usize],
+            chunks: vec![ChunkRecord::new_zeroed(); geometry.chunks as usize],
+            content: vec![0; geometry.rows as usize],
+            writers: Vec::new(),
+            leased: Vec::new(),
+        });
+        let at = m.regions.len() - 1;
+        m.supervisor = Some(at);
+        drop(m);
+        Ok(SimTable::of(&self.memory, at))
+    }
+
+    fn adopt(&mut self, arena: FdId, table: FdId) -> Result<SimTable, HostError> {
+        let mut m = self.memory.borrow_mut();
+        let object = |id: FdId| m.fds.iter().find(|(i, _)| *i == id).map(|(_, o)| *o);
+        let (Some(FdObject::Arena(a)), Some(FdObject::Table(t))) = (object(arena), object(table))
+        else {
+            return Err(HostError("not an arena and a table".into()));
+        };
+        if a != t {
+            return Err(HostError("of two regions".into()));
+        }
+        if m.regions[a].format != m.format {
+            return Err(HostError("another format".into()));
+        }
+        if !m.spend() {
+            m.end_if_dead();
+            return Err(HostError("the engine is dead".into()));
+        }
+        m.adopted = Some(a);
+        drop(m);
+        Ok(SimTable::of(&self.memory, a))
+    }
+
+    fn keep(&mut self) {
+        let mut m = self.memory.borrow_mut();
+        if let Some(at) = m.adopted.take()
+            && m.spend()
+        {
+            m.supervisor = Some(at);
+        }
+        m.end_if_dead();
+    }
+}
+
+/// States in which a slot is nobody's burden.
+pub fn settled(state: u32) -> bool {
+    state == FREE || state == PUBLISHED
+}

@@ -1,0 +1,36 @@
+//! A deterministic simulation of the pod around the real state machine (`sessions::Core`): model connectors with all their rules,
+//! memory that outlives an engine that dies at any table write, a model of the bytes, and faults. A history is a function of its
+//! seed. Each rule can be left out on purpose, to show that the simulation sees it.
+//!
+//! For tests and `examples/simulate` only.
+#![allow(
+    clippy::unwrap_used,
+    missing_docs,
+    reason = "a test that other tests and an example share"
+)]
+
+mod check;
+mod counts;
+mod faults;
+mod history;
+mod link;
+mod many;
+mod memory;
+mod mistakes;
+mod profile;
+mod rng;
+mod rules;
+mod scheduler;
+mod sidecar;
+#[cfg(test)]
+mod tests;
+mod text;
+mod worker;
+mod world;
+
+pub use counts::{ALL, Counts, FAULTS, Fault};
+pub use history::{Outcome, run};
+pub use many::{Summary, guarded, run_many, threads};
+pub use mistakes::{Expected, MISTAKES};
+pub use profile::{Profile, Rates, Slip, Wrong};
+pub use rules::{Rule, Violation};

@@ -1,0 +1,47 @@
+//! What must hold, by name.
+
+/// One rule of the protocol that a history broke.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Rule {
+    /// A load that is reported good has exactly its key's bytes.
+    S1,
+    /// No readable digest over bytes that may still change or are not its key's.
+    S2,
+    /// No slot is granted twice, comes back or is used again under a writer, or under a lease.
+    S3,
+    /// Never two populated arenas.
+    S4,
+    /// A chunk that is answered ready is complete, in place, and (after a start) checked.
+    S5,
+    /// A digest that does not match ends what it belongs to.
+    S6,
+    /// A chunk goes before its parent.
+    S7,
+    /// Requested tokens are hits and misses, nothing else.
+    S8,
+    /// Bounds of memory, grants and pins hold.
+    S9,
+    /// Every slot comes back, every lease ends, every request ends, and a new one is served.
+    L1,
+    /// vLLM waits for nobody but itself.
+    L2,
+    /// A well-formed frame is not refused.
+    P1,
+    /// The state machine does not panic.
+    P2,
+}
+
+/// A broken rule, in words.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Violation {
+    /// Which rule.
+    pub rule: Rule,
+    /// What happened.
+    pub what: String,
+}
+
+impl std::fmt::Display for Violation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:?}: {}", self.rule, self.what)
+    }
+}

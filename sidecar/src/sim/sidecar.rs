@@ -1,0 +1,906 @@
+//! The sidecar's shell: gives the real state machine its inputs, carries out what it wants, and dies at any table write.
+
+use super::counts::Fault;
+use super::memory::{
+    Bytes, ENGINE, EngineDied, FLIPPED, FdObject, SimHost, SimTable, TORN, overlap, rows_of,
+};
+use super::profile::{Profile, Slip};
+use super::rules::Rule;
+use super::world::{Wire, World, say};
+use crate::engine::FetchId;
+use crate::engine::config::{Config, Limits};
+use crate::engine::mistake::{Mistake, made};
+use crate::engine::table::{PUBLISHED, ROW_BYTES};
+use crate::sessions::{
+    ConnId, Core, FdFacts, FdId, FdKind, FdType, Input, Now, Output, ProcessId, Start,
+};
+use kvcachepool_protocol::PROTOCOL_VERSION;
+use kvcachepool_protocol::domain::Domain;
+use kvcachepool_protocol::frame::Header;
+use kvcachepool_protocol::refs::SectionRef;
+use std::collections::BTreeMap;
+
+/// A digest under way.
+#[derive(Debug, Clone)]
+pub struct DigestJob {
+    pub region: usize,
+    pub slot: u32,
+    pub generation: u32,
+    pub length: u64,
+    pub begun: Option<[u8; 16]>,
+    pub clean: bool,
+}
+
+/// A fetch of one section from a tier.
+#[derive(Debug, Clone, Copy)]
+pub struct Fetch {
+    pub id: FetchId,
+    pub region: usize,
+    pub section: SectionRef,
+    pub hash: u64,
+    pub begun: bool,
+    pub cancelled: bool,
+}
+
+/// What this boot answered to a PROBE.
+#[derive(Debug, Clone, Default)]
+pub struct Asked {
+    pub request: u32,
+    pub hashes: Vec<u64>,
+    /// (slot, generation) per section of the ready chunks, by chunk.
+    pub ready: Vec<Option<Vec<(u32, u32)>>>,
+    pub pins_ended: u64,
+}
+
+/// The sidecar container.
+#[derive(Default)]
+pub struct Sidecar {
+    pub core: Option<Core<SimHost>>,
+    /// An engine process runs, or has just died in a call.
+    pub up: bool,
+    pub container: bool,
+    pub stopped: bool,
+    pub frozen: bool,
+    pub boot: u64,
+    pub unhealthy: u32,
+    pub booted_at: u64,
+    pub restart_at: u64,
+    pub watched: Vec<(ProcessId, usize)>,
+    pub peer_fds: Vec<(FdId, usize)>,
+    pub digests: Vec<DigestJob>,
+    pub fetches: Vec<Fetch>,
+    pub populated: u32,
+    pub asked: BTreeMap<(usize, u64), Asked>,
+    /// Rows whose bytes flipped before this boot.
+    pub stale_flips: Vec<u32>,
+    pub mismatches: Vec<(u32, u32, u32)>,
+    pub domain: Option<Domain>,
+    pub out: Vec<Output>,
+}
+
+fn config(p: &Profile) -> Config {
+    let base = Config::default();
+    Config {
+        arena_bytes: u64::from(p.segments) * 64 * ROW_BYTES,
+        policy: p.policy,
+        verify: p.verify,
+        sweep_in_flight_max: 2,
+        limits: Limits {
+            granted_bytes_max: u64::from(p.segments) * 64 * ROW_BYTES,
+            soft_pin_percent_max: p.soft_pin_percent,
+            events_max: 64,
+            ..base.limits
+        },
+        fetch_outlives_engine: p.fetch_outlives,
+        ..base
+    }
+}
+
+/// Calls the state machine; it may die in the call.
+fn survives<T>(call: impl FnOnce() -> T) -> Option<T> {
+    match std::panic::catch_unwind(std::panic::AssertUnwindSafe(call)) {
+        Ok(value) => Some(value),
+        Err(why) if why.is::<EngineDied>() => None,
+        Err(why) => std::panic::resume_unwind(why),
+    }
+}
+
+impl World {
+    /// The time, as the engine process of the moment counts it.
+    fn core_now(&self) -> Now {
+        Now {
+            mono_ms: self.now - self.side.booted_at + 5,
+            unix_s: 1_700_000_000 + self.now / 1000,
+        }
+    }
+
+    /// The container or the engine process starts, where that is due.
+    pub fn boot_step(&mut self) -> bool {
+        if self.side.core.is_some() || self.now < self.side.restart_at {
+            return false;
+        }
+        if !self.side.container {
+            self.side.container = true;
+            say!(self, "a new container starts");
+        }
+        let side = &mut self.side;
+        side.boot += 1;
+        side.unhealthy += 1;
+        side.booted_at = self.now;
+        side.populated = 0;
+        let cold = side.unhealthy > 3;
+        if cold {
+            self.hit(Fault::ColdStart);
+        }
+        let die = self.faults_on && self.rng.chance(self.p.rates.crash_at_write * 10);
+        let (found, boot) = (self.memory.borrow().supervisor, self.side.boot);
+        self.note_flips(found);
+        say!(
+            self,
+            "engine boots ({boot}), finds region index {found:?}, cold {cold}"
+        );
+        if die {
+            self.memory.borrow_mut().writes_left = Some(self.rng.below(20) as u32);
+        }
+        let start = Start {
+            boot,
+            version: "0.1.0".into(),
+            found: found.map(|at| SimTable::of(&self.memory, at)),
+            cold,
+        };
+        let host = SimHost {
+            memory: self.memory.clone(),
+        };
+        let mut out = std::mem::take(&mut self.side.out);
+        let now = self.core_now();
+        let settings = config(&self.p);
+        self.side.core = survives(|| Core::new(settings, host, start, now, &mut out));
+        self.side.up = true;
+        self.after(out, die.then_some(Fault::CrashInBoot));
+        true
+    }
+
+    /// Remembers which bytes of a region flipped before this boot.
+    fn note_flips(&mut self, region: Option<usize>) {
+        let m = self.memory.borrow();
+        let flipped = |c: &u64| c & FLIPPED != 0 && c & TORN == 0;
+        self.side.stale_flips = match region {
+            Some(at) => (0u32..)
+                .zip(&m.regions[at].content)
+                .filter(|(_, c)| flipped(c))
+                .map(|(row, _)| row)
+                .collect(),
+            None => Vec::new(),
+        };
+    }
+
+    /// One input for the state machine.
+    fn drive(&mut self, input: Input<'_>) {
+        let now = self.core_now();
+        let Some(core) = self.side.core.as_mut() else {
+            return;
+        };
+        let mut out = std::mem::take(&mut self.side.out);
+        survives(|| core.handle(now, input, &mut out));
+        self.after(out, Some(Fault::CrashAtTableWrite));
+    }
+
+    /// What follows from a call: the engine is dead, or its outputs are carried out.
+    fn after(&mut self, mut out: Vec<Output>, how: Option<Fault>) {
+        let crashed = self.memory.borrow().crashed;
+        if !crashed {
+            for output in out.drain(..) {
+                self.carry_out(output);
+            }
+        }
+        out.clear();
+        self.side.out = out;
+        if crashed {
+            if let Some(fault) = how {
+                self.hit(fault);
+            }
+            self.crash();
+        } else if how == Some(Fault::CrashInBoot) {
+            self.memory.borrow_mut().writes_left = None;
+        }
+        self.collect();
+    }
+
+    /// The engine process is gone.
+    pub fn crash(&mut self) {
+        self.side.core = None;
+        if !std::mem::take(&mut self.side.up) {
+            return;
+        }
+        say!(self, "ENGINE CRASH");
+        for conn in &mut self.conns {
+            conn.server_open = false;
+            conn.up.clear();
+        }
+        let until = self.now + self.rng.span(0, 29_000);
+        let mut outlives = false;
+        {
+            let mut m = self.memory.borrow_mut();
+            m.writes_left = None;
+            m.crashed = false;
+            for region in &mut m.regions {
+                region.leased.clear();
+                for w in region
+                    .writers
+                    .iter_mut()
+                    .filter(|w| w.pid == ENGINE && w.ghost_until.is_none())
+                {
+                    w.ghost_until = Some(until);
+                    outlives = true;
+                }
+                if !self.p.fetch_outlives {
+                    region.writers.retain(|w| w.pid != ENGINE);
+                }
+            }
+        }
+        if outlives && self.p.fetch_outlives {
+            self.hit(Fault::FetchOutlivedEngine);
+        }
+        let restart = self.now + self.rng.span(1, 300);
+        let side = &mut self.side;
+        side.watched.clear();
+        side.peer_fds.clear();
+        side.digests.clear();
+        side.fetches.clear();
+        side.asked.clear();
+        side.mismatches.clear();
+        side.stopped = false;
+        side.restart_at = restart;
+    }
+
+    /// The whole container is gone, and what only it held.
+    pub fn container_dies(&mut self, upgrade: bool) {
+        say!(self, "CONTAINER DEATH, upgrade {upgrade}");
+        self.crash();
+        self.side.container = false;
+        self.side.restart_at = self.now + self.rng.span(1, 3_000);
+        let mut m = self.memory.borrow_mut();
+        m.supervisor = None;
+        if upgrade {
+            m.format += 1;
+        }
+    }
+
+    /// Reads one frame of a connection, or its end.
+    pub fn sidecar_reads(&mut self, at: usize) -> bool {
+        if self.side.core.is_none() {
+            return false;
+        }
+        let old_frames = made(Mistake::OldFrames);
+        let c = &mut self.conns[at];
+        if !c.server_open && !(old_frames && !c.up.is_empty()) {
+            return false;
+        }
+        let (id, pid, part) = (ConnId(c.id), c.pid, c.part);
+        if !c.accepted {
+            c.accepted = true;
+            let mut peer = None;
+            if self.p.kernel_pidfd {
+                let fd = self.fd();
+                self.side.peer_fds.push((fd, pid));
+                peer = Some(FdFacts {
+                    id: fd,
+                    kind: FdType::Pidfd { pollable: true },
+                });
+            }
+            self.drive(Input::Connected { conn: id, peer });
+            return true;
+        }
+        let c = &mut self.conns[at];
+        let Some(wire) = c.up.pop_front() else {
+            if c.client_open {
+                return false;
+            }
+            c.server_open = false;
+            say!(
+                self,
+                "sidecar sees the end of connection {} of {part:?}",
+                id.0
+            );
+            self.drive(Input::Disconnected { conn: id });
+            return true;
+        };
+        if !c.client_open {
+            // the end may be noticed before what was not read yet
+            if self.rng.chance(150) && !old_frames {
+                self.conns[at].up.clear();
+                self.conns[at].server_open = false;
+                self.hit(Fault::FramesDroppedUnread);
+                say!(
+                    self,
+                    "sidecar drops what connection {} of {part:?} still had",
+                    id.0
+                );
+                self.drive(Input::Disconnected { conn: id });
+                return true;
+            }
+            self.hit(Fault::FramesReadAfterBreak);
+        }
+        let id_number = id.0;
+        let older = self.conns.iter().any(|o| {
+            o.part == part && o.pid == pid && o.id < id_number && !o.up.is_empty() && o.server_open
+        });
+        if older && wire.op == kvcachepool_protocol::frame::Op::Hello {
+            self.hit(Fault::NewerHelloReadFirst);
+        }
+        self.deliver(id, part.instance, part.rank.is_none(), wire);
+        true
+    }
+
+    fn fd(&mut self) -> FdId {
+        let mut m = self.memory.borrow_mut();
+        m.next_fd += 1;
+        FdId(m.next_fd)
+    }
+
+    fn deliver(&mut self, conn: ConnId, instance: usize, scheduler: bool, wire: Wire) {
+        let mut facts = Vec::with_capacity(wire.fds.len());
+        for object in &wire.fds {
+            let id = self.fd();
+            let mut m = self.memory.borrow_mut();
+            m.fds.push((id, *object));
+            let kind = match object {
+                FdObject::Pidfd(_) => FdType::Pidfd { pollable: true },
+                FdObject::Arena(at) | FdObject::Table(at) => FdType::Memfd {
+                    sealed: true,
+                    live: m.supervisor == Some(*at),
+                },
+                FdObject::Lock | FdObject::Junk => FdType::Other,
+            };
+            facts.push(FdFacts { id, kind });
+        }
+        say!(
+            self,
+            "sidecar reads {:?} tag {} on connection {}",
+            wire.op,
+            wire.tag,
+            conn.0
+        );
+        if scheduler {
+            self.before_frame(instance, &wire);
+        }
+        let header = Header {
+            length: wire.body.len() as u32,
+            version: PROTOCOL_VERSION,
+            opcode: wire.op as u8,
+            flags: wire.flags,
+            tag: wire.tag,
+        };
+        let input = Input::Frame {
+            conn,
+            header,
+            body: &wire.body,
+            fds: &facts,
+        };
+        self.memory.borrow_mut().cleared.clear();
+        if wire.op == kvcachepool_protocol::frame::Op::Grant
+            && self.p.slips(Slip::ReplyFirst)
+            && self.faults_on
+            && self.rng.chance(100)
+        {
+            self.answer_then_die(input);
+        } else {
+            self.drive(input);
+        }
+        self.memory.borrow_mut().fds.clear();
+        if scheduler {
+            self.after_frame(instance, &wire);
+        }
+    }
+
+    /// The answer of a call leaves, nothing of what it stored does.
+    fn answer_then_die(&mut self, input: Input<'_>) {
+        let before = {
+            let m = self.memory.borrow();
+            m.supervisor
+                .map(|at| (at, m.regions[at].rows.clone(), m.regions[at].chunks.clone()))
+        };
+        self.drive(input);
+        if let (Some((at, rows, chunks)), true) = (before, self.side.core.is_some()) {
+            let mut m = self.memory.borrow_mut();
+            m.regions[at].rows = rows;
+            m.regions[at].chunks = chunks;
+            drop(m);
+            self.crash();
+        }
+    }
+
+    fn carry_out(&mut self, output: Output) {
+        match output {
+            Output::Send {
+                conn,
+                op,
+                flags,
+                tag,
+                body,
+                fds,
+            } => {
+                self.check_answer(conn, op, flags, tag, &body);
+                let live = self.memory.borrow().supervisor;
+                let objects: Vec<FdObject> = fds
+                    .iter()
+                    .map(|kind| match (kind, live) {
+                        (FdKind::Arena, Some(at)) => FdObject::Arena(at),
+                        (FdKind::Table, Some(at)) => FdObject::Table(at),
+                        (FdKind::Lock, _) => FdObject::Lock,
+                        _ => FdObject::Junk,
+                    })
+                    .collect();
+                let Some(c) = self.conn(conn.0) else { return };
+                if !c.client_open || !c.server_open {
+                    return;
+                }
+                let pid = c.pid;
+                c.down.push_back(Wire {
+                    op,
+                    flags,
+                    tag,
+                    body,
+                    fds: objects.clone(),
+                });
+                if let (true, Some(at)) = (fds.contains(&FdKind::Arena), live) {
+                    self.holds(at, pid);
+                }
+            }
+            Output::Close { conn, reason } => {
+                say!(self, "sidecar closes connection {}: {reason}", conn.0);
+                let old = made(Mistake::OldFrames);
+                if let Some(c) = self.conn(conn.0) {
+                    c.server_open = false;
+                    if !old {
+                        c.up.clear();
+                    }
+                }
+            }
+            Output::WatchProcess { process, fd } => {
+                let by_frame = self
+                    .memory
+                    .borrow()
+                    .fds
+                    .iter()
+                    .find(|(id, _)| *id == fd)
+                    .map(|(_, o)| *o);
+                let pid = match by_frame {
+                    Some(FdObject::Pidfd(pid)) => Some(pid),
+                    _ => self
+                        .side
+                        .peer_fds
+                        .iter()
+                        .find(|(id, _)| *id == fd)
+                        .map(|(_, pid)| *pid),
+                };
+                if let Some(pid) = pid {
+                    self.side.watched.push((process, pid));
+                }
+            }
+            Output::Digest {
+                slot,
+                generation,
+                length,
+                ..
+            } => {
+                if let Some(region) = self.memory.borrow().supervisor {
+                    self.side.digests.push(DigestJob {
+                        region,
+                        slot,
+                        generation,
+                        length,
+                        begun: None,
+                        clean: true,
+                    });
+                }
+            }
+            Output::Admin { .. } => {}
+            Output::Log { event, detail } => {
+                if event == "ArenaAdopted" {
+                    self.hit(Fault::HandedBack);
+                    if self.memory.borrow().holders.len() > 1 {
+                        self.hit(Fault::HandedBackByOneOfTwo);
+                    }
+                    self.side.populated = 0;
+                    let live = self.memory.borrow().supervisor;
+                    self.note_flips(live);
+                }
+                if event == "ArenaUnusable" {
+                    self.hit(Fault::OtherFormat);
+                }
+                say!(self, "sidecar: {event} {detail}");
+            }
+        }
+    }
+
+    /// A digest thread begins or ends a job.
+    pub fn digest_step(&mut self) -> bool {
+        if self.side.core.is_none() || self.side.digests.is_empty() {
+            return false;
+        }
+        if self.p.slow_digests && self.faults_on && self.rng.chance(700) {
+            return false;
+        }
+        let at = self.rng.below(self.side.digests.len());
+        let job = self.side.digests[at].clone();
+        let Some(begun) = job.begun else {
+            let digest = self
+                .memory
+                .borrow()
+                .digest(job.region, job.slot, job.length);
+            let writes = self.memory.borrow().regions[job.region]
+                .writers
+                .iter()
+                .any(|w| overlap(w.slot, w.rows, job.slot, rows_of(job.length)));
+            self.side.digests[at].begun = Some(digest);
+            self.side.digests[at].clean = !writes;
+            return true;
+        };
+        self.side.digests.swap_remove(at);
+        let mut digest = Some(begun);
+        if !job.clean {
+            let mut torn = begun;
+            torn[0] ^= 1;
+            digest = Some(torn);
+        }
+        if self.faults_on && self.rng.chance(self.p.rates.digest_fails) {
+            self.hit(Fault::DigestFailed);
+            digest = None;
+        }
+        let row = self.memory.borrow().regions[job.region].rows[job.slot as usize];
+        if row.generation != job.generation || !matches!(row.state, 2 | 3) {
+            self.hit(Fault::DigestOfStaleSlot);
+        }
+        let differs = row.state == PUBLISHED
+            && row.generation == job.generation
+            && digest != Some(row.digest);
+        if differs {
+            self.memory.borrow_mut().may_go = Some(job.slot);
+            if digest.is_some() {
+                self.hit(Fault::FlipFound);
+            }
+        }
+        say!(
+            self,
+            "digest of slot {} generation {} ends, differs {differs}",
+            job.slot,
+            job.generation
+        );
+        let boot = self.side.boot;
+        self.drive(Input::DigestDone {
+            slot: job.slot,
+            generation: job.generation,
+            digest,
+        });
+        self.memory.borrow_mut().may_go = None;
+        if differs && self.side.core.is_some() && self.side.boot == boot {
+            self.mismatch_counts(&job);
+        }
+        true
+    }
+
+    /// A slot whose digest differs again and again should be gone.
+    fn mismatch_counts(&mut self, job: &DigestJob) {
+        let row = self.memory.borrow().regions[job.region].rows[job.slot as usize];
+        if row.state != PUBLISHED || row.generation != job.generation {
+            return;
+        }
+        let list = &mut self.side.mismatches;
+        let seen = match list
+            .iter_mut()
+            .find(|(s, g, _)| (*s, *g) == (job.slot, job.generation))
+        {
+            Some((_, _, n)) => {
+                *n += 1;
+                *n
+            }
+            None => {
+                list.push((job.slot, job.generation, 1));
+                1
+            }
+        };
+        if seen >= 3 {
+            self.broke(Rule::S6, || {
+                format!(
+                    "slot {} is still readable after {seen} digests that differ",
+                    job.slot
+                )
+            });
+        }
+    }
+
+    /// The kernel gives more pages.
+    pub fn populate_step(&mut self) -> bool {
+        let Some(geometry) = self
+            .side
+            .core
+            .as_ref()
+            .and_then(|c| c.engine())
+            .map(|e| e.geometry())
+        else {
+            return false;
+        };
+        if self.side.populated >= geometry.rows {
+            return false;
+        }
+        self.side.populated += geometry.segment_rows();
+        let rows = self.side.populated;
+        self.drive(Input::Populated { rows });
+        true
+    }
+
+    /// A pidfd of a dead process becomes readable.
+    pub fn death_step(&mut self) -> bool {
+        let Some(at) = self
+            .side
+            .watched
+            .iter()
+            .position(|(_, pid)| !self.procs[*pid].alive)
+        else {
+            return false;
+        };
+        let (process, pid) = self.side.watched.swap_remove(at);
+        say!(self, "sidecar learns of the death of process {pid}");
+        self.forget_leases_of(pid);
+        self.drive(Input::ProcessDied { process });
+        true
+    }
+
+    /// Reads everything that is readable, then lets the timers run.
+    pub fn tick(&mut self) -> bool {
+        if self.side.core.is_none() {
+            return false;
+        }
+        let mut any = true;
+        while any && self.side.core.is_some() && self.violation.is_none() {
+            any = false;
+            let start = self.rng.below(self.conns.len());
+            for n in 0..self.conns.len() {
+                let at = (start + n) % self.conns.len();
+                let waits = !self.conns[at].accepted
+                    || !self.conns[at].up.is_empty()
+                    || !self.conns[at].client_open;
+                if waits && self.conns[at].server_open && self.sidecar_reads(at) {
+                    self.events += 1;
+                    any = true;
+                }
+            }
+        }
+        if self.now >= self.side.booted_at + 60_000 {
+            self.side.unhealthy = 0;
+        }
+        let expired = self.core_stats(|s| s.expired_chunks);
+        self.drive(Input::Tick);
+        if self.core_stats(|s| s.expired_chunks) > expired {
+            self.hit(Fault::Expired);
+        }
+        true
+    }
+
+    /// A counter of the engine, 0 while there is none.
+    pub fn core_stats(&self, read: impl Fn(&crate::engine::Stats) -> u64) -> u64 {
+        self.side
+            .core
+            .as_ref()
+            .and_then(|c| c.engine())
+            .map_or(0, |e| read(e.stats()))
+    }
+
+    /// A person clears everything.
+    pub fn clear(&mut self) -> bool {
+        let now = self.core_now();
+        let Some(core) = self.side.core.as_mut() else {
+            return false;
+        };
+        let mut out = Vec::new();
+        survives(|| {
+            let _ = core.clear(now, &mut out);
+        });
+        self.hit(Fault::Cleared);
+        say!(self, "everything is cleared");
+        self.after(out, Some(Fault::CrashAtTableWrite));
+        true
+    }
+
+    /// Bits of a readable slot flip.
+    pub fn flip(&mut self) -> bool {
+        let Some(at) = self.memory.borrow().supervisor else {
+            return false;
+        };
+        let row = {
+            let m = self.memory.borrow();
+            let rows = &m.regions[at].rows;
+            let first = self.rng.below(rows.len());
+            (0..rows.len())
+                .map(|n| (first + n) % rows.len())
+                .find(|r| rows[*r].state == PUBLISHED)
+        };
+        let Some(row) = row else { return false };
+        {
+            let mut m = self.memory.borrow_mut();
+            let c = &mut m.regions[at].content[row];
+            if *c & (TORN | FLIPPED) != 0 {
+                return false;
+            }
+            *c |= FLIPPED;
+        }
+        self.side.stale_flips.retain(|r| *r as usize != row);
+        self.hit(Fault::BitFlip);
+        say!(self, "a bit of slot {row} flips");
+        true
+    }
+
+    // -- fetches from a tier
+
+    /// A fetch begins, goes on, is cancelled or ends.
+    pub fn fetch_step(&mut self) -> bool {
+        if self.side.core.is_none() {
+            return false;
+        }
+        if self.side.fetches.is_empty() || self.rng.chance(300) {
+            return self.faults_on && self.fetch_begins();
+        }
+        let at = self.rng.below(self.side.fetches.len());
+        let f = self.side.fetches[at];
+        if !f.cancelled && self.faults_on && self.rng.chance(250) {
+            return self.fetch_cancelled(f.id);
+        }
+        let (slot, generation, length) = (
+            f.section.slot.get(),
+            f.section.generation.get(),
+            u64::from(f.section.length.get()),
+        );
+        if !f.begun && !f.cancelled {
+            self.side.fetches[at].begun = true;
+            self.touched(f.region, slot, rows_of(length));
+            self.memory
+                .borrow_mut()
+                .begin_write(f.region, ENGINE, 0, slot, generation, length);
+            self.collect();
+            return true;
+        }
+        self.side.fetches.swap_remove(at);
+        let whole = (!f.cancelled).then_some((f.hash, f.section.section.get()));
+        if f.begun {
+            self.memory
+                .borrow_mut()
+                .end_write(f.region, ENGINE, slot, whole);
+        }
+        let digest = self.memory.borrow().digest(f.region, slot, length);
+        let now = self.core_now();
+        let time = crate::engine::Time {
+            mono_ms: now.mono_ms,
+            unix_s: now.unix_s,
+        };
+        if let Some(engine) = self.side.core.as_mut().and_then(|c| c.engine_mut()) {
+            survives(|| {
+                if f.cancelled {
+                    engine.fetch_ended(f.section);
+                } else {
+                    engine.fetched(time, f.section, digest);
+                }
+            });
+        }
+        say!(
+            self,
+            "fetch into slot {slot} ends, cancelled {}",
+            f.cancelled
+        );
+        self.nudge();
+        true
+    }
+
+    fn fetch_cancelled(&mut self, id: FetchId) -> bool {
+        for f in self.side.fetches.iter_mut().filter(|f| f.id == id) {
+            f.cancelled = true;
+        }
+        if let Some(engine) = self.side.core.as_mut().and_then(|c| c.engine_mut()) {
+            survives(|| engine.cancel_fetch(id));
+        }
+        say!(self, "fetch {id:?} is cancelled");
+        self.hit(Fault::FetchCancelled);
+        self.nudge();
+        true
+    }
+
+    fn fetch_begins(&mut self) -> bool {
+        use super::memory::short;
+        use super::text::{block_hashes, piece};
+        use kvcachepool_protocol::key::{
+            EngineHash, KeyKind, NamespaceId, chunk_key, unpack_hashes,
+        };
+        let domain = match self.side.domain.take() {
+            Some(d) => d,
+            None => self.domain(),
+        };
+        let (document, at) = (
+            self.rng.below(self.p.documents),
+            self.rng.below(self.p.chunks),
+        );
+        let piece = piece(document, at, None);
+        let namespace = NamespaceId::default();
+        let key = |h: &[u8; 32]| {
+            chunk_key(
+                &domain.model_id,
+                &namespace,
+                KeyKind::Prefix,
+                &EngineHash(*h),
+            )
+        };
+        let hashes = block_hashes(&piece);
+        let [low, high] = domain.plan.section_map(1);
+        let context = crate::engine::GrantContext {
+            scheduler: 0,
+            tag: 0,
+            model: domain.model_id,
+            layout: domain.layout_id,
+            namespace,
+            plan: &domain.plan,
+            writers: &[],
+            expires_unix_s: 0,
+        };
+        let wish = crate::engine::Wish {
+            key: key(&piece.hash),
+            parent: piece.parent.as_ref().map(&key),
+            last_hash: EngineHash(piece.hash),
+            first_token: piece.first_token,
+            tokens: piece.tokens,
+            sections: u128::from(low) | u128::from(high) << 64,
+            block_hashes: unpack_hashes(&hashes).unwrap(),
+        };
+        let now = self.core_now();
+        let time = crate::engine::Time {
+            mono_ms: now.mono_ms,
+            unix_s: now.unix_s,
+        };
+        let begun = self
+            .side
+            .core
+            .as_mut()
+            .and_then(|c| c.engine_mut())
+            .and_then(|e| survives(|| e.fetch(time, &context, &wish)).flatten());
+        self.side.domain = Some(domain);
+        let region = self.memory.borrow().supervisor;
+        let (Some((id, sections)), Some(region)) = (begun, region) else {
+            self.nudge();
+            return false;
+        };
+        self.hit(Fault::FetchBegun);
+        say!(self, "fetch {id:?} begins: {sections:?}");
+        for section in sections {
+            self.side.fetches.push(Fetch {
+                id,
+                region,
+                section,
+                hash: short(&piece.hash),
+                begun: false,
+                cancelled: false,
+            });
+        }
+        self.nudge();
+        true
+    }
+
+    /// Passes on what the engine wants after it was called beside the socket.
+    fn nudge(&mut self) {
+        if self.memory.borrow().crashed {
+            self.after(Vec::new(), Some(Fault::CrashAtTableWrite));
+            return;
+        }
+        let rows = self.side.populated;
+        self.drive(Input::Populated { rows });
+    }
+
+    /// How the rows of a reference compare with a key.
+    pub fn bytes_of(&self, region: usize, section: &SectionRef, hash: u64) -> Bytes {
+        let rows = rows_of(u64::from(section.length.get()));
+        self.memory.borrow().compare(
+            region,
+            section.slot.get(),
+            rows,
+            hash,
+            section.section.get(),
+        )
+    }
+}

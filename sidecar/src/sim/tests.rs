@@ -1,0 +1,65 @@
+use super::*;
+
+/// Seeds of one run. More of them: the example `simulate`.
+const HISTORIES: u64 = 20_000;
+/// Within so many histories every mistake shows.
+const UNTIL_SEEN: u64 = 2_000;
+
+#[test]
+fn every_rule_holds_in_many_histories_and_every_fault_happens() {
+    let summary = run_many(1, HISTORIES, threads(), 1, Wrong::NOTHING, &|p| p);
+    let counts = summary.counts;
+    for (name, count) in counts.list() {
+        println!("{name:28} {count}");
+    }
+    println!("{} histories, {} events", counts.histories, counts.events);
+    if let Some((seed, violation)) = summary.broken.first() {
+        guarded(*seed, Wrong::NOTHING, &|p| p, true);
+        panic!(
+            "seed {seed}: {violation}\n\
+             cargo run --example simulate --features simulation -- --seed {seed} --trace"
+        );
+    }
+    assert_eq!(counts.histories, HISTORIES);
+    assert!(counts.events >= 1_000 * HISTORIES);
+    assert!(counts.loads_good > HISTORIES && counts.stores_done > HISTORIES);
+    let never: Vec<Fault> = ALL
+        .into_iter()
+        .filter(|f| counts.faults[*f as usize] == 0)
+        .collect();
+    assert!(never.is_empty(), "these never happened: {never:?}");
+}
+
+#[test]
+fn every_mistake_is_seen_and_without_it_the_same_histories_are_clean() {
+    let mut missed = Vec::new();
+    for mistake in MISTAKES {
+        let wrong = run_many(1, UNTIL_SEEN, threads(), 1, mistake.wrong, &mistake.shape);
+        match wrong.broken.first() {
+            Some((seed, v)) if mistake.rules.contains(&v.rule) => {
+                println!("{}: seed {seed} {v}", mistake.name)
+            }
+            other => missed.push(format!("{}: {other:?}", mistake.name)),
+        }
+        let right = run_many(1, 200, threads(), 1, Wrong::NOTHING, &mistake.shape);
+        if let Some((seed, v)) = right.broken.first() {
+            missed.push(format!(
+                "{} not made, and still: seed {seed} {v}",
+                mistake.name
+            ));
+        }
+    }
+    assert!(missed.is_empty(), "{}", missed.join("\n"));
+}
+
+#[test]
+fn a_history_is_a_function_of_its_seed() {
+    for seed in [3, 77, 1_024] {
+        let [one, other] = [(); 2].map(|()| run(seed, Wrong::NOTHING, &|p| p, false).counts);
+        assert_eq!((one.events, one.faults), (other.events, other.faults));
+        assert_eq!(
+            (one.loads_good, one.stores_done),
+            (other.loads_good, other.stores_done)
+        );
+    }
+}
