@@ -233,9 +233,9 @@ def tier_tokens(plan: Plan) -> dict[str, int]:
 class Patience:
     """How long the engine thread may wait for answers: per request, per step, and not at all while the breaker is open.
 
-    The breaker opens after three waits in a row that brought nothing, for 1 s and twice as long each time up to 30 s.
-    While it is closed, a request whose answer is late is polled again for a little while: another step costs less than
-    computing what the sidecar holds.
+    A request whose answer is late is polled again for a little while: another step costs less than computing what the
+    sidecar holds. The breaker opens after three requests in a row whose answers did not come in that time, for 1 s and
+    twice as long each time up to 30 s.
     """
 
     _MISSES = 3
@@ -253,27 +253,29 @@ class Patience:
         """A `schedule()` has ended."""
         self._spent_s = 0.0
 
-    def may_be_late(self, first_poll_s: float) -> bool:
-        """Whether a request that was first polled then is asked about again, its answer being late."""
-        now_s = time.monotonic()
-        return now_s >= self._open_until_s and now_s - first_poll_s < self._LATE_S
+    def answered(self) -> None:
+        """An answer came: the breaker counts from the beginning."""
+        self._misses = 0
+        self._open_s = self._OPEN_FIRST_S
 
-    def wait(self, lookup: Lookup, per_request_s: float, per_step_s: float) -> bool:
-        """One bounded wait for a lookup's first answer. Call without any lock."""
-        if lookup.answered:
+    def may_be_late(self, first_poll_s: float) -> bool:
+        """Whether a request that was first polled then is asked about again; where not, that counts as a miss."""
+        now_s = time.monotonic()
+        if now_s < self._open_until_s:
+            return False
+        if now_s - first_poll_s < self._LATE_S:
             return True
+        self._misses += 1
+        if self._misses >= self._MISSES:
+            self._open_until_s = now_s + self._open_s
+            self._open_s = min(2 * self._open_s, self._OPEN_LAST_S)
+        return False
+
+    def wait(self, lookup: Lookup, per_request_s: float, per_step_s: float) -> None:
+        """One bounded wait for a lookup's first answer. Call without any lock."""
         begun = time.monotonic()
         allowed = min(per_request_s, per_step_s - self._spent_s)
-        if allowed <= 0 or begun < self._open_until_s:
-            return False
-        answered = lookup.wait(allowed)
+        if lookup.answered or allowed <= 0 or begun < self._open_until_s:
+            return
+        lookup.wait(allowed)
         self._spent_s += time.monotonic() - begun
-        if answered:
-            self._misses = 0
-            self._open_s = self._OPEN_FIRST_S
-        else:
-            self._misses += 1
-            if self._misses >= self._MISSES:
-                self._open_until_s = time.monotonic() + self._open_s
-                self._open_s = min(2 * self._open_s, self._OPEN_LAST_S)
-        return answered

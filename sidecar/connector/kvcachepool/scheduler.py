@@ -291,6 +291,8 @@ class Scheduler:
 
     def _decide(self, state: RequestState, lookup: Lookup, local: int, first: bool) -> tuple[int | None, bool]:
         answer = lookup.answer
+        if lookup.answered:
+            self._patience.answered()
         if answer is None:
             if not lookup.answered and self._patience.may_be_late(state.first_poll_s):
                 return _ASK_AGAIN
