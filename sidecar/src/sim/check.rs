@@ -187,7 +187,7 @@ impl World {
         asked.ready.clear();
         let all = refs::unpack(&reply.refs).unwrap();
         let ready = reply.states.iter().filter(|s| **s == CHUNK_READY).count();
-        let sections = if ready > 0 { all.len() / ready } else { 0 };
+        let sections = all.len().checked_div(ready).unwrap_or(0);
         let shards = if self.p.replicated { 1 } else { self.p.world };
         let mut given = all.chunks(sections.max(1));
         let region = self.memory.borrow().supervisor;
@@ -263,7 +263,7 @@ impl World {
         let orphan = m.cleared.iter().find(|k| {
             !used().any(|(_, c)| c.key == **k) && used().any(|(n, c)| c.parent == **k && there(n))
         });
-        let found = orphan.map(|k| short(k));
+        let found = orphan.map(short);
         drop(m);
         if let Some(key) = found {
             self.broke(Rule::S7, || {

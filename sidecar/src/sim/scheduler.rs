@@ -634,7 +634,7 @@ impl World {
         }
         let all = refs::unpack(&reply.refs).unwrap();
         let ready = reply.states.iter().filter(|s| **s == CHUNK_READY).count();
-        let sections = if ready > 0 { all.len() / ready } else { 0 };
+        let sections = all.len().checked_div(ready).unwrap_or(0);
         let r = &mut self.instances[instance].scheduler.requests[at];
         let mut given = all.chunks(sections.max(1));
         r.answered.clear();
@@ -691,7 +691,7 @@ impl World {
             .iter()
             .filter(|s| **s == GRANT_GRANTED)
             .count();
-        let sections = if granted > 0 { all.len() / granted } else { 0 };
+        let sections = all.len().checked_div(granted).unwrap_or(0);
         let mut given = all.chunks(sections.max(1));
         let r = &mut self.instances[instance].scheduler.requests[at];
         r.region = reply.region;

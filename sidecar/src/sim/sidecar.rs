@@ -272,7 +272,7 @@ impl World {
         }
         let old_frames = made(Mistake::OldFrames);
         let c = &mut self.conns[at];
-        if !c.server_open && !(old_frames && !c.up.is_empty()) {
+        if !c.server_open && (!old_frames || c.up.is_empty()) {
             return false;
         }
         let (id, pid, part) = (ConnId(c.id), c.pid, c.part);
