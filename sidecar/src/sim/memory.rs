@@ -3,13 +3,10 @@
 
 use super::rng::{Rng, mix};
 use super::rules::{Rule, Violation};
-use crate::engine::table::{
-    ChunkRecord, FREE, GRANTED, Geometry, PUBLISHED, ROW_BYTES, Row, Table,
-};
-use crate::sessions::{FdId, Host, HostError};
+use crate::engine::table::{ChunkRecord, FREE, GRANTED, Geometry, PUBLISHED, ROW_BYTES, Row};
+use crate::sessions::FdId;
 use std::cell::RefCell;
 use std::rc::Rc;
-use zerocopy::FromZeros;
 
 /// Bytes that are no key's: a write was under way, or was never finished.
 pub const TORN: u64 = 1 << 63;
@@ -138,14 +135,14 @@ impl Memory {
     }
 
     /// Where the engine has just died, nothing of the call follows.
-    fn end_if_dead(&self) {
+    pub(super) fn end_if_dead(&self) {
         if self.crashed {
             std::panic::resume_unwind(Box::new(EngineDied));
         }
     }
 
     /// One write to what outlives the engine; false: the engine died before it.
-    fn spend(&mut self) -> bool {
+    pub(super) fn spend(&mut self) -> bool {
         if self.crashed {
             return false;
         }
@@ -268,7 +265,7 @@ impl Memory {
         }
     }
 
-    fn state_changes(&mut self, region: usize, row: u32, state: u32) {
+    pub(super) fn state_changes(&mut self, region: usize, row: u32, state: u32) {
         let r = &self.regions[region];
         let Some(now) = r.rows.get(row as usize).copied() else {
             return;
@@ -384,278 +381,6 @@ pub fn rows_of(length: u64) -> u32 {
 /// Do two ranges share a row?
 pub fn overlap(a: u32, an: u32, b: u32, bn: u32) -> bool {
     a < b + bn && b < a + an
-}
-
-/// One region's table, as the engine sees it.
-#[derive(Debug)]
-pub struct SimTable {
-    memory: Shared,
-    at: usize,
-    geometry: Geometry,
-}
-
-impl SimTable {
-    pub fn of(memory: &Shared, at: usize) -> Self {
-        let geometry = memory.borrow().regions[at].geometry;
-        Self {
-            memory: memory.clone(),
-            at,
-            geometry,
-        }
-    }
-}
-
-impl Table for SimTable {
-    fn geometry(&self) -> Geometry {
-        self.geometry
-    }
-
-    fn populated_rows(&self) -> u32 {
-        self.memory.borrow().regions[self.at].populated
-    }
-
-    fn set_populated_rows(&mut self, rows: u32) {
-        let mut m = self.memory.borrow_mut();
-        if m.spend() {
-            m.regions[self.at].populated = rows;
-        }
-        m.end_if_dead();
-    }
-
-    fn row(&self, row: u32) -> Row {
-        self.memory.borrow().regions[self.at]
-            .rows
-            .get(row as usize)
-            .copied()
-            .unwrap_or_default()
-    }
-
-    fn set_state(&mut self, row: u32, state: u32) {
-        let mut m = self.memory.borrow_mut();
-        if row >= self.geometry.rows || !m.spend() {
-            m.end_if_dead();
-            return;
-        }
-        m.state_changes(self.at, row, state);
-        m.regions[self.at].rows[row as usize].state = state;
-    }
-
-    fn set_generation(&mut self, row: u32, generation: u32) {
-        let mut m = self.memory.borrow_mut();
-        if row < self.geometry.rows && m.spend() {
-            m.regions[self.at].rows[row as usize].generation = generation;
-        }
-        m.end_if_dead();
-    }
-
-    fn set_fields(&mut self, row: u32, fields: &Row) {
-        let mut m = self.memory.borrow_mut();
-        if row >= self.geometry.rows || m.crashed {
-            return;
-        }
-        let before = m.regions[self.at].rows[row as usize];
-        let mut after = Row {
-            state: before.state,
-            generation: before.generation,
-            ..*fields
-        };
-        if !m.spend() {
-            // any of the fields may have reached the memory
-            let coin = m.rng.bits();
-            let pick = |bit: u32| coin >> bit & 1 == 1;
-            let keep = before;
-            if pick(0) {
-                after.owner = keep.owner
-            }
-            if pick(1) {
-                after.slot_rows = keep.slot_rows
-            }
-            if pick(2) {
-                after.chunk = keep.chunk
-            }
-            if pick(3) {
-                after.section = keep.section
-            }
-            if pick(4) {
-                after.length = keep.length
-            }
-            if pick(5) {
-                after.digest = keep.digest
-            }
-            if pick(6) {
-                after.key_prefix = keep.key_prefix
-            }
-        } else if before.state != FREE {
-            m.broke(Rule::S2, || {
-                format!("fields of slot {row} change while it is {before:?}")
-            });
-        }
-        m.regions[self.at].rows[row as usize] = after;
-        m.end_if_dead();
-    }
-
-    fn set_digest(&mut self, row: u32, digest: [u8; 16]) {
-        let mut m = self.memory.borrow_mut();
-        if row < self.geometry.rows && m.spend() {
-            m.regions[self.at].rows[row as usize].digest = digest;
-        }
-        m.end_if_dead();
-    }
-
-    fn chunk(&self, chunk: u32) -> ChunkRecord {
-        self.memory.borrow().regions[self.at]
-            .chunks
-            .get(chunk as usize)
-            .copied()
-            .unwrap_or_else(ChunkRecord::new_zeroed)
-    }
-
-    fn set_chunk(&mut self, chunk: u32, record: &ChunkRecord) {
-        let mut m = self.memory.borrow_mut();
-        if chunk >= self.geometry.chunks || !m.spend() {
-            m.end_if_dead();
-            return;
-        }
-        let at = self.at;
-        m.regions[at].chunks[chunk as usize].state = 0;
-        if !m.spend() {
-            // half of it reached the memory
-            let state = m.regions[at].chunks[chunk as usize].state;
-            m.regions[at].chunks[chunk as usize] = ChunkRecord {
-                state,
-                parent: [0; 32],
-                ..*record
-            };
-            m.end_if_dead();
-            return;
-        }
-        m.regions[at].chunks[chunk as usize] = ChunkRecord {
-            state: 0,
-            ..*record
-        };
-        if m.spend() {
-            m.regions[at].chunks[chunk as usize].state = record.state;
-        }
-        m.end_if_dead();
-    }
-
-    fn set_needed(&mut self, chunk: u32, needed: [u64; 2]) {
-        let mut m = self.memory.borrow_mut();
-        if chunk < self.geometry.chunks && m.spend() {
-            m.regions[self.at].chunks[chunk as usize].needed = needed;
-        }
-        m.end_if_dead();
-    }
-
-    fn clear_chunk(&mut self, chunk: u32) {
-        let mut m = self.memory.borrow_mut();
-        if chunk < self.geometry.chunks && m.spend() {
-            let record = &mut m.regions[self.at].chunks[chunk as usize];
-            let key = (record.state == 1).then_some(record.key);
-            record.state = 0;
-            m.cleared.extend(key);
-        }
-        m.end_if_dead();
-    }
-}
-
-/// The engine's questions to the machine.
-#[derive(Debug)]
-pub struct SimHost {
-    pub memory: Shared,
-}
-
-impl Host for SimHost {
-    type Table = SimTable;
-
-    fn next_lock(&mut self) -> Result<u32, HostError> {
-        let mut m = self.memory.borrow_mut();
-        m.next_lock += 1;
-        Ok(m.next_lock - 1)
-    }
-
-    fn next_region(&mut self) -> Result<u64, HostError> {
-        let mut m = self.memory.borrow_mut();
-        m.next_region += 1;
-        Ok(m.next_region - 1)
-    }
-
-    fn lock_held(&mut self, number: u32) -> bool {
-        let m = self.memory.borrow();
-        m.flock || m.held.iter().any(|(n, _)| *n == number)
-    }
-
-    fn locks_held(&mut self) -> Vec<u32> {
-        let m = self.memory.borrow();
-        let mut list: Vec<u32> = m.held.iter().map(|(n, _)| *n).collect();
-        list.sort_unstable();
-        list
-    }
-
-    fn create(&mut self, geometry: Geometry) -> Result<SimTable, HostError> {
-        let mut m = self.memory.borrow_mut();
-        if !m.spend() {
-            m.end_if_dead();
-            return Err(HostError("the engine is dead".into()));
-        }
-        if let Some((region, pid)) = m.holders.first().copied() {
-            m.broke(Rule::S4, || {
-                format!("a new arena is made while process {pid} holds region index {region}")
-            });
-        }
-        if m.supervisor.is_some() {
-            m.broke(Rule::S4, || {
-                "a new arena is made beside the supervisor's".into()
-            });
-        }
-        let format = m.format;
-        m.regions.push(Region {
-            geometry,
-            format,
-            populated: 0,
-            rows: vec![Row::default(); geometry.rows as usize],
-            chunks: vec![ChunkRecord::new_zeroed(); geometry.chunks as usize],
-            content: vec![0; geometry.rows as usize],
-            writers: Vec::new(),
-            leased: Vec::new(),
-        });
-        let at = m.regions.len() - 1;
-        m.supervisor = Some(at);
-        drop(m);
-        Ok(SimTable::of(&self.memory, at))
-    }
-
-    fn adopt(&mut self, arena: FdId, table: FdId) -> Result<SimTable, HostError> {
-        let mut m = self.memory.borrow_mut();
-        let object = |id: FdId| m.fds.iter().find(|(i, _)| *i == id).map(|(_, o)| *o);
-        let (Some(FdObject::Arena(a)), Some(FdObject::Table(t))) = (object(arena), object(table))
-        else {
-            return Err(HostError("not an arena and a table".into()));
-        };
-        if a != t {
-            return Err(HostError("of two regions".into()));
-        }
-        if m.regions[a].format != m.format {
-            return Err(HostError("another format".into()));
-        }
-        if !m.spend() {
-            m.end_if_dead();
-            return Err(HostError("the engine is dead".into()));
-        }
-        m.adopted = Some(a);
-        drop(m);
-        Ok(SimTable::of(&self.memory, a))
-    }
-
-    fn keep(&mut self) {
-        let mut m = self.memory.borrow_mut();
-        if let Some(at) = m.adopted.take()
-            && m.spend()
-        {
-            m.supervisor = Some(at);
-        }
-        m.end_if_dead();
-    }
 }
 
 /// States in which a slot is nobody's burden.

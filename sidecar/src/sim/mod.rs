@@ -9,10 +9,14 @@
     reason = "a test that other tests and an example share"
 )]
 
+mod answers;
 mod check;
 mod counts;
+mod digests;
 mod faults;
+mod fetches;
 mod history;
+mod host;
 mod link;
 mod many;
 mod memory;
@@ -22,6 +26,7 @@ mod rng;
 mod rules;
 mod scheduler;
 mod sidecar;
+mod table;
 #[cfg(test)]
 mod tests;
 mod text;

@@ -1,46 +1,23 @@
 //! The sidecar's shell: gives the real state machine its inputs, carries out what it wants, and dies at any table write.
 
 use super::counts::Fault;
-use super::memory::{
-    Bytes, ENGINE, EngineDied, FLIPPED, FdObject, SimHost, SimTable, TORN, overlap, rows_of,
-};
+use super::digests::DigestJob;
+use super::fetches::Fetch;
+use super::host::SimHost;
+use super::memory::{ENGINE, EngineDied, FdObject};
 use super::profile::{Profile, Slip};
-use super::rules::Rule;
+use super::table::SimTable;
 use super::world::{Wire, World, say};
-use crate::engine::FetchId;
 use crate::engine::config::{Config, Limits};
 use crate::engine::mistake::{Mistake, made};
-use crate::engine::table::{PUBLISHED, ROW_BYTES};
+use crate::engine::table::ROW_BYTES;
 use crate::sessions::{
     ConnId, Core, FdFacts, FdId, FdKind, FdType, Input, Now, Output, ProcessId, Start,
 };
 use kvcachepool_protocol::PROTOCOL_VERSION;
 use kvcachepool_protocol::domain::Domain;
 use kvcachepool_protocol::frame::Header;
-use kvcachepool_protocol::refs::SectionRef;
 use std::collections::BTreeMap;
-
-/// A digest under way.
-#[derive(Debug, Clone)]
-pub struct DigestJob {
-    pub region: usize,
-    pub slot: u32,
-    pub generation: u32,
-    pub length: u64,
-    pub begun: Option<[u8; 16]>,
-    pub clean: bool,
-}
-
-/// A fetch of one section from a tier.
-#[derive(Debug, Clone, Copy)]
-pub struct Fetch {
-    pub id: FetchId,
-    pub region: usize,
-    pub section: SectionRef,
-    pub hash: u64,
-    pub begun: bool,
-    pub cancelled: bool,
-}
 
 /// What this boot answered to a PROBE.
 #[derive(Debug, Clone, Default)]
@@ -96,7 +73,7 @@ fn config(p: &Profile) -> Config {
 }
 
 /// Calls the state machine; it may die in the call.
-fn survives<T>(call: impl FnOnce() -> T) -> Option<T> {
+pub(super) fn survives<T>(call: impl FnOnce() -> T) -> Option<T> {
     match std::panic::catch_unwind(std::panic::AssertUnwindSafe(call)) {
         Ok(value) => Some(value),
         Err(why) if why.is::<EngineDied>() => None,
@@ -106,7 +83,7 @@ fn survives<T>(call: impl FnOnce() -> T) -> Option<T> {
 
 impl World {
     /// The time, as the engine process of the moment counts it.
-    fn core_now(&self) -> Now {
+    pub(super) fn core_now(&self) -> Now {
         Now {
             mono_ms: self.now - self.side.booted_at + 5,
             unix_s: 1_700_000_000 + self.now / 1000,
@@ -159,22 +136,8 @@ impl World {
         true
     }
 
-    /// Remembers which bytes of a region flipped before this boot.
-    fn note_flips(&mut self, region: Option<usize>) {
-        let m = self.memory.borrow();
-        let flipped = |c: &u64| c & FLIPPED != 0 && c & TORN == 0;
-        self.side.stale_flips = match region {
-            Some(at) => (0u32..)
-                .zip(&m.regions[at].content)
-                .filter(|(_, c)| flipped(c))
-                .map(|(row, _)| row)
-                .collect(),
-            None => Vec::new(),
-        };
-    }
-
     /// One input for the state machine.
-    fn drive(&mut self, input: Input<'_>) {
+    pub(super) fn drive(&mut self, input: Input<'_>) {
         let now = self.core_now();
         let Some(core) = self.side.core.as_mut() else {
             return;
@@ -185,7 +148,7 @@ impl World {
     }
 
     /// What follows from a call: the engine is dead, or its outputs are carried out.
-    fn after(&mut self, mut out: Vec<Output>, how: Option<Fault>) {
+    pub(super) fn after(&mut self, mut out: Vec<Output>, how: Option<Fault>) {
         let crashed = self.memory.borrow().crashed;
         if !crashed {
             for output in out.drain(..) {
@@ -513,102 +476,6 @@ impl World {
         }
     }
 
-    /// A digest thread begins or ends a job.
-    pub fn digest_step(&mut self) -> bool {
-        if self.side.core.is_none() || self.side.digests.is_empty() {
-            return false;
-        }
-        if self.p.slow_digests && self.faults_on && self.rng.chance(700) {
-            return false;
-        }
-        let at = self.rng.below(self.side.digests.len());
-        let job = self.side.digests[at].clone();
-        let Some(begun) = job.begun else {
-            let digest = self
-                .memory
-                .borrow()
-                .digest(job.region, job.slot, job.length);
-            let writes = self.memory.borrow().regions[job.region]
-                .writers
-                .iter()
-                .any(|w| overlap(w.slot, w.rows, job.slot, rows_of(job.length)));
-            self.side.digests[at].begun = Some(digest);
-            self.side.digests[at].clean = !writes;
-            return true;
-        };
-        self.side.digests.swap_remove(at);
-        let mut digest = Some(begun);
-        if !job.clean {
-            let mut torn = begun;
-            torn[0] ^= 1;
-            digest = Some(torn);
-        }
-        if self.faults_on && self.rng.chance(self.p.rates.digest_fails) {
-            self.hit(Fault::DigestFailed);
-            digest = None;
-        }
-        let row = self.memory.borrow().regions[job.region].rows[job.slot as usize];
-        if row.generation != job.generation || !matches!(row.state, 2 | 3) {
-            self.hit(Fault::DigestOfStaleSlot);
-        }
-        let differs = row.state == PUBLISHED
-            && row.generation == job.generation
-            && digest != Some(row.digest);
-        if differs {
-            self.memory.borrow_mut().may_go = Some(job.slot);
-            if digest.is_some() {
-                self.hit(Fault::FlipFound);
-            }
-        }
-        say!(
-            self,
-            "digest of slot {} generation {} ends, differs {differs}",
-            job.slot,
-            job.generation
-        );
-        let boot = self.side.boot;
-        self.drive(Input::DigestDone {
-            slot: job.slot,
-            generation: job.generation,
-            digest,
-        });
-        self.memory.borrow_mut().may_go = None;
-        if differs && self.side.core.is_some() && self.side.boot == boot {
-            self.mismatch_counts(&job);
-        }
-        true
-    }
-
-    /// A slot whose digest differs again and again should be gone.
-    fn mismatch_counts(&mut self, job: &DigestJob) {
-        let row = self.memory.borrow().regions[job.region].rows[job.slot as usize];
-        if row.state != PUBLISHED || row.generation != job.generation {
-            return;
-        }
-        let list = &mut self.side.mismatches;
-        let seen = match list
-            .iter_mut()
-            .find(|(s, g, _)| (*s, *g) == (job.slot, job.generation))
-        {
-            Some((_, _, n)) => {
-                *n += 1;
-                *n
-            }
-            None => {
-                list.push((job.slot, job.generation, 1));
-                1
-            }
-        };
-        if seen >= 3 {
-            self.broke(Rule::S6, || {
-                format!(
-                    "slot {} is still readable after {seen} digests that differ",
-                    job.slot
-                )
-            });
-        }
-    }
-
     /// The kernel gives more pages.
     pub fn populate_step(&mut self) -> bool {
         let Some(geometry) = self
@@ -700,206 +567,5 @@ impl World {
         say!(self, "everything is cleared");
         self.after(out, Some(Fault::CrashAtTableWrite));
         true
-    }
-
-    /// Bits of a readable slot flip.
-    pub fn flip(&mut self) -> bool {
-        let Some(at) = self.memory.borrow().supervisor else {
-            return false;
-        };
-        let row = {
-            let m = self.memory.borrow();
-            let rows = &m.regions[at].rows;
-            let first = self.rng.below(rows.len());
-            (0..rows.len())
-                .map(|n| (first + n) % rows.len())
-                .find(|r| rows[*r].state == PUBLISHED)
-        };
-        let Some(row) = row else { return false };
-        {
-            let mut m = self.memory.borrow_mut();
-            let c = &mut m.regions[at].content[row];
-            if *c & (TORN | FLIPPED) != 0 {
-                return false;
-            }
-            *c |= FLIPPED;
-        }
-        self.side.stale_flips.retain(|r| *r as usize != row);
-        self.hit(Fault::BitFlip);
-        say!(self, "a bit of slot {row} flips");
-        true
-    }
-
-    // -- fetches from a tier
-
-    /// A fetch begins, goes on, is cancelled or ends.
-    pub fn fetch_step(&mut self) -> bool {
-        if self.side.core.is_none() {
-            return false;
-        }
-        if self.side.fetches.is_empty() || self.rng.chance(300) {
-            return self.faults_on && self.fetch_begins();
-        }
-        let at = self.rng.below(self.side.fetches.len());
-        let f = self.side.fetches[at];
-        if !f.cancelled && self.faults_on && self.rng.chance(250) {
-            return self.fetch_cancelled(f.id);
-        }
-        let (slot, generation, length) = (
-            f.section.slot.get(),
-            f.section.generation.get(),
-            u64::from(f.section.length.get()),
-        );
-        if !f.begun && !f.cancelled {
-            self.side.fetches[at].begun = true;
-            self.touched(f.region, slot, rows_of(length));
-            self.memory
-                .borrow_mut()
-                .begin_write(f.region, ENGINE, 0, slot, generation, length);
-            self.collect();
-            return true;
-        }
-        self.side.fetches.swap_remove(at);
-        let whole = (!f.cancelled).then_some((f.hash, f.section.section.get()));
-        if f.begun {
-            self.memory
-                .borrow_mut()
-                .end_write(f.region, ENGINE, slot, whole);
-        }
-        let digest = self.memory.borrow().digest(f.region, slot, length);
-        let now = self.core_now();
-        let time = crate::engine::Time {
-            mono_ms: now.mono_ms,
-            unix_s: now.unix_s,
-        };
-        if let Some(engine) = self.side.core.as_mut().and_then(|c| c.engine_mut()) {
-            survives(|| {
-                if f.cancelled {
-                    engine.fetch_ended(f.section);
-                } else {
-                    engine.fetched(time, f.section, digest);
-                }
-            });
-        }
-        say!(
-            self,
-            "fetch into slot {slot} ends, cancelled {}",
-            f.cancelled
-        );
-        self.nudge();
-        true
-    }
-
-    fn fetch_cancelled(&mut self, id: FetchId) -> bool {
-        for f in self.side.fetches.iter_mut().filter(|f| f.id == id) {
-            f.cancelled = true;
-        }
-        if let Some(engine) = self.side.core.as_mut().and_then(|c| c.engine_mut()) {
-            survives(|| engine.cancel_fetch(id));
-        }
-        say!(self, "fetch {id:?} is cancelled");
-        self.hit(Fault::FetchCancelled);
-        self.nudge();
-        true
-    }
-
-    fn fetch_begins(&mut self) -> bool {
-        use super::memory::short;
-        use super::text::{block_hashes, piece};
-        use kvcachepool_protocol::key::{
-            EngineHash, KeyKind, NamespaceId, chunk_key, unpack_hashes,
-        };
-        let domain = match self.side.domain.take() {
-            Some(d) => d,
-            None => self.domain(),
-        };
-        let (document, at) = (
-            self.rng.below(self.p.documents),
-            self.rng.below(self.p.chunks),
-        );
-        let piece = piece(document, at, None);
-        let namespace = NamespaceId::default();
-        let key = |h: &[u8; 32]| {
-            chunk_key(
-                &domain.model_id,
-                &namespace,
-                KeyKind::Prefix,
-                &EngineHash(*h),
-            )
-        };
-        let hashes = block_hashes(&piece);
-        let [low, high] = domain.plan.section_map(1);
-        let context = crate::engine::GrantContext {
-            scheduler: 0,
-            tag: 0,
-            model: domain.model_id,
-            layout: domain.layout_id,
-            namespace,
-            plan: &domain.plan,
-            writers: &[],
-            expires_unix_s: 0,
-        };
-        let wish = crate::engine::Wish {
-            key: key(&piece.hash),
-            parent: piece.parent.as_ref().map(&key),
-            last_hash: EngineHash(piece.hash),
-            first_token: piece.first_token,
-            tokens: piece.tokens,
-            sections: u128::from(low) | u128::from(high) << 64,
-            block_hashes: unpack_hashes(&hashes).unwrap(),
-        };
-        let now = self.core_now();
-        let time = crate::engine::Time {
-            mono_ms: now.mono_ms,
-            unix_s: now.unix_s,
-        };
-        let begun = self
-            .side
-            .core
-            .as_mut()
-            .and_then(|c| c.engine_mut())
-            .and_then(|e| survives(|| e.fetch(time, &context, &wish)).flatten());
-        self.side.domain = Some(domain);
-        let region = self.memory.borrow().supervisor;
-        let (Some((id, sections)), Some(region)) = (begun, region) else {
-            self.nudge();
-            return false;
-        };
-        self.hit(Fault::FetchBegun);
-        say!(self, "fetch {id:?} begins: {sections:?}");
-        for section in sections {
-            self.side.fetches.push(Fetch {
-                id,
-                region,
-                section,
-                hash: short(&piece.hash),
-                begun: false,
-                cancelled: false,
-            });
-        }
-        self.nudge();
-        true
-    }
-
-    /// Passes on what the engine wants after it was called beside the socket.
-    fn nudge(&mut self) {
-        if self.memory.borrow().crashed {
-            self.after(Vec::new(), Some(Fault::CrashAtTableWrite));
-            return;
-        }
-        let rows = self.side.populated;
-        self.drive(Input::Populated { rows });
-    }
-
-    /// How the rows of a reference compare with a key.
-    pub fn bytes_of(&self, region: usize, section: &SectionRef, hash: u64) -> Bytes {
-        let rows = rows_of(u64::from(section.length.get()));
-        self.memory.borrow().compare(
-            region,
-            section.slot.get(),
-            rows,
-            hash,
-            section.section.get(),
-        )
     }
 }
