@@ -44,6 +44,7 @@ def test_parents_and_block_hashes_make_a_chain(scripted: ScriptedPool, loop: Mak
     engine = connected(loop())
     request = engine.add("cold", prompt(200, 1))
     engine.run("cold")
+    engine.drain()
     chunks = [c for f in scripted.frames(Op.GRANT) for c in f.body["chunks"]]
     hashes = request.block_hashes
     assert [c.get("parent", b"") for c in chunks] == [b"", hashes[3], hashes[7]]
