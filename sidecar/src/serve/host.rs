@@ -48,6 +48,8 @@ pub struct Machine {
     pub memory: Memory,
     /// Where population reports.
     pub post: UnboundedSender<Posted>,
+    /// Memory that came back and is mapped, until the core keeps it; what it did not keep is let go behind the frame.
+    pub handed_back: Option<Arena>,
     /// Ends the population under way.
     pub stop_population: Arc<AtomicBool>,
 }
@@ -161,11 +163,22 @@ impl Host for Machine {
             return Err(HostError("a named descriptor did not come along".into()));
         };
         let arena = Arena::adopt(arena, table).map_err(host_error)?;
-        tracing::info!(
-            region = arena.geometry.region,
-            bytes = arena.geometry.arena_bytes,
-            "arena handed back by a connector"
-        );
-        Ok(self.install(arena))
+        // Its length is a peer's word, and the rest of it is populated here.
+        limit::check(arena.geometry.arena_bytes, arena.geometry.table_bytes())
+            .map_err(|e| HostError(format!("ArenaExceedsMemoryLimit: {e}")))?;
+        let table = arena.table();
+        self.handed_back = Some(arena);
+        Ok(table)
+    }
+
+    fn keep(&mut self) {
+        if let Some(arena) = self.handed_back.take() {
+            tracing::info!(
+                region = arena.geometry.region,
+                bytes = arena.geometry.arena_bytes,
+                "arena handed back by a connector"
+            );
+            self.install(arena);
+        }
     }
 }

@@ -135,6 +135,7 @@ async fn serve(
         memory: config.memory.clone(),
         daemon: daemon.clone(),
         post: post.clone(),
+        handed_back: None,
         stop_population: Arc::default(),
     };
     let found = arena.map(|arena| machine.install(arena));

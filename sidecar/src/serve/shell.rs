@@ -257,6 +257,8 @@ impl Shell {
                     },
                     out,
                 );
+                // Memory that was refused is charged to the pod for as long as a descriptor or mapping of it lives.
+                core.host_mut().handed_back = None;
                 self.carry_out(&mut inner);
             }
         }

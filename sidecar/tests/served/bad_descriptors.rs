@@ -1,7 +1,8 @@
 //! Descriptors of the wrong kind, unsealed ones, memory of another format, missing proofs of death.
 
+use crate::cgroup::Cgroup;
 use crate::client::Connection;
-use crate::harness::Sidecar;
+use crate::harness::{Sidecar, signal_to};
 use crate::vllm::{Vllm, hashes, hello, incarnation, own_pidfd};
 use kvcachepool_protocol::frame::Op;
 use kvcachepool_protocol::message::*;
@@ -10,7 +11,8 @@ use kvcachepool_sidecar::engine::table::Geometry;
 use kvcachepool_sidecar::shm::arena::Arena;
 use kvcachepool_sidecar::shm::memfd::Pages;
 use rustix::fd::{AsFd, OwnedFd};
-use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::fs::{MemfdFlags, fstat, ftruncate, memfd_create};
+use rustix::process::Signal;
 
 fn plain_memfd(bytes: u64) -> OwnedFd {
     let fd = memfd_create("unsealed", MemfdFlags::ALLOW_SEALING).unwrap();
@@ -98,6 +100,57 @@ fn a_table_of_another_version_is_answered_unmap_after_a_restart() {
     vllm.register();
     sidecar.wait_populated();
     vllm.store("again", &hashes(1, 2));
+}
+
+/// Hands `foreign` back as the memory of `vllm` to a sidecar that has none, and looks at what became of it: nothing may.
+fn hand_back_in_vain(sidecar: &Sidecar, vllm: &mut Vllm, foreign: &Arena) -> HelloReply {
+    let memory = vllm.memory.as_mut().unwrap();
+    memory.arena = foreign.arena_fd.try_clone().unwrap();
+    memory.table = foreign.table_fd.try_clone().unwrap();
+    vllm.worker = Connection::open(&sidecar.socket());
+    let reply: HelloReply = vllm.hello(Role::Worker).read();
+    assert_eq!(reply.memory, Memory::Unmap, "{}", reply.reason);
+    // What the supervisor kept would be the memory of the next engine.
+    signal_to(sidecar.engine(), Signal::KILL);
+    sidecar.wait_metric("engine_starts_total", 2.0);
+    sidecar.wait_socket();
+    assert!(
+        !sidecar
+            .log()
+            .contains("memory of the last engine taken over")
+    );
+    assert_eq!(fstat(&foreign.arena_fd).unwrap().st_blocks, 0, "populated");
+    reply
+}
+
+#[test]
+fn memory_of_another_region_than_the_named_one_is_neither_kept_nor_populated() {
+    let mut sidecar = Sidecar::small();
+    let mut vllm = Vllm::attach(&sidecar.socket());
+    sidecar.kill_all();
+    sidecar.run();
+    sidecar.wait_socket();
+    let foreign = Arena::create(Geometry::new(999, 256 << 20, 1024), Pages::Base).unwrap();
+    let reply = hand_back_in_vain(&sidecar, &mut vllm, &foreign);
+    assert_eq!(reply.reason, "OtherRegion");
+}
+
+#[test]
+fn memory_beyond_the_limit_of_the_container_is_neither_kept_nor_populated() {
+    let Some(cgroup) = Cgroup::with_limit(224 << 20) else {
+        return;
+    };
+    let mut sidecar = Sidecar::prepare("memory: {size: 64Mi}\n");
+    sidecar.run_below(&cgroup.procs());
+    sidecar.wait_socket();
+    sidecar.wait_populated();
+    let mut vllm = Vllm::attach(&sidecar.socket());
+    let region = vllm.memory.as_ref().unwrap().region;
+    sidecar.kill_all();
+    sidecar.run_below(&cgroup.procs());
+    sidecar.wait_socket();
+    let foreign = Arena::create(Geometry::new(region, 512 << 20, 1024), Pages::Base).unwrap();
+    hand_back_in_vain(&sidecar, &mut vllm, &foreign);
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use crate::harness::wait_for;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 pub struct Cgroup {
     folder: PathBuf,
@@ -10,7 +11,9 @@ pub struct Cgroup {
 impl Cgroup {
     /// `None` with the reason on standard error where no cgroup can be made (no root, read-only mount, no memory controller).
     pub fn with_limit(bytes: u64) -> Option<Self> {
-        let name = format!("kvcachepool-test-{}", std::process::id());
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let nth = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("kvcachepool-test-{}-{nth}", std::process::id());
         let places = [
             ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
             ("/sys/fs/cgroup", "memory.max"),
