@@ -147,9 +147,10 @@ impl LockFile {
         self.set_unhealthy_boots(0)
     }
 
-    /// This boot ended because it was asked to: it does not count as unhealthy.
+    /// This boot ended because it was asked to: it does not count as unhealthy. One that was healthy took back those before it
+    /// too, and that stays.
     pub fn ended_on_request(&self, before: u32) -> Result<(), LockFileError> {
-        self.set_unhealthy_boots(before)
+        self.set_unhealthy_boots(before.min(self.load()?.unhealthy_boots.get()))
     }
 
     fn set_unhealthy_boots(&self, boots: u32) -> Result<(), LockFileError> {
@@ -238,4 +239,24 @@ fn record(kind: libc::c_int, start: u64, length: u64) -> libc::flock {
 
 fn last_error() -> Errno {
     Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_end_on_request_takes_back_its_own_boot_and_no_health() {
+        let folder = tempfile::tempdir().unwrap();
+        let lock = LockFile::open(&folder.path().join("sidecar.lock")).unwrap();
+        for before in 0..3 {
+            assert_eq!(lock.begin_boot().unwrap(), before);
+        }
+        let before = lock.begin_boot().unwrap();
+        lock.ended_on_request(before).unwrap();
+        assert_eq!(lock.begin_boot().unwrap(), 3, "this boot does not count");
+        lock.healthy().unwrap();
+        lock.ended_on_request(3).unwrap();
+        assert_eq!(lock.begin_boot().unwrap(), 0, "health stays");
+    }
 }
