@@ -18,9 +18,10 @@ pub struct Standby {
 }
 
 impl Standby {
-    /// Answers what waits on the listener (which must not block).
+    /// Answers one that waits on the listener (which must not block). The loop looks at all else before the next one: many idle
+    /// connections must not hold up a restart.
     pub fn answer(&self, listener: &TcpListener) {
-        while let Ok((stream, _)) = listener.accept() {
+        if let Ok((stream, _)) = listener.accept() {
             // Whoever asked sees a closed connection when this fails, as with any restart.
             let _ = self.one(stream);
         }
@@ -60,5 +61,25 @@ impl Standby {
             ),
             _ => ("503 Service Unavailable", "text/plain", reason),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_call_answers_one_connection_whatever_waits_behind_it() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let address = listener.local_addr().unwrap();
+        let _idle: Vec<_> = (0..3)
+            .map(|_| TcpStream::connect(address).unwrap())
+            .collect();
+        let standby = Standby::default();
+        standby.answer(&listener);
+        standby.answer(&listener);
+        assert!(listener.accept().is_ok(), "the third one still waits");
+        standby.answer(&listener);
     }
 }
