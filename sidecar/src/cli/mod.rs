@@ -77,8 +77,8 @@ Example:
 pub fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Run { config } => {
-            let (log, _) = (crate::config_file::load(config.as_deref()), ());
-            crate::log::start(&log.map(|l| l.config.log).unwrap_or_default());
+            let loaded = crate::config_file::load(config.as_deref());
+            crate::log::start(&loaded.map(|l| l.config.log).unwrap_or_default());
             crate::supervisor::run(config.as_deref())
                 .map(|()| ExitCode::SUCCESS)
                 .map_err(|e| e.to_string())
