@@ -34,8 +34,23 @@ setup_rust() {
         [ "$(printf '%s\n' "$wanted" "$(rustc --version | cut -d' ' -f2)" | sort -V | head -n 1)" = "$wanted" ] && return
         say "$(rustc --version) is older than $wanted"
     fi
-    quietly rust.log "installing Rust $wanted" retried sh -c \
-        'curl --proto "=https" -sSf https://sh.rustup.rs | sh -s -- -y --no-modify-path --profile minimal --default-toolchain "$1" -c clippy -c rustfmt' sh "$wanted"
+    quietly rust.log "installing Rust $wanted" retried install_rustup "$wanted"
+}
+
+# rustup's own installer, of one version and with its checksum, instead of a script from the network that may change.
+RUSTUP_VERSION=1.28.2
+install_rustup() { # install_rustup TOOLCHAIN
+    local triple sum
+    case "$(uname -m)" in
+        x86_64) triple=x86_64-unknown-linux-gnu sum=20a06e644b0d9bd2fbdbfd52d42540bdde820ea7df86e92e533c073da0cdd43c ;;
+        aarch64) triple=aarch64-unknown-linux-gnu sum=e3853c5a252fca15252d07cb23a1bdd9377a8c6f3efa01531109281ae47f841c ;;
+        *) echo "no pinned rustup for $(uname -m): install Rust $1 yourself" >&2; return 1 ;;
+    esac
+    mkdir -p "$CACHE/tools" &&
+        curl --proto "=https" -sSf -o "$CACHE/tools/rustup-init" "https://static.rust-lang.org/rustup/archive/$RUSTUP_VERSION/$triple/rustup-init" &&
+        echo "$sum  $CACHE/tools/rustup-init" | sha256sum -c --quiet - &&
+        chmod +x "$CACHE/tools/rustup-init" &&
+        "$CACHE/tools/rustup-init" -y --no-modify-path --profile minimal --default-toolchain "$1" -c clippy -c rustfmt
 }
 
 setup_base() {
