@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -15,11 +16,17 @@ Truth = Callable[..., list[int]]
 NewPod = Callable[..., Pod]
 
 
-@pytest.mark.parametrize("name", ["window", "mla"])
-def test_other_layouts_hit_and_say_the_same(new_pod: NewPod, name: str) -> None:
+# vLLM's MLA for CPUs with AMX knows bfloat16 only; the reference one runs on every CPU, if asked for by name.
+_MLA = [pytest.param("mla", {"attention_backend": "CPU_MLA"}, id="mla")]
+if "amx_tile" in Path("/proc/cpuinfo").read_text():
+    _MLA.append(pytest.param("mla", {"dtype": "bfloat16"}, id="mla-amx"))
+
+
+@pytest.mark.parametrize(("name", "arguments"), [pytest.param("window", {}, id="window"), *_MLA])
+def test_other_layouts_hit_and_say_the_same(new_pod: NewPod, name: str, arguments: dict[str, str]) -> None:
     pod = new_pod()
     pod.sidecar.start()
-    pod.start_engine(name)
+    pod.start_engine(name, **arguments)
     pod.attach()
     prompt = token_ids(3000, 301)
     cold = pod.ask(prompt)
