@@ -41,12 +41,16 @@ install_vllm() { # install_vllm VENV REQUIREMENTS BASE_VENV
         own="$("$1/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
         base="$("$3/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
         printf '%s\n' "$base" >"$own/behind.pth"
+        # The setuptools that a new environment brings would hide the other's.
+        "$1/bin/python" -m pip uninstall -q -y setuptools
         # Packages of the other environment count as installed: what differs must go into this one all the same.
         pip+=(--ignore-installed)
     else
         retried "${pip[@]}" -r "$TOOLS/requirements/dev.txt"
     fi
     retried "${pip[@]}" -r "$2"
+    # With --no-deps only this finds a pin that does not fit. The wheel asks for torch's CPU build by its name elsewhere.
+    ! { "$1/bin/python" -m pip check || true; } | grep -v -e 'requirement torch==.*+cpu' -e '^No broken'
 }
 
 setup_vllm() { # setup_vllm VERSION
