@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Generator, Iterator
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,7 @@ from servers.engine import Engine
 from servers.models import model
 from servers.pod import Pod
 from servers.sidecar import export_connector
-
-# The oldest vLLM whose connector API is served.
-OLDEST = (0, 30)
+from servers.versions import too_old
 
 # Those that run now: a failed test shows the end of their logs.
 _pods: list[Pod] = []
@@ -25,9 +22,8 @@ _pods: list[Pod] = []
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """With a vLLM that is too old only that it is left alone is tested, with any other one all the rest."""
-    too_old = tuple(int(part) for part in version("vllm").split("+")[0].split(".")[:2]) < OLDEST
     here = [item for item in items if item.path.parent == Path(__file__).parent]
-    dropped = [item for item in here if (item.path.name == "test_too_old.py") != too_old]
+    dropped = [item for item in here if (item.path.name == "test_too_old.py") != too_old()]
     if dropped:
         config.hook.pytest_deselected(items=dropped)
         items[:] = [item for item in items if item not in dropped]
