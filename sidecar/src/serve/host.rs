@@ -6,8 +6,8 @@ use super::descriptors::Descriptors;
 use super::shell::Posted;
 use crate::engine::table::Geometry;
 use crate::sessions::{FdId, Host, HostError};
-use crate::shm::arena::{Arena, MappedTable};
-use crate::shm::limit;
+use crate::shm::arena::{Arena, ArenaError, MappedTable};
+use crate::shm::limit::{self, ExceedsLimit};
 use crate::shm::lockfile::LockFile;
 use crate::shm::memfd::Pages;
 use crate::shm::populate::{self, Progress};
@@ -110,6 +110,20 @@ impl Machine {
     }
 }
 
+/// Why no arena of some pages can be had.
+#[derive(Debug, thiserror::Error)]
+enum NoArena {
+    #[error("ArenaExceedsMemoryLimit: {0}")]
+    TooLarge(#[from] ExceedsLimit),
+    #[error(transparent)]
+    Kernel(#[from] ArenaError),
+}
+
+fn make(geometry: Geometry, pages: Pages) -> Result<Arena, NoArena> {
+    limit::check(&geometry, pages)?;
+    Ok(Arena::create(geometry, pages)?)
+}
+
 fn host_error(e: impl std::fmt::Display) -> HostError {
     HostError(e.to_string())
 }
@@ -137,17 +151,23 @@ impl Host for Machine {
     }
 
     fn create(&mut self, geometry: Geometry) -> Result<MappedTable, HostError> {
-        limit::check(geometry.arena_bytes, geometry.table_bytes()).map_err(|e| {
+        let wanted = self.pages();
+        let mut made = make(geometry, wanted);
+        if let Err(e) = &made
+            && wanted != Pages::Base
+        {
             self.daemon
-                .degrade("ArenaExceedsMemoryLimit", e.to_string());
-            HostError(format!("ArenaExceedsMemoryLimit: {e}"))
+                .degrade("HugePagesUnavailable", format!("base pages are used: {e}"));
+            made = make(geometry, Pages::Base);
+        }
+        let arena = made.map_err(|e| {
+            if let NoArena::TooLarge(e) = &e {
+                self.daemon
+                    .degrade("ArenaExceedsMemoryLimit", e.to_string());
+            }
+            host_error(e)
         })?;
         self.daemon.recovered("ArenaExceedsMemoryLimit");
-        let arena = Arena::create(geometry, self.pages()).map_err(host_error)?;
-        if !arena.pages_reason.is_empty() {
-            self.daemon
-                .degrade("HugePagesUnavailable", arena.pages_reason.clone());
-        }
         tracing::info!(
             region = geometry.region,
             bytes = geometry.arena_bytes,
@@ -164,8 +184,8 @@ impl Host for Machine {
         };
         let arena = Arena::adopt(arena, table).map_err(host_error)?;
         // Its length is a peer's word, and the rest of it is populated here.
-        limit::check(arena.geometry.arena_bytes, arena.geometry.table_bytes())
-            .map_err(|e| HostError(format!("ArenaExceedsMemoryLimit: {e}")))?;
+        limit::check(&arena.geometry, Pages::of(&arena.arena_fd))
+            .map_err(|e| host_error(NoArena::from(e)))?;
         let table = arena.table();
         self.handed_back = Some(arena);
         Ok(table)

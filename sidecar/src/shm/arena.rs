@@ -25,8 +25,6 @@ pub struct Arena {
     pub bytes: Arc<Mapping>,
     /// The slot table's bytes.
     pub table: Arc<Mapping>,
-    /// Why the pages are not of the wanted size; empty = they are.
-    pub pages_reason: String,
 }
 
 /// An arena could not be made or taken over.
@@ -52,18 +50,11 @@ pub enum ArenaError {
 }
 
 impl Arena {
-    /// Makes both memfds and writes the header. Where huge pages cannot be had, base pages are used and the reason is kept.
+    /// Makes both memfds and writes the header.
     pub fn create(geometry: Geometry, pages: Pages) -> Result<Self, ArenaError> {
         let table_fd = sealed("kvcachepool-table", geometry.table_bytes(), Pages::Base)?;
         let table = map("slot table", &table_fd, geometry.table_bytes())?;
-        let (arena_fd, bytes, pages_reason) = match arena_of(geometry.arena_bytes, pages) {
-            Ok((fd, bytes)) => (fd, bytes, String::new()),
-            Err(e) if pages != Pages::Base => {
-                let (fd, bytes) = arena_of(geometry.arena_bytes, Pages::Base)?;
-                (fd, bytes, format!("the arena uses base pages: {e}"))
-            }
-            Err(e) => return Err(e),
-        };
+        let (arena_fd, bytes) = arena_of(geometry.arena_bytes, pages)?;
         table.write(0, geometry.header().as_bytes());
         Ok(Self {
             geometry,
@@ -71,7 +62,6 @@ impl Arena {
             table_fd: Arc::new(table_fd),
             bytes: Arc::new(bytes),
             table: Arc::new(table),
-            pages_reason,
         })
     }
 
@@ -94,7 +84,6 @@ impl Arena {
             table_fd: Arc::new(table_fd),
             bytes: Arc::new(bytes),
             table: Arc::new(table),
-            pages_reason: String::new(),
         })
     }
 

@@ -1,7 +1,7 @@
 //! Sealed memfds: nobody can truncate one under a mapping, so no process that maps it takes a SIGBUS.
 
 use rustix::fd::{AsFd, OwnedFd};
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fstatfs, ftruncate, memfd_create};
 use rustix::io::Errno;
 
 /// Seals of every memfd that is passed on: size is fixed for ever, and nobody can add further seals (a write seal would end all writes).
@@ -29,7 +29,23 @@ impl Pages {
             Self::Huge1Gi => 1 << 30,
         }
     }
+
+    /// Those of a file. One that cannot be asked, or of pages of another size, counts as of base pages: those are limited most.
+    pub fn of(file: impl AsFd) -> Self {
+        let Ok(stat) = fstatfs(file) else {
+            return Self::Base;
+        };
+        // Types differ between architectures; the numbers are small.
+        match (stat.f_type as u64, stat.f_bsize as u64) {
+            (HUGETLBFS_MAGIC, bytes) if bytes == Self::Huge2Mi.bytes() => Self::Huge2Mi,
+            (HUGETLBFS_MAGIC, bytes) if bytes == Self::Huge1Gi.bytes() => Self::Huge1Gi,
+            _ => Self::Base,
+        }
+    }
 }
+
+/// File system type of a memfd of huge pages (`linux/magic.h`).
+const HUGETLBFS_MAGIC: u64 = 0x958458f6;
 
 /// The kernel refused to make or seal a memfd.
 #[derive(Debug, thiserror::Error)]
@@ -74,4 +90,20 @@ pub fn sealed(name: &'static str, bytes: u64, pages: Pages) -> Result<OwnedFd, M
     ftruncate(fd.as_fd(), bytes).map_err(fail("ftruncate"))?;
     fcntl_add_seals(fd.as_fd(), SEALS).map_err(fail("F_ADD_SEALS"))?;
     Ok(fd)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_says_of_which_pages_it_is() {
+        for pages in [Pages::Base, Pages::Huge2Mi, Pages::Huge1Gi] {
+            // No page is taken before it is mapped.
+            match sealed("pages-test", 1 << 30, pages) {
+                Ok(fd) => assert_eq!(Pages::of(&fd), pages),
+                Err(e) => eprintln!("skipped: this kernel has no {pages:?}: {e}"),
+            }
+        }
+    }
 }

@@ -2,6 +2,7 @@
 
 use crate::harness::{Sidecar, wait_for};
 use crate::vllm::{CHUNK_BYTES, Vllm, hashes};
+use kvcachepool_sidecar::shm::limit;
 use std::time::{Duration, Instant};
 
 /// CPU time of a process, all threads, from their scheduler statistics.
@@ -17,11 +18,12 @@ fn cpu(pid: u32) -> Duration {
 
 /// Anonymous resident bytes of a process: shared memory is not in it.
 fn anonymous(pid: u32) -> u64 {
+    status_bytes(pid, "RssAnon:")
+}
+
+fn status_bytes(pid: u32, name: &str) -> u64 {
     let text = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-    let line = text
-        .lines()
-        .find_map(|l| l.strip_prefix("RssAnon:"))
-        .unwrap();
+    let line = text.lines().find_map(|l| l.strip_prefix(name)).unwrap();
     let kib: u64 = line.trim().trim_end_matches(" kB").parse().unwrap();
     kib << 10
 }
@@ -94,4 +96,20 @@ fn a_probe_of_512_chunks_is_answered_quickly() {
         "p50 {:?}",
         times[100]
     );
+}
+
+#[test]
+fn chunks_and_pages_take_no_more_than_the_check_of_the_memory_limit_allows_for() {
+    const ARENA: u64 = 512 << 20;
+    let sidecar = Sidecar::start("memory: {size: 512Mi}\n");
+    sidecar.wait_populated();
+    let mut vllm = Vllm::attach(&sidecar.socket());
+    let engine = sidecar.engine();
+    let before = anonymous(engine);
+    fill(&mut vllm, ARENA);
+    let chunk = (anonymous(engine) - before) / (ARENA / CHUNK_BYTES);
+    let page = status_bytes(engine, "VmPTE:") / (ARENA / 4096);
+    println!("{chunk} bytes a chunk, {page} bytes of page table a page");
+    assert!(chunk <= limit::CHUNK_BYTES, "{chunk} bytes a chunk");
+    assert!(page <= limit::PAGE_BYTES, "{page} bytes a page");
 }
