@@ -78,6 +78,11 @@ impl Link {
         );
     }
 
+    /// Asks the supervisor to let go of the memory that it holds.
+    pub fn let_go(&self) {
+        self.say(&FromEngine::LetGo, &[]);
+    }
+
     fn say(&self, message: &FromEngine, fds: &[&OwnedFd]) {
         let fds: Vec<_> = fds.iter().map(|fd| fd.as_fd()).collect();
         if let Err(e) = link::send(&self.fd, message, &fds) {

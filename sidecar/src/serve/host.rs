@@ -50,6 +50,8 @@ pub struct Machine {
     pub post: UnboundedSender<Posted>,
     /// Memory that came back and is mapped, until the core keeps it; what it did not keep is let go behind the frame.
     pub handed_back: Option<Arena>,
+    /// Memory of earlier boots is trusted: it is taken from a connector that hands it back.
+    pub takes_back: bool,
     /// Ends the population under way.
     pub stop_population: Arc<AtomicBool>,
 }
@@ -62,6 +64,7 @@ impl Machine {
             rustix::fs::fstat(fd.as_fd()).map_or((0, 0), |stat| (stat.st_dev, stat.st_ino))
         });
         self.descriptors.set_live(Some(inodes));
+        self.daemon.recovered("ArenaUnusable");
         self.populate(&arena);
         let table = arena.table();
         *self.live.arena.lock() = Some(arena);
@@ -178,6 +181,11 @@ impl Host for Machine {
     }
 
     fn adopt(&mut self, arena: FdId, table: FdId) -> Result<MappedTable, HostError> {
+        if !self.takes_back {
+            return Err(HostError(
+                "too many boots without health began in memory of earlier ones".into(),
+            ));
+        }
         let fds = (self.descriptors.take(arena), self.descriptors.take(table));
         let (Some(arena), Some(table)) = fds else {
             return Err(HostError("a named descriptor did not come along".into()));

@@ -24,6 +24,8 @@ use tracing::{error, info};
 const HEALTHY_AFTER: Duration = Duration::from_secs(60);
 /// This many boots without health make the next one start cold.
 const UNHEALTHY_BOOTS_MAX: u32 = 3;
+/// After this many, cold starts in the memory were of no use: it is let go, also where a connector hands it back.
+const UNHEALTHY_BOOTS_OF_MEMORY_MAX: u32 = 2 * UNHEALTHY_BOOTS_MAX;
 /// How long SIGTERM waits for digests when no vLLM is attached.
 const DRAIN: Duration = Duration::from_secs(1);
 /// What failed for want of something outside is tried again after this.
@@ -123,6 +125,12 @@ async fn serve(
     let before = count_boot(daemon, &lock);
     // Empty until here: this is the only place that sets it.
     let _ = daemon.unhealthy_boots.set(before);
+    let distrusts_memory = before >= UNHEALTHY_BOOTS_OF_MEMORY_MAX;
+    let arena = arena.filter(|_| !distrusts_memory);
+    if distrusts_memory {
+        error!(boots = before, "boots without health: the memory is let go");
+        link.let_go();
+    }
 
     let (post, mut posts) = mpsc::unbounded_channel();
     let descriptors = Arc::new(Descriptors::default());
@@ -136,6 +144,7 @@ async fn serve(
         daemon: daemon.clone(),
         post: post.clone(),
         handed_back: None,
+        takes_back: !distrusts_memory,
         stop_population: Arc::default(),
     };
     let found = arena.map(|arena| machine.install(arena));

@@ -41,6 +41,8 @@ pub enum FromEngine {
         /// Region number.
         region: u64,
     },
+    /// Let go of what is held: no engine wants it any more.
+    LetGo,
 }
 
 /// The other side is gone, or spoke what it cannot have spoken.

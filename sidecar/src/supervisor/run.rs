@@ -261,6 +261,7 @@ impl Supervisor {
             match link::receive::<FromEngine>(&engine.link, false) {
                 Ok(None) => return,
                 Ok(Some((FromEngine::Serving, _))) => engine.serving = true,
+                Ok(Some((FromEngine::LetGo, _))) => self.held = None,
                 Ok(Some((FromEngine::Keep { region }, fds))) => {
                     match <[OwnedFd; 2]>::try_from(fds) {
                         Ok([arena, table]) => {

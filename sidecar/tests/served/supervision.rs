@@ -4,6 +4,7 @@ use crate::child::Process;
 use crate::harness::{Sidecar, signal_to, wait_for};
 use crate::vllm::{Vllm, hashes};
 use rustix::process::Signal;
+use std::os::unix::fs::MetadataExt;
 
 #[test]
 fn an_engine_that_is_killed_comes_back_with_the_memory_and_serves_after_a_check() {
@@ -53,6 +54,55 @@ fn three_boots_without_health_make_the_next_one_start_cold_in_the_same_memory() 
     assert_eq!(vllm.memory.as_ref().unwrap().region, region);
     assert_eq!(vllm.ready("r", &hashes(1, 2)), 0);
     vllm.store("again", &hashes(1, 2));
+}
+
+/// Inodes of the memfds that a process holds open or maps.
+fn memory_of(pid: u32) -> Vec<u64> {
+    let open = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap();
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
+    let mapped = maps
+        .lines()
+        .filter(|line| line.contains("memfd:"))
+        .map(|line| line.split_whitespace().nth(4).unwrap().parse().unwrap());
+    open.flatten()
+        .filter(|fd| {
+            std::fs::read_link(fd.path()).is_ok_and(|to| to.to_string_lossy().contains("memfd:"))
+        })
+        .map(|fd| std::fs::metadata(fd.path()).unwrap().ino())
+        .chain(mapped)
+        .collect()
+}
+
+#[test]
+fn memory_in_which_boot_after_boot_ends_is_let_go_and_not_taken_back() {
+    let sidecar = Sidecar::small();
+    let mut vllm = Vllm::attach(&sidecar.socket());
+    vllm.store("r", &hashes(1, 2));
+    let memory = vllm.memory.as_ref().unwrap();
+    let region = memory.region;
+    let files = [&memory.arena, &memory.table].map(|fd| rustix::fs::fstat(fd).unwrap().st_ino);
+    let holds = |pid| memory_of(pid).iter().any(|file| files.contains(file));
+    assert!(holds(sidecar.supervisor()) && holds(sidecar.engine()));
+    for start in 2..=7 {
+        signal_to(sidecar.engine(), Signal::KILL);
+        sidecar.wait_metric("engine_starts_total", f64::from(start));
+        sidecar.wait_socket();
+    }
+    wait_for("the supervisor to let go", || {
+        (!holds(sidecar.supervisor())).then_some(())
+    });
+    // It hands the memory back, is told to unmap it, and gets other memory.
+    vllm.reconnect();
+    assert_ne!(vllm.memory.as_ref().unwrap().region, region);
+    assert_eq!(vllm.ready("r", &hashes(1, 2)), 0);
+    sidecar.wait_populated();
+    vllm.store("again", &hashes(1, 2));
+    assert!(!holds(sidecar.supervisor()) && !holds(sidecar.engine()));
+    assert_eq!(
+        memory_of(sidecar.supervisor()).len(),
+        2,
+        "what came after it is held as ever"
+    );
 }
 
 #[test]
