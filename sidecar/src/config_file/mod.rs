@@ -76,24 +76,34 @@ pub fn fingerprint(path: Option<&Path>) -> Option<blake3::Hash> {
     read(path).ok().map(|text| blake3::hash(text.as_bytes()))
 }
 
-/// Socket and admin address, also of a file that is wrong elsewhere: a sidecar with a wrong config must be reachable to say so.
-pub fn addresses(path: Option<&Path>) -> (PathBuf, SocketAddr) {
-    let fallback = Config::default();
+/// The socket, also of a file that is wrong elsewhere. `None`: there is no file that could say which, or what it says is none.
+pub fn socket(path: Option<&Path>) -> Option<PathBuf> {
+    let text = read(path).ok()?;
+    if let Ok((config, _)) = Config::parse(&text, true) {
+        return Some(config.socket);
+    }
+    let document: serde_yaml::Mapping = serde_yaml::from_str(&text).ok()?;
+    let alone: serde_yaml::Mapping = document
+        .into_iter()
+        .filter(|(key, _)| key.as_str() == Some("socket"))
+        .collect();
+    let (config, _) = Config::parse(&serde_yaml::to_string(&alone).ok()?, true).ok()?;
+    Some(config.socket)
+}
+
+/// The admin address, also of a file that is wrong elsewhere: a sidecar with a wrong config must be reachable to say so.
+pub fn admin_listen(path: Option<&Path>) -> SocketAddr {
     let text = read(path).unwrap_or_default();
     if let Ok((config, _)) = Config::parse(&text, true) {
-        return (config.socket, config.admin.listen);
+        return config.admin.listen;
     }
     let document: serde_yaml::Value = serde_yaml::from_str(&text).unwrap_or_default();
-    let socket = document.get("socket").and_then(|v| v.as_str());
-    let listen = document
+    document
         .get("admin")
         .and_then(|admin| admin.get("listen"))
         .and_then(|v| v.as_str())
-        .and_then(|text| text.parse().ok());
-    (
-        socket.map_or(fallback.socket, PathBuf::from),
-        listen.unwrap_or(fallback.admin.listen),
-    )
+        .and_then(|text| text.parse().ok())
+        .unwrap_or(Config::default().admin.listen)
 }
 
 /// The lock file beside a socket.
@@ -118,22 +128,38 @@ mod tests {
             load(Some(&path)),
             Err(ConfigFileError::Invalid { .. })
         ));
-        let (socket, listen) = addresses(Some(&path));
+        let socket = socket(Some(&path)).unwrap();
         assert_eq!(socket, Path::new("/x/s.sock"));
-        assert_eq!(listen, SocketAddr::from(([127, 0, 0, 1], 1234)));
+        assert_eq!(
+            admin_listen(Some(&path)),
+            SocketAddr::from(([127, 0, 0, 1], 1234))
+        );
         assert_eq!(lock_path(&socket), Path::new("/x/sidecar.lock"));
     }
 
     #[test]
-    fn no_file_and_no_yaml_fall_back_to_the_defaults() {
+    fn a_file_that_cannot_say_which_socket_names_none() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("none.yaml");
         assert!(matches!(
             load(Some(&path)),
             Err(ConfigFileError::Unreadable { .. })
         ));
-        std::fs::write(&path, ": : :\n\t- {").unwrap();
-        assert_eq!(addresses(Some(&path)).0, Config::default().socket);
+        assert_eq!(socket(Some(&path)), None);
+        let far = "x".repeat(200);
+        for text in [
+            ": : :\n\t- {",
+            "- 1\n",
+            "socket: {}\n",
+            &format!("socket: /{far}\n"),
+        ] {
+            std::fs::write(&path, text).unwrap();
+            assert_eq!(socket(Some(&path)), None, "{text}");
+            assert_eq!(admin_listen(Some(&path)), Config::default().admin.listen);
+        }
+        std::fs::write(&path, "memory: {szie: 1}\n").unwrap();
+        assert_eq!(socket(Some(&path)), Some(Config::default().socket));
+        assert_eq!(socket(None), Some(Config::default().socket));
         assert_eq!(load(None).unwrap().config, Config::default());
     }
 }

@@ -1,7 +1,7 @@
 //! The start of an engine process: what the supervisor hands over, and which memory is found.
 
 use crate::shm::arena::Arena;
-use crate::supervisor::link::{self, Boot, FromEngine, LinkError};
+use crate::supervisor::link::{self, Boot, FromEngine, LinkError, ToEngine};
 use rustix::fd::{AsFd, OwnedFd};
 use std::net::TcpListener;
 use tracing::{error, info, warn};
@@ -61,6 +61,17 @@ impl Link {
             arena,
             arena_error,
         })
+    }
+
+    /// Waits for the admin port, which the supervisor opens and hands over when it can.
+    pub fn admin(&self) -> Result<TcpListener, LinkError> {
+        loop {
+            if let Some((ToEngine::Admin, fds)) = link::receive(&self.fd, true)?
+                && let Some(listener) = fds.into_iter().next()
+            {
+                return Ok(listener.into());
+            }
+        }
     }
 
     /// HTTP is answered here from now on.

@@ -11,9 +11,11 @@ use crate::sessions::{Core, Input, Start};
 use crate::shm::arena::Arena;
 use crate::shm::lockfile::LockFile;
 use crate::supervisor::child::EXIT_RESTART;
+use crate::supervisor::link::Claim;
 use crate::verify::Pool;
 use crate::{admin, log};
-use std::path::Path;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -68,11 +70,8 @@ pub fn run(config_path: Option<&Path>) -> Result<i32, EngineError> {
         started,
     ));
     match admin {
-        Some(listener) => {
-            admin::http::start(daemon.clone(), listener)?;
-            link.serving();
-        }
-        None => daemon.degrade("NoAdminPort", daemon.boot.admin_error.clone()),
+        Some(listener) => serve_admin(&daemon, &link, listener)?,
+        None => await_admin(daemon.clone(), link.clone())?,
     }
     if !arena_error.is_empty() {
         daemon.degrade("ArenaUnusable", arena_error);
@@ -92,6 +91,32 @@ pub fn run(config_path: Option<&Path>) -> Result<i32, EngineError> {
     })?;
     // Threads may be inside a long system call; nothing of theirs needs an orderly end.
     std::process::exit(code)
+}
+
+fn serve_admin(daemon: &Arc<Daemon>, link: &Link, listener: TcpListener) -> std::io::Result<()> {
+    admin::http::start(daemon.clone(), listener)?;
+    link.serving();
+    Ok(())
+}
+
+/// The supervisor had no admin port: it hands one over when it has.
+fn await_admin(daemon: Arc<Daemon>, link: Arc<Link>) -> std::io::Result<()> {
+    daemon.degrade("NoAdminPort", daemon.boot.admin_error.clone());
+    std::thread::Builder::new()
+        .name("await-admin".into())
+        .spawn(move || {
+            let served = link
+                .admin()
+                .map_err(|e| e.to_string())
+                .and_then(|listener| {
+                    serve_admin(&daemon, &link, listener).map_err(|e| e.to_string())
+                });
+            match served {
+                Ok(()) => daemon.recovered("NoAdminPort"),
+                Err(e) => daemon.degrade("NoAdminPort", e),
+            }
+        })?;
+    Ok(())
 }
 
 /// A panic anywhere ends the process: the supervisor starts it anew with the memory kept. A half-dead engine would be worse.
@@ -118,7 +143,14 @@ async fn serve(
             return Ok(EXIT_RESTART);
         }
     };
-    let config = loaded.config.clone();
+    let Some(socket) = claimed_socket(daemon) else {
+        // The supervisor tries again, and starts an engine that knows.
+        return std::future::pending().await;
+    };
+    let mut config = loaded.config.clone();
+    config.socket = socket;
+    let waiting = config.changes(&loaded.config).restart;
+    reload::in_effect(daemon, config.clone(), waiting);
     info!(version = VERSION, config = %effective_line(&config), "engine starts");
     reload::unknown_keys(daemon, &loaded);
     let lock = Arc::new(lock_file(daemon, &config_file::lock_path(&config.socket)).await);
@@ -196,6 +228,21 @@ async fn serve(
     });
     reload::watch(daemon, hangup).await;
     Ok(0)
+}
+
+/// Where the supervisor lets this engine serve; nowhere has a named reason.
+fn claimed_socket(daemon: &Daemon) -> Option<PathBuf> {
+    match &daemon.boot.claim {
+        Claim::Held(socket) => return Some(socket.clone()),
+        Claim::LockFileUnusable(error) => daemon.degrade("LockFileUnusable", error.clone()),
+        Claim::SocketTaken(socket) => daemon.degrade(
+            "SocketTaken",
+            format!("a live sidecar holds {}; stop it", socket.display()),
+        ),
+        // The file became readable a moment ago.
+        Claim::NoConfig => {}
+    }
+    None
 }
 
 /// The effective config on one line. It holds no secret: secrets are files, and only their paths stand in it.

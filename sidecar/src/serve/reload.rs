@@ -3,6 +3,7 @@
 use super::daemon::Daemon;
 use crate::config_file::{self, core_config};
 use crate::log;
+use kvcachepool_protocol::config::Config;
 use std::time::Duration;
 use tracing::{info, warn};
 
@@ -55,10 +56,6 @@ fn take(daemon: &Daemon) {
     if let Some(shell) = daemon.shell.get() {
         shell.with_core(|core, _, _| core.configure(core_config(&effective)));
     }
-    daemon.metrics.clear("config_restart_needed");
-    for key in &changes.restart {
-        daemon.metrics.set("config_restart_needed", &[key], 1.0);
-    }
     unknown_keys(daemon, &loaded);
     daemon.metrics.add("config_reloads_total", &["applied"], 1);
     info!(
@@ -66,9 +63,18 @@ fn take(daemon: &Daemon) {
         restart_needed = changes.restart.join(" "),
         "config changed"
     );
+    in_effect(daemon, effective, changes.restart);
+}
+
+/// Notes what runs from now on, and which keys of the file wait for a restart.
+pub fn in_effect(daemon: &Daemon, effective: Config, waiting: Vec<&'static str>) {
+    daemon.metrics.clear("config_restart_needed");
+    for key in &waiting {
+        daemon.metrics.set("config_restart_needed", &[key], 1.0);
+    }
     daemon.change_config(|state| {
         state.effective = effective;
-        state.restart_needed = changes.restart;
+        state.restart_needed = waiting;
         state.error.clear();
     });
 }

@@ -8,15 +8,33 @@ use rustix::net::{
 };
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::mem::MaybeUninit;
+use std::path::PathBuf;
 
 /// Longest message in bytes.
 const MESSAGE_BYTES_MAX: usize = 4096;
 /// Most descriptors of a message.
 const FDS_MAX: usize = 4;
 
+/// What the supervisor has of the socket that its engines serve.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Claim {
+    /// The config file cannot be read, or does not say which socket.
+    #[default]
+    NoConfig,
+    /// The lock file beside the socket cannot be used, for this reason.
+    LockFileUnusable(String),
+    /// A live sidecar holds this socket.
+    SocketTaken(PathBuf),
+    /// The sidecar's byte of the lock file beside this socket is locked until the container ends: engines serve here, whatever
+    /// the config file says by now.
+    Held(PathBuf),
+}
+
 /// First message of the supervisor to a new engine. Descriptors: `admin` (when `admin`), then arena and slot table (when `region`).
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Boot {
+    /// Where to serve, or why nowhere.
+    pub claim: Claim,
     /// Starts of the engine in this container, this one included.
     pub starts: u64,
     /// How the last one ended; empty at the first start.
@@ -29,6 +47,13 @@ pub struct Boot {
     pub admin_error: String,
     /// Region of the memory that comes along.
     pub region: Option<u64>,
+}
+
+/// From the supervisor to a running engine.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ToEngine {
+    /// The admin port, which the boot message lacked, is open: its listener comes along.
+    Admin,
 }
 
 /// From the engine to the supervisor.

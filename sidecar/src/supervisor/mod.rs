@@ -2,6 +2,7 @@
 //! meanwhile, forwards signals, reaps zombies. A small poll loop without threads, because it must never die while the container
 //! should live. Nothing here knows frames, keys or tiers.
 
+mod backoff;
 pub mod child;
 pub mod link;
 mod run;

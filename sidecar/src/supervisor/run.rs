@@ -1,7 +1,8 @@
 //! The supervisor's loop.
 
+use super::backoff::Backoff;
 use super::child::{EXIT_RESTART, describe, spawn};
-use super::link::{self, Boot, FromEngine};
+use super::link::{self, Boot, Claim, FromEngine, LinkError, ToEngine};
 use super::signals::{self, Signal};
 use super::standby::Standby;
 use crate::config_file;
@@ -20,10 +21,6 @@ use tracing::{error, info, warn};
 
 /// An engine that lived this long did not die of its start: the next restart is immediate again.
 const STABLE: Duration = Duration::from_secs(60);
-/// First wait after the second failure in a row; doubles.
-const BACKOFF_FIRST: Duration = Duration::from_millis(10);
-/// Longest wait between two starts.
-const BACKOFF_MAX: Duration = Duration::from_secs(5);
 /// After SIGTERM an engine that has not ended is killed.
 const STOP_DEADLINE: Duration = Duration::from_secs(5);
 /// A dying sidecar may hold lock or socket for this long.
@@ -51,7 +48,10 @@ struct Engine {
     pid: Pid,
     link: OwnedFd,
     since: Instant,
+    /// It answers on the admin port.
     serving: bool,
+    /// Why the supervisor ended it.
+    ended_for: Option<String>,
 }
 
 struct Held {
@@ -62,15 +62,18 @@ struct Held {
 
 struct Supervisor {
     config: Option<PathBuf>,
+    claim: Claim,
+    /// Keeps the byte locked that `claim` tells of.
     lock: Option<LockFile>,
+    claims: Backoff,
     started: Instant,
     engine: Option<Engine>,
-    start_at: Instant,
-    failures: u32,
+    starts: Backoff,
     held: Option<Held>,
     admin: Option<TcpListener>,
     admin_address: Option<SocketAddr>,
     admin_error: String,
+    listens: Backoff,
     standby: Standby,
     /// Told to end; an engine that lives on at this moment is killed.
     stopping: Option<Instant>,
@@ -80,23 +83,11 @@ struct Supervisor {
 pub fn run(config: Option<&Path>) -> Result<(), SupervisorError> {
     let kernel = |step| move |source| SupervisorError::Kernel { step, source };
     let signals = signals::open().map_err(kernel("signalfd"))?;
-    let now = Instant::now();
-    let mut this = Supervisor {
-        config: config.map(Path::to_owned),
-        lock: None,
-        started: now,
-        engine: None,
-        start_at: now,
-        failures: 0,
-        held: None,
-        admin: None,
-        admin_address: None,
-        admin_error: String::new(),
-        standby: Standby::default(),
-        stopping: None,
-    };
-    this.claim()?;
+    let mut this = Supervisor::new(config, Instant::now());
+    this.claim_at_start()?;
     loop {
+        this.claim_if_due();
+        this.listen_if_due();
         this.start_if_due();
         this.wait(signals.as_fd());
         this.hear_engine();
@@ -127,42 +118,88 @@ pub fn run(config: Option<&Path>) -> Result<(), SupervisorError> {
 }
 
 impl Supervisor {
-    /// Takes the sidecar's byte of the lock file. A folder that cannot be written is no reason to die: the engine reports it.
-    fn claim(&mut self) -> Result<(), SupervisorError> {
-        let (socket, _) = config_file::addresses(self.config.as_deref());
+    fn new(config: Option<&Path>, now: Instant) -> Self {
+        Self {
+            config: config.map(Path::to_owned),
+            claim: Claim::NoConfig,
+            lock: None,
+            claims: Backoff::new(now),
+            started: now,
+            engine: None,
+            starts: Backoff::new(now),
+            held: None,
+            admin: None,
+            admin_address: None,
+            admin_error: String::new(),
+            listens: Backoff::new(now),
+            standby: Standby::default(),
+            stopping: None,
+        }
+    }
+
+    /// The only moment at which a socket that is taken ends this process: whoever started it sees why. A folder that cannot be
+    /// written is a state that the engine reports.
+    fn claim_at_start(&mut self) -> Result<(), SupervisorError> {
         let deadline = Instant::now() + TAKEOVER_PATIENCE;
         loop {
-            match try_claim(&socket) {
-                Ok(Some(lock)) => {
-                    self.lock = Some(lock);
-                    return Ok(());
+            self.claim();
+            match &self.claim {
+                Claim::SocketTaken(socket) if Instant::now() >= deadline => {
+                    return Err(SupervisorError::SocketTaken(socket.clone()));
                 }
-                Ok(None) if Instant::now() >= deadline => {
-                    return Err(SupervisorError::SocketTaken(socket));
-                }
-                Ok(None) => std::thread::sleep(Duration::from_millis(20)),
-                Err(e) => {
-                    error!(error = %e, "no lock file, the engine will report it");
-                    return Ok(());
-                }
+                Claim::SocketTaken(_) => std::thread::sleep(Duration::from_millis(20)),
+                _ => return Ok(()),
             }
         }
     }
 
-    fn start_if_due(&mut self) {
-        if self.engine.is_some() || self.stopping.is_some() || Instant::now() < self.start_at {
+    /// Takes the sidecar's byte of the lock file beside the socket that the config file names now. Once that has succeeded, lock
+    /// and socket stay the same for all engines until the container ends.
+    fn claim(&mut self) {
+        let Some(socket) = config_file::socket(self.config.as_deref()) else {
+            self.claim = Claim::NoConfig;
+            return;
+        };
+        self.claim = match try_claim(&socket) {
+            Ok(Some(lock)) => {
+                self.lock = Some(lock);
+                Claim::Held(socket)
+            }
+            Ok(None) => Claim::SocketTaken(socket),
+            Err(e) => Claim::LockFileUnusable(e.to_string()),
+        };
+    }
+
+    fn claims_again(&self) -> bool {
+        self.lock.is_none() && self.stopping.is_none()
+    }
+
+    /// Without a claim no engine serves; an engine that was told otherwise than it is now makes room for one that knows.
+    fn claim_if_due(&mut self) {
+        let now = Instant::now();
+        if !self.claims_again() || now < self.claims.due() {
             return;
         }
-        if self.lock.is_none() && self.claim().is_err() {
-            error!("another sidecar took the socket while this one had no lock file");
+        let before = self.claim.clone();
+        self.claim();
+        self.claims.failed(now);
+        if self.claim != before {
+            info!(claim = ?self.claim, "the claim on the socket changed");
+            self.end_engine("the claim on the socket changed".into());
         }
-        self.listen();
+    }
+
+    fn start_if_due(&mut self) {
+        if self.engine.is_some() || self.stopping.is_some() || Instant::now() < self.starts.due() {
+            return;
+        }
+        self.follow_admin_address();
         match self.start() {
             Ok(engine) => self.engine = Some(engine),
             Err(e) => {
                 error!(error = %e, "the engine cannot be started");
                 self.standby.last_exit = e.to_string();
-                self.back_off();
+                self.starts.failed(Instant::now());
             }
         }
     }
@@ -172,6 +209,7 @@ impl Supervisor {
         let pid = spawn(self.config.as_deref(), theirs)?;
         self.standby.starts += 1;
         let boot = Boot {
+            claim: self.claim.clone(),
             starts: self.standby.starts,
             last_exit: self.standby.last_exit.clone(),
             container_uptime_s: self.started.elapsed().as_secs(),
@@ -184,10 +222,7 @@ impl Supervisor {
         if let Some(held) = &self.held {
             fds.extend([held.arena.as_fd(), held.table.as_fd()]);
         }
-        // A failure shows as the engine's end.
-        if let Err(e) = link::send(&ours, &boot, &fds) {
-            warn!(error = %e, "the engine got no boot message");
-        }
+        send_boot(pid, &ours, &boot, &fds)?;
         info!(
             pid = pid.as_raw_nonzero().get(),
             starts = self.standby.starts,
@@ -199,29 +234,54 @@ impl Supervisor {
             link: ours,
             since: Instant::now(),
             serving: false,
+            ended_for: None,
         })
     }
 
-    /// Opens the admin port, or another one after the config changed.
-    fn listen(&mut self) {
-        let (_, address) = config_file::addresses(self.config.as_deref());
-        if self.admin.is_some() && self.admin_address == Some(address) {
+    /// A new engine goes by the config of now: another admin address takes the place of the one before.
+    fn follow_admin_address(&mut self) {
+        let address = config_file::admin_listen(self.config.as_deref());
+        if self.admin_address != Some(address) {
+            self.admin = None;
+            self.admin_address = Some(address);
+            self.listens = Backoff::new(Instant::now());
+            self.listen_if_due();
+        }
+    }
+
+    /// Opens the admin port while there is none, and hands it to the engine that runs.
+    fn listen_if_due(&mut self) {
+        let now = Instant::now();
+        let (None, Some(address)) = (&self.admin, self.admin_address) else {
+            return;
+        };
+        if self.stopping.is_some() || now < self.listens.due() {
             return;
         }
-        self.admin = None;
         let opened = TcpListener::bind(address).and_then(|listener| {
             listener.set_nonblocking(true)?;
             Ok(listener)
         });
         match opened {
             Ok(listener) => {
-                self.admin = Some(listener);
-                self.admin_address = Some(address);
+                info!(%address, "admin port open");
                 self.admin_error.clear();
+                let sent = self
+                    .engine
+                    .as_ref()
+                    .map(|engine| link::send(&engine.link, &ToEngine::Admin, &[listener.as_fd()]));
+                self.admin = Some(listener);
+                if let Some(Err(e)) = sent {
+                    self.end_engine(format!("it did not take the admin port: {e}"));
+                }
             }
             Err(e) => {
-                self.admin_error = format!("admin.listen {address}: {e}");
-                error!(error = %self.admin_error, "no admin port");
+                let error = format!("admin.listen {address}: {e}");
+                if error != self.admin_error {
+                    error!(error, "no admin port");
+                }
+                self.admin_error = error;
+                self.listens.failed(now);
             }
         }
     }
@@ -233,8 +293,15 @@ impl Supervisor {
             let wait = at.saturating_duration_since(now);
             until = Some(until.map_or(wait, |other: Duration| other.min(wait)));
         };
-        if self.engine.is_none() && self.stopping.is_none() {
-            sooner(self.start_at);
+        match &self.engine {
+            None if self.stopping.is_none() => sooner(self.starts.due()),
+            _ => {}
+        }
+        if self.claims_again() {
+            sooner(self.claims.due());
+        }
+        if self.admin.is_none() && self.stopping.is_none() {
+            sooner(self.listens.due());
         }
         if let Some(kill_at) = self.stopping {
             sooner(kill_at);
@@ -253,6 +320,7 @@ impl Supervisor {
         let _ = poll(&mut set, timeout.as_ref());
     }
 
+    /// Takes what the engine said.
     fn hear_engine(&mut self) {
         let Some(engine) = &mut self.engine else {
             return;
@@ -274,7 +342,7 @@ impl Supervisor {
                         Err(fds) => warn!(got = fds.len(), "memory to keep came without its files"),
                     }
                 }
-                Err(link::LinkError::Ended) => {
+                Err(LinkError::Ended) => {
                     // Its end is seen by reaping. Until then the admin port is ours again, and the dead link must not spin the loop.
                     engine.serving = false;
                     self.reap_after_hangup();
@@ -286,6 +354,16 @@ impl Supervisor {
                 }
             }
         }
+    }
+
+    /// Kills the engine that runs, if one does. Its end is seen by reaping; until then the admin port is answered here.
+    fn end_engine(&mut self, why: String) {
+        if let Some(engine) = &mut self.engine {
+            warn!(why, "the engine is ended");
+            engine.serving = false;
+            engine.ended_for = Some(why);
+        }
+        self.tell_engine(process::Signal::KILL);
     }
 
     /// The engine closed its link: it is dying, or already dead. Its exit follows at once; one that lingers is killed.
@@ -309,38 +387,27 @@ impl Supervisor {
     }
 
     fn ended(&mut self, status: ExitStatus) {
-        let lived = self
-            .engine
-            .take()
-            .map_or(Duration::ZERO, |e| e.since.elapsed());
-        self.standby.last_exit = describe(status);
+        let Some(engine) = self.engine.take() else {
+            return;
+        };
+        let lived = engine.since.elapsed();
+        self.standby.last_exit = engine.ended_for.unwrap_or_else(|| describe(status));
         if self.stopping.is_some() {
             info!(how = %self.standby.last_exit, "engine ended");
             return;
         }
         if status.code() == Some(EXIT_RESTART) || lived >= STABLE {
-            self.failures = 0;
+            self.starts.reset();
         }
-        self.back_off();
+        let now = Instant::now();
+        self.starts.failed(now);
         warn!(
             how = %self.standby.last_exit,
             lived_ms = lived.as_millis() as u64,
             memory_kept = self.held.is_some(),
-            restart_in_ms = self.start_at.saturating_duration_since(Instant::now()).as_millis() as u64,
+            restart_in_ms = self.starts.due().saturating_duration_since(now).as_millis() as u64,
             "engine ended"
         );
-    }
-
-    /// The first failure restarts at once, later ones wait longer each.
-    fn back_off(&mut self) {
-        let wait = match self.failures {
-            0 => Duration::ZERO,
-            n => BACKOFF_FIRST
-                .saturating_mul(1u32 << (n - 1).min(16))
-                .min(BACKOFF_MAX),
-        };
-        self.failures = self.failures.saturating_add(1);
-        self.start_at = Instant::now() + wait;
     }
 
     fn terminate(&mut self) {
@@ -359,6 +426,20 @@ impl Supervisor {
     }
 }
 
+/// Sends the first message. An engine that cannot get it would wait for ever and is killed; its end is seen by reaping.
+fn send_boot(
+    engine: Pid,
+    link: &OwnedFd,
+    boot: &Boot,
+    fds: &[BorrowedFd<'_>],
+) -> std::io::Result<()> {
+    link::send(link, boot, fds).map_err(|e| {
+        // It may have ended already, which is why the message could not be sent.
+        let _ = process::kill_process(engine, process::Signal::KILL);
+        std::io::Error::other(format!("the engine got no boot message: {e}"))
+    })
+}
+
 /// The lock file with our byte locked; `None` while another sidecar lives.
 fn try_claim(socket: &Path) -> Result<Option<LockFile>, LockFileError> {
     let lock = LockFile::open(&config_file::lock_path(socket))?;
@@ -367,4 +448,28 @@ fn try_claim(socket: &Path) -> Result<Option<LockFile>, LockFileError> {
     }
     // An engine whose supervisor was killed is being killed too; something else that listens there is not ours to replace.
     Ok(UnixStream::connect(socket).is_err().then_some(lock))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stand_in() -> (std::process::Child, Pid) {
+        let child = std::process::Command::new("sleep")
+            .arg("600")
+            .spawn()
+            .unwrap();
+        let pid = Pid::from_child(&child);
+        (child, pid)
+    }
+
+    #[test]
+    fn an_engine_that_gets_no_boot_message_is_ended_and_named() {
+        let (ours, theirs) = link::pair().unwrap();
+        drop(theirs);
+        let (mut child, pid) = stand_in();
+        let error = send_boot(pid, &ours, &Boot::default(), &[]).unwrap_err();
+        assert!(error.to_string().contains("no boot message"), "{error}");
+        assert_eq!(child.wait().unwrap().signal(), Some(9));
+    }
 }

@@ -1,6 +1,6 @@
 //! The HTTP side and the tools that use it.
 
-use crate::harness::{Sidecar, binary};
+use crate::harness::{Sidecar, binary, signal_to, wait_for};
 use crate::vllm::{Vllm, hashes};
 use kvcachepool_sidecar::admin::metrics_table::{PREFIX, all};
 use std::process::Command;
@@ -24,6 +24,36 @@ fn config_and_objects_need_the_token_and_a_rotated_one_works_at_once() {
         "admin_requests_total{path=\"/v1/config\",status=\"403\"}",
         2.0,
     );
+}
+
+#[test]
+fn an_admin_port_that_was_busy_is_opened_once_it_is_free_without_a_restart() {
+    let mut sidecar = Sidecar::prepare("memory: {size: 64Mi}\n");
+    let busy = std::net::TcpListener::bind(sidecar.address()).unwrap();
+    sidecar.run();
+    sidecar.wait_socket();
+    let output = Command::new(binary())
+        .args(["status", "--json", "--socket"])
+        .arg(sidecar.socket())
+        .output()
+        .unwrap();
+    let status: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(status["state"], "degraded");
+    assert_eq!(status["reasons"][0]["code"], "NoAdminPort");
+    let engine = sidecar.engine();
+    drop(busy);
+    sidecar.wait_populated();
+    wait_for("the end of the reason", || {
+        (sidecar.status()["state"] == "ready").then_some(())
+    });
+    assert_eq!(sidecar.engine(), engine);
+    assert_eq!(sidecar.metric("engine_starts_total"), 1.0);
+    // The next engine gets the port as any other.
+    signal_to(engine, rustix::process::Signal::KILL);
+    sidecar.wait_metric("engine_starts_total", 2.0);
+    wait_for("an engine without reasons", || {
+        (sidecar.status()["state"] == "ready").then_some(())
+    });
 }
 
 #[test]

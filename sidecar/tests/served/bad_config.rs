@@ -1,8 +1,11 @@
 //! Configs that cannot be used are a reported state, not an exit; a changed file is taken in or reported.
 
 use crate::cgroup::Cgroup;
-use crate::harness::{Sidecar, binary, wait_for};
+use crate::harness::{Sidecar, binary, signal_to, wait_for};
 use crate::vllm::{Vllm, hashes};
+use kvcachepool_sidecar::shm::lockfile::LockFile;
+use rustix::process::Signal;
+use std::os::unix::net::UnixStream;
 use std::process::Command;
 
 #[test]
@@ -118,7 +121,7 @@ fn a_changed_file_is_applied_or_waits_for_a_restart_or_is_left_out() {
     assert_eq!(reply.settings.min_load_tokens, 1024);
 
     sidecar.configure("memory: {size: none}\n");
-    sidecar.signal(rustix::process::Signal::HUP);
+    sidecar.signal(Signal::HUP);
     sidecar.wait_metric("config_reloads_total{result=\"invalid\"}", 1.0);
     assert!(
         sidecar.status()["config_error"]
@@ -127,6 +130,86 @@ fn a_changed_file_is_applied_or_waits_for_a_restart_or_is_left_out() {
             .contains("memory.size")
     );
     assert_eq!(sidecar.metric("engine_starts_total"), 1.0);
+}
+
+/// The config without the key `socket`, which stands in front of it.
+fn with_socket(sidecar: &Sidecar, socket: &str) -> String {
+    let text = std::fs::read_to_string(sidecar.config()).unwrap();
+    let (_, rest) = text.split_once('\n').unwrap();
+    format!("socket: {socket}\n{rest}")
+}
+
+#[test]
+fn another_socket_waits_for_the_container_and_not_for_the_engine() {
+    let mut sidecar = Sidecar::small();
+    let folder = tempfile::tempdir().unwrap();
+    let other = folder.path().join("sidecar.sock");
+    sidecar.write_config(&with_socket(&sidecar, other.to_str().unwrap()));
+    sidecar.wait_metric("config_restart_needed{key=\"socket\"}", 1.0);
+    signal_to(sidecar.engine(), Signal::KILL);
+    sidecar.wait_metric("engine_starts_total", 2.0);
+    wait_for("the key that waits", || {
+        (sidecar.status()["restart_needed"][0] == "socket").then_some(())
+    });
+    assert_eq!(sidecar.metric("config_restart_needed{key=\"socket\"}"), 1.0);
+    sidecar.wait_socket();
+    Vllm::attach(&sidecar.socket()).store("r", &hashes(1, 1));
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+
+    sidecar.kill_all();
+    sidecar.run();
+    wait_for("the other socket", || UnixStream::connect(&other).ok());
+    assert_eq!(
+        sidecar.status()["restart_needed"].as_array().unwrap().len(),
+        0
+    );
+}
+
+#[test]
+fn a_config_that_does_not_say_where_is_reported_and_mended_without_a_new_container() {
+    let mut sidecar = Sidecar::prepare("memory: {size: 64Mi}\n");
+    let good = std::fs::read_to_string(sidecar.config()).unwrap();
+    sidecar.write_config(&with_socket(&sidecar, "{}"));
+    sidecar.run();
+    wait_reason(&sidecar, "ConfigInvalid");
+    sidecar.write_config(&good);
+    sidecar.wait_socket();
+    sidecar.wait_populated();
+    assert_eq!(sidecar.status()["state"], "ready");
+}
+
+fn wait_reason(sidecar: &Sidecar, reason: &str) {
+    wait_for(reason, || {
+        sidecar.reasons().iter().any(|r| r == reason).then_some(())
+    });
+}
+
+#[test]
+fn without_a_lock_of_its_own_nothing_is_served_until_there_is_one() {
+    let mut sidecar = Sidecar::prepare("memory: {size: 64Mi}\n");
+    let path = sidecar.socket().with_file_name("sidecar.lock");
+    std::fs::create_dir(&path).unwrap();
+    sidecar.run();
+    wait_reason(&sidecar, "LockFileUnusable");
+    let (code, text) = sidecar.get("/readyz", None);
+    assert_eq!(code, 503);
+    assert!(text.contains("sidecar.lock"), "{text}");
+    assert_eq!(sidecar.get("/healthz", None).0, 200);
+
+    // Another sidecar is quicker.
+    let quicker = path.with_extension("quicker");
+    let lock = LockFile::open(&quicker).unwrap();
+    assert!(lock.claim_sidecar().unwrap());
+    std::fs::remove_dir(&path).unwrap();
+    std::fs::rename(&quicker, &path).unwrap();
+    wait_reason(&sidecar, "SocketTaken");
+    assert!(!sidecar.socket().exists());
+
+    drop(lock);
+    sidecar.wait_socket();
+    sidecar.wait_populated();
+    assert_eq!(sidecar.status()["state"], "ready");
+    Vllm::attach(&sidecar.socket()).store("r", &hashes(1, 1));
 }
 
 #[test]

@@ -139,6 +139,11 @@ impl Sidecar {
         self.folder.path().join("token")
     }
 
+    /// Where the admin port is.
+    pub fn address(&self) -> (&'static str, u16) {
+        ("127.0.0.1", self.port)
+    }
+
     pub fn url(&self) -> String {
         format!("http://127.0.0.1:{}", self.port)
     }
