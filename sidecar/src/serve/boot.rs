@@ -89,6 +89,12 @@ impl Link {
         );
     }
 
+    /// Tells the supervisor that this process still answers.
+    pub fn alive(&self) {
+        // A supervisor that does not read for minutes is stopped; it starts anew to count when it is woken.
+        let _ = link::send(&self.fd, &FromEngine::Alive, &[]);
+    }
+
     /// Asks the supervisor to let go of the memory that it holds.
     pub fn let_go(&self) {
         self.say(&FromEngine::LetGo, &[]);

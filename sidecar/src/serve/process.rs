@@ -20,6 +20,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
+use tokio::time::MissedTickBehavior;
 use tracing::{error, info};
 
 /// An engine that lived this long is healthy: boots before it no longer count.
@@ -28,6 +29,8 @@ const HEALTHY_AFTER: Duration = Duration::from_secs(60);
 const UNHEALTHY_BOOTS_MAX: u32 = 3;
 /// After this many, cold starts in the memory were of no use: it is let go, also where a connector hands it back.
 const UNHEALTHY_BOOTS_OF_MEMORY_MAX: u32 = 2 * UNHEALTHY_BOOTS_MAX;
+/// How often the supervisor is told that this process answers.
+const BEAT: Duration = Duration::from_secs(1);
 /// How long SIGTERM waits for digests when no vLLM is attached.
 const DRAIN: Duration = Duration::from_secs(1);
 /// What failed for want of something outside is tried again after this.
@@ -80,6 +83,7 @@ pub fn run(config_path: Option<&Path>) -> Result<i32, EngineError> {
         .enable_all()
         .build()?;
     let code = runtime.block_on(async {
+        tokio::spawn(beat(daemon.clone(), link.clone()));
         let mut term = signal(SignalKind::terminate())?;
         let mut int = signal(SignalKind::interrupt())?;
         let hangup = signal(SignalKind::hangup())?;
@@ -117,6 +121,20 @@ fn await_admin(daemon: Arc<Daemon>, link: Arc<Link>) -> std::io::Result<()> {
             }
         })?;
     Ok(())
+}
+
+/// Tells the supervisor once a second that this process answers. Through the lock that all work goes through: whoever holds it for
+/// ever ends this, as does whatever holds up the runtime's only thread.
+async fn beat(daemon: Arc<Daemon>, link: Arc<Link>) {
+    let mut every = tokio::time::interval(BEAT);
+    every.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        every.tick().await;
+        if let Some(shell) = daemon.shell.get() {
+            shell.with_core(|_, _, _| ());
+        }
+        link.alive();
+    }
 }
 
 /// A panic anywhere ends the process: the supervisor starts it anew with the memory kept. A half-dead engine would be worse.

@@ -61,6 +61,8 @@ pub enum ToEngine {
 pub enum FromEngine {
     /// The engine answers HTTP from now on.
     Serving,
+    /// The engine still answers; said once a second.
+    Alive,
     /// Hold these: arena and slot table descriptors of this region come along. What was held before is let go.
     Keep {
         /// Region number.

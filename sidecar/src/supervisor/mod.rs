@@ -4,6 +4,7 @@
 
 mod backoff;
 pub mod child;
+mod heartbeat;
 pub mod link;
 mod run;
 mod signals;

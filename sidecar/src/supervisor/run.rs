@@ -2,6 +2,7 @@
 
 use super::backoff::Backoff;
 use super::child::{EXIT_RESTART, describe, spawn};
+use super::heartbeat::{Heartbeat, SILENCE_MAX};
 use super::link::{self, Boot, Claim, FromEngine, LinkError, ToEngine};
 use super::signals::{self, Signal};
 use super::standby::Standby;
@@ -50,6 +51,7 @@ struct Engine {
     since: Instant,
     /// It answers on the admin port.
     serving: bool,
+    heartbeat: Heartbeat,
     /// Why the supervisor ended it.
     ended_for: Option<String>,
 }
@@ -90,7 +92,7 @@ pub fn run(config: Option<&Path>) -> Result<(), SupervisorError> {
         this.listen_if_due();
         this.start_if_due();
         this.wait(signals.as_fd());
-        this.hear_engine();
+        this.hear_engine(Instant::now());
         while let Some(signal) = signals::next(&signals) {
             match signal {
                 Signal::Terminate => this.terminate(),
@@ -229,11 +231,13 @@ impl Supervisor {
             region = boot.region,
             "engine started"
         );
+        let now = Instant::now();
         Ok(Engine {
             pid,
             link: ours,
-            since: Instant::now(),
+            since: now,
             serving: false,
+            heartbeat: Heartbeat::new(now),
             ended_for: None,
         })
     }
@@ -294,8 +298,9 @@ impl Supervisor {
             until = Some(until.map_or(wait, |other: Duration| other.min(wait)));
         };
         match &self.engine {
+            Some(engine) => sooner(engine.heartbeat.next_look()),
             None if self.stopping.is_none() => sooner(self.starts.due()),
-            _ => {}
+            None => {}
         }
         if self.claims_again() {
             sooner(self.claims.due());
@@ -320,15 +325,17 @@ impl Supervisor {
         let _ = poll(&mut set, timeout.as_ref());
     }
 
-    /// Takes what the engine said.
-    fn hear_engine(&mut self) {
+    /// Takes what the engine said, and ends one that has been silent for too long.
+    fn hear_engine(&mut self, now: Instant) {
         let Some(engine) = &mut self.engine else {
             return;
         };
+        engine.heartbeat.look(now);
         loop {
             match link::receive::<FromEngine>(&engine.link, false) {
-                Ok(None) => return,
+                Ok(None) => break,
                 Ok(Some((FromEngine::Serving, _))) => engine.serving = true,
+                Ok(Some((FromEngine::Alive, _))) => engine.heartbeat.heard(),
                 Ok(Some((FromEngine::LetGo, _))) => self.held = None,
                 Ok(Some((FromEngine::Keep { region }, fds))) => {
                     match <[OwnedFd; 2]>::try_from(fds) {
@@ -350,9 +357,14 @@ impl Supervisor {
                 }
                 Err(e) => {
                     warn!(error = %e, "unreadable message of the engine");
-                    return;
+                    break;
                 }
             }
+        }
+        if engine.heartbeat.is_over() {
+            engine.heartbeat = Heartbeat::new(now);
+            let silence = SILENCE_MAX.as_secs();
+            self.end_engine(format!("EngineSilent: no sign of life for {silence} s"));
         }
     }
 
@@ -471,5 +483,39 @@ mod tests {
         let error = send_boot(pid, &ours, &Boot::default(), &[]).unwrap_err();
         assert!(error.to_string().contains("no boot message"), "{error}");
         assert_eq!(child.wait().unwrap().signal(), Some(9));
+    }
+
+    #[test]
+    fn an_engine_that_hangs_is_ended_and_named_and_one_that_answers_is_not() {
+        let start = Instant::now();
+        let (ours, theirs) = link::pair().unwrap();
+        let (mut child, pid) = stand_in();
+        let mut supervisor = Supervisor::new(None, start);
+        supervisor.engine = Some(Engine {
+            pid,
+            link: ours,
+            since: start,
+            serving: true,
+            heartbeat: Heartbeat::new(start),
+            ended_for: None,
+        });
+        let ended = |s: &Supervisor| s.engine.as_ref().unwrap().ended_for.clone();
+        let second = |n: u64| start + Duration::from_secs(n);
+        for n in 1..=100 {
+            link::send(&theirs, &FromEngine::Alive, &[]).unwrap();
+            supervisor.hear_engine(second(n));
+        }
+        // The whole container was frozen.
+        supervisor.hear_engine(second(5_000));
+        assert_eq!(ended(&supervisor), None);
+        for n in 5_001..5_025 {
+            supervisor.hear_engine(second(n));
+        }
+        assert_eq!(ended(&supervisor), None);
+        supervisor.hear_engine(second(5_025));
+        assert!(ended(&supervisor).unwrap().starts_with("EngineSilent"));
+        supervisor.ended(child.wait().unwrap());
+        assert!(supervisor.standby.last_exit.starts_with("EngineSilent"));
+        assert!(supervisor.engine.is_none());
     }
 }

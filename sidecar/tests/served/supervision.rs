@@ -1,8 +1,9 @@
 //! Deaths and ends of the processes of one sidecar.
 
 use crate::child::Process;
-use crate::harness::{Sidecar, signal_to, wait_for};
+use crate::harness::{Sidecar, binary, signal_to, wait_for};
 use crate::vllm::{Vllm, hashes};
+use kvcachepool_sidecar::supervisor::link::{self, Boot, Claim, FromEngine};
 use rustix::process::Signal;
 use std::os::unix::fs::MetadataExt;
 
@@ -103,6 +104,33 @@ fn memory_in_which_boot_after_boot_ends_is_let_go_and_not_taken_back() {
         2,
         "what came after it is held as ever"
     );
+}
+
+#[test]
+fn an_engine_tells_its_supervisor_that_it_lives() {
+    let sidecar = Sidecar::prepare("memory: {size: 64Mi}\n");
+    let (ours, theirs) = link::pair().unwrap();
+    let mut engine = std::process::Command::new(binary())
+        .args(["engine", "--config"])
+        .arg(sidecar.config())
+        .stdin(theirs)
+        .spawn()
+        .unwrap();
+    let boot = Boot {
+        claim: Claim::Held(sidecar.socket()),
+        ..Boot::default()
+    };
+    link::send(&ours, &boot, &[]).unwrap();
+    sidecar.wait_socket();
+    let mut alive = 0;
+    wait_for("signs of life of an engine that serves", || {
+        while let Ok(Some((message, _))) = link::receive::<FromEngine>(&ours, false) {
+            alive += u32::from(message == FromEngine::Alive);
+        }
+        (alive >= 3).then_some(())
+    });
+    engine.kill().unwrap();
+    engine.wait().unwrap();
 }
 
 #[test]
