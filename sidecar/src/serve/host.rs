@@ -142,15 +142,12 @@ impl Host for Machine {
         self.lock.draw_region().map_err(host_error)
     }
 
-    fn lock_held(&mut self, number: u32) -> bool {
-        self.lock.is_held(number).unwrap_or(true)
+    fn lock_held(&mut self, number: u32) -> Result<bool, HostError> {
+        self.lock.is_held(number).map_err(host_error)
     }
 
-    fn locks_held(&mut self) -> Vec<u32> {
-        self.lock.held().unwrap_or_else(|e| {
-            tracing::error!(error = %e, "locks of earlier boots cannot be asked");
-            Vec::new()
-        })
+    fn locks_held(&mut self) -> Result<Vec<u32>, HostError> {
+        self.lock.held().map_err(host_error)
     }
 
     fn create(&mut self, geometry: Geometry) -> Result<MappedTable, HostError> {

@@ -4,7 +4,7 @@ use super::counters::Counters;
 use super::events::Poll;
 use super::peers::{Conn, Peers};
 use super::register::Instance;
-use super::seam::{ConnId, FdFacts, FdKind, Host, Input, Now, Output, ProcessId, Start};
+use super::seam::{ConnId, FdFacts, FdKind, Host, HostError, Input, Now, Output, ProcessId, Start};
 use crate::engine::config::Config;
 use crate::engine::mistake::{Mistake, made};
 use crate::engine::{Action, Engine};
@@ -29,8 +29,10 @@ pub struct Core<H: Host> {
     /// Why there is no memory tier, by name; and for people.
     pub(super) no_arena: (&'static str, String),
     pub(super) retry_arena_ms: u64,
-    /// Locks of an earlier boot whose holders may still map an arena that is not back.
-    pub(super) earlier_locks: BTreeSet<u32>,
+    /// Locks of an earlier boot whose holders may still map an arena that is not back. None: the lock file did not say yet.
+    pub(super) earlier_locks: Option<BTreeSet<u32>>,
+    /// The last question to the lock file failed.
+    lock_file_failed: bool,
     pub(super) boot: u64,
     pub(super) version: String,
     pub(super) started: Now,
@@ -98,7 +100,8 @@ impl<H: Host> Core<H> {
             engine: None,
             no_arena: ("Starting", String::new()),
             retry_arena_ms: 0,
-            earlier_locks: BTreeSet::new(),
+            earlier_locks: None,
+            lock_file_failed: false,
             boot: start.boot,
             version: start.version,
             started: now,
@@ -115,10 +118,7 @@ impl<H: Host> Core<H> {
             Some(table) => {
                 core.engine = Some(Engine::new(now, table, core.config.clone(), core.cold))
             }
-            None => {
-                core.earlier_locks = core.host.locks_held().into_iter().collect();
-                core.make_arena(now, out);
-            }
+            None => core.make_arena(now, out),
         }
         core.act(now, out);
         core
@@ -401,7 +401,7 @@ impl<H: Host> Core<H> {
         }
         self.counters.event("ProcessDied");
         if let Some(lock) = process.lock {
-            self.earlier_locks.remove(&lock);
+            self.maps_nothing(lock);
             let quarantine_ms = self.quarantine_ms(process.gpu);
             if let Some(engine) = &mut self.engine {
                 engine.owner_died(now, lock, quarantine_ms);
@@ -443,14 +443,47 @@ impl<H: Host> Core<H> {
         let held = self.peers.processes.values().filter_map(|p| p.lock);
         let locks: BTreeSet<u32> = held.chain(owners).collect();
         for lock in locks {
-            if !self.host.lock_held(lock) {
+            if self.lock_held(lock, out) == Some(false) {
                 self.lock_gone(now, lock);
             }
         }
         if self.engine.is_none() {
-            let host = &mut self.host;
-            self.earlier_locks.retain(|lock| host.lock_held(*lock));
+            for lock in self.earlier_locks.clone().unwrap_or_default() {
+                if self.lock_held(lock, out) == Some(false) {
+                    self.maps_nothing(lock);
+                }
+            }
             self.make_arena(now, out);
+        }
+    }
+
+    /// F_GETLK. None: the lock file could not be asked, and whoever should hold the lock must be taken to live.
+    pub(super) fn lock_held(&mut self, lock: u32, out: &mut Vec<Output>) -> Option<bool> {
+        let answer = self.host.lock_held(lock);
+        self.lock_answer(answer, out)
+    }
+
+    /// Counts an answer of the lock file that failed, and logs the first one of a row.
+    pub(super) fn lock_answer<T>(
+        &mut self,
+        answer: Result<T, HostError>,
+        out: &mut Vec<Output>,
+    ) -> Option<T> {
+        let failed = answer.is_err();
+        let first = failed && !self.lock_file_failed;
+        self.lock_file_failed = failed;
+        match answer {
+            Ok(value) => Some(value),
+            Err(e) => {
+                self.counters.event("LockFileFailed");
+                if first {
+                    out.push(Output::Log {
+                        event: "LockFileFailed",
+                        detail: e.to_string(),
+                    });
+                }
+                None
+            }
         }
     }
 

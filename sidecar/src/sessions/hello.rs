@@ -287,7 +287,7 @@ impl<H: Host> Core<H> {
             ));
         }
         match hello.lock {
-            Some(lock) => self.confirm_lock(process, lock)?,
+            Some(lock) => self.confirm_lock(process, lock, out)?,
             None if made(Mistake::LockFirst) => {}
             None => {
                 if let Some(p) = self.peers.processes.get_mut(&process) {

@@ -6,6 +6,7 @@ use crate::engine::Engine;
 use crate::engine::mistake::{Mistake, made};
 use crate::engine::table::{Geometry, Table};
 use kvcachepool_protocol::message::{ErrorCode, Hello, Memory};
+use std::collections::BTreeSet;
 
 /// Making an arena failed: tried again after this.
 const ARENA_RETRY_MS: u64 = 60_000;
@@ -45,8 +46,20 @@ impl<H: Host> Core<H> {
         if self.engine.is_some() || now.mono_ms < self.retry_arena_ms {
             return;
         }
-        if !self.earlier_locks.is_empty() && !made(Mistake::Populate) {
-            let count = self.earlier_locks.len();
+        if self.earlier_locks.is_none() {
+            let held = self.host.locks_held();
+            let held = self.lock_answer(held, out);
+            self.earlier_locks = held.map(|held| held.into_iter().collect());
+        }
+        let Some(earlier) = &self.earlier_locks else {
+            self.no_arena = (
+                "LockFileFailed",
+                "the lock file cannot be asked which processes still map the memory of an earlier boot; the folder of the socket must be readable and writable".into(),
+            );
+            return;
+        };
+        if !earlier.is_empty() && !made(Mistake::Populate) {
+            let count = earlier.len();
             self.no_arena = (
                 "ArenaHeldByEarlierBoot",
                 format!(
@@ -82,11 +95,35 @@ impl<H: Host> Core<H> {
         }
     }
 
+    /// The holder of this lock is dead, or maps no memory of an earlier boot: a new arena need not wait for it any more.
+    pub(super) fn maps_nothing(&mut self, lock: u32) {
+        if let Some(earlier) = &mut self.earlier_locks {
+            earlier.remove(&lock);
+        }
+    }
+
     /// Confirms the lock that a HELLO names.
-    pub(super) fn confirm_lock(&mut self, process: ProcessId, lock: u32) -> Result<(), Refusal> {
+    pub(super) fn confirm_lock(
+        &mut self,
+        process: ProcessId,
+        lock: u32,
+        out: &mut Vec<Output>,
+    ) -> Result<(), Refusal> {
         let holder = self.peers.holder(lock);
         let of_another = holder.is_some_and(|h| h != process);
-        if lock == 0 || of_another || !self.host.lock_held(lock) {
+        let held = if lock == 0 || of_another {
+            Some(false)
+        } else {
+            self.lock_held(lock, out)
+        };
+        let Some(held) = held else {
+            // not "take a new lock": the process may hold this one, and what it was granted hangs on it
+            return Err(Refusal::later(
+                ErrorCode::NoArena,
+                "the lock file cannot be asked now",
+            ));
+        };
+        if !held {
             return Err(Refusal::new(
                 ErrorCode::LockNotHeld,
                 format!(
@@ -112,9 +149,8 @@ impl<H: Host> Core<H> {
         let verdict = match (hello.region, self.region()) {
             (None, Some(_)) => Verdict::plain(Memory::Sent),
             (None, None) => {
-                // it maps nothing: a new arena need not wait for it any more
                 if let Some(lock) = hello.lock {
-                    self.earlier_locks.remove(&lock);
+                    self.maps_nothing(lock);
                 }
                 self.make_arena(now, out);
                 match self.region() {
@@ -180,7 +216,7 @@ impl<H: Host> Core<H> {
                 });
                 self.engine = Some(Engine::new(now, table, self.config.clone(), self.cold));
                 self.host.keep();
-                self.earlier_locks.clear();
+                self.earlier_locks = Some(BTreeSet::new());
                 self.counters.event("ArenaAdopted");
                 if made(Mistake::OneBack)
                     && let Some(engine) = &mut self.engine

@@ -198,10 +198,10 @@ pub trait Host {
     fn next_lock(&mut self) -> Result<u32, HostError>;
     /// The next region number; the counter in the lock file is raised before this returns.
     fn next_region(&mut self) -> Result<u64, HostError>;
-    /// F_GETLK: some process holds the byte of lock `number`. An error counts as held.
-    fn lock_held(&mut self, number: u32) -> bool;
+    /// F_GETLK: some process holds the byte of lock `number`.
+    fn lock_held(&mut self, number: u32) -> Result<bool, HostError>;
     /// F_GETLK over the whole range: numbers that are held now. At a start these are processes that an earlier boot served.
-    fn locks_held(&mut self) -> Vec<u32>;
+    fn locks_held(&mut self) -> Result<Vec<u32>, HostError>;
     /// Makes a new arena and slot table (sealed memfds, mapped; the table holds `geometry.header()` and zeros), hands both to
     /// the supervisor, and begins to populate the arena in the background ([`Input::Populated`]).
     fn create(&mut self, geometry: Geometry) -> Result<Self::Table, HostError>;

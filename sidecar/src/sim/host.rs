@@ -28,16 +28,16 @@ impl Host for SimHost {
         Ok(m.next_region - 1)
     }
 
-    fn lock_held(&mut self, number: u32) -> bool {
+    fn lock_held(&mut self, number: u32) -> Result<bool, HostError> {
         let m = self.memory.borrow();
-        m.flock || m.held.iter().any(|(n, _)| *n == number)
+        Ok(m.flock || m.held.iter().any(|(n, _)| *n == number))
     }
 
-    fn locks_held(&mut self) -> Vec<u32> {
+    fn locks_held(&mut self) -> Result<Vec<u32>, HostError> {
         let m = self.memory.borrow();
         let mut list: Vec<u32> = m.held.iter().map(|(n, _)| *n).collect();
         list.sort_unstable();
-        list
+        Ok(list)
     }
 
     fn create(&mut self, geometry: Geometry) -> Result<SimTable, HostError> {

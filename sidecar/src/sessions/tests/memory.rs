@@ -3,7 +3,7 @@
 use super::peer::*;
 use crate::engine::memory_table::MemoryTable;
 use crate::engine::table::{FREE, GRANTED, Table};
-use crate::sessions::ConnId;
+use crate::sessions::{ConnId, Output};
 use kvcachepool_protocol::frame::Op;
 use kvcachepool_protocol::message::*;
 use kvcachepool_protocol::refs::{SectionRef, pack};
@@ -271,4 +271,73 @@ fn records_and_rows_that_no_engine_wrote_are_not_believed() {
         assert_eq!(w.states(scheduler, "r", &[1]), [CHUNK_ABSENT]);
         w.store(scheduler, worker, &[chunk(1)]);
     }
+}
+
+#[test]
+fn no_new_arena_while_the_lock_file_cannot_say_who_maps_an_earlier_one() {
+    let (pod, _, _) = left_behind();
+    let mut w = World::of(
+        Pod {
+            lock_file_fails: true,
+            ..pod
+        },
+        None,
+    );
+    let logged = |w: &World| {
+        let failed = |o: &&Output| {
+            matches!(
+                o,
+                Output::Log {
+                    event: "LockFileFailed",
+                    ..
+                }
+            )
+        };
+        w.out.iter().filter(failed).count()
+    };
+    assert_eq!(w.core.status(w.now).reasons[0].code, "LockFileFailed");
+    w.pass(1_000);
+    w.pass(1_000);
+    assert!(w.core.engine().is_none());
+    assert_eq!(logged(&w), 1, "once, not every second");
+    assert_eq!(w.session_events("LockFileFailed"), 3);
+    w.core.host_mut().lock_file_fails = false;
+    w.pass(1_000);
+    assert_eq!(
+        w.core.status(w.now).reasons[0].code,
+        "ArenaHeldByEarlierBoot"
+    );
+    w.core.host_mut().locked.clear();
+    w.pass(1_000);
+    assert_eq!(w.core.engine().unwrap().geometry().region, 2);
+}
+
+#[test]
+fn a_lock_that_cannot_be_asked_for_counts_as_held_and_confirms_nobody() {
+    let mut w = World::new();
+    let (scheduler, _) = w.instance();
+    let (_, granted) = w.grant(scheduler, &[chunk(1)]);
+    let slot = kvcachepool_protocol::refs::unpack(&granted.refs).unwrap()[0]
+        .slot
+        .get();
+    w.core.host_mut().lock_file_fails = true;
+    w.core.host_mut().locked.clear();
+    w.pass(1_000);
+    w.pass(60_000);
+    assert_eq!(
+        w.core.engine().unwrap().table().row(slot).state,
+        GRANTED,
+        "its writer may live"
+    );
+    let conn = w.connect();
+    let named = Hello {
+        lock: Some(1),
+        ..hello(Role::Worker, 1, 9)
+    };
+    let tag = w.say(conn, Op::Hello, &named, &[pidfd()]);
+    assert_eq!(w.error(tag), (ErrorCode::NoArena, true));
+    w.core.host_mut().lock_file_fails = false;
+    w.pass(1_000);
+    w.pass(30_000);
+    assert_eq!(w.core.engine().unwrap().table().row(slot).state, FREE);
 }

@@ -21,6 +21,16 @@ pub struct Pod {
     /// Tables that connectors may hand back, by the number of the arena's descriptor.
     pub kept: BTreeMap<u64, MemoryTable>,
     pub arenas_fail: bool,
+    pub lock_file_fails: bool,
+}
+
+impl Pod {
+    fn readable_locks(&self) -> Result<&BTreeSet<u32>, HostError> {
+        if self.lock_file_fails {
+            return Err(HostError("no lock file".into()));
+        }
+        Ok(&self.locked)
+    }
 }
 
 impl Host for Pod {
@@ -33,11 +43,12 @@ impl Host for Pod {
         self.next_region += 1;
         Ok(self.next_region)
     }
-    fn lock_held(&mut self, number: u32) -> bool {
-        self.locked.contains(&number)
+    fn lock_held(&mut self, number: u32) -> Result<bool, HostError> {
+        self.readable_locks().map(|held| held.contains(&number))
     }
-    fn locks_held(&mut self) -> Vec<u32> {
-        self.locked.iter().copied().collect()
+    fn locks_held(&mut self) -> Result<Vec<u32>, HostError> {
+        self.readable_locks()
+            .map(|held| held.iter().copied().collect())
     }
     fn create(&mut self, geometry: Geometry) -> Result<MemoryTable, HostError> {
         if self.arenas_fail {
@@ -417,6 +428,17 @@ impl World {
     pub fn states(&mut self, scheduler: ConnId, request: &str, chunks: &[u8]) -> Vec<u8> {
         let reply: ProbeReply = self.ask(scheduler, Op::Probe, &probe(request, chunks));
         reply.states
+    }
+
+    /// How often sessions saw an event of this name.
+    pub fn session_events(&self, name: &str) -> u64 {
+        let mut seen = 0.0;
+        self.core.metrics(&mut |metric, labels, value| {
+            if metric == "session_events_total" && labels == [name] {
+                seen = value;
+            }
+        });
+        seen as u64
     }
 
     pub fn pass(&mut self, ms: u64) {
