@@ -1,6 +1,7 @@
 //! Everything that is kept twice, compared: for tests and the simulation. Each line is one invariant by name.
 
-use super::entry::NONE;
+use super::entry::{Class, Entry, NONE};
+use super::mirror::SlotCounts;
 use super::table::{COMMITTED, FREE, GRANTED, PUBLISHED, ROW_BYTES, Table};
 use super::{Engine, Handle};
 use std::collections::BTreeMap;
@@ -8,7 +9,31 @@ use std::collections::BTreeMap;
 impl<T: Table> Engine<T> {
     /// The first invariant that does not hold, by name and with numbers.
     pub fn audit(&self) -> Result<(), String> {
+        self.audit_shared()?;
+        self.audit_own()
+    }
+
+    /// Connectors see what this process goes by.
+    fn audit_shared(&self) -> Result<(), String> {
+        let populated = self.table.shared.populated_rows();
+        say(
+            populated == self.table.populated_rows(),
+            "PopulatedIsShared",
+            || format!("{populated} of {}", self.table.populated_rows()),
+        )?;
+        for number in 0..self.geometry.rows {
+            let (own, shared) = (self.table.row(number), self.table.shared.row(number));
+            say(own == shared, "RowsAreShared", || {
+                format!("row {number}: {own:?}, shared {shared:?}")
+            })?;
+        }
+        Ok(())
+    }
+
+    /// All but what other processes can write to.
+    pub(crate) fn audit_own(&self) -> Result<(), String> {
         self.audit_rows()?;
+        self.audit_usage()?;
         self.audit_grants()?;
         self.audit_entries()?;
         self.audit_orphans()?;
@@ -71,6 +96,32 @@ impl<T: Table> Engine<T> {
         say(granted == self.granted_bytes, "GrantedBytes", || {
             format!("{granted} granted, {} counted", self.granted_bytes)
         })
+    }
+
+    /// What is counted as it changes is what a count of everything finds.
+    fn audit_usage(&self) -> Result<(), String> {
+        let mut slots = SlotCounts::default();
+        for number in 0..self.geometry.rows {
+            slots.add(self.table.row(number).state);
+        }
+        say(slots == self.table.counts(), "SlotsAreCounted", || {
+            format!("{:?} counted, {slots:?} there", self.table.counts())
+        })?;
+        let mut census = [0; Class::COUNT];
+        for class in self.entries.iter().filter_map(Entry::class_now) {
+            census[class as usize] += 1;
+        }
+        say(census == self.census, "ChunksAreCounted", || {
+            format!("{:?} counted, {census:?} there", self.census)
+        })?;
+        for (owner, o) in &self.owners {
+            let size = |row: &u32| u64::from(self.table.row(*row).slot_rows) * ROW_BYTES;
+            let bytes: u64 = o.rows.iter().map(size).sum();
+            say(bytes == o.bytes, "OwnedBytesAreCounted", || {
+                format!("{} counted of {owner}, {bytes} there", o.bytes)
+            })?;
+        }
+        Ok(())
     }
 
     fn audit_grants(&self) -> Result<(), String> {

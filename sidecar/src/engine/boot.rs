@@ -30,7 +30,13 @@ impl<T: Table> Engine<T> {
                 .claim(row_number, if whole { row.slot_rows } else { 0 });
             in_use.push(row_number);
             self.take_over_row(row_number, &row, sound, &mut grants);
-            row_number += if sound { row.slot_rows } else { 1 };
+            let end = row_number + if sound { row.slot_rows } else { 1 };
+            for inner in row_number + 1..end {
+                if self.table.row(inner).state != FREE {
+                    self.table.set_state(inner, FREE);
+                }
+            }
+            row_number = end;
         }
         self.alloc.settle(|row| in_use.binary_search(&row).is_ok());
         // slots that were not worth keeping become free only now that the allocator knows its segments
@@ -75,12 +81,7 @@ impl<T: Table> Engine<T> {
         };
         match row.state {
             GRANTED => {
-                self.owners
-                    .entry(row.owner)
-                    .or_default()
-                    .rows
-                    .insert(row_number);
-                self.granted_bytes += u64::from(row.slot_rows) * ROW_BYTES;
+                self.hold(row.owner, row_number, row.slot_rows);
                 // whether the record is this row's or not: its number is not used anew while a row names it
                 if let Some(named) = self.entries.get_mut(row.chunk as usize) {
                     named.rows += 1;
@@ -199,7 +200,7 @@ impl<T: Table> Engine<T> {
             }
             let parent = Name {
                 layout: self.entries[entry as usize].name.layout,
-                key: ChunkKey(self.table.chunk(entry).parent),
+                key: self.entries[entry as usize].parent_key,
             };
             if parent.key != ChunkKey::default() {
                 match self.find(&parent) {
@@ -224,6 +225,7 @@ impl<T: Table> Engine<T> {
                     self.free_row(row, Why::Ended);
                 }
             }
+            self.recount(entry);
             let e = &self.entries[entry as usize];
             if e.have == 0 && e.open.is_none() {
                 self.remove(entry, Why::Ended);
@@ -248,4 +250,5 @@ fn fill(e: &mut Entry, record: &ChunkRecord) {
     e.tokens = record.tokens;
     e.needed = u128::from(record.needed[0]) | u128::from(record.needed[1]) << 64;
     e.expires_unix_s = record.expires_unix_s;
+    e.parent_key = ChunkKey(record.parent);
 }

@@ -130,6 +130,7 @@ impl<T: Table> Engine<T> {
         if digest == Some(row.digest) || made(Mistake::IgnoreMismatch) {
             if e.checking == 0 {
                 e.checked_ms = Some(now.mono_ms);
+                self.recount(entry);
                 self.wake_waiters(entry);
             }
             return;

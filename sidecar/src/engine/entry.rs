@@ -15,6 +15,22 @@ pub(crate) struct Handle {
     pub epoch: u32,
 }
 
+/// How a chunk that is found by its name counts in [`super::Usage`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Class {
+    /// Lacks sections.
+    Incomplete,
+    /// Readable once its bytes are checked.
+    Unchecked,
+    /// Readable.
+    Checked,
+}
+
+impl Class {
+    /// How many there are.
+    pub const COUNT: usize = Self::Checked as usize + 1;
+}
+
 /// One chunk. `have` and `needed` are maps of sections.
 #[derive(Debug, Clone)]
 pub(crate) struct Entry {
@@ -40,6 +56,8 @@ pub(crate) struct Entry {
     pub weight: u64,
     /// The grant that is filling it.
     pub open: Option<u64>,
+    /// Key of the chunk before it; zeros for the first one.
+    pub parent_key: ChunkKey,
     pub parent: u32,
     pub first_child: u32,
     pub sibling_after: u32,
@@ -58,6 +76,8 @@ pub(crate) struct Entry {
     /// Sections whose check is under way.
     pub checking: u32,
     pub expires_unix_s: u64,
+    /// As it is counted; [`Engine::recount`] brings it up to date.
+    pub class: Option<Class>,
 }
 
 impl Entry {
@@ -79,6 +99,7 @@ impl Entry {
             bytes: 0,
             weight: 0,
             open: None,
+            parent_key: ChunkKey::default(),
             parent: NONE,
             first_child: NONE,
             sibling_after: NONE,
@@ -92,7 +113,18 @@ impl Entry {
             checked_ms: None,
             checking: 0,
             expires_unix_s: 0,
+            class: None,
         }
+    }
+
+    /// As it has to be counted; none = it is not listed.
+    pub fn class_now(&self) -> Option<Class> {
+        self.listed
+            .then(|| match (self.complete(), self.checked_ms) {
+                (false, _) => Class::Incomplete,
+                (true, None) => Class::Unchecked,
+                (true, Some(_)) => Class::Checked,
+            })
     }
 
     /// All sections that it needs are PUBLISHED.
@@ -134,6 +166,20 @@ impl<T: Table> Engine<T> {
             .filter(|e| e.live && e.epoch == handle.epoch)
     }
 
+    /// Counts an entry anew after a change of what [`Entry::class_now`] looks at.
+    pub(crate) fn recount(&mut self, entry: u32) {
+        let Some(e) = self.entries.get_mut(entry as usize) else {
+            return;
+        };
+        let now = e.class_now();
+        if let Some(before) = std::mem::replace(&mut e.class, now) {
+            self.census[before as usize] -= 1;
+        }
+        if let Some(now) = now {
+            self.census[now as usize] += 1;
+        }
+    }
+
     pub(crate) fn find(&self, name: &Name) -> Option<u32> {
         self.index.get(name).copied()
     }
@@ -165,6 +211,7 @@ impl<T: Table> Engine<T> {
             e.name = name;
             e.listed = true;
         }
+        self.recount(entry);
         if let Some(parent) = parent {
             self.link(entry, parent);
         }
@@ -226,13 +273,15 @@ impl<T: Table> Engine<T> {
         }
     }
 
-    /// The entry does not wait for its parent any more. Its record must still be whole.
+    /// The entry does not wait for its parent any more.
     fn forget_orphan(&mut self, child: u32) {
-        let Some(layout) = self.entries.get(child as usize).map(|c| c.name.layout) else {
+        let Some(c) = self.entries.get(child as usize) else {
             return;
         };
-        let key = ChunkKey(self.table.chunk(child).parent);
-        let parent = Name { layout, key };
+        let parent = Name {
+            layout: c.name.layout,
+            key: c.parent_key,
+        };
         if let Some(list) = self.orphans.get_mut(&parent) {
             list.retain(|o| o.entry != child);
             if list.is_empty() {
@@ -252,6 +301,7 @@ impl<T: Table> Engine<T> {
         };
         e.listed = false;
         let (name, complete) = (e.name, e.complete());
+        self.recount(entry);
         self.index.remove(&name);
         if complete {
             self.tell_removed(entry);
@@ -289,6 +339,7 @@ impl<T: Table> Engine<T> {
         let slots = std::mem::take(&mut e.slots);
         let (known, open) = (std::mem::take(&mut e.known), e.open.take());
         e.listed = false;
+        self.recount(entry);
         if listed {
             self.index.remove(&name);
             if complete {

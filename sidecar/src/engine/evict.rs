@@ -117,7 +117,8 @@ impl<T: Table> Engine<T> {
     /// A tail over the first tokens of a full chunk, that may go.
     pub(crate) fn tail_over(&self, entry: u32) -> Option<u32> {
         let record = self.table.chunk(entry);
-        let layout = self.entries.get(entry as usize)?.name.layout;
+        let e = self.entries.get(entry as usize)?;
+        let (layout, first_token) = (e.name.layout, e.first_token);
         let hashes = record
             .block_hashes
             .get(..record.block_hash_count as usize)?;
@@ -130,7 +131,7 @@ impl<T: Table> Engine<T> {
                 &EngineHash(*hash),
             );
             let tail = self.find(&Name { layout, key })?;
-            let same_place = self.entries.get(tail as usize)?.first_token == record.first_token;
+            let same_place = self.entries.get(tail as usize)?.first_token == first_token;
             (tail != entry && same_place && self.evictable(tail)).then_some(tail)
         })
     }

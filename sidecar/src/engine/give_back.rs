@@ -56,7 +56,7 @@ impl<T: Table> Engine<T> {
         self.not_granted_any_more(row_number, row);
         self.committed_bytes += u64::from(row.slot_rows) * ROW_BYTES;
         if let Some(e) = self.get_mut(chunk) {
-            // a process may scribble on the table it once mapped; that must not end this one
+            // what an earlier boot left may name any section
             let at = (row.section as usize).min(127);
             if e.slots.len() <= at {
                 e.slots.resize(at + 1, NONE);
@@ -82,6 +82,7 @@ impl<T: Table> Engine<T> {
                 e.checked_ms = Some(now.mono_ms);
             }
             e.have |= 1 << row.section.min(127);
+            self.recount(row.chunk);
             if made(Mistake::HalfChunk) {
                 let handle = self.handle(row.chunk);
                 self.filled(handle, 0);
@@ -98,6 +99,7 @@ impl<T: Table> Engine<T> {
         }
         e.needed = sections;
         let complete = e.complete();
+        self.recount(entry);
         self.table
             .set_needed(entry, [sections as u64, (sections >> 64) as u64]);
         if complete {
@@ -122,6 +124,7 @@ impl<T: Table> Engine<T> {
             e.needed = e.have;
         }
         let (after, news) = (e.needed, e.complete() && !e.known);
+        self.recount(handle.entry);
         if after != before {
             self.table
                 .set_needed(handle.entry, [after as u64, (after >> 64) as u64]);
@@ -331,14 +334,7 @@ impl<T: Table> Engine<T> {
 
     /// Bytes granted to a lock's holder and not committed.
     pub fn granted_to(&self, owner: u32) -> u64 {
-        let rows = self
-            .owners
-            .get(&owner)
-            .map(|o| o.rows.iter())
-            .into_iter()
-            .flatten();
-        rows.map(|row| u64::from(self.table.row(*row).slot_rows) * ROW_BYTES)
-            .sum()
+        self.owners.get(&owner).map_or(0, |o| o.bytes)
     }
 
     /// A row is not the grant's any more; the last one ends the grant.
@@ -360,11 +356,12 @@ impl<T: Table> Engine<T> {
     }
 
     fn not_granted_any_more(&mut self, row_number: u32, row: &Row) {
-        self.granted_bytes = self
-            .granted_bytes
-            .saturating_sub(u64::from(row.slot_rows) * ROW_BYTES);
-        if let Some(o) = self.owners.get_mut(&row.owner) {
-            o.rows.remove(&row_number);
+        let bytes = u64::from(row.slot_rows) * ROW_BYTES;
+        self.granted_bytes = self.granted_bytes.saturating_sub(bytes);
+        if let Some(o) = self.owners.get_mut(&row.owner)
+            && o.rows.remove(&row_number)
+        {
+            o.bytes = o.bytes.saturating_sub(bytes);
             if o.rows.is_empty() && o.free_at_ms.is_none() {
                 self.owners.remove(&row.owner);
             }

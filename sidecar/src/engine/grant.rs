@@ -33,6 +33,8 @@ pub(crate) struct Grant {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Owner {
     pub rows: BTreeSet<u32>,
+    /// Bytes of these slots.
+    pub bytes: u64,
     /// It is dead; its rows come back then.
     pub free_at_ms: Option<u64>,
 }
@@ -227,6 +229,7 @@ impl<T: Table> Engine<T> {
             e.tokens = wish.tokens;
             e.needed = wish.sections;
             e.expires_unix_s = context.expires_unix_s;
+            e.parent_key = wish.parent.unwrap_or_default();
             if context.expires_unix_s != 0 {
                 self.expires_at(entry, context.expires_unix_s);
             }
@@ -251,8 +254,7 @@ impl<T: Table> Engine<T> {
             };
             self.write_grant(*row, &fields);
             self.by_row.insert(*row, id);
-            self.owners.entry(owner).or_default().rows.insert(*row);
-            self.granted_bytes += u64::from(*size) * ROW_BYTES;
+            self.hold(owner, *row, *size);
             section_rows.push((*section, *row, length));
         }
         for section in 0..context.plan.sections() {
@@ -313,6 +315,15 @@ impl<T: Table> Engine<T> {
             }
         }
         Some(rows)
+    }
+
+    /// A row is granted to an owner.
+    pub(crate) fn hold(&mut self, owner: u32, row: u32, slot_rows: u32) {
+        let bytes = u64::from(slot_rows) * ROW_BYTES;
+        let o = self.owners.entry(owner).or_default();
+        o.rows.insert(row);
+        o.bytes += bytes;
+        self.granted_bytes += bytes;
     }
 
     /// The order of these writes is the protocol: see `protocol::table`.

@@ -17,6 +17,7 @@ mod grant;
 mod index;
 #[cfg(any(test, feature = "simulation"))]
 pub mod memory_table;
+mod mirror;
 pub mod mistake;
 mod policy;
 mod probe;
@@ -35,10 +36,11 @@ pub use ring::Ring;
 use allocator::Allocator;
 use check::Check;
 use config::Config;
-use entry::{Entry, Handle};
+use entry::{Class, Entry, Handle};
 use grant::{Grant, Owner};
 use index::{FastMap, Name};
 use kvcachepool_protocol::key::LayoutId;
+use mirror::Mirror;
 use policy::Policy;
 use probe::Leases;
 use std::cmp::Reverse;
@@ -113,10 +115,12 @@ pub struct Stats {
 /// Index, slots, leases and order of eviction over one arena.
 #[derive(Debug)]
 pub struct Engine<T> {
-    table: T,
+    table: Mirror<T>,
     geometry: Geometry,
     config: Config,
     entries: Vec<Entry>,
+    /// Entries by [`Class`].
+    census: [u64; Class::COUNT],
     vacant: Vec<u32>,
     index: FastMap<Name, u32>,
     layouts: Vec<LayoutId>,
@@ -155,6 +159,7 @@ impl<T: Table> Engine<T> {
         let mut engine = Self {
             geometry,
             entries: Vec::new(),
+            census: [0; Class::COUNT],
             vacant: Vec::new(),
             index: FastMap::default(),
             layouts: Vec::new(),
@@ -179,7 +184,7 @@ impl<T: Table> Engine<T> {
             ring: Ring::new(config.limits.events_max),
             stats: Stats::default(),
             actions: Vec::new(),
-            table,
+            table: Mirror::new(table),
             config,
         };
         engine.take_over(now, cold);
@@ -191,9 +196,14 @@ impl<T: Table> Engine<T> {
         self.geometry
     }
 
-    /// The slot table, for status and for tests.
+    /// The slot table that connectors map.
     pub fn table(&self) -> &T {
-        &self.table
+        &self.table.shared
+    }
+
+    /// Rows whose pages are present.
+    pub fn populated_rows(&self) -> u32 {
+        self.table.populated_rows()
     }
 
     /// Counters.

@@ -2,6 +2,7 @@
 
 use super::Engine;
 use super::table::Table;
+use kvcachepool_protocol::key::ChunkKey;
 use kvcachepool_protocol::message::{Event, EventsReply};
 use std::collections::VecDeque;
 
@@ -80,21 +81,24 @@ impl<T: Table> Engine<T> {
     }
 
     fn tell(&mut self, entry: u32, kind: &str) {
+        let Some(e) = self.entries.get(entry as usize) else {
+            return;
+        };
         let record = self.table.chunk(entry);
         let hashes = record
             .block_hashes
             .get(..record.block_hash_count as usize)
             .unwrap_or_default();
-        let parent = match record.parent {
-            none if none == [0; 32] => Vec::new(),
-            parent => parent.to_vec(),
+        let parent = match e.parent_key {
+            none if none == ChunkKey::default() => Vec::new(),
+            parent => parent.0.to_vec(),
         };
         self.ring.push(Event {
             kind: kind.into(),
             tier: "memory".into(),
             block_hashes: hashes.concat(),
             parent,
-            tokens: record.tokens,
+            tokens: e.tokens,
             state: String::new(),
         });
     }

@@ -138,8 +138,7 @@ impl<H: Host> Core<H> {
             reason: String::new(),
             region: Some(geometry.region),
             capacity_bytes: geometry.arena_bytes,
-            populated_bytes: u64::from(crate::engine::table::Table::populated_rows(engine.table()))
-                * ROW_BYTES,
+            populated_bytes: u64::from(engine.populated_rows()) * ROW_BYTES,
             used_bytes: usage.used_bytes,
             chunks: usage.chunks,
             incomplete_chunks: usage.incomplete_chunks,
