@@ -1,7 +1,7 @@
 //! The HTTP server, on a thread and runtime of its own: a slow scrape never delays the socket.
 
 use super::token::{Access, check};
-use crate::serve::daemon::Daemon;
+use crate::serve::daemon::{Daemon, serves};
 use crate::sessions::AdminError;
 use axum::extract::{Query, Request, State};
 use axum::http::{StatusCode, header};
@@ -9,7 +9,6 @@ use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router, middleware};
-use kvcachepool_protocol::status::State as Overall;
 use serde::Serialize;
 use std::collections::HashMap;
 use std::net::TcpListener;
@@ -124,25 +123,19 @@ async fn healthz() -> &'static str {
 }
 
 async fn readyz(State(daemon): State<Arc<Daemon>>) -> Response {
-    let status = daemon.status();
-    let reasons: Vec<String> = status
-        .reasons
+    let (state, reasons) = daemon.health();
+    let (status, word) = match serves(state) {
+        true => (StatusCode::OK, "ready".to_owned()),
+        false => (
+            StatusCode::SERVICE_UNAVAILABLE,
+            format!("{state:?}").to_lowercase(),
+        ),
+    };
+    let reasons: String = reasons
         .iter()
         .map(|r| format!("{}: {}\n", r.code, r.message))
         .collect();
-    match status.state {
-        Overall::Ready | Overall::Degraded => {
-            (StatusCode::OK, "ready\n".to_owned() + &reasons.concat()).into_response()
-        }
-        state => {
-            let state = format!("{state:?}").to_lowercase();
-            (
-                StatusCode::SERVICE_UNAVAILABLE,
-                format!("{state}\n{}", reasons.concat()),
-            )
-                .into_response()
-        }
-    }
+    (status, format!("{word}\n{reasons}")).into_response()
 }
 
 async fn metrics(State(daemon): State<Arc<Daemon>>) -> Response {

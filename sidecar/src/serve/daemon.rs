@@ -103,13 +103,14 @@ impl Daemon {
 
     /// Brings the metrics that are kept elsewhere up to date.
     pub fn collect_metrics(&self) {
-        let status = self.status();
+        let (state, reasons) = self.health();
         let metrics = &self.metrics;
         metrics.set("engine_up", &[], 1.0);
-        metrics.set("engine_uptime_seconds", &[], status.uptime_s as f64);
-        metrics.set("ready", &[], f64::from(u8::from(serves(&status))));
+        let uptime_s = self.started.elapsed().as_secs();
+        metrics.set("engine_uptime_seconds", &[], uptime_s as f64);
+        metrics.set("ready", &[], f64::from(u8::from(serves(state))));
         metrics.clear("degraded");
-        for reason in &status.reasons {
+        for reason in &reasons {
             metrics.set("degraded", &[&reason.code], 1.0);
         }
         if let Some(before) = self.unhealthy_boots.get() {
@@ -139,9 +140,34 @@ impl Daemon {
         Ok(found.iter().map(object).collect())
     }
 
+    /// Overall state and why it is not ready.
+    pub fn health(&self) -> (State, Vec<Reason>) {
+        let core = match self.shell.get() {
+            Some(shell) => shell.with_core(|core, _, _| core.health()),
+            None => (State::Off, Vec::new()),
+        };
+        self.health_with(core)
+    }
+
+    /// Adds what this process knows to what the core says.
+    fn health_with(&self, (mut state, mut reasons): (State, Vec<Reason>)) -> (State, Vec<Reason>) {
+        let own = self.reasons.lock();
+        reasons.extend(own.iter().map(|(code, message)| Reason {
+            code: (*code).into(),
+            message: message.clone(),
+        }));
+        if !own.is_empty() && state == State::Ready {
+            state = State::Degraded;
+        }
+        if self.draining.load(Ordering::Relaxed) {
+            state = State::Draining;
+        }
+        (state, reasons)
+    }
+
     /// Does /readyz say yes?
     pub fn is_ready(&self) -> bool {
-        serves(&self.status())
+        serves(self.health().0)
     }
 
     /// The status of everything.
@@ -166,19 +192,7 @@ impl Daemon {
         };
         status.restart_needed = config.restart_needed.iter().map(|k| (*k).into()).collect();
         status.config_error = config.error;
-        let reasons = self.reasons.lock();
-        status
-            .reasons
-            .extend(reasons.iter().map(|(code, message)| Reason {
-                code: (*code).into(),
-                message: message.clone(),
-            }));
-        if !reasons.is_empty() && status.state == State::Ready {
-            status.state = State::Degraded;
-        }
-        if self.draining.load(Ordering::Relaxed) {
-            status.state = State::Draining;
-        }
+        (status.state, status.reasons) = self.health_with((status.state, status.reasons));
         status
     }
 }
@@ -198,8 +212,8 @@ fn object(found: &Found) -> serde_json::Value {
 }
 
 /// Connectors are served, if with less than configured.
-fn serves(status: &Status) -> bool {
-    matches!(status.state, State::Ready | State::Degraded)
+pub fn serves(state: State) -> bool {
+    matches!(state, State::Ready | State::Degraded)
 }
 
 /// A number that no other boot has: it only has to differ.

@@ -88,26 +88,33 @@ impl<H: Host> Core<H> {
         AdminError::NoArena(self.no_arena.0.to_owned())
     }
 
-    /// What this state machine knows of the status; the shell fills in version, configuration and container.
-    pub fn status(&self, now: Now) -> Status {
-        let memory = self.memory_status();
-        let reasons = match memory.state {
-            State::Ready => Vec::new(),
-            _ => vec![Reason {
+    /// Overall state and why it is not ready: what a readiness probe needs of the status.
+    pub fn health(&self) -> (State, Vec<Reason>) {
+        let reasons = match &self.engine {
+            Some(_) => Vec::new(),
+            None => vec![Reason {
                 code: self.no_arena.0.into(),
                 message: self.no_arena.1.clone(),
             }],
         };
+        let state = match (self.draining, &self.engine) {
+            (true, _) => State::Draining,
+            (false, Some(_)) => State::Ready,
+            (false, None) => State::Degraded,
+        };
+        (state, reasons)
+    }
+
+    /// What this state machine knows of the status; the shell fills in version, configuration and container.
+    pub fn status(&self, now: Now) -> Status {
+        let memory = self.memory_status();
+        let (state, reasons) = self.health();
         Status {
             boot: self.boot,
             version: self.version.clone(),
             protocol: kvcachepool_protocol::PROTOCOL_VERSION,
             uptime_s: (now.mono_ms - self.started.mono_ms.min(now.mono_ms)) / 1000,
-            state: match (self.draining, memory.state) {
-                (true, _) => State::Draining,
-                (false, State::Ready) => State::Ready,
-                _ => State::Degraded,
-            },
+            state,
             reasons,
             tiers: vec![Tier {
                 name: "memory".into(),

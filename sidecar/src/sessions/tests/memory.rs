@@ -180,6 +180,7 @@ fn a_failed_arena_is_a_reason_and_is_tried_again() {
         ),
         ("ArenaFailed", "no memory")
     );
+    assert_eq!(w.core.health(), (status.state, status.reasons));
     w.core.host_mut().arenas_fail = false;
     w.pass(60_000);
     assert!(w.core.engine().is_some());
