@@ -1,5 +1,6 @@
 //! The HTTP server, on a thread and runtime of its own: a slow scrape never delays the socket.
 
+use super::listen::{Bounds, serve};
 use super::token::{Access, check};
 use crate::serve::daemon::{Daemon, serves};
 use crate::sessions::AdminError;
@@ -23,12 +24,12 @@ pub fn start(daemon: Arc<Daemon>, listener: TcpListener) -> std::io::Result<()> 
         .name("admin".into())
         .spawn(move || {
             runtime.block_on(async {
-                let served = match tokio::net::TcpListener::from_std(listener) {
-                    Ok(listener) => axum::serve(listener, router(daemon)).await,
-                    Err(e) => Err(e),
-                };
-                if let Err(e) = served {
-                    tracing::error!(error = %e, "admin HTTP ended");
+                let metrics = daemon.metrics.clone();
+                match tokio::net::TcpListener::from_std(listener) {
+                    Ok(listener) => {
+                        serve(listener, router(daemon), Bounds::default(), metrics).await;
+                    }
+                    Err(e) => tracing::error!(error = %e, "no admin HTTP"),
                 }
             });
         })?;

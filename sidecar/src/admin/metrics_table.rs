@@ -92,7 +92,11 @@ pub const SHELL: &[Metric] = &[
         "Connections that the sidecar closed, by name of the reason.",
     ),
     gauge("connections", &[], "Open connections."),
-    counter("accept_failures_total", &[], "accept() calls that failed."),
+    counter(
+        "accept_failures_total",
+        &[],
+        "accept() calls that failed, on the Unix socket or the admin port.",
+    ),
     counter("frames_total", &["op"], "Frames read, by opcode."),
     counter(
         "descriptors_surplus_total",
@@ -138,6 +142,11 @@ pub const SHELL: &[Metric] = &[
         "admin_requests_total",
         &["path", "status"],
         "Admin HTTP requests.",
+    ),
+    counter(
+        "admin_timeouts_total",
+        &[],
+        "Admin HTTP connections that were cut because they took longer than 10 s.",
     ),
 ];
 

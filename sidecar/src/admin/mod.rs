@@ -2,6 +2,7 @@
 //! anything; the ADMIN operations on the socket run the same code.
 
 pub mod http;
+pub mod listen;
 pub mod metrics;
 pub mod metrics_table;
 pub mod socket;

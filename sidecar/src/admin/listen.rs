@@ -1,0 +1,180 @@
+//! The admin port's connections: a bounded number at once, one request each, none for long, none with a large head. Bodies are
+//! not read at all: no path takes one.
+
+use super::metrics::Metrics;
+use axum::Router;
+use hyper::server::conn::http1;
+use hyper_util::rt::TokioIo;
+use hyper_util::service::TowerToHyperService;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
+use tokio::time::{sleep, timeout};
+use tracing::warn;
+
+/// Wait after an accept that failed for want of descriptors or memory.
+const ACCEPT_RETRY: Duration = Duration::from_millis(100);
+
+/// What clients may take.
+#[derive(Debug, Clone, Copy)]
+pub struct Bounds {
+    /// Connections at once; more of them wait in the kernel's backlog.
+    pub connections_max: usize,
+    /// Longest life of a connection, from its accept to the last byte of its answer.
+    pub connection_time_max: Duration,
+    /// Request line and headers together.
+    pub head_bytes_max: usize,
+}
+
+impl Default for Bounds {
+    fn default() -> Self {
+        Self {
+            connections_max: 64,
+            connection_time_max: Duration::from_secs(10),
+            head_bytes_max: 64 << 10,
+        }
+    }
+}
+
+/// Serves for ever.
+pub async fn serve(listener: TcpListener, router: Router, bounds: Bounds, metrics: Arc<Metrics>) {
+    let room = Arc::new(Semaphore::new(bounds.connections_max));
+    let mut http = http1::Builder::new();
+    http.keep_alive(false).max_buf_size(bounds.head_bytes_max);
+    let service = TowerToHyperService::new(router);
+    // A semaphore that nobody closes always gives a place in the end.
+    while let Ok(place) = room.clone().acquire_owned().await {
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(e) => {
+                warn!(error = %e, "accept on the admin port failed");
+                metrics.add("accept_failures_total", &[], 1);
+                sleep(ACCEPT_RETRY).await;
+                continue;
+            }
+        };
+        let connection = http.serve_connection(TokioIo::new(stream), service.clone());
+        let metrics = metrics.clone();
+        tokio::spawn(async move {
+            // A client that breaks off is its own affair.
+            if timeout(bounds.connection_time_max, connection)
+                .await
+                .is_err()
+            {
+                metrics.add("admin_timeouts_total", &[], 1);
+            }
+            drop(place);
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use axum::routing::get;
+    use std::io::{ErrorKind, Read, Write};
+    use std::net::{SocketAddr, TcpStream};
+
+    const DEADLINE: Duration = Duration::from_secs(30);
+
+    /// A server of one path on a thread of its own.
+    fn start(bounds: Bounds) -> (SocketAddr, Arc<Metrics>) {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let address = listener.local_addr().unwrap();
+        let metrics = Arc::new(Metrics::new());
+        let served = metrics.clone();
+        std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .unwrap();
+            runtime.block_on(async {
+                let listener = TcpListener::from_std(listener).unwrap();
+                let router = Router::new().route("/", get(|| async { "here" }));
+                serve(listener, router, bounds, served).await;
+            });
+        });
+        (address, metrics)
+    }
+
+    fn connect(address: SocketAddr, says: &str) -> TcpStream {
+        let mut stream = TcpStream::connect(address).unwrap();
+        stream.set_read_timeout(Some(DEADLINE)).unwrap();
+        stream.write_all(says.as_bytes()).unwrap();
+        stream
+    }
+
+    /// All that comes until the server closes; an RST for what it did not read is an end too.
+    fn rest(mut stream: TcpStream) -> String {
+        let mut said = Vec::new();
+        match stream.read_to_end(&mut said) {
+            Err(e) if e.kind() != ErrorKind::ConnectionReset => panic!("{e}"),
+            _ => String::from_utf8(said).unwrap(),
+        }
+    }
+
+    const GET: &str = "GET / HTTP/1.1\r\nhost: x\r\n\r\n";
+
+    #[test]
+    fn clients_that_say_nothing_or_too_little_are_cut_and_others_are_served() {
+        let (address, metrics) = start(Bounds {
+            connections_max: 2,
+            connection_time_max: Duration::from_millis(200),
+            ..Bounds::default()
+        });
+        let silent = connect(address, "");
+        let slow = connect(address, "GET / HTTP/1.1\r\nhost:");
+        let answer = rest(connect(address, GET));
+        assert!(
+            answer.starts_with("HTTP/1.1 200") && answer.ends_with("here"),
+            "{answer}"
+        );
+        assert_eq!(rest(silent), "");
+        assert_eq!(rest(slow), "");
+        assert!(
+            metrics
+                .text()
+                .contains("kvcachepool_admin_timeouts_total 2")
+        );
+    }
+
+    #[test]
+    fn no_more_connections_are_served_at_once_than_allowed() {
+        let (address, _) = start(Bounds {
+            connections_max: 1,
+            connection_time_max: DEADLINE,
+            ..Bounds::default()
+        });
+        let first = connect(address, "");
+        let mut second = connect(address, GET);
+        second
+            .set_read_timeout(Some(Duration::from_millis(100)))
+            .unwrap();
+        let early = second.read(&mut [0; 1]).unwrap_err();
+        assert_eq!(early.kind(), ErrorKind::WouldBlock);
+        drop(first);
+        second.set_read_timeout(Some(DEADLINE)).unwrap();
+        assert!(rest(second).ends_with("here"));
+    }
+
+    #[test]
+    fn a_connection_ends_with_its_answer_and_a_body_is_not_waited_for() {
+        let (address, _) = start(Bounds::default());
+        assert!(rest(connect(address, GET)).contains("connection: close"));
+        let head = "GET / HTTP/1.1\r\nhost: x\r\ncontent-length: 1073741824\r\n\r\nbegins";
+        assert!(rest(connect(address, head)).ends_with("here"));
+    }
+
+    #[test]
+    fn a_head_over_the_bound_is_refused() {
+        let (address, _) = start(Bounds {
+            head_bytes_max: 8 << 10,
+            ..Bounds::default()
+        });
+        let long = format!("GET / HTTP/1.1\r\nhost: {}", "x".repeat(8 << 10));
+        let answer = rest(connect(address, &long));
+        assert!(answer.starts_with("HTTP/1.1 431"), "{answer}");
+    }
+}
