@@ -5,9 +5,14 @@ use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
+use xxhash_rust::xxh3::Xxh3;
 
-/// A shared, writable mapping. Other processes write to the same pages, so bytes are reached through raw pointers and atomics;
+/// Bytes that are copied out at a time to be hashed: they stay in the L1 cache on the way.
+const HASH_BYTES: usize = 16 << 10;
+
+/// A shared, writable mapping. Other processes write to the same pages, so no reference to them is made: bytes are read as atomics and written
+/// through raw pointers;
 /// whether a range is stable at the moment is a matter of the slot table, not of this type.
 #[derive(Debug)]
 pub struct Mapping {
@@ -75,13 +80,35 @@ impl Mapping {
         Some(unsafe { AtomicU64::from_ptr(p.cast()) })
     }
 
+    /// The byte at `offset`, 0 out of range.
+    fn byte(&self, offset: u64) -> u8 {
+        self.at(offset, 1, 1).map_or(0, |p| {
+            // SAFETY: in range; the mapping lives as long as self; AtomicU8 has no alignment and no invalid values.
+            unsafe { AtomicU8::from_ptr(p) }.load(Relaxed)
+        })
+    }
+
     /// Copies bytes out of the mapping; false and nothing done when out of range.
     pub fn read(&self, offset: u64, into: &mut [u8]) -> bool {
         let Some(p) = self.at(offset, into.len(), 1) else {
             return false;
         };
-        // SAFETY: source range checked, destination is ours and cannot overlap a mapping that nobody holds as a slice.
-        unsafe { std::ptr::copy_nonoverlapping(p, into.as_mut_ptr(), into.len()) };
+        let (head, rest) = into.split_at_mut(p.align_offset(8).min(into.len()));
+        let (words, tail) = rest.as_chunks_mut::<8>();
+        let at_words = head.len();
+        let at_tail = at_words + words.len() * 8;
+        for (i, byte) in head.iter_mut().enumerate() {
+            *byte = self.byte(offset + i as u64);
+        }
+        for (i, word) in words.iter_mut().enumerate() {
+            // SAFETY: the range was checked by `at`, and this offset is aligned for u64. No reference to the bytes exists here
+            // that is not atomic; what another process writes meanwhile gives a mix of old and new words.
+            let shared = unsafe { AtomicU64::from_ptr(p.add(at_words + i * 8).cast()) };
+            *word = shared.load(Relaxed).to_ne_bytes();
+        }
+        for (i, byte) in tail.iter_mut().enumerate() {
+            *byte = self.byte(offset + (at_tail + i) as u64);
+        }
         true
     }
 
@@ -98,13 +125,18 @@ impl Mapping {
     /// xxh3-128 (little-endian) of `length` bytes at `offset`, `None` out of range. A writer beside it changes the result, nothing else:
     /// the caller counts it only if the slot still has the state and generation that it began with.
     pub fn xxh3_128(&self, offset: u64, length: u64) -> Option<[u8; 16]> {
-        let length = usize::try_from(length).ok()?;
-        let p = self.at(offset, length, 1)?;
-        // SAFETY: the range is mapped and readable for the life of self. Another process may write to it while it is hashed; the
-        // hash only loads bytes and indexes nothing by them, so the outcome is a wrong digest, which the caller's check of
-        // state and generation discards.
-        let bytes = unsafe { std::slice::from_raw_parts(p, length) };
-        Some(xxhash_rust::xxh3::xxh3_128(bytes).to_le_bytes())
+        let end = offset
+            .checked_add(length)
+            .filter(|end| *end <= self.length())?;
+        let (mut hash, mut copy, mut at) = (Xxh3::new(), [0; HASH_BYTES], offset);
+        while at < end {
+            let bytes = (end - at).min(HASH_BYTES as u64);
+            let part = copy.get_mut(..bytes as usize)?;
+            self.read(at, part);
+            hash.update(part);
+            at += bytes;
+        }
+        Some(hash.digest128().to_le_bytes())
     }
 
     /// Makes the pages of a range exist and be charged to this process's cgroup, without changing their content.
@@ -139,5 +171,57 @@ impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: the range was mapped by `new` and no reference into it outlives self.
         let _ = unsafe { munmap(self.start.as_ptr().cast(), self.length) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shm::memfd::{Pages, sealed};
+    use rustix::fd::AsFd;
+    use xxhash_rust::xxh3::xxh3_128;
+
+    fn filled(length: usize) -> (Mapping, Vec<u8>) {
+        let fd = sealed("mapping-test", length as u64, Pages::Base).unwrap();
+        let mapping = Mapping::new(fd.as_fd(), length as u64).unwrap();
+        let bytes: Vec<u8> = (0..length).map(|i| (i * 31 + i / 251) as u8).collect();
+        assert!(mapping.write(0, &bytes));
+        (mapping, bytes)
+    }
+
+    #[test]
+    fn bytes_come_out_as_they_are_whatever_their_alignment() {
+        let (mapping, bytes) = filled(4096);
+        for offset in 0..16 {
+            for length in [0, 1, 3, 7, 8, 9, 64, 1000, 4096 - offset] {
+                let mut out = vec![0; length];
+                assert!(mapping.read(offset as u64, &mut out));
+                assert_eq!(out, bytes[offset..offset + length], "{length} at {offset}");
+            }
+        }
+        assert!(!mapping.read(4095, &mut [0; 2]));
+    }
+
+    #[test]
+    fn a_digest_is_that_of_the_whole_range_however_many_parts_it_is_read_in() {
+        let (mapping, bytes) = filled(3 * HASH_BYTES);
+        for length in [
+            0,
+            1,
+            HASH_BYTES - 1,
+            HASH_BYTES,
+            HASH_BYTES + 1,
+            3 * HASH_BYTES - 4,
+        ] {
+            let expected = xxh3_128(&bytes[4..4 + length]).to_le_bytes();
+            assert_eq!(
+                mapping.xxh3_128(4, length as u64),
+                Some(expected),
+                "{length}"
+            );
+        }
+        let whole = bytes.len() as u64;
+        assert_eq!(mapping.xxh3_128(1, whole), None);
+        assert_eq!(mapping.xxh3_128(u64::MAX, 1), None);
     }
 }
