@@ -12,7 +12,7 @@ use crate::shm::arena::Arena;
 use crate::shm::lockfile::LockFile;
 use crate::supervisor::child::EXIT_RESTART;
 use crate::supervisor::link::Claim;
-use crate::verify::Pool;
+use crate::verify::{Pace, Pool};
 use crate::{admin, log};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -198,7 +198,11 @@ async fn serve(
         stop_population: Arc::default(),
     };
     let found = arena.map(|arena| machine.install(arena));
-    let digests = Pool::start(config.memory.verify_threads as usize, move |job, digest| {
+    let pace = Pace {
+        threads: config.memory.verify_threads as usize,
+        background_bytes_per_s: config.memory.verify_bytes_per_second.0,
+    };
+    let digests = Pool::start(pace, move |job, digest| {
         // A closed channel means that the process ends.
         let _ = post.send(Posted::Digest {
             region: job.region,

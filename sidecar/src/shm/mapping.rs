@@ -11,9 +11,8 @@ use xxhash_rust::xxh3::Xxh3;
 /// Bytes that are copied out at a time to be hashed: they stay in the L1 cache on the way.
 const HASH_BYTES: usize = 16 << 10;
 
-/// A shared, writable mapping. Other processes write to the same pages, so no reference to them is made: bytes are read as atomics and written
-/// through raw pointers;
-/// whether a range is stable at the moment is a matter of the slot table, not of this type.
+/// A shared, writable mapping. Other processes write to the same pages, so no reference to them is made: bytes are read as atomics
+/// and written through raw pointers; whether a range is stable at the moment is a matter of the slot table, not of this type.
 #[derive(Debug)]
 pub struct Mapping {
     start: NonNull<u8>,

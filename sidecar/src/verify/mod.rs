@@ -7,8 +7,18 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Bytes per second that all background checks together may read: a fraction of a core and of the memory's bandwidth.
-const BACKGROUND_BYTES_PER_S: u64 = 1 << 30;
+/// A background job that could have begun this long ago goes before urgent ones: a stream of stores that never stops must not
+/// keep what is held from being checked.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// How much the pool may do.
+#[derive(Debug, Clone, Copy)]
+pub struct Pace {
+    /// Threads. Where there are several, one is always left to urgent jobs.
+    pub threads: usize,
+    /// Bytes per second that all background jobs together may read.
+    pub background_bytes_per_s: u64,
+}
 
 /// Bytes to hash.
 #[derive(Debug)]
@@ -29,13 +39,24 @@ pub struct Job {
     pub urgent: bool,
 }
 
-#[derive(Default)]
 struct Queues {
     urgent: VecDeque<Job>,
     background: VecDeque<Job>,
-    /// When the next background job may begin.
-    background_at: Option<Instant>,
+    /// When the first background job may begin.
+    background_at: Instant,
+    /// Background jobs under way.
+    background_running: usize,
+    pace: Pace,
     ended: bool,
+}
+
+/// What a thread does next.
+#[derive(Debug)]
+enum Next {
+    Do(Job),
+    /// Nothing before then, or before a job is pushed.
+    WaitUntil(Instant),
+    Wait,
 }
 
 struct Shared {
@@ -49,17 +70,17 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// Starts `threads` threads; `done` is called on them with each job and its digest.
+    /// Starts the threads; `done` is called on them with each job and its digest.
     pub fn start(
-        threads: usize,
+        pace: Pace,
         done: impl Fn(&Job, Option<[u8; 16]>) + Send + Sync + 'static,
     ) -> std::io::Result<Self> {
         let shared = Arc::new(Shared {
-            queues: Mutex::default(),
+            queues: Mutex::new(Queues::new(pace, Instant::now())),
             wake: Condvar::new(),
         });
         let done = Arc::new(done);
-        for index in 0..threads.max(1) {
+        for index in 0..pace.threads.max(1) {
             let (shared, done) = (shared.clone(), done.clone());
             std::thread::Builder::new()
                 .name(format!("verify-{index}"))
@@ -67,6 +88,9 @@ impl Pool {
                     while let Some(job) = shared.next() {
                         let digest = job.bytes.xxh3_128(job.offset, job.length);
                         done(&job, digest);
+                        if !job.urgent {
+                            shared.queues.lock().background_running -= 1;
+                        }
                     }
                 })?;
         }
@@ -75,12 +99,7 @@ impl Pool {
 
     /// Queues a job. The queue is bounded by what the core has under way at once.
     pub fn push(&self, job: Job) {
-        let mut queues = self.shared.queues.lock();
-        if job.urgent {
-            queues.urgent.push_back(job);
-        } else {
-            queues.background.push_back(job);
-        }
+        self.shared.queues.lock().push(job, Instant::now());
         self.shared.wake.notify_one();
     }
 
@@ -99,33 +118,67 @@ impl Drop for Pool {
 }
 
 impl Shared {
+    /// The next job of a thread, when it may begin. None: the pool ended.
     fn next(&self) -> Option<Job> {
         let mut queues = self.queues.lock();
-        loop {
-            if queues.ended {
-                return None;
-            }
-            if let Some(job) = queues.urgent.pop_front() {
-                return Some(job);
-            }
-            if queues.background.is_empty() {
-                self.wake.wait(&mut queues);
-                continue;
-            }
-            let now = Instant::now();
-            match queues.background_at {
-                Some(at) if at > now => {
+        while !queues.ended {
+            match queues.next(Instant::now()) {
+                Next::Do(job) => return Some(job),
+                Next::Wait => self.wake.wait(&mut queues),
+                Next::WaitUntil(at) => {
                     self.wake.wait_until(&mut queues, at);
-                }
-                _ => {
-                    let job = queues.background.pop_front()?;
-                    let cost = job.length.saturating_mul(1_000_000_000) / BACKGROUND_BYTES_PER_S;
-                    let from = queues.background_at.unwrap_or(now).max(now);
-                    queues.background_at = Some(from + Duration::from_nanos(cost));
-                    return Some(job);
                 }
             }
         }
+        None
+    }
+}
+
+impl Queues {
+    fn new(pace: Pace, now: Instant) -> Self {
+        Self {
+            urgent: VecDeque::new(),
+            background: VecDeque::new(),
+            background_at: now,
+            background_running: 0,
+            pace,
+            ended: false,
+        }
+    }
+
+    fn push(&mut self, job: Job, now: Instant) {
+        if job.urgent {
+            self.urgent.push_back(job);
+            return;
+        }
+        if self.background.is_empty() {
+            self.background_at = self.background_at.max(now);
+        }
+        self.background.push_back(job);
+    }
+
+    fn next(&mut self, now: Instant) -> Next {
+        // A thread that ends a background job asks again, so none need wait for that.
+        let room = self.background_running < self.pace.threads.saturating_sub(1).max(1);
+        let waits = !self.background.is_empty() && room;
+        let forgotten = waits && now >= self.background_at + PATIENCE;
+        if !forgotten && let Some(job) = self.urgent.pop_front() {
+            return Next::Do(job);
+        }
+        if !waits {
+            return Next::Wait;
+        }
+        if now < self.background_at {
+            return Next::WaitUntil(self.background_at);
+        }
+        let Some(job) = self.background.pop_front() else {
+            return Next::Wait;
+        };
+        let nanos =
+            job.length.saturating_mul(1_000_000_000) / self.pace.background_bytes_per_s.max(1);
+        self.background_at = now + Duration::from_nanos(nanos);
+        self.background_running += 1;
+        Next::Do(job)
     }
 }
 
@@ -148,39 +201,150 @@ mod tests {
         }
     }
 
+    /// One byte a nanosecond for background jobs.
+    fn pace(threads: usize) -> Pace {
+        Pace {
+            threads,
+            background_bytes_per_s: 1_000_000_000,
+        }
+    }
+
+    fn arena(length: u64) -> Arc<Mapping> {
+        let fd = sealed("verify-test", length, Pages::Base).unwrap();
+        Arc::new(Mapping::new(fd.as_fd(), length).unwrap())
+    }
+
+    /// Queues of a pool of `threads`, at a moment; jobs are pushed as (slot, bytes, urgent).
+    struct Rig {
+        queues: Queues,
+        bytes: Arc<Mapping>,
+        now: Instant,
+    }
+
+    impl Rig {
+        fn new(threads: usize) -> Self {
+            let now = Instant::now();
+            Self {
+                queues: Queues::new(pace(threads), now),
+                bytes: arena(4096),
+                now,
+            }
+        }
+
+        fn push(&mut self, slot: u32, length: u64, urgent: bool) {
+            let job = job(&self.bytes, slot, length, urgent);
+            self.queues.push(job, self.now);
+        }
+
+        /// The slot of the job that a thread begins now; how long it waits where there is none, `None` = for a push.
+        fn next(&mut self) -> Result<u32, Option<Duration>> {
+            match self.queues.next(self.now) {
+                Next::Do(job) => Ok(job.slot),
+                Next::WaitUntil(at) => Err(Some(at - self.now)),
+                Next::Wait => Err(None),
+            }
+        }
+
+        fn background_ends(&mut self) {
+            self.queues.background_running -= 1;
+        }
+    }
+
     #[test]
-    fn urgent_digests_overtake_the_sweep_and_the_sweep_is_paced() {
-        let fd = sealed("verify-test", 64 << 20, Pages::Base).unwrap();
-        let bytes = Arc::new(Mapping::new(fd.as_fd(), 64 << 20).unwrap());
+    fn urgent_jobs_go_first_and_background_ones_at_their_pace() {
+        let mut rig = Rig::new(1);
+        rig.push(1, 1_000_000, false);
+        rig.push(2, 1_000_000, false);
+        rig.push(100, 1, true);
+        rig.push(101, 1, true);
+        assert_eq!((rig.next(), rig.next()), (Ok(100), Ok(101)));
+        assert_eq!(rig.next(), Ok(1));
+        rig.background_ends();
+        assert_eq!(rig.next(), Err(Some(Duration::from_millis(1))));
+        rig.push(102, 1, true);
+        assert_eq!(rig.next(), Ok(102), "its turn does not wait for the pace");
+        rig.now += Duration::from_millis(1);
+        assert_eq!(rig.next(), Ok(2));
+        rig.background_ends();
+        assert_eq!(rig.next(), Err(None));
+    }
+
+    #[test]
+    fn time_without_background_jobs_earns_no_burst() {
+        let mut rig = Rig::new(1);
+        rig.now += Duration::from_secs(3600);
+        rig.push(1, 1_000_000, false);
+        rig.push(2, 1_000_000, false);
+        rig.push(100, 1, true);
+        assert_eq!(rig.next(), Ok(100), "nobody waited for an hour");
+        assert_eq!(rig.next(), Ok(1));
+        rig.background_ends();
+        assert_eq!(rig.next(), Err(Some(Duration::from_millis(1))));
+    }
+
+    #[test]
+    fn a_stream_of_urgent_jobs_does_not_starve_the_background() {
+        let mut rig = Rig::new(1);
+        for slot in 0..3 {
+            rig.push(slot, 1_000_000, false);
+        }
+        let mut checked = Vec::new();
+        for turn in 0..4_000 {
+            rig.push(100 + turn, 1, true);
+            rig.now += Duration::from_millis(1);
+            let slot = rig.next().unwrap();
+            if slot < 100 {
+                checked.push((slot, turn));
+                rig.background_ends();
+            }
+        }
+        assert_eq!(checked, [(0, 999), (1, 2_000), (2, 3_001)]);
+    }
+
+    #[test]
+    fn one_thread_of_several_is_left_to_urgent_jobs() {
+        let mut rig = Rig::new(3);
+        for slot in 0..4 {
+            rig.push(slot, 0, false);
+        }
+        assert_eq!((rig.next(), rig.next()), (Ok(0), Ok(1)));
+        rig.now += PATIENCE;
+        assert_eq!(rig.next(), Err(None));
+        rig.push(100, 1, true);
+        assert_eq!(rig.next(), Ok(100));
+        rig.background_ends();
+        assert_eq!(rig.next(), Ok(2));
+    }
+
+    #[test]
+    fn threads_take_what_is_pushed_and_what_its_time_came_for() {
+        let bytes = arena(1 << 20);
         bytes.write(0, b"bytes");
         let (tx, rx) = mpsc::channel();
-        let pool = Pool::start(1, move |job, digest| {
+        let pool = Pool::start(pace(2), move |job, digest| {
             tx.send((job.slot, digest)).unwrap();
         })
         .unwrap();
-        let began = Instant::now();
         for slot in 0..5 {
-            pool.push(job(&bytes, slot, 64 << 20, false));
+            pool.push(job(&bytes, slot, 1 << 20, false));
         }
         pool.push(job(&bytes, 100, 5, true));
-        let order: Vec<_> = (0..6)
+        let mut done: Vec<_> = (0..6)
             .map(|_| rx.recv_timeout(Duration::from_secs(30)).unwrap())
             .collect();
-        let urgent = order.iter().position(|(slot, _)| *slot == 100).unwrap();
-        assert!(urgent <= 1, "the urgent one waits for one job at most");
+        done.sort_unstable();
+        let slots: Vec<u32> = done.iter().map(|(slot, _)| *slot).collect();
+        assert_eq!(slots, [0, 1, 2, 3, 4, 100]);
         let expected = xxhash_rust::xxh3::xxh3_128(b"bytes").to_le_bytes();
-        assert_eq!(order[urgent].1, Some(expected));
-        // Five jobs of 1/16 s each at the pace; the first begins at once.
-        assert!(began.elapsed() >= Duration::from_millis(240));
+        assert_eq!(done[5].1, Some(expected));
         assert_eq!(pool.waiting(), (0, 0));
     }
 
     #[test]
     fn a_range_outside_the_arena_has_no_digest() {
-        let fd = sealed("verify-test", 4096, Pages::Base).unwrap();
-        let bytes = Arc::new(Mapping::new(fd.as_fd(), 4096).unwrap());
+        let bytes = arena(4096);
         let (tx, rx) = mpsc::channel();
-        let pool = Pool::start(1, move |_, digest| tx.send(digest).unwrap()).unwrap();
+        let pool = Pool::start(pace(1), move |_, digest| tx.send(digest).unwrap()).unwrap();
         pool.push(job(&bytes, 0, 4097, true));
         assert_eq!(rx.recv_timeout(Duration::from_secs(30)).unwrap(), None);
     }

@@ -162,6 +162,12 @@ pub(super) fn keys(c: &mut Config) -> Vec<Key<'_>> {
             "Threads that take and check digests.",
         ),
         key(
+            "memory.verifyBytesPerSecond",
+            Restart,
+            Slot::Size(&mut c.memory.verify_bytes_per_second, MI..=TI),
+            "Bytes that checks which nobody waits for may read in a second, all together.",
+        ),
+        key(
             "memory.populateThreads",
             Restart,
             Slot::Count(&mut c.memory.populate_threads, 1..=64),

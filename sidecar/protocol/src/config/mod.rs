@@ -84,6 +84,8 @@ pub struct Memory {
     pub verify_age: Duration,
     /// Threads that take and check digests.
     pub verify_threads: u32,
+    /// Bytes per second that checks which nobody waits for may read, all together.
+    pub verify_bytes_per_second: ByteSize,
     /// Threads that populate the arena.
     pub populate_threads: u32,
 }
@@ -274,6 +276,7 @@ impl Default for Memory {
             verify: Verify::Background,
             verify_age: Duration::from_ms(60_000),
             verify_threads: 2,
+            verify_bytes_per_second: ByteSize(1 << 30),
             populate_threads: 2,
         }
     }
