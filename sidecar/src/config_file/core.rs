@@ -21,7 +21,6 @@ pub fn core_config(config: &Config) -> core::Config {
         },
         verify_age_ms: config.memory.verify_age.ms,
         limits: core::Limits {
-            connections_max: config.limits.connections,
             sessions_max: config.limits.sessions,
             requests_max: config.limits.requests,
             granted_bytes_max: config.limits.granted_bytes.0,

@@ -29,8 +29,6 @@ pub enum Verify {
 /// Bounds, all visible in status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Open connections.
-    pub connections_max: u32,
     /// Sessions: one role of one process each.
     pub sessions_max: u32,
     /// Requests with pins or leases, over all schedulers.
@@ -50,7 +48,6 @@ pub struct Limits {
 impl Default for Limits {
     fn default() -> Self {
         Self {
-            connections_max: 256,
             sessions_max: 256,
             requests_max: 16_384,
             granted_bytes_max: 0,

@@ -184,15 +184,19 @@ impl Shell {
         let conn = connection.id;
         let pidfd =
             facts::peer_pidfd(connection.stream.as_fd()).map(|fd| self.descriptors.admit(fd));
-        if let Some((pid, uid, gid)) = facts::peer_credentials(connection.stream.as_fd()) {
-            debug!(conn = conn.0, pid, uid, gid, "connected");
-        }
+        let (pid, uid, gid) =
+            facts::peer_credentials(connection.stream.as_fd()).unwrap_or_default();
+        debug!(conn = conn.0, pid, uid, gid, "connected");
         self.metrics.add("connections_accepted_total", &[], 1);
         self.inner
             .lock()
             .peers
             .insert(conn, Peer { connection, pidfd });
-        self.drive(Input::Connected { conn, peer: pidfd });
+        self.drive(Input::Connected {
+            conn,
+            peer: pidfd,
+            pid: u32::try_from(pid).unwrap_or(0),
+        });
     }
 
     /// Reads all that waits on a connection and handles it. False = it took its share and more may wait.

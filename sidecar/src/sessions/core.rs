@@ -127,11 +127,12 @@ impl<H: Host> Core<H> {
     /// Takes one input; what the shell shall do is appended to `out`, in order.
     pub fn handle(&mut self, now: Now, input: Input<'_>, out: &mut Vec<Output>) {
         match input {
-            Input::Connected { conn, peer } => {
+            Input::Connected { conn, peer, pid } => {
                 self.peers.conns.insert(
                     conn,
                     Conn {
                         peer,
+                        pid,
                         ..Conn::default()
                     },
                 );

@@ -216,6 +216,7 @@ impl<H: Host> Core<H> {
                 engine: text(&hello.engine),
                 engine_version: text(&hello.engine_version),
                 conn: Some(conn),
+                pid: 0,
                 hello: hello.number,
                 oldest_job_ms: 0,
             };
@@ -260,11 +261,13 @@ impl<H: Host> Core<H> {
     }
 
     fn tie(&mut self, conn: ConnId, session: u64) {
-        if let Some(c) = self.peers.conns.get_mut(&conn) {
-            c.session = Some(session);
-        }
+        let Some(c) = self.peers.conns.get_mut(&conn) else {
+            return;
+        };
+        c.session = Some(session);
         if let Some(s) = self.peers.sessions.get_mut(&session) {
             s.conn = Some(conn);
+            s.pid = c.pid;
         }
     }
 

@@ -12,6 +12,8 @@ const GRAVES_MAX: usize = 4096;
 pub(super) struct Conn {
     /// The peer's pidfd, where the kernel gave one.
     pub peer: Option<FdFacts>,
+    /// The peer's process id as the kernel shows it; 0 = hidden.
+    pub pid: u32,
     pub session: Option<u64>,
     /// HELLO said that it is a tool or the plugin: no session.
     pub greeted: Option<Role>,
@@ -40,6 +42,8 @@ pub(super) struct Session {
     pub engine: String,
     pub engine_version: String,
     pub conn: Option<ConnId>,
+    /// Process id as its last connection showed it; 0 = hidden.
+    pub pid: u32,
     /// Number of the last HELLO that was read.
     pub hello: u64,
     pub oldest_job_ms: u64,

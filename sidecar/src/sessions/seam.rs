@@ -78,6 +78,8 @@ pub enum Input<'a> {
         conn: ConnId,
         /// The peer's pidfd by SO_PEERPIDFD, where the kernel gives one.
         peer: Option<FdFacts>,
+        /// The peer's process id by SO_PEERCRED, for people only; 0 where the container hides it.
+        pid: u32,
     },
     /// A whole frame was read.
     Frame {

@@ -188,7 +188,7 @@ impl<H: Host> Core<H> {
                     version: s.engine_version.clone(),
                     instance: s.instance.clone(),
                     rank: s.rank,
-                    pid: 0,
+                    pid: s.pid,
                     lock,
                     connected: s.conn.is_some(),
                     registered,

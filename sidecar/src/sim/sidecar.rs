@@ -250,7 +250,11 @@ impl World {
                     kind: FdType::Pidfd { pollable: true },
                 });
             }
-            self.drive(Input::Connected { conn: id, peer });
+            self.drive(Input::Connected {
+                conn: id,
+                peer,
+                pid: 0,
+            });
             return true;
         }
         let c = &mut self.conns[at];

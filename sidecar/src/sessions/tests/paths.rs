@@ -586,3 +586,18 @@ fn a_process_has_one_session_per_role_which_moves_to_the_engine_it_begins_next()
     assert!(ready.ready);
     assert_eq!(w.grant(scheduler, &[chunk(1)]).1.results, [GRANT_GRANTED]);
 }
+
+#[test]
+fn status_names_the_process_behind_a_session_as_its_last_connection_showed_it() {
+    let mut w = World::new();
+    w.attach(Role::Worker, 1);
+    let pid = |w: &World| w.core.status(w.now).sessions[0].pid;
+    assert_eq!(pid(&w), 4_001);
+    let conn = w.connect();
+    let again = Hello {
+        lock: Some(1),
+        ..hello(Role::Worker, 1, 3)
+    };
+    w.greet(conn, &again, true);
+    assert_eq!(pid(&w), 4_002);
+}

@@ -236,7 +236,11 @@ impl World {
     pub fn connect(&mut self) -> ConnId {
         self.conns += 1;
         let conn = ConnId(self.conns);
-        self.input(Input::Connected { conn, peer: None });
+        self.input(Input::Connected {
+            conn,
+            peer: None,
+            pid: 4_000 + self.conns as u32,
+        });
         conn
     }
 

@@ -55,6 +55,7 @@ fn a_process_whose_death_cannot_be_seen_is_refused() {
     w.input(Input::Connected {
         conn,
         peer: Some(pidfd()),
+        pid: 0,
     });
     let tag = w.say(conn, Op::Hello, &none, NO_FDS);
     let (reply, _): (HelloReply, _) = w.answer(tag);
