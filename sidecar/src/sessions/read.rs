@@ -31,11 +31,7 @@ impl<H: Host> Core<H> {
                 "request ids are 1024 bytes at most",
             ));
         }
-        let ready = self
-            .peers
-            .sessions
-            .get(&session)
-            .and_then(|s| self.ready(&s.instance));
+        let ready = self.ready_for(session);
         let (Some(ready), Some(engine)) = (ready, &mut self.engine) else {
             let reason = if self.engine.is_none() {
                 self.no_arena.0

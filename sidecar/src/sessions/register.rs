@@ -183,6 +183,11 @@ impl<H: Host> Core<H> {
         Some(Ready { domain, writers })
     }
 
+    /// The instance of a session, if it is served.
+    pub(super) fn ready_for(&self, session: u64) -> Option<Ready> {
+        self.ready(&self.peers.sessions.get(&session)?.instance)
+    }
+
     /// A rank or scheduler is not there any more: its instance is not served before it is replaced.
     pub(super) fn leave_instance(&mut self, session: u64) {
         let Some(name) = self

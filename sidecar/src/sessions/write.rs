@@ -23,10 +23,7 @@ impl<H: Host> Core<H> {
     ) -> Result<(), Refusal> {
         let grant: Grant = message::decode(body)?;
         let namespace = namespace(&grant.namespace)?;
-        let instance = self.peers.sessions.get(&session).map(|s| &s.instance);
-        let ready = instance
-            .and_then(|i| self.ready(i))
-            .filter(|_| !self.draining);
+        let ready = self.ready_for(session).filter(|_| !self.draining);
         let context = ready.as_ref().map(|ready| GrantContext {
             scheduler: session,
             tag: asked.tag,

@@ -1,9 +1,23 @@
 //! How often what happened, over many histories.
 
-/// Faults and rare paths that the histories must reach.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(usize)]
-pub enum Fault {
+macro_rules! faults {
+    ($($name:ident,)*) => {
+        /// Faults and rare paths that the histories must reach.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        #[repr(usize)]
+        pub enum Fault {
+            $($name,)*
+        }
+
+        /// How many there are.
+        pub const FAULTS: usize = ALL.len();
+
+        /// Every fault once, in order.
+        pub const ALL: &[Fault] = &[$(Fault::$name,)*];
+    };
+}
+
+faults! {
     WorkerConnectionBroke,
     SchedulerConnectionBroke,
     AnswersLost,
@@ -52,9 +66,6 @@ pub enum Fault {
     PinAfterReboot,
     Drained,
 }
-
-/// All of them, in order.
-pub const FAULTS: usize = Fault::Drained as usize + 1;
 
 /// Counters of one or many histories.
 #[derive(Debug, Clone, Copy)]
@@ -102,55 +113,3 @@ impl Counts {
             .collect()
     }
 }
-
-use Fault::*;
-/// Every fault once.
-pub const ALL: [Fault; FAULTS] = [
-    WorkerConnectionBroke,
-    SchedulerConnectionBroke,
-    AnswersLost,
-    FramesReadAfterBreak,
-    FramesDroppedUnread,
-    NewerHelloReadFirst,
-    EngineCrash,
-    CrashAtTableWrite,
-    CrashInBoot,
-    ColdStart,
-    ContainerDeath,
-    HandedBack,
-    HandedBackByOneOfTwo,
-    OtherFormat,
-    Unmapped,
-    ArenaHeldByEarlierBoot,
-    WorkerDeath,
-    SchedulerDeath,
-    LateDma,
-    SidecarStopped,
-    ProcessStopped,
-    TimeJump,
-    BitFlip,
-    FlipFound,
-    Cancelled,
-    NoRoom,
-    DigestOfStaleSlot,
-    DigestFailed,
-    DoubleReport,
-    WentOff,
-    GrantGivenUp,
-    NotShipped,
-    AbortRepeated,
-    StoreJobDropped,
-    RowLost,
-    SaidBehindHello,
-    LoadFailedByGeneration,
-    LoadOfOtherRegion,
-    FetchBegun,
-    FetchCancelled,
-    FetchOutlivedEngine,
-    Cleared,
-    Expired,
-    Evicted,
-    PartialAnswer,
-    PinAfterReboot,
-    Drained,
-];
