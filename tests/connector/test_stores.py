@@ -220,6 +220,24 @@ def test_answered_grants_are_shipped_also_after_the_connection_broke(scripted: S
     assert not [f for f in scripted.frames(Op.ABORT) if "grant" in f.body]
 
 
+def test_a_grant_of_the_last_chunk_size_says_nothing_about_chunks_of_the_next(
+    scripted: ScriptedPool, loop: Make
+) -> None:
+    engine = connected(loop())
+    engine.add("cold", prompt(100, 1), output=4000)
+    engine.step()
+    scheduler = engine.connector._scheduler
+    assert scheduler is not None
+    wait_for(lambda: scheduler._stores._answered, 10, "an answer")
+    scripted.settings["chunk_tokens"] = 128
+    scripted.cut()
+    wait_for(lambda: scheduler._geometry.chunk == 128, 10, "the other chunk size")
+    engine.until(lambda: len(asked(scripted)) == 3, what="chunks of the other size")
+    engine.abort("cold")
+    engine.drain()
+    assert asked(scripted) == [(0, 64), (64, 32), (0, 96)]
+
+
 def test_a_job_that_a_worker_dropped_is_asked_for_again(scripted: ScriptedPool, loop: Make) -> None:
     engine = connected(loop())
     dropped: list[int] = []

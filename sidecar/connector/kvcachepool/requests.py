@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .controls import Controls
@@ -28,6 +29,57 @@ class Hold(NamedTuple):
     until_s: float
 
 
+class Progress:
+    """How far the chunks of a request are on their way into the cache, under one chunk size and one namespace.
+
+    With another of these the request begins a new one; what was asked for under the old one ends there, unseen.
+
+    statuses, tail_status: of full chunks, of the tail. retry_s: monotonic time before which nothing is asked for.
+    drops: chunks that had to be asked for once more. next_end: token at which the next chunk is complete; no work for
+    the request before it is scheduled.
+    """
+
+    __slots__ = ("drops", "next_end", "retry_s", "statuses", "tail_status")
+
+    def __init__(self) -> None:
+        self.statuses = bytearray()
+        self.tail_status = TODO
+        self.retry_s = 0.0
+        self.drops = 0
+        self.next_end: float = 0
+
+    def new_prompt(self) -> None:
+        """Full chunks stay as they are, the tail is another one."""
+        self.tail_status = TODO
+        self.next_end = 0
+
+    def mark(self, index: int, status: int) -> None:
+        """Sets the status of a full chunk; -1 = of the tail."""
+        if index < 0:
+            self.tail_status = status
+        elif index < len(self.statuses):
+            self.statuses[index] = status
+
+    def mark_present(self, states: bytes, full: int) -> None:
+        """Takes an answer to PROBE: one `CHUNK_*` per chunk, of which the first `full` are full ones."""
+        if len(self.statuses) < full:
+            self.statuses.extend(bytes(full - len(self.statuses)))
+        for index in range(full):
+            if states[index] == CHUNK_READY and self.statuses[index] == TODO:
+                self.statuses[index] = DONE
+
+    def parent_status(self, index: int) -> int:
+        """Status of the chunk before this one; -1 = before the tail."""
+        before = len(self.statuses) if index < 0 else index
+        return self.statuses[before - 1] if 0 < before <= len(self.statuses) else DONE
+
+    def again(self, index: int, after_s: float) -> None:
+        """The chunk goes to the backlog, and is asked for after so many seconds."""
+        self.mark(index, TODO)
+        self.next_end = 0
+        self.retry_s = max(self.retry_s, time.monotonic() + after_s)
+
+
 class RequestState:
     """One request from its arrival to its end. Everything here is guarded by the scheduler side's lock.
 
@@ -41,7 +93,7 @@ class RequestState:
     loading: its load was promised and not reported yet; until then no byte of it is known to be there.
     holds_blocks: vLLM has allocated blocks for it. stale: these are from before `reset_cache`, and are not stored.
     counted: its admission was counted.
-    decode: what it generates is stored too.
+    decode: what it generates is stored too. progress: what of it is stored.
     """
 
     __slots__ = (
@@ -53,7 +105,6 @@ class RequestState:
         "created_s",
         "deadline_s",
         "decode",
-        "drops",
         "failed",
         "first_poll_s",
         "hit_tiers",
@@ -64,15 +115,12 @@ class RequestState:
         "lookup",
         "missed",
         "namespace",
-        "next_end",
         "plan",
+        "progress",
         "prompt_tokens",
         "refusal",
         "request",
-        "retry_s",
         "stale",
-        "statuses",
-        "tail_status",
     )
 
     def __init__(self, request: Request, controls: Controls, now_s: float) -> None:
@@ -99,35 +147,16 @@ class RequestState:
         self.stale = False
         self.decode = False
         self.prompt_tokens: int = request.num_prompt_tokens
-        self.forget_stores()
+        self.progress = Progress()
 
     def forget_stores(self) -> None:
         """Nothing of the request is known to be stored: after a new geometry or namespace."""
-        self.statuses = bytearray()
-        self.tail_status = TODO
-        self.retry_s = 0.0
-        self.drops = 0
-        #: Token at which the next chunk is complete; no work for the request before it is scheduled.
-        self.next_end: float = 0
+        self.progress = Progress()
 
     def new_prompt(self, prompt_tokens: int) -> None:
-        """A streaming session has got more input: full chunks stay as they are, the tail is another one."""
+        """A streaming session has got more input."""
         self.prompt_tokens = prompt_tokens
-        self.tail_status = TODO
-        self.next_end = 0
-
-    def mark_present(self, states: bytes, full: int) -> None:
-        """Takes an answer to PROBE: one `CHUNK_*` per chunk, of which the first `full` are full ones."""
-        if len(self.statuses) < full:
-            self.statuses.extend(bytes(full - len(self.statuses)))
-        for index in range(full):
-            if states[index] == CHUNK_READY and self.statuses[index] == TODO:
-                self.statuses[index] = DONE
-
-    def parent_status(self, index: int) -> int:
-        """How far the chunk before this one is on its way; -1 = the tail."""
-        before = len(self.statuses) if index < 0 else index
-        return self.statuses[before - 1] if 0 < before <= len(self.statuses) else DONE
+        self.progress.new_prompt()
 
     def store_limits(self) -> tuple[int, int]:
         """(tokens of which full chunks may be stored, tokens of the prompt that may be stored)."""

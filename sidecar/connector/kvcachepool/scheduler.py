@@ -383,7 +383,7 @@ class Scheduler:
         ):
             return
         if not self._geometry.has_windows:
-            state.mark_present(lookup.answer.states, lookup.chunks.full)
+            state.progress.mark_present(lookup.answer.states, lookup.chunks.full)
 
     def _count(self, state: RequestState, tokens: int) -> None:
         """Counts the request's admission, once."""
@@ -442,7 +442,7 @@ class Scheduler:
             end = min(request.num_computed_tokens + count, request.num_tokens)
             if state.stale or state.loading or not state.controls.store:
                 continue
-            if end < state.next_end or now_s < state.retry_s:
+            if end < state.progress.next_end or now_s < state.progress.retry_s:
                 continue
             if state.namespace is None:
                 self._name(state)

@@ -29,7 +29,7 @@ from .messages import (
     GrantReply,
 )
 from .metrics import Counters
-from .requests import ASKED, DONE, NEVER, TODO, RequestState
+from .requests import ASKED, DONE, NEVER, TODO, Progress, RequestState
 from .wire import Op
 
 if TYPE_CHECKING:
@@ -61,13 +61,12 @@ class _Asked:
 class _Grant:
     """A GRANT that was sent, or the store job it became. `given_up`: its answer does not count any more."""
 
-    __slots__ = ("answer", "chunks", "error", "geometry", "given_up", "job", "request_id", "sent_s", "state", "tag")
+    __slots__ = ("answer", "chunks", "error", "given_up", "job", "progress", "request_id", "sent_s", "tag")
 
-    def __init__(self, request_id: str, state: RequestState, chunks: list[_Asked], geometry: Geometry) -> None:
+    def __init__(self, request_id: str, progress: Progress, chunks: list[_Asked]) -> None:
         self.request_id = request_id
-        self.state = state
+        self.progress = progress
         self.chunks = chunks
-        self.geometry = geometry
         self.tag: int | None = None
         self.sent_s = time.monotonic()
         self.answer: GrantReply | None = None
@@ -138,7 +137,7 @@ class Stores:
         for index, begin, stop in wanted:
             held = _blocks_of(table, begin, stop, geometry)
             if held is None:
-                self._set_status(state, index, DONE)
+                state.progress.mark(index, DONE)
                 self._counters.event("storeBlocksGone")
                 continue
             groups, blocks, objects = held
@@ -155,23 +154,22 @@ class Stores:
             )
         if not asked:
             return 0
-        self._send(request_id, state, asked, chunks, geometry)
+        self._send(request_id, state, asked, chunks)
         return len(asked)
 
-    def _send(
-        self, request_id: str, state: RequestState, asked: list[_Asked], chunks: list[GrantChunk], geometry: Geometry
-    ) -> None:
-        grant = _Grant(request_id, state, asked, geometry)
+    def _send(self, request_id: str, state: RequestState, asked: list[_Asked], chunks: list[GrantChunk]) -> None:
+        progress = state.progress
+        grant = _Grant(request_id, progress, asked)
         body = Grant(request=request_id, chunks=chunks, namespace=state.namespace or b"", ttl_s=state.controls.ttl_s)
         tag = self._client.ask(Op.GRANT, body, lambda reply: self._on_reply(grant, reply))
         if tag is None:
-            state.retry_s = time.monotonic() + RETRY_S
+            progress.retry_s = time.monotonic() + RETRY_S
             return
         assert self._pool is not None
         for chunk in asked:
             self._pool.touch(chunk.held)
             self._bytes_in_flight += chunk.bytes
-            self._set_status(state, chunk.index, ASKED)
+            progress.mark(chunk.index, ASKED)
         grant.tag = tag
         self._open[tag] = grant
 
@@ -197,16 +195,16 @@ class Stores:
     ) -> list[tuple[int, int, int]]:
         """(index, first token, end) of the chunks to ask for now, in prefix order; sets when to look again."""
         wanted: list[tuple[int, int, int]] = []
-        chunk = geometry.chunk
+        chunk, progress = geometry.chunk, state.progress
         limit, prompt = state.store_limits()
         full = min(end, limit) // chunk
-        statuses = state.statuses
+        statuses = progress.statuses
         if len(statuses) < full:
             statuses.extend(bytes(full - len(statuses)))
         in_flight = self._bytes_in_flight
         candidates = [(index, index * chunk, (index + 1) * chunk) for index in _todo(statuses, full, room + 1)]
         tail_begin, tail_end = prompt // chunk * chunk, prompt - prompt % geometry.scheduler_block
-        if state.tail_status == TODO and tail_begin < tail_end <= end:
+        if progress.tail_status == TODO and tail_begin < tail_end <= end:
             candidates.append((-1, tail_begin, tail_end))
         for candidate in candidates:
             size = self._size(candidate[1], candidate[2], geometry)
@@ -215,11 +213,11 @@ class Stores:
             in_flight += size
             wanted.append(candidate)
         if len(wanted) < len(candidates):
-            state.next_end = 0
+            progress.next_end = 0
         elif end >= limit and end >= tail_end:
-            state.next_end = (full + 1) * chunk if state.decode else NEVER
+            progress.next_end = (full + 1) * chunk if state.decode else NEVER
         else:
-            state.next_end = min((full + 1) * chunk, tail_end if tail_end > end else NEVER)
+            progress.next_end = min((full + 1) * chunk, tail_end if tail_end > end else NEVER)
         return wanted
 
     # -- acting on answers, on the engine thread
@@ -264,7 +262,7 @@ class Stores:
             if result == GRANT_GRANTED:
                 chunks.append(Chunk(answer.refs[at : at + per_chunk], chunk.blocks))
                 kept.append(chunk)
-                self._set_status(grant.state, chunk.index, DONE)
+                grant.progress.mark(chunk.index, DONE)
                 at += per_chunk
             else:
                 self._let_go(chunk)
@@ -277,39 +275,34 @@ class Stores:
         return Job(grant.job, STORE, grant.request_id, answer.region, chunks)
 
     def _refused(self, grant: _Grant, chunk: _Asked, result: int) -> None:
-        state = grant.state
+        progress = grant.progress
         if result == GRANT_EXISTS:
-            self._set_status(state, chunk.index, DONE)
+            progress.mark(chunk.index, DONE)
             return
         if result == GRANT_INVALID:
-            self._set_status(state, chunk.index, DONE)
+            progress.mark(chunk.index, DONE)
             self._counters.event("grantRefused/Invalid")
             return
         if result == GRANT_NO_PARENT:
             self._counters.event("grantRefused/NoParent")
-            if state.parent_status(chunk.index) == DONE:
-                self._rewind(state, chunk.index)
+            if progress.parent_status(chunk.index) == DONE:
+                self._rewind(progress, chunk.index)
             else:  # the parent was refused too, and is asked for again before this one
-                self._again(state, chunk.index, RETRY_S)
+                progress.again(chunk.index, RETRY_S)
             return
         self._counters.event("grantRefused/NoRoom" if result == 3 else "grantRefused/NotReady")
-        self._again(state, chunk.index, RETRY_S)
+        progress.again(chunk.index, RETRY_S)
 
-    def _again(self, state: RequestState, index: int, after_s: float) -> None:
-        """The chunk goes to the backlog."""
-        self._set_status(state, index, TODO)
-        state.next_end = 0
-        state.retry_s = max(state.retry_s, time.monotonic() + after_s)
-
-    def _rewind(self, state: RequestState, index: int) -> None:
+    @staticmethod
+    def _rewind(progress: Progress, index: int) -> None:
         """The chunks before this one are gone: all are asked for again, a few times per request."""
-        state.drops += 1
-        if state.drops > MAX_REWINDS:
-            self._set_status(state, index, DONE)
+        progress.drops += 1
+        if progress.drops > MAX_REWINDS:
+            progress.mark(index, DONE)
             return
-        upto = len(state.statuses) if index < 0 else index
-        state.statuses[:upto] = state.statuses[:upto].replace(bytes([DONE]), bytes([TODO]))
-        self._again(state, index, REWIND_S)
+        upto = len(progress.statuses) if index < 0 else index
+        progress.statuses[:upto] = progress.statuses[:upto].replace(bytes([DONE]), bytes([TODO]))
+        progress.again(index, REWIND_S)
 
     def ended(self, reports: dict[int, Ended]) -> None:
         """Takes the workers' reports. Blocks are released once all ranks have ended a job."""
@@ -330,9 +323,8 @@ class Stores:
                 self._counters.event("storedChunks", len(grant.chunks))
                 continue
             self._counters.event("storeDropped", len(grant.chunks))
-            state = grant.state
-            state.drops += 1
-            if state.drops <= MAX_REWINDS:
+            grant.progress.drops += 1
+            if grant.progress.drops <= MAX_REWINDS:
                 self._release(grant, grant.chunks, REWIND_S)
             else:
                 for chunk in reversed(grant.chunks):
@@ -341,7 +333,7 @@ class Stores:
     def _release(self, grant: _Grant, chunks: list[_Asked], retry_s: float) -> None:
         for chunk in reversed(chunks):
             self._let_go(chunk)
-            self._again(grant.state, chunk.index, retry_s)
+            grant.progress.again(chunk.index, retry_s)
 
     def _let_go(self, chunk: _Asked) -> None:
         if self._pool is not None:
@@ -391,13 +383,6 @@ class Stores:
 
     def _size(self, begin: int, end: int, geometry: Geometry) -> int:
         return (end - begin) * geometry.token_bytes * self._world
-
-    @staticmethod
-    def _set_status(state: RequestState, index: int, status: int) -> None:
-        if index < 0:
-            state.tail_status = status
-        elif index < len(state.statuses):
-            state.statuses[index] = status
 
 
 def _todo(statuses: bytearray, full: int, most: int) -> list[int]:
