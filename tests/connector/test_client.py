@@ -273,6 +273,25 @@ def test_a_frame_that_does_not_fit_closes_the_connection_and_never_blocks(sideca
     until(lambda: owner.lost == 1 and client.connected)
 
 
+def test_a_send_gives_the_gil_to_nobody(sidecar: StubSidecar, connect: Any) -> None:
+    client, _ = connect()
+    until(lambda: client.connected)
+    gate, ran = threading.Lock(), threading.Event()
+    gate.acquire()
+    other = threading.Thread(target=lambda: (gate.acquire(), ran.set()))
+    other.start()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(60)  # a thread that wants the GIL gets it only where this one gives it away
+    try:
+        gate.release()
+        for _ in range(200):
+            assert client.send(Op.RELEASE, messages.Release(requests=["r"]))
+        assert not ran.is_set()
+    finally:
+        sys.setswitchinterval(interval)
+    other.join()
+
+
 def test_unmap_ends_copies_unmaps_and_says_hello_without_memory(
     sidecar: StubSidecar, connect: Any, fresh_shared: Shared
 ) -> None:

@@ -96,6 +96,30 @@ def test_an_aborted_load_stores_nothing_and_the_prompt_can_come_again(scripted: 
     assert {"aborted", "again"} <= set(released)
 
 
+def test_what_ends_before_a_step_is_released_with_it(scripted: ScriptedPool, loop: Make) -> None:
+    engine = connected(loop())
+    for number in range(5):
+        engine.add(f"gone{number}", prompt(512, number))
+    scripted.wait_for(lambda frames: [f for f in frames if f.op == Op.PROBE][4:])
+    for number in range(5):
+        engine.abort(f"gone{number}")
+    assert engine.connector.has_pending_push_work(), "the leases are still to be given back"
+    engine.step()
+    assert not engine.connector.has_pending_push_work()
+    (frame,) = scripted.wait_for(lambda frames: [f for f in frames if f.op == Op.RELEASE])
+    assert frame.body["requests"] == [f"gone{number}" for number in range(5)]
+
+
+def test_a_name_that_comes_again_is_released_before_it_asks(scripted: ScriptedPool, loop: Make) -> None:
+    engine = connected(loop())
+    engine.add("name", prompt(512, 1))
+    engine.abort("name")
+    engine.add("name", prompt(512, 2))
+    scripted.wait_for(lambda frames: [f for f in frames if f.op == Op.PROBE][1:])
+    asked = [frame.op for frame in scripted.received if frame.op in (Op.PROBE, Op.RELEASE)]
+    assert asked == [Op.PROBE, Op.RELEASE, Op.PROBE]
+
+
 def test_a_load_that_failed_is_recomputed_and_not_tried_again(scripted: ScriptedPool, loop: Make) -> None:
     engine = connected(loop())
     tokens = prompt(512, 1)

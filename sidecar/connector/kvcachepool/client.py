@@ -201,12 +201,7 @@ class Client:
             return False
         if len(body) > wire.MAX_BODY:
             return False
-        try:
-            header = wire.encode_header(op, 0, tag, len(body))
-            sent = sock.sendmsg([header, body], [], socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-        except OSError:
-            sent = -1
-        if sent == wire.HEADER_BYTES + len(body):
+        if wire.send_now(sock, wire.encode_header(op, 0, tag, len(body)) + body):
             return True
         self._break_locked()
         return False

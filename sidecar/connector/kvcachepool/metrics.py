@@ -53,11 +53,15 @@ class Counters:
         #: Set while there is something to report.
         self.dirty = threading.Event()
 
+    def _dirtied(self) -> None:
+        if not self.dirty.is_set():  # setting it takes a lock and wakes a thread
+            self.dirty.set()
+
     def event(self, name: str, count: int = 1) -> None:
         """Counts a skip, drop or refusal by name."""
         with self._lock:
             self._report.events[name] = self._report.events.get(name, 0) + count
-        self.dirty.set()
+        self._dirtied()
 
     def admitted(self, requested: int, hits: dict[str, int], misses: Iterable[tuple[str, int]]) -> None:
         """Counts one request. What `hits` and `misses` leave of `requested` is a miss by reason `absent`.
@@ -83,14 +87,14 @@ class Counters:
                 self._stats["miss"] += tokens
             _add(report.miss_tokens, "absent", left)
             self._stats["miss"] += left
-        self.dirty.set()
+        self._dirtied()
 
     def load_failed(self, tokens: int) -> None:
         """Counts tokens whose load failed after admission; they stay counted as hits."""
         with self._lock:
             self._report.load_failed_tokens += tokens
             self._stats["failed"] += tokens
-        self.dirty.set()
+        self._dirtied()
 
     def take_report(self) -> Report:
         """The increments since the last call."""

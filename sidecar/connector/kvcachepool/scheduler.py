@@ -70,7 +70,7 @@ class Scheduler:
         self._stores = Stores(self._client, self._lock, self._counters, self._world, job_ids)
         self._adapters = AdapterHashes()
         self._states: dict[str, RequestState] = {}
-        self._release: list[str] = []
+        self._release: dict[str, None] = {}  # requests, in order, whose RELEASE goes out with the step
         self._epoch = ""
         self._version = 0  # changes with what all requests that wait depend on: connection, epoch
         self._registered_on = 0  # connection that REGISTER went out on
@@ -211,6 +211,8 @@ class Scheduler:
             budget_ms=max(1, int(budget_s * 1000)),
             max_load_tokens=state.controls.max_load_tokens,
         )
+        if request.request_id in self._release:
+            self._send_releases()  # it ends what was asked before, not this
         lookup.tag = self._client.ask(Op.PROBE, body, lookup.on_reply)
         if lookup.tag is None:
             return
@@ -362,7 +364,7 @@ class Scheduler:
             if not state.counted:
                 self._count(state, tokens)
             if not tokens and not state.loading and (state.lookup is not None or state.asked is not None):
-                self._release.append(request.request_id)
+                self._release[request.request_id] = None
             self._consume(state)
 
     def _consume(self, state: RequestState) -> None:
@@ -413,12 +415,16 @@ class Scheduler:
             metadata.jobs += self._stores.process(now_s, settings.grant_timeout_ms / 1000)
             if output.num_scheduled_tokens:
                 self._offer(output.num_scheduled_tokens, now_s)
-            if self._release:
-                self._client.send(Op.RELEASE, Release(requests=self._release))
-                self._release = []
             if now_s - self._swept_s > _ORPHAN_S:
                 self._sweep(now_s)
+            self._send_releases()
         return metadata
+
+    def _send_releases(self) -> None:
+        """One RELEASE for all requests that need one; what no connection takes, the next HELLO does not name."""
+        if self._release:
+            self._client.send(Op.RELEASE, Release(requests=list(self._release)))
+            self._release.clear()
 
     def pending_jobs(self) -> StepMetadata:
         """Jobs that must go out even where `step` failed: a promised load that nobody performs hangs its request."""
@@ -477,12 +483,11 @@ class Scheduler:
         """What the workers reported, aggregated over all ranks."""
         with self._lock:
             failed = output.failed_recving or set()
-            done = []
             for request_id in output.finished_recving or ():
                 tokens = self._loads.ended(request_id)
                 if tokens is None:
                     continue
-                done.append(request_id)
+                self._release[request_id] = None
                 state = self._states.get(request_id)
                 if state is not None:
                     state.loading = False
@@ -491,8 +496,6 @@ class Scheduler:
                     if state is not None:
                         state.failed = True
                         self._begin_anew(state)
-            if done:
-                self._client.send(Op.RELEASE, Release(requests=done))
             report = output.kv_connector_worker_meta
             if isinstance(report, WorkerReport):
                 self._stores.ended({job: Ended(*ended) for job, ended in report.stores.items()})
@@ -510,7 +513,7 @@ class Scheduler:
             self._loads.forget(request_id)
         elif state.lookup is not None or state.asked is not None:
             self._consume(state)
-            self._client.send(Op.RELEASE, Release(requests=[request_id]))
+            self._release[request_id] = None
 
     def doom(self, request_id: str) -> None:
         """vLLM waits for a load that could not be planned: it is reported as failed."""
@@ -518,9 +521,9 @@ class Scheduler:
             self._loads.doom(request_id)
 
     def is_busy(self) -> bool:
-        """An idle engine must go on stepping: blocks are held for stores."""
+        """An idle engine must go on stepping: blocks are held for stores, or leases of what has ended."""
         with self._lock:
-            return self._stores.pending
+            return self._stores.pending or bool(self._release)
 
     def reset(self) -> None:
         """A fresh epoch: nothing that was cached before is found, or kept under its name, by this process any more."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import ctypes
 import os
 import select
 import socket
@@ -80,6 +81,21 @@ def decode_header(raw: bytes | bytearray | memoryview) -> Header:
     if header.length > MAX_BODY:
         raise FrameError(f"frame body of {header.length} bytes is over the limit of {MAX_BODY}")
     return header
+
+
+#: libc's `send`, called with the GIL held: see `send_now`.
+_send = ctypes.PyDLL(None).send
+_send.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int]
+_send.restype = ctypes.c_ssize_t
+
+
+def send_now(sock: socket.socket, frame: bytes) -> bool:
+    """Sends a frame without blocking. False where it did not fit whole, or the connection is gone.
+
+    The GIL is kept: a socket's own methods release it, and a thread of vLLM that only wants to send a few bytes gets it
+    back when another one has finished, up to 5 ms later. A send that does not wait is over in microseconds.
+    """
+    return bool(_send(sock.fileno(), frame, len(frame), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL) == len(frame))
 
 
 def send_with_fds(sock: socket.socket, frame: bytes, fds: list[int]) -> None:
