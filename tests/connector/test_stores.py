@@ -238,7 +238,7 @@ def test_a_grant_of_the_last_chunk_size_says_nothing_about_chunks_of_the_next(
     assert asked(scripted) == [(0, 64), (64, 32), (0, 96)]
 
 
-def test_a_job_that_a_worker_dropped_is_asked_for_again(scripted: ScriptedPool, loop: Make) -> None:
+def test_a_job_that_a_worker_dropped_is_aborted_and_asked_for_again(scripted: ScriptedPool, loop: Make) -> None:
     engine = connected(loop())
     dropped: list[int] = []
 
@@ -251,6 +251,35 @@ def test_a_job_that_a_worker_dropped_is_asked_for_again(scripted: ScriptedPool, 
     engine.rewrite_output = drop_once
     engine.add("cold", prompt(128, 1), output=4000)
     engine.until(lambda: len(scripted.frames(Op.GRANT)) >= 2, what="asked again")
+    first, second = scripted.frames(Op.GRANT)[:2]
+    abort = next(frame for frame in scripted.received if frame.op == Op.ABORT)
+    assert abort.body["grant"] == first.tag
+    assert scripted.received.index(abort) < scripted.received.index(second), "else it would be there already"
+
+
+def test_a_grant_is_not_aborted_before_every_rank_has_ended_it(scripted: ScriptedPool, loop: Make) -> None:
+    engine = connected(loop(world=2))
+    reported: list[int] = []
+
+    def one_of_two_ranks(output: Any) -> None:
+        report = output.kv_connector_worker_meta
+        if report is not None:
+            reported.extend(report.stores)
+            output.kv_connector_worker_meta = WorkerReport({job: Ended(1, 1) for job in report.stores})
+
+    engine.rewrite_output = one_of_two_ranks
+    engine.generate("cold", prompt(128, 1))
+    engine.until(lambda: reported, what="the first rank's report")
+    for _ in range(3):
+        engine.step()
+    assert not [f for f in scripted.frames(Op.ABORT) if "grant" in f.body], "the other one may be writing"
+
+    def the_other(output: Any) -> None:
+        if reported:
+            output.kv_connector_worker_meta = WorkerReport({reported.pop(): Ended(1, 0)})
+
+    engine.rewrite_output = the_other
+    engine.until(lambda: [f for f in scripted.frames(Op.ABORT) if "grant" in f.body], what="aborted")
 
 
 def test_a_report_that_comes_twice_releases_blocks_once(scripted: ScriptedPool, loop: Make) -> None:

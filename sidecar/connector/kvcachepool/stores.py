@@ -323,6 +323,7 @@ class Stores:
                 self._counters.event("storedChunks", len(grant.chunks))
                 continue
             self._counters.event("storeDropped", len(grant.chunks))
+            self._abort(grant)  # a rank that is off cannot; and no rank writes any more
             grant.progress.drops += 1
             if grant.progress.drops <= MAX_REWINDS:
                 self._release(grant, grant.chunks, REWIND_S)
@@ -347,6 +348,11 @@ class Stores:
         grant.given_up = True
         if grant.tag is not None:
             self._client.drop(grant.tag)
+            self._abort(grant)
+
+    def _abort(self, grant: _Grant) -> None:
+        """ABORT goes out with the next step."""
+        if grant.tag is not None:
             self._aborts[grant.tag] = False
 
     def lose(self) -> None:
