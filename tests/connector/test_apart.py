@@ -37,11 +37,18 @@ def image(identifier: str, at: int = 10) -> MultiModalFeatureSpec:
     )
 
 
-def adapter(folder: Path, content: bytes, name: str = "a") -> LoRARequest:
+def adapter(folder: Path, content: bytes, number: int = 1, in_place: bool = False) -> LoRARequest:
     folder.mkdir(exist_ok=True)
     (folder / "adapter_config.json").write_bytes(b"{}")
     (folder / "adapter_model.safetensors").write_bytes(content)
-    return LoRARequest(name, 1, str(folder))
+    return LoRARequest("a", number, str(folder), load_inplace=in_place)
+
+
+def hashed(engine: Loop, lora: LoRARequest) -> None:
+    """Waits until the adapter's content is known."""
+    scheduler = engine.connector._scheduler
+    assert scheduler is not None
+    wait_for(lambda: scheduler._adapters.hashes.get(lora.lora_path, lora.lora_int_id), 10, "content hash")
 
 
 @pytest.mark.parametrize(
@@ -113,9 +120,7 @@ def test_an_adapter_is_uncached_until_its_content_is_known(scripted: ScriptedPoo
     engine = connected(loop())
     one = adapter(tmp_path / "one", b"first")
     engine.generate("early", TOKENS, lora_request=one)
-    scheduler = engine.connector._scheduler
-    assert scheduler is not None
-    wait_for(lambda: scheduler._adapters.get(one.lora_path, one.lora_int_id), 10, "content hash")
+    hashed(engine, one)
     engine.forget_local()
     engine.generate("one", TOKENS, lora_request=one)
     engine.forget_local()
@@ -132,9 +137,7 @@ def test_another_adapter_under_one_name_and_path_shares_nothing(
     def run(name: str, content: bytes) -> None:
         engine = connected(loop(engine_id=name))
         request = adapter(tmp_path / "adapter", content)
-        scheduler = engine.connector._scheduler
-        assert scheduler is not None
-        wait_for(lambda: scheduler._adapters.get(request.lora_path, request.lora_int_id), 10, "content hash")
+        hashed(engine, request)
         engine.generate(name, TOKENS, lora_request=request)
         engine.drain()
 
@@ -142,6 +145,60 @@ def test_another_adapter_under_one_name_and_path_shares_nothing(
     run("two", b"second")
     assert keys_of(scripted, "one")
     assert not keys_of(scripted, "one") & keys_of(scripted, "two")
+
+
+def test_an_adapter_that_is_loaded_in_place_is_not_cached(scripted: ScriptedPool, loop: Make, tmp_path: Path) -> None:
+    engine = connected(loop())
+    one = adapter(tmp_path / "one", b"first")
+    hashed(engine, one)
+    engine.generate("before", TOKENS, lora_request=one)
+    engine.forget_local()
+    stored = set(scripted.chunks)
+    assert stored
+    two = adapter(tmp_path / "two", b"second", in_place=True)
+    for name, lora in (("after", two), ("under the id's first path", one)):
+        assert engine.generate(name, TOKENS, lora_request=lora) == 0
+        engine.drain()
+        assert not keys_of(scripted, name)
+    assert set(scripted.chunks) == stored
+    wait_for(lambda: reports(scripted, "miss_tokens").get("loraLoadedInPlace") == 2 * 256, 10, "counted")
+
+
+def test_what_runs_while_its_adapter_is_replaced_stores_nothing_more(
+    scripted: ScriptedPool, loop: Make, tmp_path: Path
+) -> None:
+    engine = connected(loop(step_tokens=64))
+    one = adapter(tmp_path / "one", b"first")
+    hashed(engine, one)
+    request = engine.add("running", prompt(2048, 7), lora_request=one)
+    engine.until(lambda: scripted.chunks, what="the first chunk is stored")
+    engine.connector.adapter_loaded(adapter(tmp_path / "two", b"second", in_place=True))
+    computed = request.num_computed_tokens
+    assert computed < 2000
+    engine.run("running")
+    engine.drain()
+    asked = [chunk for frame in scripted.frames(Op.GRANT) for chunk in frame.body["chunks"]]
+    assert max(chunk["first_token"] + chunk["tokens"] for chunk in asked) <= computed
+    engine.forget_local()
+    again = LoRARequest("a", 2, one.lora_path)
+    hashed(engine, again)
+    engine.generate("another id", TOKENS, lora_request=again)
+    engine.drain()
+    assert not keys_of(scripted, "another id"), "vLLM's own cache may hold blocks of both under this name and path"
+
+
+def test_an_adapter_that_comes_back_with_other_files_is_not_cached(
+    scripted: ScriptedPool, loop: Make, tmp_path: Path
+) -> None:
+    engine = connected(loop())
+    one = adapter(tmp_path / "one", b"first")
+    hashed(engine, one)
+    engine.generate("one", TOKENS, lora_request=one)
+    two = adapter(tmp_path / "one", b"second", number=2)
+    hashed(engine, two)
+    assert engine.generate("two", TOKENS, lora_request=two) == 0
+    engine.drain()
+    assert not keys_of(scripted, "two"), "vLLM's own cache finds blocks of the first by name and path"
 
 
 def test_prompt_embeddings_of_one_length_share_nothing(scripted: ScriptedPool, loop: Make) -> None:

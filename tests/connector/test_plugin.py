@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -207,3 +208,32 @@ def test_socket_and_settings_lie_beside_the_package(monkeypatch: pytest.MonkeyPa
     assert place.settings() == {}
     monkeypatch.setenv("KVCACHEPOOL_SOCKET", "/elsewhere.sock")
     assert place.socket_path() == "/elsewhere.sock"
+
+
+def test_the_connector_hears_of_requests_and_adapters_before_the_scheduler_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from vllm.v1.engine import core
+
+    class EngineCore:
+        def __init__(self, connector: Any) -> None:
+            self.scheduler = SimpleNamespace(get_kv_connector=lambda: connector)
+
+        def preprocess_add_request(self, request: str) -> tuple[str, int]:
+            return request.upper(), 0
+
+        def add_lora(self, lora_request: str) -> str:
+            heard.append("loaded")
+            return lora_request
+
+    heard: list[Any] = []
+    ours = SimpleNamespace(arrive=heard.append, adapter_loaded=heard.append)
+    monkeypatch.setattr(core, "EngineCore", EngineCore)
+    plugin.watch_engine()
+    plugin.watch_engine()
+    engine = EngineCore(SimpleNamespace(_connectors=[object(), ours]))
+    assert engine.preprocess_add_request("a") == ("A", 0)
+    assert engine.add_lora("lora") == engine.add_lora(lora_request="lora") == "lora"
+    assert heard == ["A", "lora", "loaded", "lora", "loaded"]
+    assert str(inspect.signature(engine.add_lora)) == "(lora_request: 'str') -> 'str'", "vLLM reads it"
+    assert EngineCore(None).add_lora("lora") == "lora", "what fails in ours is not seen"

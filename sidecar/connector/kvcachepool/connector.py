@@ -27,7 +27,7 @@ from .jobs import StepMetadata
 from .layout import Unserved
 from .metrics import CacheStats
 from .place import socket_path
-from .plugin import watch_arrivals
+from .plugin import watch_engine
 from .preflight import layout_wish, transfer_refusal
 from .scheduler import Scheduler
 from .worker import Worker
@@ -67,7 +67,7 @@ class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
             if role == KVConnectorRole.SCHEDULER:
                 self._scheduler = Scheduler(vllm_config, kv_cache_config, socket_path(), str(vllm.__version__))
                 self._scheduler.start()
-                watch_arrivals()
+                watch_engine()
             else:
                 self._worker = Worker(vllm_config, kv_cache_config, socket_path())
         except Unserved as error:
@@ -116,6 +116,11 @@ class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
         """The plugin's early call, from vLLM's input thread."""
         if self._scheduler is not None:
             self._guarded(self._scheduler.arrive, None, request)
+
+    def adapter_loaded(self, lora_request: Any) -> None:
+        """The plugin's word that vLLM is about to load an adapter."""
+        if self._scheduler is not None:
+            self._guarded(self._scheduler.adapter_loaded, None, lora_request)
 
     def on_new_request(self, request: Request) -> None:
         """A request was added."""

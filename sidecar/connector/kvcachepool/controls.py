@@ -84,26 +84,19 @@ class Uncacheable(Exception):
     """This request neither loads nor stores; the message is the name of the reason."""
 
 
-def namespace(
-    request: Request, controls: Controls, epoch: str, lora_digest: Callable[[str, int], bytes | None]
-) -> bytes:
+def namespace(request: Request, controls: Controls, epoch: str, lora_digest: Callable[[Any], bytes]) -> bytes:
     """Namespace id of a request: empty for the default one, else SHA-256 of what keeps it apart.
 
     Args:
         epoch: what `reset_cache` drew last, empty before.
-        lora_digest: content hash of an adapter's files by path and id, None while it is not known.
+        lora_digest: content hash of an adapter's files; raises `Uncacheable`.
 
     Raises:
-        Uncacheable: the adapter's content is not known yet, or an item's identifier says nothing about its content.
+        Uncacheable: the adapter's content is not known, or an item's identifier says nothing about its content.
     """
     tags = controls.tags or None
     lora = getattr(request, "lora_request", None)
-    content = None
-    if lora is not None:
-        digest = lora_digest(lora.lora_path, lora.lora_int_id)
-        if digest is None:
-            raise Uncacheable("loraContentUnknown")
-        content = digest.hex()
+    content = lora_digest(lora).hex() if lora is not None else None
     if not tags and not getattr(request, "cache_salt", None):
         for feature in getattr(request, "mm_features", None) or ():
             if not names_content(feature.identifier, lora.lora_name if lora is not None else None):

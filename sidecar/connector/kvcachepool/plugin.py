@@ -127,26 +127,44 @@ def tell_off(reason: str) -> None:
         logger.exception("the sidecar could not be told")
 
 
-def watch_arrivals() -> None:
-    """Wraps `EngineCore.preprocess_add_request`: a request's hashes are complete there, before its step."""
+def watch_engine() -> None:
+    """Wraps two methods of `EngineCore` to hear of requests and adapters before its scheduler does.
+
+    `preprocess_add_request`: a request's hashes are complete there, before its step. `add_lora`: no request tells.
+    """
     core = sys.modules.get("vllm.v1.engine.core")
     engine_core: Any = getattr(core, "EngineCore", None)
-    original = getattr(engine_core, "preprocess_add_request", None)
-    if original is None or hasattr(engine_core, _MARK):
+    if engine_core is None or hasattr(engine_core, _MARK):
         return
-    setattr(engine_core, _MARK, original)
+    setattr(engine_core, _MARK, True)
+    arrives = getattr(engine_core, "preprocess_add_request", None)
+    if arrives is not None:
 
-    @functools.wraps(original)
-    def preprocess_add_request(self: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(self, *args, **kwargs)
-        try:
-            for connector in _connectors(self.scheduler.get_kv_connector()):
-                connector.arrive(result[0])
-        except Exception:
-            logger.debug("no early lookup", exc_info=True)
-        return result
+        @functools.wraps(arrives)
+        def preprocess_add_request(self: Any, *args: Any, **kwargs: Any) -> Any:
+            result = arrives(self, *args, **kwargs)
+            _tell(self, "arrive", result)
+            return result
 
-    engine_core.preprocess_add_request = preprocess_add_request
+        engine_core.preprocess_add_request = preprocess_add_request
+    loads = getattr(engine_core, "add_lora", None)
+    if loads is not None:
+
+        @functools.wraps(loads)
+        def add_lora(self: Any, *args: Any, **kwargs: Any) -> Any:
+            _tell(self, "adapter_loaded", args or tuple(kwargs.values()))
+            return loads(self, *args, **kwargs)
+
+        engine_core.add_lora = add_lora
+
+
+def _tell(engine_core: Any, hook: str, said: Any) -> None:
+    """Calls a hook of our connectors with the first of what was said."""
+    try:
+        for connector in _connectors(engine_core.scheduler.get_kv_connector()):
+            getattr(connector, hook)(said[0])
+    except Exception:
+        logger.debug("the connector could not be told (%s)", hook, exc_info=True)
 
 
 def _connectors(connector: Any) -> list[Any]:

@@ -16,9 +16,9 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from . import keys
+from .adapters import Adapters
 from .client import Client, Held, Reply
 from .controls import Uncacheable, namespace, parse_controls
-from .fingerprint import AdapterHashes
 from .jobs import Ended, StepMetadata, WorkerReport
 from .keys import Chunks, Geometry
 from .loads import Loads
@@ -68,7 +68,7 @@ class Scheduler:
         job_ids = itertools.count(1)
         self._loads = Loads(self._client, job_ids)
         self._stores = Stores(self._client, self._lock, self._counters, self._world, job_ids)
-        self._adapters = AdapterHashes()
+        self._adapters = Adapters()
         self._states: dict[str, RequestState] = {}
         self._release: dict[str, None] = {}  # requests, in order, whose RELEASE goes out with the step
         self._epoch = ""
@@ -120,13 +120,29 @@ class Scheduler:
         for name in state.controls.ignored:
             self._counters.event(f"parameterIgnored/{name}")
         self._states[request.request_id] = state
+        lora = request.lora_request
+        if lora is not None:
+            self.adapter_loaded(lora)
         self._name(state)
         return state
+
+    def adapter_loaded(self, lora: Any) -> None:
+        """vLLM is about to load this adapter, or to make sure that it is loaded. Requests that run with the weights it
+        replaces are not cached from here on.
+        """
+        with self._lock:
+            if not self._adapters.loaded(lora):
+                return
+            self._version += 1
+            for state in self._states.values():
+                mine = state.request.lora_request
+                if mine is not None and mine.lora_int_id == lora.lora_int_id:
+                    self._name(state)
 
     def _name(self, state: RequestState) -> None:
         """Gives the request its namespace, or the reason why it is not cached."""
         try:
-            state.namespace = namespace(state.request, state.controls, self._epoch, self._adapters.get)
+            state.namespace = namespace(state.request, state.controls, self._epoch, self._adapters.digest)
             state.refusal = ""
         except Uncacheable as reason:
             state.namespace = None

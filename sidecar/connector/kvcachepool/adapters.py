@@ -1,0 +1,46 @@
+"""Which LoRA adapters have a name for their KV: those whose content is known and never changed under their name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .controls import Uncacheable
+from .fingerprint import AdapterHashes
+
+
+class Adapters:
+    """What this engine has loaded. Its methods are called with the scheduler side's lock held.
+
+    vLLM tells adapters apart by id, and KV of its own prefix cache by name and path. Both may stand for other weights
+    after a while; then nobody knows which of them made a block, so it is not cached any more.
+    """
+
+    def __init__(self) -> None:
+        self.hashes = AdapterHashes()
+        self._replaced: set[int] = set()
+        self._contents: dict[tuple[str, str], bytes] = {}
+
+    def digest(self, lora: Any) -> bytes:
+        """Content hash of an adapter's files. Raises `Uncacheable`."""
+        if lora.lora_int_id in self._replaced:
+            self._contents[lora.lora_name, lora.lora_path] = b""  # its blocks may be of the weights before or after
+            raise Uncacheable("loraLoadedInPlace")
+        digest = self.hashes.get(lora.lora_path, lora.lora_int_id)
+        if digest is None:
+            raise Uncacheable("loraContentUnknown")
+        if self._contents.setdefault((lora.lora_name, lora.lora_path), digest) != digest:
+            raise Uncacheable("loraContentChanged")
+        return digest
+
+    def loaded(self, lora: Any) -> bool:
+        """vLLM is about to load this adapter. Returns whether that puts other weights under an id that has some."""
+        if not getattr(lora, "load_inplace", False):
+            self.hashes.get(lora.lora_path, lora.lora_int_id)  # hashes it as it is now
+            return False
+        first = lora.lora_int_id not in self._replaced
+        self._replaced.add(lora.lora_int_id)
+        return first
+
+    def close(self) -> None:
+        """Ends the background thread."""
+        self.hashes.close()
