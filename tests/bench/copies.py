@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import fcntl
 import mmap
 import os
 import random
@@ -68,9 +69,10 @@ def new_mapping(arena_bytes: int) -> Mapping:
     """An arena with an empty slot table, as the sidecar hands it out."""
     rows = arena_bytes // ROW_BYTES
     table_bytes = 4096 + rows * 64
-    arena, table = os.memfd_create("arena"), os.memfd_create("table")
-    os.ftruncate(arena, arena_bytes)
-    os.ftruncate(table, table_bytes)
+    arena, table = (os.memfd_create(name, os.MFD_ALLOW_SEALING) for name in ("arena", "table"))
+    for fd, size in ((arena, arena_bytes), (table, table_bytes)):
+        os.ftruncate(fd, size)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
     header = struct.pack(
         "<8sIIQQIIQQQI", b"KVCPSLOT", 1, ROW_BYTES, 1, arena_bytes, rows, 0, arena_bytes, 4096, 4096, rows
     )

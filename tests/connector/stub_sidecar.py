@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import fcntl
 import mmap
 import os
 import socket
@@ -43,6 +44,14 @@ class Received(NamedTuple):
     connection: int
 
 
+def memfd(name: str, size: int) -> int:
+    """A sealed memfd, as the sidecar makes them."""
+    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, size)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+    return fd
+
+
 class Memory:
     """An arena and its slot table, as the engine would make them."""
 
@@ -51,10 +60,8 @@ class Memory:
         self.rows = rows
         self.arena_bytes = rows * ROW_BYTES
         self.table_bytes = 4096 + rows * 64
-        self.arena_fd = os.memfd_create("arena", os.MFD_CLOEXEC)
-        os.ftruncate(self.arena_fd, self.arena_bytes)
-        self.table_fd = os.memfd_create("table", os.MFD_CLOEXEC)
-        os.ftruncate(self.table_fd, self.table_bytes)
+        self.arena_fd = memfd("arena", self.arena_bytes)
+        self.table_fd = memfd("table", self.table_bytes)
         self.arena = mmap.mmap(self.arena_fd, self.arena_bytes)
         self.table = mmap.mmap(self.table_fd, self.table_bytes)
         struct.pack_into(

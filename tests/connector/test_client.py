@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import select
@@ -509,6 +510,100 @@ def test_memory_of_another_format_is_not_mapped(sidecar: StubSidecar, connect: A
     sidecar.memory.table[:8] = b"KVCPSLOT"
     until(lambda: client.connected)
     assert fresh_shared.mapping is not None
+
+
+def descriptors() -> set[tuple[str, str]]:
+    """Open descriptors of this process, and what they are."""
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            found.add((name, os.readlink(f"/proc/self/fd/{name}")))
+    return found
+
+
+@pytest.mark.parametrize("op", [Op.HELLO, Op.REGISTER])
+def test_descriptors_that_nobody_wants_are_closed(sidecar: StubSidecar, connect: Any, op: Op) -> None:
+    client, _ = connect()
+    until(lambda: client.connected)
+    path = sidecar.lock_path + ".foreign"
+    with open(path, "wb") as foreign:
+
+        def answer(frame: Received) -> Any:
+            if frame.op != op:
+                return None
+            if op == Op.HELLO:
+                sidecar.greet(frame, memory="none", fds=["unknown"], retry_ms=50)
+            sidecar.reply(frame, {"ready": True}, fds=[foreign.fileno()] * 2)
+            return False
+
+        sidecar.answer = answer
+        if op == Op.HELLO:
+            sidecar.cut()
+        answers: list[Reply] = []
+        until(lambda: client.ask(Op.REGISTER, messages.Register(world=1), answers.append) is not None)
+        sidecar.wait_for(lambda frames: [f for f in frames if f.op == op][-1:])
+        if op == Op.REGISTER:
+            until(lambda: answers)
+        until(lambda: [target for _, target in descriptors()].count(path) == 1)
+
+
+@pytest.mark.parametrize(
+    "promise",
+    [
+        {"memory": "lock_first", "lock": 5, "fds": []},
+        {"memory": "lock_first", "lock": None, "fds": []},
+        {"memory": "sent", "region": 7, "fds": []},
+        {"memory": "sent", "region": 7, "fds": ["arena"]},
+        {"memory": "sent", "region": None, "fds": []},
+    ],
+    ids=["lock", "number", "memory", "table", "region"],
+)
+def test_a_promise_without_descriptors_ends_the_connection(
+    sidecar: StubSidecar, connect: Any, fresh_shared: Shared, promise: dict[str, Any]
+) -> None:
+    broken: list[Received] = []
+
+    def answer(frame: Received) -> Any:
+        if frame.op != Op.HELLO or broken or (promise["memory"] == "sent" and frame.body.get("lock") is None):
+            return None
+        broken.append(frame)
+        body = {"version": 1, "sidecar_version": "0", "session": 1, "boot": 1, "settings": {}} | promise
+        sidecar.reply(frame, body | {"arena_bytes": 65536, "table_bytes": 8192})
+        return False
+
+    sidecar.answer = answer
+    client, owner = connect()
+    until(lambda: broken and client.connected)
+    assert owner.lost == 1
+    assert client.connection == 2
+    assert fresh_shared.mapping is not None
+
+
+def test_another_region_than_the_mapped_one_is_refused(
+    sidecar: StubSidecar, connect: Any, fresh_shared: Shared
+) -> None:
+    client, owner = connect()
+    until(lambda: client.connected)
+    mapped, other = sidecar.memory, Memory(8, 64)
+    assert mapped is not None
+    sent: list[Received] = []
+
+    def answer(frame: Received) -> Any:
+        if frame.op != Op.HELLO or sent:
+            return None
+        sent.append(frame)
+        sidecar.memory = other
+        frame.body["region"] = None
+        sidecar.greet(frame)
+        sidecar.memory = mapped
+        return False
+
+    sidecar.answer = answer
+    sidecar.cut()
+    until(lambda: sent and client.connected)
+    assert owner.lost == 2, "the connection that sent it was closed"
+    assert fresh_shared.mapping is not None
+    assert fresh_shared.mapping.region == 7
 
 
 def test_the_plugin_says_off_once_the_sidecar_is_there(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import struct
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+import stub_sidecar
 
 import kvcachepool.messages as messages
 from kvcachepool import shared, wire
@@ -104,8 +106,7 @@ def test_lock_bytes_are_the_same() -> None:
 
 
 def memfd(content: bytes, size: int) -> int:
-    fd = os.memfd_create("vector")
-    os.ftruncate(fd, size)
+    fd = stub_sidecar.memfd("vector", size)
     os.pwrite(fd, content, 0)
     return fd
 
@@ -157,3 +158,60 @@ def test_a_table_that_does_not_fit_is_not_mapped(field: str) -> None:
         Mapping(region, arena, table, arena_bytes, size)
     os.close(arena)
     os.close(table)
+
+
+@pytest.mark.parametrize("wrong", ["file", "socket", "unsealed", "short", "empty"])
+@pytest.mark.parametrize("which", ["arena", "table"])
+def test_descriptors_that_could_hurt_under_a_mapping_are_not_mapped(tmp_path: Path, wrong: str, which: str) -> None:
+    good = stub_sidecar.Memory(7, 4)
+    fds = {"arena": good.arena_fd, "table": good.table_fd}
+    sizes = {"arena": good.arena_bytes, "table": good.table_bytes}
+    content = os.pread(fds[which], sizes[which], 0)
+    ends: tuple[socket.socket, ...] = ()
+    if wrong == "file":
+        (tmp_path / "file").write_bytes(content)
+        fds[which] = os.open(tmp_path / "file", os.O_RDWR)
+    elif wrong == "socket":
+        ends = socket.socketpair()
+        fds[which] = ends[0].fileno()
+    elif wrong == "unsealed":
+        fds[which] = os.memfd_create("unsealed", os.MFD_ALLOW_SEALING)
+        os.write(fds[which], content)
+    elif wrong == "short":
+        fds[which] = memfd(content[:-4096], sizes[which] - 4096)
+    else:
+        sizes[which] = 0
+    with pytest.raises(SharedMemoryError):
+        Mapping(7, fds["arena"], fds["table"], sizes["arena"], sizes["table"])
+    Mapping(7, good.arena_fd, good.table_fd, good.arena_bytes, good.table_bytes).close()
+
+
+def test_a_frame_is_read_whole_however_it_comes() -> None:
+    ours, theirs = socket.socketpair()
+    frames = wire.Frames(ours)
+    body = encode(messages.AbortReply(freed=1)) * 50
+    raw = wire.encode_header(wire.Op.ABORT, wire.FLAG_REPLY, 9, len(body)) + body
+    for at in range(0, len(raw), 7):
+        assert frames.next(0) is None
+        theirs.sendall(raw[at : at + 7])
+    frame = frames.next(0)
+    assert frame is not None
+    assert (frame[0].tag, frame[1]) == (9, body)
+    theirs.sendall(raw[:-1])
+    theirs.close()
+    assert frames.next(1) is None
+    assert frames.next(1) is None
+    assert frames.ended
+    ours.close()
+
+
+def test_descriptors_that_were_cut_off_end_the_connection() -> None:
+    ours, theirs = socket.socketpair()
+    frames = wire.Frames(ours)
+    raw = wire.encode_header(wire.Op.HELLO, wire.FLAG_FDS, 1, 0)
+    socket.send_fds(theirs, [raw], [0] * 32)
+    with pytest.raises(wire.FrameError):
+        frames.next(1)
+    frames.close()
+    ours.close()
+    theirs.close()

@@ -139,6 +139,11 @@ def test_a_plan_names_only_the_sections_of_this_rank() -> None:
     assert plan.pieces == [Piece(0, [3, 4], [6 * ROW_BYTES, 6 * ROW_BYTES + size])]
     assert plan.packed == ref(6, size * 2, 1)
     assert plan.nbytes == 2 * size
+    for torn in (refs[:-1], refs[:-16], refs + ref(8, 64, 3)):
+        with pytest.raises(ValueError, match="references"):
+            Planner(layout).plan([OneChunk(torn, (3, 4), (0, 0))], store=False)
+    with pytest.raises(ValueError, match="references"):
+        Planner(layout).plan([OneChunk(refs, (3, 4))], store=False)
     with pytest.raises(ValueError, match="lacks"):
         Planner(layout).plan([OneChunk(refs, (3, 4), (0, 5))], store=False)
     with pytest.raises(ValueError, match="lacks blocks"):

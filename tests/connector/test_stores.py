@@ -220,6 +220,44 @@ def test_answered_grants_are_shipped_also_after_the_connection_broke(scripted: S
     assert not [f for f in scripted.frames(Op.ABORT) if "grant" in f.body]
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda said: said | {"refs": said["refs"][:-1]},
+        lambda said: said | {"refs": said["refs"][:-16]},
+        lambda said: said | {"refs": b""},
+        lambda said: said | {"results": said["results"][:-1]},
+        lambda said: {"results": "no bytes"},
+    ],
+    ids=["torn", "one less", "none", "results", "types"],
+)
+def test_an_answer_to_grant_that_cannot_be_right_is_aborted(
+    scripted: ScriptedPool, loop: Make, change: Callable[[dict[str, Any]], dict[str, Any]]
+) -> None:
+    engine = connected(loop())
+    free = engine.free_blocks()
+    wrong: list[Received] = []
+
+    def once(frame: Received) -> bool:
+        if not wrong:
+            wrong.append(frame)
+            scripted.late(frame, change(scripted.grants(frame)))
+            scripted.granted.clear()
+            return True
+        return False
+
+    scripted.on_grant = once
+    jobs: list[Any] = []
+    engine.rewrite_metadata = lambda metadata: jobs.extend(metadata.jobs)
+    engine.generate("cold", prompt(128, 1))
+    engine.drain()
+    assert not jobs
+    assert engine.free_blocks() == free
+    wait_for(lambda: reports(scripted, "events").get("grantRefused/BadAnswer") == 2, 10, "counted")
+    abort = scripted.wait_for(lambda frames: [f for f in frames if f.op == Op.ABORT])[0]
+    assert abort.body["grant"] == wrong[0].tag
+
+
 def test_a_grant_of_the_last_chunk_size_says_nothing_about_chunks_of_the_next(
     scripted: ScriptedPool, loop: Make
 ) -> None:

@@ -178,6 +178,23 @@ def test_a_load_that_cannot_be_right_fails_and_touches_nothing(rank: Rank, job: 
     assert [content(rank.caches, block) for block in range(BLOCKS)] == before
 
 
+@pytest.mark.parametrize("kind", ["load", "store"])
+@pytest.mark.parametrize("slot", [127, 128, 0xFFFFFFFE])
+def test_a_slot_that_does_not_lie_in_the_arena_is_not_touched(
+    rank: Rank, sidecar: StubSidecar, slot: int, kind: Any
+) -> None:
+    rank.start()
+    inside = rank.granted(126)
+    outside = slot.to_bytes(4, "little") + inside[4:]
+    if slot == 127:
+        outside = rank.granted(127)
+    rank.step(Job(1, kind, "a", 7, [Chunk(outside, ((3, 4),))]))
+    rank.until_done(lambda: rank.finished or rank.stores)
+    assert rank.failed == rank.finished
+    assert rank.stores == ({1: Ended(1, 1)} if kind == "store" else {})
+    assert rank.worker._report.events == {f"{kind}Failed/bounds": 1}
+
+
 class Slowed:
     """A copier that stops in the middle until it is let go."""
 

