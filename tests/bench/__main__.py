@@ -24,6 +24,7 @@ BARS: dict[str, tuple[float | None, float | None]] = {
     "ttft_4k_warm_over_local": (None, 1.2),
     "overhead_no_hits_percent": (None, 1.0),
     "engine_thread_block_p99_us": (None, 500.0),
+    "engine_thread_block_apart_p99_us": (None, 500.0),
     "idle_cpu_percent": (None, 0.5),
     "rss_beyond_arena_mib": (None, 40.0),
 }

@@ -1,15 +1,20 @@
 """How long the connector holds vLLM's scheduler thread in a step with 200 waiting requests (bounded waits apart).
 
 vLLM's real scheduler with the real connector and the real sidecar: 32 requests decode; one prompt of 4,000 tokens is
-being loaded and 199 requests with the same prompt wait for it, so each is asked for in every step. Also with 200
-different prompts that arrive at once. On a busy machine the wall time includes what other processes take.
+being loaded and 199 requests with the same prompt wait for it, so each is asked for in every step. Then 200 different
+prompts arrive at once, again and again, and those that were not served go away together.
 
-    python tests/bench/scheduler.py [--steps 400]
+Twice: with the worker in the engine's process, as vLLM runs one rank (its hooks are on that thread too, and count),
+and with the worker in a process of its own ("apart"), as it runs several. One step is measured by the wall clock, the
+next by the thread's CPU clock, which does not see what other processes take.
+
+    python tests/bench/scheduler.py [--steps 600]
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import os
 import shutil
 import statistics
@@ -17,18 +22,21 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "sidecar" / "connector"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "connector"))
 
+import torch.multiprocessing
 from engine_loop import Loop, prompt
+from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
 
 import kvcachepool.worker as worker_module
 from bench.results import Row, merge
+from kvcachepool.connector import KVCachePoolConnector
 from kvcachepool.layout import Ranks
-from kvcachepool.lookups import Patience
 from servers.paths import short_folder
 from servers.sidecar import Sidecar
 from servers.waiting import wait_for
@@ -49,44 +57,141 @@ HOOKS = (
     "take_events",
     "get_kv_connector_stats",
 )
+WORKER_HOOKS = (
+    "handle_preemptions",
+    "bind_connector_metadata",
+    "start_load_kv",
+    "wait_for_save",
+    "get_transfer_results",
+    "build_connector_worker_meta",
+)
+
+
+class Apart(Loop):
+    """The engine with its worker in a process of its own, over the same KV cache."""
+
+    def make_worker(self) -> Any:
+        for cache in self.caches.values():
+            cache.share_memory_()
+        config = copy.copy(self.config)
+        config.compilation_config = copy.copy(config.compilation_config)
+        config.compilation_config.static_forward_context = {}
+        context = torch.multiprocessing.get_context("spawn")
+        pipe, theirs = context.Pipe()
+        process = context.Process(target=work, args=(theirs, config, self.kv_cache_config, self.caches), daemon=True)
+        process.start()
+        return Remote(pipe, process)
+
+
+def work(pipe: Any, config: Any, kv_cache_config: Any, caches: dict[str, torch.Tensor]) -> None:
+    """The worker's process: one message per step."""
+    worker_module._ranks = lambda vllm_config: Ranks()
+    module = SimpleNamespace(get_attn_backend=lambda: SimpleNamespace(get_name=lambda: "CPU_ATTN"), isa="vec")
+    config.compilation_config.static_forward_context = dict.fromkeys(caches, module)
+    connector = KVCachePoolConnector(config, KVConnectorRole.WORKER, kv_cache_config)
+    connector.register_kv_caches(caches)
+    worker = connector._worker
+    assert worker is not None
+    wait_for(lambda: worker._mapping is not None, 60, "the arena mapped")
+    pipe.send("mapped")
+    while (message := pipe.recv()) is not None:
+        metadata, finished, wants_results = message
+        connector.handle_preemptions(metadata)
+        connector.bind_connector_metadata(metadata)
+        connector.wait_for_save()
+        if wants_results:
+            pipe.send((connector.get_transfer_results(finished), connector.build_connector_worker_meta()))
+        connector.clear_connector_metadata()
+    connector.shutdown()
+
+
+class Remote:
+    """The engine's end of the pipe, with the hooks of a worker."""
+
+    def __init__(self, pipe: Any, process: Any) -> None:
+        self._pipe = pipe
+        self._process = process
+        self._metadata: Any = None
+        self._report: Any = None
+        assert pipe.recv() == "mapped"
+
+    def handle_preemptions(self, metadata: Any) -> None:
+        self._metadata = metadata
+
+    def bind_connector_metadata(self, metadata: Any) -> None: ...
+    def start_load_kv(self, forward_context: Any) -> None: ...
+    def wait_for_save(self) -> None: ...
+
+    def get_transfer_results(self, finished: set[str]) -> Any:
+        self._pipe.send((self._metadata, finished, True))
+        self._metadata = None
+        results, self._report = self._pipe.recv()
+        return results
+
+    def build_connector_worker_meta(self) -> Any:
+        return self._report
+
+    def clear_connector_metadata(self) -> None:
+        if self._metadata is not None:
+            self._pipe.send((self._metadata, set(), False))
+
+    def shutdown(self) -> None:
+        self._pipe.send(None)
+        self._process.join(30)
+
+
+class Lap(NamedTuple):
+    """What our hooks took of a step, by the wall clock or by the thread's CPU clock, and how often they were called."""
+
+    spent_us: float
+    calls: int
+    cpu: bool
 
 
 class Clock:
-    """Seconds that our hooks spend on the engine thread in the present step, without bounded waits."""
+    """Sums what our hooks take on the engine thread, without bounded waits; the two clocks take turns."""
 
-    def __init__(self, connector: Any) -> None:
-        self.spent_s = 0.0
-        self.waited_s = 0.0
-        self.calls = 0
-        for name in HOOKS:
+    def __init__(self, engine: Loop) -> None:
+        self._now = time.perf_counter
+        self._spent_s = 0.0
+        self._waited_s = 0.0
+        self._calls = 0
+        hooks: list[tuple[Any, str]] = [(engine.connector, name) for name in HOOKS]
+        if not isinstance(engine, Apart):
+            hooks += [(engine.worker, name) for name in WORKER_HOOKS]
+        for connector, name in hooks:
             setattr(connector, name, self._timed(getattr(connector, name)))
-        patience = Patience.wait
+        scheduler = engine.connector._scheduler
+        assert scheduler is not None
+        patience = scheduler._patience
+        wait = patience.wait
 
-        def wait(one: Patience, *arguments: Any) -> bool:
-            begun = time.perf_counter()
-            answered = patience(one, *arguments)
-            self.waited_s += time.perf_counter() - begun
-            return answered
+        def waits(*arguments: Any) -> None:
+            begun = self._now()
+            wait(*arguments)
+            self._waited_s += self._now() - begun
 
-        Patience.wait = wait  # type: ignore[assignment]
+        patience.wait = waits
 
     def _timed(self, hook: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*arguments: Any) -> Any:
-            begun = time.perf_counter()
+            begun = self._now()
             try:
                 return hook(*arguments)
             finally:
-                self.spent_s += time.perf_counter() - begun
-                self.calls += 1
+                self._spent_s += self._now() - begun
+                self._calls += 1
 
         return timed
 
-    def lap(self) -> tuple[float, int]:
-        """(microseconds, calls) of the step that has ended."""
-        spent, calls = (self.spent_s - self.waited_s) * 1e6, self.calls
-        self.spent_s = self.waited_s = 0.0
-        self.calls = 0
-        return spent, calls
+    def lap(self) -> Lap:
+        """What the step that has ended took, with all that came since the one before."""
+        cpu = self._now is time.thread_time
+        lap = Lap((self._spent_s - self._waited_s) * 1e6, self._calls, cpu)
+        self._spent_s = self._waited_s = 0.0
+        self._calls = 0
+        self._now = time.perf_counter if cpu else time.thread_time
+        return lap
 
 
 def p99(values: list[float]) -> float:
@@ -95,30 +200,36 @@ def p99(values: list[float]) -> float:
 
 
 def measure(steps: int) -> list[Row]:
-    """Runs both scenes. Returns the rows."""
-    folder = short_folder()
-    sidecar = Sidecar(folder, memory="512Mi", config={"cache": {"loadTimeout": "60s"}}).start()
-    os.environ["KVCACHEPOOL_SOCKET"] = str(sidecar.socket)
+    """Runs both scenes with the worker at both places. Returns the rows."""
     worker_module._ranks = lambda vllm_config: Ranks()
-    engine = Loop(blocks=2048, step_tokens=2048, max_seqs=512)
-    try:
-        return _scenes(engine, sidecar, steps)
-    finally:
-        engine.close()
-        sidecar.stop()
-        shutil.rmtree(folder, ignore_errors=True)
+    rows = []
+    for kind, name in ((Loop, ""), (Apart, "apart_")):
+        folder = short_folder()
+        sidecar = Sidecar(folder, memory="512Mi", config={"cache": {"loadTimeout": "60s"}}).start()
+        os.environ["KVCACHEPOOL_SOCKET"] = str(sidecar.socket)
+        engine = kind(blocks=2048, step_tokens=2048, max_seqs=512)
+        try:
+            rows += _scenes(engine, sidecar, steps, name)
+        finally:
+            engine.close()
+            sidecar.stop()
+            shutil.rmtree(folder, ignore_errors=True)
+    return rows
 
 
-def _scenes(engine: Loop, sidecar: Sidecar, steps: int) -> list[Row]:
-    worker, scheduler = engine.worker._worker, engine.connector._scheduler
-    assert worker is not None
+def _scenes(engine: Loop, sidecar: Sidecar, steps: int, kind: str) -> list[Row]:
+    scheduler = engine.connector._scheduler
     assert scheduler is not None
-    wait_for(lambda: scheduler._client.connected and worker._mapping is not None, 30, "both sides connected")
+    wait_for(lambda: scheduler._client.connected, 30, "connected")
     tokens = prompt(PROMPT, 1)
-    engine.generate("cold", tokens)
-    engine.forget_local()
-    wait_for(lambda: stored(sidecar) >= PROMPT // 256, 30, "chunks stored")
-    clock = Clock(engine.connector)
+    turn = 0
+    while stored(sidecar) < PROMPT // 256:
+        assert turn < 60, "chunks stored"
+        engine.generate(f"cold{turn}", tokens)
+        engine.forget_local()
+        turn += 1
+        time.sleep(0.5)
+    clock = Clock(engine)
     for number in range(DECODING):
         engine.add(f"decode{number}", prompt(64, 1000 + number), output=4000)
     engine.until(lambda: all(engine.requests[f"decode{n}"].num_output_tokens for n in range(DECODING)), 60, "decoding")
@@ -127,35 +238,38 @@ def _scenes(engine: Loop, sidecar: Sidecar, steps: int) -> list[Row]:
         engine.add(f"wait{number}", tokens)
     engine.step()
     clock.lap()
-    waiting: list[float] = []
-    calls: list[int] = []
+    waiting: list[Lap] = []
     for _ in range(steps):
         engine.step()
-        spent, count = clock.lap()
-        waiting.append(spent)
-        calls.append(count)
-    assert statistics.median(calls) > WAITING, "every waiting request is asked for in every step"
+        waiting.append(clock.lap())
+    assert statistics.median(lap.calls for lap in waiting) > WAITING, "every waiting request is asked for in every step"
     for number in range(WAITING):
         engine.abort(f"wait{number}")
     engine.hold_results = False
     engine.step()
-    arriving: list[float] = []
+    clock.lap()
+    arriving: list[Lap] = []
     for turn in range(max(4, steps // 50)):
-        for number in range(WAITING):
-            engine.add(f"new{turn}-{number}", prompt(600, 5000 + turn * WAITING + number))
-        clock.lap()
+        names = [f"new{turn}-{number}" for number in range(WAITING)]
+        for number, name in enumerate(names):
+            engine.add(name, prompt(600, 5000 + turn * WAITING + number))
         for _ in range(10):
             engine.step()
-            arriving.append(clock.lap()[0])
-        for number in range(WAITING):
-            if f"new{turn}-{number}" not in engine.done:
-                engine.abort(f"new{turn}-{number}")
+            arriving.append(clock.lap())
+        for name in names:
+            if name not in engine.done:
+                engine.abort(name)
+        engine.step()
+        arriving.append(clock.lap())
     command = f"python tests/bench/scheduler.py --steps {steps}"
-    return [
-        _row("engine_thread_block_p99_us", p99(waiting), len(waiting), command),
-        _row("engine_thread_block_p50_us", statistics.median(waiting), len(waiting), command),
-        _row("engine_thread_block_arrivals_p99_us", p99(arriving), len(arriving), command),
-    ]
+    rows = []
+    for scene, laps in (("", waiting), ("arrivals_", arriving)):
+        for cpu in (False, True):
+            values = [lap.spent_us for lap in laps if lap.cpu == cpu]
+            prefix = f"engine_thread_{'cpu' if cpu else 'block'}_{kind}{scene}"
+            rows.append(_row(f"{prefix}p50_us", statistics.median(values), len(values), command))
+            rows.append(_row(f"{prefix}p99_us", p99(values), len(values), command))
+    return rows
 
 
 def stored(sidecar: Sidecar) -> float:
@@ -178,5 +292,5 @@ def _row(name: str, value: float, runs: int, command: str) -> Row:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--steps", type=int, default=600)
     merge(measure(parser.parse_args().steps))

@@ -100,8 +100,7 @@ class Loop:
         module = SimpleNamespace(get_attn_backend=lambda: SimpleNamespace(get_name=lambda: "CPU_ATTN"), isa="vec")
         self.config.compilation_config = copy.copy(self.config.compilation_config)
         self.config.compilation_config.static_forward_context = dict.fromkeys(self.caches, module)
-        self.worker = KVCachePoolConnector(self.config, KVConnectorRole.WORKER, self.kv_cache_config)
-        self.worker.register_kv_caches(self.caches)
+        self.worker = self.make_worker()
         init_none_hash(sha256)
         scheduler_block, hash_block = resolve_kv_cache_block_sizes(self.kv_cache_config, self.config)
         self.scheduler = Scheduler(
@@ -125,6 +124,12 @@ class Loop:
         self.rewrite_output: Callable[[KVConnectorOutput], None] | None = None
         self.hold_results = False
         self.steps = 0
+
+    def make_worker(self) -> Any:
+        """The worker side, in this process."""
+        worker = KVCachePoolConnector(self.config, KVConnectorRole.WORKER, self.kv_cache_config)
+        worker.register_kv_caches(self.caches)
+        return worker
 
     # -- requests
 
