@@ -222,8 +222,8 @@ def test_a_session_that_edits_its_tokens_stores_under_the_tokens_it_has(scripted
     engine.until(lambda: request.status.name == "WAITING_FOR_STREAMING_REQ", what="session waits again")
     whole = list(request.prompt_token_ids or [])
     assert len(whole) > 250
-    engine.abort("session")
     engine.drain()
+    engine.abort("session")
     engine.forget_local()
     assert engine.generate("whole", whole) >= 192, "and what is loaded is right"
 

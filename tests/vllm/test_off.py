@@ -80,10 +80,14 @@ class OtherVersion:
                 peer, _ = self._socket.accept()
             except OSError:
                 return
-            with peer:
-                if header := peer.recv(16):
-                    self.frames += 1
-                    peer.sendall(refusal(header))
+            # The connector's two connections greet one after the other, in any order: neither may wait for the other here.
+            threading.Thread(target=self._answer, args=(peer,), daemon=True).start()
+
+    def _answer(self, peer: socket.socket) -> None:
+        with peer:
+            if header := peer.recv(16):
+                self.frames += 1
+                peer.sendall(refusal(header))
 
     def close(self) -> None:
         self._socket.close()
