@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +16,7 @@ from scripted_pool import ScriptedPool
 from steps import connected, loads_of, reports, requested
 from stub_sidecar import Received
 
+from kvcachepool import lookups
 from kvcachepool.messages import CHUNK_PENDING
 from kvcachepool.wire import Op
 from servers.waiting import wait_for
@@ -42,6 +44,7 @@ def test_a_prompts_tail_is_a_chunk_of_its_own(scripted: ScriptedPool, loop: Make
     engine = connected(loop())
     tokens = prompt(1000, 1)
     engine.generate("cold", tokens)
+    engine.drain()
     tails = [c for f in scripted.frames(Op.GRANT) for c in f.body["chunks"] if c["tokens"] < 64]
     assert [(c["first_token"], c["tokens"]) for c in tails] == [(960, 32)]
     engine.forget_local()
@@ -59,6 +62,37 @@ def test_local_blocks_are_not_loaded_again(scripted: ScriptedPool, loop: Make) -
     jobs = loads_of(engine)
     assert engine.generate("warm", tokens) == 512 - 240
     assert [chunk.blocks[0].count(0) for chunk in jobs[0].chunks] == [3, 0, 0, 0, 0]
+
+
+def test_a_request_that_waits_long_asks_anew_but_not_on_the_engines_thread(
+    scripted: ScriptedPool, loop: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lookups, "RENEW_AFTER_S", (0.01, 0.02))
+    engine = connected(loop())
+    tokens = prompt(512, 1)
+    engine.generate("cold", tokens)
+    engine.forget_local()
+    assert engine.connector._scheduler is not None
+    client = engine.connector._scheduler._client
+    asked_by: list[str] = []
+    ask = client.ask
+
+    def spied(op: Op, body: Any, on_reply: Any) -> int | None:
+        if op == Op.PROBE and body.request == "waits":
+            asked_by.append(threading.current_thread().name)
+        return ask(op, body, on_reply)
+
+    monkeypatch.setattr(client, "ask", spied)
+    engine.hold_results = True
+    engine.add("loads", tokens)
+    engine.step()
+    engine.add("waits", tokens)
+    engine.until(lambda: len(asked_by) > 1, what="asked anew")
+    assert set(asked_by[1:]) == {"kvcachepool-report"}
+    engine.hold_results = False
+    engine.run("loads", "waits")
+    engine.drain()
+    assert engine.connector._scheduler._states == {}
 
 
 def test_two_equal_prompts_at_once_are_loaded_once(scripted: ScriptedPool, loop: Make) -> None:
@@ -92,8 +126,11 @@ def test_an_aborted_load_stores_nothing_and_the_prompt_can_come_again(scripted: 
     engine.drain()
     engine.until(lambda: engine.free_blocks() == free, what="blocks of the aborted load are free")
     assert len(scripted.frames(Op.GRANT)) == grants
-    released = [name for frame in scripted.frames(Op.RELEASE) for name in frame.body["requests"]]
-    assert {"aborted", "again"} <= set(released)
+
+    def released() -> set[str]:
+        return {name for frame in scripted.frames(Op.RELEASE) for name in frame.body["requests"]}
+
+    wait_for(lambda: {"aborted", "again"} <= released(), 10, "both released")
 
 
 def test_what_ends_before_a_step_is_released_with_it(scripted: ScriptedPool, loop: Make) -> None:

@@ -80,7 +80,7 @@ class OtherVersion:
                 peer, _ = self._socket.accept()
             except OSError:
                 return
-            # The connector's two connections greet one after the other, in any order: neither may wait for the other here.
+            # The connector's connections greet one after the other, in any order: neither may wait for the other here.
             threading.Thread(target=self._answer, args=(peer,), daemon=True).start()
 
     def _answer(self, peer: socket.socket) -> None:

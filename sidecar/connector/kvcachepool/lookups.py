@@ -45,6 +45,7 @@ class Lookup:
         "local",
         "num_tokens",
         "renew_after_s",
+        "renewed",
         "sent_s",
         "tag",
         "waiter",
@@ -70,6 +71,7 @@ class Lookup:
         self.tag: int | None = None
         self.sent_s = time.monotonic()
         self.renew_after_s = random.uniform(*RENEW_AFTER_S)
+        self.renewed = False
         self.arrived_s = 0.0
         self.answer: ProbeReply | None = None
         self.answered = False

@@ -1,8 +1,8 @@
 """The scheduler side: what vLLM's scheduler is told about the cache, and what is done for it.
 
 Threads: the engine's (all hooks), the input thread (`arrive`: the early PROBE), the client's reader (answers, HELLO),
-one that sends REPORTs. One lock guards all state; it is never held while waiting. Block pool calls happen on the
-engine thread only.
+one that sends what has time (`Telling`). One lock guards all state; it is never held while waiting. Block pool calls
+happen on the engine thread only.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import math
 import os
 import threading
 import time
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from . import keys
@@ -74,11 +75,14 @@ class Scheduler:
         self._epoch = ""
         self._version = 0  # changes with what all requests that wait depend on: connection, epoch
         self._registered_on = 0  # connection that REGISTER went out on
+        self._aged: deque[tuple[RequestState, Lookup]] = deque()  # to be asked for anew, by the telling thread
         self._swept_s = time.monotonic()
         self._pool: Any = None
         events = vllm_config.kv_events_config
         wanted = events is not None and events.enable_kv_cache_events
-        self._telling = Telling(self._client, self._counters, self._geometry.hash_block if wanted else 0)
+        self._telling = Telling(
+            self._client, self._counters, self._geometry.hash_block if wanted else 0, self._ask_anew
+        )
 
     def start(self) -> None:
         """Connects in the background."""
@@ -290,7 +294,8 @@ class Scheduler:
             answer = lookup.answer
             decided = self._decide(state, lookup, local, first)
             if decided is _ASK_AGAIN:
-                until_s = min(state.deadline_s, lookup.arrived_s + lookup.renew_after_s)
+                renew_s = math.inf if lookup.renewed else lookup.arrived_s + lookup.renew_after_s
+                until_s = min(state.deadline_s, renew_s)
                 state.hold = Hold(local, version, answer, state.blocker, until_s)
             return decided
 
@@ -330,14 +335,14 @@ class Scheduler:
             self._probe(state, local)  # the early PROBE fetched nothing, or not enough
             return _ASK_AGAIN if in_time else self._take(state, plan)
         if longer and in_time and (not lookup.final or state.asked is not None):
-            self._renew(state, lookup, local, now_s)
+            self._renew(state, lookup, now_s)
             return _ASK_AGAIN
         if plan.tokens and left_ms > 0:
             state.blocker = self._loads.loader_of(state, lookup.hash_of(plan.first))
         if state.blocker:
-            self._renew(state, lookup, local, now_s)
+            self._renew(state, lookup, now_s)
             return _ASK_AGAIN
-        self._renew(state, lookup, local, now_s)
+        self._renew(state, lookup, now_s)
         return self._take(state, plan)
 
     def _take(self, state: RequestState, plan: Plan) -> tuple[int, bool]:
@@ -351,10 +356,23 @@ class Scheduler:
         state.missed = ()
         return plan.tokens, True
 
-    def _renew(self, state: RequestState, lookup: Lookup, local: int, now_s: float) -> None:
+    def _renew(self, state: RequestState, lookup: Lookup, now_s: float) -> None:
         """Soft pins expire: a request that still waits asks again in the background, and goes on with what it knows."""
-        if state.asked is None and now_s - lookup.arrived_s > lookup.renew_after_s:
-            self._probe(state, local)
+        if state.asked is None and not lookup.renewed and now_s - lookup.arrived_s > lookup.renew_after_s:
+            lookup.renewed = True
+            self._aged.append((state, lookup))
+
+    def _ask_anew(self) -> None:
+        """PROBEs of requests whose answers have aged. A frame that wakes the sidecar costs the kernel some 0.1 ms, and
+        these have time: the engine's thread does not wait for them, nor for more than one at once.
+        """
+        while self._aged:
+            with self._lock:
+                state, lookup = self._aged.popleft()
+                alive = self._states.get(state.request.request_id) is state
+                if alive and state.lookup is lookup and state.asked is None:
+                    self._probe(state, state.local)
+            time.sleep(0.001)
 
     def _load_limit(self, state: RequestState, local: int) -> int:
         tokens: int = state.request.num_tokens

@@ -1,8 +1,11 @@
-"""What goes between the scheduler side and the sidecar beside the work: REPORTs out, events of the pool in."""
+"""What goes between the scheduler side and the sidecar beside the work: REPORTs and PROBEs without hurry out, events of
+the pool in.
+"""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from .client import Client, Reply
@@ -13,16 +16,20 @@ from .wire import Op
 _EVENTS_WAIT_MS = 10_000
 _REPORT_EVERY_S = 0.2
 _RETRY_S = 1.0
+_ASK_ANEW_EVERY_S = 1.0
 
 
 class Telling:
     """REPORTs leave by a thread of their own, soon after something was counted; EVENTS is one long poll at a time."""
 
-    def __init__(self, client: Client, counters: Counters, hash_block: int) -> None:
-        """`hash_block`: tokens of a hash block; 0 = vLLM publishes no KV events, so none are asked for."""
+    def __init__(self, client: Client, counters: Counters, hash_block: int, ask_anew: Callable[[], None]) -> None:
+        """`hash_block`: tokens of a hash block; 0 = vLLM publishes no KV events, so none are asked for. `ask_anew` is
+        called about once a second.
+        """
         self._client = client
         self._counters = counters
         self._hash_block = hash_block
+        self._ask_anew = ask_anew
         self._feed = EventFeed()
         self._stop = threading.Event()
 
@@ -56,7 +63,10 @@ class Telling:
     def _report(self) -> None:
         dirty = self._counters.dirty
         while not self._stop.is_set():
-            dirty.wait()
+            reporting = dirty.wait(_ASK_ANEW_EVERY_S)
+            self._ask_anew()
+            if not reporting:
+                continue
             self._stop.wait(_REPORT_EVERY_S)
             report = self._counters.take_report()
             if not self._client.send(Op.REPORT, report):
