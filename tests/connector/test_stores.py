@@ -295,6 +295,21 @@ def test_a_job_that_a_worker_dropped_is_aborted_and_asked_for_again(scripted: Sc
     assert scripted.received.index(abort) < scripted.received.index(second), "else it would be there already"
 
 
+def test_a_dropped_job_is_aborted_though_the_engine_takes_no_further_step(scripted: ScriptedPool, loop: Make) -> None:
+    engine = connected(loop())
+
+    def drop(output: Any) -> None:
+        report = output.kv_connector_worker_meta
+        if report is not None:
+            output.kv_connector_worker_meta = WorkerReport({job: Ended(1, 1) for job in report.stores})
+
+    engine.rewrite_output = drop
+    engine.generate("cold", prompt(128, 1))
+    engine.drain()
+    abort = scripted.wait_for(lambda frames: [f for f in frames if f.op == Op.ABORT and "grant" in f.body])[0]
+    assert abort.body["grant"] == scripted.frames(Op.GRANT)[0].tag
+
+
 def test_a_grant_is_not_aborted_before_every_rank_has_ended_it(scripted: ScriptedPool, loop: Make) -> None:
     engine = connected(loop(world=2))
     reported: list[int] = []

@@ -329,6 +329,7 @@ class Stores:
             else:
                 for chunk in reversed(grant.chunks):
                     self._let_go(chunk)
+        self.send_aborts()  # the engine may be idle from here on
 
     def _release(self, grant: _Grant, chunks: list[_Asked], retry_s: float) -> None:
         for chunk in reversed(chunks):
@@ -350,7 +351,7 @@ class Stores:
             self._abort(grant)
 
     def _abort(self, grant: _Grant) -> None:
-        """ABORT goes out with the next step."""
+        """ABORT goes out with the next `send_aborts`."""
         if grant.tag is not None:
             self._aborts[grant.tag] = False
 
