@@ -14,6 +14,7 @@ import torch
 from engine_loop import Loop, prompt
 from scripted_pool import ScriptedPool
 from steps import connected, reports
+from stub_sidecar import Received
 from vllm.lora.request import LoRARequest
 from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 
@@ -226,6 +227,34 @@ def test_a_session_that_edits_its_tokens_stores_under_the_tokens_it_has(scripted
     engine.abort("session")
     engine.forget_local()
     assert engine.generate("whole", whole) >= 192, "and what is loaded is right"
+
+
+def test_the_tail_of_a_sessions_new_prompt_is_stored_while_that_of_the_old_one_is_unanswered(
+    scripted: ScriptedPool, loop: Make
+) -> None:
+    engine = connected(loop(step_tokens=64))
+    late: list[Received] = []
+
+    def tail_waits(frame: Received) -> bool:
+        if not late and frame.body["chunks"][-1]["tokens"] < 64:
+            late.append(frame)
+        return bool(late) and frame is late[0]
+
+    scripted.on_grant = tail_waits
+    request = engine.add("session", prompt(100, 1), output=3, resumable=True)
+    engine.until(lambda: request.status.name == "WAITING_FOR_STREAMING_REQ", what="session waits for input")
+    scripted.wait_for(lambda frames: late)
+    engine.scheduler.add_request(engine.request("session", prompt(300, 2), output=3, resumable=True))
+    engine.step()
+    scheduler = engine.connector._scheduler
+    assert scheduler is not None
+    scripted.late(late[0], scripted.grants(late[0]))
+    wait_for(lambda: late[0].tag not in scheduler._stores._open, 10, "the old tail is answered")
+    engine.until(lambda: request.status.name == "WAITING_FOR_STREAMING_REQ", what="session waits again")
+    engine.drain()
+    whole = request.num_prompt_tokens
+    asked = [(c["first_token"], c["tokens"]) for f in scripted.frames(Op.GRANT) for c in f.body["chunks"]]
+    assert (whole // 64 * 64, whole % 64 // 16 * 16) in asked
 
 
 def test_random_hash_roots_are_said(scripted: ScriptedPool, loop: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,15 +34,17 @@ class Progress:
 
     With another of these the request begins a new one; what was asked for under the old one ends there, unseen.
 
-    statuses, tail_status: of full chunks, of the tail. retry_s: monotonic time before which nothing is asked for.
+    statuses, tail_status: of full chunks, of the tail. tail: its index, below 0; each prompt of a session has a tail of
+    its own. retry_s: monotonic time before which nothing is asked for.
     drops: chunks that had to be asked for once more. next_end: token at which the next chunk is complete; no work for
     the request before it is scheduled.
     """
 
-    __slots__ = ("drops", "next_end", "retry_s", "statuses", "tail_status")
+    __slots__ = ("drops", "next_end", "retry_s", "statuses", "tail", "tail_status")
 
     def __init__(self) -> None:
         self.statuses = bytearray()
+        self.tail = -1
         self.tail_status = TODO
         self.retry_s = 0.0
         self.drops = 0
@@ -50,14 +52,15 @@ class Progress:
 
     def new_prompt(self) -> None:
         """Full chunks stay as they are, the tail is another one."""
+        self.tail -= 1
         self.tail_status = TODO
         self.next_end = 0
 
     def mark(self, index: int, status: int) -> None:
-        """Sets the status of a full chunk; -1 = of the tail."""
-        if index < 0:
+        """Sets the status of a full chunk or of the tail; that of an earlier prompt does not count any more."""
+        if index == self.tail:
             self.tail_status = status
-        elif index < len(self.statuses):
+        elif 0 <= index < len(self.statuses):
             self.statuses[index] = status
 
     def mark_present(self, states: bytes, full: int) -> None:
@@ -69,7 +72,7 @@ class Progress:
                 self.statuses[index] = DONE
 
     def parent_status(self, index: int) -> int:
-        """Status of the chunk before this one; -1 = before the tail."""
+        """Status of the chunk before this one; below 0: before the tail."""
         before = len(self.statuses) if index < 0 else index
         return self.statuses[before - 1] if 0 < before <= len(self.statuses) else DONE
 

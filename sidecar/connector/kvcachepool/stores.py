@@ -204,7 +204,7 @@ class Stores:
         candidates = [(index, index * chunk, (index + 1) * chunk) for index in _todo(statuses, full, room + 1)]
         tail_begin, tail_end = prompt // chunk * chunk, prompt - prompt % geometry.scheduler_block
         if progress.tail_status == TODO and tail_begin < tail_end <= end:
-            candidates.append((-1, tail_begin, tail_end))
+            candidates.append((progress.tail, tail_begin, tail_end))
         for candidate in candidates:
             size = self._size(candidate[1], candidate[2], geometry)
             if len(wanted) >= room or (in_flight and in_flight + size > bound):
