@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ pytest.importorskip("vllm", reason="needs vLLM")
 
 import torch
 from engine_loop import Loop, prompt
+from hanging_disk import HangingDisk
 from scripted_pool import ScriptedPool
 from steps import connected, reports
 from stub_sidecar import Received
@@ -45,11 +47,11 @@ def adapter(folder: Path, content: bytes, number: int = 1, in_place: bool = Fals
     return LoRARequest("a", number, str(folder), load_inplace=in_place)
 
 
-def hashed(engine: Loop, lora: LoRARequest) -> None:
-    """Waits until the adapter's content is known."""
+def hashed(engine: Loop, lora: LoRARequest, since_s: float = 0.0) -> None:
+    """Waits until the adapter's content is known, for uses that began then."""
     scheduler = engine.connector._scheduler
     assert scheduler is not None
-    wait_for(lambda: scheduler._adapters.hashes.get(lora.lora_path, lora.lora_int_id), 10, "content hash")
+    wait_for(lambda: scheduler._adapters.hashes.get(lora.lora_path, lora.lora_int_id, since_s), 10, "content hash")
 
 
 @pytest.mark.parametrize(
@@ -130,6 +132,46 @@ def test_an_adapter_is_uncached_until_its_content_is_known(scripted: ScriptedPoo
     engine.generate("plain", TOKENS)
     engine.drain()
     assert not keys_of(scripted, "one") & keys_of(scripted, "plain")
+
+
+def test_a_file_system_that_hangs_delays_no_hook_and_its_adapter_is_uncached_until_it_answers(
+    scripted: ScriptedPool, loop: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = connected(loop())
+    one = adapter(tmp_path / "one", b"first")
+    hashed(engine, one)
+    disk = HangingDisk(monkeypatch, tmp_path / "one")
+    disk.answers.clear()
+    engine.add("slow", TOKENS, lora_request=one)
+    engine.connector.adapter_loaded(one)
+    engine.generate("plain", prompt(256, 8))
+    assert engine.external["plain"] == 0
+    engine.run("slow")
+    engine.forget_local()
+    assert not keys_of(scripted, "slow")
+    assert keys_of(scripted, "plain")
+    wait_for(lambda: reports(scripted, "miss_tokens").get("loraContentUnknown") == 256, 10, "counted")
+    assert set(disk.asked) == {"kvcachepool-lora-look"}
+    disk.answers.set()
+    hashed(engine, one, time.monotonic())
+    engine.generate("cold", TOKENS, lora_request=one)
+    engine.forget_local()
+    assert engine.generate("warm", TOKENS, lora_request=one) == 256
+    disk.answers.clear()
+    engine.add("last", TOKENS, lora_request=one)
+    engine.connector.shutdown()
+    disk.answers.set()
+
+
+def test_a_lookup_leaves_when_the_adapter_is_known_before_any_poll(
+    scripted: ScriptedPool, loop: Make, tmp_path: Path
+) -> None:
+    engine = connected(loop())
+    one = adapter(tmp_path / "one", b"first")
+    hashed(engine, one)
+    engine.generate("first", TOKENS, lora_request=one)
+    engine.connector.arrive(engine.request("early", TOKENS, lora_request=one))
+    scripted.wait_for(lambda frames: [f for f in frames if f.op == Op.PROBE and f.body["request"] == "early"])
 
 
 def test_another_adapter_under_one_name_and_path_shares_nothing(

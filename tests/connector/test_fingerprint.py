@@ -6,6 +6,8 @@ import json
 import os
 import shutil
 import struct
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -13,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hanging_disk import HangingDisk
 
 from kvcachepool import fingerprint
 from kvcachepool.fingerprint import (
@@ -24,6 +27,7 @@ from kvcachepool.fingerprint import (
     weights,
 )
 from kvcachepool.layout import Unserved, canonical
+from servers.waiting import wait_for
 
 
 def safetensors(path: Path, tensors: dict[str, bytes]) -> None:
@@ -247,10 +251,12 @@ class Watch:
         self.hashes = AdapterHashes(lambda path: self.known.set())
 
     def learn(self, path: str, load_id: int) -> bytes:
-        assert self.hashes.get(path, load_id) is None
+        """The hash for a use that begins now."""
+        now_s = time.monotonic()
+        assert self.hashes.get(path, load_id, now_s) is None
         assert self.known.wait(10)
         self.known.clear()
-        found = self.hashes.get(path, load_id)
+        found = self.hashes.get(path, load_id, now_s)
         assert found is not None
         return found
 
@@ -277,17 +283,75 @@ def test_an_adapter_is_unknown_until_its_files_were_hashed_in_the_background(ada
     watch.hashes.close()
 
 
-def test_an_adapter_whose_files_change_under_its_id_is_uncached_for_good(adapter: Path) -> None:
+def test_an_adapter_whose_files_change_under_its_id_is_uncached_for_good(
+    adapter: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     watch = Watch()
     first = watch.learn(str(adapter), 1)
     before = (adapter / "adapter_model.safetensors").stat()
     (adapter / "adapter_model.safetensors").write_bytes(b"2" * 100)
-    assert watch.hashes.get(str(adapter), 1) is None
+    assert watch.hashes.get(str(adapter), 1, time.monotonic()) is None
+    wait_for(lambda: "changed under its id" in caplog.text, 10, "the change is seen")
     (adapter / "adapter_model.safetensors").write_bytes(b"1" * 100)
     os.utime(adapter / "adapter_model.safetensors", ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert watch.hashes.get(str(adapter), 1) is None, "which of them vLLM has loaded is not known any more"
+    assert watch.hashes.get(str(adapter), 1, 0.0) is None, "which of them vLLM has loaded is not known any more"
+    assert not watch.hashes.soon(str(adapter), 1)
     assert watch.learn(str(adapter), 2) == first, "another id is another load"
+    assert watch.hashes.get(str(adapter), 1, 0.0) is None
     watch.hashes.close()
+
+
+def test_each_use_of_an_adapter_is_known_by_a_look_that_began_after_it(
+    adapter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch, disk = Watch(), HangingDisk(monkeypatch, adapter)
+    first = watch.learn(str(adapter), 1)
+    disk.answers.clear()
+    earlier_s = time.monotonic()
+    assert watch.hashes.get(str(adapter), 1, earlier_s) is None
+    wait_for(lambda: "kvcachepool-lora-look" in disk.asked, 10, "the look began")
+    later_s = time.monotonic()
+    assert watch.hashes.get(str(adapter), 1, later_s) is None
+    disk.answers.set()
+    assert watch.known.wait(10)
+    watch.known.clear()
+    assert watch.hashes.get(str(adapter), 1, earlier_s) == first
+    assert watch.hashes.get(str(adapter), 1, later_s) is None, "the files may have changed behind that look"
+    assert watch.known.wait(10)
+    assert watch.hashes.get(str(adapter), 1, later_s) == first
+    watch.hashes.close()
+
+
+def test_a_file_system_that_hangs_holds_up_nobody_but_the_threads_that_ask_it(
+    adapter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fingerprint, "_LOOK_S", 0.0)
+    watch, disk = Watch(), HangingDisk(monkeypatch, adapter)
+    first = watch.learn(str(adapter), 1)
+    disk.answers.clear()
+    now_s = time.monotonic()
+    assert watch.hashes.get(str(adapter), 1, now_s) is None
+    assert watch.hashes.get(str(adapter), 2, now_s) is None
+    assert not watch.hashes.soon(str(adapter), 1), "nobody waits for a look that takes long"
+    disk.answers.set()
+    wait_for(lambda: watch.hashes.get(str(adapter), 1, now_s) == first, 10, "it answers again")
+    assert set(disk.asked) == {"kvcachepool-lora-read", "kvcachepool-lora-look"}
+    watch.hashes.close()
+
+
+def test_a_process_ends_while_a_file_system_hangs(adapter: Path) -> None:
+    code = """
+import os, sys, threading, time
+from kvcachepool.fingerprint import AdapterHashes
+hashes, asked = AdapterHashes(), threading.Event()
+os.scandir = lambda path: asked.set() or threading.Event().wait()
+hashes.get(sys.argv[1], 1, time.monotonic())
+assert asked.wait(10)
+hashes.close()
+"""
+    path = str(Path(fingerprint.__file__).parents[1])
+    environ = os.environ | {"PYTHONPATH": path}
+    subprocess.run([sys.executable, "-c", code, str(adapter)], env=environ, check=True, timeout=60)
 
 
 def test_an_adapter_without_local_files_is_looked_for_again(
@@ -297,10 +361,10 @@ def test_an_adapter_without_local_files_is_looked_for_again(
     monkeypatch.setattr(fingerprint, "_ADAPTER_RETRY_S", 0.05)
     watch = Watch()
     later = tmp_path / "later"
-    assert watch.hashes.get(str(later), 1) is None
+    assert watch.hashes.get(str(later), 1, 0.0) is None
     adapter.rename(later)
     deadline = time.monotonic() + 10
-    while watch.hashes.get(str(later), 1) is None:
+    while watch.hashes.get(str(later), 1, 0.0) is None:
         assert time.monotonic() < deadline
         watch.known.wait(0.02)
     watch.hashes.close()

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import Any
 
 from .controls import Uncacheable
 from .fingerprint import AdapterHashes
+
+#: Reason for which an adapter is not cached yet.
+CONTENT_UNKNOWN = "loraContentUnknown"
 
 
 class Adapters:
@@ -15,32 +20,38 @@ class Adapters:
     after a while; then nobody knows which of them made a block, so it is not cached any more.
     """
 
-    def __init__(self) -> None:
-        self.hashes = AdapterHashes()
+    def __init__(self, on_known: Callable[[str], None]) -> None:
+        """`on_known` is called with an adapter's path, on a background thread, when its content is known for all uses
+        that began before."""
+        self.hashes = AdapterHashes(on_known)
         self._replaced: set[int] = set()
         self._contents: dict[tuple[str, str], bytes] = {}
 
-    def digest(self, lora: Any) -> bytes:
-        """Content hash of an adapter's files. Raises `Uncacheable`."""
+    def digest(self, lora: Any, since_s: float) -> bytes:
+        """Content hash of an adapter's files, for a use that began then (monotonic). Raises `Uncacheable`."""
         if lora.lora_int_id in self._replaced:
             self._contents[lora.lora_name, lora.lora_path] = b""  # its blocks may be of the weights before or after
             raise Uncacheable("loraLoadedInPlace")
-        digest = self.hashes.get(lora.lora_path, lora.lora_int_id)
+        digest = self.hashes.get(lora.lora_path, lora.lora_int_id, since_s)
         if digest is None:
-            raise Uncacheable("loraContentUnknown")
+            raise Uncacheable(CONTENT_UNKNOWN)
         if self._contents.setdefault((lora.lora_name, lora.lora_path), digest) != digest:
             raise Uncacheable("loraContentChanged")
         return digest
 
+    def soon(self, lora: Any) -> bool:
+        """Whether an adapter that is `CONTENT_UNKNOWN` may be known at the next step."""
+        return self.hashes.soon(lora.lora_path, lora.lora_int_id)
+
     def loaded(self, lora: Any) -> bool:
         """vLLM is about to load this adapter. Returns whether that puts other weights under an id that has some."""
         if not getattr(lora, "load_inplace", False):
-            self.hashes.get(lora.lora_path, lora.lora_int_id)  # hashes it as it is now
+            self.hashes.get(lora.lora_path, lora.lora_int_id, time.monotonic())  # hashes it as it is now
             return False
         first = lora.lora_int_id not in self._replaced
         self._replaced.add(lora.lora_int_id)
         return first
 
     def close(self) -> None:
-        """Ends the background thread."""
+        """Ends the background threads."""
         self.hashes.close()

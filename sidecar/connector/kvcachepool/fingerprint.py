@@ -6,16 +6,18 @@ tensor at least one page is sampled: under 2 s for 100 GB.
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import hashlib
 import json
 import logging
+import math
 import os
 import struct
 import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 from .layout import Unserved
@@ -29,6 +31,8 @@ _PAGES_PER_OPAQUE_FILE = 256
 _MAX_HEADER = 100 << 20
 _READERS = 8
 _ADAPTER_RETRY_S = 5.0
+#: Requests wait for a look at an adapter's files for so long; it takes microseconds where they are local.
+_LOOK_S = 0.1
 #: Load formats whose weights do not come from files in the model's folder, with the name that is said for it.
 _NOT_LOCAL = {
     "dummy": "DummyWeights",
@@ -265,65 +269,127 @@ def model_parts(vllm_config: Any, instance: str) -> dict[str, Any]:
 Stamp = tuple[tuple[str, int, int], ...]
 
 
-class _Adapter(NamedTuple):
-    """What is known of an adapter. No digest: it was looked at and cannot be cached, until `again_at` (monotonic)."""
+class _Adapter:
+    """What is known of an adapter under one id; guarded by the lock of `AdapterHashes`. All times are monotonic.
 
-    folder: str
-    stamp: Stamp
-    digest: bytes | None
-    again_at: float
+    digest: None while it cannot be cached. asked_s: when a look at the files was asked for that has not ended yet,
+    0 = there is none. confirmed_s: when the last look began that found the files as they were hashed. again_s: without
+    a digest, the files are not looked at before.
+    """
+
+    __slots__ = ("again_s", "asked_s", "confirmed_s", "digest", "folder", "path", "stamp")
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.folder = ""
+        self.stamp: Stamp = ()
+        self.digest: bytes | None = None
+        self.asked_s = 0.0
+        self.confirmed_s = 0.0
+        self.again_s = 0.0
+
+
+class _Background:
+    """One task after the other on a daemon thread: where a file system never answers, vLLM still ends."""
+
+    def __init__(self, name: str) -> None:
+        self._tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._closed = False
+
+    def submit(self, task: Callable[[], None]) -> None:
+        """Call under a lock: the first task starts the thread."""
+        self._tasks.put(task)
+        if self._thread.ident is None:
+            self._thread.start()
+
+    def close(self) -> None:
+        """No task begins any more."""
+        self._closed = True
+        self._tasks.put(None)
+
+    def _run(self) -> None:
+        while (task := self._tasks.get()) is not None and not self._closed:
+            try:
+                task()
+            except Exception:
+                logger.exception("a bug in the KV cache connector (files of LoRA adapters)")
 
 
 class AdapterHashes:
-    """Content hashes of LoRA adapters, made off the engine's thread; an adapter is uncached until its hash is known.
+    """Content hashes of LoRA adapters; an adapter is uncached until its hash is known for the use that is asked about.
 
-    vLLM keeps an adapter's id when it loads other files under it, in place or after it dropped the adapter from memory.
-    So an adapter whose files change under its id is uncached from then on: nobody knows which of them vLLM has loaded.
+    vLLM keeps an adapter's id when it loads other files under it, in place or after it dropped the adapter from memory,
+    and reads the files when it loads the adapter for a use. So a hash is known for a use only once a look at the files
+    that began after that use did has found them as they were hashed: one from before it says nothing, however recent.
+    An adapter whose files change under its id is uncached from then on: nobody knows which of them vLLM has loaded.
+
+    All file system calls are made by two threads, one that reads whole files and one that only looks whether they
+    changed: a network file system may take its time, or never answer. While it does, no adapter is known.
     """
 
     def __init__(self, on_known: Callable[[str], None] | None = None) -> None:
-        """`on_known` is called with the path, on the background thread, when a hash has become known."""
+        """`on_known` is called with the path, on a background thread, when a hash is known for uses up to then."""
         self._lock = threading.Lock()
-        self._known: dict[tuple[str, int], _Adapter | None] = {}
+        self._known: dict[tuple[str, int], _Adapter] = {}
         self._by_stamp: dict[tuple[str, Stamp], bytes] = {}
         self._on_known = on_known
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="kvcachepool-lora")
+        self._reader = _Background("kvcachepool-lora-read")
+        self._looker = _Background("kvcachepool-lora-look")
 
-    def get(self, path: str, load_id: int = 0) -> bytes | None:
-        """32 bytes over all files of the adapter, None while unknown. Reads no file: a stat for each, at most.
+    def get(self, path: str, load_id: int, since_s: float) -> bytes | None:
+        """32 bytes over all files of the adapter, None while they are not known for this use. Never waits.
 
-        load_id: `lora_int_id`; another one stands for another load, which is looked at anew.
+        load_id: `lora_int_id`; another one stands for another load, which is looked at anew. since_s: monotonic time
+        at which the use began.
         """
-        key = (path, load_id)
         with self._lock:
-            if key in self._known:
-                adapter = self._known[key]
-                if adapter is None or (adapter.digest is None and time.monotonic() < adapter.again_at):
-                    return None
-                if adapter.digest is not None:
-                    if stamp_of(adapter.folder) == adapter.stamp:
-                        return adapter.digest
-                    logger.warning("files of LoRA adapter %s changed under its id: it stays uncached", path)
-                    self._known[key] = adapter._replace(digest=None, again_at=float("inf"))
-                    return None
-            self._known[key] = None
-        self._pool.submit(self._learn, key)
+            adapter = self._known.get((path, load_id))
+            if adapter is None:
+                adapter = self._known[path, load_id] = _Adapter(path)
+            if adapter.digest is not None and adapter.confirmed_s >= since_s:
+                return adapter.digest
+            now_s = time.monotonic()
+            if adapter.asked_s or (adapter.digest is None and now_s < adapter.again_s):
+                return None
+            adapter.asked_s = now_s
+            if adapter.digest is None:
+                self._reader.submit(functools.partial(self._learn, adapter))
+            else:
+                self._looker.submit(functools.partial(self._confirm, adapter))
         return None
 
-    def _learn(self, key: tuple[str, int]) -> None:
-        adapter = _Adapter("", (), None, time.monotonic() + _ADAPTER_RETRY_S)
-        try:
-            adapter = self._look_at(key[0]) or adapter
-        except OSError as error:
-            logger.warning("LoRA adapter %s cannot be hashed yet: %s", key[0], error)
+    def soon(self, path: str, load_id: int) -> bool:
+        """Whether a hash that `get` does not give yet is worth another question: its files are being looked at, not for
+        long.
+        """
         with self._lock:
-            self._known[key] = adapter
-        if adapter.digest is not None and self._on_known is not None:
-            self._on_known(key[0])
+            adapter = self._known.get((path, load_id))
+            if adapter is None or adapter.digest is None:
+                return False
+            return not adapter.asked_s or time.monotonic() - adapter.asked_s < _LOOK_S
 
-    def _look_at(self, path: str) -> _Adapter | None:
-        """None where the adapter has no files on this machine (yet: vLLM may be downloading it)."""
+    def _learn(self, adapter: _Adapter) -> None:
+        try:
+            found = self._look_at(adapter.path)
+        except OSError as error:
+            logger.warning("LoRA adapter %s cannot be hashed yet: %s", adapter.path, error)
+            found = None
+        with self._lock:
+            adapter.asked_s = 0.0
+            if found is None:
+                adapter.again_s = time.monotonic() + _ADAPTER_RETRY_S
+            else:
+                adapter.folder, adapter.stamp, adapter.digest, adapter.confirmed_s = found
+        if found is not None and self._on_known is not None:
+            self._on_known(adapter.path)
+
+    def _look_at(self, path: str) -> tuple[str, Stamp, bytes, float] | None:
+        """(folder, stamp, digest, when the last look began); None where the adapter has no files on this machine (yet:
+        vLLM may be downloading it).
+        """
         folder = local_folder(path, None, None)
+        began_s = time.monotonic()
         stamp = stamp_of(folder) if folder is not None else ()
         if folder is None or not stamp:
             return None
@@ -331,16 +397,31 @@ class AdapterHashes:
             digest = self._by_stamp.get((folder, stamp))
         if digest is None:
             digest = _content(folder, [name for name, _, _ in stamp])
+            began_s = time.monotonic()
             if stamp_of(folder) != stamp:
                 return None
             with self._lock:
                 self._by_stamp[folder, stamp] = digest
-        return _Adapter(folder, stamp, digest, 0.0)
+        return folder, stamp, digest, began_s
+
+    def _confirm(self, adapter: _Adapter) -> None:
+        began_s = time.monotonic()
+        same = stamp_of(adapter.folder) == adapter.stamp
+        with self._lock:
+            adapter.asked_s = 0.0
+            if same:
+                adapter.confirmed_s = began_s
+            else:
+                adapter.digest, adapter.again_s = None, math.inf
+        if not same:
+            logger.warning("files of LoRA adapter %s changed under its id: it stays uncached", adapter.path)
+        elif self._on_known is not None:
+            self._on_known(adapter.path)
 
     def close(self) -> None:
-        """Ends the background thread."""
-        with contextlib.suppress(RuntimeError):
-            self._pool.shutdown(wait=False, cancel_futures=True)
+        """Ends the background threads, without waiting for them."""
+        self._reader.close()
+        self._looker.close()
 
 
 def stamp_of(folder: str) -> Stamp:

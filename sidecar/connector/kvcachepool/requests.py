@@ -88,6 +88,7 @@ class RequestState:
 
     request: vLLM's object. From the input thread until `on_new_request` attached it: what was preprocessed.
     namespace: id of who may share, None where the request is not cached (`refusal` says why) or that is not known yet.
+    since_s: monotonic time from which on vLLM may have loaded its adapter for it: its arrival, its last preemption.
     first_poll_s, deadline_s: monotonic times of its first poll, and of the end of its `loadTimeout`; 0 before.
     lookup: the PROBE that polls read. asked: a newer one, whose answer will replace it.
     plan: what the last poll promised. missed: why it did not promise more.
@@ -123,6 +124,7 @@ class RequestState:
         "prompt_tokens",
         "refusal",
         "request",
+        "since_s",
         "stale",
     )
 
@@ -130,6 +132,7 @@ class RequestState:
         self.request: Any = request
         self.attached = False
         self.created_s = now_s
+        self.since_s = now_s
         self.controls = controls
         self.namespace: bytes | None = None
         self.refusal = ""

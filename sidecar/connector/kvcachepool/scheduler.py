@@ -1,12 +1,13 @@
 """The scheduler side: what vLLM's scheduler is told about the cache, and what is done for it.
 
 Threads: the engine's (all hooks), the input thread (`arrive`: the early PROBE), the client's reader (answers, HELLO),
-one that sends what has time (`Telling`). One lock guards all state; it is never held while waiting. Block pool calls
-happen on the engine thread only.
+one that sends what has time (`Telling`), two that look at the files of LoRA adapters. One lock guards all state; it is
+never held while waiting, nor over a file system call. Block pool calls happen on the engine thread only.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import math
@@ -17,7 +18,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from . import keys
-from .adapters import Adapters
+from .adapters import CONTENT_UNKNOWN, Adapters
 from .client import Client, Held, Reply
 from .controls import Uncacheable, namespace, parse_controls
 from .jobs import Ended, StepMetadata, WorkerReport
@@ -69,8 +70,9 @@ class Scheduler:
         job_ids = itertools.count(1)
         self._loads = Loads(self._client, job_ids)
         self._stores = Stores(self._client, self._lock, self._counters, self._world, job_ids)
-        self._adapters = Adapters()
+        self._adapters = Adapters(self._adapter_known)
         self._states: dict[str, RequestState] = {}
+        self._unnamed: dict[str, None] = {}  # requests whose early PROBE waits for their adapter's content
         self._release: dict[str, None] = {}  # requests, in order, whose RELEASE goes out with the step
         self._epoch = ""
         self._version = 0  # changes with what all requests that wait depend on: connection, epoch
@@ -106,9 +108,25 @@ class Scheduler:
         """The early PROBE, from the input thread or the engine's; a request that is known already keeps its state."""
         with self._lock:
             if request.request_id not in self._states:
-                state = self._add(request)
-                if self._why_not(state) is None:
-                    self._probe(state, self._held_locally(state))
+                self._probe_early(self._add(request))
+
+    def _probe_early(self, state: RequestState) -> None:
+        """The PROBE before the first poll; where the adapter's content is not known yet, once it is."""
+        if self._why_not(state) is None:
+            self._probe(state, self._held_locally(state))
+        elif state.refusal == CONTENT_UNKNOWN:
+            self._unnamed[state.request.request_id] = None
+
+    def _adapter_known(self, path: str) -> None:
+        """The content of an adapter is known, on the thread that looked at its files."""
+        with self._lock:
+            for request_id in list(self._unnamed):
+                state = self._states.get(request_id)
+                if state is not None and state.request.lora_request.lora_path != path:
+                    continue
+                del self._unnamed[request_id]
+                if state is not None and not state.holds_blocks and state.lookup is None and state.asked is None:
+                    self._probe_early(state)
 
     def on_new_request(self, request: Request) -> None:
         """vLLM's scheduler has added a request."""
@@ -146,7 +164,8 @@ class Scheduler:
     def _name(self, state: RequestState) -> None:
         """Gives the request its namespace, or the reason why it is not cached."""
         try:
-            state.namespace = namespace(state.request, state.controls, self._epoch, self._adapters.digest)
+            digest = functools.partial(self._adapters.digest, since_s=state.since_s)
+            state.namespace = namespace(state.request, state.controls, self._epoch, digest)
             state.refusal = ""
         except Uncacheable as reason:
             state.namespace = None
@@ -272,6 +291,8 @@ class Scheduler:
             state.local = local
             state.plan = None
             why = self._why_not(state)
+            if why == CONTENT_UNKNOWN and self._adapters.soon(state.request.lora_request):
+                return _ASK_AGAIN
             if why is not None:
                 state.missed = ((why, math.inf),)
                 return _NOTHING
@@ -498,13 +519,13 @@ class Scheduler:
         state.plan = None
         self._consume(state)
         self._begin_anew(state)
-        if self._why_not(state) is None:
-            self._probe(state, self._held_locally(state))
+        self._probe_early(state)
 
     def _begin_anew(self, state: RequestState) -> None:
         """The request holds no blocks: what it will hold is of the present epoch, and is stored from the beginning."""
         state.holds_blocks = state.stale = False
         state.forget_stores()
+        state.since_s = time.monotonic()
         self._name(state)
 
     def _sweep(self, now_s: float) -> None:
@@ -543,6 +564,7 @@ class Scheduler:
         state = self._states.pop(request_id, None)
         if state is None:
             return
+        self._unnamed.pop(request_id, None)
         if state.loading:
             self._loads.forget(request_id)
         elif state.lookup is not None or state.asked is not None:

@@ -1,0 +1,28 @@
+"""A file system that stops answering, as a hard-mounted NFS whose server is gone."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+class HangingDisk:
+    """Folders under one path are not listed until `answers` is set. `asked`: names of the threads that asked."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+        self.answers = threading.Event()
+        self.answers.set()
+        self.asked: list[str] = []
+        scandir = os.scandir
+
+        def hangs(path: Any = ".") -> Any:
+            if str(path).startswith(str(folder)):
+                self.asked.append(threading.current_thread().name)
+                self.answers.wait(10)
+            return scandir(path)
+
+        monkeypatch.setattr(os, "scandir", hangs)
