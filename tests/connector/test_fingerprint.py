@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -299,6 +301,23 @@ def test_an_adapter_whose_files_change_under_its_id_is_uncached_for_good(
     assert watch.learn(str(adapter), 2) == first, "another id is another load"
     assert watch.hashes.get(str(adapter), 1, 0.0) is None
     watch.hashes.close()
+
+
+def test_attributes_that_a_network_file_system_remembers_hide_no_change(
+    adapter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights, scandir = adapter / "adapter_model.safetensors", os.scandir
+    (adapter / "adapter_config.json").unlink()
+    before, stamp = weights.stat(), fingerprint.stamp_of(str(adapter))
+    weights.write_bytes(b"2" * 200)
+
+    @contextlib.contextmanager
+    def remembers(path: str) -> Iterator[list[Any]]:
+        with scandir(path) as entries:
+            yield [SimpleNamespace(name=e.name, path=e.path, is_file=e.is_file, stat=lambda: before) for e in entries]
+
+    monkeypatch.setattr(os, "scandir", remembers)
+    assert fingerprint.stamp_of(str(adapter)) != stamp
 
 
 def test_each_use_of_an_adapter_is_known_by_a_look_that_began_after_it(

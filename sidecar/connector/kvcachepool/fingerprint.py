@@ -425,13 +425,22 @@ class AdapterHashes:
 
 
 def stamp_of(folder: str) -> Stamp:
-    """The stamp of a folder's files; empty where it is gone."""
+    """The stamp of a folder's files; empty where it is gone.
+
+    Each file is opened: that asks the server of a network file system, which a stat alone does not while the client
+    still trusts attributes from before (nfs(5), close-to-open).
+    """
+    found = []
     try:
         with os.scandir(folder) as entries:
-            found = ((entry.name, entry.stat()) for entry in entries if entry.is_file())
-            return tuple(sorted((name, stat.st_mtime_ns, stat.st_size) for name, stat in found))
+            for entry in entries:
+                if entry.is_file():
+                    with open(entry.path, "rb", buffering=0) as file:
+                        stat = os.fstat(file.fileno())
+                    found.append((entry.name, stat.st_mtime_ns, stat.st_size))
     except OSError:
         return ()
+    return tuple(sorted(found))
 
 
 def _content(folder: str, names: list[str]) -> bytes:
