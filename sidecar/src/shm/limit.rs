@@ -1,7 +1,7 @@
 //! How much memory this container may use. Populating past it is an OOM kill, not an error, so it is asked beforehand.
 
 use super::memfd::Pages;
-use crate::engine::table::Geometry;
+use crate::engine::table::{Geometry, Row};
 use std::path::Path;
 
 /// Where cgroups are mounted.
@@ -53,11 +53,12 @@ pub struct Limit {
     pub source: String,
 }
 
-/// Bytes that the sidecar needs beside an arena: processes, slot table, index, and what the kernel needs to map the arena. For a
-/// table in which every chunk record is in use.
+/// Bytes that the sidecar needs beside an arena: processes, slot table, the engine's own copy of its rows, index, and what the
+/// kernel needs to map the arena. For a table in which every row and every chunk record is in use.
 pub fn overhead(geometry: &Geometry, pages: Pages) -> u64 {
     PROCESS_BYTES
         + geometry.table_bytes()
+        + u64::from(geometry.rows) * size_of::<Row>() as u64
         + u64::from(geometry.chunks) * CHUNK_BYTES
         + geometry.arena_bytes / pages.bytes() * PAGE_BYTES
 }
@@ -276,8 +277,8 @@ mod tests {
         let of = |arena, chunks| overhead(&Geometry::new(1, arena, chunks), Pages::Base);
         assert_eq!(
             of(512 * GIB, 1 << 16) - of(256 * GIB, 1 << 16),
-            256 * GIB / 128 + 256 * GIB / (64 << 10) * 64,
-            "32 bytes a page, 64 a row"
+            256 * GIB / 128 + 256 * GIB / (64 << 10) * 128,
+            "32 bytes a page, 64 a row in the table and 64 in its copy"
         );
         assert_eq!(
             of(512 * GIB, 1 << 20) - of(512 * GIB, 1 << 19),
