@@ -46,11 +46,7 @@ impl<H: Host> Core<H> {
         if self.engine.is_some() || now.mono_ms < self.retry_arena_ms {
             return;
         }
-        if self.earlier_locks.is_none() {
-            let held = self.host.locks_held();
-            let held = self.lock_answer(held, out);
-            self.earlier_locks = held.map(|held| held.into_iter().collect());
-        }
+        self.ask_earlier_locks(out);
         let Some(earlier) = &self.earlier_locks else {
             self.no_arena = (
                 "LockFileFailed",
@@ -92,6 +88,15 @@ impl<H: Host> Core<H> {
                 self.no_arena = ("ArenaFailed", e.to_string());
                 self.retry_arena_ms = now.mono_ms + ARENA_RETRY_MS;
             }
+        }
+    }
+
+    /// Asks once who may still map the memory of an earlier boot; again where the lock file did not say.
+    fn ask_earlier_locks(&mut self, out: &mut Vec<Output>) {
+        if self.earlier_locks.is_none() {
+            let held = self.host.locks_held();
+            let held = self.lock_answer(held, out);
+            self.earlier_locks = held.map(|held| held.into_iter().collect());
         }
     }
 
@@ -149,6 +154,8 @@ impl<H: Host> Core<H> {
         let verdict = match (hello.region, self.region()) {
             (None, Some(_)) => Verdict::plain(Memory::Sent),
             (None, None) => {
+                // Asked later, the list would name this process anew.
+                self.ask_earlier_locks(out);
                 if let Some(lock) = hello.lock {
                     self.maps_nothing(lock);
                 }

@@ -314,6 +314,21 @@ fn no_new_arena_while_the_lock_file_cannot_say_who_maps_an_earlier_one() {
 }
 
 #[test]
+fn the_first_question_that_the_lock_file_answers_does_not_hold_up_who_asks_for_memory() {
+    let (mut pod, _, _) = left_behind();
+    pod.locked = [2].into();
+    pod.lock_file_fails = true;
+    let mut w = World::of(pod, None);
+    w.core.host_mut().lock_file_fails = false;
+    let conn = w.connect();
+    let maps_nothing = Hello {
+        lock: Some(2),
+        ..hello(Role::Scheduler, 2, 5)
+    };
+    assert_eq!(w.greet(conn, &maps_nothing, false).memory, Memory::Sent);
+}
+
+#[test]
 fn a_lock_that_cannot_be_asked_for_counts_as_held_and_confirms_nobody() {
     let mut w = World::new();
     let (scheduler, _) = w.instance();
