@@ -12,7 +12,8 @@ use std::collections::BTreeMap;
 
 impl<T: Table> Engine<T> {
     /// Reads the whole table. COMMITTED slots are freed: nobody can say what their digest should be. GRANTED slots stay with
-    /// their owners. PUBLISHED ones are readable after their check, or freed where the start is `cold`.
+    /// their owners. PUBLISHED ones are readable after their check, or freed where the start is `cold`. A slot with another one
+    /// inside is not believed: the inner one may be of a writer that still copies.
     pub(crate) fn take_over(&mut self, now: Time, cold: bool) {
         let mut grants: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
         let mut in_use = Vec::new();
@@ -24,19 +25,15 @@ impl<T: Table> Engine<T> {
                 row_number += 1;
                 continue;
             }
-            let whole = row.check(&header, row_number).is_ok();
+            let whole = row.check(&header, row_number).is_ok()
+                && (row_number + 1..row_number + row.slot_rows)
+                    .all(|inner| self.table.row(inner).state == FREE);
             let sound = self
                 .alloc
                 .claim(row_number, if whole { row.slot_rows } else { 0 });
             in_use.push(row_number);
             self.take_over_row(row_number, &row, sound, &mut grants);
-            let end = row_number + if sound { row.slot_rows } else { 1 };
-            for inner in row_number + 1..end {
-                if self.table.row(inner).state != FREE {
-                    self.table.set_state(inner, FREE);
-                }
-            }
-            row_number = end;
+            row_number += if sound { row.slot_rows } else { 1 };
         }
         self.alloc.settle(|row| in_use.binary_search(&row).is_ok());
         // slots that were not worth keeping become free only now that the allocator knows its segments

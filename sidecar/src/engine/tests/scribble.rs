@@ -2,7 +2,7 @@
 
 use super::rig::*;
 use crate::engine::config::Config;
-use crate::engine::table::{PUBLISHED, Row, Table};
+use crate::engine::table::{GRANTED, Row, Table};
 use kvcachepool_protocol::message::{CHUNK_READY, GRANT_GRANTED};
 use kvcachepool_protocol::refs::{SectionRef, unpack};
 use proptest::prelude::*;
@@ -75,24 +75,31 @@ proptest! {
 }
 
 #[test]
-fn a_slot_inside_another_is_freed_at_the_start() {
-    let mut rig = Rig::new(4 << 20, Config::default(), plan(1, false, 64 << 10));
+fn a_slot_that_swallows_a_living_writers_is_not_believed_at_the_start() {
+    let mut rig = Rig::new(8 << 20, Config::default(), plan(1, false, 16 << 10));
     rig.store(&[1]);
     let (_, answer) = rig.probe("r", &[1]);
-    let first = unpack(&answer.refs).unwrap()[0].slot.get();
+    let outer = unpack(&answer.refs).unwrap()[0].slot.get();
+    let (_, granted) = rig.grant(&[2], CHUNK_TOKENS, 1);
+    let inner = granted[0].slot.get();
+    assert!((outer + 1..outer + 16).contains(&inner));
     let mut table = rig.engine.table().clone();
-    table.set_fields(
-        first + 1,
-        &Row {
-            slot_rows: 1,
-            length: 1,
-            ..table.row(first)
-        },
-    );
-    table.set_state(first + 1, PUBLISHED);
+    let row = table.row(outer);
+    let wide = Row {
+        slot_rows: 16,
+        ..row
+    };
+    table.set_fields(outer, &wide);
+
     rig.engine = crate::engine::Engine::new(rig.now, table, Config::default(), false);
     rig.digest_all();
-    rig.audit();
-    assert!(rig.has(&[1]));
-    assert_eq!(rig.engine.usage().published_slots, 1);
+    assert!(!rig.has(&[1]));
+    assert_eq!(rig.engine.table().row(inner).state, GRANTED);
+    for n in 10..100 {
+        let (_, others) = rig.grant(&[n], CHUNK_TOKENS, 1);
+        assert!(others.iter().all(|r| r.slot.get() != inner));
+    }
+    rig.commit(&granted);
+    rig.digest_all();
+    assert!(rig.has(&[2]));
 }
