@@ -6,10 +6,11 @@ use axum::Router;
 use hyper::server::conn::http1;
 use hyper_util::rt::TokioIo;
 use hyper_util::service::TowerToHyperService;
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
+use tokio::task::{AbortHandle, yield_now};
 use tokio::time::{sleep, timeout};
 use tracing::warn;
 
@@ -19,7 +20,7 @@ const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 /// What clients may take.
 #[derive(Debug, Clone, Copy)]
 pub struct Bounds {
-    /// Connections at once; more of them wait in the kernel's backlog.
+    /// Connections at once; one more ends the oldest.
     pub connections_max: usize,
     /// Longest life of a connection, from its accept to the last byte of its answer.
     pub connection_time_max: Duration,
@@ -37,14 +38,14 @@ impl Default for Bounds {
     }
 }
 
-/// Serves for ever.
+/// Serves for ever. Where no place is free, the oldest connection makes room: an honest request is answered within milliseconds
+/// of its accept and is hardly ever the oldest, so that idle connections shut nobody out.
 pub async fn serve(listener: TcpListener, router: Router, bounds: Bounds, metrics: Arc<Metrics>) {
-    let room = Arc::new(Semaphore::new(bounds.connections_max));
+    let mut open: VecDeque<AbortHandle> = VecDeque::new();
     let mut http = http1::Builder::new();
     http.keep_alive(false).max_buf_size(bounds.head_bytes_max);
     let service = TowerToHyperService::new(router);
-    // A semaphore that nobody closes always gives a place in the end.
-    while let Ok(place) = room.clone().acquire_owned().await {
+    loop {
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(e) => {
@@ -54,9 +55,16 @@ pub async fn serve(listener: TcpListener, router: Router, bounds: Bounds, metric
                 continue;
             }
         };
+        open.retain(|connection| !connection.is_finished());
+        if open.len() >= bounds.connections_max
+            && let Some(oldest) = open.pop_front()
+        {
+            oldest.abort();
+            metrics.add("admin_displaced_total", &[], 1);
+        }
         let connection = http.serve_connection(TokioIo::new(stream), service.clone());
         let metrics = metrics.clone();
-        tokio::spawn(async move {
+        let task = tokio::spawn(async move {
             // A client that breaks off is its own affair.
             if timeout(bounds.connection_time_max, connection)
                 .await
@@ -64,8 +72,10 @@ pub async fn serve(listener: TcpListener, router: Router, bounds: Bounds, metric
             {
                 metrics.add("admin_timeouts_total", &[], 1);
             }
-            drop(place);
         });
+        open.push_back(task.abort_handle());
+        // Requests that came are answered before more connections are taken from a full backlog.
+        yield_now().await;
     }
 }
 
@@ -78,11 +88,20 @@ mod tests {
 
     const DEADLINE: Duration = Duration::from_secs(30);
 
-    /// A server of one path on a thread of its own.
-    fn start(bounds: Bounds) -> (SocketAddr, Arc<Metrics>) {
+    fn bind() -> (std::net::TcpListener, SocketAddr) {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         listener.set_nonblocking(true).unwrap();
         let address = listener.local_addr().unwrap();
+        (listener, address)
+    }
+
+    fn start(bounds: Bounds) -> (SocketAddr, Arc<Metrics>) {
+        let (listener, address) = bind();
+        (address, start_on(listener, bounds))
+    }
+
+    /// A server of one path on a thread of its own.
+    fn start_on(listener: std::net::TcpListener, bounds: Bounds) -> Arc<Metrics> {
         let metrics = Arc::new(Metrics::new());
         let served = metrics.clone();
         std::thread::spawn(move || {
@@ -96,7 +115,7 @@ mod tests {
                 serve(listener, router, bounds, served).await;
             });
         });
-        (address, metrics)
+        metrics
     }
 
     fn connect(address: SocketAddr, says: &str) -> TcpStream {
@@ -120,7 +139,6 @@ mod tests {
     #[test]
     fn clients_that_say_nothing_or_too_little_are_cut_and_others_are_served() {
         let (address, metrics) = start(Bounds {
-            connections_max: 2,
             connection_time_max: Duration::from_millis(200),
             ..Bounds::default()
         });
@@ -141,22 +159,32 @@ mod tests {
     }
 
     #[test]
-    fn no_more_connections_are_served_at_once_than_allowed() {
-        let (address, _) = start(Bounds {
-            connections_max: 1,
+    fn the_oldest_connection_makes_room_for_one_more_than_allowed() {
+        let (address, metrics) = start(Bounds {
+            connections_max: 2,
             connection_time_max: DEADLINE,
             ..Bounds::default()
         });
-        let first = connect(address, "");
-        let mut second = connect(address, GET);
-        second
-            .set_read_timeout(Some(Duration::from_millis(100)))
-            .unwrap();
-        let early = second.read(&mut [0; 1]).unwrap_err();
-        assert_eq!(early.kind(), ErrorKind::WouldBlock);
-        drop(first);
-        second.set_read_timeout(Some(DEADLINE)).unwrap();
-        assert!(rest(second).ends_with("here"));
+        let oldest = connect(address, "");
+        let mut younger = connect(address, "");
+        assert!(rest(connect(address, GET)).ends_with("here"));
+        assert_eq!(rest(oldest), "");
+        younger.write_all(GET.as_bytes()).unwrap();
+        assert!(rest(younger).ends_with("here"));
+        assert!(
+            metrics
+                .text()
+                .contains("kvcachepool_admin_displaced_total 1")
+        );
+    }
+
+    #[test]
+    fn a_request_among_many_idle_connections_is_answered() {
+        let (listener, address) = bind();
+        let request = connect(address, GET);
+        let _idle: Vec<_> = (0..100).map(|_| connect(address, "")).collect();
+        start_on(listener, Bounds::default());
+        assert!(rest(request).ends_with("here"));
     }
 
     #[test]

@@ -134,6 +134,11 @@ pub const SHELL: &[Metric] = &[
         "1 for every key of a managed config that this version does not know.",
     ),
     counter(
+        "admin_displaced_total",
+        &[],
+        "Admin HTTP connections that were cut as the oldest of 64 to make room for another.",
+    ),
+    counter(
         "admin_refusals_total",
         &["code"],
         "ADMIN operations on the socket that were refused, by name.",
