@@ -91,19 +91,18 @@ pub fn socket(path: Option<&Path>) -> Option<PathBuf> {
     Some(config.socket)
 }
 
-/// The admin address, also of a file that is wrong elsewhere: a sidecar with a wrong config must be reachable to say so.
-pub fn admin_listen(path: Option<&Path>) -> SocketAddr {
-    let text = read(path).unwrap_or_default();
+/// The admin address, also of a file that is wrong elsewhere: a sidecar with a wrong config must be reachable to say so. `None`:
+/// there is no file that could say which, or what it says is none.
+pub fn admin_listen(path: Option<&Path>) -> Option<SocketAddr> {
+    let text = read(path).ok()?;
     if let Ok((config, _)) = Config::parse(&text, true) {
-        return config.admin.listen;
+        return Some(config.admin.listen);
     }
-    let document: serde_yaml::Value = serde_yaml::from_str(&text).unwrap_or_default();
-    document
-        .get("admin")
-        .and_then(|admin| admin.get("listen"))
-        .and_then(|v| v.as_str())
-        .and_then(|text| text.parse().ok())
-        .unwrap_or(Config::default().admin.listen)
+    let document: serde_yaml::Mapping = serde_yaml::from_str(&text).ok()?;
+    match document.get("admin").and_then(|admin| admin.get("listen")) {
+        Some(listen) => listen.as_str()?.parse().ok(),
+        None => Some(Config::default().admin.listen),
+    }
 }
 
 /// The lock file beside a socket.
@@ -132,13 +131,13 @@ mod tests {
         assert_eq!(socket, Path::new("/x/s.sock"));
         assert_eq!(
             admin_listen(Some(&path)),
-            SocketAddr::from(([127, 0, 0, 1], 1234))
+            Some(SocketAddr::from(([127, 0, 0, 1], 1234)))
         );
         assert_eq!(lock_path(&socket), Path::new("/x/sidecar.lock"));
     }
 
     #[test]
-    fn a_file_that_cannot_say_which_socket_names_none() {
+    fn a_file_that_cannot_say_which_socket_or_port_names_none() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("none.yaml");
         assert!(matches!(
@@ -146,6 +145,7 @@ mod tests {
             Err(ConfigFileError::Unreadable { .. })
         ));
         assert_eq!(socket(Some(&path)), None);
+        assert_eq!(admin_listen(Some(&path)), None);
         let far = "x".repeat(200);
         for text in [
             ": : :\n\t- {",
@@ -155,11 +155,16 @@ mod tests {
         ] {
             std::fs::write(&path, text).unwrap();
             assert_eq!(socket(Some(&path)), None, "{text}");
-            assert_eq!(admin_listen(Some(&path)), Config::default().admin.listen);
+        }
+        for text in [": : :\n\t- {", "- 1\n", "admin: {listen: here}\n"] {
+            std::fs::write(&path, text).unwrap();
+            assert_eq!(admin_listen(Some(&path)), None, "{text}");
         }
         std::fs::write(&path, "memory: {szie: 1}\n").unwrap();
-        assert_eq!(socket(Some(&path)), Some(Config::default().socket));
-        assert_eq!(socket(None), Some(Config::default().socket));
+        for path in [Some(path.as_path()), None] {
+            assert_eq!(socket(path), Some(Config::default().socket));
+            assert_eq!(admin_listen(path), Some(Config::default().admin.listen));
+        }
         assert_eq!(load(None).unwrap().config, Config::default());
     }
 }

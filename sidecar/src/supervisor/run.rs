@@ -8,6 +8,7 @@ use super::signals::{self, Signal};
 use super::standby::Standby;
 use crate::config_file;
 use crate::shm::lockfile::{LockFile, LockFileError};
+use kvcachepool_protocol::config::Config;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
@@ -242,9 +243,12 @@ impl Supervisor {
         })
     }
 
-    /// A new engine goes by the config of now: another admin address takes the place of the one before.
+    /// A new engine goes by the config of now: another admin address takes the place of the one before. A file that cannot be
+    /// read, as while it is being swapped, moves nothing.
     fn follow_admin_address(&mut self) {
-        let address = config_file::admin_listen(self.config.as_deref());
+        let address = config_file::admin_listen(self.config.as_deref())
+            .or(self.admin_address)
+            .unwrap_or(Config::default().admin.listen);
         if self.admin_address != Some(address) {
             self.admin = None;
             self.admin_address = Some(address);
@@ -517,5 +521,25 @@ mod tests {
         supervisor.ended(child.wait().unwrap());
         assert!(supervisor.standby.last_exit.starts_with("EngineSilent"));
         assert!(supervisor.engine.is_none());
+    }
+
+    #[test]
+    fn a_config_file_that_is_gone_for_a_moment_does_not_move_the_admin_port() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("config.v1.yaml");
+        let mut supervisor = Supervisor::new(Some(&path), Instant::now());
+        let mut follow = |text| {
+            match text {
+                Some(text) => std::fs::write(&path, text).unwrap(),
+                None => std::fs::remove_file(&path).unwrap(),
+            }
+            supervisor.follow_admin_address();
+            supervisor.admin.as_ref().unwrap().local_addr().unwrap()
+        };
+        let open = follow(Some("admin: {listen: \"127.0.0.1:0\"}\n"));
+        assert_eq!(follow(None), open);
+        assert_eq!(follow(Some(": : :\n")), open);
+        let other = follow(Some("admin: {listen: \"127.0.0.2:0\"}\n"));
+        assert_eq!(other.ip().to_string(), "127.0.0.2");
     }
 }
