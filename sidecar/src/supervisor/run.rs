@@ -12,9 +12,11 @@ use kvcachepool_protocol::config::Config;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with,
+};
 use rustix::process::{self, Pid, WaitOptions};
 use std::net::{SocketAddr, TcpListener};
-use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
@@ -112,8 +114,8 @@ pub fn run(config: Option<&Path>) -> Result<(), SupervisorError> {
                 return Ok(());
             }
             if Instant::now() >= kill_at {
-                warn!("the engine did not end in time and is killed");
                 this.tell_engine(process::Signal::KILL);
+                warn!("the engine did not end in time and is killed");
                 this.stopping = Some(Instant::now() + STOP_DEADLINE);
             }
         }
@@ -372,14 +374,15 @@ impl Supervisor {
         }
     }
 
-    /// Kills the engine that runs, if one does. Its end is seen by reaping; until then the admin port is answered here.
+    /// Kills the engine that runs, if one does. Its end is seen by reaping; until then the admin port is answered here. The log
+    /// comes last: whoever reads it may be slow.
     fn end_engine(&mut self, why: String) {
+        self.tell_engine(process::Signal::KILL);
         if let Some(engine) = &mut self.engine {
-            warn!(why, "the engine is ended");
             engine.serving = false;
+            warn!(why, "the engine is ended");
             engine.ended_for = Some(why);
         }
-        self.tell_engine(process::Signal::KILL);
     }
 
     /// The engine closed its link: it is dying, or already dead. Its exit follows at once; one that lingers is killed.
@@ -463,7 +466,17 @@ fn try_claim(socket: &Path) -> Result<Option<LockFile>, LockFileError> {
         return Ok(None);
     }
     // An engine whose supervisor was killed is being killed too; something else that listens there is not ours to replace.
-    Ok(UnixStream::connect(socket).is_err().then_some(lock))
+    Ok((!somebody_listens(socket)).then_some(lock))
+}
+
+/// Never blocks: a listener that accepts nothing, with as many connections waiting as it wants, is one too.
+fn somebody_listens(path: &Path) -> bool {
+    let connected = SocketAddrUnix::new(path).and_then(|address| {
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        connect(&socket, &address)
+    });
+    matches!(connected, Ok(()) | Err(Errno::AGAIN))
 }
 
 #[cfg(test)]
@@ -521,6 +534,33 @@ mod tests {
         supervisor.ended(child.wait().unwrap());
         assert!(supervisor.standby.last_exit.starts_with("EngineSilent"));
         assert!(supervisor.engine.is_none());
+    }
+
+    #[test]
+    fn a_listener_that_accepts_nothing_holds_its_socket_and_nobody_up() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("sidecar.sock");
+        let claimed = || {
+            let (path, (answer, asked)) = (path.clone(), std::sync::mpsc::channel());
+            std::thread::spawn(move || answer.send(try_claim(&path).unwrap().is_some()));
+            asked.recv_timeout(Duration::from_secs(30)).unwrap()
+        };
+        assert!(claimed());
+        let address = SocketAddrUnix::new(&path).unwrap();
+        let client = || {
+            let flags = SocketFlags::NONBLOCK;
+            socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap()
+        };
+        let listener = client();
+        rustix::net::bind(&listener, &address).unwrap();
+        rustix::net::listen(&listener, 0).unwrap();
+        assert!(!claimed());
+        let _waiting: Vec<_> = std::iter::repeat_with(client)
+            .map_while(|client| connect(&client, &address).is_ok().then_some(client))
+            .collect();
+        assert!(!claimed());
+        drop(listener);
+        assert!(claimed(), "a dead socket");
     }
 
     #[test]
