@@ -19,10 +19,8 @@ pub struct Handover {
     pub boot: Boot,
     /// Admin listener, non-blocking.
     pub admin: Option<TcpListener>,
-    /// The memory that was kept, mapped and checked.
+    /// The memory that was kept, mapped and checked; none where it cannot be used.
     pub arena: Option<Arena>,
-    /// Why memory that was kept cannot be used; empty = it can, or there is none.
-    pub arena_error: String,
 }
 
 impl Link {
@@ -40,7 +38,6 @@ impl Link {
         };
         let mut fds = fds.into_iter();
         let admin = if boot.admin { fds.next() } else { None };
-        let mut arena_error = String::new();
         let arena = match (boot.region, fds.next(), fds.next()) {
             (Some(region), Some(arena), Some(table)) => match Arena::adopt(arena, table) {
                 Ok(arena) => {
@@ -48,7 +45,6 @@ impl Link {
                     Some(arena)
                 }
                 Err(e) => {
-                    arena_error = e.to_string();
                     error!(region, error = %e, "memory of the last engine cannot be used");
                     None
                 }
@@ -59,7 +55,6 @@ impl Link {
             boot,
             admin: admin.map(TcpListener::from),
             arena,
-            arena_error,
         })
     }
 

@@ -64,7 +64,6 @@ impl Machine {
             rustix::fs::fstat(fd.as_fd()).map_or((0, 0), |stat| (stat.st_dev, stat.st_ino))
         });
         self.descriptors.set_live(Some(inodes));
-        self.daemon.recovered("ArenaUnusable");
         self.populate(&arena);
         let table = arena.table();
         *self.live.arena.lock() = Some(arena);

@@ -62,7 +62,6 @@ pub fn run(config_path: Option<&Path>) -> Result<i32, EngineError> {
         boot,
         admin,
         arena,
-        arena_error,
     } = link
         .handover()
         .map_err(|e| EngineError::NoSupervisor(e.to_string()))?;
@@ -75,9 +74,6 @@ pub fn run(config_path: Option<&Path>) -> Result<i32, EngineError> {
     match admin {
         Some(listener) => serve_admin(&daemon, &link, listener)?,
         None => await_admin(daemon.clone(), link.clone())?,
-    }
-    if !arena_error.is_empty() {
-        daemon.degrade("ArenaUnusable", arena_error);
     }
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -177,9 +173,9 @@ async fn serve(
     let _ = daemon.unhealthy_boots.set(before);
     let distrusts_memory = before >= UNHEALTHY_BOOTS_OF_MEMORY_MAX;
     let arena = arena.filter(|_| !distrusts_memory);
-    if distrusts_memory {
-        error!(boots = before, "boots without health: the memory is let go");
-        link.let_go();
+    if daemon.boot.region.is_some() && arena.is_none() {
+        error!(boots = before, "memory that this engine does not use is let go");
+        return let_go(&link, &lock, before);
     }
 
     let (post, mut posts) = mpsc::unbounded_channel();
@@ -250,6 +246,16 @@ async fn serve(
     });
     reload::watch(daemon, hangup).await;
     Ok(0)
+}
+
+/// Ends this boot, which does not count: new memory is made by the next one, when nobody here holds any. Both together may exceed
+/// the container's limit. The next one comes without memory, and so not here.
+fn let_go(link: &Link, lock: &LockFile, before: u32) -> std::io::Result<i32> {
+    link.let_go();
+    if let Err(e) = lock.ended_on_request(before) {
+        error!(error = %e, "the end cannot be written down");
+    }
+    Ok(EXIT_RESTART)
 }
 
 /// Where the supervisor lets this engine serve; nowhere has a named reason.

@@ -33,6 +33,11 @@ impl Backoff {
         self.failures = 0;
     }
 
+    /// The next try is due now; earlier failures count on.
+    pub fn at_once(&mut self, now: Instant) {
+        self.due = now;
+    }
+
     /// One more failure.
     pub fn failed(&mut self, now: Instant) {
         let wait = match self.failures {
@@ -61,6 +66,10 @@ mod tests {
             assert!(wait() <= MAX.as_millis());
         }
         assert_eq!(wait(), MAX.as_millis());
+        backoff.at_once(now);
+        assert_eq!(backoff.due(), now);
+        backoff.failed(now);
+        assert_eq!(backoff.due(), now + MAX);
         backoff.reset();
         backoff.failed(now);
         assert_eq!(backoff.due(), now);

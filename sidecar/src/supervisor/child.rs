@@ -11,7 +11,8 @@ use std::process::{Command, ExitStatus, Stdio};
 /// Name of the hidden subcommand.
 pub const SUBCOMMAND: &str = "engine";
 
-/// Exit code of an engine that wants to be started anew (the config changed): no failure, no back-off.
+/// Exit code of an engine that wants to be started anew (the config changed, or the memory that it found is let go): no failure,
+/// and no mending of earlier ones.
 pub const EXIT_RESTART: i32 = 75;
 
 /// Starts the engine. Its end is seen by reaping, so the handle is not kept.

@@ -337,9 +337,28 @@ impl Supervisor {
             return;
         };
         engine.heartbeat.look(now);
+        if self.take_messages() {
+            // Its end is seen by reaping. Until then the admin port is ours again, and the dead link must not spin the loop.
+            self.reap_after_hangup();
+            return;
+        }
+        if let Some(engine) = &mut self.engine
+            && engine.heartbeat.is_over()
+        {
+            engine.heartbeat = Heartbeat::new(now);
+            let silence = SILENCE_MAX.as_secs();
+            self.end_engine(format!("EngineSilent: no sign of life for {silence} s"));
+        }
+    }
+
+    /// Takes all that the engine has said so far. True: it closed the link.
+    fn take_messages(&mut self) -> bool {
+        let Some(engine) = &mut self.engine else {
+            return false;
+        };
         loop {
             match link::receive::<FromEngine>(&engine.link, false) {
-                Ok(None) => break,
+                Ok(None) => return false,
                 Ok(Some((FromEngine::Serving, _))) => engine.serving = true,
                 Ok(Some((FromEngine::Alive, _))) => engine.heartbeat.heard(),
                 Ok(Some((FromEngine::LetGo, _))) => self.held = None,
@@ -356,21 +375,14 @@ impl Supervisor {
                     }
                 }
                 Err(LinkError::Ended) => {
-                    // Its end is seen by reaping. Until then the admin port is ours again, and the dead link must not spin the loop.
                     engine.serving = false;
-                    self.reap_after_hangup();
-                    return;
+                    return true;
                 }
                 Err(e) => {
                     warn!(error = %e, "unreadable message of the engine");
-                    break;
+                    return false;
                 }
             }
-        }
-        if engine.heartbeat.is_over() {
-            engine.heartbeat = Heartbeat::new(now);
-            let silence = SILENCE_MAX.as_secs();
-            self.end_engine(format!("EngineSilent: no sign of life for {silence} s"));
         }
     }
 
@@ -406,6 +418,8 @@ impl Supervisor {
     }
 
     fn ended(&mut self, status: ExitStatus) {
+        // Its last words count: the next engine gets the memory that they say.
+        self.take_messages();
         let Some(engine) = self.engine.take() else {
             return;
         };
@@ -415,11 +429,14 @@ impl Supervisor {
             info!(how = %self.standby.last_exit, "engine ended");
             return;
         }
-        if status.code() == Some(EXIT_RESTART) || lived >= STABLE {
+        if lived >= STABLE {
             self.starts.reset();
         }
         let now = Instant::now();
-        self.starts.failed(now);
+        match status.code() {
+            Some(EXIT_RESTART) => self.starts.at_once(now),
+            _ => self.starts.failed(now),
+        }
         warn!(
             how = %self.standby.last_exit,
             lived_ms = lived.as_millis() as u64,
@@ -502,20 +519,52 @@ mod tests {
         assert_eq!(child.wait().unwrap().signal(), Some(9));
     }
 
+    fn running(pid: Pid, link: OwnedFd, since: Instant) -> Engine {
+        Engine {
+            pid,
+            link,
+            since,
+            serving: true,
+            heartbeat: Heartbeat::new(since),
+            ended_for: None,
+        }
+    }
+
+    #[test]
+    fn the_last_words_of_an_engine_count_and_a_restart_on_request_mends_no_failures() {
+        let now = Instant::now();
+        let (ours, theirs) = link::pair().unwrap();
+        let mut child = std::process::Command::new("sh")
+            .args(["-c", &format!("exit {EXIT_RESTART}")])
+            .spawn()
+            .unwrap();
+        let mut supervisor = Supervisor::new(None, now);
+        for _ in 0..100 {
+            supervisor.starts.failed(now);
+        }
+        supervisor.held = Some(Held {
+            region: 1,
+            arena: ours.try_clone().unwrap(),
+            table: ours.try_clone().unwrap(),
+        });
+        supervisor.engine = Some(running(Pid::from_child(&child), ours, now));
+        link::send(&theirs, &FromEngine::LetGo, &[]).unwrap();
+        drop(theirs);
+        supervisor.ended(child.wait().unwrap());
+        assert!(supervisor.held.is_none());
+        assert!(supervisor.starts.due() <= Instant::now());
+        let now = Instant::now();
+        supervisor.starts.failed(now);
+        assert!(supervisor.starts.due() > now + Duration::from_secs(1));
+    }
+
     #[test]
     fn an_engine_that_hangs_is_ended_and_named_and_one_that_answers_is_not() {
         let start = Instant::now();
         let (ours, theirs) = link::pair().unwrap();
         let (mut child, pid) = stand_in();
         let mut supervisor = Supervisor::new(None, start);
-        supervisor.engine = Some(Engine {
-            pid,
-            link: ours,
-            since: start,
-            serving: true,
-            heartbeat: Heartbeat::new(start),
-            ended_for: None,
-        });
+        supervisor.engine = Some(running(pid, ours, start));
         let ended = |s: &Supervisor| s.engine.as_ref().unwrap().ended_for.clone();
         let second = |n: u64| start + Duration::from_secs(n);
         for n in 1..=100 {

@@ -3,7 +3,10 @@
 use crate::child::Process;
 use crate::harness::{Sidecar, binary, signal_to, wait_for};
 use crate::vllm::{Vllm, hashes};
+use kvcachepool_sidecar::shm::lockfile::LockFile;
+use kvcachepool_sidecar::supervisor::child::EXIT_RESTART;
 use kvcachepool_sidecar::supervisor::link::{self, Boot, Claim, FromEngine};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::process::Signal;
 use std::os::unix::fs::MetadataExt;
 
@@ -89,9 +92,11 @@ fn memory_in_which_boot_after_boot_ends_is_let_go_and_not_taken_back() {
         sidecar.wait_metric("engine_starts_total", f64::from(start));
         sidecar.wait_socket();
     }
-    wait_for("the supervisor to let go", || {
-        (!holds(sidecar.supervisor())).then_some(())
-    });
+    // One boot more, which lets go and does not count: no memory is made while another is held.
+    assert_eq!(sidecar.metric("engine_starts_total"), 8.0);
+    assert_eq!(sidecar.metric("boots_without_health"), 6.0);
+    assert!(sidecar.log().contains("how=asked to be restarted"));
+    assert!(!holds(sidecar.supervisor()));
     // It hands the memory back, is told to unmap it, and gets other memory.
     vllm.reconnect();
     assert_ne!(vllm.memory.as_ref().unwrap().region, region);
@@ -106,31 +111,79 @@ fn memory_in_which_boot_after_boot_ends_is_let_go_and_not_taken_back() {
     );
 }
 
+/// An engine whose supervisor is the test.
+struct Engine {
+    process: std::process::Child,
+    link: OwnedFd,
+}
+
+impl Engine {
+    fn start(sidecar: &Sidecar, region: Option<u64>, fds: &[BorrowedFd<'_>]) -> Self {
+        let (link, theirs) = link::pair().unwrap();
+        let process = std::process::Command::new(binary())
+            .args(["engine", "--config"])
+            .arg(sidecar.config())
+            .stdin(theirs)
+            .spawn()
+            .unwrap();
+        let boot = Boot {
+            claim: Claim::Held(sidecar.socket()),
+            region,
+            ..Boot::default()
+        };
+        link::send(&link, &boot, fds).unwrap();
+        Self { process, link }
+    }
+
+    /// All that it says until this was said.
+    fn says(&self, last: impl Fn(&FromEngine) -> bool) -> Vec<FromEngine> {
+        let mut said = Vec::new();
+        wait_for("a message of the engine", || {
+            while let Ok(Some((message, _))) = link::receive::<FromEngine>(&self.link, false) {
+                said.push(message);
+                if said.last().is_some_and(&last) {
+                    return Some(());
+                }
+            }
+            None
+        });
+        said
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        // Gone already is as good.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
 #[test]
 fn an_engine_tells_its_supervisor_that_it_lives() {
     let sidecar = Sidecar::prepare("memory: {size: 64Mi}\n");
-    let (ours, theirs) = link::pair().unwrap();
-    let mut engine = std::process::Command::new(binary())
-        .args(["engine", "--config"])
-        .arg(sidecar.config())
-        .stdin(theirs)
-        .spawn()
-        .unwrap();
-    let boot = Boot {
-        claim: Claim::Held(sidecar.socket()),
-        ..Boot::default()
-    };
-    link::send(&ours, &boot, &[]).unwrap();
+    let engine = Engine::start(&sidecar, None, &[]);
     sidecar.wait_socket();
-    let mut alive = 0;
-    wait_for("signs of life of an engine that serves", || {
-        while let Ok(Some((message, _))) = link::receive::<FromEngine>(&ours, false) {
-            alive += u32::from(message == FromEngine::Alive);
-        }
-        (alive >= 3).then_some(())
+    for _ in 0..3 {
+        engine.says(|said| *said == FromEngine::Alive);
+    }
+}
+
+#[test]
+fn memory_that_an_engine_cannot_use_is_let_go_before_there_is_other() {
+    let sidecar = Sidecar::prepare("memory: {size: 64Mi}\n");
+    let flags = rustix::fs::MemfdFlags::CLOEXEC;
+    let files = ["arena", "table"].map(|name| rustix::fs::memfd_create(name, flags).unwrap());
+    let fds = files.each_ref().map(AsFd::as_fd);
+    let mut engine = Engine::start(&sidecar, Some(1), &fds);
+    let said = engine.says(|said| *said == FromEngine::LetGo);
+    assert!(!said.iter().any(|m| matches!(m, FromEngine::Keep { .. })));
+    let status = wait_for("the end of the engine", || {
+        engine.process.try_wait().unwrap()
     });
-    engine.kill().unwrap();
-    engine.wait().unwrap();
+    assert_eq!(status.code(), Some(EXIT_RESTART));
+    let lock = LockFile::open(&sidecar.socket().with_file_name("sidecar.lock")).unwrap();
+    assert_eq!(lock.begin_boot().unwrap(), 0, "this boot does not count");
 }
 
 #[test]
