@@ -2,14 +2,26 @@
 
 use crate::shm::arena::Arena;
 use crate::supervisor::link::{self, Boot, FromEngine, LinkError, ToEngine};
+use parking_lot::Mutex;
 use rustix::fd::{AsFd, OwnedFd};
+use rustix::io::Errno;
+use std::collections::VecDeque;
 use std::net::TcpListener;
+use std::sync::Arc;
 use tracing::{error, info, warn};
 
 /// The engine's end of the link to its supervisor.
 #[derive(Debug)]
 pub struct Link {
     fd: OwnedFd,
+    /// What did not fit into the link so far, in order.
+    unsent: Mutex<VecDeque<Message>>,
+}
+
+#[derive(Debug)]
+struct Message {
+    body: FromEngine,
+    fds: Vec<Arc<OwnedFd>>,
 }
 
 /// What the supervisor handed over.
@@ -26,9 +38,14 @@ pub struct Handover {
 impl Link {
     /// The link is the standard input of an engine.
     pub fn of_stdin() -> std::io::Result<Self> {
-        Ok(Self {
-            fd: std::io::stdin().as_fd().try_clone_to_owned()?,
-        })
+        Ok(Self::new(std::io::stdin().as_fd().try_clone_to_owned()?))
+    }
+
+    fn new(fd: OwnedFd) -> Self {
+        Self {
+            fd,
+            unsent: Mutex::default(),
+        }
     }
 
     /// Waits for the supervisor's first message.
@@ -71,34 +88,80 @@ impl Link {
 
     /// HTTP is answered here from now on.
     pub fn serving(&self) {
-        self.say(&FromEngine::Serving, &[]);
+        self.say(FromEngine::Serving, Vec::new());
     }
 
     /// Asks the supervisor to hold this memory.
     pub fn keep(&self, arena: &Arena) {
         self.say(
-            &FromEngine::Keep {
+            FromEngine::Keep {
                 region: arena.geometry.region,
             },
-            &[arena.arena_fd.as_ref(), arena.table_fd.as_ref()],
+            vec![arena.arena_fd.clone(), arena.table_fd.clone()],
         );
     }
 
-    /// Tells the supervisor that this process still answers.
+    /// Tells the supervisor that this process still answers, after what it could not be told before. One that does not read for
+    /// minutes is stopped: it starts anew to count when it is woken, and must not lose what counts behind old signs of life.
     pub fn alive(&self) {
-        // A supervisor that does not read for minutes is stopped; it starts anew to count when it is woken.
-        let _ = link::send(&self.fd, &FromEngine::Alive, &[]);
+        let mut unsent = self.unsent.lock();
+        self.flush(&mut unsent);
+        if unsent.is_empty() {
+            // One that does not fit is not needed: others wait to be read.
+            let _ = link::send(&self.fd, &FromEngine::Alive, &[]);
+        }
     }
 
     /// Asks the supervisor to let go of the memory that it holds.
     pub fn let_go(&self) {
-        self.say(&FromEngine::LetGo, &[]);
+        self.say(FromEngine::LetGo, Vec::new());
     }
 
-    fn say(&self, message: &FromEngine, fds: &[&OwnedFd]) {
-        let fds: Vec<_> = fds.iter().map(|fd| fd.as_fd()).collect();
-        if let Err(e) = link::send(&self.fd, message, &fds) {
-            warn!(error = %e, "the supervisor does not hear");
+    fn say(&self, body: FromEngine, fds: Vec<Arc<OwnedFd>>) {
+        let mut unsent = self.unsent.lock();
+        unsent.push_back(Message { body, fds });
+        self.flush(&mut unsent);
+    }
+
+    /// Sends what waits, as far as there is room; the next sign of life tries again.
+    fn flush(&self, unsent: &mut VecDeque<Message>) {
+        while let Some(message) = unsent.front() {
+            let fds: Vec<_> = message.fds.iter().map(|fd| fd.as_fd()).collect();
+            match link::send(&self.fd, &message.body, &fds) {
+                Err(LinkError::Io(Errno::AGAIN)) => return,
+                Err(e) => warn!(error = %e, "the supervisor does not hear"),
+                Ok(()) => {}
+            }
+            unsent.pop_front();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::table::Geometry;
+    use crate::shm::memfd::Pages;
+
+    #[test]
+    fn what_counts_reaches_a_supervisor_that_was_stopped_for_minutes() {
+        let (ours, theirs) = link::pair().unwrap();
+        let link = Link::new(theirs);
+        let hear = || link::receive::<FromEngine>(&ours, false).unwrap();
+        let arena = Arena::create(Geometry::new(7, 4 << 20, 64), Pages::Base).unwrap();
+        for _ in 0..10_000 {
+            link.alive();
+        }
+        link.let_go();
+        link.keep(&arena);
+        while let Some((message, _)) = hear() {
+            assert_eq!(message, FromEngine::Alive);
+        }
+        link.alive();
+        assert_eq!(hear().unwrap().0, FromEngine::LetGo);
+        let (message, fds) = hear().unwrap();
+        assert_eq!((message, fds.len()), (FromEngine::Keep { region: 7 }, 2));
+        assert_eq!(hear().unwrap().0, FromEngine::Alive);
+        assert!(hear().is_none());
     }
 }
