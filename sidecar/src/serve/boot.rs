@@ -112,6 +112,12 @@ impl Link {
         }
     }
 
+    /// Tells the supervisor that the slot table of this arena is read next, without a sign of life meanwhile.
+    pub fn reads(&self, arena: &Arena) {
+        let (rows, chunks) = (arena.geometry.rows, arena.geometry.chunks);
+        self.say(FromEngine::Reads { rows, chunks }, Vec::new());
+    }
+
     /// Asks the supervisor to let go of the memory that it holds.
     pub fn let_go(&self) {
         self.say(FromEngine::LetGo, Vec::new());

@@ -57,17 +57,28 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Puts an arena in place: supervisor first, so that it outlives this process from the first slot on.
+    /// Puts an arena in place and returns its table, which the core reads next.
     pub fn install(&mut self, arena: Arena) -> MappedTable {
+        let table = self.table_to_read(&arena);
+        self.hold(arena);
+        table
+    }
+
+    /// The supervisor is told beforehand: a large table takes longer to read than any silence may last.
+    fn table_to_read(&self, arena: &Arena) -> MappedTable {
+        self.link.reads(arena);
+        arena.table()
+    }
+
+    /// Supervisor first, so that the arena outlives this process from the first slot on.
+    fn hold(&mut self, arena: Arena) {
         self.link.keep(&arena);
         let inodes = [&arena.arena_fd, &arena.table_fd].map(|fd| {
             rustix::fs::fstat(fd.as_fd()).map_or((0, 0), |stat| (stat.st_dev, stat.st_ino))
         });
         self.descriptors.set_live(Some(inodes));
         self.populate(&arena);
-        let table = arena.table();
         *self.live.arena.lock() = Some(arena);
-        table
     }
 
     fn populate(&mut self, arena: &Arena) {
@@ -190,7 +201,7 @@ impl Host for Machine {
         // Its length is a peer's word, and the rest of it is populated here.
         limit::check(&arena.geometry, Pages::of(&arena.arena_fd))
             .map_err(|e| host_error(NoArena::from(e)))?;
-        let table = arena.table();
+        let table = self.table_to_read(&arena);
         self.handed_back = Some(arena);
         Ok(table)
     }
@@ -202,7 +213,7 @@ impl Host for Machine {
                 bytes = arena.geometry.arena_bytes,
                 "arena handed back by a connector"
             );
-            self.install(arena);
+            self.hold(arena);
         }
     }
 }

@@ -58,11 +58,7 @@ pub fn run(config_path: Option<&Path>) -> Result<i32, EngineError> {
     log::start(&config.log);
     die_of_panics();
     let link = Arc::new(Link::of_stdin()?);
-    let Handover {
-        boot,
-        admin,
-        arena,
-    } = link
+    let Handover { boot, admin, arena } = link
         .handover()
         .map_err(|e| EngineError::NoSupervisor(e.to_string()))?;
     let daemon = Arc::new(Daemon::new(
@@ -174,7 +170,10 @@ async fn serve(
     let distrusts_memory = before >= UNHEALTHY_BOOTS_OF_MEMORY_MAX;
     let arena = arena.filter(|_| !distrusts_memory);
     if daemon.boot.region.is_some() && arena.is_none() {
-        error!(boots = before, "memory that this engine does not use is let go");
+        error!(
+            boots = before,
+            "memory that this engine does not use is let go"
+        );
         return let_go(&link, &lock, before);
     }
 

@@ -2,9 +2,14 @@
 
 use std::time::{Duration, Instant};
 
-/// An engine that says nothing for this long hangs and is ended. Far above any wait of a healthy one: the longest is the reading
-/// of a slot table at its start, well under a second per million rows.
-pub const SILENCE_MAX: Duration = Duration::from_secs(30);
+/// An engine that says nothing for this long hangs and is ended. Far above any wait of a healthy one, but for the reading of a slot
+/// table, of which it tells beforehand.
+const SILENCE_MAX: Duration = Duration::from_secs(30);
+
+/// For every row of a table that is read the silence may be longer by this, and for every chunk record, whose key is computed anew,
+/// by ten times as much. Each ten times what a processor of its own takes.
+const PER_ROW: Duration = Duration::from_micros(1);
+const PER_CHUNK: Duration = Duration::from_micros(10);
 
 /// While the engine is silent the supervisor looks this often.
 const LOOK: Duration = Duration::from_secs(5);
@@ -15,6 +20,8 @@ const LOOK: Duration = Duration::from_secs(5);
 pub struct Heartbeat {
     looked: Instant,
     silent: Duration,
+    /// Silence that is too long.
+    silence_max: Duration,
 }
 
 impl Heartbeat {
@@ -23,6 +30,7 @@ impl Heartbeat {
         Self {
             looked: now,
             silent: Duration::ZERO,
+            silence_max: SILENCE_MAX,
         }
     }
 
@@ -37,14 +45,21 @@ impl Heartbeat {
         self.looked = now;
     }
 
-    /// The engine said something.
+    /// The engine gave a sign of life.
     pub fn heard(&mut self) {
         self.silent = Duration::ZERO;
+        self.silence_max = SILENCE_MAX;
     }
 
-    /// It has said nothing for [`SILENCE_MAX`].
-    pub fn is_over(&self) -> bool {
-        self.silent >= SILENCE_MAX
+    /// The engine reads a slot table before its next sign of life.
+    pub fn reads(&mut self, rows: u32, chunks: u32) {
+        self.silent = Duration::ZERO;
+        self.silence_max = SILENCE_MAX + PER_ROW * rows + PER_CHUNK * chunks;
+    }
+
+    /// For how long it has said nothing, where that is too long.
+    pub fn too_long(&self) -> Option<Duration> {
+        (self.silent >= self.silence_max).then_some(self.silence_max)
     }
 }
 
@@ -67,9 +82,9 @@ mod tests {
         let start = Instant::now();
         let mut heartbeat = Heartbeat::new(start);
         silent_until(&mut heartbeat, start + SILENCE_MAX - SECOND);
-        assert!(!heartbeat.is_over());
+        assert!(heartbeat.too_long().is_none());
         silent_until(&mut heartbeat, start + SILENCE_MAX);
-        assert!(heartbeat.is_over());
+        assert!(heartbeat.too_long().is_some());
     }
 
     #[test]
@@ -79,9 +94,23 @@ mod tests {
         silent_until(&mut heartbeat, start + 29 * SECOND);
         heartbeat.heard();
         silent_until(&mut heartbeat, start + 58 * SECOND);
-        assert!(!heartbeat.is_over());
+        assert!(heartbeat.too_long().is_none());
         silent_until(&mut heartbeat, start + 59 * SECOND);
-        assert!(heartbeat.is_over());
+        assert!(heartbeat.too_long().is_some());
+    }
+
+    #[test]
+    fn whoever_reads_a_large_table_is_granted_the_time_for_it_once() {
+        let start = Instant::now();
+        let mut heartbeat = Heartbeat::new(start);
+        heartbeat.reads(400_000_000, 1_000_000);
+        silent_until(&mut heartbeat, start + 439 * SECOND);
+        assert_eq!(heartbeat.too_long(), None);
+        silent_until(&mut heartbeat, start + 440 * SECOND);
+        assert_eq!(heartbeat.too_long(), Some(440 * SECOND));
+        heartbeat.heard();
+        silent_until(&mut heartbeat, start + 470 * SECOND);
+        assert_eq!(heartbeat.too_long(), Some(SILENCE_MAX));
     }
 
     #[test]
@@ -89,10 +118,10 @@ mod tests {
         let start = Instant::now();
         let mut heartbeat = Heartbeat::new(start);
         heartbeat.look(start + 3600 * SECOND);
-        assert!(!heartbeat.is_over());
+        assert!(heartbeat.too_long().is_none());
         silent_until(&mut heartbeat, start + 3624 * SECOND);
-        assert!(!heartbeat.is_over());
+        assert!(heartbeat.too_long().is_none());
         silent_until(&mut heartbeat, start + 3625 * SECOND);
-        assert!(heartbeat.is_over());
+        assert!(heartbeat.too_long().is_some());
     }
 }

@@ -63,6 +63,13 @@ pub enum FromEngine {
     Serving,
     /// The engine still answers; said once a second.
     Alive,
+    /// The engine reads a slot table of these counts next, without a sign of life meanwhile.
+    Reads {
+        /// Rows.
+        rows: u32,
+        /// Chunk records.
+        chunks: u32,
+    },
     /// Hold these: arena and slot table descriptors of this region come along. What was held before is let go.
     Keep {
         /// Region number.

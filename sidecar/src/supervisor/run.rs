@@ -2,7 +2,7 @@
 
 use super::backoff::Backoff;
 use super::child::{EXIT_RESTART, describe, spawn};
-use super::heartbeat::{Heartbeat, SILENCE_MAX};
+use super::heartbeat::Heartbeat;
 use super::link::{self, Boot, Claim, FromEngine, LinkError, ToEngine};
 use super::signals::{self, Signal};
 use super::standby::Standby;
@@ -12,9 +12,7 @@ use kvcachepool_protocol::config::Config;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
-use rustix::net::{
-    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with,
-};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use rustix::process::{self, Pid, WaitOptions};
 use std::net::{SocketAddr, TcpListener};
 use std::os::unix::process::ExitStatusExt;
@@ -343,10 +341,10 @@ impl Supervisor {
             return;
         }
         if let Some(engine) = &mut self.engine
-            && engine.heartbeat.is_over()
+            && let Some(silence) = engine.heartbeat.too_long()
         {
             engine.heartbeat = Heartbeat::new(now);
-            let silence = SILENCE_MAX.as_secs();
+            let silence = silence.as_secs();
             self.end_engine(format!("EngineSilent: no sign of life for {silence} s"));
         }
     }
@@ -361,6 +359,9 @@ impl Supervisor {
                 Ok(None) => return false,
                 Ok(Some((FromEngine::Serving, _))) => engine.serving = true,
                 Ok(Some((FromEngine::Alive, _))) => engine.heartbeat.heard(),
+                Ok(Some((FromEngine::Reads { rows, chunks }, _))) => {
+                    engine.heartbeat.reads(rows, chunks);
+                }
                 Ok(Some((FromEngine::LetGo, _))) => self.held = None,
                 Ok(Some((FromEngine::Keep { region }, fds))) => {
                     match <[OwnedFd; 2]>::try_from(fds) {
@@ -578,7 +579,16 @@ mod tests {
             supervisor.hear_engine(second(n));
         }
         assert_eq!(ended(&supervisor), None);
-        supervisor.hear_engine(second(5_025));
+        let reads = FromEngine::Reads {
+            rows: 60_000_000,
+            chunks: 0,
+        };
+        link::send(&theirs, &reads, &[]).unwrap();
+        for n in 5_025..5_115 {
+            supervisor.hear_engine(second(n));
+        }
+        assert_eq!(ended(&supervisor), None);
+        supervisor.hear_engine(second(5_115));
         assert!(ended(&supervisor).unwrap().starts_with("EngineSilent"));
         supervisor.ended(child.wait().unwrap());
         assert!(supervisor.standby.last_exit.starts_with("EngineSilent"));

@@ -170,6 +170,23 @@ fn an_engine_tells_its_supervisor_that_it_lives() {
 }
 
 #[test]
+fn an_engine_tells_its_supervisor_of_a_table_before_it_reads_it() {
+    let mut sidecar = Sidecar::small();
+    let mut keeper = Process::start("store", &sidecar.socket());
+    sidecar.kill_all();
+    let reads = |said: &FromEngine| matches!(said, FromEngine::Reads { rows: 1024, .. });
+    let keeps = |said: &FromEngine| matches!(said, FromEngine::Keep { .. });
+    // Memory that a connector hands back, then new memory.
+    let engine = Engine::start(&sidecar, None, &[]);
+    sidecar.wait_socket();
+    keeper.reattach();
+    assert!(engine.says(keeps).iter().any(reads));
+    drop((engine, keeper));
+    let engine = Engine::start(&sidecar, None, &[]);
+    assert!(engine.says(keeps).iter().any(reads));
+}
+
+#[test]
 fn memory_that_an_engine_cannot_use_is_let_go_before_there_is_other() {
     let sidecar = Sidecar::prepare("memory: {size: 64Mi}\n");
     let flags = rustix::fs::MemfdFlags::CLOEXEC;
