@@ -185,6 +185,7 @@ def test_pending_chunks_are_waited_for_within_the_load_timeout(scripted: Scripte
 
     scripted.on_probe = later
     engine.add("warm", tokens)
+    wait_for(lambda: held, 10, "asked on arrival")
     for _ in range(5):
         assert engine.step().total_num_scheduled_tokens == 0
     scripted.late(held[-1], scripted.found(held[-1]))
