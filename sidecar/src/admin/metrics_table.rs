@@ -235,7 +235,7 @@ pub const CORE: &[Metric] = &[
     counter(
         "session_events_total",
         &["event"],
-        "What sessions saw, by name: kinds of HELLO answers, deaths, hand-backs.",
+        "What sessions saw, by name: kinds of HELLO answers, deaths, hand-backs, schedulers that a new rank made say HELLO again.",
     ),
     gauge("sessions", &["role"], "Sessions of living processes."),
     counter("stored_chunks_total", &[], "Chunks that became readable."),

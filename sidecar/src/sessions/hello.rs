@@ -225,6 +225,7 @@ impl<H: Host> Core<H> {
                 p.sessions.push(id);
             }
             self.tie(conn, id);
+            self.rank_begins(id, out);
             return Ok(id);
         };
         let Some(session) = self.peers.sessions.get_mut(&id) else {
@@ -257,6 +258,26 @@ impl<H: Host> Core<H> {
         if let Some(s) = self.peers.sessions.get_mut(&id) {
             s.instance = instance;
             s.rank = hello.rank;
+        }
+    }
+
+    /// What schedulers in other processes still have in their sockets was meant for the ranks before this one: one of them may be
+    /// dead already, and nobody would write or give back what its GRANT took from this rank. One that lives says HELLO again.
+    fn rank_begins(&mut self, id: u64, out: &mut Vec<Output>) {
+        let Some(rank) = self.peers.sessions.get(&id) else {
+            return;
+        };
+        if rank.role != Role::Worker {
+            return;
+        }
+        let earlier = |s: &&Session| {
+            s.role == Role::Scheduler && s.instance == rank.instance && s.process != rank.process
+        };
+        let sessions = self.peers.sessions.values();
+        let conns: Vec<ConnId> = sessions.filter(earlier).filter_map(|s| s.conn).collect();
+        self.counters.add_event("RankBegan", conns.len() as u64);
+        for conn in conns {
+            self.close(conn, "RankBegan", out);
         }
     }
 

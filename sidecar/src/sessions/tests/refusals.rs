@@ -95,6 +95,78 @@ fn the_next_hello_closes_the_older_connection_and_drops_its_frames() {
 }
 
 #[test]
+fn a_rank_that_begins_is_granted_nothing_by_a_scheduler_of_the_ranks_before_it() {
+    for buried_first in [true, false] {
+        let mut w = World::new();
+        let (earlier, _) = w.instance();
+        let bury = |w: &mut World| {
+            let process = w.process(0);
+            w.input(Input::ProcessDied { process });
+        };
+        if buried_first {
+            bury(&mut w);
+        }
+        let rank = w.attach(Role::Worker, 3);
+        if !buried_first {
+            bury(&mut w);
+        }
+        let _: RegisterReply = w.ask(rank, Op::Register, &register_worker());
+        let grant = Grant {
+            request: "r".into(),
+            namespace: Vec::new(),
+            chunks: vec![chunk(1)],
+            ttl_s: 0,
+        };
+        w.say(earlier, Op::Grant, &grant, NO_FDS);
+        let usage = w.core.engine().unwrap().usage();
+        assert_eq!(usage.granted_bytes, 0, "buried first: {buried_first}");
+        assert!(w.out.contains(&Output::Close {
+            conn: earlier,
+            reason: "RankBegan",
+        }));
+        assert_eq!(w.session_events("RankBegan"), 1);
+    }
+}
+
+#[test]
+fn a_scheduler_greets_anew_once_for_a_rank_of_another_process_and_never_for_its_own() {
+    let mut w = World::new();
+    w.instance();
+    let dead = w.process(0);
+    w.input(Input::ProcessDied { process: dead });
+    let rank = w.attach(Role::Worker, 3);
+    let scheduler = w.connect();
+    let again = Hello {
+        lock: Some(2),
+        ..hello(Role::Scheduler, 2, 3)
+    };
+    w.greet(scheduler, &again, true);
+    let _: RegisterReply = w.ask(rank, Op::Register, &register_worker());
+    let ready: RegisterReply = w.ask(scheduler, Op::Register, &register_scheduler());
+    assert!(ready.ready);
+    assert_eq!(w.grant(scheduler, &[chunk(1)]).1.results, [GRANT_GRANTED]);
+    // the rank's next HELLO continues its session: nothing begins
+    let next = Hello {
+        lock: Some(3),
+        ..hello(Role::Worker, 3, 3)
+    };
+    w.greet(rank, &next, true);
+    assert_eq!(w.session_events("RankBegan"), 1);
+    assert_eq!(w.states(scheduler, "r", &[1]), [CHUNK_ABSENT]);
+
+    let mut w = World::new();
+    let scheduler = w.attach(Role::Scheduler, 1);
+    let rank = w.connect();
+    let same_process = Hello {
+        lock: Some(1),
+        ..hello(Role::Worker, 1, 1)
+    };
+    w.greet(rank, &same_process, true);
+    assert_eq!(w.session_events("RankBegan"), 0);
+    assert_eq!(w.states(scheduler, "r", &[1]), [CHUNK_ABSENT]);
+}
+
+#[test]
 fn nothing_is_read_of_a_process_after_its_proven_death() {
     let mut w = World::new();
     let (_, worker) = w.instance();
