@@ -4,6 +4,7 @@
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use rustix::fs::{SealFlags, fcntl_get_seals, fstat};
+use rustix::io::Errno;
 
 /// What a descriptor is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,7 +57,11 @@ pub fn has_ended(pidfd: BorrowedFd<'_>) -> Option<bool> {
         tv_sec: 0,
         tv_nsec: 0,
     };
-    poll(&mut set, Some(&now)).ok()?;
+    while let Err(e) = poll(&mut set, Some(&now)) {
+        if e != Errno::INTR {
+            return None;
+        }
+    }
     let events = set[0].revents();
     if events.contains(PollFlags::NVAL) {
         return None;

@@ -3,7 +3,7 @@
 use kvcachepool_protocol::frame::{FLAG_ERROR, FLAG_FDS, HEADER_BYTES, Header, Op, frame};
 use kvcachepool_protocol::message::{ErrorBody, ErrorCode, decode, encode};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use rustix::io::{IoSlice, IoSliceMut};
+use rustix::io::{Errno, IoSlice, IoSliceMut};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
@@ -119,7 +119,8 @@ impl Connection {
             }
             match read {
                 Ok(read) if read.bytes > 0 => got += read.bytes,
-                Ok(_) | Err(rustix::io::Errno::CONNRESET) => return None,
+                Ok(_) | Err(Errno::CONNRESET) => return None,
+                Err(Errno::INTR) => {} // a process that was stopped and goes on sees it where a read has a deadline
                 Err(e) => panic!("no frame: {e}"),
             }
         }
