@@ -1,0 +1,5 @@
+//! The operator: what a `KVCachePool` says becomes objects, and labelled pods get their sidecar.
+//! Decisions are pure functions (`api`, `desired`, `inject`, `status`); `reconcile` and `webhook` only read, call them and write.
+//! Nothing here speaks S3 or Redis, reads a user's Secret, or links the sidecar.
+
+pub mod names;
