@@ -5,6 +5,7 @@
 pub mod config;
 pub mod domain;
 pub mod frame;
+pub mod geometry;
 pub mod key;
 pub mod layouts;
 pub mod lockfile;

@@ -545,7 +545,7 @@ pub struct Event {
 /// ADMIN: one operation; the HTTP API is the same code.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Admin {
-    /// `status`, `health`, `lookup`, `clear`, `pin`, `unpin`.
+    /// `status`, `health`, `flush`, `lookup`, `clear`, `pin`, `unpin`.
     pub op: String,
     /// Chunk keys in hex, for `lookup`, `pin`, `unpin`.
     #[serde(default)]

@@ -37,7 +37,9 @@ pub struct Status {
     pub domains: Vec<Domain>,
     /// Counters since the engine process started.
     pub counters: Counters,
-    /// Keys of the changed config file that wait for a restart.
+    /// `pool.generation` of the config in effect; keys of it may still wait for a restart. 0 also from sidecars that do not say it.
+    pub config_generation: u64,
+    /// Keys of the changed config that wait for a restart.
     pub restart_needed: Vec<String>,
     /// Why the changed config file is not in use; empty = it is.
     pub config_error: String,
@@ -68,6 +70,16 @@ pub struct Reason {
     pub code: String,
     /// What happened and what to do.
     pub message: String,
+}
+
+/// Answer to the ADMIN operation `flush`: what began to be written to the tiers below the memory.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Flush {
+    /// Tiers that are written to; none = memory is the only one, and there is nothing to flush.
+    pub tiers: Vec<String>,
+    /// Chunks that wait to be written.
+    pub chunks: u64,
 }
 
 /// Which pool.

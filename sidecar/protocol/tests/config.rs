@@ -43,7 +43,7 @@ fn every_value_is_taken() {
 socket: /run/pool/s.sock
 managed: true
 admin: {listen: "[::1]:1234", tokenFile: /var/token}
-pool: {name: llama-70b, namespace: serving}
+pool: {name: llama-70b, namespace: serving, generation: 9223372036854775807}
 cache: {chunkTokens: 512, save: PromptAndDecode, minLoadTokens: 0, loadTimeout: 250ms}
 memory: {size: 64Gi, hugePages: 2Mi, evictionPolicy: LRU, verify: Always, verifyAge: 1h30m, verifyThreads: 4, verifyBytesPerSecond: 2Gi, populateThreads: 8}
 limits: {connections: 10, sessions: 20, requests: 30, pinnedShare: 25%, grantedBytes: 512Mi, indexEntries: 1024, frameBytes: 1Mi, sendBytes: 2Mi, helloTimeout: 1s, events: 64}
@@ -60,6 +60,7 @@ log: {level: debug, format: text}
         (c.pool.name.as_str(), c.pool.namespace.as_str()),
         ("llama-70b", "serving")
     );
+    assert_eq!(c.pool.generation, i64::MAX as u64);
     assert_eq!(
         (c.cache.chunk_tokens, c.cache.save),
         (512, Save::PromptAndDecode)
@@ -142,6 +143,10 @@ fn odd_values_are_refused_by_name() {
             "pool.name: found 5; write a text, in quotes",
         ),
         (
+            "pool: {generation: -1}",
+            "pool.generation: found -1; write a whole number from 0",
+        ),
+        (
             "memory: {hugePages: ~}",
             "memory.hugePages: found nothing; write one of None, 2Mi, 1Gi",
         ),
@@ -205,7 +210,75 @@ fn a_reload_takes_what_is_live_and_names_the_rest() {
     assert_eq!(old.changes(&old), Changes::default());
 }
 
+#[test]
+fn the_newer_of_two_files_counts_but_what_the_pod_was_made_for_stays_the_pods() {
+    let pod = "socket: /pod/s.sock\nadmin: {listen: \"[::]:1\"}\npool: {generation: 3}\nmemory: {size: 8Gi, hugePages: 2Mi}\n\
+               limits: {indexEntries: 300}";
+    let pod = Config::parse(pod, false).unwrap().0;
+    let pool = |generation| {
+        let text = format!(
+            "pool: {{generation: {generation}}}\nmemory: {{size: 64Gi, evictionPolicy: LRU}}\nlog: {{level: warn}}"
+        );
+        Config::parse(&text, false).unwrap().0
+    };
+    for generation in [0, 2, 3] {
+        assert_eq!(pod.clone().or_newer(pool(generation)), pod);
+    }
+    let newer = pod.clone().or_newer(pool(4));
+    let mut wanted = pod.clone();
+    wanted.pool.generation = 4;
+    wanted.memory.eviction_policy = EvictionPolicy::Lru;
+    wanted.log.level = LogLevel::Warn;
+    assert_eq!(newer, wanted);
+    assert_eq!(newer.container_memory_bytes(), pod.container_memory_bytes());
+}
+
+fn sized(bytes: u64, pages: HugePages, entries: u32) -> Config {
+    let mut config = Config::default();
+    config.memory.size = ByteSize(bytes);
+    config.memory.huge_pages = pages;
+    config.limits.index_entries = entries;
+    config
+}
+
+#[test]
+fn a_container_needs_its_arena_and_what_stands_beside_it() {
+    const GIB: u64 = 1 << 30;
+    let needs = |bytes, entries| sized(bytes, HugePages::None, entries).container_memory_bytes();
+    assert_eq!(
+        needs(16 * GIB, 65_536),
+        (16 * GIB) + (353 << 20),
+        "the example of docs/architecture.md, its header page rounded up"
+    );
+    assert_eq!(
+        needs(512 * GIB, 1 << 16) - needs(256 * GIB, 1 << 16),
+        256 * GIB + 256 * GIB / 128 + 256 * GIB / (64 << 10) * 128,
+        "32 bytes a page, 64 a row in the table and 64 in its copy"
+    );
+    assert_eq!(
+        needs(512 * GIB, 1 << 20) - needs(512 * GIB, 1 << 19),
+        (1 << 19) * (1024 + CHUNK_BYTES),
+        "a record and an entry each"
+    );
+}
+
+#[test]
+fn an_arena_of_huge_pages_is_asked_for_apart() {
+    let base = sized(16 << 30, HugePages::None, 65_536);
+    let huge = sized(16 << 30, HugePages::Size2Mi, 65_536);
+    assert_eq!(base.container_huge_page_bytes(), 0);
+    assert_eq!(huge.container_huge_page_bytes(), 16 << 30);
+    assert!(huge.container_memory_bytes() < 1 << 30);
+}
+
 proptest! {
+    #[test]
+    fn more_cache_never_needs_less_memory(a in (64u64 << 20)..=(16 << 40), b in (64u64 << 20)..=(16 << 40)) {
+        let [a, b] = [a.min(b), a.max(b)].map(|n| sized(n, HugePages::None, 65_536).container_memory_bytes());
+        prop_assert!(a <= b);
+        prop_assert!(b % (1 << 20) == 0);
+    }
+
     #[test]
     fn any_text_gives_a_config_or_problems(text in "\\PC{0,200}") {
         let _ = Config::parse(&text, false);
@@ -235,11 +308,13 @@ proptest! {
     #[test]
     fn any_config_in_range_prints_and_reads_back(
         size in (64u64 << 20)..=(16 << 40), timeout in 1u64..=3_600_000, name in "[a-z0-9.-]{0,30}", quoted in "/[ -~]{1,40}x",
+        generation in 0..=i64::MAX as u64,
     ) {
         let mut config = Config::default();
         config.memory.size = ByteSize(size);
         config.cache.load_timeout = Duration::from_ms(timeout);
         config.pool.name = name;
+        config.pool.generation = generation;
         config.socket = quoted.into();
         prop_assert_eq!(Config::parse(&config.to_yaml(), false).unwrap().0, config);
     }

@@ -1,21 +1,12 @@
 //! How much memory this container may use. Populating past it is an OOM kill, not an error, so it is asked beforehand.
 
 use super::memfd::Pages;
-use crate::engine::table::{Geometry, Row};
+use crate::engine::table::Geometry;
+use kvcachepool_protocol::config::beside_arena;
 use std::path::Path;
 
 /// Where cgroups are mounted.
 pub const CGROUP_ROOT: &str = "/sys/fs/cgroup";
-
-/// Bytes of both processes without an arena: code pages that were written to, stacks, allocator, buffers of connections, the ring of
-/// events. An idle sidecar has 2 MiB of them; the rest is room for what peers make grow (`limits.*`).
-const PROCESS_BYTES: u64 = 64 << 20;
-/// Bytes that a chunk takes in the engine's index, eviction policy and events. Measured: 490 with 32,000 chunks, 680 with 4,000;
-/// hash tables double when they grow.
-pub const CHUNK_BYTES: u64 = 1 << 10;
-/// Bytes that the kernel charges per page of the arena beside the page: 8 of a page table and 9 of the file's tree (measured
-/// together: 17.8), and 8 once more while a dying engine and the next one both map it.
-pub const PAGE_BYTES: u64 = 32;
 
 /// The arena does not fit.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -53,16 +44,6 @@ pub struct Limit {
     pub source: String,
 }
 
-/// Bytes that the sidecar needs beside an arena: processes, slot table, the engine's own copy of its rows, index, and what the
-/// kernel needs to map the arena. For a table in which every row and every chunk record is in use.
-pub fn overhead(geometry: &Geometry, pages: Pages) -> u64 {
-    PROCESS_BYTES
-        + geometry.table_bytes()
-        + u64::from(geometry.rows) * size_of::<Row>() as u64
-        + u64::from(geometry.chunks) * CHUNK_BYTES
-        + geometry.arena_bytes / pages.bytes() * PAGE_BYTES
-}
-
 /// Checks an arena of such pages, with all that is needed beside it, against the limits of this process.
 pub fn check(geometry: &Geometry, pages: Pages) -> Result<(), ExceedsLimit> {
     let text = |path| std::fs::read_to_string(path).unwrap_or_default();
@@ -93,7 +74,7 @@ impl Limits {
         }
         let counts = pages == Pages::Base || self.huge_pages_are_memory;
         let arena = if counts { arena } else { 0 };
-        let overhead = overhead(geometry, pages);
+        let overhead = beside_arena(geometry, pages.bytes());
         match self.memory {
             Some(limit) if arena.saturating_add(overhead) > limit.bytes => {
                 Err(ExceedsLimit::Memory {
@@ -273,26 +254,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_needed_beside_an_arena_grows_with_its_pages_and_its_chunks() {
-        let of = |arena, chunks| overhead(&Geometry::new(1, arena, chunks), Pages::Base);
-        assert_eq!(
-            of(512 * GIB, 1 << 16) - of(256 * GIB, 1 << 16),
-            256 * GIB / 128 + 256 * GIB / (64 << 10) * 128,
-            "32 bytes a page, 64 a row in the table and 64 in its copy"
-        );
-        assert_eq!(
-            of(512 * GIB, 1 << 20) - of(512 * GIB, 1 << 19),
-            (1 << 19) * (1024 + CHUNK_BYTES),
-            "a record and an entry each"
-        );
-    }
-
-    #[test]
     fn huge_pages_count_against_their_own_limit_and_only_the_rest_against_memory() {
         let geometry = Geometry::new(1, 16 * GIB, 1 << 16);
         assert!(of_memory(GIB).check(&geometry, Pages::Huge2Mi).is_ok());
         assert!(of_memory(GIB).check(&geometry, Pages::Base).is_err());
-        let beside = overhead(&geometry, Pages::Huge2Mi);
+        let beside = beside_arena(&geometry, Pages::Huge2Mi.bytes());
         let refused = of_memory(beside - 1).check(&geometry, Pages::Huge2Mi);
         assert!(matches!(
             refused,

@@ -2,7 +2,7 @@
 
 use crate::harness::{Sidecar, wait_for};
 use crate::vllm::{CHUNK_BYTES, Vllm, hashes};
-use kvcachepool_sidecar::shm::limit;
+use kvcachepool_protocol::config;
 use std::time::{Duration, Instant};
 
 /// CPU time of a process, all threads, from their scheduler statistics.
@@ -110,6 +110,6 @@ fn chunks_and_pages_take_no_more_than_the_check_of_the_memory_limit_allows_for()
     let chunk = (anonymous(engine) - before) / (ARENA / CHUNK_BYTES);
     let page = status_bytes(engine, "VmPTE:") / (ARENA / 4096);
     println!("{chunk} bytes a chunk, {page} bytes of page table a page");
-    assert!(chunk <= limit::CHUNK_BYTES, "{chunk} bytes a chunk");
-    assert!(page <= limit::PAGE_BYTES, "{page} bytes a page");
+    assert!(chunk <= config::CHUNK_BYTES, "{chunk} bytes a chunk");
+    assert!(page <= config::PAGE_BYTES, "{page} bytes a page");
 }

@@ -1,9 +1,11 @@
 //! The list of all keys: path, meaning, range, and whether a change needs a restart. Parsing, printing and comparing all walk it.
 
 use super::{Choice, Config, units::*};
+use std::fmt;
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
+use std::str::FromStr;
 
 /// How a changed value takes effect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,6 +39,7 @@ pub(super) enum Slot<'a> {
     Time(&'a mut Duration, RangeInclusive<u64>),
     Share(&'a mut Percent, RangeInclusive<u8>),
     Count(&'a mut u32, RangeInclusive<u32>),
+    Number(&'a mut u64, RangeInclusive<u64>),
     Flag(&'a mut bool),
     Name(&'a mut String),
     Listen(&'a mut SocketAddr),
@@ -100,6 +103,12 @@ pub(super) fn keys(c: &mut Config) -> Vec<Key<'_>> {
             Restart,
             Slot::Name(&mut c.pool.namespace),
             "Kubernetes namespace of the pool.",
+        ),
+        key(
+            "pool.generation",
+            Live,
+            Slot::Number(&mut c.pool.generation, 0..=i64::MAX as u64),
+            "Counts the changes of the pool. Of the pod's file and the pool's, the one with the higher number is in effect.",
         ),
         key(
             "cache.chunkTokens",
@@ -256,6 +265,7 @@ impl Slot<'_> {
             Slot::Time(v, _) => v.to_string(),
             Slot::Share(v, _) => v.to_string(),
             Slot::Count(v, _) => v.to_string(),
+            Slot::Number(v, _) => v.to_string(),
             Slot::Flag(v) => v.to_string(),
             Slot::Name(v) => (*v).clone(),
             Slot::Listen(v) => v.to_string(),
@@ -284,12 +294,8 @@ impl Slot<'_> {
                 let share: Percent = text.parse().map_err(problem)?;
                 **v = within(share, share.0, range, Percent)?;
             }
-            Slot::Count(v, range) => {
-                let count = text.parse().map_err(|_| {
-                    format!("a whole number from {} to {}", range.start(), range.end())
-                })?;
-                **v = within(count, count, range, |n| n)?;
-            }
+            Slot::Count(v, range) => **v = whole(text, range)?,
+            Slot::Number(v, range) => **v = whole(text, range)?,
             Slot::Flag(v) => **v = text.parse().map_err(|_| "true or false".to_string())?,
             Slot::Name(v) => {
                 let plain =
@@ -339,6 +345,7 @@ impl Slot<'_> {
             }
             Slot::Share(_, r) => format!("{} to {}", Percent(*r.start()), Percent(*r.end())),
             Slot::Count(_, r) => format!("{} to {}", r.start(), r.end()),
+            Slot::Number(_, r) => format!("{} to {}", r.start(), r.end()),
             Slot::Choice(v) => v.names().join(", "),
             Slot::Flag(_) | Slot::Name(_) | Slot::Listen(_) | Slot::Socket(_) | Slot::File(_) => {
                 String::new()
@@ -351,7 +358,17 @@ fn absolute(text: &str) -> bool {
     text.starts_with('/') && !text.contains('\0')
 }
 
-fn within<V, N: PartialOrd + Copy, S: std::fmt::Display>(
+fn whole<N: FromStr + PartialOrd + Copy + fmt::Display>(
+    text: &str,
+    range: &RangeInclusive<N>,
+) -> Result<N, String> {
+    let number = text
+        .parse()
+        .map_err(|_| format!("a whole number from {} to {}", range.start(), range.end()))?;
+    within(number, number, range, |n| n)
+}
+
+fn within<V, N: PartialOrd + Copy, S: fmt::Display>(
     value: V,
     number: N,
     range: &RangeInclusive<N>,
@@ -381,6 +398,21 @@ impl Config {
             }
         }
         changes
+    }
+
+    /// What a sidecar with a file of its pod (`self`) and one of its pool goes by: the one with the higher `pool.generation`, the pod's
+    /// where they are equal; but what the pod was made for stays the pod's: where to serve, and all that decides its memory.
+    pub fn or_newer(self, pool: Config) -> Config {
+        if pool.pool.generation <= self.pool.generation {
+            return self;
+        }
+        let mut newer = pool;
+        newer.socket = self.socket;
+        newer.admin.listen = self.admin.listen;
+        newer.memory.size = self.memory.size;
+        newer.memory.huge_pages = self.memory.huge_pages;
+        newer.limits.index_entries = self.limits.index_entries;
+        newer
     }
 
     /// This config with those values of `newer` that take effect at once: what runs after a reload.

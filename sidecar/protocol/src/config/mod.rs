@@ -2,10 +2,12 @@
 //! Which keys there are, their meaning, range and default stand in `keys.rs` and in the `Default` impls here.
 //! Nothing here reads files or knows the machine: limits of a container are checked by the caller. No secret is ever a value.
 
+mod footprint;
 mod keys;
 mod parse;
 mod units;
 
+pub use footprint::{CHUNK_BYTES, PAGE_BYTES, beside_arena};
 pub use keys::{Changes, Reload};
 pub use parse::{ConfigError, Problem, UnknownKey};
 pub use units::{BadUnit, ByteSize, Duration, Percent};
@@ -54,6 +56,8 @@ pub struct Pool {
     pub name: String,
     /// Kubernetes namespace of the pool.
     pub namespace: String,
+    /// Counts the changes of the pool: of two files the one with the higher number is in effect.
+    pub generation: u64,
 }
 
 /// What is cached, and when a hit is taken.

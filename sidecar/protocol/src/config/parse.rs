@@ -233,7 +233,9 @@ fn key_name(key: &Value) -> String {
 fn take(key: &mut Key<'_>, value: &Value) -> Result<(), Problem> {
     let text = match (value, &key.slot) {
         (Value::String(s), _) => Some(s.clone()),
-        (Value::Number(n), Slot::Size(..) | Slot::Count(..)) => Some(n.to_string()),
+        (Value::Number(n), Slot::Size(..) | Slot::Count(..) | Slot::Number(..)) => {
+            Some(n.to_string())
+        }
         (Value::Bool(b), Slot::Flag(_)) => Some(b.to_string()),
         (Value::Null, Slot::Name(_) | Slot::File(_)) => Some(String::new()),
         _ => None,

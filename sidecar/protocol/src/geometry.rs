@@ -1,0 +1,130 @@
+//! Sizes of an arena and of its slot table, from its bytes and the chunks that the index may hold, and back from a table's header.
+
+use crate::table::{ChunkRecord, HEADER_BYTES, Header, MAGIC, ROW_BYTES, Row, VERSION};
+
+/// Sizes of an arena and its slot table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Geometry {
+    /// Region number: never given twice in the life of the pod.
+    pub region: u64,
+    /// Bytes of the arena, a multiple of [`Geometry::segment_bytes`].
+    pub arena_bytes: u64,
+    /// Bytes of a segment, a power of two. Slots never cross a segment's end.
+    pub segment_bytes: u64,
+    /// Rows: one per 64 KiB of arena.
+    pub rows: u32,
+    /// Chunk records.
+    pub chunks: u32,
+}
+
+/// Smallest segment.
+const SEGMENT_BYTES_MIN: u64 = 4 << 20;
+/// Largest segment.
+const SEGMENT_BYTES_MAX: u64 = 256 << 20;
+
+impl Geometry {
+    /// Sizes for a new arena: segments of `arena / 64`, clamped to 4 MiB..256 MiB, as a power of two; the arena is rounded
+    /// down to whole segments (but is at least one). One chunk record per row (a chunk takes one at
+    /// least), `index_entries_max` at most; pages of records that were never used are never present.
+    pub fn new(region: u64, arena_bytes: u64, index_entries_max: u32) -> Self {
+        let mut segment_bytes = (arena_bytes / 64)
+            .clamp(SEGMENT_BYTES_MIN, SEGMENT_BYTES_MAX)
+            .next_power_of_two();
+        if segment_bytes > SEGMENT_BYTES_MAX {
+            segment_bytes = SEGMENT_BYTES_MAX;
+        }
+        let arena_bytes = (arena_bytes / segment_bytes).max(1) * segment_bytes;
+        let rows = u32::try_from(arena_bytes / ROW_BYTES).unwrap_or(u32::MAX);
+        let chunks = rows.min(index_entries_max.max(64));
+        Self {
+            region,
+            arena_bytes,
+            segment_bytes,
+            rows,
+            chunks,
+        }
+    }
+
+    /// Rows of a segment.
+    pub fn segment_rows(&self) -> u32 {
+        (self.segment_bytes / ROW_BYTES) as u32
+    }
+
+    /// Bytes of the slot table: header page, rows, chunk records.
+    pub fn table_bytes(&self) -> u64 {
+        self.chunks_offset() + u64::from(self.chunks) * size_of::<ChunkRecord>() as u64
+    }
+
+    /// Offset of the first chunk record in the table.
+    pub fn chunks_offset(&self) -> u64 {
+        (HEADER_BYTES + u64::from(self.rows) * size_of::<Row>() as u64).next_multiple_of(4096)
+    }
+
+    /// The header of a table of this geometry with nothing populated.
+    pub fn header(&self) -> Header {
+        Header {
+            magic: MAGIC,
+            version: VERSION,
+            row_bytes: ROW_BYTES as u32,
+            region: self.region,
+            arena_bytes: self.arena_bytes,
+            rows: self.rows,
+            chunks: self.chunks,
+            segment_bytes: self.segment_bytes,
+            rows_offset: HEADER_BYTES,
+            chunks_offset: self.chunks_offset(),
+            populated_rows: 0,
+            reserved: [0; 15],
+        }
+    }
+
+    /// Geometry of a table that came back, if this build can use it: its header must be exactly what this build writes for
+    /// its sizes, and it must lie whole in `table_bytes`, its arena in `arena_bytes`.
+    pub fn of_header(
+        header: &Header,
+        arena_bytes: u64,
+        table_bytes: u64,
+    ) -> Result<Self, UnusableTable> {
+        let geometry = Self {
+            region: header.region,
+            arena_bytes: header.arena_bytes,
+            segment_bytes: header.segment_bytes,
+            rows: header.rows,
+            chunks: header.chunks,
+        };
+        if header.magic != MAGIC {
+            return Err(UnusableTable::NoTable);
+        }
+        if header.version != VERSION || header.row_bytes != ROW_BYTES as u32 {
+            return Err(UnusableTable::OtherFormat(header.version));
+        }
+        let sound = header.segment_bytes.is_power_of_two()
+            && header.segment_bytes >= ROW_BYTES
+            && header.arena_bytes.is_multiple_of(header.segment_bytes)
+            && header.arena_bytes / ROW_BYTES == u64::from(header.rows)
+            && header.arena_bytes == arena_bytes
+            && header.rows_offset == HEADER_BYTES
+            && header.chunks_offset == geometry.chunks_offset()
+            && header.populated_rows <= header.rows
+            && geometry.table_bytes() == table_bytes;
+        if sound {
+            Ok(geometry)
+        } else {
+            Err(UnusableTable::OtherSizes)
+        }
+    }
+}
+
+/// Why a table that came back cannot be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum UnusableTable {
+    /// The file is no slot table.
+    #[error("the file is no slot table")]
+    NoTable,
+    /// Written by a build with another format.
+    #[error("slot table of version {0}, this build uses {VERSION}")]
+    OtherFormat(u32),
+    /// Sizes that do not fit together or do not fit the file.
+    #[error("sizes in the slot table's header do not fit its files")]
+    OtherSizes,
+}
