@@ -4,3 +4,4 @@
 
 pub mod defaults;
 pub mod names;
+pub mod pods;

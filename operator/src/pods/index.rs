@@ -1,0 +1,208 @@
+//! Pods by pool, fed by the events of one watch. Every change says which pools it touches.
+
+use super::pod::Pod;
+use super::wire::WirePod;
+use kube::runtime::watcher::Event;
+use parking_lot::RwLock;
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fmt;
+use std::sync::Arc;
+
+/// Names a pool.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PoolRef {
+    /// Namespace.
+    pub namespace: Box<str>,
+    /// Name.
+    pub name: Box<str>,
+}
+
+impl PoolRef {
+    /// From its two parts.
+    #[must_use]
+    pub fn new(namespace: &str, name: &str) -> Self {
+        Self {
+            namespace: namespace.into(),
+            name: name.into(),
+        }
+    }
+}
+
+impl fmt::Display for PoolRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+/// Namespace and name of a pod.
+type PodRef = (Box<str>, Box<str>);
+
+/// All labelled pods.
+#[derive(Debug, Default)]
+pub struct Index(RwLock<Inner>);
+
+#[derive(Debug, Default)]
+struct Inner {
+    pools: HashMap<PoolRef, BTreeMap<Box<str>, Arc<Pod>>>,
+    /// Where each pod stands: a label can change, and then the old pool must let go.
+    homes: HashMap<PodRef, PoolRef>,
+    /// Seen since the list began anew; the others went while nobody watched.
+    listed: Option<HashSet<PodRef>>,
+    complete: bool,
+}
+
+impl Index {
+    /// The pods of a pool, by name.
+    #[must_use]
+    pub fn of(&self, pool: &PoolRef) -> Vec<Arc<Pod>> {
+        let inner = self.0.read();
+        inner
+            .pools
+            .get(pool)
+            .map(|pods| pods.values().cloned().collect())
+            .unwrap_or_default()
+    }
+
+    /// Every pool that some pod names, whether it exists or not.
+    #[must_use]
+    pub fn pools(&self) -> Vec<PoolRef> {
+        self.0.read().pools.keys().cloned().collect()
+    }
+
+    /// The pool of some pod of this controller.
+    #[must_use]
+    pub fn pool_of_owner(&self, uid: &str) -> Option<PoolRef> {
+        let owned = |pod: &Arc<Pod>| pod.owner.as_ref().is_some_and(|o| *o.uid == *uid);
+        let inner = self.0.read();
+        let (pool, _) = inner.pools.iter().find(|(_, pods)| pods.values().any(owned))?;
+        Some(pool.clone())
+    }
+
+    /// The first list has been read to its end: counts before that are too small.
+    #[must_use]
+    pub fn is_complete(&self) -> bool {
+        self.0.read().complete
+    }
+
+    /// Takes a watch event; returns the pools whose pods changed.
+    pub fn apply(&self, event: Event<WirePod>) -> Vec<PoolRef> {
+        let mut inner = self.0.write();
+        match event {
+            Event::Init => {
+                inner.listed = Some(HashSet::new());
+                Vec::new()
+            }
+            Event::InitApply(wire) | Event::Apply(wire) => match wire.into_pod() {
+                Some(pod) => inner.put(pod),
+                None => Vec::new(),
+            },
+            Event::Delete(wire) => match wire.into_pod() {
+                Some(pod) => inner.remove(&(pod.namespace, pod.name)),
+                None => Vec::new(),
+            },
+            Event::InitDone => inner.end_list(),
+        }
+    }
+}
+
+impl Inner {
+    fn put(&mut self, pod: Pod) -> Vec<PoolRef> {
+        let key: PodRef = (pod.namespace.clone(), pod.name.clone());
+        let home = PoolRef::new(&pod.namespace, &pod.pool);
+        if let Some(listed) = &mut self.listed {
+            listed.insert(key.clone());
+        }
+        let mut touched = Vec::new();
+        if self.homes.get(&key).is_some_and(|old| *old != home) {
+            touched.extend(self.remove(&key));
+        }
+        let pods = self.pools.entry(home.clone()).or_default();
+        if pods.get(&pod.name).is_none_or(|known| **known != pod) {
+            pods.insert(pod.name.clone(), Arc::new(pod));
+            self.homes.insert(key, home.clone());
+            touched.push(home);
+        }
+        touched
+    }
+
+    fn remove(&mut self, key: &PodRef) -> Vec<PoolRef> {
+        let Some(home) = self.homes.remove(key) else {
+            return Vec::new();
+        };
+        if let Some(pods) = self.pools.get_mut(&home) {
+            pods.remove(&key.1);
+            if pods.is_empty() {
+                self.pools.remove(&home);
+            }
+        }
+        vec![home]
+    }
+
+    fn end_list(&mut self) -> Vec<PoolRef> {
+        self.complete = true;
+        let listed = self.listed.take().unwrap_or_default();
+        let gone: Vec<PodRef> = self
+            .homes
+            .keys()
+            .filter(|key| !listed.contains(*key))
+            .cloned()
+            .collect();
+        gone.iter().flat_map(|key| self.remove(key)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::names;
+    use serde_json::json;
+
+    fn wire(name: &str, pool: &str) -> WirePod {
+        serde_json::from_value(json!({"metadata": {
+            "name": name, "namespace": "n", "labels": {names::POOL: pool},
+        }}))
+        .unwrap()
+    }
+
+    fn names_of(index: &Index, pool: &str) -> Vec<String> {
+        let pods = index.of(&PoolRef::new("n", pool));
+        pods.iter().map(|p| p.name.to_string()).collect()
+    }
+
+    #[test]
+    fn pods_are_found_by_pool_and_an_equal_pod_touches_nothing() {
+        let index = Index::default();
+        assert_eq!(index.apply(Event::Apply(wire("b", "x"))), [PoolRef::new("n", "x")]);
+        assert_eq!(index.apply(Event::Apply(wire("a", "x"))).len(), 1);
+        assert_eq!(index.apply(Event::Apply(wire("a", "x"))), []);
+        assert_eq!(names_of(&index, "x"), ["a", "b"]);
+        assert_eq!(names_of(&index, "y"), [""; 0]);
+    }
+
+    #[test]
+    fn a_pod_whose_label_changes_leaves_its_old_pool() {
+        let index = Index::default();
+        index.apply(Event::Apply(wire("a", "x")));
+        let touched = index.apply(Event::Apply(wire("a", "y")));
+        assert_eq!(touched, [PoolRef::new("n", "x"), PoolRef::new("n", "y")]);
+        assert_eq!(names_of(&index, "x"), [""; 0]);
+        index.apply(Event::Delete(wire("a", "y")));
+        assert!(index.pools().is_empty());
+    }
+
+    #[test]
+    fn what_a_new_list_lacks_is_gone() {
+        let index = Index::default();
+        for event in [Event::Init, Event::InitApply(wire("a", "x")), Event::InitApply(wire("b", "y"))] {
+            index.apply(event);
+        }
+        assert!(!index.is_complete());
+        index.apply(Event::InitDone);
+        assert!(index.is_complete());
+        for event in [Event::Init, Event::InitApply(wire("b", "y"))] {
+            index.apply(event);
+        }
+        assert_eq!(index.apply(Event::InitDone), [PoolRef::new("n", "x")]);
+        assert_eq!(names_of(&index, "y"), ["b"]);
+    }
+}

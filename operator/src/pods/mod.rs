@@ -1,0 +1,27 @@
+//! Labelled pods as the operator sees them: a slim type, an index by pool fed by one watch, what their sidecars say over HTTP, and
+//! the small state machines that judge them (breaker, missed). Nothing here knows conditions or writes a pool's status.
+//! A full `Pod` is never kept: ten thousand of them shall cost some megabytes.
+
+mod breaker;
+mod evict;
+mod fetch;
+mod index;
+mod pod;
+mod refused;
+mod usage;
+mod watch;
+mod window;
+mod wire;
+
+pub use breaker::{Breaker, Door};
+pub use evict::{Evictions, Missed, missed};
+pub use fetch::{FetchError, fetch};
+pub use index::{Index, PoolRef};
+pub use pod::{Fault, Injection, Owner, Phase, Pod, Sidecar, SidecarState};
+pub use refused::{Refused, Refusals, watch_refusals};
+pub use usage::{PoolUsage, Summary, TierUse, Trouble};
+pub use watch::watch_pods;
+pub use window::HitRate;
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -1,0 +1,256 @@
+//! The slim pod: its name, its owner, what injection did to it, and how its sidecar is.
+
+use jiff::Timestamp;
+use serde::Deserialize;
+use std::net::IpAddr;
+
+/// A pod with the pool label.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pod {
+    /// Name.
+    pub name: Box<str>,
+    /// Namespace.
+    pub namespace: Box<str>,
+    /// Uid: a StatefulSet gives the same name again.
+    pub uid: Box<str>,
+    /// Value of the pool label.
+    pub pool: Box<str>,
+    /// When the API server stored it.
+    pub created: Timestamp,
+    /// Deletion was asked for.
+    pub deleting: bool,
+    /// Phase.
+    pub phase: Phase,
+    /// All its containers are ready, its readiness gates too.
+    pub ready: bool,
+    /// Address, once it has one.
+    pub ip: Option<IpAddr>,
+    /// Its controller.
+    pub owner: Option<Owner>,
+    /// What the webhook stamped; absent = the webhook did not see it.
+    pub injection: Option<Injection>,
+    /// Our sidecar; absent = it was not injected.
+    pub sidecar: Option<Sidecar>,
+}
+
+/// Phase of a pod.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+pub enum Phase {
+    /// Not all containers were started once.
+    #[default]
+    Pending,
+    /// On a node, started.
+    Running,
+    /// Ended well.
+    Succeeded,
+    /// Ended badly.
+    Failed,
+    /// The node does not answer, or a phase that is not known here.
+    #[serde(other)]
+    Unknown,
+}
+
+/// The controller of a pod, as events need it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Owner {
+    /// `apps/v1`.
+    pub api_version: Box<str>,
+    /// `ReplicaSet`.
+    pub kind: Box<str>,
+    /// Name.
+    pub name: Box<str>,
+    /// Uid.
+    pub uid: Box<str>,
+}
+
+/// What is kept of the webhook's annotation.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(default)]
+pub struct Injection {
+    /// Name of the refusal; empty when injected.
+    pub reason: Box<str>,
+    /// What it means for this pod.
+    pub message: Box<str>,
+    /// Version of the operator that answered.
+    pub version: Box<str>,
+    /// Hash of the settings that were injected.
+    pub hash: Box<str>,
+}
+
+/// The native sidecar in spec and status.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Sidecar {
+    /// Image in the spec.
+    pub image: Box<str>,
+    /// Image that the kubelet reports.
+    pub image_in_use: Box<str>,
+    /// Restarts by the kubelet.
+    pub restarts: u32,
+    /// State.
+    pub state: SidecarState,
+}
+
+/// State of the sidecar's container.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SidecarState {
+    /// The kubelet has said nothing about it yet.
+    Unseen,
+    /// It is not started.
+    Waiting {
+        /// `PodInitializing`, `ErrImagePull`, ...
+        reason: Box<str>,
+        /// Sentence of the kubelet, shortened.
+        message: Box<str>,
+    },
+    /// It runs.
+    Running {
+        /// Start of the process.
+        since: Timestamp,
+    },
+    /// It ended and was not started again yet.
+    Terminated {
+        /// `Completed`, `OOMKilled`, ...
+        reason: Box<str>,
+    },
+}
+
+/// Why a sidecar does not start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Fault<'a> {
+    /// Name: the kubelet's, or `ImageNotPulled`.
+    pub reason: &'a str,
+    /// Sentence of the kubelet; may be empty.
+    pub message: &'a str,
+}
+
+/// Reasons of a waiting container that do not pass by themselves: image, configuration, crash.
+const STUCK: [&str; 13] = [
+    "CrashLoopBackOff",
+    "CreateContainerConfigError",
+    "CreateContainerError",
+    "ErrImageNeverPull",
+    "ErrImagePull",
+    "ImageInspectError",
+    "ImagePullBackOff",
+    "InvalidImageName",
+    "PostStartHookError",
+    "RegistryUnavailable",
+    "RunContainerError",
+    "SignatureValidationFailed",
+    "StartError",
+];
+
+impl Pod {
+    /// Neither ended nor about to go: what status counts.
+    #[must_use]
+    pub fn is_active(&self) -> bool {
+        !self.deleting && !matches!(self.phase, Phase::Succeeded | Phase::Failed)
+    }
+
+    /// Name of the refusal that the webhook stamped.
+    #[must_use]
+    pub fn refusal(&self) -> Option<&str> {
+        let injection = self.injection.as_ref()?;
+        (self.sidecar.is_none() && !injection.reason.is_empty()).then_some(&*injection.reason)
+    }
+
+    /// Hash of the settings in it; empty when unknown.
+    #[must_use]
+    pub fn hash(&self) -> &str {
+        self.injection.as_ref().map_or("", |i| &i.hash)
+    }
+
+    /// Why its sidecar does not start, if so.
+    #[must_use]
+    pub fn fault(&self) -> Option<Fault<'_>> {
+        self.sidecar.as_ref().and_then(Sidecar::fault)
+    }
+
+    /// Where its sidecar answers; only while it runs.
+    #[must_use]
+    pub fn address(&self) -> Option<IpAddr> {
+        let running = self.sidecar.as_ref().is_some_and(Sidecar::runs);
+        self.ip.filter(|_| running && self.is_active())
+    }
+}
+
+impl Sidecar {
+    /// Its process is alive.
+    #[must_use]
+    pub fn runs(&self) -> bool {
+        matches!(self.state, SidecarState::Running { .. })
+    }
+
+    /// Why it does not start, if so. An image that was patched in place and cannot be pulled shows as a completed container with
+    /// another image than the spec's, never as a pull error.
+    #[must_use]
+    pub fn fault(&self) -> Option<Fault<'_>> {
+        match &self.state {
+            SidecarState::Waiting { reason, message } if STUCK.contains(&&**reason) => {
+                Some(Fault { reason, message })
+            }
+            SidecarState::Terminated { .. } if !same_image(&self.image, &self.image_in_use) => {
+                Some(Fault {
+                    reason: "ImageNotPulled",
+                    message: "the old sidecar was stopped and the new image is not there",
+                })
+            }
+            _ => None,
+        }
+    }
+}
+
+/// Whether two references name one image: runtimes write the default registry out.
+fn same_image(a: &str, b: &str) -> bool {
+    fn short(image: &str) -> &str {
+        let image = image.strip_prefix("docker.io/").unwrap_or(image);
+        image.strip_prefix("library/").unwrap_or(image)
+    }
+    short(a) == short(b)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sidecar(state: SidecarState) -> Sidecar {
+        Sidecar {
+            image: "kvcachepool:2".into(),
+            image_in_use: "docker.io/library/kvcachepool:1".into(),
+            restarts: 0,
+            state,
+        }
+    }
+
+    fn waiting(reason: &str) -> Sidecar {
+        sidecar(SidecarState::Waiting {
+            reason: reason.into(),
+            message: "".into(),
+        })
+    }
+
+    #[test]
+    fn pull_config_and_crash_reasons_are_faults_and_waiting_for_its_turn_is_not() {
+        for reason in STUCK {
+            assert_eq!(waiting(reason).fault().unwrap().reason, reason);
+        }
+        assert_eq!(waiting("PodInitializing").fault(), None);
+        assert_eq!(waiting("ContainerCreating").fault(), None);
+        assert_eq!(sidecar(SidecarState::Unseen).fault(), None);
+    }
+
+    #[test]
+    fn a_completed_sidecar_with_another_image_than_the_specs_is_stuck() {
+        let mut patched = sidecar(SidecarState::Terminated {
+            reason: "Completed".into(),
+        });
+        assert_eq!(patched.fault().unwrap().reason, "ImageNotPulled");
+        patched.image_in_use = "docker.io/library/kvcachepool:2".into();
+        assert_eq!(patched.fault(), None, "the same image: it is being restarted");
+    }
+
+    #[test]
+    fn a_pod_stays_small() {
+        assert!(size_of::<Pod>() <= 400, "{}", size_of::<Pod>());
+    }
+}

@@ -1,0 +1,77 @@
+//! Pods for the tests of this folder and of those that judge pods.
+
+use super::{Injection, Owner, Phase, Pod, Sidecar, SidecarState};
+use jiff::Timestamp;
+
+/// A second on the tests' clock.
+pub fn at(second: i64) -> Timestamp {
+    Timestamp::from_second(1_000_020 + second).unwrap()
+}
+
+/// A ready pod of pool `n/p`, created at second 0, of a ReplicaSet, without sidecar and annotation.
+pub fn pod(name: &str) -> Pod {
+    Pod {
+        name: name.into(),
+        namespace: "n".into(),
+        uid: name.into(),
+        pool: "p".into(),
+        created: at(0),
+        deleting: false,
+        phase: Phase::Running,
+        ready: true,
+        ip: Some([10, 0, 0, 1].into()),
+        owner: Some(Owner {
+            api_version: "apps/v1".into(),
+            kind: "ReplicaSet".into(),
+            name: "web".into(),
+            uid: "r".into(),
+        }),
+        injection: None,
+        sidecar: None,
+    }
+}
+
+/// The same with a sidecar of hash `h` in this state.
+pub fn injected(name: &str, state: SidecarState) -> Pod {
+    Pod {
+        injection: Some(Injection {
+            version: "0.1.0".into(),
+            hash: "h".into(),
+            ..Injection::default()
+        }),
+        sidecar: Some(Sidecar {
+            image: "i:2".into(),
+            image_in_use: "i:2".into(),
+            restarts: 0,
+            state,
+        }),
+        ..pod(name)
+    }
+}
+
+/// The same with a sidecar that runs since second 1.
+pub fn running(name: &str) -> Pod {
+    injected(name, SidecarState::Running { since: at(1) })
+}
+
+/// The same with a sidecar that waits for this reason.
+pub fn waiting(name: &str, reason: &str) -> Pod {
+    let state = SidecarState::Waiting {
+        reason: reason.into(),
+        message: "no such image".into(),
+    };
+    injected(name, state)
+}
+
+/// The same, refused by the webhook for this reason.
+pub fn refused(name: &str, reason: &str) -> Pod {
+    Pod {
+        injection: Some(Injection {
+            reason: reason.into(),
+            message: format!("because of {reason}").into(),
+            version: "0.1.0".into(),
+            hash: "".into(),
+        }),
+        ..pod(name)
+    }
+}

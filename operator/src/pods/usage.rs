@@ -1,0 +1,377 @@
+//! What the sidecars of one pool said over HTTP: whom to ask next, the last answer of each, and the sum of them.
+
+use super::fetch::FetchError;
+use super::pod::Pod;
+use super::window::{Counted, HitRate, Window};
+use jiff::{SignedDuration, Timestamp};
+use kvcachepool_protocol::status::{State, Status};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
+
+/// Pods of one pool that are asked in one round.
+pub const ASKED_MAX: usize = 20;
+/// Between two rounds.
+pub const ROUND: SignedDuration = SignedDuration::from_secs(60);
+/// How long an answer counts at least.
+const FRESH_MIN: SignedDuration = SignedDuration::from_mins(10);
+/// Reasons that are told apart; a sidecar's codes are few.
+const TROUBLES_MAX: usize = 8;
+
+/// Answers of one pool's sidecars.
+#[derive(Debug, Default)]
+pub struct PoolUsage {
+    pods: HashMap<Box<str>, Known>,
+    window: Window,
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    asked: Option<Timestamp>,
+    answer: Option<Answer>,
+    /// The last try failed so.
+    failed: Option<FetchError>,
+}
+
+/// What is kept of a sidecar's status.
+#[derive(Debug)]
+struct Answer {
+    at: Timestamp,
+    counted: Counted,
+    attached: bool,
+    version: Box<str>,
+    state: State,
+    /// Code and sentence of the first reason.
+    reason: Option<(Box<str>, Box<str>)>,
+    tiers: Vec<TierUse>,
+}
+
+/// A tier of one sidecar, or of all that were asked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TierUse {
+    /// `memory`, ...
+    pub name: Box<str>,
+    /// Of one: its state. Of all: `Ready`, `Degraded` where some are not, `Off` where none serves.
+    pub state: State,
+    /// Code of a reason.
+    pub reason: Box<str>,
+    /// Bytes in use.
+    pub used: u64,
+    /// Bytes there is room for.
+    pub capacity: u64,
+}
+
+/// Sidecars that do not work as configured, by reason.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Trouble {
+    /// Code of the sidecar.
+    pub reason: Box<str>,
+    /// Its sentence.
+    pub message: Box<str>,
+    /// How many.
+    pub pods: u32,
+    /// How many of them serve nothing at all.
+    pub off: u32,
+    /// One of them.
+    pub example: Box<str>,
+}
+
+/// The sum over a pool.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Summary {
+    /// Pods with an answer that still counts.
+    pub observed: u32,
+    /// Pods whose vLLM is connected and registered, among those.
+    pub attached: u32,
+    /// Pods that did not answer when they were asked last.
+    pub unreachable: u32,
+    /// One of them, and why.
+    pub unreachable_example: Option<(Box<str>, FetchError)>,
+    /// Hit rate.
+    pub hit_rate: HitRate,
+    /// Tiers, by name.
+    pub tiers: Vec<TierUse>,
+    /// Troubles, the most frequent first.
+    pub troubles: Vec<Trouble>,
+    /// Injected pods by the version of their sidecar.
+    pub versions: BTreeMap<Box<str>, u32>,
+}
+
+impl PoolUsage {
+    /// The pods to ask in this round: those that were asked the longest ago, so that every pod has its turn. Forgets pods that went.
+    pub fn round(&mut self, pods: &[Arc<Pod>], now: Timestamp) -> Vec<Arc<Pod>> {
+        let there: HashSet<&str> = pods.iter().map(|p| &*p.uid).collect();
+        self.pods.retain(|uid, _| there.contains(&**uid));
+        let mut due: Vec<&Arc<Pod>> = pods.iter().filter(|p| p.address().is_some()).collect();
+        due.sort_by_key(|p| self.pods.get(&p.uid).and_then(|k| k.asked));
+        due.truncate(ASKED_MAX);
+        for pod in &due {
+            self.pods.entry(pod.uid.clone()).or_default().asked = Some(now);
+        }
+        due.into_iter().cloned().collect()
+    }
+
+    /// Takes an answer, or its failure.
+    pub fn take(&mut self, pod: &Pod, answer: Result<Status, FetchError>, now: Timestamp) {
+        let known = self.pods.entry(pod.uid.clone()).or_default();
+        match answer {
+            Err(failed) => known.failed = Some(failed),
+            Ok(status) => {
+                let answer = Answer::of(status, now);
+                let before = known.answer.as_ref().map(|a| &a.counted);
+                self.window.add(now, before, &answer.counted);
+                known.answer = Some(answer);
+                known.failed = None;
+            }
+        }
+    }
+
+    /// The sum over the pods that are there.
+    #[must_use]
+    pub fn summary(&self, pods: &[Arc<Pod>], now: Timestamp) -> Summary {
+        let mut sum = Summary {
+            hit_rate: self.window.rate(now),
+            ..Summary::default()
+        };
+        let mut tiers: BTreeMap<Box<str>, Tally> = BTreeMap::new();
+        let mut troubles: BTreeMap<Box<str>, Trouble> = BTreeMap::new();
+        let fresh = fresh(pods.len());
+        for pod in pods.iter().filter(|p| p.is_active() && p.sidecar.is_some()) {
+            let known = self.pods.get(&pod.uid);
+            if let Some(failed) = known.and_then(|k| k.failed).filter(|_| pod.address().is_some()) {
+                sum.unreachable += 1;
+                sum.unreachable_example
+                    .get_or_insert_with(|| (pod.name.clone(), failed));
+            }
+            let answer = known
+                .and_then(|k| k.answer.as_ref())
+                .filter(|a| now.duration_since(a.at) <= fresh);
+            let stamped = pod.injection.as_ref().map(|i| &i.version);
+            let version = answer.map(|a| &a.version).or(stamped);
+            if let Some(version) = version.filter(|v| !v.is_empty()) {
+                *sum.versions.entry(version.clone()).or_default() += 1;
+            }
+            let Some(answer) = answer.filter(|_| pod.address().is_some()) else {
+                continue;
+            };
+            sum.observed += 1;
+            sum.attached += u32::from(answer.attached);
+            for tier in &answer.tiers {
+                tiers.entry(tier.name.clone()).or_default().add(tier);
+            }
+            answer.count_trouble(pod, &mut troubles);
+        }
+        sum.tiers = tiers.into_iter().map(|(name, tally)| tally.sum(name)).collect();
+        sum.troubles = troubles.into_values().collect();
+        sum.troubles.sort_by_key(|t| std::cmp::Reverse(t.pods));
+        sum.troubles.truncate(TROUBLES_MAX);
+        sum
+    }
+}
+
+/// How long an answer counts in a pool of so many pods: at least until each had its turn twice.
+fn fresh(pods: usize) -> SignedDuration {
+    let rounds = i32::try_from(pods.div_ceil(ASKED_MAX)).unwrap_or(i32::MAX);
+    (ROUND * rounds.saturating_mul(2)).max(FRESH_MIN)
+}
+
+impl Answer {
+    fn of(status: Status, at: Timestamp) -> Self {
+        let hit = status.counters.hit_tokens.values().fold(0, |a: u64, b| a.saturating_add(*b));
+        Self {
+            at,
+            counted: Counted {
+                boot: status.boot,
+                uptime_s: status.uptime_s,
+                requested: status.counters.requested_tokens,
+                hit,
+            },
+            attached: status.sessions.iter().any(|s| s.registered && s.connected),
+            version: short(&status.version),
+            state: status.state,
+            reason: status
+                .reasons
+                .first()
+                .map(|r| (short(&r.code), short(&r.message))),
+            tiers: status
+                .tiers
+                .iter()
+                .take(TROUBLES_MAX)
+                .map(|t| TierUse {
+                    name: short(&t.name),
+                    state: t.state,
+                    reason: short(&t.reason),
+                    used: t.used_bytes,
+                    capacity: t.capacity_bytes,
+                })
+                .collect(),
+        }
+    }
+
+    fn count_trouble(&self, pod: &Pod, troubles: &mut BTreeMap<Box<str>, Trouble>) {
+        let (Some((reason, message)), State::Degraded | State::Off) = (&self.reason, self.state)
+        else {
+            return;
+        };
+        let trouble = troubles.entry(reason.clone()).or_insert_with(|| Trouble {
+            reason: reason.clone(),
+            message: message.clone(),
+            pods: 0,
+            off: 0,
+            example: pod.name.clone(),
+        });
+        trouble.pods += 1;
+        trouble.off += u32::from(self.state == State::Off);
+    }
+}
+
+/// Texts of a pod's own making are cut: any pod can claim to be ours.
+fn short(text: &str) -> Box<str> {
+    text.chars().take(200).collect::<String>().into()
+}
+
+/// One tier over several sidecars.
+#[derive(Debug, Default)]
+struct Tally {
+    used: u64,
+    capacity: u64,
+    serves: u32,
+    fails: u32,
+    reason: Box<str>,
+}
+
+impl Tally {
+    fn add(&mut self, tier: &TierUse) {
+        self.used = self.used.saturating_add(tier.used);
+        self.capacity = self.capacity.saturating_add(tier.capacity);
+        self.serves += u32::from(tier.state != State::Off);
+        // Starting and draining pass by themselves.
+        if matches!(tier.state, State::Degraded | State::Off) {
+            self.fails += 1;
+            if self.reason.is_empty() {
+                self.reason = tier.reason.clone();
+            }
+        }
+    }
+
+    fn sum(self, name: Box<str>) -> TierUse {
+        TierUse {
+            name,
+            state: match (self.serves, self.fails) {
+                (0, _) => State::Off,
+                (_, 0) => State::Ready,
+                _ => State::Degraded,
+            },
+            reason: self.reason,
+            used: self.used,
+            capacity: self.capacity,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pods::tests::{at, running, waiting};
+    use serde_json::json;
+
+    fn status(value: serde_json::Value) -> Status {
+        serde_json::from_value(value).unwrap()
+    }
+
+    fn good(requested: u64, hit: u64) -> Status {
+        status(json!({
+            "version": "0.1.0", "boot": 1, "uptime_s": 60, "state": "ready",
+            "sessions": [{"id": 1, "role": "worker", "registered": true, "connected": true}],
+            "tiers": [{"name": "memory", "state": "ready", "used_bytes": 10, "capacity_bytes": 100}],
+            "counters": {"requested_tokens": requested, "hit_tokens": {"memory": hit}},
+        }))
+    }
+
+    fn arcs(pods: impl IntoIterator<Item = Pod>) -> Vec<Arc<Pod>> {
+        pods.into_iter().map(Arc::new).collect()
+    }
+
+    #[test]
+    fn every_pod_has_its_turn_and_none_is_asked_that_cannot_answer() {
+        let pods = arcs((0..45).map(|i| running(&format!("p{i}"))).chain([waiting("w", "ErrImagePull")]));
+        let mut usage = PoolUsage::default();
+        let mut asked: HashMap<Box<str>, u32> = HashMap::new();
+        for round in 0..9 {
+            let due = usage.round(&pods, at(60 * round));
+            assert_eq!(due.len(), ASKED_MAX);
+            for pod in due {
+                *asked.entry(pod.name.clone()).or_default() += 1;
+            }
+        }
+        assert_eq!(asked.len(), 45);
+        assert!(asked.values().all(|n| *n == 4), "{asked:?}");
+        usage.round(&pods[..3], at(600));
+        assert_eq!(usage.pods.len(), 3, "pods that went are forgotten");
+    }
+
+    #[test]
+    fn answers_are_summed() {
+        let pods = arcs([running("a"), running("b"), running("c")]);
+        let mut usage = PoolUsage::default();
+        usage.take(&pods[0], Ok(good(100, 80)), at(0));
+        let mut lonely = good(100, 0);
+        lonely.sessions[0].connected = false;
+        lonely.version = "0.2.0".into();
+        usage.take(&pods[1], Ok(lonely), at(0));
+        let sum = usage.summary(&pods, at(1));
+        assert_eq!((sum.observed, sum.attached, sum.unreachable), (2, 1, 0));
+        assert_eq!(sum.hit_rate, HitRate::Percent(40));
+        assert_eq!((sum.tiers[0].used, sum.tiers[0].capacity), (20, 200));
+        assert_eq!(sum.tiers[0].state, State::Ready);
+        assert_eq!(sum.versions, [("0.1.0".into(), 2), ("0.2.0".into(), 1)].into());
+    }
+
+    #[test]
+    fn a_failed_try_keeps_the_last_answer_until_it_is_too_old() {
+        let pods = arcs([running("a")]);
+        let mut usage = PoolUsage::default();
+        usage.take(&pods[0], Ok(good(1, 1)), at(0));
+        usage.take(&pods[0], Err(FetchError::TimedOut), at(60));
+        let sum = usage.summary(&pods, at(600));
+        assert_eq!((sum.observed, sum.attached, sum.unreachable), (1, 1, 1));
+        assert_eq!(sum.unreachable_example, Some(("a".into(), FetchError::TimedOut)));
+        let sum = usage.summary(&pods, at(601));
+        assert_eq!((sum.observed, sum.attached, sum.unreachable), (0, 0, 1));
+        usage.take(&pods[0], Ok(good(1, 1)), at(660));
+        assert_eq!(usage.summary(&pods, at(661)).unreachable, 0);
+    }
+
+    #[test]
+    fn a_sidecar_that_stopped_attaches_nobody() {
+        let mut usage = PoolUsage::default();
+        usage.take(&running("a"), Ok(good(1, 1)), at(0));
+        let sum = usage.summary(&arcs([waiting("a", "CrashLoopBackOff")]), at(1));
+        assert_eq!((sum.observed, sum.attached), (0, 0));
+    }
+
+    #[test]
+    fn troubles_are_counted_by_reason_and_make_a_tier_degraded_or_off() {
+        let bad = |state: &str| {
+            status(json!({
+                "state": state, "reasons": [{"code": "ArenaTooLarge", "message": "m".repeat(900)}],
+                "tiers": [{"name": "memory", "state": state, "reason": "ArenaTooLarge"}],
+            }))
+        };
+        let pods = arcs([running("a"), running("b")]);
+        let mut usage = PoolUsage::default();
+        usage.take(&pods[0], Ok(bad("off")), at(0));
+        let sum = usage.summary(&pods, at(1));
+        assert_eq!((sum.tiers[0].state, &*sum.tiers[0].reason), (State::Off, "ArenaTooLarge"));
+        usage.take(&pods[1], Ok(bad("degraded")), at(0));
+        let sum = usage.summary(&pods, at(1));
+        assert_eq!(sum.tiers[0].state, State::Degraded);
+        let trouble = &sum.troubles[0];
+        assert_eq!((&*trouble.reason, trouble.pods, trouble.off, trouble.message.len()), ("ArenaTooLarge", 2, 1, 200));
+    }
+
+    #[test]
+    fn an_answer_of_a_large_pool_counts_until_its_second_turn() {
+        assert_eq!(fresh(20), FRESH_MIN);
+        assert_eq!(fresh(10_000), ROUND * 1000);
+    }
+}

@@ -1,0 +1,370 @@
+//! A pod as the API server sends it, reduced while it is read: managed fields, foreign annotations and other containers are skipped
+//! without being stored.
+
+use super::pod::{Injection, Owner, Phase, Pod, Sidecar, SidecarState};
+use crate::names;
+use k8s_openapi::NamespaceResourceScope;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference, Time};
+use kube::Resource;
+use serde::de::{IgnoredAny, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// Longest annotation of ours that is believed to be ours, in bytes.
+const INJECTION_BYTES_MAX: usize = 4096;
+/// Longest sentence of a kubelet that is kept, in characters.
+const MESSAGE_CHARS_MAX: usize = 200;
+
+/// What is read of a pod before it becomes a [`Pod`].
+#[derive(Debug, Clone, Default, Deserialize)]
+pub struct WirePod {
+    #[serde(default, deserialize_with = "meta")]
+    metadata: ObjectMeta,
+    #[serde(default)]
+    spec: WireSpec,
+    #[serde(default)]
+    status: WireStatus,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct WireSpec {
+    init_containers: Vec<WireContainer>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+struct WireContainer {
+    name: String,
+    image: String,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct WireStatus {
+    phase: Phase,
+    #[serde(rename = "podIP")]
+    pod_ip: String,
+    conditions: Vec<WireCondition>,
+    init_container_statuses: Vec<WireContainerStatus>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+struct WireCondition {
+    r#type: String,
+    status: String,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct WireContainerStatus {
+    name: String,
+    image: String,
+    restart_count: u32,
+    state: WireState,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+struct WireState {
+    waiting: Option<WireReason>,
+    running: Option<WireRunning>,
+    terminated: Option<WireReason>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+struct WireReason {
+    reason: String,
+    message: String,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct WireRunning {
+    started_at: Option<Time>,
+}
+
+/// The part of the metadata that is read.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct WireMeta {
+    name: Option<String>,
+    namespace: Option<String>,
+    uid: Option<String>,
+    resource_version: Option<String>,
+    creation_timestamp: Option<Time>,
+    deletion_timestamp: Option<Time>,
+    #[serde(default, deserialize_with = "ours")]
+    labels: BTreeMap<String, String>,
+    #[serde(default, deserialize_with = "ours")]
+    annotations: BTreeMap<String, String>,
+    owner_references: Option<Vec<OwnerReference>>,
+}
+
+fn meta<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ObjectMeta, D::Error> {
+    let wire = WireMeta::deserialize(deserializer)?;
+    Ok(ObjectMeta {
+        name: wire.name,
+        namespace: wire.namespace,
+        uid: wire.uid,
+        resource_version: wire.resource_version,
+        creation_timestamp: wire.creation_timestamp,
+        deletion_timestamp: wire.deletion_timestamp,
+        labels: Some(wire.labels),
+        annotations: Some(wire.annotations),
+        owner_references: wire.owner_references,
+        ..ObjectMeta::default()
+    })
+}
+
+/// Keeps the pool label and the injection annotation; other values are not even copied.
+fn ours<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<String, String>, D::Error> {
+    struct Ours;
+    impl<'de> Visitor<'de> for Ours {
+        type Value = BTreeMap<String, String>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a map of strings")
+        }
+
+        fn visit_unit<E>(self) -> Result<Self::Value, E> {
+            Ok(BTreeMap::new())
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+            let mut kept = BTreeMap::new();
+            while let Some(key) = map.next_key::<Cow<'_, str>>()? {
+                if key == names::POOL || key == names::INJECTION {
+                    kept.insert(key.into_owned(), map.next_value()?);
+                } else {
+                    map.next_value::<IgnoredAny>()?;
+                }
+            }
+            Ok(kept)
+        }
+    }
+    deserializer.deserialize_any(Ours)
+}
+
+impl Resource for WirePod {
+    type DynamicType = ();
+    type Scope = NamespaceResourceScope;
+
+    fn kind((): &()) -> Cow<'_, str> {
+        "Pod".into()
+    }
+
+    fn group((): &()) -> Cow<'_, str> {
+        "".into()
+    }
+
+    fn version((): &()) -> Cow<'_, str> {
+        "v1".into()
+    }
+
+    fn plural((): &()) -> Cow<'_, str> {
+        "pods".into()
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        &mut self.metadata
+    }
+}
+
+impl WirePod {
+    /// The slim pod; `None` without a name, a namespace or the pool label.
+    #[must_use]
+    pub fn into_pod(self) -> Option<Pod> {
+        let meta = self.metadata;
+        let sidecar = sidecar(self.spec, self.status.init_container_statuses);
+        let injection = meta
+            .annotations
+            .as_ref()
+            .and_then(|a| a.get(names::INJECTION))
+            .filter(|text| text.len() <= INJECTION_BYTES_MAX)
+            .map(|text| serde_json::from_str(text).unwrap_or_else(|_| Injection::default()));
+        Some(Pod {
+            name: meta.name?.into(),
+            namespace: meta.namespace?.into(),
+            uid: meta.uid.unwrap_or_default().into(),
+            pool: meta.labels?.remove(names::POOL)?.into(),
+            created: meta.creation_timestamp.map(|t| t.0).unwrap_or_default(),
+            deleting: meta.deletion_timestamp.is_some(),
+            phase: self.status.phase,
+            ready: self
+                .status
+                .conditions
+                .iter()
+                .any(|c| c.r#type == "Ready" && c.status == "True"),
+            ip: self.status.pod_ip.parse().ok(),
+            owner: meta
+                .owner_references
+                .unwrap_or_default()
+                .into_iter()
+                .find(|o| o.controller == Some(true))
+                .map(|o| Owner {
+                    api_version: o.api_version.into(),
+                    kind: o.kind.into(),
+                    name: o.name.into(),
+                    uid: o.uid.into(),
+                }),
+            injection,
+            sidecar,
+        })
+    }
+}
+
+fn sidecar(spec: WireSpec, statuses: Vec<WireContainerStatus>) -> Option<Sidecar> {
+    let ours = |name: &str| name == names::SIDECAR_CONTAINER;
+    let image = spec
+        .init_containers
+        .into_iter()
+        .find(|c| ours(&c.name))?
+        .image
+        .into();
+    let Some(status) = statuses.into_iter().find(|s| ours(&s.name)) else {
+        return Some(Sidecar {
+            image,
+            image_in_use: "".into(),
+            restarts: 0,
+            state: SidecarState::Unseen,
+        });
+    };
+    let state = status.state;
+    let state = if let Some(running) = state.running {
+        SidecarState::Running {
+            since: running.started_at.map(|t| t.0).unwrap_or_default(),
+        }
+    } else if let Some(terminated) = state.terminated {
+        SidecarState::Terminated {
+            reason: terminated.reason.into(),
+        }
+    } else if let Some(waiting) = state.waiting {
+        SidecarState::Waiting {
+            reason: waiting.reason.into(),
+            message: waiting
+                .message
+                .chars()
+                .take(MESSAGE_CHARS_MAX)
+                .collect::<String>()
+                .into(),
+        }
+    } else {
+        SidecarState::Unseen
+    };
+    Some(Sidecar {
+        image,
+        image_in_use: status.image.into(),
+        restarts: status.restart_count,
+        state,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn pod(value: serde_json::Value) -> Pod {
+        serde_json::from_value::<WirePod>(value)
+            .unwrap()
+            .into_pod()
+            .unwrap()
+    }
+
+    fn injected(state: &serde_json::Value) -> Pod {
+        pod(json!({
+            "metadata": {
+                "name": "web-0", "namespace": "serving", "uid": "u1", "resourceVersion": "7",
+                "creationTimestamp": "2026-01-02T03:04:05Z",
+                "labels": {"app": "web", names::POOL: "llama"},
+                "annotations": {
+                    "other": "x".repeat(10_000),
+                    names::INJECTION: r#"{"result":"injected","reason":"","version":"0.1.0","hash":"abc"}"#,
+                },
+                "managedFields": [{"manager": "m", "fieldsV1": {"f:metadata": {}}}],
+                "ownerReferences": [
+                    {"apiVersion": "v1", "kind": "Other", "name": "o", "uid": "o1"},
+                    {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web", "uid": "r1", "controller": true},
+                ],
+            },
+            "spec": {
+                "initContainers": [{"name": "user", "image": "a"}, {"name": "kvcachepool", "image": "b:2"}],
+                "containers": [{"name": "vllm", "resources": {"limits": {"cpu": 3}}}],
+            },
+            "status": {
+                "phase": "Running", "podIP": "10.0.0.7",
+                "conditions": [{"type": "Initialized", "status": "False"}, {"type": "Ready", "status": "True"}],
+                "initContainerStatuses": [
+                    {"name": "user", "image": "a", "state": {}},
+                    {"name": "kvcachepool", "image": "b:1", "restartCount": 3, "state": state},
+                ],
+            },
+        }))
+    }
+
+    #[test]
+    fn an_injected_pod_keeps_what_is_ours() {
+        let pod = injected(&json!({"running": {"startedAt": "2026-01-02T03:05:00Z"}}));
+        assert_eq!((&*pod.name, &*pod.pool, &*pod.uid), ("web-0", "llama", "u1"));
+        assert_eq!(pod.created.to_string(), "2026-01-02T03:04:05Z");
+        assert_eq!(pod.ip, Some("10.0.0.7".parse().unwrap()));
+        assert_eq!(&*pod.owner.as_ref().unwrap().kind, "ReplicaSet");
+        assert_eq!(pod.hash(), "abc");
+        let sidecar = pod.sidecar.as_ref().unwrap();
+        assert_eq!((&*sidecar.image, &*sidecar.image_in_use, sidecar.restarts), ("b:2", "b:1", 3));
+        assert!(sidecar.runs() && pod.ready);
+        assert!(pod.address().is_some());
+    }
+
+    #[test]
+    fn the_state_is_read_in_every_form() {
+        let of = |state| injected(&state).sidecar.unwrap().state;
+        assert_eq!(of(json!({})), SidecarState::Unseen);
+        assert_eq!(
+            of(json!({"waiting": {"reason": "ErrImagePull", "message": "m".repeat(5000)}})),
+            SidecarState::Waiting { reason: "ErrImagePull".into(), message: "m".repeat(200).into() }
+        );
+        assert_eq!(
+            of(json!({"terminated": {"reason": "Completed", "exitCode": 0}})),
+            SidecarState::Terminated { reason: "Completed".into() }
+        );
+    }
+
+    #[test]
+    fn metadata_keeps_neither_managed_fields_nor_foreign_annotations() {
+        let wire: WirePod = serde_json::from_value(json!({"metadata": {
+            "name": "p", "labels": {"a": "b"}, "annotations": {"c": "d"}, "managedFields": [{"manager": "m"}],
+        }})).unwrap();
+        assert_eq!(wire.metadata.managed_fields, None);
+        assert_eq!(wire.metadata.annotations, Some(BTreeMap::new()));
+        assert!(wire.into_pod().is_none(), "no pool label");
+    }
+
+    #[test]
+    fn nulls_and_foreign_phases_do_not_stop_the_watch() {
+        let pod = pod(json!({
+            "metadata": {"name": "p", "namespace": "n", "labels": {names::POOL: "x"}, "annotations": null},
+            "status": {"phase": "Later"},
+        }));
+        assert_eq!(pod.phase, Phase::Unknown);
+        assert_eq!(pod.sidecar, None);
+    }
+
+    #[test]
+    fn an_annotation_that_is_no_json_counts_as_seen_by_the_webhook() {
+        let pod = pod(json!({"metadata": {
+            "name": "p", "namespace": "n", "labels": {names::POOL: "x"}, "annotations": {names::INJECTION: "{"},
+        }}));
+        assert_eq!(pod.injection, Some(Injection::default()));
+        assert_eq!(pod.refusal(), None);
+    }
+}
