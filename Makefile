@@ -4,9 +4,10 @@ export CARGO_TARGET_DIR ?= $(KVCACHEPOOL_CACHE)/target
 export PATH := $(PATH):$(HOME)/.cargo/bin
 CACHE := $(KVCACHEPOOL_CACHE)
 VLLM ?= 0.32.0
+IMAGE ?= kvcachepool:dev
 PYTHON = $(CACHE)/venvs/vllm-$(VLLM)/bin/python
 FUZZ_SECONDS ?= 10
-.PHONY: help setup demo test test-vllm bench check fuzz fmt
+.PHONY: help setup demo test test-vllm bench image push check fuzz fmt
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /  make \1 |/p' $(MAKEFILE_LIST) | column -t -s '|'
 setup:  ## install what is missing: apt packages, Rust, vLLM for CPUs
@@ -22,6 +23,10 @@ test-vllm: setup  ## the connector's tests with another vLLM: VLLM=0.31.0
 bench: setup  ## benchmarks: a table and target/bench/results.json. ONLY=copy,ttft
 	@cargo build --quiet --bins --examples --features simulation
 	@PYTHONPATH=tests:sidecar/connector $(PYTHON) -m bench $(ONLY)
+image:  ## the image of operator and sidecar, also without docker: IMAGE=registry/name:tag, BUILD_IMAGE=, BASE_IMAGE=
+	@tools/image/image.sh build $(IMAGE)
+push:  ## pushes it: IMAGE=registry/name:tag
+	@tools/image/image.sh push $(IMAGE)
 check: setup  ## formatting, lints, licences, docs, generated files, types, a short fuzz run
 	@tools/setup.sh check
 	cargo fmt --all --check
