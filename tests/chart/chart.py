@@ -1,0 +1,61 @@
+"""Where the chart lies, sets of values that reach every branch of it, and how to find an object that it rendered."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+CHART = ROOT / "charts" / "kvcachepool"
+
+#: Several sets that together reach every branch of the templates.
+SETS: dict[str, dict[str, Any]] = {
+    "defaults": {},
+    "one replica without extras": {
+        "replicas": 1,
+        "aggregateRoles": False,
+        "networkPolicy": {"enabled": False},
+        "crds": {"enabled": False},
+    },
+    "all rights": {"allowPodPatch": True, "allowPodEviction": True, "allowPodMonitors": True},
+    "cert-manager": {"pki": {"mode": "cert-manager"}},
+    "cert-manager with an issuer": {
+        "pki": {"mode": "cert-manager", "certManager": {"issuerRef": {"name": "corp", "kind": "ClusterIssuer"}}}
+    },
+    "external": {"pki": {"mode": "external", "external": {"secretName": "tls", "caBundle": "-----BEGIN"}}},
+    "everything": {
+        "global": {"anything": 1},
+        "enabled": True,
+        "image": {"repository": "registry.example:5000/kv", "digest": "sha256:" + "0" * 64, "pullPolicy": "Always"},
+        "imagePullSecrets": [{"name": "regcred"}],
+        "replicas": 3,
+        "logLevel": "info,kube=debug",
+        "extraArgs": ["--one=1", "--two"],
+        "serviceAccount": {"name": "kv", "annotations": {"a": "b"}},
+        "networkPolicy": {"egress": True, "apiServerPorts": [16443]},
+        "webhook": {"timeoutSeconds": 5, "port": 9443, "excludedNamespaces": ["kube-system", "other"]},
+        "monitoring": {
+            "podMonitor": {"enabled": True, "labels": {"release": "prom"}},
+            "serviceMonitor": {"enabled": True, "interval": "1m"},
+            "alerts": {"enabled": True, "labels": {"release": "prom"}},
+            "dashboard": {"enabled": True, "annotations": {"grafana_folder": "LLM"}},
+        },
+        "commonLabels": {"team": "ml"},
+        "podLabels": {"tier": "infra"},
+        "podAnnotations": {"a": "b"},
+        "nodeSelector": {"kubernetes.io/os": "linux"},
+        "tolerations": [{"operator": "Exists"}],
+        "affinity": {"nodeAffinity": {}},
+        "priorityClassName": "system-cluster-critical",
+        "topologySpreadConstraints": [
+            {"topologyKey": "rack", "maxSkew": 1, "whenUnsatisfiable": "DoNotSchedule"},
+        ],
+    },
+}
+
+
+def one(objects: list[dict[str, Any]], kind: str, name: str | None = None) -> dict[str, Any]:
+    """The only object of a kind, or the one of a name."""
+    found = [o for o in objects if o["kind"] == kind and name in (None, o["metadata"]["name"])]
+    assert len(found) == 1, f"{kind} {name}: {[o['metadata']['name'] for o in found]}"
+    return found[0]

@@ -1,0 +1,65 @@
+"""Renders the chart with the real helm. Without it tests are skipped by name; `tools/setup.sh cluster` builds it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from chart import CHART
+
+Render = Callable[..., list[dict[str, Any]]]
+
+
+def _helm() -> str:
+    cache = os.environ.get("KVCACHEPOOL_CACHE") or os.path.join(
+        os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "kvcachepool"
+    )
+    return os.environ.get("HELM") or os.path.join(cache, "cluster", "bin", "helm")
+
+
+@pytest.fixture(scope="session")
+def helm() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs helm with these arguments, without a cluster."""
+    binary = _helm()
+    if not os.access(binary, os.X_OK):
+        pytest.skip(f"no helm at {binary}: tools/setup.sh cluster builds it")
+
+    def run(*args: str) -> subprocess.CompletedProcess[str]:
+        environ = {**os.environ, "KUBECONFIG": os.devnull}
+        return subprocess.run([binary, *args], capture_output=True, text=True, env=environ, timeout=60)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def template(
+    helm: Callable[..., subprocess.CompletedProcess[str]], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[dict[str, Any] | None], subprocess.CompletedProcess[str]]:
+    """`helm template` in namespace `kv` with these values."""
+    folder = tmp_path_factory.mktemp("values")
+
+    def run(values: dict[str, Any] | None = None) -> subprocess.CompletedProcess[str]:
+        file = folder / "values.yaml"
+        file.write_text(json.dumps(values or {}))
+        return helm("template", "pools", str(CHART), "-n", "kv", "--kube-version", "1.33.0", "-f", str(file))
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def render(template: Callable[[dict[str, Any] | None], subprocess.CompletedProcess[str]]) -> Render:
+    """Objects of the chart with these values."""
+
+    def run(values: dict[str, Any] | None = None) -> list[dict[str, Any]]:
+        done = template(values)
+        assert done.returncode == 0, done.stderr
+        return [o for o in yaml.safe_load_all(done.stdout) if o]
+
+    return run

@@ -1,0 +1,90 @@
+"""Files under manifests/ are what the chart renders, and examples that the schema of the resource accepts."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from chart import CHART, ROOT, one
+
+EXAMPLES = [ROOT / "manifests" / "kvcachepool.yaml", *sorted((ROOT / "manifests" / "examples").glob("*.yaml"))]
+
+
+def _pool_schema() -> dict[str, Any]:
+    (crd,) = [
+        crd
+        for file in (ROOT / "crds").glob("*.yaml")
+        if (crd := yaml.safe_load(file.read_text()))["spec"]["names"]["kind"] == "KVCachePool"
+    ]
+    return _closed(crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"])
+
+
+def _closed(schema: Any) -> Any:
+    """The API server drops what the schema does not name; an example must not hold such."""
+    if isinstance(schema, list):
+        return [_closed(s) for s in schema]
+    if not isinstance(schema, dict):
+        return schema
+    closed = {key: _closed(value) for key, value in schema.items() if key != "format"}
+    if closed.get("x-kubernetes-int-or-string"):
+        closed["type"] = ["integer", "string"]
+    open_object = closed.get("x-kubernetes-preserve-unknown-fields") or "additionalProperties" in closed
+    if isinstance(closed.get("properties"), dict) and not open_object:
+        closed["additionalProperties"] = False
+    return closed
+
+
+def test_the_rendered_manifests_are_up_to_date(helm):
+    done = subprocess.run(
+        ["tools/render_manifests.sh", "--check"], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_install_manifest_makes_its_namespace_and_needs_no_helm():
+    objects = [o for o in yaml.safe_load_all((ROOT / "manifests" / "install.yaml").read_text()) if o]
+    namespace = objects[0]
+    assert namespace["kind"] == "Namespace"
+    assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
+    text = (ROOT / "manifests" / "install.yaml").read_text()
+    assert "helm.sh" not in text
+    assert "managed-by" not in text
+    for o in objects[1:]:
+        assert o["metadata"].get("namespace") in (None, namespace["metadata"]["name"])
+
+
+def test_the_resource_definition_is_the_generated_one(render):
+    (file,) = (ROOT / "crds").glob("*.yaml")
+    wanted = yaml.safe_load(file.read_text())
+    for keep in (True, False):
+        got = one(render({"crds": {"keep": keep}}), "CustomResourceDefinition")
+        assert got["spec"] == wanted["spec"]
+        assert got["metadata"]["name"] == wanted["metadata"]["name"]
+        kept = got["metadata"].get("annotations", {}).get("helm.sh/resource-policy")
+        assert kept == ("keep" if keep else None)
+    assert not [o for o in render({"crds": {"enabled": False}}) if o["kind"] == "CustomResourceDefinition"]
+
+
+@pytest.mark.parametrize("file", EXAMPLES, ids=lambda f: f.name)
+def test_examples_name_only_what_exists(file: Path):
+    objects = [o for o in yaml.safe_load_all(file.read_text()) if o]
+    assert objects
+    for pool in (o for o in objects if o["kind"] == "KVCachePool"):
+        jsonschema.validate(pool, _pool_schema() | {"additionalProperties": True})
+
+
+def test_every_quickstart_shows_the_example():
+    example = yaml.safe_load((ROOT / "manifests" / "kvcachepool.yaml").read_text())
+    page = (ROOT / "docs" / "quickstart-kubernetes.md").read_text()
+    (shown,) = re.findall(r"```yaml\n(.*?)```", page, re.S)
+    assert yaml.safe_load(shown) == example
+    notes = (CHART / "templates" / "NOTES.txt").read_text()
+    pool = yaml.safe_load(re.search(r"<<EOF\n(.*?)\n *EOF", notes, re.S)[1])  # type: ignore[index]
+    assert pool["apiVersion"] == example["apiVersion"]
+    assert pool["spec"].keys() == example["spec"].keys()

@@ -1,0 +1,94 @@
+"""Dashboard and alerts ask for metrics that exist, by labels that those have, as the tables under docs/ list them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+
+import pytest
+import yaml
+
+from chart import CHART, ROOT, one
+
+#: Labels that Prometheus adds, and that of a histogram's buckets.
+ADDED = {"namespace", "pod", "le"}
+
+
+def _metrics() -> dict[str, set[str]]:
+    """Labels by metric, from the tables that the code generates."""
+    metrics = {}
+    for page in ("metrics.md", "operator-metrics.md"):
+        for line in (ROOT / "docs" / page).read_text().splitlines():
+            if row := re.match(r"^\| `(kvcachepool_\w+)` \| (\w+) \| ([^|]*) \|", line):
+                names = [row[1]] if row[2] != "histogram" else [row[1] + end for end in ("_bucket", "_sum", "_count")]
+                metrics.update({name: set(re.findall(r"`(\w+)`", row[3])) for name in names})
+    return metrics
+
+
+def _expressions() -> Iterator[tuple[str, str]]:
+    """(where, expression) of every query."""
+    dashboard = json.loads((CHART / "files" / "dashboard.json").read_text())
+    for panel in dashboard["panels"]:
+        for target in panel.get("targets", []):
+            yield f"panel {panel['title']}", target["expr"]
+    for variable in dashboard["templating"]["list"]:
+        if variable["type"] == "query":
+            yield f"variable {variable['name']}", variable["query"]["query"]
+    for group in yaml.safe_load((CHART / "files" / "alerts.yaml").read_text())["groups"]:
+        for rule in group["rules"]:
+            yield f"alert {rule['alert']}", rule["expr"]
+
+
+def test_every_query_names_metrics_and_labels_that_exist():
+    known = _metrics()
+    unknown = []
+    for where, expression in _expressions():
+        names = set(re.findall(r"\bkvcachepool_\w+", expression))
+        assert names, where
+        unknown += [(where, name) for name in names - set(known)]
+        labels = set(re.findall(r'(\w+)\s*=~?\s*"', expression))
+        for by in re.findall(r"\bby \(([^)]*)\)", expression):
+            labels |= {label.strip() for label in by.split(",")}
+        has = ADDED.union(*(known.get(name, set()) for name in names))
+        unknown += [(where, label) for label in labels - has]
+    assert unknown == []
+
+
+def test_every_label_of_an_alerts_text_is_one_of_its_result():
+    for group in yaml.safe_load((CHART / "files" / "alerts.yaml").read_text())["groups"]:
+        for rule in group["rules"]:
+            texts = " ".join(rule["annotations"].values())
+            used = set(re.findall(r"\$labels\.(\w+)", texts))
+            by = {label.strip() for part in re.findall(r"\bby \(([^)]*)\)", rule["expr"]) for label in part.split(",")}
+            assert used <= (by or {"namespace", "pod"}), rule["alert"]
+
+
+def test_nothing_is_made_for_a_monitoring_stack_unless_asked(render):
+    kinds = {o["kind"] for o in render()}
+    assert not kinds & {"PodMonitor", "ServiceMonitor", "PrometheusRule"}
+    assert not [o for o in render() if o["kind"] == "ConfigMap"]
+
+
+def test_dashboard_and_alerts_arrive_as_they_are_written(render):
+    wanted = {"enabled": True, "labels": {"release": "prom"}}
+    objects = render({"monitoring": {"alerts": wanted, "dashboard": {"enabled": True}}})
+    rule = one(objects, "PrometheusRule")
+    assert rule["spec"] == yaml.safe_load((CHART / "files" / "alerts.yaml").read_text())
+    assert rule["metadata"]["labels"]["release"] == "prom"
+    shown = one(objects, "ConfigMap")
+    assert json.loads(shown["data"]["kvcachepool.json"]) == json.loads((CHART / "files" / "dashboard.json").read_text())
+    assert shown["metadata"]["labels"]["grafana_dashboard"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "key"),
+    [("podMonitor", "PodMonitor", "podMetricsEndpoints"), ("serviceMonitor", "ServiceMonitor", "endpoints")],
+)
+def test_a_monitor_scrapes_the_port_with_the_metrics(render, value, kind, key):
+    objects = render({"monitoring": {value: {"enabled": True, "labels": {"release": "prom"}, "interval": "10s"}}})
+    monitor = one(objects, kind)
+    assert monitor["spec"][key] == [{"port": "admin", "path": "/metrics", "interval": "10s"}]
+    assert monitor["metadata"]["labels"]["release"] == "prom"
+    selected = one(objects, "Deployment")["spec"]["template"] if kind == "PodMonitor" else one(objects, "Service")
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= selected["metadata"]["labels"].items()

@@ -1,0 +1,87 @@
+"""What the operator may do is what docs/security.md says, to the letter."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from chart import ROOT, SETS, one
+
+#: (cluster-wide, API group, resource, name or "", verb)
+Right = tuple[bool, str, str, str, str]
+
+
+def _documented(values: dict[str, Any]) -> set[Right]:
+    """Rights that the table of docs/security.md grants with these values."""
+    rights: set[Right] = set()
+    for line in (ROOT / "docs" / "security.md").read_text().splitlines():
+        cells = [cell.strip().strip("`") for cell in line.strip("|").split("|")]
+        if len(cells) != 7 or cells[0] not in ("all namespaces", "own namespace"):
+            continue
+        where, group, resource, name, verbs, when, why = cells
+        assert why, line
+        mode = values.get("pki", {}).get("mode", "self")
+        if when == "always" or when == f"pki.mode: {mode}" or values.get(when) is True:
+            group = "" if group == "core" else group
+            rights |= {(where == "all namespaces", group, resource, name, verb) for verb in re.split(r",\s*", verbs)}
+    return rights
+
+
+def _rendered(objects: list[dict[str, Any]]) -> set[Right]:
+    """Rights of the operator's ServiceAccount in the rendered chart."""
+    account = one(objects, "ServiceAccount")["metadata"]
+    rights: set[Right] = set()
+    for binding in objects:
+        if binding["kind"] not in ("ClusterRoleBinding", "RoleBinding"):
+            continue
+        subject = {"kind": "ServiceAccount", "name": account["name"], "namespace": account["namespace"]}
+        assert binding["subjects"] == [subject]
+        everywhere = binding["kind"] == "ClusterRoleBinding"
+        role = one(objects, binding["roleRef"]["kind"], binding["roleRef"]["name"])
+        assert everywhere or role["kind"] == "Role", "a ClusterRole bound in a namespace would be counted wrongly"
+        for rule in role["rules"]:
+            assert set(rule) <= {"apiGroups", "resources", "resourceNames", "verbs"}
+            rights |= {
+                (everywhere, group, resource, name, verb)
+                for group in rule["apiGroups"]
+                for resource in rule["resources"]
+                for name in rule.get("resourceNames", [""])
+                for verb in rule["verbs"]
+            }
+    return rights
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_the_operator_has_the_rights_of_the_table_and_no_other(render, name):
+    assert _rendered(render(SETS[name])) == _documented(SETS[name])
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_no_wildcards_and_no_secrets_of_others(render, name):
+    for everywhere, group, resource, only, verb in _rendered(render(SETS[name])):
+        assert "*" not in (group, resource, verb)
+        assert verb not in ("escalate", "bind", "impersonate")
+        if resource == "secrets":
+            assert not everywhere, "secrets of other namespaces"
+            assert verb in ("get", "update", "patch", "create")
+            assert only == "kvcachepool-ca" or verb == "create", "any secret of the own namespace"
+
+
+def test_rights_that_not_everybody_needs_are_off(render):
+    rights = {(resource, verb) for _, _, resource, _, verb in _rendered(render())}
+    assert not rights & {("pods", "patch"), ("pods/eviction", "create"), ("pods", "delete"), ("podmonitors", "create")}
+
+
+def test_people_get_pools_by_the_roles_that_they_have(render):
+    objects = render()
+    view, edit = one(objects, "ClusterRole", "kvcachepool-view"), one(objects, "ClusterRole", "kvcachepool-edit")
+    aggregated = "rbac.authorization.k8s.io/aggregate-to-{}".format
+    for role, to in ((view, ("view", "edit", "admin")), (edit, ("edit", "admin"))):
+        assert all(role["metadata"]["labels"].get(aggregated(one_of)) == "true" for one_of in to)
+        assert all(rule["apiGroups"] == ["kvcachepool.io"] for rule in role["rules"])
+    assert aggregated("view") not in edit["metadata"]["labels"]
+    assert {verb for rule in view["rules"] for verb in rule["verbs"]} == {"get", "list", "watch"}
+    # Nobody but the operator writes status.
+    assert {r for rule in edit["rules"] for r in rule["resources"]} == {"kvcachepools"}

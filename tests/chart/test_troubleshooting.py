@@ -1,0 +1,124 @@
+"""docs/troubleshooting.md explains every name that a sidecar or a connector gives as a reason.
+
+The operator's own reasons are compared by a test of its crate.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from chart import ROOT
+
+CONNECTOR = ROOT / "sidecar" / "connector" / "kvcachepool"
+SIDECAR = ROOT / "sidecar" / "src"
+NAME = re.compile(r"^[A-Z][A-Za-z0-9]*[a-z][A-Za-z0-9]*(/([A-Za-z0-9]+|\.\.\.))?$")
+
+
+def _explained(title: str) -> set[str]:
+    """Names in the first column of the tables below this heading."""
+    page = (ROOT / "docs" / "troubleshooting.md").read_text()
+    section = page.split(f"\n## {title}\n", 1)[1].split("\n## ", 1)[0]
+    return {name for cell in re.findall(r"^\| (`[^|]*) \|", section, re.M) for name in re.findall(r"`([^`]+)`", cell)}
+
+
+def _unexplained(names: set[str], title: str) -> set[str]:
+    """Of these names, those that are not explained: neither themselves nor by their family, `Family/...`."""
+    explained = _explained(title)
+    return {name for name in names if name not in explained and name.split("/")[0] + "/..." not in explained}
+
+
+def _strings(node: ast.AST) -> Iterator[str]:
+    """Text in an expression; what is only known at run time is `...`."""
+    if isinstance(node, ast.JoinedStr):
+        yield "".join(str(part.value) if isinstance(part, ast.Constant) else "..." for part in node.values)
+    elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield node.value
+    elif not isinstance(node, (ast.Call, ast.Dict, ast.Compare)):
+        for below in ast.iter_child_nodes(node):
+            yield from _strings(below)
+
+
+def _names(node: ast.Assign, *wanted: str) -> bool:
+    """Whether a variable or attribute of such a name is set, also as one of several."""
+    return any(
+        getattr(target, "id", getattr(target, "attr", "")) in wanted
+        for assigned in node.targets
+        for target in (assigned.elts if isinstance(assigned, ast.Tuple) else [assigned])
+    )
+
+
+def _texts_given_to(files: Iterable[Path], functions: str) -> set[str]:
+    """First arguments of calls of these functions."""
+    return {
+        text
+        for file in files
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Call) and node.args
+        if re.fullmatch(functions, getattr(node.func, "attr", getattr(node.func, "id", "")))
+        for text in _strings(node.args[0])
+    }
+
+
+def _off_reasons() -> set[str]:
+    """Why a connector is off: what preflight returns, what `Unserved` is raised with, what goes off by name."""
+    reasons = _texts_given_to(CONNECTOR.glob("*.py"), r"Unserved|_?go_off(_later)?|_off")
+    for name in ("preflight.py", "plugin.py"):
+        for node in ast.walk(ast.parse((CONNECTOR / name).read_text())):
+            said = isinstance(node, ast.Return) or (isinstance(node, ast.Assign) and _names(node, "reason", "refusal"))
+            if said and node.value is not None:
+                reasons |= set(_strings(node.value))
+    return {reason for reason in reasons if NAME.match(reason)}
+
+
+def _unshared_reasons() -> set[str]:
+    """Why weights have no fingerprint that others could have too."""
+    reasons: set[str] = set()
+    for node in ast.walk(ast.parse((CONNECTOR / "fingerprint.py").read_text())):
+        if isinstance(node, ast.Assign) and _names(node, "reason", "_NOT_LOCAL"):
+            for value in node.value.values if isinstance(node.value, ast.Dict) else [node.value]:
+                reasons |= {text for text in _strings(value) if NAME.match(text)}
+    return reasons
+
+
+def _degradations() -> set[str]:
+    """Names under which a sidecar serves less than configured."""
+    reasons: set[str] = set()
+    for file in SIDECAR.rglob("*.rs"):
+        text = file.read_text()
+        reasons |= set(re.findall(r'\.degrade\(\s*"(\w+)"', text))
+        reasons |= set(re.findall(r'no_arena = \(\s*"(\w+)"', text))
+    codes = (SIDECAR / "config_file" / "mod.rs").read_text()
+    standby = (SIDECAR / "supervisor" / "standby.rs").read_text()
+    return reasons | set(re.findall(r'=> "(Config\w+)"', codes)) | set(re.findall(r'"(Engine\w+): ', standby))
+
+
+def test_every_reason_why_a_connector_is_off_is_explained():
+    reasons = _off_reasons()
+    assert {"VllmTooOld", "LayoutUnknown/Strides", "ExistingConnector/...", "CopyFailed"} <= reasons
+    assert _unexplained(reasons, "vLLM is attached, but the cache is off") == set()
+
+
+def test_every_reason_why_weights_are_not_shared_and_every_miss_is_explained():
+    title = "It does not hit"
+    unshared = _unshared_reasons()
+    assert {"Gguf", "NoLocalWeights"} <= unshared
+    assert _unexplained(unshared, title) == set()
+    misses = _texts_given_to(CONNECTOR.glob("*.py"), "Uncacheable")
+    for name in ("adapters.py", "scheduler.py"):
+        for node in ast.walk(ast.parse((CONNECTOR / name).read_text())):
+            if isinstance(node, ast.Assign) and _names(node, "CONTENT_UNKNOWN", "missed"):
+                misses |= set(_strings(node.value))
+            elif isinstance(node, ast.FunctionDef) and node.name == "_why_not":
+                returned = [r.value for r in ast.walk(node) if isinstance(r, ast.Return) and r.value is not None]
+                misses |= {text for value in returned for text in _strings(value)}
+    assert {"unconnected", "minLoadTokens", "loraContentUnknown"} <= misses
+    assert _unexplained(misses, title) == set()
+
+
+def test_every_degradation_of_a_sidecar_is_explained_and_no_other():
+    degradations = _degradations()
+    assert len(degradations) > 10
+    assert _explained("A sidecar is degraded") == degradations

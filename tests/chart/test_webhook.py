@@ -1,0 +1,90 @@
+"""The webhook configuration: whom it asks about, and that it can never hold up a pod for long."""
+
+from __future__ import annotations
+
+import base64
+
+from chart import one
+
+
+def test_it_is_called_before_the_webhook_that_gives_pods_their_cloud_identity(render):
+    name = one(render(), "MutatingWebhookConfiguration")["metadata"]["name"]
+    assert name == "kvcachepool-injector"
+    assert name < "pod-identity-webhook"
+
+
+def test_no_pod_waits_for_it_longer_than_three_seconds_or_is_refused_without_it(render):
+    entries = one(render(), "MutatingWebhookConfiguration")["webhooks"]
+    assert [e["name"] for e in entries] == ["label.kvcachepool.io", "annotation.kvcachepool.io"]
+    for entry in entries:
+        assert entry["failurePolicy"] == "Ignore"
+        assert entry["reinvocationPolicy"] == "IfNeeded"
+        assert entry["sideEffects"] == "None"
+        assert entry["timeoutSeconds"] == 3
+        assert entry["admissionReviewVersions"] == ["v1"]
+        assert entry["rules"] == [
+            {
+                "apiGroups": [""],
+                "apiVersions": ["v1"],
+                "resources": ["pods"],
+                "operations": ["CREATE"],
+                "scope": "Namespaced",
+            }
+        ]
+        assert entry["namespaceSelector"]["matchExpressions"] == [
+            {"key": "kubernetes.io/metadata.name", "operator": "NotIn", "values": ["kube-system"]},
+            {"key": "kvcachepool.io/injection", "operator": "NotIn", "values": ["disabled"]},
+        ]
+
+
+def test_a_pod_is_asked_about_by_its_label_or_its_annotation_only(render):
+    label, annotation = one(render(), "MutatingWebhookConfiguration")["webhooks"]
+    assert label["objectSelector"] == {"matchExpressions": [{"key": "kvcachepool.io/pool", "operator": "Exists"}]}
+    assert "matchConditions" not in label
+    assert "objectSelector" not in annotation
+    (condition,) = annotation["matchConditions"]
+    assert condition["expression"].strip() == (
+        "has(object.metadata.annotations) && 'kvcachepool.io/pool' in object.metadata.annotations"
+    )
+
+
+def test_both_entries_lead_to_the_service(render):
+    objects = render({"webhook": {"port": 9443}})
+    service = one(objects, "Service")
+    for entry in one(objects, "MutatingWebhookConfiguration")["webhooks"]:
+        assert entry["clientConfig"]["service"] == {
+            "name": service["metadata"]["name"],
+            "namespace": "kv",
+            "path": "/inject",
+            "port": 9443,
+        }
+        assert 9443 in [p["port"] for p in service["spec"]["ports"]]
+
+
+def test_the_bundle_is_left_to_whoever_makes_the_certificate(render):
+    for values in ({}, {"pki": {"mode": "cert-manager"}}):
+        for entry in one(render(values), "MutatingWebhookConfiguration")["webhooks"]:
+            assert "caBundle" not in entry["clientConfig"]
+    external = {"pki": {"mode": "external", "external": {"secretName": "tls", "caBundle": "PEM"}}}
+    for entry in one(render(external), "MutatingWebhookConfiguration")["webhooks"]:
+        assert base64.b64decode(entry["clientConfig"]["caBundle"]) == b"PEM"
+
+
+def test_cert_manager_fills_in_the_bundle_of_the_certificate_that_is_mounted(render):
+    objects = render({"pki": {"mode": "cert-manager"}})
+    configuration, certificate = one(objects, "MutatingWebhookConfiguration"), one(objects, "Certificate")
+    wanted = f"{certificate['metadata']['namespace']}/{certificate['metadata']['name']}"
+    assert configuration["metadata"]["annotations"]["cert-manager.io/inject-ca-from"] == wanted
+    assert certificate["spec"]["dnsNames"][0] == "kvcachepool-webhook.kv.svc"
+    assert certificate["spec"]["issuerRef"]["name"] == one(objects, "Issuer")["metadata"]["name"]
+    pod = one(objects, "Deployment")["spec"]["template"]["spec"]
+    assert pod["volumes"] == [{"name": "tls", "secret": {"secretName": certificate["spec"]["secretName"]}}]
+    mounts = pod["containers"][0]["volumeMounts"]
+    assert mounts == [{"name": "tls", "mountPath": "/etc/kvcachepool/tls", "readOnly": True}]
+
+
+def test_an_issuer_of_the_users_is_used_instead_of_an_own_one(render):
+    reference = {"name": "corp", "kind": "ClusterIssuer"}
+    objects = render({"pki": {"mode": "cert-manager", "certManager": {"issuerRef": reference}}})
+    assert one(objects, "Certificate")["spec"]["issuerRef"] == reference
+    assert not [o for o in objects if o["kind"] == "Issuer"]
