@@ -17,7 +17,7 @@ demo: setup  ## sidecar and a real vLLM on this machine: cold, local, reset, res
 	@cargo build --quiet --bin kvcachepool-sidecar
 	@PYTHONPATH=tests $(PYTHON) -m demo
 test: setup  ## all tests that this machine can run
-	@$(PYTHON) tools/run_tests.py rust connector vllm
+	@$(PYTHON) tools/run_tests.py rust connector chart vllm
 test-vllm: setup  ## the connector's tests with another vLLM: VLLM=0.31.0
 	@$(PYTHON) tools/run_tests.py connector vllm
 bench: setup  ## benchmarks: a table and target/bench/results.json. ONLY=copy,ttft

@@ -10,5 +10,10 @@ same sidecar/protocol/layouts.json sidecar/connector/kvcachepool/layouts.json
 crate="$(sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"/\1/p' Cargo.toml)"
 package="$(sed -n 's/^version = "\(.*\)"/\1/p' sidecar/connector/pyproject.toml)"
 [ "$crate" = "$package" ] || { echo "Cargo.toml says version $crate, sidecar/connector/pyproject.toml $package" >&2; failed=1; }
+for field in version appVersion; do
+    chart="$(sed -n "s/^$field: //p" charts/kvcachepool/Chart.yaml)"
+    [ "$crate" = "$chart" ] || { echo "Cargo.toml says version $crate, $field of charts/kvcachepool/Chart.yaml $chart" >&2; failed=1; }
+done
+tools/render_manifests.sh --check || failed=1
 cargo metadata --locked --format-version 1 >/dev/null || { echo "Cargo.lock is not up to date" >&2; failed=1; }
 exit $failed

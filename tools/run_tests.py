@@ -1,4 +1,4 @@
-"""Runs the test suites named as arguments (rust, connector, vllm), streams their output and ends with one summary."""
+"""Runs the test suites named as arguments (see `commands`), streams their output and ends with one summary."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ def commands(suite: str) -> list[list[str]]:
     return {
         "rust": [["cargo", "test", "--workspace", "--features", "simulation", "--no-fail-fast"]],
         "connector": [build, [*pytest, "tests/connector"]],
+        "chart": [[*pytest, "tests/chart"]],
         "vllm": [build, [*pytest, "--durations=8", "tests/vllm"]],
     }[suite]
 

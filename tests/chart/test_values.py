@@ -95,11 +95,3 @@ def test_every_value_is_explained_where_it_stands():
         if not above.strip().startswith("#"):
             missing.append(line)
     assert missing == []
-
-
-def test_the_chart_has_the_version_of_the_code():
-    cargo = (CHART.parent.parent / "Cargo.toml").read_text()
-    version = re.search(r'^\[workspace\.package\]\nversion = "(.*)"', cargo, re.M)
-    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
-    assert version
-    assert (chart["version"], chart["appVersion"]) == (version[1], version[1])
