@@ -29,7 +29,7 @@ SETS: dict[str, dict[str, Any]] = {
         "image": {"repository": "registry.example:5000/kv", "digest": "sha256:" + "0" * 64, "pullPolicy": "Always"},
         "imagePullSecrets": [{"name": "regcred"}],
         "replicas": 3,
-        "logLevel": "info,kube=debug",
+        "logLevel": "debug",
         "extraArgs": ["--one=1", "--two"],
         "serviceAccount": {"name": "kv", "annotations": {"a": "b"}},
         "networkPolicy": {"egress": True, "apiServerPorts": [16443]},

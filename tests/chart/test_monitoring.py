@@ -11,8 +11,8 @@ import yaml
 
 from chart import CHART, ROOT, one
 
-#: Labels that Prometheus adds, and that of a histogram's buckets.
-ADDED = {"namespace", "pod", "le"}
+#: Labels that Prometheus adds, the last of them by the PodMonitor of a pool, and that of a histogram's buckets.
+ADDED = {"namespace", "pod", "kvcachepool_io_pool", "le"}
 
 
 def _metrics() -> dict[str, set[str]]:

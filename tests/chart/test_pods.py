@@ -75,21 +75,10 @@ def test_one_image_serves_operator_sidecars_and_test(render):
     objects = render({"image": {"repository": "registry.example/kv", "tag": "7"}})
     operator, test = (pod["containers"][0] for pod in _pods(objects))
     environ = {e["name"]: e.get("value") for e in operator["env"]}
-    assert operator["image"] == test["image"] == environ["SIDECAR_IMAGE"] == "registry.example/kv:7"
+    assert operator["image"] == test["image"] == environ["KVCACHEPOOL_IMAGE"] == "registry.example/kv:7"
     digest = "sha256:" + "1" * 64
     operator, test = (pod["containers"][0] for pod in _pods(render({"image": {"digest": digest}})))
     assert operator["image"] == test["image"] == f"kvcachepool@{digest}"
-
-
-def test_rights_are_asked_for_by_arguments_too(render):
-    for right, argument in {
-        "allowPodPatch": "--allow-pod-patch",
-        "allowPodEviction": "--allow-pod-eviction",
-        "allowPodMonitors": "--allow-pod-monitors",
-    }.items():
-        for wanted in (True, False):
-            args = _pods(render({right: wanted}))[0]["containers"][0]["args"]
-            assert (argument in args) is wanted
 
 
 def test_extra_arguments_come_last(render):
@@ -108,7 +97,14 @@ def test_the_network_policy_selects_the_operators_pods_only(render):
             assert [p["port"] for rule in policy["egress"] for p in rule["ports"]] == [53, 53, 443, 6443, 9797]
 
 
-def test_the_test_pod_asks_for_the_canarys_pool(render):
-    pod = one(render(), "Pod")
-    assert pod["metadata"]["labels"]["kvcachepool.io/pool"] == "kvcachepool-canary"
-    assert pod["metadata"]["annotations"]["helm.sh/hook"] == "test"
+def test_the_test_asks_for_a_sidecar_by_a_pool_of_its_own(render):
+    objects = render({"imagePullSecrets": [{"name": "regcred"}]})
+    pod, pool = one(objects, "Pod"), one(objects, "KVCachePool")
+    assert pod["metadata"]["labels"]["kvcachepool.io/pool"] == pool["metadata"]["name"]
+    assert pod["metadata"]["namespace"] == pool["metadata"]["namespace"]
+    weights = [int(o["metadata"]["annotations"]["helm.sh/hook-weight"]) for o in (pool, pod)]
+    assert weights[0] < weights[1], "the pool is there before its pod"
+    for o in (pool, pod):
+        assert o["metadata"]["annotations"]["helm.sh/hook"] == "test"
+    assert pool["spec"]["sidecar"]["imagePullSecrets"] == pod["spec"]["imagePullSecrets"] == [{"name": "regcred"}]
+    assert pod["spec"]["activeDeadlineSeconds"] <= 120, "a test that waits for ever says nothing"

@@ -66,7 +66,7 @@ def test_no_wildcards_and_no_secrets_of_others(render, name):
         if resource == "secrets":
             assert not everywhere, "secrets of other namespaces"
             assert verb in ("get", "update", "patch", "create")
-            assert only == "kvcachepool-ca" or verb == "create", "any secret of the own namespace"
+            assert only == "kvcachepool-webhook-ca" or verb == "create", "any secret of the own namespace"
 
 
 def test_rights_that_not_everybody_needs_are_off(render):

@@ -80,7 +80,7 @@ def test_cert_manager_fills_in_the_bundle_of_the_certificate_that_is_mounted(ren
     pod = one(objects, "Deployment")["spec"]["template"]["spec"]
     assert pod["volumes"] == [{"name": "tls", "secret": {"secretName": certificate["spec"]["secretName"]}}]
     mounts = pod["containers"][0]["volumeMounts"]
-    assert mounts == [{"name": "tls", "mountPath": "/etc/kvcachepool/tls", "readOnly": True}]
+    assert mounts == [{"name": "tls", "mountPath": "/etc/kvcachepool/webhook", "readOnly": True}]
 
 
 def test_an_issuer_of_the_users_is_used_instead_of_an_own_one(render):
