@@ -7,12 +7,19 @@ VLLM ?= 0.32.0
 IMAGE ?= kvcachepool:dev
 PYTHON = $(CACHE)/venvs/vllm-$(VLLM)/bin/python
 FUZZ_SECONDS ?= 10
-.PHONY: help setup demo test test-vllm bench image push check fuzz fmt
+NODES ?= 1
+.PHONY: help setup cluster-up cluster-down demo test test-vllm bench image push check fuzz fmt
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /  make \1 |/p' $(MAKEFILE_LIST) | column -t -s '|'
 setup:  ## install what is missing: apt packages, Rust, vLLM for CPUs
 	@tools/setup.sh base
 	@tools/setup.sh vllm $(VLLM)
+cluster-up:  ## a real Kubernetes on this machine, until `make cluster-down`: NODES=2, KVCACHEPOOL_CLUSTER=0..9
+	@tools/setup.sh base
+	@tools/setup.sh cluster
+	@PYTHONPATH=tests python3 -m cluster up --nodes $(NODES)
+cluster-down:  ## ends it and removes all of it
+	@PYTHONPATH=tests python3 -m cluster down
 demo: setup  ## sidecar and a real vLLM on this machine: cold, local, reset, restarted. MODEL=folder, KEEP=1
 	@cargo build --quiet --bin kvcachepool-sidecar
 	@PYTHONPATH=tests $(PYTHON) -m demo

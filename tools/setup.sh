@@ -5,6 +5,7 @@
 #   tools/setup.sh base              apt packages and Rust
 #   tools/setup.sh vllm [VERSION]    a virtual environment with that vLLM (default: the newest one supported)
 #   tools/setup.sh check             cargo-deny and cargo-fuzz, for `make check`
+#   tools/setup.sh cluster           Kubernetes, helm and containerd for clusters on this machine
 set -euo pipefail
 
 TOOLS="$(cd "$(dirname "$0")" && pwd)"
@@ -40,6 +41,7 @@ as_root() {
 . "$TOOLS/setup/base.sh"
 . "$TOOLS/setup/vllm.sh"
 . "$TOOLS/setup/check.sh"
+. "$TOOLS/setup/cluster.sh"
 
 part="${1:-}"
 # One set-up at a time: a second one waits and then finds all done.
@@ -49,5 +51,6 @@ case "$part" in
     base) setup_base ;;
     vllm) setup_vllm "${2:-$(newest_vllm)}" ;;
     check) setup_check ;;
-    *) sed -n '2,7s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
+    cluster) setup_cluster ;;
+    *) sed -n '2,8s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
 esac

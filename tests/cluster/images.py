@@ -1,0 +1,144 @@
+"""The images that tests run: pause, CoreDNS, a base with a shell, one that borrows this machine's vLLM, the product.
+
+All are named localhost/..., so that no registry is ever asked.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from cluster.archive import Image, Layer
+from cluster.slot import binaries
+from servers import paths
+
+_ACCOUNTS = """root:x:0:0:root:/root:/bin/sh
+nonroot:x:65532:65532:nonroot:/home/nonroot:/sbin/nologin
+nobody:x:65534:65534:nobody:/:/sbin/nologin
+"""
+_GROUPS = "root:x:0:\nnonroot:x:65532:\nnogroup:x:65534:\n"
+
+
+def _base_layer() -> Layer:
+    layer = Layer(folders={"tmp": 0o1777, "root": 0o700, "home/nonroot": 0o755})
+    layer.add("etc/passwd", _ACCOUNTS)
+    layer.add("etc/group", _GROUPS)
+    return layer
+
+
+def pause() -> Image:
+    """Holds a pod's namespaces; also the first process of every node."""
+    layer = Layer()
+    layer.add("pause", binaries() / "pause", 0o755)
+    return Image("localhost/pause:1", [layer], entrypoint=["/pause"])
+
+
+def coredns() -> Image:
+    """The cluster's DNS."""
+    layer = _base_layer()
+    layer.add("coredns", binaries() / "coredns", 0o755)
+    return Image("localhost/coredns:1", [layer], entrypoint=["/coredns"])
+
+
+def base() -> Image:
+    """busybox under all its names."""
+    busybox = Path("/bin/busybox")
+    layer = _base_layer()
+    layer.add("bin/busybox", busybox, 0o755)
+    for name in subprocess.run([str(busybox), "--list"], check=True, capture_output=True, text=True).stdout.split():
+        if name != "busybox":
+            layer.links[f"bin/{name}"] = "busybox"
+    return Image("localhost/base:1", [layer], command=["sh"], env={"PATH": "/bin"})
+
+
+def vllm_host() -> Image:
+    """Nothing but links into /usr, which `vllm_pod` mounts from this machine together with Python and vLLM."""
+    layer = _base_layer()
+    for name in ("bin", "sbin", "lib", "lib64"):
+        layer.links[name] = f"usr/{name}"
+    layer.folders["usr"] = 0o755
+    return Image("localhost/vllm-host:1", [layer], env={"PATH": f"{_venv()}/bin:/usr/bin:/bin", "LANG": "C.UTF-8"})
+
+
+def _venv() -> Path:
+    return Path(sys.prefix)
+
+
+def vllm_pod(model: Path, *arguments: str) -> dict[str, Any]:
+    """A pod's spec that serves a model with the vLLM of the running Python, on port 8000, ready in about 40 s.
+
+    The container is named `vllm`; the caller may change anything in it, before it applies it.
+    """
+    # The environment, the Python that it was made from, and an environment behind it (tools/setup/vllm.sh).
+    folders = {"/usr", "/etc/alternatives", str(paths.cache() / "venvs"), str(model)}
+    if not sys.base_prefix.startswith("/usr/"):
+        folders.add(str(Path(sys.base_prefix).resolve()))
+    volumes: list[dict[str, Any]] = [{"name": "shm", "emptyDir": {"medium": "Memory"}}]
+    mounts: list[dict[str, Any]] = [{"name": "shm", "mountPath": "/dev/shm"}]
+    for number, folder in enumerate(sorted(folders)):
+        volumes.append({"name": f"host{number}", "hostPath": {"path": folder, "type": "Directory"}})
+        mounts.append({"name": f"host{number}", "mountPath": folder, "readOnly": True})
+    command = [str(_venv() / "bin" / "vllm"), "serve", str(model), "--served-model-name", "model", "--enforce-eager"]
+    container = {
+        "name": "vllm",
+        "image": "localhost/vllm-host:1",
+        "command": [*command, *arguments],
+        "env": [
+            {"name": "HOME", "value": "/tmp"},
+            {"name": "VLLM_SERVER_DEV_MODE", "value": "1"},
+            {"name": "VLLM_CPU_KVCACHE_SPACE", "value": "1"},
+            {"name": "HF_HUB_OFFLINE", "value": "1"},
+        ],
+        "ports": [{"name": "http", "containerPort": 8000}],
+        "volumeMounts": mounts,
+        "readinessProbe": {"httpGet": {"path": "/health", "port": 8000}, "periodSeconds": 1, "failureThreshold": 3},
+    }
+    return {"containers": [container], "volumes": volumes, "terminationGracePeriodSeconds": 5}
+
+
+def redis() -> Image:
+    """Debian's Redis with the shell of the base."""
+    layer = Layer()
+    _add_program(layer, Path("/usr/bin/redis-check-rdb"), "usr/bin/redis-server")
+    _add_program(layer, Path("/usr/bin/redis-cli"), "usr/bin/redis-cli")
+    return Image("localhost/redis:1", [*base().layers, layer], command=["redis-server"], env={"PATH": "/usr/bin:/bin"})
+
+
+def product(tag: str = "localhost/kvcachepool:dev") -> Image:
+    """Operator and sidecar as cargo built them, with the libraries that they load, and nothing else."""
+    layer = _base_layer()
+    for name in ("kvcachepool-sidecar", "kvcachepool-operator"):
+        built = paths.target() / "debug" / name
+        if not built.exists():
+            raise FileNotFoundError(f"{built} is missing: cargo build --bin {name}")
+        _add_program(layer, built, f"usr/local/bin/{name}")
+    return Image(
+        tag,
+        [layer],
+        entrypoint=["/usr/local/bin/kvcachepool-operator"],
+        env={"PATH": "/usr/local/bin:/usr/bin:/bin"},
+        user="65532:65532",
+    )
+
+
+def _add_program(layer: Layer, program: Path, path: str) -> None:
+    """A program with the shared libraries and the loader that it names."""
+    layer.add(path, program, 0o755)
+    listed = subprocess.run(["ldd", str(program)], capture_output=True, text=True).stdout
+    for library in re.findall(r"(/\S+) \(0x", listed):
+        layer.add(library, Path(library), 0o755)
+
+
+#: Images that can be asked for by name.
+ALL: dict[str, Callable[[], Image]] = {
+    "pause": pause,
+    "coredns": coredns,
+    "base": base,
+    "vllm-host": vllm_host,
+    "redis": redis,
+    "product": product,
+}
