@@ -8,7 +8,11 @@ IMAGE ?= kvcachepool:dev
 PYTHON = $(CACHE)/venvs/vllm-$(VLLM)/bin/python
 FUZZ_SECONDS ?= 10
 NODES ?= 1
-.PHONY: help setup cluster-up cluster-down demo test test-vllm bench image push check fuzz fmt
+# Only a KUBECONFIG of make's own command line: tests must not find the one that a shell happens to have.
+ifeq ($(origin KUBECONFIG),command line)
+export KVCACHEPOOL_TEST_KUBECONFIG := $(KUBECONFIG)
+endif
+.PHONY: help setup cluster-up cluster-down demo test test-vllm test-cluster bench image push check fuzz fmt
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /  make \1 |/p' $(MAKEFILE_LIST) | column -t -s '|'
 setup:  ## install what is missing: apt packages, Rust, vLLM for CPUs
@@ -27,6 +31,9 @@ test: setup  ## all tests that this machine can run
 	@$(PYTHON) tools/run_tests.py rust connector chart vllm
 test-vllm: setup  ## the connector's tests with another vLLM: VLLM=0.31.0
 	@$(PYTHON) tools/run_tests.py connector vllm
+test-cluster: setup  ## tests on a Kubernetes of their own, or with KUBECONFIG=file on that one where they can
+	@tools/setup.sh cluster
+	@$(PYTHON) tools/run_tests.py cluster
 bench: setup  ## benchmarks: a table and target/bench/results.json. ONLY=copy,ttft
 	@cargo build --quiet --bins --examples --features simulation
 	@PYTHONPATH=tests:sidecar/connector $(PYTHON) -m bench $(ONLY)
@@ -43,7 +50,7 @@ check: setup  ## formatting, lints, licences, docs, generated files, types, a sh
 	tools/check_generated.sh
 	$(PYTHON) -m ruff check sidecar/connector tests tools
 	$(PYTHON) -m ruff format --check sidecar/connector tests tools
-	$(PYTHON) -m mypy sidecar/connector/kvcachepool tests/servers tests/demo tests/vllm tests/bench tools/run_tests.py
+	$(PYTHON) -m mypy sidecar/connector/kvcachepool tests/servers tests/demo tests/vllm tests/bench tests/cluster tools/run_tests.py
 	@$(MAKE) --no-print-directory fuzz
 fuzz:  ## every fuzz target for FUZZ_SECONDS
 	@tools/setup.sh check

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from cluster import images
 from cluster.cluster import Cluster
 from cluster.kubernetes import Kubernetes
 from cluster.slot import chosen, others
@@ -25,6 +26,8 @@ def cluster() -> Iterator[Cluster]:
     """A cluster of our own, with nodes to enter, images to import and programs to kill."""
     if _OTHER:
         pytest.skip("reaches into nodes and control plane: needs a cluster of the test's own")
+    if os.geteuid() != 0:
+        pytest.skip("a cluster of the test's own needs root, for namespaces, mounts and cgroups")
     if "KVCACHEPOOL_CLUSTER" in os.environ:
         found = Cluster.attach(chosen())
         yield found
@@ -46,6 +49,24 @@ def kubernetes(request: pytest.FixtureRequest) -> Iterator[Kubernetes]:
     given = Kubernetes(Path(_OTHER))
     yield given
     given.close()
+
+
+@pytest.fixture(scope="session")
+def base_image() -> str:
+    """An image with busybox; in a given cluster the one of KVCACHEPOOL_TEST_BASE_IMAGE."""
+    return os.environ.get("KVCACHEPOOL_TEST_BASE_IMAGE", "busybox:1.36") if _OTHER else "localhost/base:1"
+
+
+@pytest.fixture(scope="session")
+def product_image(request: pytest.FixtureRequest) -> str:
+    """Operator and sidecar as cargo built them; in a given cluster the image of KVCACHEPOOL_TEST_IMAGE."""
+    if _OTHER:
+        if name := os.environ.get("KVCACHEPOOL_TEST_IMAGE"):
+            return name
+        pytest.skip("KVCACHEPOOL_TEST_IMAGE names no image that the given cluster can pull")
+    image = images.product()
+    request.getfixturevalue("cluster").import_image(image)
+    return image.name
 
 
 @pytest.fixture

@@ -16,17 +16,16 @@ from servers import web
 from servers.process import alive
 from servers.waiting import wait_for
 
-_BASE = {"image": "localhost/base:1", "imagePullPolicy": "IfNotPresent"}
 _WEB = "mkdir /www && echo hello > /www/index.html && exec httpd -f -p 8080 -h /www"
 
 
-def _pod(name: str, *command: str, **spec: object) -> Object:
+def _pod(image: str, name: str, *command: str, **spec: object) -> Object:
     return {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {"name": name, "labels": {"app": name}},
         "spec": {
-            "containers": [{"name": "main", **_BASE, "command": list(command)}],
+            "containers": [{"name": "main", "image": image, "command": list(command)}],
             "terminationGracePeriodSeconds": 0,
             **spec,
         },
@@ -49,10 +48,13 @@ def test_this_machine_reaches_the_api_server(kubernetes: Kubernetes) -> None:
     assert [each["Ready"] for each in conditions] == ["True"] * len(nodes)
 
 
-def test_service_is_found_by_name_from_pods_and_by_address_from_this_machine(cluster: Cluster, namespace: str) -> None:
+def test_service_is_found_by_name_from_pods_and_by_address_from_this_machine(
+    cluster: Cluster, namespace: str, base_image: str
+) -> None:
     kubernetes = cluster.kubernetes
     kubernetes.apply(
-        [_pod("web", "sh", "-c", _WEB), _service("web"), _pod("client", "sleep", "1000")], namespace=namespace
+        [_pod(base_image, "web", "sh", "-c", _WEB), _service("web"), _pod(base_image, "client", "sleep", "1000")],
+        namespace=namespace,
     )
     for name in ("web", "client"):
         kubernetes.wait("pod", name, "condition=Ready", namespace=namespace)
@@ -67,17 +69,19 @@ def test_service_is_found_by_name_from_pods_and_by_address_from_this_machine(clu
     assert kubernetes.logs(namespace, "web") == ""
 
 
-def test_native_sidecar_is_ready_before_the_main_container_starts(kubernetes: Kubernetes, namespace: str) -> None:
+def test_native_sidecar_is_ready_before_the_main_container_starts(
+    kubernetes: Kubernetes, namespace: str, base_image: str
+) -> None:
     volume = {"volumeMounts": [{"name": "shared", "mountPath": "/shared"}]}
     sidecar = {
         "name": "sidecar",
-        **_BASE,
+        "image": base_image,
         **volume,
         "command": ["sh", "-c", "touch /shared/up && exec sleep 1000"],
         "restartPolicy": "Always",
         "startupProbe": {"exec": {"command": ["test", "-e", "/shared/up"]}, "periodSeconds": 1},
     }
-    pod = _pod("pod", "sh", "-c", "test -e /shared/up && exec sleep 1000", initContainers=[sidecar])
+    pod = _pod(base_image, "pod", "sh", "-c", "test -e /shared/up && exec sleep 1000", initContainers=[sidecar])
     pod["spec"]["volumes"] = [{"name": "shared", "emptyDir": {}}]
     pod["spec"]["containers"][0].update(volume)
     kubernetes.apply(pod, namespace=namespace)
@@ -89,9 +93,9 @@ def test_native_sidecar_is_ready_before_the_main_container_starts(kubernetes: Ku
     assert main["restartCount"] == 0
 
 
-def test_pods_outlive_a_kubelet_and_an_api_server(cluster: Cluster, namespace: str) -> None:
+def test_pods_outlive_a_kubelet_and_an_api_server(cluster: Cluster, namespace: str, base_image: str) -> None:
     kubernetes = cluster.kubernetes
-    kubernetes.apply(_pod("before", "sleep", "1000"), namespace=namespace)
+    kubernetes.apply(_pod(base_image, "before", "sleep", "1000"), namespace=namespace)
     kubernetes.wait("pod", "before", "condition=Ready", namespace=namespace)
     container = kubernetes.pod(namespace, "before")["status"]["containerStatuses"][0]["containerID"]
     kubelet = cluster.nodes[0].kubelet
@@ -99,14 +103,14 @@ def test_pods_outlive_a_kubelet_and_an_api_server(cluster: Cluster, namespace: s
     kubelet.restart()
     assert kubelet.pid() not in (None, killed)
     cluster.restart_apiserver()
-    kubernetes.apply(_pod("after", "sleep", "1000"), namespace=namespace)
+    kubernetes.apply(_pod(base_image, "after", "sleep", "1000"), namespace=namespace)
     kubernetes.wait("pod", "after", "condition=Ready", namespace=namespace)
     (status,) = kubernetes.pod(namespace, "before")["status"]["containerStatuses"]
     assert (status["containerID"], status["restartCount"]) == (container, 0)
 
 
-def test_a_failed_wait_tells_what_the_namespace_holds(kubernetes: Kubernetes, namespace: str) -> None:
-    kubernetes.apply(_pod("broken", "sh", "-c", "echo why it broke; exit 3"), namespace=namespace)
+def test_a_failed_wait_tells_what_the_namespace_holds(kubernetes: Kubernetes, namespace: str, base_image: str) -> None:
+    kubernetes.apply(_pod(base_image, "broken", "sh", "-c", "echo why it broke; exit 3"), namespace=namespace)
     terminated = "jsonpath={.status.containerStatuses[0].lastState.terminated.exitCode}=3"
     kubernetes.wait("pod", "broken", terminated, namespace=namespace)
     try:
@@ -127,7 +131,7 @@ sys.stdin.read()
 """
 
 
-def test_two_nodes_and_nothing_left_after_the_death_of_their_owner(cluster: Cluster) -> None:
+def test_two_nodes_and_nothing_left_after_the_death_of_their_owner(cluster: Cluster, base_image: str) -> None:
     slot = next(slot for slot in others() if not slot.taken())
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
     command = [sys.executable, "-c", _OWNER, str(slot.number)]
@@ -140,9 +144,9 @@ def test_two_nodes_and_nothing_left_after_the_death_of_their_owner(cluster: Clus
         kubernetes.create_namespace("across")
         kubernetes.apply(
             [
-                _pod("web", "sh", "-c", _WEB, nodeName="node2"),
+                _pod(base_image, "web", "sh", "-c", _WEB, nodeName="node2"),
                 _service("web"),
-                _pod("client", "sleep", "1000", nodeName="node1"),
+                _pod(base_image, "client", "sleep", "1000", nodeName="node1"),
             ],
             namespace="across",
         )
