@@ -9,9 +9,20 @@ import platform
 import tarfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 _MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
+
+
+class Archived(Protocol):
+    """Anything that can be written as an archive of one image."""
+
+    @property
+    def name(self) -> str:
+        """The full name with tag."""
+
+    def write(self, path: Path) -> Path:
+        """Writes the archive."""
 
 
 @dataclass

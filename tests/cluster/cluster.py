@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from cluster import control_plane, guard, images
-from cluster.archive import Image
+from cluster.archive import Archived
 from cluster.control_plane import ControlPlane
 from cluster.kubernetes import Kubernetes
 from cluster.node import Node
@@ -134,7 +134,7 @@ class Cluster:
             self._guard.wait(60)
         wait_for(lambda: not self.slot.taken(), 60, f"end of cluster {self.slot.number}")
 
-    def import_image(self, image: Image) -> None:
+    def import_image(self, image: Archived) -> None:
         """Makes an image known to all nodes; use it with imagePullPolicy Never or IfNotPresent."""
         name = image.name.replace("/", "-").replace(":", "-")
         archive = image.write(self.slot.folder / f"{name}.tar")

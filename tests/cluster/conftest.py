@@ -64,7 +64,7 @@ def product_image(request: pytest.FixtureRequest) -> str:
         if name := os.environ.get("KVCACHEPOOL_TEST_IMAGE"):
             return name
         pytest.skip("KVCACHEPOOL_TEST_IMAGE names no image that the given cluster can pull")
-    image = images.product()
+    image = images.Product()
     request.getfixturevalue("cluster").import_image(image)
     return image.name
 

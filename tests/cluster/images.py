@@ -8,11 +8,13 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cluster.archive import Image, Layer
+from cluster.archive import Archived, Image, Layer
 from cluster.slot import binaries
 from servers import paths
 
@@ -21,6 +23,9 @@ nonroot:x:65532:65532:nonroot:/home/nonroot:/sbin/nologin
 nobody:x:65534:65534:nobody:/:/sbin/nologin
 """
 _GROUPS = "root:x:0:\nnonroot:x:65532:\nnogroup:x:65534:\n"
+#: The programs of the product's image.
+PROGRAMS = ("kvcachepool-operator", "kvcachepool-sidecar", "kubectl-kvcachepool")
+_ARCHIVE = paths.ROOT / "tools" / "image" / "archive.py"
 
 
 def _base_layer() -> Layer:
@@ -108,21 +113,25 @@ def redis() -> Image:
     return Image("localhost/redis:1", [*base().layers, layer], command=["redis-server"], env={"PATH": "/usr/bin:/bin"})
 
 
-def product(tag: str = "localhost/kvcachepool:dev") -> Image:
-    """Operator and sidecar as cargo built them, with the libraries that they load, and nothing else."""
-    layer = _base_layer()
-    for name in ("kvcachepool-sidecar", "kvcachepool-operator"):
-        built = paths.target() / "debug" / name
-        if not built.exists():
-            raise FileNotFoundError(f"{built} is missing: cargo build --bin {name}")
-        _add_program(layer, built, f"usr/local/bin/{name}")
-    return Image(
-        tag,
-        [layer],
-        entrypoint=["/usr/local/bin/kvcachepool-operator"],
-        env={"PATH": "/usr/local/bin:/usr/bin:/bin"},
-        user="65532:65532",
-    )
+@dataclass(frozen=True)
+class Product:
+    """Operator, sidecar and kubectl plugin as cargo built them, in the image that the Dockerfile describes."""
+
+    name: str = "localhost/kvcachepool:dev"
+
+    def write(self, path: Path) -> Path:
+        """Writes the archive."""
+        built = paths.target() / "debug"
+        with tempfile.TemporaryDirectory() as folder:
+            for program in PROGRAMS:
+                if not (built / program).exists():
+                    raise FileNotFoundError(f"{built / program} is missing: cargo build --bins")
+                # What debuggers need is most of the size, and costs seconds at every import.
+                subprocess.run(
+                    ["strip", "--strip-debug", "-o", f"{folder}/{program}", str(built / program)], check=True
+                )
+            subprocess.run([sys.executable, str(_ARCHIVE), self.name, folder, str(path)], check=True)
+        return path
 
 
 def _add_program(layer: Layer, program: Path, path: str) -> None:
@@ -134,11 +143,11 @@ def _add_program(layer: Layer, program: Path, path: str) -> None:
 
 
 #: Images that can be asked for by name.
-ALL: dict[str, Callable[[], Image]] = {
+ALL: dict[str, Callable[[], Archived]] = {
     "pause": pause,
     "coredns": coredns,
     "base": base,
     "vllm-host": vllm_host,
     "redis": redis,
-    "product": product,
+    "product": Product,
 }

@@ -118,7 +118,9 @@ class Kubernetes:
         self.request("POST", "/api/v1/namespaces", {"metadata": metadata})
         # A pod made before its account is refused.
         accounts = f"/api/v1/namespaces/{name}/serviceaccounts"
-        self.wait_for(lambda: self.request("GET", accounts)["items"], 30, f"the default account of {name}", namespace=name)
+        self.wait_for(
+            lambda: self.request("GET", accounts)["items"], 30, f"the default account of {name}", namespace=name
+        )
 
     def delete_namespace(self, name: str) -> None:
         """Asks for its end, without waiting for it."""
