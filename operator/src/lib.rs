@@ -3,5 +3,9 @@
 //! Nothing here speaks S3 or Redis, reads a user's Secret, or links the sidecar.
 
 pub mod defaults;
+pub mod health;
+pub mod http;
+pub mod metrics;
 pub mod names;
 pub mod pods;
+pub mod shutdown;
