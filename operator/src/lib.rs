@@ -5,6 +5,7 @@
 pub mod defaults;
 pub mod health;
 pub mod http;
+pub mod leader;
 pub mod metrics;
 pub mod names;
 pub mod pods;

@@ -1,0 +1,10 @@
+//! Which replica reconciles: one Lease, taken and renewed. `elect` decides and is pure; `lease` is the object; `run` is the thin shell.
+//! Webhook, health and metrics never wait for this; only what writes for the whole cluster does.
+//! Nothing here knows what a leader does.
+
+pub mod elect;
+mod lease;
+pub mod run;
+
+pub use elect::Timing;
+pub use run::{Leadership, run};
