@@ -8,5 +8,7 @@ pub mod http;
 pub mod leader;
 pub mod metrics;
 pub mod names;
+pub mod pki;
 pub mod pods;
 pub mod shutdown;
+pub mod webhook;

@@ -1,0 +1,90 @@
+//! The caBundle of the webhook's configuration: read by every replica, written by the leader in its own field and no other.
+
+use super::PkiError;
+use super::authority::blocks;
+use crate::names::FIELD_MANAGER;
+use k8s_openapi::ByteString;
+use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
+use kube::api::{Api, Patch, PatchParams};
+use serde_json::json;
+
+/// The configuration by its name.
+pub struct Configuration {
+    api: Api<MutatingWebhookConfiguration>,
+    name: String,
+}
+
+/// What it says about trust.
+pub struct Trust {
+    webhooks: Vec<String>,
+    /// Certificates that every entry trusts, in the order of the first entry.
+    pub bundle: Vec<String>,
+    /// Whether every entry has this very bundle.
+    pub equal: bool,
+}
+
+impl Configuration {
+    /// The configuration `name`.
+    pub fn new(api: Api<MutatingWebhookConfiguration>, name: String) -> Self {
+        Self { api, name }
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn failed(&self, e: kube::Error) -> PkiError {
+        PkiError::Configuration {
+            name: self.name.clone(),
+            source: Box::new(e),
+        }
+    }
+
+    /// Now.
+    pub async fn read(&self) -> Result<Trust, PkiError> {
+        let read = self.api.get_opt(&self.name).await;
+        let found = read
+            .map_err(|e| self.failed(e))?
+            .ok_or_else(|| PkiError::NoConfiguration(self.name.clone()))?;
+        let entries = found.webhooks.unwrap_or_default();
+        let bundles: Vec<Vec<String>> = entries
+            .iter()
+            .map(|entry| {
+                let bytes = entry.client_config.ca_bundle.as_ref();
+                bytes.map_or_else(Vec::new, |b| blocks(&String::from_utf8_lossy(&b.0)))
+            })
+            .collect();
+        let first = bundles.first().cloned().unwrap_or_default();
+        Ok(Trust {
+            webhooks: entries.into_iter().map(|entry| entry.name).collect(),
+            equal: bundles.iter().all(|bundle| *bundle == first),
+            bundle: first
+                .into_iter()
+                .filter(|c| bundles.iter().all(|bundle| bundle.contains(c)))
+                .collect(),
+        })
+    }
+
+    /// Makes every entry trust these certificates.
+    pub async fn write(&self, trust: &Trust, bundle: &[String]) -> Result<(), PkiError> {
+        let bundle = ByteString(bundle.concat().into_bytes());
+        let entries: Vec<_> = trust
+            .webhooks
+            .iter()
+            .map(|name| json!({"name": name, "clientConfig": {"caBundle": bundle}}))
+            .collect();
+        let patch = json!({
+            "apiVersion": "admissionregistration.k8s.io/v1",
+            "kind": "MutatingWebhookConfiguration",
+            "metadata": {"name": self.name},
+            "webhooks": entries,
+        });
+        let params = PatchParams::apply(FIELD_MANAGER).force();
+        let patched = self
+            .api
+            .patch(&self.name, &params, &Patch::Apply(&patch))
+            .await;
+        patched.map(drop).map_err(|e| self.failed(e))
+    }
+}

@@ -1,0 +1,307 @@
+//! The upkeep: at every turn the leader does what is next, every replica sees to its own leaf, and readiness says what came of it.
+
+use super::PkiError;
+use super::authority::{self, expiry};
+use super::call::call;
+use super::configuration::{Configuration, Trust};
+use super::files::Files;
+use super::plan::{self, Leaf, Lifetimes, Step};
+use super::store::Store;
+use crate::health::{CERTIFICATE, Readiness};
+use crate::leader::Leadership;
+use crate::metrics::Metrics;
+use crate::shutdown::{Phase, Shutdown};
+use crate::webhook::tls::Served;
+use rustls::sign::CertifiedKey;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tokio::time::sleep;
+use tracing::{info, warn};
+
+/// Steps of the leader in one turn; a rotation has four.
+const STEPS_MAX: usize = 8;
+
+/// Where certificates come from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Mode {
+    /// From an authority of the operator's own, in the Secret of this name.
+    Own {
+        /// Name of the Secret.
+        secret: String,
+    },
+    /// From cert-manager: mounted files, and a caBundle that its injector writes.
+    CertManager {
+        /// Folder with tls.crt and tls.key.
+        folder: PathBuf,
+    },
+    /// From somebody else: mounted files. An empty caBundle means that the API server's machine trusts the issuer anyway.
+    External {
+        /// Folder with tls.crt and tls.key.
+        folder: PathBuf,
+    },
+}
+
+/// What the upkeep needs.
+pub struct Upkeep {
+    /// Where certificates come from.
+    pub mode: Mode,
+    /// How long they last.
+    pub lifetimes: Lifetimes,
+    /// Between two turns.
+    pub interval: Duration,
+    /// Names and addresses of the webhook; the first is the one that the API server calls.
+    pub names: Vec<String>,
+    /// Address of the own port.
+    pub address: SocketAddr,
+    /// Name of the MutatingWebhookConfiguration.
+    pub configuration: String,
+    /// Namespace of the operator.
+    pub namespace: String,
+    /// To the API server.
+    pub client: kube::Client,
+    /// Where the port takes its certificate from.
+    pub served: Arc<Served>,
+    /// Whether this replica is the one that rotates.
+    pub leadership: Leadership,
+    /// Told what comes of it.
+    pub readiness: Arc<Readiness>,
+    /// Counted in.
+    pub metrics: Arc<Metrics>,
+}
+
+enum Source {
+    Own(Store),
+    Files(Files),
+}
+
+struct Keeper {
+    upkeep: Upkeep,
+    source: Source,
+    configuration: Configuration,
+    leaf: Option<Leaf>,
+    /// The last caBundle that was read: an API server that does not answer for a while changes nothing about it.
+    trust: Option<Trust>,
+}
+
+/// Keeps the certificate until `Phase::Stopping`.
+pub async fn run(upkeep: Upkeep, mut shutdown: Shutdown) {
+    let client = upkeep.client.clone();
+    let source = match &upkeep.mode {
+        Mode::Own { secret } => Source::Own(Store::new(
+            kube::Api::namespaced(client.clone(), &upkeep.namespace),
+            secret.clone(),
+        )),
+        Mode::CertManager { folder } | Mode::External { folder } => {
+            Source::Files(Files::new(folder.clone()))
+        }
+    };
+    let configuration = Configuration::new(kube::Api::all(client), upkeep.configuration.clone());
+    let mut keeper = Keeper {
+        upkeep,
+        source,
+        configuration,
+        leaf: None,
+        trust: None,
+    };
+    let mut leadership = keeper.upkeep.leadership.clone();
+    loop {
+        let mut stopping = shutdown.clone();
+        tokio::select! {
+            () = stopping.reached(Phase::Stopping) => return,
+            () = keeper.turn() => {}
+        }
+        let interval = keeper.upkeep.interval;
+        tokio::select! {
+            () = shutdown.reached(Phase::Stopping) => return,
+            // A new leader has work at once.
+            () = leadership.changed() => {}
+            () = sleep(interval) => {}
+        }
+    }
+}
+
+fn now() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.unwrap_or_default().as_secs()
+}
+
+impl Keeper {
+    async fn turn(&mut self) {
+        let renewed = match &mut self.source {
+            Source::Own(_) => self.own().await,
+            Source::Files(files) => match files.changed().await {
+                Ok(Some(certificate)) => self.serve(certificate),
+                Ok(None) => Ok(()),
+                Err(e) => Err(e),
+            },
+        };
+        let renewed = renewed.map_err(|e| self.failed(&e));
+        let checked = self.check().await.map_err(|e| self.failed(&e));
+        // A certificate that still does its work is ready, whatever keeps the next one away.
+        let state = match (&checked, renewed) {
+            (Err(_), Err(why)) if self.upkeep.served.get().is_none() => Err(why),
+            _ => checked,
+        };
+        if self.upkeep.readiness.set(CERTIFICATE, state.clone()) {
+            match state {
+                Ok(()) => info!("the webhook's certificate is trusted"),
+                Err(why) => warn!(why, "the webhook's certificate is not ready"),
+            }
+        }
+    }
+
+    fn failed(&self, e: &PkiError) -> String {
+        self.upkeep
+            .metrics
+            .add("certificate_errors_total", &[e.step()], 1);
+        e.to_string()
+    }
+
+    /// One turn with authorities of our own.
+    async fn own(&mut self) -> Result<(), PkiError> {
+        let Source::Own(store) = &self.source else {
+            return Ok(());
+        };
+        if self.upkeep.leadership.leads()
+            && let Err(e) = lead(store, &self.configuration, &self.upkeep).await
+        {
+            let why = self.failed(&e);
+            warn!(why, "upkeep of the authorities; trying again");
+        }
+        let authorities = store.read().await?.authorities;
+        if let Some(newest) = authorities.last() {
+            self.expires("authority", newest.ends);
+        }
+        let lifetimes = self.upkeep.lifetimes;
+        let now = now();
+        let Some(signer) = plan::sign(self.leaf.as_ref(), &authorities, now, lifetimes) else {
+            return match self.leaf {
+                Some(_) => Ok(()),
+                None => Err(PkiError::NoAuthority(store.name().to_owned())),
+            };
+        };
+        let certificate = authority::leaf(signer, &self.upkeep.names, now, lifetimes)?;
+        let leaf = Leaf {
+            signer: signer.certificate.clone(),
+            ends: plan::ends(signer, now, lifetimes),
+        };
+        self.serve(certificate)?;
+        self.leaf = Some(leaf);
+        Ok(())
+    }
+
+    fn serve(&self, certificate: Arc<CertifiedKey>) -> Result<(), PkiError> {
+        self.expires("leaf", expiry(&certificate.cert)?);
+        self.upkeep.served.set(certificate);
+        self.upkeep
+            .metrics
+            .add("certificate_rotations_total", &["leaf"], 1);
+        info!(names = ?self.upkeep.names, "new certificate of the webhook");
+        Ok(())
+    }
+
+    fn expires(&self, certificate: &str, at: u64) {
+        self.upkeep.metrics.set(
+            "certificate_expiry_timestamp_seconds",
+            &[certificate],
+            at as f64,
+        );
+    }
+
+    /// Whether an API server that has read the configuration would get an answer from this replica.
+    async fn check(&mut self) -> Result<(), PkiError> {
+        match self.configuration.read().await {
+            Ok(trust) => self.trust = Some(trust),
+            Err(e @ PkiError::NoConfiguration(_)) => return Err(e),
+            Err(e) if self.trust.is_none() => return Err(e),
+            Err(e) => {
+                let why = self.failed(&e);
+                warn!(why, "going on with the caBundle that was read last");
+            }
+        }
+        let served = self.upkeep.served.get();
+        let served = served.ok_or_else(|| PkiError::Certificate("there is none yet".to_owned()))?;
+        let bundle = match &self.trust {
+            Some(trust) => trust.bundle.as_slice(),
+            None => &[],
+        };
+        if bundle.is_empty() {
+            let advice = match &self.upkeep.mode {
+                Mode::Own { .. } => "the leader writes it within seconds",
+                Mode::CertManager { .. } => {
+                    "cert-manager's cainjector writes it; is it running, and does the configuration carry its annotation?"
+                }
+                // Trust that lies in the API server's machine cannot be tried from here.
+                Mode::External { .. } => {
+                    return match expiry(&served.cert)? > now() {
+                        true => Ok(()),
+                        false => Err(PkiError::Certificate("it has expired".to_owned())),
+                    };
+                }
+            };
+            let name = self.configuration.name().to_owned();
+            return Err(PkiError::NoBundle(name, advice));
+        }
+        let name = self
+            .upkeep
+            .names
+            .first()
+            .map_or("localhost", String::as_str);
+        call(self.upkeep.address, name, bundle).await
+    }
+}
+
+/// All that is next for the leader, one step after the other, each on what was read anew.
+async fn lead(
+    store: &Store,
+    configuration: &Configuration,
+    upkeep: &Upkeep,
+) -> Result<(), PkiError> {
+    for _ in 0..STEPS_MAX {
+        let stored = store.read().await?;
+        let trust = configuration.read().await;
+        // Without a configuration there is nobody to trust; an authority is made all the same.
+        let bundle = match &trust {
+            Ok(trust) if trust.equal => trust.bundle.clone(),
+            Ok(_) | Err(PkiError::NoConfiguration(_)) => Vec::new(),
+            Err(_) => return trust.map(drop),
+        };
+        let authorities = stored.authorities.clone();
+        let now = now();
+        match plan::next(&authorities, &bundle, now, upkeep.lifetimes) {
+            Step::Rest => return Ok(()),
+            Step::Make => {
+                let made = authority::make(now, upkeep.lifetimes)?;
+                let authorities = authorities.into_iter().chain([made]).collect();
+                if store.write(stored, authorities).await? {
+                    info!("new certificate authority");
+                    upkeep
+                        .metrics
+                        .add("certificate_rotations_total", &["authority"], 1);
+                }
+            }
+            Step::Forget(gone) => {
+                let mut authorities = authorities;
+                authorities.retain(|a| !gone.contains(&a.certificate));
+                store.write(stored, authorities).await?;
+            }
+            Step::Trust(bundle) => {
+                configuration.write(&trust?, &bundle).await?;
+                info!(certificates = bundle.len(), "caBundle written");
+            }
+            Step::Note(certificate) => {
+                let mut authorities = authorities;
+                for a in authorities
+                    .iter_mut()
+                    .filter(|a| a.certificate == certificate)
+                {
+                    a.trusted_since = Some(now);
+                }
+                store.write(stored, authorities).await?;
+            }
+        }
+    }
+    Ok(())
+}

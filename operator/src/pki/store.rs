@@ -1,0 +1,104 @@
+//! The Secret with the authorities, which the leader writes and every replica reads. It is made by create, never by apply: two writers
+//! must not merge their keys.
+
+use super::PkiError;
+use super::plan::Authority;
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::Secret;
+use kube::api::{Api, ObjectMeta, PostParams};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use tracing::{error, info};
+
+/// Key of the Secret's data.
+const KEY: &str = "authorities.json";
+
+#[derive(Default, Serialize, Deserialize)]
+struct Content {
+    authorities: Vec<Authority>,
+}
+
+/// The Secret by its name.
+pub struct Store {
+    api: Api<Secret>,
+    name: String,
+}
+
+/// As it was read.
+#[derive(Default)]
+pub struct Stored {
+    secret: Option<Secret>,
+    /// Oldest first.
+    pub authorities: Vec<Authority>,
+}
+
+impl Store {
+    /// The Secret `name` in the namespace of `api`.
+    pub fn new(api: Api<Secret>, name: String) -> Self {
+        Self { api, name }
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn failed(&self, e: kube::Error) -> PkiError {
+        PkiError::Secret {
+            name: self.name.clone(),
+            source: Box::new(e),
+        }
+    }
+
+    /// Now. What cannot be read as authorities is none; the leader then writes new ones in its place.
+    pub async fn read(&self) -> Result<Stored, PkiError> {
+        let secret = self.api.get_opt(&self.name).await;
+        let secret = secret.map_err(|e| self.failed(e))?;
+        let data = secret.as_ref().and_then(|s| s.data.as_ref()?.get(KEY));
+        let authorities = match data.map(|data| serde_json::from_slice::<Content>(&data.0)) {
+            None => Vec::new(),
+            Some(Ok(content)) => content.authorities,
+            Some(Err(e)) => {
+                error!(secret = self.name, key = KEY, error = %e, "stored authorities cannot be read");
+                Vec::new()
+            }
+        };
+        Ok(Stored {
+            secret,
+            authorities,
+        })
+    }
+
+    /// Writes other authorities in place of those that were read; false when somebody else wrote in between.
+    pub async fn write(&self, read: Stored, authorities: Vec<Authority>) -> Result<bool, PkiError> {
+        let content = serde_json::to_vec(&Content { authorities })
+            .map_err(|e| PkiError::Certificate(e.to_string()))?;
+        let data = BTreeMap::from([(KEY.to_owned(), ByteString(content))]);
+        let params = PostParams::default();
+        let written = match read.secret {
+            Some(mut secret) => {
+                secret.data = Some(data);
+                self.api.replace(&self.name, &params, &secret).await
+            }
+            None => {
+                let secret = Secret {
+                    metadata: ObjectMeta {
+                        name: Some(self.name.clone()),
+                        ..ObjectMeta::default()
+                    },
+                    data: Some(data),
+                    ..Secret::default()
+                };
+                self.api.create(&params, &secret).await
+            }
+        };
+        match written {
+            Ok(_) => Ok(true),
+            Err(kube::Error::Api(status)) if status.code == 409 => {
+                info!(secret = self.name, "another replica wrote first");
+                Ok(false)
+            }
+            Err(e) => Err(self.failed(e)),
+        }
+    }
+}
