@@ -2,4 +2,6 @@
 //! `review` is the wire, `router` the handler with its bounds, `decide` finds the pool and asks `inject`.
 //! What a pod gets is decided in `inject`; certificates are made in `pki`.
 
+pub mod review;
+pub mod router;
 pub mod tls;

@@ -1,0 +1,178 @@
+//! AdmissionReview v1 as it is on the wire. What comes in is read leniently: all that an answer needs is a uid.
+
+use k8s_openapi::ByteString;
+use serde::Serialize;
+use serde_json::Value;
+
+/// A review to answer.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Review {
+    /// What the answer must repeat.
+    pub uid: String,
+    /// `CREATE`, `UPDATE`, ...
+    pub operation: String,
+    /// API group of the object's kind; empty for pods.
+    pub group: String,
+    /// Kind of the object.
+    pub kind: String,
+    /// Set for `pods/eviction` and the like.
+    pub sub_resource: String,
+    /// Namespace of the request; the object itself may not name it yet.
+    pub namespace: String,
+    /// Nothing is stored: nothing may be remembered either.
+    pub dry_run: bool,
+    /// The object as it was sent, with fields that this operator does not know.
+    pub object: Option<Value>,
+}
+
+/// What cannot be answered as a review.
+#[derive(Debug, thiserror::Error)]
+pub enum Unreadable {
+    /// No JSON.
+    #[error("not JSON: {0}")]
+    Json(#[from] serde_json::Error),
+    /// JSON without `request.uid`.
+    #[error("not an AdmissionReview: request.uid is missing")]
+    NoUid,
+}
+
+impl Unreadable {
+    /// As metrics name it.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Json(_) => "NotJson",
+            Self::NoUid => "NoUid",
+        }
+    }
+}
+
+impl Review {
+    /// Reads a request's body.
+    pub fn read(body: &[u8]) -> Result<Self, Unreadable> {
+        let mut review: Value = serde_json::from_slice(body)?;
+        let request = review.get_mut("request").ok_or(Unreadable::NoUid)?;
+        let text = |pointer: &str| {
+            let found = request.pointer(pointer).and_then(Value::as_str);
+            found.unwrap_or_default().to_owned()
+        };
+        let uid = text("/uid");
+        if uid.is_empty() {
+            return Err(Unreadable::NoUid);
+        }
+        Ok(Self {
+            uid,
+            operation: text("/operation"),
+            group: text("/kind/group"),
+            kind: text("/kind/kind"),
+            sub_resource: text("/subResource"),
+            namespace: text("/namespace"),
+            dry_run: request.get("dryRun").and_then(Value::as_bool) == Some(true),
+            object: request
+                .get_mut("object")
+                .map(Value::take)
+                .filter(Value::is_object),
+        })
+    }
+}
+
+/// The answer. A pod is always allowed.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Answer {
+    api_version: &'static str,
+    kind: &'static str,
+    response: Response,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Response {
+    uid: String,
+    allowed: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    patch_type: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    patch: Option<ByteString>,
+}
+
+impl Answer {
+    /// Allows the object, changed by a JSON patch if there is one. An empty patch is none.
+    pub fn allow(
+        uid: String,
+        patch: Option<&json_patch::Patch>,
+    ) -> Result<Self, serde_json::Error> {
+        let patch = match patch {
+            Some(patch) if !patch.0.is_empty() => Some(ByteString(serde_json::to_vec(patch)?)),
+            _ => None,
+        };
+        Ok(Self {
+            api_version: "admission.k8s.io/v1",
+            kind: "AdmissionReview",
+            response: Response {
+                uid,
+                allowed: true,
+                patch_type: patch.is_some().then_some("JSONPatch"),
+                patch,
+            },
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    #[test]
+    fn fields_of_a_wrong_type_do_not_keep_a_review_from_its_answer() {
+        let body = json!({"request": {"uid": "u", "kind": 5, "operation": [], "dryRun": "yes", "object": "pod"}});
+        let review = Review::read(body.to_string().as_bytes()).unwrap();
+        assert_eq!(review.uid, "u");
+        assert_eq!((review.kind.as_str(), review.operation.as_str()), ("", ""));
+        assert!(!review.dry_run);
+        assert_eq!(review.object, None);
+    }
+
+    #[test]
+    fn what_has_no_uid_is_no_review() {
+        for body in [
+            "",
+            "nonsense",
+            "null",
+            "[]",
+            "{}",
+            r#"{"request":null}"#,
+            r#"{"request":{"uid":7}}"#,
+        ] {
+            assert!(Review::read(body.as_bytes()).is_err(), "{body}");
+        }
+    }
+
+    #[test]
+    fn nesting_without_end_is_an_error_and_no_overflow() {
+        assert!(Review::read("[".repeat(1 << 20).as_bytes()).is_err());
+    }
+
+    #[test]
+    fn an_answer_carries_its_patch_as_base64_and_leaves_an_empty_one_out() {
+        let patch: json_patch::Patch =
+            serde_json::from_value(json!([{"op": "remove", "path": "/a"}])).unwrap();
+        let said = serde_json::to_value(Answer::allow("u".into(), Some(&patch)).unwrap()).unwrap();
+        assert_eq!(said["response"]["patchType"], "JSONPatch");
+        assert_eq!(
+            said["response"]["patch"],
+            "W3sib3AiOiJyZW1vdmUiLCJwYXRoIjoiL2EifV0="
+        );
+        let empty = json_patch::Patch::default();
+        let said = serde_json::to_value(Answer::allow("u".into(), Some(&empty)).unwrap()).unwrap();
+        assert_eq!(said["response"], json!({"uid": "u", "allowed": true}));
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_reading_panic(body in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let _read = Review::read(&body);
+        }
+    }
+}

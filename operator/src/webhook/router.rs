@@ -1,0 +1,213 @@
+//! The handler: reads a body within bounds, lets somebody decide, and answers in time. Every path answers a review.
+
+use super::review::{Answer, Review};
+use crate::metrics::Metrics;
+use axum::Router;
+use axum::body::{Body, HttpBody, to_bytes};
+use axum::extract::{Request, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use json_patch::Patch;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::time::timeout;
+use tracing::{info, warn};
+
+/// Path that the webhook's configuration names.
+pub const PATH: &str = "/inject";
+
+/// Bounds of one request. All of them together stay well under the 3 s after which the API server goes on without an answer.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// Largest body: a review of the largest pod that the API server stores (1.5 MiB), with room for its escapes.
+    pub body_bytes_max: usize,
+    /// Bodies at once, together.
+    pub bodies_bytes_max: usize,
+    /// Longest wait for a whole body, the wait for room included.
+    pub body_time_max: Duration,
+    /// Longest decision; the review is answered without a patch after that.
+    pub decision_time_max: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            body_bytes_max: 4 << 20,
+            bodies_bytes_max: 32 << 20,
+            body_time_max: Duration::from_millis(1200),
+            decision_time_max: Duration::from_millis(1000),
+        }
+    }
+}
+
+/// What becomes of a pod.
+#[derive(Debug)]
+pub struct Decision {
+    /// `Injected`, `Unchanged`, `Refused`, `Skipped`.
+    pub result: &'static str,
+    /// Why; empty where nothing is to be said.
+    pub reason: &'static str,
+    /// Change of the pod.
+    pub patch: Option<Patch>,
+}
+
+impl Decision {
+    /// The pod goes on as it is, for a reason that lies in the review.
+    pub fn skipped(reason: &'static str) -> Self {
+        Self {
+            result: "Skipped",
+            reason,
+            patch: None,
+        }
+    }
+}
+
+/// Who says what becomes of the pod of a review.
+pub trait Decide: Send + Sync + 'static {
+    /// Decides; `review.object` is a pod that is being created.
+    fn decide(&self, review: Review) -> impl Future<Output = Decision> + Send;
+}
+
+struct Webhook<D> {
+    decide: D,
+    limits: Limits,
+    room: Semaphore,
+    metrics: Arc<Metrics>,
+}
+
+/// The paths of the webhook's port.
+pub fn router<D: Decide>(decide: D, limits: Limits, metrics: Arc<Metrics>) -> Router {
+    let webhook = Webhook {
+        decide,
+        limits,
+        room: Semaphore::new(limits.bodies_bytes_max),
+        metrics,
+    };
+    Router::new().fallback(handle).with_state(Arc::new(webhook))
+}
+
+/// Why a request has no review to answer.
+struct NoReview {
+    status: StatusCode,
+    reason: &'static str,
+    message: String,
+}
+
+async fn handle<D: Decide>(State(webhook): State<Arc<Webhook<D>>>, request: Request) -> Response {
+    let known = request.uri().path() == PATH;
+    let (review, began, _room) = match webhook.read(request.into_body()).await {
+        Ok(read) => read,
+        Err(no) => {
+            webhook
+                .metrics
+                .add("webhook_unreadable_total", &[no.reason], 1);
+            warn!(
+                reason = no.reason,
+                message = no.message,
+                "no review to answer"
+            );
+            return (no.status, format!("{}\n", no.message)).into_response();
+        }
+    };
+    let uid = review.uid.clone();
+    let dry_run = review.dry_run;
+    let decision = webhook.decision(known, review).await;
+    let answer = Answer::allow(uid, decision.patch.as_ref()).and_then(|a| serde_json::to_vec(&a));
+    if !dry_run {
+        webhook
+            .metrics
+            .add("injections_total", &[decision.result, decision.reason], 1);
+    }
+    webhook
+        .metrics
+        .observe("injection_seconds", &[], began.elapsed());
+    match answer {
+        Ok(body) => ([(header::CONTENT_TYPE, "application/json")], body).into_response(),
+        Err(e) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{e}\n")).into_response(),
+    }
+}
+
+impl<D: Decide> Webhook<D> {
+    /// A review, when its last byte came, and the room that it takes until it is answered.
+    async fn read(&self, body: Body) -> Result<(Review, Instant, SemaphorePermit<'_>), NoReview> {
+        let limits = self.limits;
+        let bytes = HttpBody::size_hint(&body)
+            .exact()
+            .and_then(|bytes| usize::try_from(bytes).ok())
+            .unwrap_or(limits.body_bytes_max);
+        if bytes > limits.body_bytes_max {
+            return Err(NoReview {
+                status: StatusCode::PAYLOAD_TOO_LARGE,
+                reason: "TooLarge",
+                message: format!("a body has at most {} bytes", limits.body_bytes_max),
+            });
+        }
+        let permits = u32::try_from(bytes).unwrap_or(u32::MAX);
+        let read = async {
+            let room = self.room.acquire_many(permits).await;
+            let room = room.map_err(|e| e.to_string())?;
+            let body = to_bytes(body, limits.body_bytes_max).await;
+            Ok::<_, String>((body.map_err(|e| e.to_string())?, room))
+        };
+        let (body, room) = timeout(limits.body_time_max, read)
+            .await
+            .map_err(|_| NoReview {
+                status: StatusCode::REQUEST_TIMEOUT,
+                reason: "TooSlow",
+                message: format!("the body did not come within {:?}", limits.body_time_max),
+            })?
+            .map_err(|message| NoReview {
+                status: StatusCode::BAD_REQUEST,
+                reason: "BrokenOff",
+                message,
+            })?;
+        let began = Instant::now();
+        let review = Review::read(&body).map_err(|e| NoReview {
+            status: StatusCode::BAD_REQUEST,
+            reason: e.name(),
+            message: format!("{e}; POST an AdmissionReview of admission.k8s.io/v1 to {PATH}"),
+        })?;
+        Ok((review, began, room))
+    }
+
+    async fn decision(&self, known_path: bool, review: Review) -> Decision {
+        if !known_path {
+            return Decision::skipped("UnknownPath");
+        }
+        if review.operation != "CREATE" {
+            return Decision::skipped("OtherOperation");
+        }
+        if (review.group.as_str(), review.kind.as_str()) != ("", "Pod")
+            || !review.sub_resource.is_empty()
+        {
+            return Decision::skipped("OtherKind");
+        }
+        if review.object.is_none() {
+            return Decision::skipped("NoObject");
+        }
+        let namespace = review.namespace.clone();
+        let pod = pod_name(&review);
+        let decide = self.decide.decide(review);
+        let decision = match timeout(self.limits.decision_time_max, decide).await {
+            Ok(decision) => decision,
+            Err(_) => Decision::skipped("TooSlow"),
+        };
+        if decision.result != "Unchanged" {
+            let Decision { result, reason, .. } = decision;
+            info!(namespace, pod, result, reason, "pod reviewed");
+        }
+        decision
+    }
+}
+
+fn pod_name(review: &Review) -> String {
+    let metadata = review.object.as_ref().and_then(|pod| pod.get("metadata"));
+    ["name", "generateName"]
+        .iter()
+        .filter_map(|key| metadata?.get(key)?.as_str())
+        .find(|name| !name.is_empty())
+        .unwrap_or_default()
+        .to_owned()
+}
