@@ -1,0 +1,46 @@
+//! The pod of the canary. It asks for nothing and would be admitted by the strictest pod security.
+
+use crate::defaults::Defaults;
+use crate::names::{CANARY_POOL, INIT_CONTAINER, POOL, SIDECAR_CONTAINER};
+use k8s_openapi::api::core::v1::Pod;
+use serde_json::{Value, json};
+
+/// As it is sent.
+pub fn sent(defaults: &Defaults) -> Value {
+    json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "generateName": format!("{CANARY_POOL}-"),
+            "labels": {POOL: CANARY_POOL},
+        },
+        "spec": {
+            "automountServiceAccountToken": false,
+            "restartPolicy": "Never",
+            "securityContext": {"runAsNonRoot": true, "seccompProfile": {"type": "RuntimeDefault"}},
+            "containers": [{
+                "name": "canary",
+                "image": defaults.image,
+                "resources": {
+                    "requests": {"cpu": "1m", "memory": "1Mi"},
+                    "limits": {"cpu": "1m", "memory": "1Mi"},
+                },
+                "securityContext": {
+                    "allowPrivilegeEscalation": false,
+                    "capabilities": {"drop": ["ALL"]},
+                    "readOnlyRootFilesystem": true,
+                },
+            }],
+        },
+    })
+}
+
+/// Whether the webhook was there.
+pub fn injected(pod: &Pod) -> bool {
+    let containers = pod
+        .spec
+        .as_ref()
+        .and_then(|spec| spec.init_containers.as_ref());
+    let has = |name: &str| containers.is_some_and(|all| all.iter().any(|c| c.name == name));
+    has(SIDECAR_CONTAINER) && has(INIT_CONTAINER)
+}
