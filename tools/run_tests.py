@@ -38,7 +38,6 @@ def commands(suite: str) -> list[list[str]]:
         "connector": [build, [*pytest, "tests/connector"]],
         "chart": [[*pytest, "tests/chart"]],
         "cluster": [["cargo", "build", "--bins"], [*pytest, "--durations=8", "tests/cluster"]],
-        "cluster": [["cargo", "build", "--bins"], [*pytest, "--durations=8", "tests/cluster"]],
         "vllm": [build, [*pytest, "--durations=8", "tests/vllm"]],
     }[suite]
 
