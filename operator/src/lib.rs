@@ -2,6 +2,7 @@
 //! Decisions are pure functions (`api`, `desired`, `inject`, `status`); `reconcile` and `webhook` only read, call them and write.
 //! Nothing here speaks S3 or Redis, reads a user's Secret, or links the sidecar.
 
+pub mod api;
 pub mod canary;
 pub mod defaults;
 pub mod health;

@@ -1,0 +1,35 @@
+//! `KVCachePool` as users write it: types, schema, rules, and what every field means.
+//! A stored object may be older than a rule, so texts (sizes, times) are read as they stand and judged by [`check`].
+//! No decision about objects or pods lives here, and nothing that speaks to a cluster.
+
+mod injection;
+mod local;
+mod pool;
+mod reason;
+mod reference;
+mod rules;
+mod schema;
+mod shared;
+mod sidecar;
+mod status;
+mod text;
+
+pub use injection::{ExistingConnector, Injection, Mode, OnMissed};
+pub use local::{Disk, Ephemeral, EvictionPolicy, HugePages, Local, Memory, NodeDirectory};
+pub use pool::{
+    Admission, Cache, Codec, DeletionPolicy, KVCachePool, KVCachePoolSpec, Monitoring, PodMonitor,
+    Save, Write, WritePolicy,
+};
+pub use reason::Reason;
+pub use reference::reference;
+pub use rules::{Problem, Rule, check, rules};
+pub use schema::crd;
+pub use shared::{
+    AddressingStyle, CaSource, CaSourceKind, Checksums, HttpVersion, ManagedRedis, Redis,
+    RedisEndpoint, S3, SecretName, Shared,
+};
+pub use sidecar::{
+    GpuAccess, ImagePullPolicy, LogLevel, Sidecar, Transfer, UpdateStrategy, UpdateStrategyType,
+};
+pub use status::{KVCachePoolStatus, Pods, Skipped, Tier, TierState, Version};
+pub use text::{Duration, Quantity};

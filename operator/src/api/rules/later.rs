@@ -1,0 +1,56 @@
+//! Fields that the schema has for later versions.
+
+use crate::api::{
+    Admission, Codec, DeletionPolicy, GpuAccess, KVCachePoolSpec, Transfer, WritePolicy,
+};
+
+/// The fields of a spec that this version does nothing for, with what to do instead.
+pub(super) fn used(spec: &KVCachePoolSpec) -> Vec<(&'static str, String)> {
+    let (write, sidecar) = (&spec.write, &spec.sidecar);
+    let fields = [
+        ("spec.local.disk", spec.local.disk.is_some(), None),
+        ("spec.shared.redis", spec.shared.redis.is_some(), None),
+        ("spec.shared.s3", spec.shared.s3.is_some(), None),
+        (
+            "spec.write.policy",
+            write.policy != WritePolicy::default(),
+            Some("WriteThrough"),
+        ),
+        (
+            "spec.write.admission",
+            write.admission != Admission::default(),
+            Some("All"),
+        ),
+        (
+            "spec.write.codec",
+            write.codec != Codec::default(),
+            Some("None"),
+        ),
+        (
+            "spec.sidecar.transfer",
+            sidecar.transfer == Transfer::CudaWindow,
+            Some("Auto"),
+        ),
+        (
+            "spec.sidecar.gpuAccess",
+            sidecar.gpu_access != GpuAccess::default(),
+            Some("None"),
+        ),
+        (
+            "spec.deletionPolicy",
+            spec.deletion_policy != DeletionPolicy::default(),
+            Some("Retain"),
+        ),
+    ];
+    let used = fields.into_iter().filter(|(_, used, _)| *used);
+    used.map(|(field, _, instead)| (field, message(instead)))
+        .collect()
+}
+
+fn message(instead: Option<&str>) -> String {
+    let version = env!("CARGO_PKG_VERSION");
+    match instead {
+        Some(value) => format!("version {version} does not do this yet; write {value}"),
+        None => format!("version {version} does not do this yet; remove the field"),
+    }
+}

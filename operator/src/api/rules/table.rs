@@ -1,0 +1,379 @@
+//! The table of rules.
+
+use super::Rule;
+use crate::api::{Duration, KVCachePoolSpec, Quantity};
+use crate::names;
+use kvcachepool_protocol::config::{self, ByteSize};
+use std::ops::RangeInclusive;
+
+const MI: u64 = 1 << 20;
+const GI: u64 = 1 << 30;
+const TI: u64 = 1 << 40;
+const SECOND_MS: u64 = 1_000;
+const HOUR_MS: u64 = 3_600 * SECOND_MS;
+const YEAR_MS: u64 = 8_760 * HOUR_MS;
+/// Longest name of a pool: names of its objects are longer by a prefix, a suffix and what Kubernetes appends.
+const POOL_NAME_CHARS: usize = 40;
+
+/// The name of an object: a DNS subdomain.
+const NAME: Form = Form {
+    pattern: "^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$",
+    write: "write the name of an object: lower-case letters, digits, - and ., a letter or digit at both ends",
+    matches: |text| name(text, b"-."),
+};
+/// The name of a container: a DNS label.
+const LABEL: Form = Form {
+    pattern: "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$",
+    write: "write the name of a container: lower-case letters, digits and -, a letter or digit at both ends",
+    matches: |text| name(text, b"-"),
+};
+/// The name of a bucket.
+const BUCKET: Form = Form {
+    pattern: "^[a-zA-Z0-9]([-a-zA-Z0-9._]{1,253})[a-zA-Z0-9]$",
+    write: "write the name of a bucket: 3 to 255 letters, digits, -, . and _, a letter or digit at both ends",
+    matches: |text| (3..=255).contains(&text.len()) && name(&text.to_ascii_lowercase(), b"-._"),
+};
+/// Where a service is.
+const HTTP_URL: Form = Form {
+    pattern: "^https?://[^/ @?#]+/?$",
+    write: "write a scheme and a host, such as https://s3.example.com or http://minio.storage:9000",
+    matches: |text| {
+        host_of(text, &["http://", "https://"])
+            .is_some_and(|h| authority(h.strip_suffix('/').unwrap_or(h)))
+    },
+};
+/// Where a Redis is.
+const REDIS_URL: Form = Form {
+    pattern: "^rediss?://[^/ @?#]+(/[0-9]{1,4})?$",
+    write: "write redis:// or rediss:// and a host, such as rediss://cache.example.com:6379; user and password stand in the Secret of auth",
+    matches: |text| {
+        host_of(text, &["redis://", "rediss://"]).is_some_and(|rest| {
+            let (host, database) = rest.split_once('/').unwrap_or((rest, "0"));
+            authority(host) && (1..=4).contains(&database.len()) && digits(database)
+        })
+    },
+};
+/// A prefix of object names.
+const PREFIX: Form = Form {
+    pattern: "^[-a-zA-Z0-9._=]+(/[-a-zA-Z0-9._=]+)*$",
+    write: "write names joined by /, without one at the ends, of letters, digits, -, ., _ and =",
+    matches: |text| {
+        let plain = |b: u8| b.is_ascii_alphanumeric() || b"-._=".contains(&b);
+        text.split('/')
+            .all(|part| !part.is_empty() && part.bytes().all(plain))
+    },
+};
+
+pub(super) fn rules() -> Vec<Rule> {
+    let mut rules = vec![pool_name()];
+    rules.extend(cache());
+    rules.extend(local());
+    rules.extend(redis());
+    rules.extend(s3());
+    rules.extend(pods());
+    rules
+}
+
+fn cache() -> Vec<Rule> {
+    vec![
+        number("spec.cache.chunkTokens", 1..=65_536, |s| {
+            Some(s.cache.chunk_tokens)
+        }),
+        number("spec.cache.minLoadTokens", 0..=1_000_000_000, |s| {
+            Some(s.cache.min_load_tokens)
+        }),
+        time("spec.cache.loadTimeout", 1..=HOUR_MS, |s| {
+            Some(&s.cache.load_timeout)
+        }),
+    ]
+}
+
+fn local() -> Vec<Rule> {
+    vec![
+        size("spec.local.memory.perPod", 64 * MI..=16 * TI, |s| {
+            Some(&s.local.memory.per_pod)
+        }),
+        one_of("spec.local.disk", ["emptyDir", "ephemeral"], |s| {
+            let disk = s.local.disk.as_ref()?;
+            Some([disk.empty_dir.is_some(), disk.ephemeral.is_some()])
+        }),
+        size("spec.local.disk.perPod", GI..=1024 * TI, |s| {
+            Some(&s.local.disk.as_ref()?.per_pod)
+        }),
+        text("spec.local.disk.ephemeral.storageClassName", NAME, |s| {
+            Some(
+                &s.local
+                    .disk
+                    .as_ref()?
+                    .ephemeral
+                    .as_ref()?
+                    .storage_class_name,
+            )
+        }),
+    ]
+}
+
+fn redis() -> Vec<Rule> {
+    const AT: &str = "spec.shared.redis";
+    vec![
+        one_of(AT, ["managed", "external"], |s| {
+            let redis = s.shared.redis.as_ref()?;
+            Some([redis.managed.is_some(), redis.external.is_some()])
+        }),
+        Rule {
+            at: AT,
+            cel: "has(self.managed) == has(oldSelf.managed)".to_string(),
+            message: "managed and external cannot be exchanged in one step, because what the old servers hold is lost: \
+                      remove spec.shared.redis, apply, then write it anew"
+                .to_string(),
+            // Of a change, which a stored object does not show.
+            holds: Box::new(|_| true),
+        },
+        number("spec.shared.redis.managed.shards", 1..=256, |s| {
+            Some(s.shared.redis.as_ref()?.managed.as_ref()?.shards)
+        }),
+        size(
+            "spec.shared.redis.managed.memoryPerShard",
+            64 * MI..=16 * TI,
+            |s| Some(&s.shared.redis.as_ref()?.managed.as_ref()?.memory_per_shard),
+        ),
+        optional_text(
+            "spec.shared.redis.managed.priorityClassName",
+            NAME,
+            |s| Some(&s.shared.redis.as_ref()?.managed.as_ref()?.priority_class_name),
+        ),
+        text("spec.shared.redis.external.url", REDIS_URL, |s| {
+            Some(&s.shared.redis.as_ref()?.external.as_ref()?.url)
+        }),
+        text("spec.shared.redis.external.auth.secretName", NAME, |s| {
+            let external = s.shared.redis.as_ref()?.external.as_ref()?;
+            Some(&external.auth.as_ref()?.secret_name)
+        }),
+        text("spec.shared.redis.external.ca.name", NAME, |s| {
+            let external = s.shared.redis.as_ref()?.external.as_ref()?;
+            Some(&external.ca.as_ref()?.name)
+        }),
+        time("spec.shared.redis.ttl", SECOND_MS..=YEAR_MS, |s| {
+            Some(&s.shared.redis.as_ref()?.ttl)
+        }),
+    ]
+}
+
+fn s3() -> Vec<Rule> {
+    vec![
+        text("spec.shared.s3.bucket", BUCKET, |s| {
+            Some(&s.shared.s3.as_ref()?.bucket)
+        }),
+        optional_text("spec.shared.s3.endpoint", HTTP_URL, |s| {
+            Some(&s.shared.s3.as_ref()?.endpoint)
+        }),
+        optional_text("spec.shared.s3.prefix", PREFIX, |s| {
+            Some(&s.shared.s3.as_ref()?.prefix)
+        }),
+        text("spec.shared.s3.auth.secretName", NAME, |s| {
+            Some(&s.shared.s3.as_ref()?.auth.as_ref()?.secret_name)
+        }),
+        text("spec.shared.s3.ca.name", NAME, |s| {
+            Some(&s.shared.s3.as_ref()?.ca.as_ref()?.name)
+        }),
+        number("spec.shared.s3.maxConcurrency", 1..=1_024, |s| {
+            Some(s.shared.s3.as_ref()?.max_concurrency)
+        }),
+        size("spec.shared.s3.capacity", GI..=1_048_576 * TI, |s| {
+            s.shared.s3.as_ref()?.capacity.as_ref()
+        }),
+        number("spec.shared.s3.evictAtPercent", 1..=100, |s| {
+            Some(s.shared.s3.as_ref()?.evict_at_percent)
+        }),
+        number("spec.shared.s3.evictToPercent", 1..=100, |s| {
+            Some(s.shared.s3.as_ref()?.evict_to_percent)
+        }),
+        Rule {
+            at: "spec.shared.s3",
+            cel: "self.evictToPercent < self.evictAtPercent".to_string(),
+            message: "write an evictToPercent below evictAtPercent".to_string(),
+            holds: Box::new(|pool| {
+                let s3 = pool.spec.shared.s3.as_ref();
+                s3.is_none_or(|s3| s3.evict_to_percent < s3.evict_at_percent)
+            }),
+        },
+        time("spec.shared.s3.expireAfter", HOUR_MS..=YEAR_MS, |s| {
+            s.shared.s3.as_ref()?.expire_after.as_ref()
+        }),
+    ]
+}
+
+fn pods() -> Vec<Rule> {
+    vec![
+        optional_text("spec.injection.container", LABEL, |s| {
+            Some(&s.injection.container)
+        }),
+        size("spec.injection.memoryMax", 64 * MI..=16 * TI, |s| {
+            s.injection.memory_max.as_ref()
+        }),
+        Rule {
+            at: "spec",
+            cel: format!(
+                "!has(self.injection.memoryMax) || {} >= {}",
+                float("self.injection.memoryMax"),
+                float("self.local.memory.perPod")
+            ),
+            message: "write an injection.memoryMax that is at least local.memory.perPod"
+                .to_string(),
+            holds: Box::new(|pool| {
+                let bytes = |size: &Quantity| size.bytes().ok();
+                let least = bytes(&pool.spec.local.memory.per_pod);
+                let most = pool.spec.injection.memory_max.as_ref();
+                most.is_none_or(|most| bytes(most) >= least)
+            }),
+        },
+    ]
+}
+
+/// A form of text.
+struct Form {
+    pattern: &'static str,
+    write: &'static str,
+    matches: fn(&str) -> bool,
+}
+
+fn pool_name() -> Rule {
+    let reserved = names::CANARY_POOL;
+    Rule {
+        at: "",
+        cel: format!(
+            "self.metadata.name.size() <= {POOL_NAME_CHARS} && self.metadata.name.matches('{}') && self.metadata.name != '{reserved}'",
+            LABEL.pattern
+        ),
+        message: format!(
+            "write a metadata.name of at most {POOL_NAME_CHARS} lower-case letters, digits and -, a letter or digit at both ends, other than {reserved}"
+        ),
+        holds: Box::new(move |pool| {
+            let name = pool.metadata.name.as_deref().unwrap_or_default();
+            name.len() <= POOL_NAME_CHARS && (LABEL.matches)(name) && name != reserved
+        }),
+    }
+}
+
+fn number(
+    at: &'static str,
+    range: RangeInclusive<i64>,
+    get: fn(&KVCachePoolSpec) -> Option<i64>,
+) -> Rule {
+    let (least, most) = (*range.start(), *range.end());
+    Rule {
+        at,
+        cel: format!("self >= {least} && self <= {most}"),
+        message: format!("write a whole number from {least} to {most}"),
+        holds: Box::new(move |pool| get(&pool.spec).is_none_or(|n| range.contains(&n))),
+    }
+}
+
+fn size(
+    at: &'static str,
+    range: RangeInclusive<u64>,
+    get: fn(&KVCachePoolSpec) -> Option<&Quantity>,
+) -> Rule {
+    let (least, most) = (ByteSize(*range.start()), ByteSize(*range.end()));
+    Rule {
+        at,
+        cel: format!(
+            "type(self) == int ? self >= {} && self <= {} : self.matches('^[0-9]+(Ki|Mi|Gi|Ti|k|M|G|T)?$') && \
+             quantity(self).compareTo(quantity('{least}')) >= 0 && quantity(self).compareTo(quantity('{most}')) <= 0",
+            least.0, most.0
+        ),
+        message: format!(
+            "write a size from {least} to {most}, such as 64Gi, 512Mi or 65536 (bytes)"
+        ),
+        holds: Box::new(move |pool| {
+            let bytes = get(&pool.spec).map(Quantity::bytes);
+            bytes.is_none_or(|b| b.is_ok_and(|b| range.contains(&b.0)))
+        }),
+    }
+}
+
+/// The bytes of a size that another rule has found well formed.
+fn float(size: &str) -> String {
+    format!("(type({size}) == int ? double({size}) : quantity({size}).asApproximateFloat())")
+}
+
+fn time(
+    at: &'static str,
+    range: RangeInclusive<u64>,
+    get: fn(&KVCachePoolSpec) -> Option<&Duration>,
+) -> Rule {
+    let [least, most] = [range.start(), range.end()].map(|ms| config::Duration::from_ms(*ms));
+    let [first, last] = [least.ms, most.ms].map(|ms| format!("duration('{ms}ms')"));
+    Rule {
+        at,
+        cel: format!(
+            "self != '' && self.matches('^([0-9]{{1,5}}h)?([0-9]{{1,5}}m)?([0-9]{{1,5}}s)?([0-9]{{1,5}}ms)?$') && \
+             duration(self) >= {first} && duration(self) <= {last}"
+        ),
+        message: format!("write a time from {least} to {most}, such as 250ms, 2s, 10m or 24h"),
+        holds: Box::new(move |pool| {
+            let time = get(&pool.spec).map(Duration::time);
+            time.is_none_or(|t| t.is_ok_and(|t| range.contains(&t.ms)))
+        }),
+    }
+}
+
+/// A text of a form.
+fn text(at: &'static str, form: Form, get: fn(&KVCachePoolSpec) -> Option<&String>) -> Rule {
+    Rule {
+        at,
+        cel: format!("self.matches('{}')", form.pattern),
+        message: form.write.to_string(),
+        holds: Box::new(move |pool| get(&pool.spec).is_none_or(|text| (form.matches)(text))),
+    }
+}
+
+/// A text of a form, or an empty one, which is as good as an absent one.
+fn optional_text(
+    at: &'static str,
+    form: Form,
+    get: fn(&KVCachePoolSpec) -> Option<&String>,
+) -> Rule {
+    Rule {
+        at,
+        cel: format!("self == '' || self.matches('{}')", form.pattern),
+        message: form.write.to_string(),
+        holds: Box::new(move |pool| {
+            get(&pool.spec).is_none_or(|text| text.is_empty() || (form.matches)(text))
+        }),
+    }
+}
+
+/// Exactly one of two fields.
+fn one_of(
+    at: &'static str,
+    [a, b]: [&str; 2],
+    get: fn(&KVCachePoolSpec) -> Option<[bool; 2]>,
+) -> Rule {
+    Rule {
+        at,
+        cel: format!("has(self.{a}) != has(self.{b})"),
+        message: format!("write exactly one of {a} and {b}"),
+        holds: Box::new(move |pool| get(&pool.spec).is_none_or(|[a, b]| a != b)),
+    }
+}
+
+fn name(text: &str, inner: &[u8]) -> bool {
+    let end = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
+    let bytes = text.as_bytes();
+    bytes.first().is_some_and(|b| end(*b))
+        && bytes.last().is_some_and(|b| end(*b))
+        && bytes.iter().all(|b| end(*b) || inner.contains(b))
+}
+
+fn host_of<'a>(text: &'a str, schemes: &[&str]) -> Option<&'a str> {
+    schemes.iter().find_map(|scheme| text.strip_prefix(scheme))
+}
+
+fn authority(text: &str) -> bool {
+    !text.is_empty() && !text.contains(['/', ' ', '@', '?', '#'])
+}
+
+fn digits(text: &str) -> bool {
+    text.bytes().all(|b| b.is_ascii_digit())
+}

@@ -1,0 +1,186 @@
+//! The schema of the resource: bounds of every text, list and map, and the rules put at their places.
+
+use super::{KVCachePool, rules};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
+    CustomResourceDefinition, JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
+    ValidationRule,
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use kube::CustomResourceExt;
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde_json::{Map, Value};
+
+/// Longest text within a type of Kubernetes' own that a spec embeds.
+const EMBEDDED_CHARS: u32 = 4096;
+/// Most entries of a list or map within such a type.
+const EMBEDDED_ITEMS: u32 = 64;
+/// Longest name of an object.
+const OBJECT_NAME_CHARS: u32 = 253;
+/// Longest name of a container, longest value of a label.
+const LABEL_CHARS: u32 = 63;
+/// Longest message of a condition.
+const MESSAGE_CHARS: u32 = 32_768;
+/// Longest reason or type of a condition.
+const REASON_CHARS: u32 = 1_024;
+/// Conditions of a pool; there are five.
+const CONDITIONS: u32 = 16;
+
+/// The definition of the resource, rules included, as the API server gets it.
+pub fn crd() -> CustomResourceDefinition {
+    let mut crd = KVCachePool::crd();
+    for version in &mut crd.spec.versions {
+        let schema = version.schema.as_mut();
+        if let Some(root) = schema.and_then(|s| s.open_api_v3_schema.as_mut()) {
+            tidy(root);
+            for rule in rules() {
+                if let Some(node) = node(root, rule.at) {
+                    node.x_kubernetes_validations
+                        .get_or_insert_default()
+                        .push(ValidationRule {
+                            rule: rule.cel.clone(),
+                            message: Some(rule.message.clone()),
+                            ..Default::default()
+                        });
+                }
+            }
+        }
+    }
+    crd
+}
+
+/// The node of a schema at a path such as `spec.cache.chunkTokens`; the root for an empty path.
+fn node<'a>(root: &'a mut JSONSchemaProps, path: &str) -> Option<&'a mut JSONSchemaProps> {
+    path.split('.')
+        .filter(|name| !name.is_empty())
+        .try_fold(root, |node, name| node.properties.as_mut()?.get_mut(name))
+}
+
+/// Takes out what a derived schema has and the API server is better without.
+///
+/// `nullable` goes: without it `null` reads as absent, so that a template may leave a field empty. So do the formats of unsigned
+/// numbers, which newer servers warn about.
+fn tidy(schema: &mut JSONSchemaProps) {
+    schema.nullable = None;
+    if schema
+        .format
+        .as_ref()
+        .is_some_and(|f| f.starts_with("uint"))
+    {
+        schema.format = None;
+    }
+    for child in schema.properties.iter_mut().flatten() {
+        tidy(child.1);
+    }
+    if let Some(JSONSchemaPropsOrArray::Schema(items)) = &mut schema.items {
+        tidy(items);
+    }
+    if let Some(JSONSchemaPropsOrBool::Schema(values)) = &mut schema.additional_properties {
+        tidy(values);
+    }
+}
+
+/// Whether a section says nothing, so that it need not be written.
+pub(super) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
+fn text(most: u32) -> Schema {
+    json_schema!({"type": "string", "maxLength": most})
+}
+
+pub(super) fn object_name(_: &mut SchemaGenerator) -> Schema {
+    text(OBJECT_NAME_CHARS)
+}
+
+pub(super) fn label_name(_: &mut SchemaGenerator) -> Schema {
+    text(LABEL_CHARS)
+}
+
+/// A region, a version, a reason.
+pub(super) fn short(_: &mut SchemaGenerator) -> Schema {
+    text(128)
+}
+
+pub(super) fn bucket(_: &mut SchemaGenerator) -> Schema {
+    text(255)
+}
+
+/// Keys of S3 have at most 1,024 bytes; what follows the prefix needs half.
+pub(super) fn prefix(_: &mut SchemaGenerator) -> Schema {
+    text(512)
+}
+
+pub(super) fn image(_: &mut SchemaGenerator) -> Schema {
+    text(512)
+}
+
+pub(super) fn url(_: &mut SchemaGenerator) -> Schema {
+    text(2_048)
+}
+
+pub(super) fn labels(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "object",
+        "maxProperties": EMBEDDED_ITEMS,
+        "additionalProperties": {"type": "string", "maxLength": LABEL_CHARS},
+    })
+}
+
+/// Keys of the sidecar's config; which there are is the sidecar's to say.
+pub(super) fn settings(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "object",
+        "maxProperties": EMBEDDED_ITEMS,
+        "x-kubernetes-preserve-unknown-fields": true,
+    })
+}
+
+/// Conditions, of which each type stands once.
+pub(super) fn conditions(generate: &mut SchemaGenerator) -> Schema {
+    let mut condition = generate.subschema_for::<Condition>().to_value();
+    bound(&mut condition);
+    for (field, most) in [("message", MESSAGE_CHARS), ("reason", REASON_CHARS)] {
+        condition["properties"][field]["maxLength"] = most.into();
+    }
+    json_schema!({
+        "type": "array",
+        "maxItems": CONDITIONS,
+        "items": condition,
+        "x-kubernetes-list-type": "map",
+        "x-kubernetes-list-map-keys": ["type"],
+    })
+}
+
+/// The schema of a type of Kubernetes' own, without its prose, every text, list and map bounded.
+pub(super) fn bounded<T: JsonSchema>(generate: &mut SchemaGenerator) -> Schema {
+    let mut schema = generate.subschema_for::<T>().to_value();
+    bound(&mut schema);
+    Schema::try_from(schema).unwrap_or_default()
+}
+
+fn bound(schema: &mut Value) {
+    let Value::Object(node) = schema else { return };
+    node.remove("description");
+    let unbounded = |node: &Map<String, Value>, bound: &str| !node.contains_key(bound);
+    let kind = node.get("type").and_then(Value::as_str).unwrap_or_default();
+    let limit = match kind {
+        "string" if !node.contains_key("enum") => Some(("maxLength", EMBEDDED_CHARS)),
+        "array" => Some(("maxItems", EMBEDDED_ITEMS)),
+        "object" if node.contains_key("additionalProperties") => {
+            Some(("maxProperties", EMBEDDED_ITEMS))
+        }
+        _ if node.contains_key("x-kubernetes-int-or-string") => Some(("maxLength", EMBEDDED_CHARS)),
+        _ => None,
+    };
+    if let Some((bound, most)) = limit.filter(|(b, _)| unbounded(node, b)) {
+        node.insert(bound.to_string(), most.into());
+    }
+    for inner in ["items", "additionalProperties"] {
+        if let Some(inner) = node.get_mut(inner) {
+            bound(inner);
+        }
+    }
+    if let Some(Value::Object(properties)) = node.get_mut("properties") {
+        properties.values_mut().for_each(bound);
+    }
+}

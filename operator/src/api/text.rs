@@ -1,0 +1,112 @@
+//! Sizes and times as users write them. The text is kept: what is wrong with it is said by a rule, not by a failed read of the whole object.
+
+use kvcachepool_protocol::config::{self, BadUnit, ByteSize};
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::{Deserialize, Deserializer, Serialize, de};
+use std::borrow::Cow;
+use std::fmt;
+
+/// Longest text of a size.
+const QUANTITY_CHARS: u32 = 20;
+/// Longest text of a time: four parts of five digits and a unit each.
+const DURATION_CHARS: u32 = 28;
+/// Most digits of one part of a time, as GEP-2257 has it.
+const DURATION_DIGITS: usize = 5;
+
+/// A number of bytes: `64Gi`, `512M` or `65536`. Kubernetes' quantities without fractions.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize)]
+#[serde(transparent)]
+pub struct Quantity(pub String);
+
+impl Quantity {
+    /// The bytes, or what to write instead.
+    pub fn bytes(&self) -> Result<ByteSize, BadUnit> {
+        self.0.parse()
+    }
+}
+
+impl From<ByteSize> for Quantity {
+    fn from(size: ByteSize) -> Self {
+        Self(size.to_string())
+    }
+}
+
+impl fmt::Display for Quantity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl<'de> Deserialize<'de> for Quantity {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct IntOrString;
+        impl de::Visitor<'_> for IntOrString {
+            type Value = Quantity;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a size such as 64Gi, 512Mi or 65536 (bytes)")
+            }
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Quantity, E> {
+                Ok(Quantity(text.to_string()))
+            }
+            fn visit_i64<E: de::Error>(self, number: i64) -> Result<Quantity, E> {
+                Ok(Quantity(number.to_string()))
+            }
+            fn visit_u64<E: de::Error>(self, number: u64) -> Result<Quantity, E> {
+                Ok(Quantity(number.to_string()))
+            }
+            fn visit_f64<E: de::Error>(self, number: f64) -> Result<Quantity, E> {
+                Ok(Quantity(number.to_string()))
+            }
+        }
+        from.deserialize_any(IntOrString)
+    }
+}
+
+impl JsonSchema for Quantity {
+    fn inline_schema() -> bool {
+        true
+    }
+    fn schema_name() -> Cow<'static, str> {
+        "Quantity".into()
+    }
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        // The length bounds what the API server reckons a rule may cost.
+        json_schema!({"x-kubernetes-int-or-string": true, "maxLength": QUANTITY_CHARS})
+    }
+}
+
+/// A length of time: `2s`, `1h30m`, `250ms`. GEP-2257, the largest unit first.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Duration(pub String);
+
+impl Duration {
+    /// The time, or what to write instead.
+    pub fn time(&self) -> Result<config::Duration, BadUnit> {
+        // The sidecar's config also takes days and long numbers; Kubernetes' form does not.
+        let short = |digits: &str| digits.len() <= DURATION_DIGITS;
+        let parts = self.0.split(|c: char| c.is_ascii_alphabetic());
+        if self.0.contains('d') || !parts.into_iter().all(short) {
+            return Err(BadUnit("a time such as 250ms, 2s, 10m or 24h"));
+        }
+        self.0.parse()
+    }
+}
+
+impl fmt::Display for Duration {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl JsonSchema for Duration {
+    fn inline_schema() -> bool {
+        true
+    }
+    fn schema_name() -> Cow<'static, str> {
+        "Duration".into()
+    }
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({"type": "string", "maxLength": DURATION_CHARS})
+    }
+}
