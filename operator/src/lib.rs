@@ -13,4 +13,5 @@ pub mod names;
 pub mod pki;
 pub mod pods;
 pub mod shutdown;
+pub mod status;
 pub mod webhook;

@@ -80,4 +80,9 @@ pub const ALL: &[Metric] = &[
     metric(Gauge, "leader", &[], "1 while this replica holds the lease."),
     metric(Counter, "leader_transitions_total", &["to"], "Times that this replica became the leader, or stopped to be: leading, following."),
     metric(Counter, "canary_checks_total", &["result"], "Dry runs of a labelled pod by the leader: Injected, WebhookUnreachable, Unknown."),
+    metric(Counter, "reconciles_total", &["result"], "Looks of the leader at a pool: done, failed."),
+    metric(Seconds(HANDLER), "reconcile_seconds", &[], "Time of one look at a pool, with its writes."),
+    metric(Counter, "status_writes_total", &[], "Statuses of pools that were written."),
+    metric(Counter, "sidecar_questions_total", &["result"], "Questions to sidecars for their status: answered, failed."),
+    metric(Counter, "evictions_total", &["result"], "Evictions of pods that the webhook was not asked about: evicted, refused."),
 ];

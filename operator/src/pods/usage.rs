@@ -22,6 +22,8 @@ const TROUBLES_MAX: usize = 8;
 pub struct PoolUsage {
     pods: HashMap<Box<str>, Known>,
     window: Window,
+    /// A whole round is over: sums before that are too small.
+    known: bool,
 }
 
 #[derive(Debug, Default)]
@@ -78,6 +80,8 @@ pub struct Trouble {
 /// The sum over a pool.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Summary {
+    /// A whole round is over. Before that the numbers here are those of a leader that has just begun.
+    pub known: bool,
     /// Pods with an answer that still counts.
     pub observed: u32,
     /// Pods whose vLLM is connected and registered, among those.
@@ -110,6 +114,11 @@ impl PoolUsage {
         due.into_iter().cloned().collect()
     }
 
+    /// All pods of a round have answered or failed.
+    pub fn round_ended(&mut self) {
+        self.known = true;
+    }
+
     /// Takes an answer, or its failure.
     pub fn take(&mut self, pod: &Pod, answer: Result<Status, FetchError>, now: Timestamp) {
         let known = self.pods.entry(pod.uid.clone()).or_default();
@@ -129,6 +138,7 @@ impl PoolUsage {
     #[must_use]
     pub fn summary(&self, pods: &[Arc<Pod>], now: Timestamp) -> Summary {
         let mut sum = Summary {
+            known: self.known,
             hit_rate: self.window.rate(now),
             ..Summary::default()
         };

@@ -179,6 +179,14 @@ impl Resource for WirePod {
     }
 }
 
+impl Pod {
+    /// A pod from its JSON; `None` without a name, a namespace or the pool label.
+    #[must_use]
+    pub fn read(pod: serde_json::Value) -> Option<Self> {
+        serde_json::from_value::<WirePod>(pod).ok()?.into_pod()
+    }
+}
+
 impl WirePod {
     /// The slim pod; `None` without a name, a namespace or the pool label.
     #[must_use]

@@ -1,0 +1,254 @@
+//! The five conditions, each a function of what was seen; the last sums the others up.
+
+use super::counts::{Counts, size};
+use super::{Canary, Reason, Seen};
+use crate::api::{self, Mode, Problem};
+use crate::pods::{Door, Fault, Pod, Shut};
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+
+/// The spec is in order.
+pub const ACCEPTED: &str = "Accepted";
+/// What pods share is there.
+pub const SHARED_TIERS_READY: &str = "SharedTiersReady";
+/// New pods get a sidecar.
+pub const INJECTION_READY: &str = "InjectionReady";
+/// Sidecars run.
+pub const SIDECARS_READY: &str = "SidecarsReady";
+/// All of these.
+pub const READY: &str = "Ready";
+
+/// Longest message, in bytes: an event takes as much.
+const MESSAGE_BYTES_MAX: usize = 900;
+
+/// What a condition says.
+struct Verdict {
+    status: &'static str,
+    reason: String,
+    message: String,
+}
+
+fn verdict(status: &'static str, reason: Reason, message: impl Into<String>) -> Verdict {
+    Verdict {
+        status,
+        reason: reason.name().to_owned(),
+        message: message.into(),
+    }
+}
+
+const TRUE: &str = "True";
+const FALSE: &str = "False";
+const UNKNOWN: &str = "Unknown";
+
+/// Finds a condition by its type.
+#[must_use]
+pub fn condition<'a>(conditions: &'a [Condition], type_: &str) -> Option<&'a Condition> {
+    conditions.iter().find(|c| c.type_ == type_)
+}
+
+pub fn conditions(
+    seen: &Seen<'_>,
+    counts: &Counts,
+    previous: &[Condition],
+    now: Timestamp,
+) -> Vec<Condition> {
+    let parts = vec![
+        (ACCEPTED, accepted(seen.problems)),
+        (INJECTION_READY, injection_or_told(seen, previous)),
+        (SIDECARS_READY, sidecars_or_told(seen, counts, previous)),
+        (SHARED_TIERS_READY, shared(seen)),
+    ];
+    dated(summed(parts), seen.pool.metadata.generation, previous, now)
+}
+
+pub fn malformed(
+    error: &str,
+    generation: Option<i64>,
+    previous: &[Condition],
+    now: Timestamp,
+) -> Vec<Condition> {
+    let accepted = Verdict {
+        status: FALSE,
+        reason: api::Reason::Malformed.name().to_owned(),
+        message: format!("the stored object cannot be read: {error}"),
+    };
+    dated(summed(vec![(ACCEPTED, accepted)]), generation, previous, now)
+}
+
+/// Reasons that come from the canary alone.
+const CANARY: [Reason; 3] = [Reason::WebhookAnswers, Reason::WebhookUnreachable, Reason::CanaryRefused];
+/// Reasons that come from what sidecars say.
+const SAID: [Reason; 2] = [Reason::SidecarsOff, Reason::SomeDegraded];
+
+/// While the canary is not back, what the last leader's canary said.
+fn injection_or_told(seen: &Seen<'_>, previous: &[Condition]) -> Verdict {
+    let verdict = injection(seen);
+    if verdict.reason != Reason::CanaryPending.name() {
+        return verdict;
+    }
+    kept(previous, INJECTION_READY, &CANARY).unwrap_or(verdict)
+}
+
+/// Until sidecars were asked, what they told the last leader.
+fn sidecars_or_told(seen: &Seen<'_>, counts: &Counts, previous: &[Condition]) -> Verdict {
+    let verdict = sidecars(seen, counts);
+    if seen.usage.known || verdict.reason != Reason::AllRunning.name() {
+        return verdict;
+    }
+    kept(previous, SIDECARS_READY, &SAID).unwrap_or(verdict)
+}
+
+fn kept(previous: &[Condition], type_: &str, reasons: &[Reason]) -> Option<Verdict> {
+    let before = condition(previous, type_)?;
+    let status = [TRUE, FALSE, UNKNOWN].into_iter().find(|s| *s == before.status)?;
+    reasons.iter().any(|r| r.name() == before.reason).then(|| Verdict {
+        status,
+        reason: before.reason.clone(),
+        message: before.message.clone(),
+    })
+}
+
+/// Adds `Ready`: False with the first part that is False, else Unknown with the first that is not known.
+fn summed(mut parts: Vec<(&'static str, Verdict)>) -> Vec<(&'static str, Verdict)> {
+    let worst = [FALSE, UNKNOWN]
+        .into_iter()
+        .find_map(|status| parts.iter().find(|(_, v)| v.status == status));
+    let ready = match worst {
+        None => verdict(TRUE, Reason::Ready, ""),
+        Some((type_, v)) => Verdict {
+            status: v.status,
+            reason: v.reason.clone(),
+            message: format!("{type_}: {}", v.message),
+        },
+    };
+    parts.push((READY, ready));
+    parts
+}
+
+fn dated(
+    parts: Vec<(&'static str, Verdict)>,
+    generation: Option<i64>,
+    previous: &[Condition],
+    now: Timestamp,
+) -> Vec<Condition> {
+    // Kubernetes' times have whole seconds.
+    let now = Timestamp::from_second(now.as_second()).unwrap_or(now);
+    parts
+        .into_iter()
+        .map(|(type_, mut v)| {
+            v.message.truncate(v.message.floor_char_boundary(MESSAGE_BYTES_MAX));
+            let since = condition(previous, type_)
+                .filter(|c| c.status == v.status)
+                .map_or(Time(now), |c| c.last_transition_time.clone());
+            Condition {
+                type_: type_.to_owned(),
+                status: v.status.to_owned(),
+                reason: v.reason,
+                message: v.message,
+                observed_generation: generation,
+                last_transition_time: since,
+            }
+        })
+        .collect()
+}
+
+fn accepted(problems: &[Problem]) -> Verdict {
+    let Some(first) = problems.first() else {
+        return Verdict {
+            status: TRUE,
+            reason: api::Reason::Accepted.name().to_owned(),
+            message: String::new(),
+        };
+    };
+    let all: Vec<String> = problems.iter().map(ToString::to_string).collect();
+    Verdict {
+        status: FALSE,
+        reason: first.reason.name().to_owned(),
+        message: all.join("; "),
+    }
+}
+
+fn shared(seen: &Seen<'_>) -> Verdict {
+    if seen.problems.is_empty() {
+        verdict(TRUE, Reason::NoneConfigured, "")
+    } else {
+        verdict(UNKNOWN, Reason::NotAccepted, "the spec is not accepted")
+    }
+}
+
+/// What stops the path for all pools comes before what stops this one.
+fn injection(seen: &Seen<'_>) -> Verdict {
+    if !seen.problems.is_empty() {
+        return verdict(FALSE, Reason::NotAccepted, "new pods start without a sidecar while the spec is not accepted");
+    }
+    if seen.pool.spec.injection.mode == Mode::Disabled {
+        return verdict(FALSE, Reason::InjectionDisabled, "injection.mode is Disabled: new pods start without a sidecar");
+    }
+    match (seen.canary, seen.door) {
+        (Canary::Unreachable, _) => verdict(FALSE, Reason::WebhookUnreachable, "a test pod came back without a sidecar, and so do new pods"),
+        (_, Door::Shut(shut) | Door::Trial(shut, _)) => verdict(FALSE, Reason::SidecarCannotStart, stuck(shut, "new pods start without one")),
+        (_, Door::Ajar(shut)) => verdict(FALSE, Reason::TryingOnePod, stuck(shut, "the next pod gets one to try")),
+        (Canary::Pending, Door::Open) => verdict(UNKNOWN, Reason::CanaryPending, "the first dry run is not back yet"),
+        (Canary::Refused(why), Door::Open) => verdict(UNKNOWN, Reason::CanaryRefused, format!("the test pod was refused: {why}")),
+        (Canary::Works, Door::Open) => verdict(TRUE, Reason::WebhookAnswers, ""),
+    }
+}
+
+fn stuck(shut: &Shut, then: &str) -> String {
+    if shut.example.is_empty() {
+        return format!("sidecars could not start; {then}");
+    }
+    let said = if shut.message.is_empty() { "" } else { ": " };
+    format!(
+        "the sidecar of pod {} and others hangs in {}{said}{}; {then}",
+        shut.example, shut.reason, shut.message
+    )
+}
+
+fn sidecars(seen: &Seen<'_>, counts: &Counts) -> Verdict {
+    if let Some(first) = counts.failing.first()
+        && let Some(fault) = first.fault()
+    {
+        return verdict(FALSE, Reason::SidecarsFailing, failing(counts, first, fault));
+    }
+    if let Some(refused) = seen.refused {
+        let message = format!("{} cannot create pods: {}", refused.owner, refused.message);
+        return verdict(FALSE, Reason::PodsRefused, message);
+    }
+    if let Some(off) = seen.usage.troubles.iter().find(|t| t.off > 0) {
+        let message = format!("{} of {} asked (pod {}): {}: {}", off.off, seen.usage.observed, off.example, off.reason, off.message);
+        return verdict(FALSE, Reason::SidecarsOff, message);
+    }
+    if counts.pods.injected == 0 {
+        return verdict(TRUE, Reason::NoPods, "");
+    }
+    if counts.running == 0 {
+        return verdict(UNKNOWN, Reason::SidecarsStarting, "no sidecar runs yet");
+    }
+    match seen.usage.troubles.first() {
+        Some(t) => {
+            let message = format!("{} of {} asked (pod {}): {}: {}", t.pods, seen.usage.observed, t.example, t.reason, t.message);
+            verdict(TRUE, Reason::SomeDegraded, message)
+        }
+        None => verdict(TRUE, Reason::AllRunning, silent(seen)),
+    }
+}
+
+fn failing(counts: &Counts, first: &Pod, fault: Fault<'_>) -> String {
+    let gap = if fault.message.is_empty() { "" } else { ": " };
+    format!(
+        "{} of {} (pod {}): {}{gap}{}",
+        size(counts.failing.len()),
+        counts.pods.injected,
+        first.name,
+        fault.reason,
+        fault.message
+    )
+}
+
+fn silent(seen: &Seen<'_>) -> String {
+    match &seen.usage.unreachable_example {
+        Some((pod, why)) => format!("{} could not be asked (pod {pod}: {why})", seen.usage.unreachable),
+        None => String::new(),
+    }
+}

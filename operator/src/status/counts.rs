@@ -1,0 +1,89 @@
+//! Counts of pods.
+
+use super::Seen;
+use crate::api::{Pods, Skipped, Version};
+use crate::pods::{Pod, missed};
+use std::collections::BTreeMap;
+
+/// Reasons and versions that a status lists.
+const LISTED_MAX: usize = 10;
+/// Longest reason that is listed, in characters: the annotation is a pod's own, and anybody can write it.
+const REASON_CHARS_MAX: usize = 63;
+
+/// What was counted.
+#[derive(Debug, Default)]
+pub struct Counts {
+    pub pods: Pods,
+    pub skipped: Vec<Skipped>,
+    pub versions: Vec<Version>,
+    /// Injected pods whose sidecar runs.
+    pub running: i64,
+    /// Injected pods whose sidecar cannot start, and one of them.
+    pub failing: Vec<std::sync::Arc<Pod>>,
+}
+
+pub fn count(seen: &Seen<'_>) -> Counts {
+    let active = || seen.pods.iter().filter(|p| p.is_active());
+    let injected = || active().filter(|p| p.sidecar.is_some());
+    let mut skipped: BTreeMap<&str, Skipped> = BTreeMap::new();
+    for pod in active() {
+        let Some(reason) = pod.refusal() else { continue };
+        let entry = skipped.entry(reason).or_insert_with(|| Skipped {
+            reason: reason.chars().take(REASON_CHARS_MAX).collect(),
+            count: 0,
+            example_pod: pod.name.to_string(),
+        });
+        entry.count += 1;
+    }
+    let mut counts = Counts {
+        pods: Pods {
+            matched: size(active().count()),
+            injected: size(injected().count()),
+            attached: i64::from(seen.usage.attached),
+            skipped: skipped.values().map(|s| s.count).sum(),
+            missed: size(missed_pods(seen)),
+            outdated: size(injected().filter(|p| outdated(p, seen.hash)).count()),
+        },
+        skipped: skipped.into_values().collect(),
+        versions: versions(seen),
+        running: size(injected().filter(|p| p.address().is_some()).count()),
+        failing: injected().filter(|p| p.fault().is_some()).cloned().collect(),
+    };
+    counts.skipped.sort_by_key(|s| std::cmp::Reverse(s.count));
+    counts.skipped.truncate(LISTED_MAX);
+    counts
+}
+
+fn missed_pods(seen: &Seen<'_>) -> usize {
+    use crate::api::Mode;
+    let Some(created) = &seen.pool.metadata.creation_timestamp else {
+        return 0;
+    };
+    match seen.pool.spec.injection.mode {
+        Mode::Enabled => missed(seen.pods, created.0).count(),
+        Mode::Disabled => 0,
+    }
+}
+
+fn outdated(pod: &Pod, hash: &str) -> bool {
+    !hash.is_empty() && pod.hash() != hash
+}
+
+fn versions(seen: &Seen<'_>) -> Vec<Version> {
+    let mut versions: Vec<Version> = seen
+        .usage
+        .versions
+        .iter()
+        .map(|(version, pods)| Version {
+            version: version.chars().take(REASON_CHARS_MAX).collect(),
+            pods: i64::from(*pods),
+        })
+        .collect();
+    versions.sort_by_key(|v| std::cmp::Reverse(v.pods));
+    versions.truncate(LISTED_MAX);
+    versions
+}
+
+pub fn size(count: usize) -> i64 {
+    i64::try_from(count).unwrap_or(i64::MAX)
+}

@@ -1,0 +1,408 @@
+//! Every reason of every condition once, counts, and properties of the whole.
+
+use super::*;
+use crate::api::{self, Mode, TierState};
+use crate::pods::tests::{at, injected, pod, refused, running, waiting};
+use crate::pods::{FetchError, Shut, SidecarState, TierUse, Trouble};
+use kvcachepool_protocol::status::State;
+use proptest::prelude::*;
+use serde_json::json;
+
+/// A scene with everything in order, changed by each test.
+struct Scene {
+    pool: KVCachePool,
+    problems: Vec<Problem>,
+    pods: Vec<Arc<Pod>>,
+    usage: Summary,
+    canary: Canary,
+    door: Door,
+    refused: Option<Refused>,
+}
+
+fn scene(pods: impl IntoIterator<Item = Pod>) -> Scene {
+    let pool = json!({
+        "apiVersion": "kvcachepool.io/v1alpha1", "kind": "KVCachePool",
+        "metadata": {"name": "p", "namespace": "n", "uid": "u", "generation": 3, "creationTimestamp": at(0).to_string()},
+        "spec": {"local": {"memory": {"perPod": "1Gi"}}},
+    });
+    Scene {
+        pool: serde_json::from_value(pool).unwrap(),
+        problems: Vec::new(),
+        pods: pods.into_iter().map(Arc::new).collect(),
+        usage: Summary {
+            known: true,
+            ..Summary::default()
+        },
+        canary: Canary::Works,
+        door: Door::Open,
+        refused: None,
+    }
+}
+
+impl Scene {
+    fn after(&self, previous: &KVCachePoolStatus, now: Timestamp) -> KVCachePoolStatus {
+        let seen = Seen {
+            pool: &self.pool,
+            problems: &self.problems,
+            pods: &self.pods,
+            hash: "h",
+            usage: &self.usage,
+            canary: &self.canary,
+            door: &self.door,
+            refused: self.refused.as_ref(),
+        };
+        status(&seen, previous, now)
+    }
+
+    fn status(&self) -> KVCachePoolStatus {
+        self.after(&KVCachePoolStatus::default(), at(10))
+    }
+}
+
+fn face(status: &KVCachePoolStatus, type_: &str) -> (String, String) {
+    let c = condition(&status.conditions, type_).unwrap();
+    (c.status.clone(), c.reason.clone())
+}
+
+/// Expects a condition and, where it is not True, `Ready` to follow it.
+fn expect(status: &KVCachePoolStatus, type_: &str, state: &str, reason: &str) {
+    assert_eq!(face(status, type_), (state.into(), reason.into()), "{status:#?}");
+    if state != "True" {
+        assert_eq!(face(status, READY), (state.into(), reason.into()));
+    }
+}
+
+fn shut() -> Shut {
+    Shut {
+        since: at(0),
+        hash: "h".into(),
+        reason: "ErrImagePull".into(),
+        message: "no such image".into(),
+        example: "web-1".into(),
+    }
+}
+
+#[test]
+fn a_pool_in_order_is_ready() {
+    let status = scene([running("a")]).status();
+    expect(&status, ACCEPTED, "True", "Accepted");
+    expect(&status, SHARED_TIERS_READY, "True", "NoneConfigured");
+    expect(&status, INJECTION_READY, "True", "WebhookAnswers");
+    expect(&status, SIDECARS_READY, "True", "AllRunning");
+    expect(&status, READY, "True", "Ready");
+    assert!(status.conditions.iter().all(|c| c.observed_generation == Some(3)));
+    assert_eq!(status.observed_generation, Some(3));
+}
+
+#[test]
+fn every_problem_of_a_spec_is_named() {
+    for reason in api::Reason::ALL.into_iter().filter(|r| *r != api::Reason::Accepted) {
+        let mut scene = scene([]);
+        scene.problems = vec![Problem {
+            reason,
+            field: "spec.x".into(),
+            message: "write y".into(),
+        }];
+        let status = scene.status();
+        expect(&status, ACCEPTED, "False", reason.name());
+        assert_eq!(condition(&status.conditions, ACCEPTED).unwrap().message, "spec.x: write y");
+        assert_eq!(face(&status, INJECTION_READY), ("False".into(), "NotAccepted".into()));
+        assert_eq!(face(&status, SHARED_TIERS_READY), ("Unknown".into(), "NotAccepted".into()));
+    }
+}
+
+#[test]
+fn every_reason_of_injection() {
+    let table: [(Canary, Door, &str, &str); 7] = [
+        (Canary::Works, Door::Open, "True", "WebhookAnswers"),
+        (Canary::Pending, Door::Open, "Unknown", "CanaryPending"),
+        (Canary::Refused("quota".into()), Door::Open, "Unknown", "CanaryRefused"),
+        (Canary::Unreachable, Door::Shut(shut()), "False", "WebhookUnreachable"),
+        (Canary::Works, Door::Shut(shut()), "False", "SidecarCannotStart"),
+        (Canary::Pending, Door::Trial(shut(), "u".into()), "False", "SidecarCannotStart"),
+        (Canary::Works, Door::Ajar(shut()), "False", "TryingOnePod"),
+    ];
+    for (canary, door, state, reason) in table {
+        let mut scene = scene([]);
+        (scene.canary, scene.door) = (canary, door);
+        expect(&scene.status(), INJECTION_READY, state, reason);
+    }
+    let mut scene = scene([]);
+    scene.pool.spec.injection.mode = Mode::Disabled;
+    expect(&scene.status(), INJECTION_READY, "False", "InjectionDisabled");
+}
+
+#[test]
+fn the_breaker_names_the_pod_and_the_kubelets_words() {
+    let mut scene = scene([]);
+    scene.door = Door::Shut(shut());
+    let status = scene.status();
+    let message = &condition(&status.conditions, INJECTION_READY).unwrap().message;
+    assert_eq!(message, "the sidecar of pod web-1 and others hangs in ErrImagePull: no such image; new pods start without one");
+}
+
+#[test]
+fn every_reason_of_sidecars() {
+    expect(&scene([]).status(), SIDECARS_READY, "True", "NoPods");
+    expect(&scene([running("a")]).status(), SIDECARS_READY, "True", "AllRunning");
+    let starting = scene([injected("a", SidecarState::Unseen)]).status();
+    expect(&starting, SIDECARS_READY, "Unknown", "SidecarsStarting");
+    let failing = scene([running("a"), waiting("b", "ErrImagePull")]).status();
+    expect(&failing, SIDECARS_READY, "False", "SidecarsFailing");
+    let message = &condition(&failing.conditions, SIDECARS_READY).unwrap().message;
+    assert_eq!(message, "1 of 2 (pod b): ErrImagePull: no such image");
+
+    let mut quota = scene([]);
+    quota.refused = Some(Refused {
+        owner: "ReplicaSet web".into(),
+        owner_uid: "r".into(),
+        message: "exceeded quota: q".into(),
+        at: at(0),
+    });
+    let quota = quota.status();
+    expect(&quota, SIDECARS_READY, "False", "PodsRefused");
+    let message = &condition(&quota.conditions, SIDECARS_READY).unwrap().message;
+    assert_eq!(message, "ReplicaSet web cannot create pods: exceeded quota: q");
+
+    for (off, state, reason) in [(1, "False", "SidecarsOff"), (0, "True", "SomeDegraded")] {
+        let mut scene = scene([running("a")]);
+        scene.usage.observed = 1;
+        scene.usage.troubles = vec![Trouble {
+            reason: "ArenaTooLarge".into(),
+            message: "raise the limit".into(),
+            pods: 1,
+            off,
+            example: "a".into(),
+        }];
+        let status = scene.status();
+        expect(&status, SIDECARS_READY, state, reason);
+        let message = &condition(&status.conditions, SIDECARS_READY).unwrap().message;
+        assert_eq!(message, "1 of 1 asked (pod a): ArenaTooLarge: raise the limit");
+    }
+}
+
+#[test]
+fn silent_sidecars_are_said_and_are_no_error() {
+    let mut scene = scene([running("a")]);
+    scene.usage.unreachable = 1;
+    scene.usage.unreachable_example = Some(("a".into(), FetchError::Unreachable));
+    let mut previous = self::scene([running("a")]).status();
+    previous.hit_rate_percent = Some(87);
+    previous.tiers[0].used = Some("5Mi".to_string()).map(api::Quantity);
+    let status = scene.after(&previous, at(20));
+    expect(&status, SIDECARS_READY, "True", "AllRunning");
+    let message = &condition(&status.conditions, SIDECARS_READY).unwrap().message;
+    assert_eq!(message, "1 could not be asked (pod a: no connection to its port 9797)");
+    let tier = &status.tiers[0];
+    assert_eq!((tier.state, tier.reason.as_str()), (TierState::Stale, "Unreachable"));
+    assert_eq!(tier.used, previous.tiers[0].used, "the last number stands");
+    assert_eq!(status.hit_rate_percent, None, "an old rate does not");
+}
+
+#[test]
+fn tiers_say_what_sidecars_say() {
+    let status = scene([]).status();
+    assert_eq!((status.tiers[0].state, status.tiers[0].reason.as_str()), (TierState::Unknown, "NoSidecarYet"));
+    let table = [
+        (State::Ready, TierState::Ready, ""),
+        (State::Starting, TierState::Ready, ""),
+        (State::Degraded, TierState::Degraded, "HugePagesUnavailable"),
+        (State::Off, TierState::Unavailable, "HugePagesUnavailable"),
+    ];
+    for (said, state, reason) in table {
+        let mut scene = scene([running("a")]);
+        scene.usage.tiers = vec![TierUse {
+            name: "memory".into(),
+            state: said,
+            reason: "HugePagesUnavailable".into(),
+            used: (3 << 20) + 17,
+            capacity: 1 << 30,
+        }];
+        let tier = &scene.status().tiers[0];
+        assert_eq!((tier.state, tier.reason.as_str()), (state, reason));
+        assert_eq!(tier.used.as_ref().unwrap().0, "3Mi");
+        assert_eq!(tier.capacity.as_ref().unwrap().0, "1Gi");
+    }
+}
+
+#[test]
+fn pods_are_counted_once_each() {
+    let mut old = pod("before-the-pool");
+    old.created = at(-5);
+    let mut going = running("going");
+    going.deleting = true;
+    let mut outdated = running("outdated");
+    outdated.injection.as_mut().unwrap().hash = "old".into();
+    let scene = scene([
+        running("a"),
+        outdated,
+        refused("r1", "ContainerAmbiguous"),
+        refused("r2", "ContainerAmbiguous"),
+        refused("r3", "PoolNotFound"),
+        pod("missed"),
+        old,
+        going,
+    ]);
+    let status = scene.status();
+    let expected = api::Pods {
+        matched: 7,
+        injected: 2,
+        attached: 0,
+        skipped: 3,
+        missed: 1,
+        outdated: 1,
+    };
+    assert_eq!(status.pods, expected);
+    let skipped = |reason: &str, count, example: &str| api::Skipped {
+        reason: reason.into(),
+        count,
+        example_pod: example.into(),
+    };
+    assert_eq!(status.skipped, [skipped("ContainerAmbiguous", 2, "r1"), skipped("PoolNotFound", 1, "r3")]);
+}
+
+#[test]
+fn nothing_is_missed_while_injection_is_disabled() {
+    let mut scene = scene([pod("a")]);
+    scene.pool.spec.injection.mode = Mode::Disabled;
+    assert_eq!(scene.status().pods.missed, 0);
+}
+
+#[test]
+fn lists_are_bounded_whatever_pods_claim() {
+    let pods = (0..40).map(|i| refused(&format!("p{i}"), &format!("{i}{}", "x".repeat(500))));
+    let mut scene = scene(pods);
+    scene.usage.versions = (0..40).map(|i| (format!("{i}").into(), 1)).collect();
+    let status = scene.status();
+    assert_eq!((status.skipped.len(), status.versions.len()), (10, 10));
+    assert_eq!(status.pods.skipped, 40, "the count is of all");
+    assert!(status.skipped.iter().all(|s| s.reason.len() <= 63));
+}
+
+#[test]
+fn a_new_leader_keeps_the_rate_until_it_has_its_own() {
+    let mut scene = scene([running("a")]);
+    let mut previous = scene.status();
+    previous.hit_rate_percent = Some(87);
+    assert_eq!(scene.after(&previous, at(20)).hit_rate_percent, Some(87));
+    scene.usage.hit_rate = HitRate::Percent(40);
+    let status = scene.after(&previous, at(20));
+    assert_eq!(status.hit_rate_percent, Some(40));
+    assert_eq!(status.hit_rate_window.unwrap().0, "10m");
+    scene.usage.hit_rate = HitRate::Idle;
+    assert_eq!(scene.after(&previous, at(20)).hit_rate_percent, None);
+    scene.usage.hit_rate = HitRate::Unknown;
+    scene.pods.clear();
+    assert_eq!(scene.after(&previous, at(20)).hit_rate_percent, None, "no pod has it");
+}
+
+#[test]
+fn a_new_leader_writes_nothing_before_it_has_asked() {
+    let mut scene = scene([running("a")]);
+    scene.usage = Summary {
+        known: true,
+        observed: 1,
+        attached: 1,
+        hit_rate: HitRate::Percent(87),
+        versions: [("0.1.0".into(), 1)].into(),
+        tiers: vec![TierUse {
+            name: "memory".into(),
+            state: State::Degraded,
+            reason: "HugePagesUnavailable".into(),
+            used: 1 << 30,
+            capacity: 1 << 31,
+        }],
+        troubles: vec![Trouble {
+            reason: "HugePagesUnavailable".into(),
+            message: "m".into(),
+            pods: 1,
+            off: 0,
+            example: "a".into(),
+        }],
+        ..Summary::default()
+    };
+    let last = scene.status();
+    scene.usage = Summary::default();
+    scene.canary = Canary::Pending;
+    let first = scene.after(&last, at(500));
+    assert_eq!(first, last);
+    scene.pods = vec![Arc::new(waiting("a", "CrashLoopBackOff"))];
+    let crashed = scene.after(&last, at(500));
+    expect(&crashed, SIDECARS_READY, "False", "SidecarsFailing");
+    assert_eq!(crashed.pods.attached, 0, "nobody is attached to a sidecar that does not run");
+}
+
+#[test]
+fn a_condition_keeps_its_time_until_it_turns() {
+    let scene_a = scene([running("a")]);
+    let first = scene_a.status();
+    let mut scene_b = scene([waiting("a", "ErrImagePull")]);
+    let second = scene_b.after(&first, at(100));
+    scene_b.pods = vec![Arc::new(waiting("a", "ImagePullBackOff"))];
+    let third = scene_b.after(&second, at(200));
+    let time = |s: &KVCachePoolStatus, t| condition(&s.conditions, t).unwrap().last_transition_time.0;
+    assert_eq!(time(&second, SIDECARS_READY), at(100));
+    assert_eq!(time(&third, SIDECARS_READY), at(100), "another message is no turn");
+    assert_eq!(time(&third, ACCEPTED), at(10));
+}
+
+#[test]
+fn an_object_that_cannot_be_read_is_said_so() {
+    let status = malformed("missing field `local`", Some(4), &KVCachePoolStatus::default(), at(0));
+    expect(&status, ACCEPTED, "False", "Malformed");
+    assert_eq!(status.conditions.len(), 2);
+    assert!(status.conditions[1].message.contains("missing field `local`"));
+}
+
+#[test]
+fn a_long_message_is_cut() {
+    let status = malformed(&"ä".repeat(2000), None, &KVCachePoolStatus::default(), at(0));
+    assert!(status.conditions.iter().all(|c| c.message.len() <= 900));
+}
+
+fn any_pod() -> impl Strategy<Value = Pod> {
+    let kinds = prop_oneof![
+        Just(0u8),
+        Just(1),
+        Just(2),
+        Just(3),
+        Just(4),
+    ];
+    (kinds, 0..100u32, any::<bool>(), -10..10i64).prop_map(|(kind, name, deleting, created)| {
+        let name = format!("pod-{name}");
+        let mut pod = match kind {
+            0 => pod(&name),
+            1 => running(&name),
+            2 => waiting(&name, "ErrImagePull"),
+            3 => refused(&name, "ContainerAmbiguous"),
+            _ => injected(&name, SidecarState::Unseen),
+        };
+        pod.deleting = deleting;
+        pod.created = at(created);
+        pod
+    })
+}
+
+proptest! {
+    /// A status computed from itself is the same and asks for no write; parts never exceed the whole; Ready is the sum of the others.
+    #[test]
+    fn a_status_is_stable_and_adds_up(pods in proptest::collection::vec(any_pod(), 0..40), disabled in any::<bool>(), works in any::<bool>()) {
+        let mut scene = scene(pods);
+        if disabled {
+            scene.pool.spec.injection.mode = Mode::Disabled;
+        }
+        if !works {
+            scene.canary = Canary::Unreachable;
+        }
+        let first = scene.status();
+        let second = scene.after(&first, at(5000));
+        prop_assert_eq!(&first, &second);
+        prop_assert_eq!(due(&first, &second, None, at(5000)), Write::No);
+        let c = &first.pods;
+        prop_assert!(c.injected + c.skipped + c.missed <= c.matched);
+        prop_assert!(c.outdated <= c.injected && c.attached <= c.injected);
+        prop_assert_eq!(first.conditions.len(), 5);
+        let all = first.conditions.iter().filter(|c| c.type_ != READY).all(|c| c.status == "True");
+        prop_assert_eq!(face(&first, READY).0 == "True", all);
+    }
+}

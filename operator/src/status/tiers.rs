@@ -1,0 +1,52 @@
+//! Tiers of the status: sums of what sidecars said, or why nobody could be asked.
+
+use super::{Reason, Seen};
+use crate::api::{Quantity, Tier, TierState};
+use crate::pods::TierUse;
+use kvcachepool_protocol::config::ByteSize;
+use kvcachepool_protocol::status::State;
+
+/// The tiers that there are, fastest first; a sidecar may name others, but nobody asked for them.
+const TIERS: [&str; 4] = ["memory", "disk", "redis", "s3"];
+
+pub fn tiers(seen: &Seen<'_>, previous: &[Tier]) -> Vec<Tier> {
+    let said = |name: &str| seen.usage.tiers.iter().find(|t| *t.name == *name);
+    let before = |name: &str| previous.iter().find(|t| t.name == name);
+    TIERS
+        .into_iter()
+        .filter(|name| *name == "memory" || said(name).is_some())
+        .map(|name| tier(name, seen, said(name), before(name)))
+        .collect()
+}
+
+fn tier(name: &str, seen: &Seen<'_>, said: Option<&TierUse>, before: Option<&Tier>) -> Tier {
+    let asked = seen.pods.iter().filter(|p| p.address().is_some()).count();
+    let silent = usize::try_from(seen.usage.unreachable).unwrap_or(usize::MAX);
+    let stale = silent > 0 && silent >= asked.min(crate::pods::ASKED_MAX);
+    let (used, capacity) = match said {
+        Some(tier) => (size(tier.used), size(tier.capacity)),
+        None if asked > 0 => (before.and_then(|t| t.used.clone()), before.and_then(|t| t.capacity.clone())),
+        None => (None, None),
+    };
+    let (state, reason) = match said {
+        _ if stale => (TierState::Stale, Reason::Unreachable.name()),
+        None => (TierState::Unknown, Reason::NoSidecarYet.name()),
+        Some(tier) => match tier.state {
+            State::Off => (TierState::Unavailable, &*tier.reason),
+            State::Degraded => (TierState::Degraded, &*tier.reason),
+            State::Starting | State::Ready | State::Draining => (TierState::Ready, ""),
+        },
+    };
+    Tier {
+        name: name.to_owned(),
+        state,
+        reason: reason.chars().take(63).collect(),
+        used,
+        capacity,
+    }
+}
+
+/// Whole mebibytes: nobody reads more, and fewer digits change.
+fn size(bytes: u64) -> Option<Quantity> {
+    Some(Quantity::from(ByteSize(bytes >> 20 << 20)))
+}
