@@ -7,6 +7,7 @@ pub mod canary;
 pub mod defaults;
 pub mod health;
 pub mod http;
+pub mod inject;
 pub mod leader;
 pub mod metrics;
 pub mod names;

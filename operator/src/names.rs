@@ -35,5 +35,7 @@ pub const CONFIG_PATH: &str = "/etc/kvcachepool";
 pub const NO_TOKEN_VOLUME: &str = "kvcachepool-no-token";
 /// Port of the sidecar's admin HTTP.
 pub const ADMIN_PORT: u16 = 9797;
+/// Name of that port in the container, for monitors.
+pub const ADMIN_PORT_NAME: &str = "kvcachepool";
 /// Field manager of server-side apply.
 pub const FIELD_MANAGER: &str = "kvcachepool-operator";

@@ -1,0 +1,155 @@
+//! What stands in the way of a cache in this pod: other connectors, engines whose ranks are spread over pods, the node's network.
+
+use super::launch::Launch;
+use super::{ExistingConnector, Reason, Refusal, json};
+use serde_json::Value;
+
+/// Connectors that hand KV from prefill to decode and keep none. The connector's own list decides in vLLM; this one only saves a
+/// sidecar where that would refuse.
+const TRANSPORTS: [&str; 6] = [
+    "NixlConnector",
+    "NixlPullConnector",
+    "NixlPushConnector",
+    "MooncakeConnector",
+    "MoRIIOConnector",
+    "P2pNcclConnector",
+];
+const OURS: &str = "KVCachePoolConnector";
+
+/// Whether vLLM is started with a connector beside which ours cannot be.
+pub(super) fn connector(launch: &Launch<'_>, existing: ExistingConnector) -> Result<(), Refusal> {
+    for flag in ["kv-offloading-size", "kv-offloading-backend"] {
+        if launch.has_flag(flag) {
+            return Err(Refusal::new(
+                Reason::OtherCachePresent,
+                format!("vLLM is started with --{flag}; take that argument away"),
+            ));
+        }
+    }
+    let dynamo = launch.dynamo_connectors();
+    if let Some(cache) = dynamo.iter().find(|name| **name != "nixl") {
+        return Err(Refusal::new(
+            Reason::OtherCachePresent,
+            format!("vLLM is started with --connector {cache}; take it away"),
+        ));
+    }
+    let configured = launch.connectors();
+    let mut names = configured.clone().unwrap_or_default();
+    if names.remove(OURS) {
+        return Ok(());
+    }
+    if let Some(cache) = names.iter().find(|name| !TRANSPORTS.contains(&name.as_str())) {
+        return Err(Refusal::new(
+            Reason::OtherCachePresent,
+            format!("vLLM is started with {cache}, beside which no other KV cache can be; take it out of --kv-transfer-config"),
+        ));
+    }
+    let present = configured.is_some() || !dynamo.is_empty();
+    if present && existing == ExistingConnector::Refuse {
+        let which = names.pop_first().unwrap_or_else(|| "a connector".to_string());
+        return Err(Refusal::new(
+            Reason::ConnectorPresent,
+            format!("vLLM is started with {which}; set injection.existingConnector: Compose in the pool to use both"),
+        ));
+    }
+    Ok(())
+}
+
+/// Whether the ranks of one engine are spread over pods: then no pod ever holds a whole chunk.
+pub(super) fn multi_node(pod: &Value, launch: &Launch<'_>) -> Result<(), Refusal> {
+    match spread(pod, launch) {
+        Some(sign) => Err(Refusal::new(
+            Reason::MultiNodeUnsupported,
+            format!("{sign}: the ranks of one engine are spread over several pods"),
+        )),
+        None => Ok(()),
+    }
+}
+
+fn spread(pod: &Value, launch: &Launch<'_>) -> Option<String> {
+    // Ray Serve starts engines by itself, one replica at a time; what it starts is looked at when it registers.
+    if json::label(pod, "ray.io/serve").is_some() {
+        return None;
+    }
+    if json::label(pod, "ray.io/cluster").is_some() {
+        return Some("the label ray.io/cluster makes this a node of a Ray cluster".to_string());
+    }
+    for (flag, alone) in [("nnodes", "1"), ("node-rank", "0")] {
+        if let Some(value) = launch.flag(flag).into_iter().find(|value| *value != alone) {
+            return Some(format!("vLLM is started with --{flag} {value}"));
+        }
+    }
+    let mut before = "";
+    for word in launch.words() {
+        let program = before.rsplit('/').next() == Some("ray");
+        if program && word == "start" {
+            return Some("vLLM is started on a Ray cluster (ray start)".to_string());
+        }
+        if word.ends_with("multi-node-serving.sh") {
+            return Some(format!("vLLM is started by {word}"));
+        }
+        before = word;
+    }
+    let data_parallel = launch.words().any(|word| {
+        word.starts_with("--data-parallel-")
+            || word.starts_with("--data_parallel_")
+            || word.starts_with("-dp")
+    });
+    if data_parallel {
+        return None;
+    }
+    if launch.has_flag("headless") {
+        return Some("vLLM is started with --headless and without data parallelism".to_string());
+    }
+    let group_size = json::annotation(pod, "leaderworkerset.sigs.k8s.io/size")
+        .or_else(|| group_size_variable(pod))
+        .filter(|size| size.trim() != "1")?;
+    Some(format!("a LeaderWorkerSet makes groups of {group_size} pods, and no argument says that they are data-parallel"))
+}
+
+/// What LeaderWorkerSet's own webhook writes into every container.
+fn group_size_variable(pod: &Value) -> Option<&str> {
+    json::list(pod.get("spec")?, "containers")
+        .iter()
+        .flat_map(|container| json::list(container, "env"))
+        .find(|variable| json::name(variable) == "LWS_GROUP_SIZE")
+        .and_then(|variable| json::text(variable, "value"))
+}
+
+/// Whether the sidecar could have its port, on an operating system that it knows.
+pub(super) fn place(spec: &Value, port: u16) -> Result<(), Refusal> {
+    let os = spec.pointer("/os/name").and_then(Value::as_str);
+    let node_os = spec
+        .pointer("/nodeSelector/kubernetes.io~1os")
+        .and_then(Value::as_str);
+    if let Some(os) = os.or(node_os).filter(|os| *os != "linux") {
+        return Err(Refusal::new(
+            Reason::OsUnsupported,
+            format!("the pod runs on {os}; take the label away"),
+        ));
+    }
+    if spec.get("hostNetwork") == Some(&Value::Bool(true)) {
+        return Err(Refusal::new(
+            Reason::HostNetworkConflict,
+            format!("hostNetwork is true: port {port} of the sidecar would be the node's, where a second pod has no room for it"),
+        ));
+    }
+    let taken = json::all_containers(spec)
+        .filter(|container| !super::ours::is_ours(container))
+        .find(|container| {
+            json::list(container, "ports").iter().any(|one| {
+                one.get("containerPort").and_then(Value::as_u64) == Some(u64::from(port))
+                    && json::text(one, "protocol").is_none_or(|p| p == "TCP")
+            })
+        });
+    match taken {
+        Some(container) => Err(Refusal::new(
+            Reason::PortTaken,
+            format!(
+                "container {} listens on port {port}, which is the sidecar's; move one of them (the pool's sidecar.settings: admin.listen)",
+                json::name(container)
+            ),
+        )),
+        None => Ok(()),
+    }
+}

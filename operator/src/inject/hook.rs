@@ -1,0 +1,57 @@
+//! The opt-in classic: our connector by launch argument instead of by the plugin.
+
+use super::{Reason, Refusal, json};
+use crate::names;
+use serde_json::{Value, json};
+
+const FLAG: &str = "--kv-transfer-config";
+
+/// Whether the pod asks for it.
+pub(super) fn by_args(pod: &Value) -> Result<bool, Refusal> {
+    match json::annotation(pod, names::HOOK) {
+        None | Some("plugin") => Ok(false),
+        Some("args") => Ok(true),
+        Some(other) => Err(Refusal::new(
+            Reason::AnnotationInvalid,
+            format!("annotation {}: {other:?}; write args, or take it away for the plugin", names::HOOK),
+        )),
+    }
+}
+
+/// Adds the argument to vLLM's, where they are plain.
+pub(super) fn add(container: &mut Value) -> Result<(), Refusal> {
+    let args = json::list(container, "args");
+    let ours = |one: &Value| one.as_str().is_some_and(|arg| arg.contains("KVCachePoolConnector"));
+    if args.iter().any(ours) {
+        return Ok(());
+    }
+    let refuse = |why: &str| {
+        Err(Refusal::new(
+            Reason::HookUnsupported,
+            format!("annotation {}: args, but {why}; take the annotation away", names::HOOK),
+        ))
+    };
+    let program = json::list(container, "command").first().and_then(Value::as_str);
+    let name = program.and_then(|program| program.rsplit('/').next());
+    if matches!(name, Some("sh" | "bash" | "dash" | "ash" | "zsh")) {
+        return refuse("a shell starts vLLM");
+    }
+    if args.is_empty() {
+        return refuse("the container has no args: any would replace those of its image");
+    }
+    let flag = |one: &Value| {
+        one.as_str()
+            .is_some_and(|arg| arg.replace('_', "-").starts_with(FLAG))
+    };
+    if args.iter().any(flag) {
+        return refuse("its args name another connector");
+    }
+    let config = json!({
+        "kv_connector": "KVCachePoolConnector",
+        "kv_connector_module_path": "kvcachepool.connector",
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
+    });
+    json::list_mut(container, "args").extend([FLAG.into(), config.to_string().into()]);
+    Ok(())
+}

@@ -1,0 +1,166 @@
+//! How a container starts vLLM, as far as it can be read: command, arguments, shell strings inside of them, and variables that hold
+//! arguments. Nothing here is executed or expanded.
+
+use super::json;
+use serde_json::Value;
+use std::collections::BTreeSet;
+
+/// The texts of one container from which flags are read.
+pub(super) struct Launch<'a> {
+    texts: Vec<&'a str>,
+    /// Values of variables that hold the connector's config alone.
+    configs: Vec<&'a str>,
+}
+
+impl<'a> Launch<'a> {
+    pub(super) fn of(container: &'a Value) -> Self {
+        let mut texts: Vec<&str> = ["command", "args"]
+            .iter()
+            .flat_map(|key| json::list(container, key))
+            .filter_map(Value::as_str)
+            .collect();
+        let mut configs = Vec::new();
+        for variable in json::list(container, "env") {
+            let Some(value) = json::text(variable, "value") else {
+                continue;
+            };
+            texts.push(value);
+            if json::name(variable).ends_with("KV_TRANSFER_CONFIG") && !value.is_empty() {
+                configs.push(value);
+            }
+        }
+        Self { texts, configs }
+    }
+
+    /// Words, without the quotes of shells and JSON.
+    pub(super) fn words(&self) -> impl Iterator<Item = &'a str> {
+        let apart = |c: char| c.is_whitespace() || matches!(c, '"' | '\'' | '\\' | ';' | '`');
+        self.texts
+            .iter()
+            .flat_map(move |text| text.split(apart))
+            .filter(|word| !word.is_empty())
+    }
+
+    /// Values of a flag, by each time that it is given: `--a-b x`, `--a-b=x`, `--a_b x` and `--a-b.c x`. Empty where none follows.
+    pub(super) fn flag(&self, name: &str) -> Vec<&'a str> {
+        let mut values = Vec::new();
+        let mut words = self.words().peekable();
+        while let Some(word) = words.next() {
+            let Some(flag) = word.strip_prefix('-') else {
+                continue;
+            };
+            let flag = flag.strip_prefix('-').unwrap_or(flag);
+            let end = flag.find(['=', '.']).unwrap_or(flag.len());
+            let same = |a: u8, b: u8| a == b || (a == b'_' && b == b'-');
+            let found = end == name.len() && flag.bytes().zip(name.bytes()).all(|(a, b)| same(a, b));
+            if found {
+                values.push(match flag[end..].split_once('=') {
+                    Some((_, value)) => value,
+                    None => words.peek().copied().unwrap_or_default(),
+                });
+            }
+        }
+        values
+    }
+
+    pub(super) fn has_flag(&self, name: &str) -> bool {
+        !self.flag(name).is_empty()
+    }
+
+    /// Whether a connector is configured, and the names of all that are.
+    pub(super) fn connectors(&self) -> Option<BTreeSet<String>> {
+        let flagged = self.has_flag("kv-transfer-config");
+        if !flagged && self.configs.is_empty() {
+            return None;
+        }
+        let texts = if flagged { &self.texts } else { &self.configs };
+        let mut names = connector_names(&texts.join("\n"));
+        names.remove("MultiConnector");
+        Some(names)
+    }
+
+    /// The connectors of Dynamo's own flag.
+    pub(super) fn dynamo_connectors(&self) -> Vec<&'a str> {
+        if !self.words().any(|word| word == "dynamo.vllm") {
+            return Vec::new();
+        }
+        self.words()
+            .skip_while(|word| *word != "--connector")
+            .skip(1)
+            .take_while(|word| !word.starts_with('-'))
+            .chain(self.words().filter_map(|w| w.strip_prefix("--connector=")))
+            .filter(|name| *name != "none" && *name != "null")
+            .collect()
+    }
+}
+
+/// Values of all `kv_connector` keys, in JSON, in JSON inside of a shell string, and as dotted flags.
+fn connector_names(text: &str) -> BTreeSet<String> {
+    const KEY: &str = "kv_connector";
+    let identifier = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-');
+    text.match_indices(KEY)
+        .filter_map(|(at, _)| {
+            let rest = &text[at + KEY.len()..];
+            if rest.starts_with(identifier) {
+                return None; // a longer key, such as kv_connector_module_path
+            }
+            let between = |c: char| c.is_whitespace() || matches!(c, '"' | '\'' | '\\' | ':' | '=');
+            let value = rest.trim_start_matches(between);
+            let end = value.find(|c| !identifier(c)).unwrap_or(value.len());
+            (end > 0).then(|| value[..end].to_string())
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn connectors(container: Value) -> Option<Vec<String>> {
+        Some(Launch::of(&container).connectors()?.into_iter().collect())
+    }
+
+    #[test]
+    fn connectors_are_found_in_every_way_to_give_them() {
+        let nixl = Some(vec!["NixlConnector".to_string()]);
+        let config = r#"{"kv_connector":"NixlConnector","kv_role":"kv_both","kv_connector_module_path":"x.y"}"#;
+        let escaped = config.replace('"', "\\\"");
+        for container in [
+            json!({"args": ["--kv-transfer-config", config]}),
+            json!({"args": [format!("--kv-transfer-config={config}")]}),
+            json!({"args": ["--kv_transfer_config", config]}),
+            json!({"command": ["vllm", "serve", "m", "--kv-transfer-config", config]}),
+            json!({"command": ["sh", "-c", format!("vllm serve m --kv-transfer-config '{config}'")]}),
+            json!({"args": [format!("exec vllm serve m --kv-transfer-config \"{escaped}\"")]}),
+            json!({"args": ["--kv-transfer-config.kv_connector", "NixlConnector"]}),
+            json!({"args": ["--kv-transfer-config.kv_connector=NixlConnector"]}),
+            json!({"env": [{"name": "VLLM_ADDITIONAL_ARGS", "value": format!("--kv-transfer-config '{config}'")}]}),
+            json!({"env": [{"name": "SM_VLLM_KV_TRANSFER_CONFIG", "value": config}]}),
+        ] {
+            assert_eq!(connectors(container.clone()), nixl, "{container}");
+        }
+        let multi = r#"{"kv_connector": "MultiConnector", "kv_connector_extra_config": {"connectors":
+            [{"kv_connector": "NixlConnector"}, {"kv_connector": "OffloadingConnector"}]}}"#;
+        assert_eq!(
+            connectors(json!({"args": ["--kv-transfer-config", multi]})),
+            Some(vec!["NixlConnector".into(), "OffloadingConnector".into()])
+        );
+        let unknown = json!({"args": ["--kv-transfer-config", "$(KV_CONFIG)"]});
+        assert_eq!(connectors(unknown), Some(vec![]));
+        assert_eq!(connectors(json!({"args": ["--model", "kv_connector: x"]})), None);
+        assert_eq!(connectors(json!({"args": 3, "command": [1, null]})), None);
+    }
+
+    #[test]
+    fn flags_have_values_in_every_form() {
+        let container = json!({"command": ["sh", "-c", "x --nnodes=2; y --node_rank 1"], "args": ["--headless"]});
+        let launch = Launch::of(&container);
+        assert_eq!(launch.flag("nnodes"), ["2"]);
+        assert_eq!(launch.flag("node-rank"), ["1"]);
+        assert_eq!(launch.flag("headless"), [""]);
+        assert!(launch.flag("nn").is_empty());
+        let dynamo = json!({"args": ["python3", "-m", "dynamo.vllm", "--connector", "kvbm", "nixl", "--model", "m"]});
+        assert_eq!(Launch::of(&dynamo).dynamo_connectors(), ["kvbm", "nixl"]);
+    }
+}

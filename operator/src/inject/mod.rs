@@ -1,0 +1,165 @@
+//! What a pod becomes: raw pod JSON and a pool's [`Settings`] in, a minimal JSON patch or a refusal by name out.
+//! Pure: no client, no clock, no files; fields of a pod that are not ours to change are never parsed into a type.
+//! Everything converges: called again on its own result, whatever other webhooks did in between, it repairs or has nothing to do.
+
+mod check;
+mod conflicts;
+mod diff;
+mod env;
+mod hook;
+mod json;
+mod launch;
+mod ours;
+mod outcome;
+mod overlay;
+mod pod;
+mod qos;
+mod quantity;
+mod reason;
+mod resources;
+mod settings;
+mod shape;
+mod target;
+
+pub use outcome::{Outcome, Report, Verdict};
+pub use quantity::Quantity;
+pub use reason::Reason;
+pub use settings::{ExistingConnector, Mode, Settings};
+
+use crate::names;
+use json_patch::Patch;
+use serde_json::Value;
+
+/// Why a pod is not injected, and what that means for this one.
+struct Refusal {
+    reason: Reason,
+    message: String,
+}
+
+impl Refusal {
+    fn new(reason: Reason, message: impl Into<String>) -> Self {
+        let message = message.into();
+        Self { reason, message }
+    }
+}
+
+/// The pool that a pod asks for, by label or by annotation; `None`: it asks for none.
+pub fn requested_pool(pod: &Value) -> Option<&str> {
+    json::label(pod, names::POOL)
+        .filter(|name| !name.is_empty())
+        .or_else(|| json::annotation(pod, names::POOL).filter(|name| !name.is_empty()))
+}
+
+/// What becomes of `pod` in the pool of `settings`. Who calls this has looked the pool up by [`requested_pool`].
+pub fn inject(pod: &Value, settings: &Settings) -> Outcome {
+    if is_mirror(pod) {
+        return Outcome::Unchanged;
+    }
+    match plan(pod, settings).and_then(|after| sound_patch(pod, &after)) {
+        Ok(patch) if patch.is_empty() => Outcome::Unchanged,
+        Ok(patch) => Outcome::Inject {
+            patch,
+            report: Report::injected(settings.hash()),
+        },
+        Err(Refusal { reason, message }) => refuse(pod, reason, &message),
+    }
+}
+
+/// Stamps the pod with a refusal. Also for what only the caller can know: no such pool, a paused one.
+/// A pod that has its sidecar from an earlier call keeps it, and its stamp.
+pub fn refuse(pod: &Value, reason: Reason, message: &str) -> Outcome {
+    if is_mirror(pod) || ours::are_present(pod) {
+        return Outcome::Unchanged;
+    }
+    Outcome::Refuse {
+        reason,
+        message: message.to_string(),
+        patch: stamp(pod, &Report::refused(reason, message)).unwrap_or_default(),
+    }
+}
+
+/// The API server's picture of a pod that the kubelet runs from a file: changing it changes nothing.
+fn is_mirror(pod: &Value) -> bool {
+    json::annotation(pod, "kubernetes.io/config.mirror").is_some()
+}
+
+/// The pod with its sidecar.
+fn plan(pod: &Value, settings: &Settings) -> Result<Value, Refusal> {
+    if settings.mode == Mode::Disabled {
+        return Err(Refusal::new(
+            Reason::PoolDisabled,
+            format!("pool {} says injection.mode: Disabled; set it to Enabled and make the pod again", settings.pool),
+        ));
+    }
+    if !is_label(&settings.pool) {
+        return Err(Refusal::new(
+            Reason::AnnotationInvalid,
+            format!("{}: {:?} is no name that a label can hold: at most 63 letters, digits, - and .", names::POOL, settings.pool),
+        ));
+    }
+    shape::check(pod).map_err(|problem| Refusal::new(Reason::InjectionBroken, problem))?;
+    let spec = &pod["spec"];
+    conflicts::place(spec, settings.config.admin.listen.port())?;
+    let target = target::target(pod, spec, settings)?;
+    ours::names_are_free(spec, target)?;
+    let launch = launch::Launch::of(&spec["containers"][target]);
+    conflicts::multi_node(pod, &launch)?;
+    conflicts::connector(&launch, settings.existing_connector)?;
+    let wishes = pod::Wishes::of(pod, settings)?;
+    pod::injected(pod, settings, target, &wishes)
+}
+
+/// Most bytes of a pod as JSON: what etcd takes by default, as the API server stores less than that of it.
+const POD_BYTES: usize = 3 << 19;
+
+/// The patch that makes `after` out of `before`, once it is sure that it does and that the API server takes the result.
+fn sound_patch(before: &Value, after: &Value) -> Result<Patch, Refusal> {
+    let broken = |problem: String| Refusal::new(Reason::InjectionBroken, problem);
+    check::check(after).map_err(broken)?;
+    check::check_class(before, after).map_err(broken)?;
+    let patch = diff::diff(before, after);
+    if patch.is_empty() {
+        return Ok(patch);
+    }
+    let bytes = serde_json::to_vec(after).map_or(usize::MAX, |text| text.len());
+    if bytes > POD_BYTES {
+        return Err(Refusal::new(
+            Reason::PodTooLarge,
+            format!("with the sidecar the pod has {bytes} bytes of at most {POD_BYTES}; make its annotations or variables shorter"),
+        ));
+    }
+    proven(before, after, patch).map_err(broken)
+}
+
+fn proven(before: &Value, after: &Value, patch: Patch) -> Result<Patch, String> {
+    let mut result = before.clone();
+    json_patch::patch(&mut result, &patch).map_err(|e| format!("the patch does not apply: {e}"))?;
+    if result == *after {
+        Ok(patch)
+    } else {
+        Err("the patch gives another pod than it should".to_string())
+    }
+}
+
+/// The patch that tells of a refusal: annotation, and the label where the pod asked by annotation, for it is by labels that pods are
+/// found. `None`: nothing can be written into this pod.
+fn stamp(pod: &Value, report: &Report) -> Option<Patch> {
+    shape::check_metadata(pod).ok()?;
+    let mut after = pod.clone();
+    let metadata = json::entry(&mut after, "metadata");
+    json::set_text(json::entry(metadata, "annotations"), names::INJECTION, &report.text());
+    if let Some(pool) = requested_pool(pod).filter(|pool| is_label(pool)) {
+        json::set_text(json::entry(metadata, "labels"), names::POOL, pool);
+    }
+    check::check_annotations(&after).ok()?;
+    proven(pod, &after, diff::diff(pod, &after)).ok()
+}
+
+fn is_label(name: &str) -> bool {
+    let ends = |b: Option<&u8>| b.is_some_and(u8::is_ascii_alphanumeric);
+    let bytes = name.as_bytes();
+    bytes.len() <= 63
+        && ends(bytes.first())
+        && ends(bytes.last())
+        && bytes.iter().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(b))
+}

@@ -1,0 +1,164 @@
+//! What we put into a pod: two containers, three volumes. All of it is static but for the pool's settings.
+
+use super::{Reason, Refusal, Settings, json, resources};
+use crate::names;
+use kvcachepool_protocol::config::{Config, FILE_NAME};
+use serde_json::{Value, json};
+
+const PROGRAM: &str = "kvcachepool-sidecar";
+/// User of our containers where the pod says root, which `runAsNonRoot` does not allow.
+const USER: u32 = 65532;
+/// Socket, lock file and connector; the memory tier is no file.
+const SHARED_SIZE: &str = "64Mi";
+const TOKEN_PATH: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
+
+/// One of our two containers, put there by us.
+pub(super) fn is_ours(container: &Value) -> bool {
+    [names::SIDECAR_CONTAINER, names::INIT_CONTAINER].contains(&json::name(container))
+        && json::list(container, "command").first().and_then(Value::as_str) == Some(PROGRAM)
+}
+
+/// Whether an earlier call put our containers there.
+pub(super) fn are_present(pod: &Value) -> bool {
+    pod.get("spec")
+        .is_some_and(|spec| json::list(spec, "initContainers").iter().any(is_ours))
+}
+
+/// Refuses pods in which our names are somebody else's. `target`: place of vLLM's container.
+pub(super) fn names_are_free(spec: &Value, target: usize) -> Result<(), Refusal> {
+    let refuse = |what: String| {
+        Err(Refusal::new(
+            Reason::AlreadyInjectedByOther,
+            format!("{what} is not of this operator; rename it, or take the label away"),
+        ))
+    };
+    let our_names = [names::SIDECAR_CONTAINER, names::INIT_CONTAINER];
+    let init_containers = json::list(spec, "initContainers");
+    let foreign = init_containers
+        .iter()
+        .filter(|container| !is_ours(container))
+        .chain(json::list(spec, "containers"))
+        .find(|container| our_names.contains(&json::name(container)));
+    if let Some(container) = foreign {
+        return refuse(format!("container {}", json::name(container)));
+    }
+    let present = init_containers.iter().any(is_ours);
+    let our_volumes = [
+        (names::SHARED_VOLUME, "emptyDir"),
+        (names::CONFIG_VOLUME, "projected"),
+        (names::NO_TOKEN_VOLUME, "emptyDir"),
+    ];
+    for volume in json::list(spec, "volumes") {
+        let ours = our_volumes.iter().find(|(name, _)| *name == json::name(volume));
+        if let Some((name, kind)) = ours
+            && (!present || volume.get(kind).is_none())
+        {
+            return refuse(format!("volume {name}"));
+        }
+    }
+    let mounts = json::list(spec, "containers")
+        .get(target)
+        .map_or(&[][..], |container| json::list(container, "volumeMounts"));
+    let taken = mounts.iter().find(|mount| {
+        let path = json::text(mount, "mountPath").unwrap_or_default();
+        path.trim_end_matches('/') == names::SHARED_PATH && json::name(mount) != names::SHARED_VOLUME
+    });
+    match taken {
+        Some(mount) => refuse(format!("what is mounted at {} ({})", names::SHARED_PATH, json::name(mount))),
+        None => Ok(()),
+    }
+}
+
+/// The native sidecar. No probes: a failing one would hold up or restart a pod that can do without a cache.
+pub(super) fn sidecar(spec: &Value, settings: &Settings, config: &Config) -> Value {
+    let mut container = base(spec, settings, names::SIDECAR_CONTAINER);
+    let file = |folder: &str| format!("{}/{folder}/{FILE_NAME}", names::CONFIG_PATH);
+    let own = json!({
+        "restartPolicy": "Always",
+        "command": [PROGRAM, "run", "--config", file("pod"), "--pool-config", file("pool")],
+        "ports": [{
+            "name": names::ADMIN_PORT_NAME,
+            "containerPort": config.admin.listen.port(),
+            "protocol": "TCP",
+        }],
+        "lifecycle": {"preStop": {"exec": {"command": [PROGRAM, "flush"]}}},
+        "resources": resources::sidecar(spec, settings, config),
+    });
+    merge(&mut container, own);
+    json::list_mut(&mut container, "volumeMounts").push(json!({
+        "name": names::CONFIG_VOLUME, "mountPath": names::CONFIG_PATH, "readOnly": true,
+    }));
+    if !settings.env.is_empty() {
+        json::object(&mut container).insert("env".to_string(), json!(settings.env));
+    }
+    container
+}
+
+/// The ordinary init container behind it, which must be the last: only then a crashed vLLM comes back while the sidecar is down.
+pub(super) fn init(spec: &Value, settings: &Settings) -> Value {
+    let mut container = base(spec, settings, names::INIT_CONTAINER);
+    let existing = settings.existing_connector.flag();
+    let own = json!({
+        "command": [PROGRAM, "init", "--folder", names::SHARED_PATH, "--existing-connector", existing],
+        "resources": resources::init(spec),
+    });
+    merge(&mut container, own);
+    container
+}
+
+/// What both have, as Pod Security `restricted` wants it. No user of ours where the image's will do: some clusters choose it.
+fn base(spec: &Value, settings: &Settings, name: &str) -> Value {
+    let mut container = json!({
+        "name": name,
+        "image": settings.image,
+        "securityContext": {
+            "allowPrivilegeEscalation": false,
+            "capabilities": {"drop": ["ALL"]},
+            "readOnlyRootFilesystem": true,
+            "runAsNonRoot": true,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "volumeMounts": [
+            {"name": names::SHARED_VOLUME, "mountPath": names::SHARED_PATH},
+            // Neither speaks to the API server.
+            {"name": names::NO_TOKEN_VOLUME, "mountPath": TOKEN_PATH, "readOnly": true},
+        ],
+    });
+    if let Some(policy) = &settings.image_pull_policy {
+        json::set_text(&mut container, "imagePullPolicy", policy);
+    }
+    let pod_user = spec.pointer("/securityContext/runAsUser");
+    if pod_user.and_then(Value::as_i64) == Some(0) {
+        container["securityContext"]["runAsUser"] = USER.into();
+    }
+    container
+}
+
+fn merge(container: &mut Value, own: Value) {
+    if let (Value::Object(container), Value::Object(own)) = (container, own) {
+        container.extend(own);
+    }
+}
+
+/// Our volumes. Nothing that is missing in the cluster may hold up a pod, and none may keep a node from being scaled away: hence
+/// `optional`, and memory instead of disk.
+pub(super) fn volumes(settings: &Settings) -> [Value; 3] {
+    let annotation = format!("metadata.annotations['{}']", names::CONFIG);
+    [
+        json!({"name": names::SHARED_VOLUME, "emptyDir": {"medium": "Memory", "sizeLimit": SHARED_SIZE}}),
+        json!({"name": names::CONFIG_VOLUME, "projected": {"sources": [
+            {"downwardAPI": {"items": [{"path": format!("pod/{FILE_NAME}"), "fieldRef": {"fieldPath": annotation}}]}},
+            {"configMap": {
+                "name": format!("kvcachepool-{}", settings.pool),
+                "items": [{"key": FILE_NAME, "path": format!("pool/{FILE_NAME}")}],
+                "optional": true,
+            }},
+        ]}}),
+        json!({"name": names::NO_TOKEN_VOLUME, "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}),
+    ]
+}
+
+/// The mount of vLLM's container: it connects to a socket and imports Python, it writes nothing.
+pub(super) fn target_mount() -> Value {
+    json!({"name": names::SHARED_VOLUME, "mountPath": names::SHARED_PATH, "readOnly": true})
+}

@@ -1,0 +1,106 @@
+//! Lays what we want over what is there: between two calls the API server fills in defaults and other webhooks add to our
+//! containers, and both stay.
+
+use super::json;
+use serde_json::Value;
+
+/// Makes `onto` hold all that `wanted` says; what `wanted` does not speak of stays.
+pub(super) fn overlay(onto: &mut Value, wanted: &Value) {
+    match (onto, wanted) {
+        (Value::Object(onto), Value::Object(wanted)) => {
+            // A variable has one source.
+            for (one, other) in [("value", "valueFrom"), ("valueFrom", "value")] {
+                if wanted.contains_key(one) && !wanted.contains_key(other) {
+                    onto.remove(other);
+                }
+            }
+            for (key, value) in wanted {
+                match onto.get_mut(key) {
+                    Some(there) => match list_key(key) {
+                        Some(list_key) => overlay_list(there, value, list_key),
+                        None => overlay(there, value),
+                    },
+                    None => {
+                        onto.insert(key.clone(), value.clone());
+                    }
+                }
+            }
+        }
+        (Value::Array(onto), Value::Array(wanted))
+            if onto.len() == wanted.len() && wanted.iter().all(Value::is_object) =>
+        {
+            for (onto, wanted) in onto.iter_mut().zip(wanted) {
+                overlay(onto, wanted);
+            }
+        }
+        (onto, wanted) if onto == wanted => {}
+        (onto, wanted) => *onto = wanted.clone(),
+    }
+}
+
+/// By what elements of a list are told apart, for the lists to which others add.
+fn list_key(key: &str) -> Option<&'static str> {
+    match key {
+        "env" => Some("name"),
+        "volumeMounts" => Some("mountPath"),
+        "ports" => Some("containerPort"),
+        _ => None,
+    }
+}
+
+fn overlay_list(onto: &mut Value, wanted: &Value, key: &str) {
+    let (Value::Array(onto), Value::Array(wanted)) = (&mut *onto, wanted) else {
+        *onto = wanted.clone();
+        return;
+    };
+    for value in wanted {
+        match onto.iter_mut().find(|one| one.get(key) == value.get(key)) {
+            Some(there) => overlay(there, value),
+            None => onto.push(value.clone()),
+        }
+    }
+}
+
+/// Puts `wanted` into a list of named things: over the one of its name, or at the end.
+pub(super) fn overlay_named(list: &mut Vec<Value>, wanted: Value) {
+    match json::position(list, json::name(&wanted)) {
+        Some(place) => overlay(&mut list[place], &wanted),
+        None => list.push(wanted),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn defaults_and_additions_of_others_stay_and_ours_come_back() {
+        let wanted = json!({
+            "name": "k", "restartPolicy": "Always", "command": ["a", "b"],
+            "env": [{"name": "X", "value": "1"}],
+            "volumeMounts": [{"name": "v", "mountPath": "/v"}],
+            "securityContext": {"capabilities": {"drop": ["ALL"]}},
+        });
+        let mut there = json!({
+            "name": "k", "command": ["a"], "terminationMessagePath": "/dev/termination-log",
+            "env": [{"name": "AWS_ROLE_ARN", "value": "r"}, {"name": "X", "valueFrom": {}}],
+            "volumeMounts": [{"name": "aws", "mountPath": "/aws"}],
+            "securityContext": {"capabilities": {"drop": ["NET_RAW", "ALL"]}, "procMount": "Default"},
+        });
+        overlay(&mut there, &wanted);
+        assert_eq!(
+            there,
+            json!({
+                "name": "k", "restartPolicy": "Always", "command": ["a", "b"],
+                "terminationMessagePath": "/dev/termination-log",
+                "env": [{"name": "AWS_ROLE_ARN", "value": "r"}, {"name": "X", "value": "1"}],
+                "volumeMounts": [{"name": "aws", "mountPath": "/aws"}, {"name": "v", "mountPath": "/v"}],
+                "securityContext": {"capabilities": {"drop": ["ALL"]}, "procMount": "Default"},
+            })
+        );
+        let once = there.clone();
+        overlay(&mut there, &wanted);
+        assert_eq!(there, once);
+    }
+}

@@ -1,0 +1,160 @@
+//! The pod as it shall be: everything of ours laid over what is there, in one pass that gives the same when done again.
+
+use super::overlay::{overlay, overlay_named};
+use super::quantity::Quantity;
+use super::{Reason, Refusal, Report, Settings, env, hook, json, ours, resources};
+use crate::names;
+use kvcachepool_protocol::config::{ByteSize, Config};
+use serde_json::{Value, json};
+
+/// What a pod's annotations say for itself.
+pub(super) struct Wishes {
+    memory_bytes: u64,
+    python_path: Option<String>,
+    by_args: bool,
+}
+
+/// Least and most of `memory.size` that a sidecar takes.
+const MEMORY_BYTES: std::ops::RangeInclusive<u64> = 64 << 20..=16 << 40;
+/// Longest text of a path list.
+const PYTHON_PATH_BYTES: usize = 4096;
+
+impl Wishes {
+    pub(super) fn of(pod: &Value, settings: &Settings) -> Result<Self, Refusal> {
+        let python_path = json::annotation(pod, names::PYTHON_PATH);
+        if let Some(path) = python_path
+            && (path.is_empty() || path.len() > PYTHON_PATH_BYTES || path.contains(char::is_control))
+        {
+            return Err(Refusal::new(
+                Reason::AnnotationInvalid,
+                format!("annotation {}: write what the image's ENV says of PYTHONPATH, such as /app:/lib", names::PYTHON_PATH),
+            ));
+        }
+        Ok(Self {
+            memory_bytes: memory_bytes(pod, settings)?,
+            python_path: python_path.map(str::to_string),
+            by_args: hook::by_args(pod)?,
+        })
+    }
+}
+
+fn memory_bytes(pod: &Value, settings: &Settings) -> Result<u64, Refusal> {
+    let Some(text) = json::annotation(pod, names::MEMORY) else {
+        return Ok(settings.memory_bytes);
+    };
+    let bytes = Quantity::parse(text)
+        .and_then(Quantity::units)
+        .filter(|bytes| MEMORY_BYTES.contains(bytes))
+        .ok_or_else(|| {
+            let shown: String = text.chars().take(40).collect();
+            Refusal::new(
+                Reason::AnnotationInvalid,
+                format!("annotation {}: {shown:?}; write a size from 64Mi to 16Ti, such as 64Gi", names::MEMORY),
+            )
+        })?;
+    match settings.memory_max_bytes {
+        Some(most) if bytes > most => Err(Refusal::new(
+            Reason::ResourcesExceeded,
+            format!(
+                "annotation {} asks for {text}, the pool allows {} (injection.memoryMax)",
+                names::MEMORY,
+                Quantity::bytes(most)
+            ),
+        )),
+        _ => Ok(bytes),
+    }
+}
+
+/// The pod with everything in place. `target`: place of vLLM's container.
+pub(super) fn injected(
+    pod: &Value,
+    settings: &Settings,
+    target: usize,
+    wishes: &Wishes,
+) -> Result<Value, Refusal> {
+    let mut after = pod.clone();
+    let config = config(settings, wishes);
+    let spec = json::entry(&mut after, "spec");
+    containers(spec, settings, &config);
+    for volume in ours::volumes(settings) {
+        overlay_named(json::list_mut(spec, "volumes"), volume);
+    }
+    for secret in &settings.image_pull_secrets {
+        overlay_named(json::list_mut(spec, "imagePullSecrets"), json!({"name": secret}));
+    }
+    if let Some(vllm) = json::list_mut(spec, "containers").get_mut(target) {
+        mount(vllm);
+        env::complete(vllm, wishes.python_path.as_deref());
+        if wishes.by_args {
+            hook::add(vllm)?;
+        }
+    }
+    exclude_from_mesh(&mut after, config.admin.listen.port());
+    let metadata = json::entry(&mut after, "metadata");
+    let annotations = json::entry(metadata, "annotations");
+    json::set_text(annotations, names::CONFIG, &config.to_yaml());
+    json::set_text(annotations, names::INJECTION, &Report::injected(settings.hash()).text());
+    json::set_text(json::entry(metadata, "labels"), names::POOL, &settings.pool);
+    Ok(after)
+}
+
+/// The sidecar's config in this pod: what has to be the same in vLLM's container and ours is not for a pool to choose.
+fn config(settings: &Settings, wishes: &Wishes) -> Config {
+    let mut config = settings.config.clone();
+    config.managed = true;
+    config.socket = std::path::Path::new(names::SHARED_PATH).join("sidecar.sock");
+    config.memory.size = ByteSize(wishes.memory_bytes);
+    config.pool.generation = u64::try_from(settings.generation).unwrap_or(0);
+    config
+}
+
+/// Our two containers, at the end.
+fn containers(spec: &mut Value, settings: &Settings, config: &Config) {
+    let wanted = [ours::sidecar(spec, settings, config), ours::init(spec, settings)];
+    let found = resources::found_sidecar(spec).cloned();
+    resources::raise_pod(spec, found.as_ref(), &wanted[0]["resources"]);
+    let list = json::list_mut(spec, "initContainers");
+    for wanted in wanted {
+        let mut container = match json::position(list, json::name(&wanted)) {
+            Some(place) => list.remove(place),
+            None => json!({}),
+        };
+        if wanted.get("restartPolicy").is_none() {
+            json::object(&mut container).remove("restartPolicy");
+        }
+        overlay(&mut container, &wanted);
+        resources::lift_limits(&mut container);
+        list.push(container);
+    }
+}
+
+fn mount(vllm: &mut Value) {
+    let wanted = ours::target_mount();
+    let mounts = json::list_mut(vllm, "volumeMounts");
+    match mounts.iter_mut().find(|one| json::name(one) == names::SHARED_VOLUME) {
+        Some(there) => overlay(there, &wanted),
+        None => mounts.push(wanted),
+    }
+}
+
+const MESH_PORTS: &str = "traffic.sidecar.istio.io/excludeInboundPorts";
+
+/// A mesh with strict TLS would keep the operator and monitors from the sidecar's port.
+fn exclude_from_mesh(pod: &mut Value, port: u16) {
+    const INJECT: &str = "sidecar.istio.io/inject";
+    let spec = json::entry(pod, "spec");
+    let proxy = json::all_containers(spec).any(|container| json::name(container) == "istio-proxy");
+    let asked = [json::label(pod, INJECT), json::annotation(pod, INJECT)].contains(&Some("true"));
+    let given = json::annotation(pod, MESH_PORTS).map(str::to_string);
+    if !proxy && !asked && given.is_none() {
+        return;
+    }
+    let given = given.unwrap_or_default();
+    let port = port.to_string();
+    if given.split(',').any(|one| [port.as_str(), "*"].contains(&one.trim())) {
+        return;
+    }
+    let ports = if given.trim().is_empty() { port } else { format!("{given},{port}") };
+    let annotations = json::entry(json::entry(pod, "metadata"), "annotations");
+    json::set_text(annotations, MESH_PORTS, &ports);
+}

@@ -1,0 +1,54 @@
+//! The one table of reasons why a pod starts without a cache.
+
+/// Declares the enum, its names and its sentences in one place.
+macro_rules! reasons {
+    ($($name:ident = $sentence:literal,)+) => {
+        /// Why a pod was left as it is. The name goes into annotations, events, metrics and docs.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub enum Reason {
+            $(#[doc = $sentence] $name,)+
+        }
+
+        impl Reason {
+            /// All of them, in the order of the docs.
+            pub const ALL: &[Reason] = &[$(Reason::$name),+];
+
+            /// Its name, never changed once published.
+            pub fn name(self) -> &'static str {
+                match self { $(Self::$name => stringify!($name)),+ }
+            }
+
+            /// What it means and what to do, for docs.
+            pub fn sentence(self) -> &'static str {
+                match self { $(Self::$name => $sentence),+ }
+            }
+        }
+    };
+}
+
+reasons! {
+    PoolNotFound = "No KVCachePool of that name exists in the pod's namespace. Create it, or correct the label, and make the pod again.",
+    PoolNotAccepted = "The KVCachePool has a field that cannot be used; its condition Accepted says which.",
+    PoolDisabled = "The pool says `injection.mode: Disabled`.",
+    InjectionPaused = "Sidecars of this pool cannot start at present (condition InjectionReady); pods start without a cache until one can.",
+    ContainerAmbiguous = "Several containers could be vLLM's. Name it in the annotation `kvcachepool.io/container` or in the pool's `injection.container`.",
+    ContainerNotFound = "The pod has no container of the name that the annotation or the pool gives.",
+    OtherCachePresent = "vLLM is started with a KV cache of its own (LMCache, an offloading connector, `--kv-offloading-size`): take that away, or the label.",
+    ConnectorPresent = "vLLM is started with a connector between prefill and decode. `injection.existingConnector: Compose` puts ours beside it.",
+    MultiNodeUnsupported = "The ranks of one engine are spread over several pods. A sidecar holds the ranks of its own pod only, so no chunk would ever be whole.",
+    HostNetworkConflict = "The pod uses the node's network, where the sidecar's port is not its own.",
+    PortTaken = "Another container of the pod listens on the sidecar's port. `sidecar.settings` can move it: `admin.listen`.",
+    ResourcesExceeded = "The annotation `kvcachepool.io/memory` asks for more than the pool's `injection.memoryMax`.",
+    AnnotationInvalid = "An annotation of the pod under `kvcachepool.io/` cannot be used; the message says which and what to write.",
+    HookUnsupported = "`kvcachepool.io/hook: args` needs a container that starts vLLM by plain `args`. Without the annotation nothing has to be added to them.",
+    AlreadyInjectedByOther = "The pod has containers, volumes or mounts with our names which are not ours.",
+    OsUnsupported = "The pod does not run on Linux.",
+    PodTooLarge = "With the sidecar the pod would be larger than the API server stores.",
+    InjectionBroken = "The patch would have made a pod that is not valid, so none was sent. The message says what is wrong; please report it.",
+}
+
+impl std::fmt::Display for Reason {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}

@@ -1,0 +1,135 @@
+//! What our containers ask for, and what a pod with resources of its own gets added for it.
+
+use super::json;
+use super::qos::{self, Amounts, Qos};
+use super::quantity::Quantity;
+use super::Settings;
+use crate::names;
+use kvcachepool_protocol::config::{Config, HugePages};
+use serde_json::{Value, json};
+
+/// Cpu of a sidecar whose pool says nothing: digests and the socket, no copy of bytes.
+const CPU_MILLIS: u32 = 500;
+/// What copying the connector takes.
+const INIT_CPU_MILLIS: u32 = 100;
+const INIT_MEMORY_BYTES: u64 = 64 << 20;
+const MI: u64 = 1 << 20;
+
+/// Resources of the sidecar in this pod.
+pub(super) fn sidecar(spec: &Value, settings: &Settings, config: &Config) -> Value {
+    let mut requests = pool_amounts(settings.resources.requests.as_ref());
+    let mut limits = pool_amounts(settings.resources.limits.as_ref());
+    // Memory is reckoned, not chosen: less is a sidecar that is killed, more is nothing that it would use.
+    let memory = Quantity::bytes(config.container_memory_bytes().next_multiple_of(MI));
+    requests.insert("memory".to_string(), memory);
+    limits.insert("memory".to_string(), memory);
+    if let Some((name, bytes)) = huge_pages(config) {
+        requests.insert(name.clone(), bytes);
+        limits.insert(name, bytes);
+    }
+    let cpu = requests
+        .get("cpu")
+        .or_else(|| limits.get("cpu"))
+        .copied()
+        .filter(|cpu| cpu.is_positive())
+        .unwrap_or(Quantity::millis(CPU_MILLIS));
+    requests.insert("cpu".to_string(), cpu);
+    if qos::amounts(spec, "limits").contains_key("cpu") {
+        // The pod's limit holds for all; one of ours beside it could only be above it.
+        limits.remove("cpu");
+    } else if users_class(spec) == Qos::Guaranteed {
+        limits.insert("cpu".to_string(), cpu);
+    }
+    for (name, limit) in &mut limits {
+        match requests.get(name) {
+            Some(request) => *limit = (*limit).max(*request),
+            None => {
+                requests.insert(name.clone(), *limit);
+            }
+        }
+    }
+    json!({"requests": texts(&requests), "limits": texts(&limits)})
+}
+
+/// Resources of the init container. A pod with resources of its own needs none, and they could exceed the pod's.
+pub(super) fn init(spec: &Value) -> Value {
+    if qos::has_pod_resources(spec) {
+        return json!({});
+    }
+    let requests = json!({
+        "cpu": Quantity::millis(INIT_CPU_MILLIS).to_string(),
+        "memory": Quantity::bytes(INIT_MEMORY_BYTES).to_string(),
+    });
+    let mut limits = requests.clone();
+    if users_class(spec) != Qos::Guaranteed {
+        json::object(&mut limits).remove("cpu");
+    }
+    json!({"requests": requests, "limits": limits})
+}
+
+/// The class that the user's own containers give the pod, whatever became of ours in between.
+fn users_class(spec: &Value) -> Qos {
+    qos::class(spec, |container| !super::ours::is_ours(container))
+}
+
+fn huge_pages(config: &Config) -> Option<(String, Quantity)> {
+    let pages = config.memory.huge_pages;
+    let bytes = config.memory.size.0.checked_next_multiple_of(pages.page_bytes())?;
+    (pages != HugePages::None).then(|| (format!("hugepages-{pages}"), Quantity::bytes(bytes)))
+}
+
+fn pool_amounts(
+    given: Option<&std::collections::BTreeMap<String, k8s_openapi::apimachinery::pkg::api::resource::Quantity>>,
+) -> Amounts {
+    let given = given.into_iter().flatten();
+    given
+        .filter_map(|(name, quantity)| Some((name.clone(), Quantity::parse(&quantity.0)?)))
+        .collect()
+}
+
+fn texts(amounts: &Amounts) -> Value {
+    amounts
+        .iter()
+        .map(|(name, amount)| (name.clone(), Value::from(amount.to_string())))
+        .collect()
+}
+
+/// Raises the resources of the pod as a whole by what the sidecar needs and has not been given by an earlier call.
+/// `before`: the sidecar as it was found, `wanted`: its resources now.
+pub(super) fn raise_pod(spec: &mut Value, before: Option<&Value>, wanted: &Value) {
+    if !qos::has_pod_resources(spec) {
+        return;
+    }
+    let had = before.map(qos::requests).unwrap_or_default();
+    let needed = qos::requests(&json!({"resources": wanted}));
+    for kind in ["requests", "limits"] {
+        for (name, amount) in qos::amounts(spec, kind) {
+            let had = had.get(&name).copied().unwrap_or_default();
+            let Some(missing) = needed.get(&name).map(|needed| needed.beyond(had)) else {
+                continue;
+            };
+            if missing.is_positive() {
+                let held = json::entry(json::entry(spec, "resources"), kind);
+                json::set_text(held, &name, &(amount + missing).to_string());
+            }
+        }
+    }
+}
+
+/// A default limit that a LimitRange put on one of ours between two calls may lie below what it requests: then the pod would be
+/// rejected.
+pub(super) fn lift_limits(container: &mut Value) {
+    let requests = qos::amounts(container, "requests");
+    for (name, limit) in qos::amounts(container, "limits") {
+        if let Some(request) = requests.get(&name).filter(|request| **request > limit) {
+            let limits = json::entry(json::entry(container, "resources"), "limits");
+            json::set_text(limits, &name, &request.to_string());
+        }
+    }
+}
+
+/// Whether this is the sidecar, for what it was given before.
+pub(super) fn found_sidecar(spec: &Value) -> Option<&Value> {
+    let list = json::list(spec, "initContainers");
+    Some(&list[json::position(list, names::SIDECAR_CONTAINER)?])
+}

@@ -1,0 +1,113 @@
+//! What injection needs to know of a pool.
+
+use k8s_openapi::api::core::v1::{EnvVar, ResourceRequirements};
+use kvcachepool_protocol::config::Config;
+
+/// Whether pods are injected.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Mode {
+    /// They are.
+    #[default]
+    Enabled,
+    /// They are refused by name.
+    Disabled,
+}
+
+/// What becomes of a pod whose vLLM has a connector between prefill and decode.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum ExistingConnector {
+    /// It is refused by name.
+    #[default]
+    Refuse,
+    /// Ours goes beside it.
+    Compose,
+}
+
+impl ExistingConnector {
+    /// As `kvcachepool-sidecar init` takes it.
+    pub fn flag(self) -> &'static str {
+        match self {
+            Self::Refuse => "refuse",
+            Self::Compose => "compose",
+        }
+    }
+}
+
+/// A pool as injection sees it: nothing in here has to be looked up.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Settings {
+    /// Name of the pool.
+    pub pool: String,
+    /// Namespace of the pool and of its pods.
+    pub namespace: String,
+    /// `metadata.generation` of the pool.
+    pub generation: i64,
+    /// Whether pods are injected.
+    pub mode: Mode,
+    /// Image of the sidecar.
+    pub image: String,
+    /// When the image is pulled; `None`: Kubernetes' own rule.
+    pub image_pull_policy: Option<String>,
+    /// Names of Secrets with which it is pulled.
+    pub image_pull_secrets: Vec<String>,
+    /// Name of vLLM's container, where the pod does not say it.
+    pub container: Option<String>,
+    /// What becomes of a pod whose vLLM has a connector already.
+    pub existing_connector: ExistingConnector,
+    /// Bytes of the memory tier, where the pod does not say it.
+    pub memory_bytes: u64,
+    /// Most bytes that a pod may ask for by annotation; `None`: no bound.
+    pub memory_max_bytes: Option<u64>,
+    /// The sidecar's config. Its memory size and generation are set from the fields here.
+    pub config: Config,
+    /// Resources of the sidecar that the pool sets. Memory is never less than the sidecar needs.
+    pub resources: ResourceRequirements,
+    /// Further environment of the sidecar.
+    pub env: Vec<EnvVar>,
+}
+
+impl Settings {
+    /// A pool that says nothing but this.
+    pub fn new(pool: &str, namespace: &str, image: &str, memory_bytes: u64) -> Self {
+        let mut config = Config {
+            managed: true,
+            ..Config::default()
+        };
+        config.pool.name = pool.to_string();
+        config.pool.namespace = namespace.to_string();
+        Self {
+            pool: pool.to_string(),
+            namespace: namespace.to_string(),
+            generation: 1,
+            mode: Mode::default(),
+            image: image.to_string(),
+            image_pull_policy: None,
+            image_pull_secrets: Vec::new(),
+            container: None,
+            existing_connector: ExistingConnector::default(),
+            memory_bytes,
+            memory_max_bytes: None,
+            config,
+            resources: ResourceRequirements::default(),
+            env: Vec::new(),
+        }
+    }
+
+    /// Short name of what a pod of this pool is given: pods that carry another one are outdated. What a running sidecar takes over
+    /// by itself, and what a pod says itself (its memory), is not part of it.
+    pub fn hash(&self) -> String {
+        let restart = self.config.with_live_from(&Config::default());
+        let parts = serde_json::json!([
+            env!("CARGO_PKG_VERSION"),
+            self.image,
+            self.image_pull_policy,
+            self.image_pull_secrets,
+            self.existing_connector.flag(),
+            self.memory_bytes,
+            restart.to_yaml(),
+            self.resources,
+            self.env,
+        ]);
+        blake3::hash(parts.to_string().as_bytes()).to_hex()[..16].to_string()
+    }
+}

@@ -1,0 +1,79 @@
+//! Whether a pod is formed as pods are, so far as injection reads it. The API server sends nothing else; whatever does is refused
+//! here, and all else may rely on it.
+
+use super::json;
+use serde_json::Value;
+
+/// The first thing that is not as it is in a pod.
+pub(super) fn check(pod: &Value) -> Result<(), String> {
+    check_metadata(pod)?;
+    let spec = pod.get("spec").ok_or("the pod has no spec")?;
+    if !spec.is_object() {
+        return Err("spec is no object".to_string());
+    }
+    resources(spec).map_err(|problem| format!("spec.{problem}"))?;
+    for key in ["containers", "initContainers", "volumes", "imagePullSecrets"] {
+        named(spec, key).map_err(|problem| format!("spec.{problem}"))?;
+    }
+    if json::list(spec, "containers").is_empty() {
+        return Err("the pod has no containers".to_string());
+    }
+    for container in json::all_containers(spec) {
+        for key in ["env", "volumeMounts"] {
+            named(container, key).map_err(|problem| within(container, &problem))?;
+        }
+        for key in ["command", "args"] {
+            list(container, key, Value::is_string).map_err(|problem| within(container, &problem))?;
+        }
+        list(container, "ports", Value::is_object).map_err(|problem| within(container, &problem))?;
+        resources(container).map_err(|problem| within(container, &problem))?;
+    }
+    Ok(())
+}
+
+/// The same of labels and annotations alone.
+pub(super) fn check_metadata(pod: &Value) -> Result<(), String> {
+    let metadata = pod.get("metadata").ok_or("the pod has no metadata")?;
+    for key in ["labels", "annotations"] {
+        let texts = metadata.get(key).is_none_or(|map| {
+            map.is_null()
+                || map
+                    .as_object()
+                    .is_some_and(|map| map.values().all(Value::is_string))
+        });
+        if !metadata.is_object() || !texts {
+            return Err(format!("metadata.{key} is no map of texts"));
+        }
+    }
+    Ok(())
+}
+
+fn within(container: &Value, problem: &str) -> String {
+    format!("container {}: {problem}", json::name(container))
+}
+
+fn list(value: &Value, key: &str, right: impl Fn(&Value) -> bool) -> Result<(), String> {
+    match value.get(key) {
+        None | Some(Value::Null) => Ok(()),
+        Some(Value::Array(list)) if list.iter().all(right) => Ok(()),
+        Some(_) => Err(format!("{key} is no list of what it should hold")),
+    }
+}
+
+fn named(value: &Value, key: &str) -> Result<(), String> {
+    list(value, key, |one| json::text(one, "name").is_some())
+}
+
+fn resources(holder: &Value) -> Result<(), String> {
+    let object_or_nothing = |value: Option<&Value>| value.is_none_or(|v| v.is_null() || v.is_object());
+    let resources = holder.get("resources");
+    let right = object_or_nothing(resources)
+        && ["requests", "limits"]
+            .iter()
+            .all(|kind| object_or_nothing(resources.and_then(|r| r.get(kind))));
+    if right {
+        Ok(())
+    } else {
+        Err("resources is no object".to_string())
+    }
+}
