@@ -20,6 +20,8 @@ mod resources;
 mod settings;
 mod shape;
 mod target;
+#[cfg(test)]
+mod tests;
 
 pub use outcome::{Outcome, Report, Verdict};
 pub use quantity::Quantity;

@@ -5,22 +5,23 @@ use super::qos::{self, Amounts, Qos};
 use super::quantity::Quantity;
 use super::Settings;
 use crate::names;
-use kvcachepool_protocol::config::{Config, HugePages};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity as GivenQuantity;
+use kvcachepool_protocol::config::Config;
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 
 /// Cpu of a sidecar whose pool says nothing: digests and the socket, no copy of bytes.
 const CPU_MILLIS: u32 = 500;
 /// What copying the connector takes.
 const INIT_CPU_MILLIS: u32 = 100;
 const INIT_MEMORY_BYTES: u64 = 64 << 20;
-const MI: u64 = 1 << 20;
 
 /// Resources of the sidecar in this pod.
 pub(super) fn sidecar(spec: &Value, settings: &Settings, config: &Config) -> Value {
     let mut requests = pool_amounts(settings.resources.requests.as_ref());
     let mut limits = pool_amounts(settings.resources.limits.as_ref());
     // Memory is reckoned, not chosen: less is a sidecar that is killed, more is nothing that it would use.
-    let memory = Quantity::bytes(config.container_memory_bytes().next_multiple_of(MI));
+    let memory = Quantity::bytes(config.container_memory_bytes());
     requests.insert("memory".to_string(), memory);
     limits.insert("memory".to_string(), memory);
     if let Some((name, bytes)) = huge_pages(config) {
@@ -73,16 +74,15 @@ fn users_class(spec: &Value) -> Qos {
 }
 
 fn huge_pages(config: &Config) -> Option<(String, Quantity)> {
-    let pages = config.memory.huge_pages;
-    let bytes = config.memory.size.0.checked_next_multiple_of(pages.page_bytes())?;
-    (pages != HugePages::None).then(|| (format!("hugepages-{pages}"), Quantity::bytes(bytes)))
+    let bytes = config.container_huge_page_bytes();
+    let name = format!("hugepages-{}", config.memory.huge_pages);
+    (bytes > 0).then(|| (name, Quantity::bytes(bytes)))
 }
 
-fn pool_amounts(
-    given: Option<&std::collections::BTreeMap<String, k8s_openapi::apimachinery::pkg::api::resource::Quantity>>,
-) -> Amounts {
-    let given = given.into_iter().flatten();
+fn pool_amounts(given: Option<&BTreeMap<String, GivenQuantity>>) -> Amounts {
     given
+        .into_iter()
+        .flatten()
         .filter_map(|(name, quantity)| Some((name.clone(), Quantity::parse(&quantity.0)?)))
         .collect()
 }
