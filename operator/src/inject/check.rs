@@ -53,7 +53,9 @@ fn check_container(container: &Value, volumes: &HashSet<&str>) -> Result<(), Str
     let limits = qos::amounts(container, "limits");
     for (name, request) in qos::amounts(container, "requests") {
         if let Some(limit) = limits.get(&name).filter(|limit| **limit < request) {
-            return Err(format!("requests {request} of {name} above its limit {limit}"));
+            return Err(format!(
+                "requests {request} of {name} above its limit {limit}"
+            ));
         }
     }
     Ok(())
@@ -91,10 +93,15 @@ fn check_pod_resources(spec: &Value) -> Result<(), String> {
     }
     for (name, limit) in &limits {
         if let Some(request) = requests.get(name).filter(|request| *request > limit) {
-            return Err(format!("requests {request} of {name} above its limit {limit}"));
+            return Err(format!(
+                "requests {request} of {name} above its limit {limit}"
+            ));
         }
         for container in json::all_containers(spec) {
-            if let Some(own) = qos::amounts(container, "limits").get(name).filter(|own| *own > limit) {
+            if let Some(own) = qos::amounts(container, "limits")
+                .get(name)
+                .filter(|own| *own > limit)
+            {
                 return Err(format!(
                     "container {} has a limit of {own} of {name} above the pod's {limit}",
                     json::name(container)
@@ -107,21 +114,28 @@ fn check_pod_resources(spec: &Value) -> Result<(), String> {
 
 /// Whether all annotations together are not too long.
 pub(super) fn check_annotations(pod: &Value) -> Result<(), String> {
-    let annotations = pod.pointer("/metadata/annotations").and_then(Value::as_object);
+    let annotations = pod
+        .pointer("/metadata/annotations")
+        .and_then(Value::as_object);
     let bytes: usize = annotations
         .into_iter()
         .flatten()
         .map(|(key, value)| key.len() + value.as_str().map_or(0, str::len))
         .sum();
     if bytes > ANNOTATION_BYTES {
-        return Err(format!("its annotations have {bytes} bytes of at most {ANNOTATION_BYTES}"));
+        return Err(format!(
+            "its annotations have {bytes} bytes of at most {ANNOTATION_BYTES}"
+        ));
     }
     Ok(())
 }
 
 /// The class must not fall, and the highest must stay.
 pub(super) fn check_class(before: &Value, after: &Value) -> Result<(), String> {
-    let class = |pod: &Value| pod.get("spec").map_or(Qos::BestEffort, |spec| qos::class(spec, |_| true));
+    let class = |pod: &Value| {
+        pod.get("spec")
+            .map_or(Qos::BestEffort, |spec| qos::class(spec, |_| true))
+    };
     let (old, new) = (class(before), class(after));
     if new < old {
         return Err(format!("its QoS class would fall from {old:?} to {new:?}"));

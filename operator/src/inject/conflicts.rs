@@ -38,18 +38,27 @@ pub(super) fn connector(launch: &Launch<'_>, existing: ExistingConnector) -> Res
     if names.remove(OURS) {
         return Ok(());
     }
-    if let Some(cache) = names.iter().find(|name| !TRANSPORTS.contains(&name.as_str())) {
+    if let Some(cache) = names
+        .iter()
+        .find(|name| !TRANSPORTS.contains(&name.as_str()))
+    {
         return Err(Refusal::new(
             Reason::OtherCachePresent,
-            format!("vLLM is started with {cache}, beside which no other KV cache can be; take it out of --kv-transfer-config"),
+            format!(
+                "vLLM is started with {cache}, beside which no other KV cache can be; take it out of --kv-transfer-config"
+            ),
         ));
     }
     let present = configured.is_some() || !dynamo.is_empty();
     if present && existing == ExistingConnector::Refuse {
-        let which = names.pop_first().unwrap_or_else(|| "a connector".to_string());
+        let which = names
+            .pop_first()
+            .unwrap_or_else(|| "a connector".to_string());
         return Err(Refusal::new(
             Reason::ConnectorPresent,
-            format!("vLLM is started with {which}; set injection.existingConnector: Compose in the pool to use both"),
+            format!(
+                "vLLM is started with {which}; set injection.existingConnector: Compose in the pool to use both"
+            ),
         ));
     }
     Ok(())
@@ -104,7 +113,9 @@ fn spread(pod: &Value, launch: &Launch<'_>) -> Option<String> {
     let group_size = json::annotation(pod, "leaderworkerset.sigs.k8s.io/size")
         .or_else(|| group_size_variable(pod))
         .filter(|size| size.trim() != "1")?;
-    Some(format!("a LeaderWorkerSet makes groups of {group_size} pods, and no argument says that they are data-parallel"))
+    Some(format!(
+        "a LeaderWorkerSet makes groups of {group_size} pods, and no argument says that they are data-parallel"
+    ))
 }
 
 /// What LeaderWorkerSet's own webhook writes into every container.
@@ -131,7 +142,9 @@ pub(super) fn place(spec: &Value, port: u16) -> Result<(), Refusal> {
     if spec.get("hostNetwork") == Some(&Value::Bool(true)) {
         return Err(Refusal::new(
             Reason::HostNetworkConflict,
-            format!("hostNetwork is true: port {port} of the sidecar would be the node's, where a second pod has no room for it"),
+            format!(
+                "hostNetwork is true: port {port} of the sidecar would be the node's, where a second pod has no room for it"
+            ),
         ));
     }
     let taken = json::all_containers(spec)

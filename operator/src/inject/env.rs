@@ -73,13 +73,19 @@ fn extend(variables: &mut Vec<Value>, name: &str, separator: &str, ours: &str) -
         return true;
     };
     let variable = &mut variables[place];
-    if variable.get("valueFrom").is_some_and(|from| !from.is_null()) {
+    if variable
+        .get("valueFrom")
+        .is_some_and(|from| !from.is_null())
+    {
         json::set_text(variable, "name", &base);
         variables.insert(place + 1, expanded());
         return true;
     }
     let value = json::text(variable, "value").unwrap_or_default();
-    if !value.split(separator).any(|part| part.trim_end_matches('/') == ours) {
+    if !value
+        .split(separator)
+        .any(|part| part.trim_end_matches('/') == ours)
+    {
         let value = match value {
             "" => ours.to_string(),
             _ => format!("{value}{separator}{ours}"),
@@ -112,11 +118,17 @@ mod tests {
             ("/kvcachepool/:/b", "/kvcachepool/:/b"),
             ("/kvcachepool2", "/kvcachepool2:/kvcachepool"),
         ] {
-            let env = completed(json!({"env": [{"name": "PYTHONPATH", "value": value}]}), None);
+            let env = completed(
+                json!({"env": [{"name": "PYTHONPATH", "value": value}]}),
+                None,
+            );
             assert_eq!(env, json!([{"name": "PYTHONPATH", "value": expected}]));
         }
         let env = completed(json!({"env": [{"name": "PYTHONPATH"}]}), None);
-        assert_eq!(env, json!([{"name": "PYTHONPATH", "value": "/kvcachepool"}]));
+        assert_eq!(
+            env,
+            json!([{"name": "PYTHONPATH", "value": "/kvcachepool"}])
+        );
     }
 
     #[test]
@@ -141,10 +153,16 @@ mod tests {
     #[test]
     fn an_absent_path_comes_from_the_annotation_the_image_or_envfrom() {
         let path = |container: Value, annotation| {
-            completed(container, annotation)[0]["value"].as_str().unwrap().to_string()
+            completed(container, annotation)[0]["value"]
+                .as_str()
+                .unwrap()
+                .to_string()
         };
         assert_eq!(path(json!({}), None), "$(PYTHONPATH):/kvcachepool");
-        assert_eq!(path(json!({"env": null}), None), "$(PYTHONPATH):/kvcachepool");
+        assert_eq!(
+            path(json!({"env": null}), None),
+            "$(PYTHONPATH):/kvcachepool"
+        );
         assert_eq!(path(json!({}), Some("/app")), "/app:/kvcachepool");
         let kserve = "/kserve-workspace/huggingfaceserver:/kvcachepool";
         for image in [
@@ -155,19 +173,42 @@ mod tests {
             assert_eq!(path(json!({"image": image}), None), kserve, "{image}");
             assert_eq!(path(json!({"image": image}), Some("/x")), "/x:/kvcachepool");
         }
-        for image in ["notkserve/huggingfaceserver", "kserve/huggingfaceserver/x", "vllm/vllm-openai:v0.32.0"] {
-            assert_eq!(path(json!({"image": image}), None), "$(PYTHONPATH):/kvcachepool", "{image}");
+        for image in [
+            "notkserve/huggingfaceserver",
+            "kserve/huggingfaceserver/x",
+            "vllm/vllm-openai:v0.32.0",
+        ] {
+            assert_eq!(
+                path(json!({"image": image}), None),
+                "$(PYTHONPATH):/kvcachepool",
+                "{image}"
+            );
         }
         let both = json!({"image": "kserve/huggingfaceserver", "envFrom": [{"configMapRef": {"name": "c"}}]});
-        assert_eq!(path(both, None), "/kserve-workspace/huggingfaceserver:$(PYTHONPATH):/kvcachepool");
+        assert_eq!(
+            path(both, None),
+            "/kserve-workspace/huggingfaceserver:$(PYTHONPATH):/kvcachepool"
+        );
     }
 
     #[test]
     fn a_list_of_plugins_gets_ours_and_none_is_made() {
-        let env = completed(json!({"env": [{"name": "VLLM_PLUGINS", "value": "lora"}]}), None);
-        assert_eq!(env[0], json!({"name": "VLLM_PLUGINS", "value": "lora,kvcachepool"}));
-        let env = completed(json!({"env": [{"name": "VLLM_PLUGINS", "valueFrom": {"x": 1}}]}), None);
-        assert_eq!(env[1], json!({"name": "VLLM_PLUGINS", "value": "$(KVCACHEPOOL_BASE_VLLM_PLUGINS),kvcachepool"}));
+        let env = completed(
+            json!({"env": [{"name": "VLLM_PLUGINS", "value": "lora"}]}),
+            None,
+        );
+        assert_eq!(
+            env[0],
+            json!({"name": "VLLM_PLUGINS", "value": "lora,kvcachepool"})
+        );
+        let env = completed(
+            json!({"env": [{"name": "VLLM_PLUGINS", "valueFrom": {"x": 1}}]}),
+            None,
+        );
+        assert_eq!(
+            env[1],
+            json!({"name": "VLLM_PLUGINS", "value": "$(KVCACHEPOOL_BASE_VLLM_PLUGINS),kvcachepool"})
+        );
         assert_eq!(completed(json!({}), None).as_array().unwrap().len(), 1);
     }
 }

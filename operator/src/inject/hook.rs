@@ -13,7 +13,10 @@ pub(super) fn by_args(pod: &Value) -> Result<bool, Refusal> {
         Some("args") => Ok(true),
         Some(other) => Err(Refusal::new(
             Reason::AnnotationInvalid,
-            format!("annotation {}: {other:?}; write args, or take it away for the plugin", names::HOOK),
+            format!(
+                "annotation {}: {other:?}; write args, or take it away for the plugin",
+                names::HOOK
+            ),
         )),
     }
 }
@@ -21,17 +24,25 @@ pub(super) fn by_args(pod: &Value) -> Result<bool, Refusal> {
 /// Adds the argument to vLLM's, where they are plain.
 pub(super) fn add(container: &mut Value) -> Result<(), Refusal> {
     let args = json::list(container, "args");
-    let ours = |one: &Value| one.as_str().is_some_and(|arg| arg.contains("KVCachePoolConnector"));
+    let ours = |one: &Value| {
+        one.as_str()
+            .is_some_and(|arg| arg.contains("KVCachePoolConnector"))
+    };
     if args.iter().any(ours) {
         return Ok(());
     }
     let refuse = |why: &str| {
         Err(Refusal::new(
             Reason::HookUnsupported,
-            format!("annotation {}: args, but {why}; take the annotation away", names::HOOK),
+            format!(
+                "annotation {}: args, but {why}; take the annotation away",
+                names::HOOK
+            ),
         ))
     };
-    let program = json::list(container, "command").first().and_then(Value::as_str);
+    let program = json::list(container, "command")
+        .first()
+        .and_then(Value::as_str);
     let name = program.and_then(|program| program.rsplit('/').next());
     if matches!(name, Some("sh" | "bash" | "dash" | "ash" | "zsh")) {
         return refuse("a shell starts vLLM");

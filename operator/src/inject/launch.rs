@@ -52,7 +52,8 @@ impl<'a> Launch<'a> {
             let flag = flag.strip_prefix('-').unwrap_or(flag);
             let end = flag.find(['=', '.']).unwrap_or(flag.len());
             let same = |a: u8, b: u8| a == b || (a == b'_' && b == b'-');
-            let found = end == name.len() && flag.bytes().zip(name.bytes()).all(|(a, b)| same(a, b));
+            let found =
+                end == name.len() && flag.bytes().zip(name.bytes()).all(|(a, b)| same(a, b));
             if found {
                 values.push(match flag[end..].split_once('=') {
                     Some((_, value)) => value,
@@ -148,7 +149,10 @@ mod tests {
         );
         let unknown = json!({"args": ["--kv-transfer-config", "$(KV_CONFIG)"]});
         assert_eq!(connectors(unknown), Some(vec![]));
-        assert_eq!(connectors(json!({"args": ["--model", "kv_connector: x"]})), None);
+        assert_eq!(
+            connectors(json!({"args": ["--model", "kv_connector: x"]})),
+            None
+        );
         assert_eq!(connectors(json!({"args": 3, "command": [1, null]})), None);
     }
 

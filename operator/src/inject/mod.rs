@@ -90,13 +90,20 @@ fn plan(pod: &Value, settings: &Settings) -> Result<Value, Refusal> {
     if settings.mode == Mode::Disabled {
         return Err(Refusal::new(
             Reason::PoolDisabled,
-            format!("pool {} says injection.mode: Disabled; set it to Enabled and make the pod again", settings.pool),
+            format!(
+                "pool {} says injection.mode: Disabled; set it to Enabled and make the pod again",
+                settings.pool
+            ),
         ));
     }
     if !is_label(&settings.pool) {
         return Err(Refusal::new(
             Reason::AnnotationInvalid,
-            format!("{}: {:?} is no name that a label can hold: at most 63 letters, digits, - and .", names::POOL, settings.pool),
+            format!(
+                "{}: {:?} is no name that a label can hold: at most 63 letters, digits, - and .",
+                names::POOL,
+                settings.pool
+            ),
         ));
     }
     shape::check(pod).map_err(|problem| Refusal::new(Reason::InjectionBroken, problem))?;
@@ -127,7 +134,9 @@ fn sound_patch(before: &Value, after: &Value) -> Result<Patch, Refusal> {
     if bytes > POD_BYTES {
         return Err(Refusal::new(
             Reason::PodTooLarge,
-            format!("with the sidecar the pod has {bytes} bytes of at most {POD_BYTES}; make its annotations or variables shorter"),
+            format!(
+                "with the sidecar the pod has {bytes} bytes of at most {POD_BYTES}; make its annotations or variables shorter"
+            ),
         ));
     }
     proven(before, after, patch).map_err(broken)
@@ -149,7 +158,11 @@ fn stamp(pod: &Value, report: &Report) -> Option<Patch> {
     shape::check_metadata(pod).ok()?;
     let mut after = pod.clone();
     let metadata = json::entry(&mut after, "metadata");
-    json::set_text(json::entry(metadata, "annotations"), names::INJECTION, &report.text());
+    json::set_text(
+        json::entry(metadata, "annotations"),
+        names::INJECTION,
+        &report.text(),
+    );
     if let Some(pool) = requested_pool(pod).filter(|pool| is_label(pool)) {
         json::set_text(json::entry(metadata, "labels"), names::POOL, pool);
     }
@@ -163,5 +176,7 @@ fn is_label(name: &str) -> bool {
     bytes.len() <= 63
         && ends(bytes.first())
         && ends(bytes.last())
-        && bytes.iter().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(b))
+        && bytes
+            .iter()
+            .all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(b))
 }

@@ -15,7 +15,10 @@ const TOKEN_PATH: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 /// One of our two containers, put there by us.
 pub(super) fn is_ours(container: &Value) -> bool {
     [names::SIDECAR_CONTAINER, names::INIT_CONTAINER].contains(&json::name(container))
-        && json::list(container, "command").first().and_then(Value::as_str) == Some(PROGRAM)
+        && json::list(container, "command")
+            .first()
+            .and_then(Value::as_str)
+            == Some(PROGRAM)
 }
 
 /// Whether an earlier call put our containers there.
@@ -49,7 +52,9 @@ pub(super) fn names_are_free(spec: &Value, target: usize) -> Result<(), Refusal>
         (names::NO_TOKEN_VOLUME, "emptyDir"),
     ];
     for volume in json::list(spec, "volumes") {
-        let ours = our_volumes.iter().find(|(name, _)| *name == json::name(volume));
+        let ours = our_volumes
+            .iter()
+            .find(|(name, _)| *name == json::name(volume));
         if let Some((name, kind)) = ours
             && (!present || volume.get(kind).is_none())
         {
@@ -61,10 +66,15 @@ pub(super) fn names_are_free(spec: &Value, target: usize) -> Result<(), Refusal>
         .map_or(&[][..], |container| json::list(container, "volumeMounts"));
     let taken = mounts.iter().find(|mount| {
         let path = json::text(mount, "mountPath").unwrap_or_default();
-        path.trim_end_matches('/') == names::SHARED_PATH && json::name(mount) != names::SHARED_VOLUME
+        path.trim_end_matches('/') == names::SHARED_PATH
+            && json::name(mount) != names::SHARED_VOLUME
     });
     match taken {
-        Some(mount) => refuse(format!("what is mounted at {} ({})", names::SHARED_PATH, json::name(mount))),
+        Some(mount) => refuse(format!(
+            "what is mounted at {} ({})",
+            names::SHARED_PATH,
+            json::name(mount)
+        )),
         None => Ok(()),
     }
 }

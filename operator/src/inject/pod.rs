@@ -23,11 +23,16 @@ impl Wishes {
     pub(super) fn of(pod: &Value, settings: &Settings) -> Result<Self, Refusal> {
         let python_path = json::annotation(pod, names::PYTHON_PATH);
         if let Some(path) = python_path
-            && (path.is_empty() || path.len() > PYTHON_PATH_BYTES || path.contains(char::is_control))
+            && (path.is_empty()
+                || path.len() > PYTHON_PATH_BYTES
+                || path.contains(char::is_control))
         {
             return Err(Refusal::new(
                 Reason::AnnotationInvalid,
-                format!("annotation {}: write what the image's ENV says of PYTHONPATH, such as /app:/lib", names::PYTHON_PATH),
+                format!(
+                    "annotation {}: write what the image's ENV says of PYTHONPATH, such as /app:/lib",
+                    names::PYTHON_PATH
+                ),
             ));
         }
         Ok(Self {
@@ -49,7 +54,10 @@ fn memory_bytes(pod: &Value, settings: &Settings) -> Result<u64, Refusal> {
             let shown: String = text.chars().take(40).collect();
             Refusal::new(
                 Reason::AnnotationInvalid,
-                format!("annotation {}: {shown:?}; write a size from 64Mi to 16Ti, such as 64Gi", names::MEMORY),
+                format!(
+                    "annotation {}: {shown:?}; write a size from 64Mi to 16Ti, such as 64Gi",
+                    names::MEMORY
+                ),
             )
         })?;
     match settings.memory_max_bytes {
@@ -80,7 +88,10 @@ pub(super) fn injected(
         overlay_named(json::list_mut(spec, "volumes"), volume);
     }
     for secret in &settings.image_pull_secrets {
-        overlay_named(json::list_mut(spec, "imagePullSecrets"), json!({"name": secret}));
+        overlay_named(
+            json::list_mut(spec, "imagePullSecrets"),
+            json!({"name": secret}),
+        );
     }
     if let Some(vllm) = json::list_mut(spec, "containers").get_mut(target) {
         mount(vllm);
@@ -93,7 +104,11 @@ pub(super) fn injected(
     let metadata = json::entry(&mut after, "metadata");
     let annotations = json::entry(metadata, "annotations");
     json::set_text(annotations, names::CONFIG, &config.to_yaml());
-    json::set_text(annotations, names::INJECTION, &Report::injected(settings.hash()).text());
+    json::set_text(
+        annotations,
+        names::INJECTION,
+        &Report::injected(settings.hash()).text(),
+    );
     json::set_text(json::entry(metadata, "labels"), names::POOL, &settings.pool);
     Ok(after)
 }
@@ -110,7 +125,10 @@ fn config(settings: &Settings, wishes: &Wishes) -> Config {
 
 /// Our two containers, at the end.
 fn containers(spec: &mut Value, settings: &Settings, config: &Config) {
-    let wanted = [ours::sidecar(spec, settings, config), ours::init(spec, settings)];
+    let wanted = [
+        ours::sidecar(spec, settings, config),
+        ours::init(spec, settings),
+    ];
     let found = resources::found_sidecar(spec).cloned();
     resources::raise_pod(spec, found.as_ref(), &wanted[0]["resources"]);
     let list = json::list_mut(spec, "initContainers");
@@ -131,7 +149,10 @@ fn containers(spec: &mut Value, settings: &Settings, config: &Config) {
 fn mount(vllm: &mut Value) {
     let wanted = ours::target_mount();
     let mounts = json::list_mut(vllm, "volumeMounts");
-    match mounts.iter_mut().find(|one| json::name(one) == names::SHARED_VOLUME) {
+    match mounts
+        .iter_mut()
+        .find(|one| json::name(one) == names::SHARED_VOLUME)
+    {
         Some(there) => overlay(there, &wanted),
         None => mounts.push(wanted),
     }
@@ -151,10 +172,17 @@ fn exclude_from_mesh(pod: &mut Value, port: u16) {
     }
     let given = given.unwrap_or_default();
     let port = port.to_string();
-    if given.split(',').any(|one| [port.as_str(), "*"].contains(&one.trim())) {
+    if given
+        .split(',')
+        .any(|one| [port.as_str(), "*"].contains(&one.trim()))
+    {
         return;
     }
-    let ports = if given.trim().is_empty() { port } else { format!("{given},{port}") };
+    let ports = if given.trim().is_empty() {
+        port
+    } else {
+        format!("{given},{port}")
+    };
     let annotations = json::entry(json::entry(pod, "metadata"), "annotations");
     json::set_text(annotations, MESH_PORTS, &ports);
 }

@@ -45,7 +45,8 @@ pub(super) fn class(spec: &Value, counts: impl Fn(&Value) -> bool) -> Qos {
 }
 
 fn class_of<'a>(holders: impl Iterator<Item = &'a Value>) -> Qos {
-    let positive = |amounts: &Amounts, name: &str| amounts.get(name).copied().filter(|q| q.is_positive());
+    let positive =
+        |amounts: &Amounts, name: &str| amounts.get(name).copied().filter(|q| q.is_positive());
     let mut guaranteed = true;
     let mut any = false;
     let mut sums = [Amounts::new(), Amounts::new()];
@@ -60,7 +61,9 @@ fn class_of<'a>(holders: impl Iterator<Item = &'a Value>) -> Qos {
                 }
             }
         }
-        guaranteed &= COMPUTE.iter().all(|name| positive(&kinds[1], name).is_some());
+        guaranteed &= COMPUTE
+            .iter()
+            .all(|name| positive(&kinds[1], name).is_some());
     }
     match (any, guaranteed && sums[0] == sums[1]) {
         (false, _) => Qos::BestEffort,
@@ -129,16 +132,38 @@ mod tests {
         let container = |resources: &Value| json!({"resources": resources});
         let pod = |resources: &Value| json!({"containers": [container(resources)]});
         assert_eq!(of(pod(&json!({}))), Qos::BestEffort);
-        assert_eq!(of(pod(&json!({"limits": {"nvidia.com/gpu": 1}}))), Qos::BestEffort);
+        assert_eq!(
+            of(pod(&json!({"limits": {"nvidia.com/gpu": 1}}))),
+            Qos::BestEffort
+        );
         assert_eq!(of(pod(&json!({"requests": {"cpu": 0}}))), Qos::BestEffort);
         assert_eq!(of(pod(&full)), Qos::Guaranteed);
         assert_eq!(of(pod(&json!({"limits": full["limits"]}))), Qos::Guaranteed);
         assert_eq!(of(pod(&json!({"requests": {"cpu": "1"}}))), Qos::Burstable);
-        assert_eq!(of(pod(&json!({"limits": full["limits"], "requests": {"cpu": "0.5"}}))), Qos::Burstable);
-        assert_eq!(of(json!({"containers": [container(&full)], "initContainers": [container(&json!({}))]})), Qos::Burstable);
-        assert_eq!(of(json!({"containers": [container(&full)], "initContainers": [container(&full)]})), Qos::Guaranteed);
-        assert_eq!(of(json!({"resources": full, "containers": [container(&json!({}))]})), Qos::Guaranteed);
-        assert_eq!(of(json!({"resources": {"requests": {"cpu": 1}}, "containers": [container(&full)]})), Qos::Burstable);
+        assert_eq!(
+            of(pod(
+                &json!({"limits": full["limits"], "requests": {"cpu": "0.5"}})
+            )),
+            Qos::Burstable
+        );
+        assert_eq!(
+            of(
+                json!({"containers": [container(&full)], "initContainers": [container(&json!({}))]})
+            ),
+            Qos::Burstable
+        );
+        assert_eq!(
+            of(json!({"containers": [container(&full)], "initContainers": [container(&full)]})),
+            Qos::Guaranteed
+        );
+        assert_eq!(
+            of(json!({"resources": full, "containers": [container(&json!({}))]})),
+            Qos::Guaranteed
+        );
+        assert_eq!(
+            of(json!({"resources": {"requests": {"cpu": 1}}, "containers": [container(&full)]})),
+            Qos::Burstable
+        );
     }
 
     #[test]

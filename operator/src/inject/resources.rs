@@ -1,9 +1,9 @@
 //! What our containers ask for, and what a pod with resources of its own gets added for it.
 
+use super::Settings;
 use super::json;
 use super::qos::{self, Amounts, Qos};
 use super::quantity::Quantity;
-use super::Settings;
 use crate::names;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as GivenQuantity;
 use kvcachepool_protocol::config::Config;

@@ -12,7 +12,12 @@ pub(super) fn check(pod: &Value) -> Result<(), String> {
         return Err("spec is no object".to_string());
     }
     resources(spec).map_err(|problem| format!("spec.{problem}"))?;
-    for key in ["containers", "initContainers", "volumes", "imagePullSecrets"] {
+    for key in [
+        "containers",
+        "initContainers",
+        "volumes",
+        "imagePullSecrets",
+    ] {
         named(spec, key).map_err(|problem| format!("spec.{problem}"))?;
     }
     if json::list(spec, "containers").is_empty() {
@@ -23,9 +28,11 @@ pub(super) fn check(pod: &Value) -> Result<(), String> {
             named(container, key).map_err(|problem| within(container, &problem))?;
         }
         for key in ["command", "args"] {
-            list(container, key, Value::is_string).map_err(|problem| within(container, &problem))?;
+            list(container, key, Value::is_string)
+                .map_err(|problem| within(container, &problem))?;
         }
-        list(container, "ports", Value::is_object).map_err(|problem| within(container, &problem))?;
+        list(container, "ports", Value::is_object)
+            .map_err(|problem| within(container, &problem))?;
         resources(container).map_err(|problem| within(container, &problem))?;
     }
     Ok(())
@@ -65,7 +72,8 @@ fn named(value: &Value, key: &str) -> Result<(), String> {
 }
 
 fn resources(holder: &Value) -> Result<(), String> {
-    let object_or_nothing = |value: Option<&Value>| value.is_none_or(|v| v.is_null() || v.is_object());
+    let object_or_nothing =
+        |value: Option<&Value>| value.is_none_or(|v| v.is_null() || v.is_object());
     let resources = holder.get("resources");
     let right = object_or_nothing(resources)
         && ["requests", "limits"]

@@ -94,14 +94,27 @@ mod tests {
         let settings = Settings::new("p", "n", "i", 1 << 30);
         let with = |resources: Value| json!({"name": "b", "resources": resources});
         let pod = |b: Value| json!({"metadata": {}, "spec": {"containers": [{"name": "a"}, b, {"name": "c"}]}});
-        for device in ["nvidia.com/gpu", "amd.com/gpu", "gpu.intel.com/xe", "nvidia.com/mig-1g.5gb", "habana.ai/gaudi"] {
-            assert_eq!(chosen(&pod(with(json!({"limits": {device: "1"}}))), &settings), Ok(1), "{device}");
+        for device in [
+            "nvidia.com/gpu",
+            "amd.com/gpu",
+            "gpu.intel.com/xe",
+            "nvidia.com/mig-1g.5gb",
+            "habana.ai/gaudi",
+        ] {
+            assert_eq!(
+                chosen(&pod(with(json!({"limits": {device: "1"}}))), &settings),
+                Ok(1),
+                "{device}"
+            );
             assert_eq!(
                 chosen(&pod(with(json!({"limits": {device: 0}}))), &settings),
                 Err(Reason::ContainerAmbiguous)
             );
         }
-        assert_eq!(chosen(&pod(with(json!({"claims": [{"name": "g"}]}))), &settings), Ok(1));
+        assert_eq!(
+            chosen(&pod(with(json!({"claims": [{"name": "g"}]}))), &settings),
+            Ok(1)
+        );
         let rdma = pod(with(json!({"limits": {"rdma/ib": 1}})));
         assert_eq!(chosen(&rdma, &settings), Err(Reason::ContainerAmbiguous));
         let mut both = pod(with(json!({"limits": {"nvidia.com/gpu": 1}})));
@@ -117,6 +130,9 @@ mod tests {
         assert_eq!(chosen(&both, &named), Err(Reason::ContainerNotFound));
         let one = json!({"spec": {"containers": [{"name": "x"}]}});
         assert_eq!(chosen(&one, &settings), Ok(0));
-        assert_eq!(chosen(&json!({"spec": {}}), &settings), Err(Reason::ContainerAmbiguous));
+        assert_eq!(
+            chosen(&json!({"spec": {}}), &settings),
+            Err(Reason::ContainerAmbiguous)
+        );
     }
 }

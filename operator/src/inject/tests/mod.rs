@@ -27,7 +27,9 @@ pub(super) fn compose() -> Settings {
 }
 
 fn folder(name: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests").join(name)
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+        .join("tests")
+        .join(name)
 }
 
 pub(super) fn pod(name: &str) -> Value {
@@ -76,7 +78,8 @@ pub(super) fn assert_sound(before: &Value, after: &Value, target: &str) {
         };
         if json::name(old) == target {
             assert_eq!(bare(old), bare(new));
-            let listed = |value: &Value| value["name"] == "PYTHONPATH" || value["name"] == "VLLM_PLUGINS";
+            let listed =
+                |value: &Value| value["name"] == "PYTHONPATH" || value["name"] == "VLLM_PLUGINS";
             for variable in json::list(old, "env").iter().filter(|one| !listed(one)) {
                 assert!(json::list(new, "env").contains(variable), "{variable}");
             }
@@ -89,12 +92,26 @@ pub(super) fn assert_sound(before: &Value, after: &Value, target: &str) {
         }
     }
     let class = |spec| qos::class(spec, |_| true);
-    assert!(class(new) >= class(old), "{:?} -> {:?}", class(old), class(new));
-    assert_ne!(class(new), Qos::BestEffort, "cpu and memory are always requested");
+    assert!(
+        class(new) >= class(old),
+        "{:?} -> {:?}",
+        class(old),
+        class(new)
+    );
+    assert_ne!(
+        class(new),
+        Qos::BestEffort,
+        "cpu and memory are always requested"
+    );
     for volume in json::list(old, "volumes") {
         assert!(json::list(new, "volumes").contains(volume));
     }
-    for key in ["terminationGracePeriodSeconds", "securityContext", "hostNetwork", "restartPolicy"] {
+    for key in [
+        "terminationGracePeriodSeconds",
+        "securityContext",
+        "hostNetwork",
+        "restartPolicy",
+    ] {
         assert_eq!(old[key], new[key], "{key}");
     }
 }
@@ -110,12 +127,23 @@ fn scrub(value: &mut Value) {
     match value {
         Value::Array(list) => list.iter_mut().for_each(scrub),
         Value::Object(map) => {
-            let path = map.get("path").and_then(Value::as_str).unwrap_or_default().to_string();
+            let path = map
+                .get("path")
+                .and_then(Value::as_str)
+                .unwrap_or_default()
+                .to_string();
             for (key, value) in map.iter_mut() {
-                let key = if key == "value" { path.as_str() } else { key.as_str() };
-                if key.ends_with("kvcachepool.io/config") || key.ends_with("kvcachepool.io~1config") {
+                let key = if key == "value" {
+                    path.as_str()
+                } else {
+                    key.as_str()
+                };
+                if key.ends_with("kvcachepool.io/config") || key.ends_with("kvcachepool.io~1config")
+                {
                     *value = "<config>".into();
-                } else if key.ends_with("kvcachepool.io/injection") || key.ends_with("kvcachepool.io~1injection") {
+                } else if key.ends_with("kvcachepool.io/injection")
+                    || key.ends_with("kvcachepool.io~1injection")
+                {
                     let mut report: Value = serde_json::from_str(value.as_str().unwrap()).unwrap();
                     report["version"] = "<version>".into();
                     if report.get("hash").is_some() {
@@ -187,13 +215,21 @@ const REFUSED: [(&str, Reason); 9] = [
 fn every_shape_gets_its_golden_patch_and_is_otherwise_untouched() {
     for (name, target) in INJECTED {
         let before = pod(name);
-        let settings = if COMPOSED.contains(&name) { compose() } else { settings() };
+        let settings = if COMPOSED.contains(&name) {
+            compose()
+        } else {
+            settings()
+        };
         let Outcome::Inject { patch, report } = inject(&before, &settings) else {
             panic!("{name}: {:?}", inject(&before, &settings));
         };
         let after = patched(&before, &patch);
         assert_sound(&before, &after, target);
-        assert_eq!(inject(&after, &settings), Outcome::Unchanged, "{name}: a second call");
+        assert_eq!(
+            inject(&after, &settings),
+            Outcome::Unchanged,
+            "{name}: a second call"
+        );
         assert_eq!(Report::of(&after), Some(report), "{name}");
         assert_eq!(json::label(&after, names::POOL), Some("llama"), "{name}");
         assert_golden(name, &patch);
@@ -209,9 +245,17 @@ fn refused_shapes_are_stamped_and_otherwise_untouched() {
         let after = patched(&before, &patch);
         assert_eq!(after["spec"], before["spec"], "{name}");
         let report = Report::of(&after).unwrap();
-        assert_eq!((report.result, report.reason.as_str()), (Verdict::Refused, expected.name()), "{name}");
+        assert_eq!(
+            (report.result, report.reason.as_str()),
+            (Verdict::Refused, expected.name()),
+            "{name}"
+        );
         let (again, nothing) = refused(&after, &settings());
-        assert_eq!((again, nothing.is_empty()), (expected, true), "{name}: a second call");
+        assert_eq!(
+            (again, nothing.is_empty()),
+            (expected, true),
+            "{name}: a second call"
+        );
     }
 }
 
@@ -230,7 +274,10 @@ fn every_pod_of_the_folder_is_in_a_table() {
     for file in std::fs::read_dir(folder("golden")).unwrap() {
         let path = file.unwrap().path();
         let name = path.file_stem().unwrap().to_str().unwrap();
-        assert!(INJECTED.iter().any(|(one, _)| *one == name) || name == "hook-args", "{name}");
+        assert!(
+            INJECTED.iter().any(|(one, _)| *one == name) || name == "hook-args",
+            "{name}"
+        );
     }
 }
 
@@ -244,8 +291,14 @@ fn the_sidecar_reads_its_config_from_the_pod() {
     let (config, unknown) = kvcachepool_protocol::config::Config::parse(text, false).unwrap();
     assert!(unknown.is_empty() && config.managed);
     assert_eq!(config.memory.size.0, 2 * GI, "the pod's annotation");
-    assert_eq!((config.pool.name.as_str(), config.pool.generation), ("llama", 7));
-    assert_eq!(config.socket, std::path::Path::new("/kvcachepool/sidecar.sock"));
+    assert_eq!(
+        (config.pool.name.as_str(), config.pool.generation),
+        ("llama", 7)
+    );
+    assert_eq!(
+        config.socket,
+        std::path::Path::new("/kvcachepool/sidecar.sock")
+    );
     let sidecar = resources::found_sidecar(&after["spec"]).unwrap();
     let memory = qos::amounts(sidecar, "limits")["memory"];
     assert_eq!(memory, Quantity::bytes(config.container_memory_bytes()));
@@ -260,10 +313,17 @@ fn classes_are_kept_by_equal_limits_and_by_the_pods_own_resources() {
     let whole = injected(&pod("pod-resources"), &settings());
     assert_eq!(class(&whole), Qos::Guaranteed);
     let sidecar = resources::found_sidecar(&whole["spec"]).unwrap();
-    for (name, own) in [("cpu", Quantity::millis(8_000)), ("memory", Quantity::bytes(64 * GI))] {
+    for (name, own) in [
+        ("cpu", Quantity::millis(8_000)),
+        ("memory", Quantity::bytes(64 * GI)),
+    ] {
         let share = qos::amounts(sidecar, "requests")[name];
         for kind in ["requests", "limits"] {
-            assert_eq!(qos::amounts(&whole["spec"], kind)[name], own + share, "{kind} {name}");
+            assert_eq!(
+                qos::amounts(&whole["spec"], kind)[name],
+                own + share,
+                "{kind} {name}"
+            );
         }
     }
     // More than the pod had: only what is missing is added.
@@ -282,7 +342,8 @@ fn pools_choose_cpu_environment_and_huge_pages_but_not_memory() {
         "limits": {"cpu": "1", "ephemeral-storage": "1024Mi"},
     }))
     .unwrap();
-    settings.env = serde_json::from_value(json!([{"name": "RUST_BACKTRACE", "value": "1"}])).unwrap();
+    settings.env =
+        serde_json::from_value(json!([{"name": "RUST_BACKTRACE", "value": "1"}])).unwrap();
     settings.config.memory.huge_pages = kvcachepool_protocol::config::HugePages::Size2Mi;
     let before = pod("plain");
     let after = injected(&before, &settings);
@@ -291,12 +352,18 @@ fn pools_choose_cpu_environment_and_huge_pages_but_not_memory() {
     let sidecar = resources::found_sidecar(&after["spec"]).unwrap();
     let resources = &sidecar["resources"];
     assert_eq!(resources["requests"]["cpu"], "2");
-    assert_eq!(resources["limits"]["cpu"], "2", "no limit below the request");
+    assert_eq!(
+        resources["limits"]["cpu"], "2",
+        "no limit below the request"
+    );
     assert_eq!(resources["requests"]["ephemeral-storage"], "1Gi");
     assert_eq!(resources["limits"]["hugepages-2Mi"], "16Gi");
     assert_eq!(resources["requests"]["hugepages-2Mi"], "16Gi");
     assert!(qos::amounts(sidecar, "requests")["memory"] > Quantity::bytes(64 << 20));
-    assert_eq!(sidecar["env"], json!([{"name": "RUST_BACKTRACE", "value": "1"}]));
+    assert_eq!(
+        sidecar["env"],
+        json!([{"name": "RUST_BACKTRACE", "value": "1"}])
+    );
 }
 
 #[test]
@@ -323,12 +390,21 @@ fn the_hook_by_argument_adds_one_argument_to_plain_ones() {
     let after = patched(&before, &patch);
     let args = json::list(&after["spec"]["containers"][0], "args");
     assert_eq!(args[2], "--kv-transfer-config");
-    assert!(args[3].as_str().unwrap().contains("\"kv_load_failure_policy\":\"recompute\""));
+    assert!(
+        args[3]
+            .as_str()
+            .unwrap()
+            .contains("\"kv_load_failure_policy\":\"recompute\"")
+    );
     assert_eq!(inject(&after, &settings()), Outcome::Unchanged);
     for name in ["kserve-llmisvc", "no-args", "production-stack-helm"] {
         let mut shell = pod(name);
         shell["metadata"]["annotations"][names::HOOK] = "args".into();
-        assert_eq!(refused(&shell, &settings()).0, Reason::HookUnsupported, "{name}");
+        assert_eq!(
+            refused(&shell, &settings()).0,
+            Reason::HookUnsupported,
+            "{name}"
+        );
     }
 }
 

@@ -7,12 +7,21 @@ use proptest::sample::{Index, select};
 fn amounts() -> impl Strategy<Value = Value> {
     let cpu = select(vec!["0", "100m", "1", "1.5", "4"]);
     let memory = select(vec!["64Mi", "1Gi", "1500M", "8Gi"]);
-    prop::option::of((prop::option::of(cpu), prop::option::of(memory), any::<bool>())).prop_map(|some| {
+    prop::option::of((
+        prop::option::of(cpu),
+        prop::option::of(memory),
+        any::<bool>(),
+    ))
+    .prop_map(|some| {
         let Some((cpu, memory, gpu)) = some else {
             return json!({});
         };
         let mut amounts = json!({});
-        for (name, amount) in [("cpu", cpu), ("memory", memory), ("nvidia.com/gpu", gpu.then_some("1"))] {
+        for (name, amount) in [
+            ("cpu", cpu),
+            ("memory", memory),
+            ("nvidia.com/gpu", gpu.then_some("1")),
+        ] {
             if let Some(amount) = amount {
                 amounts[name] = amount.into();
             }
@@ -32,21 +41,31 @@ fn resources() -> impl Strategy<Value = Value> {
 }
 
 fn variables() -> impl Strategy<Value = Value> {
-    let one = (select(vec!["PYTHONPATH", "VLLM_PLUGINS", "HOME", "X"]), 0..4u8, "[a-z/:,]{0,12}").prop_map(
-        |(name, kind, text)| match kind {
+    let one = (
+        select(vec!["PYTHONPATH", "VLLM_PLUGINS", "HOME", "X"]),
+        0..4u8,
+        "[a-z/:,]{0,12}",
+    )
+        .prop_map(|(name, kind, text)| match kind {
             0 => json!({"name": name}),
             1 => json!({"name": name, "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}),
             _ => json!({"name": name, "value": text}),
-        },
-    );
+        });
     prop::option::of(prop::collection::vec(one, 0..5)).prop_map(|list| json!(list))
 }
 
 fn container(name: String) -> impl Strategy<Value = Value> {
     let words = prop::option::of(prop::collection::vec("[a-z -]{0,10}", 0..3));
-    (resources(), variables(), words.clone(), words, any::<bool>()).prop_map(
-        move |(resources, env, command, args, mounts)| {
-            let mut container = json!({"name": name, "image": "i", "command": command, "args": args, "env": env});
+    (
+        resources(),
+        variables(),
+        words.clone(),
+        words,
+        any::<bool>(),
+    )
+        .prop_map(move |(resources, env, command, args, mounts)| {
+            let mut container =
+                json!({"name": name, "image": "i", "command": command, "args": args, "env": env});
             if !resources.is_null() {
                 container["resources"] = resources;
             }
@@ -54,12 +73,15 @@ fn container(name: String) -> impl Strategy<Value = Value> {
                 container["volumeMounts"] = json!([{"name": "data", "mountPath": "/data"}]);
             }
             container
-        },
-    )
+        })
 }
 
 fn pods() -> impl Strategy<Value = Value> {
-    let containers = (1..4usize).prop_flat_map(|n| (0..n).map(|i| container(format!("c{i}"))).collect::<Vec<_>>());
+    let containers = (1..4usize).prop_flat_map(|n| {
+        (0..n)
+            .map(|i| container(format!("c{i}")))
+            .collect::<Vec<_>>()
+    });
     let init = (0..4usize).prop_flat_map(|n| {
         (0..n)
             .map(|i| (container(format!("i{i}")), any::<bool>()))
@@ -71,37 +93,39 @@ fn pods() -> impl Strategy<Value = Value> {
         json!({"requests": {"cpu": "100", "memory": "1Ti"}, "limits": {"cpu": "100", "memory": "1Ti"}}),
         json!({"limits": {"memory": "1Ti"}}),
     ]);
-    (containers, init, whole, any::<bool>(), any::<bool>()).prop_map(|(containers, init, whole, root, by_label)| {
-        let init: Vec<Value> = init
-            .into_iter()
-            .map(|(mut container, sidecar)| {
-                if sidecar {
-                    container["restartPolicy"] = "Always".into();
-                }
-                container
-            })
-            .collect();
-        let place = if by_label { "labels" } else { "annotations" };
-        let mut pod = json!({
-            "metadata": {place: {names::POOL: "llama"}},
-            "spec": {"containers": containers, "volumes": [{"name": "data", "emptyDir": {}}]},
-        });
-        json::entry(json::entry(&mut pod, "metadata"), "annotations");
-        if pod["metadata"]["annotations"].is_null() {
-            pod["metadata"]["annotations"] = json!({});
-        }
-        pod["metadata"]["annotations"][names::CONTAINER] = "c0".into();
-        if !init.is_empty() {
-            pod["spec"]["initContainers"] = init.into();
-        }
-        if !whole.is_null() {
-            pod["spec"]["resources"] = whole;
-        }
-        if root {
-            pod["spec"]["securityContext"] = json!({"runAsUser": 0});
-        }
-        pod
-    })
+    (containers, init, whole, any::<bool>(), any::<bool>()).prop_map(
+        |(containers, init, whole, root, by_label)| {
+            let init: Vec<Value> = init
+                .into_iter()
+                .map(|(mut container, sidecar)| {
+                    if sidecar {
+                        container["restartPolicy"] = "Always".into();
+                    }
+                    container
+                })
+                .collect();
+            let place = if by_label { "labels" } else { "annotations" };
+            let mut pod = json!({
+                "metadata": {place: {names::POOL: "llama"}},
+                "spec": {"containers": containers, "volumes": [{"name": "data", "emptyDir": {}}]},
+            });
+            json::entry(json::entry(&mut pod, "metadata"), "annotations");
+            if pod["metadata"]["annotations"].is_null() {
+                pod["metadata"]["annotations"] = json!({});
+            }
+            pod["metadata"]["annotations"][names::CONTAINER] = "c0".into();
+            if !init.is_empty() {
+                pod["spec"]["initContainers"] = init.into();
+            }
+            if !whole.is_null() {
+                pod["spec"]["resources"] = whole;
+            }
+            if root {
+                pod["spec"]["securityContext"] = json!({"runAsUser": 0});
+            }
+            pod
+        },
+    )
 }
 
 /// What another webhook, or the API server's defaults, do to a pod between two calls.
@@ -150,7 +174,8 @@ impl Rude {
             }
             Self::AddsToEveryContainer => {
                 for container in init.iter_mut().filter(|container| ours::is_ours(container)) {
-                    json::list_mut(container, "env").push(json!({"name": format!("AWS{times}"), "value": "r"}));
+                    json::list_mut(container, "env")
+                        .push(json!({"name": format!("AWS{times}"), "value": "r"}));
                     json::list_mut(container, "volumeMounts")
                         .push(json!({"name": "data", "mountPath": format!("/aws{times}")}));
                 }
@@ -174,7 +199,9 @@ impl Rude {
             }
             Self::LimitsCpu => {
                 for container in init.iter_mut().filter(|container| ours::is_ours(container)) {
-                    if container.pointer("/resources/limits/cpu").is_none() && !qos_is_whole(&container["resources"]) {
+                    if container.pointer("/resources/limits/cpu").is_none()
+                        && !qos_is_whole(&container["resources"])
+                    {
                         container["resources"]["limits"]["cpu"] = "50m".into();
                     }
                 }
@@ -186,7 +213,8 @@ impl Rude {
                 for volume in json::list_mut(spec, "volumes") {
                     if volume.get("projected").is_some() {
                         volume["projected"]["defaultMode"] = 420.into();
-                        volume["projected"]["sources"][0]["downwardAPI"]["items"][0]["fieldRef"]["apiVersion"] = "v1".into();
+                        volume["projected"]["sources"][0]["downwardAPI"]["items"][0]["fieldRef"]
+                            ["apiVersion"] = "v1".into();
                     }
                 }
             }

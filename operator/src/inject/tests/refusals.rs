@@ -9,47 +9,80 @@ fn with(name: &str, edit: impl Fn(&mut Value)) -> Value {
 }
 
 fn annotated(key: &str, value: &str) -> Value {
-    with("plain", |pod| pod["metadata"]["annotations"] = json!({key: value}))
+    with("plain", |pod| {
+        pod["metadata"]["annotations"] = json!({key: value})
+    })
 }
 
 #[test]
 fn what_a_pod_says_wrongly_is_refused_by_name() {
     let reason = |pod: &Value| refused(pod, &settings()).0;
     for memory in ["", "64", "lots", "-1Gi", "1Mi", "17Ti", "1e30"] {
-        assert_eq!(reason(&annotated(names::MEMORY, memory)), Reason::AnnotationInvalid, "{memory}");
+        assert_eq!(
+            reason(&annotated(names::MEMORY, memory)),
+            Reason::AnnotationInvalid,
+            "{memory}"
+        );
     }
-    assert_eq!(reason(&annotated(names::MEMORY, "65Gi")), Reason::ResourcesExceeded);
+    assert_eq!(
+        reason(&annotated(names::MEMORY, "65Gi")),
+        Reason::ResourcesExceeded
+    );
     injected(&annotated(names::MEMORY, "64Gi"), &settings());
-    assert_eq!(reason(&annotated(names::HOOK, "arg")), Reason::AnnotationInvalid);
+    assert_eq!(
+        reason(&annotated(names::HOOK, "arg")),
+        Reason::AnnotationInvalid
+    );
     for path in ["", "/a\n/b"] {
-        assert_eq!(reason(&annotated(names::PYTHON_PATH, path)), Reason::AnnotationInvalid);
+        assert_eq!(
+            reason(&annotated(names::PYTHON_PATH, path)),
+            Reason::AnnotationInvalid
+        );
     }
-    assert_eq!(reason(&annotated(names::CONTAINER, "other")), Reason::ContainerNotFound);
+    assert_eq!(
+        reason(&annotated(names::CONTAINER, "other")),
+        Reason::ContainerNotFound
+    );
     let mut long = settings();
     long.pool = "p".repeat(64);
     let (reason, patch) = refused(&annotated(names::POOL, &long.pool), &long);
     assert_eq!(reason, Reason::AnnotationInvalid);
-    assert!(!json!(patch).to_string().contains("labels"), "no label that the API server refuses");
+    assert!(
+        !json!(patch).to_string().contains("labels"),
+        "no label that the API server refuses"
+    );
 }
 
 #[test]
 fn what_is_somebody_elses_is_left_alone() {
     let reason = |pod: &Value| refused(pod, &settings()).0;
     let foreign = [
-        with("plain", |pod| pod["spec"]["initContainers"] = json!([{"name": "kvcachepool", "image": "x"}])),
-        with("plain", |pod| pod["spec"]["containers"][0]["name"] = "kvcachepool".into()),
-        with("plain", |pod| pod["spec"]["volumes"][0] = json!({"name": "kvcachepool", "emptyDir": {}})),
-        with("plain", |pod| pod["spec"]["containers"][0]["volumeMounts"][0]["mountPath"] = "/kvcachepool/".into()),
+        with("plain", |pod| {
+            pod["spec"]["initContainers"] = json!([{"name": "kvcachepool", "image": "x"}])
+        }),
+        with("plain", |pod| {
+            pod["spec"]["containers"][0]["name"] = "kvcachepool".into()
+        }),
+        with("plain", |pod| {
+            pod["spec"]["volumes"][0] = json!({"name": "kvcachepool", "emptyDir": {}})
+        }),
+        with("plain", |pod| {
+            pod["spec"]["containers"][0]["volumeMounts"][0]["mountPath"] = "/kvcachepool/".into()
+        }),
     ];
     for pod in foreign {
         assert_eq!(reason(&pod), Reason::AlreadyInjectedByOther);
     }
-    let taken = with("plain", |pod| pod["spec"]["containers"][0]["ports"][0]["containerPort"] = 9797.into());
+    let taken = with("plain", |pod| {
+        pod["spec"]["containers"][0]["ports"][0]["containerPort"] = 9797.into()
+    });
     assert_eq!(reason(&taken), Reason::PortTaken);
     let mut moved = settings();
     moved.config.admin.listen.set_port(9798);
     injected(&taken, &moved);
-    let windows = with("plain", |pod| pod["spec"]["os"] = json!({"name": "windows"}));
+    let windows = with("plain", |pod| {
+        pod["spec"]["os"] = json!({"name": "windows"})
+    });
     assert_eq!(reason(&windows), Reason::OsUnsupported);
     let mirror = annotated("kubernetes.io/config.mirror", "x");
     assert_eq!(inject(&mirror, &settings()), Outcome::Unchanged);
@@ -57,7 +90,11 @@ fn what_is_somebody_elses_is_left_alone() {
 
 #[test]
 fn engines_over_several_pods_and_other_caches_are_seen_in_every_form() {
-    let shell = |text: &str| with("best-effort", |pod| pod["spec"]["containers"][0]["command"] = json!(["sh", "-c", text]));
+    let shell = |text: &str| {
+        with("best-effort", |pod| {
+            pod["spec"]["containers"][0]["command"] = json!(["sh", "-c", text])
+        })
+    };
     for text in [
         "vllm serve m --nnodes 2 --node-rank 0",
         "vllm serve m --nnodes=$(LWS_GROUP_SIZE)",
@@ -66,7 +103,11 @@ fn engines_over_several_pods_and_other_caches_are_seen_in_every_form() {
         "/opt/venv/bin/ray start --head; vllm serve m",
         "bash ./multi-node-serving.sh worker",
     ] {
-        assert_eq!(refused(&shell(text), &settings()).0, Reason::MultiNodeUnsupported, "{text}");
+        assert_eq!(
+            refused(&shell(text), &settings()).0,
+            Reason::MultiNodeUnsupported,
+            "{text}"
+        );
     }
     for text in [
         "vllm serve m --nnodes 1 --node-rank 0",
@@ -78,10 +119,14 @@ fn engines_over_several_pods_and_other_caches_are_seen_in_every_form() {
     }
     let group = |size: &str| {
         with("best-effort", |pod| {
-            pod["spec"]["containers"][0]["env"] = json!([{"name": "LWS_GROUP_SIZE", "value": size}]);
+            pod["spec"]["containers"][0]["env"] =
+                json!([{"name": "LWS_GROUP_SIZE", "value": size}]);
         })
     };
-    assert_eq!(refused(&group("2"), &settings()).0, Reason::MultiNodeUnsupported);
+    assert_eq!(
+        refused(&group("2"), &settings()).0,
+        Reason::MultiNodeUnsupported
+    );
     injected(&group("1"), &settings());
     for text in [
         "vllm serve m --kv-offloading-size 10",
@@ -90,13 +135,23 @@ fn engines_over_several_pods_and_other_caches_are_seen_in_every_form() {
         "python3 -m dynamo.vllm --connector nixl kvbm",
     ] {
         for settings in [settings(), compose()] {
-            assert_eq!(refused(&shell(text), &settings).0, Reason::OtherCachePresent, "{text}");
+            assert_eq!(
+                refused(&shell(text), &settings).0,
+                Reason::OtherCachePresent,
+                "{text}"
+            );
         }
     }
     let unreadable = shell("vllm serve m --kv-transfer-config \"$CONFIG\"");
-    assert_eq!(refused(&unreadable, &settings()).0, Reason::ConnectorPresent);
+    assert_eq!(
+        refused(&unreadable, &settings()).0,
+        Reason::ConnectorPresent
+    );
     injected(&unreadable, &compose());
-    injected(&shell("vllm serve m --kv-transfer-config '{\"kv_connector\": \"KVCachePoolConnector\"}'"), &settings());
+    injected(
+        &shell("vllm serve m --kv-transfer-config '{\"kv_connector\": \"KVCachePoolConnector\"}'"),
+        &settings(),
+    );
 }
 
 #[test]
@@ -106,12 +161,21 @@ fn a_pool_that_is_off_or_gone_leaves_injected_pods_alone() {
     assert_eq!(refused(&pod("plain"), &off).0, Reason::PoolDisabled);
     let after = injected(&pod("plain"), &settings());
     assert_eq!(inject(&after, &off), Outcome::Unchanged);
-    assert_eq!(refuse(&after, Reason::PoolNotFound, "gone"), Outcome::Unchanged);
-    let Outcome::Refuse { patch, .. } = refuse(&pod("llm-d-guide"), Reason::PoolNotFound, &"é".repeat(2000)) else {
+    assert_eq!(
+        refuse(&after, Reason::PoolNotFound, "gone"),
+        Outcome::Unchanged
+    );
+    let Outcome::Refuse { patch, .. } =
+        refuse(&pod("llm-d-guide"), Reason::PoolNotFound, &"é".repeat(2000))
+    else {
         panic!("not refused");
     };
     let stamped = patched(&pod("llm-d-guide"), &patch);
-    assert_eq!(json::label(&stamped, names::POOL), Some("llama"), "found by label from now on");
+    assert_eq!(
+        json::label(&stamped, names::POOL),
+        Some("llama"),
+        "found by label from now on"
+    );
     assert_eq!(Report::of(&stamped).unwrap().message.len(), 1000);
 }
 
@@ -120,7 +184,10 @@ fn pods_at_their_limits_start_without_us() {
     let huge = |bytes: usize| {
         with("plain", |pod| {
             let value = "x".repeat(bytes);
-            pod["spec"]["containers"][0]["env"].as_array_mut().unwrap().push(json!({"name": "BIG", "value": value}));
+            pod["spec"]["containers"][0]["env"]
+                .as_array_mut()
+                .unwrap()
+                .push(json!({"name": "BIG", "value": value}));
         })
     };
     let before = huge(1 << 20);
@@ -143,15 +210,23 @@ fn what_is_no_pod_is_refused_without_a_patch() {
         json!({"metadata": {"annotations": []}}),
     ] {
         let (reason, patch) = refused(&value, &settings());
-        assert_eq!((reason, patch.is_empty()), (Reason::InjectionBroken, true), "{value}");
+        assert_eq!(
+            (reason, patch.is_empty()),
+            (Reason::InjectionBroken, true),
+            "{value}"
+        );
     }
-    let (reason, patch) = refused(&json!({"metadata": {}, "spec": {"containers": []}}), &settings());
+    let (reason, patch) = refused(
+        &json!({"metadata": {}, "spec": {"containers": []}}),
+        &settings(),
+    );
     assert_eq!((reason, patch.is_empty()), (Reason::InjectionBroken, false));
 }
 
 #[test]
 fn reasons_have_names_and_sentences_of_their_own() {
-    let names: std::collections::HashSet<_> = Reason::ALL.iter().map(|reason| reason.name()).collect();
+    let names: std::collections::HashSet<_> =
+        Reason::ALL.iter().map(|reason| reason.name()).collect();
     assert_eq!(names.len(), Reason::ALL.len());
     for reason in Reason::ALL {
         assert!(reason.sentence().ends_with('.'), "{reason}");
@@ -162,13 +237,22 @@ fn reasons_have_names_and_sentences_of_their_own() {
 fn the_docs_explain_every_reason_in_the_words_of_the_table() {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../docs/injection.md");
     let docs = std::fs::read_to_string(path).unwrap();
-    let rows: Vec<&str> = docs.lines().filter(|line| line.starts_with("| `")).collect();
+    let rows: Vec<&str> = docs
+        .lines()
+        .filter(|line| line.starts_with("| `"))
+        .collect();
     for reason in Reason::ALL {
         let row = format!("| `{reason}` | {} |", reason.sentence());
-        assert!(rows.contains(&row.as_str()), "docs/injection.md needs the row\n{row}");
+        assert!(
+            rows.contains(&row.as_str()),
+            "docs/injection.md needs the row\n{row}"
+        );
     }
     for row in rows {
         let name = row.split('`').nth(1).unwrap();
-        assert!(Reason::ALL.iter().any(|reason| reason.name() == name), "{name} is no reason");
+        assert!(
+            Reason::ALL.iter().any(|reason| reason.name() == name),
+            "{name} is no reason"
+        );
     }
 }
