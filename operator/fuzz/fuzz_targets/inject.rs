@@ -35,7 +35,11 @@ fuzz_target!(|text: &[u8]| {
                 let after = applied(&pod, &patch);
                 assert_eq!(after.get("spec"), pod.get("spec"));
                 match inject::inject(&after, &settings) {
-                    Outcome::Refuse { reason: again, patch, .. } => {
+                    Outcome::Refuse {
+                        reason: again,
+                        patch,
+                        ..
+                    } => {
                         assert_eq!((again, patch.is_empty()), (reason, true));
                     }
                     other => panic!("{reason}, then {other:?}"),

@@ -111,7 +111,8 @@ impl Quantity {
 
     /// Whole units, rounded up; `None` below zero.
     pub fn units(self) -> Option<u64> {
-        u64::try_from(self.nanos.checked_add(NANO - 1)? / NANO).ok()
+        let nanos = u128::try_from(self.nanos).ok()?;
+        u64::try_from(nanos.div_ceil(NANO.unsigned_abs())).ok()
     }
 
     /// What this is more than `other`; nothing where it is not.

@@ -149,7 +149,7 @@ fn scrub(value: &mut Value) {
                     if report.get("hash").is_some() {
                         report["hash"] = "<hash>".into();
                     }
-                    *value = report.to_string().into();
+                    *value = report;
                 } else {
                     scrub(value);
                 }
