@@ -257,7 +257,11 @@ proptest! {
             prop_assert_eq!(inject(&pod, &settings()), Outcome::Unchanged);
             prop_assert!(Report::of(&pod).is_some());
             let sidecar = resources::found_sidecar(&pod["spec"]).unwrap();
-            prop_assert_eq!(json::list(sidecar, "volumeMounts").len() >= 3, true);
+            prop_assert!(json::list(sidecar, "volumeMounts").len() >= 3);
+            if matches!(rude, Rude::AddsToEveryContainer) {
+                let added = format!("AWS{times}");
+                prop_assert!(json::position(json::list(sidecar, "env"), &added).is_some(), "what others add stays");
+            }
         }
     }
 }
