@@ -1,6 +1,6 @@
-"""The image of the Dockerfile without docker: an archive for `docker load` and `ctr images import`, the same bytes from the same programs.
+"""The image of the Dockerfile without docker: an archive for `docker load` and `ctr images import`.
 
-    tools/image/archive.py IMAGE FOLDER-OF-PROGRAMS ARCHIVE
+The same programs give the same bytes. Arguments: IMAGE FOLDER-OF-PROGRAMS ARCHIVE.
 """
 
 from __future__ import annotations
