@@ -124,6 +124,11 @@ pub const SHELL: &[Metric] = &[
         "Changed config files, by what became of them: applied, invalid.",
     ),
     gauge(
+        "config_generation",
+        &[],
+        "pool.generation of the config in effect.",
+    ),
+    gauge(
         "config_restart_needed",
         &["key"],
         "1 for every changed key that takes effect only at the next start.",

@@ -6,6 +6,7 @@ use crate::serve::daemon::Daemon;
 use crate::sessions::ConnId;
 use kvcachepool_protocol::frame::{FLAG_ERROR, FLAG_REPLY, Op, frame};
 use kvcachepool_protocol::message::{Admin, ErrorBody, ErrorCode, encode};
+use kvcachepool_protocol::status::Flush;
 use serde::Serialize;
 use serde_json::json;
 
@@ -38,12 +39,14 @@ fn perform(daemon: &Daemon, shell: &Shell, request: &Admin) -> Result<Vec<u8>, E
     match request.op.as_str() {
         "status" => return body(&daemon.status()),
         "health" => return body(&json!({ "ready": daemon.is_ready() })),
+        // Memory is the only tier so far: there is none that could be written to.
+        "flush" => return body(&Flush::default()),
         "lookup" | "clear" | "pin" | "unpin" => {}
         other => {
             return Err(refuse(
                 ErrorCode::NotFound,
                 format!(
-                    "no operation {other:?}; there are status, health, lookup, clear, pin, unpin"
+                    "no operation {other:?}; there are status, health, flush, lookup, clear, pin, unpin"
                 ),
             ));
         }

@@ -4,6 +4,7 @@ use kvcachepool_protocol::PROTOCOL_VERSION;
 use kvcachepool_protocol::frame::{FLAG_ERROR, HEADER_BYTES, Header, Op, frame};
 use kvcachepool_protocol::message::{Admin, ErrorBody, Hello, Role, decode, encode};
 use kvcachepool_protocol::status::Status;
+use serde::de::DeserializeOwned;
 use std::io::{Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::os::unix::net::UnixStream;
@@ -50,8 +51,8 @@ pub fn over_http(url: &str) -> Result<Status, String> {
     serde_json::from_str(body).map_err(|e| format!("{url}: not a status: {e}"))
 }
 
-/// HELLO as a tool, then the ADMIN operation `status`.
-pub fn over_socket(path: &Path) -> Result<Status, String> {
+/// HELLO as a tool, then one ADMIN operation that needs no token.
+pub fn over_socket<T: DeserializeOwned>(path: &Path, operation: &str) -> Result<T, String> {
     let shown = path.display();
     let failed = |e: std::io::Error| {
         format!("{shown}: {e}; is the sidecar running, and is this its `socket`?")
@@ -81,7 +82,7 @@ pub fn over_socket(path: &Path) -> Result<Status, String> {
         &encode(&hello).map_err(|e| e.to_string())?,
     )?;
     let question = Admin {
-        op: "status".into(),
+        op: operation.into(),
         keys: Vec::new(),
         ttl_s: 0,
         token: String::new(),

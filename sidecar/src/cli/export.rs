@@ -8,11 +8,12 @@ use std::process::ExitCode;
 
 static PACKAGE: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/connector/kvcachepool");
 const NAME: &str = "kvcachepool";
-const VERSION: &str = env!("CARGO_PKG_VERSION");
+/// Version of the connector that this binary carries.
+pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// What the connector does where the user configured another one.
-#[derive(Debug, Clone, Copy, clap::ValueEnum)]
-enum ExistingConnector {
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum ExistingConnector {
     /// Leave it alone; the cache is off, by name.
     Refuse,
     /// Put ours beside it (prefill/decode transports only; other caches are always refused).
@@ -30,27 +31,55 @@ pub struct Args {
 }
 
 pub fn main(args: &Args) -> Result<ExitCode, String> {
-    let folder = &args.folder;
-    let failed = |what: &Path| {
-        let what = what.display().to_string();
-        move |e: std::io::Error| format!("{what}: {e}")
+    write(&args.folder, args.existing_connector).map_err(|e| e.to_string())?;
+    println!("{}", args.folder.join(NAME).display());
+    println!("start vLLM with PYTHONPATH={}", args.folder.display());
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A file or folder cannot be written.
+#[derive(Debug, thiserror::Error)]
+#[error("{}: {source}", path.display())]
+pub struct ExportError {
+    path: PathBuf,
+    /// What the kernel said.
+    pub source: std::io::Error,
+}
+
+/// Writes package, metadata and settings. What is right already is not touched.
+pub fn write(folder: &Path, existing: ExistingConnector) -> Result<(), ExportError> {
+    let failed = |path: &Path| {
+        let path = path.to_owned();
+        move |source| ExportError { path, source }
     };
     std::fs::create_dir_all(folder).map_err(failed(folder))?;
     let package = folder.join(NAME);
     place(&package, &python_files()).map_err(failed(&package))?;
     let info = folder.join(format!("{NAME}-{VERSION}.dist-info"));
     place(&info, &metadata()).map_err(failed(&info))?;
-    remove_other_versions(folder, &info).map_err(failed(folder))?;
+    for (_, other) in versions(folder).into_iter().filter(|(v, _)| v != VERSION) {
+        // Metadata of another version would register the plugin twice.
+        remove(&other).map_err(failed(&other))?;
+    }
     let settings = folder.join("settings.json");
-    let value = match args.existing_connector {
+    let value = match existing {
         ExistingConnector::Refuse => "Refuse",
         ExistingConnector::Compose => "Compose",
     };
     let text = serde_json::json!({ "existingConnector": value }).to_string() + "\n";
-    place_file(&settings, text.as_bytes()).map_err(failed(&settings))?;
-    println!("{}", package.display());
-    println!("start vLLM with PYTHONPATH={}", folder.display());
-    Ok(ExitCode::SUCCESS)
+    place_file(&settings, text.as_bytes()).map_err(failed(&settings))
+}
+
+/// Versions of the connector whose metadata lies in a folder, with the paths of it.
+pub fn versions(folder: &Path) -> Vec<(String, PathBuf)> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    entries
+        .filter_map(|entry| {
+            let name = entry.file_name().into_string().ok()?;
+            let rest = name.strip_prefix(NAME)?.strip_prefix('-')?;
+            Some((rest.strip_suffix(".dist-info")?.to_owned(), entry.path()))
+        })
+        .collect()
 }
 
 /// Files by path below the package: sources and data, no caches and no tests.
@@ -112,24 +141,34 @@ fn place(folder: &Path, files: &BTreeMap<PathBuf, Vec<u8>>) -> std::io::Result<(
         return Ok(());
     }
     let fresh = beside(folder);
-    remove(&fresh)?;
+    let placed = write_files(&fresh, files).and_then(|()| swap(&fresh, folder));
+    // The old files, or what could be written of the new ones: a full folder must not stay fuller.
+    remove(&fresh).and(placed)
+}
+
+fn write_files(folder: &Path, files: &BTreeMap<PathBuf, Vec<u8>>) -> std::io::Result<()> {
+    remove(folder)?;
     for (path, bytes) in files {
-        let path = fresh.join(path);
-        std::fs::create_dir_all(path.parent().unwrap_or(&fresh))?;
+        let path = folder.join(path);
+        std::fs::create_dir_all(path.parent().unwrap_or(folder))?;
         std::fs::write(path, bytes)?;
     }
+    Ok(())
+}
+
+/// Puts `fresh` in the place of `folder`, and what was there in the place of `fresh`.
+fn swap(fresh: &Path, folder: &Path) -> std::io::Result<()> {
     if !folder.exists() {
-        return std::fs::rename(&fresh, folder);
+        return std::fs::rename(fresh, folder);
     }
-    match renameat_with(CWD, &fresh, CWD, folder, RenameFlags::EXCHANGE) {
-        Ok(()) => {}
+    match renameat_with(CWD, fresh, CWD, folder, RenameFlags::EXCHANGE) {
+        Ok(()) => Ok(()),
         // A file system that cannot exchange: a moment without the folder.
         Err(_) => {
             remove(folder)?;
-            std::fs::rename(&fresh, folder)?;
+            std::fs::rename(fresh, folder)
         }
     }
-    remove(&fresh)
 }
 
 fn holds(folder: &Path, files: &BTreeMap<PathBuf, Vec<u8>>) -> bool {
@@ -150,8 +189,8 @@ fn place_file(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
         return Ok(());
     }
     let fresh = beside(path);
-    std::fs::write(&fresh, bytes)?;
-    std::fs::rename(fresh, path)
+    let placed = std::fs::write(&fresh, bytes).and_then(|()| std::fs::rename(&fresh, path));
+    remove(&fresh).and(placed)
 }
 
 /// A name in the same folder that no other process uses.
@@ -160,24 +199,15 @@ fn beside(path: &Path) -> PathBuf {
     path.with_file_name(format!(".{name}.{}.new", std::process::id()))
 }
 
-fn remove(folder: &Path) -> std::io::Result<()> {
-    match std::fs::remove_dir_all(folder) {
+/// Removes a file or a folder with all that is in it, if it is there.
+fn remove(path: &Path) -> std::io::Result<()> {
+    match std::fs::remove_dir_all(path).or_else(|e| match e.kind() {
+        std::io::ErrorKind::NotADirectory => std::fs::remove_file(path),
+        _ => Err(e),
+    }) {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(e),
         _ => Ok(()),
     }
-}
-
-/// Metadata of another version would register the plugin twice.
-fn remove_other_versions(folder: &Path, keep: &Path) -> std::io::Result<()> {
-    for entry in std::fs::read_dir(folder)? {
-        let path = entry?.path();
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        let ours = name.starts_with(&format!("{NAME}-")) && name.ends_with(".dist-info");
-        if ours && path != keep {
-            remove(&path)?;
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -1,9 +1,13 @@
 //! The command line. Each subcommand is one file; nothing here lives longer than its command.
 
+mod ask;
 mod config;
 mod export;
+mod flush;
+mod init;
 mod status;
 
+use crate::config_file::Files;
 use clap::{Parser, Subcommand};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -31,18 +35,17 @@ struct Cli {
 enum Command {
     /// Run the sidecar: a supervisor that holds the memory, and the engine below it.
     #[command(
-        after_help = "Ends on SIGTERM or SIGINT. SIGHUP reads the config again; so does a change of the file, within a second.
+        after_help = "Ends on SIGTERM or SIGINT. SIGHUP reads the config again; so does a change of a file, within a second.
+With --pool-config, the file with the higher pool.generation is in effect; socket, admin.listen and what decides how much memory
+is needed (memory.size, memory.hugePages, limits.indexEntries) always come from --config. A pool's file that is missing counts
+for nothing, one that is wrong is named in the status.
 A wrong config, a missing file or an arena that does not fit is a state that /readyz, /metrics and `status` name, not an exit.
 
 Examples:
   kvcachepool-sidecar config --defaults > config.v1.yaml   # every key with its meaning
   kvcachepool-sidecar run --config config.v1.yaml"
     )]
-    Run {
-        /// Config file (YAML). Without it every key has its default.
-        #[arg(long, value_name = "FILE", env = "KVCACHEPOOL_CONFIG")]
-        config: Option<PathBuf>,
-    },
+    Run(ConfigFiles),
     /// Print or check a config.
     #[command(after_help = "Examples:
   kvcachepool-sidecar config --defaults                    # every key with its meaning, range and default
@@ -58,6 +61,23 @@ Example:
   PYTHONPATH=/tmp/kvcp vllm serve <model>"
     )]
     ExportConnector(export::Args),
+    /// Prepare the folder that sidecar and vLLM share, before vLLM starts.
+    #[command(
+        after_help = "Writes the connector and waits for the sidecar's socket, at most for --wait. Always exits with 0, so that vLLM starts in any case; one
+line of JSON says what happened. Reasons: FolderNotWritable, FolderFull, ConnectorNotWritten, SocketNotOpen.
+
+Example:
+  kvcachepool-sidecar init --folder /kvcachepool --existing-connector refuse"
+    )]
+    Init(init::Args),
+    /// Begin to write what only this sidecar holds to the tiers below; for a preStop hook.
+    #[command(
+        after_help = "Returns within a second and always exits with 0. The sidecar serves on. With memory as the only tier there is nothing to flush.
+
+Example:
+  kvcachepool-sidecar flush --socket /kvcachepool/sidecar.sock"
+    )]
+    Flush(flush::Args),
     /// Show what a running sidecar holds and whom it serves.
     #[command(after_help = "Examples:
   kvcachepool-sidecar status                               # http://127.0.0.1:9797
@@ -67,25 +87,44 @@ Example:
     Status(status::Args),
     /// The engine process; started by `run`.
     #[command(hide = true)]
-    Engine {
-        #[arg(long)]
-        config: Option<PathBuf>,
-    },
+    Engine(ConfigFiles),
+}
+
+#[derive(Debug, clap::Args)]
+struct ConfigFiles {
+    /// Config file (YAML). Without it every key has its default.
+    #[arg(long, value_name = "FILE", env = "KVCACHEPOOL_CONFIG")]
+    config: Option<PathBuf>,
+    /// Config file of the whole pool, if there is one; in effect while it is newer.
+    #[arg(long, value_name = "FILE")]
+    pool_config: Option<PathBuf>,
+}
+
+impl From<ConfigFiles> for Files {
+    fn from(args: ConfigFiles) -> Self {
+        Self {
+            pod: args.config,
+            pool: args.pool_config,
+        }
+    }
 }
 
 /// Runs the command of this process's arguments.
 pub fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
-        Command::Run { config } => {
-            let loaded = crate::config_file::load(config.as_deref());
+        Command::Run(files) => {
+            let files = Files::from(files);
+            let loaded = files.load();
             crate::log::start(&loaded.map(|l| l.config.log).unwrap_or_default());
-            crate::supervisor::run(config.as_deref())
+            crate::supervisor::run(&files)
                 .map(|()| ExitCode::SUCCESS)
                 .map_err(|e| e.to_string())
         }
-        Command::Engine { config } => crate::serve::run(config.as_deref())
+        Command::Engine(files) => crate::serve::run(&files.into())
             .map(|code| ExitCode::from(u8::try_from(code).unwrap_or(1)))
             .map_err(|e| e.to_string()),
+        Command::Init(args) => Ok(init::main(&args)),
+        Command::Flush(args) => Ok(flush::main(&args)),
         Command::Config(args) => config::main(&args),
         Command::ExportConnector(args) => export::main(&args),
         Command::Status(args) => status::main(&args),

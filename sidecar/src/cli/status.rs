@@ -1,8 +1,9 @@
 //! `status`: asks a running sidecar over HTTP or over its socket, and prints a table or the JSON.
 
-mod ask;
 mod table;
 
+use super::ask;
+use kvcachepool_protocol::status::Status;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -24,8 +25,8 @@ pub struct Args {
 }
 
 pub fn main(args: &Args) -> Result<ExitCode, String> {
-    let status = match &args.socket {
-        Some(path) => ask::over_socket(path)?,
+    let status: Status = match &args.socket {
+        Some(path) => ask::over_socket(path, "status")?,
         None => ask::over_http(&args.url)?,
     };
     if args.json {

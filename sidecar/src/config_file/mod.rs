@@ -1,9 +1,11 @@
-//! The config file on disk: reading it, noticing that it changed, and what of it the engine's core is told.
+//! The config on disk: reading it, noticing that it changed, and what of it the engine's core is told.
 //! What keys there are and what they mean is the protocol crate's.
 
 mod core;
+mod files;
 
 pub use self::core::core_config;
+pub use self::files::Files;
 
 use kvcachepool_protocol::config::{Config, ConfigError, UnknownKey};
 use std::net::SocketAddr;
@@ -41,19 +43,29 @@ impl ConfigFileError {
 }
 
 /// A config that was read.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug)]
 pub struct Loaded {
     /// Its values.
     pub config: Config,
     /// Keys that this version does not know (managed mode only: by hand they are errors).
     pub unknown: Vec<UnknownKey>,
+    /// Why the pool's file is not looked at; the pod's is in effect then.
+    pub pool_refused: Option<ConfigFileError>,
 }
 
-/// Reads the file; no path = all defaults.
+/// Reads one file; no path = all defaults.
 pub fn load(path: Option<&Path>) -> Result<Loaded, ConfigFileError> {
+    parse(path, false)
+}
+
+fn parse(path: Option<&Path>, managed: bool) -> Result<Loaded, ConfigFileError> {
     let text = read(path)?;
-    match Config::parse(&text, false) {
-        Ok((config, unknown)) => Ok(Loaded { config, unknown }),
+    match Config::parse(&text, managed) {
+        Ok((config, unknown)) => Ok(Loaded {
+            config,
+            unknown,
+            pool_refused: None,
+        }),
         Err(source) => Err(ConfigFileError::Invalid {
             path: path.unwrap_or(Path::new("")).to_owned(),
             source,
@@ -69,11 +81,6 @@ fn read(path: Option<&Path>) -> Result<String, ConfigFileError> {
         path: path.to_owned(),
         source,
     })
-}
-
-/// Content hash of the file, to notice a change. Polled, because a mounted ConfigMap changes by swapping a link above the file.
-pub fn fingerprint(path: Option<&Path>) -> Option<blake3::Hash> {
-    read(path).ok().map(|text| blake3::hash(text.as_bytes()))
 }
 
 /// The socket, also of a file that is wrong elsewhere. `None`: there is no file that could say which, or what it says is none.

@@ -2,6 +2,7 @@
 
 use super::shell::Shell;
 use crate::admin::metrics::Metrics;
+use crate::config_file::Files;
 use crate::engine::Found;
 use crate::sessions::AdminError;
 use crate::supervisor::link::Boot;
@@ -10,7 +11,6 @@ use kvcachepool_protocol::config::Config;
 use kvcachepool_protocol::status::{PoolName, Reason, State, Status};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
@@ -18,7 +18,7 @@ use std::time::Instant;
 /// Version of this binary.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// State of the config file against what runs.
+/// State of the config files against what runs.
 #[derive(Debug, Clone, Default)]
 pub struct ConfigState {
     /// What runs.
@@ -32,7 +32,7 @@ pub struct ConfigState {
 /// One per engine process.
 pub struct Daemon {
     /// Where the config came from.
-    pub config_path: Option<PathBuf>,
+    pub config_files: Files,
     /// Counters and gauges.
     pub metrics: Arc<Metrics>,
     /// What the supervisor said.
@@ -52,12 +52,12 @@ pub struct Daemon {
 
 impl Daemon {
     /// A process at its start.
-    pub fn new(config_path: Option<PathBuf>, config: Config, boot: Boot, started: Instant) -> Self {
+    pub fn new(config_files: Files, config: Config, boot: Boot, started: Instant) -> Self {
         let metrics = Arc::new(Metrics::new());
         metrics.set("build_info", &[VERSION, &PROTOCOL_VERSION.to_string()], 1.0);
         metrics.add("engine_starts_total", &[], boot.starts);
         Self {
-            config_path,
+            config_files,
             metrics,
             boot,
             started,
@@ -190,6 +190,7 @@ impl Daemon {
             name: config.effective.pool.name,
             namespace: config.effective.pool.namespace,
         };
+        status.config_generation = config.effective.pool.generation;
         status.restart_needed = config.restart_needed.iter().map(|k| (*k).into()).collect();
         status.config_error = config.error;
         (status.state, status.reasons) = self.health_with((status.state, status.reasons));

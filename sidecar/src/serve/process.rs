@@ -6,7 +6,7 @@ use super::descriptors::Descriptors;
 use super::host::{Live, Machine};
 use super::shell::{Parts, Posted, Shell};
 use super::{listener, reload, watch};
-use crate::config_file::{self, Loaded, core_config};
+use crate::config_file::{self, Files, Loaded, core_config};
 use crate::sessions::{Core, Input, Start};
 use crate::shm::arena::Arena;
 use crate::shm::lockfile::LockFile;
@@ -48,9 +48,9 @@ pub enum EngineError {
 }
 
 /// Runs until SIGTERM (returns 0) or until a restart is wanted (returns [`EXIT_RESTART`]).
-pub fn run(config_path: Option<&Path>) -> Result<i32, EngineError> {
+pub fn run(config_files: &Files) -> Result<i32, EngineError> {
     let started = Instant::now();
-    let loaded = config_file::load(config_path);
+    let loaded = config_files.load();
     let config = loaded
         .as_ref()
         .map(|l| l.config.clone())
@@ -61,12 +61,7 @@ pub fn run(config_path: Option<&Path>) -> Result<i32, EngineError> {
     let Handover { boot, admin, arena } = link
         .handover()
         .map_err(|e| EngineError::NoSupervisor(e.to_string()))?;
-    let daemon = Arc::new(Daemon::new(
-        config_path.map(Path::to_owned),
-        config,
-        boot,
-        started,
-    ));
+    let daemon = Arc::new(Daemon::new(config_files.clone(), config, boot, started));
     match admin {
         Some(listener) => serve_admin(&daemon, &link, listener)?,
         None => await_admin(daemon.clone(), link.clone())?,
@@ -163,6 +158,7 @@ async fn serve(
     reload::in_effect(daemon, config.clone(), waiting);
     info!(version = VERSION, config = %effective_line(&config), "engine starts");
     reload::unknown_keys(daemon, &loaded);
+    reload::pool_file(daemon, &loaded);
     let lock = Arc::new(lock_file(daemon, &config_file::lock_path(&config.socket)).await);
     let before = count_boot(daemon, &lock);
     // Empty until here: this is the only place that sets it.

@@ -1,25 +1,25 @@
-//! Taking in a changed config file: what can change does, what needs a restart is named, what is wrong is reported and left out.
+//! Taking in changed config files: what can change does, what needs a restart is named, what is wrong is reported and left out.
 
 use super::daemon::Daemon;
-use crate::config_file::{self, core_config};
+use crate::config_file::{ConfigFileError, Loaded, core_config};
 use crate::log;
 use kvcachepool_protocol::config::Config;
 use std::time::Duration;
 use tracing::{info, warn};
 
-/// How often the file's content is looked at. A SIGHUP looks at once.
+/// How often the files' content is looked at. A SIGHUP looks at once.
 pub const POLL: Duration = Duration::from_secs(1);
 
-/// Looks at the file for ever; `again` = SIGHUP.
+/// Looks at the files for ever; `again` = SIGHUP.
 pub async fn watch(daemon: &Daemon, mut again: tokio::signal::unix::Signal) {
-    let path = daemon.config_path.as_deref();
-    let mut seen = config_file::fingerprint(path);
+    let files = &daemon.config_files;
+    let mut seen = files.fingerprint();
     loop {
         let asked = tokio::select! {
             () = tokio::time::sleep(POLL) => false,
             _ = again.recv() => true,
         };
-        let now = config_file::fingerprint(path);
+        let now = files.fingerprint();
         // A file that is gone for a moment (a mount being swapped) changes nothing.
         if asked || (now.is_some() && now != seen) {
             seen = now;
@@ -28,27 +28,18 @@ pub async fn watch(daemon: &Daemon, mut again: tokio::signal::unix::Signal) {
     }
 }
 
-/// Waits until the file can be used; for a process that started with one that could not.
+/// Waits until the pod's file can be used; for a process that started with one that could not.
 pub async fn usable(daemon: &Daemon) {
-    let path = daemon.config_path.as_deref();
-    while config_file::load(path).is_err() {
+    while daemon.config_files.load().is_err() {
         tokio::time::sleep(POLL).await;
     }
 }
 
 fn take(daemon: &Daemon) {
-    let loaded = match config_file::load(daemon.config_path.as_deref()) {
+    let loaded = match daemon.config_files.load() {
         Ok(loaded) => loaded,
-        Err(e) => {
-            warn!(error = %e, "the changed config is not used");
-            daemon.metrics.add("config_reloads_total", &["invalid"], 1);
-            daemon.degrade(e.code(), e.to_string());
-            daemon.change_config(|state| state.error = e.to_string());
-            return;
-        }
+        Err(e) => return refused(daemon, &e),
     };
-    daemon.recovered("ConfigInvalid");
-    daemon.recovered("ConfigUnreadable");
     let running = daemon.config().effective;
     let changes = running.changes(&loaded.config);
     let effective = running.with_live_from(&loaded.config);
@@ -64,11 +55,34 @@ fn take(daemon: &Daemon) {
         "config changed"
     );
     in_effect(daemon, effective, changes.restart);
+    pool_file(daemon, &loaded);
 }
 
-/// Notes what runs from now on, and which keys of the file wait for a restart.
+/// The changed config cannot be used: what runs goes on.
+fn refused(daemon: &Daemon, e: &ConfigFileError) {
+    warn!(error = %e, "the changed config is not used");
+    daemon.metrics.add("config_reloads_total", &["invalid"], 1);
+    daemon.degrade(e.code(), e.to_string());
+    daemon.change_config(|state| state.error = e.to_string());
+}
+
+/// Says whether the pool's file could be used; the pod's counts alone where it could not. Behind [`in_effect`], which takes all
+/// earlier errors back.
+pub fn pool_file(daemon: &Daemon, loaded: &Loaded) {
+    if let Some(e) = &loaded.pool_refused {
+        refused(daemon, e);
+    }
+}
+
+/// Notes what runs from now on, and which keys of the files wait for a restart.
 pub fn in_effect(daemon: &Daemon, effective: Config, waiting: Vec<&'static str>) {
+    daemon.recovered("ConfigInvalid");
+    daemon.recovered("ConfigUnreadable");
     daemon.metrics.clear("config_restart_needed");
+    let generation = effective.pool.generation;
+    daemon
+        .metrics
+        .set("config_generation", &[], generation as f64);
     for key in &waiting {
         daemon.metrics.set("config_restart_needed", &[key], 1.0);
     }
@@ -80,7 +94,7 @@ pub fn in_effect(daemon: &Daemon, effective: Config, waiting: Vec<&'static str>)
 }
 
 /// Keys that this version does not know: a warning and a metric, since only a managed file comes this far with any.
-pub fn unknown_keys(daemon: &Daemon, loaded: &config_file::Loaded) {
+pub fn unknown_keys(daemon: &Daemon, loaded: &Loaded) {
     daemon.metrics.clear("config_unknown_keys");
     for key in &loaded.unknown {
         warn!(key = %key, "the config has a key that this version does not know");

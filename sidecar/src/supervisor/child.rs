@@ -2,10 +2,10 @@
 //! supervisor dies, with the link as its standard input.
 #![allow(unsafe_code)]
 
+use crate::config_file::Files;
 use rustix::fd::OwnedFd;
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
 
 /// Name of the hidden subcommand.
@@ -16,15 +16,18 @@ pub const SUBCOMMAND: &str = "engine";
 pub const EXIT_RESTART: i32 = 75;
 
 /// Starts the engine. Its end is seen by reaping, so the handle is not kept.
-pub fn spawn(config: Option<&Path>, link: OwnedFd) -> std::io::Result<Pid> {
+pub fn spawn(config: &Files, link: OwnedFd) -> std::io::Result<Pid> {
     let mut command = Command::new("/proc/self/exe");
     command
         .arg0("kvcachepool-sidecar")
         .arg(SUBCOMMAND)
         .stdin(Stdio::from(link))
         .process_group(0);
-    if let Some(config) = config {
-        command.arg("--config").arg(config);
+    if let Some(pod) = &config.pod {
+        command.arg("--config").arg(pod);
+    }
+    if let Some(pool) = &config.pool {
+        command.arg("--pool-config").arg(pool);
     }
     let parent = rustix::process::getpid();
     // SAFETY: between fork and exec only system calls are made; nothing is allocated and no lock is taken.

@@ -6,8 +6,9 @@ mod backoff;
 pub mod child;
 mod heartbeat;
 pub mod link;
+mod listen;
 mod run;
 mod signals;
 mod standby;
 
-pub use run::{SupervisorError, run};
+pub use run::{SupervisorError, run, somebody_listens};

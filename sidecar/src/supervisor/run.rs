@@ -4,9 +4,10 @@ use super::backoff::Backoff;
 use super::child::{EXIT_RESTART, describe, spawn};
 use super::heartbeat::Heartbeat;
 use super::link::{self, Boot, Claim, FromEngine, LinkError, ToEngine};
+use super::listen;
 use super::signals::{self, Signal};
 use super::standby::Standby;
-use crate::config_file;
+use crate::config_file::{self, Files};
 use crate::shm::lockfile::{LockFile, LockFileError};
 use kvcachepool_protocol::config::Config;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -64,7 +65,7 @@ struct Held {
 }
 
 struct Supervisor {
-    config: Option<PathBuf>,
+    config: Files,
     claim: Claim,
     /// Keeps the byte locked that `claim` tells of.
     lock: Option<LockFile>,
@@ -83,7 +84,7 @@ struct Supervisor {
 }
 
 /// Runs until SIGTERM or SIGINT. Returns when the engine has ended after it.
-pub fn run(config: Option<&Path>) -> Result<(), SupervisorError> {
+pub fn run(config: &Files) -> Result<(), SupervisorError> {
     let kernel = |step| move |source| SupervisorError::Kernel { step, source };
     let signals = signals::open().map_err(kernel("signalfd"))?;
     let mut this = Supervisor::new(config, Instant::now());
@@ -121,9 +122,9 @@ pub fn run(config: Option<&Path>) -> Result<(), SupervisorError> {
 }
 
 impl Supervisor {
-    fn new(config: Option<&Path>, now: Instant) -> Self {
+    fn new(config: &Files, now: Instant) -> Self {
         Self {
-            config: config.map(Path::to_owned),
+            config: config.clone(),
             claim: Claim::NoConfig,
             lock: None,
             claims: Backoff::new(now),
@@ -159,7 +160,7 @@ impl Supervisor {
     /// Takes the sidecar's byte of the lock file beside the socket that the config file names now. Once that has succeeded, lock
     /// and socket stay the same for all engines until the container ends.
     fn claim(&mut self) {
-        let Some(socket) = config_file::socket(self.config.as_deref()) else {
+        let Some(socket) = config_file::socket(self.config.pod.as_deref()) else {
             self.claim = Claim::NoConfig;
             return;
         };
@@ -209,7 +210,7 @@ impl Supervisor {
 
     fn start(&mut self) -> std::io::Result<Engine> {
         let (ours, theirs) = link::pair()?;
-        let pid = spawn(self.config.as_deref(), theirs)?;
+        let pid = spawn(&self.config, theirs)?;
         self.standby.starts += 1;
         let boot = Boot {
             claim: self.claim.clone(),
@@ -246,7 +247,7 @@ impl Supervisor {
     /// A new engine goes by the config of now: another admin address takes the place of the one before. A file that cannot be
     /// read, as while it is being swapped, moves nothing.
     fn follow_admin_address(&mut self) {
-        let address = config_file::admin_listen(self.config.as_deref())
+        let address = config_file::admin_listen(self.config.pod.as_deref())
             .or(self.admin_address)
             .unwrap_or(Config::default().admin.listen);
         if self.admin_address != Some(address) {
@@ -266,11 +267,7 @@ impl Supervisor {
         if self.stopping.is_some() || now < self.listens.due() {
             return;
         }
-        let opened = TcpListener::bind(address).and_then(|listener| {
-            listener.set_nonblocking(true)?;
-            Ok(listener)
-        });
-        match opened {
+        match listen::open(address) {
             Ok(listener) => {
                 info!(%address, "admin port open");
                 self.admin_error.clear();
@@ -487,8 +484,9 @@ fn try_claim(socket: &Path) -> Result<Option<LockFile>, LockFileError> {
     Ok((!somebody_listens(socket)).then_some(lock))
 }
 
-/// Never blocks: a listener that accepts nothing, with as many connections waiting as it wants, is one too.
-fn somebody_listens(path: &Path) -> bool {
+/// Does a socket of this path take connections? Never blocks: a listener that accepts nothing, with as many connections waiting as it
+/// wants, is one too.
+pub fn somebody_listens(path: &Path) -> bool {
     let connected = SocketAddrUnix::new(path).and_then(|address| {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
@@ -539,7 +537,7 @@ mod tests {
             .args(["-c", &format!("exit {EXIT_RESTART}")])
             .spawn()
             .unwrap();
-        let mut supervisor = Supervisor::new(None, now);
+        let mut supervisor = Supervisor::new(&Files::default(), now);
         for _ in 0..100 {
             supervisor.starts.failed(now);
         }
@@ -564,7 +562,7 @@ mod tests {
         let start = Instant::now();
         let (ours, theirs) = link::pair().unwrap();
         let (mut child, pid) = stand_in();
-        let mut supervisor = Supervisor::new(None, start);
+        let mut supervisor = Supervisor::new(&Files::default(), start);
         supervisor.engine = Some(running(pid, ours, start));
         let ended = |s: &Supervisor| s.engine.as_ref().unwrap().ended_for.clone();
         let second = |n: u64| start + Duration::from_secs(n);
@@ -626,7 +624,11 @@ mod tests {
     fn a_config_file_that_is_gone_for_a_moment_does_not_move_the_admin_port() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("config.v1.yaml");
-        let mut supervisor = Supervisor::new(Some(&path), Instant::now());
+        let files = Files {
+            pod: Some(path.clone()),
+            pool: None,
+        };
+        let mut supervisor = Supervisor::new(&files, Instant::now());
         let mut follow = |text| {
             match text {
                 Some(text) => std::fs::write(&path, text).unwrap(),

@@ -26,10 +26,17 @@ fn write(out: &mut String, s: &Status) -> std::fmt::Result {
         s.engine_starts
     )?;
     if !s.pool.name.is_empty() {
-        writeln!(out, "pool       {}/{}", s.pool.namespace, s.pool.name)?;
+        writeln!(
+            out,
+            "pool       {}/{}, config of generation {}",
+            s.pool.namespace, s.pool.name, s.config_generation
+        )?;
     }
     if !s.restart_needed.is_empty() {
         writeln!(out, "restart    needed by {}", s.restart_needed.join(", "))?;
+    }
+    if !s.config_error.is_empty() {
+        writeln!(out, "config     not in use: {}", s.config_error)?;
     }
     let m = &s.memory;
     writeln!(

@@ -1,0 +1,128 @@
+//! The files that a config comes from. In Kubernetes there are two: one that travels in the pod, and one of the whole pool, which reaches
+//! pods later and may be missing. The newer one is in effect.
+
+use super::{ConfigFileError, Loaded, load, parse, read};
+use std::io::ErrorKind;
+use std::path::PathBuf;
+
+/// Where the config is.
+#[derive(Debug, Clone, Default)]
+pub struct Files {
+    /// File of this pod; none = all defaults. It says where to serve, and with how much memory.
+    pub pod: Option<PathBuf>,
+    /// File of the pool: in effect, but for what the pod was made for, while its generation is the higher one.
+    pub pool: Option<PathBuf>,
+}
+
+impl Files {
+    /// The config in effect. Only the pod's file can make it fail: without the pool's, or with one that is wrong, it counts alone.
+    pub fn load(&self) -> Result<Loaded, ConfigFileError> {
+        let pod = load(self.pod.as_deref())?;
+        let Some(path) = &self.pool else {
+            return Ok(pod);
+        };
+        Ok(match parse(Some(path), true) {
+            Ok(pool) => either(pod, pool),
+            Err(e) if e.is_absence() => pod,
+            Err(e) => Loaded {
+                pool_refused: Some(e),
+                ..pod
+            },
+        })
+    }
+
+    /// Hash of what the files hold, to notice a change; none while the pod's cannot be read. Polled, because a mounted volume changes by
+    /// swapping a link above its files.
+    pub fn fingerprint(&self) -> Option<blake3::Hash> {
+        let mut hasher = blake3::Hasher::new();
+        let pod = read(self.pod.as_deref()).ok()?;
+        hasher.update(&(pod.len() as u64).to_le_bytes());
+        hasher.update(pod.as_bytes());
+        if let Some(path) = &self.pool
+            && let Ok(pool) = read(Some(path))
+        {
+            hasher.update(b"pool");
+            hasher.update(pool.as_bytes());
+        }
+        Some(hasher.finalize())
+    }
+}
+
+fn either(pod: Loaded, pool: Loaded) -> Loaded {
+    let newer = pool.config.pool.generation > pod.config.pool.generation;
+    Loaded {
+        config: pod.config.or_newer(pool.config),
+        unknown: if newer { pool.unknown } else { pod.unknown },
+        pool_refused: None,
+    }
+}
+
+impl ConfigFileError {
+    /// There is no such file, or no folder that could hold it: an optional volume that has nothing to show.
+    fn is_absence(&self) -> bool {
+        matches!(self, Self::Unreadable { source, .. } if matches!(source.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kvcachepool_protocol::config::{ByteSize, LogLevel};
+
+    fn files(folder: &tempfile::TempDir) -> Files {
+        Files {
+            pod: Some(folder.path().join("pod.yaml")),
+            pool: Some(folder.path().join("pool/config.v1.yaml")),
+        }
+    }
+
+    fn write(path: &Option<PathBuf>, text: &str) {
+        let path = path.as_ref().unwrap();
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+    }
+
+    #[test]
+    fn the_pools_file_counts_while_it_is_newer_and_may_be_missing_or_wrong() {
+        let folder = tempfile::tempdir().unwrap();
+        let files = files(&folder);
+        assert!(
+            files.load().is_err(),
+            "without the pod's file nothing says where"
+        );
+        assert_eq!(files.fingerprint(), None);
+        write(&files.pod, "pool: {generation: 2}\nmemory: {size: 1Gi}\n");
+        let alone = files.load().unwrap();
+        assert_eq!(
+            (alone.config.pool.generation, alone.pool_refused.is_none()),
+            (2, true)
+        );
+        let before = files.fingerprint();
+
+        write(
+            &files.pool,
+            "pool: {generation: 3}\nmemory: {size: 2Gi}\nlog: {level: warn}\nnext: 1\n",
+        );
+        assert_ne!(files.fingerprint(), before);
+        let both = files.load().unwrap();
+        assert_eq!(both.config.pool.generation, 3);
+        assert_eq!(both.config.memory.size, ByteSize(1 << 30));
+        assert_eq!(both.config.log.level, LogLevel::Warn);
+        assert_eq!(
+            both.unknown[0].path, "next",
+            "it is the operator's: a warning"
+        );
+
+        write(&files.pool, "pool: {generation: three}\n");
+        let refused = files.load().unwrap();
+        assert_eq!(refused.config.pool.generation, 2);
+        let why = refused.pool_refused.unwrap().to_string();
+        assert!(
+            why.starts_with("ConfigInvalid") && why.contains("pool/config.v1.yaml"),
+            "{why}"
+        );
+
+        std::fs::remove_dir_all(folder.path().join("pool")).unwrap();
+        assert_eq!(files.fingerprint(), before);
+    }
+}
