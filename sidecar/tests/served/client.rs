@@ -14,7 +14,7 @@ use std::mem::MaybeUninit;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
-use crate::harness::DEADLINE;
+use crate::wait::DEADLINE;
 
 pub struct Answer {
     pub header: Header,

@@ -7,24 +7,11 @@ use std::net::{TcpListener, TcpStream};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
 
-pub const DEADLINE: Duration = Duration::from_secs(30);
+pub use crate::wait::{DEADLINE, wait_for};
 
 pub fn binary() -> &'static str {
     env!("CARGO_BIN_EXE_kvcachepool-sidecar")
-}
-
-/// Waits for a condition; a test that runs out of time says what it waited for.
-pub fn wait_for<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
-    let until = Instant::now() + DEADLINE;
-    loop {
-        if let Some(value) = condition() {
-            return value;
-        }
-        assert!(Instant::now() < until, "waited in vain for {what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
 }
 
 pub struct Sidecar {
@@ -80,11 +67,17 @@ impl Sidecar {
     }
 
     pub fn run(&mut self) {
-        self.run_below(Path::new("/dev/null"));
+        self.run_by("exec \"$@\"");
     }
 
     /// Runs in the cgroup whose `cgroup.procs` is given.
     pub fn run_below(&mut self, procs: &Path) {
+        let procs = procs.display();
+        self.run_by(&format!("echo $$ > {procs} && exec \"$@\""));
+    }
+
+    /// Runs what a shell makes of `$@`, the command line of the sidecar.
+    pub fn run_by(&mut self, script: &str) {
         let log = std::fs::OpenOptions::new()
             .create(true)
             .append(true)
@@ -92,10 +85,10 @@ impl Sidecar {
             .unwrap();
         let mut command = Command::new("sh");
         command
-            .args(["-c", "echo $$ > \"$1\" && exec \"$0\" run --config \"$2\""])
-            .arg(binary())
-            .arg(procs)
+            .args(["-c", script, "sh", binary(), "run", "--config"])
             .arg(self.config())
+            .arg("--pool-config")
+            .arg(self.pool_config())
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(log)
@@ -133,6 +126,15 @@ impl Sidecar {
 
     pub fn config(&self) -> PathBuf {
         self.folder.path().join("config.v1.yaml")
+    }
+
+    /// The pool's file, which most tests never write.
+    pub fn pool_config(&self) -> PathBuf {
+        self.folder.path().join("pool/config.v1.yaml")
+    }
+
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
     }
 
     pub fn token_file(&self) -> PathBuf {

@@ -3,7 +3,7 @@
 #![allow(unsafe_code)]
 
 use crate::client::{Answer, Connection};
-use crate::harness::wait_for;
+use crate::wait::wait_for;
 use kvcachepool_protocol::PROTOCOL_VERSION;
 use kvcachepool_protocol::frame::Op;
 use kvcachepool_protocol::lockfile::lock_offset;

@@ -1,0 +1,94 @@
+//! A stand-in for vLLM where no vLLM fits in: speaks the real protocol as scheduler and worker of one rank, stores chunks, loads them and
+//! compares every byte. It lives on while the sidecar is away, as vLLM does, and ends with exit code 1 on the first wrong byte.
+//!
+//! ```text
+//! stand_in_engine [FOLDER=/kvcachepool] [ROUNDS=0]      a line of JSON per round; 0 = for ever
+//! ```
+// A connection that is cut ends a round by a panic, which is caught.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(dead_code, reason = "the tests use more of these parts")]
+
+#[path = "../tests/served/client.rs"]
+mod client;
+#[path = "../tests/served/vllm.rs"]
+mod vllm;
+#[path = "../tests/served/wait.rs"]
+mod wait;
+
+use kvcachepool_protocol::message::CHUNK_READY;
+use kvcachepool_protocol::refs::unpack;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::time::Duration;
+use vllm::{Vllm, content, hashes};
+
+/// Chunks of the prompt.
+const CHUNKS: u32 = 16;
+/// From round to round.
+const PACE: Duration = Duration::from_millis(500);
+
+fn main() {
+    let mut args = std::env::args().skip(1);
+    let folder = args.next().unwrap_or("/kvcachepool".into());
+    let rounds: u64 = args
+        .next()
+        .map_or(0, |n| n.parse().expect("ROUNDS is a number"));
+    let socket = Path::new(&folder).join("sidecar.sock");
+    let mut engine = attach(&socket);
+    let mut round = 0;
+    while rounds == 0 || round < rounds {
+        match catch_unwind(AssertUnwindSafe(|| play(&mut engine))) {
+            Ok(hits) => {
+                round += 1;
+                let region = engine.memory.as_ref().map(|m| m.region);
+                println!(
+                    "{}",
+                    serde_json::json!({"round": round, "hits": hits, "chunks": CHUNKS, "region": region})
+                );
+                std::thread::sleep(PACE);
+            }
+            Err(_) => {
+                println!(
+                    "{}",
+                    serde_json::json!({"round": round, "lost": "the sidecar"})
+                );
+                while catch_unwind(AssertUnwindSafe(|| engine.reconnect())).is_err() {}
+            }
+        }
+    }
+}
+
+fn attach(socket: &Path) -> Vllm {
+    loop {
+        if let Ok(engine) = catch_unwind(|| Vllm::attach(socket)) {
+            return engine;
+        }
+        std::thread::sleep(PACE);
+    }
+}
+
+/// Loads what is there and compares it; stores the prompt where nothing is there. Returns the hits.
+fn play(engine: &mut Vllm) -> usize {
+    let chunks = hashes(1, CHUNKS);
+    let (_, reply) = engine.probe("load", &chunks);
+    let slots = unpack(&reply.refs).unwrap();
+    let ready = reply
+        .states
+        .iter()
+        .take_while(|s| **s == CHUNK_READY)
+        .count();
+    for (slot, hash) in slots.iter().zip(&chunks).take(ready) {
+        if engine.read(slot) != content(hash) {
+            println!(
+                "{}",
+                serde_json::json!({"wrong": "bytes", "slot": slot.slot.get()})
+            );
+            std::process::exit(1);
+        }
+    }
+    engine.release("load");
+    if ready == 0 {
+        engine.store("store", &chunks);
+    }
+    ready
+}
