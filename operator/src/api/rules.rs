@@ -3,6 +3,8 @@
 
 mod later;
 mod table;
+#[cfg(test)]
+mod tests;
 
 use super::{KVCachePool, Reason};
 use std::fmt;

@@ -184,3 +184,6 @@ fn bound(schema: &mut Value) {
         properties.values_mut().for_each(bound);
     }
 }
+
+#[cfg(test)]
+mod tests;

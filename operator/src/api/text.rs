@@ -110,3 +110,67 @@ impl JsonSchema for Duration {
         json_schema!({"type": "string", "maxLength": DURATION_CHARS})
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(json: &str) -> Result<Quantity, serde_json::Error> {
+        serde_json::from_str(json)
+    }
+
+    #[test]
+    fn a_size_is_a_number_or_a_text() {
+        for (json, bytes) in [
+            ("65536", 65_536),
+            ("\"65536\"", 65_536),
+            ("\"64Gi\"", 64 << 30),
+            ("\"1k\"", 1_000),
+        ] {
+            assert_eq!(read(json).unwrap().bytes().unwrap().0, bytes, "{json}");
+        }
+    }
+
+    #[test]
+    fn a_malformed_size_is_read_and_then_says_what_to_write() {
+        for json in [
+            "\"lots\"",
+            "\"\"",
+            "-1",
+            "1.5",
+            "1e30",
+            "\"1.5Gi\"",
+            "\"99999999999999999999Ti\"",
+        ] {
+            let problem = read(json).unwrap().bytes().unwrap_err();
+            assert_eq!(
+                problem.to_string(),
+                "write a size such as 64Gi, 512Mi or 65536 (bytes)",
+                "{json}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_is_neither_number_nor_text_is_no_size() {
+        for json in ["true", "null", "[]", "{}"] {
+            assert!(read(json).is_err(), "{json}");
+        }
+    }
+
+    #[test]
+    fn a_time_has_the_units_and_digits_of_kubernetes() {
+        let time = |text: &str| Duration(text.to_string()).time();
+        assert_eq!(time("99999h").unwrap().ms, 99_999 * 3_600_000);
+        assert_eq!(time("1h2m3s4ms").unwrap().ms, 3_723_004);
+        for text in [
+            "", "1d", "100000h", "1", "h", "1h1h", "1s1m", "-1s", "1.5s", "1 s", "1\u{b5}s",
+        ] {
+            let problem = time(text).unwrap_err().to_string();
+            assert_eq!(
+                problem, "write a time such as 250ms, 2s, 10m or 24h",
+                "{text}"
+            );
+        }
+    }
+}

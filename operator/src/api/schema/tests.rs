@@ -1,0 +1,227 @@
+//! What the API server asks of a schema, and what older and newer objects ask of its types.
+
+use super::{crd, rules};
+use crate::api::{KVCachePool, check};
+use kube::core::DeserializeGuard;
+use kube::core::ObjectList;
+use kube::core::cel::{ScopeContext, analyze_rule, compile_schema};
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+/// What `kubectl apply` keeps of an object in an annotation, with room to spare.
+const MOST_BYTES: usize = 200_000;
+
+fn schema() -> Value {
+    let crd = serde_json::to_value(crd()).unwrap();
+    crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"].clone()
+}
+
+/// Every node of a schema with its path.
+fn nodes(path: &str, node: &Value, found: &mut Vec<(String, Value)>) {
+    found.push((path.to_string(), node.clone()));
+    for (name, field) in node["properties"].as_object().into_iter().flatten() {
+        nodes(&format!("{path}.{name}"), field, found);
+    }
+    for inner in ["items", "additionalProperties"] {
+        if node[inner].is_object() {
+            nodes(&format!("{path}[]"), &node[inner], found);
+        }
+    }
+}
+
+fn all() -> Vec<(String, Value)> {
+    let mut found = Vec::new();
+    for part in ["spec", "status"] {
+        nodes(part, &schema()["properties"][part], &mut found);
+    }
+    assert!(found.len() > 100);
+    found
+}
+
+#[test]
+fn every_text_list_and_map_has_a_bound() {
+    for (path, node) in all() {
+        let bound = match node["type"].as_str() {
+            Some("string") if node["enum"].is_null() && node["format"] != "date-time" => {
+                "maxLength"
+            }
+            Some("array") => "maxItems",
+            Some("object") if node["additionalProperties"].is_object() => "maxProperties",
+            _ if node["x-kubernetes-int-or-string"] == true => "maxLength",
+            _ => continue,
+        };
+        assert!(node[bound].is_u64(), "{path} has no {bound}");
+    }
+}
+
+#[test]
+fn numbers_have_formats_that_every_server_knows() {
+    for (path, node) in all() {
+        let format = node["format"].as_str().unwrap_or("int64");
+        assert!(
+            ["int32", "int64", "date-time"].contains(&format),
+            "{path}: {format}"
+        );
+        assert!(node["nullable"].is_null(), "{path}");
+    }
+}
+
+#[test]
+fn every_field_says_what_it_means() {
+    let root = schema();
+    for part in ["spec", "status"] {
+        let mut own = vec![(part.to_string(), root["properties"][part].clone())];
+        while let Some((path, node)) = own.pop() {
+            let fields = node["properties"].as_object().cloned().unwrap_or_default();
+            // Kubernetes' own types come without prose.
+            if fields.values().all(|field| field["description"].is_null()) {
+                continue;
+            }
+            for (name, field) in fields {
+                let at = format!("{path}.{name}");
+                assert!(field["description"].is_string(), "{at}");
+                own.push((at, field));
+            }
+        }
+    }
+}
+
+#[test]
+fn every_rule_stands_in_the_schema_and_costs_little() {
+    for rule in rules() {
+        let mut node = &schema();
+        for name in rule.at.split('.').filter(|name| !name.is_empty()) {
+            node = &node["properties"][name];
+        }
+        let there = node["x-kubernetes-validations"].as_array().unwrap();
+        let this = json!({"rule": rule.cel, "message": rule.message});
+        assert!(there.contains(&this), "{}", rule.at);
+        let warnings = analyze_rule(
+            &rule.cel,
+            &compile_schema(node),
+            ScopeContext::CrdValidation,
+        );
+        // `int` names a type.
+        let warnings: Vec<_> = warnings
+            .iter()
+            .filter(|w| !w.message.contains("'int'"))
+            .collect();
+        assert!(warnings.is_empty(), "{}: {warnings:?}", rule.at);
+    }
+}
+
+#[test]
+fn conditions_are_kept_by_type_and_lists_of_a_spec_as_a_whole() {
+    let conditions = &schema()["properties"]["status"]["properties"]["conditions"];
+    assert_eq!(conditions["x-kubernetes-list-type"], "map");
+    assert_eq!(conditions["x-kubernetes-list-map-keys"], json!(["type"]));
+}
+
+#[test]
+fn the_definition_fits_into_an_annotation() {
+    let bytes = serde_json::to_string(&crd()).unwrap().len();
+    assert!(bytes < MOST_BYTES, "{bytes} bytes");
+}
+
+#[test]
+fn the_table_of_pools_has_its_columns() {
+    let crd = crd();
+    let columns = crd.spec.versions[0]
+        .additional_printer_columns
+        .iter()
+        .flatten();
+    let names: Vec<_> = columns
+        .filter(|c| c.priority.is_none())
+        .map(|c| c.name.as_str())
+        .collect();
+    assert_eq!(
+        names,
+        [
+            "Ready", "Pods", "Attached", "Hit-Rate", "Memory", "Redis", "S3", "Age"
+        ]
+    );
+    assert_eq!(crd.spec.names.short_names.unwrap(), ["kvpool"]);
+}
+
+fn stored(name: &str, spec: Value) -> Value {
+    json!({"apiVersion": "kvcachepool.io/v1alpha1", "kind": "KVCachePool", "metadata": {"name": name}, "spec": spec})
+}
+
+#[test]
+fn a_malformed_stored_object_hides_no_other() {
+    let list = json!({
+        "apiVersion": "kvcachepool.io/v1alpha1", "kind": "KVCachePoolList", "metadata": {},
+        "items": [
+            stored("good", json!({"local": {"memory": {"perPod": "1Gi"}}})),
+            stored("old", json!({"local": {"memory": {"perPod": "plenty"}}, "cache": {"loadTimeout": "soon", "chunkTokens": -1}})),
+            stored("newer", json!({"local": {"memory": {"perPod": "1Gi", "evictionPolicy": "ARC"}}})),
+            stored("broken", json!("text")),
+        ],
+    });
+    let list: ObjectList<DeserializeGuard<KVCachePool>> = serde_json::from_value(list).unwrap();
+    let problems: Vec<_> = list
+        .items
+        .iter()
+        .map(|item| {
+            item.0
+                .as_ref()
+                .map(|pool| check(pool).len())
+                .map_err(|e| e.metadata.name.clone())
+        })
+        .collect();
+    let [newer, broken] = ["newer", "broken"].map(|name| Err(Some(name.to_string())));
+    assert_eq!(problems, [Ok(0), Ok(3), newer, broken]);
+}
+
+fn choice(names: &'static [&'static str]) -> impl Strategy<Value = Value> {
+    prop::sample::select(names).prop_map(Value::from)
+}
+
+prop_compose! {
+    fn specs()(
+        tokens in any::<i64>(), save in choice(&["Prompt", "PromptAndDecode"]), timeout in ".{0,28}",
+        size in ".{0,20}", number in any::<i64>(), pages in choice(&["None", "2Mi", "1Gi"]),
+        disk in prop::option::of(any::<bool>()), shards in any::<i64>(), url in ".{0,40}", prefix in ".{0,40}",
+        mode in choice(&["Enabled", "Disabled"]), max in prop::option::of(".{0,20}"),
+        labels in prop::collection::btree_map("[a-z]{1,8}", ".{0,8}", 0..4), codec in choice(&["None", "FP8", "CacheGen"]),
+    ) -> Value {
+        let mut spec = json!({
+            "cache": {"chunkTokens": tokens, "save": save, "minLoadTokens": number, "loadTimeout": timeout},
+            "local": {"memory": {"perPod": size, "hugePages": pages, "evictionPolicy": "LFU"}},
+            "write": {"policy": "WriteBack", "admission": "Reused", "codec": codec},
+            "injection": {"mode": mode, "container": prefix, "existingConnector": "Compose", "onMissed": "Evict"},
+            "sidecar": {
+                "image": url, "imagePullPolicy": "Always", "imagePullSecrets": [{"name": "a"}], "transfer": "Engine",
+                "resources": {"limits": {"cpu": "1"}}, "gpuAccess": "ResourceClaim", "logLevel": "trace",
+                "env": [{"name": "A", "value": timeout}], "settings": {"limits": {"events": number}}, "updateStrategy": {"type": "InPlace"},
+            },
+            "monitoring": {"podMonitor": {"labels": labels}},
+            "deletionPolicy": "Delete",
+            "shared": {
+                "redis": {"managed": {"shards": shards, "memoryPerShard": size, "tolerations": [{"key": "gpu"}]}, "external": {"url": url}, "ttl": timeout},
+                "s3": {"bucket": prefix, "prefix": prefix, "capacity": number, "evictAtPercent": shards, "httpVersion": "HTTP2"},
+            },
+        });
+        if let Some(empty) = disk {
+            spec["local"]["disk"] = match empty {
+                true => json!({"perPod": number, "emptyDir": {}}),
+                false => json!({"perPod": number, "ephemeral": {"storageClassName": url}}),
+            };
+        }
+        if let Some(max) = max {
+            spec["injection"]["memoryMax"] = max.into();
+        }
+        spec
+    }
+}
+
+proptest! {
+    #[test]
+    fn a_spec_is_written_as_it_was_read(spec in specs()) {
+        let first: KVCachePool = serde_json::from_value(stored("a", spec)).unwrap();
+        let text = serde_json::to_string(&first).unwrap();
+        let second: KVCachePool = serde_json::from_str(&text).unwrap();
+        prop_assert_eq!(&first, &second);
+        prop_assert_eq!(check(&first), check(&second));
+    }
+}
