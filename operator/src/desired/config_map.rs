@@ -1,0 +1,45 @@
+//! The ConfigMap from which running sidecars read a newer config.
+
+use super::object;
+use crate::api::KVCachePool;
+use k8s_openapi::Resource;
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::ResourceExt;
+use kube::api::{DynamicObject, TypeMeta};
+use kvcachepool_protocol::config::{Config, FILE_NAME};
+use serde_json::json;
+
+/// Name of a pool's ConfigMap; the pods of the pool mount it where it exists.
+pub fn config_map_name(pool: &str) -> String {
+    format!("kvcachepool-{pool}")
+}
+
+/// The config that new pods of the pool get, for those that run. A pod keeps its own memory size, socket and admin address.
+pub(super) fn config_map(pool: &KVCachePool, config: &Config) -> DynamicObject {
+    let types = TypeMeta {
+        api_version: ConfigMap::API_VERSION.to_string(),
+        kind: ConfigMap::KIND.to_string(),
+    };
+    let data = json!({"data": {FILE_NAME: config.to_yaml()}});
+    object(pool, types, config_map_name(&pool.name_any()), data)
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::desired::desired;
+    use crate::desired::tests::{defaults, pool};
+    use kvcachepool_protocol::config::Config;
+    use serde_json::json;
+
+    #[test]
+    fn the_config_of_a_pool_is_a_file_that_the_sidecar_reads() {
+        let pool = pool(json!({"cache": {"chunkTokens": 512}, "sidecar": {"logLevel": "debug"}}));
+        let objects = desired(&pool, &defaults()).unwrap();
+        insta::assert_yaml_snapshot!(objects[0]);
+        let file = objects[0].data["data"]["config.v1.yaml"].as_str().unwrap();
+        let (config, unknown) = Config::parse(file, false).unwrap();
+        assert_eq!(unknown, []);
+        assert_eq!(config.cache.chunk_tokens, 512);
+        assert!(config.managed);
+    }
+}

@@ -1,0 +1,121 @@
+//! What a pool wants to be there, as pure functions: the settings of injection and the objects beside the pods.
+//! One builder per kind of object, each in its file with its test. Whether the cluster knows a kind, and what is there already, is
+//! the reconciler's to see.
+
+mod config_map;
+mod pod_monitor;
+mod settings;
+
+pub use config_map::config_map_name;
+pub use settings::settings;
+
+use crate::api::{KVCachePool, Problem};
+use crate::defaults::Defaults;
+use crate::inject::Settings;
+use crate::names;
+use kube::api::{DynamicObject, ObjectMeta, TypeMeta};
+use kube::{Resource, ResourceExt};
+use serde_json::Value;
+use std::collections::BTreeMap;
+
+/// The objects of a pool, or all that is wrong with it.
+pub fn desired(
+    pool: &KVCachePool,
+    defaults: &Defaults,
+) -> Result<Vec<DynamicObject>, Vec<Problem>> {
+    Ok(objects(pool, &settings(pool, defaults)?))
+}
+
+/// The objects of a pool whose settings are known to be good. The PodMonitor is among them when the pool asks for one, also where
+/// the cluster does not know that kind.
+fn objects(pool: &KVCachePool, settings: &Settings) -> Vec<DynamicObject> {
+    let config_map = config_map::config_map(pool, &settings.config);
+    let monitoring = &pool.spec.monitoring;
+    let pod_monitor = monitoring.pod_monitor.as_ref();
+    let pod_monitor = pod_monitor.map(|asked| pod_monitor::pod_monitor(pool, asked));
+    std::iter::once(config_map).chain(pod_monitor).collect()
+}
+
+/// Labels of everything that belongs to a pool; by these, and by its owner, an object that is no longer wanted is found.
+pub fn labels(pool: &KVCachePool) -> BTreeMap<String, String> {
+    let labels = [
+        ("app.kubernetes.io/name", "kvcachepool".to_string()),
+        (
+            "app.kubernetes.io/managed-by",
+            names::FIELD_MANAGER.to_string(),
+        ),
+        (names::POOL, pool.name_any()),
+    ];
+    labels
+        .into_iter()
+        .map(|(key, value)| (key.to_string(), value))
+        .collect()
+}
+
+/// An object of a pool: named, labelled, and gone with the pool.
+fn object(pool: &KVCachePool, types: TypeMeta, name: String, data: Value) -> DynamicObject {
+    DynamicObject {
+        types: Some(types),
+        metadata: ObjectMeta {
+            name: Some(name),
+            namespace: pool.namespace(),
+            labels: Some(labels(pool)),
+            owner_references: pool.controller_owner_ref(&()).map(|owner| vec![owner]),
+            ..ObjectMeta::default()
+        },
+        data,
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use serde_json::json;
+
+    /// The pool of these tests, with `spec` put over the least that a pool needs.
+    pub fn pool(spec: Value) -> KVCachePool {
+        let mut pool = json!({
+            "apiVersion": "kvcachepool.io/v1alpha1",
+            "kind": "KVCachePool",
+            "metadata": {"name": "llama", "namespace": "serving", "uid": "0a1b2c3d-0000-4000-8000-000000000000", "generation": 7},
+            "spec": {"local": {"memory": {"perPod": "64Gi"}}},
+        });
+        json_patch::merge(&mut pool["spec"], &spec);
+        serde_json::from_value(pool).unwrap()
+    }
+
+    pub fn defaults() -> Defaults {
+        Defaults {
+            image: "registry.example/kvcachepool:0.1.0".to_string(),
+            version: "0.1.0".to_string(),
+            namespace: "kvcachepool-system".to_string(),
+        }
+    }
+
+    #[test]
+    fn every_object_is_labelled_and_goes_with_its_pool() {
+        let pool = pool(json!({"monitoring": {"podMonitor": {}}}));
+        let objects = desired(&pool, &defaults()).unwrap();
+        assert_eq!(objects.len(), 2);
+        for object in objects {
+            let owner = &object.owner_references()[0];
+            assert_eq!(
+                (owner.kind.as_str(), owner.name.as_str()),
+                ("KVCachePool", "llama")
+            );
+            assert_eq!(owner.controller, Some(true));
+            assert_eq!(object.namespace().as_deref(), Some("serving"));
+            assert_eq!(object.labels()[names::POOL], "llama");
+            assert_eq!(
+                object.labels()["app.kubernetes.io/managed-by"],
+                names::FIELD_MANAGER
+            );
+        }
+    }
+
+    #[test]
+    fn a_pool_that_is_not_accepted_wants_nothing() {
+        let pool = pool(json!({"cache": {"chunkTokens": 0}}));
+        assert_eq!(desired(&pool, &defaults()).unwrap_err().len(), 1);
+    }
+}

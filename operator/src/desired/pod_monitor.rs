@@ -1,0 +1,53 @@
+//! The PodMonitor of the Prometheus operator for the sidecars of a pool.
+
+use super::object;
+use crate::api::{KVCachePool, PodMonitor};
+use crate::names;
+use kube::ResourceExt;
+use kube::api::{DynamicObject, TypeMeta};
+use serde_json::json;
+
+/// Scrapes the admin port of every pod of the pool.
+pub(super) fn pod_monitor(pool: &KVCachePool, asked: &PodMonitor) -> DynamicObject {
+    let types = TypeMeta {
+        api_version: "monitoring.coreos.com/v1".to_string(),
+        kind: "PodMonitor".to_string(),
+    };
+    let name = pool.name_any();
+    let data = json!({"spec": {
+        "selector": {"matchLabels": {names::POOL: name}},
+        "podTargetLabels": [names::POOL],
+        "podMetricsEndpoints": [{"portNumber": names::ADMIN_PORT, "path": "/metrics"}],
+    }});
+    let mut monitor = object(pool, types, format!("kvcachepool-{name}"), data);
+    // What a Prometheus selects by is the user's; what the operator finds its objects by is not.
+    let labels = monitor.metadata.labels.get_or_insert_default();
+    for (key, value) in &asked.labels {
+        labels.entry(key.clone()).or_insert_with(|| value.clone());
+    }
+    monitor
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::desired::desired;
+    use crate::desired::tests::{defaults, pool};
+    use crate::names;
+    use kube::ResourceExt;
+    use serde_json::json;
+
+    #[test]
+    fn the_sidecars_of_a_pool_are_scraped() {
+        let labels = json!({"release": "prom", names::POOL: "another"});
+        let pool = pool(json!({"monitoring": {"podMonitor": {"labels": labels}}}));
+        let objects = desired(&pool, &defaults()).unwrap();
+        insta::assert_yaml_snapshot!(objects[1]);
+        assert_eq!(objects[1].labels()[names::POOL], "llama");
+    }
+
+    #[test]
+    fn a_pool_that_asks_for_none_has_none() {
+        let objects = desired(&pool(json!({})), &defaults()).unwrap();
+        assert_eq!(objects.len(), 1);
+    }
+}
