@@ -1,0 +1,198 @@
+//! What the plugin reads of a cluster, with errors that say what to do.
+
+use super::args::Kube;
+use super::explain::{Evidence, PoolFound};
+use crate::api::KVCachePool;
+use crate::inject::requested_pool;
+use crate::names;
+use crate::pods::Pod;
+use axum::http::Request;
+use jiff::Timestamp;
+use kube::api::{ApiResource, DynamicObject, GroupVersionKind, ListParams};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::core::DeserializeGuard;
+use kube::{Api, Client, Config};
+use kvcachepool_protocol::status::Status;
+use serde::Serialize;
+use serde_json::Value;
+use std::time::Duration;
+use thiserror::Error;
+use tokio::time::timeout;
+
+/// Longest wait for a sidecar behind the API server.
+const SIDECAR_TIME_MAX: Duration = Duration::from_secs(5);
+
+/// Why nothing can be shown.
+#[derive(Debug, Error)]
+pub enum ReadError {
+    /// No way to a cluster.
+    #[error("no cluster: {0}; set KUBECONFIG or --context")]
+    Config(String),
+    /// The API server said no.
+    #[error("{what}: {source}")]
+    Api {
+        /// What was read.
+        what: String,
+        /// Its words.
+        #[source]
+        source: Box<kube::Error>,
+    },
+    /// There is no such thing.
+    #[error("there is no {0}")]
+    NotFound(String),
+    /// Only pods are explained.
+    #[error("{0} is no pod; write pod/NAME")]
+    NotAPod(String),
+    /// The process itself.
+    #[error(transparent)]
+    Io(#[from] std::io::Error),
+    /// What was read cannot be printed.
+    #[error(transparent)]
+    Json(#[from] serde_json::Error),
+}
+
+/// Pretty JSON.
+pub fn json(value: &impl Serialize) -> Result<String, serde_json::Error> {
+    serde_json::to_string_pretty(value)
+}
+
+/// A cluster and the namespace in question.
+pub struct Cluster {
+    client: Client,
+    namespace: String,
+}
+
+/// Pools, and the pods of the one that was named.
+pub struct Pools {
+    /// What can be read.
+    pub pools: Vec<KVCachePool>,
+    /// What cannot: name and why.
+    pub broken: Vec<(String, String)>,
+    /// Pods of the pool, if one was named.
+    pub pods: Option<Vec<Pod>>,
+}
+
+impl Cluster {
+    /// By kubeconfig, or from within a pod.
+    pub async fn connect(kube: &Kube) -> Result<Self, ReadError> {
+        let config = match &kube.context {
+            Some(context) => {
+                let options = KubeConfigOptions {
+                    context: Some(context.clone()),
+                    ..KubeConfigOptions::default()
+                };
+                let file = Kubeconfig::read().map_err(|e| ReadError::Config(e.to_string()))?;
+                Config::from_custom_kubeconfig(file, &options).await.map_err(|e| ReadError::Config(e.to_string()))?
+            }
+            None => Config::infer().await.map_err(|e| ReadError::Config(e.to_string()))?,
+        };
+        let namespace = kube.namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
+        let client = Client::try_from(config).map_err(|e| ReadError::Config(e.to_string()))?;
+        Ok(Self { client, namespace })
+    }
+
+    /// All pools, or one with its pods.
+    pub async fn pools(&self, name: Option<&str>, everywhere: bool) -> Result<Pools, ReadError> {
+        let api: Api<DeserializeGuard<KVCachePool>> = match everywhere {
+            true => Api::all(self.client.clone()),
+            false => Api::namespaced(self.client.clone(), &self.namespace),
+        };
+        let found = match name {
+            None => api.list(&ListParams::default()).await.map_err(failed("KVCachePools"))?.items,
+            Some(name) => {
+                let what = format!("KVCachePool {name} in namespace {}", self.namespace);
+                let pool = api.get_opt(name).await.map_err(failed(&what))?;
+                vec![pool.ok_or(ReadError::NotFound(what))?]
+            }
+        };
+        let (mut pools, mut broken) = (Vec::new(), Vec::new());
+        for pool in found {
+            match pool.0 {
+                Ok(pool) => pools.push(pool),
+                Err(e) => broken.push((e.metadata.name.clone().unwrap_or_default(), e.error)),
+            }
+        }
+        let pods = match name {
+            Some(name) => Some(self.pods(name).await?),
+            None => None,
+        };
+        Ok(Pools { pools, broken, pods })
+    }
+
+    async fn pods(&self, pool: &str) -> Result<Vec<Pod>, ReadError> {
+        let params = ListParams::default().labels(&format!("{}={pool}", names::POOL));
+        let list = self.pod_api().list(&params).await.map_err(failed("pods"))?;
+        Ok(list.items.into_iter().filter_map(|pod| Pod::read(raw(pod))).collect())
+    }
+
+    /// All that is known of one pod's way to the cache.
+    pub async fn evidence(&self, pod: &str) -> Result<Evidence, ReadError> {
+        let name = match pod.split_once('/') {
+            None => pod,
+            Some(("pod" | "pods" | "po", name)) => name,
+            Some(_) => return Err(ReadError::NotAPod(pod.to_owned())),
+        };
+        let what = format!("pod {name} in namespace {}", self.namespace);
+        let found = self.pod_api().get_opt(name).await.map_err(failed(&what))?;
+        let pod = raw(found.ok_or(ReadError::NotFound(what))?);
+        let pool = match requested_pool(&pod) {
+            Some(name) => Some(self.pool(name).await?),
+            None => None,
+        };
+        let sidecar = match Pod::read(pod.clone()) {
+            Some(slim) if slim.address().is_some() => Some(self.sidecar(name).await),
+            _ => None,
+        };
+        Ok(Evidence {
+            pod,
+            pool,
+            sidecar,
+            now: Timestamp::now(),
+        })
+    }
+
+    async fn pool(&self, name: &str) -> Result<PoolFound, ReadError> {
+        let api: Api<DeserializeGuard<KVCachePool>> = Api::namespaced(self.client.clone(), &self.namespace);
+        let what = format!("KVCachePool {name}");
+        Ok(match api.get_opt(name).await.map_err(failed(&what))? {
+            None => PoolFound::No,
+            Some(DeserializeGuard(Ok(pool))) => PoolFound::Yes(Box::new(pool)),
+            Some(DeserializeGuard(Err(e))) => PoolFound::Broken(e.error),
+        })
+    }
+
+    /// Through the API server, because pods are seldom reachable from where people sit.
+    async fn sidecar(&self, pod: &str) -> Result<Status, String> {
+        let path = format!("/api/v1/namespaces/{}/pods/{pod}:{}/proxy/v1/status", self.namespace, names::ADMIN_PORT);
+        let request = Request::get(path).body(Vec::new()).map_err(|e| e.to_string())?;
+        match timeout(SIDECAR_TIME_MAX, self.client.request::<Status>(request)).await {
+            Ok(Ok(status)) => Ok(status),
+            Ok(Err(kube::Error::Api(status))) if status.code == 403 => Err("you may not use pods/proxy in this namespace".to_owned()),
+            Ok(Err(e)) => Err(e.to_string()),
+            Err(_) => Err(format!("no answer within {SIDECAR_TIME_MAX:?}")),
+        }
+    }
+
+    fn pod_api(&self) -> Api<DynamicObject> {
+        let kind = ApiResource::from_gvk(&GroupVersionKind::gvk("", "v1", "Pod"));
+        Api::namespaced_with(self.client.clone(), &self.namespace, &kind)
+    }
+}
+
+/// As the API server sent it.
+fn raw(pod: DynamicObject) -> Value {
+    serde_json::to_value(pod).unwrap_or_default()
+}
+
+fn failed(what: &str) -> impl FnOnce(kube::Error) -> ReadError {
+    let what = what.to_owned();
+    move |source| match source {
+        kube::Error::Api(status) if status.code == 404 => {
+            ReadError::NotFound(format!("{what}: the cluster does not know the kind; is kvcachepool installed?"))
+        }
+        source => ReadError::Api {
+            what,
+            source: Box::new(source),
+        },
+    }
+}

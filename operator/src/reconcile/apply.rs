@@ -1,0 +1,179 @@
+//! Objects of a pool: applied when they are not as they were left, removed when they are not wanted any more. An object of the same
+//! name that is not the pool's is never touched.
+
+use super::children::Children;
+use crate::names;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+use kube::api::{ApiResource, DeleteParams, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams, TypeMeta};
+use kube::{Api, Client, ResourceExt};
+use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use thiserror::Error;
+use tracing::info;
+
+/// Kind and name of an object within the pool's namespace.
+pub type Key = (String, String);
+
+/// How an object was left.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Left {
+    hash: u64,
+    resource_version: String,
+}
+
+/// How the objects of one pool were left.
+pub type Applied = HashMap<Key, Left>;
+
+/// Why an object is not as it shall be.
+#[derive(Debug, Error)]
+pub enum ApplyError {
+    /// Somebody else's object has the name.
+    #[error("{kind} {name} exists and does not belong to this pool; rename it or the pool")]
+    NameTaken {
+        /// Kind.
+        kind: String,
+        /// Name.
+        name: String,
+    },
+    /// The API server did not take it.
+    #[error("{kind} {name} cannot be applied: {source}")]
+    Api {
+        /// Kind.
+        kind: String,
+        /// Name.
+        name: String,
+        /// Its words.
+        #[source]
+        source: Box<kube::Error>,
+    },
+}
+
+/// What became of an object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// It was as it was left.
+    Same,
+    /// It was applied.
+    Applied,
+    /// Somebody had changed it, and it was set right.
+    SetRight,
+    /// The cluster does not know its kind.
+    NoSuchKind,
+}
+
+/// Applies one object if it needs it.
+pub async fn apply(
+    client: &Client,
+    object: &DynamicObject,
+    owner_uid: &str,
+    children: &Children,
+    applied: &mut Applied,
+) -> Result<Outcome, ApplyError> {
+    let types = object.types.clone().unwrap_or_default();
+    let name = object.name_any();
+    let key = (types.kind.clone(), name.clone());
+    let failed = |source| ApplyError::Api {
+        kind: types.kind.clone(),
+        name: name.clone(),
+        source: Box::new(source),
+    };
+    let hash = hash(object);
+    let left = applied.get(&key).cloned();
+    let live = children.resource_version(&types.kind, &object.namespace().unwrap_or_default(), &name);
+    if let Some(left) = &left
+        && left.hash == hash
+        && live.as_ref().is_none_or(|live| *live == Some(left.resource_version.clone()))
+    {
+        return Ok(Outcome::Same);
+    }
+    let api = api(client, object, &types);
+    if left.is_none() {
+        match owner_of(&api, &name).await {
+            Ok(Some(uid)) if uid != owner_uid => {
+                return Err(ApplyError::NameTaken {
+                    kind: types.kind,
+                    name,
+                });
+            }
+            Err(kube::Error::Api(status)) if status.code == 404 => return Ok(Outcome::NoSuchKind),
+            found => found.map_err(failed).map(drop)?,
+        }
+    }
+    let params = PatchParams::apply(names::FIELD_MANAGER).force();
+    let stored = match api.patch(&name, &params, &Patch::Apply(object)).await {
+        Ok(stored) => stored,
+        Err(kube::Error::Api(status)) if status.code == 404 => return Ok(Outcome::NoSuchKind),
+        Err(e) => return Err(failed(e)),
+    };
+    let resource_version = stored.resource_version().unwrap_or_default();
+    let set_right = left.is_some_and(|left| left.hash == hash)
+        && live.flatten().is_some_and(|live| live != resource_version);
+    applied.insert(key, Left { hash, resource_version });
+    Ok(if set_right { Outcome::SetRight } else { Outcome::Applied })
+}
+
+/// Deletes what carries the pool's label and owner and is not wanted.
+pub async fn prune(
+    client: &Client,
+    namespace: &str,
+    owner_uid: &str,
+    wanted: &[DynamicObject],
+    children: &Children,
+    applied: &mut Applied,
+) -> Result<(), ApplyError> {
+    for (types, name) in children.of(namespace, owner_uid) {
+        let is = |o: &&DynamicObject| o.types.as_ref() == Some(&types) && o.name_any() == name;
+        if wanted.iter().find(is).is_some() {
+            continue;
+        }
+        let mut object = DynamicObject::new(&name, &resource(&types));
+        object.metadata.namespace = Some(namespace.to_owned());
+        match api(client, &object, &types).delete(&name, &DeleteParams::default()).await {
+            Ok(_) => info!(kind = types.kind, namespace, name, "removed: the pool does not want it any more"),
+            Err(kube::Error::Api(status)) if status.code == 404 => {}
+            Err(source) => {
+                return Err(ApplyError::Api {
+                    kind: types.kind,
+                    name,
+                    source: Box::new(source),
+                });
+            }
+        }
+        applied.remove(&(types.kind, name));
+    }
+    Ok(())
+}
+
+/// Uid of the object's controller; empty = it has none; `None` = there is no such object.
+async fn owner_of(api: &Api<DynamicObject>, name: &str) -> Result<Option<String>, kube::Error> {
+    // By list, because reading single objects of the kind is not among the operator's rights.
+    let found = api
+        .list_metadata(&ListParams::default().fields(&format!("metadata.name={name}")))
+        .await?;
+    Ok(found.items.first().map(|o| controller(&o.metadata).unwrap_or_default()))
+}
+
+/// Uid of an object's controller.
+pub fn controller(meta: &ObjectMeta) -> Option<String> {
+    let mut owners = meta.owner_references.iter().flatten();
+    owners
+        .find(|o: &&OwnerReference| o.controller == Some(true))
+        .map(|o| o.uid.clone())
+}
+
+/// The API of a kind whose plural is regular, which all of ours are.
+pub fn resource(types: &TypeMeta) -> ApiResource {
+    let (group, version) = types.api_version.split_once('/').unwrap_or(("", &types.api_version));
+    ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, &types.kind))
+}
+
+fn api(client: &Client, object: &DynamicObject, types: &TypeMeta) -> Api<DynamicObject> {
+    let namespace = object.namespace().unwrap_or_default();
+    Api::namespaced_with(client.clone(), &namespace, &resource(types))
+}
+
+fn hash(object: &DynamicObject) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    serde_json::to_string(object).unwrap_or_default().hash(&mut hasher);
+    hasher.finish()
+}

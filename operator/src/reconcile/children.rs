@@ -1,0 +1,205 @@
+//! What there is of the pools' objects: a watch of their metadata by label, for each kind that the cluster knows.
+
+use super::apply::{controller, resource};
+use crate::names;
+use crate::pods::PoolRef;
+use futures::stream::BoxStream;
+use futures::{Stream, StreamExt};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::api::{DynamicObject, TypeMeta};
+use kube::core::PartialObjectMeta;
+use kube::runtime::watcher::{Config, Event, watcher};
+use kube::runtime::WatchStreamExt;
+use kube::{Api, Client};
+use parking_lot::Mutex;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use tracing::{debug, warn};
+
+/// The kinds that `desired` makes, and whether every cluster has them.
+const KINDS: [(&str, &str, bool); 2] = [
+    ("v1", "ConfigMap", true),
+    ("monitoring.coreos.com/v1", "PodMonitor", false),
+];
+
+/// One child as it was last seen.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Child {
+    resource_version: String,
+    owner_uid: String,
+}
+
+/// Kind, namespace, name.
+type ChildRef = (String, String, String);
+
+/// All children. A kind that no watch has listed yet is not known.
+#[derive(Debug, Default)]
+pub struct Children(Mutex<Inner>);
+
+#[derive(Debug, Default)]
+struct Inner {
+    children: BTreeMap<ChildRef, Child>,
+    /// Kinds that were listed, and what the list under way has seen.
+    listed: HashMap<String, bool>,
+    listing: HashMap<String, BTreeMap<ChildRef, Child>>,
+}
+
+impl Children {
+    /// Version of a child: `None` = nobody watches its kind, `Some(None)` = it is not there.
+    pub fn resource_version(&self, kind: &str, namespace: &str, name: &str) -> Option<Option<String>> {
+        let inner = self.0.lock();
+        if inner.listed.get(kind) != Some(&true) {
+            return None;
+        }
+        let key = (kind.to_owned(), namespace.to_owned(), name.to_owned());
+        Some(inner.children.get(&key).map(|c| c.resource_version.clone()))
+    }
+
+    /// Children of a pool.
+    pub fn of(&self, namespace: &str, owner_uid: &str) -> Vec<(TypeMeta, String)> {
+        let inner = self.0.lock();
+        let children = KINDS.iter().flat_map(|(api_version, kind, _)| {
+            let first = ((*kind).to_owned(), namespace.to_owned(), String::new());
+            inner
+                .children
+                .range(first..)
+                .take_while(move |((k, n, _), _)| *k == **kind && *n == *namespace)
+                .filter(|(_, child)| child.owner_uid == owner_uid)
+                .map(|((_, _, name), _)| {
+                    let types = TypeMeta {
+                        api_version: (*api_version).to_owned(),
+                        kind: (*kind).to_owned(),
+                    };
+                    (types, name.clone())
+                })
+        });
+        children.collect()
+    }
+
+    /// Takes an event; returns the pool to look at.
+    fn take(&self, kind: &str, event: Event<PartialObjectMeta<DynamicObject>>) -> Option<PoolRef> {
+        let mut inner = self.0.lock();
+        match event {
+            Event::Init => {
+                inner.listing.insert(kind.to_owned(), BTreeMap::new());
+                None
+            }
+            Event::InitApply(object) => {
+                let (key, child) = child(kind, &object.metadata)?;
+                inner.listing.entry(kind.to_owned()).or_default().insert(key, child);
+                None
+            }
+            Event::InitDone => {
+                let listing = inner.listing.remove(kind).unwrap_or_default();
+                inner.children.retain(|(k, _, _), _| k != kind);
+                inner.children.extend(listing);
+                inner.listed.insert(kind.to_owned(), true);
+                None
+            }
+            Event::Apply(object) => {
+                let (key, child) = child(kind, &object.metadata)?;
+                inner.children.insert(key, child);
+                pool(&object.metadata)
+            }
+            Event::Delete(object) => {
+                let (key, _) = child(kind, &object.metadata)?;
+                inner.children.remove(&key);
+                pool(&object.metadata)
+            }
+        }
+    }
+}
+
+fn child(kind: &str, meta: &ObjectMeta) -> Option<(ChildRef, Child)> {
+    let key = (kind.to_owned(), meta.namespace.clone()?, meta.name.clone()?);
+    let child = Child {
+        resource_version: meta.resource_version.clone().unwrap_or_default(),
+        owner_uid: controller(meta).unwrap_or_default(),
+    };
+    Some((key, child))
+}
+
+fn pool(meta: &ObjectMeta) -> Option<PoolRef> {
+    let name = meta.labels.as_ref()?.get(names::POOL)?;
+    Some(PoolRef::new(meta.namespace.as_deref()?, name))
+}
+
+/// Keeps `children` up to date and yields the pools whose children changed. Never ends.
+pub fn watch(client: &Client, children: &Arc<Children>) -> impl Stream<Item = PoolRef> + use<> {
+    let managed = format!("app.kubernetes.io/managed-by={}", names::FIELD_MANAGER);
+    let watches = KINDS.map(|(api_version, kind, always)| -> BoxStream<'static, PoolRef> {
+        let types = TypeMeta {
+            api_version: api_version.to_owned(),
+            kind: kind.to_owned(),
+        };
+        let api: Api<PartialObjectMeta<DynamicObject>> = Api::all_with(client.clone(), &resource(&types));
+        let children = children.clone();
+        watcher(api, Config::default().labels(&managed))
+            .default_backoff()
+            .filter_map(move |event| {
+                let pool = match event {
+                    Ok(event) => children.take(kind, event),
+                    Err(e) if always => {
+                        warn!(error = %e, kind, "watch broke; it begins anew");
+                        None
+                    }
+                    Err(e) => {
+                        debug!(error = %e, kind, "no watch: the cluster does not know this kind, or forbids it");
+                        None
+                    }
+                };
+                std::future::ready(pool)
+            })
+            .boxed()
+    });
+    futures::stream::select_all(watches)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn map(name: &str, version: &str) -> PartialObjectMeta<DynamicObject> {
+        serde_json::from_value(json!({"metadata": {
+            "name": name, "namespace": "n", "resourceVersion": version, "labels": {names::POOL: "p"},
+            "ownerReferences": [{"apiVersion": "a", "kind": "KVCachePool", "name": "p", "uid": "u", "controller": true}],
+        }}))
+        .unwrap()
+    }
+
+    #[test]
+    fn nothing_is_known_of_a_kind_before_its_first_list_is_complete() {
+        let children = Children::default();
+        children.take("ConfigMap", Event::Init);
+        children.take("ConfigMap", Event::InitApply(map("a", "1")));
+        assert_eq!(children.resource_version("ConfigMap", "n", "a"), None);
+        children.take("ConfigMap", Event::InitDone);
+        assert_eq!(children.resource_version("ConfigMap", "n", "a"), Some(Some("1".into())));
+        assert_eq!(children.resource_version("ConfigMap", "n", "b"), Some(None));
+        assert_eq!(children.resource_version("PodMonitor", "n", "a"), None);
+    }
+
+    #[test]
+    fn children_are_found_by_owner_and_a_deleted_one_names_its_pool() {
+        let children = Children::default();
+        let pool = Some(PoolRef::new("n", "p"));
+        assert_eq!(children.take("ConfigMap", Event::Apply(map("a", "1"))), pool);
+        assert_eq!(children.of("n", "u").len(), 1);
+        assert_eq!(children.of("n", "other"), []);
+        assert_eq!(children.of("m", "u"), []);
+        assert_eq!(children.take("ConfigMap", Event::Delete(map("a", "2"))), pool);
+        assert_eq!(children.of("n", "u"), []);
+    }
+
+    #[test]
+    fn what_a_new_list_lacks_is_gone() {
+        let children = Children::default();
+        children.take("ConfigMap", Event::Apply(map("a", "1")));
+        for event in [Event::Init, Event::InitApply(map("b", "1")), Event::InitDone] {
+            children.take("ConfigMap", event);
+        }
+        let names: Vec<String> = children.of("n", "u").into_iter().map(|(_, name)| name).collect();
+        assert_eq!(names, ["b"]);
+    }
+}

@@ -1,0 +1,169 @@
+//! Events on pools and on the controllers of pods. What stays true is said once an hour, not at every look.
+
+use crate::names;
+use crate::pods::Pod;
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::core::v1::ObjectReference;
+use kube::Client;
+use kube::runtime::events::{Event, EventType, Recorder, Reporter};
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use tracing::warn;
+
+/// The API server takes 1024 bytes of a note.
+const NOTE_BYTES_MAX: usize = 1000;
+/// How long a thing that was said is not said again.
+const SAID: SignedDuration = SignedDuration::from_hours(1);
+/// Things that are remembered as said.
+const SAID_MAX: usize = 10_000;
+
+/// Normal or a warning.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Weight {
+    /// As it should be.
+    Normal,
+    /// Somebody should look.
+    Warning,
+}
+
+/// Publishes events.
+pub struct Events {
+    recorder: Recorder,
+    said: Said,
+}
+
+/// What was said when: by uid of the object and reason.
+#[derive(Default)]
+struct Said(Mutex<HashMap<(String, String), Timestamp>>);
+
+impl Events {
+    /// In the name of this replica.
+    pub fn new(client: Client, instance: String) -> Self {
+        let reporter = Reporter {
+            controller: names::FIELD_MANAGER.to_owned(),
+            instance: Some(instance),
+        };
+        Self {
+            recorder: Recorder::new(client, reporter),
+            said: Said::default(),
+        }
+    }
+
+    /// Publishes an event. One that cannot be written is logged: events are a courtesy, no work waits for them.
+    pub async fn publish(
+        &self,
+        about: &ObjectReference,
+        weight: Weight,
+        action: &str,
+        reason: &str,
+        note: &str,
+    ) {
+        let event = Event {
+            type_: match weight {
+                Weight::Normal => EventType::Normal,
+                Weight::Warning => EventType::Warning,
+            },
+            reason: cut(reason, 128),
+            note: Some(cut(note, NOTE_BYTES_MAX)),
+            action: action.to_owned(),
+            secondary: None,
+        };
+        if let Err(e) = self.recorder.publish(&event, about).await {
+            warn!(error = %e, reason, about = ?about.name, "event not written");
+        }
+    }
+
+    /// Publishes a warning unless it was published within the hour for the same object and reason.
+    pub async fn warn_once(&self, about: &ObjectReference, action: &str, reason: &str, note: &str) {
+        let uid = about.uid.clone().unwrap_or_default();
+        if self.said.is_new((uid, reason.to_owned()), Timestamp::now()) {
+            self.publish(about, Weight::Warning, action, reason, note).await;
+        }
+    }
+
+}
+
+impl Said {
+    fn is_new(&self, key: (String, String), now: Timestamp) -> bool {
+        let mut said = self.0.lock();
+        if said.get(&key).is_some_and(|at| now.duration_since(*at) < SAID) {
+            return false;
+        }
+        if said.len() >= SAID_MAX {
+            said.retain(|_, at| now.duration_since(*at) < SAID);
+        }
+        // Still full: rather say something twice than remember without bound.
+        if said.len() < SAID_MAX {
+            said.insert(key, now);
+        }
+        true
+    }
+}
+
+/// What an event about a pod is attached to: its controller, which outlives it; itself if it has none.
+pub fn owner(pod: &Pod) -> ObjectReference {
+    let namespace = Some(pod.namespace.to_string());
+    match &pod.owner {
+        Some(owner) => ObjectReference {
+            api_version: Some(owner.api_version.to_string()),
+            kind: Some(owner.kind.to_string()),
+            name: Some(owner.name.to_string()),
+            uid: Some(owner.uid.to_string()),
+            namespace,
+            ..ObjectReference::default()
+        },
+        None => ObjectReference {
+            api_version: Some("v1".to_owned()),
+            kind: Some("Pod".to_owned()),
+            name: Some(pod.name.to_string()),
+            uid: Some(pod.uid.to_string()),
+            namespace,
+            ..ObjectReference::default()
+        },
+    }
+}
+
+fn cut(text: &str, bytes: usize) -> String {
+    text[..text.floor_char_boundary(bytes)].to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pods::tests::{at, pod};
+
+    #[test]
+    fn the_same_thing_is_said_once_an_hour() {
+        let said = Said::default();
+        let key = |reason: &str| ("uid".to_owned(), reason.to_owned());
+        assert!(said.is_new(key("A"), at(0)));
+        assert!(!said.is_new(key("A"), at(3599)));
+        assert!(said.is_new(key("B"), at(1)));
+        assert!(said.is_new(key("A"), at(3600)));
+    }
+
+    #[test]
+    fn what_is_remembered_is_bounded() {
+        let said = Said::default();
+        for i in 0..SAID_MAX + 5 {
+            assert!(said.is_new((i.to_string(), "A".to_owned()), at(0)));
+        }
+        assert_eq!(said.0.lock().len(), SAID_MAX);
+        assert!(said.is_new(("later".to_owned(), "A".to_owned()), at(4000)));
+        assert_eq!(said.0.lock().len(), 1);
+    }
+
+    #[test]
+    fn events_of_a_pod_go_to_its_controller() {
+        let mut pod = pod("a");
+        assert_eq!(owner(&pod).kind.as_deref(), Some("ReplicaSet"));
+        pod.owner = None;
+        assert_eq!(owner(&pod).kind.as_deref(), Some("Pod"));
+    }
+
+    #[test]
+    fn a_note_is_cut_between_characters() {
+        assert_eq!(cut("aää", 2), "a");
+        assert_eq!(cut(&"ä".repeat(900), NOTE_BYTES_MAX).len(), 1000);
+    }
+}

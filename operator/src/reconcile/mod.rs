@@ -1,0 +1,14 @@
+//! The leader's work: watches feed a queue, each pool in it is reconciled (objects applied, pods judged, status written), failures
+//! wait with growing pauses. Decisions are pure functions elsewhere (`desired`, `status`, `pods`); here they are read for and written.
+//! `run` is one term: nothing outlives it, and the next leader needs nothing but the cluster.
+
+mod apply;
+mod backoff;
+mod children;
+mod events;
+mod pool;
+mod queue;
+mod sample;
+mod term;
+
+pub use term::{Context, run};

@@ -1,0 +1,313 @@
+//! One look at one pool: judge its pods, apply its objects, write its status, tell what turned.
+
+use super::apply::{self, ApplyError, Outcome};
+use super::backoff::spread;
+use super::events::{Weight, owner};
+use super::queue::{object_ref, pool_ref};
+use super::term::{State, Stored, Term};
+use crate::api::{KVCachePool, KVCachePoolStatus, Mode, OnMissed, Problem};
+use crate::canary;
+use crate::desired::{desired, settings};
+use crate::names;
+use crate::pods::{Breaker, Door, Missed, Pod, PoolRef, missed};
+use crate::status::{self, Canary, READY, Reason, Seen, Write};
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::core::v1::{ObjectReference, Pod as FullPod};
+use kube::api::{ApiResource, DeleteParams, DynamicObject, EvictParams, Patch, PatchParams, Preconditions};
+use kube::core::object::HasStatus;
+use kube::runtime::controller::Action;
+use kube::runtime::reflector::ObjectRef;
+use kube::{Api, Resource, ResourceExt};
+use serde_json::json;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use thiserror::Error;
+
+/// The next look if nothing happens.
+const LOOK: Duration = Duration::from_secs(600);
+/// The next look while the pods are not listed yet.
+const SOON: Duration = Duration::from_secs(1);
+/// The next look while a missed pod is being replaced.
+const EVICTING: Duration = Duration::from_secs(15);
+/// Pods older than this are not spoken of: a new leader does not repeat what the last one said.
+const NEWS: SignedDuration = SignedDuration::from_mins(10);
+
+/// Why a look was not completed.
+#[derive(Debug, Error)]
+pub enum Failed {
+    /// An object.
+    #[error(transparent)]
+    Object(#[from] ApplyError),
+    /// The status.
+    #[error("the status cannot be written: {0}")]
+    Status(#[source] Box<kube::Error>),
+}
+
+/// Looks at one pool and counts it.
+pub async fn reconcile(stored: Arc<Stored>, term: Arc<Term>) -> Result<Action, Failed> {
+    let began = Instant::now();
+    let result = look(&stored, &term).await;
+    let name = if result.is_ok() { "done" } else { "failed" };
+    term.metrics.add("reconciles_total", &[name], 1);
+    term.metrics.observe("reconcile_seconds", &[], began.elapsed());
+    result.map(Action::requeue)
+}
+
+async fn look(stored: &Stored, term: &Term) -> Result<Duration, Failed> {
+    // Counts of a list that is under way would be wrong.
+    if !term.pods.is_complete() {
+        return Ok(SOON);
+    }
+    if stored.meta().deletion_timestamp.is_some() {
+        return Ok(LOOK);
+    }
+    let name = pool_ref(&ObjectRef::from_obj(stored));
+    let state = term.state(&name);
+    let mut state = state.lock().await;
+    let uid = stored.meta().uid.clone().unwrap_or_default();
+    if state.uid != uid {
+        *state = State {
+            uid,
+            ..State::default()
+        };
+    }
+    let now = Timestamp::now();
+    match &stored.0 {
+        Ok(pool) => Look { term, name, pool, now }.run(&mut state).await,
+        Err(invalid) => {
+            let before = state.written.clone().unwrap_or_default();
+            let next = status::malformed(&invalid.error, stored.meta().generation, &before, now);
+            let about = stored.object_ref(&());
+            write(term, &name, &about, &mut state, &before, next, now).await?;
+            Ok(spread(LOOK))
+        }
+    }
+}
+
+/// A look at a pool that can be read.
+struct Look<'a> {
+    term: &'a Term,
+    name: PoolRef,
+    pool: &'a KVCachePool,
+    now: Timestamp,
+}
+
+impl Look<'_> {
+    async fn run(self, state: &mut State) -> Result<Duration, Failed> {
+        let pods = self.term.pods.of(&self.name);
+        let settings = settings(self.pool, &self.term.defaults);
+        let hash = settings.as_ref().map(|s| s.hash()).unwrap_or_default();
+        let problems = settings.err().unwrap_or_default();
+        let applied = self.objects(&problems, state).await;
+
+        let breaker = state.breaker.get_or_insert_with(|| restored(self.pool, &hash));
+        let again = breaker.step(&pods, &hash, self.now);
+        let door = breaker.door().clone();
+        let canary = canary_seen(&self.term.canary.borrow());
+        let usage = self.term.usage.with(&self.name, |u| u.summary(&pods, self.now));
+        let refused = self.term.refusals.of(&self.name, &pods, self.now);
+        let before = state.written.clone().or_else(|| self.pool.status().cloned()).unwrap_or_default();
+        let seen = Seen {
+            pool: self.pool,
+            problems: &problems,
+            pods: &pods,
+            hash: &hash,
+            usage: &usage,
+            canary: &canary,
+            door: &door,
+            refused: refused.as_ref(),
+        };
+        let next = status::status(&seen, &before, self.now);
+        let about = object_ref(self.pool);
+        let wait = write(self.term, &self.name, &about, state, &before, next, self.now).await?;
+        self.tell(&pods, &about).await;
+        let injects = problems.is_empty() && canary == Canary::Works && door == Door::Open;
+        let evicting = self.evict(&pods, &about, injects, state).await;
+        applied?;
+        let times = [again.and_then(|d| Duration::try_from(d).ok()), wait, evicting];
+        Ok(times.into_iter().flatten().min().unwrap_or_else(|| spread(LOOK)).max(SOON))
+    }
+
+    /// Applies and prunes, unless the spec is not accepted: then everything stays as it is.
+    async fn objects(&self, problems: &[Problem], state: &mut State) -> Result<(), Failed> {
+        let Ok(objects) = desired(self.pool, &self.term.defaults) else {
+            return Ok(());
+        };
+        if !problems.is_empty() {
+            return Ok(());
+        }
+        let (client, children) = (&self.term.client, &self.term.children);
+        let about = object_ref(self.pool);
+        let events = &self.term.events;
+        for object in &objects {
+            match apply::apply(client, object, &state.uid, children, &mut state.applied).await {
+                Ok(Outcome::SetRight) => {
+                    let note = format!("{} was changed by somebody and was set right", object.name_any());
+                    events.warn_once(&about, "Apply", Reason::SetRight.name(), &note).await;
+                }
+                Ok(Outcome::Same | Outcome::Applied | Outcome::NoSuchKind) => {}
+                Err(e) => {
+                    let reason = match e {
+                        ApplyError::NameTaken { .. } => Reason::NameTaken,
+                        ApplyError::Api { .. } => Reason::ApplyFailed,
+                    };
+                    events.warn_once(&about, "Apply", reason.name(), &e.to_string()).await;
+                    return Err(e.into());
+                }
+            }
+        }
+        apply::prune(client, &self.name.namespace, &state.uid, &objects, children, &mut state.applied).await?;
+        Ok(())
+    }
+
+    /// Events of young pods that have no sidecar or one that does not start, on their controllers and on the pool.
+    async fn tell(&self, pods: &[Arc<Pod>], about: &ObjectReference) {
+        let young = |p: &&Arc<Pod>| p.is_active() && self.now.duration_since(p.created) < NEWS;
+        let missed: Vec<&Arc<Pod>> = match self.pool.spec.injection.mode {
+            Mode::Enabled => missed(pods, self.created()).collect(),
+            Mode::Disabled => Vec::new(),
+        };
+        for pod in pods.iter().filter(young) {
+            let said = if let Some(reason) = pod.refusal() {
+                let message = pod.injection.as_ref().map_or("", |i| &i.message);
+                Some((reason, format!("pod {} starts without a cache: {message}", pod.name)))
+            } else if let Some(fault) = pod.fault() {
+                Some((fault.reason, format!("the sidecar of pod {} does not start: {}", pod.name, fault.message)))
+            } else if missed.iter().any(|m| m.uid == pod.uid) {
+                let note = format!("pod {} started without a cache: the injection webhook was not asked", pod.name);
+                Some((Reason::Missed.name(), note))
+            } else {
+                None
+            };
+            if let Some((reason, note)) = said {
+                for to in [&owner(pod), about] {
+                    self.term.events.warn_once(to, "Inject", reason, &note).await;
+                }
+            }
+        }
+    }
+
+    /// The next step with missed pods, where the pool asks for it and a new pod would be injected.
+    async fn evict(
+        &self,
+        pods: &[Arc<Pod>],
+        about: &ObjectReference,
+        injects: bool,
+        state: &mut State,
+    ) -> Option<Duration> {
+        let injection = &self.pool.spec.injection;
+        if !injects || injection.mode == Mode::Disabled || injection.on_missed == OnMissed::Report {
+            return None;
+        }
+        missed(pods, self.created()).next()?;
+        match state.evictions.next(pods, self.created(), self.now) {
+            Missed::Wait => {}
+            Missed::Futile(pod) => {
+                let note = format!("pod {} took the place of an evicted one and has no sidecar either; its like are left alone", pod.name);
+                self.term.events.warn_once(&owner(&pod), "Evict", Reason::EvictionFutile.name(), &note).await;
+            }
+            Missed::Evict(pod) => match self.ask_to_evict(&pod).await {
+                Ok(()) => {
+                    state.evictions.done(&pod, self.now);
+                    self.term.metrics.add("evictions_total", &["evicted"], 1);
+                    let note = format!("pod {} had no sidecar because the webhook was not asked when it was made", pod.name);
+                    for to in [&owner(&pod), about] {
+                        self.term.events.publish(to, Weight::Normal, "Evict", Reason::Evicted.name(), &note).await;
+                    }
+                }
+                Err(e) => {
+                    self.term.metrics.add("evictions_total", &["refused"], 1);
+                    let note = format!("pod {} has no sidecar and cannot be evicted now: {e}", pod.name);
+                    self.term.events.warn_once(about, "Evict", Reason::EvictionRefused.name(), &note).await;
+                }
+            },
+        }
+        Some(EVICTING)
+    }
+
+    async fn ask_to_evict(&self, pod: &Pod) -> Result<(), kube::Error> {
+        let api: Api<FullPod> = Api::namespaced(self.term.client.clone(), &pod.namespace);
+        let this_one = DeleteParams::default().preconditions(Preconditions {
+            uid: Some(pod.uid.to_string()),
+            ..Preconditions::default()
+        });
+        let params = EvictParams {
+            delete_options: Some(this_one),
+            ..EvictParams::default()
+        };
+        api.evict(&pod.name, &params).await.map(drop)
+    }
+
+    fn created(&self) -> Timestamp {
+        self.pool.meta().creation_timestamp.as_ref().map(|t| t.0).unwrap_or_default()
+    }
+}
+
+/// The breaker as the last leader left it in the status.
+fn restored(pool: &KVCachePool, hash: &str) -> Breaker {
+    let conditions = pool.status.as_ref().map(|s| &*s.conditions).unwrap_or_default();
+    let shut = [Reason::SidecarCannotStart.name(), Reason::TryingOnePod.name()];
+    match status::condition(conditions, status::INJECTION_READY) {
+        Some(c) if c.status == "False" && shut.contains(&&*c.reason) => {
+            Breaker::shut_since(c.last_transition_time.0, hash)
+        }
+        _ => Breaker::default(),
+    }
+}
+
+fn canary_seen(seen: &canary::Seen) -> Canary {
+    match seen {
+        canary::Seen::NotYet => Canary::Pending,
+        canary::Seen::Injected => Canary::Works,
+        canary::Seen::WebhookUnreachable => Canary::Unreachable,
+        canary::Seen::Unknown(why) => Canary::Refused(why.clone()),
+    }
+}
+
+/// Writes a status if it is worth it, and tells which conditions turned. Returns when to look again if it has to wait.
+async fn write(
+    term: &Term,
+    name: &PoolRef,
+    about: &ObjectReference,
+    state: &mut State,
+    before: &KVCachePoolStatus,
+    next: KVCachePoolStatus,
+    now: Timestamp,
+) -> Result<Option<Duration>, Failed> {
+    match status::due(before, &next, state.written_at, now) {
+        Write::No => return Ok(None),
+        Write::In(time) => return Ok(Duration::try_from(time).ok()),
+        Write::Now => {}
+    }
+    let kind = ApiResource::erase::<KVCachePool>(&());
+    let patch = json!({
+        "apiVersion": kind.api_version,
+        "kind": kind.kind,
+        "metadata": {"name": name.name, "namespace": name.namespace},
+        "status": next,
+    });
+    let api: Api<DynamicObject> = Api::namespaced_with(term.client.clone(), &name.namespace, &kind);
+    let params = PatchParams::apply(names::FIELD_MANAGER).force();
+    let written = api.patch_status(&name.name, &params, &Patch::Apply(patch)).await;
+    match written {
+        // It was deleted meanwhile.
+        Err(kube::Error::Api(status)) if status.code == 404 => return Ok(None),
+        written => written.map_err(|e| Failed::Status(Box::new(e)))?,
+    };
+    term.metrics.add("status_writes_total", &[], 1);
+    for turned in next.conditions.iter().filter(|c| c.type_ != READY) {
+        let old = status::condition(&before.conditions, &turned.type_);
+        let same = old.is_some_and(|o| o.status == turned.status && o.reason == turned.reason);
+        // At first sight only what is wrong is worth a word.
+        if same || (old.is_none() && turned.status != "False") {
+            continue;
+        }
+        let weight = if turned.status == "False" { Weight::Warning } else { Weight::Normal };
+        let gap = if turned.message.is_empty() { "" } else { ": " };
+        let note = format!("{} is {}{gap}{}", turned.type_, turned.status, turned.message);
+        term.events.publish(about, weight, "Observe", &turned.reason, &note).await;
+    }
+    state.written = Some(next);
+    state.written_at = Some(now);
+    Ok(None)
+}

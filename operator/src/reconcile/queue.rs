@@ -1,0 +1,85 @@
+//! What makes a pool due: itself, its pods, its objects, refused pods, numbers of its sidecars, and the canary.
+
+use super::children;
+use super::term::{Stored, Term};
+use crate::api::KVCachePool;
+use crate::pods::{PoolRef, watch_pods, watch_refusals};
+use futures::{Stream, StreamExt};
+use kube::runtime::reflector::{ObjectRef, store::Writer};
+use kube::runtime::watcher::{Config, watcher};
+use kube::runtime::{WatchStreamExt, reflector};
+use kube::{Api, ResourceExt};
+use std::convert::Infallible;
+use std::sync::Arc;
+use tokio::sync::mpsc;
+use tracing::warn;
+
+/// All triggers, merged. Never ends and never fails: broken watches begin anew.
+pub fn queue(
+    term: &Arc<Term>,
+    writer: Writer<Stored>,
+    asked: mpsc::UnboundedReceiver<PoolRef>,
+) -> impl Stream<Item = Result<ObjectRef<Stored>, Infallible>> + use<> {
+    let client = &term.client;
+    let pods = watch_pods(client.clone(), term.pods.clone());
+    let refusals = watch_refusals(client.clone(), term.pods.clone(), term.refusals.clone());
+    let asked = futures::stream::unfold(asked, |mut asked| async move {
+        let pool = asked.recv().await?;
+        Some((pool, asked))
+    });
+    let related = futures::stream::select_all([
+        pods.boxed(),
+        children::watch(client, &term.children).boxed(),
+        refusals.boxed(),
+        asked.boxed(),
+    ])
+    .map(|pool| ObjectRef::new(&pool.name).within(&pool.namespace));
+    futures::stream::select_all([pools(term, writer).boxed(), related.boxed(), canary(term).boxed()]).map(Ok)
+}
+
+/// Pools themselves, into the store of this term.
+fn pools(term: &Arc<Term>, writer: Writer<Stored>) -> impl Stream<Item = ObjectRef<Stored>> + use<> {
+    let api: Api<Stored> = Api::all(term.client.clone());
+    let events = watcher(api, Config::default())
+        .default_backoff()
+        .map(|event| event.map(|event| event.modify(slim)));
+    reflector(writer, events)
+        .applied_objects()
+        .filter_map(|pool| async {
+            pool.inspect_err(|e| warn!(error = %e, "watch of pools broke; it begins anew"))
+                .ok()
+                .map(|pool| ObjectRef::from_obj(&pool))
+        })
+}
+
+fn slim(pool: &mut Stored) {
+    pool.managed_fields_mut().clear();
+    pool.annotations_mut().clear();
+}
+
+/// Every pool, when the canary sees something new.
+fn canary(term: &Arc<Term>) -> impl Stream<Item = ObjectRef<Stored>> + use<> {
+    let term = term.clone();
+    futures::stream::unfold(term.canary.clone(), move |mut canary| {
+        let term = term.clone();
+        async move {
+            // A canary that ended is one that says nothing new.
+            if canary.changed().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+            let pools: Vec<_> = term.pools.state().iter().map(|p| ObjectRef::from_obj(&**p)).collect();
+            Some((futures::stream::iter(pools), canary))
+        }
+    })
+    .flatten()
+}
+
+/// The pool that a reference names.
+pub fn pool_ref(reference: &ObjectRef<Stored>) -> PoolRef {
+    PoolRef::new(reference.namespace.as_deref().unwrap_or_default(), &reference.name)
+}
+
+/// The reference of a pool for events.
+pub fn object_ref(pool: &KVCachePool) -> k8s_openapi::api::core::v1::ObjectReference {
+    kube::Resource::object_ref(pool, &())
+}
