@@ -5,6 +5,8 @@
 pub mod elect;
 mod lease;
 pub mod run;
+#[cfg(test)]
+mod tests;
 
 pub use elect::Timing;
 pub use run::{Leadership, run};

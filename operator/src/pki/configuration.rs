@@ -1,7 +1,7 @@
 //! The caBundle of the webhook's configuration: read by every replica, written by the leader in its own field and no other.
 
-use super::PkiError;
 use super::authority::blocks;
+use super::{PkiError, in_time};
 use crate::names::FIELD_MANAGER;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
@@ -43,11 +43,14 @@ impl Configuration {
 
     /// Now.
     pub async fn read(&self) -> Result<Trust, PkiError> {
-        let read = self.api.get_opt(&self.name).await;
+        let read = in_time(self.api.get_opt(&self.name)).await;
         let found = read
             .map_err(|e| self.failed(e))?
             .ok_or_else(|| PkiError::NoConfiguration(self.name.clone()))?;
         let entries = found.webhooks.unwrap_or_default();
+        if entries.is_empty() {
+            return Err(PkiError::NoConfiguration(self.name.clone()));
+        }
         let bundles: Vec<Vec<String>> = entries
             .iter()
             .map(|entry| {
@@ -81,10 +84,8 @@ impl Configuration {
             "webhooks": entries,
         });
         let params = PatchParams::apply(FIELD_MANAGER).force();
-        let patched = self
-            .api
-            .patch(&self.name, &params, &Patch::Apply(&patch))
-            .await;
+        let patch = Patch::Apply(&patch);
+        let patched = in_time(self.api.patch(&self.name, &params, &patch)).await;
         patched.map(drop).map_err(|e| self.failed(e))
     }
 }

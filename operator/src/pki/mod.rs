@@ -9,9 +9,25 @@ mod files;
 pub mod plan;
 pub mod run;
 mod store;
+#[cfg(test)]
+mod tests;
 
 pub use plan::Lifetimes;
 pub use run::{Mode, Upkeep, run};
+
+use std::future::Future;
+use std::time::Duration;
+use tokio::time::timeout;
+
+/// Longest call of the API server: one that does not answer must not keep the certificate from being looked after.
+const CALL_TIME_MAX: Duration = Duration::from_secs(5);
+
+async fn in_time<T>(call: impl Future<Output = Result<T, kube::Error>>) -> Result<T, kube::Error> {
+    match timeout(CALL_TIME_MAX, call).await {
+        Ok(answer) => answer,
+        Err(late) => Err(kube::Error::Service(Box::new(late))),
+    }
+}
 
 /// A step of the upkeep that failed; it is tried again.
 #[derive(Debug, thiserror::Error)]

@@ -1,8 +1,8 @@
 //! The Secret with the authorities, which the leader writes and every replica reads. It is made by create, never by apply: two writers
 //! must not merge their keys.
 
-use super::PkiError;
 use super::plan::Authority;
+use super::{PkiError, in_time};
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use kube::api::{Api, ObjectMeta, PostParams};
@@ -52,7 +52,7 @@ impl Store {
 
     /// Now. What cannot be read as authorities is none; the leader then writes new ones in its place.
     pub async fn read(&self) -> Result<Stored, PkiError> {
-        let secret = self.api.get_opt(&self.name).await;
+        let secret = in_time(self.api.get_opt(&self.name)).await;
         let secret = secret.map_err(|e| self.failed(e))?;
         let data = secret.as_ref().and_then(|s| s.data.as_ref()?.get(KEY));
         let authorities = match data.map(|data| serde_json::from_slice::<Content>(&data.0)) {
@@ -78,7 +78,7 @@ impl Store {
         let written = match read.secret {
             Some(mut secret) => {
                 secret.data = Some(data);
-                self.api.replace(&self.name, &params, &secret).await
+                in_time(self.api.replace(&self.name, &params, &secret)).await
             }
             None => {
                 let secret = Secret {
@@ -89,7 +89,7 @@ impl Store {
                     data: Some(data),
                     ..Secret::default()
                 };
-                self.api.create(&params, &secret).await
+                in_time(self.api.create(&params, &secret)).await
             }
         };
         match written {

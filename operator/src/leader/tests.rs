@@ -1,0 +1,250 @@
+//! Two candidates, a lease between them, clocks that run at different rates, and messages that are late or lost.
+
+use super::elect::{Action, Candidate, Record, Timing};
+use proptest::prelude::*;
+use std::time::Duration;
+
+const TIMING: Timing = Timing {
+    duration: Duration::from_secs(12),
+    term: Duration::from_secs(8),
+    period: Duration::from_secs(2),
+};
+
+fn record(holder: &str, version: u64) -> Record {
+    Record {
+        holder: holder.to_owned(),
+        duration: Some(TIMING.duration),
+        version: version.to_string(),
+    }
+}
+
+fn at(second: u64) -> Duration {
+    Duration::from_secs(second)
+}
+
+#[test]
+fn no_lease_is_made_and_one_that_was_given_back_is_taken_at_once() {
+    let mut me = Candidate::new("me".into(), TIMING);
+    assert_eq!(me.step(None, at(0)), Action::Create);
+    assert_eq!(
+        me.step(Some(record("", 1)), at(1)),
+        Action::Hold { taken: true }
+    );
+}
+
+#[test]
+fn a_lease_that_changes_is_left_alone_and_one_that_stands_still_is_taken() {
+    let mut me = Candidate::new("me".into(), TIMING);
+    for second in 0..60 {
+        assert_eq!(
+            me.step(Some(record("other", second)), at(second)),
+            Action::Wait
+        );
+    }
+    assert_eq!(me.step(Some(record("other", 59)), at(70)), Action::Wait);
+    assert_eq!(
+        me.step(Some(record("other", 59)), at(71)),
+        Action::Hold { taken: true }
+    );
+}
+
+#[test]
+fn the_first_look_never_takes_a_lease_that_somebody_holds() {
+    let mut me = Candidate::new("me".into(), TIMING);
+    assert_eq!(
+        me.step(Some(record("other", 1)), at(1_000_000)),
+        Action::Wait
+    );
+}
+
+#[test]
+fn a_longer_duration_of_the_holder_is_respected_but_not_one_without_end() {
+    for (promised, waits) in [(30, 30), (1_000_000, 60), (1, 12)] {
+        let lease = Record {
+            duration: Some(at(promised)),
+            ..record("other", 1)
+        };
+        let mut me = Candidate::new("me".into(), TIMING);
+        me.step(Some(lease.clone()), at(0));
+        assert_eq!(me.step(Some(lease.clone()), at(waits - 1)), Action::Wait);
+        assert_eq!(
+            me.step(Some(lease), at(waits)),
+            Action::Hold { taken: true }
+        );
+    }
+}
+
+#[test]
+fn a_term_counts_from_before_the_write_and_ends_by_itself() {
+    let mut me = Candidate::new("me".into(), TIMING);
+    assert_eq!(me.leads_until(at(0)), None);
+    me.held(at(5));
+    assert_eq!(me.leads_until(at(12)), Some(at(13)));
+    assert_eq!(me.leads_until(at(13)), None);
+}
+
+#[test]
+fn a_leader_that_reads_another_holder_stops_at_once() {
+    let mut me = Candidate::new("me".into(), TIMING);
+    me.held(at(0));
+    assert_eq!(me.step(Some(record("other", 9)), at(1)), Action::Wait);
+    assert_eq!(me.leads_until(at(1)), None);
+}
+
+/// A candidate looks; its write arrives after `write_ms` and the answer `answer_ms` later, unless it is lost.
+#[derive(Debug, Clone)]
+struct Look {
+    who: usize,
+    wait_ms: u64,
+    write_ms: u64,
+    answer_ms: Option<u64>,
+}
+
+fn look() -> impl Strategy<Value = Look> {
+    let delay = prop_oneof![4 => 0..50u64, 1 => 0..20_000u64];
+    let lost = proptest::option::weighted(0.8, delay.clone());
+    (
+        0..2usize,
+        prop_oneof![4 => 0..2500u64, 1 => 0..20_000u64],
+        delay,
+        lost,
+    )
+        .prop_map(|(who, wait_ms, write_ms, answer_ms)| Look {
+            who,
+            wait_ms,
+            write_ms,
+            answer_ms,
+        })
+}
+
+enum Event {
+    Write {
+        who: usize,
+        action: Action,
+        version: Option<u64>,
+        began: Duration,
+        answer_ms: Option<u64>,
+    },
+    Answer {
+        who: usize,
+        began: Duration,
+    },
+}
+
+struct World {
+    lease: Option<(usize, u64)>,
+    versions: u64,
+    candidates: [Candidate; 2],
+    /// Ticks of each clock per thousand true milliseconds.
+    rates: [u64; 2],
+    pending: Vec<(u64, Event)>,
+}
+
+impl World {
+    fn clock(&self, who: usize, true_ms: u64) -> Duration {
+        Duration::from_micros(true_ms * self.rates[who])
+    }
+
+    fn nobody_shares(&self, true_ms: u64) {
+        let leads = |who: usize| {
+            self.candidates[who]
+                .leads_until(self.clock(who, true_ms))
+                .is_some()
+        };
+        assert!(!(leads(0) && leads(1)), "two leaders at {true_ms} ms");
+    }
+
+    fn run_until(&mut self, end_ms: u64) {
+        while let Some(next) = (0..self.pending.len())
+            .filter(|i| self.pending[*i].0 <= end_ms)
+            .min_by_key(|i| self.pending[*i].0)
+        {
+            let (now, event) = self.pending.swap_remove(next);
+            match event {
+                Event::Write {
+                    who,
+                    action,
+                    version,
+                    began,
+                    answer_ms,
+                } => {
+                    let fits = match action {
+                        Action::Create => self.lease.is_none(),
+                        Action::Hold { .. } => self.lease.map(|l| l.1) == version,
+                        Action::Wait => false,
+                    };
+                    if fits {
+                        self.versions += 1;
+                        self.lease = Some((who, self.versions));
+                        if let Some(delay) = answer_ms {
+                            self.pending
+                                .push((now + delay, Event::Answer { who, began }));
+                        }
+                    }
+                }
+                Event::Answer { who, began } => {
+                    self.candidates[who].held(began);
+                    // Terms only begin here, and end by themselves: no other moment has to be looked at.
+                    self.nobody_shares(now);
+                }
+            }
+        }
+    }
+
+    fn look(&mut self, look: &Look, now: u64) {
+        let who = look.who;
+        let read = self
+            .lease
+            .map(|(holder, version)| record(["a", "b"][holder], version));
+        let began = self.clock(who, now);
+        let action = self.candidates[who].step(read, began);
+        self.nobody_shares(now);
+        let version = self.lease.map(|l| l.1);
+        let write = Event::Write {
+            who,
+            action,
+            version,
+            began,
+            answer_ms: look.answer_ms,
+        };
+        self.pending.push((now + look.write_ms, write));
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn two_candidates_never_lead_at_once(
+        looks in proptest::collection::vec(look(), 1..150),
+        rates in [850..1150u64, 850..1150u64],
+    ) {
+        let candidates = ["a", "b"].map(|name| Candidate::new(name.into(), TIMING));
+        let mut world = World { lease: None, versions: 0, candidates, rates, pending: Vec::new() };
+        let mut now = 0;
+        for look in &looks {
+            now += look.wait_ms;
+            world.run_until(now);
+            world.look(look, now);
+        }
+        world.run_until(now + 60_000);
+    }
+
+    /// Whoever dies whenever: the other one leads within the bar of 20 s.
+    #[test]
+    fn a_killed_leader_is_followed_within_20_s(phase_ms in 0..2000u64, killed_ms in 0..2000u64) {
+        let mut b = Candidate::new("b".into(), TIMING);
+        // The leader renews every 2 s until it is killed; the follower looks every 2 s, at another phase.
+        let killed = 30_000 + killed_ms;
+        let mut now = phase_ms;
+        loop {
+            let renewed = now.min(killed) / 2000;
+            let ms = Duration::from_millis(now);
+            if b.step(Some(record("a", renewed)), ms) != Action::Wait {
+                break;
+            }
+            now += 2000;
+        }
+        prop_assert!(now >= killed && now - killed < 20_000, "{} ms", now - killed);
+    }
+}
