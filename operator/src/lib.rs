@@ -4,6 +4,7 @@
 
 pub mod api;
 pub mod canary;
+pub mod cli;
 pub mod defaults;
 pub mod health;
 pub mod http;

@@ -1,3 +1,5 @@
 //! The operator's binary.
 
-fn main() {}
+fn main() -> std::process::ExitCode {
+    kvcachepool_operator::cli::main()
+}

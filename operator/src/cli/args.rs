@@ -1,0 +1,329 @@
+//! Flags.
+
+use super::start::{Parts, StartError};
+use crate::defaults::Defaults;
+use crate::leader::Timing;
+use crate::pki::{Lifetimes, Mode};
+use clap::builder::NonEmptyStringValueParser;
+use clap::{Parser, ValueEnum};
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// The kvcachepool operator: answers the injection webhook for pods that carry the label kvcachepool.io/pool, and turns KVCachePools into
+/// what they say.
+///
+/// Every replica answers the webhook; one of them, the holder of a Lease, reconciles. It speaks to the API server of KUBECONFIG, or of the
+/// pod that it runs in. SIGTERM: gives the Lease back, says "not ready", serves on for --drain, then ends.
+#[derive(Debug, Clone, Parser)]
+#[command(
+    name = "kvcachepool-operator",
+    version,
+    after_help = "Ports: the webhook (TLS) and, in the clear, /healthz /readyz /metrics. GET /readyz says what is missing, one line each.
+
+Examples:
+  # in a pod made by the chart: everything comes from the environment
+  kvcachepool-operator
+  # on a machine beside a cluster, with a webhook configuration whose clientConfig.url is https://10.0.0.5:10250/inject
+  kvcachepool-operator --namespace kvcachepool-system --image ghcr.io/me/kvcachepool:dev --webhook-name 10.0.0.5 --log-format text"
+)]
+pub struct Args {
+    /// Namespace that the operator runs in: its Lease, its Secret and the canary are there.
+    #[arg(
+        long,
+        env = "POD_NAMESPACE",
+        value_name = "NAME",
+        default_value = "kvcachepool-system"
+    )]
+    pub namespace: String,
+    /// Name of this replica.
+    #[arg(
+        long,
+        env = "POD_NAME",
+        value_name = "NAME",
+        default_value = "kvcachepool-operator"
+    )]
+    pub name: String,
+    /// Image of sidecars whose pool names none: best the operator's own, by digest or version.
+    #[arg(long, env = "KVCACHEPOOL_IMAGE", value_name = "IMAGE", value_parser = NonEmptyStringValueParser::new())]
+    pub image: String,
+    /// Pods may be patched, so that sidecars can be updated in place; needs the permission `patch` on pods.
+    #[arg(long, env = "KVCACHEPOOL_ALLOW_POD_PATCH")]
+    pub allow_pod_patch: bool,
+
+    /// Address of the webhook.
+    #[arg(
+        long,
+        env = "KVCACHEPOOL_WEBHOOK_LISTEN",
+        value_name = "ADDRESS:PORT",
+        default_value = "[::]:10250"
+    )]
+    pub webhook_listen: SocketAddr,
+    /// Name or IP address by which API servers call the webhook; may be given several times. The certificate carries all of them.
+    /// Without it: kvcachepool-webhook.<namespace>.svc
+    #[arg(
+        long = "webhook-name",
+        env = "KVCACHEPOOL_WEBHOOK_NAMES",
+        value_name = "NAME",
+        value_delimiter = ','
+    )]
+    pub webhook_names: Vec<String>,
+    /// MutatingWebhookConfiguration whose caBundle is kept and checked.
+    #[arg(
+        long,
+        env = "KVCACHEPOOL_WEBHOOK_CONFIGURATION",
+        value_name = "NAME",
+        default_value = "kvcachepool-injector"
+    )]
+    pub webhook_configuration: String,
+    /// Address of /healthz, /readyz and /metrics.
+    #[arg(
+        long,
+        env = "KVCACHEPOOL_HEALTH_LISTEN",
+        value_name = "ADDRESS:PORT",
+        default_value = "[::]:8080"
+    )]
+    pub health_listen: SocketAddr,
+
+    /// Where the webhook's certificate comes from: an authority of the operator's own, cert-manager, or files of somebody else.
+    #[arg(long, env = "KVCACHEPOOL_PKI_MODE", value_enum, default_value_t = PkiMode::Own)]
+    pub pki_mode: PkiMode,
+    /// Folder with tls.crt and tls.key; read again when they change. Only for cert-manager and external.
+    #[arg(
+        long,
+        env = "KVCACHEPOOL_PKI_FOLDER",
+        value_name = "FOLDER",
+        default_value = "/etc/kvcachepool/webhook"
+    )]
+    pub pki_folder: PathBuf,
+    /// Secret with the operator's own authorities.
+    #[arg(
+        long,
+        env = "KVCACHEPOOL_PKI_SECRET",
+        value_name = "NAME",
+        default_value = "kvcachepool-webhook-ca"
+    )]
+    pub pki_secret: String,
+    /// Life of an authority; a new one follows when a third is left.
+    #[arg(long, env = "KVCACHEPOOL_PKI_AUTHORITY_LIFETIME", value_name = "TIME", value_parser = seconds, default_value = "8760h")]
+    pub pki_authority_lifetime: Duration,
+    /// Life of a certificate; a new one follows when a third is left.
+    #[arg(long, env = "KVCACHEPOOL_PKI_LEAF_LIFETIME", value_name = "TIME", value_parser = seconds, default_value = "72h")]
+    pub pki_leaf_lifetime: Duration,
+    /// From a change of the caBundle until every API server acts on it; a new authority signs nothing before.
+    #[arg(long, env = "KVCACHEPOOL_PKI_SETTLE", value_name = "TIME", value_parser = seconds, default_value = "2m")]
+    pub pki_settle: Duration,
+    /// Between two looks at certificate, Secret and caBundle.
+    #[arg(long, env = "KVCACHEPOOL_PKI_INTERVAL", value_name = "TIME", value_parser = seconds, default_value = "10s")]
+    pub pki_interval: Duration,
+
+    /// Lease that the reconciling replica holds.
+    #[arg(
+        long,
+        env = "KVCACHEPOOL_LEASE",
+        value_name = "NAME",
+        default_value = "kvcachepool-operator"
+    )]
+    pub lease: String,
+    /// A leader that did not renew for so long is followed by another; 6s to 60s.
+    #[arg(long, env = "KVCACHEPOOL_LEASE_DURATION", value_name = "TIME", value_parser = seconds, default_value = "12s")]
+    pub lease_duration: Duration,
+
+    /// On SIGTERM: how long to serve on while others are told that this replica goes.
+    #[arg(long, env = "KVCACHEPOOL_DRAIN", value_name = "TIME", value_parser = seconds, default_value = "5s")]
+    pub drain: Duration,
+    /// Least weight of what is logged.
+    #[arg(long, env = "KVCACHEPOOL_LOG_LEVEL", value_enum, default_value_t = LogLevel::Info)]
+    pub log_level: LogLevel,
+    /// How log lines look.
+    #[arg(long, env = "KVCACHEPOOL_LOG_FORMAT", value_enum, default_value_t = LogFormat::Json)]
+    pub log_format: LogFormat,
+}
+
+/// Where certificates come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum PkiMode {
+    /// An authority of the operator's own.
+    #[value(name = "self")]
+    Own,
+    /// cert-manager's files, and a caBundle that its cainjector writes.
+    CertManager,
+    /// Files and caBundle of somebody else.
+    External,
+}
+
+/// Least weight of what is logged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum LogLevel {
+    /// What failed.
+    Error,
+    /// What somebody should look at.
+    Warn,
+    /// What happened.
+    Info,
+    /// How; of the libraries too.
+    Debug,
+    /// Everything.
+    Trace,
+}
+
+impl LogLevel {
+    /// As filters name it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Error => "error",
+            Self::Warn => "warn",
+            Self::Info => "info",
+            Self::Debug => "debug",
+            Self::Trace => "trace",
+        }
+    }
+}
+
+/// How log lines look.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// One JSON object a line.
+    Json,
+    /// For people.
+    Text,
+}
+
+/// A time like 90s, 2m, 1h30m.
+fn seconds(text: &str) -> Result<Duration, String> {
+    let read: Result<jiff::SignedDuration, _> = text.parse();
+    let time = read.map_err(|_| "write a time like 90s, 2m or 1h30m".to_owned())?;
+    match Duration::try_from(time) {
+        Ok(time) if time.as_secs() > 0 && time.as_secs() < 100 * 365 * 24 * 3600 => Ok(time),
+        _ => Err("a time here is one second at least and a hundred years at most".to_owned()),
+    }
+}
+
+impl Args {
+    /// What the flags amount to, or which of them do not go together.
+    pub fn check(self) -> Result<Parts, StartError> {
+        let lifetimes = Lifetimes {
+            authority: self.pki_authority_lifetime.as_secs(),
+            leaf: self.pki_leaf_lifetime.as_secs(),
+            settle: self.pki_settle.as_secs(),
+        };
+        let wrong = |message: &str| Err(StartError::Flags(message.to_owned()));
+        let turn = self.pki_interval.as_secs();
+        if lifetimes.authority / 3 < 2 * (lifetimes.settle + 2 * turn) {
+            return wrong(
+                "--pki-authority-lifetime is too short: a third of it has to be twice as long as --pki-settle and two times --pki-interval together",
+            );
+        }
+        if lifetimes.leaf / 3 < 2 * turn {
+            return wrong(
+                "--pki-leaf-lifetime is too short: a third of it has to be two times --pki-interval at least",
+            );
+        }
+        if !(6..=60).contains(&self.lease_duration.as_secs()) {
+            return wrong("--lease-duration is 6s at least and 60s at most");
+        }
+        let names = match self.webhook_names.is_empty() {
+            false => self.webhook_names,
+            true => ["svc", "svc.cluster.local"]
+                .map(|end| format!("kvcachepool-webhook.{}.{end}", self.namespace))
+                .to_vec(),
+        };
+        let random = RandomState::new().build_hasher().finish();
+        Ok(Parts {
+            // No other process has this name, also not this pod before its restart.
+            me: format!("{}_{random:016x}", self.name),
+            defaults: Defaults {
+                image: self.image,
+                version: env!("CARGO_PKG_VERSION").to_owned(),
+                namespace: self.namespace,
+            },
+            name: self.name,
+            allow_pod_patch: self.allow_pod_patch,
+            webhook_listen: self.webhook_listen,
+            webhook_names: names,
+            webhook_configuration: self.webhook_configuration,
+            health_listen: self.health_listen,
+            pki_mode: match self.pki_mode {
+                PkiMode::Own => Mode::Own {
+                    secret: self.pki_secret,
+                },
+                PkiMode::CertManager => Mode::CertManager {
+                    folder: self.pki_folder,
+                },
+                PkiMode::External => Mode::External {
+                    folder: self.pki_folder,
+                },
+            },
+            lifetimes,
+            pki_interval: self.pki_interval,
+            lease: self.lease,
+            timing: Timing {
+                duration: self.lease_duration,
+                term: self.lease_duration * 2 / 3,
+                period: self.lease_duration / 6,
+            },
+            drain: self.drain,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    fn check(flags: &[&str]) -> Result<Parts, String> {
+        let args = ["kvcachepool-operator", "--image", "i"];
+        let args = Args::try_parse_from(args.iter().chain(flags)).map_err(|e| e.to_string())?;
+        args.check().map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn every_flag_can_come_from_the_environment_and_says_what_it_is() {
+        Args::command().debug_assert();
+        for arg in Args::command().get_arguments() {
+            assert!(arg.get_env().is_some(), "{}", arg.get_id());
+            assert!(arg.get_help().is_some(), "{}", arg.get_id());
+        }
+    }
+
+    #[test]
+    fn the_defaults_go_together_and_a_killed_leader_is_followed_within_20_s() {
+        let parts = check(&[]).unwrap();
+        assert_eq!(parts.timing, Timing::default());
+        assert_eq!(parts.lifetimes, Lifetimes::default());
+        assert!(parts.timing.duration + 2 * parts.timing.period < Duration::from_secs(20));
+        assert_eq!(
+            parts.webhook_names[0],
+            "kvcachepool-webhook.kvcachepool-system.svc"
+        );
+    }
+
+    #[test]
+    fn names_differ_between_two_starts_of_one_pod() {
+        assert_ne!(check(&[]).unwrap().me, check(&[]).unwrap().me);
+    }
+
+    #[test]
+    fn times_that_do_not_go_together_are_refused_with_what_to_change() {
+        for (flags, said) in [
+            (["--lease-duration", "5s"], "6s at least"),
+            (
+                ["--pki-authority-lifetime", "10s"],
+                "--pki-authority-lifetime is too short",
+            ),
+            (
+                ["--pki-leaf-lifetime", "1m"],
+                "--pki-leaf-lifetime is too short",
+            ),
+            (["--drain", "soon"], "write a time like"),
+            (["--drain", "0s"], "one second at least"),
+        ] {
+            let Err(message) = check(&flags) else {
+                panic!("{flags:?} was taken");
+            };
+            assert!(message.contains(said), "{message}");
+        }
+    }
+}

@@ -1,0 +1,38 @@
+//! The command line: flags, each with its environment variable, and what they amount to.
+//! Nothing here runs; `start` puts the parts together.
+
+mod args;
+mod logs;
+pub mod start;
+
+pub use args::Args;
+
+use clap::Parser;
+use std::process::ExitCode;
+
+/// Runs the operator with this process's arguments.
+pub fn main() -> ExitCode {
+    let args = Args::parse();
+    logs::start(args.log_level, args.log_format);
+    // Before anything makes a TLS connection: with two providers linked in, the first use of none would panic.
+    if rustls::crypto::aws_lc_rs::default_provider()
+        .install_default()
+        .is_err()
+    {
+        tracing::warn!("another TLS provider was installed before");
+    }
+    let run = || -> Result<(), start::StartError> {
+        let parts = args.check()?;
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .enable_all()
+            .build()?;
+        runtime.block_on(start::run(parts))
+    };
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            tracing::error!(error = %e, "the operator cannot run");
+            ExitCode::FAILURE
+        }
+    }
+}

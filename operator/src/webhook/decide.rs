@@ -1,0 +1,84 @@
+//! From a pod to its patch: which pool it asks for, what that pool says, and what `inject` makes of both.
+
+use super::pools::{Found, Pools};
+use super::review::Review;
+use super::router::{Decide, Decision};
+use crate::inject::{Outcome, Reason, inject, refuse, requested_pool};
+use serde_json::Value;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use tracing::{error, info};
+
+/// Decides with the pools of the cluster.
+pub struct Decider {
+    pools: Pools,
+}
+
+impl Decider {
+    /// With these pools.
+    pub fn new(pools: Pools) -> Self {
+        Self { pools }
+    }
+}
+
+impl Decide for Decider {
+    async fn decide(&self, review: Review) -> Decision {
+        let Some(pod) = review.object else {
+            return Decision::skipped("NoObject");
+        };
+        let Some(name) = requested_pool(&pod).map(str::to_owned) else {
+            return Decision::skipped("NoPool");
+        };
+        let outcome = match self
+            .pools
+            .find(&review.namespace, &name, review.dry_run)
+            .await
+        {
+            Found::Pool(settings) => guarded(&pod, || inject(&pod, &settings)),
+            Found::Refused(reason, message) => refuse(&pod, reason, &message),
+            Found::Unread => return Decision::skipped("PoolUnread"),
+        };
+        decision(outcome)
+    }
+}
+
+/// A mistake in the pure part costs its pod the cache, not the process its other pods.
+fn guarded(pod: &Value, inject: impl FnOnce() -> Outcome) -> Outcome {
+    catch_unwind(AssertUnwindSafe(inject)).unwrap_or_else(|_| {
+        error!("injection broke off; the pod starts without a sidecar");
+        refuse(
+            pod,
+            Reason::InjectionBroken,
+            "injection broke off; the operator's log says where",
+        )
+    })
+}
+
+fn decision(outcome: Outcome) -> Decision {
+    match outcome {
+        Outcome::Unchanged => Decision {
+            result: "Unchanged",
+            reason: "",
+            patch: None,
+        },
+        Outcome::Inject { patch, .. } => Decision {
+            result: "Injected",
+            reason: "",
+            patch: Some(patch),
+        },
+        Outcome::Refuse {
+            reason,
+            message,
+            patch,
+        } => {
+            info!(
+                reason = reason.name(),
+                message, "pod starts without a sidecar"
+            );
+            Decision {
+                result: "Refused",
+                reason: reason.name(),
+                patch: Some(patch),
+            }
+        }
+    }
+}

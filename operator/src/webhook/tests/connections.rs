@@ -1,0 +1,189 @@
+//! Clients that are slow, silent or too many; certificates that change; and the way out.
+
+use super::*;
+use std::time::Instant;
+
+#[tokio::test]
+async fn a_client_that_stops_in_its_body_is_cut_and_others_are_served_meanwhile() {
+    let limits = Limits {
+        body_time_max: Duration::from_millis(300),
+        ..Limits::default()
+    };
+    let rig = start(Labels::default(), limits, Bounds::default()).await;
+    let mut slow = rig.connect().await;
+    slow.write_all(head(INJECT, 1000).as_bytes()).await.unwrap();
+    slow.write_all(b"{\"request\":").await.unwrap();
+    rig.review(INJECT, &review(pod())).await;
+    let (status, _, _) = answer(&mut slow).await.unwrap();
+    assert_eq!(status, 408);
+    assert!(rig.counted(r#"webhook_unreadable_total{reason="TooSlow"} 1"#));
+    // The rest of that body cannot be told from another request: the connection is over.
+    assert_eq!(slow.read(&mut [0; 8]).await.unwrap_or(0), 0);
+}
+
+#[tokio::test]
+async fn bodies_that_wait_take_no_more_than_their_room() {
+    let limits = Limits {
+        bodies_bytes_max: 4 << 20,
+        body_time_max: Duration::from_millis(300),
+        ..Limits::default()
+    };
+    let rig = start(Labels::default(), limits, Bounds::default()).await;
+    let mut greedy = rig.connect().await;
+    greedy
+        .write_all(head(INJECT, 4 << 20).as_bytes())
+        .await
+        .unwrap();
+    greedy.write_all(b"{").await.unwrap();
+    let (status, _, _) = answer(&mut greedy).await.unwrap();
+    assert_eq!(status, 408);
+    rig.review(INJECT, &review(pod())).await;
+}
+
+#[tokio::test]
+async fn a_client_that_never_shakes_hands_is_cut() {
+    let bounds = Bounds {
+        handshake_time_max: Duration::from_millis(100),
+        ..Bounds::default()
+    };
+    let rig = start(Labels::default(), Limits::default(), bounds).await;
+    let mut silent = TcpStream::connect(rig.address).await.unwrap();
+    assert_eq!(silent.read(&mut [0; 8]).await.unwrap_or(0), 0);
+    rig.until(r#"http_connections_ended_total{port="webhook",reason="handshake"} 1"#)
+        .await;
+}
+
+#[tokio::test]
+async fn one_connection_too_many_displaces_one_that_never_asked_and_spares_those_that_did() {
+    let bounds = Bounds {
+        connections_max: 3,
+        ..Bounds::default()
+    };
+    let rig = start(Labels::default(), Limits::default(), bounds).await;
+    let body = review(pod()).to_string();
+    let mut honest = rig.connect().await;
+    let ask = head(INJECT, body.len()) + &body;
+    honest.write_all(ask.as_bytes()).await.unwrap();
+    answer(&mut honest).await.unwrap();
+    let mut idle = Vec::new();
+    for _ in 0..10 {
+        idle.push(rig.connect().await);
+    }
+    honest.write_all(ask.as_bytes()).await.unwrap();
+    assert_eq!(answer(&mut honest).await.unwrap().0, 200);
+    assert_eq!(idle[0].read(&mut [0; 8]).await.unwrap_or(0), 0);
+    rig.until(r#"http_connections_ended_total{port="webhook",reason="displaced"} 8"#)
+        .await;
+}
+
+#[tokio::test]
+async fn while_all_connections_are_within_a_request_one_more_is_refused() {
+    let bounds = Bounds {
+        connections_max: 1,
+        ..Bounds::default()
+    };
+    let decide = Labels::default();
+    let rig = start(decide.clone(), Limits::default(), bounds).await;
+    let mut slow = pod();
+    slow["metadata"]["annotations"] = json!({"wait": 500});
+    let body = review(slow).to_string();
+    let mut busy = rig.connect().await;
+    busy.write_all((head(INJECT, body.len()) + &body).as_bytes())
+        .await
+        .unwrap();
+    asked(&decide).await;
+    assert!(
+        connect(rig.address, std::slice::from_ref(&rig.trusted))
+            .await
+            .is_err()
+    );
+    rig.until(r#"http_connections_ended_total{port="webhook",reason="full"} 1"#)
+        .await;
+    assert_eq!(answer(&mut busy).await.unwrap().0, 200);
+}
+
+#[tokio::test]
+async fn certificates_that_change_under_load_fail_no_call() {
+    let rig = labels().await;
+    let others: Vec<_> = (0..8).map(|_| certificate()).collect();
+    let trusted: Vec<_> = others
+        .iter()
+        .map(|(der, _)| der.clone())
+        .chain([rig.trusted.clone()])
+        .collect();
+    let body = review(pod()).to_string();
+    let calls = (0..4).map(|_| {
+        let (trusted, body, address) = (trusted.clone(), body.clone(), rig.address);
+        tokio::spawn(async move {
+            for _ in 0..20 {
+                let mut stream = connect(address, &trusted).await.unwrap();
+                for _ in 0..3 {
+                    stream
+                        .write_all((head(INJECT, body.len()) + &body).as_bytes())
+                        .await
+                        .unwrap();
+                    assert_eq!(answer(&mut stream).await.unwrap().0, 200);
+                }
+            }
+        })
+    });
+    let calls: Vec<_> = calls.collect();
+    let mut changes = 0;
+    while calls.iter().any(|call| !call.is_finished()) {
+        rig.served.set(others[changes % others.len()].1.clone());
+        changes += 1;
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    for call in calls {
+        call.await.unwrap();
+    }
+    assert!(changes > 1);
+}
+
+#[tokio::test]
+async fn who_leaves_answers_still_and_sends_its_clients_elsewhere() {
+    let rig = labels().await;
+    let body = review(pod()).to_string();
+    let ask = head(INJECT, body.len()) + &body;
+    let mut kept = rig.connect().await;
+    kept.write_all(ask.as_bytes()).await.unwrap();
+    assert!(
+        !answer(&mut kept)
+            .await
+            .unwrap()
+            .1
+            .contains("connection: close")
+    );
+    rig.phase.send_replace(Phase::Leaving);
+    kept.write_all(ask.as_bytes()).await.unwrap();
+    let (status, head, _) = answer(&mut kept).await.unwrap();
+    assert_eq!(status, 200);
+    assert!(head.contains("connection: close"), "{head}");
+    rig.review(INJECT, &review(pod())).await;
+}
+
+#[tokio::test]
+async fn who_stops_finishes_the_request_that_runs_and_takes_no_other() {
+    let decide = Labels::default();
+    let rig = start(decide.clone(), Limits::default(), Bounds::default()).await;
+    let mut slow = pod();
+    slow["metadata"]["annotations"] = json!({"wait": 300});
+    let body = review(slow).to_string();
+    let mut running = rig.connect().await;
+    let idle = rig.connect().await;
+    running
+        .write_all((head(INJECT, body.len()) + &body).as_bytes())
+        .await
+        .unwrap();
+    asked(&decide).await;
+    rig.phase.send_replace(Phase::Stopping);
+    assert_eq!(answer(&mut running).await.unwrap().0, 200);
+    let began = Instant::now();
+    rig.server.await.unwrap();
+    assert!(
+        began.elapsed() < Duration::from_secs(4),
+        "an idle connection held up the end"
+    );
+    assert!(TcpStream::connect(rig.address).await.is_err());
+    drop(idle);
+}

@@ -1,0 +1,206 @@
+//! Which pool a pod gets: from the cache, from the API server, or none, and why.
+
+use super::*;
+use crate::api::KVCachePool;
+use crate::defaults::Defaults;
+use crate::inject::Reason;
+use crate::names::{CANARY_POOL, POOL};
+use crate::webhook::decide::Decider;
+use crate::webhook::pools::{Found, Pools, Stored};
+use axum::Json;
+use axum::Router;
+use axum::extract::Path;
+use axum::http::StatusCode;
+use axum::routing::get;
+use kube::core::DeserializeGuard;
+use kube::runtime::reflector;
+use kube::runtime::watcher::Event;
+
+fn stored(name: &str, spec: Value) -> Value {
+    json!({
+        "apiVersion": "kvcachepool.io/v1alpha1",
+        "kind": "KVCachePool",
+        "metadata": {"name": name, "namespace": "serving", "generation": 1},
+        "spec": spec,
+    })
+}
+
+fn plain() -> Value {
+    json!({"local": {"memory": {"perPod": "1Gi"}}})
+}
+
+/// An API server that knows one pool, `late`, forbids another and is slow about a third.
+async fn api_server() -> kube::Client {
+    let path = "/apis/kvcachepool.io/v1alpha1/namespaces/{namespace}/kvcachepools/{name}";
+    let say = |code: u16, reason: &str| {
+        let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "reason": reason});
+        (StatusCode::from_u16(code).unwrap(), Json(status))
+    };
+    let pool = move |Path((_, name)): Path<(String, String)>| async move {
+        match name.as_str() {
+            "late" => (StatusCode::OK, Json(stored("late", plain()))),
+            "forbidden" => say(403, "Forbidden"),
+            "slow" => std::future::pending().await,
+            _ => say(404, "NotFound"),
+        }
+    };
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let (phase, shutdown) = Shutdown::new();
+    let port = Port {
+        name: "api",
+        bounds: Bounds::default(),
+        tls: None,
+        router: Router::new().route(path, get(pool)),
+        metrics: Arc::new(Metrics::new()),
+    };
+    tokio::spawn(async move {
+        let _kept = phase;
+        serve(listener, port, shutdown).await;
+    });
+    kube::Client::try_from(kube::Config::new(url.parse().unwrap())).unwrap()
+}
+
+async fn pools(cached: &[Value]) -> (Pools, Arc<Metrics>) {
+    // The client wants a provider, though this API server speaks no TLS.
+    let _set = default_provider().install_default();
+    let (store, mut writer) = reflector::store();
+    for pool in cached {
+        let pool: Stored = serde_json::from_value(pool.clone()).unwrap();
+        writer.apply_watcher_event(&Event::Apply(pool));
+    }
+    let defaults = Arc::new(Defaults {
+        image: "ghcr.io/kvcachepool/kvcachepool:1".into(),
+        version: "1".into(),
+        namespace: "kvcachepool-system".into(),
+    });
+    let metrics = Arc::new(Metrics::new());
+    (
+        Pools::new(store, api_server().await, defaults, metrics.clone()),
+        metrics,
+    )
+}
+
+fn refused(found: Found) -> (Reason, String) {
+    match found {
+        Found::Refused(reason, message) => (reason, message),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn a_pool_of_the_cache_is_taken_and_one_of_another_namespace_is_not() {
+    let (pools, metrics) = pools(&[stored("p", plain())]).await;
+    let Found::Pool(settings) = pools.find("serving", "p", false).await else {
+        panic!("not found");
+    };
+    assert_eq!(settings.image, "ghcr.io/kvcachepool/kvcachepool:1");
+    assert!(!metrics.text().contains("webhook_pool_reads_total{"));
+    assert_eq!(
+        refused(pools.find("other", "p", false).await).0,
+        Reason::PoolNotFound
+    );
+}
+
+#[tokio::test]
+async fn a_pool_that_the_watch_has_not_told_yet_is_read() {
+    let (pools, metrics) = pools(&[]).await;
+    assert!(matches!(
+        pools.find("serving", "late", false).await,
+        Found::Pool(_)
+    ));
+    assert!(
+        metrics
+            .text()
+            .contains(r#"webhook_pool_reads_total{result="found"} 1"#)
+    );
+    let (reason, message) = refused(pools.find("serving", "missing", false).await);
+    assert_eq!(reason, Reason::PoolNotFound);
+    assert!(
+        message.contains("no KVCachePool missing in namespace serving"),
+        "{message}"
+    );
+}
+
+#[tokio::test]
+async fn an_api_server_that_refuses_or_is_slow_makes_no_pod_wait() {
+    let (pools, _) = pools(&[]).await;
+    assert!(matches!(
+        pools.find("serving", "forbidden", false).await,
+        Found::Unread
+    ));
+    let began = std::time::Instant::now();
+    assert!(matches!(
+        pools.find("serving", "slow", false).await,
+        Found::Unread
+    ));
+    assert!(began.elapsed() < Duration::from_secs(1));
+}
+
+#[tokio::test]
+async fn a_stored_pool_that_cannot_be_read_or_accepted_refuses_its_pods_alone() {
+    let malformed = stored("malformed", json!({"local": 5}));
+    let later = json!({"local": {"memory": {"perPod": "1Gi"}}, "write": {"codec": "FP8"}});
+    let (pools, _) = pools(&[malformed, stored("later", later), stored("p", plain())]).await;
+    for name in ["malformed", "later"] {
+        let (reason, message) = refused(pools.find("serving", name, false).await);
+        assert_eq!(reason, Reason::PoolNotAccepted, "{name}");
+        assert!(!message.is_empty());
+    }
+    assert!(matches!(
+        pools.find("serving", "p", false).await,
+        Found::Pool(_)
+    ));
+}
+
+#[tokio::test]
+async fn the_canary_has_its_pool_in_dry_runs_of_the_operators_namespace_and_nowhere_else() {
+    let (pools, _) = pools(&[]).await;
+    assert!(matches!(
+        pools.find("kvcachepool-system", CANARY_POOL, true).await,
+        Found::Pool(_)
+    ));
+    for (namespace, dry_run) in [("kvcachepool-system", false), ("serving", true)] {
+        let found = pools.find(namespace, CANARY_POOL, dry_run).await;
+        assert_eq!(refused(found).0, Reason::PoolNotFound);
+    }
+}
+
+#[tokio::test]
+async fn a_labelled_pod_is_injected_and_the_canary_sees_it() {
+    let (pools, _) = pools(&[stored("p", plain())]).await;
+    let rig = start(Decider::new(pools), Limits::default(), Bounds::default()).await;
+    let response = rig.review(INJECT, &review(pod())).await;
+    let mut injected = pod();
+    json_patch::patch(
+        &mut injected,
+        &serde_json::from_value::<json_patch::Patch>(patch(&response)).unwrap(),
+    )
+    .unwrap();
+    assert!(crate::canary::pod::injected(
+        &serde_json::from_value(injected).unwrap()
+    ));
+
+    let mut missing = pod();
+    missing["metadata"]["labels"][POOL] = "missing".into();
+    let response = rig.review(INJECT, &review(missing)).await;
+    let stamp = patch(&response).to_string();
+    assert!(stamp.contains("PoolNotFound"), "{stamp}");
+    assert!(rig.counted(r#"injections_total{reason="PoolNotFound",result="Refused"} 1"#));
+
+    let mut without = pod();
+    without["metadata"]["labels"] = json!({});
+    assert!(
+        rig.review(INJECT, &review(without))
+            .await
+            .get("patch")
+            .is_none()
+    );
+    assert!(rig.counted(r#"injections_total{reason="NoPool",result="Skipped"} 1"#));
+}
+
+#[test]
+fn a_pool_of_this_test_is_one_that_the_operator_reads() {
+    let DeserializeGuard(pool) = serde_json::from_value::<Stored>(stored("p", plain())).unwrap();
+    let _pool: KVCachePool = pool.unwrap();
+}
