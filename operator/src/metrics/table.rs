@@ -60,6 +60,11 @@ const HANDLER: &[f64] = &[
     0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0,
 ];
 
+/// From a look without a write to one that waits for the API server again and again.
+const RECONCILE: &[f64] = &[
+    0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
+];
+
 /// All families.
 #[rustfmt::skip]
 pub const ALL: &[Metric] = &[
@@ -80,9 +85,9 @@ pub const ALL: &[Metric] = &[
     metric(Gauge, "leader", &[], "1 while this replica holds the lease."),
     metric(Counter, "leader_transitions_total", &["to"], "Times that this replica became the leader, or stopped to be: leading, following."),
     metric(Counter, "canary_checks_total", &["result"], "Dry runs of a labelled pod by the leader: Injected, WebhookUnreachable, Unknown."),
-    metric(Counter, "reconciles_total", &["result"], "Looks of the leader at a pool: done, failed."),
-    metric(Seconds(HANDLER), "reconcile_seconds", &[], "Time of one look at a pool, with its writes."),
+    metric(Counter, "reconciles_total", &["result"], "Looks at a pool by the leader: done, failed."),
+    metric(Seconds(RECONCILE), "reconcile_seconds", &[], "Time of one look at a pool, its writes included."),
     metric(Counter, "status_writes_total", &[], "Statuses of pools that were written."),
-    metric(Counter, "sidecar_questions_total", &["result"], "Questions to sidecars for their status: answered, failed."),
-    metric(Counter, "evictions_total", &["result"], "Evictions of pods that the webhook was not asked about: evicted, refused."),
+    metric(Counter, "evictions_total", &["result"], "Pods without their sidecar that were asked to go (`onMissed: Evict`): evicted, refused."),
+    metric(Counter, "sidecar_questions_total", &["result"], "Sidecars that were asked for their numbers: answered, failed."),
 ];

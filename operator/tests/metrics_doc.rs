@@ -1,0 +1,31 @@
+//! `docs/operator-metrics.md` names every metric that the operator exports, with type, labels and help, and no other.
+//! `UPDATE_DOCS=1` rewrites it.
+#![allow(clippy::unwrap_used, reason = "a test")]
+
+use kvcachepool_operator::metrics::table::{ALL, PREFIX};
+use std::fmt::Write;
+
+const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/operator-metrics.md");
+const MARKER: &str = "<!-- generated from the code: UPDATE_DOCS=1 cargo test -p kvcachepool-operator --test metrics_doc -->";
+
+#[test]
+fn the_page_lists_what_the_code_exports() {
+    let page = std::fs::read_to_string(FILE).unwrap();
+    let (head, listed) = page.split_once(MARKER).unwrap();
+    let mut wanted = String::from("\n\n| metric | type | labels | what |\n|---|---|---|---|\n");
+    for m in ALL {
+        let labels: Vec<String> = m.labels.iter().map(|l| format!("`{l}`")).collect();
+        let (labels, kind) = (labels.join(", "), m.kind.name());
+        writeln!(
+            wanted,
+            "| `{PREFIX}{}` | {kind} | {labels} | {} |",
+            m.name, m.help
+        )
+        .unwrap();
+    }
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        std::fs::write(FILE, format!("{head}{MARKER}{wanted}")).unwrap();
+        return;
+    }
+    assert_eq!(listed, wanted, "run it with UPDATE_DOCS=1");
+}
