@@ -6,6 +6,7 @@ pub mod api;
 pub mod canary;
 pub mod cli;
 pub mod defaults;
+pub mod desired;
 pub mod health;
 pub mod http;
 pub mod inject;

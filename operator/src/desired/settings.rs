@@ -1,7 +1,7 @@
 //! From a pool's spec to what injection needs, the sidecar's config among it.
 
 use crate::api::{
-    self, Duration, ExistingConnector, ImagePullPolicy, KVCachePool, Mode, Problem, Quantity,
+    Duration, ExistingConnector, ImagePullPolicy, KVCachePool, Mode, Problem, Quantity,
     Reason, check,
 };
 use crate::defaults::Defaults;
