@@ -11,7 +11,10 @@ const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/troubleshooting
 fn reasons(table: &str) -> Vec<(&'static str, &'static str)> {
     let conditions = api::Reason::ALL.into_iter().map(|r| (r.name(), r.about()));
     match table {
-        "injection" => inject::Reason::ALL.iter().map(|r| (r.name(), r.sentence())).collect(),
+        "injection" => inject::Reason::ALL
+            .iter()
+            .map(|r| (r.name(), r.sentence()))
+            .collect(),
         "conditions" => conditions
             .chain(status::Reason::ALL.iter().map(|r| (r.name(), r.sentence())))
             .collect(),
@@ -21,8 +24,12 @@ fn reasons(table: &str) -> Vec<(&'static str, &'static str)> {
 
 fn table(name: &str) -> String {
     let rows = reasons(name).into_iter();
-    let rows = rows.map(|(name, sentence)| format!("| `{name}` | {} |\n", sentence.replace('|', "\\|")));
-    format!("| reason | what it means and what to do |\n|---|---|\n{}", rows.collect::<String>())
+    let rows =
+        rows.map(|(name, sentence)| format!("| `{name}` | {} |\n", sentence.replace('|', "\\|")));
+    format!(
+        "| reason | what it means and what to do |\n|---|---|\n{}",
+        rows.collect::<String>()
+    )
 }
 
 /// The page with every table as the code has it.
@@ -32,7 +39,10 @@ fn filled(page: &str) -> String {
     for part in parts {
         let (name, rest) = part.split_once(" -->").unwrap();
         let (_, rest) = rest.split_once("<!-- end -->").unwrap();
-        out += &format!("<!-- reasons: {name} -->\n{}<!-- end -->{rest}", table(name));
+        out += &format!(
+            "<!-- reasons: {name} -->\n{}<!-- end -->{rest}",
+            table(name)
+        );
     }
     out
 }
@@ -45,9 +55,15 @@ fn the_page_explains_every_reason() {
         fs::write(PAGE, &filled).unwrap();
     }
     let page = fs::read_to_string(PAGE).unwrap();
-    assert!(page == filled, "docs/troubleshooting.md is not what the code says; run this test with UPDATE_DOCS=1");
+    assert!(
+        page == filled,
+        "docs/troubleshooting.md is not what the code says; run this test with UPDATE_DOCS=1"
+    );
     for table in ["injection", "conditions"] {
-        assert!(page.contains(&format!("<!-- reasons: {table} -->")), "the table {table} is not in the page");
+        assert!(
+            page.contains(&format!("<!-- reasons: {table} -->")),
+            "the table {table} is not in the page"
+        );
     }
 }
 
@@ -57,7 +73,10 @@ fn a_reason_stands_for_one_thing() {
         let mut names = HashSet::new();
         for (name, sentence) in reasons(table) {
             assert!(names.insert(name), "{name} stands twice in {table}");
-            assert!(sentence.ends_with('.'), "{name}: what it means is a sentence");
+            assert!(
+                sentence.ends_with('.'),
+                "{name}: what it means is a sentence"
+            );
             assert!(!sentence.contains('\n'));
         }
     }

@@ -1,8 +1,8 @@
 //! From a pool's spec to what injection needs, the sidecar's config among it.
 
 use crate::api::{
-    Duration, ExistingConnector, ImagePullPolicy, KVCachePool, Mode, Problem, Quantity,
-    Reason, check,
+    Duration, ExistingConnector, ImagePullPolicy, KVCachePool, Mode, Problem, Quantity, Reason,
+    check,
 };
 use crate::defaults::Defaults;
 use crate::inject::{self, Settings};
@@ -428,7 +428,7 @@ mod tests {
         for pages in ["None", "2Mi", "1Gi"] {
             of(json!({"local": {"memory": {"hugePages": pages}}}));
         }
-        let unset = api::LogLevel::default();
+        let unset = crate::api::LogLevel::default();
         assert_eq!(named(unset), json!(LogLevel::default().to_string()));
     }
 }

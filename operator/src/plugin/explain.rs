@@ -71,7 +71,12 @@ pub struct Explained {
     pub steps: Vec<Step>,
 }
 
-fn step(step: &'static str, found: Found, reason: impl Into<String>, message: impl Into<String>) -> Step {
+fn step(
+    step: &'static str,
+    found: Found,
+    reason: impl Into<String>,
+    message: impl Into<String>,
+) -> Step {
     Step {
         step,
         found,
@@ -87,7 +92,9 @@ pub fn explain(evidence: &Evidence) -> Explained {
         found.unwrap_or_default().to_owned()
     };
     let mut steps = Vec::new();
-    for look in [label, pool, accepted, webhook, injection, container, answer, attached] {
+    for look in [
+        label, pool, accepted, webhook, injection, container, answer, attached,
+    ] {
         let Some(step) = look(evidence) else { continue };
         let ends = step.found == Found::No;
         steps.push(step);
@@ -121,7 +128,12 @@ fn weight(evidence: &Evidence) -> Found {
 fn label(evidence: &Evidence) -> Option<Step> {
     Some(match requested_pool(&evidence.pod) {
         Some(name) => step("label", Found::Ok, "", format!("asks for pool {name}")),
-        None => step("label", Found::No, "", "the pod has no label kvcachepool.io/pool; add it to the pod template of its workload"),
+        None => step(
+            "label",
+            Found::No,
+            "",
+            "the pod has no label kvcachepool.io/pool; add it to the pod template of its workload",
+        ),
     })
 }
 
@@ -129,8 +141,20 @@ fn pool(evidence: &Evidence) -> Option<Step> {
     let name = requested_pool(&evidence.pod)?;
     Some(match evidence.pool.as_ref()? {
         PoolFound::Yes(_) => step("pool", Found::Ok, "", format!("{name} exists")),
-        PoolFound::Broken(error) => step("pool", weight(evidence), "Malformed", format!("{name} cannot be read: {error}")),
-        PoolFound::No => step("pool", weight(evidence), "PoolNotFound", format!("there is no KVCachePool {name} in the pod's namespace; create it and make the pod again")),
+        PoolFound::Broken(error) => step(
+            "pool",
+            weight(evidence),
+            "Malformed",
+            format!("{name} cannot be read: {error}"),
+        ),
+        PoolFound::No => step(
+            "pool",
+            weight(evidence),
+            "PoolNotFound",
+            format!(
+                "there is no KVCachePool {name} in the pod's namespace; create it and make the pod again"
+            ),
+        ),
     })
 }
 
@@ -152,11 +176,27 @@ fn webhook(evidence: &Evidence) -> Option<Step> {
 /// What a condition says now is only a hint at what it said when the pod was made, so it never ends the way.
 fn of_condition(evidence: &Evidence, name: &'static str, type_: &str) -> Option<Step> {
     let pool = readable(evidence)?;
-    let conditions = pool.status.as_ref().map(|s| &*s.conditions).unwrap_or_default();
+    let conditions = pool
+        .status
+        .as_ref()
+        .map(|s| &*s.conditions)
+        .unwrap_or_default();
     Some(match condition(conditions, type_) {
         Some(c) if c.status == "True" => step(name, Found::Ok, "", format!("{type_} is True")),
-        Some(c) => step(name, Found::Unclear, &c.reason, format!("{type_} is {}: {}", c.status, c.message)),
-        None => step(name, Found::Unclear, "", format!("the pool has no condition {type_}: no operator has looked at it; is one running?")),
+        Some(c) => step(
+            name,
+            Found::Unclear,
+            &c.reason,
+            format!("{type_} is {}: {}", c.status, c.message),
+        ),
+        None => step(
+            name,
+            Found::Unclear,
+            "",
+            format!(
+                "the pool has no condition {type_}: no operator has looked at it; is one running?"
+            ),
+        ),
     })
 }
 
@@ -164,10 +204,18 @@ fn injection(evidence: &Evidence) -> Option<Step> {
     let has_sidecar = slim(evidence).is_some_and(|p| p.sidecar.is_some());
     Some(match Report::of(&evidence.pod) {
         _ if has_sidecar => step("injection", Found::Ok, "", "the pod has a sidecar"),
-        Some(report) if report.result == Verdict::Refused => {
-            step("injection", Found::No, report.reason, format!("the pod was left as it is: {}", report.message))
-        }
-        Some(_) => step("injection", Found::No, "", "the annotation says injected, but there is no sidecar; the pod was changed afterwards or copied. Make it again"),
+        Some(report) if report.result == Verdict::Refused => step(
+            "injection",
+            Found::No,
+            report.reason,
+            format!("the pod was left as it is: {}", report.message),
+        ),
+        Some(_) => step(
+            "injection",
+            Found::No,
+            "",
+            "the annotation says injected, but there is no sidecar; the pod was changed afterwards or copied. Make it again",
+        ),
         None => never_asked(evidence),
     })
 }
@@ -176,10 +224,18 @@ fn never_asked(evidence: &Evidence) -> Step {
     let created = slim(evidence).map(|p| p.created);
     let pool = readable(evidence).and_then(|p| p.meta().creation_timestamp.as_ref().map(|t| t.0));
     match (created, pool) {
-        (Some(pod), Some(pool)) if pod < pool => {
-            step("injection", Found::No, "PoolNotFound", "the pod is older than its pool; make it again")
-        }
-        _ => step("injection", Found::No, "Missed", "the injection webhook was not asked when the pod was made, or the label came later; make the pod again"),
+        (Some(pod), Some(pool)) if pod < pool => step(
+            "injection",
+            Found::No,
+            "PoolNotFound",
+            "the pod is older than its pool; make it again",
+        ),
+        _ => step(
+            "injection",
+            Found::No,
+            "Missed",
+            "the injection webhook was not asked when the pod was made, or the label came later; make the pod again",
+        ),
     }
 }
 
@@ -188,16 +244,44 @@ fn container(evidence: &Evidence) -> Option<Step> {
     let sidecar = pod.sidecar.as_ref()?;
     let name = "container";
     if let Some(fault) = pod.fault() {
-        return Some(step(name, Found::No, fault.reason, format!("the sidecar does not start: {}", fault.message)));
+        return Some(step(
+            name,
+            Found::No,
+            fault.reason,
+            format!("the sidecar does not start: {}", fault.message),
+        ));
     }
     Some(match &sidecar.state {
         SidecarState::Running { since } => {
             let seconds = evidence.now.duration_since(*since).as_secs();
-            step(name, Found::Ok, "", format!("the sidecar runs for {seconds} s, {} restarts", sidecar.restarts))
+            step(
+                name,
+                Found::Ok,
+                "",
+                format!(
+                    "the sidecar runs for {seconds} s, {} restarts",
+                    sidecar.restarts
+                ),
+            )
         }
-        SidecarState::Unseen => step(name, Found::No, "", "the pod is not on a node yet, or its own init containers run before the sidecar"),
-        SidecarState::Waiting { reason, message } => step(name, Found::No, &**reason, format!("the sidecar waits: {message}")),
-        SidecarState::Terminated { reason } => step(name, Found::No, &**reason, "the sidecar ended and is not running again yet"),
+        SidecarState::Unseen => step(
+            name,
+            Found::No,
+            "",
+            "the pod is not on a node yet, or its own init containers run before the sidecar",
+        ),
+        SidecarState::Waiting { reason, message } => step(
+            name,
+            Found::No,
+            &**reason,
+            format!("the sidecar waits: {message}"),
+        ),
+        SidecarState::Terminated { reason } => step(
+            name,
+            Found::No,
+            &**reason,
+            "the sidecar ended and is not running again yet",
+        ),
     })
 }
 
@@ -205,10 +289,25 @@ fn answer(evidence: &Evidence) -> Option<Step> {
     let name = "sidecar";
     Some(match evidence.sidecar.as_ref()? {
         // What cannot be seen does not end the way of the pod, only that of the explanation.
-        Err(why) => step(name, Found::No, "Unreachable", format!("the sidecar could not be asked: {why}. Look at `kubectl logs` of its container kvcachepool")),
+        Err(why) => step(
+            name,
+            Found::No,
+            "Unreachable",
+            format!(
+                "the sidecar could not be asked: {why}. Look at `kubectl logs` of its container kvcachepool"
+            ),
+        ),
         Ok(status) => {
-            let reasons: Vec<String> = status.reasons.iter().map(|r| format!("{}: {}", r.code, r.message)).collect();
-            let first = status.reasons.first().map(|r| r.code.clone()).unwrap_or_default();
+            let reasons: Vec<String> = status
+                .reasons
+                .iter()
+                .map(|r| format!("{}: {}", r.code, r.message))
+                .collect();
+            let first = status
+                .reasons
+                .first()
+                .map(|r| r.code.clone())
+                .unwrap_or_default();
             let (found, said) = match status.state {
                 State::Ready => (Found::Ok, "serves as configured"),
                 State::Degraded => (Found::Unclear, "serves, but not all that was configured"),
@@ -216,32 +315,71 @@ fn answer(evidence: &Evidence) -> Option<Step> {
                 State::Draining => (Found::Unclear, "is shutting down"),
                 State::Off => (Found::No, "serves nothing"),
             };
-            step(name, found, first, [vec![said.to_owned()], reasons].concat().join("; "))
+            step(
+                name,
+                found,
+                first,
+                [vec![said.to_owned()], reasons].concat().join("; "),
+            )
         }
     })
 }
 
 fn attached(evidence: &Evidence) -> Option<Step> {
-    let Ok(status) = evidence.sidecar.as_ref()? else { return None };
-    let on = status.sessions.iter().filter(|s| s.registered && s.connected).count();
+    let Ok(status) = evidence.sidecar.as_ref()? else {
+        return None;
+    };
+    let on = status
+        .sessions
+        .iter()
+        .filter(|s| s.registered && s.connected)
+        .count();
     if on > 0 {
         let counters = &status.counters;
-        let hit: u64 = counters.hit_tokens.values().fold(0, |a, b| a.saturating_add(*b));
-        let message = format!("vLLM is attached with {on} sessions; {hit} of {} requested tokens came from the cache", counters.requested_tokens);
+        let hit: u64 = counters
+            .hit_tokens
+            .values()
+            .fold(0, |a, b| a.saturating_add(*b));
+        let message = format!(
+            "vLLM is attached with {on} sessions; {hit} of {} requested tokens came from the cache",
+            counters.requested_tokens
+        );
         return Some(step(ATTACHED, Found::Ok, "", message));
     }
     Some(match status.sessions.iter().find(|s| !s.off.is_empty()) {
-        Some(off) => step(ATTACHED, Found::No, &off.off, "vLLM has said hello and switched its cache off"),
-        None if !status.sessions.is_empty() => step(ATTACHED, Found::No, "", "vLLM has said hello but is not registered and connected; it is loading its model, or it has ended"),
-        None => step(ATTACHED, Found::No, "", "no vLLM has said hello: it is not up yet, or it does not find the connector (PYTHONPATH must name /kvcachepool; an image with its own needs the annotation kvcachepool.io/python-path). Look for kvcachepool in its log"),
+        Some(off) => step(
+            ATTACHED,
+            Found::No,
+            &off.off,
+            "vLLM has said hello and switched its cache off",
+        ),
+        None if !status.sessions.is_empty() => step(
+            ATTACHED,
+            Found::No,
+            "",
+            "vLLM has said hello but is not registered and connected; it is loading its model, or it has ended",
+        ),
+        None => step(
+            ATTACHED,
+            Found::No,
+            "",
+            "no vLLM has said hello: it is not up yet, or it does not find the connector (PYTHONPATH must name /kvcachepool; an image with its own needs the annotation kvcachepool.io/python-path). Look for kvcachepool in its log",
+        ),
     })
 }
 
 impl Explained {
     /// For people.
     pub fn text(&self) -> String {
-        let verdict = if self.attached { "attached" } else { "not attached" };
-        let mut text = format!("pod/{} in namespace {}: {verdict}\n\n", self.pod, self.namespace);
+        let verdict = if self.attached {
+            "attached"
+        } else {
+            "not attached"
+        };
+        let mut text = format!(
+            "pod/{} in namespace {}: {verdict}\n\n",
+            self.pod, self.namespace
+        );
         for step in &self.steps {
             let mark = match step.found {
                 Found::Ok => "ok",
@@ -249,7 +387,10 @@ impl Explained {
                 Found::Unclear => "?",
             };
             let gap = if step.reason.is_empty() { "" } else { ": " };
-            text.push_str(&format!("  {mark:3} {:10} {}{gap}{}\n", step.step, step.reason, step.message));
+            text.push_str(&format!(
+                "  {mark:3} {:10} {}{gap}{}\n",
+                step.step, step.reason, step.message
+            ));
         }
         text
     }
@@ -277,15 +418,14 @@ mod tests {
         }
         if let Some(state) = state {
             pod["spec"]["initContainers"] = json!([{"name": "kvcachepool", "image": "i"}]);
-            pod["status"]["initContainerStatuses"] = json!([{"name": "kvcachepool", "image": "i", "restartCount": 2, "state": state}]);
+            pod["status"]["initContainerStatuses"] =
+                json!([{"name": "kvcachepool", "image": "i", "restartCount": 2, "state": state}]);
         }
         pod
     }
 
     fn ready_pool() -> PoolFound {
-        let condition = |type_: &str| {
-            json!({"type": type_, "status": "True", "reason": "R", "message": "", "lastTransitionTime": T})
-        };
+        let condition = |type_: &str| json!({"type": type_, "status": "True", "reason": "R", "message": "", "lastTransitionTime": T});
         let pool = json!({
             "apiVersion": "kvcachepool.io/v1alpha1", "kind": "KVCachePool",
             "metadata": {"name": "llama", "namespace": "serving", "creationTimestamp": "2026-01-01T00:00:00Z"},
@@ -299,7 +439,10 @@ mod tests {
         Evidence {
             pod,
             pool: Some(pool),
-            sidecar: sidecar.map(|s| s.map(|v| serde_json::from_value(v).unwrap()).map_err(str::to_owned)),
+            sidecar: sidecar.map(|s| {
+                s.map(|v| serde_json::from_value(v).unwrap())
+                    .map_err(str::to_owned)
+            }),
             now: "2026-01-02T03:05:05Z".parse().unwrap(),
         }
     }
@@ -307,7 +450,11 @@ mod tests {
     fn ends(evidence: &Evidence, name: &str, reason: &str) -> Explained {
         let explained = explain(evidence);
         let last = explained.steps.last().unwrap();
-        assert_eq!((last.step, last.reason.as_str()), (name, reason), "{explained:#?}");
+        assert_eq!(
+            (last.step, last.reason.as_str()),
+            (name, reason),
+            "{explained:#?}"
+        );
         assert!(!explained.attached);
         explained
     }
@@ -325,7 +472,10 @@ mod tests {
         });
         let explained = explain(&evidence(pod(None, runs()), ready_pool(), Some(Ok(status))));
         assert!(explained.attached);
-        assert!(explained.steps.iter().all(|s| s.found == Found::Ok), "{explained:#?}");
+        assert!(
+            explained.steps.iter().all(|s| s.found == Found::Ok),
+            "{explained:#?}"
+        );
         let text = explained.text();
         assert!(text.starts_with("pod/web-1 in namespace serving: attached\n"));
         assert!(text.contains("87 of 100 requested tokens"));
@@ -335,22 +485,66 @@ mod tests {
     #[test]
     fn the_way_ends_where_it_breaks() {
         let refused = json!({"result": "Refused", "reason": "ContainerAmbiguous", "message": "name one of a, b", "version": "0.1.0"});
-        ends(&evidence(pod(Some(refused), None), ready_pool(), None), "injection", "ContainerAmbiguous");
-        ends(&evidence(pod(None, None), ready_pool(), None), "injection", "Missed");
-        ends(&evidence(pod(None, None), PoolFound::No, None), "pool", "PoolNotFound");
-        ends(&evidence(pod(None, None), PoolFound::Broken("x".into()), None), "pool", "Malformed");
+        ends(
+            &evidence(pod(Some(refused), None), ready_pool(), None),
+            "injection",
+            "ContainerAmbiguous",
+        );
+        ends(
+            &evidence(pod(None, None), ready_pool(), None),
+            "injection",
+            "Missed",
+        );
+        ends(
+            &evidence(pod(None, None), PoolFound::No, None),
+            "pool",
+            "PoolNotFound",
+        );
+        ends(
+            &evidence(pod(None, None), PoolFound::Broken("x".into()), None),
+            "pool",
+            "Malformed",
+        );
         let mut unlabelled = evidence(pod(None, None), ready_pool(), None);
         unlabelled.pod["metadata"]["labels"] = json!({});
         ends(&unlabelled, "label", "");
         let pulls = json!({"waiting": {"reason": "ErrImagePull", "message": "no such image"}});
-        let explained = ends(&evidence(pod(None, Some(pulls)), ready_pool(), None), "container", "ErrImagePull");
-        assert!(explained.text().contains("NO  container  ErrImagePull: the sidecar does not start: no such image"));
-        ends(&evidence(pod(None, runs()), ready_pool(), Some(Err("forbidden"))), "sidecar", "Unreachable");
+        let explained = ends(
+            &evidence(pod(None, Some(pulls)), ready_pool(), None),
+            "container",
+            "ErrImagePull",
+        );
+        assert!(
+            explained
+                .text()
+                .contains("NO  container  ErrImagePull: the sidecar does not start: no such image")
+        );
+        ends(
+            &evidence(pod(None, runs()), ready_pool(), Some(Err("forbidden"))),
+            "sidecar",
+            "Unreachable",
+        );
         let off = json!({"state": "off", "reasons": [{"code": "ArenaTooLarge", "message": "m"}]});
-        ends(&evidence(pod(None, runs()), ready_pool(), Some(Ok(off))), "sidecar", "ArenaTooLarge");
-        ends(&evidence(pod(None, runs()), ready_pool(), Some(Ok(json!({"state": "ready"})))), "attached", "");
+        ends(
+            &evidence(pod(None, runs()), ready_pool(), Some(Ok(off))),
+            "sidecar",
+            "ArenaTooLarge",
+        );
+        ends(
+            &evidence(
+                pod(None, runs()),
+                ready_pool(),
+                Some(Ok(json!({"state": "ready"}))),
+            ),
+            "attached",
+            "",
+        );
         let session = json!({"state": "ready", "sessions": [{"id": 1, "role": "worker", "off": "NotSupported"}]});
-        ends(&evidence(pod(None, runs()), ready_pool(), Some(Ok(session))), "attached", "NotSupported");
+        ends(
+            &evidence(pod(None, runs()), ready_pool(), Some(Ok(session))),
+            "attached",
+            "NotSupported",
+        );
     }
 
     #[test]
@@ -362,7 +556,11 @@ mod tests {
 
     #[test]
     fn an_injected_pod_does_not_need_its_pool_any_more() {
-        let explained = explain(&evidence(pod(None, runs()), PoolFound::No, Some(Err("forbidden"))));
+        let explained = explain(&evidence(
+            pod(None, runs()),
+            PoolFound::No,
+            Some(Err("forbidden")),
+        ));
         assert_eq!(explained.steps[1].found, Found::Unclear);
         assert_eq!(explained.steps.last().unwrap().step, "sidecar");
     }

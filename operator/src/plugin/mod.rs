@@ -35,7 +35,11 @@ fn run(args: &Args) -> Result<String, read::ReadError> {
     runtime.block_on(async {
         let cluster = read::Cluster::connect(&args.kube).await?;
         match &args.command {
-            Command::Status { pool, all_namespaces, output } => {
+            Command::Status {
+                pool,
+                all_namespaces,
+                output,
+            } => {
                 let seen = cluster.pools(pool.as_deref(), *all_namespaces).await?;
                 match output {
                     Output::Text => Ok(overview::text(&seen)),

@@ -13,9 +13,27 @@ pub fn text(seen: &Pools) -> String {
     if seen.pools.is_empty() && seen.broken.is_empty() {
         return "no KVCachePools in this namespace; -A shows those of all namespaces".to_owned();
     }
-    let head = ["NAMESPACE", "NAME", "READY", "REASON", "PODS", "ATTACHED", "SKIPPED", "MISSED", "OUTDATED", "HIT-RATE"];
+    let head = [
+        "NAMESPACE",
+        "NAME",
+        "READY",
+        "REASON",
+        "PODS",
+        "ATTACHED",
+        "SKIPPED",
+        "MISSED",
+        "OUTDATED",
+        "HIT-RATE",
+    ];
     let mut rows: Vec<Vec<String>> = seen.pools.iter().map(row).collect();
-    rows.extend(seen.broken.iter().map(|(name, error)| vec!["?".to_owned(), name.clone(), "False".to_owned(), format!("Malformed: {error}")]));
+    rows.extend(seen.broken.iter().map(|(name, error)| {
+        vec![
+            "?".to_owned(),
+            name.clone(),
+            "False".to_owned(),
+            format!("Malformed: {error}"),
+        ]
+    }));
     let mut text = table(&head, &rows);
     if let (Some(pods), [pool]) = (&seen.pods, &*seen.pools) {
         details(pool, pods, &mut text);
@@ -25,10 +43,15 @@ pub fn text(seen: &Pools) -> String {
 
 /// The pools as they are stored, and what is told of their pods.
 pub fn json(seen: &Pools) -> Value {
-    let broken = seen.broken.iter().map(|(name, error)| json!({"name": name, "error": error}));
+    let broken = seen
+        .broken
+        .iter()
+        .map(|(name, error)| json!({"name": name, "error": error}));
     let mut out = json!({"pools": seen.pools, "malformed": broken.collect::<Vec<_>>()});
     if let Some(pods) = &seen.pods {
-        let pods = pods.iter().map(|p| json!({"name": p.name, "sidecar": sidecar(p), "reason": reason(p)}));
+        let pods = pods
+            .iter()
+            .map(|p| json!({"name": p.name, "sidecar": sidecar(p), "reason": reason(p)}));
         out["pods"] = pods.collect();
     }
     out
@@ -41,7 +64,9 @@ fn status_of(pool: &KVCachePool) -> KVCachePoolStatus {
 fn row(pool: &KVCachePool) -> Vec<String> {
     let status = status_of(pool);
     let (ready, reason) = condition(&status.conditions, READY)
-        .map_or(("Unknown", "no operator has looked at it"), |c| (&c.status, &c.reason));
+        .map_or(("Unknown", "no operator has looked at it"), |c| {
+            (&c.status, &c.reason)
+        });
     let pods = &status.pods;
     vec![
         pool.namespace().unwrap_or_default(),
@@ -53,7 +78,9 @@ fn row(pool: &KVCachePool) -> Vec<String> {
         pods.skipped.to_string(),
         pods.missed.to_string(),
         pods.outdated.to_string(),
-        status.hit_rate_percent.map_or("-".to_owned(), |p| format!("{p}%")),
+        status
+            .hit_rate_percent
+            .map_or("-".to_owned(), |p| format!("{p}%")),
     ]
 }
 
@@ -68,19 +95,52 @@ fn details(pool: &KVCachePool, pods: &[Pod], text: &mut String) {
     let conditions = status.conditions.iter();
     part(
         &["CONDITION", "STATUS", "REASON", "MESSAGE"],
-        conditions.map(|c| vec![c.type_.clone(), c.status.clone(), c.reason.clone(), c.message.clone()]).collect(),
+        conditions
+            .map(|c| {
+                vec![
+                    c.type_.clone(),
+                    c.status.clone(),
+                    c.reason.clone(),
+                    c.message.clone(),
+                ]
+            })
+            .collect(),
     );
-    let size = |q: &Option<crate::api::Quantity>| q.as_ref().map_or("-".to_owned(), ToString::to_string);
+    let size =
+        |q: &Option<crate::api::Quantity>| q.as_ref().map_or("-".to_owned(), ToString::to_string);
     let tiers = status.tiers.iter();
     part(
         &["TIER", "STATE", "REASON", "USED", "CAPACITY"],
-        tiers.map(|t| vec![t.name.clone(), state(t.state).to_owned(), t.reason.clone(), size(&t.used), size(&t.capacity)]).collect(),
+        tiers
+            .map(|t| {
+                vec![
+                    t.name.clone(),
+                    state(t.state).to_owned(),
+                    t.reason.clone(),
+                    size(&t.used),
+                    size(&t.capacity),
+                ]
+            })
+            .collect(),
     );
     let versions = status.versions.iter();
-    part(&["VERSION", "PODS"], versions.map(|v| vec![v.version.clone(), v.pods.to_string()]).collect());
+    part(
+        &["VERSION", "PODS"],
+        versions
+            .map(|v| vec![v.version.clone(), v.pods.to_string()])
+            .collect(),
+    );
     part(
         &["POD", "SIDECAR", "REASON"],
-        pods.iter().map(|p| vec![p.name.to_string(), sidecar(p).to_owned(), reason(p).to_owned()]).collect(),
+        pods.iter()
+            .map(|p| {
+                vec![
+                    p.name.to_string(),
+                    sidecar(p).to_owned(),
+                    reason(p).to_owned(),
+                ]
+            })
+            .collect(),
     );
 }
 
@@ -105,5 +165,8 @@ fn sidecar(pod: &Pod) -> &'static str {
 }
 
 fn reason(pod: &Pod) -> &str {
-    pod.fault().map(|f| f.reason).or(pod.refusal()).unwrap_or_default()
+    pod.fault()
+        .map(|f| f.reason)
+        .or(pod.refusal())
+        .unwrap_or_default()
 }

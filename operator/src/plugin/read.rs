@@ -82,11 +82,18 @@ impl Cluster {
                     ..KubeConfigOptions::default()
                 };
                 let file = Kubeconfig::read().map_err(|e| ReadError::Config(e.to_string()))?;
-                Config::from_custom_kubeconfig(file, &options).await.map_err(|e| ReadError::Config(e.to_string()))?
+                Config::from_custom_kubeconfig(file, &options)
+                    .await
+                    .map_err(|e| ReadError::Config(e.to_string()))?
             }
-            None => Config::infer().await.map_err(|e| ReadError::Config(e.to_string()))?,
+            None => Config::infer()
+                .await
+                .map_err(|e| ReadError::Config(e.to_string()))?,
         };
-        let namespace = kube.namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
+        let namespace = kube
+            .namespace
+            .clone()
+            .unwrap_or_else(|| config.default_namespace.clone());
         let client = Client::try_from(config).map_err(|e| ReadError::Config(e.to_string()))?;
         Ok(Self { client, namespace })
     }
@@ -98,7 +105,12 @@ impl Cluster {
             false => Api::namespaced(self.client.clone(), &self.namespace),
         };
         let found = match name {
-            None => api.list(&ListParams::default()).await.map_err(failed("KVCachePools"))?.items,
+            None => {
+                api.list(&ListParams::default())
+                    .await
+                    .map_err(failed("KVCachePools"))?
+                    .items
+            }
             Some(name) => {
                 let what = format!("KVCachePool {name} in namespace {}", self.namespace);
                 let pool = api.get_opt(name).await.map_err(failed(&what))?;
@@ -116,13 +128,21 @@ impl Cluster {
             Some(name) => Some(self.pods(name).await?),
             None => None,
         };
-        Ok(Pools { pools, broken, pods })
+        Ok(Pools {
+            pools,
+            broken,
+            pods,
+        })
     }
 
     async fn pods(&self, pool: &str) -> Result<Vec<Pod>, ReadError> {
         let params = ListParams::default().labels(&format!("{}={pool}", names::POOL));
         let list = self.pod_api().list(&params).await.map_err(failed("pods"))?;
-        Ok(list.items.into_iter().filter_map(|pod| Pod::read(raw(pod))).collect())
+        Ok(list
+            .items
+            .into_iter()
+            .filter_map(|pod| Pod::read(raw(pod)))
+            .collect())
     }
 
     /// All that is known of one pod's way to the cache.
@@ -152,7 +172,8 @@ impl Cluster {
     }
 
     async fn pool(&self, name: &str) -> Result<PoolFound, ReadError> {
-        let api: Api<DeserializeGuard<KVCachePool>> = Api::namespaced(self.client.clone(), &self.namespace);
+        let api: Api<DeserializeGuard<KVCachePool>> =
+            Api::namespaced(self.client.clone(), &self.namespace);
         let what = format!("KVCachePool {name}");
         Ok(match api.get_opt(name).await.map_err(failed(&what))? {
             None => PoolFound::No,
@@ -163,11 +184,19 @@ impl Cluster {
 
     /// Through the API server, because pods are seldom reachable from where people sit.
     async fn sidecar(&self, pod: &str) -> Result<Status, String> {
-        let path = format!("/api/v1/namespaces/{}/pods/{pod}:{}/proxy/v1/status", self.namespace, names::ADMIN_PORT);
-        let request = Request::get(path).body(Vec::new()).map_err(|e| e.to_string())?;
+        let path = format!(
+            "/api/v1/namespaces/{}/pods/{pod}:{}/proxy/v1/status",
+            self.namespace,
+            names::ADMIN_PORT
+        );
+        let request = Request::get(path)
+            .body(Vec::new())
+            .map_err(|e| e.to_string())?;
         match timeout(SIDECAR_TIME_MAX, self.client.request::<Status>(request)).await {
             Ok(Ok(status)) => Ok(status),
-            Ok(Err(kube::Error::Api(status))) if status.code == 403 => Err("you may not use pods/proxy in this namespace".to_owned()),
+            Ok(Err(kube::Error::Api(status))) if status.code == 403 => {
+                Err("you may not use pods/proxy in this namespace".to_owned())
+            }
             Ok(Err(e)) => Err(e.to_string()),
             Err(_) => Err(format!("no answer within {SIDECAR_TIME_MAX:?}")),
         }
@@ -187,9 +216,9 @@ fn raw(pod: DynamicObject) -> Value {
 fn failed(what: &str) -> impl FnOnce(kube::Error) -> ReadError {
     let what = what.to_owned();
     move |source| match source {
-        kube::Error::Api(status) if status.code == 404 => {
-            ReadError::NotFound(format!("{what}: the cluster does not know the kind; is kvcachepool installed?"))
-        }
+        kube::Error::Api(status) if status.code == 404 => ReadError::NotFound(format!(
+            "{what}: the cluster does not know the kind; is kvcachepool installed?"
+        )),
         source => ReadError::Api {
             what,
             source: Box::new(source),

@@ -84,7 +84,12 @@ impl Breaker {
 
     /// Looks at the pool's pods; `hash` is that of the settings that a new pod would get. Returns how long to wait for the next
     /// look if nothing changes before.
-    pub fn step(&mut self, pods: &[Arc<Pod>], hash: &str, now: Timestamp) -> Option<SignedDuration> {
+    pub fn step(
+        &mut self,
+        pods: &[Arc<Pod>],
+        hash: &str,
+        now: Timestamp,
+    ) -> Option<SignedDuration> {
         let pods: Vec<&Pod> = pods
             .iter()
             .map(|p| &**p)
@@ -116,7 +121,8 @@ impl Breaker {
             Door::Open if hanging.len() >= PODS => Door::Shut(cause(hanging[0], hash, now)),
             Door::Open => Door::Open,
             Door::Shut(shut) | Door::Ajar(shut) | Door::Trial(shut, _)
-                if *shut.hash != *hash || pods.iter().any(|p| started_after(p, shut.since, now)) =>
+                if *shut.hash != *hash
+                    || pods.iter().any(|p| started_after(p, shut.since, now)) =>
             {
                 Door::Open
             }
@@ -269,7 +275,11 @@ mod tests {
         let mut going = (*pull("b")).clone();
         going.deleting = true;
         let other = pod("b", "old", 0, waiting("ErrImagePull"));
-        for pods in [vec![pull("a")], vec![pull("a"), other], vec![pull("a"), Arc::new(going)]] {
+        for pods in [
+            vec![pull("a")],
+            vec![pull("a"), other],
+            vec![pull("a"), Arc::new(going)],
+        ] {
             let mut breaker = Breaker::default();
             breaker.step(&pods, "h", at(0));
             breaker.step(&pods, "h", at(600));

@@ -62,7 +62,10 @@ impl Evictions {
 
     /// The API server accepted the eviction.
     pub fn done(&mut self, pod: &Pod, now: Timestamp) {
-        let owner = pod.owner.as_ref().map_or_else(Box::default, |o| o.uid.clone());
+        let owner = pod
+            .owner
+            .as_ref()
+            .map_or_else(Box::default, |o| o.uid.clone());
         self.evicted.insert(owner.clone(), now);
         self.current = Some(Eviction {
             pod: pod.uid.clone(),
@@ -116,18 +119,36 @@ mod tests {
     fn one_is_evicted_at_a_time_and_the_next_waits_for_the_replacement() {
         let mut evictions = Evictions::default();
         let pods = arcs(&[pod("a", 1), pod("b", 1)]);
-        assert_eq!(evictions.next(&pods, at(0), at(5)), Missed::Evict(pods[0].clone()));
+        assert_eq!(
+            evictions.next(&pods, at(0), at(5)),
+            Missed::Evict(pods[0].clone())
+        );
         evictions.done(&pods[0], at(5));
-        assert_eq!(evictions.next(&pods, at(0), at(6)), Missed::Wait, "it is still there");
-        assert_eq!(evictions.next(&pods[1..], at(0), at(7)), Missed::Wait, "nothing took its place");
+        assert_eq!(
+            evictions.next(&pods, at(0), at(6)),
+            Missed::Wait,
+            "it is still there"
+        );
+        assert_eq!(
+            evictions.next(&pods[1..], at(0), at(7)),
+            Missed::Wait,
+            "nothing took its place"
+        );
         let mut replacement = pod("c", 8);
         replacement.injection = Some(Injection::default());
         replacement.ready = false;
         let pods = arcs(&[pod("b", 1), replacement.clone()]);
-        assert_eq!(evictions.next(&pods, at(0), at(9)), Missed::Wait, "not ready");
+        assert_eq!(
+            evictions.next(&pods, at(0), at(9)),
+            Missed::Wait,
+            "not ready"
+        );
         replacement.ready = true;
         let pods = arcs(&[pod("b", 1), replacement]);
-        assert_eq!(evictions.next(&pods, at(0), at(10)), Missed::Evict(pods[0].clone()));
+        assert_eq!(
+            evictions.next(&pods, at(0), at(10)),
+            Missed::Evict(pods[0].clone())
+        );
     }
 
     #[test]
@@ -135,7 +156,10 @@ mod tests {
         let mut evictions = Evictions::default();
         evictions.done(&pod("a", 1), at(5));
         let pods = arcs(&[pod("c", 8)]);
-        assert_eq!(evictions.next(&pods, at(0), at(9)), Missed::Futile(pods[0].clone()));
+        assert_eq!(
+            evictions.next(&pods, at(0), at(9)),
+            Missed::Futile(pods[0].clone())
+        );
     }
 
     #[test]
@@ -153,6 +177,9 @@ mod tests {
         let pods = arcs(&[pod("b", 1)]);
         evictions.done(&pod("a", 1), at(5));
         assert_eq!(evictions.next(&pods, at(0), at(604)), Missed::Wait);
-        assert_eq!(evictions.next(&pods, at(0), at(605)), Missed::Evict(pods[0].clone()));
+        assert_eq!(
+            evictions.next(&pods, at(0), at(605)),
+            Missed::Evict(pods[0].clone())
+        );
     }
 }

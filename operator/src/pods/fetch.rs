@@ -99,7 +99,11 @@ mod tests {
     }
 
     fn ok(body: &str) -> Vec<u8> {
-        format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}", body.len()).into_bytes()
+        format!(
+            "HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}",
+            body.len()
+        )
+        .into_bytes()
     }
 
     const LONG: Duration = Duration::from_secs(20);
@@ -128,7 +132,11 @@ mod tests {
         let at = served(Vec::new()).await;
         let short = Duration::from_millis(50);
         assert_eq!(fetch_from(at, short).await, Err(FetchError::TimedOut));
-        let closed = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+        let closed = TcpListener::bind("127.0.0.1:0")
+            .await
+            .unwrap()
+            .local_addr()
+            .unwrap();
         assert_eq!(fetch_from(closed, LONG).await, Err(FetchError::Unreachable));
     }
 }

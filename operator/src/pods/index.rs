@@ -74,7 +74,10 @@ impl Index {
     pub fn pool_of_owner(&self, uid: &str) -> Option<PoolRef> {
         let owned = |pod: &Arc<Pod>| pod.owner.as_ref().is_some_and(|o| *o.uid == *uid);
         let inner = self.0.read();
-        let (pool, _) = inner.pools.iter().find(|(_, pods)| pods.values().any(owned))?;
+        let (pool, _) = inner
+            .pools
+            .iter()
+            .find(|(_, pods)| pods.values().any(owned))?;
         Some(pool.clone())
     }
 
@@ -172,7 +175,10 @@ mod tests {
     #[test]
     fn pods_are_found_by_pool_and_an_equal_pod_touches_nothing() {
         let index = Index::default();
-        assert_eq!(index.apply(Event::Apply(wire("b", "x"))), [PoolRef::new("n", "x")]);
+        assert_eq!(
+            index.apply(Event::Apply(wire("b", "x"))),
+            [PoolRef::new("n", "x")]
+        );
         assert_eq!(index.apply(Event::Apply(wire("a", "x"))).len(), 1);
         assert_eq!(index.apply(Event::Apply(wire("a", "x"))), []);
         assert_eq!(names_of(&index, "x"), ["a", "b"]);
@@ -193,7 +199,11 @@ mod tests {
     #[test]
     fn what_a_new_list_lacks_is_gone() {
         let index = Index::default();
-        for event in [Event::Init, Event::InitApply(wire("a", "x")), Event::InitApply(wire("b", "y"))] {
+        for event in [
+            Event::Init,
+            Event::InitApply(wire("a", "x")),
+            Event::InitApply(wire("b", "y")),
+        ] {
             index.apply(event);
         }
         assert!(!index.is_complete());

@@ -18,7 +18,7 @@ pub use evict::{Evictions, Missed, missed};
 pub use fetch::{FetchError, fetch};
 pub use index::{Index, PoolRef};
 pub use pod::{Fault, Injection, Owner, Phase, Pod, Sidecar, SidecarState};
-pub use refused::{Refused, Refusals, watch_refusals};
+pub use refused::{Refusals, Refused, watch_refusals};
 pub use usage::{ASKED_MAX, PoolUsage, ROUND, Summary, TierUse, Trouble};
 pub use watch::watch_pods;
 pub use window::HitRate;

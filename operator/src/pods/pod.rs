@@ -246,7 +246,11 @@ mod tests {
         });
         assert_eq!(patched.fault().unwrap().reason, "ImageNotPulled");
         patched.image_in_use = "docker.io/library/kvcachepool:2".into();
-        assert_eq!(patched.fault(), None, "the same image: it is being restarted");
+        assert_eq!(
+            patched.fault(),
+            None,
+            "the same image: it is being restarted"
+        );
     }
 
     #[test]

@@ -68,13 +68,19 @@ impl Refusals {
 }
 
 /// Follows the events and yields the pools that have a new refusal. Never ends.
-pub fn watch_refusals(client: Client, index: Arc<Index>, refusals: Arc<Refusals>) -> impl Stream<Item = PoolRef> {
+pub fn watch_refusals(
+    client: Client,
+    index: Arc<Index>,
+    refusals: Arc<Refusals>,
+) -> impl Stream<Item = PoolRef> {
     let owners = Arc::new(Owners {
         client: client.clone(),
         index,
         known: Mutex::default(),
     });
-    let config = Config::default().fields("reason=FailedCreate,type=Warning").page_size(100);
+    let config = Config::default()
+        .fields("reason=FailedCreate,type=Warning")
+        .page_size(100);
     watcher(Api::<WireEvent>::all(client), config)
         .default_backoff()
         .applied_objects()
@@ -84,7 +90,9 @@ pub fn watch_refusals(client: Client, index: Arc<Index>, refusals: Arc<Refusals>
                 let event = event
                     .inspect_err(|e| warn!(error = %e, "watch of events broke; it begins anew"))
                     .ok()?;
-                let refused = event.refused().filter(|r| Timestamp::now().duration_since(r.at) <= COUNTS)?;
+                let refused = event
+                    .refused()
+                    .filter(|r| Timestamp::now().duration_since(r.at) <= COUNTS)?;
                 let pool = owners.pool(&event.involved_object).await?;
                 refusals.put(pool.clone(), refused);
                 Some(pool)
@@ -115,7 +123,12 @@ impl WireEvent {
         Some(Refused {
             owner: format!("{kind} {}", o.name.as_deref()?).into(),
             owner_uid: o.uid.as_deref()?.into(),
-            message: self.message.chars().take(NOTE_CHARS_MAX).collect::<String>().into(),
+            message: self
+                .message
+                .chars()
+                .take(NOTE_CHARS_MAX)
+                .collect::<String>()
+                .into(),
             at,
         })
     }
@@ -186,8 +199,11 @@ impl Owners {
             None => ("", owner.api_version.as_deref()?),
         };
         let kind = GroupVersionKind::gvk(group, version, owner.kind.as_deref()?);
-        let api: Api<DynamicObject> =
-            Api::namespaced_with(self.client.clone(), namespace, &ApiResource::from_gvk(&kind));
+        let api: Api<DynamicObject> = Api::namespaced_with(
+            self.client.clone(),
+            namespace,
+            &ApiResource::from_gvk(&kind),
+        );
         let workload = api
             .get(owner.name.as_deref()?)
             .await
@@ -213,16 +229,22 @@ mod tests {
             "involvedObject": {"kind": "ReplicaSet", "name": "web-7f", "uid": "r", "namespace": "n"},
             "message": "Error creating: pods \"web-7f-\" is forbidden: exceeded quota: q",
         });
-        event.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        event
+            .as_object_mut()
+            .unwrap()
+            .extend(extra.as_object().unwrap().clone());
         serde_json::from_value(event).unwrap()
     }
 
     #[test]
     fn an_event_says_whose_pods_are_refused_and_when() {
-        let old = event(&json!({"lastTimestamp": at(5).to_string(), "count": 3})).refused().unwrap();
+        let old = event(&json!({"lastTimestamp": at(5).to_string(), "count": 3}))
+            .refused()
+            .unwrap();
         assert_eq!((&*old.owner, old.at), ("ReplicaSet web-7f", at(5)));
         assert!(old.message.contains("exceeded quota"));
-        let new = event(&json!({"lastTimestamp": null, "eventTime": "2026-01-02T03:04:05.000006Z"}));
+        let new =
+            event(&json!({"lastTimestamp": null, "eventTime": "2026-01-02T03:04:05.000006Z"}));
         assert!(new.refused().is_some());
         assert_eq!(event(&json!({})).refused(), None, "without a time");
     }
@@ -230,7 +252,9 @@ mod tests {
     #[test]
     fn a_refusal_holds_until_a_pod_was_made_or_its_time_is_over() {
         let pool = PoolRef::new("n", "p");
-        let refused = event(&json!({"lastTimestamp": at(0).to_string()})).refused().unwrap();
+        let refused = event(&json!({"lastTimestamp": at(0).to_string()}))
+            .refused()
+            .unwrap();
         let refusals = Refusals::default();
         refusals.put(pool.clone(), refused.clone());
         assert_eq!(refusals.of(&pool, &[], at(1200)), Some(refused.clone()));
@@ -240,7 +264,10 @@ mod tests {
         young.created = at(7);
         let mut other = young.clone();
         other.owner = None;
-        assert!(refusals.of(&pool, &[Arc::new(other)], at(8)).is_some(), "of another workload");
+        assert!(
+            refusals.of(&pool, &[Arc::new(other)], at(8)).is_some(),
+            "of another workload"
+        );
         assert_eq!(refusals.of(&pool, &[Arc::new(young)], at(8)), None);
     }
 }

@@ -147,7 +147,10 @@ impl PoolUsage {
         let fresh = fresh(pods.len());
         for pod in pods.iter().filter(|p| p.is_active() && p.sidecar.is_some()) {
             let known = self.pods.get(&pod.uid);
-            if let Some(failed) = known.and_then(|k| k.failed).filter(|_| pod.address().is_some()) {
+            if let Some(failed) = known
+                .and_then(|k| k.failed)
+                .filter(|_| pod.address().is_some())
+            {
                 sum.unreachable += 1;
                 sum.unreachable_example
                     .get_or_insert_with(|| (pod.name.clone(), failed));
@@ -170,7 +173,10 @@ impl PoolUsage {
             }
             answer.count_trouble(pod, &mut troubles);
         }
-        sum.tiers = tiers.into_iter().map(|(name, tally)| tally.sum(name)).collect();
+        sum.tiers = tiers
+            .into_iter()
+            .map(|(name, tally)| tally.sum(name))
+            .collect();
         sum.troubles = troubles.into_values().collect();
         sum.troubles.sort_by_key(|t| std::cmp::Reverse(t.pods));
         sum.troubles.truncate(TROUBLES_MAX);
@@ -186,7 +192,11 @@ fn fresh(pods: usize) -> SignedDuration {
 
 impl Answer {
     fn of(status: Status, at: Timestamp) -> Self {
-        let hit = status.counters.hit_tokens.values().fold(0, |a: u64, b| a.saturating_add(*b));
+        let hit = status
+            .counters
+            .hit_tokens
+            .values()
+            .fold(0, |a: u64, b| a.saturating_add(*b));
         Self {
             at,
             counted: Counted {
@@ -303,7 +313,11 @@ mod tests {
 
     #[test]
     fn every_pod_has_its_turn_and_none_is_asked_that_cannot_answer() {
-        let pods = arcs((0..45).map(|i| running(&format!("p{i}"))).chain([waiting("w", "ErrImagePull")]));
+        let pods = arcs(
+            (0..45)
+                .map(|i| running(&format!("p{i}")))
+                .chain([waiting("w", "ErrImagePull")]),
+        );
         let mut usage = PoolUsage::default();
         let mut asked: HashMap<Box<str>, u32> = HashMap::new();
         for round in 0..9 {
@@ -333,7 +347,10 @@ mod tests {
         assert_eq!(sum.hit_rate, HitRate::Percent(40));
         assert_eq!((sum.tiers[0].used, sum.tiers[0].capacity), (20, 200));
         assert_eq!(sum.tiers[0].state, State::Ready);
-        assert_eq!(sum.versions, [("0.1.0".into(), 2), ("0.2.0".into(), 1)].into());
+        assert_eq!(
+            sum.versions,
+            [("0.1.0".into(), 2), ("0.2.0".into(), 1)].into()
+        );
     }
 
     #[test]
@@ -344,7 +361,10 @@ mod tests {
         usage.take(&pods[0], Err(FetchError::TimedOut), at(60));
         let sum = usage.summary(&pods, at(600));
         assert_eq!((sum.observed, sum.attached, sum.unreachable), (1, 1, 1));
-        assert_eq!(sum.unreachable_example, Some(("a".into(), FetchError::TimedOut)));
+        assert_eq!(
+            sum.unreachable_example,
+            Some(("a".into(), FetchError::TimedOut))
+        );
         let sum = usage.summary(&pods, at(601));
         assert_eq!((sum.observed, sum.attached, sum.unreachable), (0, 0, 1));
         usage.take(&pods[0], Ok(good(1, 1)), at(660));
@@ -371,12 +391,23 @@ mod tests {
         let mut usage = PoolUsage::default();
         usage.take(&pods[0], Ok(bad("off")), at(0));
         let sum = usage.summary(&pods, at(1));
-        assert_eq!((sum.tiers[0].state, &*sum.tiers[0].reason), (State::Off, "ArenaTooLarge"));
+        assert_eq!(
+            (sum.tiers[0].state, &*sum.tiers[0].reason),
+            (State::Off, "ArenaTooLarge")
+        );
         usage.take(&pods[1], Ok(bad("degraded")), at(0));
         let sum = usage.summary(&pods, at(1));
         assert_eq!(sum.tiers[0].state, State::Degraded);
         let trouble = &sum.troubles[0];
-        assert_eq!((&*trouble.reason, trouble.pods, trouble.off, trouble.message.len()), ("ArenaTooLarge", 2, 1, 200));
+        assert_eq!(
+            (
+                &*trouble.reason,
+                trouble.pods,
+                trouble.off,
+                trouble.message.len()
+            ),
+            ("ArenaTooLarge", 2, 1, 200)
+        );
     }
 
     #[test]

@@ -5,8 +5,8 @@ use super::wire::WirePod;
 use crate::names;
 use futures::stream::BoxStream;
 use futures::{Stream, StreamExt};
-use kube::runtime::watcher::{self, Config, Event, watcher};
 use kube::runtime::WatchStreamExt;
+use kube::runtime::watcher::{self, Config, Event, watcher};
 use kube::{Api, Client};
 use std::sync::Arc;
 use tracing::{info, warn};
@@ -18,15 +18,14 @@ const PAGE: u32 = 100;
 /// Never ends. Broken watches begin anew with growing waits.
 pub fn watch_pods(client: Client, index: Arc<Index>) -> impl Stream<Item = PoolRef> {
     let api: Api<WirePod> = Api::all(client);
-    pods(api)
-        .flat_map(move |event| {
-            let listed = matches!(event, Event::InitDone);
-            let mut touched = index.apply(event);
-            if listed {
-                touched.extend(index.pools());
-            }
-            futures::stream::iter(touched)
-        })
+    pods(api).flat_map(move |event| {
+        let listed = matches!(event, Event::InitDone);
+        let mut touched = index.apply(event);
+        if listed {
+            touched.extend(index.pools());
+        }
+        futures::stream::iter(touched)
+    })
 }
 
 type Events = BoxStream<'static, watcher::Result<Event<WirePod>>>;

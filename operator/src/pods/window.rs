@@ -24,7 +24,9 @@ impl Counted {
     /// old one only from its second look on.
     fn since(&self, before: Option<&Self>) -> Option<(u64, u64)> {
         match before {
-            Some(b) if b.boot == self.boot && b.requested <= self.requested && b.hit <= self.hit => {
+            Some(b)
+                if b.boot == self.boot && b.requested <= self.requested && b.hit <= self.hit =>
+            {
                 Some((self.requested - b.requested, self.hit - b.hit))
             }
             Some(_) => Some((self.requested, self.hit)),
@@ -135,7 +137,11 @@ mod tests {
         assert_eq!(window.rate(at(0)), HitRate::Percent(25));
         let mut window = Window::default();
         window.add(at(0), Some(&before), &counted(1, 30, 400, 100));
-        assert_eq!(window.rate(at(0)), HitRate::Percent(25), "also where it kept its number");
+        assert_eq!(
+            window.rate(at(0)),
+            HitRate::Percent(25),
+            "also where it kept its number"
+        );
     }
 
     #[test]
@@ -144,7 +150,11 @@ mod tests {
         window.add(at(0), None, &counted(1, 10, 100, 100));
         assert_eq!(window.rate(at(9)), HitRate::Percent(100));
         assert_eq!(window.rate(at(10)), HitRate::Idle);
-        window.add(at(10), Some(&counted(1, 10, 100, 100)), &counted(1, 610, 200, 100));
+        window.add(
+            at(10),
+            Some(&counted(1, 10, 100, 100)),
+            &counted(1, 610, 200, 100),
+        );
         assert_eq!(window.rate(at(10)), HitRate::Percent(0));
         assert_eq!(window.minutes.len(), 1);
     }

@@ -322,13 +322,19 @@ mod tests {
     #[test]
     fn an_injected_pod_keeps_what_is_ours() {
         let pod = injected(&json!({"running": {"startedAt": "2026-01-02T03:05:00Z"}}));
-        assert_eq!((&*pod.name, &*pod.pool, &*pod.uid), ("web-0", "llama", "u1"));
+        assert_eq!(
+            (&*pod.name, &*pod.pool, &*pod.uid),
+            ("web-0", "llama", "u1")
+        );
         assert_eq!(pod.created.to_string(), "2026-01-02T03:04:05Z");
         assert_eq!(pod.ip, Some("10.0.0.7".parse().unwrap()));
         assert_eq!(&*pod.owner.as_ref().unwrap().kind, "ReplicaSet");
         assert_eq!(pod.hash(), "abc");
         let sidecar = pod.sidecar.as_ref().unwrap();
-        assert_eq!((&*sidecar.image, &*sidecar.image_in_use, sidecar.restarts), ("b:2", "b:1", 3));
+        assert_eq!(
+            (&*sidecar.image, &*sidecar.image_in_use, sidecar.restarts),
+            ("b:2", "b:1", 3)
+        );
         assert!(sidecar.runs() && pod.ready);
         assert!(pod.address().is_some());
     }
@@ -339,11 +345,16 @@ mod tests {
         assert_eq!(of(json!({})), SidecarState::Unseen);
         assert_eq!(
             of(json!({"waiting": {"reason": "ErrImagePull", "message": "m".repeat(5000)}})),
-            SidecarState::Waiting { reason: "ErrImagePull".into(), message: "m".repeat(200).into() }
+            SidecarState::Waiting {
+                reason: "ErrImagePull".into(),
+                message: "m".repeat(200).into()
+            }
         );
         assert_eq!(
             of(json!({"terminated": {"reason": "Completed", "exitCode": 0}})),
-            SidecarState::Terminated { reason: "Completed".into() }
+            SidecarState::Terminated {
+                reason: "Completed".into()
+            }
         );
     }
 

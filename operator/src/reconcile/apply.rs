@@ -4,7 +4,10 @@
 use super::children::Children;
 use crate::names;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
-use kube::api::{ApiResource, DeleteParams, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams, TypeMeta};
+use kube::api::{
+    ApiResource, DeleteParams, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams,
+    TypeMeta,
+};
 use kube::{Api, Client, ResourceExt};
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -79,10 +82,13 @@ pub async fn apply(
     };
     let hash = hash(object);
     let left = applied.get(&key).cloned();
-    let live = children.resource_version(&types.kind, &object.namespace().unwrap_or_default(), &name);
+    let live =
+        children.resource_version(&types.kind, &object.namespace().unwrap_or_default(), &name);
     if let Some(left) = &left
         && left.hash == hash
-        && live.as_ref().is_none_or(|live| *live == Some(left.resource_version.clone()))
+        && live
+            .as_ref()
+            .is_none_or(|live| *live == Some(left.resource_version.clone()))
     {
         return Ok(Outcome::Same);
     }
@@ -108,8 +114,18 @@ pub async fn apply(
     let resource_version = stored.resource_version().unwrap_or_default();
     let set_right = left.is_some_and(|left| left.hash == hash)
         && live.flatten().is_some_and(|live| live != resource_version);
-    applied.insert(key, Left { hash, resource_version });
-    Ok(if set_right { Outcome::SetRight } else { Outcome::Applied })
+    applied.insert(
+        key,
+        Left {
+            hash,
+            resource_version,
+        },
+    );
+    Ok(if set_right {
+        Outcome::SetRight
+    } else {
+        Outcome::Applied
+    })
 }
 
 /// Deletes what carries the pool's label and owner and is not wanted.
@@ -128,8 +144,14 @@ pub async fn prune(
         }
         let mut object = DynamicObject::new(&name, &resource(&types));
         object.metadata.namespace = Some(namespace.to_owned());
-        match api(client, &object, &types).delete(&name, &DeleteParams::default()).await {
-            Ok(_) => info!(kind = types.kind, namespace, name, "removed: the pool does not want it any more"),
+        match api(client, &object, &types)
+            .delete(&name, &DeleteParams::default())
+            .await
+        {
+            Ok(_) => info!(
+                kind = types.kind,
+                namespace, name, "removed: the pool does not want it any more"
+            ),
             Err(kube::Error::Api(status)) if status.code == 404 => {}
             Err(source) => {
                 return Err(ApplyError::Api {
@@ -150,7 +172,10 @@ async fn owner_of(api: &Api<DynamicObject>, name: &str) -> Result<Option<String>
     let found = api
         .list_metadata(&ListParams::default().fields(&format!("metadata.name={name}")))
         .await?;
-    Ok(found.items.first().map(|o| controller(&o.metadata).unwrap_or_default()))
+    Ok(found
+        .items
+        .first()
+        .map(|o| controller(&o.metadata).unwrap_or_default()))
 }
 
 /// Uid of an object's controller.
@@ -163,7 +188,10 @@ pub fn controller(meta: &ObjectMeta) -> Option<String> {
 
 /// The API of a kind whose plural is regular, which all of ours are.
 pub fn resource(types: &TypeMeta) -> ApiResource {
-    let (group, version) = types.api_version.split_once('/').unwrap_or(("", &types.api_version));
+    let (group, version) = types
+        .api_version
+        .split_once('/')
+        .unwrap_or(("", &types.api_version));
     ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, &types.kind))
 }
 
@@ -174,6 +202,8 @@ fn api(client: &Client, object: &DynamicObject, types: &TypeMeta) -> Api<Dynamic
 
 fn hash(object: &DynamicObject) -> u64 {
     let mut hasher = DefaultHasher::new();
-    serde_json::to_string(object).unwrap_or_default().hash(&mut hasher);
+    serde_json::to_string(object)
+        .unwrap_or_default()
+        .hash(&mut hasher);
     hasher.finish()
 }

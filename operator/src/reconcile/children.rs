@@ -8,8 +8,8 @@ use futures::{Stream, StreamExt};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{DynamicObject, TypeMeta};
 use kube::core::PartialObjectMeta;
-use kube::runtime::watcher::{Config, Event, watcher};
 use kube::runtime::WatchStreamExt;
+use kube::runtime::watcher::{Config, Event, watcher};
 use kube::{Api, Client};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
@@ -46,7 +46,12 @@ struct Inner {
 
 impl Children {
     /// Version of a child: `None` = nobody watches its kind, `Some(None)` = it is not there.
-    pub fn resource_version(&self, kind: &str, namespace: &str, name: &str) -> Option<Option<String>> {
+    pub fn resource_version(
+        &self,
+        kind: &str,
+        namespace: &str,
+        name: &str,
+    ) -> Option<Option<String>> {
         let inner = self.0.lock();
         if inner.listed.get(kind) != Some(&true) {
             return None;
@@ -86,7 +91,11 @@ impl Children {
             }
             Event::InitApply(object) => {
                 let (key, child) = child(kind, &object.metadata)?;
-                inner.listing.entry(kind.to_owned()).or_default().insert(key, child);
+                inner
+                    .listing
+                    .entry(kind.to_owned())
+                    .or_default()
+                    .insert(key, child);
                 None
             }
             Event::InitDone => {
@@ -175,7 +184,10 @@ mod tests {
         children.take("ConfigMap", Event::InitApply(map("a", "1")));
         assert_eq!(children.resource_version("ConfigMap", "n", "a"), None);
         children.take("ConfigMap", Event::InitDone);
-        assert_eq!(children.resource_version("ConfigMap", "n", "a"), Some(Some("1".into())));
+        assert_eq!(
+            children.resource_version("ConfigMap", "n", "a"),
+            Some(Some("1".into()))
+        );
         assert_eq!(children.resource_version("ConfigMap", "n", "b"), Some(None));
         assert_eq!(children.resource_version("PodMonitor", "n", "a"), None);
     }
@@ -184,11 +196,17 @@ mod tests {
     fn children_are_found_by_owner_and_a_deleted_one_names_its_pool() {
         let children = Children::default();
         let pool = Some(PoolRef::new("n", "p"));
-        assert_eq!(children.take("ConfigMap", Event::Apply(map("a", "1"))), pool);
+        assert_eq!(
+            children.take("ConfigMap", Event::Apply(map("a", "1"))),
+            pool
+        );
         assert_eq!(children.of("n", "u").len(), 1);
         assert_eq!(children.of("n", "other"), []);
         assert_eq!(children.of("m", "u"), []);
-        assert_eq!(children.take("ConfigMap", Event::Delete(map("a", "2"))), pool);
+        assert_eq!(
+            children.take("ConfigMap", Event::Delete(map("a", "2"))),
+            pool
+        );
         assert_eq!(children.of("n", "u"), []);
     }
 
@@ -196,10 +214,18 @@ mod tests {
     fn what_a_new_list_lacks_is_gone() {
         let children = Children::default();
         children.take("ConfigMap", Event::Apply(map("a", "1")));
-        for event in [Event::Init, Event::InitApply(map("b", "1")), Event::InitDone] {
+        for event in [
+            Event::Init,
+            Event::InitApply(map("b", "1")),
+            Event::InitDone,
+        ] {
             children.take("ConfigMap", event);
         }
-        let names: Vec<String> = children.of("n", "u").into_iter().map(|(_, name)| name).collect();
+        let names: Vec<String> = children
+            .of("n", "u")
+            .into_iter()
+            .map(|(_, name)| name)
+            .collect();
         assert_eq!(names, ["b"]);
     }
 }

@@ -77,16 +77,19 @@ impl Events {
     pub async fn warn_once(&self, about: &ObjectReference, action: &str, reason: &str, note: &str) {
         let uid = about.uid.clone().unwrap_or_default();
         if self.said.is_new((uid, reason.to_owned()), Timestamp::now()) {
-            self.publish(about, Weight::Warning, action, reason, note).await;
+            self.publish(about, Weight::Warning, action, reason, note)
+                .await;
         }
     }
-
 }
 
 impl Said {
     fn is_new(&self, key: (String, String), now: Timestamp) -> bool {
         let mut said = self.0.lock();
-        if said.get(&key).is_some_and(|at| now.duration_since(*at) < SAID) {
+        if said
+            .get(&key)
+            .is_some_and(|at| now.duration_since(*at) < SAID)
+        {
             return false;
         }
         if said.len() >= SAID_MAX {

@@ -13,7 +13,9 @@ use crate::pods::{Breaker, Door, Missed, Pod, PoolRef, missed};
 use crate::status::{self, Canary, READY, Reason, Seen, Write};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{ObjectReference, Pod as FullPod};
-use kube::api::{ApiResource, DeleteParams, DynamicObject, EvictParams, Patch, PatchParams, Preconditions};
+use kube::api::{
+    ApiResource, DeleteParams, DynamicObject, EvictParams, Patch, PatchParams, Preconditions,
+};
 use kube::core::object::HasStatus;
 use kube::runtime::controller::Action;
 use kube::runtime::reflector::ObjectRef;
@@ -49,7 +51,8 @@ pub async fn reconcile(stored: Arc<Stored>, term: Arc<Term>) -> Result<Action, F
     let result = look(&stored, &term).await;
     let name = if result.is_ok() { "done" } else { "failed" };
     term.metrics.add("reconciles_total", &[name], 1);
-    term.metrics.observe("reconcile_seconds", &[], began.elapsed());
+    term.metrics
+        .observe("reconcile_seconds", &[], began.elapsed());
     result.map(Action::requeue)
 }
 
@@ -73,7 +76,16 @@ async fn look(stored: &Stored, term: &Term) -> Result<Duration, Failed> {
     }
     let now = Timestamp::now();
     match &stored.0 {
-        Ok(pool) => Look { term, name, pool, now }.run(&mut state).await,
+        Ok(pool) => {
+            Look {
+                term,
+                name,
+                pool,
+                now,
+            }
+            .run(&mut state)
+            .await
+        }
         Err(invalid) => {
             let before = state.written.clone().unwrap_or_default();
             let next = status::malformed(&invalid.error, stored.meta().generation, &before, now);
@@ -100,13 +112,22 @@ impl Look<'_> {
         let problems = settings.err().unwrap_or_default();
         let applied = self.objects(&problems, state).await;
 
-        let breaker = state.breaker.get_or_insert_with(|| restored(self.pool, &hash));
+        let breaker = state
+            .breaker
+            .get_or_insert_with(|| restored(self.pool, &hash));
         let again = breaker.step(&pods, &hash, self.now);
         let door = breaker.door().clone();
         let canary = canary_seen(&self.term.canary.borrow());
-        let usage = self.term.usage.with(&self.name, |u| u.summary(&pods, self.now));
+        let usage = self
+            .term
+            .usage
+            .with(&self.name, |u| u.summary(&pods, self.now));
         let refused = self.term.refusals.of(&self.name, &pods, self.now);
-        let before = state.written.clone().or_else(|| self.pool.status().cloned()).unwrap_or_default();
+        let before = state
+            .written
+            .clone()
+            .or_else(|| self.pool.status().cloned())
+            .unwrap_or_default();
         let seen = Seen {
             pool: self.pool,
             problems: &problems,
@@ -119,13 +140,25 @@ impl Look<'_> {
         };
         let next = status::status(&seen, &before, self.now);
         let about = object_ref(self.pool);
-        let wait = write(self.term, &self.name, &about, state, &before, next, self.now).await?;
+        let wait = write(
+            self.term, &self.name, &about, state, &before, next, self.now,
+        )
+        .await?;
         self.tell(&pods, &about).await;
         let injects = problems.is_empty() && canary == Canary::Works && door == Door::Open;
         let evicting = self.evict(&pods, &about, injects, state).await;
         applied?;
-        let times = [again.and_then(|d| Duration::try_from(d).ok()), wait, evicting];
-        Ok(times.into_iter().flatten().min().unwrap_or_else(|| spread(LOOK)).max(SOON))
+        let times = [
+            again.and_then(|d| Duration::try_from(d).ok()),
+            wait,
+            evicting,
+        ];
+        Ok(times
+            .into_iter()
+            .flatten()
+            .min()
+            .unwrap_or_else(|| spread(LOOK))
+            .max(SOON))
     }
 
     /// Applies and prunes, unless the spec is not accepted: then everything stays as it is.
@@ -142,8 +175,13 @@ impl Look<'_> {
         for object in &objects {
             match apply::apply(client, object, &state.uid, children, &mut state.applied).await {
                 Ok(Outcome::SetRight) => {
-                    let note = format!("{} was changed by somebody and was set right", object.name_any());
-                    events.warn_once(&about, "Apply", Reason::SetRight.name(), &note).await;
+                    let note = format!(
+                        "{} was changed by somebody and was set right",
+                        object.name_any()
+                    );
+                    events
+                        .warn_once(&about, "Apply", Reason::SetRight.name(), &note)
+                        .await;
                 }
                 Ok(Outcome::Same | Outcome::Applied | Outcome::NoSuchKind) => {}
                 Err(e) => {
@@ -151,12 +189,22 @@ impl Look<'_> {
                         ApplyError::NameTaken { .. } => Reason::NameTaken,
                         ApplyError::Api { .. } => Reason::ApplyFailed,
                     };
-                    events.warn_once(&about, "Apply", reason.name(), &e.to_string()).await;
+                    events
+                        .warn_once(&about, "Apply", reason.name(), &e.to_string())
+                        .await;
                     return Err(e.into());
                 }
             }
         }
-        apply::prune(client, &self.name.namespace, &state.uid, &objects, children, &mut state.applied).await?;
+        apply::prune(
+            client,
+            &self.name.namespace,
+            &state.uid,
+            &objects,
+            children,
+            &mut state.applied,
+        )
+        .await?;
         Ok(())
     }
 
@@ -170,18 +218,33 @@ impl Look<'_> {
         for pod in pods.iter().filter(young) {
             let said = if let Some(reason) = pod.refusal() {
                 let message = pod.injection.as_ref().map_or("", |i| &i.message);
-                Some((reason, format!("pod {} starts without a cache: {message}", pod.name)))
+                Some((
+                    reason,
+                    format!("pod {} starts without a cache: {message}", pod.name),
+                ))
             } else if let Some(fault) = pod.fault() {
-                Some((fault.reason, format!("the sidecar of pod {} does not start: {}", pod.name, fault.message)))
+                Some((
+                    fault.reason,
+                    format!(
+                        "the sidecar of pod {} does not start: {}",
+                        pod.name, fault.message
+                    ),
+                ))
             } else if missed.iter().any(|m| m.uid == pod.uid) {
-                let note = format!("pod {} started without a cache: the injection webhook was not asked", pod.name);
+                let note = format!(
+                    "pod {} started without a cache: the injection webhook was not asked",
+                    pod.name
+                );
                 Some((Reason::Missed.name(), note))
             } else {
                 None
             };
             if let Some((reason, note)) = said {
                 for to in [&owner(pod), about] {
-                    self.term.events.warn_once(to, "Inject", reason, &note).await;
+                    self.term
+                        .events
+                        .warn_once(to, "Inject", reason, &note)
+                        .await;
                 }
             }
         }
@@ -203,22 +266,40 @@ impl Look<'_> {
         match state.evictions.next(pods, self.created(), self.now) {
             Missed::Wait => {}
             Missed::Futile(pod) => {
-                let note = format!("pod {} took the place of an evicted one and has no sidecar either; its like are left alone", pod.name);
-                self.term.events.warn_once(&owner(&pod), "Evict", Reason::EvictionFutile.name(), &note).await;
+                let note = format!(
+                    "pod {} took the place of an evicted one and has no sidecar either; its like are left alone",
+                    pod.name
+                );
+                self.term
+                    .events
+                    .warn_once(&owner(&pod), "Evict", Reason::EvictionFutile.name(), &note)
+                    .await;
             }
             Missed::Evict(pod) => match self.ask_to_evict(&pod).await {
                 Ok(()) => {
                     state.evictions.done(&pod, self.now);
                     self.term.metrics.add("evictions_total", &["evicted"], 1);
-                    let note = format!("pod {} had no sidecar because the webhook was not asked when it was made", pod.name);
+                    let note = format!(
+                        "pod {} had no sidecar because the webhook was not asked when it was made",
+                        pod.name
+                    );
                     for to in [&owner(&pod), about] {
-                        self.term.events.publish(to, Weight::Normal, "Evict", Reason::Evicted.name(), &note).await;
+                        self.term
+                            .events
+                            .publish(to, Weight::Normal, "Evict", Reason::Evicted.name(), &note)
+                            .await;
                     }
                 }
                 Err(e) => {
                     self.term.metrics.add("evictions_total", &["refused"], 1);
-                    let note = format!("pod {} has no sidecar and cannot be evicted now: {e}", pod.name);
-                    self.term.events.warn_once(about, "Evict", Reason::EvictionRefused.name(), &note).await;
+                    let note = format!(
+                        "pod {} has no sidecar and cannot be evicted now: {e}",
+                        pod.name
+                    );
+                    self.term
+                        .events
+                        .warn_once(about, "Evict", Reason::EvictionRefused.name(), &note)
+                        .await;
                 }
             },
         }
@@ -239,14 +320,26 @@ impl Look<'_> {
     }
 
     fn created(&self) -> Timestamp {
-        self.pool.meta().creation_timestamp.as_ref().map(|t| t.0).unwrap_or_default()
+        self.pool
+            .meta()
+            .creation_timestamp
+            .as_ref()
+            .map(|t| t.0)
+            .unwrap_or_default()
     }
 }
 
 /// The breaker as the last leader left it in the status.
 fn restored(pool: &KVCachePool, hash: &str) -> Breaker {
-    let conditions = pool.status.as_ref().map(|s| &*s.conditions).unwrap_or_default();
-    let shut = [Reason::SidecarCannotStart.name(), Reason::TryingOnePod.name()];
+    let conditions = pool
+        .status
+        .as_ref()
+        .map(|s| &*s.conditions)
+        .unwrap_or_default();
+    let shut = [
+        Reason::SidecarCannotStart.name(),
+        Reason::TryingOnePod.name(),
+    ];
     match status::condition(conditions, status::INJECTION_READY) {
         Some(c) if c.status == "False" && shut.contains(&&*c.reason) => {
             Breaker::shut_since(c.last_transition_time.0, hash)
@@ -288,7 +381,9 @@ async fn write(
     });
     let api: Api<DynamicObject> = Api::namespaced_with(term.client.clone(), &name.namespace, &kind);
     let params = PatchParams::apply(names::FIELD_MANAGER).force();
-    let written = api.patch_status(&name.name, &params, &Patch::Apply(patch)).await;
+    let written = api
+        .patch_status(&name.name, &params, &Patch::Apply(patch))
+        .await;
     match written {
         // It was deleted meanwhile.
         Err(kube::Error::Api(status)) if status.code == 404 => return Ok(None),
@@ -302,10 +397,19 @@ async fn write(
         if same || (old.is_none() && turned.status != "False") {
             continue;
         }
-        let weight = if turned.status == "False" { Weight::Warning } else { Weight::Normal };
+        let weight = if turned.status == "False" {
+            Weight::Warning
+        } else {
+            Weight::Normal
+        };
         let gap = if turned.message.is_empty() { "" } else { ": " };
-        let note = format!("{} is {}{gap}{}", turned.type_, turned.status, turned.message);
-        term.events.publish(about, weight, "Observe", &turned.reason, &note).await;
+        let note = format!(
+            "{} is {}{gap}{}",
+            turned.type_, turned.status, turned.message
+        );
+        term.events
+            .publish(about, weight, "Observe", &turned.reason, &note)
+            .await;
     }
     state.written = Some(next);
     state.written_at = Some(now);

@@ -34,11 +34,19 @@ pub fn queue(
         asked.boxed(),
     ])
     .map(|pool| ObjectRef::new(&pool.name).within(&pool.namespace));
-    futures::stream::select_all([pools(term, writer).boxed(), related.boxed(), canary(term).boxed()]).map(Ok)
+    futures::stream::select_all([
+        pools(term, writer).boxed(),
+        related.boxed(),
+        canary(term).boxed(),
+    ])
+    .map(Ok)
 }
 
 /// Pools themselves, into the store of this term.
-fn pools(term: &Arc<Term>, writer: Writer<Stored>) -> impl Stream<Item = ObjectRef<Stored>> + use<> {
+fn pools(
+    term: &Arc<Term>,
+    writer: Writer<Stored>,
+) -> impl Stream<Item = ObjectRef<Stored>> + use<> {
     let api: Api<Stored> = Api::all(term.client.clone());
     let events = watcher(api, Config::default())
         .default_backoff()
@@ -67,7 +75,12 @@ fn canary(term: &Arc<Term>) -> impl Stream<Item = ObjectRef<Stored>> + use<> {
             if canary.changed().await.is_err() {
                 std::future::pending::<()>().await;
             }
-            let pools: Vec<_> = term.pools.state().iter().map(|p| ObjectRef::from_obj(&**p)).collect();
+            let pools: Vec<_> = term
+                .pools
+                .state()
+                .iter()
+                .map(|p| ObjectRef::from_obj(&**p))
+                .collect();
             Some((futures::stream::iter(pools), canary))
         }
     })
@@ -76,7 +89,10 @@ fn canary(term: &Arc<Term>) -> impl Stream<Item = ObjectRef<Stored>> + use<> {
 
 /// The pool that a reference names.
 pub fn pool_ref(reference: &ObjectRef<Stored>) -> PoolRef {
-    PoolRef::new(reference.namespace.as_deref().unwrap_or_default(), &reference.name)
+    PoolRef::new(
+        reference.namespace.as_deref().unwrap_or_default(),
+        &reference.name,
+    )
 }
 
 /// The reference of a pool for events.

@@ -38,7 +38,11 @@ pub async fn run(term: Arc<Term>, asked: impl Fn(PoolRef)) {
 
 /// Pools whose time has come, each with its next time set. A pool that was not there before waits up to a few seconds only: its
 /// first numbers are looked for.
-fn next(pools: &HashSet<PoolRef>, due: &mut HashMap<PoolRef, Instant>, now: Instant) -> Vec<PoolRef> {
+fn next(
+    pools: &HashSet<PoolRef>,
+    due: &mut HashMap<PoolRef, Instant>,
+    now: Instant,
+) -> Vec<PoolRef> {
     due.retain(|pool, _| pools.contains(pool));
     let mut ready = Vec::new();
     for pool in pools {
@@ -63,7 +67,9 @@ fn exists(term: &Term, pool: &PoolRef) -> bool {
 
 async fn round(term: Arc<Term>, pool: PoolRef, places: Arc<Semaphore>) -> PoolRef {
     let pods = term.pods.of(&pool);
-    let chosen = term.usage.with(&pool, |usage| usage.round(&pods, Timestamp::now()));
+    let chosen = term
+        .usage
+        .with(&pool, |usage| usage.round(&pods, Timestamp::now()));
     let questions = chosen.iter().map(|pod| ask(&term, &pool, pod, &places));
     futures::future::join_all(questions).await;
     term.usage.with(&pool, PoolUsage::round_ended);
@@ -72,7 +78,9 @@ async fn round(term: Arc<Term>, pool: PoolRef, places: Arc<Semaphore>) -> PoolRe
 
 async fn ask(term: &Term, pool: &PoolRef, pod: &Arc<Pod>, places: &Semaphore) {
     let Some(ip) = pod.address() else { return };
-    let Ok(_place) = places.acquire().await else { return };
+    let Ok(_place) = places.acquire().await else {
+        return;
+    };
     let answer = fetch(ip).await;
     let result = if answer.is_ok() { "answered" } else { "failed" };
     term.metrics.add("sidecar_questions_total", &[result], 1);
@@ -86,7 +94,9 @@ mod tests {
 
     #[test]
     fn every_pool_is_due_once_a_minute_and_not_all_at_once() {
-        let pools: HashSet<PoolRef> = (0..200).map(|i| PoolRef::new("n", &i.to_string())).collect();
+        let pools: HashSet<PoolRef> = (0..200)
+            .map(|i| PoolRef::new("n", &i.to_string()))
+            .collect();
         let mut due = HashMap::new();
         let start = Instant::now();
         let mut counts: HashMap<PoolRef, u32> = HashMap::new();

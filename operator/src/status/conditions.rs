@@ -72,11 +72,20 @@ pub fn malformed(
         reason: api::Reason::Malformed.name().to_owned(),
         message: format!("the stored object cannot be read: {error}"),
     };
-    dated(summed(vec![(ACCEPTED, accepted)]), generation, previous, now)
+    dated(
+        summed(vec![(ACCEPTED, accepted)]),
+        generation,
+        previous,
+        now,
+    )
 }
 
 /// Reasons that come from the canary alone.
-const CANARY: [Reason; 3] = [Reason::WebhookAnswers, Reason::WebhookUnreachable, Reason::CanaryRefused];
+const CANARY: [Reason; 3] = [
+    Reason::WebhookAnswers,
+    Reason::WebhookUnreachable,
+    Reason::CanaryRefused,
+];
 /// Reasons that come from what sidecars say.
 const SAID: [Reason; 2] = [Reason::SidecarsOff, Reason::SomeDegraded];
 
@@ -100,12 +109,17 @@ fn sidecars_or_told(seen: &Seen<'_>, counts: &Counts, previous: &[Condition]) ->
 
 fn kept(previous: &[Condition], type_: &str, reasons: &[Reason]) -> Option<Verdict> {
     let before = condition(previous, type_)?;
-    let status = [TRUE, FALSE, UNKNOWN].into_iter().find(|s| *s == before.status)?;
-    reasons.iter().any(|r| r.name() == before.reason).then(|| Verdict {
-        status,
-        reason: before.reason.clone(),
-        message: before.message.clone(),
-    })
+    let status = [TRUE, FALSE, UNKNOWN]
+        .into_iter()
+        .find(|s| *s == before.status)?;
+    reasons
+        .iter()
+        .any(|r| r.name() == before.reason)
+        .then(|| Verdict {
+            status,
+            reason: before.reason.clone(),
+            message: before.message.clone(),
+        })
 }
 
 /// Adds `Ready`: False with the first part that is False, else Unknown with the first that is not known.
@@ -136,7 +150,8 @@ fn dated(
     parts
         .into_iter()
         .map(|(type_, mut v)| {
-            v.message.truncate(v.message.floor_char_boundary(MESSAGE_BYTES_MAX));
+            v.message
+                .truncate(v.message.floor_char_boundary(MESSAGE_BYTES_MAX));
             let since = condition(previous, type_)
                 .filter(|c| c.status == v.status)
                 .map_or(Time(now), |c| c.last_transition_time.clone());
@@ -179,17 +194,45 @@ fn shared(seen: &Seen<'_>) -> Verdict {
 /// What stops the path for all pools comes before what stops this one.
 fn injection(seen: &Seen<'_>) -> Verdict {
     if !seen.problems.is_empty() {
-        return verdict(FALSE, Reason::NotAccepted, "new pods start without a sidecar while the spec is not accepted");
+        return verdict(
+            FALSE,
+            Reason::NotAccepted,
+            "new pods start without a sidecar while the spec is not accepted",
+        );
     }
     if seen.pool.spec.injection.mode == Mode::Disabled {
-        return verdict(FALSE, Reason::InjectionDisabled, "injection.mode is Disabled: new pods start without a sidecar");
+        return verdict(
+            FALSE,
+            Reason::InjectionDisabled,
+            "injection.mode is Disabled: new pods start without a sidecar",
+        );
     }
     match (seen.canary, seen.door) {
-        (Canary::Unreachable, _) => verdict(FALSE, Reason::WebhookUnreachable, "a test pod came back without a sidecar, and so do new pods"),
-        (_, Door::Shut(shut) | Door::Trial(shut, _)) => verdict(FALSE, Reason::SidecarCannotStart, stuck(shut, "new pods start without one")),
-        (_, Door::Ajar(shut)) => verdict(FALSE, Reason::TryingOnePod, stuck(shut, "the next pod gets one to try")),
-        (Canary::Pending, Door::Open) => verdict(UNKNOWN, Reason::CanaryPending, "the first dry run is not back yet"),
-        (Canary::Refused(why), Door::Open) => verdict(UNKNOWN, Reason::CanaryRefused, format!("the test pod was refused: {why}")),
+        (Canary::Unreachable, _) => verdict(
+            FALSE,
+            Reason::WebhookUnreachable,
+            "a test pod came back without a sidecar, and so do new pods",
+        ),
+        (_, Door::Shut(shut) | Door::Trial(shut, _)) => verdict(
+            FALSE,
+            Reason::SidecarCannotStart,
+            stuck(shut, "new pods start without one"),
+        ),
+        (_, Door::Ajar(shut)) => verdict(
+            FALSE,
+            Reason::TryingOnePod,
+            stuck(shut, "the next pod gets one to try"),
+        ),
+        (Canary::Pending, Door::Open) => verdict(
+            UNKNOWN,
+            Reason::CanaryPending,
+            "the first dry run is not back yet",
+        ),
+        (Canary::Refused(why), Door::Open) => verdict(
+            UNKNOWN,
+            Reason::CanaryRefused,
+            format!("the test pod was refused: {why}"),
+        ),
         (Canary::Works, Door::Open) => verdict(TRUE, Reason::WebhookAnswers, ""),
     }
 }
@@ -209,14 +252,21 @@ fn sidecars(seen: &Seen<'_>, counts: &Counts) -> Verdict {
     if let Some(first) = counts.failing.first()
         && let Some(fault) = first.fault()
     {
-        return verdict(FALSE, Reason::SidecarsFailing, failing(counts, first, fault));
+        return verdict(
+            FALSE,
+            Reason::SidecarsFailing,
+            failing(counts, first, fault),
+        );
     }
     if let Some(refused) = seen.refused {
         let message = format!("{} cannot create pods: {}", refused.owner, refused.message);
         return verdict(FALSE, Reason::PodsRefused, message);
     }
     if let Some(off) = seen.usage.troubles.iter().find(|t| t.off > 0) {
-        let message = format!("{} of {} asked (pod {}): {}: {}", off.off, seen.usage.observed, off.example, off.reason, off.message);
+        let message = format!(
+            "{} of {} asked (pod {}): {}: {}",
+            off.off, seen.usage.observed, off.example, off.reason, off.message
+        );
         return verdict(FALSE, Reason::SidecarsOff, message);
     }
     if counts.pods.injected == 0 {
@@ -227,7 +277,10 @@ fn sidecars(seen: &Seen<'_>, counts: &Counts) -> Verdict {
     }
     match seen.usage.troubles.first() {
         Some(t) => {
-            let message = format!("{} of {} asked (pod {}): {}: {}", t.pods, seen.usage.observed, t.example, t.reason, t.message);
+            let message = format!(
+                "{} of {} asked (pod {}): {}: {}",
+                t.pods, seen.usage.observed, t.example, t.reason, t.message
+            );
             verdict(TRUE, Reason::SomeDegraded, message)
         }
         None => verdict(TRUE, Reason::AllRunning, silent(seen)),
@@ -248,7 +301,10 @@ fn failing(counts: &Counts, first: &Pod, fault: Fault<'_>) -> String {
 
 fn silent(seen: &Seen<'_>) -> String {
     match &seen.usage.unreachable_example {
-        Some((pod, why)) => format!("{} could not be asked (pod {pod}: {why})", seen.usage.unreachable),
+        Some((pod, why)) => format!(
+            "{} could not be asked (pod {pod}: {why})",
+            seen.usage.unreachable
+        ),
         None => String::new(),
     }
 }

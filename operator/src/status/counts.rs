@@ -27,7 +27,9 @@ pub fn count(seen: &Seen<'_>) -> Counts {
     let injected = || active().filter(|p| p.sidecar.is_some());
     let mut skipped: BTreeMap<&str, Skipped> = BTreeMap::new();
     for pod in active() {
-        let Some(reason) = pod.refusal() else { continue };
+        let Some(reason) = pod.refusal() else {
+            continue;
+        };
         let entry = skipped.entry(reason).or_insert_with(|| Skipped {
             reason: reason.chars().take(REASON_CHARS_MAX).collect(),
             count: 0,
@@ -47,7 +49,10 @@ pub fn count(seen: &Seen<'_>) -> Counts {
         skipped: skipped.into_values().collect(),
         versions: versions(seen),
         running: size(injected().filter(|p| p.address().is_some()).count()),
-        failing: injected().filter(|p| p.fault().is_some()).cloned().collect(),
+        failing: injected()
+            .filter(|p| p.fault().is_some())
+            .cloned()
+            .collect(),
     };
     counts.skipped.sort_by_key(|s| std::cmp::Reverse(s.count));
     counts.skipped.truncate(LISTED_MAX);

@@ -8,7 +8,9 @@ mod reason;
 mod tiers;
 mod write;
 
-pub use conditions::{ACCEPTED, INJECTION_READY, READY, SHARED_TIERS_READY, SIDECARS_READY, condition};
+pub use conditions::{
+    ACCEPTED, INJECTION_READY, READY, SHARED_TIERS_READY, SIDECARS_READY, condition,
+};
 pub use reason::Reason;
 pub use write::{Write, due};
 
@@ -69,7 +71,10 @@ pub fn status(seen: &Seen<'_>, previous: &KVCachePoolStatus, now: Timestamp) -> 
         versions: counts.versions,
         pods: counts.pods,
     };
-    if !seen.usage.known && previous.observed_pods.is_some() && seen.pods.iter().any(|p| p.address().is_some()) {
+    if !seen.usage.known
+        && previous.observed_pods.is_some()
+        && seen.pods.iter().any(|p| p.address().is_some())
+    {
         next.pods.attached = previous.pods.attached.min(next.pods.injected);
         next.tiers = previous.tiers.clone();
         next.observed_pods = previous.observed_pods;
@@ -80,7 +85,12 @@ pub fn status(seen: &Seen<'_>, previous: &KVCachePoolStatus, now: Timestamp) -> 
 
 /// The status of an object that cannot be read.
 #[must_use]
-pub fn malformed(error: &str, generation: Option<i64>, previous: &KVCachePoolStatus, now: Timestamp) -> KVCachePoolStatus {
+pub fn malformed(
+    error: &str,
+    generation: Option<i64>,
+    previous: &KVCachePoolStatus,
+    now: Timestamp,
+) -> KVCachePoolStatus {
     KVCachePoolStatus {
         observed_generation: generation,
         conditions: conditions::malformed(error, generation, &previous.conditions, now),

@@ -66,7 +66,11 @@ fn face(status: &KVCachePoolStatus, type_: &str) -> (String, String) {
 
 /// Expects a condition and, where it is not True, `Ready` to follow it.
 fn expect(status: &KVCachePoolStatus, type_: &str, state: &str, reason: &str) {
-    assert_eq!(face(status, type_), (state.into(), reason.into()), "{status:#?}");
+    assert_eq!(
+        face(status, type_),
+        (state.into(), reason.into()),
+        "{status:#?}"
+    );
     if state != "True" {
         assert_eq!(face(status, READY), (state.into(), reason.into()));
     }
@@ -90,13 +94,21 @@ fn a_pool_in_order_is_ready() {
     expect(&status, INJECTION_READY, "True", "WebhookAnswers");
     expect(&status, SIDECARS_READY, "True", "AllRunning");
     expect(&status, READY, "True", "Ready");
-    assert!(status.conditions.iter().all(|c| c.observed_generation == Some(3)));
+    assert!(
+        status
+            .conditions
+            .iter()
+            .all(|c| c.observed_generation == Some(3))
+    );
     assert_eq!(status.observed_generation, Some(3));
 }
 
 #[test]
 fn every_problem_of_a_spec_is_named() {
-    for reason in api::Reason::ALL.into_iter().filter(|r| *r != api::Reason::Accepted) {
+    for reason in api::Reason::ALL
+        .into_iter()
+        .filter(|r| *r != api::Reason::Accepted)
+    {
         let mut scene = scene([]);
         scene.problems = vec![Problem {
             reason,
@@ -105,9 +117,18 @@ fn every_problem_of_a_spec_is_named() {
         }];
         let status = scene.status();
         expect(&status, ACCEPTED, "False", reason.name());
-        assert_eq!(condition(&status.conditions, ACCEPTED).unwrap().message, "spec.x: write y");
-        assert_eq!(face(&status, INJECTION_READY), ("False".into(), "NotAccepted".into()));
-        assert_eq!(face(&status, SHARED_TIERS_READY), ("Unknown".into(), "NotAccepted".into()));
+        assert_eq!(
+            condition(&status.conditions, ACCEPTED).unwrap().message,
+            "spec.x: write y"
+        );
+        assert_eq!(
+            face(&status, INJECTION_READY),
+            ("False".into(), "NotAccepted".into())
+        );
+        assert_eq!(
+            face(&status, SHARED_TIERS_READY),
+            ("Unknown".into(), "NotAccepted".into())
+        );
     }
 }
 
@@ -116,10 +137,30 @@ fn every_reason_of_injection() {
     let table: [(Canary, Door, &str, &str); 7] = [
         (Canary::Works, Door::Open, "True", "WebhookAnswers"),
         (Canary::Pending, Door::Open, "Unknown", "CanaryPending"),
-        (Canary::Refused("quota".into()), Door::Open, "Unknown", "CanaryRefused"),
-        (Canary::Unreachable, Door::Shut(shut()), "False", "WebhookUnreachable"),
-        (Canary::Works, Door::Shut(shut()), "False", "SidecarCannotStart"),
-        (Canary::Pending, Door::Trial(shut(), "u".into()), "False", "SidecarCannotStart"),
+        (
+            Canary::Refused("quota".into()),
+            Door::Open,
+            "Unknown",
+            "CanaryRefused",
+        ),
+        (
+            Canary::Unreachable,
+            Door::Shut(shut()),
+            "False",
+            "WebhookUnreachable",
+        ),
+        (
+            Canary::Works,
+            Door::Shut(shut()),
+            "False",
+            "SidecarCannotStart",
+        ),
+        (
+            Canary::Pending,
+            Door::Trial(shut(), "u".into()),
+            "False",
+            "SidecarCannotStart",
+        ),
         (Canary::Works, Door::Ajar(shut()), "False", "TryingOnePod"),
     ];
     for (canary, door, state, reason) in table {
@@ -129,7 +170,12 @@ fn every_reason_of_injection() {
     }
     let mut scene = scene([]);
     scene.pool.spec.injection.mode = Mode::Disabled;
-    expect(&scene.status(), INJECTION_READY, "False", "InjectionDisabled");
+    expect(
+        &scene.status(),
+        INJECTION_READY,
+        "False",
+        "InjectionDisabled",
+    );
 }
 
 #[test]
@@ -137,19 +183,31 @@ fn the_breaker_names_the_pod_and_the_kubelets_words() {
     let mut scene = scene([]);
     scene.door = Door::Shut(shut());
     let status = scene.status();
-    let message = &condition(&status.conditions, INJECTION_READY).unwrap().message;
-    assert_eq!(message, "the sidecar of pod web-1 and others hangs in ErrImagePull: no such image; new pods start without one");
+    let message = &condition(&status.conditions, INJECTION_READY)
+        .unwrap()
+        .message;
+    assert_eq!(
+        message,
+        "the sidecar of pod web-1 and others hangs in ErrImagePull: no such image; new pods start without one"
+    );
 }
 
 #[test]
 fn every_reason_of_sidecars() {
     expect(&scene([]).status(), SIDECARS_READY, "True", "NoPods");
-    expect(&scene([running("a")]).status(), SIDECARS_READY, "True", "AllRunning");
+    expect(
+        &scene([running("a")]).status(),
+        SIDECARS_READY,
+        "True",
+        "AllRunning",
+    );
     let starting = scene([injected("a", SidecarState::Unseen)]).status();
     expect(&starting, SIDECARS_READY, "Unknown", "SidecarsStarting");
     let failing = scene([running("a"), waiting("b", "ErrImagePull")]).status();
     expect(&failing, SIDECARS_READY, "False", "SidecarsFailing");
-    let message = &condition(&failing.conditions, SIDECARS_READY).unwrap().message;
+    let message = &condition(&failing.conditions, SIDECARS_READY)
+        .unwrap()
+        .message;
     assert_eq!(message, "1 of 2 (pod b): ErrImagePull: no such image");
 
     let mut quota = scene([]);
@@ -161,8 +219,13 @@ fn every_reason_of_sidecars() {
     });
     let quota = quota.status();
     expect(&quota, SIDECARS_READY, "False", "PodsRefused");
-    let message = &condition(&quota.conditions, SIDECARS_READY).unwrap().message;
-    assert_eq!(message, "ReplicaSet web cannot create pods: exceeded quota: q");
+    let message = &condition(&quota.conditions, SIDECARS_READY)
+        .unwrap()
+        .message;
+    assert_eq!(
+        message,
+        "ReplicaSet web cannot create pods: exceeded quota: q"
+    );
 
     for (off, state, reason) in [(1, "False", "SidecarsOff"), (0, "True", "SomeDegraded")] {
         let mut scene = scene([running("a")]);
@@ -176,8 +239,13 @@ fn every_reason_of_sidecars() {
         }];
         let status = scene.status();
         expect(&status, SIDECARS_READY, state, reason);
-        let message = &condition(&status.conditions, SIDECARS_READY).unwrap().message;
-        assert_eq!(message, "1 of 1 asked (pod a): ArenaTooLarge: raise the limit");
+        let message = &condition(&status.conditions, SIDECARS_READY)
+            .unwrap()
+            .message;
+        assert_eq!(
+            message,
+            "1 of 1 asked (pod a): ArenaTooLarge: raise the limit"
+        );
     }
 }
 
@@ -191,10 +259,18 @@ fn silent_sidecars_are_said_and_are_no_error() {
     previous.tiers[0].used = Some("5Mi".to_string()).map(api::Quantity);
     let status = scene.after(&previous, at(20));
     expect(&status, SIDECARS_READY, "True", "AllRunning");
-    let message = &condition(&status.conditions, SIDECARS_READY).unwrap().message;
-    assert_eq!(message, "1 could not be asked (pod a: no connection to its port 9797)");
+    let message = &condition(&status.conditions, SIDECARS_READY)
+        .unwrap()
+        .message;
+    assert_eq!(
+        message,
+        "1 could not be asked (pod a: no connection to its port 9797)"
+    );
     let tier = &status.tiers[0];
-    assert_eq!((tier.state, tier.reason.as_str()), (TierState::Stale, "Unreachable"));
+    assert_eq!(
+        (tier.state, tier.reason.as_str()),
+        (TierState::Stale, "Unreachable")
+    );
     assert_eq!(tier.used, previous.tiers[0].used, "the last number stands");
     assert_eq!(status.hit_rate_percent, None, "an old rate does not");
 }
@@ -202,7 +278,10 @@ fn silent_sidecars_are_said_and_are_no_error() {
 #[test]
 fn tiers_say_what_sidecars_say() {
     let status = scene([]).status();
-    assert_eq!((status.tiers[0].state, status.tiers[0].reason.as_str()), (TierState::Unknown, "NoSidecarYet"));
+    assert_eq!(
+        (status.tiers[0].state, status.tiers[0].reason.as_str()),
+        (TierState::Unknown, "NoSidecarYet")
+    );
     let table = [
         (State::Ready, TierState::Ready, ""),
         (State::Starting, TierState::Ready, ""),
@@ -258,7 +337,13 @@ fn pods_are_counted_once_each() {
         count,
         example_pod: example.into(),
     };
-    assert_eq!(status.skipped, [skipped("ContainerAmbiguous", 2, "r1"), skipped("PoolNotFound", 1, "r3")]);
+    assert_eq!(
+        status.skipped,
+        [
+            skipped("ContainerAmbiguous", 2, "r1"),
+            skipped("PoolNotFound", 1, "r3")
+        ]
+    );
 }
 
 #[test]
@@ -293,7 +378,11 @@ fn a_new_leader_keeps_the_rate_until_it_has_its_own() {
     assert_eq!(scene.after(&previous, at(20)).hit_rate_percent, None);
     scene.usage.hit_rate = HitRate::Unknown;
     scene.pods.clear();
-    assert_eq!(scene.after(&previous, at(20)).hit_rate_percent, None, "no pod has it");
+    assert_eq!(
+        scene.after(&previous, at(20)).hit_rate_percent,
+        None,
+        "no pod has it"
+    );
 }
 
 #[test]
@@ -329,7 +418,10 @@ fn a_new_leader_writes_nothing_before_it_has_asked() {
     scene.pods = vec![Arc::new(waiting("a", "CrashLoopBackOff"))];
     let crashed = scene.after(&last, at(500));
     expect(&crashed, SIDECARS_READY, "False", "SidecarsFailing");
-    assert_eq!(crashed.pods.attached, 0, "nobody is attached to a sidecar that does not run");
+    assert_eq!(
+        crashed.pods.attached, 0,
+        "nobody is attached to a sidecar that does not run"
+    );
 }
 
 #[test]
@@ -340,34 +432,47 @@ fn a_condition_keeps_its_time_until_it_turns() {
     let second = scene_b.after(&first, at(100));
     scene_b.pods = vec![Arc::new(waiting("a", "ImagePullBackOff"))];
     let third = scene_b.after(&second, at(200));
-    let time = |s: &KVCachePoolStatus, t| condition(&s.conditions, t).unwrap().last_transition_time.0;
+    let time =
+        |s: &KVCachePoolStatus, t| condition(&s.conditions, t).unwrap().last_transition_time.0;
     assert_eq!(time(&second, SIDECARS_READY), at(100));
-    assert_eq!(time(&third, SIDECARS_READY), at(100), "another message is no turn");
+    assert_eq!(
+        time(&third, SIDECARS_READY),
+        at(100),
+        "another message is no turn"
+    );
     assert_eq!(time(&third, ACCEPTED), at(10));
 }
 
 #[test]
 fn an_object_that_cannot_be_read_is_said_so() {
-    let status = malformed("missing field `local`", Some(4), &KVCachePoolStatus::default(), at(0));
+    let status = malformed(
+        "missing field `local`",
+        Some(4),
+        &KVCachePoolStatus::default(),
+        at(0),
+    );
     expect(&status, ACCEPTED, "False", "Malformed");
     assert_eq!(status.conditions.len(), 2);
-    assert!(status.conditions[1].message.contains("missing field `local`"));
+    assert!(
+        status.conditions[1]
+            .message
+            .contains("missing field `local`")
+    );
 }
 
 #[test]
 fn a_long_message_is_cut() {
-    let status = malformed(&"ä".repeat(2000), None, &KVCachePoolStatus::default(), at(0));
+    let status = malformed(
+        &"ä".repeat(2000),
+        None,
+        &KVCachePoolStatus::default(),
+        at(0),
+    );
     assert!(status.conditions.iter().all(|c| c.message.len() <= 900));
 }
 
 fn any_pod() -> impl Strategy<Value = Pod> {
-    let kinds = prop_oneof![
-        Just(0u8),
-        Just(1),
-        Just(2),
-        Just(3),
-        Just(4),
-    ];
+    let kinds = prop_oneof![Just(0u8), Just(1), Just(2), Just(3), Just(4),];
     (kinds, 0..100u32, any::<bool>(), -10..10i64).prop_map(|(kind, name, deleting, created)| {
         let name = format!("pod-{name}");
         let mut pod = match kind {

@@ -25,7 +25,10 @@ fn tier(name: &str, seen: &Seen<'_>, said: Option<&TierUse>, before: Option<&Tie
     let stale = silent > 0 && silent >= asked.min(crate::pods::ASKED_MAX);
     let (used, capacity) = match said {
         Some(tier) => (size(tier.used), size(tier.capacity)),
-        None if asked > 0 => (before.and_then(|t| t.used.clone()), before.and_then(|t| t.capacity.clone())),
+        None if asked > 0 => (
+            before.and_then(|t| t.used.clone()),
+            before.and_then(|t| t.capacity.clone()),
+        ),
         None => (None, None),
     };
     let (state, reason) = match said {

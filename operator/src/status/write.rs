@@ -46,7 +46,11 @@ fn turned(a: &KVCachePoolStatus, b: &KVCachePoolStatus) -> bool {
         (&c.type_, &c.status, &c.reason)
     }
     a.observed_generation != b.observed_generation
-        || !a.conditions.iter().map(face).eq(b.conditions.iter().map(face))
+        || !a
+            .conditions
+            .iter()
+            .map(face)
+            .eq(b.conditions.iter().map(face))
 }
 
 fn differs(a: &KVCachePoolStatus, b: &KVCachePoolStatus) -> bool {
@@ -56,11 +60,21 @@ fn differs(a: &KVCachePoolStatus, b: &KVCachePoolStatus) -> bool {
     };
     coarse(a) != coarse(b)
         || a.tiers.len() != b.tiers.len()
-        || a.tiers.iter().zip(&b.tiers).any(|(a, b)| tier_differs(a, b))
+        || a.tiers
+            .iter()
+            .zip(&b.tiers)
+            .any(|(a, b)| tier_differs(a, b))
 }
 
 fn tier_differs(a: &Tier, b: &Tier) -> bool {
-    let face = |t: &Tier| (t.name.clone(), t.state, t.reason.clone(), t.capacity.clone());
+    let face = |t: &Tier| {
+        (
+            t.name.clone(),
+            t.state,
+            t.reason.clone(),
+            t.capacity.clone(),
+        )
+    };
     if face(a) != face(b) {
         return true;
     }
@@ -119,9 +133,15 @@ mod tests {
     fn numbers_and_messages_wait_for_their_minute_and_a_condition_does_not() {
         let written = with(50, "10Gi", "", "True");
         let look = |next, second| due(&written, &next, Some(at(0)), at(second));
-        assert_eq!(look(with(51, "10Gi", "", "True"), 10), Write::In(SignedDuration::from_secs(50)));
+        assert_eq!(
+            look(with(51, "10Gi", "", "True"), 10),
+            Write::In(SignedDuration::from_secs(50))
+        );
         assert_eq!(look(with(51, "10Gi", "", "True"), 60), Write::Now);
-        assert_eq!(look(with(50, "10Gi", "new", "True"), 10), Write::In(SignedDuration::from_secs(50)));
+        assert_eq!(
+            look(with(50, "10Gi", "new", "True"), 10),
+            Write::In(SignedDuration::from_secs(50))
+        );
         assert_eq!(look(with(50, "10Gi", "", "False"), 10), Write::Now);
     }
 
