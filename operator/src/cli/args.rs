@@ -314,7 +314,7 @@ mod tests {
                 "--pki-authority-lifetime is too short",
             ),
             (
-                ["--pki-leaf-lifetime", "1m"],
+                ["--pki-leaf-lifetime", "50s"],
                 "--pki-leaf-lifetime is too short",
             ),
             (["--drain", "soon"], "write a time like"),

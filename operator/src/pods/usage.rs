@@ -24,11 +24,14 @@ pub struct PoolUsage {
     window: Window,
     /// A whole round is over: sums before that are too small.
     known: bool,
+    /// Questions so far.
+    turn: u64,
 }
 
 #[derive(Debug, Default)]
 struct Known {
-    asked: Option<Timestamp>,
+    /// Number of the last question to it.
+    turn: Option<u64>,
     answer: Option<Answer>,
     /// The last try failed so.
     failed: Option<FetchError>,
@@ -102,14 +105,15 @@ pub struct Summary {
 
 impl PoolUsage {
     /// The pods to ask in this round: those that were asked the longest ago, so that every pod has its turn. Forgets pods that went.
-    pub fn round(&mut self, pods: &[Arc<Pod>], now: Timestamp) -> Vec<Arc<Pod>> {
+    pub fn round(&mut self, pods: &[Arc<Pod>]) -> Vec<Arc<Pod>> {
         let there: HashSet<&str> = pods.iter().map(|p| &*p.uid).collect();
         self.pods.retain(|uid, _| there.contains(&**uid));
         let mut due: Vec<&Arc<Pod>> = pods.iter().filter(|p| p.address().is_some()).collect();
-        due.sort_by_key(|p| self.pods.get(&p.uid).and_then(|k| k.asked));
+        due.sort_by_key(|p| self.pods.get(&p.uid).and_then(|k| k.turn));
         due.truncate(ASKED_MAX);
         for pod in &due {
-            self.pods.entry(pod.uid.clone()).or_default().asked = Some(now);
+            self.turn += 1;
+            self.pods.entry(pod.uid.clone()).or_default().turn = Some(self.turn);
         }
         due.into_iter().cloned().collect()
     }
@@ -320,8 +324,8 @@ mod tests {
         );
         let mut usage = PoolUsage::default();
         let mut asked: HashMap<Box<str>, u32> = HashMap::new();
-        for round in 0..9 {
-            let due = usage.round(&pods, at(60 * round));
+        for _ in 0..9 {
+            let due = usage.round(&pods);
             assert_eq!(due.len(), ASKED_MAX);
             for pod in due {
                 *asked.entry(pod.name.clone()).or_default() += 1;
@@ -329,7 +333,7 @@ mod tests {
         }
         assert_eq!(asked.len(), 45);
         assert!(asked.values().all(|n| *n == 4), "{asked:?}");
-        usage.round(&pods[..3], at(600));
+        usage.round(&pods[..3]);
         assert_eq!(usage.pods.len(), 3, "pods that went are forgotten");
     }
 

@@ -67,9 +67,7 @@ fn exists(term: &Term, pool: &PoolRef) -> bool {
 
 async fn round(term: Arc<Term>, pool: PoolRef, places: Arc<Semaphore>) -> PoolRef {
     let pods = term.pods.of(&pool);
-    let chosen = term
-        .usage
-        .with(&pool, |usage| usage.round(&pods, Timestamp::now()));
+    let chosen = term.usage.with(&pool, |usage| usage.round(&pods));
     let questions = chosen.iter().map(|pod| ask(&term, &pool, pod, &places));
     futures::future::join_all(questions).await;
     term.usage.with(&pool, PoolUsage::round_ended);

@@ -302,8 +302,13 @@ fn time(
     range: RangeInclusive<u64>,
     get: fn(&KVCachePoolSpec) -> Option<&Duration>,
 ) -> Rule {
-    let [least, most] = [range.start(), range.end()].map(|ms| config::Duration::from_ms(*ms));
-    let [first, last] = [least.ms, most.ms].map(|ms| format!("duration('{ms}ms')"));
+    let ends = [*range.start(), *range.end()];
+    let [first, last] = ends.map(|ms| format!("duration('{ms}ms')"));
+    // In hours: Kubernetes knows no days.
+    let [least, most] = ends.map(|ms| match ms % HOUR_MS {
+        0 => format!("{}h", ms / HOUR_MS),
+        _ => config::Duration::from_ms(ms).to_string(),
+    });
     Rule {
         at,
         cel: format!(
