@@ -431,14 +431,16 @@ fn values_past_their_limits_are_refused_by_both_sides_with_the_same_message() {
     let untested: Vec<_> = rules()
         .iter()
         .map(|rule| (rule.at.to_string(), rule.message.clone()))
-        .filter(|rule| !refused.contains(rule) && !OF_SECTIONS.contains(&rule.0.as_str()))
+        .filter(|rule| !refused.contains(rule) && !TOGETHER.contains(&rule.0.as_str()))
         .collect();
     assert_eq!(untested, []);
 }
 
-/// Sections whose rules speak of several fields; the tests below are theirs.
-const OF_SECTIONS: [&str; 4] = [
+/// Rules that speak of several fields, and fields that bound one another; the tests below are theirs.
+const TOGETHER: [&str; 6] = [
     "spec.local.disk",
+    "spec.shared.s3.evictAtPercent",
+    "spec.shared.s3.evictToPercent",
     "spec.shared.redis",
     "spec.shared.s3",
     "spec",
