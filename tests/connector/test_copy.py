@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
 import random
+import resource
 import struct
 from collections.abc import Iterator
 
@@ -103,6 +106,23 @@ def test_stores_and_loads_move_exactly_the_blocks_of_the_job(planes: list[Plane]
     assert [expected(layout, block) for block in range(BLOCKS)] == wanted, "a load writes its blocks and nothing else"
     assert (arena(mapping) == before).all()
     copier.detach()
+
+
+def test_what_was_populated_meets_no_page_fault_and_nothing_beside_it_is_made(mapping: Mapping) -> None:
+    def faults() -> int:
+        return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+
+    lengths = {3: 5 * ROW_BYTES - 100, 40: ROW_BYTES}
+    pages = 6 * ROW_BYTES // mmap.PAGESIZE
+    os.pwrite(mapping.arena_fd, b"kept", 3 * ROW_BYTES)
+    for _ in range(2):
+        mapping.populate(np.array(list(lengths), np.uint32), np.array(list(lengths.values()), np.uint32))
+    assert os.fstat(mapping.arena_fd).st_blocks * 512 == pages * mmap.PAGESIZE
+    assert os.pread(mapping.arena_fd, 4, 3 * ROW_BYTES) == b"kept"
+    before = faults()
+    for slot, length in lengths.items():
+        ctypes.memset(mapping.arena_address + slot * ROW_BYTES, 1, length)
+    assert faults() - before < pages // 4
 
 
 def test_the_plain_loop_does_the_same_where_torchscript_is_gone(

@@ -262,6 +262,18 @@ def test_commit_leaves_only_after_the_copy(rank: Rank, slowed: Slowed, sidecar: 
     sidecar.wait_for(lambda all_: commits(sidecar))
 
 
+def test_the_pages_of_a_job_are_mapped_before_its_copy(rank: Rank, slowed: Slowed) -> None:
+    def made() -> int:
+        return os.fstat(rank.memory().arena_fd).st_blocks * 512
+
+    before = made()
+    rank.step(store(1, rank.granted(8), 3, 4))
+    assert slowed.begun.wait(5)
+    assert made() - before == 2 * BLOCK_BYTES
+    slowed.go.set()
+    rank.until_done(lambda: rank.stores)
+
+
 def test_results_are_waited_for_no_longer_than_two_milliseconds(rank: Rank, slowed: Slowed) -> None:
     refs = rank.memory().publish(4, 1, b"x" * BLOCK_BYTES)
     rank.step(load(1, "a", refs, 3), idle=False)

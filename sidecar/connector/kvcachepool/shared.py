@@ -35,6 +35,7 @@ _TABLE_HEADER = struct.Struct("<8sIIQQIIQQQI")
 _ROW_WORDS = 16
 _LOCK_BASE = 4096
 _MADV_DONTFORK = 10
+_MADV_POPULATE_WRITE = 23
 
 U32: TypeAlias = npt.NDArray[np.uint32]
 
@@ -140,6 +141,7 @@ class Mapping:
         self.segment_bytes = segment_bytes
         buffer = (ctypes.c_char * (rows * _ROW_WORDS * 4)).from_address(self.table_address + rows_offset)
         self._rows = np.frombuffer(buffer, dtype=np.uint32).reshape(rows, _ROW_WORDS)
+        self._populated = np.zeros(rows, dtype=bool)
 
     def arena_buffer(self) -> ctypes.Array[ctypes.c_char]:
         """The arena as a writable buffer (for `torch.frombuffer`)."""
@@ -158,6 +160,19 @@ class Mapping:
         """Are all these slots GRANTED to this owner (a lock number), in the generation that their references name?"""
         rows = self._rows[slots, :3]
         return bool(((rows[:, 0] == GRANTED) & (rows[:, 1] == generations) & (rows[:, 2] == owner)).all())
+
+    def populate(self, slots: U32, lengths: U32) -> None:
+        """Maps the pages of these slots (lengths in bytes, all inside the arena) with one call per slot, once: as
+        faults of the copy, one page at a time, the same costs five times as much. For one thread at a time.
+
+        Only slots of a job: a page that the sidecar has not made yet would be charged to this process. A kernel that
+        refuses (before 5.14) leaves it to the copy.
+        """
+        for slot, length in zip(slots.tolist(), lengths.tolist(), strict=True):
+            rows = self._populated[slot : slot - (-length // ROW_BYTES)]
+            if not rows.all():
+                _libc.madvise(self.arena_address + slot * ROW_BYTES, length, _MADV_POPULATE_WRITE)
+                rows[:] = True
 
     def close(self) -> None:
         """Unmaps both and closes the descriptors."""

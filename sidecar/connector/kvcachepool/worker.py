@@ -341,6 +341,7 @@ class Worker:
         if not mapping.inside(slots, plan.refs.lengths):
             self._count_locked(f"{task.job.kind}Failed/bounds")
             return False
+        mapping.populate(slots, plan.refs.lengths)
         if task.job.kind == STORE:
             owner = shared().lock_number
             if owner is None or not mapping.granted_to(owner, slots, generations):
