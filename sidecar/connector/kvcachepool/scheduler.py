@@ -355,16 +355,12 @@ class Scheduler:
         if longer and first and (lookup.local is None or lookup.local > local):
             self._probe(state, local)  # the early PROBE fetched nothing, or not enough
             return _ASK_AGAIN if in_time else self._take(state, plan)
+        self._renew(state, lookup, now_s)
         if longer and in_time and (not lookup.final or state.asked is not None):
-            self._renew(state, lookup, now_s)
             return _ASK_AGAIN
         if plan.tokens and left_ms > 0:
             state.blocker = self._loads.loader_of(state, lookup.hash_of(plan.first))
-        if state.blocker:
-            self._renew(state, lookup, now_s)
-            return _ASK_AGAIN
-        self._renew(state, lookup, now_s)
-        return self._take(state, plan)
+        return _ASK_AGAIN if state.blocker else self._take(state, plan)
 
     def _take(self, state: RequestState, plan: Plan) -> tuple[int, bool]:
         if plan.tokens <= 0:

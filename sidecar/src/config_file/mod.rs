@@ -85,30 +85,43 @@ fn read(path: Option<&Path>) -> Result<String, ConfigFileError> {
 
 /// The socket, also of a file that is wrong elsewhere. `None`: there is no file that could say which, or what it says is none.
 pub fn socket(path: Option<&Path>) -> Option<PathBuf> {
-    let text = read(path).ok()?;
-    if let Ok((config, _)) = Config::parse(&text, true) {
-        return Some(config.socket);
-    }
-    let document: serde_yaml::Mapping = serde_yaml::from_str(&text).ok()?;
-    let alone: serde_yaml::Mapping = document
-        .into_iter()
-        .filter(|(key, _)| key.as_str() == Some("socket"))
-        .collect();
-    let (config, _) = Config::parse(&serde_yaml::to_string(&alone).ok()?, true).ok()?;
-    Some(config.socket)
+    value(
+        path,
+        |config| config.socket,
+        |document| {
+            let alone: serde_yaml::Mapping = document
+                .into_iter()
+                .filter(|(key, _)| key.as_str() == Some("socket"))
+                .collect();
+            let (config, _) = Config::parse(&serde_yaml::to_string(&alone).ok()?, true).ok()?;
+            Some(config.socket)
+        },
+    )
 }
 
 /// The admin address, also of a file that is wrong elsewhere: a sidecar with a wrong config must be reachable to say so. `None`:
 /// there is no file that could say which, or what it says is none.
 pub fn admin_listen(path: Option<&Path>) -> Option<SocketAddr> {
+    value(
+        path,
+        |config| config.admin.listen,
+        |document| match document.get("admin").and_then(|admin| admin.get("listen")) {
+            Some(listen) => listen.as_str()?.parse().ok(),
+            None => Some(Config::default().admin.listen),
+        },
+    )
+}
+
+/// One value of a file: of its config, or by itself where the file is wrong.
+fn value<T>(
+    path: Option<&Path>,
+    of_config: impl FnOnce(Config) -> T,
+    by_itself: impl FnOnce(serde_yaml::Mapping) -> Option<T>,
+) -> Option<T> {
     let text = read(path).ok()?;
-    if let Ok((config, _)) = Config::parse(&text, true) {
-        return Some(config.admin.listen);
-    }
-    let document: serde_yaml::Mapping = serde_yaml::from_str(&text).ok()?;
-    match document.get("admin").and_then(|admin| admin.get("listen")) {
-        Some(listen) => listen.as_str()?.parse().ok(),
-        None => Some(Config::default().admin.listen),
+    match Config::parse(&text, true) {
+        Ok((config, _)) => Some(of_config(config)),
+        Err(_) => by_itself(serde_yaml::from_str(&text).ok()?),
     }
 }
 

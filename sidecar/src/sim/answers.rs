@@ -65,14 +65,17 @@ impl World {
         }
     }
 
-    fn read_probe(&mut self, instance: usize, partial: bool, tag: u64, body: &[u8]) {
-        let reply: ProbeReply = message::decode(body).unwrap();
-        let Some(at) = self.instances[instance]
-            .scheduler
+    /// Which of a scheduler's requests waits for the answer with this tag.
+    fn asked(&mut self, instance: usize, tag: u64) -> Option<usize> {
+        self.scheduler(instance)
             .requests
             .iter()
             .position(|r| r.tag == tag && r.state == State::Asked)
-        else {
+    }
+
+    fn read_probe(&mut self, instance: usize, partial: bool, tag: u64, body: &[u8]) {
+        let reply: ProbeReply = message::decode(body).unwrap();
+        let Some(at) = self.asked(instance, tag) else {
             return;
         };
         if partial {
@@ -124,12 +127,7 @@ impl World {
 
     fn read_grant(&mut self, instance: usize, tag: u64, body: &[u8]) {
         let reply: GrantReply = message::decode(body).unwrap();
-        let Some(at) = self.instances[instance]
-            .scheduler
-            .requests
-            .iter()
-            .position(|r| r.tag == tag && r.state == State::Asked)
-        else {
+        let Some(at) = self.asked(instance, tag) else {
             return;
         };
         if reply.results.contains(&GRANT_NO_ROOM) {
