@@ -4,6 +4,7 @@ use crate::cgroup::Cgroup;
 use crate::harness::{Sidecar, binary, signal_to, wait_for};
 use crate::vllm::{Vllm, hashes};
 use kvcachepool_sidecar::shm::lockfile::LockFile;
+use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::process::Signal;
 use std::os::unix::net::UnixStream;
 use std::process::Command;
@@ -200,8 +201,8 @@ fn without_a_lock_of_its_own_nothing_is_served_until_there_is_one() {
     let quicker = path.with_extension("quicker");
     let lock = LockFile::open(&quicker).unwrap();
     assert!(lock.claim_sidecar().unwrap());
-    std::fs::remove_dir(&path).unwrap();
-    std::fs::rename(&quicker, &path).unwrap();
+    // In one step: our sidecar must not find the place empty.
+    renameat_with(CWD, &quicker, CWD, &path, RenameFlags::EXCHANGE).unwrap();
     wait_reason(&sidecar, "SocketTaken");
     assert!(!sidecar.socket().exists());
 

@@ -6,7 +6,7 @@ use crate::vllm::{Vllm, hashes};
 use rustix::process::Signal;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 /// Runs `init` and returns its line of JSON; it always ends well.

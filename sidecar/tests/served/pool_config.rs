@@ -34,7 +34,7 @@ fn the_newer_file_is_taken_in_at_once_and_the_size_of_the_memory_stays_the_pods(
     wait_generation(&sidecar, 2);
     write_pool(
         &sidecar,
-        "managed: true\nsocket: /elsewhere\npool: {generation: 3}\nmemory: {size: 1Gi, evictionPolicy: LRU}\ncache: {minLoadTokens: 1024}\nlater: 1\n",
+        "managed: true\nsocket: /elsewhere\npool: {generation: 3}\nmemory: {size: 1Gi, evictionPolicy: LRU}\ncache: {minLoadTokens: 1024}\nlog: {format: text}\nlater: 1\n",
     );
     wait_generation(&sidecar, 3);
     let status = sidecar.status();
