@@ -94,11 +94,10 @@ impl Settings {
     }
 
     /// Short name of what a pod of this pool is given: pods that carry another one are outdated. What a running sidecar takes over
-    /// by itself, and what a pod says itself (its memory), is not part of it.
+    /// by itself, and what a pod says itself (its memory), is not part of it; nor is the operator's version, which pods outlive.
     pub fn hash(&self) -> String {
         let restart = self.config.with_live_from(&Config::default());
         let parts = serde_json::json!([
-            env!("CARGO_PKG_VERSION"),
             self.image,
             self.image_pull_policy,
             self.image_pull_secrets,

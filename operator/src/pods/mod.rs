@@ -1,5 +1,5 @@
 //! Labelled pods as the operator sees them: a slim type, an index by pool fed by one watch, what their sidecars say over HTTP, and
-//! the small state machines that judge them (breaker, missed). Nothing here knows conditions or writes a pool's status.
+//! the small state machines that judge them (breaker, missed, update). Nothing here knows conditions or writes a pool's status.
 //! A full `Pod` is never kept: ten thousand of them shall cost some megabytes.
 
 mod breaker;
@@ -8,6 +8,7 @@ mod fetch;
 mod index;
 mod pod;
 mod refused;
+mod update;
 mod usage;
 mod watch;
 mod window;
@@ -19,6 +20,7 @@ pub use fetch::{FetchError, fetch};
 pub use index::{Index, PoolRef};
 pub use pod::{Fault, Injection, Owner, Phase, Pod, Sidecar, SidecarState};
 pub use refused::{Refusals, Refused, watch_refusals};
+pub use update::{Goal, Setback, Step, Update, Was};
 pub use usage::{ASKED_MAX, PoolUsage, ROUND, Summary, TierUse, Trouble};
 pub use watch::watch_pods;
 pub use window::HitRate;

@@ -29,6 +29,8 @@ pub struct Pod {
     pub owner: Option<Owner>,
     /// What the webhook stamped; absent = the webhook did not see it.
     pub injection: Option<Injection>,
+    /// Generation of the pool in its config; absent = it has no config that can be read.
+    pub config_generation: Option<u64>,
     /// Our sidecar; absent = it was not injected.
     pub sidecar: Option<Sidecar>,
 }
@@ -201,7 +203,7 @@ impl Sidecar {
 }
 
 /// Whether two references name one image: runtimes write the default registry out.
-fn same_image(a: &str, b: &str) -> bool {
+pub(super) fn same_image(a: &str, b: &str) -> bool {
     fn short(image: &str) -> &str {
         let image = image.strip_prefix("docker.io/").unwrap_or(image);
         image.strip_prefix("library/").unwrap_or(image)

@@ -27,6 +27,7 @@ pub fn pod(name: &str) -> Pod {
             uid: "r".into(),
         }),
         injection: None,
+        config_generation: None,
         sidecar: None,
     }
 }

@@ -6,6 +6,7 @@ use crate::names;
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference, Time};
 use kube::Resource;
+use kvcachepool_protocol::config::Config;
 use serde::de::{IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use std::borrow::Cow;
@@ -121,7 +122,7 @@ fn meta<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ObjectMeta, D::Err
     })
 }
 
-/// Keeps the pool label and the injection annotation; other values are not even copied.
+/// Keeps the pool label and our own annotations; other values are not even copied.
 fn ours<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<String, String>, D::Error> {
     struct Ours;
     impl<'de> Visitor<'de> for Ours {
@@ -138,7 +139,7 @@ fn ours<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<String, S
         fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
             let mut kept = BTreeMap::new();
             while let Some(key) = map.next_key::<Cow<'_, str>>()? {
-                if key == names::POOL || key == names::INJECTION {
+                if [names::POOL, names::INJECTION, names::CONFIG].contains(&&*key) {
                     kept.insert(key.into_owned(), map.next_value()?);
                 } else {
                     map.next_value::<IgnoredAny>()?;
@@ -199,6 +200,11 @@ impl WirePod {
             .and_then(|a| a.get(names::INJECTION))
             .filter(|text| text.len() <= INJECTION_BYTES_MAX)
             .map(|text| serde_json::from_str(text).unwrap_or_else(|_| Injection::default()));
+        let config_generation = meta
+            .annotations
+            .as_ref()
+            .and_then(|a| Config::parse(a.get(names::CONFIG)?, true).ok())
+            .map(|(config, _)| config.pool.generation);
         Some(Pod {
             name: meta.name?.into(),
             namespace: meta.namespace?.into(),
@@ -225,6 +231,7 @@ impl WirePod {
                     uid: o.uid.into(),
                 }),
             injection,
+            config_generation,
             sidecar,
         })
     }
@@ -297,6 +304,7 @@ mod tests {
                 "annotations": {
                     "other": "x".repeat(10_000),
                     names::INJECTION: r#"{"result":"injected","reason":"","version":"0.1.0","hash":"abc"}"#,
+                    names::CONFIG: "pool:\n  generation: 4\n",
                 },
                 "managedFields": [{"manager": "m", "fieldsV1": {"f:metadata": {}}}],
                 "ownerReferences": [
@@ -330,6 +338,7 @@ mod tests {
         assert_eq!(pod.ip, Some("10.0.0.7".parse().unwrap()));
         assert_eq!(&*pod.owner.as_ref().unwrap().kind, "ReplicaSet");
         assert_eq!(pod.hash(), "abc");
+        assert_eq!(pod.config_generation, Some(4));
         let sidecar = pod.sidecar.as_ref().unwrap();
         assert_eq!(
             (&*sidecar.image, &*sidecar.image_in_use, sidecar.restarts),

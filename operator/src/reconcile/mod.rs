@@ -6,9 +6,11 @@ mod apply;
 mod backoff;
 mod children;
 mod events;
+mod live;
 mod pool;
 mod queue;
 mod sample;
 mod term;
+mod update;
 
 pub use term::{Context, run};

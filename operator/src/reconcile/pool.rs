@@ -5,11 +5,13 @@ use super::backoff::spread;
 use super::events::{Weight, owner};
 use super::queue::{object_ref, pool_ref};
 use super::term::{State, Stored, Term};
-use crate::api::{KVCachePool, KVCachePoolStatus, Mode, OnMissed, Problem};
+use super::update::{NOT_ALLOWED, Updating};
+use crate::api::{KVCachePool, KVCachePoolStatus, Mode, OnMissed, Problem, UpdateStrategyType};
 use crate::canary;
 use crate::desired::{desired, settings};
+use crate::inject::Settings;
 use crate::names;
-use crate::pods::{Breaker, Door, Missed, Pod, PoolRef, missed};
+use crate::pods::{Breaker, Door, Goal, Missed, Pod, PoolRef, Setback, Update, missed};
 use crate::status::{self, Canary, READY, Reason, Seen, Write};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{ObjectReference, Pod as FullPod};
@@ -107,9 +109,11 @@ struct Look<'a> {
 impl Look<'_> {
     async fn run(self, state: &mut State) -> Result<Duration, Failed> {
         let pods = self.term.pods.of(&self.name);
-        let settings = settings(self.pool, &self.term.defaults);
-        let hash = settings.as_ref().map(|s| s.hash()).unwrap_or_default();
-        let problems = settings.err().unwrap_or_default();
+        let (settings, problems) = match settings(self.pool, &self.term.defaults) {
+            Ok(settings) => (Some(settings), Vec::new()),
+            Err(problems) => (None, problems),
+        };
+        let hash = settings.as_ref().map(Settings::hash).unwrap_or_default();
         let applied = self.objects(&problems, state).await;
 
         let breaker = state
@@ -128,6 +132,7 @@ impl Look<'_> {
             .clone()
             .or_else(|| self.pool.status().cloned())
             .unwrap_or_default();
+        let setback = self.setback(settings.as_ref(), state);
         let seen = Seen {
             pool: self.pool,
             problems: &problems,
@@ -136,6 +141,7 @@ impl Look<'_> {
             usage: &usage,
             canary: &canary,
             door: &door,
+            setback: setback.as_ref(),
             refused: refused.as_ref(),
         };
         let next = status::status(&seen, &before, self.now);
@@ -147,8 +153,10 @@ impl Look<'_> {
         self.tell(&pods, &about).await;
         let injects = problems.is_empty() && canary == Canary::Works && door == Door::Open;
         let evicting = self.evict(&pods, &about, injects, state).await;
+        let updating = self.update(&pods, settings.as_ref(), &about, state).await;
         applied?;
         let times = [
+            updating,
             again.and_then(|d| Duration::try_from(d).ok()),
             wait,
             evicting,
@@ -319,6 +327,53 @@ impl Look<'_> {
         api.evict(&pod.name, &params).await.map(drop)
     }
 
+    /// What keeps running pods from being updated, as far as it is known before this look's step.
+    fn setback(&self, settings: Option<&Settings>, state: &mut State) -> Option<Setback> {
+        let goal = self.goal(settings?);
+        if !self.term.allow_pod_patch {
+            let not_allowed = Setback::NotAllowed(NOT_ALLOWED.to_owned());
+            return goal.in_place.then_some(not_allowed);
+        }
+        let restored = || rolled_back(self.pool, &goal);
+        state.update.get_or_insert_with(restored).setback().cloned()
+    }
+
+    /// The next step with running pods that are not as the pool says now.
+    async fn update(
+        &self,
+        pods: &[Arc<Pod>],
+        settings: Option<&Settings>,
+        about: &ObjectReference,
+        state: &mut State,
+    ) -> Option<Duration> {
+        let settings = settings?;
+        let goal = self.goal(settings);
+        if let Some(update) = state.update.as_mut().filter(|_| self.term.allow_pod_patch) {
+            let updating = Updating {
+                term: self.term,
+                settings,
+                goal,
+                about,
+                now: self.now,
+            };
+            return updating.run(pods, update).await;
+        }
+        if goal.in_place {
+            let reason = Reason::PodPatchNotAllowed.name();
+            let events = &self.term.events;
+            events.warn_once(about, "Update", reason, NOT_ALLOWED).await;
+        }
+        None
+    }
+
+    fn goal<'s>(&self, settings: &'s Settings) -> Goal<'s> {
+        Goal {
+            image: &settings.image,
+            generation: u64::try_from(settings.generation).unwrap_or(0),
+            in_place: self.pool.spec.sidecar.update_strategy.kind == UpdateStrategyType::InPlace,
+        }
+    }
+
     fn created(&self) -> Timestamp {
         self.pool
             .meta()
@@ -345,6 +400,24 @@ fn restored(pool: &KVCachePool, hash: &str) -> Breaker {
             Breaker::shut_since(c.last_transition_time.0, hash)
         }
         _ => Breaker::default(),
+    }
+}
+
+/// The update as the last leader left it in the status, if the pool is still the same.
+fn rolled_back(pool: &KVCachePool, goal: &Goal<'_>) -> Update {
+    let conditions = pool
+        .status
+        .as_ref()
+        .map(|s| &*s.conditions)
+        .unwrap_or_default();
+    match status::condition(conditions, status::SIDECARS_READY) {
+        Some(c)
+            if c.reason == Reason::UpdateRolledBack.name()
+                && c.observed_generation == pool.metadata.generation =>
+        {
+            Update::rolled_back(goal, &c.message)
+        }
+        _ => Update::default(),
     }
 }
 

@@ -10,7 +10,7 @@ use crate::api::{KVCachePool, KVCachePoolStatus};
 use crate::canary::Seen;
 use crate::defaults::Defaults;
 use crate::metrics::Metrics;
-use crate::pods::{Breaker, Evictions, Index, PoolRef, PoolUsage, Refusals};
+use crate::pods::{Breaker, Evictions, Index, PoolRef, PoolUsage, Refusals, Update};
 use futures::{FutureExt, StreamExt};
 use jiff::Timestamp;
 use kube::Client;
@@ -75,6 +75,8 @@ pub struct State {
     pub applied: Applied,
     /// The breaker; `None` before the first look.
     pub breaker: Option<Breaker>,
+    /// Updates of running pods; `None` before the first look.
+    pub update: Option<Update>,
     /// Evictions of missed pods.
     pub evictions: Evictions,
     /// The status as it was written last, and when.

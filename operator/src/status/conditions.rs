@@ -3,7 +3,7 @@
 use super::counts::{Counts, size};
 use super::{Canary, Reason, Seen};
 use crate::api::{self, Mode, Problem};
-use crate::pods::{Door, Fault, Pod, Shut};
+use crate::pods::{Door, Fault, Pod, Setback, Shut};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
@@ -269,11 +269,14 @@ fn sidecars(seen: &Seen<'_>, counts: &Counts) -> Verdict {
         );
         return verdict(FALSE, Reason::SidecarsOff, message);
     }
+    if counts.pods.injected > 0 && counts.running == 0 {
+        return verdict(UNKNOWN, Reason::SidecarsStarting, "no sidecar runs yet");
+    }
+    if let Some(setback) = seen.setback {
+        return held_back(setback);
+    }
     if counts.pods.injected == 0 {
         return verdict(TRUE, Reason::NoPods, "");
-    }
-    if counts.running == 0 {
-        return verdict(UNKNOWN, Reason::SidecarsStarting, "no sidecar runs yet");
     }
     match seen.usage.troubles.first() {
         Some(t) => {
@@ -285,6 +288,16 @@ fn sidecars(seen: &Seen<'_>, counts: &Counts) -> Verdict {
         }
         None => verdict(TRUE, Reason::AllRunning, silent(seen)),
     }
+}
+
+/// Sidecars work, but not all as the pool says now.
+fn held_back(setback: &Setback) -> Verdict {
+    let (reason, message) = match setback {
+        Setback::NotAllowed(message) => (Reason::PodPatchNotAllowed, message),
+        Setback::Refused(message) => (Reason::PodPatchFailed, message),
+        Setback::RolledBack(message) => (Reason::UpdateRolledBack, message),
+    };
+    verdict(TRUE, reason, message)
 }
 
 fn failing(counts: &Counts, first: &Pod, fault: Fault<'_>) -> String {

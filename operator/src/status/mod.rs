@@ -15,7 +15,7 @@ pub use reason::Reason;
 pub use write::{Write, due};
 
 use crate::api::{Duration, KVCachePool, KVCachePoolStatus, Problem};
-use crate::pods::{Door, HitRate, Pod, Refused, Summary};
+use crate::pods::{Door, HitRate, Pod, Refused, Setback, Summary};
 use jiff::Timestamp;
 use std::sync::Arc;
 
@@ -50,6 +50,8 @@ pub struct Seen<'a> {
     pub canary: &'a Canary,
     /// The pool's breaker.
     pub door: &'a Door,
+    /// What keeps running pods from being updated.
+    pub setback: Option<&'a Setback>,
     /// Pods that the cluster refuses to create.
     pub refused: Option<&'a Refused>,
 }

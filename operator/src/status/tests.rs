@@ -16,6 +16,7 @@ struct Scene {
     usage: Summary,
     canary: Canary,
     door: Door,
+    setback: Option<Setback>,
     refused: Option<Refused>,
 }
 
@@ -35,6 +36,7 @@ fn scene(pods: impl IntoIterator<Item = Pod>) -> Scene {
         },
         canary: Canary::Works,
         door: Door::Open,
+        setback: None,
         refused: None,
     }
 }
@@ -49,6 +51,7 @@ impl Scene {
             usage: &self.usage,
             canary: &self.canary,
             door: &self.door,
+            setback: self.setback.as_ref(),
             refused: self.refused.as_ref(),
         };
         status(&seen, previous, now)
@@ -510,4 +513,27 @@ proptest! {
         let all = first.conditions.iter().filter(|c| c.type_ != READY).all(|c| c.status == "True");
         prop_assert_eq!(face(&first, READY).0 == "True", all);
     }
+}
+
+#[test]
+fn what_keeps_pods_from_being_updated_is_told_and_does_not_end_readiness() {
+    let said = || "because".to_owned();
+    for (setback, reason) in [
+        (Setback::NotAllowed(said()), "PodPatchNotAllowed"),
+        (Setback::Refused(said()), "PodPatchFailed"),
+        (Setback::RolledBack(said()), "UpdateRolledBack"),
+    ] {
+        for pods in [vec![], vec![running("a")]] {
+            let mut scene = scene(pods);
+            scene.setback = Some(setback.clone());
+            let status = scene.status();
+            expect(&status, SIDECARS_READY, "True", reason);
+            expect(&status, READY, "True", "Ready");
+            let told = condition(&status.conditions, SIDECARS_READY).unwrap();
+            assert_eq!(told.message, "because");
+        }
+    }
+    let mut scene = scene([waiting("a", "ErrImagePull")]);
+    scene.setback = Some(Setback::RolledBack(said()));
+    expect(&scene.status(), SIDECARS_READY, "False", "SidecarsFailing");
 }

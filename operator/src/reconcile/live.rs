@@ -1,0 +1,234 @@
+//! What to change in a pod that runs: pure functions from the pod as the API server has it to a JSON patch. Every patch says first
+//! which pod and which containers it means; a pod of the same name, or another order of containers, makes it fail instead.
+
+use crate::inject::{Outcome, Report, Settings, inject};
+use crate::names;
+use json_patch::jsonptr::PointerBuf;
+use json_patch::{Patch, PatchOperation, ReplaceOperation, TestOperation};
+use kvcachepool_protocol::config::Config;
+use serde_json::Value;
+
+/// Gives the pod the pool's config, but for what the pod was made for (its memory). `None`: it has it.
+pub fn config(pod: &Value, settings: &Settings) -> Option<Patch> {
+    let (own, _) = Config::parse(annotation(pod, names::CONFIG)?, true).ok()?;
+    let generation = own.pool.generation;
+    let newer = own.or_newer(settings.config.clone());
+    (newer.pool.generation > generation).then(|| {
+        let text = newer.to_yaml();
+        Patch(vec![this_pod(pod), annotate(names::CONFIG, text)])
+    })
+}
+
+/// Gives our containers the pool's image. Where nothing else differs from what a new pod gets, the pod is stamped as one. `None`: it has
+/// the image.
+pub fn image(pod: &Value, settings: &Settings) -> Option<Patch> {
+    let mut patch = images(pod, &settings.image)?;
+    let mut after = pod.clone();
+    json_patch::patch(&mut after, &patch).ok()?;
+    if let Outcome::Inject { patch: rest, .. } = inject(&after, settings)
+        && rest
+            .iter()
+            .all(|o| o.path().as_str().starts_with("/metadata/"))
+    {
+        patch.0.extend(rest.0);
+    }
+    Some(patch)
+}
+
+/// Gives our containers an image that the pod had before, and its stamp the hash of then. `None`: it has the image.
+pub fn back(pod: &Value, image: &str, hash: &str) -> Option<Patch> {
+    let mut patch = images(pod, image)?;
+    if let Some(report) = Report::of(pod) {
+        let hash = hash.to_owned();
+        let report = Report { hash, ..report };
+        patch.0.push(annotate(names::INJECTION, report.text()));
+    }
+    Some(patch)
+}
+
+/// Both containers are of one image: the init container has run in most pods, but where the image could not be pulled it has not.
+fn images(pod: &Value, image: &str) -> Option<Patch> {
+    let mut operations = vec![this_pod(pod)];
+    let containers = pod.pointer("/spec/initContainers")?.as_array()?;
+    for (place, container) in containers.iter().enumerate() {
+        let name = container.get("name").and_then(Value::as_str);
+        let ours = [names::SIDECAR_CONTAINER, names::INIT_CONTAINER];
+        if !name.is_some_and(|name| ours.contains(&name)) || container["image"] == image {
+            continue;
+        }
+        let path = |field: &str| {
+            PointerBuf::from_tokens(["spec", "initContainers", &place.to_string(), field])
+        };
+        operations.push(test(path("name"), name.into()));
+        operations.push(replace(path("image"), image.into()));
+    }
+    (operations.len() > 1).then_some(Patch(operations))
+}
+
+fn annotation<'a>(pod: &'a Value, name: &str) -> Option<&'a str> {
+    pod.pointer("/metadata/annotations")?.get(name)?.as_str()
+}
+
+fn annotate(name: &str, text: String) -> PatchOperation {
+    let path = PointerBuf::from_tokens(["metadata", "annotations", name]);
+    replace(path, text.into())
+}
+
+fn this_pod(pod: &Value) -> PatchOperation {
+    let uid = pod.pointer("/metadata/uid").cloned().unwrap_or_default();
+    test(PointerBuf::from_tokens(["metadata", "uid"]), uid)
+}
+
+fn test(path: PointerBuf, value: Value) -> PatchOperation {
+    PatchOperation::Test(TestOperation { path, value })
+}
+
+fn replace(path: PointerBuf, value: Value) -> PatchOperation {
+    PatchOperation::Replace(ReplaceOperation { path, value })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kvcachepool_protocol::config::ByteSize;
+    use serde_json::json;
+
+    const GI: u64 = 1 << 30;
+
+    fn settings() -> Settings {
+        let mut settings = Settings::new("llama", "serving", "kvcachepool:1", GI);
+        settings.config.pool.generation = 1;
+        settings
+    }
+
+    /// The same pool, one edit later.
+    fn edited(change: impl FnOnce(&mut Settings)) -> Settings {
+        let mut settings = settings();
+        settings.generation = 2;
+        settings.config.pool.generation = 2;
+        change(&mut settings);
+        settings
+    }
+
+    fn patched(pod: &Value, patch: &Patch) -> Value {
+        let mut after = pod.clone();
+        json_patch::patch(&mut after, patch).unwrap();
+        after
+    }
+
+    /// A pod of `settings()`, as it is stored once it runs.
+    fn live() -> Value {
+        let asked = json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": {"name": "web", "namespace": "serving", "labels": {names::POOL: "llama"}},
+            "spec": {
+                "initContainers": [{"name": "user", "image": "a"}],
+                "containers": [{"name": "vllm", "image": "vllm", "command": ["vllm", "serve", "m"]}],
+            },
+        });
+        let Outcome::Inject { patch, .. } = inject(&asked, &settings()) else {
+            panic!("not injected");
+        };
+        let mut pod = patched(&asked, &patch);
+        pod["metadata"]["uid"] = "u1".into();
+        pod["spec"]["nodeName"] = "node".into();
+        pod["status"] = json!({"phase": "Running"});
+        pod
+    }
+
+    fn own_config(pod: &Value) -> Config {
+        let text = annotation(pod, names::CONFIG).unwrap();
+        Config::parse(text, true).unwrap().0
+    }
+
+    fn hash(pod: &Value) -> String {
+        Report::of(pod).unwrap().hash
+    }
+
+    #[test]
+    fn a_newer_config_keeps_what_the_pod_was_made_for() {
+        let pod = live();
+        assert_eq!(config(&pod, &settings()), None, "it has this one");
+        let pool = edited(|s| {
+            s.config.cache.min_load_tokens = 7;
+            s.config.memory.size = ByteSize(8 * GI);
+        });
+        let after = patched(&pod, &config(&pod, &pool).unwrap());
+        let own = own_config(&after);
+        assert_eq!((own.pool.generation, own.cache.min_load_tokens), (2, 7));
+        assert_eq!(
+            own.memory.size,
+            ByteSize(GI),
+            "its container has room for this"
+        );
+        assert_eq!(own.socket, own_config(&pod).socket);
+        assert_eq!(config(&after, &pool), None);
+        assert_eq!(hash(&after), pool_hash_but_for_memory());
+    }
+
+    fn pool_hash_but_for_memory() -> String {
+        edited(|s| s.config.cache.min_load_tokens = 7).hash()
+    }
+
+    #[test]
+    fn another_image_is_put_into_our_containers_and_the_pod_is_stamped_as_a_new_one() {
+        let pod = live();
+        assert_eq!(image(&pod, &settings()), None, "it has this one");
+        let pool = edited(|s| s.image = "kvcachepool:2".to_owned());
+        let after = patched(&pod, &image(&pod, &pool).unwrap());
+        let images = |pod: &Value| -> Vec<String> {
+            let all = pod["spec"]["initContainers"].as_array().unwrap().iter();
+            all.map(|c| c["image"].as_str().unwrap().to_owned())
+                .collect()
+        };
+        assert_eq!(images(&after), ["a", "kvcachepool:2", "kvcachepool:2"]);
+        assert_eq!(hash(&after), pool.hash(), "not outdated");
+        assert_eq!(image(&after, &pool), None);
+        let before = patched(&after, &back(&after, "kvcachepool:1", &hash(&pod)).unwrap());
+        assert_eq!(images(&before), images(&pod));
+        assert_eq!(hash(&before), settings().hash());
+    }
+
+    #[test]
+    fn a_pod_that_waits_for_more_than_an_image_stays_outdated() {
+        let pod = live();
+        let pool = edited(|s| {
+            s.image = "kvcachepool:2".to_owned();
+            s.memory_bytes = 8 * GI;
+            s.config.memory.size = ByteSize(8 * GI);
+        });
+        let after = patched(&pod, &image(&pod, &pool).unwrap());
+        assert_eq!(hash(&after), settings().hash());
+        assert_eq!(own_config(&after).memory.size, ByteSize(GI));
+        assert_eq!(after["spec"]["initContainers"][1]["image"], "kvcachepool:2");
+    }
+
+    #[test]
+    fn a_patch_means_one_pod_and_one_order_of_containers() {
+        let pod = live();
+        let pool = edited(|s| s.image = "kvcachepool:2".to_owned());
+        let patch = image(&pod, &pool).unwrap();
+        let mut other = pod.clone();
+        other["metadata"]["uid"] = "u2".into();
+        assert!(json_patch::patch(&mut other, &patch).is_err());
+        let mut moved = pod.clone();
+        moved["spec"]["initContainers"]
+            .as_array_mut()
+            .unwrap()
+            .rotate_left(1);
+        assert!(json_patch::patch(&mut moved, &patch).is_err());
+        let patch = image(&moved_back(&pod), &pool).unwrap();
+        let after = patched(&moved_back(&pod), &patch);
+        assert_eq!(after["spec"]["initContainers"][2]["image"], "a");
+    }
+
+    /// Another webhook's init container stands behind ours.
+    fn moved_back(pod: &Value) -> Value {
+        let mut moved = pod.clone();
+        moved["spec"]["initContainers"]
+            .as_array_mut()
+            .unwrap()
+            .rotate_left(1);
+        moved
+    }
+}
