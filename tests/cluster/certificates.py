@@ -20,7 +20,7 @@ class Leaf(NamedTuple):
 
 
 def create(folder: Path, leaves: dict[str, Leaf]) -> None:
-    """Writes ca, all leaves (.crt and .key) and the key of service account tokens (sa.key)."""
+    """Writes ca, all leaves (.crt and .key) and the key pair of service account tokens (sa.key, sa.pub)."""
     folder.mkdir(parents=True)
     config = folder / "openssl.cnf"
     config.write_text(_CONFIG)
@@ -29,9 +29,10 @@ def create(folder: Path, leaves: dict[str, Leaf]) -> None:
     authority = ["-subj", "/CN=kvcachepool-test-ca", "-addext", "basicConstraints=critical,CA:TRUE"]
     authority += ["-addext", "keyUsage=critical,keyCertSign,cRLSign,digitalSignature"]
     _run([[*new, *authority, "-keyout", f"{folder}/ca.key", "-out", f"{folder}/ca.crt"]])
-    commands = [
-        ["openssl", "genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256", "-out", f"{folder}/sa.key"]
-    ]
+    key = ["openssl", "genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256", "-out", f"{folder}/sa.key"]
+    _run([key])
+    # The API server takes no public key out of a PKCS 8 file.
+    commands = [["openssl", "pkey", "-in", f"{folder}/sa.key", "-pubout", "-out", f"{folder}/sa.pub"]]
     for name, leaf in leaves.items():
         usage = "clientAuth,serverAuth" if leaf.serves else "clientAuth"
         extensions = ["basicConstraints=CA:FALSE", "keyUsage=digitalSignature", f"extendedKeyUsage={usage}"]

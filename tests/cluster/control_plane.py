@@ -105,7 +105,7 @@ def _apiserver(slot: Slot, node: Node) -> list[str]:
         f"--tls-private-key-file={pki}/apiserver.key",
         f"--client-ca-file={pki}/ca.crt",
         "--service-account-issuer=https://kubernetes.default.svc",
-        f"--service-account-key-file={pki}/sa.key",
+        f"--service-account-key-file={pki}/sa.pub",
         f"--service-account-signing-key-file={pki}/sa.key",
         "--authorization-mode=Node,RBAC",
         "--enable-admission-plugins=NodeRestriction",
