@@ -10,6 +10,10 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// What the pods of one model share as their KV cache.
+#[expect(
+    clippy::duplicated_attributes,
+    reason = "each printed column says its type"
+)]
 #[derive(CustomResource, Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[kube(
     group = "kvcachepool.io",

@@ -142,9 +142,9 @@ pub fn sign<'a>(
         // None is known to be trusted everywhere: the leaf at hand is as good as any, else the one that was trusted first.
         return match leaf {
             Some(_) => None,
-            None => living()
-                .filter(|a| a.trusted_since.is_some())
-                .last()
+            None => authorities
+                .iter()
+                .find(|a| a.lives(now) && a.trusted_since.is_some())
                 .or_else(|| living().next()),
         };
     };

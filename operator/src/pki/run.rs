@@ -72,7 +72,7 @@ pub struct Upkeep {
 }
 
 enum Source {
-    Own(Store),
+    Own(Box<Store>),
     Files(Files),
 }
 
@@ -89,10 +89,10 @@ struct Keeper {
 pub async fn run(upkeep: Upkeep, mut shutdown: Shutdown) {
     let client = upkeep.client.clone();
     let source = match &upkeep.mode {
-        Mode::Own { secret } => Source::Own(Store::new(
+        Mode::Own { secret } => Source::Own(Box::new(Store::new(
             kube::Api::namespaced(client.clone(), &upkeep.namespace),
             secret.clone(),
-        )),
+        ))),
         Mode::CertManager { folder } | Mode::External { folder } => {
             Source::Files(Files::new(folder.clone()))
         }

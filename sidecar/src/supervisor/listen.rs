@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 /// A listener that does not block. `[::]` means every address that there is: both families, or IPv4 alone on a node without IPv6, so
 /// that one config fits all pods.
 pub fn open(address: SocketAddr) -> Result<TcpListener, Error> {
-    let listener = open_by(address, |address| TcpListener::bind(address))?;
+    let listener = open_by(address, TcpListener::bind)?;
     listener.set_nonblocking(true)?;
     Ok(listener)
 }
