@@ -10,7 +10,8 @@ pub fn start(level: LogLevel, format: LogFormat) {
     // Libraries speak of every connection and every retry; their warnings are enough unless everything is asked for.
     let filter = match level {
         "debug" | "trace" => level.to_owned(),
-        _ => format!("warn,kvcachepool_operator={level}"),
+        // The watches' errors are logged where they are handled.
+        _ => format!("warn,kube_runtime=error,kvcachepool_operator={level}"),
     };
     let builder = fmt()
         .with_env_filter(EnvFilter::new(filter))

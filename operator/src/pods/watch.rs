@@ -55,8 +55,16 @@ fn pods(api: Api<WirePod>) -> impl Stream<Item = Event<WirePod>> {
     })
 }
 
-/// Kubernetes 1.33 has the feature switched off by default and says that the parameter is not valid.
+/// Kubernetes 1.33 has the feature switched off by default and says that the parameter is not valid. An API server whose etcd is too old
+/// for it says so inside of the watch, as an internal error.
 fn refuses_to_stream(error: &watcher::Error) -> bool {
-    matches!(error, watcher::Error::WatchStartFailed(kube::Error::Api(status))
-        if matches!(status.code, 400 | 422))
+    match error {
+        watcher::Error::WatchStartFailed(kube::Error::Api(status)) => {
+            matches!(status.code, 400 | 422)
+        }
+        watcher::Error::WatchError(status) => {
+            status.code == 500 || status.reason == "InternalError"
+        }
+        _ => false,
+    }
 }

@@ -7,6 +7,7 @@ use axum::body::{Body, HttpBody, to_bytes};
 use axum::extract::{Request, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use axum::routing::get;
 use json_patch::Patch;
 use std::future::Future;
 use std::sync::Arc;
@@ -85,7 +86,14 @@ pub fn router<D: Decide>(decide: D, limits: Limits, metrics: Arc<Metrics>) -> Ro
         room: Semaphore::new(limits.bodies_bytes_max),
         metrics,
     };
-    Router::new().fallback(handle).with_state(Arc::new(webhook))
+    Router::new()
+        // For who only wants to know that the port answers: the replica itself, a person.
+        .route(
+            "/",
+            get(async || "kvcachepool webhook: POST an AdmissionReview to /inject\n"),
+        )
+        .fallback(handle)
+        .with_state(Arc::new(webhook))
 }
 
 /// Why a request has no review to answer.
