@@ -172,8 +172,7 @@ mod tests {
         prop_oneof![leaf, named].prop_recursive(3, 40, 5, |inner| {
             prop_oneof![
                 prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
-                prop::collection::hash_map("[a-c/~]{1,2}", inner, 0..4)
-                    .prop_map(|map| Value::from_iter(map)),
+                prop::collection::hash_map("[a-c/~]{1,2}", inner, 0..4).prop_map(Value::from_iter),
             ]
         })
     }
