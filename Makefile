@@ -28,7 +28,8 @@ demo: setup  ## sidecar and a real vLLM on this machine: cold, local, reset, res
 	@cargo build --quiet --bin kvcachepool-sidecar
 	@PYTHONPATH=tests $(PYTHON) -m demo
 test: setup  ## all tests that this machine can run
-	@$(PYTHON) tools/run_tests.py rust connector chart vllm
+	@tools/setup.sh cluster
+	@$(PYTHON) tools/run_tests.py rust connector chart cluster vllm
 test-vllm: setup  ## the connector's tests with another vLLM: VLLM=0.31.0
 	@$(PYTHON) tools/run_tests.py connector vllm
 test-cluster: setup  ## tests on a Kubernetes of their own, or with KUBECONFIG=file on that one where they can
