@@ -56,9 +56,11 @@ class Daemon:
         pid = self.pid()
         if pid is None:
             return
+        wrapper = int(self._pid_file.read_text())
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-        wait_for(lambda: not alive(pid), 20, f"end of {self.name} after SIGKILL")
+        # Its parent ends once all threads have, and with them its open ports.
+        wait_for(lambda: not alive(wrapper), 20, f"end of {self.name} after SIGKILL")
 
     def restart(self) -> None:
         """SIGKILL and a new start, as a crash would do."""

@@ -71,6 +71,8 @@ pub trait Decide: Send + Sync + 'static {
     fn decide(&self, review: Review) -> impl Future<Output = Decision> + Send;
 }
 
+const ABOUT: &str = "kvcachepool webhook: POST an AdmissionReview to /inject\n";
+
 struct Webhook<D> {
     decide: D,
     limits: Limits,
@@ -88,10 +90,7 @@ pub fn router<D: Decide>(decide: D, limits: Limits, metrics: Arc<Metrics>) -> Ro
     };
     Router::new()
         // For who only wants to know that the port answers: the replica itself, a person.
-        .route(
-            "/",
-            get(async || "kvcachepool webhook: POST an AdmissionReview to /inject\n"),
-        )
+        .route("/", get(async || ABOUT).fallback(handle))
         .fallback(handle)
         .with_state(Arc::new(webhook))
 }
