@@ -12,6 +12,7 @@ from cluster.kubernetes import Kubernetes, Object, Refused
 from servers.paths import ROOT
 
 SYSTEM = "kvcachepool-system"
+BOTH = {"managed": {"memoryPerShard": "1Gi"}, "external": {"url": "redis://a"}}
 RESTRICTED = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 
 
@@ -106,7 +107,7 @@ def test_a_pod_of_a_pool_that_is_not_there_starts_and_says_why(
     [
         ({"local": {"memory": {"perPod": "1Mi"}}}, "write a size from 64Mi"),
         ({"cache": {"loadTimeout": "2 hours"}}, "write a time from 1ms to 1h"),
-        ({"shared": {"redis": {"managed": {"memoryPerShard": "1Gi"}, "external": {"url": "redis://a"}}}}, "exactly one of"),
+        ({"shared": {"redis": BOTH}}, "exactly one of"),
     ],
 )
 def test_the_api_server_refuses_a_wrong_pool_and_says_what_to_write(
