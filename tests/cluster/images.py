@@ -87,7 +87,9 @@ def vllm_pod(model: Path, *arguments: str) -> dict[str, Any]:
     for number, folder in enumerate(sorted(folders)):
         volumes.append({"name": f"host{number}", "hostPath": {"path": folder, "type": "Directory"}})
         mounts.append({"name": f"host{number}", "mountPath": folder, "readOnly": True})
-    command = [str(_venv() / "bin" / "vllm"), "serve", str(model), "--served-model-name", "model", "--enforce-eager"]
+    # As a module: processes that are spawned import it again, and the script `vllm` would start a second server there.
+    command = [str(_venv() / "bin" / "python"), "-m", "vllm.entrypoints.cli.main", "serve", str(model)]
+    command += ["--served-model-name", "model", "--enforce-eager"]
     container = {
         "name": "vllm",
         "image": "localhost/vllm-host:1",
