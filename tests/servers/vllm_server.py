@@ -1,4 +1,4 @@
-"""A real `vllm serve` with the exported connector on PYTHONPATH and no connector argument."""
+"""A real `vllm serve` with the exported connector on PYTHONPATH and no connector argument, and a client of any."""
 
 from __future__ import annotations
 
@@ -25,37 +25,13 @@ class Reply(NamedTuple):
     sources: dict[str, int]
 
 
-class VllmServer:
-    """One server on a free port of the loopback interface."""
+class VllmClient:
+    """Whoever asks a server."""
 
-    def __init__(
-        self, folder: Path | None, model: Path, log: Path, *arguments: str, env: dict[str, str] | None = None
-    ) -> None:
-        self.port = paths.free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
-        command = [
-            sys.executable,
-            "-m",
-            "vllm.entrypoints.cli.main",
-            "serve",
-            str(model),
-            "--served-model-name",
-            "model",
-        ]
-        command += ["--host", "127.0.0.1", "--port", str(self.port), "--enforce-eager", *arguments]
-        variables = {"VLLM_SERVER_DEV_MODE": "1", "TMPDIR": str(log.parent)} | (env or {})
-        self.process = Process("vllm serve", command, log, env=environment(folder, **variables))
-
-    def wait_ready(self, seconds: float = 240) -> VllmServer:
-        """Until /health says yes."""
-
-        def ready() -> bool:
-            if not self.process.running():
-                raise AssertionError(f"vllm serve ended:\n{self.process.tail(60)}")
-            return web.get(f"{self.url}/health", 2)[0] == 200
-
-        wait_for(ready, seconds, "vllm serve ready", pause=0.25)
-        return self
+    def __init__(self, host: str, port: int) -> None:
+        self.host = host
+        self.port = port
+        self.url = f"http://{host}:{port}"
 
     def metrics(self) -> Samples:
         """What its /metrics says."""
@@ -73,7 +49,7 @@ class VllmServer:
             "stream": True,
             **extra,
         }
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=600)
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=600)
         start = time.monotonic()
         connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
         answer = connection.getresponse()
@@ -112,6 +88,38 @@ class VllmServer:
         status, text = web.post(f"{self.url}/tokenize", {"model": "model", "prompt": prompt})
         assert status == 200, f"/tokenize answered {status}: {text}"
         return int(json.loads(text)["count"])
+
+
+class VllmServer(VllmClient):
+    """One server on a free port of the loopback interface."""
+
+    def __init__(
+        self, folder: Path | None, model: Path, log: Path, *arguments: str, env: dict[str, str] | None = None
+    ) -> None:
+        super().__init__("127.0.0.1", paths.free_port())
+        command = [
+            sys.executable,
+            "-m",
+            "vllm.entrypoints.cli.main",
+            "serve",
+            str(model),
+            "--served-model-name",
+            "model",
+        ]
+        command += ["--host", "127.0.0.1", "--port", str(self.port), "--enforce-eager", *arguments]
+        variables = {"VLLM_SERVER_DEV_MODE": "1", "TMPDIR": str(log.parent)} | (env or {})
+        self.process = Process("vllm serve", command, log, env=environment(folder, **variables))
+
+    def wait_ready(self, seconds: float = 240) -> VllmServer:
+        """Until /health says yes."""
+
+        def ready() -> bool:
+            if not self.process.running():
+                raise AssertionError(f"vllm serve ended:\n{self.process.tail(60)}")
+            return web.get(f"{self.url}/health", 2)[0] == 200
+
+        wait_for(ready, seconds, "vllm serve ready", pause=0.25)
+        return self
 
     def kill(self) -> None:
         """SIGKILL to all its processes."""
