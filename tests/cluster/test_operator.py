@@ -185,5 +185,5 @@ def test_a_vllm_with_only_the_label_added_hits_after_its_container_was_killed(
     # The scheduler side registers at its first request; before that a probe has no domain to look in.
     vllm.complete(token_ids(300, 502), 300, max_tokens=1)
     again = vllm.complete(prompt, 1500)
-    assert (cold.sources["computed"], warm.sources["external"], again.sources["external"]) == (1500, 1280, 1280)
+    assert (cold.sources["computed"], warm.sources["external"], again.sources["external"]) == (1500, 1408, 1408)
     assert cold.text == warm.text == again.text
