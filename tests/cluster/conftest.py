@@ -16,6 +16,7 @@ import pytest
 from cluster import images
 from cluster.cluster import Cluster
 from cluster.kubernetes import Kubernetes
+from cluster.product import Operator, installed
 from cluster.slot import chosen, others
 
 _OTHER = os.environ.get("KVCACHEPOOL_TEST_KUBECONFIG")
@@ -67,6 +68,13 @@ def product_image(request: pytest.FixtureRequest) -> str:
     image = images.Product()
     request.getfixturevalue("cluster").import_image(image)
     return image.name
+
+
+@pytest.fixture(scope="module")
+def operator(kubernetes: Kubernetes, product_image: str) -> Iterator[Operator]:
+    """The chart, installed with its defaults."""
+    with installed(kubernetes, product_image) as release:
+        yield release
 
 
 @pytest.fixture

@@ -2,108 +2,45 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-from collections.abc import Iterator
-
 import pytest
 
 from cluster import images
 from cluster.cluster import Cluster
 from cluster.kubernetes import Kubernetes, Object, Refused
+from cluster.product import Operator, conditions, pod, pool, report, status
 from servers.models import model, token_ids
-from servers.paths import ROOT
 from servers.vllm_server import VllmClient
-
-SYSTEM = "kvcachepool-system"
-BOTH = {"managed": {"memoryPerShard": "1Gi"}, "external": {"url": "redis://a"}}
-RESTRICTED = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
-
-
-def _helm(kubernetes: Kubernetes, *arguments: str) -> None:
-    command = ["helm", "--namespace", SYSTEM, *arguments]
-    done = subprocess.run(command, env=kubernetes.env(), capture_output=True, text=True, timeout=180)
-    assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}{done.stderr}"
-
-
-@pytest.fixture(scope="module")
-def operator(kubernetes: Kubernetes, product_image: str) -> Iterator[str]:
-    """The chart, installed; yields the image."""
-    repository, tag = product_image.rsplit(":", 1)
-    image = ["--set", f"image.repository={repository}", "--set", f"image.tag={tag}"]
-    chart = str(ROOT / "charts" / "kvcachepool")
-    _helm(kubernetes, "install", "kvcachepool", chart, "--create-namespace", *image, "--wait", "--timeout", "120s")
-    yield product_image
-    _helm(kubernetes, "uninstall", "kvcachepool", "--wait")
-
-
-def _pool(name: str, **spec: object) -> Object:
-    return {
-        "apiVersion": "kvcachepool.io/v1alpha1",
-        "kind": "KVCachePool",
-        "metadata": {"name": name},
-        "spec": {"local": {"memory": {"perPod": "64Mi"}}, **spec},
-    }
-
-
-def _pod(image: str, name: str, pool: str, **spec: object) -> Object:
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": name, "labels": {"kvcachepool.io/pool": pool}},
-        "spec": {
-            "securityContext": {"runAsNonRoot": True, "runAsUser": 1000, "seccompProfile": {"type": "RuntimeDefault"}},
-            "containers": [
-                {"name": "vllm", "image": image, "command": ["sleep", "1000"], "securityContext": RESTRICTED}
-            ],
-            "terminationGracePeriodSeconds": 0,
-            **spec,
-        },
-    }
-
-
-def _report(pod: Object) -> dict[str, str]:
-    return json.loads(pod["metadata"]["annotations"]["kvcachepool.io/injection"])
-
-
-def _status(kubernetes: Kubernetes, namespace: str, pool: str) -> Object:
-    path = f"/apis/kvcachepool.io/v1alpha1/namespaces/{namespace}/kvcachepools/{pool}"
-    return kubernetes.request("GET", path).get("status", {})
-
-
-def _conditions(status: Object) -> dict[str, tuple[str, str]]:
-    return {each["type"]: (each["status"], each["reason"]) for each in status.get("conditions", [])}
 
 
 def test_a_pool_and_a_labelled_pod_in_one_apply_become_a_pod_with_its_sidecar(
-    kubernetes: Kubernetes, operator: str, namespace: str, base_image: str
+    kubernetes: Kubernetes, operator: Operator, namespace: str, base_image: str
 ) -> None:
     kubernetes.kubectl("label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted")
-    kubernetes.apply([_pool("demo"), _pod(base_image, "one", "demo")], namespace=namespace)
+    kubernetes.apply([pool("demo"), pod(base_image, "one", "demo")], namespace=namespace)
     kubernetes.wait("pod", "one", "condition=Ready", namespace=namespace)
-    pod = kubernetes.pod(namespace, "one")
-    assert [each["name"] for each in pod["spec"]["initContainers"]] == ["kvcachepool", "kvcachepool-init"]
-    assert pod["spec"]["initContainers"][0]["image"] == operator
-    assert _report(pod)["result"] == "Injected"
-    assert pod["spec"]["containers"][0]["command"] == ["sleep", "1000"]
+    one = kubernetes.pod(namespace, "one")
+    assert [each["name"] for each in one["spec"]["initContainers"]] == ["kvcachepool", "kvcachepool-init"]
+    assert one["spec"]["initContainers"][0]["image"] == operator.image
+    assert report(one)["result"] == "Injected"
+    assert one["spec"]["containers"][0]["command"] == ["sleep", "1000"]
     listed = kubernetes.exec(namespace, "one", "ls", "/kvcachepool", container="vllm")
     assert {"kvcachepool", "sidecar.sock"} <= set(listed.split())
 
     def ready() -> bool:
-        status = _status(kubernetes, namespace, "demo")
-        return _conditions(status).get("Ready") == ("True", "Ready") and status["pods"]["injected"] == 1
+        now = status(kubernetes, namespace, "demo")
+        return conditions(now).get("Ready") == ("True", "Ready") and now["pods"]["injected"] == 1
 
     kubernetes.wait_for(ready, 30, "the pool says Ready with one injected pod", namespace=namespace)
 
 
 def test_a_pod_of_a_pool_that_is_not_there_starts_and_says_why(
-    kubernetes: Kubernetes, operator: str, namespace: str, base_image: str
+    kubernetes: Kubernetes, operator: Operator, namespace: str, base_image: str
 ) -> None:
-    kubernetes.apply(_pod(base_image, "alone", "nowhere"), namespace=namespace)
+    kubernetes.apply(pod(base_image, "alone", "nowhere"), namespace=namespace)
     kubernetes.wait("pod", "alone", "condition=Ready", namespace=namespace)
-    pod = kubernetes.pod(namespace, "alone")
-    assert "initContainers" not in pod["spec"]
-    assert (_report(pod)["result"], _report(pod)["reason"]) == ("Refused", "PoolNotFound")
+    alone = kubernetes.pod(namespace, "alone")
+    assert "initContainers" not in alone["spec"]
+    assert (report(alone)["result"], report(alone)["reason"]) == ("Refused", "PoolNotFound")
 
 
 @pytest.mark.parametrize(
@@ -118,27 +55,26 @@ def test_a_pod_of_a_pool_that_is_not_there_starts_and_says_why(
     ],
 )
 def test_the_api_server_refuses_a_wrong_pool_and_says_what_to_write(
-    kubernetes: Kubernetes, operator: str, namespace: str, spec: Object, message: str
+    kubernetes: Kubernetes, operator: Operator, namespace: str, spec: Object, message: str
 ) -> None:
     with pytest.raises(Refused, match=message):
-        kubernetes.apply(_pool("wrong", **spec), namespace=namespace)
+        kubernetes.apply(pool("wrong", **spec), namespace=namespace)
 
 
 def test_a_field_of_a_later_version_is_not_accepted_by_name(
-    kubernetes: Kubernetes, operator: str, namespace: str
+    kubernetes: Kubernetes, operator: Operator, namespace: str
 ) -> None:
     s3 = {"bucket": "kvcache", "region": "us-east-1"}
-    kubernetes.apply(_pool("later", shared={"s3": s3}), namespace=namespace)
+    kubernetes.apply(pool("later", shared={"s3": s3}), namespace=namespace)
 
     def refused() -> bool:
-        conditions = _conditions(_status(kubernetes, namespace, "later"))
-        return conditions.get("Accepted") == ("False", "NotYetSupported")
+        return conditions(status(kubernetes, namespace, "later")).get("Accepted") == ("False", "NotYetSupported")
 
     kubernetes.wait_for(refused, 30, "Accepted=False/NotYetSupported", namespace=namespace)
 
 
-def test_a_child_that_was_deleted_comes_back(kubernetes: Kubernetes, operator: str, namespace: str) -> None:
-    kubernetes.apply(_pool("demo"), namespace=namespace)
+def test_a_child_that_was_deleted_comes_back(kubernetes: Kubernetes, operator: Operator, namespace: str) -> None:
+    kubernetes.apply(pool("demo"), namespace=namespace)
     find = ("get", "configmap", "kvcachepool-demo", "-o", "jsonpath={.metadata.uid}", "--ignore-not-found")
 
     def uid() -> str:
@@ -150,24 +86,24 @@ def test_a_child_that_was_deleted_comes_back(kubernetes: Kubernetes, operator: s
 
 
 def test_a_vllm_with_only_the_label_added_hits_after_its_container_was_killed(
-    cluster: Cluster, operator: str, namespace: str
+    cluster: Cluster, operator: Operator, namespace: str
 ) -> None:
     kubernetes = cluster.kubernetes
     cluster.import_image(images.vllm_host())
     spec = images.vllm_pod(model("tiny"), "--dtype", "float32", "--max-model-len", "8192")
-    pod = {
+    labelled = {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {"name": "vllm", "labels": {"kvcachepool.io/pool": "demo"}},
         "spec": spec,
     }
-    kubernetes.apply([_pool("demo"), pod], namespace=namespace)
+    kubernetes.apply([pool("demo"), labelled], namespace=namespace)
     kubernetes.wait("pod", "vllm", "condition=Ready", namespace=namespace, seconds=240)
     vllm = VllmClient(kubernetes.pod(namespace, "vllm")["status"]["podIP"], 8000)
     prompt = token_ids(1500, 501)
 
     def attached() -> bool:
-        return _status(kubernetes, namespace, "demo").get("pods", {}).get("attached") == 1
+        return status(kubernetes, namespace, "demo").get("pods", {}).get("attached") == 1
 
     cold = vllm.complete(prompt, 1500)
     kubernetes.wait_for(attached, 90, "the pool counts the pod as attached", namespace=namespace)
@@ -178,8 +114,8 @@ def test_a_vllm_with_only_the_label_added_hits_after_its_container_was_killed(
     )
 
     def restarted() -> bool:
-        (status,) = kubernetes.pod(namespace, "vllm")["status"]["containerStatuses"]
-        return status["restartCount"] == 1 and status["ready"]
+        (now,) = kubernetes.pod(namespace, "vllm")["status"]["containerStatuses"]
+        return now["restartCount"] == 1 and now["ready"]
 
     kubernetes.wait_for(restarted, 240, "vLLM's container runs again", namespace=namespace)
     # The scheduler side registers at its first request; before that a probe has no domain to look in.

@@ -1,0 +1,104 @@
+"""The product in a cluster: the chart's release, pools, labelled pods, and what both say of themselves."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from cluster.kubernetes import Kubernetes, Object
+from servers.paths import ROOT
+
+#: Where the operator runs.
+SYSTEM = "kvcachepool-system"
+CHART = ROOT / "charts" / "kvcachepool"
+_RESTRICTED = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+
+
+def helm(kubernetes: Kubernetes, *arguments: str, check: bool = True) -> str:
+    """Runs helm in the operator's namespace and returns its output."""
+    command = ["helm", "--namespace", SYSTEM, *arguments]
+    done = subprocess.run(command, env=kubernetes.env(), capture_output=True, text=True, timeout=180)
+    assert not (check and done.returncode), f"{' '.join(command)}\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+@dataclass(frozen=True)
+class Operator:
+    """An installed chart."""
+
+    kubernetes: Kubernetes
+    image: str
+
+    def upgrade(self, *arguments: str) -> None:
+        """`helm upgrade` to the chart of this checkout with other values, until all of it is ready."""
+        helm(self.kubernetes, "upgrade", "kvcachepool", str(CHART), *_image(self.image), *arguments, *_WAIT)
+
+    def pods(self) -> list[Object]:
+        """The operator's own pods."""
+        return self.kubernetes.pods(SYSTEM, "app.kubernetes.io/name=kvcachepool")
+
+
+_WAIT = ("--wait", "--timeout", "120s")
+
+
+def _image(name: str) -> list[str]:
+    repository, tag = name.rsplit(":", 1)
+    return ["--set", f"image.repository={repository}", "--set", f"image.tag={tag}"]
+
+
+@contextmanager
+def installed(kubernetes: Kubernetes, image: str, *arguments: str) -> Iterator[Operator]:
+    """The chart, installed with these arguments of helm; its release ends with the block."""
+    helm(kubernetes, "install", "kvcachepool", str(CHART), "--create-namespace", *_image(image), *arguments, *_WAIT)
+    try:
+        yield Operator(kubernetes, image)
+    finally:
+        helm(kubernetes, "uninstall", "kvcachepool", "--wait")
+
+
+def pool(name: str, **spec: object) -> Object:
+    """A pool with 64Mi per pod, and these keys of its spec."""
+    return {
+        "apiVersion": "kvcachepool.io/v1alpha1",
+        "kind": "KVCachePool",
+        "metadata": {"name": name},
+        "spec": {"local": {"memory": {"perPod": "64Mi"}}, **spec},
+    }
+
+
+def pod(image: str, name: str, of: str, **spec: object) -> Object:
+    """A pod that sleeps, as a namespace with Pod Security `restricted` admits it, labelled for a pool."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "labels": {"kvcachepool.io/pool": of}},
+        "spec": {
+            "securityContext": {"runAsNonRoot": True, "runAsUser": 1000, "seccompProfile": {"type": "RuntimeDefault"}},
+            "containers": [
+                {"name": "vllm", "image": image, "command": ["sleep", "1000"], "securityContext": _RESTRICTED}
+            ],
+            "terminationGracePeriodSeconds": 0,
+            **spec,
+        },
+    }
+
+
+def report(found: Object) -> dict[str, str]:
+    """What injection wrote on a pod."""
+    answer: dict[str, str] = json.loads(found["metadata"]["annotations"]["kvcachepool.io/injection"])
+    return answer
+
+
+def status(kubernetes: Kubernetes, namespace: str, name: str) -> Object:
+    """A pool's status; empty before the first."""
+    path = f"/apis/kvcachepool.io/v1alpha1/namespaces/{namespace}/kvcachepools/{name}"
+    answer: Object = kubernetes.request("GET", path).get("status", {})
+    return answer
+
+
+def conditions(of: Object) -> dict[str, tuple[str, str]]:
+    """Status and reason by type, of a pool's status."""
+    return {each["type"]: (each["status"], each["reason"]) for each in of.get("conditions", [])}
