@@ -16,6 +16,7 @@ pub mod names;
 pub mod pki;
 pub mod plugin;
 pub mod pods;
+mod reasons;
 pub mod reconcile;
 pub mod shutdown;
 pub mod status;

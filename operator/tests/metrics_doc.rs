@@ -2,8 +2,8 @@
 //! `UPDATE_DOCS=1` rewrites it.
 #![allow(clippy::unwrap_used, reason = "a test")]
 
-use kvcachepool_operator::metrics::table::{ALL, PREFIX};
-use std::fmt::Write;
+use kvcachepool_metrics::Metric;
+use kvcachepool_operator::metrics::ALL;
 
 const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/operator-metrics.md");
 const MARKER: &str = "<!-- generated from the code: UPDATE_DOCS=1 cargo test -p kvcachepool-operator --test metrics_doc -->";
@@ -12,17 +12,8 @@ const MARKER: &str = "<!-- generated from the code: UPDATE_DOCS=1 cargo test -p 
 fn the_page_lists_what_the_code_exports() {
     let page = std::fs::read_to_string(FILE).unwrap();
     let (head, listed) = page.split_once(MARKER).unwrap();
-    let mut wanted = String::from("\n\n| metric | type | labels | what |\n|---|---|---|---|\n");
-    for m in ALL {
-        let labels: Vec<String> = m.labels.iter().map(|l| format!("`{l}`")).collect();
-        let (labels, kind) = (labels.join(", "), m.kind.name());
-        writeln!(
-            wanted,
-            "| `{PREFIX}{}` | {kind} | {labels} | {} |",
-            m.name, m.help
-        )
-        .unwrap();
-    }
+    let rows: String = ALL.iter().map(Metric::doc_row).collect();
+    let wanted = format!("\n\n| metric | type | labels | what |\n|---|---|---|---|\n{rows}");
     if std::env::var_os("UPDATE_DOCS").is_some() {
         std::fs::write(FILE, format!("{head}{MARKER}{wanted}")).unwrap();
         return;

@@ -11,15 +11,12 @@ const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/troubleshooting
 
 /// The reasons of a table, with their sentences.
 fn reasons(table: &str) -> Vec<(&'static str, &'static str)> {
-    let conditions = api::Reason::ALL.into_iter().map(|r| (r.name(), r.about()));
+    let accepted = api::Reason::ALL.iter().map(|r| (r.name(), r.sentence()));
+    let conditions = status::Reason::ALL.iter().map(|r| (r.name(), r.sentence()));
+    let injection = inject::Reason::ALL.iter().map(|r| (r.name(), r.sentence()));
     match table {
-        "injection" => inject::Reason::ALL
-            .iter()
-            .map(|r| (r.name(), r.sentence()))
-            .collect(),
-        "conditions" => conditions
-            .chain(status::Reason::ALL.iter().map(|r| (r.name(), r.sentence())))
-            .collect(),
+        "injection" => injection.collect(),
+        "conditions" => accepted.chain(conditions).collect(),
         other => panic!("no reasons are called {other}"),
     }
 }

@@ -34,7 +34,7 @@ pub fn reference() -> String {
     page += "\n## Reasons of the condition Accepted\n| reason | meaning |\n|---|---|\n";
     for reason in Reason::ALL {
         // Writing to a String cannot fail.
-        let _ = writeln!(page, "| {} | {} |", reason.name(), reason.about());
+        let _ = writeln!(page, "| {} | {} |", reason.name(), reason.sentence());
     }
     page
 }

@@ -5,7 +5,7 @@ use crate::defaults::Defaults;
 use crate::health::{self, Readiness, SERVING};
 use crate::http::{Bounds, Port, bind, serve};
 use crate::leader::{self, Leadership, Timing, run::Election};
-use crate::metrics::Metrics;
+use crate::metrics::{self, Metrics};
 use crate::pki::{self, Lifetimes, Mode, Upkeep};
 use crate::reconcile;
 use crate::shutdown::{Phase, Shutdown};
@@ -99,7 +99,7 @@ pub async fn run(parts: Parts) -> Result<(), StartError> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let (phase, shutdown) = Shutdown::new();
-    let metrics = Arc::new(Metrics::new());
+    let metrics = Arc::new(metrics::registry());
     let readiness = Readiness::new(metrics.clone());
     let mut tasks = JoinSet::new();
     start(&parts, &mut tasks, &shutdown, &metrics, &readiness).await?;

@@ -1,32 +1,8 @@
 //! The one table of reasons why a pod starts without a cache.
 
-/// Declares the enum, its names and its sentences in one place.
-macro_rules! reasons {
-    ($($name:ident = $sentence:literal,)+) => {
-        /// Why a pod was left as it is. The name goes into annotations, events, metrics and docs.
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-        pub enum Reason {
-            $(#[doc = $sentence] $name,)+
-        }
+crate::reasons::reasons! {
+    "Why a pod was left as it is. The name goes into annotations, events, metrics and docs."
 
-        impl Reason {
-            /// All of them, in the order of the docs.
-            pub const ALL: &[Reason] = &[$(Reason::$name),+];
-
-            /// Its name, never changed once published.
-            pub fn name(self) -> &'static str {
-                match self { $(Self::$name => stringify!($name)),+ }
-            }
-
-            /// What it means and what to do, for docs.
-            pub fn sentence(self) -> &'static str {
-                match self { $(Self::$name => $sentence),+ }
-            }
-        }
-    };
-}
-
-reasons! {
     PoolNotFound = "No KVCachePool of that name exists in the pod's namespace. Create it, or correct the label, and make the pod again.",
     PoolNotAccepted = "The KVCachePool has a field that cannot be used; its condition Accepted says which.",
     PoolDisabled = "The pool says `injection.mode: Disabled`.",
@@ -45,10 +21,4 @@ reasons! {
     OsUnsupported = "The pod does not run on Linux.",
     PodTooLarge = "With the sidecar the pod would be larger than the API server stores.",
     InjectionBroken = "The patch would have made a pod that is not valid, so none was sent. The message says what is wrong; please report it.",
-}
-
-impl std::fmt::Display for Reason {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(self.name())
-    }
 }

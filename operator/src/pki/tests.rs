@@ -5,7 +5,7 @@ use super::call::call;
 use super::files::Files;
 use super::plan::{Authority, Leaf, Lifetimes, Step, ends, next, sign};
 use crate::http::{Bounds, Port, serve};
-use crate::metrics::Metrics;
+use crate::metrics;
 use crate::shutdown::{Phase, Shutdown};
 use crate::webhook::tls::{Served, acceptor};
 use axum::Router;
@@ -223,7 +223,7 @@ async fn server(served: Arc<Served>) -> (std::net::SocketAddr, tokio::sync::watc
         bounds: Bounds::default(),
         tls: Some(acceptor(served).unwrap()),
         router: Router::new(),
-        metrics: Arc::new(Metrics::new()),
+        metrics: Arc::new(metrics::registry()),
     };
     tokio::spawn(serve(listener, port, shutdown));
     (address, phase)

@@ -1,35 +1,9 @@
 //! The one table of reasons of conditions, tiers and events. Those of `Accepted` stand with the rules of the spec, those of refused pods with
 //! injection.
 
-/// Declares the enum, its names and its sentences in one place.
-macro_rules! reasons {
-    ($($name:ident = $sentence:literal,)+) => {
-        /// Why a condition or a tier is as it is, or what an event tells.
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-        pub enum Reason {
-            $(#[doc = $sentence] $name,)+
-        }
+crate::reasons::reasons! {
+    "Why a condition or a tier is as it is, or what an event tells."
 
-        impl Reason {
-            /// All of them, in the order of the docs.
-            pub const ALL: &[Reason] = &[$(Reason::$name),+];
-
-            /// Its name, never changed once published.
-            #[must_use]
-            pub fn name(self) -> &'static str {
-                match self { $(Self::$name => stringify!($name)),+ }
-            }
-
-            /// What it means and what to do, for docs.
-            #[must_use]
-            pub fn sentence(self) -> &'static str {
-                match self { $(Self::$name => $sentence),+ }
-            }
-        }
-    };
-}
-
-reasons! {
     Ready = "All other conditions are True.",
     NotAccepted = "The spec is not accepted, so nothing else is done for the pool; the condition Accepted says why.",
     NoneConfigured = "The pool has no tier that pods share.",
@@ -60,10 +34,4 @@ reasons! {
     SetRight = "Somebody changed an object that the operator keeps for the pool; it was set right. Change the pool instead.",
     NameTaken = "An object of a name that the pool needs exists and does not belong to it; it is left as it is. Rename it, or the pool.",
     ApplyFailed = "The API server did not take an object of the pool; the note has its words. It is tried again with growing pauses.",
-}
-
-impl std::fmt::Display for Reason {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(self.name())
-    }
 }

@@ -108,10 +108,8 @@ fn a_pool_in_order_is_ready() {
 
 #[test]
 fn every_problem_of_a_spec_is_named() {
-    for reason in api::Reason::ALL
-        .into_iter()
-        .filter(|r| *r != api::Reason::Accepted)
-    {
+    let problems = api::Reason::ALL.iter().copied();
+    for reason in problems.filter(|r| *r != api::Reason::Accepted) {
         let mut scene = scene([]);
         scene.problems = vec![Problem {
             reason,

@@ -103,7 +103,7 @@ mod tests {
 
     /// A server of one path on a thread of its own.
     fn start_on(listener: std::net::TcpListener, bounds: Bounds) -> Arc<Metrics> {
-        let metrics = Arc::new(Metrics::new());
+        let metrics = Arc::new(crate::admin::metrics::registry());
         let served = metrics.clone();
         std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread()

@@ -1,109 +1,268 @@
-//! The registry: built from the table, so that nothing is exported that the table does not name.
+//! Every metric of the sidecar: the one list that the registry is built from, that `docs/metrics.md` is checked against, and that tests walk.
 
-use super::metrics_table::{Kind, Metric, PREFIX, all};
-use prometheus::{CounterVec, Encoder, GaugeVec, Opts, Registry, TextEncoder};
-use std::collections::HashMap;
-use tracing::error;
+pub use kvcachepool_metrics::Metrics;
+use kvcachepool_metrics::{Metric, counter, gauge};
 
-enum Family {
-    Counter(CounterVec),
-    Gauge(GaugeVec),
+/// A registry with every family of the table.
+pub fn registry() -> Metrics {
+    Metrics::of(all())
 }
 
-/// All counters and gauges.
-pub struct Metrics {
-    registry: Registry,
-    families: HashMap<&'static str, Family>,
-}
+/// Of the shell: sockets, processes, config.
+pub const SHELL: &[Metric] = &[
+    gauge(
+        "build_info",
+        &["version", "protocol"],
+        "Always 1; the labels name the running binary.",
+    ),
+    gauge(
+        "engine_up",
+        &[],
+        "1 while the engine process answers, 0 when the supervisor answers for it.",
+    ),
+    counter(
+        "engine_starts_total",
+        &[],
+        "Starts of the engine process in this container, the running one included.",
+    ),
+    gauge(
+        "engine_uptime_seconds",
+        &[],
+        "Seconds since the engine process started.",
+    ),
+    gauge("ready", &[], "1 when /readyz says yes."),
+    gauge(
+        "degraded",
+        &["reason"],
+        "1 for every named reason why the sidecar serves less than configured.",
+    ),
+    gauge(
+        "boots_without_health",
+        &[],
+        "Starts since the engine was last healthy for 60 s; three of them make the next start cold.",
+    ),
+    counter(
+        "connections_accepted_total",
+        &[],
+        "Connections taken in on the Unix socket.",
+    ),
+    counter(
+        "connections_closed_total",
+        &["reason"],
+        "Connections that the sidecar closed, by name of the reason.",
+    ),
+    gauge("connections", &[], "Open connections."),
+    counter(
+        "accept_failures_total",
+        &[],
+        "accept() calls that failed, on the Unix socket or the admin port.",
+    ),
+    counter("frames_total", &["op"], "Frames read, by opcode."),
+    counter(
+        "descriptors_surplus_total",
+        &[],
+        "Passed file descriptors that no frame named; they were closed.",
+    ),
+    counter(
+        "events_total",
+        &["event"],
+        "Named events of sessions and engine: refusals, drops, adoptions, deaths.",
+    ),
+    counter(
+        "population_failures_total",
+        &[],
+        "Times that the kernel refused pages of the arena.",
+    ),
+    gauge(
+        "digests_waiting",
+        &["queue"],
+        "Digests that wait for a thread: urgent (somebody waits) or background.",
+    ),
+    counter(
+        "config_reloads_total",
+        &["result"],
+        "Changed config files, by what became of them: applied, invalid.",
+    ),
+    gauge(
+        "config_generation",
+        &[],
+        "pool.generation of the config in effect.",
+    ),
+    gauge(
+        "config_restart_needed",
+        &["key"],
+        "1 for every changed key that takes effect only at the next start.",
+    ),
+    gauge(
+        "config_unknown_keys",
+        &["key"],
+        "1 for every key of a managed config that this version does not know.",
+    ),
+    counter(
+        "admin_displaced_total",
+        &[],
+        "Admin HTTP connections that were cut as the oldest of 64 to make room for another.",
+    ),
+    counter(
+        "admin_refusals_total",
+        &["code"],
+        "ADMIN operations on the socket that were refused, by name.",
+    ),
+    counter(
+        "admin_requests_total",
+        &["path", "status"],
+        "Admin HTTP requests.",
+    ),
+    counter(
+        "admin_timeouts_total",
+        &[],
+        "Admin HTTP connections that were cut because they took longer than 10 s.",
+    ),
+];
 
-impl Default for Metrics {
-    fn default() -> Self {
-        Self::new()
-    }
-}
+/// Of sessions and engine.
+pub const CORE: &[Metric] = &[
+    counter(
+        "requested_tokens_total",
+        &[],
+        "Prompt tokens of admitted requests that vLLM's own prefix cache did not hold; always hits plus misses.",
+    ),
+    counter(
+        "hit_tokens_total",
+        &["tier"],
+        "Requested tokens that were taken from a tier.",
+    ),
+    counter(
+        "miss_tokens_total",
+        &["reason"],
+        "Requested tokens that were not taken, by reason.",
+    ),
+    counter(
+        "load_failed_tokens_total",
+        &[],
+        "Tokens whose load failed after admission; they stay counted under their tier.",
+    ),
+    counter(
+        "connector_events_total",
+        &["event"],
+        "Named skips, drops and refusals on the vLLM side.",
+    ),
+    counter(
+        "connector_copied_bytes_total",
+        &["direction"],
+        "Bytes copied by workers: store or load.",
+    ),
+    counter(
+        "connector_copied_seconds_total",
+        &["direction"],
+        "Seconds that workers spent copying: store or load.",
+    ),
+    gauge(
+        "oldest_copy_job_seconds",
+        &[],
+        "Age of the oldest copy job of any worker.",
+    ),
+    counter(
+        "probes_unready_total",
+        &[],
+        "PROBEs answered with nothing because not all ranks were registered, or without a memory tier.",
+    ),
+    counter(
+        "probe_chunks_total",
+        &["state"],
+        "Chunks in final answers to PROBE: absent or ready.",
+    ),
+    counter(
+        "grants_total",
+        &["result"],
+        "Chunks in answers to GRANT, by result.",
+    ),
+    counter(
+        "voided_grants_total",
+        &[],
+        "Grants that ended without all of their sections: aborts, deaths, lost jobs.",
+    ),
+    counter(
+        "commits_ignored_total",
+        &[],
+        "COMMITs and ABORTs of slots that were not granted to the sender.",
+    ),
+    counter(
+        "refused_total",
+        &["code"],
+        "Questions that were refused, by the name on the wire.",
+    ),
+    counter(
+        "frames_ignored_total",
+        &["reason"],
+        "Frames, or parts of them, that were read and not acted on, by reason.",
+    ),
+    counter(
+        "session_events_total",
+        &["event"],
+        "What sessions saw, by name: kinds of HELLO answers, deaths, hand-backs, schedulers that a new rank made say HELLO again.",
+    ),
+    gauge("sessions", &["role"], "Sessions of living processes."),
+    counter("stored_chunks_total", &[], "Chunks that became readable."),
+    counter(
+        "adopted_chunks_total",
+        &[],
+        "Chunks taken over from an earlier boot.",
+    ),
+    counter(
+        "expired_chunks_total",
+        &[],
+        "Chunks that ended because their time was over.",
+    ),
+    counter(
+        "corrupt_chunks_total",
+        &[],
+        "Chunks whose bytes did not match their digest; they were never served again.",
+    ),
+    counter(
+        "evicted_chunks_total",
+        &["reason"],
+        "Chunks that went: to make room, or because they stayed incomplete.",
+    ),
+    counter(
+        "evicted_bytes_total",
+        &[],
+        "Bytes of chunks that went to make room.",
+    ),
+    counter("checks_total", &[], "Digests that were compared."),
+    counter(
+        "soft_pins_ended_total",
+        &["reason"],
+        "Soft pins that ended without a lease: expired, or displaced by younger ones.",
+    ),
+    gauge("slots", &["state"], "Slots by state."),
+    gauge("chunks", &[], "Chunks that can be read."),
+    gauge("incomplete_chunks", &[], "Chunks that lack sections."),
+    gauge(
+        "unchecked_chunks",
+        &[],
+        "Chunks of an earlier boot that are not checked yet.",
+    ),
+    gauge("memory_capacity_bytes", &[], "Bytes of the arena."),
+    gauge(
+        "memory_used_bytes",
+        &[],
+        "Bytes of slots that are not free.",
+    ),
+    gauge("granted_bytes", &[], "Bytes granted and not committed."),
+    gauge("leased_bytes", &[], "Bytes under read leases."),
+    gauge("soft_pinned_bytes", &[], "Bytes under soft pins."),
+    gauge("admin_pinned_bytes", &[], "Bytes pinned by people."),
+    gauge(
+        "events_cursor",
+        &[],
+        "Number of the youngest event of EVENTS.",
+    ),
+];
 
-impl Metrics {
-    /// A registry with every family of the table.
-    pub fn new() -> Self {
-        let registry = Registry::new();
-        let mut families = HashMap::new();
-        for metric in all() {
-            match family(&registry, metric) {
-                Ok(family) => {
-                    families.insert(metric.name, family);
-                }
-                // A wrong table is caught by its test; at run time the one metric is missing and everything else works.
-                Err(e) => error!(metric = metric.name, error = %e, "metric not registered"),
-            }
-        }
-        Self { registry, families }
-    }
-
-    /// Adds to a counter.
-    pub fn add(&self, name: &str, labels: &[&str], by: u64) {
-        if let Some(Family::Counter(family)) = self.families.get(name)
-            && let Ok(counter) = family.get_metric_with_label_values(labels)
-        {
-            counter.inc_by(by as f64);
-        }
-    }
-
-    /// Sets a gauge.
-    pub fn set(&self, name: &str, labels: &[&str], value: f64) {
-        if let Some(Family::Gauge(family)) = self.families.get(name)
-            && let Ok(gauge) = family.get_metric_with_label_values(labels)
-        {
-            gauge.set(value);
-        }
-    }
-
-    /// Forgets all label values of a gauge.
-    pub fn clear(&self, name: &str) {
-        if let Some(Family::Gauge(family)) = self.families.get(name) {
-            family.reset();
-        }
-    }
-
-    /// Takes the value that the core keeps by itself: a gauge is set, a counter is brought up to it.
-    pub fn take(&self, name: &str, labels: &[&str], value: f64) {
-        match self.families.get(name) {
-            Some(Family::Gauge(_)) => self.set(name, labels, value),
-            Some(Family::Counter(family)) => {
-                if let Ok(counter) = family.get_metric_with_label_values(labels) {
-                    counter.inc_by((value - counter.get()).max(0.0));
-                }
-            }
-            None => error!(metric = name, "a metric that the table does not name"),
-        }
-    }
-
-    /// The text that Prometheus reads.
-    pub fn text(&self) -> String {
-        let mut out = Vec::new();
-        if let Err(e) = TextEncoder::new().encode(&self.registry.gather(), &mut out) {
-            error!(error = %e, "metrics cannot be encoded");
-        }
-        String::from_utf8_lossy(&out).into_owned()
-    }
-}
-
-fn family(registry: &Registry, metric: &Metric) -> Result<Family, prometheus::Error> {
-    let opts = Opts::new(format!("{PREFIX}{}", metric.name), metric.help);
-    Ok(match metric.kind {
-        Kind::Counter => {
-            let family = CounterVec::new(opts, metric.labels)?;
-            registry.register(Box::new(family.clone()))?;
-            if metric.labels.is_empty() {
-                family.get_metric_with_label_values(&[] as &[&str])?;
-            }
-            Family::Counter(family)
-        }
-        Kind::Gauge => {
-            let family = GaugeVec::new(opts, metric.labels)?;
-            registry.register(Box::new(family.clone()))?;
-            Family::Gauge(family)
-        }
-    })
+/// All families.
+pub fn all() -> impl Iterator<Item = &'static Metric> {
+    SHELL.iter().chain(CORE)
 }
 
 #[cfg(test)]
@@ -111,34 +270,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_family_of_the_table_registers_and_is_exported_by_its_name() {
-        let metrics = Metrics::new();
-        for metric in all() {
-            let labels: Vec<&str> = metric.labels.iter().map(|_| "x").collect();
-            match metric.kind {
-                Kind::Counter => metrics.add(metric.name, &labels, 2),
-                Kind::Gauge => metrics.set(metric.name, &labels, 2.0),
-            }
-            let line = format!("{PREFIX}{}", metric.name);
-            assert!(
-                metrics
-                    .text()
-                    .lines()
-                    .any(|l| l.starts_with(&line) && l.ends_with(" 2")),
-                "{line}"
-            );
-            assert!(
-                metric.help.ends_with('.'),
-                "{line}: a help text is a sentence"
-            );
-        }
-    }
-
-    #[test]
-    fn counters_of_the_core_never_go_back() {
-        let metrics = Metrics::new();
-        metrics.take("engine_starts_total", &[], 3.0);
-        metrics.take("engine_starts_total", &[], 2.0);
-        assert!(metrics.text().contains("kvcachepool_engine_starts_total 3"));
+    fn names_stand_once_and_help_texts_are_sentences() {
+        let names: std::collections::HashSet<_> = all().map(|m| m.name).collect();
+        assert_eq!(names.len(), all().count());
+        assert!(all().all(|m| m.help.ends_with('.')));
     }
 }

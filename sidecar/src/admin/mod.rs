@@ -4,6 +4,5 @@
 pub mod http;
 pub mod listen;
 pub mod metrics;
-pub mod metrics_table;
 pub mod socket;
 pub mod token;

@@ -1,7 +1,7 @@
 //! What all parts of the engine process know about it: config, reasons for serving less, the shell once there is one.
 
 use super::shell::Shell;
-use crate::admin::metrics::Metrics;
+use crate::admin::metrics::{self, Metrics};
 use crate::config_file::Files;
 use crate::engine::Found;
 use crate::sessions::AdminError;
@@ -53,7 +53,7 @@ pub struct Daemon {
 impl Daemon {
     /// A process at its start.
     pub fn new(config_files: Files, config: Config, boot: Boot, started: Instant) -> Self {
-        let metrics = Arc::new(Metrics::new());
+        let metrics = Arc::new(metrics::registry());
         metrics.set("build_info", &[VERSION, &PROTOCOL_VERSION.to_string()], 1.0);
         metrics.add("engine_starts_total", &[], boot.starts);
         Self {

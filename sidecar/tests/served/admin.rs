@@ -2,7 +2,8 @@
 
 use crate::harness::{Sidecar, binary, signal_to, wait_for};
 use crate::vllm::{Vllm, hashes};
-use kvcachepool_sidecar::admin::metrics_table::{PREFIX, all};
+use kvcachepool_metrics::PREFIX;
+use kvcachepool_sidecar::admin::metrics::all;
 use std::process::Command;
 
 #[test]

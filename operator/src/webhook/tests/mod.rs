@@ -8,7 +8,7 @@ use super::review::Review;
 use super::router::{Decide, Decision, Limits, PATH, router};
 use super::tls::{Served, acceptor};
 use crate::http::{Bounds, Port, serve};
-use crate::metrics::Metrics;
+use crate::metrics::{self, Metrics};
 use crate::shutdown::{Phase, Shutdown};
 use rcgen::{CertificateParams, KeyPair};
 use rustls::crypto::aws_lc_rs::default_provider;
@@ -81,7 +81,7 @@ struct Rig {
 }
 
 async fn start(decide: impl Decide, limits: Limits, bounds: Bounds) -> Rig {
-    let metrics = Arc::new(Metrics::new());
+    let metrics = Arc::new(metrics::registry());
     let served = Arc::new(Served::default());
     let (trusted, certified) = certificate();
     served.set(certified);

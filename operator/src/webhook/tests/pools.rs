@@ -52,7 +52,7 @@ async fn api_server() -> kube::Client {
         bounds: Bounds::default(),
         tls: None,
         router: Router::new().route(path, get(pool)),
-        metrics: Arc::new(Metrics::new()),
+        metrics: Arc::new(metrics::registry()),
     };
     tokio::spawn(async move {
         let _kept = phase;
@@ -74,7 +74,7 @@ async fn pools(cached: &[Value]) -> (Pools, Arc<Metrics>) {
         version: "1".into(),
         namespace: "kvcachepool-system".into(),
     });
-    let metrics = Arc::new(Metrics::new());
+    let metrics = Arc::new(metrics::registry());
     (
         Pools::new(store, api_server().await, defaults, metrics.clone()),
         metrics,

@@ -1,0 +1,217 @@
+//! The registry that is built from a table.
+
+use crate::table::{Kind, Metric, PREFIX};
+use prometheus::{
+    CounterVec, Encoder, GaugeVec, HistogramOpts, HistogramVec, Opts, Registry, TextEncoder,
+};
+use std::collections::HashMap;
+use std::time::Duration;
+use tracing::error;
+
+enum Family {
+    Counter(CounterVec),
+    Gauge(GaugeVec),
+    Seconds(HistogramVec),
+}
+
+/// All families.
+pub struct Metrics {
+    registry: Registry,
+    families: HashMap<&'static str, Family>,
+}
+
+impl Metrics {
+    /// A registry with every family of a table.
+    pub fn of<'a>(table: impl IntoIterator<Item = &'a Metric>) -> Self {
+        let registry = Registry::new();
+        let mut families = HashMap::new();
+        for metric in table {
+            match family(&registry, metric) {
+                Ok(family) => {
+                    families.insert(metric.name, family);
+                }
+                // A wrong table is caught by its test; at run time the one metric is missing and everything else works.
+                Err(e) => error!(metric = metric.name, error = %e, "metric not registered"),
+            }
+        }
+        Self { registry, families }
+    }
+
+    /// Adds to a counter.
+    pub fn add(&self, name: &str, labels: &[&str], by: u64) {
+        match self.families.get(name) {
+            Some(Family::Counter(family)) => {
+                fitting(
+                    name,
+                    family.get_metric_with_label_values(labels),
+                    |counter| {
+                        counter.inc_by(by as f64);
+                    },
+                );
+            }
+            _ => error!(metric = name, "no such counter in the table"),
+        }
+    }
+
+    /// Sets a gauge.
+    pub fn set(&self, name: &str, labels: &[&str], value: f64) {
+        match self.families.get(name) {
+            Some(Family::Gauge(family)) => {
+                fitting(name, family.get_metric_with_label_values(labels), |gauge| {
+                    gauge.set(value);
+                });
+            }
+            _ => error!(metric = name, "no such gauge in the table"),
+        }
+    }
+
+    /// Forgets all label values of a gauge.
+    pub fn clear(&self, name: &str) {
+        match self.families.get(name) {
+            Some(Family::Gauge(family)) => family.reset(),
+            _ => error!(metric = name, "no such gauge in the table"),
+        }
+    }
+
+    /// Adds one duration to a histogram.
+    pub fn observe(&self, name: &str, labels: &[&str], took: Duration) {
+        match self.families.get(name) {
+            Some(Family::Seconds(family)) => {
+                fitting(
+                    name,
+                    family.get_metric_with_label_values(labels),
+                    |histogram| {
+                        histogram.observe(took.as_secs_f64());
+                    },
+                );
+            }
+            _ => error!(metric = name, "no such histogram in the table"),
+        }
+    }
+
+    /// Takes a value that somebody else keeps: a gauge is set, a counter is brought up to it and never goes back.
+    pub fn take(&self, name: &str, labels: &[&str], value: f64) {
+        match self.families.get(name) {
+            Some(Family::Gauge(_)) => self.set(name, labels, value),
+            Some(Family::Counter(family)) => {
+                fitting(
+                    name,
+                    family.get_metric_with_label_values(labels),
+                    |counter| {
+                        counter.inc_by((value - counter.get()).max(0.0));
+                    },
+                );
+            }
+            _ => error!(metric = name, "no such gauge or counter in the table"),
+        }
+    }
+
+    /// The text that Prometheus reads.
+    pub fn text(&self) -> String {
+        let mut out = Vec::new();
+        if let Err(e) = TextEncoder::new().encode(&self.registry.gather(), &mut out) {
+            error!(error = %e, "metrics cannot be encoded");
+        }
+        String::from_utf8_lossy(&out).into_owned()
+    }
+}
+
+/// Labels that do not fit the table are a fault of ours, which shall not end the program.
+fn fitting<M>(name: &str, found: Result<M, prometheus::Error>, with: impl FnOnce(M)) {
+    match found {
+        Ok(metric) => with(metric),
+        Err(e) => error!(metric = name, error = %e, "labels do not fit the table"),
+    }
+}
+
+fn family(registry: &Registry, metric: &Metric) -> Result<Family, prometheus::Error> {
+    let name = format!("{PREFIX}{}", metric.name);
+    Ok(match metric.kind {
+        Kind::Counter => {
+            let family = CounterVec::new(Opts::new(name, metric.help), metric.labels)?;
+            registry.register(Box::new(family.clone()))?;
+            if metric.labels.is_empty() {
+                family.get_metric_with_label_values(&[] as &[&str])?;
+            }
+            Family::Counter(family)
+        }
+        Kind::Gauge => {
+            let family = GaugeVec::new(Opts::new(name, metric.help), metric.labels)?;
+            registry.register(Box::new(family.clone()))?;
+            Family::Gauge(family)
+        }
+        Kind::Seconds(buckets) => {
+            let opts = HistogramOpts::new(name, metric.help).buckets(buckets.to_vec());
+            let family = HistogramVec::new(opts, metric.labels)?;
+            registry.register(Box::new(family.clone()))?;
+            Family::Seconds(family)
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{counter, gauge, seconds};
+
+    const TABLE: &[Metric] = &[
+        counter("plain_total", &[], "Counted."),
+        counter("labelled_total", &["a", "b"], "Counted by two labels."),
+        gauge("level", &["a"], "Goes both ways."),
+        seconds(&[1.0, 5.0], "wait_seconds", &[], "Waits."),
+    ];
+
+    #[test]
+    fn each_kind_is_exported_by_its_name_with_its_labels() {
+        let metrics = Metrics::of(TABLE);
+        metrics.add("plain_total", &[], 2);
+        metrics.add("labelled_total", &["x", "y"], 3);
+        metrics.set("level", &["x"], -1.5);
+        metrics.observe("wait_seconds", &[], Duration::from_secs(2));
+        let text = metrics.text();
+        for line in [
+            "kvcachepool_plain_total 2",
+            "kvcachepool_labelled_total{a=\"x\",b=\"y\"} 3",
+            "kvcachepool_level{a=\"x\"} -1.5",
+            "kvcachepool_wait_seconds_bucket{le=\"1\"} 0",
+            "kvcachepool_wait_seconds_bucket{le=\"5\"} 1",
+            "kvcachepool_wait_seconds_sum 2",
+        ] {
+            assert!(text.lines().any(|l| l == line), "{line} in\n{text}");
+        }
+        metrics.clear("level");
+        assert!(!metrics.text().contains("kvcachepool_level{"));
+    }
+
+    #[test]
+    fn a_counter_without_labels_is_there_from_the_start() {
+        assert!(
+            Metrics::of(TABLE)
+                .text()
+                .contains("kvcachepool_plain_total 0")
+        );
+    }
+
+    #[test]
+    fn a_counter_that_somebody_else_keeps_never_goes_back() {
+        let metrics = Metrics::of(TABLE);
+        metrics.take("plain_total", &[], 3.0);
+        metrics.take("plain_total", &[], 2.0);
+        metrics.take("level", &["x"], 3.0);
+        metrics.take("level", &["x"], 2.0);
+        assert!(metrics.text().contains("kvcachepool_plain_total 3"));
+        assert!(metrics.text().contains("kvcachepool_level{a=\"x\"} 2"));
+    }
+
+    #[test]
+    fn wrong_names_kinds_and_labels_change_nothing() {
+        let metrics = Metrics::of(TABLE);
+        let before = metrics.text();
+        metrics.add("unknown_total", &[], 1);
+        metrics.add("labelled_total", &["x"], 1);
+        metrics.set("plain_total", &[], 1.0);
+        metrics.observe("level", &["x"], Duration::from_secs(1));
+        metrics.take("wait_seconds", &[], 1.0);
+        assert_eq!(metrics.text(), before);
+    }
+}
