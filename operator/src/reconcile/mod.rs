@@ -6,10 +6,12 @@ mod apply;
 mod backoff;
 mod children;
 mod events;
+mod evict;
 mod live;
 mod pool;
 mod queue;
 mod sample;
+mod tell;
 mod term;
 mod update;
 

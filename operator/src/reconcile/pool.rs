@@ -2,22 +2,20 @@
 
 use super::apply::{self, ApplyError, Outcome};
 use super::backoff::spread;
-use super::events::{Weight, owner};
+use super::events::Weight;
 use super::queue::{object_ref, pool_ref};
 use super::term::{State, Stored, Term};
 use super::update::{NOT_ALLOWED, Updating};
-use crate::api::{KVCachePool, KVCachePoolStatus, Mode, OnMissed, Problem, UpdateStrategyType};
+use crate::api::{KVCachePool, KVCachePoolStatus, Problem, UpdateStrategyType};
 use crate::canary;
 use crate::desired::{desired, settings};
 use crate::inject::Settings;
 use crate::names;
-use crate::pods::{Breaker, Door, Goal, Missed, Pod, PoolRef, Setback, Update, missed};
+use crate::pods::{Breaker, Door, Goal, Pod, PoolRef, Setback, Update};
 use crate::status::{self, Canary, READY, Reason, Seen, Write};
-use jiff::{SignedDuration, Timestamp};
-use k8s_openapi::api::core::v1::{ObjectReference, Pod as FullPod};
-use kube::api::{
-    ApiResource, DeleteParams, DynamicObject, EvictParams, Patch, PatchParams, Preconditions,
-};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::ObjectReference;
+use kube::api::{ApiResource, DynamicObject, Patch, PatchParams};
 use kube::core::object::HasStatus;
 use kube::runtime::controller::Action;
 use kube::runtime::reflector::ObjectRef;
@@ -31,10 +29,6 @@ use thiserror::Error;
 const LOOK: Duration = Duration::from_secs(600);
 /// The next look while the pods are not listed yet.
 const SOON: Duration = Duration::from_secs(1);
-/// The next look while a missed pod is being replaced.
-const EVICTING: Duration = Duration::from_secs(15);
-/// Pods older than this are not spoken of: a new leader does not repeat what the last one said.
-const NEWS: SignedDuration = SignedDuration::from_mins(10);
 
 /// Why a look was not completed.
 #[derive(Debug, Error)]
@@ -99,11 +93,11 @@ async fn look(stored: &Stored, term: &Term) -> Result<Duration, Failed> {
 }
 
 /// A look at a pool that can be read.
-struct Look<'a> {
-    term: &'a Term,
-    name: PoolRef,
-    pool: &'a KVCachePool,
-    now: Timestamp,
+pub(super) struct Look<'a> {
+    pub(super) term: &'a Term,
+    pub(super) name: PoolRef,
+    pub(super) pool: &'a KVCachePool,
+    pub(super) now: Timestamp,
 }
 
 impl Look<'_> {
@@ -216,117 +210,6 @@ impl Look<'_> {
         Ok(())
     }
 
-    /// Events of young pods that have no sidecar or one that does not start, on their controllers and on the pool.
-    async fn tell(&self, pods: &[Arc<Pod>], about: &ObjectReference) {
-        let young = |p: &&Arc<Pod>| p.is_active() && self.now.duration_since(p.created) < NEWS;
-        let missed: Vec<&Arc<Pod>> = match self.pool.spec.injection.mode {
-            Mode::Enabled => missed(pods, self.created()).collect(),
-            Mode::Disabled => Vec::new(),
-        };
-        for pod in pods.iter().filter(young) {
-            let said = if let Some(reason) = pod.refusal() {
-                let message = pod.injection.as_ref().map_or("", |i| &i.message);
-                Some((
-                    reason,
-                    format!("pod {} starts without a cache: {message}", pod.name),
-                ))
-            } else if let Some(fault) = pod.fault() {
-                Some((
-                    fault.reason,
-                    format!(
-                        "the sidecar of pod {} does not start: {}",
-                        pod.name, fault.message
-                    ),
-                ))
-            } else if missed.iter().any(|m| m.uid == pod.uid) {
-                let note = format!(
-                    "pod {} started without a cache: the injection webhook was not asked",
-                    pod.name
-                );
-                Some((Reason::Missed.name(), note))
-            } else {
-                None
-            };
-            if let Some((reason, note)) = said {
-                for to in [&owner(pod), about] {
-                    self.term
-                        .events
-                        .warn_once(to, "Inject", reason, &note)
-                        .await;
-                }
-            }
-        }
-    }
-
-    /// The next step with missed pods, where the pool asks for it and a new pod would be injected.
-    async fn evict(
-        &self,
-        pods: &[Arc<Pod>],
-        about: &ObjectReference,
-        injects: bool,
-        state: &mut State,
-    ) -> Option<Duration> {
-        let injection = &self.pool.spec.injection;
-        if !injects || injection.mode == Mode::Disabled || injection.on_missed == OnMissed::Report {
-            return None;
-        }
-        missed(pods, self.created()).next()?;
-        match state.evictions.next(pods, self.created(), self.now) {
-            Missed::Wait => {}
-            Missed::Futile(pod) => {
-                let note = format!(
-                    "pod {} took the place of an evicted one and has no sidecar either; its like are left alone",
-                    pod.name
-                );
-                self.term
-                    .events
-                    .warn_once(&owner(&pod), "Evict", Reason::EvictionFutile.name(), &note)
-                    .await;
-            }
-            Missed::Evict(pod) => match self.ask_to_evict(&pod).await {
-                Ok(()) => {
-                    state.evictions.done(&pod, self.now);
-                    self.term.metrics.add("evictions_total", &["evicted"], 1);
-                    let note = format!(
-                        "pod {} had no sidecar because the webhook was not asked when it was made",
-                        pod.name
-                    );
-                    for to in [&owner(&pod), about] {
-                        self.term
-                            .events
-                            .publish(to, Weight::Normal, "Evict", Reason::Evicted.name(), &note)
-                            .await;
-                    }
-                }
-                Err(e) => {
-                    self.term.metrics.add("evictions_total", &["refused"], 1);
-                    let note = format!(
-                        "pod {} has no sidecar and cannot be evicted now: {e}",
-                        pod.name
-                    );
-                    self.term
-                        .events
-                        .warn_once(about, "Evict", Reason::EvictionRefused.name(), &note)
-                        .await;
-                }
-            },
-        }
-        Some(EVICTING)
-    }
-
-    async fn ask_to_evict(&self, pod: &Pod) -> Result<(), kube::Error> {
-        let api: Api<FullPod> = Api::namespaced(self.term.client.clone(), &pod.namespace);
-        let this_one = DeleteParams::default().preconditions(Preconditions {
-            uid: Some(pod.uid.to_string()),
-            ..Preconditions::default()
-        });
-        let params = EvictParams {
-            delete_options: Some(this_one),
-            ..EvictParams::default()
-        };
-        api.evict(&pod.name, &params).await.map(drop)
-    }
-
     /// What keeps running pods from being updated, as far as it is known before this look's step.
     fn setback(&self, settings: Option<&Settings>, state: &mut State) -> Option<Setback> {
         let goal = self.goal(settings?);
@@ -374,7 +257,7 @@ impl Look<'_> {
         }
     }
 
-    fn created(&self) -> Timestamp {
+    pub(super) fn created(&self) -> Timestamp {
         self.pool
             .meta()
             .creation_timestamp
