@@ -12,7 +12,7 @@ NODES ?= 1
 ifeq ($(origin KUBECONFIG),command line)
 export KVCACHEPOOL_TEST_KUBECONFIG := $(KUBECONFIG)
 endif
-.PHONY: help setup cluster-up cluster-down demo test test-vllm test-cluster bench image push check fuzz fmt
+.PHONY: help setup cluster-up cluster-down demo test test-vllm test-cluster bench bench-operator image push check fuzz fmt
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /  make \1 |/p' $(MAKEFILE_LIST) | column -t -s '|'
 setup:  ## install what is missing: apt packages, Rust, vLLM for CPUs
@@ -38,6 +38,10 @@ test-cluster: setup  ## tests on a Kubernetes of their own, or with KUBECONFIG=f
 bench: setup  ## benchmarks: a table and target/bench/results.json. ONLY=copy,ttft
 	@cargo build --quiet --bins --examples --features simulation
 	@PYTHONPATH=tests:sidecar/connector $(PYTHON) -m bench $(ONLY)
+bench-operator: setup  ## 1,000 pools and 10,000 pods on a Kubernetes of its own: rows into the same results (root)
+	@tools/setup.sh cluster
+	@cargo build --quiet --bins
+	@PYTHONPATH=tests $(PYTHON) -m bench operator
 image:  ## the image of operator and sidecar, also without docker: IMAGE=registry/name:tag, BUILD_IMAGE=, BASE_IMAGE=
 	@tools/image/image.sh build $(IMAGE)
 push:  ## pushes it: IMAGE=registry/name:tag

@@ -26,10 +26,10 @@ class Samples:
         names = (name, name + "_total")
         return sum(v for n, have, v in self._samples if n in names and labels.items() <= have.items())
 
-    def by(self, name: str, label: str) -> dict[str, float]:
-        """Sums of a name by the values of one label."""
+    def by(self, name: str, label: str, **labels: str) -> dict[str, float]:
+        """Sums of a name by the values of one label, of the samples that carry these labels."""
         sums: dict[str, float] = {}
         for n, have, value in self._samples:
-            if n in (name, name + "_total") and label in have:
+            if n in (name, name + "_total") and label in have and labels.items() <= have.items():
                 sums[have[label]] = sums.get(have[label], 0.0) + value
         return sums

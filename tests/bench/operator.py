@@ -1,0 +1,108 @@
+"""The operator at scale: 1,000 pools and 10,000 pods on a Kubernetes of its own, which it starts (root is needed).
+
+    python -m bench.operator [--pools 1000] [--pods 10000] [--seconds 130] [--rounds 9]
+
+Only a run of the full size replaces rows of the results; others print them. KVCACHEPOOL_CLUSTER=0..9 chooses the
+cluster's number. The operator is the one that `cargo build --bins` left in Cargo's target folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+
+from bench import operator_changes as changes
+from bench import operator_counts as counts
+from bench import operator_load as load
+from bench import operator_pods, operator_webhook
+from bench.operator_api import Api, say
+from bench.operator_load import Load
+from bench.operator_rows import Loaded, Run
+from bench.results import RESULTS, merge
+from cluster import images
+from cluster.cluster import Cluster
+from cluster.product import installed
+from cluster.slot import chosen, others
+from servers.waiting import wait_for
+
+#: Of what a results file speaks.
+FULL = Load(pools=1000, pods=10_000)
+#: Pools whose pods change all the time, in one of the phases.
+CHANGING = 20
+
+
+def measure(size: Load, seconds: float, rounds: int) -> Run:
+    """All of it, one after the other, on one cluster."""
+    free = (slot for slot in others() if not slot.taken())
+    slot = chosen() if "KVCACHEPOOL_CLUSTER" in os.environ else next(free)
+    cluster = Cluster.start(slot)
+    try:
+        product = images.Product()
+        cluster.import_image(product)
+        api = Api(slot)
+        counts.count_by_account(api)
+        with installed(cluster.kubernetes, product.name):
+            return _measure(cluster, api, size, seconds, rounds)
+    finally:
+        cluster.stop()
+
+
+def _measure(cluster: Cluster, api: Api, size: Load, seconds: float, rounds: int) -> Run:
+    node = cluster.nodes[0]
+
+    def leader() -> counts.Replica:
+        # On a machine that is too busy the lease can go to the other one between two phases.
+        found = counts.replicas(api, node)[0]
+        say(f"  leader: {found.name}")
+        return found
+
+    wait_for(lambda: len(counts.replicas(api, node)) == 2 and counts.holder(api), 30, "two replicas and a leader")
+    _phase("pools and pods")
+    loaded = _load(api, size, leader())
+    _phase("pods that start")
+    started = operator_pods.measure(api, images.base().name, rounds)
+    _phase("webhook")
+    webhook = operator_webhook.measure(api, size, leader())
+    _phase(f"nothing changes for {seconds:.0f} s")
+    still, minutes = changes.unchanged(api, seconds)
+    still_mib = leader().rss_mib()
+    _phase(f"{CHANGING} pools change for {seconds:.0f} s")
+    changed = changes.changed(api, size, leader(), CHANGING, seconds)
+    _phase("takeover")
+    taken = changes.takeover(api, node, size)
+    return Run(size, loaded, started, webhook, still, minutes, still_mib, changed, taken)
+
+
+def _load(api: Api, size: Load, leader: counts.Replica) -> Loaded:
+    empty = leader.rss_mib()
+    pools = load.create_pools(api, size)
+    wait_for(lambda: len(load.counted(api)) == size.pools, 300, "every pool has a status", pause=1)
+    pods = load.create_pods(api, size)
+    start = time.monotonic()
+
+    def reconciled() -> bool:
+        done = sum(pods["matched"] == size.pods_each for pods in load.counted(api))
+        say(f"  {done} of {size.pools} pools count all their pods")
+        return done == size.pools
+
+    wait_for(reconciled, 300, "every pool counts its pods", pause=4)
+    say(f"  reconciled {time.monotonic() - start:.0f} s after the last pod")
+    missed = size.pods - sum(pods["injected"] for pods in load.counted(api))
+    return Loaded(pools, pods, missed, empty, leader.rss_mib(), leader.metrics(), api.metrics())
+
+
+def _phase(name: str) -> None:
+    say(f"{name} (load {os.getloadavg()[0]:.1f})")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--pools", type=int, default=FULL.pools)
+    parser.add_argument("--pods", type=int, default=FULL.pods)
+    parser.add_argument("--seconds", type=float, default=130)
+    parser.add_argument("--rounds", type=int, default=9)
+    options = parser.parse_args()
+    size = Load(options.pools, options.pods)
+    path = RESULTS if size == FULL else RESULTS.with_name("operator-small.json")
+    merge(measure(size, options.seconds, options.rounds).rows(), path)

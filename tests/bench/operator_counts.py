@@ -1,0 +1,129 @@
+"""What API server and operator count: writes by the operator's account, histograms between two readings."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+
+from bench.operator_api import Api
+from cluster.kubernetes import Object, Refused
+from cluster.node import Node
+from cluster.product import SYSTEM
+from servers import web
+from servers.process import rss_anon_bytes
+from servers.prometheus import Samples
+
+LEASE = f"/apis/coordination.k8s.io/v1/namespaces/{SYSTEM}/leases/kvcachepool-operator"
+#: Every one counts the requests that it matches: what the operator writes, by what it is.
+_SCHEMAS: dict[str, tuple[list[str], list[str], list[str]]] = {
+    "lease": (["*"], ["coordination.k8s.io"], ["leases"]),
+    "canary": (["create"], [""], ["pods"]),
+    "pools": (["create", "update", "patch", "delete"], ["kvcachepool.io"], ["*"]),
+    "children": (["create", "update", "patch", "delete"], [""], ["configmaps"]),
+    "others": (["create", "update", "patch", "delete", "deletecollection"], ["*"], ["*"]),
+}
+#: Not writes of pools: the lease is renewed while nothing changes, and the canary is a dry run that stores nothing.
+APART = ("lease", "canary")
+
+
+def count_by_account(api: Api) -> None:
+    """Lets the API server count the operator's requests: a FlowSchema matches by account, and counts what it matches.
+
+    They wait where requests of service accounts wait anyway.
+    """
+    account = {"kind": "ServiceAccount", "serviceAccount": {"name": "kvcachepool-operator", "namespace": SYSTEM}}
+    for precedence, (name, (verbs, groups, resources)) in enumerate(_SCHEMAS.items(), 10):
+        rule = {"verbs": verbs, "apiGroups": groups, "resources": resources, "namespaces": ["*"], "clusterScope": True}
+        schema: Object = {
+            "apiVersion": "flowcontrol.apiserver.k8s.io/v1",
+            "kind": "FlowSchema",
+            "metadata": {"name": f"bench-operator-{name}"},
+            "spec": {
+                "priorityLevelConfiguration": {"name": "workload-low"},
+                "matchingPrecedence": precedence,
+                "distinguisherMethod": {"type": "ByUser"},
+                "rules": [{"subjects": [account], "resourceRules": [rule]}],
+            },
+        }
+        api.request("POST", "/apis/flowcontrol.apiserver.k8s.io/v1/flowschemas", schema)
+
+
+def writes(before: Samples, after: Samples) -> dict[str, int]:
+    """Requests of the operator between two readings of the API server, by what they were for."""
+
+    def count(samples: Samples, name: str) -> float:
+        schema = f"bench-operator-{name}"
+        return samples.total("apiserver_flowcontrol_dispatched_requests_total", flow_schema=schema)
+
+    return {name: round(count(after, name) - count(before, name)) for name in _SCHEMAS}
+
+
+@dataclass(frozen=True)
+class Replica:
+    """One process of the operator."""
+
+    name: str
+    ip: str
+    pid: int
+
+    def metrics(self) -> Samples:
+        """What it counts."""
+        status, text = web.get(f"http://{self.ip}:8080/metrics")
+        assert status == 200, f"no metrics of {self.name}: {status} {text}"
+        return Samples.parse(text)
+
+    def rss_mib(self) -> float:
+        """Its anonymous memory."""
+        return rss_anon_bytes([self.pid]) / 2**20
+
+
+def replicas(api: Api, node: Node) -> list[Replica]:
+    """The operator's processes, the leader first."""
+    path = f"/api/v1/namespaces/{SYSTEM}/pods?labelSelector=app.kubernetes.io/name=kvcachepool"
+    addresses = {pod["metadata"]["name"]: pod["status"].get("podIP", "") for pod in api.request("GET", path)["items"]}
+    found = [
+        Replica(name, addresses[name], pid)
+        for pid in node.processes()
+        if _command(pid) == "kvcachepool-operator" and (name := _variable(pid, "POD_NAME")) in addresses
+    ]
+    return sorted(found, key=lambda replica: not holder(api).startswith(f"{replica.name}_"))
+
+
+def holder(api: Api) -> str:
+    """Who holds the lease, nobody at first; a name begins with the pod's and belongs to one process only."""
+    try:
+        name: str = api.request("GET", LEASE)["spec"].get("holderIdentity", "")
+    except Refused:
+        return ""
+    return name
+
+
+def _command(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return os.path.basename(file.read().split(b"\0")[0].decode())
+    except OSError:
+        return ""
+
+
+def _variable(pid: int, name: str) -> str:
+    with open(f"/proc/{pid}/environ", "rb") as file:
+        pairs = (entry.partition(b"=") for entry in file.read().split(b"\0"))
+        return next((value.decode() for key, _, value in pairs if key.decode() == name), "")
+
+
+def quantile(share: float, name: str, before: Samples | None, after: Samples, **labels: str) -> tuple[float, int]:
+    """A quantile of a histogram between two readings, and of how many; linear within a bucket, as Prometheus has it."""
+    later = after.by(f"{name}_bucket", "le", **labels)
+    earlier = before.by(f"{name}_bucket", "le", **labels) if before else {}
+    counts = sorted((float(bound), count - earlier.get(bound, 0.0)) for bound, count in later.items())
+    if not counts or not counts[-1][1]:
+        return math.nan, 0
+    wanted, low, below = share * counts[-1][1], 0.0, 0.0
+    for bound, count in counts:
+        if count >= wanted:
+            inside = (wanted - below) / (count - below) if count > below else 1.0
+            return (low if math.isinf(bound) else low + (bound - low) * inside), round(counts[-1][1])
+        low, below = bound, count
+    raise AssertionError("a histogram's last bucket holds everything")
