@@ -67,6 +67,11 @@ def processes(name: str) -> list[int]:
     return sorted(found)
 
 
+def find(last: str, below: str) -> list[Path]:
+    """The groups of this last name somewhere below another one: with version 1, one for each controller."""
+    return [group for group in _groups(below) if group.name == last]
+
+
 def exists(name: str) -> bool:
     """Whether any hierarchy has the group."""
     return any((root / name).exists() for root in _roots())

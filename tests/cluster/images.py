@@ -1,4 +1,4 @@
-"""The images that tests run: pause, CoreDNS, a base with a shell, one that borrows this machine's vLLM, the product.
+"""The images that tests run: pause, CoreDNS, a base with a shell, this machine's vLLM, a stand-in for it, the product.
 
 All are named localhost/..., so that no registry is ever asked.
 """
@@ -25,6 +25,8 @@ nobody:x:65534:65534:nobody:/:/sbin/nologin
 _GROUPS = "root:x:0:\nnonroot:x:65532:\nnogroup:x:65534:\n"
 #: The programs of the product's image.
 PROGRAMS = ("kvcachepool-operator", "kvcachepool-sidecar", "kubectl-kvcachepool")
+#: The name of the stand-in for vLLM.
+STAND_IN = "localhost/stand-in:1"
 _ARCHIVE = paths.ROOT / "tools" / "image" / "archive.py"
 
 
@@ -115,6 +117,18 @@ def redis() -> Image:
     return Image("localhost/redis:1", [*base().layers, layer], command=["redis-server"], env={"PATH": "/usr/bin:/bin"})
 
 
+def stand_in() -> Image:
+    """The sidecar's example that stands in for vLLM, with the shell of the base."""
+    program = paths.target() / "debug" / "examples" / "stand_in_engine"
+    if not program.exists():
+        raise FileNotFoundError(f"{program} is missing: cargo build --example stand_in_engine")
+    layer = Layer()
+    _add_libraries(layer, program)
+    with tempfile.TemporaryDirectory() as folder:
+        layer.add("usr/bin/stand_in_engine", _stripped(program, Path(folder)).read_bytes(), 0o755)
+    return Image(STAND_IN, [*base().layers, layer], command=["/usr/bin/stand_in_engine"])
+
+
 @dataclass(frozen=True)
 class Product:
     """Operator, sidecar and kubectl plugin as cargo built them, in the image that the Dockerfile describes."""
@@ -128,17 +142,24 @@ class Product:
             for program in PROGRAMS:
                 if not (built / program).exists():
                     raise FileNotFoundError(f"{built / program} is missing: cargo build --bins")
-                # What debuggers need is most of the size, and costs seconds at every import.
-                subprocess.run(
-                    ["strip", "--strip-debug", "-o", f"{folder}/{program}", str(built / program)], check=True
-                )
+                _stripped(built / program, Path(folder))
             subprocess.run([sys.executable, str(_ARCHIVE), self.name, folder, str(path)], check=True)
         return path
 
 
+def _stripped(program: Path, folder: Path) -> Path:
+    """A copy without what debuggers need, which is most of the size and costs seconds at every import."""
+    subprocess.run(["strip", "--strip-debug", "-o", str(folder / program.name), str(program)], check=True)
+    return folder / program.name
+
+
 def _add_program(layer: Layer, program: Path, path: str) -> None:
-    """A program with the shared libraries and the loader that it names."""
     layer.add(path, program, 0o755)
+    _add_libraries(layer, program)
+
+
+def _add_libraries(layer: Layer, program: Path) -> None:
+    """The shared libraries and the loader that a program names."""
     listed = subprocess.run(["ldd", str(program)], capture_output=True, text=True).stdout
     for library in re.findall(r"(/\S+) \(0x", listed):
         layer.add(library, Path(library), 0o755)
@@ -151,5 +172,6 @@ ALL: dict[str, Callable[[], Archived]] = {
     "base": base,
     "vllm-host": vllm_host,
     "redis": redis,
+    "stand-in": stand_in,
     "product": Product,
 }

@@ -133,6 +133,10 @@ class Node:
         """Makes an image known to containerd, under the name that its archive has."""
         self.run("ctr", "-a", str(self._socket), "-n", "k8s.io", "images", "import", str(archive), seconds=120)
 
+    def tag_image(self, name: str, other: str) -> None:
+        """Gives an image that the node has another name."""
+        self.run("ctr", "-a", str(self._socket), "-n", "k8s.io", "images", "tag", "--force", name, other)
+
     def containerd_ready(self) -> bool:
         """Whether containerd answers."""
         return bool(self.run("ctr", "-a", str(self._socket), "version", check=False))

@@ -1,0 +1,93 @@
+"""An engine and its sidecar in one pod, and what the death of either does to the other."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from cluster import images
+from cluster.cluster import Cluster
+from cluster.engine import MAIN, SIDECAR, Engine, pool
+from cluster.product import Operator, report, status
+
+#: An image that no registry has.
+_ABSENT = "localhost/absent:1"
+
+
+@pytest.fixture(scope="module")
+def engines(cluster: Cluster, operator: Operator) -> Iterator[dict[str, Engine]]:
+    """Pods of one pool, started together, in a namespace with Pod Security `restricted`."""
+    cluster.import_image(images.stand_in())
+    namespace = f"engines-{os.urandom(3).hex()}"
+    kubernetes = cluster.kubernetes
+    kubernetes.create_namespace(namespace, {"pod-security.kubernetes.io/enforce": "restricted"})
+    made = {name: Engine(cluster, namespace, name) for name in ("memory", "crash", "image", "kubelet")}
+    kubernetes.apply([pool("demo"), *(engine.manifest("demo") for engine in made.values())], namespace=namespace)
+    yield made
+    kubernetes.delete_namespace(namespace)
+
+
+def test_an_engine_that_crashed_finds_what_it_had_stored(engines: dict[str, Engine]) -> None:
+    engine = engines["crash"]
+    engine.wait_warm()
+    engine.kill()
+    engine.wait_running(MAIN, 1)
+    first = engine.wait_first_round(after_loss=False)
+    assert first["hits"] == first["chunks"]
+    assert engine.restarts() == (0, 1)
+
+
+def test_an_engine_that_crashed_comes_back_while_its_sidecar_cannot_be_pulled(engines: dict[str, Engine]) -> None:
+    engine = engines["image"]
+    engine.wait_warm()
+    engine.set_sidecar_image(_ABSENT)
+    engine.wait_for(lambda: "running" not in engine.container(SIDECAR)["state"], "the sidecar is stopped")
+    engine.kill()
+    engine.wait_running(MAIN, 1)
+    assert "running" not in engine.container(SIDECAR)["state"]
+
+
+def test_an_engine_that_crashed_comes_back_after_a_kubelet_restart(
+    cluster: Cluster, engines: dict[str, Engine]
+) -> None:
+    engine = engines["kubelet"]
+    engine.wait_warm()
+    cluster.nodes[0].kubelet.restart()
+    engine.kill()
+    engine.wait_running(MAIN, 1)
+    first = engine.wait_first_round(after_loss=False)
+    assert first["hits"] == first["chunks"]
+    assert engine.restarts() == (0, 1)
+
+
+def test_a_sidecar_killed_for_its_memory_comes_back_in_place_with_all_that_was_stored(
+    engines: dict[str, Engine],
+) -> None:
+    engine = engines["memory"]
+    before = engine.wait_warm()
+    engine.exhaust_memory(SIDECAR)
+    engine.wait_running(SIDECAR, 1)
+    ended = engine.container(SIDECAR)["lastState"]["terminated"]
+    assert (ended["exitCode"], ended["reason"]) == (137, "OOMKilled")
+    after = engine.wait_first_round(after_loss=True)
+    assert (after["hits"], after["region"]) == (after["chunks"], before["region"])
+    assert engine.restarts() == (1, 0)
+
+
+def test_pod_security_restricted_admits_engines_that_attach_and_are_counted(
+    cluster: Cluster, engines: dict[str, Engine]
+) -> None:
+    kubernetes = cluster.kubernetes
+    crashed = engines["crash"]
+    for engine in engines.values():
+        assert report(engine.pod())["result"] == "Injected"
+    # All but the one without a sidecar. Sidecars are asked, and counts are written, once a minute.
+    counted = {"matched": 4, "injected": 4, "attached": 3}
+
+    def attached() -> bool:
+        pods = status(kubernetes, crashed.namespace, "demo").get("pods", {})
+        return counted.items() <= pods.items()
+
+    kubernetes.wait_for(attached, 150, f"the pool counts {counted}", namespace=crashed.namespace)
