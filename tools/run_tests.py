@@ -37,7 +37,7 @@ def commands(suite: str) -> list[list[str]]:
         "rust": [["cargo", "test", "--workspace", "--features", "simulation", "--no-fail-fast"]],
         "connector": [build, [*pytest, "tests/connector"]],
         "chart": [[*pytest, "tests/chart"]],
-        "cluster": [["cargo", "build", "--bins"], [*pytest, "--durations=8", "tests/cluster"]],
+        "cluster": [["cargo", "build", "--bins", "--example", "stand_in_engine"], [*pytest, "--durations=8", "tests/cluster"]],
         "vllm": [build, [*pytest, "--durations=8", "tests/vllm"]],
     }[suite]
 
