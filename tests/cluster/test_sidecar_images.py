@@ -1,0 +1,141 @@
+"""Other images for sidecars: exchanged in running pods, put back where they cannot be pulled, kept from new pods."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from cluster import images
+from cluster.cluster import Cluster
+from cluster.engine import MAIN, SIDECAR, Engine, pool
+from cluster.kubernetes import Kubernetes, Object
+from cluster.product import Operator, conditions, installed, pod, report, status
+
+#: An image that no registry has.
+_ABSENT = "localhost/absent:1"
+#: Another name of the product's image.
+_NEWER = "localhost/kvcachepool:newer"
+_IN_PLACE = {"updateStrategy": {"type": "InPlace"}}
+
+
+@pytest.fixture(scope="module")
+def operator(kubernetes: Kubernetes, product_image: str) -> Iterator[Operator]:
+    """The chart, with the right to patch pods."""
+    with installed(kubernetes, product_image, "--set", "allowPodPatch=true") as release:
+        yield release
+
+
+@pytest.fixture(scope="module")
+def space(cluster: Cluster, operator: Operator) -> Iterator[str]:
+    """A namespace for all pods here."""
+    cluster.import_image(images.stand_in())
+    name = f"images-{os.urandom(3).hex()}"
+    cluster.kubernetes.create_namespace(name)
+    yield name
+    cluster.kubernetes.delete_namespace(name)
+
+
+def _ready_since(found: Object) -> str:
+    (time,) = [each["lastTransitionTime"] for each in found["status"]["conditions"] if each["type"] == "Ready"]
+    return str(time)
+
+
+@dataclasses.dataclass(frozen=True)
+class Updated:
+    """An engine whose sidecar was given another image, and what was seen of it before."""
+
+    engine: Engine
+    region: int
+    ready_since: str
+
+
+@pytest.fixture(scope="module")
+def updated(cluster: Cluster, operator: Operator, space: str) -> list[Updated]:
+    """Two pods of one pool, after an upgrade of the operator to an image of another name."""
+    engines = [Engine(cluster, space, f"updated-{number}") for number in (1, 2)]
+    manifests = [engine.manifest("updated") for engine in engines]
+    cluster.kubernetes.apply([pool("updated", sidecar=_IN_PLACE), *manifests], namespace=space)
+    before = [Updated(engine, engine.wait_warm()["region"], _ready_since(engine.pod())) for engine in engines]
+    for node in cluster.nodes:
+        node.tag_image(operator.image, _NEWER)
+    dataclasses.replace(operator, image=_NEWER).upgrade("--set", "allowPodPatch=true")
+    return before
+
+
+def test_another_image_is_given_to_running_pods_without_a_restart_of_the_engine(updated: list[Updated]) -> None:
+    for before in updated:
+        engine = before.engine
+        engine.wait_running(SIDECAR, 1, 60)
+        first = engine.wait_first_round(after_loss=True)
+        assert (first["hits"], first["region"]) == (first["chunks"], before.region)
+        assert engine.restarts() == (1, 0)
+        found = engine.pod()
+        assert [each["image"] for each in found["spec"]["initContainers"]] == [_NEWER, _NEWER]
+        assert _ready_since(found) == before.ready_since, "it was not ready for a while"
+
+
+@pytest.fixture(scope="module")
+def absent(cluster: Cluster, space: str, updated: list[Updated]) -> Engine:
+    """An image that cannot be pulled, for a pod that runs and for two new ones; not before the update has its leader."""
+    engine = Engine(cluster, space, "undone")
+    cluster.kubernetes.apply([pool("undone", sidecar=_IN_PLACE), engine.manifest("undone")], namespace=space)
+    engine.wait_warm()
+    wrong = {"image": _ABSENT}
+    pods = [pod(images.STAND_IN, name, "stuck") for name in ("stuck-1", "stuck-2")]
+    cluster.kubernetes.apply([pool("stuck", sidecar=wrong), *pods], namespace=space)
+    cluster.kubernetes.apply(pool("undone", sidecar={**_IN_PLACE, **wrong}), namespace=space)
+    return engine
+
+
+def test_an_image_that_cannot_be_pulled_is_taken_back_after_a_minute(
+    cluster: Cluster, space: str, absent: Engine
+) -> None:
+    def condition(pool: str) -> tuple[str, str] | None:
+        return conditions(status(cluster.kubernetes, space, pool)).get("SidecarsReady")
+
+    absent.wait_for(lambda: "running" not in absent.container(SIDECAR)["state"], "the old sidecar is stopped", 60)
+    absent.wait_for(lambda: condition("undone") == ("True", "UpdateRolledBack"), "UpdateRolledBack", 120)
+    absent.wait_for(lambda: "running" in absent.container(SIDECAR)["state"], "the old sidecar runs again")
+    first = absent.wait_first_round(after_loss=True)
+    assert first["hits"] == first["chunks"]
+    assert absent.container(MAIN)["restartCount"] == 0
+
+
+def test_a_sidecar_that_cannot_be_pulled_is_kept_from_further_pods_until_the_image_is_mended(
+    cluster: Cluster, operator: Operator, space: str, absent: Engine
+) -> None:
+    kubernetes = cluster.kubernetes
+
+    def condition() -> tuple[str, str] | None:
+        return conditions(status(kubernetes, space, "stuck")).get("InjectionReady")
+
+    kubernetes.wait_for(
+        lambda: condition() == ("False", "SidecarCannotStart"), 120, "SidecarCannotStart", namespace=space
+    )
+
+    spared = pod(images.STAND_IN, "spared", "stuck")
+
+    def paused() -> bool:
+        # Webhooks learn of the condition by their watch.
+        shown = kubernetes.request("POST", f"/api/v1/namespaces/{space}/pods?dryRun=All", spared)
+        return report(shown).get("reason") == "InjectionPaused"
+
+    kubernetes.wait_for(paused, 10, "new pods go without a sidecar", namespace=space)
+    kubernetes.apply(spared, namespace=space)
+    kubernetes.wait("pod", "spared", "condition=Ready", namespace=space)
+    assert "initContainers" not in kubernetes.pod(space, "spared")["spec"]
+    kubernetes.apply(pool("stuck", sidecar={"image": operator.image}), namespace=space)
+    for name in ("stuck-1", "stuck-2"):
+        kubernetes.wait("pod", name, "condition=Ready", namespace=space)
+    kubernetes.wait_for(lambda: condition() == ("True", "WebhookAnswers"), 60, "injection again", namespace=space)
+
+
+def test_pods_that_were_updated_in_place_count_as_current(cluster: Cluster, space: str, updated: list[Updated]) -> None:
+    def current() -> bool:
+        now = status(cluster.kubernetes, space, "updated")
+        return now["pods"]["outdated"] == 0 and conditions(now)["SidecarsReady"] == ("True", "AllRunning")
+
+    cluster.kubernetes.wait_for(current, 90, "no pod of the pool is outdated", namespace=space)
