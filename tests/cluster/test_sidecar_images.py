@@ -79,7 +79,7 @@ def test_another_image_is_given_to_running_pods_without_a_restart_of_the_engine(
 
 @pytest.fixture(scope="module")
 def absent(cluster: Cluster, space: str, updated: list[Updated]) -> Engine:
-    """An image that cannot be pulled, for a pod that runs and for two new ones; not before the update has its leader."""
+    """An image that cannot be pulled, for a pod that runs and two new ones; not before the update has its leader."""
     engine = Engine(cluster, space, "undone")
     cluster.kubernetes.apply([pool("undone", sidecar=_IN_PLACE), engine.manifest("undone")], namespace=space)
     engine.wait_warm()
