@@ -8,21 +8,21 @@ from typing import Any
 from servers import paths
 from servers.engine import Engine, by_source
 from servers.models import model
-from servers.sidecar import Sidecar
+from servers.sidecar import Sidecar, SidecarClient
 from servers.waiting import wait_for
 
 # Tokens of a block of vLLM on CPUs; hits come in whole blocks.
 BLOCK = 128
 
 
-def attached(sidecar: Sidecar) -> bool:
+def attached(sidecar: SidecarClient) -> bool:
     """Whether a vLLM is connected with worker and scheduler sessions, and all of them are served."""
     sessions = [s for s in sidecar.status()["sessions"] if s["connected"] and not s["off"]]
     roles = {s["role"].lower() for s in sessions}
     return {"scheduler", "worker"} <= roles and all(s["ready"] for s in sessions)
 
 
-def wait_attached(sidecar: Sidecar) -> None:
+def wait_attached(sidecar: SidecarClient) -> None:
     """Until `attached`."""
     try:
         wait_for(lambda: attached(sidecar), 20, "all sessions of vLLM ready")

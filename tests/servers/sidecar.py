@@ -1,4 +1,4 @@
-"""The real sidecar in a folder that plays the pod's shared volume."""
+"""The real sidecar in a folder that plays the pod's shared volume, and a client of any."""
 
 from __future__ import annotations
 
@@ -23,14 +23,36 @@ def export_connector(folder: Path, *arguments: str) -> None:
     )
 
 
-class Sidecar:
+class SidecarClient:
+    """Whoever asks a sidecar over HTTP."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self.port = port
+        #: Base of the admin HTTP.
+        self.url = f"http://{host}:{port}"
+
+    def metrics(self) -> Samples:
+        """What /metrics says now."""
+        status, text = web.get(f"{self.url}/metrics")
+        assert status == 200, f"/metrics answered {status}"
+        return Samples.parse(text)
+
+    def status(self) -> dict[str, Any]:
+        """What /v1/status says now."""
+        status, text = web.get(f"{self.url}/v1/status")
+        assert status == 200, f"/v1/status answered {status}"
+        answer: dict[str, Any] = json.loads(text)
+        return answer
+
+
+class Sidecar(SidecarClient):
     """One sidecar; it may be started, killed and started again in the same folder."""
 
     def __init__(self, folder: Path, *, memory: str = "512Mi", config: dict[str, Any] | None = None) -> None:
+        super().__init__("127.0.0.1", paths.free_port())
         self.folder = folder
         self.socket = folder / "sidecar.sock"
         self.log = folder / "sidecar.log"
-        self.port = paths.free_port()
         self._process: Process | None = None
         self._config: dict[str, Any] = {
             "socket": str(self.socket),
@@ -46,11 +68,6 @@ class Sidecar:
         folder.mkdir(exist_ok=True)
         if not (folder / "kvcachepool").exists():
             export_connector(folder)
-
-    @property
-    def url(self) -> str:
-        """Base of the admin HTTP."""
-        return f"http://127.0.0.1:{self.port}"
 
     def start(self, *, ready_seconds: float | None = 30) -> Sidecar:
         """Starts it and, unless None is given, waits until /readyz says yes."""
@@ -118,16 +135,3 @@ class Sidecar:
             with contextlib.suppress(AssertionError):
                 self._process.stop()
             self._process = None
-
-    def metrics(self) -> Samples:
-        """What /metrics says now."""
-        status, text = web.get(f"{self.url}/metrics")
-        assert status == 200, f"/metrics answered {status}"
-        return Samples.parse(text)
-
-    def status(self) -> dict[str, Any]:
-        """What /v1/status says now."""
-        status, text = web.get(f"{self.url}/v1/status")
-        assert status == 200, f"/v1/status answered {status}"
-        answer: dict[str, Any] = json.loads(text)
-        return answer
