@@ -12,7 +12,7 @@ NODES ?= 1
 ifeq ($(origin KUBECONFIG),command line)
 export KVCACHEPOOL_TEST_KUBECONFIG := $(KUBECONFIG)
 endif
-.PHONY: help setup cluster-up cluster-down demo test test-vllm test-cluster bench bench-operator image push check fuzz fmt
+.PHONY: help setup cluster-up cluster-down demo demo-local test test-vllm test-cluster bench bench-operator image push check fuzz fmt
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /  make \1 |/p' $(MAKEFILE_LIST) | column -t -s '|'
 setup:  ## install what is missing: apt packages, Rust, vLLM for CPUs
@@ -24,9 +24,15 @@ cluster-up:  ## a real Kubernetes on this machine, until `make cluster-down`: NO
 	@PYTHONPATH=tests python3 -m cluster up --nodes $(NODES)
 cluster-down:  ## ends it and removes all of it
 	@PYTHONPATH=tests python3 -m cluster down
-demo: setup  ## sidecar and a real vLLM on this machine: cold, local, reset, restarted. MODEL=folder, KEEP=1
-	@cargo build --quiet --bin kvcachepool-sidecar
-	@PYTHONPATH=tests $(PYTHON) -m demo
+demo:  ## a Kubernetes on this machine: helm, a pool, one label on a vLLM; then cold, local, reset, restarted. MODEL=folder, KEEP=1
+	@tests/demo/can_cluster.sh
+	@$(MAKE) --no-print-directory setup
+	@tools/setup.sh cluster
+	@cargo build --bins
+	@PYTHONPATH=tests exec $(PYTHON) -m demo.kubernetes
+demo-local: setup  ## the same without Kubernetes: the sidecar beside a real vLLM. MODEL=folder, KEEP=1
+	@cargo build --bin kvcachepool-sidecar
+	@PYTHONPATH=tests exec $(PYTHON) -m demo.local
 test: setup  ## all tests that this machine can run
 	@tools/setup.sh cluster
 	@$(PYTHON) tools/run_tests.py rust connector chart cluster vllm

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from servers.models import words
-from servers.vllm_server import VllmServer
+from servers.vllm_server import VllmClient
 
 _SUBJECTS = [
     "The harbour master",
@@ -20,7 +20,7 @@ _OBJECTS = ["the lighthouse", "a box of letters", "three winters of snow", "the 
 _ENDS = ["before the war", "in one afternoon", "without telling anyone", "for the museum", "at the edge of town"]
 
 
-def document(server: VllmServer, seed: int, tokens: int, *, real: bool) -> tuple[str, int]:
+def document(server: VllmClient, seed: int, tokens: int, *, real: bool) -> tuple[str, int]:
     """A document and its number of tokens; sentences for a real model, words of its vocabulary for a random one."""
     if not real:
         text = words(tokens, 9000 + seed)

@@ -1,0 +1,168 @@
+"""What both demos do with a vLLM and its sidecar: questions about documents in four rounds, and a table of it all."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from demo.documents import document
+from demo.progress import Failed, at_work, wait_for_end
+from servers.models import model
+from servers.pod import wait_attached
+from servers.sidecar import SidecarClient
+from servers.vllm_server import Reply, VllmClient
+
+DOCUMENTS = 3
+DOCUMENT_TOKENS = 4000
+ANSWER_TOKENS = 16
+PHASES = {
+    "cold": "never seen before",
+    "local": "asked again: vLLM's own prefix cache",
+    "reset": "after vLLM forgot its prefix cache",
+    "restart": "after vLLM was killed and started anew",
+}
+#: Phases in which vLLM's own prefix cache holds nothing of what was asked before.
+_FROM_THE_POOL = ("reset", "restart")
+_CONTEXT_TOKENS = 8192
+#: GiB for vLLM's own KV cache: it holds a whole round.
+KV_SPACE = "2"
+
+
+class Model(NamedTuple):
+    """What vLLM serves."""
+
+    folder: Path
+    #: Given by the user; else one with random weights.
+    real: bool
+
+    @classmethod
+    def chosen(cls) -> Model:
+        """The folder that MODEL names, else a model made on the spot."""
+        name = os.environ.get("MODEL", "")
+        if not name:
+            with at_work("a model with random weights (210 M parameters)"):
+                return cls(model("mid"), False)
+        folder = Path(name).expanduser().resolve()
+        if not (folder / "config.json").is_file():
+            raise Failed(
+                f"MODEL={name}: {folder}/config.json is not there; name the folder of a model, with its tokenizer"
+            )
+        return cls(folder, True)
+
+    def arguments(self) -> list[str]:
+        """Arguments of `vllm serve`, none of which has to do with the cache; float32 makes equal outputs comparable."""
+        config = json.loads((self.folder / "config.json").read_text())
+        positions = config.get("text_config", config).get("max_position_embeddings") or _CONTEXT_TOKENS
+        context = min(_CONTEXT_TOKENS, positions)
+        if context < DOCUMENT_TOKENS + 96:
+            raise Failed(f"{self.folder} takes prompts of {context} tokens; the documents have {DOCUMENT_TOKENS}")
+        return ["--dtype", "float32", "--max-model-len", str(context), "--max-num-batched-tokens", "2048"]
+
+
+class Row(NamedTuple):
+    """One request."""
+
+    document: int
+    phase: str
+    reply: Reply
+    equal: bool
+
+
+class Workload:
+    """The rounds with one vLLM and the sidecar beside it."""
+
+    def __init__(self, vllm: VllmClient, sidecar: SidecarClient, chosen: Model) -> None:
+        self.vllm = vllm
+        self.sidecar = sidecar
+        self._model = chosen
+        self._prompts: list[tuple[str, int]] = []
+        self._cold: list[str] = []
+        self._rows: list[Row] = []
+
+    def attach(self) -> None:
+        """One short request: compiled kernels and vLLM's registration at the sidecar are not what is measured."""
+        self.vllm.complete(self._short(), 1, max_tokens=1)
+        wait_attached(self.sidecar)
+
+    def run(self, restart: Callable[[], VllmClient]) -> None:
+        """All rounds; `restart` kills vLLM, starts it anew and returns it."""
+        self._prompts = [document(self.vllm, n, DOCUMENT_TOKENS, real=self._model.real) for n in range(DOCUMENTS)]
+        self._ask_all("cold")
+        self._ask_all("local")
+        self.vllm.reset_prefix_cache()
+        self._ask_all("reset")
+        self.vllm = restart()
+        self.attach()
+        self._ask_all("restart")
+
+    def _short(self) -> str:
+        return "Her grandmother remembered" if self._model.real else "w3 w4 w5"
+
+    def _ask_all(self, phase: str) -> None:
+        for number, (prompt, tokens) in enumerate(self._prompts):
+            with at_work(f"document {number + 1}, {PHASES[phase]}"):
+                reply = self.vllm.complete(prompt, tokens, max_tokens=ANSWER_TOKENS)
+            if phase == "cold":
+                self._cold.append(reply.text)
+            self._rows.append(Row(number + 1, phase, reply, reply.text == self._cold[number]))
+
+    def print_table(self) -> None:
+        """One line per request, then totals per round."""
+        head = f"{'document':>8}  {'asked':<40} {'first token':>11}  {'computed':>8} {'vLLM':>6} {'kvcachepool':>11}"
+        head += "  equal"
+        print(f"\n{head}\n{'-' * len(head)}")
+        for row in self._rows:
+            source = row.reply.sources
+            numbers = f"{source['computed']:>8} {source['local']:>6} {source['external']:>11}"
+            first = f"{row.reply.first_token_seconds:.2f} s"
+            print(f"{row.document:>8}  {PHASES[row.phase]:<40} {first:>11}  {numbers}  {'yes' if row.equal else 'NO'}")
+        print(f"{'-' * len(head)}")
+        cold = sum(row.reply.first_token_seconds for row in self._rows if row.phase == "cold")
+        for phase, meaning in PHASES.items():
+            of_phase = [row.reply for row in self._rows if row.phase == phase]
+            sums = [sum(reply.sources[name] for reply in of_phase) for name in ("computed", "local", "external")]
+            seconds = sum(reply.first_token_seconds for reply in of_phase)
+            numbers = f"{sums[0]:>8} {sums[1]:>6} {sums[2]:>11}"
+            print(f"{'total':>8}  {meaning:<40} {seconds:>9.2f} s  {numbers}  {cold / seconds:.0f}x")
+        asked = sum(tokens for _, tokens in self._prompts)
+        print(f"\nPrompt tokens by where their KV came from, as vLLM counts them; {asked} tokens a round.")
+        print(
+            f"Outputs equal to the cold ones: {sum(row.equal for row in self._rows)} of {len(self._rows)}.", flush=True
+        )
+
+    def print_sidecar(self) -> None:
+        """What the sidecar says of the same."""
+        metrics = self.sidecar.metrics()
+        requested = metrics.total("kvcachepool_requested_tokens_total")
+        hit, missed = metrics.total("kvcachepool_hit_tokens_total"), metrics.total("kvcachepool_miss_tokens_total")
+        reasons = metrics.by("kvcachepool_miss_tokens_total", "reason")
+        why = ", ".join(f"{reason} {count:.0f}" for reason, count in reasons.items() if count)
+        memory = self.sidecar.status()["memory"]
+        held = f"{memory['used_bytes'] / 2**20:.0f} of {memory['capacity_bytes'] / 2**20:.0f} MiB"
+        print(
+            f"\nSidecar: asked for {requested:.0f} tokens = {hit:.0f} from memory + {missed:.0f} missed ({why}); "
+            f"holds {memory['chunks']} chunks in {held}."
+        )
+
+    def print_addresses(self) -> None:
+        """Where its numbers can be read, and why the answers are what they are."""
+        print(f"Metrics: {self.sidecar.url}/metrics and {self.vllm.url}/metrics; state: {self.sidecar.url}/v1/status")
+        if not self._model.real:
+            print(f"The answers are gibberish because the weights are random, such as: {self._cold[0][:60]!r}")
+
+    def keep(self, what: str) -> None:
+        """With KEEP=1 leaves all running, with a line to try, until Ctrl-C or SIGTERM."""
+        if os.environ.get("KEEP", "") in ("", "0"):
+            return
+        body = json.dumps({"model": "model", "prompt": self._short(), "max_tokens": 8})
+        print(f"\n{what} until Ctrl-C, which ends and removes all of it. Try:")
+        print(f"  curl -s {self.vllm.url}/v1/completions -H 'Content-Type: application/json' -d '{body}'", flush=True)
+        wait_for_end()
+
+    def status(self) -> int:
+        """Exit status: 0 if all outputs are equal, and something was saved whenever vLLM had forgotten."""
+        saved = {row.phase for row in self._rows if row.reply.sources["external"] > 0}
+        return 0 if saved.issuperset(_FROM_THE_POOL) and all(row.equal for row in self._rows) else 1
