@@ -15,6 +15,7 @@ from typing import Any
 from cluster import cgroups, images, product
 from cluster.cluster import Cluster
 from cluster.kubernetes import Object, Refused
+from servers import web
 from servers.process import alive
 from servers.waiting import wait_for
 
@@ -104,8 +105,19 @@ class Engine:
         found: Object = self.wait_for(warm, "loads what it has stored", 60)
         return found
 
+    def wait_attached(self) -> None:
+        """Waits until the sidecar that runs now has the engine's session."""
+        address = self.pod()["status"]["podIP"]
+
+        def attached() -> bool:
+            status, body = web.get(f"http://{address}:9797/v1/status")
+            return status == 200 and any(one["registered"] and one["connected"] for one in json.loads(body)["sessions"])
+
+        self.wait_for(attached, "attaches", 60)
+
     def wait_first_round(self, *, after_loss: bool) -> Object:
-        """The first round since the main container started, or since it lost the sidecar."""
+        """The first round since the main container started, or since it lost the sidecar before this one."""
+        self.wait_attached()
 
         def first() -> Object | None:
             said = self.said()
