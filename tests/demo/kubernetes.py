@@ -132,7 +132,7 @@ class Demo:
             wait_for(lambda: len(self._pods("app=vllm")) == 1, 60, "end of the old pod", pause=0.5)
         name: str = pod["metadata"]["name"]
         self.run("kubectl", "rollout", "status", "deployment/vllm", why="the rollout is over")
-        self.run("kubectl", "get", "pods", why="vLLM and its sidecar in one pod")
+        self.run("kubectl", "get", "replicasets,pods", why="vLLM and its sidecar in one pod")
         columns = "INIT:.spec.initContainers[*].name,CONTAINERS:.spec.containers[*].name"
         self.run("kubectl", "get", "pod", name, "-o", f"custom-columns={columns}", why="the injected pod")
         annotation = r"jsonpath={.metadata.annotations.kvcachepool\.io/injection}"

@@ -63,7 +63,7 @@ def main(demo: Callable[[], int]) -> NoReturn:
     except KeyboardInterrupt:
         say("stopped; nothing is left running")
         status = 130
-    except Failed as error:
+    except (Failed, AssertionError) as error:
         say(str(error))
         status = 1
     raise SystemExit(status)
