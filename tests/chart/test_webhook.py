@@ -70,6 +70,13 @@ def test_the_bundle_is_left_to_whoever_makes_the_certificate(render):
         assert base64.b64decode(entry["clientConfig"]["caBundle"]) == b"PEM"
 
 
+def test_a_ca_bundle_is_refused_where_somebody_else_writes_it(template):
+    for mode in ("self", "cert-manager"):
+        refused = template({"pki": {"mode": mode, "external": {"caBundle": "PEM"}}})
+        assert refused.returncode != 0
+        assert "pki.mode external only" in refused.stderr
+
+
 def test_cert_manager_fills_in_the_bundle_of_the_certificate_that_is_mounted(render):
     objects = render({"pki": {"mode": "cert-manager"}})
     configuration, certificate = one(objects, "MutatingWebhookConfiguration"), one(objects, "Certificate")

@@ -1,6 +1,7 @@
 //! The decision: what to do with the Lease, given what was read and the local clock. No time of another machine is believed: a holder
 //! is gone when its record has not changed for the lease's duration on the local clock, and a holder ends its own term earlier than that
 //! on its own. Two clocks may run at rates that differ by less than the root of duration / term, and still no two lead at once.
+//! A lease that somebody deletes has still been seen: its holder is given the same time. Only a candidate that never saw one makes it at once.
 
 use std::time::Duration;
 
@@ -60,6 +61,8 @@ pub struct Candidate {
     me: String,
     timing: Timing,
     seen: Option<(Record, Duration)>,
+    /// Since when there is no lease.
+    gone: Option<Duration>,
     leads_until: Option<Duration>,
 }
 
@@ -70,6 +73,7 @@ impl Candidate {
             me,
             timing,
             seen: None,
+            gone: None,
             leads_until: None,
         }
     }
@@ -82,9 +86,9 @@ impl Candidate {
     /// What to do, given the lease as it was just read (`None`: there is none).
     pub fn step(&mut self, read: Option<Record>, now: Duration) -> Action {
         let Some(record) = read else {
-            self.seen = None;
-            return Action::Create;
+            return self.without(now);
         };
+        self.gone = None;
         let since = match &self.seen {
             Some((seen, since)) if *seen == record => *since,
             _ => now,
@@ -99,6 +103,20 @@ impl Candidate {
                 self.leads_until = None;
                 Action::Wait
             }
+        }
+    }
+
+    fn without(&mut self, now: Duration) -> Action {
+        let since = *self.gone.get_or_insert(now);
+        match &self.seen {
+            Some((seen, _))
+                if !seen.holder.is_empty()
+                    && seen.holder != self.me
+                    && now.saturating_sub(since) < self.patience(seen) =>
+            {
+                Action::Wait
+            }
+            _ => Action::Create,
         }
     }
 

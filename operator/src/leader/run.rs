@@ -166,7 +166,9 @@ impl Shell {
     }
 
     fn say(&self, leads: bool) {
-        if self.leads.send_replace(leads) != leads {
+        // Followers wake at a turn only.
+        let turned = |now: &mut bool| std::mem::replace(now, leads) != leads;
+        if self.leads.send_if_modified(turned) {
             let to = if leads { "leading" } else { "following" };
             info!(state = to, name = self.candidate.name(), "leadership");
             self.metrics.add("leader_transitions_total", &[to], 1);

@@ -49,6 +49,34 @@ fn a_lease_that_changes_is_left_alone_and_one_that_stands_still_is_taken() {
 }
 
 #[test]
+fn a_deleted_lease_is_made_anew_by_its_holder_at_once_and_by_others_when_its_term_is_over() {
+    let (mut holder, mut other) = (
+        Candidate::new("holder".into(), TIMING),
+        Candidate::new("other".into(), TIMING),
+    );
+    assert_eq!(
+        holder.step(Some(record("holder", 1)), at(0)),
+        Action::Hold { taken: false }
+    );
+    assert_eq!(other.step(Some(record("holder", 1)), at(0)), Action::Wait);
+    assert_eq!(holder.step(None, at(1)), Action::Create);
+    for second in 1..13 {
+        assert_eq!(other.step(None, at(second)), Action::Wait);
+    }
+    assert_eq!(other.step(None, at(13)), Action::Create);
+}
+
+#[test]
+fn a_lease_that_comes_and_goes_counts_from_when_it_went_last() {
+    let mut other = Candidate::new("other".into(), TIMING);
+    assert_eq!(other.step(Some(record("holder", 1)), at(0)), Action::Wait);
+    assert_eq!(other.step(None, at(10)), Action::Wait);
+    assert_eq!(other.step(Some(record("holder", 2)), at(11)), Action::Wait);
+    assert_eq!(other.step(None, at(22)), Action::Wait);
+    assert_eq!(other.step(None, at(34)), Action::Create);
+}
+
+#[test]
 fn the_first_look_never_takes_a_lease_that_somebody_holds() {
     let mut me = Candidate::new("me".into(), TIMING);
     assert_eq!(

@@ -62,6 +62,21 @@ pub fn make(now: u64, lifetimes: Lifetimes) -> Result<Authority, PkiError> {
     })
 }
 
+/// Whether a stored authority can sign: certificate and key can be read and belong together.
+pub fn usable(stored: &Authority) -> Result<(), PkiError> {
+    let key = KeyPair::from_pem(&stored.key)?;
+    let certificate = CertificateDer::from_pem_slice(stored.certificate.as_bytes())
+        .map_err(|e| PkiError::Certificate(format!("of an authority: {e}")))?;
+    let (_, parsed) = X509Certificate::from_der(&certificate)
+        .map_err(|e| PkiError::Certificate(format!("of an authority: {e}")))?;
+    match parsed.public_key().subject_public_key.data == key.public_key_raw() {
+        true => Ok(()),
+        false => Err(PkiError::Certificate(
+            "of an authority: its key is another one's".to_owned(),
+        )),
+    }
+}
+
 /// A new leaf with its key, which never leaves this process.
 pub fn leaf(
     signer: &Authority,

@@ -17,6 +17,7 @@ pub struct Configuration {
 /// What it says about trust.
 pub struct Trust {
     webhooks: Vec<String>,
+    version: Option<String>,
     /// Certificates that every entry trusts, in the order of the first entry.
     pub bundle: Vec<String>,
     /// Whether every entry has this very bundle.
@@ -47,6 +48,7 @@ impl Configuration {
         let found = read
             .map_err(|e| self.failed(e))?
             .ok_or_else(|| PkiError::NoConfiguration(self.name.clone()))?;
+        let version = found.metadata.resource_version;
         let entries = found.webhooks.unwrap_or_default();
         if entries.is_empty() {
             return Err(PkiError::NoConfiguration(self.name.clone()));
@@ -60,6 +62,7 @@ impl Configuration {
             .collect();
         let first = bundles.first().cloned().unwrap_or_default();
         Ok(Trust {
+            version,
             webhooks: entries.into_iter().map(|entry| entry.name).collect(),
             equal: bundles.iter().all(|bundle| *bundle == first),
             bundle: first
@@ -69,8 +72,8 @@ impl Configuration {
         })
     }
 
-    /// Makes every entry trust these certificates.
-    pub async fn write(&self, trust: &Trust, bundle: &[String]) -> Result<(), PkiError> {
+    /// Makes every entry trust these certificates; false when somebody else wrote since it was read.
+    pub async fn write(&self, trust: &Trust, bundle: &[String]) -> Result<bool, PkiError> {
         let bundle = ByteString(bundle.concat().into_bytes());
         let entries: Vec<_> = trust
             .webhooks
@@ -80,12 +83,15 @@ impl Configuration {
         let patch = json!({
             "apiVersion": "admissionregistration.k8s.io/v1",
             "kind": "MutatingWebhookConfiguration",
-            "metadata": {"name": self.name},
+            "metadata": {"name": self.name, "resourceVersion": trust.version},
             "webhooks": entries,
         });
         let params = PatchParams::apply(FIELD_MANAGER).force();
         let patch = Patch::Apply(&patch);
-        let patched = in_time(self.api.patch(&self.name, &params, &patch)).await;
-        patched.map(drop).map_err(|e| self.failed(e))
+        match in_time(self.api.patch(&self.name, &params, &patch)).await {
+            Ok(_) => Ok(true),
+            Err(kube::Error::Api(status)) if status.code == 409 => Ok(false),
+            Err(e) => Err(self.failed(e)),
+        }
     }
 }

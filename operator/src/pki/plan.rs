@@ -2,6 +2,8 @@
 //!
 //! A new authority is stored, then trusted (its certificate joins the caBundle), then noted as trusted; only when that is `settle` ago,
 //! so that every API server has seen it, do replicas sign with it. The old one stays trusted until all of its leaves have ended.
+//! A Secret that was lost or restored from a backup changes nothing about that: what is trusted and not stored may have leaves in use, and what
+//! is stored and not trusted has its time of trust begin anew.
 
 use serde::{Deserialize, Serialize};
 
@@ -63,6 +65,8 @@ pub enum Step {
     Trust(Vec<String>),
     /// Store that the authority with this certificate is trusted as of now.
     Note(String),
+    /// Store that the authority with this certificate is not trusted: somebody took it out of the caBundle, or brought an old store back.
+    Doubt(String),
     /// Nothing before the next look.
     Rest,
 }
@@ -87,6 +91,11 @@ pub fn next(authorities: &[Authority], bundle: &[String], now: u64, lifetimes: L
     if !forgotten.is_empty() {
         return Step::Forget(forgotten);
     }
+    let noted = |a: &&Authority| a.trusted_since.is_some();
+    let mut noted = authorities.iter().filter(noted);
+    if let Some(a) = noted.find(|a| !bundle.contains(&a.certificate)) {
+        return Step::Doubt(a.certificate.clone());
+    }
     let wanted = wanted(authorities, bundle, now, lifetimes);
     if wanted != bundle {
         return Step::Trust(wanted);
@@ -97,7 +106,7 @@ pub fn next(authorities: &[Authority], bundle: &[String], now: u64, lifetimes: L
     }
 }
 
-/// Whether every leaf of an authority has ended, because replicas have signed with one of these for longer than a leaf lasts.
+/// Whether every leaf of other authorities has ended, because replicas have signed with one of these for longer than a leaf lasts.
 fn superseded(newer: &[Authority], now: u64, lifetimes: Lifetimes) -> bool {
     newer
         .iter()
@@ -105,19 +114,33 @@ fn superseded(newer: &[Authority], now: u64, lifetimes: Lifetimes) -> bool {
         .any(|since| now >= since + 2 * lifetimes.settle + lifetimes.leaf)
 }
 
-fn wanted(
+/// The certificates that the caBundle shall have.
+pub fn wanted(
     authorities: &[Authority],
     bundle: &[String],
     now: u64,
     lifetimes: Lifetimes,
 ) -> Vec<String> {
     let own = authorities.iter().map(|a| &a.certificate);
-    // After the store was lost, replicas still serve leaves of what is trusted today: it stays until the new authority is in use.
-    let fresh = !authorities.iter().any(|a| a.settled(now, lifetimes));
+    // Nobody knows who signed with what is trusted and not stored: it stays until a stored authority has outlasted every leaf of it.
+    let fresh = !superseded(authorities, now, lifetimes);
     let kept = bundle
         .iter()
         .filter(|c| fresh && !authorities.iter().any(|a| a.certificate == **c));
     kept.chain(own).cloned().collect()
+}
+
+/// The authorities with this one's time of trust set.
+pub fn noted(
+    mut authorities: Vec<Authority>,
+    certificate: &str,
+    since: Option<u64>,
+) -> Vec<Authority> {
+    let this = |a: &&mut Authority| a.certificate == certificate;
+    for a in authorities.iter_mut().filter(this) {
+        a.trusted_since = since;
+    }
+    authorities
 }
 
 /// The leaf that a replica serves.
@@ -136,15 +159,14 @@ pub fn sign<'a>(
     now: u64,
     lifetimes: Lifetimes,
 ) -> Option<&'a Authority> {
-    let living = || authorities.iter().rev().filter(|a| a.lives(now));
+    let living = || authorities.iter().filter(|a| a.lives(now));
     let leaf = leaf.filter(|leaf| now < leaf.ends);
-    let Some(signer) = living().find(|a| a.settled(now, lifetimes)) else {
+    let Some(signer) = living().rfind(|a| a.settled(now, lifetimes)) else {
         // None is known to be trusted everywhere: the leaf at hand is as good as any, else the one that was trusted first.
         return match leaf {
             Some(_) => None,
-            None => authorities
-                .iter()
-                .find(|a| a.lives(now) && a.trusted_since.is_some())
+            None => living()
+                .find(|a| a.trusted_since.is_some())
                 .or_else(|| living().next()),
         };
     };

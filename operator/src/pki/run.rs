@@ -263,14 +263,24 @@ async fn lead(
         let stored = store.read().await?;
         let trust = configuration.read().await;
         // Without a configuration there is nobody to trust; an authority is made all the same.
-        let bundle = match &trust {
-            Ok(trust) if trust.equal => trust.bundle.clone(),
-            Ok(_) | Err(PkiError::NoConfiguration(_)) => Vec::new(),
+        let (bundle, equal) = match &trust {
+            Ok(trust) => (trust.bundle.clone(), trust.equal),
+            Err(PkiError::NoConfiguration(_)) => (Vec::new(), true),
             Err(_) => return trust.map(drop),
         };
+        // What the next leader does may follow from something else.
+        if !upkeep.leadership.leads() {
+            return Ok(());
+        }
         let authorities = stored.authorities.clone();
         let now = now();
-        match plan::next(&authorities, &bundle, now, upkeep.lifetimes) {
+        let step = match plan::next(&authorities, &bundle, now, upkeep.lifetimes) {
+            Step::Rest | Step::Note(_) if !equal => {
+                Step::Trust(plan::wanted(&authorities, &bundle, now, upkeep.lifetimes))
+            }
+            step => step,
+        };
+        match step {
             Step::Rest => return Ok(()),
             Step::Make => {
                 let made = authority::make(now, upkeep.lifetimes)?;
@@ -288,18 +298,18 @@ async fn lead(
                 store.write(stored, authorities).await?;
             }
             Step::Trust(bundle) => {
-                configuration.write(&trust?, &bundle).await?;
-                info!(certificates = bundle.len(), "caBundle written");
+                if configuration.write(&trust?, &bundle).await? {
+                    info!(certificates = bundle.len(), "caBundle written");
+                }
             }
             Step::Note(certificate) => {
-                let mut authorities = authorities;
-                for a in authorities
-                    .iter_mut()
-                    .filter(|a| a.certificate == certificate)
-                {
-                    a.trusted_since = Some(now);
-                }
-                store.write(stored, authorities).await?;
+                let noted = plan::noted(authorities, &certificate, Some(now));
+                store.write(stored, noted).await?;
+            }
+            Step::Doubt(certificate) => {
+                warn!("an authority that had been trusted is not in the caBundle any more");
+                let noted = plan::noted(authorities, &certificate, None);
+                store.write(stored, noted).await?;
             }
         }
     }

@@ -1,6 +1,7 @@
 //! The Secret with the authorities, which the leader writes and every replica reads. It is made by create, never by apply: two writers
 //! must not merge their keys.
 
+use super::authority;
 use super::plan::Authority;
 use super::{PkiError, in_time};
 use k8s_openapi::ByteString;
@@ -50,12 +51,12 @@ impl Store {
         }
     }
 
-    /// Now. What cannot be read as authorities is none; the leader then writes new ones in its place.
+    /// Now. What cannot be read as an authority, or cannot sign, is none; the leader then writes new ones in its place.
     pub async fn read(&self) -> Result<Stored, PkiError> {
         let secret = in_time(self.api.get_opt(&self.name)).await;
         let secret = secret.map_err(|e| self.failed(e))?;
         let data = secret.as_ref().and_then(|s| s.data.as_ref()?.get(KEY));
-        let authorities = match data.map(|data| serde_json::from_slice::<Content>(&data.0)) {
+        let mut authorities = match data.map(|data| serde_json::from_slice::<Content>(&data.0)) {
             None => Vec::new(),
             Some(Ok(content)) => content.authorities,
             Some(Err(e)) => {
@@ -63,6 +64,13 @@ impl Store {
                 Vec::new()
             }
         };
+        authorities.retain(|a| match authority::usable(a) {
+            Ok(()) => true,
+            Err(e) => {
+                error!(secret = self.name, error = %e, "a stored authority cannot sign and is left out");
+                false
+            }
+        });
         Ok(Stored {
             secret,
             authorities,

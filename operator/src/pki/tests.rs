@@ -3,7 +3,7 @@
 use super::authority;
 use super::call::call;
 use super::files::Files;
-use super::plan::{Authority, Leaf, Lifetimes, Step, ends, next, sign};
+use super::plan::{Authority, Leaf, Lifetimes, Step, ends, next, noted, sign};
 use crate::http::{Bounds, Port, serve};
 use crate::metrics;
 use crate::shutdown::{Phase, Shutdown};
@@ -78,7 +78,7 @@ fn nobody_signs_with_an_authority_before_its_trust_has_settled() {
 }
 
 #[test]
-fn after_the_store_was_lost_what_was_trusted_stays_trusted_until_the_new_authority_is_in_use() {
+fn after_the_store_was_lost_what_was_trusted_stays_trusted_until_its_leaves_have_ended() {
     let new = [authority("b", 300, None)];
     let kept = names(&["a", "b"]);
     assert_eq!(
@@ -86,9 +86,10 @@ fn after_the_store_was_lost_what_was_trusted_stays_trusted_until_the_new_authori
         Step::Trust(kept.clone())
     );
     let noted = [authority("b", 300, Some(0))];
-    assert_eq!(next(&noted, &kept, 11, LIFETIMES), Step::Rest);
+    // Replicas may serve what they signed before the loss for the life of a leaf.
+    assert_eq!(next(&noted, &kept, 2 * 12 + 59, LIFETIMES), Step::Rest);
     assert_eq!(
-        next(&noted, &kept, 12, LIFETIMES),
+        next(&noted, &kept, 2 * 12 + 60, LIFETIMES),
         Step::Trust(names(&["b"]))
     );
     let leaf = Leaf {
@@ -97,6 +98,57 @@ fn after_the_store_was_lost_what_was_trusted_stays_trusted_until_the_new_authori
     };
     assert_eq!(sign(Some(&leaf), &noted, 11, LIFETIMES), None);
     assert_eq!(sign(Some(&leaf), &noted, 12, LIFETIMES), Some(&noted[0]));
+}
+
+#[test]
+fn an_old_store_that_was_brought_back_is_not_believed_before_its_trust_has_settled_again() {
+    let old = [authority("a", 300, Some(0))];
+    let trusted = names(&["b"]);
+    assert_eq!(
+        next(&old, &trusted, 100, LIFETIMES),
+        Step::Doubt("a".into())
+    );
+    let doubted = noted(old.to_vec(), "a", None);
+    let both = names(&["b", "a"]);
+    assert_eq!(
+        next(&doubted, &trusted, 100, LIFETIMES),
+        Step::Trust(both.clone())
+    );
+    assert_eq!(
+        next(&doubted, &both, 100, LIFETIMES),
+        Step::Note("a".into())
+    );
+    let again = noted(doubted, "a", Some(100));
+    assert_eq!(next(&again, &both, 100 + 12, LIFETIMES), Step::Rest);
+    let leaf = Leaf {
+        signer: "b".into(),
+        ends: 150,
+    };
+    assert_eq!(sign(Some(&leaf), &again, 111, LIFETIMES), None);
+    assert_eq!(sign(Some(&leaf), &again, 112, LIFETIMES), Some(&again[0]));
+}
+
+#[test]
+fn an_authority_that_cannot_sign_is_found_out() {
+    let (one, other) = (
+        authority::make(unix(), LIFETIMES).unwrap(),
+        authority::make(unix(), LIFETIMES).unwrap(),
+    );
+    assert!(authority::usable(&one).is_ok());
+    let cut = one.key.len() / 2;
+    for (certificate, key) in [
+        (&*one.certificate, &one.key[..cut]),
+        (&one.certificate[..cut], &one.key),
+        (&one.certificate, &other.key),
+        ("", ""),
+    ] {
+        let stored = Authority {
+            certificate: certificate.to_owned(),
+            key: key.to_owned(),
+            ..one.clone()
+        };
+        assert!(authority::usable(&stored).is_err());
+    }
 }
 
 #[test]
@@ -138,9 +190,10 @@ impl World {
                 Step::Forget(gone) => self.store.retain(|a| !gone.contains(&a.certificate)),
                 Step::Trust(bundle) => self.bundles.push((now, bundle)),
                 Step::Note(name) => {
-                    for a in self.store.iter_mut().filter(|a| a.certificate == name) {
-                        a.trusted_since = Some(now);
-                    }
+                    self.store = noted(std::mem::take(&mut self.store), &name, Some(now));
+                }
+                Step::Doubt(name) => {
+                    self.store = noted(std::mem::take(&mut self.store), &name, None);
                 }
             }
         }
