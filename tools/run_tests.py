@@ -33,11 +33,13 @@ def commands(suite: str) -> list[list[str]]:
     """Commands of a suite, run one after the other until one fails."""
     pytest = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
     build = ["cargo", "build", "--bin", "kvcachepool-sidecar"]
+    # By a command of its own: what tests depend on would give the programs other features, and have them built once more.
+    stand_in = ["cargo", "build", "--example", "stand_in_engine"]
     return {
         "rust": [["cargo", "test", "--workspace", "--features", "simulation", "--no-fail-fast"]],
         "connector": [build, [*pytest, "tests/connector"]],
         "chart": [[*pytest, "tests/chart"]],
-        "cluster": [["cargo", "build", "--bins", "--example", "stand_in_engine"], [*pytest, "--durations=8", "tests/cluster"]],
+        "cluster": [["cargo", "build", "--bins"], stand_in, [*pytest, "--durations=8", "tests/cluster"]],
         "vllm": [build, [*pytest, "--durations=8", "tests/vllm"]],
     }[suite]
 
