@@ -183,7 +183,7 @@ class Demo:
         self.run("kubectl", "get", "kvcachepools", why="what the pool says of it")
         return told()
 
-    def try_it(self) -> str:
+    def environment(self) -> str:
         """The line that lets a shell use the cluster."""
         programs = f"{binaries()}:{paths.target()}/debug"
         return f"export KUBECONFIG={self._cluster.kubeconfig} PATH={programs}:$PATH"
@@ -237,7 +237,7 @@ def demo() -> int:
         workload.print_sidecar()
         told = steps.show_pools(sidecar)
         workload.print_addresses()
-        workload.keep(f"The cluster runs on ({steps.try_it()})")
+        workload.keep("The cluster runs on", steps.environment(), "kubectl kvcachepool status demo")
         return workload.status() if told else 1
 
 

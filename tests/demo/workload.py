@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -153,13 +154,16 @@ class Workload:
         if not self._model.real:
             print(f"The answers are gibberish because the weights are random, such as: {self._cold[0][:60]!r}")
 
-    def keep(self, what: str) -> None:
-        """With KEEP=1 leaves all running, with a line to try, until Ctrl-C or SIGTERM."""
+    def keep(self, what: str, *more: str) -> None:
+        """With KEEP=1 leaves all running, with `curl` and more lines to try, until Ctrl-C or SIGTERM."""
         if os.environ.get("KEEP", "") in ("", "0"):
             return
         body = json.dumps({"model": "model", "prompt": self._short(), "max_tokens": 8})
         print(f"\n{what} until Ctrl-C, which ends and removes all of it. Try:")
-        print(f"  curl -s {self.vllm.url}/v1/completions -H 'Content-Type: application/json' -d '{body}'", flush=True)
+        print(f"  curl -s {self.vllm.url}/v1/completions -H 'Content-Type: application/json' -d '{body}'")
+        for line in more:
+            print(f"  {line}")
+        sys.stdout.flush()
         wait_for_end()
 
     def status(self) -> int:
