@@ -7,6 +7,7 @@ mod backoff;
 mod children;
 mod events;
 mod evict;
+mod gather;
 mod live;
 mod pool;
 mod queue;

@@ -1,6 +1,7 @@
 //! What makes a pool due: itself, its pods, its objects, refused pods, numbers of its sidecars, and the canary.
 
 use super::children;
+use super::gather::gathered;
 use super::term::{Stored, Term};
 use crate::api::KVCachePool;
 use crate::pods::{PoolRef, watch_pods, watch_refusals};
@@ -11,8 +12,12 @@ use kube::runtime::{WatchStreamExt, reflector};
 use kube::{Api, ResourceExt};
 use std::convert::Infallible;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::mpsc;
 use tracing::warn;
+
+/// Changes of one pool within this time are one look.
+const MOMENT: Duration = Duration::from_millis(200);
 
 /// All triggers, merged. Never ends and never fails: broken watches begin anew.
 pub fn queue(
@@ -34,12 +39,12 @@ pub fn queue(
         asked.boxed(),
     ])
     .map(|pool| ObjectRef::new(&pool.name).within(&pool.namespace));
-    futures::stream::select_all([
+    let all = futures::stream::select_all([
         pools(term, writer).boxed(),
         related.boxed(),
         canary(term).boxed(),
-    ])
-    .map(Ok)
+    ]);
+    gathered(all, MOMENT).map(Ok)
 }
 
 /// Pools themselves, into the store of this term.

@@ -27,8 +27,6 @@ use tracing::{error, info, warn};
 /// A stored pool, or why it cannot be read: one such pool must not stall the watch of all others.
 pub type Stored = DeserializeGuard<KVCachePool>;
 
-/// Changes that come together are looked at together.
-const DEBOUNCE: Duration = Duration::from_millis(200);
 /// Pools that are reconciled at the same time.
 const AT_ONCE: u16 = 16;
 
@@ -138,7 +136,8 @@ pub async fn run(context: Context) {
         term.clone(),
         pools,
         queue::queue(&term, writer, heard),
-        Config::default().debounce(DEBOUNCE).concurrency(AT_ONCE),
+        // No debounce: it begins anew with every change, and a pool that changes without end would never be looked at.
+        Config::default().concurrency(AT_ONCE),
     );
     let work = work.for_each(|done| {
         match done {
