@@ -77,7 +77,7 @@ def _measure(cluster: Cluster, api: Api, size: Load, seconds: float, rounds: int
 def _load(api: Api, size: Load, leader: counts.Replica) -> Loaded:
     empty = leader.rss_mib()
     pools = load.create_pools(api, size)
-    wait_for(lambda: len(load.counted(api)) == size.pools, 300, "every pool has a status", pause=1)
+    wait_for(lambda: len(load.counted(api)) == size.pools, 600, "every pool has a status", pause=1)
     pods = load.create_pods(api, size)
     start = time.monotonic()
 
@@ -86,7 +86,7 @@ def _load(api: Api, size: Load, leader: counts.Replica) -> Loaded:
         say(f"  {done} of {size.pools} pools count all their pods")
         return done == size.pools
 
-    wait_for(reconciled, 300, "every pool counts its pods", pause=4)
+    wait_for(reconciled, 900, "every pool counts its pods", pause=4)
     say(f"  reconciled {time.monotonic() - start:.0f} s after the last pod")
     missed = size.pods - sum(pods["injected"] for pods in load.counted(api))
     return Loaded(pools, pods, missed, empty, leader.rss_mib(), leader.metrics(), api.metrics())

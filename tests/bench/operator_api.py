@@ -20,7 +20,7 @@ from servers.prometheus import Samples
 T = TypeVar("T")
 MERGE = "application/merge-patch+json"
 #: Requests at once.
-THREADS = 8
+THREADS = 32
 
 
 def say(text: str) -> None:
