@@ -2,10 +2,11 @@
 
 use super::events::owner;
 use super::pool::Look;
+use super::term::Term;
 use crate::api::Mode;
-use crate::pods::{Pod, missed};
+use crate::pods::{Pod, PoolRef, missed};
 use crate::status::Reason;
-use jiff::SignedDuration;
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::ObjectReference;
 use std::sync::Arc;
 
@@ -15,18 +16,13 @@ const NEWS: SignedDuration = SignedDuration::from_mins(10);
 impl Look<'_> {
     /// Events of young pods that have no sidecar or one that does not start, on their controllers and on the pool.
     pub(super) async fn tell(&self, pods: &[Arc<Pod>], about: &ObjectReference) {
-        let young = |p: &&Arc<Pod>| p.is_active() && self.now.duration_since(p.created) < NEWS;
         let missed: Vec<&Arc<Pod>> = match self.pool.spec.injection.mode {
             Mode::Enabled => missed(pods, self.created()).collect(),
             Mode::Disabled => Vec::new(),
         };
-        for pod in pods.iter().filter(young) {
-            let said = if let Some(reason) = pod.refusal() {
-                let message = pod.injection.as_ref().map_or("", |i| &i.message);
-                Some((
-                    reason,
-                    format!("pod {} starts without a cache: {message}", pod.name),
-                ))
+        for pod in pods.iter().filter(|pod| is_news(pod, self.now)) {
+            let said = if let Some(refused) = refusal(pod) {
+                Some(refused)
             } else if let Some(fault) = pod.fault() {
                 Some((
                     fault.reason,
@@ -54,4 +50,27 @@ impl Look<'_> {
             }
         }
     }
+}
+
+/// Events of young pods that were refused and whose pool is not there, on their controllers: no pool speaks for them.
+pub async fn tell_of_no_pool(name: &PoolRef, term: &Term) {
+    let now = Timestamp::now();
+    for pod in term.pods.of(name).iter().filter(|pod| is_news(pod, now)) {
+        if let Some((reason, note)) = refusal(pod) {
+            term.events
+                .warn_once(&owner(pod), "Inject", reason, &note)
+                .await;
+        }
+    }
+}
+
+fn is_news(pod: &Pod, now: Timestamp) -> bool {
+    pod.is_active() && now.duration_since(pod.created) < NEWS
+}
+
+/// Reason and note of a pod that the webhook left as it is.
+fn refusal(pod: &Pod) -> Option<(&str, String)> {
+    let message = pod.injection.as_ref().map_or("", |i| &i.message);
+    let note = format!("pod {} starts without a cache: {message}", pod.name);
+    Some((pod.refusal()?, note))
 }

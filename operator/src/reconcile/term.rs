@@ -5,6 +5,7 @@ use super::backoff::Backoff;
 use super::children::Children;
 use super::events::Events;
 use super::pool::{Failed, reconcile};
+use super::tell::tell_of_no_pool;
 use super::{queue, sample};
 use crate::api::{KVCachePool, KVCachePoolStatus};
 use crate::canary::Seen;
@@ -139,18 +140,20 @@ pub async fn run(context: Context) {
         // No debounce: it begins anew with every change, and a pool that changes without end would never be looked at.
         Config::default().concurrency(AT_ONCE),
     );
-    let work = work.for_each(|done| {
+    let here = &term;
+    let work = work.for_each_concurrent(usize::from(AT_ONCE), move |done| async move {
         match done {
-            Ok((pool, _)) => term.backoff.clear(&queue::pool_ref(&pool)),
+            Ok((pool, _)) => here.backoff.clear(&queue::pool_ref(&pool)),
             Err(Error::ObjectNotFound(gone)) => {
                 let namespace = gone.namespace.as_deref().unwrap_or_default();
-                term.forget(&PoolRef::new(namespace, &gone.name));
+                let gone = PoolRef::new(namespace, &gone.name);
+                here.forget(&gone);
+                tell_of_no_pool(&gone, here).await;
             }
             // Said where the pause was chosen.
             Err(Error::ReconcilerFailed(..)) => {}
             Err(e) => error!(error = %e, "the reconciler's queue broke"),
         }
-        std::future::ready(())
     });
     info!("reconciling");
     let sampling = sample::run(term.clone(), move |pool| {
