@@ -8,13 +8,17 @@ use kube::api::{Api, PostParams};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tracing::{info, warn};
 
 /// Between two rounds.
 pub const EVERY: Duration = Duration::from_secs(60);
 /// Between two rounds while the last one did not pass: an outage ends sooner in the status than it began.
 const EVERY_FAILED: Duration = Duration::from_secs(15);
+/// Between two looks while a miss is not believed yet.
+const EVERY_DOUBTED: Duration = Duration::from_secs(2);
+/// A miss is believed when it lasts: a replica that comes or goes is no outage, and each pool's status would tell of it twice.
+const BELIEVED: Duration = Duration::from_secs(10);
 /// Longest round; a webhook that does not answer costs the API server 3 s.
 const TIME_MAX: Duration = Duration::from_secs(15);
 
@@ -59,9 +63,14 @@ pub struct Canary {
 
 /// Goes round without end.
 pub async fn run(canary: Canary) {
+    let mut doubt = Doubt::default();
     loop {
         let seen = look(&canary).await;
         canary.metrics.add("canary_checks_total", &[seen.name()], 1);
+        if !doubt.believes(&seen, Instant::now()) {
+            sleep(EVERY_DOUBTED).await;
+            continue;
+        }
         if canary.seen.send_replace(seen.clone()) != seen {
             match &seen {
                 Seen::Injected => info!("the webhook answers: a test pod was injected"),
@@ -80,6 +89,20 @@ pub async fn run(canary: Canary) {
     }
 }
 
+/// Since when the test pod comes back without a sidecar.
+#[derive(Debug, Default)]
+struct Doubt(Option<Instant>);
+
+impl Doubt {
+    fn believes(&mut self, seen: &Seen, now: Instant) -> bool {
+        if *seen != Seen::WebhookUnreachable {
+            self.0 = None;
+            return true;
+        }
+        now.duration_since(*self.0.get_or_insert(now)) >= BELIEVED
+    }
+}
+
 async fn look(canary: &Canary) -> Seen {
     let params = PostParams {
         dry_run: true,
@@ -94,5 +117,29 @@ async fn look(canary: &Canary) -> Seen {
         Ok(Ok(_)) => Seen::WebhookUnreachable,
         Ok(Err(e)) => Seen::Unknown(e.to_string()),
         Err(_) => Seen::Unknown(format!("no answer within {TIME_MAX:?}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_miss_is_believed_when_it_lasts_and_everything_else_at_once() {
+        let start = Instant::now();
+        let mut doubt = Doubt::default();
+        let mut believes = |seen: &Seen, seconds| {
+            let now = start + Duration::from_secs(seconds);
+            doubt.believes(seen, now)
+        };
+        let missed = Seen::WebhookUnreachable;
+        assert!(!believes(&missed, 0));
+        assert!(!believes(&missed, 9));
+        assert!(believes(&Seen::Injected, 9));
+        assert!(!believes(&missed, 60), "counted anew");
+        assert!(believes(&Seen::Unknown("quota".to_owned()), 62));
+        assert!(!believes(&missed, 70));
+        assert!(believes(&missed, 80));
+        assert!(believes(&missed, 95), "and stays believed");
     }
 }
