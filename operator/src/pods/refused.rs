@@ -15,6 +15,7 @@ use kube::runtime::watcher::{Config, watcher};
 use kube::{Api, Client, Resource};
 use parking_lot::Mutex;
 use serde::Deserialize;
+use serde_json::Value;
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -42,16 +43,16 @@ pub struct Refused {
     pub at: Timestamp,
 }
 
-/// The last refusal of each pool.
+/// The last refusal of each pool, and the workload that it came to.
 #[derive(Debug, Default)]
-pub struct Refusals(Mutex<HashMap<PoolRef, Refused>>);
+pub struct Refusals(Mutex<HashMap<PoolRef, (Refused, ObjectReference)>>);
 
 impl Refusals {
     /// The refusal that holds for a pool, unless its time is over or the workload has made a pod since.
     #[must_use]
     pub fn of(&self, pool: &PoolRef, pods: &[Arc<Pod>], now: Timestamp) -> Option<Refused> {
         let mut refusals = self.0.lock();
-        let refused = refusals.get(pool)?;
+        let (refused, _) = refusals.get(pool)?;
         let made = pods.iter().any(|p| {
             p.created > refused.at && p.owner.as_ref().is_some_and(|o| o.uid == refused.owner_uid)
         });
@@ -62,8 +63,34 @@ impl Refusals {
         Some(refused.clone())
     }
 
-    fn put(&self, pool: PoolRef, refused: Refused) {
-        self.0.lock().insert(pool, refused);
+    /// The refusal, if its workload still lacks pods: one that was scaled down, or replaced by another, wants none any more.
+    pub async fn confirmed(
+        &self,
+        client: &Client,
+        pool: &PoolRef,
+        refused: Refused,
+    ) -> Option<Refused> {
+        let workload = self.0.lock().get(pool).map(|(_, w)| w.clone())?;
+        let Some((api, name)) = api_of(client, &workload) else {
+            return Some(refused);
+        };
+        let lacks = match api.get_opt(name).await {
+            Ok(Some(found)) => {
+                found.metadata.uid.as_deref() == Some(&*refused.owner_uid)
+                    && lacks_pods(workload.kind.as_deref().unwrap_or_default(), &found.data)
+            }
+            Ok(None) => false,
+            // Kinds that may not be read tell nothing.
+            Err(_) => true,
+        };
+        if !lacks {
+            self.0.lock().remove(pool);
+        }
+        lacks.then_some(refused)
+    }
+
+    fn put(&self, pool: PoolRef, refused: Refused, workload: ObjectReference) {
+        self.0.lock().insert(pool, (refused, workload));
     }
 }
 
@@ -94,7 +121,7 @@ pub fn watch_refusals(
                     .refused()
                     .filter(|r| Timestamp::now().duration_since(r.at) <= COUNTS)?;
                 let pool = owners.pool(&event.involved_object).await?;
-                refusals.put(pool.clone(), refused);
+                refusals.put(pool.clone(), refused, event.involved_object);
                 Some(pool)
             }
         })
@@ -180,7 +207,7 @@ impl Owners {
         {
             return pool.clone();
         }
-        let label = self.label(owner, namespace).await;
+        let label = self.label(owner).await;
         let pool = label
             .map(|name| PoolRef::new(namespace, &name))
             .or_else(|| self.index.pool_of_owner(&uid));
@@ -193,27 +220,52 @@ impl Owners {
     }
 
     /// The label (or annotation) in the workload's template. Kinds that may not be read tell nothing: then a pod of it has to.
-    async fn label(&self, owner: &ObjectReference, namespace: &str) -> Option<String> {
-        let (group, version) = match owner.api_version.as_deref()?.split_once('/') {
-            Some(parts) => parts,
-            None => ("", owner.api_version.as_deref()?),
-        };
-        let kind = GroupVersionKind::gvk(group, version, owner.kind.as_deref()?);
-        let api: Api<DynamicObject> = Api::namespaced_with(
-            self.client.clone(),
-            namespace,
-            &ApiResource::from_gvk(&kind),
-        );
+    async fn label(&self, owner: &ObjectReference) -> Option<String> {
+        let (api, name) = api_of(&self.client, owner)?;
         let workload = api
-            .get(owner.name.as_deref()?)
+            .get(name)
             .await
-            .inspect_err(|e| debug!(error = %e, ?kind, "workload not read"))
+            .inspect_err(|e| debug!(error = %e, kind = owner.kind, "workload not read"))
             .ok()?;
         let meta = workload.data.pointer("/spec/template/metadata")?;
         ["labels", "annotations"]
             .iter()
             .find_map(|place| meta.get(place)?.get(names::POOL)?.as_str())
             .map(str::to_owned)
+    }
+}
+
+/// Where a workload is read, and by which name.
+fn api_of<'a>(
+    client: &Client,
+    workload: &'a ObjectReference,
+) -> Option<(Api<DynamicObject>, &'a str)> {
+    let api_version = workload.api_version.as_deref()?;
+    let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
+    let kind = GroupVersionKind::gvk(group, version, workload.kind.as_deref()?);
+    let namespace = workload.namespace.as_deref()?;
+    let resource = ApiResource::from_gvk(&kind);
+    let api = Api::namespaced_with(client.clone(), namespace, &resource);
+    Some((api, workload.name.as_deref()?))
+}
+
+/// Whether a workload has fewer pods than it wants, as its controller counts them.
+fn lacks_pods(kind: &str, workload: &Value) -> bool {
+    let number = |path: &str| workload.pointer(path).and_then(Value::as_i64);
+    let count = |path: &str| number(path).unwrap_or(0);
+    match kind {
+        "DaemonSet" => {
+            count("/status/currentNumberScheduled") < count("/status/desiredNumberScheduled")
+        }
+        "Job" => {
+            let parallel = number("/spec/parallelism").unwrap_or(1);
+            let left = number("/spec/completions").map(|all| all - count("/status/succeeded"));
+            let ended = ["/status/completionTime", "/spec/suspend"]
+                .iter()
+                .any(|path| workload.pointer(path).is_some_and(|v| *v != false));
+            !ended && count("/status/active") < parallel.min(left.unwrap_or(parallel))
+        }
+        _ => count("/status/replicas") < number("/spec/replicas").unwrap_or(1),
     }
 }
 
@@ -256,10 +308,10 @@ mod tests {
             .refused()
             .unwrap();
         let refusals = Refusals::default();
-        refusals.put(pool.clone(), refused.clone());
+        refusals.put(pool.clone(), refused.clone(), ObjectReference::default());
         assert_eq!(refusals.of(&pool, &[], at(1200)), Some(refused.clone()));
         assert_eq!(refusals.of(&pool, &[], at(1201)), None);
-        refusals.put(pool.clone(), refused);
+        refusals.put(pool.clone(), refused, ObjectReference::default());
         let mut young = pod("web-7f-1");
         young.created = at(7);
         let mut other = young.clone();
@@ -269,5 +321,64 @@ mod tests {
             "of another workload"
         );
         assert_eq!(refusals.of(&pool, &[Arc::new(young)], at(8)), None);
+    }
+
+    #[test]
+    fn a_workload_lacks_pods_while_its_controller_counts_fewer_than_it_wants() {
+        for (kind, workload, lacks) in [
+            (
+                "ReplicaSet",
+                json!({"spec": {"replicas": 2}, "status": {"replicas": 1}}),
+                true,
+            ),
+            (
+                "ReplicaSet",
+                json!({"spec": {"replicas": 2}, "status": {"replicas": 2}}),
+                false,
+            ),
+            (
+                "ReplicaSet",
+                json!({"spec": {"replicas": 0}, "status": {"replicas": 0}}),
+                false,
+            ),
+            ("StatefulSet", json!({"spec": {}, "status": {}}), true),
+            (
+                "DaemonSet",
+                json!({"status": {"desiredNumberScheduled": 3, "currentNumberScheduled": 2}}),
+                true,
+            ),
+            (
+                "DaemonSet",
+                json!({"status": {"desiredNumberScheduled": 3, "currentNumberScheduled": 3}}),
+                false,
+            ),
+            (
+                "Job",
+                json!({"spec": {"parallelism": 1, "completions": 1}, "status": {}}),
+                true,
+            ),
+            (
+                "Job",
+                json!({"spec": {"parallelism": 1, "completions": 1}, "status": {"active": 1}}),
+                false,
+            ),
+            (
+                "Job",
+                json!({"spec": {"parallelism": 2, "completions": 3}, "status": {"active": 1, "succeeded": 2}}),
+                false,
+            ),
+            (
+                "Job",
+                json!({"spec": {"parallelism": 2, "suspend": true}, "status": {}}),
+                false,
+            ),
+            (
+                "Job",
+                json!({"spec": {"parallelism": 2, "suspend": false}, "status": {}}),
+                true,
+            ),
+        ] {
+            assert_eq!(lacks_pods(kind, &workload), lacks, "{kind} {workload}");
+        }
     }
 }

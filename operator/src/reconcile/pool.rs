@@ -11,7 +11,7 @@ use crate::canary;
 use crate::desired::{desired, settings};
 use crate::inject::Settings;
 use crate::names;
-use crate::pods::{Breaker, Door, Goal, Pod, PoolRef, Setback, Update};
+use crate::pods::{Breaker, Door, Goal, Pod, PoolRef, Refused, Setback, Update};
 use crate::status::{self, Canary, READY, Reason, Seen, Write};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;
@@ -27,6 +27,8 @@ use thiserror::Error;
 
 /// The next look if nothing happens.
 const LOOK: Duration = Duration::from_secs(600);
+/// The next look while the cluster refuses pods: whether it still does, nobody else tells.
+const REFUSED: Duration = Duration::from_secs(30);
 /// The next look while the pods are not listed yet.
 const SOON: Duration = Duration::from_secs(1);
 
@@ -120,7 +122,7 @@ impl Look<'_> {
             .term
             .usage
             .with(&self.name, |u| u.summary(&pods, self.now));
-        let refused = self.term.refusals.of(&self.name, &pods, self.now);
+        let refused = self.refused(&pods).await;
         let before = state
             .written
             .clone()
@@ -154,6 +156,7 @@ impl Look<'_> {
             again.and_then(|d| Duration::try_from(d).ok()),
             wait,
             evicting,
+            refused.map(|_| REFUSED),
         ];
         Ok(times
             .into_iter()
@@ -161,6 +164,13 @@ impl Look<'_> {
             .min()
             .unwrap_or_else(|| spread(LOOK))
             .max(SOON))
+    }
+
+    /// The refusal that still stands.
+    async fn refused(&self, pods: &[Arc<Pod>]) -> Option<Refused> {
+        let (client, refusals) = (&self.term.client, &self.term.refusals);
+        let refused = refusals.of(&self.name, pods, self.now)?;
+        refusals.confirmed(client, &self.name, refused).await
     }
 
     /// Applies and prunes, unless the spec is not accepted: then everything stays as it is.
