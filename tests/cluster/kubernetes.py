@@ -92,6 +92,12 @@ class Kubernetes:
             raise Refused(f"{method} {path}: {error.code}: {error.read().decode(errors='replace')}") from None
         return json.loads(text) if kind.startswith("application/json") else text
 
+    def changes(self, path: str, since: str, seconds: int = 1) -> list[Object]:
+        """Watch events of a list such as `/api/v1/pods` from a resource version on, until `seconds` from now."""
+        query = urllib.parse.urlencode({"watch": "1", "resourceVersion": since, "timeoutSeconds": seconds})
+        with urllib.request.urlopen(f"{self._base()}{path}?{query}", timeout=seconds + 30) as answer:
+            return [json.loads(line) for line in answer]
+
     def pod(self, namespace: str, name: str) -> Object:
         """A pod."""
         found: Object = self.request("GET", f"/api/v1/namespaces/{namespace}/pods/{name}")

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from cluster.kubernetes import Kubernetes, Object
-from servers.paths import ROOT
+from servers.paths import ROOT, target
 
 #: Where the operator runs.
 SYSTEM = "kvcachepool-system"
@@ -86,6 +86,28 @@ def pod(image: str, name: str, of: str, **spec: object) -> Object:
     }
 
 
+def deployment(image: str, name: str, of: str, *, replicas: int = 1) -> Object:
+    """A Deployment of such pods; its pods carry the label `app: NAME`."""
+    template = pod(image, name, of)
+    template["metadata"] = {"labels": {"app": name, **template["metadata"]["labels"]}}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": name},
+        "spec": {
+            "replicas": replicas,
+            "selector": {"matchLabels": {"app": name}},
+            "template": {key: template[key] for key in ("metadata", "spec")},
+        },
+    }
+
+
+def injected(found: Object) -> bool:
+    """Whether a pod has our two init containers, as its last ones."""
+    names = [each["name"] for each in found["spec"].get("initContainers", [])]
+    return names[-2:] == ["kvcachepool", "kvcachepool-init"]
+
+
 def report(found: Object) -> dict[str, str]:
     """What injection wrote on a pod."""
     answer: dict[str, str] = json.loads(found["metadata"]["annotations"]["kvcachepool.io/injection"])
@@ -102,3 +124,20 @@ def status(kubernetes: Kubernetes, namespace: str, name: str) -> Object:
 def conditions(of: Object) -> dict[str, tuple[str, str]]:
     """Status and reason by type, of a pool's status."""
     return {each["type"]: (each["status"], each["reason"]) for each in of.get("conditions", [])}
+
+
+def told(kubernetes: Kubernetes, namespace: str) -> list[tuple[str, str, str, str]]:
+    """Kind and name of the object, reason and note of each event that the operator wrote in a namespace."""
+    events = kubernetes.request("GET", f"/apis/events.k8s.io/v1/namespaces/{namespace}/events")["items"]
+    return [
+        (event["regarding"]["kind"], event["regarding"]["name"], event["reason"], event.get("note", ""))
+        for event in events
+        if event.get("reportingController") == "kvcachepool-operator"
+    ]
+
+
+def plugin(kubernetes: Kubernetes, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """`kubectl kvcachepool ...`: kubectl finds the plugin on PATH."""
+    env = kubernetes.env()
+    env["PATH"] = f"{target() / 'debug'}:{env['PATH']}"
+    return subprocess.run(["kubectl", "kvcachepool", *arguments], env=env, capture_output=True, text=True, timeout=60)

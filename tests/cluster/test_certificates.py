@@ -1,0 +1,65 @@
+"""The operator's own certificates, rotated many times while pods are made."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from cluster.kubernetes import Kubernetes
+from cluster.leadership import metrics
+from cluster.load import DryRuns
+from cluster.product import SYSTEM, Operator, installed, pool
+
+#: Shortest times that go together: an authority is followed after 20 s, a leaf after 10 s.
+_TIMES = (
+    "--pki-authority-lifetime=30s",
+    "--pki-leaf-lifetime=15s",
+    "--pki-settle=2s",
+    "--pki-interval=1s",
+    "--drain=1s",
+)
+_CONFIGURATION = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/kvcachepool-injector"
+
+
+@pytest.fixture(scope="module")
+def operator(kubernetes: Kubernetes, product_image: str) -> Iterator[Operator]:
+    """The chart with certificates that live for seconds."""
+    # An authority of an earlier installation stays, with the life that it was made for.
+    remove = ("delete", "secret", "kvcachepool-webhook-ca", "--ignore-not-found")
+    kubernetes.kubectl(*remove, namespace=SYSTEM)
+    with installed(kubernetes, product_image, "--set", f"extraArgs={{{','.join(_TIMES)}}}") as release:
+        yield release
+    kubernetes.kubectl(*remove, namespace=SYSTEM)
+
+
+def _trusted(kubernetes: Kubernetes) -> list[str]:
+    """The authorities that the API server trusts, the same for every entry of the configuration."""
+    hooks = kubernetes.request("GET", _CONFIGURATION)["webhooks"]
+    (bundle,) = {base64.b64decode(hook["clientConfig"].get("caBundle", "")).decode() for hook in hooks}
+    return re.findall(r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", bundle, re.DOTALL)
+
+
+def test_every_pod_is_injected_through_rotations_of_authority_and_leaf(
+    kubernetes: Kubernetes, operator: Operator, namespace: str, base_image: str
+) -> None:
+    kubernetes.apply(pool("demo"), namespace=namespace)
+    seen = _trusted(kubernetes)
+    first = seen[0]
+
+    def rotated() -> bool:
+        """Two more authorities have come, and the first has gone."""
+        now = _trusted(kubernetes)
+        seen.extend(each for each in now if each not in seen)
+        return len(seen) >= 3 and first not in now
+
+    with DryRuns(kubernetes, namespace, base_image, "demo") as load:
+        kubernetes.wait_for(rotated, 120, "two rotations of the authority", namespace=SYSTEM)
+    assert load.missed == [], f"{len(load.missed)} of {load.count} pods came back without a sidecar"
+    assert load.count > 100
+    for replica in operator.pods():
+        made = metrics(kubernetes, replica["metadata"]["name"])
+        assert made['certificate_rotations_total{certificate="leaf"}'] >= 3
+        assert made['operator_ready{part="certificate"}'] == 1
