@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
-
 from cluster import images
 from cluster.cluster import Cluster
-from cluster.kubernetes import Kubernetes, Object, Refused
-from cluster.product import Operator, conditions, pod, pool, report, status
+from cluster.kubernetes import Kubernetes
+from cluster.product import Operator, conditions, plugin, pod, pool, report, status
 from servers.models import model, token_ids
 from servers.vllm_server import VllmClient
 
@@ -41,36 +39,6 @@ def test_a_pod_of_a_pool_that_is_not_there_starts_and_says_why(
     alone = kubernetes.pod(namespace, "alone")
     assert "initContainers" not in alone["spec"]
     assert (report(alone)["result"], report(alone)["reason"]) == ("Refused", "PoolNotFound")
-
-
-@pytest.mark.parametrize(
-    ("spec", "message"),
-    [
-        ({"local": {"memory": {"perPod": "1Mi"}}}, "write a size from 64Mi"),
-        ({"cache": {"loadTimeout": "2 hours"}}, "write a time from 1ms to 1h"),
-        (
-            {"shared": {"redis": {"managed": {"memoryPerShard": "1Gi"}, "external": {"url": "redis://a"}}}},
-            "exactly one of",
-        ),
-    ],
-)
-def test_the_api_server_refuses_a_wrong_pool_and_says_what_to_write(
-    kubernetes: Kubernetes, operator: Operator, namespace: str, spec: Object, message: str
-) -> None:
-    with pytest.raises(Refused, match=message):
-        kubernetes.apply(pool("wrong", **spec), namespace=namespace)
-
-
-def test_a_field_of_a_later_version_is_not_accepted_by_name(
-    kubernetes: Kubernetes, operator: Operator, namespace: str
-) -> None:
-    s3 = {"bucket": "kvcache", "region": "us-east-1"}
-    kubernetes.apply(pool("later", shared={"s3": s3}), namespace=namespace)
-
-    def refused() -> bool:
-        return conditions(status(kubernetes, namespace, "later")).get("Accepted") == ("False", "NotYetSupported")
-
-    kubernetes.wait_for(refused, 30, "Accepted=False/NotYetSupported", namespace=namespace)
 
 
 def test_a_child_that_was_deleted_comes_back(kubernetes: Kubernetes, operator: Operator, namespace: str) -> None:
@@ -109,6 +77,8 @@ def test_a_vllm_with_only_the_label_added_hits_after_its_container_was_killed(
     kubernetes.wait_for(attached, 90, "the pool counts the pod as attached", namespace=namespace)
     vllm.reset_prefix_cache()
     warm = vllm.complete(prompt, 1500)
+    explained = plugin(kubernetes, "explain", "pod/vllm", "-n", namespace).stdout
+    assert explained.startswith(f"pod/vllm in namespace {namespace}: attached\n"), explained
     kubernetes.exec(
         namespace, "vllm", "sh", "-c", "kill -9 $(pidof -s python3 || pgrep -o vllm) || kill -TERM 1", container="vllm"
     )
