@@ -1,0 +1,150 @@
+"""Replicas of the operator that end: in order, by force, all of them at once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from cluster.cluster import Cluster
+from cluster.kubernetes import Kubernetes, Object
+from cluster.leadership import holder, kill, leads
+from cluster.product import SYSTEM, Operator, conditions, deployment, injected, installed, pod, pool, status, told
+
+_POOLS = "/apis/kvcachepool.io/v1alpha1/namespaces/{}/kvcachepools"
+_MAPS = "/api/v1/namespaces/{}/configmaps"
+#: The bar: a killed leader is followed within this many seconds.
+_TAKEOVER_MAX = 20
+
+
+@pytest.fixture(scope="module")
+def operator(kubernetes: Kubernetes, product_image: str) -> Iterator[Operator]:
+    """The chart with the right to evict, and an operator that ends soon."""
+    values = ("--set", "allowPodEviction=true", "--set", "extraArgs={--drain=1s}")
+    with installed(kubernetes, product_image, *values) as release:
+        yield release
+
+
+def _scale(kubernetes: Kubernetes, replicas: int) -> None:
+    """So many replicas, all of them ready or all gone."""
+    deployment = ("deployment", "kvcachepool-operator")
+    kubernetes.kubectl("scale", *deployment, f"--replicas={replicas}", namespace=SYSTEM)
+    if replicas:
+        kubernetes.kubectl("rollout", "status", *deployment, "--timeout=60s", namespace=SYSTEM, seconds=70)
+        return
+    own = "app.kubernetes.io/name=kvcachepool"
+    kubernetes.wait_for(lambda: not kubernetes.pods(SYSTEM, own), 60, "no replica is left", namespace=SYSTEM)
+
+
+def _looked(kubernetes: Kubernetes) -> bool:
+    """A leader has seen the canary come back, pools, and the sidecars of this test."""
+    now = leads(kubernetes)
+    wanted = (
+        'canary_checks_total{result="Injected"}',
+        'reconciles_total{result="done"}',
+        'sidecar_questions_total{result="answered"}',
+    )
+    return all(now.get(name) for name in wanted)
+
+
+def _settled(now: Object) -> bool:
+    """One injected pod whose sidecar runs and has said what it holds."""
+    return (
+        conditions(now).get("Ready") == ("True", "Ready")
+        and now["pods"]["injected"] == 1
+        and [tier["state"] for tier in now.get("tiers", [])] == ["Ready"]
+    )
+
+
+def test_restarted_replicas_find_everything_as_it_is_and_write_nothing(
+    kubernetes: Kubernetes, operator: Operator, namespace: str, base_image: str
+) -> None:
+    kubernetes.apply([pool("demo"), pod(base_image, "one", "demo")], namespace=namespace)
+    kubernetes.wait("pod", "one", "condition=Ready", namespace=namespace)
+    # A new leader writes at once what the old one would have kept for the end of a minute.
+    first = holder(kubernetes)
+    kubernetes.kubectl("rollout", "restart", "deployment/kvcachepool-operator", namespace=SYSTEM)
+    _scale(kubernetes, 2)
+    kubernetes.wait_for(lambda: holder(kubernetes) not in ("", first), 30, "another holder of the lease")
+    kubernetes.wait_for(
+        lambda: _looked(kubernetes) and _settled(status(kubernetes, namespace, "demo")),
+        60,
+        "the status is right again",
+        namespace=namespace,
+    )
+    before = status(kubernetes, namespace, "demo")
+    since = kubernetes.request("GET", _POOLS.format(namespace))["metadata"]["resourceVersion"]
+    said = sorted(told(kubernetes, namespace))
+
+    _scale(kubernetes, 0)
+    _scale(kubernetes, 2)
+    kubernetes.wait_for(lambda: _looked(kubernetes), 60, "a leader has looked at everything", namespace=SYSTEM)
+    for path in (_POOLS, _MAPS):
+        changes = kubernetes.changes(path.format(namespace), since, seconds=3)
+        written = [change["object"].get("status") for change in changes]
+        assert written == [], "written although nothing had changed"
+    assert status(kubernetes, namespace, "demo") == before
+    assert sorted(told(kubernetes, namespace)) == said
+
+
+def test_a_killed_leader_is_followed_and_pools_are_reconciled_again(
+    cluster: Cluster, operator: Operator, namespace: str
+) -> None:
+    kubernetes = cluster.kubernetes
+    kubernetes.wait_for(lambda: leads(kubernetes), 30, "a leader", namespace=SYSTEM)
+    old = holder(kubernetes)
+    kill(cluster.nodes[0], old.partition("_")[0])
+    killed = time.monotonic()
+    kubernetes.apply(pool("after"), namespace=namespace)
+
+    def reconciled() -> bool:
+        return conditions(status(kubernetes, namespace, "after")).get("Accepted") == ("True", "Accepted")
+
+    kubernetes.wait_for(reconciled, 60, "the pool is reconciled", namespace=namespace)
+    seconds = time.monotonic() - killed
+    assert holder(kubernetes) not in ("", old)
+    assert seconds < _TAKEOVER_MAX, f"followed after {seconds:.1f} s"
+
+
+def test_pods_made_without_a_webhook_start_are_counted_by_name_and_evicted_on_request(
+    kubernetes: Kubernetes, operator: Operator, namespace: str, base_image: str
+) -> None:
+    kubernetes.apply(pool("demo"), namespace=namespace)
+    _scale(kubernetes, 0)
+    kubernetes.apply([pod(base_image, "bare", "demo"), deployment(base_image, "web", "demo")], namespace=namespace)
+    kubernetes.wait("pod", "--all", "condition=Ready", namespace=namespace)
+    pods = kubernetes.pods(namespace)
+    assert [injected(each) for each in pods] == [False, False]
+    assert not any("kvcachepool.io/injection" in each["metadata"].get("annotations", {}) for each in pods)
+    (web,) = kubernetes.pods(namespace, "app=web")
+
+    _scale(kubernetes, 2)
+
+    def missed(count: int) -> bool:
+        return status(kubernetes, namespace, "demo").get("pods", {}).get("missed") == count
+
+    kubernetes.wait_for(lambda: missed(2), 60, "two missed pods", namespace=namespace)
+    (replicas,) = (owner["name"] for owner in web["metadata"]["ownerReferences"])
+
+    def named() -> bool:
+        notes = {(kind, name): note for kind, name, reason, note in told(kubernetes, namespace) if reason == "Missed"}
+        return (
+            web["metadata"]["name"] in notes.get(("ReplicaSet", replicas), "")
+            and "bare" in notes.get(("Pod", "bare"), "")
+            and ("KVCachePool", "demo") in notes
+        )
+
+    kubernetes.wait_for(named, 30, "events name the missed pods", namespace=namespace)
+
+    kubernetes.apply(pool("demo", injection={"onMissed": "Evict"}), namespace=namespace)
+
+    def replaced() -> bool:
+        pods = [each for each in kubernetes.pods(namespace, "app=web") if "deletionTimestamp" not in each["metadata"]]
+        return [injected(each) for each in pods] == [True]
+
+    kubernetes.wait_for(replaced, 60, "the Deployment's pod has a sidecar", namespace=namespace)
+    evicted = [(kind, name) for kind, name, reason, _ in told(kubernetes, namespace) if reason == "Evicted"]
+    assert sorted(evicted) == [("KVCachePool", "demo"), ("ReplicaSet", replicas)]
+    kubernetes.wait_for(lambda: missed(1), 90, "only the pod that nobody would make again is left", namespace=namespace)
+    assert kubernetes.pod(namespace, "bare")["status"]["phase"] == "Running"
