@@ -1,0 +1,250 @@
+"""Objects of a pool whoever else writes them; what its edits, its end and the cluster's limits mean for pods."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.request
+
+import pytest
+
+from cluster.kubernetes import Kubernetes, Object, Refused
+from cluster.leadership import leads
+from cluster.product import (
+    SYSTEM,
+    Operator,
+    conditions,
+    deployment,
+    injected,
+    pod,
+    pool,
+    report,
+    status,
+    told,
+)
+
+_MAPS = "/api/v1/namespaces/{}/configmaps"
+_CONFIG = "config.v1.yaml"
+
+
+def _child(kubernetes: Kubernetes, namespace: str, of: str) -> Object:
+    """The ConfigMap of a pool, as soon as it is there."""
+
+    def found() -> Object | None:
+        maps = kubernetes.request("GET", _MAPS.format(namespace))["items"]
+        return next((each for each in maps if each["metadata"]["name"] == f"kvcachepool-{of}"), None)
+
+    child: Object = kubernetes.wait_for(found, 30, f"the ConfigMap of {of}", namespace=namespace)
+    return child
+
+
+def _foreign(name: str, data: dict[str, str]) -> Object:
+    """A ConfigMap as somebody else would have it."""
+    metadata = {"name": name, "labels": {"team": "search"}}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
+
+
+def _answer(kubernetes: Kubernetes, namespace: str, name: str) -> Object:
+    """What the sidecar of a pod says of itself."""
+    address = kubernetes.pod(namespace, name)["status"]["podIP"]
+    with urllib.request.urlopen(f"http://{address}:9797/v1/status", timeout=10) as answer:
+        said: Object = json.load(answer)
+    return said
+
+
+def test_a_childs_field_that_another_manager_took_is_taken_back_once_and_what_is_theirs_stays(
+    kubernetes: Kubernetes, operator: Operator, namespace: str
+) -> None:
+    kubernetes.apply(pool("demo"), namespace=namespace)
+    ours = _child(kubernetes, namespace, "demo")
+    kubernetes.wait_for(
+        lambda: "Ready" in conditions(status(kubernetes, namespace, "demo")), 30, "a status", namespace=namespace
+    )
+    apply = ("apply", "--server-side", "--field-manager=somebody", "-f", "-")
+    text = json.dumps(_foreign("kvcachepool-demo", {_CONFIG: "memory: {}", "notes": "ours too"}))
+    with pytest.raises(Refused, match='conflict with "kvcachepool-operator"'):
+        kubernetes.kubectl(*apply, stdin=text, namespace=namespace)
+    kubernetes.kubectl(*apply, "--force-conflicts", stdin=text, namespace=namespace)
+
+    def right() -> bool:
+        return bool(_child(kubernetes, namespace, "demo")["data"][_CONFIG] == ours["data"][_CONFIG])
+
+    kubernetes.wait_for(right, 30, "the config is as the pool wants it", namespace=namespace)
+    mended = _child(kubernetes, namespace, "demo")
+    assert mended["metadata"]["labels"] == ours["metadata"]["labels"] | {"team": "search"}
+    assert mended["data"]["notes"] == "ours too"
+
+    def named() -> bool:
+        return any(
+            (kind, name, reason) == ("KVCachePool", "demo", "SetRight") and "kvcachepool-demo" in note
+            for kind, name, reason, note in told(kubernetes, namespace)
+        )
+
+    kubernetes.wait_for(named, 30, "an event on the pool", namespace=namespace)
+    # Another look, which anything that touches the pool brings about, has nothing to do.
+    looks = leads(kubernetes)['reconciles_total{result="done"}']
+    kubernetes.kubectl("label", "kvcachepool", "demo", "touched=yes", namespace=namespace)
+    kubernetes.wait_for(
+        lambda: leads(kubernetes)['reconciles_total{result="done"}'] > looks, 30, "another look", namespace=SYSTEM
+    )
+    assert kubernetes.changes(_MAPS.format(namespace), mended["metadata"]["resourceVersion"], seconds=2) == []
+
+
+def test_an_object_of_somebody_else_with_a_childs_name_is_left_alone_and_named(
+    kubernetes: Kubernetes, operator: Operator, namespace: str
+) -> None:
+    theirs = _foreign("kvcachepool-demo", {_CONFIG: "theirs"})
+    kubernetes.apply([theirs, pool("demo")], namespace=namespace)
+
+    def named() -> bool:
+        return any(
+            (kind, name, reason) == ("KVCachePool", "demo", "NameTaken")
+            for kind, name, reason, _ in told(kubernetes, namespace)
+        )
+
+    kubernetes.wait_for(named, 30, "an event on the pool", namespace=namespace)
+    assert _child(kubernetes, namespace, "demo")["data"] == theirs["data"]
+
+
+def test_running_pods_outlive_their_pool_and_new_ones_start_without_it(
+    kubernetes: Kubernetes, operator: Operator, namespace: str, base_image: str
+) -> None:
+    kubernetes.apply([pool("demo"), deployment(base_image, "web", "demo", replicas=2)], namespace=namespace)
+    kubernetes.wait("deployment", "web", "condition=Available", namespace=namespace)
+    _child(kubernetes, namespace, "demo")
+    kubernetes.kubectl("delete", "kvcachepool", "demo", namespace=namespace)
+    own = "kvcachepool.io/pool=demo"
+    maps = f"{_MAPS.format(namespace)}?labelSelector={own}"
+    kubernetes.wait_for(
+        lambda: not kubernetes.request("GET", maps)["items"], 60, "the pool's objects go with it", namespace=namespace
+    )
+    stays, goes = kubernetes.pods(namespace)
+    kubernetes.kubectl("delete", "pod", goes["metadata"]["name"], namespace=namespace)
+
+    def new() -> Object | None:
+        old = {each["metadata"]["name"] for each in (stays, goes)}
+        return next((each for each in kubernetes.pods(namespace) if each["metadata"]["name"] not in old), None)
+
+    name = kubernetes.wait_for(new, 30, "another pod", namespace=namespace)["metadata"]["name"]
+    kubernetes.wait("pod", name, "condition=Ready", namespace=namespace)
+    again = kubernetes.pod(namespace, name)
+    assert not injected(again)
+    assert (report(again)["result"], report(again)["reason"]) == ("Refused", "PoolNotFound")
+
+    def named() -> bool:
+        return any(
+            (kind, reason) == ("ReplicaSet", "PoolNotFound") and name in note
+            for kind, _, reason, note in told(kubernetes, namespace)
+        )
+
+    kubernetes.wait_for(named, 30, "an event on the pod's owner", namespace=namespace)
+    name = stays["metadata"]["name"]
+    now = kubernetes.pod(namespace, name)["status"]
+    containers = now["initContainerStatuses"] + now["containerStatuses"]
+    assert [each["restartCount"] for each in containers] == [0, 0, 0]
+    assert all(each["ready"] for each in containers)
+    assert _answer(kubernetes, namespace, name)["state"] == "ready"
+
+
+def test_edits_reach_running_pods_where_they_can_and_count_them_as_outdated_where_not(
+    kubernetes: Kubernetes, operator: Operator, namespace: str, base_image: str
+) -> None:
+    def edit(**spec: object) -> int:
+        kubernetes.apply(pool("demo", **spec), namespace=namespace)
+        path = f"/apis/kvcachepool.io/v1alpha1/namespaces/{namespace}/kvcachepools/demo"
+        generation: int = kubernetes.request("GET", path)["metadata"]["generation"]
+
+        def seen() -> bool:
+            return status(kubernetes, namespace, "demo").get("observedGeneration") == generation
+
+        kubernetes.wait_for(seen, 30, "the operator has seen the edit", namespace=namespace)
+        return generation
+
+    def outdated(count: int) -> bool:
+        return bool(status(kubernetes, namespace, "demo")["pods"]["outdated"] == count)
+
+    kubernetes.apply([pool("demo"), pod(base_image, "one", "demo")], namespace=namespace)
+    kubernetes.wait("pod", "one", "condition=Ready", namespace=namespace)
+
+    live = edit(cache={"minLoadTokens": 64})
+    assert "minLoadTokens: 64" in _child(kubernetes, namespace, "demo")["data"][_CONFIG]
+    # The kubelet looks at a pod's volumes once a minute, and when the pod changes.
+    kubernetes.kubectl("annotate", "pod", "one", f"touched={time.time()}", namespace=namespace)
+
+    def reloaded() -> bool:
+        said = _answer(kubernetes, namespace, "one")
+        return said["config_generation"] == live and not said["restart_needed"]
+
+    kubernetes.wait_for(reloaded, 100, "the sidecar has the new config", namespace=namespace)
+    assert outdated(0)
+
+    edit(cache={"minLoadTokens": 64, "chunkTokens": 128})
+    assert outdated(1)
+    edit(cache={"minLoadTokens": 64})
+    assert outdated(0)
+    edit(local={"memory": {"perPod": "128Mi"}})
+    assert outdated(1)
+    kubernetes.apply(pod(base_image, "two", "demo"), namespace=namespace)
+    kubernetes.wait("pod", "two", "condition=Ready", namespace=namespace)
+    one, two = (_answer(kubernetes, namespace, name)["memory"]["capacity_bytes"] for name in ("one", "two"))
+    assert (one, two) == (64 << 20, 128 << 20)
+    assert outdated(1)
+
+
+def _limited(name: str, kind: str, spec: Object) -> Object:
+    return {"apiVersion": "v1", "kind": kind, "metadata": {"name": name}, "spec": spec}
+
+
+@pytest.mark.parametrize(
+    ("limit", "said"),
+    [
+        (_limited("limit", "ResourceQuota", {"hard": {"requests.memory": "64Mi"}}), "exceeded quota: limit"),
+        (
+            _limited("limit", "LimitRange", {"limits": [{"type": "Container", "max": {"memory": "32Mi"}}]}),
+            "maximum memory usage per Container is 32Mi",
+        ),
+    ],
+    ids=["ResourceQuota", "LimitRange"],
+)
+def test_pods_that_are_refused_because_of_their_sidecar_are_told_by_the_pool_until_they_are_not(
+    kubernetes: Kubernetes, operator: Operator, namespace: str, base_image: str, limit: Object, said: str
+) -> None:
+    web = deployment(base_image, "web", "demo")
+    memory = {"cpu": "10m", "memory": "16Mi"}
+    web["spec"]["template"]["spec"]["containers"][0]["resources"] = {"requests": memory, "limits": memory}
+    kubernetes.apply([limit, pool("demo"), web], namespace=namespace)
+
+    def refused() -> bool:
+        return conditions(status(kubernetes, namespace, "demo")).get("SidecarsReady") == ("False", "PodsRefused")
+
+    kubernetes.wait_for(refused, 60, "SidecarsReady=False/PodsRefused", namespace=namespace)
+    now = status(kubernetes, namespace, "demo")
+    (message,) = (each["message"] for each in now["conditions"] if each["type"] == "SidecarsReady")
+    assert message.startswith("ReplicaSet web-")
+    assert said in message
+    assert kubernetes.pods(namespace) == []
+
+    def named() -> bool:
+        notes = [(kind, name) for kind, name, _, note in told(kubernetes, namespace) if said in note]
+        return notes == [("KVCachePool", "demo")]
+
+    kubernetes.wait_for(named, 30, "an event on the pool", namespace=namespace)
+
+    kubernetes.kubectl("delete", limit["kind"], "limit", namespace=namespace)
+    # Its controller waits longer each time; a change of the workload has it try at once.
+    kubernetes.kubectl("rollout", "restart", "deployment/web", namespace=namespace)
+    kubernetes.wait("deployment", "web", "condition=Available", namespace=namespace)
+    kubernetes.wait_for(lambda: not refused(), 60, "the pool no longer says so", namespace=namespace)
+
+
+def test_a_pod_with_its_sidecar_fits_a_quota_that_asks_for_every_resource(
+    kubernetes: Kubernetes, operator: Operator, namespace: str, base_image: str
+) -> None:
+    hard = {"requests.cpu": "4", "requests.memory": "1Gi", "limits.memory": "1Gi"}
+    quota = _limited("limit", "ResourceQuota", {"hard": hard})
+    one = pod(base_image, "one", "demo")
+    memory = {"cpu": "10m", "memory": "16Mi"}
+    one["spec"]["containers"][0]["resources"] = {"requests": memory, "limits": {"memory": "16Mi"}}
+    kubernetes.apply([quota, pool("demo"), one], namespace=namespace)
+    kubernetes.wait("pod", "one", "condition=Ready", namespace=namespace)
+    assert injected(kubernetes.pod(namespace, "one"))
