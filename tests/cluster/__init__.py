@@ -6,7 +6,7 @@ From the shell, as root, with PYTHONPATH=tests, after `tools/setup.sh cluster` (
     python -m cluster status | down
     python -m cluster kubectl ...       kubectl as its administrator
     python -m cluster node [NAME] ...   a command inside a node's namespaces: ctr, crictl's work, ip, nft
-    python -m cluster image NAME...     builds and imports local images (base, vllm-host, redis, product)
+    python -m cluster image NAME...     builds and imports local images (base, vllm-host, redis, stand-in, product)
 
 KVCACHEPOOL_CLUSTER=0..9 names the cluster (default 0), so that several run side by side. Cluster N has the network
 10.(77+N).0.0/16, and this machine reaches all of it: the API server at 10.77.0.1:6443, pods, Services. Pods reach this
