@@ -10,7 +10,7 @@ import pytest
 from cluster import images
 from cluster.cluster import Cluster
 from cluster.engine import MAIN, SIDECAR, Engine, pool
-from cluster.product import Operator, report, status
+from cluster.product import Operator
 
 #: An image that no registry has.
 _ABSENT = "localhost/absent:1"
@@ -74,20 +74,3 @@ def test_a_sidecar_killed_for_its_memory_comes_back_in_place_with_all_that_was_s
     after = engine.wait_first_round(after_loss=True)
     assert (after["hits"], after["region"]) == (after["chunks"], before["region"])
     assert engine.restarts() == (1, 0)
-
-
-def test_pod_security_restricted_admits_engines_that_attach_and_are_counted(
-    cluster: Cluster, engines: dict[str, Engine]
-) -> None:
-    kubernetes = cluster.kubernetes
-    crashed = engines["crash"]
-    for engine in engines.values():
-        assert report(engine.pod())["result"] == "Injected"
-    # All but the one without a sidecar. Sidecars are asked, and counts are written, once a minute.
-    counted = {"matched": 4, "injected": 4, "attached": 3}
-
-    def attached() -> bool:
-        pods = status(kubernetes, crashed.namespace, "demo").get("pods", {})
-        return counted.items() <= pods.items()
-
-    kubernetes.wait_for(attached, 150, f"the pool counts {counted}", namespace=crashed.namespace)
