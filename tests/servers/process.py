@@ -94,6 +94,21 @@ def rss_anon_bytes(pids: list[int]) -> int:
     return total
 
 
+def shared_memory(pids: list[int]) -> list[Path]:
+    """Files in /dev/shm that the processes have mapped: vLLM's outlive a SIGKILL."""
+    mapped: set[int] = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+                fields = line.split(maxsplit=5)
+                # A semaphore is made under another name than it has later: only the inode is the same.
+                if len(fields) == 6 and fields[5].startswith("/dev/shm/"):
+                    mapped.add(int(fields[4]))
+    with contextlib.suppress(OSError):
+        return [Path(entry.path) for entry in os.scandir("/dev/shm") if entry.inode() in mapped]
+    return []
+
+
 class Process:
     """A program with all its children, its output in a file."""
 
@@ -136,21 +151,28 @@ class Process:
             os.killpg(self.pid, number)
 
     def kill(self) -> None:
-        """SIGKILL to all processes at once, as a container's end does, and waits until none is left."""
+        """SIGKILL to all processes at once, as a container's end does, and waits until nothing of them is left."""
         left = self.tree()
+        shared = shared_memory(left)
         self.signal_all(signal.SIGKILL)
         self._popen.wait()
         wait_for(lambda: not any(alive(pid) for pid in left), 20, f"end of {self.name} after SIGKILL")
+        for file in shared:
+            file.unlink(missing_ok=True)
         _tell_undertaker("-", self.pid)
 
     def stop(self, seconds: float = 20) -> None:
         """SIGTERM, and SIGKILL for what is left after the time."""
+        shared: list[Path] = []
         if self.running():
+            shared = shared_memory(self.tree())
             self.signal_all(signal.SIGCONT)
             self._popen.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._popen.wait(seconds)
         self.kill()
+        for file in shared:
+            file.unlink(missing_ok=True)
 
     def tail(self, lines: int = 40) -> str:
         """The end of its output."""
