@@ -10,6 +10,8 @@ pub const CANARY_POOL: &str = "kvcachepool-canary";
 pub const INJECTION: &str = "kvcachepool.io/injection";
 /// Annotation: the sidecar's config, which the pod reads through the downward API.
 pub const CONFIG: &str = "kvcachepool.io/config";
+/// Annotation: what the sidecar was before its image was exchanged in place, as JSON `{image, hash, at}`.
+pub const EXCHANGED: &str = "kvcachepool.io/exchanged";
 /// Annotation of a user: memory of this pod, instead of the pool's `local.memory.perPod`.
 pub const MEMORY: &str = "kvcachepool.io/memory";
 /// Annotation of a user: which container runs vLLM.

@@ -1,7 +1,8 @@
 //! The slim pod: its name, its owner, what injection did to it, and how its sidecar is.
 
 use jiff::Timestamp;
-use serde::Deserialize;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use serde::{Deserialize, Serialize};
 use std::net::IpAddr;
 
 /// A pod with the pool label.
@@ -33,6 +34,20 @@ pub struct Pod {
     pub config_generation: Option<u64>,
     /// Our sidecar; absent = it was not injected.
     pub sidecar: Option<Sidecar>,
+    /// What the last exchange of its image in place left to know; absent = there was none.
+    pub exchange: Option<Box<Exchange>>,
+}
+
+/// Stamped into a pod when the image of a working sidecar is exchanged in place, so that the next leader can take it back.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Exchange {
+    /// Image before.
+    pub image: Box<str>,
+    /// Hash of its settings before.
+    #[serde(default)]
+    pub hash: Box<str>,
+    /// When.
+    pub at: Time,
 }
 
 /// Phase of a pod.
@@ -90,6 +105,8 @@ pub struct Sidecar {
     pub restarts: u32,
     /// State.
     pub state: SidecarState,
+    /// State of our init container, which uses the same image and holds the pod up as the sidecar does; absent = nothing is known.
+    pub init: Option<Box<SidecarState>>,
 }
 
 /// State of the sidecar's container.
@@ -124,6 +141,9 @@ pub struct Fault<'a> {
     /// Sentence of the kubelet; may be empty.
     pub message: &'a str,
 }
+
+/// Of a container that ended with 0.
+const COMPLETED: &str = "Completed";
 
 /// Reasons of a waiting container that do not pass by themselves: image, configuration, crash.
 const STUCK: [&str; 13] = [
@@ -183,19 +203,38 @@ impl Sidecar {
         matches!(self.state, SidecarState::Running { .. })
     }
 
-    /// Why it does not start, if so. An image that was patched in place and cannot be pulled shows as a completed container with
-    /// another image than the spec's, never as a pull error.
+    /// Our init container has done its work, so that the pod's own containers start.
+    #[must_use]
+    pub fn lets_the_pod_start(&self) -> bool {
+        let ended = |s: &SidecarState| matches!(s, SidecarState::Terminated { reason } if &**reason == COMPLETED);
+        self.init.as_deref().is_some_and(ended)
+    }
+
+    /// Why it, or the init container, does not start, if so. An image that was patched in place and cannot be pulled shows as a
+    /// completed container with another image than the spec's, never as a pull error; one that ended otherwise is being restarted.
     #[must_use]
     pub fn fault(&self) -> Option<Fault<'_>> {
-        match &self.state {
-            SidecarState::Waiting { reason, message } if STUCK.contains(&&**reason) => {
+        let stuck = [Some(&self.state), self.init.as_deref()]
+            .into_iter()
+            .flatten()
+            .find_map(SidecarState::stuck);
+        if stuck.is_some() {
+            return stuck;
+        }
+        let ended =
+            matches!(&self.state, SidecarState::Terminated { reason } if &**reason == COMPLETED);
+        (ended && !same_image(&self.image, &self.image_in_use)).then_some(Fault {
+            reason: "ImageNotPulled",
+            message: "the old sidecar was stopped and the new image is not there",
+        })
+    }
+}
+
+impl SidecarState {
+    fn stuck(&self) -> Option<Fault<'_>> {
+        match self {
+            Self::Waiting { reason, message } if STUCK.contains(&&**reason) => {
                 Some(Fault { reason, message })
-            }
-            SidecarState::Terminated { .. } if !same_image(&self.image, &self.image_in_use) => {
-                Some(Fault {
-                    reason: "ImageNotPulled",
-                    message: "the old sidecar was stopped and the new image is not there",
-                })
             }
             _ => None,
         }
@@ -221,6 +260,7 @@ mod tests {
             image_in_use: "docker.io/library/kvcachepool:1".into(),
             restarts: 0,
             state,
+            init: None,
         }
     }
 
@@ -253,6 +293,30 @@ mod tests {
             None,
             "the same image: it is being restarted"
         );
+        patched.image_in_use = "sha256:0a".into();
+        patched.state = SidecarState::Terminated {
+            reason: "OOMKilled".into(),
+        };
+        assert_eq!(
+            patched.fault(),
+            None,
+            "it was not stopped for another image"
+        );
+    }
+
+    #[test]
+    fn an_init_container_that_cannot_start_is_a_fault_of_the_pod() {
+        let mut pod = sidecar(SidecarState::Running {
+            since: Timestamp::UNIX_EPOCH,
+        });
+        pod.init = Some(Box::new(waiting("CreateContainerConfigError").state));
+        assert_eq!(pod.fault().unwrap().reason, "CreateContainerConfigError");
+        assert!(!pod.lets_the_pod_start());
+        pod.init = Some(Box::new(SidecarState::Terminated {
+            reason: "Completed".into(),
+        }));
+        assert_eq!(pod.fault(), None);
+        assert!(pod.lets_the_pod_start());
     }
 
     #[test]

@@ -29,6 +29,7 @@ pub fn pod(name: &str) -> Pod {
         injection: None,
         config_generation: None,
         sidecar: None,
+        exchange: None,
     }
 }
 
@@ -45,6 +46,9 @@ pub fn injected(name: &str, state: SidecarState) -> Pod {
             image_in_use: "i:2".into(),
             restarts: 0,
             state,
+            init: Some(Box::new(SidecarState::Terminated {
+                reason: "Completed".into(),
+            })),
         }),
         ..pod(name)
     }

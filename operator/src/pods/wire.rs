@@ -1,7 +1,7 @@
 //! A pod as the API server sends it, reduced while it is read: managed fields, foreign annotations and other containers are skipped
 //! without being stored.
 
-use super::pod::{Injection, Owner, Phase, Pod, Sidecar, SidecarState};
+use super::pod::{Exchange, Injection, Owner, Phase, Pod, Sidecar, SidecarState};
 use crate::names;
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference, Time};
@@ -13,6 +13,13 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 
+/// Labels and annotations that are read.
+const OURS: [&str; 4] = [
+    names::POOL,
+    names::INJECTION,
+    names::CONFIG,
+    names::EXCHANGED,
+];
 /// Longest annotation of ours that is believed to be ours, in bytes.
 const INJECTION_BYTES_MAX: usize = 4096;
 /// Longest sentence of a kubelet that is kept, in characters.
@@ -139,7 +146,7 @@ fn ours<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<String, S
         fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
             let mut kept = BTreeMap::new();
             while let Some(key) = map.next_key::<Cow<'_, str>>()? {
-                if [names::POOL, names::INJECTION, names::CONFIG].contains(&&*key) {
+                if OURS.contains(&&*key) {
                     kept.insert(key.into_owned(), map.next_value()?);
                 } else {
                     map.next_value::<IgnoredAny>()?;
@@ -181,9 +188,18 @@ impl Resource for WirePod {
 }
 
 impl Pod {
-    /// A pod from its JSON; `None` without a name, a namespace or the pool label.
+    /// A pod from its JSON; `None` without a name, a namespace or the name of its pool, by label or by annotation.
     #[must_use]
-    pub fn read(pod: serde_json::Value) -> Option<Self> {
+    pub fn read(mut pod: serde_json::Value) -> Option<Self> {
+        let meta = pod.get_mut("metadata")?;
+        if meta["labels"][names::POOL].is_null()
+            && let Some(asked) = meta
+                .pointer("/annotations")
+                .and_then(|a| a.get(names::POOL))
+        {
+            let asked = asked.clone();
+            meta["labels"][names::POOL] = asked;
+        }
         serde_json::from_value::<WirePod>(pod).ok()?.into_pod()
     }
 }
@@ -200,6 +216,11 @@ impl WirePod {
             .and_then(|a| a.get(names::INJECTION))
             .filter(|text| text.len() <= INJECTION_BYTES_MAX)
             .map(|text| serde_json::from_str(text).unwrap_or_else(|_| Injection::default()));
+        let exchange = meta
+            .annotations
+            .as_ref()
+            .and_then(|a| serde_json::from_str::<Exchange>(a.get(names::EXCHANGED)?).ok())
+            .map(Box::new);
         let config_generation = meta
             .annotations
             .as_ref()
@@ -233,54 +254,53 @@ impl WirePod {
             injection,
             config_generation,
             sidecar,
+            exchange,
         })
     }
 }
 
 fn sidecar(spec: WireSpec, statuses: Vec<WireContainerStatus>) -> Option<Sidecar> {
-    let ours = |name: &str| name == names::SIDECAR_CONTAINER;
-    let image = spec
-        .init_containers
-        .into_iter()
-        .find(|c| ours(&c.name))?
-        .image
-        .into();
-    let Some(status) = statuses.into_iter().find(|s| ours(&s.name)) else {
-        return Some(Sidecar {
-            image,
-            image_in_use: "".into(),
-            restarts: 0,
-            state: SidecarState::Unseen,
-        });
+    let mut containers = spec.init_containers.into_iter();
+    let container = containers.find(|c| c.name == names::SIDECAR_CONTAINER)?;
+    let mut sidecar = Sidecar {
+        image: container.image.into(),
+        image_in_use: "".into(),
+        restarts: 0,
+        state: SidecarState::Unseen,
+        init: None,
     };
-    let state = status.state;
-    let state = if let Some(running) = state.running {
-        SidecarState::Running {
-            since: running.started_at.map(|t| t.0).unwrap_or_default(),
+    for status in statuses {
+        if status.name == names::SIDECAR_CONTAINER {
+            sidecar.image_in_use = status.image.into();
+            sidecar.restarts = status.restart_count;
+            sidecar.state = status.state.into();
+        } else if status.name == names::INIT_CONTAINER {
+            sidecar.init = Some(Box::new(status.state.into()));
         }
-    } else if let Some(terminated) = state.terminated {
-        SidecarState::Terminated {
-            reason: terminated.reason.into(),
+    }
+    Some(sidecar)
+}
+
+impl From<WireState> for SidecarState {
+    fn from(state: WireState) -> Self {
+        if let Some(running) = state.running {
+            Self::Running {
+                since: running.started_at.map(|t| t.0).unwrap_or_default(),
+            }
+        } else if let Some(terminated) = state.terminated {
+            Self::Terminated {
+                reason: terminated.reason.into(),
+            }
+        } else if let Some(waiting) = state.waiting {
+            let message = waiting.message.chars().take(MESSAGE_CHARS_MAX);
+            Self::Waiting {
+                reason: waiting.reason.into(),
+                message: message.collect::<String>().into(),
+            }
+        } else {
+            Self::Unseen
         }
-    } else if let Some(waiting) = state.waiting {
-        SidecarState::Waiting {
-            reason: waiting.reason.into(),
-            message: waiting
-                .message
-                .chars()
-                .take(MESSAGE_CHARS_MAX)
-                .collect::<String>()
-                .into(),
-        }
-    } else {
-        SidecarState::Unseen
-    };
-    Some(Sidecar {
-        image,
-        image_in_use: status.image.into(),
-        restarts: status.restart_count,
-        state,
-    })
+    }
 }
 
 #[cfg(test)]
@@ -365,6 +385,27 @@ mod tests {
                 reason: "Completed".into()
             }
         );
+    }
+
+    #[test]
+    fn the_init_container_and_a_begun_exchange_are_read() {
+        let mut value = json!({
+            "metadata": {
+                "name": "p", "namespace": "n", "labels": {names::POOL: "x"},
+                "annotations": {names::EXCHANGED: r#"{"image":"i:1","hash":"h","at":"2026-01-02T03:04:05Z"}"#},
+            },
+            "spec": {"initContainers": [{"name": "kvcachepool", "image": "i:2"}]},
+            "status": {"initContainerStatuses": [
+                {"name": "kvcachepool", "state": {"running": {}}},
+                {"name": "kvcachepool-init", "state": {"waiting": {"reason": "ErrImageNeverPull"}}},
+            ]},
+        });
+        let read = pod(value.clone());
+        let exchange = read.exchange.as_ref().unwrap();
+        assert_eq!((&*exchange.image, &*exchange.hash), ("i:1", "h"));
+        assert_eq!(read.fault().unwrap().reason, "ErrImageNeverPull");
+        value["metadata"]["annotations"][names::EXCHANGED] = "{".into();
+        assert_eq!(pod(value).exchange, None);
     }
 
     #[test]
