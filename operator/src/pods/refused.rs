@@ -3,7 +3,8 @@
 
 use super::index::{Index, PoolRef};
 use super::pod::Pod;
-use crate::names;
+use super::template::template_pool;
+use crate::metrics::Metrics;
 use futures::{Stream, StreamExt};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::NamespaceResourceScope;
@@ -99,6 +100,7 @@ pub fn watch_refusals(
     client: Client,
     index: Arc<Index>,
     refusals: Arc<Refusals>,
+    metrics: Arc<Metrics>,
 ) -> impl Stream<Item = PoolRef> {
     let owners = Arc::new(Owners {
         client: client.clone(),
@@ -113,10 +115,12 @@ pub fn watch_refusals(
         .applied_objects()
         .filter_map(move |event| {
             let (owners, refusals) = (owners.clone(), refusals.clone());
+            let event = event.inspect_err(|e| {
+                metrics.add("watch_errors_total", &["Event"], 1);
+                warn!(error = %e, "watch of events broke; it begins anew");
+            });
             async move {
-                let event = event
-                    .inspect_err(|e| warn!(error = %e, "watch of events broke; it begins anew"))
-                    .ok()?;
+                let event = event.ok()?;
                 let refused = event
                     .refused()
                     .filter(|r| Timestamp::now().duration_since(r.at) <= COUNTS)?;
@@ -219,19 +223,14 @@ impl Owners {
         pool
     }
 
-    /// The label (or annotation) in the workload's template. Kinds that may not be read tell nothing: then a pod of it has to.
+    /// What its template says. Kinds that may not be read tell nothing: then a pod of it has to.
     async fn label(&self, owner: &ObjectReference) -> Option<String> {
-        let (api, name) = api_of(&self.client, owner)?;
-        let workload = api
-            .get(name)
+        let (api_version, kind) = (owner.api_version.as_deref()?, owner.kind.as_deref()?);
+        let (namespace, name) = (owner.namespace.as_deref()?, owner.name.as_deref()?);
+        template_pool(self.client.clone(), api_version, kind, namespace, name)
             .await
-            .inspect_err(|e| debug!(error = %e, kind = owner.kind, "workload not read"))
-            .ok()?;
-        let meta = workload.data.pointer("/spec/template/metadata")?;
-        ["labels", "annotations"]
-            .iter()
-            .find_map(|place| meta.get(place)?.get(names::POOL)?.as_str())
-            .map(str::to_owned)
+            .inspect_err(|e| debug!(error = %e, kind, "workload not read"))
+            .ok()?
     }
 }
 
