@@ -1,19 +1,22 @@
 //! Updates of running pods, where the operator may patch them: a newer config, and another image of the sidecar, one pod first.
 //! Pure: pods and time in, at most one step out. Steps are taken by who calls this, and what became of them is told back.
 
-use super::pod::{Pod, Sidecar, SidecarState, same_image};
+use super::away::{Away, Trouble};
+use super::hold::Hold;
+use super::pod::{Pod, Sidecar, SidecarState};
 use jiff::{SignedDuration, Timestamp};
+use kvcachepool_protocol::status::State;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// How long a sidecar may be away before its old image is put back.
-const UP_WITHIN: SignedDuration = SignedDuration::from_secs(60);
 /// The kubelet writes a new config into the pod in this time; a sidecar that starts before would read the old one.
 const CONFIG_WRITTEN: SignedDuration = SignedDuration::from_secs(2);
 /// Between two looks while a sidecar is being exchanged.
 const LOOK: SignedDuration = SignedDuration::from_secs(2);
-/// How long nothing is tried after the API server refused a patch.
+/// How long nothing is tried after the API server refused one patch after the other.
 const PAUSE: SignedDuration = SignedDuration::from_secs(15);
+/// How long an exchange that a leader before this one began may be taken back.
+const ADOPTED_WITHIN: SignedDuration = SignedDuration::from_mins(10);
 /// Configs that are patched in one look.
 const CONFIGS_MAX: usize = 20;
 /// Sidecars that are exchanged at a time once one has proved the image: every tenth, and never more than this.
@@ -41,7 +44,7 @@ pub enum Step {
     Image(Vec<Arc<Pod>>),
     /// Ask this pod's new sidecar for its status.
     Ask(Arc<Pod>),
-    /// Give this pod the image that it had; its sidecar did not come up.
+    /// Give this pod the image that it had; its sidecar did not come up, or did not stay.
     Back(Arc<Pod>, Was),
 }
 
@@ -52,10 +55,8 @@ pub struct Was {
     pub image: Box<str>,
     /// Hash of its settings; empty when unknown.
     pub hash: Box<str>,
-    /// Start of the sidecar; `None` when it did not run.
-    running: Option<Timestamp>,
-    /// When the image was changed.
-    at: Timestamp,
+    /// Why it shall have it again.
+    trouble: Trouble,
 }
 
 /// Why pods are not as they shall be.
@@ -65,7 +66,7 @@ pub enum Setback {
     NotAllowed(String),
     /// The API server did not take a patch.
     Refused(String),
-    /// A sidecar did not come up with the image; no more are exchanged until the pool changes.
+    /// A sidecar did not work with the image; no more are exchanged until the pool changes.
     RolledBack(String),
 }
 
@@ -74,13 +75,16 @@ pub enum Setback {
 pub struct Update {
     image: Box<str>,
     generation: u64,
-    /// A sidecar answered with this image.
+    /// A sidecar with this image has run for a while and said that it serves.
     proven: bool,
     /// Pods (by uid) whose sidecar is being exchanged.
-    away: BTreeMap<Box<str>, Was>,
+    away: BTreeMap<Box<str>, Away>,
+    /// Pods whose sidecar was exchanged and came up; watched while others wait for their turn.
+    done: BTreeMap<Box<str>, Away>,
     config_at: Option<Timestamp>,
     setback: Option<Setback>,
     paused_until: Option<Timestamp>,
+    hold: Hold,
 }
 
 impl Update {
@@ -103,30 +107,51 @@ impl Update {
         self.setback.as_ref()
     }
 
+    /// This pod's sidecar is being exchanged: that it stands still for a moment is no fault.
+    #[must_use]
+    pub fn is_away(&self, pod: &Pod) -> bool {
+        self.away.contains_key(&pod.uid)
+    }
+
     /// Looks at the pool's pods.
     pub fn next(&mut self, pods: &[Arc<Pod>], goal: &Goal<'_>, now: Timestamp) -> Step {
         self.aim(goal);
+        let pods: Vec<&Arc<Pod>> = pods.iter().filter(|p| p.is_active()).collect();
+        let waits = |uid: &str| {
+            let pod = pods.iter().find(|p| *p.uid == *uid);
+            pod.is_some_and(|p| self.away.contains_key(uid) || lacks(p, goal))
+        };
+        self.hold.retain(waits);
+        if self.hold.is_empty() && !self.gave_up() {
+            self.setback = None;
+        }
         if self.paused_until.is_some_and(|until| now < until) {
             return Step::Rest;
         }
-        if self.paused_until.take().is_some() && !self.gave_up() {
-            self.setback = None;
-        }
-        let pods: Vec<&Arc<Pod>> = pods.iter().filter(|p| p.is_active()).collect();
+        self.paused_until = None;
         self.adopt(&pods, now);
-        self.away
-            .retain(|uid, _| pods.iter().any(|p| p.uid == *uid));
-        let asked = self.arrived(&pods);
-        if let Some(step) = self.overdue(&pods, now) {
+        let there = |uid: &str| pods.iter().any(|p| *p.uid == *uid);
+        self.away.retain(|uid, _| there(uid));
+        self.done.retain(|uid, _| there(uid));
+        let asked = self.arrived(&pods, now);
+        if let Some(step) = self.failed(&pods, now) {
             return step;
         }
         if let Some(pod) = asked {
             return Step::Ask(pod);
         }
-        if let Some(step) = self.configs(&pods, goal, now) {
+        let free: Vec<&Arc<Pod>> = pods
+            .iter()
+            .copied()
+            .filter(|p| self.hold.lets(&p.uid, now))
+            .collect();
+        if let Some(step) = self.cure(&free, goal) {
             return step;
         }
-        self.images(&pods, goal)
+        if let Some(step) = self.configs(&free, goal, now) {
+            return step;
+        }
+        self.images(&pods, &free, goal, now)
     }
 
     /// When to look again if nothing changes before.
@@ -136,7 +161,8 @@ impl Update {
         let config = self
             .config_at
             .map(|at| (at + CONFIG_WRITTEN).duration_since(now));
-        let waits = [pause, config, (!self.away.is_empty()).then_some(LOOK)];
+        let held = self.hold.next_at().map(|at| at.duration_since(now));
+        let waits = [pause, config, held, (!self.away.is_empty()).then_some(LOOK)];
         waits
             .into_iter()
             .flatten()
@@ -149,44 +175,61 @@ impl Update {
         self.config_at = Some(now);
     }
 
-    /// A pod was given the image.
-    pub fn exchanged(&mut self, pod: &Pod, now: Timestamp) {
+    /// A pod is about to be given the image. Said before the API server is asked: what it did is not always heard.
+    pub fn exchanging(&mut self, pod: &Pod, now: Timestamp) {
         // A sidecar that did not run has nothing to go back to.
         if pod.address().is_some() {
-            self.away.insert(pod.uid.clone(), was(pod, now));
+            self.away.insert(pod.uid.clone(), Away::of(pod, now));
         }
     }
 
-    /// A new sidecar answered.
-    pub fn answered(&mut self, pod: &Pod) {
-        self.proven = true;
+    /// It was not: the pod is as it was.
+    pub fn not_exchanged(&mut self, pod: &Pod) {
         self.away.remove(&pod.uid);
     }
 
-    /// A pod was given back what it had. Returns what to say of it.
-    pub fn put_back(&mut self, pod: &Pod) -> String {
-        self.away.remove(&pod.uid);
-        let why = match pod.fault() {
-            Some(fault) => format!("{}: {}", fault.reason, fault.message),
-            None if pod.address().is_some() => {
-                "its sidecar does not answer on port 9797".to_owned()
-            }
-            None => "its sidecar does not run".to_owned(),
+    /// A new sidecar answered.
+    pub fn answered(&mut self, pod: &Pod, state: State) {
+        let Some(away) = self.away.get_mut(&pod.uid) else {
+            return;
         };
+        away.serves_nothing = state == State::Off;
+        if matches!(state, State::Ready | State::Degraded) {
+            self.proven = true;
+            self.done.extend(self.away.remove_entry(&pod.uid));
+        }
+    }
+
+    /// A pod was given back what it had. Returns what to say of it.
+    pub fn put_back(&mut self, pod: &Pod, was: &Was) -> String {
+        self.away.remove(&pod.uid);
+        self.done.remove(&pod.uid);
+        self.hold.took(&pod.uid);
         let message = format!(
-            "pod {} was not up with image {} within 60 s ({why}) and has its old image again; edit the pool to have it tried again",
-            pod.name, self.image
+            "pod {} {} and has its old image again; edit the pool to have it tried again",
+            pod.name,
+            was.trouble.sentence(pod, &self.image)
         );
         self.setback = Some(Setback::RolledBack(message.clone()));
         message
     }
 
-    /// The API server did not take a step; the next one waits a little.
-    pub fn refused(&mut self, setback: Setback, now: Timestamp) {
-        self.paused_until = Some(now + PAUSE);
+    /// The API server took a change of a pod.
+    pub fn took(&mut self, pod: &Pod) {
+        self.hold.took(&pod.uid);
+    }
+
+    /// The API server did not take a change of a pod; that one waits, each time longer.
+    pub fn refused(&mut self, pod: &Pod, setback: Setback, now: Timestamp) {
+        self.hold.refused(&pod.uid, now);
         if !self.gave_up() {
             self.setback = Some(setback);
         }
+    }
+
+    /// It took none of several: nothing is tried for a moment.
+    pub fn pause(&mut self, now: Timestamp) {
+        self.paused_until = Some(now + PAUSE);
     }
 
     fn gave_up(&self) -> bool {
@@ -204,60 +247,60 @@ impl Update {
         } else if self.generation != goal.generation {
             self.generation = goal.generation;
             self.setback = None;
+            self.hold = Hold::default();
         }
     }
 
-    /// Takes over what a leader before this one left half done: a sidecar that was stopped for the image and did not come back.
+    /// Takes over what a leader before this one left half done: a sidecar that does not come up since its image was exchanged, as the
+    /// stamp in the pod says.
     fn adopt(&mut self, pods: &[&Arc<Pod>], now: Timestamp) {
         for pod in pods {
-            let Some(sidecar) = &pod.sidecar else {
+            let (Some(sidecar), Some(exchange)) = (&pod.sidecar, &pod.exchange) else {
                 continue;
             };
-            let stopped = matches!(sidecar.state, SidecarState::Terminated { .. });
-            let named = !sidecar.image_in_use.starts_with("sha256:");
-            if stopped && named && *sidecar.image == *self.image && pod.fault().is_some() {
-                self.away.entry(pod.uid.clone()).or_insert_with(|| Was {
-                    image: sidecar.image_in_use.clone(),
-                    hash: "".into(),
-                    running: None,
-                    at: now,
-                });
+            let recent = now.duration_since(exchange.at.0) < ADOPTED_WITHIN;
+            let known = self.away.contains_key(&pod.uid) || self.done.contains_key(&pod.uid);
+            if recent && !known && *sidecar.image == *self.image && pod.fault().is_some() {
+                self.away
+                    .insert(pod.uid.clone(), Away::adopted(pod, exchange, now));
             }
         }
     }
 
-    /// Forgets pods whose new sidecar runs, if the image is proven; else returns one to ask.
-    fn arrived(&mut self, pods: &[&Arc<Pod>]) -> Option<Arc<Pod>> {
-        let up = |p: &&&Arc<Pod>| {
-            self.away
-                .get(&p.uid)
-                .is_some_and(|was| is_up(p, &self.image, was))
-        };
-        let up: Vec<Arc<Pod>> = pods.iter().filter(up).map(|p| Arc::clone(p)).collect();
-        if !self.proven {
-            return up.into_iter().next();
+    /// Lets pods go whose new sidecar has run for a while, if the image is proven; else returns one to ask.
+    fn arrived(&mut self, pods: &[&Arc<Pod>], now: Timestamp) -> Option<Arc<Pod>> {
+        let mut steady = Vec::new();
+        for pod in pods {
+            if let Some(away) = self.away.get_mut(&pod.uid)
+                && away.is_steady(pod, &self.image, now)
+            {
+                steady.push(Arc::clone(pod));
+            }
         }
-        for pod in up {
-            self.away.remove(&pod.uid);
+        if !self.proven {
+            return steady.into_iter().next();
+        }
+        for pod in steady {
+            self.done.extend(self.away.remove_entry(&pod.uid));
         }
         None
     }
 
-    fn overdue(&self, pods: &[&Arc<Pod>], now: Timestamp) -> Option<Step> {
-        pods.iter().find_map(|pod| {
-            let was = self.away.get(&pod.uid)?;
-            (now.duration_since(was.at) >= UP_WITHIN)
-                .then(|| Step::Back(Arc::clone(pod), was.clone()))
-        })
+    /// A pod whose new sidecar does not come up, or does not stay.
+    fn failed(&self, pods: &[&Arc<Pod>], now: Timestamp) -> Option<Step> {
+        pods.iter()
+            .filter(|pod| self.hold.lets(&pod.uid, now))
+            .find_map(|pod| {
+                let away = self.away.get(&pod.uid)?;
+                let trouble = away.trouble(pod, self.proven, now)?;
+                Some(back(pod, away, trouble))
+            })
     }
 
     fn configs(&mut self, pods: &[&Arc<Pod>], goal: &Goal<'_>, now: Timestamp) -> Option<Step> {
-        let older = |p: &&&Arc<Pod>| {
-            p.sidecar.is_some() && p.config_generation.is_some_and(|g| g < goal.generation)
-        };
         let older: Vec<Arc<Pod>> = pods
             .iter()
-            .filter(older)
+            .filter(|p| has_older_config(p, goal))
             .take(CONFIGS_MAX)
             .map(|p| Arc::clone(p))
             .collect();
@@ -274,33 +317,37 @@ impl Update {
         None
     }
 
-    fn images(&self, pods: &[&Arc<Pod>], goal: &Goal<'_>) -> Step {
+    /// Pods that hang have no sidecar to lose: they get another image whatever the pool says of updates.
+    fn cure(&self, pods: &[&Arc<Pod>], goal: &Goal<'_>) -> Option<Step> {
         if self.gave_up() {
-            return Step::Rest;
+            return None;
         }
-        let other: Vec<&Arc<Pod>> = pods
-            .iter()
-            .copied()
-            .filter(|p| p.sidecar.as_ref().is_some_and(|s| *s.image != *goal.image))
-            .filter(|p| !self.away.contains_key(&p.uid))
-            .collect();
-        // These have no sidecar to lose.
-        let hanging: Vec<Arc<Pod>> = other
-            .iter()
-            .copied()
-            .filter(|p| p.fault().is_some() || (goal.in_place && ended(p)))
+        let hanging: Vec<Arc<Pod>> = self
+            .others(pods, goal)
+            .filter(|p| hangs(p, goal))
+            .take(AWAY_MAX)
             .cloned()
             .collect();
-        if !hanging.is_empty() {
-            return Step::Image(hanging.into_iter().take(AWAY_MAX).collect());
+        (!hanging.is_empty()).then_some(Step::Image(hanging))
+    }
+
+    fn images(
+        &self,
+        all: &[&Arc<Pod>],
+        free: &[&Arc<Pod>],
+        goal: &Goal<'_>,
+        now: Timestamp,
+    ) -> Step {
+        if self.gave_up() || !goal.in_place {
+            return Step::Rest;
         }
         let room = if self.proven {
-            (pods.len() / 10).clamp(1, AWAY_MAX)
+            (all.len() / 10).clamp(1, AWAY_MAX)
         } else {
             1
         };
-        let mut working: Vec<&Arc<Pod>> = other
-            .into_iter()
+        let mut working: Vec<&Arc<Pod>> = self
+            .others(free, goal)
             .filter(|p| p.address().is_some())
             .collect();
         working.sort_by_key(|p| !p.ready);
@@ -309,42 +356,75 @@ impl Update {
             .take(room.saturating_sub(self.away.len()))
             .cloned()
             .collect();
-        if chosen.is_empty() || !goal.in_place {
+        if chosen.is_empty() {
             return Step::Rest;
         }
-        Step::Image(chosen)
+        self.spoilt(all, goal, now).unwrap_or(Step::Image(chosen))
     }
+
+    fn others<'p>(
+        &self,
+        pods: &[&'p Arc<Pod>],
+        goal: &Goal<'_>,
+    ) -> impl Iterator<Item = &'p Arc<Pod>> {
+        pods.iter()
+            .copied()
+            .filter(|p| p.sidecar.as_ref().is_some_and(|s| *s.image != *goal.image))
+            .filter(|p| !self.away.contains_key(&p.uid))
+    }
+
+    /// Before another sidecar is risked: one that was exchanged and crashes since is put back, and while another one with the image
+    /// crashes none is risked.
+    fn spoilt(&self, pods: &[&Arc<Pod>], goal: &Goal<'_>, now: Timestamp) -> Option<Step> {
+        let crashed = pods.iter().find_map(|pod| {
+            let away = self.done.get(&pod.uid)?;
+            let step = || match self.hold.lets(&pod.uid, now) {
+                true => back(pod, away, Trouble::DidNotStay),
+                false => Step::Rest,
+            };
+            away.crashed(pod).then(step)
+        });
+        let crashes = |p: &&Arc<Pod>| {
+            p.sidecar.as_ref().is_some_and(|s| *s.image == *goal.image)
+                && p.fault().is_some_and(|f| f.reason == CRASHES)
+        };
+        crashed.or_else(|| pods.iter().any(crashes).then_some(Step::Rest))
+    }
+}
+
+/// The kubelet's reason for a container that crashed more than once.
+const CRASHES: &str = "CrashLoopBackOff";
+
+fn back(pod: &Arc<Pod>, away: &Away, trouble: Trouble) -> Step {
+    let was = Was {
+        image: away.image.clone(),
+        hash: away.hash.clone(),
+        trouble,
+    };
+    Step::Back(Arc::clone(pod), was)
+}
+
+fn has_older_config(pod: &Pod, goal: &Goal<'_>) -> bool {
+    pod.sidecar.is_some() && pod.config_generation.is_some_and(|g| g < goal.generation)
+}
+
+fn hangs(pod: &Pod, goal: &Goal<'_>) -> bool {
+    pod.fault().is_some() || (goal.in_place && ended(pod))
+}
+
+/// There is something to change in it.
+fn lacks(pod: &Pod, goal: &Goal<'_>) -> bool {
+    let other = pod
+        .sidecar
+        .as_ref()
+        .is_some_and(|s| *s.image != *goal.image);
+    has_older_config(pod, goal) || (other && (goal.in_place || hangs(pod, goal)))
 }
 
 /// Its sidecar ended and was not started again.
 fn ended(pod: &Pod) -> bool {
     let ended = |s: &Sidecar| matches!(s.state, SidecarState::Terminated { .. });
     pod.sidecar.as_ref().is_some_and(ended)
-}
-
-fn running_since(pod: &Pod) -> Option<Timestamp> {
-    match pod.sidecar.as_ref()?.state {
-        SidecarState::Running { since } => Some(since),
-        _ => None,
-    }
-}
-
-fn was(pod: &Pod, now: Timestamp) -> Was {
-    Was {
-        image: pod.sidecar.as_ref().map_or("".into(), |s| s.image.clone()),
-        hash: pod.hash().into(),
-        running: running_since(pod),
-        at: now,
-    }
-}
-
-/// Its sidecar runs with the image: by its name, or, as runtimes give one image many names, because it was started since.
-fn is_up(pod: &Pod, image: &str, was: &Was) -> bool {
-    let Some(sidecar) = pod.sidecar.as_ref().filter(|s| *s.image == *image) else {
-        return false;
-    };
-    let started = running_since(pod);
-    started.is_some() && (started != was.running || same_image(&sidecar.image_in_use, image))
 }
 
 #[cfg(test)]

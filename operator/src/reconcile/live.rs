@@ -3,8 +3,13 @@
 
 use crate::inject::{Outcome, Report, Settings, inject};
 use crate::names;
+use crate::pods::Exchange;
+use jiff::Timestamp;
 use json_patch::jsonptr::PointerBuf;
-use json_patch::{Patch, PatchOperation, ReplaceOperation, TestOperation};
+use json_patch::{
+    AddOperation, Patch, PatchOperation, RemoveOperation, ReplaceOperation, TestOperation,
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kvcachepool_protocol::config::Config;
 use serde_json::Value;
 
@@ -19,10 +24,13 @@ pub fn config(pod: &Value, settings: &Settings) -> Option<Patch> {
     })
 }
 
-/// Gives our containers the pool's image. Where nothing else differs from what a new pod gets, the pod is stamped as one. `None`: it has
-/// the image.
-pub fn image(pod: &Value, settings: &Settings) -> Option<Patch> {
+/// Gives our containers the pool's image. Where nothing else differs from what a new pod gets, the pod is stamped as one. A working
+/// sidecar (`at`) leaves behind what it was, for the way back. `None`: it has the image.
+pub fn image(pod: &Value, settings: &Settings, at: Option<Timestamp>) -> Option<Patch> {
     let mut patch = images(pod, &settings.image)?;
+    if let Some(at) = at {
+        patch.0.push(exchanged(pod, at)?);
+    }
     let mut after = pod.clone();
     json_patch::patch(&mut after, &patch).ok()?;
     if let Outcome::Inject { patch: rest, .. } = inject(&after, settings)
@@ -43,7 +51,29 @@ pub fn back(pod: &Value, image: &str, hash: &str) -> Option<Patch> {
         let report = Report { hash, ..report };
         patch.0.push(annotate(names::INJECTION, report.text()));
     }
+    if annotation(pod, names::EXCHANGED).is_some() {
+        let path = PointerBuf::from_tokens(["metadata", "annotations", names::EXCHANGED]);
+        patch
+            .0
+            .push(PatchOperation::Remove(RemoveOperation { path }));
+    }
     Some(patch)
+}
+
+/// Stamps what the sidecar is before it is exchanged.
+fn exchanged(pod: &Value, at: Timestamp) -> Option<PatchOperation> {
+    let containers = pod.pointer("/spec/initContainers")?.as_array()?;
+    let sidecar = containers
+        .iter()
+        .find(|c| c["name"] == names::SIDECAR_CONTAINER)?;
+    let exchange = Exchange {
+        image: sidecar["image"].as_str()?.into(),
+        hash: Report::of(pod).map(|r| r.hash).unwrap_or_default().into(),
+        at: Time(at),
+    };
+    let path = PointerBuf::from_tokens(["metadata", "annotations", names::EXCHANGED]);
+    let value = serde_json::to_string(&exchange).ok()?.into();
+    Some(PatchOperation::Add(AddOperation { path, value }))
 }
 
 /// Both containers are of one image: the init container has run in most pods, but where the image could not be pulled it has not.
@@ -173,9 +203,14 @@ mod tests {
     #[test]
     fn another_image_is_put_into_our_containers_and_the_pod_is_stamped_as_a_new_one() {
         let pod = live();
-        assert_eq!(image(&pod, &settings()), None, "it has this one");
+        assert_eq!(image(&pod, &settings(), None), None, "it has this one");
         let pool = edited(|s| s.image = "kvcachepool:2".to_owned());
-        let after = patched(&pod, &image(&pod, &pool).unwrap());
+        let at = Timestamp::from_second(1_000_000).unwrap();
+        let after = patched(&pod, &image(&pod, &pool, Some(at)).unwrap());
+        let stamp = annotation(&after, names::EXCHANGED).unwrap();
+        let stamp: Exchange = serde_json::from_str(stamp).unwrap();
+        let was = (&*stamp.image, &*stamp.hash, stamp.at.0);
+        assert_eq!(was, ("kvcachepool:1", &*hash(&pod), at));
         let images = |pod: &Value| -> Vec<String> {
             let all = pod["spec"]["initContainers"].as_array().unwrap().iter();
             all.map(|c| c["image"].as_str().unwrap().to_owned())
@@ -183,10 +218,13 @@ mod tests {
         };
         assert_eq!(images(&after), ["a", "kvcachepool:2", "kvcachepool:2"]);
         assert_eq!(hash(&after), pool.hash(), "not outdated");
-        assert_eq!(image(&after, &pool), None);
+        assert_eq!(image(&after, &pool, None), None);
         let before = patched(&after, &back(&after, "kvcachepool:1", &hash(&pod)).unwrap());
         assert_eq!(images(&before), images(&pod));
         assert_eq!(hash(&before), settings().hash());
+        assert_eq!(annotation(&before, names::EXCHANGED), None);
+        let hung = patched(&pod, &image(&pod, &pool, None).unwrap());
+        assert_eq!(annotation(&hung, names::EXCHANGED), None);
     }
 
     #[test]
@@ -197,7 +235,7 @@ mod tests {
             s.memory_bytes = 8 * GI;
             s.config.memory.size = ByteSize(8 * GI);
         });
-        let after = patched(&pod, &image(&pod, &pool).unwrap());
+        let after = patched(&pod, &image(&pod, &pool, None).unwrap());
         assert_eq!(hash(&after), settings().hash());
         assert_eq!(own_config(&after).memory.size, ByteSize(GI));
         assert_eq!(after["spec"]["initContainers"][1]["image"], "kvcachepool:2");
@@ -207,7 +245,7 @@ mod tests {
     fn a_patch_means_one_pod_and_one_order_of_containers() {
         let pod = live();
         let pool = edited(|s| s.image = "kvcachepool:2".to_owned());
-        let patch = image(&pod, &pool).unwrap();
+        let patch = image(&pod, &pool, None).unwrap();
         let mut other = pod.clone();
         other["metadata"]["uid"] = "u2".into();
         assert!(json_patch::patch(&mut other, &patch).is_err());
@@ -217,7 +255,7 @@ mod tests {
             .unwrap()
             .rotate_left(1);
         assert!(json_patch::patch(&mut moved, &patch).is_err());
-        let patch = image(&moved_back(&pod), &pool).unwrap();
+        let patch = image(&moved_back(&pod), &pool, None).unwrap();
         let after = patched(&moved_back(&pod), &patch);
         assert_eq!(after["spec"]["initContainers"][2]["image"], "a");
     }

@@ -19,6 +19,9 @@ use std::time::Duration;
 /// Said where the operator has no right to patch pods.
 pub const NOT_ALLOWED: &str = "updateStrategy is InPlace and the operator may not patch pods: set the chart value allowPodPatch to true";
 
+/// Pods that the API server refuses one after the other before the rest is not tried.
+const REFUSED_MAX: usize = 3;
+
 /// One look at the running pods of a pool.
 pub struct Updating<'a> {
     pub term: &'a Term,
@@ -43,30 +46,31 @@ impl Updating<'_> {
         match update.next(pods, &self.goal, self.now) {
             Step::Rest => {}
             Step::Config(pods) => {
-                let config = |live: &Value| live::config(live, self.settings);
-                self.each(&pods, update, config).await;
+                let config = |_: &Pod, live: &Value| live::config(live, self.settings);
+                self.each(&pods, update, false, config).await;
                 update.configured(self.now);
             }
             Step::Image(pods) => {
-                let image = |live: &Value| live::image(live, self.settings);
-                let done = self.each(&pods, update, image).await;
-                for pod in &done {
-                    update.exchanged(pod, self.now);
-                }
+                let image = |pod: &Pod, live: &Value| {
+                    // What did not run needs no way back.
+                    let at = pod.address().map(|_| self.now);
+                    live::image(live, self.settings, at)
+                };
+                let done = self.each(&pods, update, true, image).await;
                 self.tell_exchanged(&done).await;
             }
             Step::Ask(pod) => {
                 if let Some(ip) = pod.address()
-                    && fetch(ip).await.is_ok()
+                    && let Ok(status) = fetch(ip).await
                 {
-                    update.answered(&pod);
+                    update.answered(&pod, status.state);
                 }
             }
             Step::Back(pod, was) => {
-                let back = |live: &Value| live::back(live, &was.image, &was.hash);
+                let back = |_: &Pod, live: &Value| live::back(live, &was.image, &was.hash);
                 let one = std::slice::from_ref(&pod);
-                if !self.each(one, update, back).await.is_empty() {
-                    let note = update.put_back(&pod);
+                if !self.each(one, update, false, back).await.is_empty() {
+                    let note = update.put_back(&pod, &was);
                     for to in [&owner(&pod), self.about] {
                         self.events()
                             .publish(
@@ -86,31 +90,49 @@ impl Updating<'_> {
             .and_then(|d| Duration::try_from(d).ok())
     }
 
-    /// Patches one pod after the other and returns those that have what they shall have; ends at the first that the API server refuses.
+    /// Patches one pod after the other and returns those that have what they shall have. One that the API server refuses keeps no
+    /// other; where it refuses all of several, the rest is not tried.
     async fn each(
         &self,
         pods: &[Arc<Pod>],
         update: &mut Update,
-        change: impl Fn(&Value) -> Option<JsonPatch>,
+        exchange: bool,
+        change: impl Fn(&Pod, &Value) -> Option<JsonPatch>,
     ) -> Vec<Arc<Pod>> {
         let mut done = Vec::new();
+        let mut refused = 0;
         for pod in pods {
-            match self.patch(pod, &change).await {
-                Ok(()) => done.push(pod.clone()),
-                Err(Failed::Moved) => {}
-                Err(Failed::Refused(setback)) => {
-                    let (reason, note) = match &setback {
-                        Setback::NotAllowed(note) => (Reason::PodPatchNotAllowed, note),
-                        Setback::Refused(note) | Setback::RolledBack(note) => {
-                            (Reason::PodPatchFailed, note)
-                        }
-                    };
-                    self.events()
-                        .warn_once(self.about, "Update", reason.name(), note)
-                        .await;
-                    update.refused(setback, self.now);
-                    break;
+            if exchange {
+                update.exchanging(pod, self.now);
+            }
+            let failed = match self.patch(pod, |live| change(pod, live)).await {
+                Ok(()) => {
+                    update.took(pod);
+                    done.push(pod.clone());
+                    continue;
                 }
+                Err(failed) => failed,
+            };
+            if exchange {
+                update.not_exchanged(pod);
+            }
+            let Failed::Refused(setback) = failed else {
+                continue;
+            };
+            let (reason, note) = match &setback {
+                Setback::NotAllowed(note) => (Reason::PodPatchNotAllowed, note),
+                Setback::Refused(note) | Setback::RolledBack(note) => {
+                    (Reason::PodPatchFailed, note)
+                }
+            };
+            self.events()
+                .warn_once(self.about, "Update", reason.name(), note)
+                .await;
+            update.refused(pod, setback, self.now);
+            refused += 1;
+            if refused >= REFUSED_MAX && done.is_empty() {
+                update.pause(self.now);
+                break;
             }
         }
         done

@@ -1,7 +1,9 @@
 //! One rule after the other, then any pods and any images against a model of the kubelet.
 
 use super::*;
+use crate::pods::Exchange;
 use crate::pods::tests::{at, pod as bare, running, waiting};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use proptest::prelude::*;
 
 const GOAL: Goal<'static> = Goal {
@@ -49,8 +51,38 @@ fn canary() -> Update {
     let pods = arcs([with("a", "i:1"), with("b", "i:1")]);
     let step = update.next(&pods, &GOAL, at(0));
     assert_eq!(step, Step::Image(vec![pods[0].clone()]));
-    update.exchanged(&pods[0], at(0));
+    update.exchanging(&pods[0], at(0));
     update
+}
+
+/// The same after the exchange: started anew, once.
+fn exchanged(name: &str, second: i64) -> Pod {
+    let mut pod = with(name, "i:2");
+    let sidecar = pod.sidecar.as_mut().unwrap();
+    sidecar.state = SidecarState::Running { since: at(second) };
+    sidecar.restarts = 1;
+    pod
+}
+
+fn crashed(name: &str) -> Pod {
+    let mut pod = exchanged(name, 2);
+    let sidecar = pod.sidecar.as_mut().unwrap();
+    sidecar.restarts = 2;
+    sidecar.state = SidecarState::Waiting {
+        reason: "CrashLoopBackOff".into(),
+        message: "back-off".into(),
+    };
+    pod
+}
+
+/// A proven update after which `a` runs with the image and `b` and `c` wait for theirs.
+fn proven() -> (Update, Vec<Arc<Pod>>) {
+    let mut update = canary();
+    let pods = arcs([exchanged("a", 2), with("b", "i:1"), with("c", "i:1")]);
+    assert_eq!(update.next(&pods, &GOAL, at(3)), Step::Rest);
+    assert_eq!(names(&update.next(&pods, &GOAL, at(33))), ["a"]);
+    update.answered(&pods[0], State::Ready);
+    (update, pods)
 }
 
 #[test]
@@ -83,42 +115,85 @@ fn older_configs_come_before_images_and_are_given_time() {
 }
 
 #[test]
-fn one_pod_proves_the_image_by_an_answer_before_the_others_get_it() {
+fn one_pod_proves_the_image_before_the_others_get_it() {
     let mut update = canary();
     let others = || [with("b", "i:1"), with("c", "i:1")];
     for state in [with("a", "i:1"), stopped("a")] {
         let pods = arcs([state].into_iter().chain(others()));
         assert_eq!(update.next(&pods, &GOAL, at(5)), Step::Rest);
         assert_eq!(update.look_again(at(5)), Some(LOOK));
+        assert!(update.is_away(&pods[0]) && !update.is_away(&pods[1]));
     }
-    let mut pods = arcs([with("a", "i:2")].into_iter().chain(others()));
-    for second in [6, 8] {
-        assert_eq!(
-            update.next(&pods, &GOAL, at(second)),
-            Step::Ask(pods[0].clone())
-        );
+    let mut pods = arcs([exchanged("a", 5)].into_iter().chain(others()));
+    for second in [6, 20, 35] {
+        let step = update.next(&pods, &GOAL, at(second));
+        assert_eq!(step, Step::Rest, "it may still crash");
     }
-    update.answered(&pods[0]);
-    assert_eq!(names(&update.next(&pods, &GOAL, at(9))), ["b"]);
-    update.exchanged(&pods[1], at(9));
-    pods[1] = Arc::new(stopped("b"));
-    assert_eq!(
-        update.next(&pods, &GOAL, at(10)),
-        Step::Rest,
-        "one of three at a time"
+    for (second, says) in [(36, State::Starting), (38, State::Off), (40, State::Ready)] {
+        let step = update.next(&pods, &GOAL, at(second));
+        assert_eq!(step, Step::Ask(pods[0].clone()));
+        update.answered(&pods[0], says);
+    }
+    assert_eq!(names(&update.next(&pods, &GOAL, at(41))), ["b"]);
+    update.exchanging(&pods[1], at(41));
+    for (second, state) in [
+        (42, stopped("b")),
+        (43, exchanged("b", 43)),
+        (72, exchanged("b", 43)),
+    ] {
+        pods[1] = Arc::new(state);
+        let step = update.next(&pods, &GOAL, at(second));
+        assert_eq!(step, Step::Rest, "one of three at a time");
+    }
+    assert_eq!(names(&update.next(&pods, &GOAL, at(73))), ["c"]);
+}
+
+#[test]
+fn a_sidecar_that_crashes_after_its_exchange_is_put_back_and_no_other_is_risked() {
+    let mut canary = canary();
+    let mut restarted = exchanged("a", 9);
+    restarted.sidecar.as_mut().unwrap().restarts = 2;
+    let between = arcs([restarted, with("b", "i:1")]);
+    let step = canary.next(&between, &GOAL, at(10));
+    assert!(matches!(&step, Step::Back(p, was) if &*p.name == "a" && &*was.image == "i:1"));
+    let (mut update, mut pods) = proven();
+    pods[0] = Arc::new(crashed("a"));
+    let step = update.next(&pods, &GOAL, at(40));
+    let Step::Back(pod, was) = &step else {
+        panic!("{step:?}");
+    };
+    let note = update.put_back(pod, was);
+    assert!(
+        note.contains("did not stay up with image i:2 (CrashLoopBackOff"),
+        "{note}"
     );
-    pods[1] = Arc::new(with("b", "i:2"));
-    assert_eq!(names(&update.next(&pods, &GOAL, at(11))), ["c"]);
+    pods[0] = Arc::new(with("a", "i:1"));
+    assert_eq!(update.next(&pods, &GOAL, at(9000)), Step::Rest);
+}
+
+#[test]
+fn while_a_new_pod_crashes_with_the_image_no_sidecar_is_risked() {
+    let (mut update, mut pods) = proven();
+    pods.push(Arc::new(crashed("new")));
+    assert_eq!(update.next(&pods, &GOAL, at(40)), Step::Rest);
+    pods.pop();
+    assert_eq!(names(&update.next(&pods, &GOAL, at(41))), ["b"]);
+}
+
+#[test]
+fn a_sidecar_that_ends_long_after_the_update_keeps_its_image() {
+    let (mut update, _) = proven();
+    let pods = arcs([crashed("a"), with("b", "i:2"), with("c", "i:2")]);
+    assert_eq!(update.next(&pods, &GOAL, at(9000)), Step::Rest);
 }
 
 #[test]
 fn a_tenth_is_away_at_a_time_and_at_most_ten() {
     for (count, room) in [(5, 1), (40, 4), (400, 10)] {
-        let mut update = canary();
+        let (mut update, pods) = proven();
         let others = (0..count).map(|n| with(&n.to_string(), "i:1"));
-        let pods = arcs([with("a", "i:2")].into_iter().chain(others));
-        update.answered(&pods[0]);
-        assert_eq!(names(&update.next(&pods, &GOAL, at(1))).len(), room);
+        let pods = arcs(others.chain([(*pods[0]).clone()]));
+        assert_eq!(names(&update.next(&pods, &GOAL, at(40))).len(), room);
     }
 }
 
@@ -135,25 +210,28 @@ fn a_name_that_the_runtime_writes_otherwise_does_not_hide_that_it_runs() {
         "the old process still"
     );
     renamed.sidecar.as_mut().unwrap().state = SidecarState::Running { since: at(2) };
-    assert_eq!(names(&update.next(&arcs([renamed]), &GOAL, at(3))), ["a"]);
+    let pods = arcs([renamed]);
+    update.next(&pods, &GOAL, at(3));
+    assert_eq!(names(&update.next(&pods, &GOAL, at(33))), ["a"]);
 }
 
 #[test]
 fn a_canary_that_is_not_up_in_a_minute_gets_its_image_back_and_no_other_is_tried() {
-    let silent = with("a", "i:2");
+    let silent = exchanged("a", 0);
     for (pod, why) in [
         (stopped("a"), "ImageNotPulled"),
         (silent, "does not answer"),
     ] {
         let mut update = canary();
         let mut pods = arcs([pod, with("b", "i:1")]);
+        update.next(&pods, &GOAL, at(0));
         assert!(!matches!(update.next(&pods, &GOAL, at(59)), Step::Back(..)));
         let step = update.next(&pods, &GOAL, at(60));
-        assert!(
-            matches!(&step, Step::Back(p, was) if &*p.name == "a" && &*was.image == "i:1" && &*was.hash == "h"),
-            "{step:?}"
-        );
-        let note = update.put_back(&pods[0]);
+        let Step::Back(pod, was) = &step else {
+            panic!("{step:?}");
+        };
+        assert_eq!((&*pod.name, &*was.image, &*was.hash), ("a", "i:1", "h"));
+        let note = update.put_back(pod, was);
         assert!(
             note.contains("pod a") && note.contains("i:2") && note.contains(why),
             "{note}"
@@ -182,9 +260,41 @@ fn a_canary_that_is_not_up_in_a_minute_gets_its_image_back_and_no_other_is_tried
 }
 
 #[test]
+fn an_image_that_nobody_asked_for_is_never_put_back() {
+    let stamped = |mut pod: Pod, second| {
+        pod.exchange = Some(Box::new(Exchange {
+            image: "i:1".into(),
+            hash: "h".into(),
+            at: Time(at(second)),
+        }));
+        pod
+    };
+    let long_ago = stamped(stopped("a"), -3600);
+    let mut killed = stamped(with("a", "i:2"), -5);
+    let sidecar = killed.sidecar.as_mut().unwrap();
+    sidecar.image_in_use = "sha256:0a".into();
+    sidecar.state = SidecarState::Terminated {
+        reason: "OOMKilled".into(),
+    };
+    for pod in [stopped("a"), long_ago, killed] {
+        let mut update = Update::default();
+        let pods = arcs([pod]);
+        for second in [0, 60, 120] {
+            assert_eq!(update.next(&pods, &GOAL, at(second)), Step::Rest);
+        }
+    }
+}
+
+#[test]
 fn what_a_leader_left_half_done_is_put_back_too() {
     let mut update = Update::default();
-    let pods = arcs([stopped("a"), with("b", "i:1")]);
+    let mut half = stopped("a");
+    half.exchange = Some(Box::new(Exchange {
+        image: "i:1".into(),
+        hash: "h".into(),
+        at: Time(at(-5)),
+    }));
+    let pods = arcs([half, with("b", "i:1")]);
     assert_eq!(
         update.next(&pods, &GOAL, at(0)),
         Step::Rest,
@@ -212,7 +322,7 @@ fn without_in_place_only_configs_and_pods_that_hang_are_changed() {
     let mut update = Update::default();
     let mut pods = arcs([with("works", "i:1"), hanging.clone(), crashed]);
     assert_eq!(names(&update.next(&pods, &goal, at(0))), ["hangs"]);
-    update.exchanged(&pods[1], at(0));
+    update.exchanging(&pods[1], at(0));
     hanging.sidecar.as_mut().unwrap().image = "i:2".into();
     pods[1] = Arc::new(hanging);
     assert_eq!(
@@ -223,20 +333,66 @@ fn without_in_place_only_configs_and_pods_that_hang_are_changed() {
 }
 
 #[test]
-fn a_refused_patch_is_told_and_tried_again_after_a_pause() {
+fn a_refused_pod_is_told_and_waits_while_others_go_on() {
     let mut update = Update::default();
-    let pods = arcs([with("a", "i:1")]);
-    let refused = Setback::NotAllowed("no".into());
+    let old = |name: &str| Pod {
+        config_generation: Some(1),
+        ..with(name, "i:2")
+    };
+    let mut pods = arcs([old("a"), old("b")]);
+    let refused = Setback::Refused("no".into());
     update.next(&pods, &GOAL, at(0));
-    update.refused(refused.clone(), at(0));
+    update.refused(&pods[0], refused.clone(), at(0));
     assert_eq!(update.setback(), Some(&refused));
+    assert_eq!(names(&update.next(&pods, &GOAL, at(1))), ["b"]);
+    pods[1] = Arc::new(with("b", "i:2"));
     assert_eq!(update.next(&pods, &GOAL, at(14)), Step::Rest);
     assert_eq!(
         update.look_again(at(14)),
         Some(SignedDuration::from_secs(1))
     );
     assert_eq!(names(&update.next(&pods, &GOAL, at(15))), ["a"]);
+    update.refused(&pods[0], refused.clone(), at(15));
+    assert_eq!(update.next(&pods, &GOAL, at(44)), Step::Rest);
+    assert_eq!(update.setback(), Some(&refused));
+    assert_eq!(names(&update.next(&pods, &GOAL, at(45))), ["a"]);
+    update.took(&pods[0]);
+    update.next(&pods, &GOAL, at(46));
     assert_eq!(update.setback(), None);
+}
+
+#[test]
+fn a_canary_that_may_not_be_patched_leaves_its_place_to_another() {
+    let mut update = Update::default();
+    let pods = arcs([with("a", "i:1"), with("b", "i:1")]);
+    assert_eq!(names(&update.next(&pods, &GOAL, at(0))), ["a"]);
+    update.exchanging(&pods[0], at(0));
+    update.not_exchanged(&pods[0]);
+    update.refused(&pods[0], Setback::NotAllowed("no".into()), at(0));
+    assert_eq!(names(&update.next(&pods, &GOAL, at(1))), ["b"]);
+}
+
+#[test]
+fn where_none_may_be_patched_nothing_is_tried_for_a_moment() {
+    let mut update = Update::default();
+    let pods = arcs([with("a", "i:1"), with("b", "i:1")]);
+    update.next(&pods, &GOAL, at(0));
+    update.pause(at(0));
+    assert_eq!(update.next(&pods, &GOAL, at(14)), Step::Rest);
+    assert_eq!(names(&update.next(&pods, &GOAL, at(15))), ["a"]);
+}
+
+#[test]
+fn pods_that_hang_are_cured_before_configs_are_changed() {
+    let mut hanging = waiting("hangs", "ErrImagePull");
+    hanging.sidecar.as_mut().unwrap().image = "i:0".into();
+    let old = Pod {
+        config_generation: Some(1),
+        ..with("old", "i:2")
+    };
+    let pods = arcs([old, hanging]);
+    let step = Update::default().next(&pods, &GOAL, at(0));
+    assert_eq!(names(&step), ["hangs"]);
 }
 
 /// The kubelet: a patched sidecar is stopped, and started again where the image is good.
@@ -247,6 +403,7 @@ fn kubelet(pod: &mut Pod, good: bool, now: Timestamp) {
     }
     if good || &*sidecar.image != GOAL.image {
         sidecar.image_in_use = sidecar.image.clone();
+        sidecar.restarts += 1;
         sidecar.state = SidecarState::Running { since: now };
     } else if !matches!(sidecar.state, SidecarState::Waiting { .. }) {
         sidecar.state = SidecarState::Terminated {
@@ -318,17 +475,26 @@ proptest! {
                         prop_assert!(&*sidecar.image != GOAL.image);
                         risked += usize::from(!proven && sidecar.runs());
                         prop_assert!(risked <= 1, "a second canary");
-                        update.exchanged(&pod, at(now));
-                        stored(&mut pods, &pod.uid, |p| p.sidecar.as_mut().unwrap().image = GOAL.image.into());
+                        update.exchanging(&pod, at(now));
+                        stored(&mut pods, &pod.uid, |p| {
+                            if p.address().is_some() {
+                                p.exchange = Some(Box::new(Exchange {
+                                    image: p.sidecar.as_ref().unwrap().image.clone(),
+                                    hash: "h".into(),
+                                    at: Time(at(now)),
+                                }));
+                            }
+                            p.sidecar.as_mut().unwrap().image = GOAL.image.into();
+                        });
                     }
                 }
                 Step::Ask(pod) => if answers {
                     proven = true;
-                    update.answered(&pod);
+                    update.answered(&pod, State::Ready);
                 },
                 Step::Back(pod, was) => {
-                    stored(&mut pods, &pod.uid, |p| p.sidecar.as_mut().unwrap().image = was.image);
-                    update.put_back(&pod);
+                    stored(&mut pods, &pod.uid, |p| p.sidecar.as_mut().unwrap().image = was.image.clone());
+                    update.put_back(&pod, &was);
                 }
             }
             for pod in &mut pods {

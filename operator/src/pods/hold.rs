@@ -1,0 +1,68 @@
+//! Pods that the API server does not let be changed: each waits by itself, and no other waits for it.
+
+use jiff::{SignedDuration, Timestamp};
+use std::collections::HashMap;
+
+/// The first wait.
+const FIRST: SignedDuration = SignedDuration::from_secs(15);
+/// The longest one.
+const LONGEST: SignedDuration = SignedDuration::from_mins(10);
+
+/// Refused pods by uid: until when, and how often.
+#[derive(Debug, Default)]
+pub struct Hold(HashMap<Box<str>, (Timestamp, u32)>);
+
+impl Hold {
+    /// A change of this pod was refused.
+    pub fn refused(&mut self, uid: &str, now: Timestamp) {
+        let (until, times) = self.0.entry(uid.into()).or_insert((now, 0));
+        let wait = (FIRST * (1 << (*times).min(8))).min(LONGEST);
+        *until = now + wait;
+        *times = times.saturating_add(1);
+    }
+
+    /// A change of it was taken.
+    pub fn took(&mut self, uid: &str) {
+        self.0.remove(uid);
+    }
+
+    /// Forgets all but these.
+    pub fn retain(&mut self, keep: impl Fn(&str) -> bool) {
+        self.0.retain(|uid, _| keep(uid));
+    }
+
+    /// It may be tried.
+    pub fn lets(&self, uid: &str, now: Timestamp) -> bool {
+        self.0.get(uid).is_none_or(|(until, _)| *until <= now)
+    }
+
+    /// None is refused.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// When the next one may be tried.
+    pub fn next_at(&self) -> Option<Timestamp> {
+        self.0.values().map(|(until, _)| *until).min()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pods::tests::at;
+
+    #[test]
+    fn waits_grow_to_ten_minutes_each_pod_for_itself() {
+        let mut hold = Hold::default();
+        let mut now = 0;
+        for wait in [15, 30, 60, 120, 240, 480, 600, 600] {
+            hold.refused("a", at(now));
+            assert!(!hold.lets("a", at(now + wait - 1)) && hold.lets("b", at(now)));
+            now += wait;
+            assert!(hold.lets("a", at(now)));
+        }
+        hold.took("a");
+        assert!(hold.is_empty());
+    }
+}
