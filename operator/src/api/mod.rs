@@ -31,5 +31,5 @@ pub use shared::{
 pub use sidecar::{
     GpuAccess, ImagePullPolicy, LogLevel, Sidecar, Transfer, UpdateStrategy, UpdateStrategyType,
 };
-pub use status::{KVCachePoolStatus, Pods, Skipped, Tier, TierState, Version};
+pub use status::{InjectionPaused, KVCachePoolStatus, Pods, Skipped, Tier, TierState, Version};
 pub use text::{Duration, Quantity};

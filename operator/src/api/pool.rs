@@ -192,7 +192,8 @@ pub enum Codec {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Monitoring {
-    /// A PodMonitor of the Prometheus operator for the sidecars; made where the cluster knows that kind.
+    /// A PodMonitor of the Prometheus operator for the sidecars; made where the cluster knows that kind. Needs the chart value
+    /// `allowPodMonitors`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pod_monitor: Option<PodMonitor>,
 }

@@ -101,6 +101,15 @@ pub(super) fn short(_: &mut SchemaGenerator) -> Schema {
     text(128)
 }
 
+/// A sentence of the operator.
+pub(super) fn message(_: &mut SchemaGenerator) -> Schema {
+    text(1024)
+}
+
+pub(super) fn time(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({"type": "string", "format": "date-time", "maxLength": 64})
+}
+
 pub(super) fn bucket(_: &mut SchemaGenerator) -> Schema {
     text(255)
 }

@@ -1,7 +1,7 @@
 //! What the operator says of a pool. No floats, no counters that grow: it is written only when something changed.
 
 use super::{Duration, Quantity, schema};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -16,6 +16,9 @@ pub struct KVCachePoolStatus {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::conditions")]
     pub conditions: Vec<Condition>,
+    /// While sidecars of the present settings cannot start: what keeps new pods from getting one. Absent = nothing does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub injection_paused: Option<InjectionPaused>,
     /// Counts of pods.
     pub pods: Pods,
     /// Why pods run without a sidecar, by reason, the most frequent first.
@@ -39,6 +42,26 @@ pub struct KVCachePoolStatus {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 10))]
     pub versions: Vec<Version>,
+}
+
+/// Why new pods get no sidecar for the time being.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct InjectionPaused {
+    /// Hash of the settings that do not start; others are injected.
+    #[serde(default)]
+    #[schemars(schema_with = "schema::short")]
+    pub hash: String,
+    /// Since when it is so, or a pod is tried.
+    #[schemars(schema_with = "schema::time")]
+    pub since: Time,
+    /// The next pod gets a sidecar, to see whether it starts.
+    #[serde(default)]
+    pub trial: bool,
+    /// What hangs, and what becomes of new pods.
+    #[serde(default)]
+    #[schemars(schema_with = "schema::message")]
+    pub message: String,
 }
 
 /// Counts of pods.

@@ -3,13 +3,13 @@
 
 use super::pod::{Pod, Sidecar, SidecarState};
 use jiff::{SignedDuration, Timestamp};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 /// How long a sidecar must hang before it counts.
 const STUCK: SignedDuration = SignedDuration::from_secs(60);
 /// How long it must run before it counts as started: a crashing one runs for seconds, again and again.
-const STEADY: SignedDuration = SignedDuration::from_secs(30);
+pub(super) const STEADY: SignedDuration = SignedDuration::from_secs(30);
 /// Between two trials.
 const TRIAL_EVERY: SignedDuration = SignedDuration::from_mins(10);
 /// Hanging pods that shut the door.
@@ -49,6 +49,8 @@ pub struct Breaker {
     door: Door,
     /// Since when which pod (by uid) hangs.
     stuck: HashMap<Box<str>, Timestamp>,
+    /// Pods that hung when the door was opened: they have been judged, and shut it no more.
+    judged: HashSet<Box<str>>,
 }
 
 impl Default for Breaker {
@@ -56,6 +58,7 @@ impl Default for Breaker {
         Self {
             door: Door::Open,
             stuck: HashMap::new(),
+            judged: HashSet::new(),
         }
     }
 }
@@ -63,16 +66,21 @@ impl Default for Breaker {
 impl Breaker {
     /// The breaker of a leader before this one, which left its door shut in the pool's status.
     #[must_use]
-    pub fn shut_since(since: Timestamp, hash: &str) -> Self {
+    pub fn shut_since(since: Timestamp, hash: &str, ajar: bool) -> Self {
+        let shut = Shut {
+            since,
+            hash: hash.into(),
+            reason: "".into(),
+            message: "".into(),
+            example: "".into(),
+        };
         Self {
-            door: Door::Shut(Shut {
-                since,
-                hash: hash.into(),
-                reason: "".into(),
-                message: "".into(),
-                example: "".into(),
-            }),
-            stuck: HashMap::new(),
+            door: if ajar {
+                Door::Ajar(shut)
+            } else {
+                Door::Shut(shut)
+            },
+            ..Self::default()
         }
     }
 
@@ -96,7 +104,11 @@ impl Breaker {
             .filter(|p| p.is_active() && p.sidecar.is_some() && p.hash() == hash)
             .collect();
         self.mark(&pods, now);
-        self.door = self.next(&pods, hash, now);
+        let before = std::mem::replace(&mut self.door, Door::Open);
+        self.door = self.next(&before, &pods, hash, now);
+        if before.hash() == Some(hash) && self.door == Door::Open {
+            self.judged = self.stuck.keys().cloned().collect();
+        }
         self.look_again(&pods, now)
     }
 
@@ -112,14 +124,16 @@ impl Breaker {
                 stuck.insert(pod.uid.clone(), since);
             }
         }
+        self.judged.retain(|uid| stuck.contains_key(uid));
         self.stuck = stuck;
     }
 
-    fn next(&self, pods: &[&Pod], hash: &str, now: Timestamp) -> Door {
-        let hanging: Vec<&&Pod> = pods.iter().filter(|p| self.hangs(p, now)).collect();
-        match &self.door {
-            Door::Open if hanging.len() >= PODS => Door::Shut(cause(hanging[0], hash, now)),
-            Door::Open => Door::Open,
+    fn next(&self, door: &Door, pods: &[&Pod], hash: &str, now: Timestamp) -> Door {
+        match door {
+            Door::Open => match self.verdict(pods, now) {
+                Some(pod) => Door::Shut(cause(pod, hash, now)),
+                None => Door::Open,
+            },
             Door::Shut(shut) | Door::Ajar(shut) | Door::Trial(shut, _)
                 if *shut.hash != *hash
                     || pods.iter().any(|p| started_after(p, shut.since, now)) =>
@@ -137,10 +151,29 @@ impl Breaker {
             Door::Trial(shut, uid) => match pods.iter().find(|p| p.uid == *uid) {
                 Some(pod) if self.hangs(pod, now) => Door::Shut(cause(pod, hash, now)),
                 // A pod that is never scheduled must not keep the pool shut.
-                Some(_) if now.duration_since(shut.since) < TRIAL_EVERY => self.door.clone(),
+                Some(_) if now.duration_since(shut.since) < TRIAL_EVERY => door.clone(),
                 _ => Door::Ajar(shut.at(now)),
             },
         }
+    }
+
+    /// One of the pods for which the open door shuts: several hang that were not judged yet, and none has started since the first of
+    /// them began to.
+    fn verdict<'p>(&self, pods: &[&'p Pod], now: Timestamp) -> Option<&'p Pod> {
+        let mut hanging = pods
+            .iter()
+            .copied()
+            .filter(|p| !self.judged.contains(&p.uid) && self.hangs(p, now));
+        let first = hanging.clone().next();
+        let began = hanging
+            .clone()
+            .filter_map(|p| self.stuck.get(&p.uid))
+            .min()?;
+        let starts = |p: &&Pod| {
+            !self.stuck.contains_key(&p.uid) && running_since(p).is_some_and(|at| at > *began)
+        };
+        let enough = hanging.nth(PODS - 1).is_some();
+        first.filter(|_| enough && !pods.iter().any(starts))
     }
 
     fn hangs(&self, pod: &Pod, now: Timestamp) -> bool {
@@ -169,6 +202,15 @@ impl Breaker {
     }
 }
 
+impl Door {
+    fn hash(&self) -> Option<&str> {
+        match self {
+            Self::Open => None,
+            Self::Shut(shut) | Self::Ajar(shut) | Self::Trial(shut, _) => Some(&shut.hash),
+        }
+    }
+}
+
 impl Shut {
     fn at(&self, now: Timestamp) -> Self {
         Self {
@@ -189,15 +231,17 @@ fn cause(pod: &Pod, hash: &str, now: Timestamp) -> Shut {
     }
 }
 
+/// Since when its sidecar runs, if the pod's own containers can start beside it.
 fn running_since(pod: &Pod) -> Option<Timestamp> {
-    match pod.sidecar.as_ref()?.state {
+    let sidecar = pod.sidecar.as_ref().filter(|s| s.lets_the_pod_start())?;
+    match sidecar.state {
         SidecarState::Running { since } => Some(since),
         _ => None,
     }
 }
 
 /// Between two crashes: it runs, but not for long, or it ended and is about to be started.
-fn may_fall_back(pod: &Pod, now: Timestamp) -> bool {
+pub(super) fn may_fall_back(pod: &Pod, now: Timestamp) -> bool {
     match &pod.sidecar {
         Some(Sidecar {
             state: SidecarState::Running { since },
@@ -364,11 +408,63 @@ mod tests {
     }
 
     #[test]
+    fn a_door_that_a_trial_opened_is_not_shut_by_pods_that_hung_before() {
+        let mut breaker = shut();
+        let old = || vec![pull("a"), pull("b")];
+        breaker.step(&old(), "h", at(660));
+        let with = |more: &[Arc<Pod>]| [old(), more.to_vec()].concat();
+        let c = pod("c", "h", 700, running(710));
+        breaker.step(&with(std::slice::from_ref(&c)), "h", at(701));
+        breaker.step(&with(std::slice::from_ref(&c)), "h", at(740));
+        assert_eq!(*breaker.door(), Door::Open);
+        for second in [741, 800, 3000] {
+            breaker.step(&old(), "h", at(second));
+            assert_eq!(*breaker.door(), Door::Open, "{second}");
+        }
+        let new = |n: &str| pod(n, "h", 3000, waiting("ErrImagePull"));
+        let more = [new("d"), new("e")];
+        breaker.step(&with(&more), "h", at(3001));
+        breaker.step(&with(&more), "h", at(3061));
+        assert!(matches!(breaker.door(), Door::Shut(s) if &*s.example == "d"));
+    }
+
+    #[test]
+    fn two_pods_that_hang_while_another_starts_do_not_shut_it() {
+        let mut breaker = Breaker::default();
+        let pods = [pull("a"), pull("b"), pod("c", "h", 0, running(30))];
+        breaker.step(&pods, "h", at(0));
+        breaker.step(&pods, "h", at(60));
+        assert_eq!(*breaker.door(), Door::Open);
+        let earlier = [pull("a"), pull("b"), pod("c", "h", -90, running(-60))];
+        breaker.step(&earlier, "h", at(61));
+        assert!(matches!(breaker.door(), Door::Shut(_)), "it began before");
+    }
+
+    #[test]
+    fn a_sidecar_whose_init_container_cannot_start_counts_as_hanging_and_not_as_started() {
+        let hung = |name: &str, since| {
+            let mut pod = (*pod(name, "h", 0, running(since))).clone();
+            pod.sidecar.as_mut().unwrap().init = Some(Box::new(waiting("ErrImageNeverPull")));
+            Arc::new(pod)
+        };
+        let mut breaker = Breaker::default();
+        let pods = [hung("a", 1), hung("b", 1)];
+        breaker.step(&pods, "h", at(5));
+        breaker.step(&pods, "h", at(65));
+        assert!(matches!(breaker.door(), Door::Shut(s) if &*s.reason == "ErrImageNeverPull"));
+        breaker.step(&[hung("a", 70), hung("b", 70)], "h", at(120));
+        assert!(matches!(breaker.door(), Door::Shut(_)));
+    }
+
+    #[test]
     fn what_the_last_leader_shut_stays_shut_for_the_rest_of_its_time() {
-        let mut breaker = Breaker::shut_since(at(0), "h");
+        let mut breaker = Breaker::shut_since(at(0), "h", false);
         breaker.step(&[], "h", at(300));
         assert!(matches!(breaker.door(), Door::Shut(_)));
         breaker.step(&[], "h", at(600));
+        assert!(matches!(breaker.door(), Door::Ajar(_)));
+        let mut breaker = Breaker::shut_since(at(0), "h", true);
+        breaker.step(&[], "h", at(1));
         assert!(matches!(breaker.door(), Door::Ajar(_)));
     }
 

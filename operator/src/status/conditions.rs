@@ -2,6 +2,7 @@
 
 use super::counts::{Counts, size};
 use super::{Canary, Reason, Seen};
+use crate::api::InjectionPaused;
 use crate::api::{self, Mode, Problem};
 use crate::pods::{Door, Fault, Pod, Setback, Shut};
 use jiff::Timestamp;
@@ -22,6 +23,7 @@ pub const READY: &str = "Ready";
 const MESSAGE_BYTES_MAX: usize = 900;
 
 /// What a condition says.
+#[derive(Clone)]
 struct Verdict {
     status: &'static str,
     reason: String,
@@ -58,7 +60,25 @@ pub fn conditions(
         (SIDECARS_READY, sidecars_or_told(seen, counts, previous)),
         (SHARED_TIERS_READY, shared(seen)),
     ];
-    dated(summed(parts), seen.pool.metadata.generation, previous, now)
+    let parts = summed(parts, seen.unapplied);
+    dated(parts, seen.pool.metadata.generation, previous, now)
+}
+
+/// What webhooks need to know of the breaker, whatever `InjectionReady` has to say first.
+pub fn injection_paused(door: &Door) -> Option<InjectionPaused> {
+    let (shut, trial) = match door {
+        Door::Open => return None,
+        Door::Shut(shut) | Door::Trial(shut, _) => (shut, false),
+        Door::Ajar(shut) => (shut, true),
+    };
+    let mut message = hanging(shut, trial);
+    message.truncate(message.floor_char_boundary(MESSAGE_BYTES_MAX));
+    Some(InjectionPaused {
+        hash: shut.hash.to_string(),
+        since: Time(whole_seconds(shut.since)),
+        trial,
+        message,
+    })
 }
 
 pub fn malformed(
@@ -72,12 +92,8 @@ pub fn malformed(
         reason: api::Reason::Malformed.name().to_owned(),
         message: format!("the stored object cannot be read: {error}"),
     };
-    dated(
-        summed(vec![(ACCEPTED, accepted)]),
-        generation,
-        previous,
-        now,
-    )
+    let parts = summed(vec![(ACCEPTED, accepted)], None);
+    dated(parts, generation, previous, now)
 }
 
 /// Reasons that come from the canary alone.
@@ -122,12 +138,22 @@ fn kept(previous: &[Condition], type_: &str, reasons: &[Reason]) -> Option<Verdi
         })
 }
 
-/// Adds `Ready`: False with the first part that is False, else Unknown with the first that is not known.
-fn summed(mut parts: Vec<(&'static str, Verdict)>) -> Vec<(&'static str, Verdict)> {
+/// Adds `Ready`: False with the first part that is False or where an object is not as it shall be, else Unknown with the first that
+/// is not known.
+fn summed(
+    mut parts: Vec<(&'static str, Verdict)>,
+    unapplied: Option<&(Reason, String)>,
+) -> Vec<(&'static str, Verdict)> {
     let worst = [FALSE, UNKNOWN]
         .into_iter()
         .find_map(|status| parts.iter().find(|(_, v)| v.status == status));
     let ready = match worst {
+        worst if unapplied.is_some() && worst.is_none_or(|(_, v)| v.status != FALSE) => {
+            let (reason, message) = unapplied
+                .cloned()
+                .unwrap_or((Reason::ApplyFailed, String::new()));
+            verdict(FALSE, reason, message)
+        }
         None => verdict(TRUE, Reason::Ready, ""),
         Some((type_, v)) => Verdict {
             status: v.status,
@@ -139,14 +165,18 @@ fn summed(mut parts: Vec<(&'static str, Verdict)>) -> Vec<(&'static str, Verdict
     parts
 }
 
+/// Kubernetes' times have no more.
+fn whole_seconds(time: Timestamp) -> Timestamp {
+    Timestamp::from_second(time.as_second()).unwrap_or(time)
+}
+
 fn dated(
     parts: Vec<(&'static str, Verdict)>,
     generation: Option<i64>,
     previous: &[Condition],
     now: Timestamp,
 ) -> Vec<Condition> {
-    // Kubernetes' times have whole seconds.
-    let now = Timestamp::from_second(now.as_second()).unwrap_or(now);
+    let now = whole_seconds(now);
     parts
         .into_iter()
         .map(|(type_, mut v)| {
@@ -213,16 +243,10 @@ fn injection(seen: &Seen<'_>) -> Verdict {
             Reason::WebhookUnreachable,
             "a test pod came back without a sidecar, and so do new pods",
         ),
-        (_, Door::Shut(shut) | Door::Trial(shut, _)) => verdict(
-            FALSE,
-            Reason::SidecarCannotStart,
-            stuck(shut, "new pods start without one"),
-        ),
-        (_, Door::Ajar(shut)) => verdict(
-            FALSE,
-            Reason::TryingOnePod,
-            stuck(shut, "the next pod gets one to try"),
-        ),
+        (_, Door::Shut(shut) | Door::Trial(shut, _)) => {
+            verdict(FALSE, Reason::SidecarCannotStart, hanging(shut, false))
+        }
+        (_, Door::Ajar(shut)) => verdict(FALSE, Reason::TryingOnePod, hanging(shut, true)),
         (Canary::Pending, Door::Open) => verdict(
             UNKNOWN,
             Reason::CanaryPending,
@@ -237,7 +261,11 @@ fn injection(seen: &Seen<'_>) -> Verdict {
     }
 }
 
-fn stuck(shut: &Shut, then: &str) -> String {
+fn hanging(shut: &Shut, trial: bool) -> String {
+    let then = match trial {
+        true => "the next pod gets one to try",
+        false => "new pods start without one",
+    };
     if shut.example.is_empty() {
         return format!("sidecars could not start; {then}");
     }
@@ -250,7 +278,7 @@ fn stuck(shut: &Shut, then: &str) -> String {
 
 fn sidecars(seen: &Seen<'_>, counts: &Counts) -> Verdict {
     if let Some(first) = counts.failing.first()
-        && let Some(fault) = first.fault()
+        && let Some(fault) = seen.faults.of(first)
     {
         return verdict(
             FALSE,
@@ -258,9 +286,14 @@ fn sidecars(seen: &Seen<'_>, counts: &Counts) -> Verdict {
             failing(counts, first, fault),
         );
     }
-    if let Some(refused) = seen.refused {
+    let refused = seen.refused.map(|refused| {
+        // Sidecars that run do not end with the pods that are missing.
+        let status = if counts.running > 0 { TRUE } else { FALSE };
         let message = format!("{} cannot create pods: {}", refused.owner, refused.message);
-        return verdict(FALSE, Reason::PodsRefused, message);
+        verdict(status, Reason::PodsRefused, message)
+    });
+    if let Some(refused) = refused.as_ref().filter(|r| r.status == FALSE) {
+        return refused.clone();
     }
     if let Some(off) = seen.usage.troubles.iter().find(|t| t.off > 0) {
         let message = format!(
@@ -271,6 +304,9 @@ fn sidecars(seen: &Seen<'_>, counts: &Counts) -> Verdict {
     }
     if counts.pods.injected > 0 && counts.running == 0 {
         return verdict(UNKNOWN, Reason::SidecarsStarting, "no sidecar runs yet");
+    }
+    if let Some(refused) = refused {
+        return refused;
     }
     if let Some(setback) = seen.setback {
         return held_back(setback);

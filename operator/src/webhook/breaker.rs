@@ -1,8 +1,7 @@
 //! The injection breaker, as the webhook sees it. The leader opens and shuts it by watching pods; every replica learns of its position
-//! from the condition `InjectionReady` of the pool in its cache.
+//! from `status.injectionPaused` of the pool in its cache.
 
-use crate::api::KVCachePool;
-use crate::status::{INJECTION_READY, Reason};
+use crate::api::{InjectionPaused, KVCachePool};
 use kube::ResourceExt;
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -19,29 +18,41 @@ pub struct Breaker {
 }
 
 impl Breaker {
-    /// Why this pod of the pool is not injected; `None`: it is. A dry run uses no trial up.
-    pub fn refuses(&self, pool: &KVCachePool, dry_run: bool, now: Instant) -> Option<String> {
-        let conditions = &pool.status.as_ref()?.conditions;
-        let closed = conditions
-            .iter()
-            .find(|c| c.type_ == INJECTION_READY && c.status == "False")?;
-        if closed.reason == Reason::SidecarCannotStart.name() {
-            return Some(closed.message.clone());
-        }
-        if closed.reason != Reason::TryingOnePod.name() {
+    /// Why a pod of the pool that would get settings of this hash is not injected; `None`: it is.
+    pub fn refuses(
+        &self,
+        pool: &KVCachePool,
+        hash: impl FnOnce() -> String,
+        now: Instant,
+    ) -> Option<String> {
+        let paused = paused(pool)?;
+        if paused.hash != hash() {
             return None;
+        }
+        if !paused.trial {
+            return Some(paused.message.clone());
         }
         let mut tried = self.tried.lock();
         tried.retain(|_, at| now.duration_since(*at) < TRIAL_EVERY);
-        let pool = (pool.namespace().unwrap_or_default(), pool.name_any());
-        if tried.contains_key(&pool) {
-            return Some(format!("one pod is on trial; {}", closed.message));
-        }
-        if !dry_run {
-            tried.insert(pool, now);
-        }
-        None
+        tried
+            .contains_key(&key(pool))
+            .then(|| format!("one pod is on trial; {}", paused.message))
     }
+
+    /// A pod of the pool was injected, and will be stored.
+    pub fn injected(&self, pool: &KVCachePool, now: Instant) {
+        if paused(pool).is_some_and(|p| p.trial) {
+            self.tried.lock().insert(key(pool), now);
+        }
+    }
+}
+
+fn paused(pool: &KVCachePool) -> Option<&InjectionPaused> {
+    pool.status.as_ref()?.injection_paused.as_ref()
+}
+
+fn key(pool: &KVCachePool) -> (String, String) {
+    (pool.namespace().unwrap_or_default(), pool.name_any())
 }
 
 #[cfg(test)]
@@ -49,51 +60,59 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn pool(status: &str, reason: &str) -> KVCachePool {
+    /// A pool whose condition tells of something else, as it does while the webhook cannot be reached either.
+    fn pool(paused: serde_json::Value) -> KVCachePool {
         serde_json::from_value(json!({
             "apiVersion": "kvcachepool.io/v1alpha1",
             "kind": "KVCachePool",
             "metadata": {"name": "p", "namespace": "n"},
             "spec": {"local": {"memory": {"perPod": "1Gi"}}},
-            "status": {"conditions": [{
-                "type": "InjectionReady", "status": status, "reason": reason, "message": "no such image",
-                "lastTransitionTime": "2026-01-01T00:00:00Z",
-            }]},
+            "status": {
+                "conditions": [{
+                    "type": "InjectionReady", "status": "False", "reason": "WebhookUnreachable", "message": "",
+                    "lastTransitionTime": "2026-01-01T00:00:00Z",
+                }],
+                "injectionPaused": paused,
+            },
         }))
         .unwrap()
     }
 
-    #[test]
-    fn only_the_breaker_keeps_pods_from_injection() {
-        let (breaker, now) = (Breaker::default(), Instant::now());
-        let shut = pool("False", "SidecarCannotStart");
-        assert_eq!(breaker.refuses(&shut, false, now).unwrap(), "no such image");
-        for (status, reason) in [
-            ("True", "WebhookAnswers"),
-            ("False", "WebhookUnreachable"),
-            ("Unknown", "CanaryPending"),
-        ] {
-            assert_eq!(
-                breaker.refuses(&pool(status, reason), false, now),
-                None,
-                "{reason}"
-            );
-        }
+    fn paused(trial: bool) -> KVCachePool {
+        pool(
+            json!({"hash": "h", "since": "2026-01-01T00:00:00Z", "trial": trial, "message": "no such image"}),
+        )
     }
 
     #[test]
-    fn on_trial_one_pod_passes_a_minute_and_dry_runs_do_not_count() {
+    fn only_the_breaker_keeps_pods_of_the_same_settings_from_injection() {
         let (breaker, now) = (Breaker::default(), Instant::now());
-        let ajar = pool("False", "TryingOnePod");
-        assert_eq!(breaker.refuses(&ajar, true, now), None);
-        assert_eq!(breaker.refuses(&ajar, false, now), None);
-        assert!(
-            breaker
-                .refuses(&ajar, false, now)
-                .unwrap()
-                .contains("one pod is on trial")
+        let shut = paused(false);
+        let of = |hash: &str| hash.to_owned();
+        let refused = breaker.refuses(&shut, || of("h"), now);
+        assert_eq!(refused.unwrap(), "no such image");
+        let edited = breaker.refuses(&shut, || of("other"), now);
+        assert_eq!(edited, None);
+        let open = pool(json!(null));
+        assert_eq!(breaker.refuses(&open, || of("h"), now), None);
+    }
+
+    #[test]
+    fn on_trial_one_pod_that_is_injected_passes_a_minute() {
+        let (breaker, now) = (Breaker::default(), Instant::now());
+        let ajar = paused(true);
+        for _ in 0..2 {
+            let refused = breaker.refuses(&ajar, || "h".to_owned(), now);
+            assert_eq!(refused, None, "none was injected yet");
+        }
+        breaker.injected(&ajar, now);
+        let said = breaker.refuses(&ajar, || "h".to_owned(), now).unwrap();
+        assert!(said.contains("one pod is on trial"), "{said}");
+        assert_eq!(
+            breaker.refuses(&ajar, || "h".to_owned(), now + TRIAL_EVERY),
+            None
         );
-        assert!(breaker.refuses(&ajar, true, now).is_some());
-        assert_eq!(breaker.refuses(&ajar, false, now + TRIAL_EVERY), None);
+        breaker.injected(&pool(json!(null)), now);
+        assert_eq!(breaker.tried.lock().len(), 0, "only trials are remembered");
     }
 }

@@ -37,6 +37,10 @@ impl Decide for Decider {
             Found::Refused(reason, message) => refuse(&pod, reason, &message),
             Found::Unread => return Decision::skipped("PoolUnread"),
         };
+        // Pods that stay without a sidecar, for whatever reason, and dry runs are no trial.
+        if matches!(outcome, Outcome::Inject { .. }) && !review.dry_run {
+            self.pools.injected(&review.namespace, &name);
+        }
         decision(outcome)
     }
 }

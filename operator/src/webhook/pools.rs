@@ -124,13 +124,13 @@ impl Pools {
         }
         let key = ObjectRef::new(name).within(namespace);
         if let Some(stored) = self.store.get(&key) {
-            return self.judge(&stored, dry_run);
+            return self.judge(&stored);
         }
         // Applied together with its pods, a pool is there before the watch has told.
         let api: Api<Stored> = Api::namespaced(self.client.clone(), namespace);
         let read = timeout(READ_TIME_MAX, api.get_opt(name)).await;
         let (result, found) = match read {
-            Ok(Ok(Some(stored))) => ("found", self.judge(&stored, dry_run)),
+            Ok(Ok(Some(stored))) => ("found", self.judge(&stored)),
             Ok(Ok(None)) => {
                 let message = format!(
                     "there is no KVCachePool {name} in namespace {namespace}; create it, or correct the label, and make the pod again"
@@ -150,7 +150,17 @@ impl Pools {
         found
     }
 
-    fn judge(&self, stored: &Stored, dry_run: bool) -> Found {
+    /// A pod that asks for this pool was injected, and will be stored.
+    pub fn injected(&self, namespace: &str, name: &str) {
+        let key = ObjectRef::new(name).within(namespace);
+        if let Some(stored) = self.store.get(&key)
+            && let Ok(pool) = &stored.0
+        {
+            self.breaker.injected(pool, Instant::now());
+        }
+    }
+
+    fn judge(&self, stored: &Stored) -> Found {
         let pool = match &stored.0 {
             Ok(pool) => pool,
             Err(e) => {
@@ -158,11 +168,14 @@ impl Pools {
                 return Found::Refused(Reason::PoolNotAccepted, message);
             }
         };
-        if let Some(message) = self.breaker.refuses(pool, dry_run, Instant::now()) {
-            return Found::Refused(Reason::InjectionPaused, message);
-        }
         match desired::settings(pool, &self.defaults) {
-            Ok(settings) => Found::Pool(Box::new(settings)),
+            Ok(settings) => match self
+                .breaker
+                .refuses(pool, || settings.hash(), Instant::now())
+            {
+                Some(message) => Found::Refused(Reason::InjectionPaused, message),
+                None => Found::Pool(Box::new(settings)),
+            },
             Err(problems) => {
                 let all: Vec<String> = problems.iter().map(ToString::to_string).collect();
                 Found::Refused(Reason::PoolNotAccepted, all.join("; "))
