@@ -2,7 +2,7 @@
 
 use super::fetch::FetchError;
 use super::pod::Pod;
-use super::window::{Counted, HitRate, Window};
+use super::window::{self, Counted, HitRate, Window};
 use jiff::{SignedDuration, Timestamp};
 use kvcachepool_protocol::status::{State, Status};
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -22,8 +22,10 @@ const TROUBLES_MAX: usize = 8;
 pub struct PoolUsage {
     pods: HashMap<Box<str>, Known>,
     window: Window,
-    /// A whole round is over: sums before that are too small.
+    /// Every pod was asked once: sums before that are too small.
     known: bool,
+    /// So it will be when the round under way is over.
+    completes: bool,
     /// Questions so far.
     turn: u64,
 }
@@ -83,18 +85,22 @@ pub struct Trouble {
 /// The sum over a pool.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Summary {
-    /// A whole round is over. Before that the numbers here are those of a leader that has just begun.
+    /// Every pod was asked once. Before that the numbers here are those of a leader that has just begun.
     pub known: bool,
     /// Pods with an answer that still counts.
     pub observed: u32,
     /// Pods whose vLLM is connected and registered, among those.
     pub attached: u32,
+    /// Pods that answered when they were asked last.
+    pub answering: u32,
     /// Pods that did not answer when they were asked last.
     pub unreachable: u32,
     /// One of them, and why.
     pub unreachable_example: Option<(Box<str>, FetchError)>,
     /// Hit rate.
     pub hit_rate: HitRate,
+    /// Time over which it is taken, in minutes: large pools are asked round and round for longer than the window.
+    pub window_minutes: i64,
     /// Tiers, by name.
     pub tiers: Vec<TierUse>,
     /// Troubles, the most frequent first.
@@ -109,6 +115,8 @@ impl PoolUsage {
         let there: HashSet<&str> = pods.iter().map(|p| &*p.uid).collect();
         self.pods.retain(|uid, _| there.contains(&**uid));
         let mut due: Vec<&Arc<Pod>> = pods.iter().filter(|p| p.address().is_some()).collect();
+        let asked = |p: &&Arc<Pod>| self.pods.get(&p.uid).is_some_and(|k| k.turn.is_some());
+        self.completes = due.iter().filter(|p| !asked(*p)).count() <= ASKED_MAX;
         due.sort_by_key(|p| self.pods.get(&p.uid).and_then(|k| k.turn));
         due.truncate(ASKED_MAX);
         for pod in &due {
@@ -120,14 +128,23 @@ impl PoolUsage {
 
     /// All pods of a round have answered or failed.
     pub fn round_ended(&mut self) {
-        self.known = true;
+        self.known |= self.completes;
     }
 
-    /// Takes an answer, or its failure.
+    /// Every pod was asked once.
+    #[must_use]
+    pub fn is_known(&self) -> bool {
+        self.known
+    }
+
+    /// Takes an answer, or its failure. An address may be another pod's by now: what a sidecar of another pool says does not count.
     pub fn take(&mut self, pod: &Pod, answer: Result<Status, FetchError>, now: Timestamp) {
         let known = self.pods.entry(pod.uid.clone()).or_default();
         match answer {
             Err(failed) => known.failed = Some(failed),
+            Ok(status) if is_of_another_pool(&status, pod) => {
+                known.failed = Some(FetchError::NoStatus);
+            }
             Ok(status) => {
                 let answer = Answer::of(status, now);
                 let before = known.answer.as_ref().map(|a| &a.counted);
@@ -144,6 +161,7 @@ impl PoolUsage {
         let mut sum = Summary {
             known: self.known,
             hit_rate: self.window.rate(now),
+            window_minutes: window::MINUTES.max(cycle(pods.len())),
             ..Summary::default()
         };
         let mut tiers: BTreeMap<Box<str>, Tally> = BTreeMap::new();
@@ -159,6 +177,8 @@ impl PoolUsage {
                 sum.unreachable_example
                     .get_or_insert_with(|| (pod.name.clone(), failed));
             }
+            let answers = known.is_some_and(|k| k.failed.is_none() && k.answer.is_some());
+            sum.answering += u32::from(answers && pod.address().is_some());
             let answer = known
                 .and_then(|k| k.answer.as_ref())
                 .filter(|a| now.duration_since(a.at) <= fresh);
@@ -190,8 +210,19 @@ impl PoolUsage {
 
 /// How long an answer counts in a pool of so many pods: at least until each had its turn twice.
 fn fresh(pods: usize) -> SignedDuration {
-    let rounds = i32::try_from(pods.div_ceil(ASKED_MAX)).unwrap_or(i32::MAX);
+    let rounds = i32::try_from(cycle(pods)).unwrap_or(i32::MAX);
     (ROUND * rounds.saturating_mul(2)).max(FRESH_MIN)
+}
+
+/// Rounds, and so minutes, until each of so many pods had its turn.
+fn cycle(pods: usize) -> i64 {
+    i64::try_from(pods.div_ceil(ASKED_MAX)).unwrap_or(i64::MAX)
+}
+
+fn is_of_another_pool(status: &Status, pod: &Pod) -> bool {
+    let said = &status.pool;
+    let differs = |said: &str, is: &str| !said.is_empty() && *said != *is;
+    differs(&said.name, &pod.pool) || differs(&said.namespace, &pod.namespace)
 }
 
 impl Answer {
@@ -373,6 +404,49 @@ mod tests {
         assert_eq!((sum.observed, sum.attached, sum.unreachable), (0, 0, 1));
         usage.take(&pods[0], Ok(good(1, 1)), at(660));
         assert_eq!(usage.summary(&pods, at(661)).unreachable, 0);
+    }
+
+    #[test]
+    fn sums_are_known_once_every_pod_was_asked() {
+        let pods = arcs((0..45).map(|i| running(&format!("p{i}"))));
+        let mut usage = PoolUsage::default();
+        for known in [false, false, true] {
+            usage.round(&pods);
+            assert!(!usage.summary(&pods, at(0)).known, "the round is under way");
+            usage.round_ended();
+            assert_eq!(usage.summary(&pods, at(0)).known, known);
+        }
+        let more = arcs((0..99).map(|i| running(&format!("q{i}"))));
+        usage.round(&more);
+        usage.round_ended();
+        assert!(usage.is_known(), "growth does not make it forget");
+    }
+
+    #[test]
+    fn the_answer_of_another_pools_sidecar_does_not_count() {
+        let pods = arcs([running("a")]);
+        for (name, namespace, observed) in
+            [("p", "n", 1), ("q", "n", 0), ("p", "m", 0), ("", "", 1)]
+        {
+            let mut usage = PoolUsage::default();
+            let mut answer = good(1, 1);
+            (answer.pool.name, answer.pool.namespace) = (name.into(), namespace.into());
+            usage.take(&pods[0], Ok(answer), at(0));
+            assert_eq!(
+                usage.summary(&pods, at(1)).observed,
+                observed,
+                "{namespace}/{name}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_large_pool_says_the_time_that_its_rate_is_of() {
+        let minutes = |n: usize| {
+            let pods = arcs((0..n).map(|i| running(&format!("p{i}"))));
+            PoolUsage::default().summary(&pods, at(0)).window_minutes
+        };
+        assert_eq!((minutes(1), minutes(200), minutes(1000)), (10, 10, 50));
     }
 
     #[test]

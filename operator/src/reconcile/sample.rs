@@ -11,10 +11,14 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Semaphore;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, MissedTickBehavior, interval};
 
 /// Questions at once, over all pools.
 const AT_ONCE: usize = 64;
+/// Of those, in one pool: one that is silent must not hold the others up.
+const AT_ONCE_OF_POOL: usize = 8;
+/// Between two rounds of a pool whose pods were not all asked yet, at most.
+const FIRST_ROUNDS: Duration = Duration::from_secs(6);
 /// Between two looks at who is due.
 const TICK: Duration = Duration::from_secs(1);
 
@@ -23,12 +27,20 @@ pub async fn run(term: Arc<Term>, asked: impl Fn(PoolRef)) {
     let places = Arc::new(Semaphore::new(AT_ONCE));
     let mut due: HashMap<PoolRef, Instant> = HashMap::new();
     let mut rounds = FuturesUnordered::new();
+    let mut under_way: HashSet<PoolRef> = HashSet::new();
+    let mut tick = interval(TICK);
+    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tokio::select! {
-            Some(pool) = rounds.next() => asked(pool),
-            () = sleep(TICK) => {
+            Some(pool) = rounds.next() => {
+                under_way.remove(&pool);
+                asked(pool);
+            }
+            _ = tick.tick() => {
                 let pools = term.pods.pools().into_iter().filter(|p| exists(&term, p)).collect();
-                for pool in next(&pools, &mut due, Instant::now()) {
+                let known = |pool: &PoolRef| term.usage.with(pool, |u| u.is_known());
+                for pool in next(&pools, &mut due, &under_way, known, Instant::now()) {
+                    under_way.insert(pool.clone());
                     rounds.push(round(term.clone(), pool, places.clone()));
                 }
             }
@@ -37,10 +49,13 @@ pub async fn run(term: Arc<Term>, asked: impl Fn(PoolRef)) {
 }
 
 /// Pools whose time has come, each with its next time set. A pool that was not there before waits up to a few seconds only: its
-/// first numbers are looked for.
+/// first numbers are looked for, and until each of its pods was asked once a round follows the other within seconds. A pool whose round
+/// is under way waits for its end.
 fn next(
     pools: &HashSet<PoolRef>,
     due: &mut HashMap<PoolRef, Instant>,
+    under_way: &HashSet<PoolRef>,
+    known: impl Fn(&PoolRef) -> bool,
     now: Instant,
 ) -> Vec<PoolRef> {
     due.retain(|pool, _| pools.contains(pool));
@@ -48,11 +63,14 @@ fn next(
     for pool in pools {
         let at = due
             .entry(pool.clone())
-            .or_insert_with(|| now + spread(Duration::from_secs(6)));
-        if *at <= now {
+            .or_insert_with(|| now + spread(FIRST_ROUNDS));
+        if *at <= now && !under_way.contains(pool) {
             let round = Duration::from_secs(ROUND.as_secs().unsigned_abs());
-            // From 54 to 66 seconds.
-            *at = now + round * 42 / 60 + spread(round * 24 / 60);
+            *at = match known(pool) {
+                // From 54 to 66 seconds.
+                true => now + round * 42 / 60 + spread(round * 24 / 60),
+                false => now + spread(FIRST_ROUNDS),
+            };
             ready.push(pool.clone());
         }
     }
@@ -68,8 +86,9 @@ fn exists(term: &Term, pool: &PoolRef) -> bool {
 async fn round(term: Arc<Term>, pool: PoolRef, places: Arc<Semaphore>) -> PoolRef {
     let pods = term.pods.of(&pool);
     let chosen = term.usage.with(&pool, |usage| usage.round(&pods));
-    let questions = chosen.iter().map(|pod| ask(&term, &pool, pod, &places));
-    futures::future::join_all(questions).await;
+    futures::stream::iter(&chosen)
+        .for_each_concurrent(AT_ONCE_OF_POOL, |pod| ask(&term, &pool, pod, &places))
+        .await;
     term.usage.with(&pool, PoolUsage::round_ended);
     pool
 }
@@ -100,7 +119,8 @@ mod tests {
         let mut counts: HashMap<PoolRef, u32> = HashMap::new();
         let mut busiest = 0;
         for second in 0..600 {
-            let ready = next(&pools, &mut due, start + Duration::from_secs(second));
+            let now = start + Duration::from_secs(second);
+            let ready = next(&pools, &mut due, &HashSet::new(), |_| true, now);
             busiest = busiest.max(ready.len());
             for pool in ready {
                 *counts.entry(pool).or_default() += 1;
@@ -109,7 +129,25 @@ mod tests {
         assert_eq!(counts.len(), 200);
         assert!(counts.values().all(|n| (9..=11).contains(n)), "{counts:?}");
         assert!(busiest < 120, "{busiest}");
-        next(&pools.into_iter().take(1).collect(), &mut due, start);
+        let one = pools.into_iter().take(1).collect();
+        next(&one, &mut due, &HashSet::new(), |_| true, start);
         assert_eq!(due.len(), 1, "pools without pods are forgotten");
+    }
+
+    #[test]
+    fn a_pool_whose_round_is_under_way_waits_and_a_new_one_is_asked_often() {
+        let pools: HashSet<PoolRef> = [PoolRef::new("n", "a")].into();
+        let start = Instant::now();
+        let rounds = |under_way: &HashSet<PoolRef>, known: bool| {
+            let mut due = HashMap::new();
+            let seconds = (0..60).map(|s| start + Duration::from_secs(s));
+            seconds
+                .filter(|now| !next(&pools, &mut due, under_way, |_| known, *now).is_empty())
+                .count()
+        };
+        assert_eq!(rounds(&pools, true), 0);
+        let often = rounds(&HashSet::new(), false);
+        assert!((10..=20).contains(&often), "{often}");
+        assert!(rounds(&HashSet::new(), true) <= 2);
     }
 }

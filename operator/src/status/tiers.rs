@@ -21,8 +21,7 @@ pub fn tiers(seen: &Seen<'_>, previous: &[Tier]) -> Vec<Tier> {
 
 fn tier(name: &str, seen: &Seen<'_>, said: Option<&TierUse>, before: Option<&Tier>) -> Tier {
     let asked = seen.pods.iter().filter(|p| p.address().is_some()).count();
-    let silent = usize::try_from(seen.usage.unreachable).unwrap_or(usize::MAX);
-    let stale = silent > 0 && silent >= asked.min(crate::pods::ASKED_MAX);
+    let stale = seen.usage.unreachable > 0 && seen.usage.answering == 0;
     let (used, capacity) = match said {
         Some(tier) => (size(tier.used), size(tier.capacity)),
         None if asked > 0 => (
