@@ -2,7 +2,8 @@
 
 use crate::api::KVCachePool;
 use crate::inject::{Report, Verdict, requested_pool};
-use crate::pods::{Pod, SidecarState};
+use crate::names;
+use crate::pods::{Phase, Pod, SidecarState};
 use crate::status::{ACCEPTED, INJECTION_READY, condition};
 use jiff::Timestamp;
 use kube::Resource;
@@ -65,8 +66,8 @@ pub struct Explained {
     pub pod: String,
     /// Its namespace.
     pub namespace: String,
-    /// A vLLM in it uses the cache.
-    pub attached: bool,
+    /// A vLLM in it uses the cache; `None` = its sidecar could not be asked.
+    pub attached: Option<bool>,
     /// The steps, up to the one where the way ends.
     pub steps: Vec<Step>,
 }
@@ -106,11 +107,15 @@ pub fn explain(evidence: &Evidence) -> Explained {
     Explained {
         pod: text("/metadata/name"),
         namespace: text("/metadata/namespace"),
-        attached: last.is_some_and(|s| s.step == ATTACHED && s.found == Found::Ok),
+        attached: match (&evidence.sidecar, last) {
+            (Some(Err(_)), Some(last)) if last.step == ANSWER => None,
+            (_, last) => Some(last.is_some_and(|s| s.step == ATTACHED && s.found == Found::Ok)),
+        },
         steps,
     }
 }
 
+const ANSWER: &str = "sidecar";
 const ATTACHED: &str = "attached";
 
 fn slim(evidence: &Evidence) -> Option<Pod> {
@@ -220,10 +225,21 @@ fn injection(evidence: &Evidence) -> Option<Step> {
     })
 }
 
+fn asks_by_annotation(evidence: &Evidence) -> bool {
+    let labels = evidence.pod.pointer("/metadata/labels");
+    labels.and_then(|l| l.get(names::POOL)).is_none()
+}
+
 fn never_asked(evidence: &Evidence) -> Step {
     let created = slim(evidence).map(|p| p.created);
     let pool = readable(evidence).and_then(|p| p.meta().creation_timestamp.as_ref().map(|t| t.0));
     match (created, pool) {
+        _ if asks_by_annotation(evidence) => step(
+            "injection",
+            Found::No,
+            "Missed",
+            "the injection webhook was not asked when the pod was made; the pod asks by annotation, and the operator counts, tells and evicts only pods with the label. Make the pod again",
+        ),
         (Some(pod), Some(pool)) if pod < pool => step(
             "injection",
             Found::No,
@@ -243,6 +259,9 @@ fn container(evidence: &Evidence) -> Option<Step> {
     let pod = slim(evidence)?;
     let sidecar = pod.sidecar.as_ref()?;
     let name = "container";
+    if matches!(pod.phase, Phase::Succeeded | Phase::Failed) {
+        return Some(step(name, Found::No, "", "the pod has ended"));
+    }
     if let Some(fault) = pod.fault() {
         return Some(step(
             name,
@@ -286,7 +305,7 @@ fn container(evidence: &Evidence) -> Option<Step> {
 }
 
 fn answer(evidence: &Evidence) -> Option<Step> {
-    let name = "sidecar";
+    let name = ANSWER;
     Some(match evidence.sidecar.as_ref()? {
         // What cannot be seen does not end the way of the pod, only that of the explanation.
         Err(why) => step(
@@ -371,10 +390,10 @@ fn attached(evidence: &Evidence) -> Option<Step> {
 impl Explained {
     /// For people.
     pub fn text(&self) -> String {
-        let verdict = if self.attached {
-            "attached"
-        } else {
-            "not attached"
+        let verdict = match self.attached {
+            Some(true) => "attached",
+            Some(false) => "not attached",
+            None => "not known whether attached",
         };
         let mut text = format!(
             "pod/{} in namespace {}: {verdict}\n\n",
@@ -399,7 +418,6 @@ impl Explained {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::names;
     use serde_json::json;
 
     const T: &str = "2026-01-02T03:04:05Z";
@@ -455,7 +473,7 @@ mod tests {
             (name, reason),
             "{explained:#?}"
         );
-        assert!(!explained.attached);
+        assert_ne!(explained.attached, Some(true));
         explained
     }
 
@@ -471,7 +489,7 @@ mod tests {
             "counters": {"requested_tokens": 100, "hit_tokens": {"memory": 87}},
         });
         let explained = explain(&evidence(pod(None, runs()), ready_pool(), Some(Ok(status))));
-        assert!(explained.attached);
+        assert_eq!(explained.attached, Some(true));
         assert!(
             explained.steps.iter().all(|s| s.found == Found::Ok),
             "{explained:#?}"
@@ -519,11 +537,13 @@ mod tests {
                 .text()
                 .contains("NO  container  ErrImagePull: the sidecar does not start: no such image")
         );
-        ends(
+        let explained = ends(
             &evidence(pod(None, runs()), ready_pool(), Some(Err("forbidden"))),
             "sidecar",
             "Unreachable",
         );
+        assert_eq!(explained.attached, None, "nobody was asked");
+        assert!(explained.text().contains("not known whether attached"));
         let off = json!({"state": "off", "reasons": [{"code": "ArenaTooLarge", "message": "m"}]});
         ends(
             &evidence(pod(None, runs()), ready_pool(), Some(Ok(off))),
@@ -545,6 +565,20 @@ mod tests {
             "attached",
             "NotSupported",
         );
+    }
+
+    #[test]
+    fn a_pod_that_has_ended_and_one_that_asks_by_annotation_are_told_so() {
+        let ended = json!({"terminated": {"reason": "Error"}});
+        let mut ended = evidence(pod(None, Some(ended)), ready_pool(), None);
+        ended.pod["status"]["phase"] = "Succeeded".into();
+        let explained = ends(&ended, "container", "");
+        assert!(explained.text().contains("the pod has ended"));
+        let mut annotated = evidence(pod(None, None), ready_pool(), None);
+        annotated.pod["metadata"]["labels"] = json!({});
+        annotated.pod["metadata"]["annotations"][names::POOL] = "llama".into();
+        let explained = ends(&annotated, "injection", "Missed");
+        assert!(explained.text().contains("only pods with the label"));
     }
 
     #[test]
