@@ -7,6 +7,7 @@ use parking_lot::RwLock;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
+use tokio::sync::watch;
 
 /// Names a pool.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -39,7 +40,10 @@ type PodRef = (Box<str>, Box<str>);
 
 /// All labelled pods.
 #[derive(Debug, Default)]
-pub struct Index(RwLock<Inner>);
+pub struct Index {
+    inner: RwLock<Inner>,
+    complete: watch::Sender<bool>,
+}
 
 #[derive(Debug, Default)]
 struct Inner {
@@ -48,14 +52,13 @@ struct Inner {
     homes: HashMap<PodRef, PoolRef>,
     /// Seen since the list began anew; the others went while nobody watched.
     listed: Option<HashSet<PodRef>>,
-    complete: bool,
 }
 
 impl Index {
     /// The pods of a pool, by name.
     #[must_use]
     pub fn of(&self, pool: &PoolRef) -> Vec<Arc<Pod>> {
-        let inner = self.0.read();
+        let inner = self.inner.read();
         inner
             .pools
             .get(pool)
@@ -66,14 +69,14 @@ impl Index {
     /// Every pool that some pod names, whether it exists or not.
     #[must_use]
     pub fn pools(&self) -> Vec<PoolRef> {
-        self.0.read().pools.keys().cloned().collect()
+        self.inner.read().pools.keys().cloned().collect()
     }
 
     /// The pool of some pod of this controller.
     #[must_use]
     pub fn pool_of_owner(&self, uid: &str) -> Option<PoolRef> {
         let owned = |pod: &Arc<Pod>| pod.owner.as_ref().is_some_and(|o| *o.uid == *uid);
-        let inner = self.0.read();
+        let inner = self.inner.read();
         let (pool, _) = inner
             .pools
             .iter()
@@ -84,12 +87,19 @@ impl Index {
     /// The first list has been read to its end: counts before that are too small.
     #[must_use]
     pub fn is_complete(&self) -> bool {
-        self.0.read().complete
+        *self.complete.borrow()
+    }
+
+    /// Waits until it is.
+    pub async fn completed(&self) {
+        // The sender is our own.
+        let mut complete = self.complete.subscribe();
+        let _there = complete.wait_for(|done| *done).await;
     }
 
     /// Takes a watch event; returns the pools whose pods changed.
     pub fn apply(&self, event: Event<WirePod>) -> Vec<PoolRef> {
-        let mut inner = self.0.write();
+        let mut inner = self.inner.write();
         match event {
             Event::Init => {
                 inner.listed = Some(HashSet::new());
@@ -103,7 +113,11 @@ impl Index {
                 Some(pod) => inner.remove(&(pod.namespace, pod.name)),
                 None => Vec::new(),
             },
-            Event::InitDone => inner.end_list(),
+            Event::InitDone => {
+                let gone = inner.end_list();
+                self.complete.send_replace(true);
+                gone
+            }
         }
     }
 }
@@ -142,7 +156,6 @@ impl Inner {
     }
 
     fn end_list(&mut self) -> Vec<PoolRef> {
-        self.complete = true;
         let listed = self.listed.take().unwrap_or_default();
         let gone: Vec<PodRef> = self
             .homes

@@ -2,6 +2,7 @@
 
 use super::index::{Index, PoolRef};
 use super::wire::WirePod;
+use crate::metrics::Metrics;
 use crate::names;
 use futures::stream::BoxStream;
 use futures::{Stream, StreamExt};
@@ -16,9 +17,13 @@ const PAGE: u32 = 100;
 
 /// Keeps `index` up to date and yields the pools whose pods changed; when a list is complete, every pool that a pod names.
 /// Never ends. Broken watches begin anew with growing waits.
-pub fn watch_pods(client: Client, index: Arc<Index>) -> impl Stream<Item = PoolRef> {
+pub fn watch_pods(
+    client: Client,
+    index: Arc<Index>,
+    metrics: Arc<Metrics>,
+) -> impl Stream<Item = PoolRef> {
     let api: Api<WirePod> = Api::all(client);
-    pods(api).flat_map(move |event| {
+    pods(api, metrics).flat_map(move |event| {
         let listed = matches!(event, Event::InitDone);
         let mut touched = index.apply(event);
         if listed {
@@ -30,13 +35,13 @@ pub fn watch_pods(client: Client, index: Arc<Index>) -> impl Stream<Item = PoolR
 
 type Events = BoxStream<'static, watcher::Result<Event<WirePod>>>;
 
-fn pods(api: Api<WirePod>) -> impl Stream<Item = Event<WirePod>> {
+fn pods(api: Api<WirePod>, metrics: Arc<Metrics>) -> impl Stream<Item = Event<WirePod>> {
     let config = Config::default().labels(names::POOL);
     let streaming: Events = watcher(api.clone(), config.clone().streaming_lists())
         .default_backoff()
         .boxed();
     futures::stream::unfold((streaming, true), move |(mut events, mut streams)| {
-        let (api, config) = (api.clone(), config.clone());
+        let (api, config, metrics) = (api.clone(), config.clone(), metrics.clone());
         async move {
             loop {
                 match events.next().await? {
@@ -48,7 +53,10 @@ fn pods(api: Api<WirePod>) -> impl Stream<Item = Event<WirePod>> {
                             .default_backoff()
                             .boxed();
                     }
-                    Err(e) => warn!(error = %e, "watch of pods broke; it begins anew"),
+                    Err(e) => {
+                        metrics.add("watch_errors_total", &["Pod"], 1);
+                        warn!(error = %e, "watch of pods broke; it begins anew");
+                    }
                 }
             }
         }

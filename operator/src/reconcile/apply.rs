@@ -3,6 +3,7 @@
 
 use super::children::Children;
 use crate::names;
+use crate::status::Reason;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use kube::api::{
     ApiResource, DeleteParams, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams,
@@ -51,6 +52,16 @@ pub enum ApplyError {
     },
 }
 
+impl ApplyError {
+    /// As conditions and events name it.
+    pub fn reason(&self) -> Reason {
+        match self {
+            Self::NameTaken { .. } => Reason::NameTaken,
+            Self::Api { .. } => Reason::ApplyFailed,
+        }
+    }
+}
+
 /// What became of an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
@@ -93,17 +104,17 @@ pub async fn apply(
         return Ok(Outcome::Same);
     }
     let api = api(client, object, &types);
-    if left.is_none() {
-        match owner_of(&api, &name).await {
-            Ok(Some(uid)) if uid != owner_uid => {
-                return Err(ApplyError::NameTaken {
-                    kind: types.kind,
-                    name,
-                });
-            }
-            Err(kube::Error::Api(status)) if status.code == 404 => return Ok(Outcome::NoSuchKind),
-            found => found.map_err(failed).map(drop)?,
+    // Also where it was applied before: it may have been deleted since, and made anew by somebody else.
+    match owner_of(&api, &name).await {
+        Ok(Some(uid)) if uid != owner_uid => {
+            applied.remove(&key);
+            return Err(ApplyError::NameTaken {
+                kind: types.kind,
+                name,
+            });
         }
+        Err(kube::Error::Api(status)) if status.code == 404 => return Ok(Outcome::NoSuchKind),
+        found => found.map_err(failed).map(drop)?,
     }
     let params = PatchParams::apply(names::FIELD_MANAGER).force();
     let stored = match api.patch(&name, &params, &Patch::Apply(object)).await {
@@ -112,20 +123,24 @@ pub async fn apply(
         Err(e) => return Err(failed(e)),
     };
     let resource_version = stored.resource_version().unwrap_or_default();
-    let set_right = left.is_some_and(|left| left.hash == hash)
-        && live.flatten().is_some_and(|live| live != resource_version);
-    applied.insert(
-        key,
-        Left {
-            hash,
-            resource_version,
-        },
-    );
-    Ok(if set_right {
-        Outcome::SetRight
-    } else {
-        Outcome::Applied
-    })
+    let now = Left {
+        hash,
+        resource_version,
+    };
+    let outcome = outcome(left.as_ref(), live.flatten().as_deref(), &now);
+    applied.insert(key, now);
+    Ok(outcome)
+}
+
+/// What an application did. The watch may be behind: where the object is as it was left, nobody had changed it.
+fn outcome(left: Option<&Left>, live: Option<&str>, now: &Left) -> Outcome {
+    match left {
+        Some(left) if left == now => Outcome::Same,
+        Some(left) if left.hash == now.hash && live.is_some_and(|v| v != now.resource_version) => {
+            Outcome::SetRight
+        }
+        _ => Outcome::Applied,
+    }
 }
 
 /// Deletes what carries the pool's label and owner and is not wanted.
@@ -206,4 +221,44 @@ fn hash(object: &DynamicObject) -> u64 {
         .unwrap_or_default()
         .hash(&mut hasher);
     hasher.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn left(hash: u64, version: &str) -> Left {
+        Left {
+            hash,
+            resource_version: version.to_owned(),
+        }
+    }
+
+    #[test]
+    fn only_a_change_of_somebody_else_is_set_right() {
+        let first = left(1, "5");
+        let look = |live, now: &Left| outcome(Some(&first), live, now);
+        assert_eq!(look(Some("7"), &left(1, "8")), Outcome::SetRight);
+        assert_eq!(
+            look(Some("4"), &left(1, "5")),
+            Outcome::Same,
+            "the watch is behind"
+        );
+        assert_eq!(
+            look(Some("7"), &left(1, "7")),
+            Outcome::Applied,
+            "not our fields"
+        );
+        assert_eq!(
+            look(None, &left(1, "8")),
+            Outcome::Applied,
+            "it was deleted"
+        );
+        assert_eq!(
+            look(Some("5"), &left(2, "8")),
+            Outcome::Applied,
+            "ours to change"
+        );
+        assert_eq!(outcome(None, Some("5"), &left(1, "5")), Outcome::Applied);
+    }
 }

@@ -1,6 +1,7 @@
 //! What there is of the pools' objects: a watch of their metadata by label, for each kind that the cluster knows.
 
 use super::apply::{controller, resource};
+use crate::metrics::Metrics;
 use crate::names;
 use crate::pods::PoolRef;
 use futures::stream::BoxStream;
@@ -134,7 +135,11 @@ fn pool(meta: &ObjectMeta) -> Option<PoolRef> {
 }
 
 /// Keeps `children` up to date and yields the pools whose children changed. Never ends.
-pub fn watch(client: &Client, children: &Arc<Children>) -> impl Stream<Item = PoolRef> + use<> {
+pub fn watch(
+    client: &Client,
+    children: &Arc<Children>,
+    metrics: &Arc<Metrics>,
+) -> impl Stream<Item = PoolRef> + use<> {
     let managed = format!("app.kubernetes.io/managed-by={}", names::FIELD_MANAGER);
     let watches = KINDS.map(|(api_version, kind, always)| -> BoxStream<'static, PoolRef> {
         let types = TypeMeta {
@@ -142,13 +147,14 @@ pub fn watch(client: &Client, children: &Arc<Children>) -> impl Stream<Item = Po
             kind: kind.to_owned(),
         };
         let api: Api<PartialObjectMeta<DynamicObject>> = Api::all_with(client.clone(), &resource(&types));
-        let children = children.clone();
+        let (children, metrics) = (children.clone(), metrics.clone());
         watcher(api, Config::default().labels(&managed))
             .default_backoff()
             .filter_map(move |event| {
                 let pool = match event {
                     Ok(event) => children.take(kind, event),
                     Err(e) if always => {
+                        metrics.add("watch_errors_total", &[kind], 1);
                         warn!(error = %e, kind, "watch broke; it begins anew");
                         None
                     }

@@ -13,10 +13,9 @@ use crate::inject::Settings;
 use crate::names;
 use crate::pods::{Breaker, Door, Goal, Pod, PoolRef, Refused, Setback, Update};
 use crate::status::{self, Canary, READY, Reason, Seen, Write};
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::api::{ApiResource, DynamicObject, Patch, PatchParams};
-use kube::core::object::HasStatus;
 use kube::runtime::controller::Action;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Api, Resource, ResourceExt};
@@ -24,29 +23,51 @@ use serde_json::json;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use thiserror::Error;
+use tokio::time::timeout;
 
 /// The next look if nothing happens.
 const LOOK: Duration = Duration::from_secs(600);
 /// The next look while the cluster refuses pods: whether it still does, nobody else tells.
 const REFUSED: Duration = Duration::from_secs(30);
-/// The next look while the pods are not listed yet.
+/// The least time to the next one.
 const SOON: Duration = Duration::from_secs(1);
+/// Longest look: an API server that does not answer must not hold a pool up for ever.
+const LOOK_TIME_MAX: Duration = Duration::from_secs(30);
 
 /// Why a look was not completed.
 #[derive(Debug, Error)]
 pub enum Failed {
-    /// An object.
-    #[error(transparent)]
-    Object(#[from] ApplyError),
+    /// An object; all else was done.
+    #[error("{source}")]
+    Object {
+        /// Why.
+        source: ApplyError,
+        /// When to look again for other reasons.
+        within: Duration,
+    },
     /// The status.
     #[error("the status cannot be written: {0}")]
     Status(#[source] Box<kube::Error>),
+    /// The API server did not answer.
+    #[error("it took longer than {:?}", LOOK_TIME_MAX)]
+    TimedOut,
+}
+
+impl Failed {
+    /// Longest pause before the next look.
+    pub fn within(&self) -> Duration {
+        match self {
+            Self::Object { within, .. } => *within,
+            Self::Status(_) | Self::TimedOut => Duration::MAX,
+        }
+    }
 }
 
 /// Looks at one pool and counts it.
 pub async fn reconcile(stored: Arc<Stored>, term: Arc<Term>) -> Result<Action, Failed> {
     let began = Instant::now();
-    let result = look(&stored, &term).await;
+    let result = timeout(LOOK_TIME_MAX, look(&stored, &term)).await;
+    let result = result.unwrap_or(Err(Failed::TimedOut));
     let name = if result.is_ok() { "done" } else { "failed" };
     term.metrics.add("reconciles_total", &[name], 1);
     term.metrics
@@ -55,9 +76,9 @@ pub async fn reconcile(stored: Arc<Stored>, term: Arc<Term>) -> Result<Action, F
 }
 
 async fn look(stored: &Stored, term: &Term) -> Result<Duration, Failed> {
-    // Counts of a list that is under way would be wrong.
+    // Counts of a list that is under way would be wrong. When it is complete, every pool is due.
     if !term.pods.is_complete() {
-        return Ok(SOON);
+        return Ok(LOOK);
     }
     if stored.meta().deletion_timestamp.is_some() {
         return Ok(LOOK);
@@ -85,7 +106,7 @@ async fn look(stored: &Stored, term: &Term) -> Result<Duration, Failed> {
             .await
         }
         Err(invalid) => {
-            let before = state.written.clone().unwrap_or_default();
+            let before = state.written.clone().map(|(s, _)| s).unwrap_or_default();
             let next = status::malformed(&invalid.error, stored.meta().generation, &before, now);
             let about = stored.object_ref(&());
             write(term, &name, &about, &mut state, &before, next, now).await?;
@@ -111,6 +132,7 @@ impl Look<'_> {
         };
         let hash = settings.as_ref().map(Settings::hash).unwrap_or_default();
         let applied = self.objects(&problems, state).await;
+        let unapplied = applied.as_ref().err().map(|e| (e.reason(), e.to_string()));
 
         let breaker = state
             .breaker
@@ -118,27 +140,28 @@ impl Look<'_> {
         let again = breaker.step(&pods, &hash, self.now);
         let door = breaker.door().clone();
         let canary = canary_seen(&self.term.canary.borrow());
+        let update = state.update.as_ref();
+        let exchanged = |pod: &Pod| update.is_some_and(|u| u.is_away(pod));
+        let steady = state.faults.look(&pods, exchanged, self.now);
         let usage = self
             .term
             .usage
             .with(&self.name, |u| u.summary(&pods, self.now));
         let refused = self.refused(&pods).await;
-        let before = state
-            .written
-            .clone()
-            .or_else(|| self.pool.status().cloned())
-            .unwrap_or_default();
+        let before = last(state.written.as_ref(), self.pool);
         let setback = self.setback(settings.as_ref(), state);
         let seen = Seen {
             pool: self.pool,
             problems: &problems,
             pods: &pods,
+            faults: &state.faults,
             hash: &hash,
             usage: &usage,
             canary: &canary,
             door: &door,
             setback: setback.as_ref(),
             refused: refused.as_ref(),
+            unapplied: unapplied.as_ref(),
         };
         let next = status::status(&seen, &before, self.now);
         let about = object_ref(self.pool);
@@ -148,22 +171,27 @@ impl Look<'_> {
         .await?;
         self.tell(&pods, &about).await;
         let injects = problems.is_empty() && canary == Canary::Works && door == Door::Open;
-        let evicting = self.evict(&pods, &about, injects, state).await;
+        let evicting = self.evict(&pods, &about, &canary, injects, state).await;
         let updating = self.update(&pods, settings.as_ref(), &about, state).await;
-        applied?;
+        let span = |d: SignedDuration| Duration::try_from(d).ok();
         let times = [
             updating,
-            again.and_then(|d| Duration::try_from(d).ok()),
+            again.and_then(span),
+            steady.and_then(span),
             wait,
             evicting,
             refused.map(|_| REFUSED),
         ];
-        Ok(times
+        let within = times
             .into_iter()
             .flatten()
             .min()
             .unwrap_or_else(|| spread(LOOK))
-            .max(SOON))
+            .max(SOON);
+        match applied {
+            Ok(()) => Ok(within),
+            Err(source) => Err(Failed::Object { source, within }),
+        }
     }
 
     /// The refusal that still stands.
@@ -174,7 +202,7 @@ impl Look<'_> {
     }
 
     /// Applies and prunes, unless the spec is not accepted: then everything stays as it is.
-    async fn objects(&self, problems: &[Problem], state: &mut State) -> Result<(), Failed> {
+    async fn objects(&self, problems: &[Problem], state: &mut State) -> Result<(), ApplyError> {
         let Ok(objects) = desired(self.pool, &self.term.defaults) else {
             return Ok(());
         };
@@ -197,14 +225,10 @@ impl Look<'_> {
                 }
                 Ok(Outcome::Same | Outcome::Applied | Outcome::NoSuchKind) => {}
                 Err(e) => {
-                    let reason = match e {
-                        ApplyError::NameTaken { .. } => Reason::NameTaken,
-                        ApplyError::Api { .. } => Reason::ApplyFailed,
-                    };
                     events
-                        .warn_once(&about, "Apply", reason.name(), &e.to_string())
+                        .warn_once(&about, "Apply", e.reason().name(), &e.to_string())
                         .await;
-                    return Err(e.into());
+                    return Err(e);
                 }
             }
         }
@@ -277,22 +301,33 @@ impl Look<'_> {
     }
 }
 
-/// The breaker as the last leader left it in the status.
+/// The breaker as the last leader left it in the status; other settings are no worse for what those of then were.
 fn restored(pool: &KVCachePool, hash: &str) -> Breaker {
-    let conditions = pool
+    let paused = pool
         .status
         .as_ref()
-        .map(|s| &*s.conditions)
-        .unwrap_or_default();
-    let shut = [
-        Reason::SidecarCannotStart.name(),
-        Reason::TryingOnePod.name(),
-    ];
-    match status::condition(conditions, status::INJECTION_READY) {
-        Some(c) if c.status == "False" && shut.contains(&&*c.reason) => {
-            Breaker::shut_since(c.last_transition_time.0, hash)
+        .and_then(|s| s.injection_paused.as_ref());
+    match paused {
+        Some(paused) if paused.hash == hash => {
+            Breaker::shut_since(paused.since.0, hash, paused.trial)
         }
         _ => Breaker::default(),
+    }
+}
+
+/// The status as it stands: as it was written, or as the store has it since somebody else wrote it.
+fn last(written: Option<&(KVCachePoolStatus, String)>, pool: &KVCachePool) -> KVCachePoolStatus {
+    let version = |text: &str| text.parse::<u64>().ok();
+    let stored = || pool.status.clone().unwrap_or_default();
+    let Some((written, at)) = written else {
+        return stored();
+    };
+    match (
+        version(&pool.resource_version().unwrap_or_default()),
+        version(at),
+    ) {
+        (Some(stored_at), Some(at)) if stored_at >= at => stored(),
+        _ => written.clone(),
     }
 }
 
@@ -333,7 +368,7 @@ async fn write(
     next: KVCachePoolStatus,
     now: Timestamp,
 ) -> Result<Option<Duration>, Failed> {
-    match status::due(before, &next, state.written_at, now) {
+    match status::due(before, &next, &state.writes, now) {
         Write::No => return Ok(None),
         Write::In(time) => return Ok(Duration::try_from(time).ok()),
         Write::Now => {}
@@ -350,7 +385,7 @@ async fn write(
     let written = api
         .patch_status(&name.name, &params, &Patch::Apply(patch))
         .await;
-    match written {
+    let stored = match written {
         // It was deleted meanwhile.
         Err(kube::Error::Api(status)) if status.code == 404 => return Ok(None),
         written => written.map_err(|e| Failed::Status(Box::new(e)))?,
@@ -377,7 +412,7 @@ async fn write(
             .publish(about, weight, "Observe", &turned.reason, &note)
             .await;
     }
-    state.written = Some(next);
-    state.written_at = Some(now);
+    state.written = Some((next, stored.resource_version().unwrap_or_default()));
+    state.writes.add(now);
     Ok(None)
 }

@@ -26,15 +26,21 @@ pub fn queue(
     asked: mpsc::UnboundedReceiver<PoolRef>,
 ) -> impl Stream<Item = Result<ObjectRef<Stored>, Infallible>> + use<> {
     let client = &term.client;
-    let pods = watch_pods(client.clone(), term.pods.clone());
-    let refusals = watch_refusals(client.clone(), term.pods.clone(), term.refusals.clone());
+    let metrics = &term.metrics;
+    let pods = watch_pods(client.clone(), term.pods.clone(), metrics.clone());
+    let refusals = watch_refusals(
+        client.clone(),
+        term.pods.clone(),
+        term.refusals.clone(),
+        metrics.clone(),
+    );
     let asked = futures::stream::unfold(asked, |mut asked| async move {
         let pool = asked.recv().await?;
         Some((pool, asked))
     });
     let related = futures::stream::select_all([
         pods.boxed(),
-        children::watch(client, &term.children).boxed(),
+        children::watch(client, &term.children, metrics).boxed(),
         refusals.boxed(),
         asked.boxed(),
     ])
@@ -43,8 +49,25 @@ pub fn queue(
         pools(term, writer).boxed(),
         related.boxed(),
         canary(term).boxed(),
+        listed(term).boxed(),
     ]);
     gathered(all, MOMENT).map(Ok)
+}
+
+/// Every pool, once all pods are listed: before that none can be judged.
+fn listed(term: &Arc<Term>) -> impl Stream<Item = ObjectRef<Stored>> + use<> {
+    let term = term.clone();
+    futures::stream::once(async move {
+        term.pods.completed().await;
+        futures::stream::iter(all(&term))
+    })
+    .flatten()
+    .chain(futures::stream::pending())
+}
+
+fn all(term: &Term) -> Vec<ObjectRef<Stored>> {
+    let pools = term.pools.state();
+    pools.iter().map(|p| ObjectRef::from_obj(&**p)).collect()
 }
 
 /// Pools themselves, into the store of this term.
@@ -56,12 +79,15 @@ fn pools(
     let events = watcher(api, Config::default())
         .default_backoff()
         .map(|event| event.map(|event| event.modify(slim)));
+    let metrics = term.metrics.clone();
     reflector(writer, events)
         .applied_objects()
-        .filter_map(|pool| async {
-            pool.inspect_err(|e| warn!(error = %e, "watch of pools broke; it begins anew"))
-                .ok()
-                .map(|pool| ObjectRef::from_obj(&pool))
+        .filter_map(move |pool| {
+            let pool = pool.inspect_err(|e| {
+                metrics.add("watch_errors_total", &["KVCachePool"], 1);
+                warn!(error = %e, "watch of pools broke; it begins anew");
+            });
+            std::future::ready(pool.ok().map(|pool| ObjectRef::from_obj(&pool)))
         })
 }
 
@@ -80,13 +106,7 @@ fn canary(term: &Arc<Term>) -> impl Stream<Item = ObjectRef<Stored>> + use<> {
             if canary.changed().await.is_err() {
                 std::future::pending::<()>().await;
             }
-            let pools: Vec<_> = term
-                .pools
-                .state()
-                .iter()
-                .map(|p| ObjectRef::from_obj(&**p))
-                .collect();
-            Some((futures::stream::iter(pools), canary))
+            Some((futures::stream::iter(all(&term)), canary))
         }
     })
     .flatten()

@@ -11,9 +11,9 @@ use crate::api::{KVCachePool, KVCachePoolStatus};
 use crate::canary::Seen;
 use crate::defaults::Defaults;
 use crate::metrics::Metrics;
-use crate::pods::{Breaker, Evictions, Index, PoolRef, PoolUsage, Refusals, Update};
+use crate::pods::{Breaker, Evictions, Faults, Index, PoolRef, PoolUsage, Refusals, Update};
+use crate::status::Writes;
 use futures::{FutureExt, StreamExt};
-use jiff::Timestamp;
 use kube::Client;
 use kube::core::DeserializeGuard;
 use kube::runtime::controller::{Action, Config, Error, applier};
@@ -78,10 +78,12 @@ pub struct State {
     pub update: Option<Update>,
     /// Evictions of missed pods.
     pub evictions: Evictions,
-    /// The status as it was written last, and when.
-    pub written: Option<KVCachePoolStatus>,
-    /// When.
-    pub written_at: Option<Timestamp>,
+    /// Faults of its sidecars.
+    pub faults: Faults,
+    /// The status as it was written last, and the version of the pool then.
+    pub written: Option<(KVCachePoolStatus, String)>,
+    /// When it was written.
+    pub writes: Writes,
 }
 
 /// What sidecars said, by pool.
@@ -168,7 +170,7 @@ pub async fn run(context: Context) {
 
 fn again(pool: &Arc<Stored>, failed: &Failed, term: &Term) -> Duration {
     let pool = queue::pool_ref(&ObjectRef::from_obj(&**pool));
-    let pause = term.backoff.failed(&pool);
+    let pause = term.backoff.failed(&pool).min(failed.within());
     warn!(%pool, error = %failed, ?pause, "not reconciled; trying again");
     pause
 }

@@ -50,7 +50,7 @@ pub fn count(seen: &Seen<'_>) -> Counts {
         versions: versions(seen),
         running: size(injected().filter(|p| p.address().is_some()).count()),
         failing: injected()
-            .filter(|p| p.fault().is_some())
+            .filter(|p| seen.faults.of(p).is_some())
             .cloned()
             .collect(),
     };

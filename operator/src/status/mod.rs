@@ -12,10 +12,10 @@ pub use conditions::{
     ACCEPTED, INJECTION_READY, READY, SHARED_TIERS_READY, SIDECARS_READY, condition,
 };
 pub use reason::Reason;
-pub use write::{Write, due};
+pub use write::{Write, Writes, due};
 
 use crate::api::{Duration, KVCachePool, KVCachePoolStatus, Problem};
-use crate::pods::{Door, HitRate, Pod, Refused, Setback, Summary};
+use crate::pods::{Door, Faults, HitRate, Pod, Refused, Setback, Summary, WINDOW_MINUTES};
 use jiff::Timestamp;
 use std::sync::Arc;
 
@@ -42,6 +42,8 @@ pub struct Seen<'a> {
     pub problems: &'a [Problem],
     /// Pods with its label.
     pub pods: &'a [Arc<Pod>],
+    /// Which of their sidecars fail.
+    pub faults: &'a Faults,
     /// Hash of the settings that a new pod gets; empty while the spec is not accepted.
     pub hash: &'a str,
     /// What the sidecars said.
@@ -54,6 +56,8 @@ pub struct Seen<'a> {
     pub setback: Option<&'a Setback>,
     /// Pods that the cluster refuses to create.
     pub refused: Option<&'a Refused>,
+    /// An object of the pool that could not be applied: by which name, and why.
+    pub unapplied: Option<&'a (Reason, String)>,
 }
 
 /// The status of a pool. `previous` is what was written last; times of conditions that did not turn are kept from it, and until
@@ -65,10 +69,16 @@ pub fn status(seen: &Seen<'_>, previous: &KVCachePoolStatus, now: Timestamp) -> 
     let mut next = KVCachePoolStatus {
         observed_generation: seen.pool.metadata.generation,
         conditions: conditions::conditions(seen, &counts, &previous.conditions, now),
+        injection_paused: conditions::injection_paused(seen.door),
         skipped: counts.skipped,
         tiers: tiers::tiers(seen, &previous.tiers),
         hit_rate_percent,
-        hit_rate_window: hit_rate_percent.map(|_| Duration("10m".to_owned())),
+        hit_rate_window: hit_rate_percent.map(|_| {
+            Duration(format!(
+                "{}m",
+                seen.usage.window_minutes.max(WINDOW_MINUTES)
+            ))
+        }),
         observed_pods: Some(i64::from(seen.usage.observed)),
         versions: counts.versions,
         pods: counts.pods,

@@ -3,7 +3,7 @@
 use super::*;
 use crate::api::{self, Mode, TierState};
 use crate::pods::tests::{at, injected, pod, refused, running, waiting};
-use crate::pods::{FetchError, Shut, SidecarState, TierUse, Trouble};
+use crate::pods::{Faults, FetchError, Shut, SidecarState, TierUse, Trouble};
 use kvcachepool_protocol::status::State;
 use proptest::prelude::*;
 use serde_json::json;
@@ -18,6 +18,7 @@ struct Scene {
     door: Door,
     setback: Option<Setback>,
     refused: Option<Refused>,
+    unapplied: Option<(Reason, String)>,
 }
 
 fn scene(pods: impl IntoIterator<Item = Pod>) -> Scene {
@@ -38,21 +39,26 @@ fn scene(pods: impl IntoIterator<Item = Pod>) -> Scene {
         door: Door::Open,
         setback: None,
         refused: None,
+        unapplied: None,
     }
 }
 
 impl Scene {
     fn after(&self, previous: &KVCachePoolStatus, now: Timestamp) -> KVCachePoolStatus {
+        let mut faults = Faults::default();
+        faults.look(&self.pods, |_| false, now);
         let seen = Seen {
             pool: &self.pool,
             problems: &self.problems,
             pods: &self.pods,
+            faults: &faults,
             hash: "h",
             usage: &self.usage,
             canary: &self.canary,
             door: &self.door,
             setback: self.setback.as_ref(),
             refused: self.refused.as_ref(),
+            unapplied: self.unapplied.as_ref(),
         };
         status(&seen, previous, now)
     }
@@ -167,7 +173,14 @@ fn every_reason_of_injection() {
     for (canary, door, state, reason) in table {
         let mut scene = scene([]);
         (scene.canary, scene.door) = (canary, door);
-        expect(&scene.status(), INJECTION_READY, state, reason);
+        let status = scene.status();
+        expect(&status, INJECTION_READY, state, reason);
+        let paused = status
+            .injection_paused
+            .map(|p| (p.hash, p.since.0, p.trial));
+        let expected = (scene.door != Door::Open)
+            .then(|| ("h".to_owned(), at(0), matches!(scene.door, Door::Ajar(_))));
+        assert_eq!(paused, expected, "whatever the condition says");
     }
     let mut scene = scene([]);
     scene.pool.spec.injection.mode = Mode::Disabled;
@@ -228,6 +241,17 @@ fn every_reason_of_sidecars() {
         "ReplicaSet web cannot create pods: exceeded quota: q"
     );
 
+    let mut partly = scene([running("a")]);
+    partly.refused = Some(Refused {
+        owner: "ReplicaSet web".into(),
+        owner_uid: "r".into(),
+        message: "exceeded quota: q".into(),
+        at: at(0),
+    });
+    let partly = partly.status();
+    expect(&partly, SIDECARS_READY, "True", "PodsRefused");
+    expect(&partly, READY, "True", "Ready");
+
     for (off, state, reason) in [(1, "False", "SidecarsOff"), (0, "True", "SomeDegraded")] {
         let mut scene = scene([running("a")]);
         scene.usage.observed = 1;
@@ -274,6 +298,34 @@ fn silent_sidecars_are_said_and_are_no_error() {
     );
     assert_eq!(tier.used, previous.tiers[0].used, "the last number stands");
     assert_eq!(status.hit_rate_percent, None, "an old rate does not");
+}
+
+#[test]
+fn an_object_that_cannot_be_applied_is_told_by_ready() {
+    let mut scene = scene([running("a")]);
+    scene.unapplied = Some((Reason::NameTaken, "ConfigMap x exists".into()));
+    let status = scene.status();
+    assert_eq!(face(&status, READY), ("False".into(), "NameTaken".into()));
+    expect(&status, SIDECARS_READY, "True", "AllRunning");
+    scene.canary = Canary::Pending;
+    let ready = face(&scene.status(), READY);
+    assert_eq!(ready, ("False".into(), "NameTaken".into()));
+    scene.canary = Canary::Unreachable;
+    let ready = face(&scene.status(), READY);
+    assert_eq!(ready, ("False".into(), "WebhookUnreachable".into()));
+}
+
+#[test]
+fn a_tier_is_stale_only_where_no_sidecar_answers() {
+    let mut scene = scene([running("a"), running("b")]);
+    (scene.usage.unreachable, scene.usage.answering) = (20, 980);
+    scene.usage.unreachable_example = Some(("a".into(), FetchError::TimedOut));
+    let status = scene.status();
+    assert_ne!(status.tiers[0].state, TierState::Stale);
+    let said = &condition(&status.conditions, SIDECARS_READY)
+        .unwrap()
+        .message;
+    assert!(said.starts_with("20 could not be asked"), "{said}");
 }
 
 #[test]
@@ -503,7 +555,7 @@ proptest! {
         let first = scene.status();
         let second = scene.after(&first, at(5000));
         prop_assert_eq!(&first, &second);
-        prop_assert_eq!(due(&first, &second, None, at(5000)), Write::No);
+        prop_assert_eq!(due(&first, &second, &Writes::default(), at(5000)), Write::No);
         let c = &first.pods;
         prop_assert!(c.injected + c.skipped + c.missed <= c.matched);
         prop_assert!(c.outdated <= c.injected && c.attached <= c.injected);

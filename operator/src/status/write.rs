@@ -1,11 +1,18 @@
-//! When a status is worth a write: at once for a condition, at most once a minute for a count or a percent point, never for less.
+//! When a status is worth a write: at once for a condition (but not again and again), at most once a minute for a count or a percent
+//! point, never for less.
 
 use crate::api::{KVCachePoolStatus, Quantity, Tier};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use std::collections::VecDeque;
 
 /// Least time between two writes that no condition asks for.
 const WRITES: SignedDuration = SignedDuration::from_secs(60);
+
+/// Conditions that turn this often within this time are written once it has passed, the latest of them.
+const TURNS: usize = 3;
+/// See there.
+const TURNS_IN: SignedDuration = SignedDuration::from_secs(30);
 
 /// What to do with a status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,21 +25,51 @@ pub enum Write {
     No,
 }
 
+/// When a pool's status was written, lately.
+#[derive(Debug, Clone, Default)]
+pub struct Writes(VecDeque<Timestamp>);
+
+impl Writes {
+    /// One more.
+    pub fn add(&mut self, at: Timestamp) {
+        self.0.push_back(at);
+        if self.0.len() > TURNS {
+            self.0.pop_front();
+        }
+    }
+
+    fn last(&self) -> Option<Timestamp> {
+        self.0.back().copied()
+    }
+
+    /// Until when there have been too many.
+    fn full(&self) -> Option<Timestamp> {
+        let first = self.0.front().filter(|_| self.0.len() >= TURNS)?;
+        Some(*first + TURNS_IN)
+    }
+}
+
 /// Compares a status with what was written last, and when.
 #[must_use]
 pub fn due(
     written: &KVCachePoolStatus,
     next: &KVCachePoolStatus,
-    at: Option<Timestamp>,
+    writes: &Writes,
     now: Timestamp,
 ) -> Write {
-    if turned(written, next) {
+    if urgent(written, next) {
         return Write::Now;
+    }
+    if turned(written, next) {
+        return match writes.full().filter(|until| *until > now) {
+            Some(until) => Write::In(until.duration_since(now)),
+            None => Write::Now,
+        };
     }
     if !differs(written, next) {
         return Write::No;
     }
-    let since = at.map_or(WRITES, |at| now.duration_since(at));
+    let since = writes.last().map_or(WRITES, |at| now.duration_since(at));
     if since >= WRITES {
         Write::Now
     } else {
@@ -40,17 +77,24 @@ pub fn due(
     }
 }
 
-/// A condition turned, or has another reason, or speaks of another spec.
+/// It speaks of another spec, or webhooks wait for it.
+fn urgent(a: &KVCachePoolStatus, b: &KVCachePoolStatus) -> bool {
+    let paused = |s: &KVCachePoolStatus| {
+        let paused = s.injection_paused.as_ref();
+        paused.map(|p| (p.hash.clone(), p.since.clone(), p.trial))
+    };
+    a.observed_generation != b.observed_generation || paused(a) != paused(b)
+}
+
+/// A condition turned, or has another reason.
 fn turned(a: &KVCachePoolStatus, b: &KVCachePoolStatus) -> bool {
     fn face(c: &Condition) -> (&str, &str, &str) {
         (&c.type_, &c.status, &c.reason)
     }
-    a.observed_generation != b.observed_generation
-        || !a
-            .conditions
-            .iter()
-            .map(face)
-            .eq(b.conditions.iter().map(face))
+    !a.conditions
+        .iter()
+        .map(face)
+        .eq(b.conditions.iter().map(face))
 }
 
 fn differs(a: &KVCachePoolStatus, b: &KVCachePoolStatus) -> bool {
@@ -93,7 +137,7 @@ fn bytes(quantity: &Option<Quantity>) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::TierState;
+    use crate::api::{InjectionPaused, TierState};
     use crate::pods::tests::at;
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
@@ -122,7 +166,7 @@ mod tests {
     #[test]
     fn less_than_a_point_is_no_write_and_a_point_is() {
         let written = with(50, "10Gi", "", "True");
-        let look = |next| due(&written, &next, None, at(999));
+        let look = |next| due(&written, &next, &Writes::default(), at(999));
         assert_eq!(look(written.clone()), Write::No);
         assert_eq!(look(with(50, "11263Mi", "", "True")), Write::No);
         assert_eq!(look(with(50, "11Gi", "", "True")), Write::Now);
@@ -132,7 +176,7 @@ mod tests {
     #[test]
     fn numbers_and_messages_wait_for_their_minute_and_a_condition_does_not() {
         let written = with(50, "10Gi", "", "True");
-        let look = |next, second| due(&written, &next, Some(at(0)), at(second));
+        let look = |next, second| due(&written, &next, &writes(&[0]), at(second));
         assert_eq!(
             look(with(51, "10Gi", "", "True"), 10),
             Write::In(SignedDuration::from_secs(50))
@@ -152,6 +196,44 @@ mod tests {
             observed_generation: Some(2),
             ..written.clone()
         };
-        assert_eq!(due(&written, &next, Some(at(0)), at(1)), Write::Now);
+        assert_eq!(due(&written, &next, &writes(&[0, 0, 0]), at(1)), Write::Now);
+        let paused = KVCachePoolStatus {
+            injection_paused: Some(InjectionPaused {
+                hash: "h".into(),
+                since: Time(at(1)),
+                trial: false,
+                message: String::new(),
+            }),
+            ..written.clone()
+        };
+        assert_eq!(
+            due(&written, &paused, &writes(&[0, 0, 0]), at(1)),
+            Write::Now
+        );
+    }
+
+    #[test]
+    fn conditions_that_turn_again_and_again_are_written_with_pauses() {
+        let written = with(50, "10Gi", "", "True");
+        let turned = with(50, "10Gi", "", "False");
+        let look = |seconds: &[i64], now| due(&written, &turned, &writes(seconds), at(now));
+        assert_eq!(look(&[0, 1], 2), Write::Now);
+        assert_eq!(
+            look(&[0, 1, 2], 3),
+            Write::In(SignedDuration::from_secs(27))
+        );
+        assert_eq!(look(&[0, 1, 2], 30), Write::Now);
+        assert_eq!(
+            look(&[0, 1, 2, 30], 30),
+            Write::In(SignedDuration::from_secs(1))
+        );
+    }
+
+    fn writes(seconds: &[i64]) -> Writes {
+        let mut writes = Writes::default();
+        for second in seconds {
+            writes.add(at(*second));
+        }
+        writes
     }
 }
