@@ -11,7 +11,7 @@ use kube::core::cel::{KubeCelExt, apply_defaults};
 use serde::Deserialize;
 use serde_json::{Value as Json, json};
 use std::collections::{BTreeSet, HashMap};
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 /// What both sides judge, and the tests on a real API server too.
 #[derive(Deserialize)]
@@ -56,10 +56,7 @@ impl Table {
 
     fn judged(&self, case: &Case, value: &Json) -> [Broken; 2] {
         let pool = set(self.pool(&case.spec), &case.field, value.clone());
-        [
-            broken_for_operator(&pool),
-            broken_for_server(&schema(), &pool),
-        ]
+        [broken_for_operator(&pool), broken_for_server(&pool)]
     }
 }
 
@@ -75,10 +72,10 @@ fn set(mut pool: Json, path: &str, value: Json) -> Json {
     pool
 }
 
-fn schema() -> Json {
+static SCHEMA: LazyLock<Json> = LazyLock::new(|| {
     let crd = serde_json::to_value(crd()).unwrap();
     crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"].clone()
-}
+});
 
 fn broken_for_operator(pool: &Json) -> Broken {
     let pool: KVCachePool = serde_json::from_value(pool.clone()).unwrap();
@@ -87,8 +84,8 @@ fn broken_for_operator(pool: &Json) -> Broken {
     problems.map(|p| (p.field, p.message)).collect()
 }
 
-fn broken_for_server(schema: &Json, pool: &Json) -> Broken {
-    let pool = apply_defaults(schema, pool);
+fn broken_for_server(pool: &Json) -> Broken {
+    let pool = apply_defaults(&SCHEMA, pool);
     let broken = rules().iter().filter(|rule| {
         let of_a_change = rule.cel.contains("oldSelf");
         let here = rule.at.split('.').filter(|name| !name.is_empty());
@@ -199,7 +196,7 @@ fn fields_of_later_versions_are_named_and_break_no_rule() {
     for later in &table.later {
         let at = &later.field;
         let pool = set(table.pool("smallest"), at, later.value.clone());
-        assert_eq!(broken_for_server(&schema(), &pool), BTreeSet::new());
+        assert_eq!(broken_for_server(&pool), BTreeSet::new());
         let problems = check(&serde_json::from_value(pool).unwrap());
         let [problem] = problems.as_slice() else {
             panic!("{at}: {problems:?}")
