@@ -20,7 +20,9 @@ from servers.prometheus import Samples
 T = TypeVar("T")
 MERGE = "application/merge-patch+json"
 #: Requests at once.
-THREADS = 32
+THREADS = 16
+#: Seconds after which a connection is not used again.
+_IDLE = 20
 
 
 def say(text: str) -> None:
@@ -43,9 +45,10 @@ class Api:
         return http.client.HTTPSConnection(host, port, timeout=seconds, context=self._tls)
 
     def _ask(self, method: str, path: str, body: Any, kind: str) -> bytes:
-        connection = getattr(self._thread, "connection", None)
-        if connection is None:
-            connection = self._thread.connection = self._connect(60)
+        connection, used = getattr(self._thread, "connection", (None, 0.0))
+        # One that was idle for long is about to be closed by the other side.
+        if connection is None or time.monotonic() - used > _IDLE:
+            connection = self._connect(60)
         data = None if body is None else json.dumps(body, separators=(",", ":")).encode()
         try:
             connection.request(method, path, data, {"Content-Type": kind})
@@ -53,8 +56,9 @@ class Api:
             text: bytes = answer.read()
         except BaseException:
             connection.close()
-            self._thread.connection = None
+            self._thread.connection = (None, 0.0)
             raise
+        self._thread.connection = (connection, time.monotonic())
         if answer.status >= 400:
             raise Refused(f"{method} {path}: {answer.status}: {text.decode(errors='replace')}")
         return text
