@@ -68,7 +68,8 @@ def updated(cluster: Cluster, operator: Operator, space: str) -> list[Updated]:
 def test_another_image_is_given_to_running_pods_without_a_restart_of_the_engine(updated: list[Updated]) -> None:
     for before in updated:
         engine = before.engine
-        engine.wait_running(SIDECAR, 1, 60)
+        # The image has to prove itself in one pod for half a minute before the next one follows.
+        engine.wait_running(SIDECAR, 1, 120)
         first = engine.wait_first_round(after_loss=True)
         assert (first["hits"], first["region"]) == (first["chunks"], before.region)
         assert engine.restarts() == (1, 0)
@@ -97,7 +98,7 @@ def test_an_image_that_cannot_be_pulled_is_taken_back_after_a_minute(
         return conditions(status(cluster.kubernetes, space, pool)).get("SidecarsReady")
 
     absent.wait_for(lambda: "running" not in absent.container(SIDECAR)["state"], "the old sidecar is stopped", 60)
-    absent.wait_for(lambda: condition("undone") == ("True", "UpdateRolledBack"), "UpdateRolledBack", 120)
+    absent.wait_for(lambda: condition("undone") == ("True", "UpdateRolledBack"), "UpdateRolledBack", 180)
     absent.wait_for(lambda: "running" in absent.container(SIDECAR)["state"], "the old sidecar runs again")
     first = absent.wait_first_round(after_loss=True)
     assert first["hits"] == first["chunks"]
