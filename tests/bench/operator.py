@@ -22,7 +22,7 @@ from bench.operator_rows import Loaded, Run
 from bench.results import RESULTS, merge
 from cluster import images
 from cluster.cluster import Cluster
-from cluster.product import installed
+from cluster.product import SYSTEM, installed
 from cluster.slot import chosen, others
 from servers.waiting import wait_for
 
@@ -43,7 +43,11 @@ def measure(size: Load, seconds: float, rounds: int) -> Run:
         api = Api(slot)
         counts.count_by_account(api)
         with installed(cluster.kubernetes, product.name):
-            return _measure(cluster, api, size, seconds, rounds)
+            try:
+                return _measure(cluster, api, size, seconds, rounds)
+            except Exception:
+                _tell_logs(cluster)
+                raise
     finally:
         cluster.stop()
 
@@ -83,13 +87,21 @@ def _load(api: Api, size: Load, leader: counts.Replica) -> Loaded:
 
     def reconciled() -> bool:
         done = sum(pods["matched"] == size.pods_each for pods in load.counted(api))
-        say(f"  {done} of {size.pools} pools count all their pods")
+        looks = leader.metrics().total("kvcachepool_reconciles_total")
+        say(f"  {done} of {size.pools} pools count all their pods, {looks:.0f} looks")
         return done == size.pools
 
     wait_for(reconciled, 900, "every pool counts its pods", pause=4)
     say(f"  reconciled {time.monotonic() - start:.0f} s after the last pod")
     missed = size.pods - sum(pods["injected"] for pods in load.counted(api))
     return Loaded(pools, pods, missed, empty, leader.rss_mib(), leader.metrics(), api.metrics())
+
+
+def _tell_logs(cluster: Cluster) -> None:
+    """What the operator logged, but for the pods that it reviewed."""
+    select = ("--selector=app.kubernetes.io/name=kvcachepool", "--prefix", "--tail=-1")
+    lines = cluster.kubernetes.kubectl("logs", *select, namespace=SYSTEM, check=False).splitlines()
+    say("\n".join([line for line in lines if '"pod reviewed"' not in line][-100:]))
 
 
 def _phase(name: str) -> None:
