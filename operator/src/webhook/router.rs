@@ -3,11 +3,12 @@
 use super::review::{Answer, Review};
 use crate::metrics::Metrics;
 use axum::Router;
-use axum::body::{Body, HttpBody, to_bytes};
+use axum::body::{Body, HttpBody};
 use axum::extract::{Request, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use futures::StreamExt;
 use json_patch::Patch;
 use std::future::Future;
 use std::sync::Arc;
@@ -28,6 +29,8 @@ pub struct Limits {
     pub bodies_bytes_max: usize,
     /// Longest wait for a whole body, the wait for room included.
     pub body_time_max: Duration,
+    /// Longest wait for the next bytes of a body: an API server sends them at once, and who does not holds room.
+    pub body_pause_max: Duration,
     /// Longest decision; the review is answered without a patch after that.
     pub decision_time_max: Duration,
 }
@@ -38,6 +41,7 @@ impl Default for Limits {
             body_bytes_max: 4 << 20,
             bodies_bytes_max: 32 << 20,
             body_time_max: Duration::from_millis(1200),
+            body_pause_max: Duration::from_millis(400),
             decision_time_max: Duration::from_millis(1000),
         }
     }
@@ -71,6 +75,9 @@ pub trait Decide: Send + Sync + 'static {
     fn decide(&self, review: Review) -> impl Future<Output = Decision> + Send;
 }
 
+/// Room is taken in steps of this many bytes.
+const ROOM_STEP_BYTES: usize = 64 << 10;
+
 const ABOUT: &str = "kvcachepool webhook: POST an AdmissionReview to /inject\n";
 
 struct Webhook<D> {
@@ -100,6 +107,32 @@ struct NoReview {
     status: StatusCode,
     reason: &'static str,
     message: String,
+}
+
+impl NoReview {
+    fn too_large(limits: &Limits) -> Self {
+        Self {
+            status: StatusCode::PAYLOAD_TOO_LARGE,
+            reason: "TooLarge",
+            message: format!("a body has at most {} bytes", limits.body_bytes_max),
+        }
+    }
+
+    fn too_slow(what: &str, time: Duration) -> Self {
+        Self {
+            status: StatusCode::REQUEST_TIMEOUT,
+            reason: "TooSlow",
+            message: format!("{what} did not come within {time:?}"),
+        }
+    }
+
+    fn broken_off(error: impl std::fmt::Display) -> Self {
+        Self {
+            status: StatusCode::BAD_REQUEST,
+            reason: "BrokenOff",
+            message: error.to_string(),
+        }
+    }
 }
 
 async fn handle<D: Decide>(State(webhook): State<Arc<Webhook<D>>>, request: Request) -> Response {
@@ -139,37 +172,14 @@ async fn handle<D: Decide>(State(webhook): State<Arc<Webhook<D>>>, request: Requ
 impl<D: Decide> Webhook<D> {
     /// A review, when its last byte came, and the room that it takes until it is answered.
     async fn read(&self, body: Body) -> Result<(Review, Instant, SemaphorePermit<'_>), NoReview> {
-        let limits = self.limits;
-        let bytes = HttpBody::size_hint(&body)
-            .exact()
-            .and_then(|bytes| usize::try_from(bytes).ok())
-            .unwrap_or(limits.body_bytes_max);
-        if bytes > limits.body_bytes_max {
-            return Err(NoReview {
-                status: StatusCode::PAYLOAD_TOO_LARGE,
-                reason: "TooLarge",
-                message: format!("a body has at most {} bytes", limits.body_bytes_max),
-            });
+        let limits = &self.limits;
+        let announced = HttpBody::size_hint(&body).exact();
+        if announced.is_some_and(|bytes| bytes > limits.body_bytes_max as u64) {
+            return Err(NoReview::too_large(limits));
         }
-        let permits = u32::try_from(bytes).unwrap_or(u32::MAX);
-        let read = async {
-            let room = self.room.acquire_many(permits).await;
-            let room = room.map_err(|e| e.to_string())?;
-            let body = to_bytes(body, limits.body_bytes_max).await;
-            Ok::<_, String>((body.map_err(|e| e.to_string())?, room))
-        };
-        let (body, room) = timeout(limits.body_time_max, read)
+        let (body, room) = timeout(limits.body_time_max, self.receive(body))
             .await
-            .map_err(|_| NoReview {
-                status: StatusCode::REQUEST_TIMEOUT,
-                reason: "TooSlow",
-                message: format!("the body did not come within {:?}", limits.body_time_max),
-            })?
-            .map_err(|message| NoReview {
-                status: StatusCode::BAD_REQUEST,
-                reason: "BrokenOff",
-                message,
-            })?;
+            .unwrap_or_else(|_| Err(NoReview::too_slow("the body", limits.body_time_max)))?;
         let began = Instant::now();
         let review = Review::read(&body).map_err(|e| NoReview {
             status: StatusCode::BAD_REQUEST,
@@ -177,6 +187,39 @@ impl<D: Decide> Webhook<D> {
             message: format!("{e}; POST an AdmissionReview of admission.k8s.io/v1 to {PATH}"),
         })?;
         Ok((review, began, room))
+    }
+
+    /// The bytes of a body. Room is taken for what has come, not for what was announced, which costs a client nothing. Bodies that all
+    /// wait for room of one another are let go by their time.
+    async fn receive(&self, body: Body) -> Result<(Vec<u8>, SemaphorePermit<'_>), NoReview> {
+        let limits = &self.limits;
+        let mut chunks = body.into_data_stream();
+        let mut bytes = Vec::new();
+        let mut room = self.take(0).await?;
+        loop {
+            let chunk = timeout(limits.body_pause_max, chunks.next()).await;
+            let slow = |_| NoReview::too_slow("the next bytes", limits.body_pause_max);
+            let Some(chunk) = chunk.map_err(slow)? else {
+                return Ok((bytes, room));
+            };
+            let chunk = chunk.map_err(NoReview::broken_off)?;
+            let whole = bytes.len() + chunk.len();
+            if whole > limits.body_bytes_max {
+                return Err(NoReview::too_large(limits));
+            }
+            let wanted = whole.next_multiple_of(ROOM_STEP_BYTES);
+            let wanted = wanted.min(limits.body_bytes_max);
+            if wanted > room.num_permits() {
+                room.merge(self.take(wanted - room.num_permits()).await?);
+            }
+            bytes.extend_from_slice(&chunk);
+        }
+    }
+
+    async fn take(&self, bytes: usize) -> Result<SemaphorePermit<'_>, NoReview> {
+        let permits = u32::try_from(bytes).unwrap_or(u32::MAX);
+        let room = self.room.acquire_many(permits).await;
+        room.map_err(NoReview::broken_off)
     }
 
     async fn decision(&self, known_path: bool, review: Review) -> Decision {

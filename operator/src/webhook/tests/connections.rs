@@ -6,7 +6,7 @@ use std::time::Instant;
 #[tokio::test]
 async fn a_client_that_stops_in_its_body_is_cut_and_others_are_served_meanwhile() {
     let limits = Limits {
-        body_time_max: Duration::from_millis(300),
+        body_pause_max: Duration::from_millis(300),
         ..Limits::default()
     };
     let rig = start(Labels::default(), limits, Bounds::default()).await;
@@ -22,22 +22,45 @@ async fn a_client_that_stops_in_its_body_is_cut_and_others_are_served_meanwhile(
 }
 
 #[tokio::test]
-async fn bodies_that_wait_take_no_more_than_their_room() {
+async fn a_body_that_is_only_announced_takes_no_room() {
     let limits = Limits {
         bodies_bytes_max: 4 << 20,
-        body_time_max: Duration::from_millis(300),
+        body_time_max: Duration::from_secs(60),
+        body_pause_max: Duration::from_secs(60),
         ..Limits::default()
     };
     let rig = start(Labels::default(), limits, Bounds::default()).await;
-    let mut greedy = rig.connect().await;
-    greedy
-        .write_all(head(INJECT, 4 << 20).as_bytes())
-        .await
-        .unwrap();
-    greedy.write_all(b"{").await.unwrap();
-    let (status, _, _) = answer(&mut greedy).await.unwrap();
-    assert_eq!(status, 408);
+    let mut greedy = Vec::new();
+    for _ in 0..10 {
+        let mut stream = rig.connect().await;
+        let head = head(INJECT, 4 << 20) + "{";
+        stream.write_all(head.as_bytes()).await.unwrap();
+        greedy.push(stream);
+    }
     rig.review(INJECT, &review(pod())).await;
+    // They are still there.
+    greedy[0].write_all(b" ").await.unwrap();
+}
+
+#[tokio::test]
+async fn what_has_come_takes_room_until_its_client_pauses_too_long() {
+    let limits = Limits {
+        bodies_bytes_max: 256 << 10,
+        body_bytes_max: 256 << 10,
+        body_time_max: Duration::from_secs(60),
+        body_pause_max: Duration::from_millis(300),
+        ..Limits::default()
+    };
+    let rig = start(Labels::default(), limits, Bounds::default()).await;
+    let mut stopped = rig.connect().await;
+    let most = head(INJECT, 256 << 10) + &" ".repeat((256 << 10) - 1);
+    stopped.write_all(most.as_bytes()).await.unwrap();
+    let began = Instant::now();
+    rig.review(INJECT, &review(pod())).await;
+    assert!(began.elapsed() < Duration::from_secs(20));
+    let (status, _, said) = answer(&mut stopped).await.unwrap();
+    assert_eq!(status, 408);
+    assert!(String::from_utf8(said).unwrap().contains("next bytes"));
 }
 
 #[tokio::test]
