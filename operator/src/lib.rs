@@ -7,6 +7,7 @@ pub mod canary;
 pub mod cli;
 pub mod defaults;
 pub mod desired;
+pub mod forms;
 pub mod health;
 pub mod http;
 pub mod inject;

@@ -2,6 +2,7 @@
 //! message that both give. Fields of later versions are no rules: the API server takes them, and [`check`] says that they do nothing.
 
 mod later;
+mod sidecar;
 mod table;
 #[cfg(test)]
 mod tests;

@@ -20,7 +20,8 @@ pub struct Sidecar {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::bounded::<Vec<LocalObjectReference>>")]
     pub image_pull_secrets: Vec<LocalObjectReference>,
-    /// Resources of the container. Memory is reckoned from local.memory.perPod and not taken from here.
+    /// Resources of the container: cpu, ephemeral-storage, and in limits those with a domain. Memory is reckoned from
+    /// local.memory.perPod and not taken from here.
     #[serde(skip_serializing_if = "is_default")]
     #[schemars(schema_with = "schema::bounded::<ResourceRequirements>")]
     pub resources: ResourceRequirements,

@@ -2,7 +2,10 @@
 //! the user's pod would be rejected.
 
 use super::json;
+use super::ours;
 use super::qos::{self, Qos};
+use super::quantity::Quantity;
+use crate::forms;
 use crate::names;
 use serde_json::Value;
 use std::collections::HashSet;
@@ -18,6 +21,10 @@ pub(super) fn check(pod: &Value) -> Result<(), String> {
     for container in json::all_containers(spec) {
         check_container(container, &volumes)
             .map_err(|problem| format!("container {}: {problem}", json::name(container)))?;
+        if ours::is_ours(container) {
+            check_ours(container)
+                .map_err(|problem| format!("container {}: {problem}", json::name(container)))?;
+        }
     }
     check_order(spec)?;
     check_pod_resources(spec)?;
@@ -57,6 +64,72 @@ fn check_container(container: &Value, volumes: &HashSet<&str>) -> Result<(), Str
                 "requests {request} of {name} above its limit {limit}"
             ));
         }
+    }
+    Ok(())
+}
+
+/// What a pool puts into our containers. The rules of pools keep all of this out; here it costs the pod its cache and not its life.
+pub(super) fn check_ours(container: &Value) -> Result<(), String> {
+    let image = json::text(container, "image").unwrap_or_default();
+    if image.is_empty() || image.trim() != image {
+        return Err(format!("{image:?} is no image"));
+    }
+    for variable in json::list(container, "env") {
+        check_variable(variable)
+            .map_err(|problem| format!("variable {:?} {problem}", json::name(variable)))?;
+    }
+    for kind in ["requests", "limits"] {
+        let given = container.pointer(&format!("/resources/{kind}"));
+        for (name, value) in given.and_then(Value::as_object).into_iter().flatten() {
+            check_amount(container, name, value)
+                .map_err(|problem| format!("{kind}: {value} of {name} {problem}"))?;
+        }
+    }
+    Ok(())
+}
+
+fn check_variable(variable: &Value) -> Result<(), &'static str> {
+    let name = json::name(variable);
+    if name.is_empty()
+        || !name
+            .bytes()
+            .all(|b| (b' '..=b'~').contains(&b) && b != b'=')
+    {
+        return Err("has no name that a variable can have");
+    }
+    let Some(from) = variable.get("valueFrom").filter(|from| !from.is_null()) else {
+        return Ok(());
+    };
+    let sources = from.as_object().into_iter().flatten();
+    let sources = sources.filter(|(_, source)| !source.is_null()).count();
+    let value = json::text(variable, "value").unwrap_or_default();
+    if sources != 1 || !value.is_empty() {
+        return Err("has none or several values");
+    }
+    match from.pointer("/fieldRef/fieldPath").and_then(Value::as_str) {
+        Some(path) if !forms::is_field_path(path) => Err("is of a field that no variable can have"),
+        _ => Ok(()),
+    }
+}
+
+fn check_amount(container: &Value, name: &str, value: &Value) -> Result<(), &'static str> {
+    let paged = name.starts_with("hugepages-");
+    let plain = ["cpu", "memory", "ephemeral-storage"].contains(&name);
+    if !plain && !paged && !forms::is_extended_resource(name) {
+        return Err("is of no resource that a container can have");
+    }
+    let amount = Quantity::of(value).filter(|amount| *amount >= Quantity::default());
+    let Some(amount) = amount else {
+        return Err("is no amount");
+    };
+    // What is handed out whole is requested as much of as the limit says.
+    let limit = qos::amounts(container, "limits").get(name).copied();
+    let request = qos::requests(container).get(name).copied();
+    if !plain && (limit != Some(amount) || request != Some(amount)) {
+        return Err("is not both request and limit");
+    }
+    if !plain && !amount.is_whole() {
+        return Err("is no whole number");
     }
     Ok(())
 }

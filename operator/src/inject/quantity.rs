@@ -109,6 +109,11 @@ impl Quantity {
         self.nanos > 0
     }
 
+    /// Without a fraction.
+    pub fn is_whole(self) -> bool {
+        self.nanos % NANO == 0
+    }
+
     /// Whole units, rounded up; `None` below zero.
     pub fn units(self) -> Option<u64> {
         let nanos = u128::try_from(self.nanos).ok()?;

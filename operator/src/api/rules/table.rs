@@ -1,6 +1,6 @@
 //! The table of rules.
 
-use super::Rule;
+use super::{Rule, sidecar};
 use crate::api::{Duration, KVCachePoolSpec, Quantity};
 use crate::names;
 use kvcachepool_protocol::config::{self, ByteSize};
@@ -16,7 +16,7 @@ const YEAR_MS: u64 = 8_760 * HOUR_MS;
 const POOL_NAME_CHARS: usize = 40;
 
 /// The name of an object: a DNS subdomain.
-const NAME: Form = Form {
+pub(super) const NAME: Form = Form {
     pattern: "^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$",
     write: "write the name of an object: lower-case letters, digits, - and ., a letter or digit at both ends",
     matches: |text| name(text, b"-."),
@@ -71,6 +71,7 @@ pub(super) fn rules() -> Vec<Rule> {
     rules.extend(redis());
     rules.extend(s3());
     rules.extend(pods());
+    rules.extend(sidecar::rules());
     rules
 }
 
@@ -231,10 +232,10 @@ fn pods() -> Vec<Rule> {
 }
 
 /// A form of text.
-struct Form {
-    pattern: &'static str,
-    write: &'static str,
-    matches: fn(&str) -> bool,
+pub(super) struct Form {
+    pub(super) pattern: &'static str,
+    pub(super) write: &'static str,
+    pub(super) matches: fn(&str) -> bool,
 }
 
 fn pool_name() -> Rule {
@@ -334,7 +335,7 @@ fn text(at: &'static str, form: Form, get: fn(&KVCachePoolSpec) -> Option<&Strin
 }
 
 /// A text of a form, or an empty one, which is as good as an absent one.
-fn optional_text(
+pub(super) fn optional_text(
     at: &'static str,
     form: Form,
     get: fn(&KVCachePoolSpec) -> Option<&String>,

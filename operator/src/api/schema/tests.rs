@@ -101,10 +101,11 @@ fn every_rule_stands_in_the_schema_and_costs_little() {
             &compile_schema(node),
             ScopeContext::CrdValidation,
         );
-        // `int` names a type.
+        // `int` names a type, the others are elements of lists and maps.
+        let known = ["int", "s", "v", "o", "is", "k"].map(|name| format!("variable '{name}' "));
         let warnings: Vec<_> = warnings
             .iter()
-            .filter(|w| !w.message.contains("'int'"))
+            .filter(|w| !known.iter().any(|known| w.message.starts_with(known)))
             .collect();
         assert!(warnings.is_empty(), "{}: {warnings:?}", rule.at);
     }
