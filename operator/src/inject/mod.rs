@@ -52,6 +52,12 @@ pub fn requested_pool(pod: &Value) -> Option<&str> {
         .or_else(|| json::annotation(pod, names::POOL).filter(|name| !name.is_empty()))
 }
 
+/// Whether an earlier call put our containers into the pod. Then there is nothing to decide any more, neither by the breaker nor by
+/// the pool's mode: what others broke since has to be put right, or the API server refuses the pod or it never starts.
+pub fn is_injected(pod: &Value) -> bool {
+    ours::are_present(pod)
+}
+
 /// What becomes of `pod` in the pool of `settings`. Who calls this has looked the pool up by [`requested_pool`].
 pub fn inject(pod: &Value, settings: &Settings) -> Outcome {
     if is_mirror(pod) {
@@ -87,7 +93,7 @@ fn is_mirror(pod: &Value) -> bool {
 
 /// The pod with its sidecar.
 fn plan(pod: &Value, settings: &Settings) -> Result<Value, Refusal> {
-    if settings.mode == Mode::Disabled {
+    if settings.mode == Mode::Disabled && !ours::are_present(pod) {
         return Err(Refusal::new(
             Reason::PoolDisabled,
             format!(

@@ -1,9 +1,9 @@
 //! From a pod to its patch: which pool it asks for, what that pool says, and what `inject` makes of both.
 
-use super::pools::{Found, Pools};
+use super::pools::{Asker, Found, Pools};
 use super::review::Review;
 use super::router::{Decide, Decision};
-use crate::inject::{Outcome, Reason, inject, refuse, requested_pool};
+use crate::inject::{Outcome, Reason, inject, is_injected, refuse, requested_pool};
 use serde_json::Value;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use tracing::{error, info};
@@ -28,17 +28,18 @@ impl Decide for Decider {
         let Some(name) = requested_pool(&pod).map(str::to_owned) else {
             return Decision::skipped("NoPool");
         };
-        let outcome = match self
-            .pools
-            .find(&review.namespace, &name, review.dry_run)
-            .await
-        {
+        let asker = Asker {
+            dry_run: review.dry_run,
+            injected: is_injected(&pod),
+        };
+        let outcome = match self.pools.find(&review.namespace, &name, asker).await {
             Found::Pool(settings) => guarded(&pod, || inject(&pod, &settings)),
             Found::Refused(reason, message) => refuse(&pod, reason, &message),
             Found::Unread => return Decision::skipped("PoolUnread"),
         };
-        // Pods that stay without a sidecar, for whatever reason, and dry runs are no trial.
-        if matches!(outcome, Outcome::Inject { .. }) && !review.dry_run {
+        // Pods that stay without a sidecar, for whatever reason, pods that have one and dry runs are no trial.
+        let stored = !review.dry_run && !asker.injected;
+        if stored && matches!(outcome, Outcome::Inject { .. }) {
             self.pools.injected(&review.namespace, &name);
         }
         decision(outcome)

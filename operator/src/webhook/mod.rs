@@ -4,6 +4,7 @@
 
 pub mod breaker;
 pub mod decide;
+mod missing;
 pub mod pools;
 pub mod review;
 pub mod router;

@@ -2,9 +2,11 @@
 //! built-in pool.
 
 use super::breaker::Breaker;
+use super::missing::Missing;
 use crate::api::KVCachePool;
 use crate::defaults::Defaults;
 use crate::desired;
+use crate::forms;
 use crate::health::{POOLS, Readiness};
 use crate::inject::{Reason, Settings};
 use crate::metrics::Metrics;
@@ -17,6 +19,7 @@ use kube::{Api, Client};
 use std::future::Future;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use tracing::{info, warn};
 
@@ -25,8 +28,21 @@ pub type Stored = DeserializeGuard<KVCachePool>;
 
 /// Longest read of a pool that the cache does not hold.
 const READ_TIME_MAX: Duration = Duration::from_millis(500);
+/// Most such reads at once: whoever reaches the port can ask for pools, and the API server has better to do than to answer all that.
+pub(super) const READS_MAX: usize = 8;
+/// Most of a name that a message repeats.
+const NAME_CHARS_SHOWN: usize = 80;
 /// Memory of the canary's sidecar, which never runs.
 const CANARY_MEMORY_BYTES: u64 = 1 << 30;
+
+/// The pod for which a pool is looked up.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Asker {
+    /// Nothing of it is stored.
+    pub dry_run: bool,
+    /// It has its sidecar from an earlier call, and only wants it whole: the breaker is not asked again.
+    pub injected: bool,
+}
 
 /// What there is of a pool.
 #[derive(Debug)]
@@ -46,6 +62,8 @@ pub struct Pools {
     defaults: Arc<Defaults>,
     metrics: Arc<Metrics>,
     breaker: Breaker,
+    missing: Missing,
+    pub(super) reads: Semaphore,
 }
 
 /// The cache, and the work that keeps it. Ready is said once the first list is in; later breaks leave the cache as it is.
@@ -112,30 +130,34 @@ impl Pools {
             defaults,
             metrics,
             breaker: Breaker::default(),
+            missing: Missing::default(),
+            reads: Semaphore::new(READS_MAX),
         }
     }
 
     /// The pool that a pod of this namespace asks for.
-    pub async fn find(&self, namespace: &str, name: &str, dry_run: bool) -> Found {
-        if name == CANARY_POOL && dry_run && namespace == self.defaults.namespace {
-            let image = &self.defaults.image;
-            let settings = Settings::new(name, namespace, image, CANARY_MEMORY_BYTES);
+    pub async fn find(&self, namespace: &str, name: &str, asker: Asker) -> Found {
+        let defaults = &self.defaults;
+        if name == CANARY_POOL && asker.dry_run && namespace == defaults.namespace {
+            let settings = Settings::new(name, namespace, &defaults.image, CANARY_MEMORY_BYTES);
             return Found::Pool(Box::new(settings));
+        }
+        // What is no name of a pool is looked up nowhere: it would become part of an address.
+        if !forms::is_label(name) || !forms::is_label(namespace) {
+            return not_found(namespace, name);
         }
         let key = ObjectRef::new(name).within(namespace);
         if let Some(stored) = self.store.get(&key) {
-            return self.judge(&stored);
+            return self.judge(&stored, asker);
         }
-        // Applied together with its pods, a pool is there before the watch has told.
-        let api: Api<Stored> = Api::namespaced(self.client.clone(), namespace);
-        let read = timeout(READ_TIME_MAX, api.get_opt(name)).await;
-        let (result, found) = match read {
-            Ok(Ok(Some(stored))) => ("found", self.judge(&stored)),
+        if self.missing.holds(namespace, name, Instant::now()) {
+            return not_found(namespace, name);
+        }
+        let (result, found) = match timeout(READ_TIME_MAX, self.read(namespace, name)).await {
+            Ok(Ok(Some(stored))) => ("found", self.judge(&stored, asker)),
             Ok(Ok(None)) => {
-                let message = format!(
-                    "there is no KVCachePool {name} in namespace {namespace}; create it, or correct the label, and make the pod again"
-                );
-                ("missing", Found::Refused(Reason::PoolNotFound, message))
+                self.missing.add(namespace, name, Instant::now());
+                ("missing", not_found(namespace, name))
             }
             Ok(Err(e)) => {
                 warn!(namespace, pool = name, error = %e, "a pool could not be read");
@@ -160,7 +182,15 @@ impl Pools {
         }
     }
 
-    fn judge(&self, stored: &Stored) -> Found {
+    /// Asks the API server: applied together with its pods, a pool is there before the watch has told.
+    async fn read(&self, namespace: &str, name: &str) -> kube::Result<Option<Stored>> {
+        // Never closed, so there is a place in time or none.
+        let _place = self.reads.acquire().await;
+        let api: Api<Stored> = Api::namespaced(self.client.clone(), namespace);
+        api.get_opt(name).await
+    }
+
+    fn judge(&self, stored: &Stored, asker: Asker) -> Found {
         let pool = match &stored.0 {
             Ok(pool) => pool,
             Err(e) => {
@@ -169,6 +199,8 @@ impl Pools {
             }
         };
         match desired::settings(pool, &self.defaults) {
+            // It has its sidecar already: there is nothing left to keep from it.
+            Ok(settings) if asker.injected => Found::Pool(Box::new(settings)),
             Ok(settings) => match self
                 .breaker
                 .refuses(pool, || settings.hash(), Instant::now())
@@ -182,4 +214,13 @@ impl Pools {
             }
         }
     }
+}
+
+fn not_found(namespace: &str, name: &str) -> Found {
+    // An annotation may be long.
+    let name: String = name.chars().take(NAME_CHARS_SHOWN).collect();
+    let message = format!(
+        "there is no KVCachePool {name} in namespace {namespace}; create it, or correct the label, and make the pod again"
+    );
+    Found::Refused(Reason::PoolNotFound, message)
 }

@@ -69,10 +69,22 @@ fn what_is_somebody_elses_is_left_alone() {
         with("plain", |pod| {
             pod["spec"]["containers"][0]["volumeMounts"][0]["mountPath"] = "/kvcachepool/".into()
         }),
+        with("plain", |pod| {
+            pod["spec"]["containers"][0]["volumeMounts"][0]["mountPath"] =
+                "/./kvcachepool//models".into()
+        }),
+        with("plain", |pod| {
+            pod["spec"]["containers"][0]["volumeDevices"] =
+                json!([{"name": "raw", "devicePath": "/kvcachepool/raw"}])
+        }),
     ];
     for pod in foreign {
         assert_eq!(reason(&pod), Reason::AlreadyInjectedByOther);
     }
+    let beside = with("plain", |pod| {
+        pod["spec"]["containers"][0]["volumeMounts"][0]["mountPath"] = "/kvcachepools/x".into()
+    });
+    injected(&beside, &settings());
     let taken = with("plain", |pod| {
         pod["spec"]["containers"][0]["ports"][0]["containerPort"] = 9797.into()
     });
@@ -161,6 +173,15 @@ fn a_pool_that_is_off_or_gone_leaves_injected_pods_alone() {
     assert_eq!(refused(&pod("plain"), &off).0, Reason::PoolDisabled);
     let after = injected(&pod("plain"), &settings());
     assert_eq!(inject(&after, &off), Outcome::Unchanged);
+    let mut stripped = after.clone();
+    let list = json::list_mut(&mut stripped["spec"], "initContainers");
+    list.iter_mut()
+        .for_each(|one| drop(json::object(one).remove("restartPolicy")));
+    assert_eq!(
+        injected(&stripped, &off),
+        after,
+        "what others broke is put right still"
+    );
     assert_eq!(
         refuse(&after, Reason::PoolNotFound, "gone"),
         Outcome::Unchanged

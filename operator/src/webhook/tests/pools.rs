@@ -6,7 +6,7 @@ use crate::defaults::Defaults;
 use crate::inject::Reason;
 use crate::names::{CANARY_POOL, POOL};
 use crate::webhook::decide::Decider;
-use crate::webhook::pools::{Found, Pools, Stored};
+use crate::webhook::pools::{Asker, Found, Pools, READS_MAX, Stored};
 use axum::Json;
 use axum::Router;
 use axum::extract::Path;
@@ -81,6 +81,22 @@ async fn pools(cached: &[Value]) -> (Pools, Arc<Metrics>) {
     )
 }
 
+const POD: Asker = Asker {
+    dry_run: false,
+    injected: false,
+};
+const DRY_RUN: Asker = Asker {
+    dry_run: true,
+    injected: false,
+};
+
+/// The pod with the patch of a response.
+fn patched(response: &Value, mut pod: Value) -> Value {
+    let patch: json_patch::Patch = serde_json::from_value(patch(response)).unwrap();
+    json_patch::patch(&mut pod, &patch).unwrap();
+    pod
+}
+
 fn refused(found: Found) -> (Reason, String) {
     match found {
         Found::Refused(reason, message) => (reason, message),
@@ -91,13 +107,13 @@ fn refused(found: Found) -> (Reason, String) {
 #[tokio::test]
 async fn a_pool_of_the_cache_is_taken_and_one_of_another_namespace_is_not() {
     let (pools, metrics) = pools(&[stored("p", plain())]).await;
-    let Found::Pool(settings) = pools.find("serving", "p", false).await else {
+    let Found::Pool(settings) = pools.find("serving", "p", POD).await else {
         panic!("not found");
     };
     assert_eq!(settings.image, "ghcr.io/kvcachepool/kvcachepool:1");
     assert!(!metrics.text().contains("webhook_pool_reads_total{"));
     assert_eq!(
-        refused(pools.find("other", "p", false).await).0,
+        refused(pools.find("other", "p", POD).await).0,
         Reason::PoolNotFound
     );
 }
@@ -106,7 +122,7 @@ async fn a_pool_of_the_cache_is_taken_and_one_of_another_namespace_is_not() {
 async fn a_pool_that_the_watch_has_not_told_yet_is_read() {
     let (pools, metrics) = pools(&[]).await;
     assert!(matches!(
-        pools.find("serving", "late", false).await,
+        pools.find("serving", "late", POD).await,
         Found::Pool(_)
     ));
     assert!(
@@ -114,7 +130,7 @@ async fn a_pool_that_the_watch_has_not_told_yet_is_read() {
             .text()
             .contains(r#"webhook_pool_reads_total{result="found"} 1"#)
     );
-    let (reason, message) = refused(pools.find("serving", "missing", false).await);
+    let (reason, message) = refused(pools.find("serving", "missing", POD).await);
     assert_eq!(reason, Reason::PoolNotFound);
     assert!(
         message.contains("no KVCachePool missing in namespace serving"),
@@ -126,12 +142,12 @@ async fn a_pool_that_the_watch_has_not_told_yet_is_read() {
 async fn an_api_server_that_refuses_or_is_slow_makes_no_pod_wait() {
     let (pools, _) = pools(&[]).await;
     assert!(matches!(
-        pools.find("serving", "forbidden", false).await,
+        pools.find("serving", "forbidden", POD).await,
         Found::Unread
     ));
     let began = std::time::Instant::now();
     assert!(matches!(
-        pools.find("serving", "slow", false).await,
+        pools.find("serving", "slow", POD).await,
         Found::Unread
     ));
     assert!(began.elapsed() < Duration::from_secs(1));
@@ -143,12 +159,12 @@ async fn a_stored_pool_that_cannot_be_read_or_accepted_refuses_its_pods_alone() 
     let later = json!({"local": {"memory": {"perPod": "1Gi"}}, "write": {"codec": "FP8"}});
     let (pools, _) = pools(&[malformed, stored("later", later), stored("p", plain())]).await;
     for name in ["malformed", "later"] {
-        let (reason, message) = refused(pools.find("serving", name, false).await);
+        let (reason, message) = refused(pools.find("serving", name, POD).await);
         assert_eq!(reason, Reason::PoolNotAccepted, "{name}");
         assert!(!message.is_empty());
     }
     assert!(matches!(
-        pools.find("serving", "p", false).await,
+        pools.find("serving", "p", POD).await,
         Found::Pool(_)
     ));
 }
@@ -157,13 +173,84 @@ async fn a_stored_pool_that_cannot_be_read_or_accepted_refuses_its_pods_alone() 
 async fn the_canary_has_its_pool_in_dry_runs_of_the_operators_namespace_and_nowhere_else() {
     let (pools, _) = pools(&[]).await;
     assert!(matches!(
-        pools.find("kvcachepool-system", CANARY_POOL, true).await,
+        pools.find("kvcachepool-system", CANARY_POOL, DRY_RUN).await,
         Found::Pool(_)
     ));
-    for (namespace, dry_run) in [("kvcachepool-system", false), ("serving", true)] {
-        let found = pools.find(namespace, CANARY_POOL, dry_run).await;
+    for (namespace, asker) in [("kvcachepool-system", POD), ("serving", DRY_RUN)] {
+        let found = pools.find(namespace, CANARY_POOL, asker).await;
         assert_eq!(refused(found).0, Reason::PoolNotFound);
     }
+}
+
+#[tokio::test]
+async fn what_is_no_name_of_a_pool_is_asked_for_nowhere() {
+    let (pools, metrics) = pools(&[]).await;
+    let long = "p".repeat(1 << 16);
+    for name in [
+        "..",
+        "../../../pods",
+        "p?watch=true",
+        "p/status",
+        "P",
+        "p.q",
+        "",
+        &long,
+    ] {
+        let (reason, message) = refused(pools.find("serving", name, POD).await);
+        assert_eq!(reason, Reason::PoolNotFound, "{name}");
+        assert!(message.len() < 1_000);
+    }
+    let found = pools.find("a/kvcachepools/late?x=", "late", POD).await;
+    assert_eq!(refused(found).0, Reason::PoolNotFound);
+    assert!(!metrics.text().contains("webhook_pool_reads_total{"));
+}
+
+#[tokio::test]
+async fn a_pool_that_is_missing_is_not_asked_for_again_at_once() {
+    let (pools, metrics) = pools(&[]).await;
+    for _ in 0..3 {
+        let found = pools.find("serving", "missing", POD).await;
+        assert_eq!(refused(found).0, Reason::PoolNotFound);
+    }
+    let once = r#"webhook_pool_reads_total{result="missing"} 1"#;
+    assert!(metrics.text().contains(once));
+}
+
+#[tokio::test]
+async fn reads_of_unknown_pools_have_a_bound_and_who_finds_no_place_waits_no_longer() {
+    let (pools, _) = pools(&[]).await;
+    let all = pools.reads.acquire_many(READS_MAX as u32).await.unwrap();
+    let began = std::time::Instant::now();
+    let found = pools.find("serving", "late", POD).await;
+    assert!(matches!(found, Found::Unread));
+    assert!(began.elapsed() < Duration::from_secs(1));
+    drop(all);
+    let found = pools.find("serving", "late", POD).await;
+    assert!(matches!(found, Found::Pool(_)));
+}
+
+#[tokio::test]
+async fn a_pod_that_has_its_sidecar_is_put_right_also_while_the_breaker_is_open() {
+    let (pools, _) = pools(&[stored("p", plain())]).await;
+    let Found::Pool(settings) = pools.find("serving", "p", POD).await else {
+        panic!("not found");
+    };
+    let hash = settings.hash();
+    let rig = start(Decider::new(pools), Limits::default(), Bounds::default()).await;
+    let mut injected = patched(&rig.review(INJECT, &review(pod())).await, pod());
+    let mut shut = stored("p", plain());
+    shut["status"] = json!({"injectionPaused": {
+        "hash": hash, "since": "2026-01-01T00:00:00Z", "trial": false, "message": "no such image",
+    }});
+    let (pools, _) = self::pools(&[shut]).await;
+    let rig = start(Decider::new(pools), Limits::default(), Bounds::default()).await;
+    let refused = rig.review(INJECT, &review(pod())).await;
+    assert!(patch(&refused).to_string().contains("InjectionPaused"));
+    let whole = injected.clone();
+    let list = injected["spec"]["initContainers"].as_array_mut().unwrap();
+    list[0].as_object_mut().unwrap().remove("restartPolicy");
+    let response = rig.review(INJECT, &review(injected.clone())).await;
+    assert_eq!(patched(&response, injected), whole);
 }
 
 #[tokio::test]
@@ -171,12 +258,7 @@ async fn a_labelled_pod_is_injected_and_the_canary_sees_it() {
     let (pools, _) = pools(&[stored("p", plain())]).await;
     let rig = start(Decider::new(pools), Limits::default(), Bounds::default()).await;
     let response = rig.review(INJECT, &review(pod())).await;
-    let mut injected = pod();
-    json_patch::patch(
-        &mut injected,
-        &serde_json::from_value::<json_patch::Patch>(patch(&response)).unwrap(),
-    )
-    .unwrap();
+    let injected = patched(&response, pod());
     assert!(crate::canary::pod::injected(
         &serde_json::from_value(injected).unwrap()
     ));

@@ -1,0 +1,62 @@
+//! Pools that the API server just said do not exist: a wrong label in a loop of pods costs it one read a second, not one a pod.
+
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+/// How long its word holds. Short, as a pool may be made in the next moment; then the watch tells, which is asked first.
+const HOLDS: Duration = Duration::from_secs(1);
+/// Most names that are kept.
+const NAMES_MAX: usize = 1_024;
+
+/// By namespace and name, since when.
+#[derive(Debug, Default)]
+pub struct Missing(Mutex<HashMap<(String, String), Instant>>);
+
+impl Missing {
+    /// Whether this pool was missing a moment ago.
+    pub fn holds(&self, namespace: &str, name: &str, now: Instant) -> bool {
+        let key = (namespace.to_owned(), name.to_owned());
+        let names = self.0.lock();
+        names
+            .get(&key)
+            .is_some_and(|at| now.duration_since(*at) < HOLDS)
+    }
+
+    /// Remembers that this pool is missing.
+    pub fn add(&self, namespace: &str, name: &str, now: Instant) {
+        let mut names = self.0.lock();
+        if names.len() >= NAMES_MAX {
+            names.retain(|_, at| now.duration_since(*at) < HOLDS);
+        }
+        if names.len() < NAMES_MAX {
+            names.insert((namespace.to_owned(), name.to_owned()), now);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_missing_for_a_moment_in_its_namespace() {
+        let (missing, now) = (Missing::default(), Instant::now());
+        missing.add("n", "p", now);
+        assert!(missing.holds("n", "p", now));
+        assert!(!missing.holds("m", "p", now));
+        assert!(!missing.holds("n", "p", now + HOLDS));
+    }
+
+    #[test]
+    fn names_without_end_take_no_more_room_and_later_ones_are_kept_again() {
+        let (missing, now) = (Missing::default(), Instant::now());
+        for i in 0..2 * NAMES_MAX {
+            missing.add("n", &i.to_string(), now);
+        }
+        assert_eq!(missing.0.lock().len(), NAMES_MAX);
+        missing.add("n", "late", now + HOLDS);
+        assert!(missing.holds("n", "late", now + HOLDS));
+        assert_eq!(missing.0.lock().len(), 1);
+    }
+}
