@@ -159,7 +159,7 @@ pub(super) fn place(spec: &Value, port: u16) -> Result<(), Refusal> {
         Some(container) => Err(Refusal::new(
             Reason::PortTaken,
             format!(
-                "container {} listens on port {port}, which is the sidecar's; move one of them (the pool's sidecar.settings: admin.listen)",
+                "container {} listens on port {port}, which is the sidecar's in every pod; give that container another one",
                 json::name(container)
             ),
         )),

@@ -32,12 +32,23 @@ pub(super) fn complete(container: &mut Value, python_path: Option<&str>) {
         let value = format!("{}:{}", parts.join(":"), names::SHARED_PATH);
         variables.push(json!({"name": PYTHONPATH, "value": value}));
     }
+    // Of several of one name the last counts.
     let plugins = variables
         .iter()
-        .any(|variable| json::name(variable) == PLUGINS);
-    if plugins {
+        .rfind(|variable| json::name(variable) == PLUGINS);
+    if plugins.is_some_and(|given| !may_be_absent(given)) {
         extend(variables, PLUGINS, ",", "kvcachepool");
     }
+}
+
+/// Whether a variable is there only if an object is. Without it vLLM loads all plugins, ours too; a list with ours alone would switch
+/// all others off.
+fn may_be_absent(variable: &Value) -> bool {
+    let sources = variable.get("valueFrom").and_then(Value::as_object);
+    sources
+        .into_iter()
+        .flat_map(|sources| sources.values())
+        .any(|source| source.get("optional") == Some(&Value::Bool(true)))
 }
 
 fn of_image(image: &str) -> Option<&'static str> {
@@ -210,5 +221,20 @@ mod tests {
             json!({"name": "VLLM_PLUGINS", "value": "$(KVCACHEPOOL_BASE_VLLM_PLUGINS),kvcachepool"})
         );
         assert_eq!(completed(json!({}), None).as_array().unwrap().len(), 1);
+    }
+
+    #[test]
+    fn a_list_of_plugins_that_may_be_absent_is_left_alone() {
+        for kind in ["configMapKeyRef", "secretKeyRef"] {
+            let list = |optional: bool| json!({"name": "VLLM_PLUGINS", "valueFrom": {kind: {"name": "c", "key": "k", "optional": optional}}});
+            let env = completed(json!({"env": [list(true)]}), None);
+            assert_eq!(env[0], list(true), "{kind}");
+            assert_eq!(env.as_array().unwrap().len(), 2);
+            let env = completed(json!({"env": [list(false)]}), None);
+            assert_eq!(
+                env[1]["value"],
+                "$(KVCACHEPOOL_BASE_VLLM_PLUGINS),kvcachepool"
+            );
+        }
     }
 }

@@ -61,22 +61,36 @@ pub(super) fn names_are_free(spec: &Value, target: usize) -> Result<(), Refusal>
             return refuse(format!("volume {name}"));
         }
     }
-    let mounts = json::list(spec, "containers")
-        .get(target)
-        .map_or(&[][..], |container| json::list(container, "volumeMounts"));
-    let taken = mounts.iter().find(|mount| {
-        let path = json::text(mount, "mountPath").unwrap_or_default();
-        path.trim_end_matches('/') == names::SHARED_PATH
-            && json::name(mount) != names::SHARED_VOLUME
-    });
+    let taken = json::list(spec, "containers").get(target).and_then(mounted);
     match taken {
-        Some(mount) => refuse(format!(
-            "what is mounted at {} ({})",
-            names::SHARED_PATH,
-            json::name(mount)
-        )),
+        Some((path, name)) => refuse(format!("what is mounted at {path} ({name})")),
         None => Ok(()),
     }
+}
+
+/// What else the container mounts at our place or below it, where no folder can be made for it: path and name.
+fn mounted(container: &Value) -> Option<(&str, &str)> {
+    let places = [
+        ("volumeMounts", "mountPath"),
+        ("volumeDevices", "devicePath"),
+    ];
+    places
+        .iter()
+        .flat_map(|(list, path)| {
+            let mounts = json::list(container, list).iter();
+            mounts.map(move |mount| {
+                (
+                    json::text(mount, path).unwrap_or_default(),
+                    json::name(mount),
+                )
+            })
+        })
+        .find(|(path, name)| is_within_ours(path) && *name != names::SHARED_VOLUME)
+}
+
+fn is_within_ours(path: &str) -> bool {
+    let mut parts = path.split('/').filter(|part| !["", "."].contains(part));
+    parts.next() == names::SHARED_PATH.strip_prefix('/')
 }
 
 /// The native sidecar. No probes: a failing one would hold up or restart a pod that can do without a cache.

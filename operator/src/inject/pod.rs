@@ -160,11 +160,16 @@ fn mount(vllm: &mut Value) {
 
 const MESH_PORTS: &str = "traffic.sidecar.istio.io/excludeInboundPorts";
 
-/// A mesh with strict TLS would keep the operator and monitors from the sidecar's port.
+/// A mesh with strict TLS would keep the operator and monitors from the sidecar's port. Where `istio-init` is in the pod already, its
+/// rules are written, and an annotation would only say what is not so.
 fn exclude_from_mesh(pod: &mut Value, port: u16) {
     const INJECT: &str = "sidecar.istio.io/inject";
     let spec = json::entry(pod, "spec");
-    let proxy = json::all_containers(spec).any(|container| json::name(container) == "istio-proxy");
+    let has = |name: &str| json::all_containers(spec).any(|one| json::name(one) == name);
+    if has("istio-init") {
+        return;
+    }
+    let proxy = has("istio-proxy");
     let asked = [json::label(pod, INJECT), json::annotation(pod, INJECT)].contains(&Some("true"));
     let given = json::annotation(pod, MESH_PORTS).map(str::to_string);
     if !proxy && !asked && given.is_none() {

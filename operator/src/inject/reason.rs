@@ -13,7 +13,7 @@ crate::reasons::reasons! {
     ConnectorPresent = "vLLM is started with a connector between prefill and decode. `injection.existingConnector: Compose` puts ours beside it.",
     MultiNodeUnsupported = "The ranks of one engine are spread over several pods. A sidecar holds the ranks of its own pod only, so no chunk would ever be whole.",
     HostNetworkConflict = "The pod uses the node's network, where the sidecar's port is not its own.",
-    PortTaken = "Another container of the pod listens on the sidecar's port. `sidecar.settings` can move it: `admin.listen`.",
+    PortTaken = "Another container of the pod listens on the sidecar's port, 9797. Give that container another one.",
     ResourcesExceeded = "The annotation `kvcachepool.io/memory` asks for more than the pool's `injection.memoryMax`.",
     AnnotationInvalid = "An annotation of the pod under `kvcachepool.io/` cannot be used; the message says which and what to write.",
     HookUnsupported = "`kvcachepool.io/hook: args` needs a container that starts vLLM by plain `args`. Without the annotation nothing has to be added to them.",

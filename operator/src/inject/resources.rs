@@ -40,6 +40,9 @@ pub(super) fn sidecar(spec: &Value, settings: &Settings, config: &Config) -> Val
         limits.remove("cpu");
     } else if users_class(spec) == Qos::Guaranteed {
         limits.insert("cpu".to_string(), cpu);
+    } else if users_limit_cpu(spec) {
+        // No more than the request, as a quota or a limit range could refuse it: more is for the pool to say.
+        limits.entry("cpu".to_string()).or_insert(cpu);
     }
     for (name, limit) in &mut limits {
         match requests.get(name) {
@@ -62,10 +65,18 @@ pub(super) fn init(spec: &Value) -> Value {
         "memory": Quantity::bytes(INIT_MEMORY_BYTES).to_string(),
     });
     let mut limits = requests.clone();
-    if users_class(spec) != Qos::Guaranteed {
+    if !users_limit_cpu(spec) {
         json::object(&mut limits).remove("cpu");
     }
     json!({"requests": requests, "limits": limits})
+}
+
+/// Whether each of the user's own containers has a limit of cpu. Then ours must have one: a quota of `limits.cpu` takes no pod in which
+/// one container has none. So it is in every Guaranteed pod.
+fn users_limit_cpu(spec: &Value) -> bool {
+    json::all_containers(spec)
+        .filter(|container| !super::ours::is_ours(container))
+        .all(|container| qos::amounts(container, "limits").contains_key("cpu"))
 }
 
 /// The class that the user's own containers give the pod, whatever became of ours in between.

@@ -1,6 +1,7 @@
 //! Whole pods: every launch shape as its stack makes it, with the golden patch of each, and what must hold for all of them.
 //! `GOLDEN=write cargo test` writes the golden files again.
 
+mod containers;
 mod properties;
 mod refusals;
 

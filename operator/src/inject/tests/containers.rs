@@ -1,0 +1,141 @@
+//! What our two containers ask for beside the user's, and what of a pool must not reach a pod.
+
+use super::*;
+
+/// The pod, each container of it with these resources.
+fn with_resources(name: &str, resources: Value) -> Value {
+    let mut pod = pod(name);
+    for list in ["containers", "initContainers"] {
+        for container in json::list_mut(&mut pod["spec"], list) {
+            container["resources"] = resources.clone();
+        }
+    }
+    pod
+}
+
+fn ours(pod: &Value) -> [&Value; 2] {
+    let [.., sidecar, init] = json::list(&pod["spec"], "initContainers") else {
+        panic!("not injected: {pod}");
+    };
+    [sidecar, init]
+}
+
+#[test]
+fn where_every_container_has_a_limit_of_cpu_ours_have_one_and_the_class_stays() {
+    let both =
+        json!({"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"cpu": "4", "memory": "2Gi"}});
+    for name in ["plain", "istio", "llm-d-guide"] {
+        let before = with_resources(name, both.clone());
+        let settings = Settings {
+            container: Some(json::name(&before["spec"]["containers"][0]).to_string()),
+            ..settings()
+        };
+        let after = injected(&before, &settings);
+        for container in json::all_containers(&after["spec"]) {
+            for resource in ["cpu", "memory"] {
+                assert!(
+                    qos::amounts(container, "limits").contains_key(resource),
+                    "a quota of limits.{resource}: {container}"
+                );
+            }
+        }
+        for container in ours(&after) {
+            let amounts = |kind| qos::amounts(container, kind)["cpu"];
+            assert_eq!(amounts("limits"), amounts("requests"), "{name}");
+        }
+        assert_eq!(qos::class(&after["spec"], |_| true), Qos::Burstable);
+        assert_eq!(inject(&after, &settings), Outcome::Unchanged);
+    }
+}
+
+#[test]
+fn a_limit_of_cpu_is_given_where_it_is_needed_and_more_where_the_pool_says_so() {
+    let after = injected(&pod("plain"), &settings());
+    for container in ours(&after) {
+        assert!(!qos::amounts(container, "limits").contains_key("cpu"));
+    }
+    let mut more = settings();
+    more.resources =
+        serde_json::from_value(json!({"limits": {"cpu": "3"}, "requests": {"cpu": "1"}})).unwrap();
+    let limited = json!({"requests": {"cpu": "1"}, "limits": {"cpu": "4"}});
+    let after = injected(&with_resources("plain", limited), &more);
+    assert_eq!(ours(&after)[0]["resources"]["limits"]["cpu"], "3");
+    assert_eq!(ours(&after)[0]["resources"]["requests"]["cpu"], "1");
+}
+
+#[test]
+fn what_the_api_server_refuses_in_our_containers_costs_the_cache_and_not_the_pod() {
+    let from = |source: Value| json!({"env": [{"name": "A", "valueFrom": source}]});
+    let path = |path: &str| json!({"fieldRef": {"fieldPath": path}});
+    let bad = [
+        json!({"image": ""}),
+        json!({"image": " example.com/kvcachepool"}),
+        json!({"env": [{"name": ""}]}),
+        json!({"env": [{"name": "A=B", "value": "1"}]}),
+        json!({"env": [{"name": "é", "value": "1"}]}),
+        json!({"env": [{"name": "A", "value": "1", "valueFrom": path("metadata.name")}]}),
+        from(json!({})),
+        from(
+            json!({"fieldRef": {"fieldPath": "metadata.name"}, "secretKeyRef": {"name": "s", "key": "k"}}),
+        ),
+        from(path("metadata.nam")),
+        json!({"resources": {"requests": {"cpus": "1"}}}),
+        json!({"resources": {"limits": {"gpu": "1"}}}),
+        json!({"resources": {"requests": {"example.com/device": "1"}}}),
+        json!({"resources": {"requests": {"example.com/device": "1"}, "limits": {"example.com/device": "2"}}}),
+        json!({"resources": {"limits": {"example.com/device": "500m"}}}),
+        json!({"resources": {"limits": {"ephemeral-storage": "-1Gi"}}}),
+    ];
+    let good = [
+        from(path("metadata.labels['app']")),
+        json!({"env": [{"name": "a b", "value": "="}]}),
+        json!({"resources": {"limits": {"example.com/device": "1"}}}),
+    ];
+    let with = |fields: &Value| {
+        let mut settings = settings();
+        if let Some(image) = fields.get("image") {
+            settings.image = image.as_str().unwrap().to_string();
+        }
+        if let Some(env) = fields.get("env") {
+            settings.env = serde_json::from_value(env.clone()).unwrap();
+        }
+        if let Some(resources) = fields.get("resources") {
+            settings.resources = serde_json::from_value(resources.clone()).unwrap();
+        }
+        settings
+    };
+    for fields in &bad {
+        let (reason, _) = refused(&pod("plain"), &with(fields));
+        assert_eq!(reason, Reason::InjectionBroken, "{fields}");
+    }
+    for fields in &good {
+        injected(&pod("plain"), &with(fields));
+    }
+}
+
+#[test]
+fn an_amount_that_cannot_be_read_is_no_amount() {
+    let mut container = ours(&injected(&pod("plain"), &settings()))[0].clone();
+    check::check_ours(&container).unwrap();
+    container["resources"]["requests"]["cpu"] = "2 cores".into();
+    assert!(
+        check::check_ours(&container)
+            .unwrap_err()
+            .contains("2 cores")
+    );
+}
+
+#[test]
+fn a_mesh_is_told_of_the_port_only_while_it_still_listens() {
+    const PORTS: &str = "traffic.sidecar.istio.io/excludeInboundPorts";
+    let after = injected(&pod("istio"), &settings());
+    assert_eq!(
+        json::annotation(&after, PORTS),
+        None,
+        "istio-init has its rules"
+    );
+    let mut cni = pod("istio");
+    cni["spec"]["initContainers"][0]["name"] = "istio-validation".into();
+    let after = injected(&cni, &settings());
+    assert_eq!(json::annotation(&after, PORTS), Some("9797"));
+}
