@@ -1,6 +1,8 @@
 //! Updates of running pods, where the operator may patch them: a newer config, and another image of the sidecar, one pod first.
 //! Pure: pods and time in, at most one step out. Steps are taken by who calls this, and what became of them is told back.
 
+pub use step::{Goal, Setback, Step, Was};
+
 use super::away::{Away, Trouble};
 use super::hold::Hold;
 use super::pod::{Pod, Sidecar, SidecarState};
@@ -21,54 +23,6 @@ const ADOPTED_WITHIN: SignedDuration = SignedDuration::from_mins(10);
 const CONFIGS_MAX: usize = 20;
 /// Sidecars that are exchanged at a time once one has proved the image: every tenth, and never more than this.
 const AWAY_MAX: usize = 10;
-
-/// What the pods of a pool shall have.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Goal<'a> {
-    /// Image of the sidecar.
-    pub image: &'a str,
-    /// Generation of the pool, which its config carries.
-    pub generation: u64,
-    /// Sidecars that work are exchanged too (`updateStrategy: InPlace`).
-    pub in_place: bool,
-}
-
-/// What to do next.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Step {
-    /// Nothing.
-    Rest,
-    /// Give these pods the pool's config.
-    Config(Vec<Arc<Pod>>),
-    /// Give these pods the image.
-    Image(Vec<Arc<Pod>>),
-    /// Ask this pod's new sidecar for its status.
-    Ask(Arc<Pod>),
-    /// Give this pod the image that it had; its sidecar did not come up, or did not stay.
-    Back(Arc<Pod>, Was),
-}
-
-/// What a pod had before its image was changed.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Was {
-    /// Image of the sidecar.
-    pub image: Box<str>,
-    /// Hash of its settings; empty when unknown.
-    pub hash: Box<str>,
-    /// Why it shall have it again.
-    trouble: Trouble,
-}
-
-/// Why pods are not as they shall be.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Setback {
-    /// The operator may not patch pods.
-    NotAllowed(String),
-    /// The API server did not take a patch.
-    Refused(String),
-    /// A sidecar did not work with the image; no more are exchanged until the pool changes.
-    RolledBack(String),
-}
 
 /// The state machine of one pool.
 #[derive(Debug, Default)]
@@ -427,5 +381,6 @@ fn ended(pod: &Pod) -> bool {
     pod.sidecar.as_ref().is_some_and(ended)
 }
 
+mod step;
 #[cfg(test)]
 mod tests;

@@ -11,6 +11,7 @@ mod gather;
 mod live;
 mod pool;
 mod queue;
+mod restore;
 mod sample;
 mod tell;
 mod term;

@@ -4,6 +4,7 @@ use super::apply::{self, ApplyError, Outcome};
 use super::backoff::spread;
 use super::events::Weight;
 use super::queue::{object_ref, pool_ref};
+use super::restore::{last, restored, rolled_back};
 use super::term::{State, Stored, Term};
 use super::update::{NOT_ALLOWED, Updating};
 use crate::api::{KVCachePool, KVCachePoolStatus, Problem, UpdateStrategyType};
@@ -11,7 +12,7 @@ use crate::canary;
 use crate::desired::{desired, settings};
 use crate::inject::Settings;
 use crate::names;
-use crate::pods::{Breaker, Door, Goal, Pod, PoolRef, Refused, Setback, Update};
+use crate::pods::{Door, Goal, Pod, PoolRef, Refused, Setback};
 use crate::status::{self, Canary, READY, Reason, Seen, Write};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::ObjectReference;
@@ -298,54 +299,6 @@ impl Look<'_> {
             .as_ref()
             .map(|t| t.0)
             .unwrap_or_default()
-    }
-}
-
-/// The breaker as the last leader left it in the status; other settings are no worse for what those of then were.
-fn restored(pool: &KVCachePool, hash: &str) -> Breaker {
-    let paused = pool
-        .status
-        .as_ref()
-        .and_then(|s| s.injection_paused.as_ref());
-    match paused {
-        Some(paused) if paused.hash == hash => {
-            Breaker::shut_since(paused.since.0, hash, paused.trial)
-        }
-        _ => Breaker::default(),
-    }
-}
-
-/// The status as it stands: as it was written, or as the store has it since somebody else wrote it.
-fn last(written: Option<&(KVCachePoolStatus, String)>, pool: &KVCachePool) -> KVCachePoolStatus {
-    let version = |text: &str| text.parse::<u64>().ok();
-    let stored = || pool.status.clone().unwrap_or_default();
-    let Some((written, at)) = written else {
-        return stored();
-    };
-    match (
-        version(&pool.resource_version().unwrap_or_default()),
-        version(at),
-    ) {
-        (Some(stored_at), Some(at)) if stored_at >= at => stored(),
-        _ => written.clone(),
-    }
-}
-
-/// The update as the last leader left it in the status, if the pool is still the same.
-fn rolled_back(pool: &KVCachePool, goal: &Goal<'_>) -> Update {
-    let conditions = pool
-        .status
-        .as_ref()
-        .map(|s| &*s.conditions)
-        .unwrap_or_default();
-    match status::condition(conditions, status::SIDECARS_READY) {
-        Some(c)
-            if c.reason == Reason::UpdateRolledBack.name()
-                && c.observed_generation == pool.metadata.generation =>
-        {
-            Update::rolled_back(goal, &c.message)
-        }
-        _ => Update::default(),
     }
 }
 

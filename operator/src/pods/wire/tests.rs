@@ -1,0 +1,133 @@
+//! Pods as API servers send them, odd ones among them.
+
+use super::*;
+use serde_json::json;
+
+fn pod(value: serde_json::Value) -> Pod {
+    serde_json::from_value::<WirePod>(value)
+        .unwrap()
+        .into_pod()
+        .unwrap()
+}
+
+fn injected(state: &serde_json::Value) -> Pod {
+    pod(json!({
+        "metadata": {
+            "name": "web-0", "namespace": "serving", "uid": "u1", "resourceVersion": "7",
+            "creationTimestamp": "2026-01-02T03:04:05Z",
+            "labels": {"app": "web", names::POOL: "llama"},
+            "annotations": {
+                "other": "x".repeat(10_000),
+                names::INJECTION: r#"{"result":"injected","reason":"","version":"0.1.0","hash":"abc"}"#,
+                names::CONFIG: "pool:\n  generation: 4\n",
+            },
+            "managedFields": [{"manager": "m", "fieldsV1": {"f:metadata": {}}}],
+            "ownerReferences": [
+                {"apiVersion": "v1", "kind": "Other", "name": "o", "uid": "o1"},
+                {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web", "uid": "r1", "controller": true},
+            ],
+        },
+        "spec": {
+            "initContainers": [{"name": "user", "image": "a"}, {"name": "kvcachepool", "image": "b:2"}],
+            "containers": [{"name": "vllm", "resources": {"limits": {"cpu": 3}}}],
+        },
+        "status": {
+            "phase": "Running", "podIP": "10.0.0.7",
+            "conditions": [{"type": "Initialized", "status": "False"}, {"type": "Ready", "status": "True"}],
+            "initContainerStatuses": [
+                {"name": "user", "image": "a", "state": {}},
+                {"name": "kvcachepool", "image": "b:1", "restartCount": 3, "state": state},
+            ],
+        },
+    }))
+}
+
+#[test]
+fn an_injected_pod_keeps_what_is_ours() {
+    let pod = injected(&json!({"running": {"startedAt": "2026-01-02T03:05:00Z"}}));
+    assert_eq!(
+        (&*pod.name, &*pod.pool, &*pod.uid),
+        ("web-0", "llama", "u1")
+    );
+    assert_eq!(pod.created.to_string(), "2026-01-02T03:04:05Z");
+    assert_eq!(pod.ip, Some("10.0.0.7".parse().unwrap()));
+    assert_eq!(&*pod.owner.as_ref().unwrap().kind, "ReplicaSet");
+    assert_eq!(pod.hash(), "abc");
+    assert_eq!(pod.config_generation, Some(4));
+    let sidecar = pod.sidecar.as_ref().unwrap();
+    assert_eq!(
+        (&*sidecar.image, &*sidecar.image_in_use, sidecar.restarts),
+        ("b:2", "b:1", 3)
+    );
+    assert!(sidecar.runs() && pod.ready);
+    assert!(pod.address().is_some());
+}
+
+#[test]
+fn the_state_is_read_in_every_form() {
+    let of = |state| injected(&state).sidecar.unwrap().state;
+    assert_eq!(of(json!({})), SidecarState::Unseen);
+    assert_eq!(
+        of(json!({"waiting": {"reason": "ErrImagePull", "message": "m".repeat(5000)}})),
+        SidecarState::Waiting {
+            reason: "ErrImagePull".into(),
+            message: "m".repeat(200).into()
+        }
+    );
+    assert_eq!(
+        of(json!({"terminated": {"reason": "Completed", "exitCode": 0}})),
+        SidecarState::Terminated {
+            reason: "Completed".into()
+        }
+    );
+}
+
+#[test]
+fn the_init_container_and_a_begun_exchange_are_read() {
+    let mut value = json!({
+        "metadata": {
+            "name": "p", "namespace": "n", "labels": {names::POOL: "x"},
+            "annotations": {names::EXCHANGED: r#"{"image":"i:1","hash":"h","at":"2026-01-02T03:04:05Z"}"#},
+        },
+        "spec": {"initContainers": [{"name": "kvcachepool", "image": "i:2"}]},
+        "status": {"initContainerStatuses": [
+            {"name": "kvcachepool", "state": {"running": {}}},
+            {"name": "kvcachepool-init", "state": {"waiting": {"reason": "ErrImageNeverPull"}}},
+        ]},
+    });
+    let read = pod(value.clone());
+    let exchange = read.exchange.as_ref().unwrap();
+    assert_eq!((&*exchange.image, &*exchange.hash), ("i:1", "h"));
+    assert_eq!(read.fault().unwrap().reason, "ErrImageNeverPull");
+    value["metadata"]["annotations"][names::EXCHANGED] = "{".into();
+    assert_eq!(pod(value).exchange, None);
+}
+
+#[test]
+fn metadata_keeps_neither_managed_fields_nor_foreign_annotations() {
+    let wire: WirePod = serde_json::from_value(json!({"metadata": {
+        "name": "p", "labels": {"a": "b"}, "annotations": {"c": "d"}, "managedFields": [{"manager": "m"}],
+    }})).unwrap();
+    assert_eq!(wire.metadata.managed_fields, None);
+    assert_eq!(wire.metadata.annotations, Some(BTreeMap::new()));
+    assert!(wire.into_pod().is_none(), "no pool label");
+}
+
+#[test]
+fn nulls_and_foreign_phases_do_not_stop_the_watch() {
+    let pod = pod(json!({
+        "metadata": {"name": "p", "namespace": "n", "labels": {names::POOL: "x"}, "annotations": null},
+        "status": {"phase": "Later"},
+    }));
+    assert_eq!(pod.phase, Phase::Unknown);
+    assert_eq!(pod.sidecar, None);
+}
+
+#[test]
+fn an_annotation_that_is_no_json_counts_as_seen_by_the_webhook() {
+    let pod = pod(json!({"metadata": {
+        "name": "p", "namespace": "n", "labels": {names::POOL: "x"}, "annotations": {names::INJECTION: "{"},
+    }}));
+    assert_eq!(pod.injection, Some(Injection::default()));
+    assert_eq!(pod.refusal(), None);
+}
