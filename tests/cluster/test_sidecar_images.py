@@ -65,6 +65,7 @@ def updated(cluster: Cluster, operator: Operator, space: str) -> list[Updated]:
     return before
 
 
+@pytest.mark.usefixtures("absent")  # Both take their time: side by side.
 def test_another_image_is_given_to_running_pods_without_a_restart_of_the_engine(updated: list[Updated]) -> None:
     for before in updated:
         engine = before.engine
@@ -88,6 +89,7 @@ def absent(cluster: Cluster, space: str, updated: list[Updated]) -> Engine:
     pods = [pod(images.STAND_IN, name, "stuck") for name in ("stuck-1", "stuck-2")]
     cluster.kubernetes.apply([pool("stuck", sidecar=wrong), *pods], namespace=space)
     cluster.kubernetes.apply(pool("undone", sidecar={**_IN_PLACE, **wrong}), namespace=space)
+    engine.wait_for(lambda: "running" not in engine.container(SIDECAR)["state"], "the old sidecar is stopped", 60)
     return engine
 
 
@@ -97,7 +99,6 @@ def test_an_image_that_cannot_be_pulled_is_taken_back_after_a_minute(
     def condition(pool: str) -> tuple[str, str] | None:
         return conditions(status(cluster.kubernetes, space, pool)).get("SidecarsReady")
 
-    absent.wait_for(lambda: "running" not in absent.container(SIDECAR)["state"], "the old sidecar is stopped", 60)
     absent.wait_for(lambda: condition("undone") == ("True", "UpdateRolledBack"), "UpdateRolledBack", 180)
     absent.wait_for(lambda: "running" in absent.container(SIDECAR)["state"], "the old sidecar runs again")
     first = absent.wait_first_round(after_loss=True)
