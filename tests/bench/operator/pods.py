@@ -6,8 +6,8 @@ import statistics
 import time
 from typing import NamedTuple
 
-from bench.operator_api import Api, say
-from bench.operator_load import POOLS, create_namespace
+from bench.operator.api import Api, say
+from bench.operator.load import POOLS, create_namespace
 from cluster.kubernetes import Object, Refused
 from cluster.product import pod, pool
 from servers.waiting import wait_for

@@ -12,13 +12,10 @@ import argparse
 import os
 import time
 
-from bench import operator_changes as changes
-from bench import operator_counts as counts
-from bench import operator_load as load
-from bench import operator_pods, operator_webhook
-from bench.operator_api import Api, say
-from bench.operator_load import Load
-from bench.operator_rows import Loaded, Run
+from bench.operator import changes, counts, load, pods, webhook
+from bench.operator.api import Api, say
+from bench.operator.load import Load
+from bench.operator.rows import Loaded, Run
 from bench.results import RESULTS, merge
 from cluster import images
 from cluster.cluster import Cluster
@@ -65,9 +62,9 @@ def _measure(cluster: Cluster, api: Api, size: Load, seconds: float, rounds: int
     _phase("pools and pods")
     loaded = _load(api, size, leader())
     _phase("pods that start")
-    started = operator_pods.measure(api, images.base().name, rounds)
+    started = pods.measure(api, images.base().name, rounds)
     _phase("webhook")
-    webhook = operator_webhook.measure(api, size, leader())
+    reviews = webhook.measure(api, size, leader())
     _phase(f"nothing changes for {seconds:.0f} s")
     still, minutes = changes.unchanged(api, seconds)
     still_mib = leader().rss_mib()
@@ -75,7 +72,7 @@ def _measure(cluster: Cluster, api: Api, size: Load, seconds: float, rounds: int
     changed = changes.changed(api, size, leader(), CHANGING, seconds)
     _phase("takeover")
     taken = changes.takeover(api, node, size)
-    return Run(size, loaded, started, webhook, still, minutes, still_mib, changed, taken)
+    return Run(size, loaded, started, reviews, still, minutes, still_mib, changed, taken)
 
 
 def _load(api: Api, size: Load, leader: counts.Replica) -> Loaded:

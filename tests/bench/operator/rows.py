@@ -6,11 +6,11 @@ import math
 import statistics
 from dataclasses import dataclass
 
-from bench.operator_changes import Changed, Takeover
-from bench.operator_counts import APART, quantile
-from bench.operator_load import Load
-from bench.operator_pods import Started
-from bench.operator_webhook import Measured
+from bench.operator.changes import Changed, Takeover
+from bench.operator.counts import APART, quantile
+from bench.operator.load import Load
+from bench.operator.pods import Started
+from bench.operator.webhook import Measured
 from bench.results import Row
 from servers.prometheus import Samples
 

@@ -11,9 +11,9 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from bench.operator_api import Api
-from bench.operator_counts import Replica, quantile
-from bench.operator_load import Load, vllm
+from bench.operator.api import Api
+from bench.operator.counts import Replica, quantile
+from bench.operator.load import Load, vllm
 from cluster.kubernetes import Object
 from cluster.product import SYSTEM
 from servers.process import cpu_seconds

@@ -9,9 +9,9 @@ import time
 from collections import defaultdict
 from typing import NamedTuple
 
-from bench.operator_api import MERGE, Api, say
-from bench.operator_counts import Replica, holder, quantile, replicas, writes
-from bench.operator_load import POOLS, Load, vllm
+from bench.operator.api import MERGE, Api, say
+from bench.operator.counts import Replica, holder, quantile, replicas, writes
+from bench.operator.load import POOLS, Load, vllm
 from cluster.node import Node
 from servers.waiting import wait_for
 

@@ -6,7 +6,7 @@ import math
 import os
 from dataclasses import dataclass
 
-from bench.operator_api import Api
+from bench.operator.api import Api
 from cluster.kubernetes import Object, Refused
 from cluster.node import Node
 from cluster.product import SYSTEM

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bench.operator_api import Api
+from bench.operator.api import Api
 from cluster.kubernetes import Object
 from servers.waiting import wait_for
 
