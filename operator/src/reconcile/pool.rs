@@ -170,7 +170,7 @@ impl Look<'_> {
             self.term, &self.name, &about, state, &before, next, self.now,
         )
         .await?;
-        self.tell(&pods, &about).await;
+        self.tell(&pods, &state.faults, &about).await;
         let injects = problems.is_empty() && canary == Canary::Works && door == Door::Open;
         let evicting = self.evict(&pods, &about, &canary, injects, state).await;
         let updating = self.update(&pods, settings.as_ref(), &about, state).await;

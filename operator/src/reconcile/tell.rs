@@ -4,7 +4,7 @@ use super::events::owner;
 use super::pool::Look;
 use super::term::Term;
 use crate::api::Mode;
-use crate::pods::{Pod, PoolRef, missed};
+use crate::pods::{Faults, Pod, PoolRef, missed};
 use crate::status::Reason;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::ObjectReference;
@@ -15,7 +15,7 @@ const NEWS: SignedDuration = SignedDuration::from_mins(10);
 
 impl Look<'_> {
     /// Events of young pods that have no sidecar or one that does not start, on their controllers and on the pool.
-    pub(super) async fn tell(&self, pods: &[Arc<Pod>], about: &ObjectReference) {
+    pub(super) async fn tell(&self, pods: &[Arc<Pod>], faults: &Faults, about: &ObjectReference) {
         let missed: Vec<&Arc<Pod>> = match self.pool.spec.injection.mode {
             Mode::Enabled => missed(pods, self.created()).collect(),
             Mode::Disabled => Vec::new(),
@@ -23,7 +23,7 @@ impl Look<'_> {
         for pod in pods.iter().filter(|pod| is_news(pod, self.now)) {
             let said = if let Some(refused) = refusal(pod) {
                 Some(refused)
-            } else if let Some(fault) = pod.fault() {
+            } else if let Some(fault) = faults.of(pod) {
                 Some((
                     fault.reason,
                     format!(
