@@ -240,11 +240,13 @@ def test_pods_that_are_refused_because_of_their_sidecar_are_told_by_the_pool_unt
 def test_a_pod_with_its_sidecar_fits_a_quota_that_asks_for_every_resource(
     kubernetes: Kubernetes, operator: Operator, namespace: str, base_image: str
 ) -> None:
-    hard = {"requests.cpu": "4", "requests.memory": "1Gi", "limits.memory": "1Gi"}
+    hard = {"requests.cpu": "4", "requests.memory": "1Gi", "limits.cpu": "4", "limits.memory": "1Gi"}
     quota = _limited("limit", "ResourceQuota", {"hard": hard})
     one = pod(base_image, "one", "demo")
-    memory = {"cpu": "10m", "memory": "16Mi"}
-    one["spec"]["containers"][0]["resources"] = {"requests": memory, "limits": {"memory": "16Mi"}}
+    one["spec"]["containers"][0]["resources"] = {
+        "requests": {"cpu": "10m", "memory": "16Mi"},
+        "limits": {"cpu": "20m", "memory": "16Mi"},
+    }
     kubernetes.apply([quota, pool("demo"), one], namespace=namespace)
     kubernetes.wait("pod", "one", "condition=Ready", namespace=namespace)
     assert injected(kubernetes.pod(namespace, "one"))
