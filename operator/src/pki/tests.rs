@@ -49,11 +49,12 @@ fn from_nothing_an_authority_is_made_then_trusted_then_noted() {
 #[test]
 fn a_new_authority_is_trusted_beside_the_old_one_until_the_old_leaves_have_ended() {
     let bundle = names(&["a", "b"]);
-    let both = [authority("a", 300, Some(0)), authority("b", 500, Some(200))];
+    let new = [authority("a", 300, Some(0)), authority("b", 500, None)];
     assert_eq!(
-        next(&both, &names(&["a"]), 201, LIFETIMES),
+        next(&new, &names(&["a"]), 199, LIFETIMES),
         Step::Trust(bundle.clone())
     );
+    let both = [authority("a", 300, Some(0)), authority("b", 500, Some(200))];
     assert_eq!(
         next(&both, &bundle, 200 + 2 * 12 + 60 - 1, LIFETIMES),
         Step::Rest
