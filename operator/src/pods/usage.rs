@@ -116,7 +116,7 @@ impl PoolUsage {
         self.pods.retain(|uid, _| there.contains(&**uid));
         let mut due: Vec<&Arc<Pod>> = pods.iter().filter(|p| p.address().is_some()).collect();
         let asked = |p: &&Arc<Pod>| self.pods.get(&p.uid).is_some_and(|k| k.turn.is_some());
-        self.completes = due.iter().filter(|p| !asked(*p)).count() <= ASKED_MAX;
+        self.completes = due.iter().filter(|p| !asked(p)).count() <= ASKED_MAX;
         due.sort_by_key(|p| self.pods.get(&p.uid).and_then(|k| k.turn));
         due.truncate(ASKED_MAX);
         for pod in &due {

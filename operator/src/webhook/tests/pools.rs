@@ -4,7 +4,7 @@ use super::*;
 use crate::api::KVCachePool;
 use crate::defaults::Defaults;
 use crate::inject::Reason;
-use crate::names::{CANARY_POOL, POOL};
+use crate::names::{CANARY_POOL, CONTAINER, POOL};
 use crate::webhook::decide::Decider;
 use crate::webhook::pools::{Asker, Found, Pools, READS_MAX, Stored};
 use axum::Json;
@@ -251,6 +251,28 @@ async fn a_pod_that_has_its_sidecar_is_put_right_also_while_the_breaker_is_open(
     list[0].as_object_mut().unwrap().remove("restartPolicy");
     let response = rig.review(INJECT, &review(injected.clone())).await;
     assert_eq!(patched(&response, injected), whole);
+}
+
+#[tokio::test]
+async fn a_pod_that_is_refused_for_another_reason_leaves_the_trial_to_the_next() {
+    let (pools, _) = pools(&[stored("p", plain())]).await;
+    let Found::Pool(settings) = pools.find("serving", "p", POD).await else {
+        panic!("not found");
+    };
+    let mut ajar = stored("p", plain());
+    ajar["status"] = json!({"injectionPaused": {
+        "hash": settings.hash(), "since": "2026-01-01T00:00:00Z", "trial": true, "message": "no such image",
+    }});
+    let (pools, _) = self::pools(&[ajar]).await;
+    let rig = start(Decider::new(pools), Limits::default(), Bounds::default()).await;
+    let mut elsewhere = pod();
+    elsewhere["metadata"]["annotations"][CONTAINER] = "none".into();
+    let refused = rig.review(INJECT, &review(elsewhere)).await;
+    assert!(patch(&refused).to_string().contains("ContainerNotFound"));
+    patched(&rig.review(INJECT, &review(pod())).await, pod());
+    assert!(rig.counted(r#"injections_total{reason="",result="Injected"} 1"#));
+    let next = rig.review(INJECT, &review(pod())).await;
+    assert!(patch(&next).to_string().contains("InjectionPaused"));
 }
 
 #[tokio::test]
