@@ -169,6 +169,12 @@ def test_stored_pools_that_cannot_be_read_are_named_and_hold_up_no_other(
         for made in bad:
             kubernetes.wait_for(partial(stored, made), 20, f"{made['metadata']['name']} is stored")
 
+        # Once the rules are back, the API server takes no write to a pool whose spec is no object, nor to its status.
+        def told() -> bool:
+            return "Accepted" in conditions(status(kubernetes, namespace, "text"))
+
+        kubernetes.wait_for(told, 60, "what is wrong with text is said", namespace=namespace)
+
     accepted = {"text": "Malformed", "empty": "Malformed", "newer": "Malformed", "beyond": "InvalidSpec"}
 
     def named() -> bool:
