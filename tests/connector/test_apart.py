@@ -201,7 +201,8 @@ def test_an_adapter_that_is_loaded_in_place_is_not_cached(scripted: ScriptedPool
     two = adapter(tmp_path / "two", b"second", in_place=True)
     for name, lora in (("after", two), ("under the id's first path", one)):
         assert engine.generate(name, TOKENS, lora_request=lora) == 0
-        engine.drain()
+        # Only the pool is judged here: vLLM 0.30's own prefix cache knows adapters by their name alone.
+        engine.forget_local()
         assert not keys_of(scripted, name)
     assert set(scripted.chunks) == stored
     wait_for(lambda: reports(scripted, "miss_tokens").get("loraLoadedInPlace") == 2 * 256, 10, "counted")
