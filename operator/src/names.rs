@@ -12,6 +12,8 @@ pub const INJECTION: &str = "kvcachepool.io/injection";
 pub const CONFIG: &str = "kvcachepool.io/config";
 /// Annotation: what the sidecar was before its image was exchanged in place, as JSON `{image, hash, at}`.
 pub const EXCHANGED: &str = "kvcachepool.io/exchanged";
+/// Annotation of an object of a pool: what the operator applied last, as a hash.
+pub const APPLIED: &str = "kvcachepool.io/applied";
 /// Annotation of a user: memory of this pod, instead of the pool's `local.memory.perPod`.
 pub const MEMORY: &str = "kvcachepool.io/memory";
 /// Annotation of a user: which container runs vLLM.

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 /// Connectors that hand KV from prefill to decode and keep none. The connector's own list decides in vLLM; this one only saves a
 /// sidecar where that would refuse.
-const TRANSPORTS: [&str; 6] = [
+pub(super) const TRANSPORTS: [&str; 6] = [
     "NixlConnector",
     "NixlPullConnector",
     "NixlPushConnector",

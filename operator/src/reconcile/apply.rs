@@ -1,7 +1,7 @@
 //! Objects of a pool: applied when they are not as they were left, removed when they are not wanted any more. An object of the same
 //! name that is not the pool's is never touched.
 
-use super::children::Children;
+use super::children::{Child, Children};
 use crate::names;
 use crate::status::Reason;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
@@ -11,7 +11,6 @@ use kube::api::{
 };
 use kube::{Api, Client, ResourceExt};
 use std::collections::HashMap;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use thiserror::Error;
 use tracing::info;
 
@@ -21,7 +20,7 @@ pub type Key = (String, String);
 /// How an object was left.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Left {
-    hash: u64,
+    hash: String,
     resource_version: String,
 }
 
@@ -92,9 +91,13 @@ pub async fn apply(
         source: Box::new(source),
     };
     let hash = hash(object);
-    let left = applied.get(&key).cloned();
-    let live =
-        children.resource_version(&types.kind, &object.namespace().unwrap_or_default(), &name);
+    let live = children.seen(&types.kind, &object.namespace().unwrap_or_default(), &name);
+    let left = match applied.get(&key).cloned() {
+        None => untouched(live.as_ref().and_then(Option::as_ref), owner_uid, &hash)
+            .inspect(|left| drop(applied.insert(key.clone(), left.clone()))),
+        left => left,
+    };
+    let live = live.map(|child| child.map(|child| child.resource_version));
     if let Some(left) = &left
         && left.hash == hash
         && live
@@ -117,7 +120,10 @@ pub async fn apply(
         found => found.map_err(failed).map(drop)?,
     }
     let params = PatchParams::apply(names::FIELD_MANAGER).force();
-    let stored = match api.patch(&name, &params, &Patch::Apply(object)).await {
+    let mut object = object.clone();
+    let annotation = (names::APPLIED.to_owned(), hash.clone());
+    object.annotations_mut().extend([annotation]);
+    let stored = match api.patch(&name, &params, &Patch::Apply(&object)).await {
         Ok(stored) => stored,
         Err(kube::Error::Api(status)) if status.code == 404 => return Ok(Outcome::NoSuchKind),
         Err(e) => return Err(failed(e)),
@@ -130,6 +136,16 @@ pub async fn apply(
     let outcome = outcome(left.as_ref(), live.flatten().as_deref(), &now);
     applied.insert(key, now);
     Ok(outcome)
+}
+
+/// How an earlier leader left an object, as far as the object itself proves it: then a new leader has nothing to write.
+fn untouched(live: Option<&Child>, owner_uid: &str, hash: &str) -> Option<Left> {
+    let live = live.filter(|child| child.owner_uid == owner_uid)?;
+    live.applied.as_ref().filter(|applied| *applied == hash)?;
+    Some(Left {
+        hash: hash.to_owned(),
+        resource_version: live.resource_version.clone(),
+    })
 }
 
 /// What an application did. The watch may be behind: where the object is as it was left, nobody had changed it.
@@ -215,12 +231,10 @@ fn api(client: &Client, object: &DynamicObject, types: &TypeMeta) -> Api<Dynamic
     Api::namespaced_with(client.clone(), &namespace, &resource(types))
 }
 
-fn hash(object: &DynamicObject) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    serde_json::to_string(object)
-        .unwrap_or_default()
-        .hash(&mut hasher);
-    hasher.finish()
+/// Of all that is applied; the same in every build.
+fn hash(object: &DynamicObject) -> String {
+    let text = serde_json::to_string(object).unwrap_or_default();
+    blake3::hash(text.as_bytes()).to_hex()[..16].to_owned()
 }
 
 #[cfg(test)]
@@ -229,9 +243,27 @@ mod tests {
 
     fn left(hash: u64, version: &str) -> Left {
         Left {
-            hash,
+            hash: hash.to_string(),
             resource_version: version.to_owned(),
         }
+    }
+
+    #[test]
+    fn a_new_leader_believes_an_object_that_says_what_was_applied_and_is_the_pools() {
+        let child = Child {
+            resource_version: "5".into(),
+            owner_uid: "u".into(),
+            applied: Some("1".into()),
+        };
+        assert_eq!(untouched(Some(&child), "u", "1"), Some(left(1, "5")));
+        assert_eq!(untouched(Some(&child), "u", "2"), None);
+        assert_eq!(untouched(Some(&child), "another", "1"), None);
+        let edited = Child {
+            applied: None,
+            ..child
+        };
+        assert_eq!(untouched(Some(&edited), "u", "1"), None);
+        assert_eq!(untouched(None, "u", "1"), None);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use crate::names;
 use crate::pods::PoolRef;
 use futures::stream::BoxStream;
 use futures::{Stream, StreamExt};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectMeta};
 use kube::api::{DynamicObject, TypeMeta};
 use kube::core::PartialObjectMeta;
 use kube::runtime::WatchStreamExt;
@@ -25,9 +25,13 @@ const KINDS: [(&str, &str, bool); 2] = [
 
 /// One child as it was last seen.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Child {
-    resource_version: String,
-    owner_uid: String,
+pub struct Child {
+    /// Its version.
+    pub resource_version: String,
+    /// Uid of its controller; empty = it has none.
+    pub owner_uid: String,
+    /// What the operator says it applied last, where nobody else has written a field since the object was made.
+    pub applied: Option<String>,
 }
 
 /// Kind, namespace, name.
@@ -46,19 +50,14 @@ struct Inner {
 }
 
 impl Children {
-    /// Version of a child: `None` = nobody watches its kind, `Some(None)` = it is not there.
-    pub fn resource_version(
-        &self,
-        kind: &str,
-        namespace: &str,
-        name: &str,
-    ) -> Option<Option<String>> {
+    /// A child: `None` = nobody watches its kind, `Some(None)` = it is not there.
+    pub fn seen(&self, kind: &str, namespace: &str, name: &str) -> Option<Option<Child>> {
         let inner = self.0.lock();
         if inner.listed.get(kind) != Some(&true) {
             return None;
         }
         let key = (kind.to_owned(), namespace.to_owned(), name.to_owned());
-        Some(inner.children.get(&key).map(|c| c.resource_version.clone()))
+        Some(inner.children.get(&key).cloned())
     }
 
     /// Children of a pool.
@@ -125,8 +124,18 @@ fn child(kind: &str, meta: &ObjectMeta) -> Option<(ChildRef, Child)> {
     let child = Child {
         resource_version: meta.resource_version.clone().unwrap_or_default(),
         owner_uid: controller(meta).unwrap_or_default(),
+        applied: applied(meta).map(str::to_owned),
     };
     Some((key, child))
+}
+
+fn applied(meta: &ObjectMeta) -> Option<&str> {
+    let managers = meta.managed_fields.as_ref()?;
+    let ours = |m: &ManagedFieldsEntry| m.manager.as_deref() == Some(names::FIELD_MANAGER);
+    let annotation = meta.annotations.as_ref()?.get(names::APPLIED);
+    annotation
+        .filter(|_| managers.iter().all(ours))
+        .map(|a| &**a)
 }
 
 fn pool(meta: &ObjectMeta) -> Option<PoolRef> {
@@ -188,14 +197,28 @@ mod tests {
         let children = Children::default();
         children.take("ConfigMap", Event::Init);
         children.take("ConfigMap", Event::InitApply(map("a", "1")));
-        assert_eq!(children.resource_version("ConfigMap", "n", "a"), None);
+        assert_eq!(children.seen("ConfigMap", "n", "a"), None);
         children.take("ConfigMap", Event::InitDone);
-        assert_eq!(
-            children.resource_version("ConfigMap", "n", "a"),
-            Some(Some("1".into()))
-        );
-        assert_eq!(children.resource_version("ConfigMap", "n", "b"), Some(None));
-        assert_eq!(children.resource_version("PodMonitor", "n", "a"), None);
+        let a = children.seen("ConfigMap", "n", "a").unwrap().unwrap();
+        assert_eq!((&*a.resource_version, &*a.owner_uid), ("1", "u"));
+        assert_eq!(children.seen("ConfigMap", "n", "b"), Some(None));
+        assert_eq!(children.seen("PodMonitor", "n", "a"), None);
+    }
+
+    #[test]
+    fn what_was_applied_is_believed_only_where_nobody_else_wrote() {
+        let applied = |managers: &[&str]| {
+            let mut map = map("a", "1");
+            map.metadata.annotations = Some([(names::APPLIED.into(), "hash".into())].into());
+            let entry = |manager: &&str| ManagedFieldsEntry {
+                manager: Some((*manager).to_owned()),
+                ..ManagedFieldsEntry::default()
+            };
+            map.metadata.managed_fields = Some(managers.iter().map(entry).collect());
+            child("ConfigMap", &map.metadata).unwrap().1.applied
+        };
+        assert_eq!(applied(&[names::FIELD_MANAGER]), Some("hash".into()));
+        assert_eq!(applied(&[names::FIELD_MANAGER, "kubectl-edit"]), None);
     }
 
     #[test]

@@ -279,3 +279,12 @@ fn the_docs_explain_every_reason_in_the_words_of_the_table() {
         );
     }
 }
+
+#[test]
+fn the_connectors_that_only_hand_over_are_those_that_the_connector_package_knows() {
+    let python = include_str!("../../../../sidecar/connector/kvcachepool/preflight.py");
+    let (_, rest) = python.split_once("TRANSPORTS = frozenset(").unwrap();
+    let (listed, _) = rest.split_once(')').unwrap();
+    let known: Vec<&str> = listed.split('"').skip(1).step_by(2).collect();
+    assert_eq!(known, crate::inject::conflicts::TRANSPORTS);
+}
