@@ -61,7 +61,7 @@ pub struct Args {
     )]
     pub webhook_listen: SocketAddr,
     /// Name or IP address by which API servers call the webhook; may be given several times. The certificate carries all of them.
-    /// Without it: kvcachepool-webhook.<namespace>.svc
+    /// Without it: `kvcachepool-webhook.<namespace>.svc`
     #[arg(
         long = "webhook-name",
         env = "KVCACHEPOOL_WEBHOOK_NAMES",
