@@ -33,7 +33,7 @@ def commands(suite: str) -> list[list[str]]:
     """Commands of a suite, run one after the other until one fails."""
     pytest = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
     build = ["cargo", "build", "--bin", "kvcachepool-sidecar"]
-    # By a command of its own: what tests depend on would give the programs other features, and have them built once more.
+    # By a command of its own: with what tests depend on, the programs would get other features and be built once more.
     stand_in = ["cargo", "build", "--example", "stand_in_engine"]
     return {
         "rust": [["cargo", "test", "--workspace", "--features", "simulation", "--no-fail-fast"]],
