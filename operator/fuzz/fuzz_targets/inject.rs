@@ -3,10 +3,14 @@
 // Injection is pure and is built here by itself: the operator's client and TLS would take minutes to build with sanitizers.
 #![allow(dead_code, unused_imports)]
 
+#[path = "../../src/forms.rs"]
+mod forms;
 #[path = "../../src/inject/mod.rs"]
 mod inject;
 #[path = "../../src/names.rs"]
 mod names;
+#[path = "../../src/reasons.rs"]
+mod reasons;
 
 use inject::{ExistingConnector, Outcome, Settings};
 use libfuzzer_sys::fuzz_target;
