@@ -1,6 +1,8 @@
 """What the cache costs where it never hits: CPU seconds per prompt token, storing everything, against vLLM alone.
 
-Two servers take turns with the same fresh prompts; the pairs' ratios give the mean and its interval.
+Two servers take turns with the same fresh prompts; the pairs' ratios give the mean and its interval. Two vLLM processes
+differ by some percent with nothing between them but their start, so the one with the cache is also compared with
+itself: the same prompts with `kvcachepool.store: false`.
 
     python -m bench.overhead [--pairs 16]
 """
@@ -23,10 +25,12 @@ from servers.vllm_server import VllmServer
 from servers.waiting import wait_for
 
 TOKENS = 4000
+#: The ways in which a prompt is asked.
+STORED, NOT_STORED, ALONE = "stored", "not stored", "vLLM alone"
 
 
-def measure(pairs: int) -> Row:
-    """Runs the pairs, each server first in every other one."""
+def measure(pairs: int) -> list[Row]:
+    """Runs the pairs, each way first in every third one."""
     pod, other = paths.short_folder(), paths.short_folder()
     sidecar = Sidecar(pod, memory="2Gi").start()
     arguments = ["--dtype", "bfloat16", "--max-model-len", "8192"]
@@ -34,19 +38,17 @@ def measure(pairs: int) -> Row:
     env = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "0"}
     ours = VllmServer(pod, model("mid"), pod / "vllm.log", *arguments, env=env)
     alone = VllmServer(None, model("mid"), other / "vllm.log", *arguments, env=env)
-    ratios: list[float] = []
-    seconds: dict[bool, list[float]] = {True: [], False: []}
+    seconds: dict[str, list[float]] = {STORED: [], NOT_STORED: [], ALONE: []}
 
-    def processes(with_cache: bool) -> list[int]:
-        return ours.process.tree() + sidecar.process.tree() if with_cache else alone.process.tree()
-
-    def cost(with_cache: bool, prompt: str) -> float:
-        server = ours if with_cache else alone
-        before = cpu_seconds(processes(with_cache))
-        sources = server.complete(prompt, TOKENS, max_tokens=1).sources
+    def cost(way: str, prompt: str) -> float:
+        server = alone if way == ALONE else ours
+        pids = server.process.tree() + ([] if way == ALONE else sidecar.process.tree())
+        before = cpu_seconds(pids)
+        wish = {"kv_transfer_params": {"kvcachepool.store": False}} if way == NOT_STORED else {}
+        sources = server.complete(prompt, TOKENS, max_tokens=1, **wish).sources
         assert sources["computed"] == TOKENS, f"a prompt that must not hit did: {sources}"
-        used = at_rest(processes(with_cache)) - before
-        if with_cache:
+        used = at_rest(pids) - before
+        if way == STORED:
             # Asked behind the measurement: the sidecar pays for each answer.
             slots = sidecar.status()["memory"]["slots"]
             assert slots["granted"] == slots["committed"] == 0, f"stores still under way: {slots}"
@@ -61,12 +63,14 @@ def measure(pairs: int) -> Row:
                 server.complete(words(TOKENS, 6000 + number), TOKENS, max_tokens=1)
         wait_attached(sidecar)
         for number in range(pairs):
-            prompt = words(TOKENS, 6100 + number)
-            pair = {with_cache: cost(with_cache, prompt) for with_cache in ((True, False), (False, True))[number % 2]}
-            for with_cache, value in pair.items():
-                seconds[with_cache].append(value)
-            ratios.append(pair[True] / pair[False] - 1)
-            print(f"pair {number + 1}: {pair[True]:.2f} s with, {pair[False]:.2f} s without", flush=True)
+            for turn in range(3):
+                way = list(seconds)[(number + turn) % 3]
+                # Both ways of one server get prompts of their own: the second would hit.
+                seconds[way].append(cost(way, words(TOKENS, 6100 + 2 * number + (way == NOT_STORED))))
+            print(
+                f"{number + 1}: " + ", ".join(f"{values[-1]:.2f} s {way}" for way, values in seconds.items()),
+                flush=True,
+            )
         stored = wait_for(
             lambda: sidecar.status()["memory"]["chunks"], 5, "stored chunks: nothing to measure otherwise"
         )
@@ -76,19 +80,27 @@ def measure(pairs: int) -> Row:
         sidecar.stop()
         for folder in (pod, other):
             shutil.rmtree(folder, ignore_errors=True)
+    return [
+        _row("overhead_no_hits_percent", seconds, ALONE, stored),
+        _row("overhead_stores_percent", seconds, NOT_STORED, stored),
+    ]
+
+
+def _row(name: str, seconds: dict[str, list[float]], against: str, stored: int) -> Row:
+    ratios = [one / other - 1 for one, other in zip(seconds[STORED], seconds[against], strict=True)]
     low, high = interval(ratios)
-    microseconds = {which: 1e6 * statistics.mean(values) / TOKENS for which, values in seconds.items()}
+    ours, theirs = (1e6 * statistics.mean(seconds[way]) / TOKENS for way in (STORED, against))
     return Row(
-        name="overhead_no_hits_percent",
+        name=name,
         value=round(100 * statistics.mean(ratios), 2),
         unit="%",
         reference=(
-            f"CPU us per prompt token without: {microseconds[False]:.1f}, with: {microseconds[True]:.1f}; "
+            f"CPU us per prompt token stored: {ours:.1f}, {against}: {theirs:.1f}; "
             f"90 % interval of the mean {100 * low:.2f} to {100 * high:.2f} %; {stored} chunks held"
         ),
         reference_value=None,
         ratio=None,
-        runs=pairs,
+        runs=len(ratios),
         command="make bench ONLY=overhead",
     )
 
@@ -115,4 +127,4 @@ def interval(values: list[float], rounds: int = 4000) -> tuple[float, float]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--pairs", type=int, default=16)
-    merge([measure(parser.parse_args().pairs)])
+    merge(measure(parser.parse_args().pairs))
