@@ -120,7 +120,10 @@ class Cluster:
             dns = (_MANIFESTS / "coredns.yaml").read_text().replace("DNS_ADDRESS", self.slot.dns)
             self.kubernetes.apply(dns)
             list(imported)
-        self.kubernetes.wait("node", "--all", "condition=Ready", seconds=60)
+        for node in self.nodes:
+            # What is not there yet has no condition: kubectl would give up at once.
+            self.kubernetes.wait("node", node.name, "create", seconds=60)
+            self.kubernetes.wait("node", node.name, "condition=Ready", seconds=60)
         self.kubernetes.wait("deployment", "coredns", "condition=Available", namespace="kube-system", seconds=60)
 
     def stop(self) -> None:
