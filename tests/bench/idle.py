@@ -11,7 +11,7 @@ import time
 from bench.results import Row, merge
 from servers.models import token_ids
 from servers.pod import Pod
-from servers.process import cpu_seconds, rss_anon_bytes
+from servers.process import cpu_seconds, rss_anon_mib
 
 PROMPT_TOKENS = 7900
 MEMORY = "512Mi"
@@ -36,7 +36,7 @@ def measure(seconds: float) -> list[Row]:
         # The measurement is the passing of time itself.
         time.sleep(seconds)
         used = 100 * (cpu_seconds(processes) - before) / (time.monotonic() - start)
-        resident = rss_anon_bytes(processes) / 2**20
+        resident = rss_anon_mib(processes)
         what = f"supervisor and engine, one vLLM attached, arena of {MEMORY} full, {memory['chunks']} chunks"
     finally:
         pod.stop()

@@ -1,10 +1,10 @@
 """What the cache costs where it never hits: CPU seconds per prompt token, storing everything, against vLLM alone.
 
-Two servers take turns with the same fresh prompts; the pairs' ratios give the mean and its interval. Two vLLM processes
-differ by some percent with nothing between them but their start, so the one with the cache is also compared with
-itself: the same prompts with `kvcachepool.store: false`.
+Servers take turns with the same fresh prompts. Two vLLM processes differ by some percent with nothing between them but
+their start, so all are started anew again and again, each start counts once, and what two without a cache differ by
+stands beside it. The one with the cache is also compared with itself: the same prompts with `kvcachepool.store: false`.
 
-    python -m bench.overhead [--pairs 16]
+    python -m bench.overhead [--starts 4] [--pairs 4]
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ import random
 import shutil
 import statistics
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 from bench.results import Row, merge
 from servers import paths
@@ -22,85 +25,110 @@ from servers.pod import wait_attached
 from servers.process import cpu_seconds
 from servers.sidecar import Sidecar
 from servers.vllm_server import VllmServer
-from servers.waiting import wait_for
 
 TOKENS = 4000
 #: The ways in which a prompt is asked.
-STORED, NOT_STORED, ALONE = "stored", "not stored", "vLLM alone"
+STORED, NOT_STORED, ALONE, ALONE_TOO = "stored", "not stored", "vLLM alone", "another alone"
+WAYS = (STORED, NOT_STORED, ALONE, ALONE_TOO)
+_ARGUMENTS = ("--dtype", "bfloat16", "--max-model-len", "8192")
+# Bound by hand: vLLM would set one more core aside where there is a connector, and they would not be alike.
+_ENV = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "0"}
+#: CPU seconds of each prompt, by way.
+Seconds = dict[str, list[float]]
 
 
-def measure(pairs: int) -> list[Row]:
-    """Runs the pairs, each way first in every third one."""
-    pod, other = paths.short_folder(), paths.short_folder()
-    sidecar = Sidecar(pod, memory="2Gi").start()
-    arguments = ["--dtype", "bfloat16", "--max-model-len", "8192"]
-    # Bound by hand: vLLM would set one more core aside where there is a connector, and the two would not be alike.
-    env = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "0"}
-    ours = VllmServer(pod, model("mid"), pod / "vllm.log", *arguments, env=env)
-    alone = VllmServer(None, model("mid"), other / "vllm.log", *arguments, env=env)
-    seconds: dict[str, list[float]] = {STORED: [], NOT_STORED: [], ALONE: []}
-
-    def cost(way: str, prompt: str) -> float:
-        server = alone if way == ALONE else ours
-        pids = server.process.tree() + ([] if way == ALONE else sidecar.process.tree())
-        before = cpu_seconds(pids)
-        wish = {"kv_transfer_params": {"kvcachepool.store": False}} if way == NOT_STORED else {}
-        sources = server.complete(prompt, TOKENS, max_tokens=1, **wish).sources
-        assert sources["computed"] == TOKENS, f"a prompt that must not hit did: {sources}"
-        used = at_rest(pids) - before
-        if way == STORED:
-            # Asked behind the measurement: the sidecar pays for each answer.
-            slots = sidecar.status()["memory"]["slots"]
-            assert slots["granted"] == slots["committed"] == 0, f"stores still under way: {slots}"
-        return used
-
-    try:
-        ours.wait_ready()
-        alone.wait_ready()
-        # The first requests pay for what is made once.
-        for number in range(2):
-            for server in (ours, alone):
-                server.complete(words(TOKENS, 6000 + number), TOKENS, max_tokens=1)
-        wait_attached(sidecar)
-        for number in range(pairs):
-            for turn in range(3):
-                way = list(seconds)[(number + turn) % 3]
-                # Both ways of one server get prompts of their own: the second would hit.
-                seconds[way].append(cost(way, words(TOKENS, 6100 + 2 * number + (way == NOT_STORED))))
-            print(
-                f"{number + 1}: " + ", ".join(f"{values[-1]:.2f} s {way}" for way, values in seconds.items()),
-                flush=True,
-            )
-        stored = wait_for(
-            lambda: sidecar.status()["memory"]["chunks"], 5, "stored chunks: nothing to measure otherwise"
-        )
-    finally:
-        ours.stop()
-        alone.stop()
-        sidecar.stop()
-        for folder in (pod, other):
-            shutil.rmtree(folder, ignore_errors=True)
+def measure(starts: int, pairs: int) -> list[Row]:
+    """So many prompts each way, for every start of all servers."""
+    seconds = []
+    for number in range(starts):
+        seconds.append(_start(number, pairs))
+        means = ", ".join(f"{statistics.mean(values):.2f} s {way}" for way, values in seconds[-1].items())
+        print(f"start {number + 1}: {means}", flush=True)
     return [
-        _row("overhead_no_hits_percent", seconds, ALONE, stored),
-        _row("overhead_stores_percent", seconds, NOT_STORED, stored),
+        _row("overhead_no_hits_percent", seconds, STORED, ALONE),
+        _row("overhead_stores_percent", seconds, STORED, NOT_STORED),
+        _row("overhead_of_nothing_percent", seconds, ALONE_TOO, ALONE),
     ]
 
 
-def _row(name: str, seconds: dict[str, list[float]], against: str, stored: int) -> Row:
-    ratios = [one / other - 1 for one, other in zip(seconds[STORED], seconds[against], strict=True)]
-    low, high = interval(ratios)
-    ours, theirs = (1e6 * statistics.mean(seconds[way]) / TOKENS for way in (STORED, against))
+def _start(start: int, pairs: int) -> Seconds:
+    with ExitStack() as stack:
+        pod = stack.enter_context(_folder())
+        sidecar = Sidecar(pod, memory="2Gi").start()
+        stack.callback(sidecar.stop)
+        folders = {STORED: pod, ALONE: None, ALONE_TOO: None}
+        servers = {}
+        # No place in the order of the starts is always the same one's.
+        for way in random.Random(start).sample(list(folders), len(folders)):
+            logs = stack.enter_context(_folder())
+            servers[way] = VllmServer(folders[way], model("mid"), logs / "vllm.log", *_ARGUMENTS, env=_ENV)
+            stack.callback(servers[way].stop)
+        for server in servers.values():
+            server.wait_ready()
+        servers[STORED].complete(words(TOKENS, 6000), TOKENS, max_tokens=1)
+        wait_attached(sidecar)
+        # The first requests pay for what is made once, and so do the first stores.
+        for number in range(2):
+            for server in servers.values():
+                server.complete(words(TOKENS, 6001 + number), TOKENS, max_tokens=1)
+        servers[NOT_STORED] = servers[STORED]
+        seconds: Seconds = {way: [] for way in WAYS}
+        for number in range(pairs):
+            for turn in range(len(WAYS)):
+                way = WAYS[(start + number + turn) % len(WAYS)]
+                # Both ways of one server get prompts of their own: the second would hit.
+                prompt = words(TOKENS, 6100 + 2 * number + (way == NOT_STORED))
+                seconds[way].append(_cost(way, servers[way], sidecar, prompt))
+        stored = sidecar.status()["memory"]["chunks"]
+        assert stored >= pairs * TOKENS // 256, f"{stored} chunks stored: nothing to measure"
+        return seconds
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    made = paths.short_folder()
+    try:
+        yield made
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+def _cost(way: str, server: VllmServer, sidecar: Sidecar, prompt: str) -> float:
+    pids = server.process.tree() + (sidecar.process.tree() if way in (STORED, NOT_STORED) else [])
+    before = cpu_seconds(pids)
+    wish = {"kv_transfer_params": {"kvcachepool.store": False}} if way == NOT_STORED else {}
+    sources = server.complete(prompt, TOKENS, max_tokens=1, **wish).sources
+    assert sources["computed"] == TOKENS, f"a prompt that must not hit did: {sources}"
+    used = at_rest(pids) - before
+    if way == STORED:
+        # Asked behind the measurement: the sidecar pays for each answer.
+        slots = sidecar.status()["memory"]["slots"]
+        assert slots["granted"] == slots["committed"] == 0, f"stores still under way: {slots}"
+    return used
+
+
+def _row(name: str, seconds: list[Seconds], way: str, against: str) -> Row:
+    # The middle of its pairs: a neighbour of this machine that wakes up for one of them is none of ours.
+    each = [
+        100 * statistics.median(one / other - 1 for one, other in zip(start[way], start[against], strict=True))
+        for start in seconds
+    ]
+    low, high = interval(each)
+    ours, theirs = (
+        1e6 * statistics.mean(statistics.mean(start[of]) for start in seconds) / TOKENS for of in (way, against)
+    )
+    pairs = len(seconds[0][way])
     return Row(
         name=name,
-        value=round(100 * statistics.mean(ratios), 2),
+        value=round(statistics.mean(each), 2),
         unit="%",
         reference=(
-            f"CPU us per prompt token stored: {ours:.1f}, {against}: {theirs:.1f}; "
-            f"90 % interval of the mean {100 * low:.2f} to {100 * high:.2f} %; {stored} chunks held"
+            f"CPU us per prompt token {way}: {ours:.1f}, {against}: {theirs:.1f}; 90 % interval of the mean "
+            f"{low:.2f} to {high:.2f} %; starts ({pairs} pairs each): {', '.join(f'{one:.1f}' for one in each)}"
         ),
         reference_value=None,
         ratio=None,
-        runs=len(ratios),
+        runs=len(each),
         command="make bench ONLY=overhead",
     )
 
@@ -126,5 +154,7 @@ def interval(values: list[float], rounds: int = 4000) -> tuple[float, float]:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--pairs", type=int, default=16)
-    merge(measure(parser.parse_args().pairs))
+    parser.add_argument("--starts", type=int, default=4)
+    parser.add_argument("--pairs", type=int, default=4)
+    options = parser.parse_args()
+    merge(measure(options.starts, options.pairs))

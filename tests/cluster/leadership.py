@@ -1,47 +1,75 @@
-"""Which replica of the operator leads, what its metrics say, and how to kill one."""
+"""The operator's replicas: which one leads, what their metrics say, and how to kill one."""
 
 from __future__ import annotations
 
+import contextlib
 import os
-import re
 import signal
-import urllib.request
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
-from cluster.kubernetes import Kubernetes
+from cluster.kubernetes import Refused
 from cluster.node import Node
 from cluster.product import SYSTEM
+from servers import web
+from servers.prometheus import Samples
 
 _LEASE = f"/apis/coordination.k8s.io/v1/namespaces/{SYSTEM}/leases/kvcachepool-operator"
+_PODS = f"/api/v1/namespaces/{SYSTEM}/pods?labelSelector=app.kubernetes.io/name=kvcachepool"
 
 
-def holder(kubernetes: Kubernetes) -> str:
+class Asks(Protocol):
+    """Whatever can ask the API server."""
+
+    def request(self, method: str, path: str) -> Any:
+        """A request and the JSON of its answer."""
+
+
+@dataclass(frozen=True)
+class Replica:
+    """A pod of the operator that has its address."""
+
+    name: str
+    ip: str
+
+    def metrics(self) -> Samples:
+        """What it counts; nothing where nobody answers."""
+        return Samples.parse(web.get(f"http://{self.ip}:8080/metrics")[1])
+
+    def pid(self, node: Node) -> int:
+        """Its process on this node."""
+        for pid in node.processes():
+            process = Path(f"/proc/{pid}")
+            with contextlib.suppress(OSError):
+                variables = (process / "environ").read_bytes().split(b"\0")
+                if f"POD_NAME={self.name}".encode() in variables and b"kvcachepool" in (process / "comm").read_bytes():
+                    return pid
+        raise AssertionError(f"no operator of pod {self.name} runs on {node.name}")
+
+    def kill(self, node: Node) -> None:
+        """SIGKILL for its process."""
+        os.kill(self.pid(node), signal.SIGKILL)
+
+
+def holder(api: Asks) -> str:
     """The Lease's holder: its pod's name, `_`, and what tells it from the same pod before a restart; empty = nobody."""
-    found: str = kubernetes.request("GET", _LEASE)["spec"].get("holderIdentity", "")
+    try:
+        found: str = api.request("GET", _LEASE)["spec"].get("holderIdentity", "")
+    except Refused:
+        return ""
     return found
 
 
-def metrics(kubernetes: Kubernetes, pod: str) -> dict[str, float]:
-    """All metrics of a replica, as `name{labels}` without the prefix."""
-    address = kubernetes.pod(SYSTEM, pod)["status"]["podIP"]
-    with urllib.request.urlopen(f"http://{address}:8080/metrics", timeout=10) as answer:
-        text = answer.read().decode()
-    return {name: float(value) for name, value in re.findall(r"^kvcachepool_(\S+) (\S+)$", text, re.MULTILINE)}
+def replicas(api: Asks) -> list[Replica]:
+    """All of them, the Lease's holder first."""
+    pods = api.request("GET", _PODS)["items"]
+    found = [Replica(pod["metadata"]["name"], pod["status"]["podIP"]) for pod in pods if pod["status"].get("podIP")]
+    leading = holder(api).partition("_")[0]
+    return sorted(found, key=lambda replica: replica.name != leading)
 
 
-def leads(kubernetes: Kubernetes) -> dict[str, float]:
-    """The leader's metrics; none while nobody that runs is the leader."""
-    name = holder(kubernetes).partition("_")[0]
-    running = {pod["metadata"]["name"] for pod in kubernetes.pods(SYSTEM) if pod["status"].get("podIP")}
-    found = metrics(kubernetes, name) if name in running else {}
-    return found if found.get("leader") else {}
-
-
-def kill(node: Node, pod: str) -> None:
-    """SIGKILL for the operator of this pod."""
-    for pid in node.processes():
-        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        if f"POD_NAME={pod}".encode() in variables and b"kvcachepool" in Path(f"/proc/{pid}/comm").read_bytes():
-            os.kill(pid, signal.SIGKILL)
-            return
-    raise AssertionError(f"no operator of pod {pod} runs on {node.name}")
+def leader(api: Asks) -> Replica | None:
+    """The one that holds the Lease and says that it leads."""
+    first = next(iter(replicas(api)), None)
+    return first if first and first.metrics().total("kvcachepool_leader") else None

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from cluster.kubernetes import Kubernetes, Object, Refused
-from cluster.leadership import leads, metrics
+from cluster.leadership import leader, replicas
 from cluster.product import SYSTEM, Operator, conditions, injected, pod, pool, report, status
 
 _DEFINITION = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/kvcachepools.kvcachepool.io"
@@ -194,8 +194,8 @@ def test_stored_pools_that_cannot_be_read_are_named_and_hold_up_no_other(
         assert injected(kubernetes.pod(namespace, name))
 
     works("watched")
-    for replica in operator.pods():
-        assert metrics(kubernetes, replica["metadata"]["name"])["pools_invalid"] == 3
+    for replica in replicas(kubernetes):
+        assert replica.metrics().total("kvcachepool_pools_invalid") == 3
     kubernetes.apply(
         [pod(base_image, "of-newer", "newer"), pod(base_image, "of-beyond", "beyond")], namespace=namespace
     )
@@ -205,5 +205,5 @@ def test_stored_pools_that_cannot_be_read_are_named_and_hold_up_no_other(
     # The same when they are met in the first list.
     kubernetes.kubectl("delete", "pods", "--all", "--wait", namespace=SYSTEM)
     kubernetes.wait("deployment", "kvcachepool-operator", "condition=Available", namespace=SYSTEM)
-    kubernetes.wait_for(lambda: leads(kubernetes), 30, "a leader", namespace=SYSTEM)
+    kubernetes.wait_for(lambda: leader(kubernetes), 30, "a leader", namespace=SYSTEM)
     works("listed")

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from cluster.kubernetes import Kubernetes
-from cluster.leadership import metrics
+from cluster.leadership import replicas
 from cluster.load import DryRuns
 from cluster.product import SYSTEM, Operator, installed, pool
 
@@ -59,7 +59,7 @@ def test_every_pod_is_injected_through_rotations_of_authority_and_leaf(
         kubernetes.wait_for(rotated, 120, "two rotations of the authority", namespace=SYSTEM)
     assert load.missed == [], f"{len(load.missed)} of {load.count} pods came back without a sidecar"
     assert load.count > 100
-    for replica in operator.pods():
-        made = metrics(kubernetes, replica["metadata"]["name"])
-        assert made['certificate_rotations_total{certificate="leaf"}'] >= 3
-        assert made['operator_ready{part="certificate"}'] == 1
+    for replica in replicas(kubernetes):
+        made = replica.metrics()
+        assert made.total("kvcachepool_certificate_rotations_total", certificate="leaf") >= 3
+        assert made.total("kvcachepool_operator_ready", part="certificate") == 1

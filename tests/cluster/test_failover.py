@@ -9,8 +9,9 @@ import pytest
 
 from cluster.cluster import Cluster
 from cluster.kubernetes import Kubernetes, Object
-from cluster.leadership import holder, kill, leads
+from cluster.leadership import holder, leader, replicas
 from cluster.product import SYSTEM, Operator, conditions, deployment, injected, installed, pod, pool, status, told
+from servers.prometheus import Samples
 
 _POOLS = "/apis/kvcachepool.io/v1alpha1/namespaces/{}/kvcachepools"
 _MAPS = "/api/v1/namespaces/{}/configmaps"
@@ -39,13 +40,10 @@ def _scale(kubernetes: Kubernetes, replicas: int) -> None:
 
 def _looked(kubernetes: Kubernetes) -> bool:
     """A leader has seen the canary come back, pools, and the sidecars of this test."""
-    now = leads(kubernetes)
-    wanted = (
-        'canary_checks_total{result="Injected"}',
-        'reconciles_total{result="done"}',
-        'sidecar_questions_total{result="answered"}',
-    )
-    return all(now.get(name) for name in wanted)
+    wanted = {"canary_checks": "Injected", "reconciles": "done", "sidecar_questions": "answered"}
+    first = leader(kubernetes)
+    now = first.metrics() if first else Samples([])
+    return all(now.total(f"kvcachepool_{name}", result=result) for name, result in wanted.items())
 
 
 def _settled(now: Object) -> bool:
@@ -92,9 +90,9 @@ def test_a_killed_leader_is_followed_and_pools_are_reconciled_again(
     cluster: Cluster, operator: Operator, namespace: str
 ) -> None:
     kubernetes = cluster.kubernetes
-    kubernetes.wait_for(lambda: leads(kubernetes), 30, "a leader", namespace=SYSTEM)
+    kubernetes.wait_for(lambda: leader(kubernetes), 30, "a leader", namespace=SYSTEM)
     old = holder(kubernetes)
-    kill(cluster.nodes[0], old.partition("_")[0])
+    replicas(kubernetes)[0].kill(cluster.nodes[0])
     killed = time.monotonic()
     kubernetes.apply(pool("after"), namespace=namespace)
 

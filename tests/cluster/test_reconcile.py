@@ -9,7 +9,7 @@ import urllib.request
 import pytest
 
 from cluster.kubernetes import Kubernetes, Object, Refused
-from cluster.leadership import leads
+from cluster.leadership import replicas
 from cluster.product import (
     SYSTEM,
     Operator,
@@ -82,11 +82,13 @@ def test_a_childs_field_that_another_manager_took_is_taken_back_once_and_what_is
 
     kubernetes.wait_for(named, 30, "an event on the pool", namespace=namespace)
     # Another look, which anything that touches the pool brings about, has nothing to do.
-    looks = leads(kubernetes)['reconciles_total{result="done"}']
+
+    def looks() -> float:
+        return replicas(kubernetes)[0].metrics().total("kvcachepool_reconciles", result="done")
+
+    before = looks()
     kubernetes.kubectl("label", "kvcachepool", "demo", "touched=yes", namespace=namespace)
-    kubernetes.wait_for(
-        lambda: leads(kubernetes)['reconciles_total{result="done"}'] > looks, 30, "another look", namespace=SYSTEM
-    )
+    kubernetes.wait_for(lambda: looks() > before, 30, "another look", namespace=SYSTEM)
     assert kubernetes.changes(_MAPS.format(namespace), mended["metadata"]["resourceVersion"], seconds=2) == []
 
 

@@ -84,14 +84,14 @@ def cpu_seconds(pids: list[int]) -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def rss_anon_bytes(pids: list[int]) -> int:
+def rss_anon_mib(pids: list[int]) -> float:
     """Anonymous resident memory of the processes: shared memory is not in it."""
     total = 0
     for pid in pids:
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith("RssAnon:"):
-                total += int(line.split()[1]) * 1024
-    return total
+                total += int(line.split()[1])
+    return total / 1024
 
 
 def shared_memory(pids: list[int]) -> list[Path]:

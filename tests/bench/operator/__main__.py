@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import time
+from collections.abc import Callable
 
 from bench.operator import changes, counts, load, pods, webhook
 from bench.operator.api import Api, say
@@ -19,8 +20,11 @@ from bench.operator.rows import Loaded, Run
 from bench.results import RESULTS, merge
 from cluster import images
 from cluster.cluster import Cluster
+from cluster.leadership import Replica, holder, replicas
+from cluster.node import Node
 from cluster.product import SYSTEM, installed
 from cluster.slot import chosen, others
+from servers.process import rss_anon_mib
 from servers.waiting import wait_for
 
 #: Of what a results file speaks.
@@ -52,22 +56,22 @@ def measure(size: Load, seconds: float, rounds: int) -> Run:
 def _measure(cluster: Cluster, api: Api, size: Load, seconds: float, rounds: int) -> Run:
     node = cluster.nodes[0]
 
-    def leader() -> counts.Replica:
+    def leader() -> Replica:
         # On a machine that is too busy the lease can go to the other one between two phases.
-        found = counts.replicas(api, node)[0]
+        found = replicas(api)[0]
         say(f"  leader: {found.name}")
         return found
 
-    wait_for(lambda: len(counts.replicas(api, node)) == 2 and counts.holder(api), 30, "two replicas and a leader")
+    wait_for(lambda: len(replicas(api)) == 2 and holder(api), 30, "two replicas and a leader")
     _phase("pools and pods")
-    loaded = _load(api, size, leader())
+    loaded = _load(api, size, node, leader)
     _phase("pods that start")
     started = pods.measure(api, images.base().name, rounds)
     _phase("webhook")
-    reviews = webhook.measure(api, size, leader())
+    reviews = webhook.measure(api, size, asked := leader(), asked.pid(node))
     _phase(f"nothing changes for {seconds:.0f} s")
     still, minutes = changes.unchanged(api, seconds)
-    still_mib = leader().rss_mib()
+    still_mib = rss_anon_mib([leader().pid(node)])
     _phase(f"{CHANGING} pools change for {seconds:.0f} s")
     changed = changes.changed(api, size, leader(), CHANGING, seconds)
     _phase("takeover")
@@ -75,8 +79,8 @@ def _measure(cluster: Cluster, api: Api, size: Load, seconds: float, rounds: int
     return Run(size, loaded, started, reviews, still, minutes, still_mib, changed, taken)
 
 
-def _load(api: Api, size: Load, leader: counts.Replica) -> Loaded:
-    empty = leader.rss_mib()
+def _load(api: Api, size: Load, node: Node, leader: Callable[[], Replica]) -> Loaded:
+    empty = rss_anon_mib([leader().pid(node)])
     pools = load.create_pools(api, size)
     wait_for(lambda: len(load.counted(api)) == size.pools, 600, "every pool has a status", pause=1)
     pods = load.create_pods(api, size)
@@ -84,14 +88,14 @@ def _load(api: Api, size: Load, leader: counts.Replica) -> Loaded:
 
     def reconciled() -> bool:
         done = sum(pods["matched"] == size.pods_each for pods in load.counted(api))
-        looks = leader.metrics().total("kvcachepool_reconciles_total")
-        say(f"  {done} of {size.pools} pools count all their pods, {looks:.0f} looks")
+        say(f"  {done} of {size.pools} pools count all their pods")
         return done == size.pools
 
     wait_for(reconciled, 900, "every pool counts its pods", pause=4)
     say(f"  reconciled {time.monotonic() - start:.0f} s after the last pod")
     missed = size.pods - sum(pods["injected"] for pods in load.counted(api))
-    return Loaded(pools, pods, missed, empty, leader.rss_mib(), leader.metrics(), api.metrics())
+    last = leader()
+    return Loaded(pools, pods, missed, empty, rss_anon_mib([last.pid(node)]), last.metrics(), api.metrics())
 
 
 def _tell_logs(cluster: Cluster) -> None:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
 import time
 from collections import defaultdict
 from typing import NamedTuple
 
 from bench.operator.api import MERGE, Api, say
-from bench.operator.counts import Replica, holder, quantile, replicas, writes
+from bench.operator.counts import quantile, writes
 from bench.operator.load import POOLS, Load, vllm
+from cluster.leadership import Replica, holder, replicas
 from cluster.node import Node
+from servers.process import rss_anon_mib
 from servers.waiting import wait_for
 
 
@@ -87,7 +87,7 @@ def takeover(api: Api, node: Node, load: Load) -> Takeover:
     namespace, name = max(load.pool(number) for number in range(load.pools))
     path = f"{POOLS}/namespaces/{namespace}/kvcachepools/{name}"
     old, before = holder(api), api.metrics()
-    os.kill(replicas(api, node)[0].pid, signal.SIGKILL)
+    replicas(api)[0].kill(node)
     start = time.monotonic()
     edited = api.request("PATCH", path, {"spec": {"cache": {"minLoadTokens": 1024}}}, kind=MERGE)
     generation = edited["metadata"]["generation"]
@@ -102,7 +102,7 @@ def takeover(api: Api, node: Node, load: Load) -> Takeover:
     observed = time.monotonic() - start
     say(f"  reconciles: {observed:.1f} s")
     # Mostly the one that was there before; the killed one, started again, when its looks come at the better moment.
-    new = replicas(api, node)[0]
+    new = replicas(api)[0]
 
     def all_looked_at() -> bool:
         return new.metrics().total("kvcachepool_reconciles_total", result="done") >= load.pools
@@ -110,4 +110,4 @@ def takeover(api: Api, node: Node, load: Load) -> Takeover:
     wait_for(all_looked_at, 300, "the new leader looks at all pools", pause=0.2)
     looked = time.monotonic() - start
     say(f"  all pools: {looked:.1f} s")
-    return Takeover(held, observed, looked, writes(before, api.metrics()), new.rss_mib())
+    return Takeover(held, observed, looked, writes(before, api.metrics()), rss_anon_mib([new.pid(node)]))

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import math
-import os
-from dataclasses import dataclass
 
 from bench.operator.api import Api
-from cluster.kubernetes import Object, Refused
-from cluster.node import Node
+from cluster.kubernetes import Object
 from cluster.product import SYSTEM
-from servers import web
-from servers.process import rss_anon_bytes
 from servers.prometheus import Samples
 
-LEASE = f"/apis/coordination.k8s.io/v1/namespaces/{SYSTEM}/leases/kvcachepool-operator"
 #: Every one counts the requests that it matches: what the operator writes, by what it is.
 _SCHEMAS: dict[str, tuple[list[str], list[str], list[str]]] = {
     "lease": (["*"], ["coordination.k8s.io"], ["leases"]),
@@ -57,60 +51,6 @@ def writes(before: Samples, after: Samples) -> dict[str, int]:
         return samples.total("apiserver_flowcontrol_dispatched_requests_total", flow_schema=schema)
 
     return {name: round(count(after, name) - count(before, name)) for name in _SCHEMAS}
-
-
-@dataclass(frozen=True)
-class Replica:
-    """One process of the operator."""
-
-    name: str
-    ip: str
-    pid: int
-
-    def metrics(self) -> Samples:
-        """What it counts."""
-        status, text = web.get(f"http://{self.ip}:8080/metrics")
-        assert status == 200, f"no metrics of {self.name}: {status} {text}"
-        return Samples.parse(text)
-
-    def rss_mib(self) -> float:
-        """Its anonymous memory."""
-        return rss_anon_bytes([self.pid]) / 2**20
-
-
-def replicas(api: Api, node: Node) -> list[Replica]:
-    """The operator's processes, the leader first."""
-    path = f"/api/v1/namespaces/{SYSTEM}/pods?labelSelector=app.kubernetes.io/name=kvcachepool"
-    addresses = {pod["metadata"]["name"]: pod["status"].get("podIP", "") for pod in api.request("GET", path)["items"]}
-    found = [
-        Replica(name, addresses[name], pid)
-        for pid in node.processes()
-        if _command(pid) == "kvcachepool-operator" and (name := _variable(pid, "POD_NAME")) in addresses
-    ]
-    return sorted(found, key=lambda replica: not holder(api).startswith(f"{replica.name}_"))
-
-
-def holder(api: Api) -> str:
-    """Who holds the lease, nobody at first; a name begins with the pod's and belongs to one process only."""
-    try:
-        name: str = api.request("GET", LEASE)["spec"].get("holderIdentity", "")
-    except Refused:
-        return ""
-    return name
-
-
-def _command(pid: int) -> str:
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            return os.path.basename(file.read().split(b"\0")[0].decode())
-    except OSError:
-        return ""
-
-
-def _variable(pid: int, name: str) -> str:
-    with open(f"/proc/{pid}/environ", "rb") as file:
-        pairs = (entry.partition(b"=") for entry in file.read().split(b"\0"))
-        return next((value.decode() for key, _, value in pairs if key.decode() == name), "")
 
 
 def quantile(share: float, name: str, before: Samples | None, after: Samples, **labels: str) -> tuple[float, int]:

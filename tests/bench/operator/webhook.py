@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from bench.operator.api import Api
-from bench.operator.counts import Replica, quantile
+from bench.operator.counts import quantile
 from bench.operator.load import Load, vllm
 from cluster.kubernetes import Object
+from cluster.leadership import Replica
 from cluster.product import SYSTEM
 from servers.process import cpu_seconds
 
@@ -90,7 +91,7 @@ def _review(stored: Object, number: int, of: tuple[str, str]) -> bytes:
     return json.dumps({"kind": "AdmissionReview", "apiVersion": "admission.k8s.io/v1", "request": request}).encode()
 
 
-def measure(api: Api, load: Load, replica: Replica, *, per_second: int = 100, seconds: int = 30) -> Measured:
+def measure(api: Api, load: Load, replica: Replica, pid: int, *, per_second: int = 100, seconds: int = 30) -> Measured:
     """All reviews go to one replica."""
     bodies = reviews(api, load, per_second * seconds)
     bundle = api.request("GET", _CONFIGURATION)["webhooks"][0]["clientConfig"]["caBundle"]
@@ -101,9 +102,9 @@ def measure(api: Api, load: Load, replica: Replica, *, per_second: int = 100, se
     )
     requests = [head.format(_NAME, len(body)).encode() + body for body in bodies]
     empty = asyncio.run(_open_loop(replica.ip, tls, [ask] * (5 * per_second), per_second))
-    before, cpu = replica.metrics(), cpu_seconds([replica.pid])
+    before, cpu = replica.metrics(), cpu_seconds([pid])
     client = asyncio.run(_open_loop(replica.ip, tls, requests, per_second))
-    cpu = cpu_seconds([replica.pid]) - cpu
+    cpu = cpu_seconds([pid]) - cpu
     after = replica.metrics()
     assert client.patched == len(bodies), f"{client.patched} of {len(bodies)} answers carry a patch"
     p50, _ = quantile(0.5, "kvcachepool_injection_seconds", before, after)
