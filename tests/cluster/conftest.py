@@ -16,7 +16,7 @@ import pytest
 from cluster import images
 from cluster.cluster import Cluster
 from cluster.kubernetes import Kubernetes
-from cluster.product import Operator, installed
+from cluster.product import Operator, Release
 from cluster.slot import chosen, others
 
 _OTHER = os.environ.get("KVCACHEPOOL_TEST_KUBECONFIG")
@@ -70,11 +70,29 @@ def product_image(request: pytest.FixtureRequest) -> str:
     return image.name
 
 
+def _values(of: object) -> tuple[str, ...]:
+    """What a file of tests wants of the chart: its VALUES, arguments of helm."""
+    values: tuple[str, ...] = getattr(of, "VALUES", ())
+    return values
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that want the same values follow each other: they share one release."""
+    items.sort(key=lambda item: _values(item.getparent(pytest.Module).obj))  # type: ignore[union-attr]
+
+
+@pytest.fixture(scope="session")
+def release(kubernetes: Kubernetes, product_image: str) -> Iterator[Release]:
+    """The chart's release, if any."""
+    made = Release(kubernetes, product_image)
+    yield made
+    made.end()
+
+
 @pytest.fixture(scope="module")
-def operator(kubernetes: Kubernetes, product_image: str) -> Iterator[Operator]:
-    """The chart, installed with its defaults."""
-    with installed(kubernetes, product_image) as release:
-        yield release
+def operator(request: pytest.FixtureRequest, release: Release) -> Operator:
+    """The chart, installed with the VALUES of the file, else with its defaults."""
+    return release.installed(_values(request.module))
 
 
 @pytest.fixture

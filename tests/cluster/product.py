@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from cluster.kubernetes import Kubernetes, Object
@@ -49,6 +49,28 @@ def _image(name: str) -> list[str]:
     return ["--set", f"image.repository={repository}", "--set", f"image.tag={tag}"]
 
 
+class Release:
+    """The chart's release in a cluster: stays while tests want the same values of it."""
+
+    def __init__(self, kubernetes: Kubernetes, image: str) -> None:
+        self._kubernetes, self._image = kubernetes, image
+        self._values: tuple[str, ...] | None = None
+        self._stack = ExitStack()
+
+    def installed(self, values: tuple[str, ...]) -> Operator:
+        """The chart, installed with these arguments of helm."""
+        if self._values != values:
+            self.end()
+            self._stack.enter_context(installed(self._kubernetes, self._image, *values))
+            self._values = values
+        return Operator(self._kubernetes, self._image)
+
+    def end(self) -> None:
+        """Uninstalls what is installed."""
+        self._values = None
+        self._stack.close()
+
+
 @contextmanager
 def installed(kubernetes: Kubernetes, image: str, *arguments: str) -> Iterator[Operator]:
     """The chart, installed with these arguments of helm; its release ends with the block."""
@@ -57,6 +79,10 @@ def installed(kubernetes: Kubernetes, image: str, *arguments: str) -> Iterator[O
         yield Operator(kubernetes, image)
     finally:
         helm(kubernetes, "uninstall", "kvcachepool", "--wait")
+        own = "--selector=app.kubernetes.io/name=kvcachepool"
+        kubernetes.kubectl("delete", "pods", own, "--grace-period=1", "--ignore-not-found", namespace=SYSTEM)
+        # Replicas that end without rights cannot give the lease back: the next installation would wait for its end.
+        kubernetes.kubectl("delete", "lease", "kvcachepool-operator", "--ignore-not-found", namespace=SYSTEM)
 
 
 def pool(name: str, **spec: object) -> Object:

@@ -11,7 +11,7 @@ import pytest
 from cluster.kubernetes import Kubernetes
 from cluster.leadership import replicas
 from cluster.load import DryRuns
-from cluster.product import SYSTEM, Operator, installed, pool
+from cluster.product import SYSTEM, Operator, Release, pool
 
 #: Shortest times that go together: an authority is followed after 20 s, a leaf after 10 s.
 _TIMES = (
@@ -21,17 +21,19 @@ _TIMES = (
     "--pki-interval=1s",
     "--drain=1s",
 )
+VALUES = ("--set", f"extraArgs={{{','.join(_TIMES)}}}")
 _CONFIGURATION = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/kvcachepool-injector"
 
 
 @pytest.fixture(scope="module")
-def operator(kubernetes: Kubernetes, product_image: str) -> Iterator[Operator]:
+def operator(kubernetes: Kubernetes, release: Release) -> Iterator[Operator]:
     """The chart with certificates that live for seconds."""
     # An authority of an earlier installation stays, with the life that it was made for.
     remove = ("delete", "secret", "kvcachepool-webhook-ca", "--ignore-not-found")
+    release.end()
     kubernetes.kubectl(*remove, namespace=SYSTEM)
-    with installed(kubernetes, product_image, "--set", f"extraArgs={{{','.join(_TIMES)}}}") as release:
-        yield release
+    yield release.installed(VALUES)
+    release.end()
     kubernetes.kubectl(*remove, namespace=SYSTEM)
 
 

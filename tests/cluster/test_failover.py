@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-
-import pytest
 
 from cluster.cluster import Cluster
 from cluster.kubernetes import Kubernetes, Object
 from cluster.leadership import holder, leader, replicas
-from cluster.product import SYSTEM, Operator, conditions, deployment, injected, installed, pod, pool, status, told
+from cluster.product import SYSTEM, Operator, conditions, deployment, injected, pod, pool, status, told
 from servers.prometheus import Samples
 
+#: The right to evict, and an operator that ends soon.
+VALUES = ("--set", "allowPodEviction=true", "--set", "extraArgs={--drain=1s}")
 _POOLS = "/apis/kvcachepool.io/v1alpha1/namespaces/{}/kvcachepools"
 _MAPS = "/api/v1/namespaces/{}/configmaps"
 #: The bar: a killed leader is followed within this many seconds.
 _TAKEOVER_MAX = 20
-
-
-@pytest.fixture(scope="module")
-def operator(kubernetes: Kubernetes, product_image: str) -> Iterator[Operator]:
-    """The chart with the right to evict, and an operator that ends soon."""
-    values = ("--set", "allowPodEviction=true", "--set", "extraArgs={--drain=1s}")
-    with installed(kubernetes, product_image, *values) as release:
-        yield release
 
 
 def _scale(kubernetes: Kubernetes, replicas: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -11,19 +10,13 @@ from cluster import images
 from cluster.cluster import Cluster
 from cluster.kubernetes import Kubernetes, Object
 from cluster.load import DryRuns
-from cluster.product import SYSTEM, Operator, conditions, deployment, helm, injected, installed, pod, pool, status
+from cluster.product import SYSTEM, Operator, Release, conditions, deployment, helm, injected, pod, pool, status
 
+#: Rules for both directions.
+VALUES = ("--set", "networkPolicy.egress=true", "--set", "networkPolicy.apiServerPorts={6443}")
 _POLICY = f"/apis/networking.k8s.io/v1/namespaces/{SYSTEM}/networkpolicies/kvcachepool-operator"
 #: The same programs under the tag of a next version: this checkout has no earlier chart to come from.
 _NEXT = images.Product("localhost/kvcachepool:next")
-
-
-@pytest.fixture(scope="module")
-def operator(kubernetes: Kubernetes, product_image: str) -> Iterator[Operator]:
-    """The chart with rules for both directions."""
-    values = ("--set", "networkPolicy.egress=true", "--set", "networkPolicy.apiServerPorts={6443}")
-    with installed(kubernetes, product_image, *values) as release:
-        yield release
 
 
 def _sound(kubernetes: Kubernetes, namespace: str, name: str) -> bool:
@@ -31,24 +24,6 @@ def _sound(kubernetes: Kubernetes, namespace: str, name: str) -> bool:
     now = kubernetes.pod(namespace, name)["status"]
     containers = now["initContainerStatuses"] + now["containerStatuses"]
     return all(each["ready"] and each["restartCount"] == 0 for each in containers)
-
-
-def test_after_uninstall_pods_run_on_new_ones_start_and_pools_are_kept(
-    kubernetes: Kubernetes, product_image: str, namespace: str, base_image: str
-) -> None:
-    with installed(kubernetes, product_image):
-        kubernetes.apply([pool("demo"), deployment(base_image, "web", "demo")], namespace=namespace)
-        kubernetes.wait("deployment", "web", "condition=Available", namespace=namespace)
-        (web,) = (each["metadata"]["name"] for each in kubernetes.pods(namespace))
-        assert injected(kubernetes.pod(namespace, web))
-    kubernetes.kubectl("scale", "deployment", "web", "--replicas=2", namespace=namespace)
-    kubernetes.wait("deployment", "web", "jsonpath={.status.readyReplicas}=2", namespace=namespace)
-    assert sorted(injected(each) for each in kubernetes.pods(namespace)) == [False, True]
-    assert _sound(kubernetes, namespace, web)
-    left = "clusterrole,clusterrolebinding,mutatingwebhookconfiguration"
-    named = kubernetes.kubectl("get", left, "-l", "app.kubernetes.io/name=kvcachepool", "-o", "name")
-    assert named == ""
-    assert status(kubernetes, namespace, "demo")["conditions"], "the pool is still there, with its status"
 
 
 def _ports(rules: list[Object]) -> list[set[tuple[str, object]]]:
@@ -119,3 +94,21 @@ def test_an_upgrade_to_another_image_and_other_values_misses_no_pod_and_restarts
     kubernetes.wait("pod", "two", "condition=Ready", namespace=namespace)
     assert kubernetes.pod(namespace, "two")["spec"]["initContainers"][0]["image"] == _NEXT.name
     assert conditions(status(kubernetes, namespace, "demo"))["Ready"] == ("True", "Ready")
+
+
+def test_after_uninstall_pods_run_on_new_ones_start_and_pools_are_kept(
+    kubernetes: Kubernetes, release: Release, operator: Operator, namespace: str, base_image: str
+) -> None:
+    kubernetes.apply([pool("demo"), deployment(base_image, "web", "demo")], namespace=namespace)
+    kubernetes.wait("deployment", "web", "condition=Available", namespace=namespace)
+    (web,) = (each["metadata"]["name"] for each in kubernetes.pods(namespace))
+    assert injected(kubernetes.pod(namespace, web))
+    release.end()
+    kubernetes.kubectl("scale", "deployment", "web", "--replicas=2", namespace=namespace)
+    kubernetes.wait("deployment", "web", "jsonpath={.status.readyReplicas}=2", namespace=namespace)
+    assert sorted(injected(each) for each in kubernetes.pods(namespace)) == [False, True]
+    assert _sound(kubernetes, namespace, web)
+    left = "clusterrole,clusterrolebinding,mutatingwebhookconfiguration"
+    named = kubernetes.kubectl("get", left, "-l", "app.kubernetes.io/name=kvcachepool", "-o", "name")
+    assert named == ""
+    assert status(kubernetes, namespace, "demo")["conditions"], "the pool is still there, with its status"

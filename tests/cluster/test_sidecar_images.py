@@ -11,21 +11,16 @@ import pytest
 from cluster import images
 from cluster.cluster import Cluster
 from cluster.engine import MAIN, SIDECAR, Engine, pool
-from cluster.kubernetes import Kubernetes, Object
-from cluster.product import Operator, conditions, installed, pod, report, status
+from cluster.kubernetes import Object
+from cluster.product import Operator, conditions, pod, report, status
 
+#: The right to patch pods.
+VALUES = ("--set", "allowPodPatch=true")
 #: An image that no registry has.
 _ABSENT = "localhost/absent:1"
 #: Another name of the product's image.
 _NEWER = "localhost/kvcachepool:newer"
 _IN_PLACE = {"updateStrategy": {"type": "InPlace"}}
-
-
-@pytest.fixture(scope="module")
-def operator(kubernetes: Kubernetes, product_image: str) -> Iterator[Operator]:
-    """The chart, with the right to patch pods."""
-    with installed(kubernetes, product_image, "--set", "allowPodPatch=true") as release:
-        yield release
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +56,7 @@ def updated(cluster: Cluster, operator: Operator, space: str) -> list[Updated]:
     before = [Updated(engine, engine.wait_warm()["region"], _ready_since(engine.pod())) for engine in engines]
     for node in cluster.nodes:
         node.tag_image(operator.image, _NEWER)
-    dataclasses.replace(operator, image=_NEWER).upgrade("--set", "allowPodPatch=true")
+    dataclasses.replace(operator, image=_NEWER).upgrade(*VALUES)
     return before
 
 

@@ -23,6 +23,9 @@ use tracing::{info, warn};
 /// Steps of the leader in one turn; a rotation has four.
 const STEPS_MAX: usize = 8;
 
+/// Between two turns while the certificate is not ready: what is missing is mostly being made at that moment.
+const UNREADY: Duration = Duration::from_secs(1);
+
 /// Where certificates come from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Mode {
@@ -108,17 +111,25 @@ pub async fn run(upkeep: Upkeep, mut shutdown: Shutdown) {
     let mut leadership = keeper.upkeep.leadership.clone();
     loop {
         let mut stopping = shutdown.clone();
-        tokio::select! {
+        let ready = tokio::select! {
             () = stopping.reached(Phase::Stopping) => return,
-            () = keeper.turn() => {}
-        }
-        let interval = keeper.upkeep.interval;
+            ready = keeper.turn() => ready,
+        };
+        let pause = pause(keeper.upkeep.interval, ready);
         tokio::select! {
             () = shutdown.reached(Phase::Stopping) => return,
             // A new leader has work at once.
             () = leadership.changed() => {}
-            () = sleep(interval) => {}
+            () = sleep(pause) => {}
         }
+    }
+}
+
+fn pause(interval: Duration, ready: bool) -> Duration {
+    if ready {
+        interval
+    } else {
+        interval.min(UNREADY)
     }
 }
 
@@ -128,7 +139,8 @@ fn now() -> u64 {
 }
 
 impl Keeper {
-    async fn turn(&mut self) {
+    /// Whether the certificate is ready after it.
+    async fn turn(&mut self) -> bool {
         let renewed = match &mut self.source {
             Source::Own(_) => self.own().await,
             Source::Files(files) => match files.changed().await {
@@ -144,12 +156,14 @@ impl Keeper {
             (Err(_), Err(why)) if self.upkeep.served.get().is_none() => Err(why),
             _ => checked,
         };
+        let ready = state.is_ok();
         if self.upkeep.readiness.set(CERTIFICATE, state.clone()) {
             match state {
                 Ok(()) => info!("the webhook's certificate is trusted"),
                 Err(why) => warn!(why, "the webhook's certificate is not ready"),
             }
         }
+        ready
     }
 
     fn failed(&self, e: &PkiError) -> String {
@@ -314,4 +328,17 @@ async fn lead(
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_ready_is_looked_at_again_within_a_second_however_long_the_interval() {
+        let (short, long) = (Duration::from_millis(100), Duration::from_secs(600));
+        assert_eq!(pause(long, false), UNREADY);
+        assert_eq!(pause(short, false), short);
+        assert_eq!(pause(long, true), long);
+    }
 }
