@@ -14,4 +14,5 @@ pub mod shm;
 #[cfg(any(test, feature = "simulation"))]
 pub mod sim;
 pub mod supervisor;
+pub mod tiers;
 pub mod verify;

@@ -1,0 +1,161 @@
+//! What goes wrong in a tier, by name: whose fault it is and whether it is worth trying again.
+
+use super::Kind;
+
+/// Why an operation failed. The names are those of metrics and status.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Cause {
+    /// The object is not there.
+    Missing,
+    /// Its bytes are not what its head says, or its head is none.
+    Corrupt,
+    /// Something else lies under its name: of another model, layout or key.
+    Foreign,
+    /// A place is not as long as its section, or a section is not in the object.
+    Shape,
+    /// No room.
+    Full,
+    /// It can be read only.
+    ReadOnly,
+    /// The folder, bucket or server's database is not there.
+    Gone,
+    /// Wrong or no credentials.
+    Unauthenticated,
+    /// The credentials do not allow it.
+    Denied,
+    /// The other side asks for less.
+    Throttled,
+    /// Nobody answers, or a connection broke.
+    Unreachable,
+    /// It took too long.
+    Timeout,
+    /// The breaker is open after failures in a row: not even tried.
+    BreakerOpen,
+    /// Too much waits already: not even tried.
+    Busy,
+    /// Another process has the folder.
+    InUse,
+    /// Wrong settings.
+    Config,
+    /// The other side answered what it should not.
+    Protocol,
+    /// An input or output error of the operating system.
+    Io,
+}
+
+/// Is it worth trying again?
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Status {
+    /// No: the same will happen again.
+    Permanent,
+    /// Yes, after a pause.
+    Temporary,
+}
+
+impl Cause {
+    /// Every one.
+    pub const ALL: [Self; 18] = [
+        Self::Missing,
+        Self::Corrupt,
+        Self::Foreign,
+        Self::Shape,
+        Self::Full,
+        Self::ReadOnly,
+        Self::Gone,
+        Self::Unauthenticated,
+        Self::Denied,
+        Self::Throttled,
+        Self::Unreachable,
+        Self::Timeout,
+        Self::BreakerOpen,
+        Self::Busy,
+        Self::InUse,
+        Self::Config,
+        Self::Protocol,
+        Self::Io,
+    ];
+
+    /// Its name in metrics and status.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Missing => "Missing",
+            Self::Corrupt => "Corrupt",
+            Self::Foreign => "Foreign",
+            Self::Shape => "Shape",
+            Self::Full => "Full",
+            Self::ReadOnly => "ReadOnly",
+            Self::Gone => "Gone",
+            Self::Unauthenticated => "Unauthenticated",
+            Self::Denied => "Denied",
+            Self::Throttled => "Throttled",
+            Self::Unreachable => "Unreachable",
+            Self::Timeout => "Timeout",
+            Self::BreakerOpen => "BreakerOpen",
+            Self::Busy => "Busy",
+            Self::InUse => "InUse",
+            Self::Config => "Config",
+            Self::Protocol => "Protocol",
+            Self::Io => "Io",
+        }
+    }
+
+    /// Is it worth trying again soon?
+    pub fn status(self) -> Status {
+        match self {
+            Self::Throttled
+            | Self::Unreachable
+            | Self::Timeout
+            | Self::Busy
+            | Self::BreakerOpen => Status::Temporary,
+            _ => Status::Permanent,
+        }
+    }
+
+    /// It says something about the tier, not about one object: the breaker counts it.
+    pub fn of_the_tier(self) -> bool {
+        !matches!(
+            self,
+            Self::Missing
+                | Self::Corrupt
+                | Self::Foreign
+                | Self::Shape
+                | Self::Busy
+                | Self::BreakerOpen
+        )
+    }
+}
+
+/// An operation of a tier failed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{tier}: {}: {detail}{}", cause.name(), object.as_ref().map(|o| format!(" (object {o})")).unwrap_or_default())]
+pub struct TierError {
+    /// Which tier.
+    pub tier: Kind,
+    /// Why.
+    pub cause: Cause,
+    /// The object, where it is about one.
+    pub object: Option<String>,
+    /// For people: what happened and, where there is something, what to do.
+    pub detail: String,
+}
+
+impl TierError {
+    /// About the tier as a whole.
+    pub fn new(tier: Kind, cause: Cause, detail: impl Into<String>) -> Self {
+        Self {
+            tier,
+            cause,
+            object: None,
+            detail: detail.into(),
+        }
+    }
+
+    /// About one object.
+    #[must_use]
+    pub fn about(self, object: impl Into<String>) -> Self {
+        Self {
+            object: Some(object.into()),
+            ..self
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! Tiers below memory: one trait for all of them, and around every tier the same layers in one order.
+//! Bytes go between the arena and disk or socket, nothing is kept on the way. What is looked up, fetched and written down is
+//! decided by the engine; here it is only done.
+
+mod error;
+mod span;
+
+pub use error::{Cause, Status, TierError};
+pub use span::Span;
+
+use kvcachepool_protocol::object::{Object, ObjectName};
+use std::fmt;
+use std::pin::Pin;
+
+/// What a tier's operation is while it runs. Dropping it gives up the answer and proves nothing about its writes: see [`Span`].
+pub type Operation<'a, T> = Pin<Box<dyn Future<Output = Result<T, TierError>> + Send + 'a>>;
+
+/// Which tier, as metrics, status and errors name it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Kind {
+    /// A folder on a local disk.
+    Disk,
+    /// Redis or Valkey.
+    Redis,
+    /// S3 or compatible.
+    S3,
+}
+
+impl Kind {
+    /// Its name in metrics and status.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Disk => "disk",
+            Self::Redis => "redis",
+            Self::S3 => "s3",
+        }
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A section and where its stored bytes lie or shall lie.
+#[derive(Debug, Clone)]
+pub struct Place {
+    /// KV group.
+    pub group: u32,
+    /// Shard of the group.
+    pub shard: u32,
+    /// As long as the section's stored bytes.
+    pub span: Span,
+}
+
+/// An object to read.
+#[derive(Debug, Clone)]
+pub struct Get {
+    /// Which.
+    pub name: ObjectName,
+    /// The sections that are wanted, and where they go; others of the object are left where they are.
+    pub places: Vec<Place>,
+}
+
+/// An object to write.
+#[derive(Debug, Clone)]
+pub struct Put {
+    /// Its head: names the object, and the length and digests of every section.
+    pub object: Object,
+    /// Every section of the head, in its order.
+    pub spans: Vec<Span>,
+}
+
+/// What a put did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stored {
+    /// The object is there now, and will be after a crash of this process.
+    New,
+    /// It was there before: objects of one name hold the same bytes.
+    Already,
+}
+
+/// What a tier holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Usage {
+    /// Objects; 0 where the tier cannot count them.
+    pub objects: u64,
+    /// Their bytes, as the tier is charged for them.
+    pub bytes: u64,
+    /// Most bytes that it may hold; 0 = it decides that itself.
+    pub capacity_bytes: u64,
+}
+
+/// An object of a listing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Listed {
+    /// Which.
+    pub name: ObjectName,
+    /// Its bytes.
+    pub bytes: u64,
+    /// When it was written, Unix seconds.
+    pub written_unix_s: u64,
+}
+
+/// A part of a listing.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Page {
+    /// In the tier's own order.
+    pub objects: Vec<Listed>,
+    /// Names in our place that are none of ours.
+    pub foreign: u64,
+    /// Where to go on; none = this was the last.
+    pub next: Option<String>,
+}
+
+/// A place for objects. Every operation may be called from any number of tasks at once, and each ends on its own: one that hangs or
+/// fails holds up no other. An object is there whole or not at all, whatever dies when.
+pub trait Tier: Send + Sync + fmt::Debug {
+    /// Which tier it is.
+    fn kind(&self) -> Kind;
+
+    /// Is each of these there? One answer per name, in order.
+    fn lookup<'a>(&'a self, names: &'a [ObjectName]) -> Operation<'a, Vec<bool>>;
+
+    /// The head of an object. [`Cause::Missing`]: it is not there.
+    fn head<'a>(&'a self, name: &'a ObjectName) -> Operation<'a, Object>;
+
+    /// Reads sections into their places and returns the head. Only when it is `Ok` do the places hold the sections' bytes; else they
+    /// hold anything. The head is of the name that was asked for ([`Cause::Foreign`] else), and every place is as long as its section.
+    fn get(&self, get: Get) -> Operation<'_, Object>;
+
+    /// Writes an object. When it ends, the object is durable as far as the tier is; when it fails, none is visible.
+    fn put(&self, put: Put) -> Operation<'_, Stored>;
+
+    /// Removes objects; those that are not there are no error. Returns how many were there.
+    fn remove<'a>(&'a self, names: &'a [ObjectName]) -> Operation<'a, u64>;
+
+    /// What it holds.
+    fn usage(&self) -> Operation<'_, Usage>;
+
+    /// Objects from `from` on (where an earlier page ended; none = the first), at most `limit`.
+    fn list<'a>(&'a self, from: Option<&'a str>, limit: usize) -> Operation<'a, Page>;
+}
