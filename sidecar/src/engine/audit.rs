@@ -38,7 +38,8 @@ impl<T: Table> Engine<T> {
         self.audit_entries()?;
         self.audit_orphans()?;
         self.audit_vacant()?;
-        self.audit_pins()
+        self.audit_pins()?;
+        self.audit_lower()
     }
 
     fn audit_rows(&self) -> Result<(), String> {
@@ -325,7 +326,7 @@ impl<T: Table> Engine<T> {
     }
 }
 
-fn say(holds: bool, name: &str, what: impl FnOnce() -> String) -> Result<(), String> {
+pub(crate) fn say(holds: bool, name: &str, what: impl FnOnce() -> String) -> Result<(), String> {
     if holds {
         Ok(())
     } else {

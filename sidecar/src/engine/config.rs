@@ -1,5 +1,6 @@
 //! What the engine and the sessions need to know from the configuration, in plain units.
 
+use crate::tiers::Kind;
 use kvcachepool_protocol::message::{Save, Settings};
 
 /// Which chunk goes first when room is needed.
@@ -59,6 +60,72 @@ impl Default for Limits {
     }
 }
 
+/// Which readable chunks are written down to a tier.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum WritePolicy {
+    /// Each one, soon after it became readable.
+    #[default]
+    WriteThrough,
+    /// None.
+    None,
+}
+
+/// Of what the write policy takes, which chunks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Admission {
+    /// All.
+    #[default]
+    All,
+    /// Those that a request came back for: storing is the first touch, the first load the second.
+    Reused,
+}
+
+/// One tier below memory. All bounds are the tier's own: one that hangs takes nothing from the others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TierConfig {
+    /// Which.
+    pub kind: Kind,
+    /// What is written down.
+    pub write: WritePolicy,
+    /// Of that, which chunks.
+    pub admission: Admission,
+    /// Lookups under way.
+    pub lookups_max: u32,
+    /// Chunks being fetched.
+    pub fetches_max: u32,
+    /// Their bytes; a quarter of what may be granted where that is less. One chunk may always be fetched.
+    pub fetch_bytes_max: u64,
+    /// Chunks that wait to be fetched.
+    pub fetch_queue_max: u32,
+    /// Chunks being written.
+    pub puts_max: u32,
+    /// Their bytes. One chunk may always be written.
+    pub put_bytes_max: u64,
+    /// Bytes of the chunks that wait to be written; the oldest goes where more come.
+    pub put_queue_bytes_max: u64,
+    /// A chunk that waited so long is not written any more, in ms.
+    pub put_age_ms_max: u64,
+}
+
+impl TierConfig {
+    /// A tier with the default bounds.
+    pub fn new(kind: Kind) -> Self {
+        Self {
+            kind,
+            write: WritePolicy::default(),
+            admission: Admission::default(),
+            lookups_max: 256,
+            fetches_max: 32,
+            fetch_bytes_max: 256 << 20,
+            fetch_queue_max: 16_384,
+            puts_max: 8,
+            put_bytes_max: 64 << 20,
+            put_queue_bytes_max: 1 << 30,
+            put_age_ms_max: 60_000,
+        }
+    }
+}
+
 /// Everything that `sessions::Core` is told at start and at a reload.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Config {
@@ -84,6 +151,8 @@ pub struct Config {
     pub incomplete_ms: u64,
     /// Reads from lower tiers may outlive the engine process (io_uring into slots).
     pub fetch_outlives_engine: bool,
+    /// Tiers below memory, the nearest first. Needs a restart. Each is down until the shell says that it is up.
+    pub tiers: Vec<TierConfig>,
 }
 
 impl Default for Config {
@@ -109,6 +178,7 @@ impl Default for Config {
             quarantine_ms: 30_000,
             incomplete_ms: 30_000,
             fetch_outlives_engine: false,
+            tiers: Vec::new(),
         }
     }
 }

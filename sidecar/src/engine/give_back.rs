@@ -338,7 +338,7 @@ impl<T: Table> Engine<T> {
     }
 
     /// A row is not the grant's any more; the last one ends the grant.
-    fn leave_grant(&mut self, row: u32) {
+    pub(crate) fn leave_grant(&mut self, row: u32) {
         let Some(id) = self.by_row.remove(&row) else {
             return;
         };

@@ -133,6 +133,8 @@ impl<T: Table> Engine<T> {
                 layout: name.layout,
                 key,
             }) {
+                // what is fetched may follow chunks that only the engine holds
+                None if context.writers.is_empty() => None,
                 None => return wire::GRANT_NO_PARENT,
                 Some(p) => {
                     let e = &self.entries[p as usize];
@@ -234,6 +236,11 @@ impl<T: Table> Engine<T> {
                 self.expires_at(entry, context.expires_unix_s);
             }
             self.list(entry, name, parent);
+            if let (None, Some(key)) = (parent, wish.parent) {
+                let orphan = self.handle(entry);
+                let name = Name { key, ..name };
+                self.orphans.entry(name).or_default().push(orphan);
+            }
         }
         let id = self.next_grant;
         self.next_grant += 1;
@@ -337,7 +344,7 @@ impl<T: Table> Engine<T> {
         self.entries[fields.chunk as usize].rows += 1;
     }
 
-    fn granted_bytes_max(&self) -> u64 {
+    pub(crate) fn granted_bytes_max(&self) -> u64 {
         match self.config.limits.granted_bytes_max {
             0 => self.geometry.arena_bytes / 4,
             bytes => bytes,
@@ -356,7 +363,7 @@ pub(crate) fn sections_of(map: u128) -> impl Iterator<Item = u32> {
     (0..128u32).filter(move |s| map >> s & 1 == 1)
 }
 
-fn record(context: &GrantContext<'_>, wish: &Wish<'_>) -> ChunkRecord {
+pub(crate) fn record(context: &GrantContext<'_>, wish: &Wish<'_>) -> ChunkRecord {
     let count = if wish.block_hashes.len() <= MAX_BLOCK_HASHES {
         wish.block_hashes.len()
     } else {

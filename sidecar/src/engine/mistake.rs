@@ -54,6 +54,16 @@ pub enum Mistake {
     HalfChunk,
     /// A pinned chunk may be evicted.
     EvictPinned,
+    /// What a tier gave is readable without a look at its digest.
+    FetchDigest,
+    /// Chunks behind a missing one are fetched, too.
+    FetchHoles,
+    /// Fetches have no bound.
+    FetchBounds,
+    /// A request that ends leaves its lookups and fetches behind.
+    NoCancel,
+    /// An answer waits for a tier without end.
+    TierDelays,
 }
 
 #[cfg(any(test, feature = "simulation"))]

@@ -15,6 +15,7 @@ mod fetch;
 mod give_back;
 mod grant;
 mod index;
+pub mod lower;
 #[cfg(any(test, feature = "simulation"))]
 pub mod memory_table;
 mod mirror;
@@ -30,6 +31,7 @@ mod tests;
 pub use admin::{Found, PinError, Usage};
 pub use fetch::FetchId;
 pub use grant::{GrantContext, Wish};
+pub use lower::{Landed, Order, Reach, Report, Target, TierStats};
 pub use probe::{Answer, Question};
 pub use ring::Ring;
 
@@ -40,6 +42,7 @@ use entry::{Class, Entry, Handle};
 use grant::{Grant, Owner};
 use index::{FastMap, Name};
 use kvcachepool_protocol::key::LayoutId;
+use lower::Lower;
 use mirror::Mirror;
 use policy::Policy;
 use probe::Leases;
@@ -148,6 +151,7 @@ pub struct Engine<T> {
     sweeping: u32,
     sweep_queue: VecDeque<Handle>,
     ring: Ring,
+    lower: Lower,
     stats: Stats,
     actions: Vec<Action>,
 }
@@ -182,6 +186,7 @@ impl<T: Table> Engine<T> {
             sweeping: 0,
             sweep_queue: VecDeque::new(),
             ring: Ring::new(config.limits.events_max),
+            lower: Lower::new(&config.tiers),
             stats: Stats::default(),
             actions: Vec::new(),
             table: Mirror::new(table),
@@ -221,12 +226,13 @@ impl<T: Table> Engine<T> {
         std::mem::take(&mut self.actions)
     }
 
-    /// Takes a changed configuration; sizes and the policy stay.
+    /// Takes a changed configuration; sizes, the policy and the tiers stay.
     pub fn configure(&mut self, config: &Config) {
         let (arena_bytes, policy) = (self.config.arena_bytes, self.config.policy);
         self.config = Config {
             arena_bytes,
             policy,
+            tiers: std::mem::take(&mut self.config.tiers),
             ..config.clone()
         };
     }

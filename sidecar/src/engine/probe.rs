@@ -2,6 +2,7 @@
 
 use super::entry::{Handle, NONE};
 use super::index::Name;
+use super::lower::{Asking, Reach};
 use super::mistake::{Mistake, made};
 use super::table::Table;
 use super::{Action, Engine, Time};
@@ -16,6 +17,8 @@ use zerocopy::IntoBytes;
 const PROBES_PER_REQUEST_MAX: usize = 3;
 /// Number of the memory tier in `ProbeReply::tiers`.
 const TIER_MEMORY: u8 = 1;
+/// What a check of chunks that wait is expected to take at most.
+const CHECK_MS: u64 = 50;
 
 /// A PROBE, as the engine needs it.
 #[derive(Debug, Clone)]
@@ -36,8 +39,10 @@ pub struct Question {
     pub chunk_tokens: u32,
     /// Tokens of the last chunk; 0 = a full one.
     pub tail_tokens: u32,
-    /// Longest wait for chunks that must be checked first, in ms.
+    /// Longest wait for chunks that must be checked or fetched first, in ms.
     pub wait_ms: u64,
+    /// What lower tiers need to know; none = they are not asked.
+    pub reach: Option<Reach>,
 }
 
 /// An answer to PROBE.
@@ -49,20 +54,31 @@ pub struct Answer {
     pub refs: Vec<u8>,
     /// Tier per key.
     pub tiers: Vec<u8>,
-    /// Some chunks wait for their check: `Action::ProbeDone` follows.
+    /// Some chunks wait for their check or for a lower tier: `Action::ProbeDone` follows.
     pub pending: bool,
+    /// Longest expected wait for what is pending, in ms.
+    pub pending_ms: u64,
 }
 
 #[derive(Debug, Clone)]
 pub(crate) struct Probe {
-    question: Question,
-    asked_ms: u64,
+    pub question: Question,
+    pub asked_ms: u64,
     /// Per key what is soft-pinned.
-    pins: Vec<Option<Handle>>,
+    pub pins: Vec<Option<Handle>>,
     /// Entries whose check it waits for.
-    waits: BTreeSet<Handle>,
+    pub waits: BTreeSet<Handle>,
+    /// What it asks of lower tiers.
+    pub asking: Option<Asking>,
     /// Its final answer is out.
-    answered: bool,
+    pub answered: bool,
+}
+
+impl Probe {
+    /// Its answer may still become more.
+    pub fn open(&self) -> bool {
+        !self.waits.is_empty() || self.asking.as_ref().is_some_and(Asking::waits)
+    }
 }
 
 #[derive(Debug, Clone, Default)]
@@ -103,7 +119,7 @@ pub(crate) struct Leases {
 impl<T: Table> Engine<T> {
     /// Looks chunks up and pins softly what is there. Where chunks must be checked first, the answer says so and
     /// [`Action::ProbeDone`] follows; else the answer is final. None: too many requests hold pins.
-    pub fn probe(&mut self, now: Time, question: Question) -> Option<Answer> {
+    pub fn probe(&mut self, now: Time, mut question: Question) -> Option<Answer> {
         let known = self
             .leases
             .of
@@ -115,15 +131,17 @@ impl<T: Table> Engine<T> {
         let id = self.leases.next_probe;
         self.leases.next_probe += 1;
         let layout = self.layout_number(question.layout);
+        let reach = question.reach.take();
         let mut probe = Probe {
             asked_ms: now.mono_ms,
             pins: Vec::with_capacity(question.keys.len()),
             waits: BTreeSet::new(),
+            asking: None,
             answered: false,
             question,
         };
         for (at, key) in probe.question.keys.iter().enumerate() {
-            let found = self.lookup(now, &probe.question, layout, at, *key);
+            let found = self.readable(now, &probe.question, layout, at, *key);
             probe.pins.push(found);
             let Some(found) = found else { continue };
             if self.must_check(found.entry, now.mono_ms) {
@@ -148,6 +166,9 @@ impl<T: Table> Engine<T> {
                 .push(id);
             self.start_check(handle.entry, true, false);
         }
+        if let Some(asking) = reach.and_then(|reach| self.asking(&probe, reach, layout)) {
+            self.begin_asking(now, id, &mut probe, asking);
+        }
         // a check may have ended an entry at once; nothing waits for what is gone
         let answer = self.answer(&probe);
         probe.answered = !answer.pending;
@@ -155,7 +176,8 @@ impl<T: Table> Engine<T> {
         Some(answer)
     }
 
-    fn lookup(
+    /// A chunk of a PROBE that can be read.
+    pub(crate) fn readable(
         &self,
         now: Time,
         q: &Question,
@@ -192,18 +214,24 @@ impl<T: Table> Engine<T> {
             ),
             tiers: Vec::with_capacity(q.keys.len()),
             pending: false,
+            pending_ms: self.pending_ms(probe),
         };
-        for pin in &probe.pins {
+        for (at, pin) in probe.pins.iter().enumerate() {
             let entry = pin.and_then(|h| self.get(h).filter(|e| e.listed).map(|e| (h, e)));
             let Some((handle, e)) = entry else {
-                answer.states.push(wire::CHUNK_ABSENT);
-                answer.tiers.push(0);
+                let (state, tier, waits) = self.stand_of(probe, at);
+                answer.states.push(state);
+                answer.tiers.push(tier);
+                answer.pending |= waits;
                 continue;
             };
-            answer.tiers.push(TIER_MEMORY);
+            answer
+                .tiers
+                .push(self.came_from(probe, at).unwrap_or(TIER_MEMORY));
             if probe.waits.contains(&handle) {
                 answer.states.push(wire::CHUNK_PENDING);
                 answer.pending = true;
+                answer.pending_ms = answer.pending_ms.max(CHECK_MS);
                 continue;
             }
             answer.states.push(wire::CHUNK_READY);
@@ -243,6 +271,7 @@ impl<T: Table> Engine<T> {
         }
         let mut probe = self.leases.probes.remove(&id)?;
         probe.answered = true;
+        self.stop_asking(id, &mut probe);
         // what was not checked in time is not there
         for handle in std::mem::take(&mut probe.waits) {
             for at in 0..probe.pins.len() {
@@ -257,6 +286,14 @@ impl<T: Table> Engine<T> {
         let reply = (probe.question.scheduler, probe.question.tag, answer);
         self.leases.probes.insert(id, probe);
         Some(reply)
+    }
+
+    /// What can be said now of a PROBE that waits: who asked, its tag, and the answer. None where it is answered, or nothing waits.
+    pub fn partial_answer(&self, id: u64) -> Option<(u64, u64, Answer)> {
+        let probe = self.leases.probes.get(&id).filter(|p| !p.answered)?;
+        let answer = self.answer(probe);
+        let asked = (probe.question.scheduler, probe.question.tag);
+        answer.pending.then_some((asked.0, asked.1, answer))
     }
 
     /// PIN: chunks `from..to` of the answer to `tag` become the read lease of the request, its soft pins end. Unknown is ignored.
@@ -362,7 +399,7 @@ impl<T: Table> Engine<T> {
         }
     }
 
-    fn pin_softly(&mut self, handle: Handle, for_probe: u64) -> bool {
+    pub(crate) fn pin_softly(&mut self, handle: Handle, for_probe: u64) -> bool {
         let Some(e) = self.get(handle) else {
             return false;
         };
@@ -434,12 +471,14 @@ impl<T: Table> Engine<T> {
 
     /// The soft pins of a PROBE end; its waiting answer, if any, will say that nothing is there.
     fn drop_soft_pins(&mut self, id: u64) {
-        let Some(probe) = self.leases.probes.get_mut(&id) else {
+        let Some(mut probe) = self.leases.probes.remove(&id) else {
             return;
         };
+        let open = !probe.answered && probe.open();
+        self.stop_asking(id, &mut probe);
         let pins: Vec<Handle> = probe.pins.iter_mut().filter_map(Option::take).collect();
         let waits = std::mem::take(&mut probe.waits);
-        let open = !probe.answered && !waits.is_empty();
+        self.leases.probes.insert(id, probe);
         for handle in &waits {
             self.forget_waiter(handle.entry, id);
         }
@@ -494,7 +533,7 @@ impl<T: Table> Engine<T> {
                 continue;
             };
             probe.waits.retain(|h| h.entry != entry);
-            if probe.waits.is_empty() && !probe.answered {
+            if !probe.open() && !probe.answered {
                 self.actions.push(Action::ProbeDone { probe: id });
             }
         }
@@ -511,7 +550,9 @@ impl<T: Table> Engine<T> {
                     probe.question.scheduler,
                     probe.question.request.clone(),
                 ));
-            } else if !probe.waits.is_empty()
+            } else if !probe.answered
+                && probe.open()
+                && !(probe.waits.is_empty() && made(Mistake::TierDelays))
                 && now.mono_ms >= probe.asked_ms + probe.question.wait_ms
             {
                 late.push(*id);

@@ -445,6 +445,8 @@ impl Shell {
                     });
                 }
             }
+            // no tier is configured yet
+            Output::Tier(order) => warn!(?order, "an order for a tier that is not there"),
             Output::Log { event, detail } => {
                 self.metrics.add("events_total", &[event], 1);
                 info!(event, detail);

@@ -7,7 +7,8 @@ use super::register::Instance;
 use super::seam::{ConnId, FdFacts, FdKind, Host, HostError, Input, Now, Output, ProcessId, Start};
 use crate::engine::config::Config;
 use crate::engine::mistake::{Mistake, made};
-use crate::engine::{Action, Engine};
+use crate::engine::{Action, Engine, Order, Report};
+use crate::tiers::Kind;
 use kvcachepool_protocol::PROTOCOL_VERSION;
 use kvcachepool_protocol::frame::{FLAG_ERROR, FLAG_FDS, FLAG_REPLY, Header, Op};
 use kvcachepool_protocol::message::{self, ErrorBody, ErrorCode, Role};
@@ -43,6 +44,8 @@ pub struct Core<H: Host> {
     pub(super) polls: BTreeMap<u64, Poll>,
     pub(super) offs: BTreeMap<String, String>,
     pub(super) counters: Counters,
+    /// Why tiers are down, by what the shell said last; none = up. An engine that begins later is told, too.
+    pub(super) tiers_down: BTreeMap<Kind, Option<String>>,
     next_lock_poll_ms: u64,
 }
 
@@ -112,6 +115,7 @@ impl<H: Host> Core<H> {
             polls: BTreeMap::new(),
             offs: BTreeMap::new(),
             counters: Counters::default(),
+            tiers_down: BTreeMap::new(),
             next_lock_poll_ms: now.mono_ms,
         };
         match start.found {
@@ -159,6 +163,7 @@ impl<H: Host> Core<H> {
                     engine.populated(rows);
                 }
             }
+            Input::Tier(report) => self.tier_reported(now, report),
             Input::Tick => self.tick(now, out),
             Input::Drain => self.draining = true,
         }
@@ -174,10 +179,14 @@ impl<H: Host> Core<H> {
         if config.policy != self.config.policy {
             restart.push("memory.evictionPolicy");
         }
+        if config.tiers != self.config.tiers {
+            restart.push("tiers");
+        }
         let (arena_bytes, policy) = (self.config.arena_bytes, self.config.policy);
         self.config = Config {
             arena_bytes,
             policy,
+            tiers: std::mem::take(&mut self.config.tiers),
             ..config
         };
         if let Some(engine) = &mut self.engine {
@@ -506,6 +515,24 @@ impl<H: Host> Core<H> {
         }
     }
 
+    fn tier_reported(&mut self, now: Now, report: Report) {
+        if let Report::State { tier, down } = &report {
+            self.tiers_down.insert(*tier, down.clone());
+        }
+        if let Some(engine) = &mut self.engine {
+            engine.reported(now, report);
+        }
+    }
+
+    /// From now on there is a memory tier.
+    pub(super) fn take_engine(&mut self, now: Now, mut engine: Engine<H::Table>) {
+        for (tier, down) in &self.tiers_down {
+            let (tier, down) = (*tier, down.clone());
+            engine.reported(now, Report::State { tier, down });
+        }
+        self.engine = Some(engine);
+    }
+
     /// Passes on what the engine wants to have done.
     pub(super) fn act(&mut self, now: Now, out: &mut Vec<Output>) {
         loop {
@@ -514,8 +541,16 @@ impl<H: Host> Core<H> {
                 .as_mut()
                 .map(Engine::take_actions)
                 .unwrap_or_default();
-            if actions.is_empty() {
+            let orders = self.engine.as_mut().map(|e| e.take_orders(now));
+            let orders = orders.unwrap_or_default();
+            if actions.is_empty() && orders.is_empty() {
                 break;
+            }
+            for order in orders {
+                match order {
+                    Order::News { probe } => self.probe_news(probe, out),
+                    order => out.push(Output::Tier(order)),
+                }
             }
             for action in actions {
                 match action {

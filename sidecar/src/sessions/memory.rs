@@ -78,7 +78,8 @@ impl<H: Host> Core<H> {
                     event: "ArenaMade",
                     detail: format!("region {}", table.geometry().region),
                 });
-                self.engine = Some(Engine::new(now, table, self.config.clone(), self.cold));
+                let engine = Engine::new(now, table, self.config.clone(), self.cold);
+                self.take_engine(now, engine);
             }
             Err(e) => {
                 out.push(Output::Log {
@@ -221,7 +222,8 @@ impl<H: Host> Core<H> {
                     event: "ArenaAdopted",
                     detail: format!("region {theirs}"),
                 });
-                self.engine = Some(Engine::new(now, table, self.config.clone(), self.cold));
+                let engine = Engine::new(now, table, self.config.clone(), self.cold);
+                self.take_engine(now, engine);
                 self.host.keep();
                 self.earlier_locks = Some(BTreeSet::new());
                 self.counters.event("ArenaAdopted");

@@ -2,15 +2,13 @@
 
 use super::core::{Asked, Core, Refusal};
 use super::seam::{Host, Now, Output};
-use crate::engine::{Answer, Question};
+use crate::engine::{Answer, Question, Reach};
 use kvcachepool_protocol::frame::{FLAG_PARTIAL, Op};
 use kvcachepool_protocol::key::{KeyKind, NamespaceId, chunk_key, unpack_hashes};
 use kvcachepool_protocol::message::{self, ErrorCode, Pin, Probe, ProbeReply, Release};
 
 /// Longest request id.
 const REQUEST_ID_MAX: usize = 1024;
-/// What a check of chunks that wait is expected to take at most.
-const PENDING_MS: u64 = 50;
 
 impl<H: Host> Core<H> {
     pub(super) fn probe(
@@ -61,6 +59,15 @@ impl<H: Host> Core<H> {
             let said = format!("a PROBE may name {keys_max} chunks");
             return Err(Refusal::new(ErrorCode::LimitReached, said));
         }
+        // a domain that no other process can name stays in memory
+        let reaches = !self.config.tiers.is_empty() && ready.domain.not_shareable.is_none();
+        let reach = reaches.then(|| Reach {
+            local_tokens: probe.local_tokens,
+            max_load_tokens: probe.max_load_tokens,
+            domain: ready.domain.clone(),
+            namespace,
+            hashes: hashes.to_vec(),
+        });
         let question = Question {
             scheduler: session,
             request: probe.request.as_str().into(),
@@ -77,6 +84,7 @@ impl<H: Host> Core<H> {
                 0 => self.config.settings.load_timeout_ms,
                 ms => ms.min(self.config.settings.load_timeout_ms),
             },
+            reach,
         };
         let Some(answer) = engine.probe(now, question) else {
             let said = format!(
@@ -102,7 +110,7 @@ impl<H: Host> Core<H> {
             states: answer.states,
             refs: answer.refs,
             region: self.region().unwrap_or(0),
-            pending_ms: if answer.pending { PENDING_MS } else { 0 },
+            pending_ms: answer.pending_ms,
             tiers: answer.tiers,
             reason: String::new(),
         };
@@ -113,6 +121,22 @@ impl<H: Host> Core<H> {
     pub(super) fn finish_probe(&mut self, probe: u64, out: &mut Vec<Output>) {
         let Some((session, tag, answer)) = self.engine.as_mut().and_then(|e| e.final_answer(probe))
         else {
+            return;
+        };
+        if let Some(conn) = self.peers.sessions.get(&session).and_then(|s| s.conn) {
+            let asked = Asked {
+                conn,
+                op: Op::Probe,
+                tag,
+            };
+            self.answer_probe(asked, answer, out);
+        }
+    }
+
+    /// More of what a PROBE waits for is there, or will not come.
+    pub(super) fn probe_news(&mut self, probe: u64, out: &mut Vec<Output>) {
+        let answer = self.engine.as_ref().and_then(|e| e.partial_answer(probe));
+        let Some((session, tag, answer)) = answer else {
             return;
         };
         if let Some(conn) = self.peers.sessions.get(&session).and_then(|s| s.conn) {

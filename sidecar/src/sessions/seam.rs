@@ -3,6 +3,7 @@
 
 pub use crate::engine::Time as Now;
 use crate::engine::table::{Geometry, Table};
+use crate::engine::{Order, Report};
 use kvcachepool_protocol::frame::{Header, Op};
 use kvcachepool_protocol::message::Admin;
 
@@ -116,6 +117,8 @@ pub enum Input<'a> {
         /// Grows only.
         rows: u32,
     },
+    /// What became of a tier, or of something that [`Output::Tier`] asked for.
+    Tier(Report),
     /// Time passed. Sent about every 100 ms, and only after everything readable was read: a sidecar that was stopped must see
     /// the PINs and COMMITs that wait in its sockets before its timers run.
     Tick,
@@ -167,6 +170,8 @@ pub enum Output {
         /// Somebody waits for it: before all that is not urgent.
         urgent: bool,
     },
+    /// Do something with a tier below memory and say how it ended by [`Input::Tier`]. Never sent where none is configured.
+    Tier(Order),
     /// A tool asks on its connection; the shell checks the token, does it (`Core::lookup`, `clear`, ..., status) and answers
     /// with this tag and `Op::Admin`.
     Admin {

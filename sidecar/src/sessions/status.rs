@@ -116,19 +116,39 @@ impl<H: Host> Core<H> {
             uptime_s: (now.mono_ms - self.started.mono_ms.min(now.mono_ms)) / 1000,
             state,
             reasons,
-            tiers: vec![Tier {
+            tiers: std::iter::once(Tier {
                 name: "memory".into(),
                 state: memory.state,
                 reason: memory.reason.clone(),
                 used_bytes: memory.used_bytes,
                 capacity_bytes: memory.capacity_bytes,
-            }],
+            })
+            .chain(self.lower_tiers())
+            .collect(),
             memory,
             sessions: self.session_status(),
             domains: self.domain_status(),
             counters: self.counter_status(),
             ..Status::default()
         }
+    }
+
+    /// What the shell said last of the tiers below memory; it fills in their bytes.
+    fn lower_tiers(&self) -> impl Iterator<Item = Tier> {
+        self.config.tiers.iter().map(|tier| {
+            let said = self.tiers_down.get(&tier.kind);
+            let (state, reason) = match said {
+                Some(None) => (State::Ready, String::new()),
+                Some(Some(why)) => (State::Off, why.clone()),
+                None => (State::Off, "Starting".into()),
+            };
+            Tier {
+                name: tier.kind.name().into(),
+                state,
+                reason,
+                ..Tier::default()
+            }
+        })
     }
 
     fn memory_status(&self) -> MemoryTier {

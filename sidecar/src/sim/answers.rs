@@ -85,6 +85,14 @@ impl World {
                 return;
             }
         }
+        // the first poll: what the engine holds is known now, and what tiers have is to be fetched
+        let r = &mut self.instances[instance].scheduler.requests[at];
+        if r.early && reply.states.contains(&CHUNK_PENDING) {
+            r.early = false;
+            self.hit(Fault::EarlyProbe);
+            self.ask(instance, at);
+            return;
+        }
         let all = refs::unpack(&reply.refs).unwrap();
         let ready = reply.states.iter().filter(|s| **s == CHUNK_READY).count();
         let sections = all.len().checked_div(ready).unwrap_or(0);
@@ -104,6 +112,7 @@ impl World {
             r.answered.push(Answered {
                 piece: r.pieces[n],
                 refs: refs.to_vec(),
+                tier: reply.tiers[n],
             });
         }
         r.region = reply.region;
@@ -150,6 +159,7 @@ impl World {
                 r.answered.push(Answered {
                     piece: r.pieces[n],
                     refs: refs.to_vec(),
+                    tier: 1,
                 });
             }
         }

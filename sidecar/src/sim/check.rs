@@ -3,14 +3,18 @@
 use super::counts::Fault;
 use super::memory::{Bytes, FLIPPED, rows_of, short};
 use super::rules::Rule;
+use super::scheduler::LOAD_MS;
 use super::sidecar::Asked;
+use super::text::CHUNK_TOKENS;
 use super::world::{Part, Wire, World};
 use crate::engine::table::{PUBLISHED, Row};
 use crate::sessions::ConnId;
 use kvcachepool_protocol::domain::{Domain, RankPart, SchedulerPart, join};
-use kvcachepool_protocol::frame::{FLAG_ERROR, Op};
+use kvcachepool_protocol::frame::{FLAG_ERROR, FLAG_PARTIAL, Op};
 use kvcachepool_protocol::key::unpack_hashes;
-use kvcachepool_protocol::message::{self, CHUNK_READY, Hello, Pin, Probe, ProbeReply, Release};
+use kvcachepool_protocol::message::{
+    self, CHUNK_ABSENT, CHUNK_READY, Grant, Hello, Pin, Probe, ProbeReply, Release,
+};
 use kvcachepool_protocol::refs::{self, NO_SLOT};
 
 impl World {
@@ -38,7 +42,7 @@ impl World {
     }
 
     /// Before a scheduler's frame is handled.
-    pub fn before_frame(&mut self, instance: usize, wire: &Wire) {
+    pub fn before_frame(&mut self, conn: ConnId, instance: usize, wire: &Wire) {
         match wire.op {
             Op::Probe => {
                 let probe: Probe = message::decode(&wire.body).unwrap();
@@ -47,12 +51,41 @@ impl World {
                     .iter()
                     .map(|h| short(&h.0))
                     .collect();
+                let request = number(&probe.request);
                 let asked = Asked {
-                    request: number(&probe.request),
+                    request,
                     hashes,
+                    full: unpack_hashes(&probe.hashes)
+                        .unwrap()
+                        .iter()
+                        .map(|h| h.0)
+                        .collect(),
+                    local: probe
+                        .local_tokens
+                        .map(|t| t as usize / CHUNK_TOKENS as usize),
+                    conn: conn.0,
+                    asked_ms: self.core_now().mono_ms,
+                    wait_ms: match probe.budget_ms {
+                        0 => LOAD_MS,
+                        ms => ms,
+                    },
                     ..Asked::default()
                 };
+                // of one request the last three are answered
+                let mut of = self.side.asked.iter_mut();
+                let older = of.by_ref().filter(|(_, a)| a.request == request);
+                let mut older: Vec<_> = older.collect();
+                older.sort_by_key(|((_, tag), _)| std::cmp::Reverse(*tag));
+                for (_, a) in older.into_iter().skip(2) {
+                    a.answered = true;
+                }
                 self.side.asked.insert((instance, wire.tag), asked);
+            }
+            Op::Grant => {
+                let grant: Grant = message::decode(&wire.body).unwrap();
+                let hashes = grant.chunks.iter();
+                let hashes = hashes.filter_map(|c| <[u8; 32]>::try_from(c.hash.as_slice()).ok());
+                self.lower.ever.extend(hashes.map(|h| short(&h)));
             }
             Op::Release => {
                 let release: Release = message::decode(&wire.body).unwrap();
@@ -81,11 +114,26 @@ impl World {
                 for request in gone {
                     self.lease_ends(request);
                 }
-                self.side
-                    .asked
-                    .retain(|(i, _), a| *i != instance || named.contains(&a.request));
+                // it may be one that comes too late: what it does not name counts no longer as pinned for certain
+                let of = self.side.asked.iter_mut();
+                for (_, a) in of.filter(|((i, _), _)| *i == instance) {
+                    let lost = !a.answered && a.conn != conn.0;
+                    if lost || !named.contains(&a.request) {
+                        a.ready.clear();
+                        a.answered = true;
+                    }
+                }
             }
             _ => {}
+        }
+    }
+
+    /// A connection ended: answers that were still to come end with it, and what their PROBEs pinned.
+    pub fn answers_lost(&mut self, conn: ConnId) {
+        let of = self.side.asked.values_mut();
+        for a in of.filter(|a| a.conn == conn.0 && !a.answered) {
+            a.ready.clear();
+            a.answered = true;
         }
     }
 
@@ -126,14 +174,23 @@ impl World {
         for region in &mut self.memory.borrow_mut().regions {
             region.leased.clear();
         }
-        self.side.asked.clear();
+        // who else asked goes on; what it was answered counts no longer as leased for certain
+        for asked in self.side.asked.values_mut() {
+            asked.ready.clear();
+        }
     }
 
     /// After a scheduler's frame was handled.
     pub fn after_frame(&mut self, instance: usize, wire: &Wire) {
         if wire.op == Op::Pin && self.side.core.is_some() {
             self.pinned(instance, wire);
+            let pin: Pin = message::decode(&wire.body).unwrap();
+            let of = self.side.asked.values_mut();
+            for asked in of.filter(|a| a.request == number(&pin.request)) {
+                asked.answered = true;
+            }
         }
+        self.audit_tiers();
         if matches!(wire.op, Op::Grant | Op::Probe) {
             self.bounds();
         }
@@ -173,17 +230,23 @@ impl World {
 
     /// An answer leaves.
     pub fn check_answer(&mut self, conn: ConnId, op: Op, flags: u16, tag: u64, body: &[u8]) {
-        if op != Op::Probe || flags & FLAG_ERROR != 0 {
+        if op != Op::Probe {
             return;
         }
         let Some(part) = self.conn(conn.0).map(|c| c.part) else {
             return;
         };
+        if flags & FLAG_ERROR != 0 {
+            self.side.asked.remove(&(part.instance, tag));
+            return;
+        }
         let reply: ProbeReply = message::decode(body).unwrap();
         let Some(mut asked) = self.side.asked.remove(&(part.instance, tag)) else {
             return;
         };
         asked.pins_ended = self.pins_ended();
+        asked.answered |= flags & FLAG_PARTIAL == 0;
+        self.tiers_are_named(tag, &reply);
         asked.ready.clear();
         let all = refs::unpack(&reply.refs).unwrap();
         let ready = reply.states.iter().filter(|s| **s == CHUNK_READY).count();
@@ -233,6 +296,25 @@ impl World {
             asked.ready.push(Some(held));
         }
         self.side.asked.insert((part.instance, tag), asked);
+    }
+
+    /// Every chunk that is there, or on its way, has a tier that it comes from; others have none.
+    fn tiers_are_named(&mut self, tag: u64, reply: &ProbeReply) {
+        let named = |(state, tier): (&u8, &u8)| match *state {
+            CHUNK_READY => (1..=4).contains(tier),
+            CHUNK_ABSENT => *tier == 0,
+            _ => *tier != 0,
+        };
+        let states = reply.states.iter().zip(&reply.tiers);
+        if reply.states.len() != reply.tiers.len() || !states.clone().all(named) {
+            self.broke(Rule::S8, || {
+                format!("tag {tag}: {:?} from {:?}", reply.states, reply.tiers)
+            });
+        }
+        let hit = |(state, tier): (&u8, &u8)| *state == CHUNK_READY && *tier > 1;
+        if states.clone().any(hit) {
+            self.hit(Fault::HitOfTier);
+        }
     }
 
     fn flipped_before_boot(&self, region: usize, slot: u32, length: u32) -> bool {

@@ -24,6 +24,7 @@ impl World {
             r.flip,
             r.off,
             r.clear,
+            r.tier,
         ];
         let mut pick = self.rng.below(1000) as u32;
         for (kind, rate) in rates.into_iter().enumerate() {
@@ -107,6 +108,7 @@ impl World {
             10 => self.flip(),
             11 => self.goes_off(instance, rank),
             12 => self.clear(),
+            13 => self.tier_fault(),
             _ => false,
         }
     }

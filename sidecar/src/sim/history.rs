@@ -63,7 +63,9 @@ impl World {
         match self.rng.below(100) {
             0..20 => self.sidecar_step(),
             20..36 => self.answer_step(),
-            36..70 => self.part_step(),
+            36..67 => self.part_step(),
+            67..70 if self.p.tiers == 0 => self.part_step(),
+            67..70 => !self.side.stopped && self.tier_step(),
             70..77 => !self.side.stopped && self.digest_step(),
             77..80 => !self.side.stopped && self.tick(),
             80..82 => !self.side.stopped && self.populate_step(),
@@ -73,7 +75,7 @@ impl World {
                 let instance = self.rng.below(self.instances.len());
                 self.instance_step(instance)
             }
-            88..90 => !self.side.stopped && self.p.rates.fetch > 0 && self.fetch_step(),
+            88..90 => !self.side.stopped && self.tier_step(),
             _ => self.fault_step(),
         }
     }
@@ -230,8 +232,8 @@ impl World {
         while self.digest_step() {
             any = true;
         }
-        if !self.side.fetches.is_empty() {
-            any |= self.fetch_step();
+        if !self.side.jobs.is_empty() {
+            any |= self.tier_step();
         }
         any && self.violation.is_none()
     }
@@ -350,6 +352,7 @@ impl World {
                 format!("leases, pins or grants never end: {usage:?}")
             });
         }
+        self.tiers_rest();
         self.tokens();
     }
 

@@ -18,6 +18,22 @@ pub fn right(hash: u64, section: u32, at: u32) -> u64 {
     mix(hash ^ u64::from(section) << 40 ^ u64::from(at) << 8) & !(TORN | FLIPPED)
 }
 
+/// Digest of the right content of a section.
+pub fn right_digest(hash: u64, section: u32, length: u64) -> [u8; 16] {
+    digest_of(
+        length,
+        (0..rows_of(length)).map(|at| right(hash, section, at)),
+    )
+}
+
+fn digest_of(length: u64, rows: impl Iterator<Item = u64>) -> [u8; 16] {
+    let sum = rows.fold(mix(length), |sum, content| mix(sum ^ content));
+    let mut out = [0; 16];
+    out[..8].copy_from_slice(&sum.to_le_bytes());
+    out[8..].copy_from_slice(&mix(sum ^ 1).to_le_bytes());
+    out
+}
+
 /// The part of an engine hash that stands for its content here.
 pub fn short(hash: &[u8; 32]) -> u64 {
     u64::from_le_bytes([
@@ -189,20 +205,9 @@ impl Memory {
 
     /// Digest of some rows as they are.
     pub fn digest(&self, region: usize, slot: u32, length: u64) -> [u8; 16] {
-        let rows = rows_of(length);
-        let mut sum = mix(length);
-        for at in 0..rows {
-            sum = mix(sum
-                ^ self.regions[region]
-                    .content
-                    .get((slot + at) as usize)
-                    .copied()
-                    .unwrap_or(0));
-        }
-        let mut out = [0; 16];
-        out[..8].copy_from_slice(&sum.to_le_bytes());
-        out[8..].copy_from_slice(&mix(sum ^ 1).to_le_bytes());
-        out
+        let content = &self.regions[region].content;
+        let row = |at| content.get((slot + at) as usize).copied().unwrap_or(0);
+        digest_of(length, (0..rows_of(length)).map(row))
     }
 
     /// Somebody begins to write: the slot must be his.

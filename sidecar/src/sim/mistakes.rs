@@ -25,6 +25,7 @@ fn calm(p: Profile) -> Profile {
         rates: Rates::default(),
         tails: 0,
         ttl: 0,
+        tiers: 0,
         slow_digests: false,
         ..p
     }
@@ -150,7 +151,28 @@ fn fetches(p: Profile) -> Profile {
     };
     Profile {
         fetch_outlives: true,
-        stores: 500,
+        stores: 300,
+        tiers: 1,
+        filled: 900,
+        rates,
+        ..scarce(p)
+    }
+}
+
+fn tiers(p: Profile) -> Profile {
+    let rates = Rates {
+        fetch: 100,
+        tier: 20,
+        cancel: 60,
+        break_scheduler: 10,
+        ..Rates::default()
+    };
+    Profile {
+        stores: 300,
+        chunks: 3,
+        tiers: 2,
+        filled: 500,
+        corrupt: 200,
         rates,
         ..scarce(p)
     }
@@ -287,7 +309,7 @@ pub const MISTAKES: &[Expected] = expect! {
     "M_LOCKFIRST" [LockFirst] [], [S4], locks;
     "M_DIGESTGEN" [DigestGeneration] [], [S2], digests;
     "M_BOOTQUAR" [BootQuarantine] [], [S3], deaths;
-    "M_CANCELWAIT" [CancelWait] [], [S3], fetches;
+    "M_CANCELWAIT" [CancelWait] [], [S3, S11], fetches;
     "M_URING" [FetchOutlives] [], [S3], fetches;
     "M_ABORTACK" [] [AbortAck], [L1], cuts;
     "M_BEHIND" [] [Behind], [L1], breaks;
@@ -312,5 +334,10 @@ pub const MISTAKES: &[Expected] = expect! {
     "parent first" [ParentFirst] [], [S7], deep;
     "no share of pins" [PinShare] [], [S9], crowd;
     "half a chunk" [HalfChunk] [], [S5], scarce;
+    "a tier's bytes without their digest" [FetchDigest] [], [S2, S5], tiers;
+    "fetches behind a hole" [FetchHoles] [], [S10], tiers;
+    "fetches without a bound" [FetchBounds] [], [S9], tiers;
+    "nothing is cancelled" [NoCancel] [], [S11], tiers;
+    "an answer waits for a tier" [TierDelays] [], [L3], tiers;
     "evict what is pinned" [EvictPinned] [], [S3, P2], crowd;
 };

@@ -53,6 +53,7 @@ pub struct Rates {
     pub off: u32,
     pub fetch: u32,
     pub clear: u32,
+    pub tier: u32,
 }
 
 /// One kind of history.
@@ -81,6 +82,11 @@ pub struct Profile {
     pub verify: Verify,
     pub soft_pin_percent: u32,
     pub fetch_outlives: bool,
+    /// Tiers below memory.
+    pub tiers: usize,
+    /// Per thousand chunks that a tier has at the start, and of these that are not what their heads say.
+    pub filled: u32,
+    pub corrupt: u32,
     pub slow_digests: bool,
     pub kernel_pidfd: bool,
     pub rates: Rates,
@@ -123,8 +129,14 @@ impl Profile {
             off: on(4),
             fetch: on(30),
             clear: on(4),
+            tier: 0,
         };
-        let profile = Self {
+        let tiers = if rates.fetch > 0 {
+            1 + rates.fetch as usize % 2
+        } else {
+            0
+        };
+        let mut profile = Self {
             instances: 1 + usize::from(r.chance(200)),
             world,
             one_process: world == 1 && r.chance(600),
@@ -156,6 +168,9 @@ impl Profile {
             },
             soft_pin_percent: 50,
             fetch_outlives: r.chance(500),
+            tiers,
+            filled: 600,
+            corrupt: 60,
             slow_digests: r.chance(200),
             kernel_pidfd: r.chance(800),
             rates,
@@ -163,6 +178,9 @@ impl Profile {
             frozen_end: r.chance(500),
             slips: 0,
         };
+        if r.chance(450) {
+            profile.rates.tier = 1 + r.below(12) as u32;
+        }
         profile.fitting()
     }
 

@@ -21,10 +21,16 @@ pub enum Rule {
     S8,
     /// Bounds of memory, grants and pins hold.
     S9,
+    /// Only what a request can use is fetched, and only from a tier that is up.
+    S10,
+    /// What is asked of tiers is waited for, bounded, and adds up.
+    S11,
     /// Every slot comes back, every lease ends, every request ends, and a new one is served.
     L1,
     /// vLLM waits for nobody but itself.
     L2,
+    /// An answer to PROBE is final when its wait is over, whatever tiers do.
+    L3,
     /// A well-formed frame is not refused.
     P1,
     /// The state machine does not panic.

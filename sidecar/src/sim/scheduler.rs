@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 /// An unanswered GRANT is given up after this.
 const GRANT_MS: u64 = 1_000;
 /// A request waits for a load no longer than this.
-const LOAD_MS: u64 = 2_000;
+pub const LOAD_MS: u64 = 2_000;
 
 /// Where a request is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,6 +29,8 @@ pub enum State {
 pub struct Answered {
     pub piece: Piece,
     pub refs: Vec<SectionRef>,
+    /// Number of the tier that it came from.
+    pub tier: u8,
 }
 
 /// One request, as far as the connector has to do with it.
@@ -51,6 +53,8 @@ pub struct Request {
     pub failed: bool,
     /// Its answer is not used before: an allocation failed, or the job goes out in a later step.
     pub not_before: u64,
+    /// Its PROBE is one before the first poll, that fetches nothing.
+    pub early: bool,
     /// Its end must be seen: the proof that the pool serves.
     pub proof: bool,
 }
@@ -187,6 +191,7 @@ impl World {
             waiting: 0,
             failed: false,
             not_before: 0,
+            early: self.p.tiers > 0 && load && !proof && self.rng.chance(400),
             proof,
         };
         self.scheduler(instance).requests.push(request);
@@ -194,7 +199,7 @@ impl World {
         self.ask(instance, at)
     }
 
-    fn ask(&mut self, instance: usize, at: usize) -> bool {
+    pub(super) fn ask(&mut self, instance: usize, at: usize) -> bool {
         let part = Self::part_of(instance);
         let tag = self.tag(part);
         let (now, ttl) = (
@@ -225,7 +230,7 @@ impl World {
                 } else {
                     0
                 },
-                local_tokens: Some(r.local as u64 * u64::from(CHUNK_TOKENS)),
+                local_tokens: (!r.early).then(|| r.local as u64 * u64::from(CHUNK_TOKENS)),
                 budget_ms: LOAD_MS.saturating_sub(now - r.since),
                 max_load_tokens: None,
             };
@@ -486,7 +491,10 @@ impl World {
             ..Report::default()
         };
         if hit > 0 {
-            report.hit_tokens = BTreeMap::from([("memory".to_owned(), hit)]);
+            for a in &r.answered {
+                let tier = ["", "memory", "disk", "redis", "s3"][usize::from(a.tier)];
+                *report.hit_tokens.entry(tier.to_owned()).or_default() += u64::from(a.piece.tokens);
+            }
         }
         if requested > hit {
             let why = if miss.is_empty() { "absent" } else { miss };

@@ -2,8 +2,8 @@
 
 use super::counts::Fault;
 use super::digests::DigestJob;
-use super::fetches::Fetch;
 use super::host::SimHost;
+use super::lower::{TierJob, configs};
 use super::memory::{ENGINE, EngineDied, FdObject};
 use super::profile::{Profile, Slip};
 use super::table::SimTable;
@@ -15,7 +15,6 @@ use crate::sessions::{
     ConnId, Core, FdFacts, FdId, FdKind, FdType, Input, Now, Output, ProcessId, Start,
 };
 use kvcachepool_protocol::PROTOCOL_VERSION;
-use kvcachepool_protocol::domain::Domain;
 use kvcachepool_protocol::frame::Header;
 use std::collections::BTreeMap;
 
@@ -27,6 +26,15 @@ pub struct Asked {
     /// (slot, generation) per section of the ready chunks, by chunk.
     pub ready: Vec<Option<Vec<(u32, u32)>>>,
     pub pins_ended: u64,
+    /// Hashes in full.
+    pub full: Vec<[u8; 32]>,
+    /// Chunks that the engine holds; none = an early PROBE.
+    pub local: Option<usize>,
+    pub conn: u64,
+    pub asked_ms: u64,
+    pub wait_ms: u64,
+    /// The final answer is out, or the question is over.
+    pub answered: bool,
 }
 
 /// The sidecar container.
@@ -44,13 +52,12 @@ pub struct Sidecar {
     pub watched: Vec<(ProcessId, usize)>,
     pub peer_fds: Vec<(FdId, usize)>,
     pub digests: Vec<DigestJob>,
-    pub fetches: Vec<Fetch>,
+    pub jobs: Vec<TierJob>,
     pub populated: u32,
     pub asked: BTreeMap<(usize, u64), Asked>,
     /// Rows whose bytes flipped before this boot.
     pub stale_flips: Vec<u32>,
     pub mismatches: Vec<(u32, u32, u32)>,
-    pub domain: Option<Domain>,
     pub out: Vec<Output>,
 }
 
@@ -68,6 +75,7 @@ fn config(p: &Profile) -> Config {
             ..base.limits
         },
         fetch_outlives_engine: p.fetch_outlives,
+        tiers: configs(p.tiers),
         ..base
     }
 }
@@ -133,6 +141,7 @@ impl World {
         self.side.core = survives(|| Core::new(settings, host, start, now, &mut out));
         self.side.up = true;
         self.after(out, die.then_some(Fault::CrashInBoot));
+        self.tell_tiers();
         true
     }
 
@@ -208,7 +217,7 @@ impl World {
         side.watched.clear();
         side.peer_fds.clear();
         side.digests.clear();
-        side.fetches.clear();
+        side.jobs.clear();
         side.asked.clear();
         side.mismatches.clear();
         side.stopped = false;
@@ -268,6 +277,7 @@ impl World {
                 "sidecar sees the end of connection {} of {part:?}",
                 id.0
             );
+            self.answers_lost(id);
             self.drive(Input::Disconnected { conn: id });
             return true;
         };
@@ -282,6 +292,7 @@ impl World {
                     "sidecar drops what connection {} of {part:?} still had",
                     id.0
                 );
+                self.answers_lost(id);
                 self.drive(Input::Disconnected { conn: id });
                 return true;
             }
@@ -328,7 +339,7 @@ impl World {
             conn.0
         );
         if scheduler {
-            self.before_frame(instance, &wire);
+            self.before_frame(conn, instance, &wire);
         }
         let header = Header {
             length: wire.body.len() as u32,
@@ -461,6 +472,7 @@ impl World {
                     });
                 }
             }
+            Output::Tier(order) => self.tier_ordered(order),
             Output::Admin { .. } => {}
             Output::Log { event, detail } => {
                 if event == "ArenaAdopted" {
@@ -542,6 +554,8 @@ impl World {
         }
         let expired = self.core_stats(|s| s.expired_chunks);
         self.drive(Input::Tick);
+        self.answers_in_time();
+        self.audit_tiers();
         if self.core_stats(|s| s.expired_chunks) > expired {
             self.hit(Fault::Expired);
         }

@@ -1,6 +1,7 @@
 //! One history: a pod with its sidecar, its vLLM instances and what lies between them.
 
 use super::counts::{Counts, Fault};
+use super::lower::Lower;
 use super::memory::{FdObject, Memory, Shared};
 use super::profile::{Profile, Slip};
 use super::rng::Rng;
@@ -113,6 +114,7 @@ pub struct World {
     pub p: Profile,
     pub memory: Shared,
     pub side: Sidecar,
+    pub lower: Lower,
     pub procs: Vec<Process>,
     pub instances: Vec<Instance>,
     pub conns: Vec<Conn>,
@@ -136,6 +138,7 @@ impl World {
             p,
             memory: Rc::new(RefCell::new(memory)),
             side: Sidecar::default(),
+            lower: Lower::default(),
             procs: Vec::new(),
             instances: Vec::new(),
             conns: Vec::new(),
@@ -157,6 +160,7 @@ impl World {
             });
             w.start_instance(at);
         }
+        w.fill_tiers();
         w
     }
 

@@ -216,6 +216,7 @@ impl Rig {
             chunk_tokens: CHUNK_TOKENS,
             tail_tokens: 0,
             wait_ms: 1_000,
+            reach: None,
         };
         (self.tag, self.engine.probe(self.now, question).unwrap())
     }

@@ -1,5 +1,6 @@
 //! The state machine as a peer sees it: frames in, frames out, over a table in private memory.
 
+mod lower;
 mod memory;
 mod paths;
 mod peer;

@@ -204,6 +204,17 @@ impl World {
     }
 
     fn unpopulated(pod: Pod, found: Option<MemoryTable>) -> Self {
+        Self::with(Self::config(), pod, found)
+    }
+
+    /// A populated world with another configuration.
+    pub fn configured(config: Config) -> Self {
+        let mut world = Self::with(config, Pod::default(), None);
+        world.populate();
+        world
+    }
+
+    fn with(config: Config, pod: Pod, found: Option<MemoryTable>) -> Self {
         let now = Now {
             mono_ms: 1_000,
             unix_s: 1_000,
@@ -215,7 +226,7 @@ impl World {
             found,
             cold: false,
         };
-        let core = Core::new(Self::config(), pod, start, now, &mut out);
+        let core = Core::new(config, pod, start, now, &mut out);
         Self {
             core,
             now,

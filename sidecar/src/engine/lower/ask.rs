@@ -1,0 +1,560 @@
+//! Which chunks of a PROBE lower tiers have: asked from the nearest tier on, later ones only for what nearer ones lack.
+
+use super::super::entry::Handle;
+use super::super::index::Name;
+use super::super::mistake::{Mistake, made};
+use super::super::probe::Probe;
+use super::super::table::Table;
+use super::super::{Action, Engine, Time};
+use super::stats::count;
+use super::{Order, Reach, Tier, mean_ms, number};
+use crate::tiers::Cause;
+use kvcachepool_protocol::message as wire;
+
+/// A PROBE is told what became readable this often at most, in ms.
+const NEWS_MS: u64 = 20;
+
+/// Where a chunk stands that memory did not have. Tiers by their place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) enum Stand {
+    /// Memory has it, or nobody is asked for it.
+    #[default]
+    Memory,
+    /// To be asked for, once the lookup under way has ended: the tier asked now lacked it a moment ago.
+    Open,
+    /// A lookup is under way.
+    Asked(usize),
+    /// The tier has it; it is not fetched (yet).
+    There(usize),
+    /// It is being fetched.
+    Coming(usize),
+    /// It was fetched, for this request or while it waited.
+    Came(usize),
+    /// Nobody has it, or it did not come.
+    Absent,
+}
+
+/// A PROBE's questions to lower tiers.
+#[derive(Debug, Clone)]
+pub(crate) struct Asking {
+    pub reach: Reach,
+    /// Layout of its chunks, as the engine numbers it.
+    pub layout: u32,
+    pub stands: Vec<Stand>,
+    /// Chunks that count: from the local boundary to where the load is capped.
+    pub first: usize,
+    pub end: usize,
+    pub lookup: Option<u64>,
+    /// The next tier to be asked.
+    next_tier: usize,
+    pub told_ms: u64,
+    pub changed: bool,
+}
+
+impl Asking {
+    /// Something is looked up or fetched.
+    pub fn waits(&self) -> bool {
+        self.stands
+            .iter()
+            .any(|s| matches!(s, Stand::Open | Stand::Asked(_) | Stand::Coming(_)))
+    }
+
+    /// It names what the engine holds: fetches begin.
+    fn fetches(&self) -> bool {
+        self.reach.local_tokens.is_some()
+    }
+}
+
+/// Lookups under way.
+#[derive(Debug, Clone)]
+pub(crate) struct Lookup {
+    pub probe: u64,
+    pub tier: usize,
+    /// Places of the chunks in the PROBE.
+    pub ats: Vec<usize>,
+    pub since_ms: u64,
+}
+
+impl<T: Table> Engine<T> {
+    /// What a PROBE has to ask of lower tiers; none where memory has everything, or no tier is up.
+    pub(crate) fn asking(&self, probe: &Probe, reach: Reach, layout: u32) -> Option<Asking> {
+        if !self.lower.any_up() {
+            return None;
+        }
+        let chunk = u64::from(probe.question.chunk_tokens.max(1));
+        let count = probe.pins.len().min(reach.hashes.len());
+        let (first, end) = match reach.local_tokens {
+            None => (0, count),
+            Some(local) => {
+                let most = reach
+                    .max_load_tokens
+                    .map_or(u64::MAX, |most| local.saturating_add(most));
+                let first = usize::try_from(local / chunk).unwrap_or(usize::MAX);
+                let end = usize::try_from(most.div_ceil(chunk)).unwrap_or(usize::MAX);
+                (first.min(count), end.min(count))
+            }
+        };
+        let mut stands = vec![Stand::Memory; probe.pins.len()];
+        let mut any = false;
+        for at in first..end {
+            if let (Some(None), Some(stand)) = (probe.pins.get(at), stands.get_mut(at)) {
+                *stand = Stand::Open;
+                any = true;
+            }
+        }
+        any.then_some(Asking {
+            reach,
+            layout,
+            stands,
+            first,
+            end,
+            lookup: None,
+            next_tier: 0,
+            told_ms: 0,
+            changed: false,
+        })
+    }
+
+    /// Asks and fetches for a PROBE that was not kept yet.
+    pub(crate) fn begin_asking(&mut self, now: Time, id: u64, probe: &mut Probe, asking: Asking) {
+        let mut asking = asking;
+        self.ask_next(now, id, probe, &mut asking);
+        self.want_all(now, id, probe, &mut asking);
+        asking.changed = false;
+        probe.asking = Some(asking);
+    }
+
+    /// Asks the next tier for what is still open, fetches what may be fetched. Says so where nothing is left to wait for.
+    pub(super) fn go_on(&mut self, now: Time, id: u64) {
+        let Some(mut probe) = self.leases.probes.remove(&id) else {
+            return;
+        };
+        if let Some(mut asking) = probe.asking.take() {
+            if !probe.answered {
+                self.ask_next(now, id, &probe, &mut asking);
+                self.want_all(now, id, &mut probe, &mut asking);
+            }
+            probe.asking = Some(asking);
+        }
+        let done = !probe.answered && !probe.open();
+        self.leases.probes.insert(id, probe);
+        if done {
+            self.actions.push(Action::ProbeDone { probe: id });
+        } else {
+            self.lower.news.push(id);
+        }
+    }
+
+    fn ask_next(&mut self, now: Time, id: u64, probe: &Probe, asking: &mut Asking) {
+        while asking.lookup.is_none() && asking.next_tier < self.lower.tiers.len() {
+            let tier = asking.next_tier;
+            asking.next_tier += 1;
+            if !self.lower.tiers.get(tier).is_some_and(Tier::up) {
+                continue;
+            }
+            let mut ats = Vec::new();
+            for (at, stand) in asking.stands.iter_mut().enumerate() {
+                let Some(key) = probe
+                    .question
+                    .keys
+                    .get(at)
+                    .filter(|_| *stand == Stand::Open)
+                else {
+                    continue;
+                };
+                let name = Name {
+                    layout: asking.layout,
+                    key: *key,
+                };
+                if self.lower.known.has(&name, tier) {
+                    *stand = Stand::There(tier);
+                } else if !self.lower.known.lacks(&name, tier, now.mono_ms) {
+                    ats.push(at);
+                }
+            }
+            if !ats.is_empty() {
+                self.look_up(now, id, probe, asking, tier, ats);
+            }
+        }
+        if asking.lookup.is_none() {
+            for stand in asking.stands.iter_mut().filter(|s| **s == Stand::Open) {
+                *stand = Stand::Absent;
+            }
+        }
+    }
+
+    fn look_up(
+        &mut self,
+        now: Time,
+        id: u64,
+        probe: &Probe,
+        asking: &mut Asking,
+        tier: usize,
+        ats: Vec<usize>,
+    ) {
+        let Some(t) = self.lower.tiers.get_mut(tier) else {
+            return;
+        };
+        t.stats.asked_chunks += ats.len() as u64;
+        if t.lookups >= t.config.lookups_max {
+            count(&mut t.stats.lookups, Cause::Busy.name(), ats.len() as u64);
+            return;
+        }
+        t.lookups += 1;
+        let kind = t.config.kind;
+        let lookup = self.lower.next_lookup;
+        self.lower.next_lookup += 1;
+        let mut names = Vec::with_capacity(ats.len());
+        for at in &ats {
+            if let (Some(key), Some(stand)) =
+                (probe.question.keys.get(*at), asking.stands.get_mut(*at))
+            {
+                *stand = Stand::Asked(tier);
+                names.push(asking.reach.object(*key));
+            }
+        }
+        asking.lookup = Some(lookup);
+        self.lower.lookups.insert(
+            lookup,
+            Lookup {
+                probe: id,
+                tier,
+                ats,
+                since_ms: now.mono_ms,
+            },
+        );
+        self.lower.orders.push(Order::Lookup {
+            lookup,
+            tier: kind,
+            names,
+        });
+    }
+
+    /// A tier answered. What it lacks is asked of the next one.
+    pub(super) fn looked_up(&mut self, now: Time, id: u64, present: Result<Vec<bool>, Cause>) {
+        // cancelled, or of an earlier boot
+        let Some(lookup) = self.lower.lookups.remove(&id) else {
+            return;
+        };
+        let tier = lookup.tier;
+        if let Some(t) = self.lower.tiers.get_mut(tier) {
+            t.lookups = t.lookups.saturating_sub(1);
+            if present.is_ok() {
+                t.lookup_ms = mean_ms(t.lookup_ms, now.mono_ms.saturating_sub(lookup.since_ms));
+            }
+        }
+        let present = match present {
+            Ok(list) if list.len() == lookup.ats.len() => Ok(list),
+            Ok(_) => Err(Cause::Protocol),
+            Err(cause) => Err(cause),
+        };
+        self.end_lookup(now, id, &lookup, present.as_deref().map_err(|c| c.name()));
+    }
+
+    fn end_lookup(
+        &mut self,
+        now: Time,
+        id: u64,
+        lookup: &Lookup,
+        present: Result<&[bool], &'static str>,
+    ) {
+        let tier = lookup.tier;
+        let Some(probe) = self.leases.probes.get_mut(&lookup.probe) else {
+            return;
+        };
+        let Some(asking) = probe.asking.as_mut().filter(|a| a.lookup == Some(id)) else {
+            return;
+        };
+        asking.lookup = None;
+        let (mut there, mut missing) = (0, 0);
+        for (nth, at) in lookup.ats.iter().enumerate() {
+            let (Some(stand), Some(key)) =
+                (asking.stands.get_mut(*at), probe.question.keys.get(*at))
+            else {
+                continue;
+            };
+            let name = Name {
+                layout: asking.layout,
+                key: *key,
+            };
+            let has = present.ok().and_then(|list| list.get(nth)).copied();
+            match has {
+                Some(true) => {
+                    there += 1;
+                    self.lower.known.present(name, tier);
+                }
+                Some(false) => {
+                    missing += 1;
+                    self.lower.known.absent(name, tier, now.mono_ms);
+                }
+                None => {}
+            }
+            // unless the prefix was found to end before it
+            if *stand == Stand::Asked(tier) {
+                *stand = if has == Some(true) {
+                    Stand::There(tier)
+                } else {
+                    Stand::Open
+                };
+            }
+        }
+        asking.changed = true;
+        let all = lookup.ats.len() as u64;
+        self.lower.stat(tier, |s| match present {
+            Ok(_) => {
+                count(&mut s.lookups, "present", there);
+                count(&mut s.lookups, "absent", missing);
+            }
+            Err(why) => count(&mut s.lookups, why, all),
+        });
+        self.go_on(now, lookup.probe);
+    }
+
+    /// The tier went down: who asked it goes on with the next one.
+    pub(super) fn end_lookups_of(&mut self, now: Time, tier: usize) {
+        let ids: Vec<u64> = self
+            .lower
+            .lookups
+            .iter()
+            .filter(|(_, l)| l.tier == tier)
+            .map(|(id, _)| *id)
+            .collect();
+        for id in ids {
+            if let Some(lookup) = self.forget_lookup(id) {
+                self.end_lookup(now, id, &lookup, Err("TierDown"));
+            }
+        }
+    }
+
+    fn forget_lookup(&mut self, id: u64) -> Option<Lookup> {
+        let lookup = self.lower.lookups.remove(&id)?;
+        if let Some(t) = self.lower.tiers.get_mut(lookup.tier) {
+            t.lookups = t.lookups.saturating_sub(1);
+        }
+        self.lower.orders.push(Order::CancelLookup { lookup: id });
+        Some(lookup)
+    }
+
+    /// Nothing more is asked or fetched for a PROBE: what did not come is absent. Who else waits for it goes on.
+    pub(crate) fn stop_asking(&mut self, id: u64, probe: &mut Probe) {
+        let Some(asking) = probe.asking.as_mut() else {
+            return;
+        };
+        if made(Mistake::NoCancel) {
+            return;
+        }
+        if let Some(lookup) = asking.lookup.take()
+            && let Some(lookup) = self.forget_lookup(lookup)
+        {
+            let chunks = lookup.ats.len() as u64;
+            self.lower
+                .stat(lookup.tier, |s| count(&mut s.lookups, "cancelled", chunks));
+        }
+        let fetches = asking.fetches();
+        for at in 0..asking.stands.len() {
+            let stand = asking.stands.get(at).copied().unwrap_or_default();
+            let ends = match stand {
+                Stand::Open | Stand::Asked(_) => true,
+                // an early PROBE says what the next one would find
+                Stand::There(_) => fetches,
+                _ => false,
+            };
+            if ends {
+                set(asking, at, Stand::Absent);
+            }
+            if matches!(stand, Stand::Coming(_)) {
+                set(asking, at, Stand::Absent);
+                if let Some(key) = probe.question.keys.get(at) {
+                    let name = Name {
+                        layout: asking.layout,
+                        key: *key,
+                    };
+                    self.leave_want(&name, id, at);
+                }
+            }
+        }
+    }
+
+    /// The prefix ends at a chunk that did not come: nothing behind it is worth waiting for.
+    pub(super) fn cut(&mut self, id: u64, probe: &Probe, asking: &mut Asking, from: usize) {
+        let mut asked = false;
+        for at in from..asking.stands.len() {
+            let stand = asking.stands.get(at).copied().unwrap_or_default();
+            let key = probe.question.keys.get(at).copied().unwrap_or_default();
+            match stand {
+                Stand::Memory | Stand::Came(_) => continue,
+                Stand::Asked(_) => asked = true,
+                Stand::Coming(_) => {
+                    let name = Name {
+                        layout: asking.layout,
+                        key,
+                    };
+                    self.leave_want(&name, id, at);
+                }
+                Stand::Open | Stand::There(_) | Stand::Absent => {}
+            }
+            set(asking, at, Stand::Absent);
+        }
+        let before = asking.stands.get(..from).unwrap_or_default();
+        if asked
+            && !before.iter().any(|s| matches!(s, Stand::Asked(_)))
+            && let Some(lookup) = asking.lookup.take()
+            && let Some(lookup) = self.forget_lookup(lookup)
+        {
+            let chunks = lookup.ats.len() as u64;
+            self.lower
+                .stat(lookup.tier, |s| count(&mut s.lookups, "cancelled", chunks));
+        }
+    }
+
+    /// Wants, in prefix order, every chunk that is there, as long as nothing before it is missing.
+    fn want_all(&mut self, now: Time, id: u64, probe: &mut Probe, asking: &mut Asking) {
+        if !asking.fetches() {
+            return;
+        }
+        for at in asking.first..asking.end {
+            match asking.stands.get(at).copied().unwrap_or_default() {
+                Stand::Memory | Stand::Came(_) | Stand::Coming(_) => {}
+                Stand::Open | Stand::Asked(_) => {
+                    if !made(Mistake::FetchHoles) {
+                        return;
+                    }
+                }
+                Stand::Absent => {
+                    if !made(Mistake::FetchHoles) {
+                        return self.cut(id, probe, asking, at);
+                    }
+                }
+                Stand::There(tier) => {
+                    let stand = self.want(now, id, at, probe, asking, tier);
+                    set(asking, at, stand);
+                    asking.changed = true;
+                    if stand == Stand::Absent && !made(Mistake::FetchHoles) {
+                        return self.cut(id, probe, asking, at);
+                    }
+                }
+            }
+        }
+    }
+
+    /// A chunk that a PROBE waited for is in memory now, or will not come.
+    pub(super) fn tell_waiter(
+        &mut self,
+        now: Time,
+        id: u64,
+        at: usize,
+        came: Option<(Handle, Stand)>,
+    ) {
+        let Some(mut probe) = self.leases.probes.remove(&id) else {
+            return;
+        };
+        if let Some(mut asking) = probe.asking.take() {
+            let mut stand = Stand::Absent;
+            if let Some((handle, from)) = came
+                && self.pin_softly(handle, id)
+                && let Some(pin) = probe.pins.get_mut(at)
+            {
+                *pin = Some(handle);
+                stand = from;
+                if self.must_check(handle.entry, probe.asked_ms) {
+                    probe.waits.insert(handle);
+                    self.leases
+                        .waiters
+                        .entry(handle.entry)
+                        .or_default()
+                        .push(id);
+                    self.start_check(handle.entry, true, false);
+                }
+            }
+            set(&mut asking, at, stand);
+            asking.changed = true;
+            probe.asking = Some(asking);
+        }
+        self.leases.probes.insert(id, probe);
+        self.go_on(now, id);
+    }
+
+    /// What a PROBE's answer says of a chunk that memory does not have: state, tier, whether it is waited for.
+    pub(crate) fn stand_of(&self, probe: &Probe, at: usize) -> (u8, u8, bool) {
+        let stand = probe.asking.as_ref().and_then(|a| a.stands.get(at));
+        let named = |tier: &usize| self.number_of(*tier);
+        match stand {
+            Some(Stand::Asked(tier) | Stand::Coming(tier)) => {
+                (wire::CHUNK_PENDING, named(tier), true)
+            }
+            Some(Stand::Open) => {
+                let next = probe.asking.as_ref().map_or(0, |a| a.next_tier);
+                let last = self.lower.tiers.len().saturating_sub(1);
+                (wire::CHUNK_PENDING, named(&next.min(last)), true)
+            }
+            // the request's next PROBE fetches it
+            Some(Stand::There(tier)) => (wire::CHUNK_PENDING, named(tier), false),
+            _ => (wire::CHUNK_ABSENT, 0, false),
+        }
+    }
+
+    /// The tier that a chunk of a PROBE came from, by its number.
+    pub(crate) fn came_from(&self, probe: &Probe, at: usize) -> Option<u8> {
+        match probe.asking.as_ref()?.stands.get(at)? {
+            Stand::Came(tier) => Some(self.number_of(*tier)),
+            _ => None,
+        }
+    }
+
+    fn number_of(&self, tier: usize) -> u8 {
+        self.lower
+            .tiers
+            .get(tier)
+            .map_or(0, |t| number(t.config.kind))
+    }
+
+    /// How long what a PROBE waits for in lower tiers is expected to take, in ms.
+    pub(crate) fn pending_ms(&self, probe: &Probe) -> u64 {
+        let Some(asking) = &probe.asking else {
+            return 0;
+        };
+        let mut longest = 0;
+        for (at, tier) in self.lower.tiers.iter().enumerate() {
+            let (mut asked, mut coming) = (false, false);
+            for stand in &asking.stands {
+                asked |= *stand == Stand::Asked(at);
+                coming |= matches!(stand, Stand::Coming(t) | Stand::There(t) if *t == at);
+            }
+            if asked {
+                longest = longest.max(tier.lookup_ms + tier.expected_ms());
+            }
+            if coming {
+                longest = longest.max(tier.expected_ms());
+            }
+        }
+        longest
+    }
+
+    /// PROBEs whose answer has changed are told so, each now and then.
+    pub(super) fn tell_news(&mut self, now: Time) {
+        let mut ids = std::mem::take(&mut self.lower.news);
+        ids.sort_unstable();
+        ids.dedup();
+        for id in ids {
+            let Some(probe) = self.leases.probes.get_mut(&id).filter(|p| !p.answered) else {
+                continue;
+            };
+            let Some(asking) = probe.asking.as_mut().filter(|a| a.changed) else {
+                continue;
+            };
+            if now.mono_ms < asking.told_ms + NEWS_MS {
+                self.lower.news.push(id);
+                continue;
+            }
+            asking.told_ms = now.mono_ms;
+            asking.changed = false;
+            self.lower.orders.push(Order::News { probe: id });
+        }
+    }
+}
+
+fn set(asking: &mut Asking, at: usize, stand: Stand) {
+    if let Some(s) = asking.stands.get_mut(at) {
+        *s = stand;
+    }
+}

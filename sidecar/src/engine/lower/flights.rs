@@ -1,0 +1,367 @@
+//! Fetches: which chunks are wanted and by whom, which of them are under way, within what bounds.
+
+use super::super::entry::Handle;
+use super::super::fetch::FetchId;
+use super::super::grant::GrantContext;
+use super::super::index::Name;
+use super::super::mistake::{Mistake, made};
+use super::super::probe::Probe;
+use super::super::table::Table;
+use super::super::{Engine, Time, Wish};
+use super::ask::{Asking, Stand};
+use super::stats::count;
+use super::{Order, Reach, Target, Tier};
+use kvcachepool_protocol::key::{ChunkKey, EngineHash};
+use kvcachepool_protocol::message::{GRANT_EXISTS, GRANT_NOT_READY};
+use kvcachepool_protocol::refs::SectionRef;
+
+/// A chunk that somebody waits for.
+#[derive(Debug)]
+pub(crate) struct Want {
+    pub number: u64,
+    pub tier: usize,
+    /// PROBEs, and the chunk's place in them.
+    pub waiters: Vec<(u64, usize)>,
+    /// Its fetch; none = it waits in the tier's queue.
+    pub flight: Option<FetchId>,
+    pub chunk: Chunk,
+}
+
+/// A chunk as a PROBE names it.
+#[derive(Debug, Clone)]
+pub(crate) struct Chunk {
+    pub reach: Reach,
+    pub key: ChunkKey,
+    pub parent: Option<ChunkKey>,
+    pub last_hash: EngineHash,
+    pub first_token: u32,
+    pub tokens: u32,
+}
+
+impl Chunk {
+    /// Whose chunk it is, for a grant to the engine itself.
+    pub fn context(&self, expires_unix_s: u64) -> GrantContext<'_> {
+        GrantContext {
+            scheduler: 0,
+            tag: 0,
+            model: self.reach.domain.model_id,
+            layout: self.reach.domain.layout_id,
+            namespace: self.reach.namespace,
+            plan: &self.reach.domain.plan,
+            writers: &[],
+            expires_unix_s,
+        }
+    }
+
+    /// What is to be granted.
+    pub fn wish<'a>(&self, sections: u128, block_hashes: &'a [EngineHash]) -> Wish<'a> {
+        Wish {
+            key: self.key,
+            parent: self.parent,
+            last_hash: self.last_hash,
+            first_token: self.first_token,
+            tokens: self.tokens,
+            sections,
+            block_hashes,
+        }
+    }
+}
+
+/// A fetch that the shell has not ended.
+#[derive(Debug)]
+pub(crate) struct Flight {
+    pub name: Name,
+    pub tier: usize,
+    pub chunk: Chunk,
+    pub targets: Vec<Target>,
+    pub bytes: u64,
+    pub since_ms: u64,
+    pub cancelled: bool,
+}
+
+/// Why a chunk cannot be fetched now.
+enum Not {
+    /// Perhaps a little later.
+    Yet,
+    /// At all, by name.
+    Ever(&'static str),
+}
+
+impl<T: Table> Engine<T> {
+    /// A PROBE waits for a chunk that a tier has. Two that wait for the same chunk share its fetch.
+    pub(super) fn want(
+        &mut self,
+        now: Time,
+        id: u64,
+        at: usize,
+        probe: &mut Probe,
+        asking: &Asking,
+        tier: usize,
+    ) -> Stand {
+        let Some(key) = probe.question.keys.get(at).copied() else {
+            return Stand::Absent;
+        };
+        let name = Name {
+            layout: asking.layout,
+            key,
+        };
+        // it may have been stored since the PROBE came
+        if let Some(handle) = self.readable(now, &probe.question, asking.layout, at, key) {
+            if !self.must_check(handle.entry, probe.asked_ms)
+                && self.pin_softly(handle, id)
+                && let Some(pin) = probe.pins.get_mut(at)
+            {
+                *pin = Some(handle);
+                return Stand::Memory;
+            }
+            return Stand::Absent;
+        }
+        if let Some(want) = self.lower.wants.get_mut(&name) {
+            want.waiters.push((id, at));
+            return Stand::Coming(want.tier);
+        }
+        let Some(chunk) = chunk(probe, asking, at) else {
+            return Stand::Absent;
+        };
+        let Some(t) = self.lower.tiers.get_mut(tier) else {
+            return Stand::Absent;
+        };
+        t.stats.wanted_chunks += 1;
+        let full = t.queued >= t.config.fetch_queue_max;
+        if full || !t.up() {
+            let why = if full { "QueueFull" } else { "TierDown" };
+            count(&mut t.stats.fetches, why, 1);
+            return Stand::Absent;
+        }
+        let number = self.lower.next_want;
+        self.lower.next_want += 1;
+        t.queued += 1;
+        t.queue.push_back((name, number));
+        self.lower.wants.insert(
+            name,
+            Want {
+                number,
+                tier,
+                waiters: vec![(id, at)],
+                flight: None,
+                chunk,
+            },
+        );
+        Stand::Coming(tier)
+    }
+
+    /// A PROBE does not wait for a chunk any more. Where nobody does, it is not fetched, or its fetch is cancelled.
+    pub(super) fn leave_want(&mut self, name: &Name, id: u64, at: usize) {
+        let Some(want) = self.lower.wants.get_mut(name) else {
+            return;
+        };
+        want.waiters.retain(|w| *w != (id, at));
+        if !want.waiters.is_empty() {
+            return;
+        }
+        let Some(want) = self.lower.wants.remove(name) else {
+            return;
+        };
+        match want.flight {
+            Some(fetch) => {
+                if let Some(flight) = self.lower.flights.get_mut(&fetch.number()) {
+                    flight.cancelled = true;
+                }
+                self.cancel_fetch(fetch);
+                self.lower.orders.push(Order::CancelFetch { fetch });
+            }
+            None => {
+                if let Some(t) = self.lower.tiers.get_mut(want.tier) {
+                    t.queued = t.queued.saturating_sub(1);
+                    count(&mut t.stats.fetches, "cancelled", 1);
+                }
+            }
+        }
+    }
+
+    /// Begins what waits, tier by tier, as far as its bounds allow.
+    pub(super) fn begin_fetches(&mut self, now: Time) {
+        for tier in 0..self.lower.tiers.len() {
+            while let Some((name, number)) = self.next_want(tier) {
+                match self.begin_fetch(now, tier, &name) {
+                    Ok(()) => {
+                        if let Some(t) = self.lower.tiers.get_mut(tier) {
+                            t.queue.pop_front();
+                        }
+                    }
+                    Err(Not::Yet) => break,
+                    Err(Not::Ever(why)) => self.end_want(now, &name, number, why),
+                }
+            }
+        }
+    }
+
+    /// The chunk that waits for longest. Places that wants left behind go.
+    fn next_want(&mut self, tier: usize) -> Option<(Name, u64)> {
+        let t = self.lower.tiers.get_mut(tier)?;
+        loop {
+            let (name, number) = *t.queue.front()?;
+            let waits = self
+                .lower
+                .wants
+                .get(&name)
+                .is_some_and(|w| w.number == number && w.flight.is_none());
+            if waits {
+                return Some((name, number));
+            }
+            t.queue.pop_front();
+        }
+    }
+
+    /// Gives a chunk slots and orders its fetch.
+    fn begin_fetch(&mut self, now: Time, tier: usize, name: &Name) -> Result<(), Not> {
+        let Some(want) = self.lower.wants.get(name) else {
+            return Err(Not::Ever("cancelled"));
+        };
+        if self.there(name).is_some() {
+            return Err(Not::Ever("stored"));
+        }
+        let chunk = want.chunk.clone();
+        let plan = &chunk.reach.domain.plan;
+        let bytes = plan.chunk_bytes(chunk.tokens);
+        self.may_fetch(tier, bytes)?;
+        let [low, high] = plan.section_map(plan.all_groups());
+        let sections = u128::from(low) | u128::from(high) << 64;
+        let (fetch, refs) = self
+            .fetch_slots(now, &chunk.context(0), &chunk.wish(sections, &[]))
+            .map_err(|result| match result {
+                GRANT_NOT_READY => Not::Yet,
+                // a worker stores it at this moment
+                GRANT_EXISTS => Not::Ever("BeingStored"),
+                _ => Not::Ever("NoRoom"),
+            })?;
+        let targets: Vec<Target> = refs
+            .iter()
+            .filter_map(|section| target(&chunk, *section))
+            .collect();
+        let Some(t) = self.lower.tiers.get_mut(tier) else {
+            return Ok(());
+        };
+        t.queued = t.queued.saturating_sub(1);
+        t.fetches += 1;
+        t.fetch_bytes += bytes;
+        self.lower.orders.push(Order::Fetch {
+            fetch,
+            tier: t.config.kind,
+            name: chunk.reach.object(chunk.key),
+            sections: targets.clone(),
+        });
+        self.lower.flights.insert(
+            fetch.number(),
+            Flight {
+                name: *name,
+                tier,
+                chunk,
+                targets,
+                bytes,
+                since_ms: now.mono_ms,
+                cancelled: false,
+            },
+        );
+        if let Some(want) = self.lower.wants.get_mut(name) {
+            want.flight = Some(fetch);
+        }
+        Ok(())
+    }
+
+    /// Bytes that may be fetched from a tier at once, if it is more than one chunk.
+    pub(super) fn fetch_bytes_max(&self, tier: &Tier) -> u64 {
+        tier.config
+            .fetch_bytes_max
+            .min(self.granted_bytes_max() / 4)
+    }
+
+    fn may_fetch(&self, tier: usize, bytes: u64) -> Result<(), Not> {
+        let Some(t) = self.lower.tiers.get(tier) else {
+            return Err(Not::Ever("NoTier"));
+        };
+        let most = self.fetch_bytes_max(t);
+        let bounded =
+            t.fetches >= t.config.fetches_max || t.fetches > 0 && t.fetch_bytes + bytes > most;
+        if bounded && !made(Mistake::FetchBounds) {
+            return Err(Not::Yet);
+        }
+        if bytes > self.granted_bytes_max() {
+            return Err(Not::Ever("NoRoom"));
+        }
+        // asked beforehand: a refusal is counted as one of a worker's GRANT
+        if self.granted_bytes + self.committed_bytes + bytes > self.granted_bytes_max() {
+            return Err(Not::Yet);
+        }
+        Ok(())
+    }
+
+    /// A chunk that can be read by now.
+    pub(super) fn there(&self, name: &Name) -> Option<Handle> {
+        let entry = self.find(name)?;
+        let complete = self.entries.get(entry as usize)?.complete();
+        complete.then(|| self.handle(entry))
+    }
+
+    /// A chunk that still waited will not be fetched; perhaps it was stored meanwhile.
+    fn end_want(&mut self, now: Time, name: &Name, number: u64, why: &'static str) {
+        let Some(want) = self.lower.wants.get(name).filter(|w| w.number == number) else {
+            return;
+        };
+        let tier = want.tier;
+        let waiters = self
+            .lower
+            .wants
+            .remove(name)
+            .map(|w| w.waiters)
+            .unwrap_or_default();
+        if let Some(t) = self.lower.tiers.get_mut(tier) {
+            t.queued = t.queued.saturating_sub(1);
+            count(&mut t.stats.fetches, why, 1);
+        }
+        let came = self.there(name).map(|handle| (handle, Stand::Memory));
+        for (id, at) in waiters {
+            self.tell_waiter(now, id, at, came);
+        }
+    }
+
+    /// The tier went down: what waits for it will not come. What is under way ends when the shell says so.
+    pub(super) fn end_wants_of(&mut self, now: Time, tier: usize) {
+        while let Some((name, number)) = self.next_want(tier) {
+            self.end_want(now, &name, number, "TierDown");
+        }
+    }
+}
+
+/// A chunk of a PROBE, as a fetch needs it.
+fn chunk(probe: &Probe, asking: &Asking, at: usize) -> Option<Chunk> {
+    let q = &probe.question;
+    let last = at + 1 == q.keys.len();
+    let tokens = match q.tail_tokens {
+        tail if last && tail != 0 => tail,
+        _ => q.chunk_tokens,
+    };
+    Some(Chunk {
+        reach: Reach {
+            hashes: Vec::new(),
+            ..asking.reach.clone()
+        },
+        key: *q.keys.get(at)?,
+        parent: match at.checked_sub(1) {
+            Some(before) => Some(*q.keys.get(before)?),
+            None => None,
+        },
+        last_hash: *asking.reach.hashes.get(at)?,
+        first_token: u32::try_from(at).ok()?.checked_mul(q.chunk_tokens)?,
+        tokens,
+    })
+}
+
+fn target(chunk: &Chunk, section: SectionRef) -> Option<Target> {
+    let (group, shard) = chunk.reach.domain.plan.locate(section.section.get())?;
+    Some(Target {
+        group: u32::try_from(group).ok()?,
+        shard,
+        section,
+    })
+}

@@ -1,0 +1,110 @@
+//! What is known of the tiers without asking: which objects were seen there. A memory of limited length and age; what it says may
+//! be over by now, and then a fetch finds nothing or a write finds the object there.
+
+use super::super::index::{FastMap, Name};
+use std::collections::VecDeque;
+
+/// Objects remembered. Some 100 bytes each.
+const NAMES_MAX: usize = 1 << 16;
+/// So long an object that was not there is taken to be missing still, in ms: from a request's early PROBE to its first poll.
+const ABSENT_MS: u64 = 1_000;
+
+/// Of one object: a bit per tier, by its place in the configuration.
+#[derive(Debug, Clone, Copy, Default)]
+struct Seen {
+    present: u8,
+    absent: u8,
+    absent_ms: u64,
+}
+
+/// Objects that were seen, or not, in a tier.
+#[derive(Debug, Default)]
+pub(crate) struct Known {
+    of: FastMap<Name, Seen>,
+    /// In order of arrival; the first goes where more come.
+    order: VecDeque<Name>,
+}
+
+impl Known {
+    /// The object was seen in the tier.
+    pub fn present(&mut self, name: Name, tier: usize) {
+        let seen = self.entry(name);
+        seen.present |= 1 << tier;
+        seen.absent &= !(1 << tier);
+    }
+
+    /// The object was not there.
+    pub fn absent(&mut self, name: Name, tier: usize, now_ms: u64) {
+        let seen = self.entry(name);
+        seen.present &= !(1 << tier);
+        seen.absent |= 1 << tier;
+        seen.absent_ms = now_ms;
+    }
+
+    /// Was it there, when it was looked at last?
+    pub fn has(&self, name: &Name, tier: usize) -> bool {
+        self.of
+            .get(name)
+            .is_some_and(|s| s.present >> tier & 1 == 1)
+    }
+
+    /// Was it missing a moment ago?
+    pub fn lacks(&self, name: &Name, tier: usize, now_ms: u64) -> bool {
+        self.of
+            .get(name)
+            .is_some_and(|s| s.absent >> tier & 1 == 1 && now_ms < s.absent_ms + ABSENT_MS)
+    }
+
+    fn entry(&mut self, name: Name) -> &mut Seen {
+        if !self.of.contains_key(&name) {
+            if self.order.len() >= NAMES_MAX
+                && let Some(oldest) = self.order.pop_front()
+            {
+                self.of.remove(&oldest);
+            }
+            self.order.push_back(name);
+        }
+        self.of.entry(name).or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kvcachepool_protocol::key::ChunkKey;
+
+    fn name(n: u32) -> Name {
+        let mut key = [0; 32];
+        key[..4].copy_from_slice(&n.to_le_bytes());
+        Name {
+            layout: 0,
+            key: ChunkKey(key),
+        }
+    }
+
+    #[test]
+    fn what_was_there_is_remembered_for_long_and_what_was_not_for_a_moment() {
+        let mut known = Known::default();
+        known.present(name(1), 0);
+        known.absent(name(1), 1, 10);
+        assert!(known.has(&name(1), 0) && !known.has(&name(1), 1));
+        assert!(known.lacks(&name(1), 1, 10 + ABSENT_MS - 1));
+        assert!(!known.lacks(&name(1), 1, 10 + ABSENT_MS));
+        assert!(!known.lacks(&name(1), 0, 10));
+        known.absent(name(1), 0, 20);
+        assert!(!known.has(&name(1), 0));
+        known.present(name(1), 0);
+        assert!(!known.lacks(&name(1), 0, 20));
+    }
+
+    #[test]
+    fn the_memory_is_bounded() {
+        let mut known = Known::default();
+        for n in 0..NAMES_MAX as u32 + 10 {
+            known.present(name(n), 0);
+        }
+        assert_eq!(known.of.len(), NAMES_MAX);
+        assert_eq!(known.order.len(), NAMES_MAX);
+        assert!(!known.has(&name(9), 0) && known.has(&name(10), 0));
+    }
+}

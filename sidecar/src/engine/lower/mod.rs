@@ -1,0 +1,222 @@
+//! Tiers below memory: what they are asked for, what is fetched from them and what is written down to them.
+//! Here live decisions; bytes move in the shell, which carries out orders and reports how each of them ended.
+//! With no tier configured nothing of this is ever reached.
+
+mod ask;
+#[cfg(any(test, feature = "simulation"))]
+mod audit;
+mod flights;
+mod known;
+mod landing;
+mod orders;
+mod stats;
+
+pub use orders::{Landed, Order, Report, Target};
+pub use stats::TierStats;
+
+pub(crate) use ask::Asking;
+
+use super::config::TierConfig;
+use super::index::{FastMap, Name};
+use super::table::Table;
+use super::{Engine, Time};
+use crate::tiers::Kind;
+use ask::Lookup;
+use flights::{Flight, Want};
+use known::Known;
+use kvcachepool_protocol::domain::Domain;
+use kvcachepool_protocol::key::{ChunkKey, EngineHash, NamespaceId};
+use kvcachepool_protocol::object::{Fidelity, ObjectName};
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+/// Most tiers: what is known of an object is a bit per tier.
+pub const TIERS_MAX: usize = 8;
+
+/// What a PROBE has to say where lower tiers are asked, too.
+#[derive(Debug, Clone)]
+pub struct Reach {
+    /// Tokens that the engine holds itself; none = an early PROBE, which fetches nothing.
+    pub local_tokens: Option<u64>,
+    /// Most tokens behind these that the request will load.
+    pub max_load_tokens: Option<u64>,
+    /// Whose chunks they are.
+    pub domain: Arc<Domain>,
+    /// Who shares them.
+    pub namespace: NamespaceId,
+    /// Engine hash of the last block, per key.
+    pub hashes: Vec<EngineHash>,
+}
+
+impl Reach {
+    /// Name of a chunk in every tier.
+    fn object(&self, key: ChunkKey) -> ObjectName {
+        ObjectName {
+            model: self.domain.model_id.hex16(),
+            layout: self.domain.layout_id.hex16(),
+            key,
+            fidelity: Fidelity::Exact,
+        }
+    }
+}
+
+/// Its number in `ProbeReply::tiers`; memory is 1.
+pub(crate) fn number(kind: Kind) -> u8 {
+    match kind {
+        Kind::Disk => 2,
+        Kind::Redis => 3,
+        Kind::S3 => 4,
+    }
+}
+
+/// A tier, as far as the engine has to do with it.
+#[derive(Debug)]
+pub(crate) struct Tier {
+    pub config: TierConfig,
+    /// Why it is down; none = it is up.
+    pub down: Option<String>,
+    pub lookups: u32,
+    /// Chunks that wait to be fetched, with the number of their want: one that is over leaves its place behind.
+    pub queue: VecDeque<(Name, u64)>,
+    pub queued: u32,
+    pub fetches: u32,
+    pub fetch_bytes: u64,
+    /// How long a lookup takes, in ms: a moving average.
+    pub lookup_ms: u64,
+    /// How long a fetch takes, in ms: a moving average.
+    pub fetch_ms: u64,
+    pub stats: TierStats,
+}
+
+impl Tier {
+    fn new(config: TierConfig) -> Self {
+        // guesses, until something was seen
+        let (lookup_ms, fetch_ms) = match config.kind {
+            Kind::Disk => (1, 10),
+            Kind::Redis => (2, 20),
+            Kind::S3 => (40, 150),
+        };
+        Self {
+            config,
+            down: Some("Starting".into()),
+            lookups: 0,
+            queue: VecDeque::new(),
+            queued: 0,
+            fetches: 0,
+            fetch_bytes: 0,
+            lookup_ms,
+            fetch_ms,
+            stats: TierStats::default(),
+        }
+    }
+
+    pub fn up(&self) -> bool {
+        self.down.is_none()
+    }
+
+    /// How long a chunk that is wanted now will take, in ms.
+    fn expected_ms(&self) -> u64 {
+        let rounds = 1 + u64::from(self.queued) / u64::from(self.config.fetches_max.max(1));
+        self.fetch_ms.saturating_mul(rounds)
+    }
+}
+
+/// A new mean of a duration.
+fn mean_ms(before: u64, ms: u64) -> u64 {
+    (3 * before + ms).div_ceil(4)
+}
+
+/// Everything that has to do with tiers below memory.
+#[derive(Debug, Default)]
+pub(crate) struct Lower {
+    /// The nearest first.
+    pub tiers: Vec<Tier>,
+    pub known: Known,
+    pub lookups: BTreeMap<u64, Lookup>,
+    pub next_lookup: u64,
+    /// Chunks that somebody waits for, queued or under way.
+    pub wants: FastMap<Name, Want>,
+    pub next_want: u64,
+    /// Fetches that the shell has not ended, cancelled ones too.
+    pub flights: FastMap<u64, Flight>,
+    pub orders: Vec<Order>,
+    /// PROBEs whose answer changed since their last one.
+    pub news: Vec<u64>,
+}
+
+impl Lower {
+    pub fn new(tiers: &[TierConfig]) -> Self {
+        Self {
+            tiers: tiers
+                .iter()
+                .take(TIERS_MAX)
+                .map(|t| Tier::new(*t))
+                .collect(),
+            next_lookup: 1,
+            next_want: 1,
+            ..Self::default()
+        }
+    }
+
+    pub fn any_up(&self) -> bool {
+        self.tiers.iter().any(Tier::up)
+    }
+
+    pub fn stat(&mut self, tier: usize, count: impl FnOnce(&mut TierStats)) {
+        if let Some(t) = self.tiers.get_mut(tier) {
+            count(&mut t.stats);
+        }
+    }
+}
+
+impl<T: Table> Engine<T> {
+    /// Orders for the shell since this was called last. What waited for room goes out now.
+    pub fn take_orders(&mut self, now: Time) -> Vec<Order> {
+        if self.lower.tiers.is_empty() {
+            return Vec::new();
+        }
+        self.begin_fetches(now);
+        self.tell_news(now);
+        std::mem::take(&mut self.lower.orders)
+    }
+
+    /// What the shell reports.
+    pub fn reported(&mut self, now: Time, report: Report) {
+        match report {
+            Report::State { tier, down } => self.tier_state(now, tier, down),
+            Report::LookedUp { lookup, present } => self.looked_up(now, lookup, present),
+            Report::Fetched { fetch, landed } => self.landed(now, fetch, landed),
+        }
+    }
+
+    /// A tier is up, or down and why. What is under way with one that went down ends when the shell says so; nothing waits for it.
+    fn tier_state(&mut self, now: Time, kind: Kind, down: Option<String>) {
+        let Some(at) = self.lower.tiers.iter().position(|t| t.config.kind == kind) else {
+            return;
+        };
+        let gone = down.is_some();
+        if let Some(tier) = self.lower.tiers.get_mut(at) {
+            tier.down = down;
+        }
+        if gone {
+            self.end_lookups_of(now, at);
+            self.end_wants_of(now, at);
+        }
+    }
+
+    /// Nothing is asked of tiers, and nobody waits for one.
+    #[cfg(any(test, feature = "simulation"))]
+    pub(crate) fn lower_idle(&self) -> bool {
+        self.lower.lookups.is_empty()
+            && self.lower.wants.is_empty()
+            && self.lower.flights.is_empty()
+    }
+
+    /// Tiers below memory: name, why it is down (none = up), counters.
+    pub fn tiers(&self) -> impl Iterator<Item = (Kind, Option<&str>, &TierStats)> {
+        self.lower
+            .tiers
+            .iter()
+            .map(|t| (t.config.kind, t.down.as_deref(), &t.stats))
+    }
+}

@@ -1,0 +1,25 @@
+//! What is counted per tier. Parts add up: see `audit`.
+
+use std::collections::BTreeMap;
+
+/// Counters of one tier since the engine's start.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct TierStats {
+    /// Chunks that were looked up.
+    pub asked_chunks: u64,
+    /// Of them, by how that ended: `present`, `absent`, `cancelled`, or why it failed.
+    pub lookups: BTreeMap<&'static str, u64>,
+    /// Chunks that were wanted from it.
+    pub wanted_chunks: u64,
+    /// Of them, by how that ended: `landed`, `cancelled`, or why it failed.
+    pub fetches: BTreeMap<&'static str, u64>,
+    /// Bytes of those that landed.
+    pub fetched_bytes: u64,
+}
+
+/// One more of a name.
+pub(crate) fn count(map: &mut BTreeMap<&'static str, u64>, name: &'static str, n: u64) {
+    if n > 0 {
+        *map.entry(name).or_default() += n;
+    }
+}
