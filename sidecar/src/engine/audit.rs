@@ -290,6 +290,9 @@ impl<T: Table> Engine<T> {
                 *leased.entry(*handle).or_default() += 1;
             }
         }
+        for put in self.lower.puts.values() {
+            *leased.entry(put.chunk).or_default() += 1;
+        }
         let (mut soft_bytes, mut leased_bytes, mut admin_bytes) = (0, 0, 0);
         for (number, e) in (0u32..).zip(&self.entries).filter(|(_, e)| e.live) {
             let handle = Handle {

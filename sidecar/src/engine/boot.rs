@@ -238,6 +238,8 @@ impl<T: Table> Engine<T> {
             self.unpark(entry);
         }
         self.ring.restart();
+        // what an earlier boot left was offered then
+        self.lower.offers.clear();
         self.sweep();
     }
 }

@@ -71,6 +71,8 @@ pub(crate) struct Entry {
     pub parked: bool,
     /// In the queue of incomplete chunks.
     pub queued: bool,
+    /// A request came back for it since it was stored here.
+    pub reused: bool,
     /// When its digests were compared last; none = not in this boot.
     pub checked_ms: Option<u64>,
     /// Sections whose check is under way.
@@ -110,6 +112,7 @@ impl Entry {
             known: false,
             parked: false,
             queued: false,
+            reused: false,
             checked_ms: None,
             checking: 0,
             expires_unix_s: 0,

@@ -278,5 +278,6 @@ impl<T: Table> Engine<T> {
         self.policy.insert(entry, name, bytes);
         self.stats.stored_chunks += 1;
         self.tell_stored(entry);
+        self.offer(entry);
     }
 }

@@ -64,6 +64,14 @@ pub enum Mistake {
     NoCancel,
     /// An answer waits for a tier without end.
     TierDelays,
+    /// A chunk may go while it is written down.
+    PutUnleased,
+    /// A chunk is written down although it is on its way.
+    PutTwice,
+    /// Writes have no bound.
+    PutBounds,
+    /// Chunks are written to a tier that is down.
+    TierIsDown,
 }
 
 #[cfg(any(test, feature = "simulation"))]

@@ -319,6 +319,7 @@ impl<T: Table> Engine<T> {
             // chunks before the loaded range are as hot: the engine holds them itself
             if at < to && e.known {
                 self.policy.touch(handle.entry);
+                self.touched(handle);
             }
             if at >= from && at < to {
                 self.lease(handle);
@@ -440,7 +441,7 @@ impl<T: Table> Engine<T> {
         }
     }
 
-    fn lease(&mut self, handle: Handle) {
+    pub(crate) fn lease(&mut self, handle: Handle) {
         let Some(e) = self.get_mut(handle) else {
             return;
         };
@@ -451,7 +452,7 @@ impl<T: Table> Engine<T> {
         }
     }
 
-    fn unlease(&mut self, handle: Handle) {
+    pub(crate) fn unlease(&mut self, handle: Handle) {
         let Some(e) = self.get_mut(handle) else {
             return;
         };

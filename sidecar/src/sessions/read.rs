@@ -86,6 +86,9 @@ impl<H: Host> Core<H> {
             },
             reach,
         };
+        if let Some(s) = self.peers.sessions.get(&session) {
+            engine.learn(&ready.domain, &s.engine, &s.engine_version);
+        }
         let Some(answer) = engine.probe(now, question) else {
             let said = format!(
                 "limits.requests = {} is reached",

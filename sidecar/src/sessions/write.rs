@@ -37,6 +37,11 @@ impl<H: Host> Core<H> {
                 ttl_s => now.unix_s + u64::from(ttl_s),
             },
         });
+        if let (Some(ready), Some(engine), Some(s)) =
+            (&ready, &mut self.engine, self.peers.sessions.get(&session))
+        {
+            engine.learn(&ready.domain, &s.engine, &s.engine_version);
+        }
         let mut reply = GrantReply {
             region: self.region().unwrap_or(0),
             ..GrantReply::default()

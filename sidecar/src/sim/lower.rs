@@ -6,7 +6,8 @@ use super::memory::{ENGINE, right_digest, rows_of, short};
 use super::rules::Rule;
 use super::text::{BLOCK_TOKENS, CHUNK_BLOCKS, Piece, block_hashes, piece};
 use super::world::{World, say};
-use crate::engine::config::TierConfig;
+use super::writing::{PUT_BYTES_MAX, PUTS_MAX};
+use crate::engine::config::{Admission, TierConfig};
 use crate::engine::table::ROW_BYTES;
 use crate::engine::{FetchId, Landed, Order, Report, Target};
 use crate::sessions::Input;
@@ -58,6 +59,12 @@ pub enum Task {
         digests: Vec<Option<[u8; 16]>>,
         writing: bool,
     },
+    Put {
+        put: u64,
+        object: Box<Object>,
+        targets: Vec<Target>,
+        region: usize,
+    },
 }
 
 /// A task and how it stands.
@@ -87,6 +94,14 @@ pub fn configs(tiers: usize) -> Vec<TierConfig> {
             lookups_max: LOOKUPS_MAX,
             fetches_max: FETCHES_MAX,
             fetch_queue_max: QUEUE_MAX,
+            puts_max: PUTS_MAX,
+            put_bytes_max: PUT_BYTES_MAX,
+            put_queue_bytes_max: 64 << 16,
+            put_age_ms_max: 3_000,
+            admission: match kind {
+                Kind::S3 => Admission::Reused,
+                _ => Admission::All,
+            },
             ..TierConfig::new(kind)
         })
         .collect()
@@ -284,6 +299,25 @@ impl World {
                 self.cancel_job(is);
                 self.hit(Fault::FetchCancelled);
             }
+            Order::Put {
+                put,
+                tier,
+                object,
+                sections,
+            } => {
+                let Some(region) = self.memory.borrow().supervisor else {
+                    return;
+                };
+                self.put_ordered(put, &object, &sections);
+                let bytes = object.sections.iter().map(|s| s.raw_bytes).sum();
+                let task = Task::Put {
+                    put,
+                    object,
+                    targets: sections,
+                    region,
+                };
+                self.push_job(tier, bytes, task);
+            }
             Order::News { .. } => {}
         }
     }
@@ -302,13 +336,18 @@ impl World {
             task,
         });
         self.tier_bounds(tier);
+        self.put_bounds(tier);
     }
 
     /// What is under way with a tier is bounded, cancelled or not.
     fn tier_bounds(&mut self, tier: usize) {
         let is = |fetch: bool| {
             let list = self.side.jobs.iter().filter(|j| j.tier == tier);
-            list.filter(move |j| matches!(j.task, Task::Fetch { .. }) == fetch)
+            list.filter(move |j| match j.task {
+                Task::Fetch { .. } => fetch,
+                Task::Lookup { .. } => !fetch,
+                Task::Put { .. } => false,
+            })
         };
         let (fetches, lookups) = (is(true).count(), is(false).filter(|j| !j.cancelled).count());
         let bytes: u64 = is(true).map(|j| j.bytes).sum();
@@ -372,6 +411,7 @@ impl World {
         match self.side.jobs[at].task.clone() {
             Task::Lookup { lookup, keys } => self.lookup_ends(at, lookup, &keys, fails),
             Task::Fetch { .. } => self.fetch_goes_on(at, fails),
+            Task::Put { .. } => self.put_ends(at, fails),
         }
         true
     }
@@ -412,7 +452,7 @@ impl World {
         self.tell_core(Report::LookedUp { lookup, present });
     }
 
-    fn tell_core(&mut self, report: Report) {
+    pub(super) fn tell_core(&mut self, report: Report) {
         say!(self, "reported: {report:?}");
         self.drive(Input::Tier(report));
         self.audit_tiers();

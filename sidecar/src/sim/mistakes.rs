@@ -178,6 +178,24 @@ fn tiers(p: Profile) -> Profile {
     }
 }
 
+fn writes(p: Profile) -> Profile {
+    let rates = Rates {
+        fetch: 100,
+        tier: 30,
+        clear: 20,
+        ..Rates::default()
+    };
+    Profile {
+        stores: 800,
+        documents: 8,
+        tiers: 2,
+        filled: 100,
+        corrupt: 0,
+        rates,
+        ..scarce(p)
+    }
+}
+
 fn digests(p: Profile) -> Profile {
     let rates = Rates {
         break_worker: 300,
@@ -339,5 +357,9 @@ pub const MISTAKES: &[Expected] = expect! {
     "fetches without a bound" [FetchBounds] [], [S9], tiers;
     "nothing is cancelled" [NoCancel] [], [S11], tiers;
     "an answer waits for a tier" [TierDelays] [], [L3], tiers;
+    "a chunk goes while it is written down" [PutUnleased] [], [S3, S11], writes;
+    "a chunk is written twice at once" [PutTwice] [], [S10, S11], writes;
+    "writes without a bound" [PutBounds] [], [S9, S11], writes;
+    "a tier that is down is written to" [TierIsDown] [], [S10], writes;
     "evict what is pinned" [EvictPinned] [], [S3, P2], crowd;
 };

@@ -32,6 +32,7 @@ mod tests;
 mod text;
 mod worker;
 mod world;
+mod writing;
 
 pub use counts::{ALL, Counts, FAULTS, Fault};
 pub use history::{Outcome, run};

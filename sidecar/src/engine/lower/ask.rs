@@ -1,18 +1,13 @@
 //! Which chunks of a PROBE lower tiers have: asked from the nearest tier on, later ones only for what nearer ones lack.
 
-use super::super::entry::Handle;
 use super::super::index::Name;
 use super::super::mistake::{Mistake, made};
 use super::super::probe::Probe;
 use super::super::table::Table;
 use super::super::{Action, Engine, Time};
 use super::stats::count;
-use super::{Order, Reach, Tier, mean_ms, number};
+use super::{Order, Reach, Tier, mean_ms};
 use crate::tiers::Cause;
-use kvcachepool_protocol::message as wire;
-
-/// A PROBE is told what became readable this often at most, in ms.
-const NEWS_MS: u64 = 20;
 
 /// Where a chunk stands that memory did not have. Tiers by their place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -46,7 +41,7 @@ pub(crate) struct Asking {
     pub end: usize,
     pub lookup: Option<u64>,
     /// The next tier to be asked.
-    next_tier: usize,
+    pub next_tier: usize,
     pub told_ms: u64,
     pub changed: bool,
 }
@@ -60,7 +55,7 @@ impl Asking {
     }
 
     /// It names what the engine holds: fetches begin.
-    fn fetches(&self) -> bool {
+    pub fn fetches(&self) -> bool {
         self.reach.local_tokens.is_some()
     }
 }
@@ -326,7 +321,7 @@ impl<T: Table> Engine<T> {
         }
     }
 
-    fn forget_lookup(&mut self, id: u64) -> Option<Lookup> {
+    pub(super) fn forget_lookup(&mut self, id: u64) -> Option<Lookup> {
         let lookup = self.lower.lookups.remove(&id)?;
         if let Some(t) = self.lower.tiers.get_mut(lookup.tier) {
             t.lookups = t.lookups.saturating_sub(1);
@@ -374,186 +369,9 @@ impl<T: Table> Engine<T> {
             }
         }
     }
-
-    /// The prefix ends at a chunk that did not come: nothing behind it is worth waiting for.
-    pub(super) fn cut(&mut self, id: u64, probe: &Probe, asking: &mut Asking, from: usize) {
-        let mut asked = false;
-        for at in from..asking.stands.len() {
-            let stand = asking.stands.get(at).copied().unwrap_or_default();
-            let key = probe.question.keys.get(at).copied().unwrap_or_default();
-            match stand {
-                Stand::Memory | Stand::Came(_) => continue,
-                Stand::Asked(_) => asked = true,
-                Stand::Coming(_) => {
-                    let name = Name {
-                        layout: asking.layout,
-                        key,
-                    };
-                    self.leave_want(&name, id, at);
-                }
-                Stand::Open | Stand::There(_) | Stand::Absent => {}
-            }
-            set(asking, at, Stand::Absent);
-        }
-        let before = asking.stands.get(..from).unwrap_or_default();
-        if asked
-            && !before.iter().any(|s| matches!(s, Stand::Asked(_)))
-            && let Some(lookup) = asking.lookup.take()
-            && let Some(lookup) = self.forget_lookup(lookup)
-        {
-            let chunks = lookup.ats.len() as u64;
-            self.lower
-                .stat(lookup.tier, |s| count(&mut s.lookups, "cancelled", chunks));
-        }
-    }
-
-    /// Wants, in prefix order, every chunk that is there, as long as nothing before it is missing.
-    fn want_all(&mut self, now: Time, id: u64, probe: &mut Probe, asking: &mut Asking) {
-        if !asking.fetches() {
-            return;
-        }
-        for at in asking.first..asking.end {
-            match asking.stands.get(at).copied().unwrap_or_default() {
-                Stand::Memory | Stand::Came(_) | Stand::Coming(_) => {}
-                Stand::Open | Stand::Asked(_) => {
-                    if !made(Mistake::FetchHoles) {
-                        return;
-                    }
-                }
-                Stand::Absent => {
-                    if !made(Mistake::FetchHoles) {
-                        return self.cut(id, probe, asking, at);
-                    }
-                }
-                Stand::There(tier) => {
-                    let stand = self.want(now, id, at, probe, asking, tier);
-                    set(asking, at, stand);
-                    asking.changed = true;
-                    if stand == Stand::Absent && !made(Mistake::FetchHoles) {
-                        return self.cut(id, probe, asking, at);
-                    }
-                }
-            }
-        }
-    }
-
-    /// A chunk that a PROBE waited for is in memory now, or will not come.
-    pub(super) fn tell_waiter(
-        &mut self,
-        now: Time,
-        id: u64,
-        at: usize,
-        came: Option<(Handle, Stand)>,
-    ) {
-        let Some(mut probe) = self.leases.probes.remove(&id) else {
-            return;
-        };
-        if let Some(mut asking) = probe.asking.take() {
-            let mut stand = Stand::Absent;
-            if let Some((handle, from)) = came
-                && self.pin_softly(handle, id)
-                && let Some(pin) = probe.pins.get_mut(at)
-            {
-                *pin = Some(handle);
-                stand = from;
-                if self.must_check(handle.entry, probe.asked_ms) {
-                    probe.waits.insert(handle);
-                    self.leases
-                        .waiters
-                        .entry(handle.entry)
-                        .or_default()
-                        .push(id);
-                    self.start_check(handle.entry, true, false);
-                }
-            }
-            set(&mut asking, at, stand);
-            asking.changed = true;
-            probe.asking = Some(asking);
-        }
-        self.leases.probes.insert(id, probe);
-        self.go_on(now, id);
-    }
-
-    /// What a PROBE's answer says of a chunk that memory does not have: state, tier, whether it is waited for.
-    pub(crate) fn stand_of(&self, probe: &Probe, at: usize) -> (u8, u8, bool) {
-        let stand = probe.asking.as_ref().and_then(|a| a.stands.get(at));
-        let named = |tier: &usize| self.number_of(*tier);
-        match stand {
-            Some(Stand::Asked(tier) | Stand::Coming(tier)) => {
-                (wire::CHUNK_PENDING, named(tier), true)
-            }
-            Some(Stand::Open) => {
-                let next = probe.asking.as_ref().map_or(0, |a| a.next_tier);
-                let last = self.lower.tiers.len().saturating_sub(1);
-                (wire::CHUNK_PENDING, named(&next.min(last)), true)
-            }
-            // the request's next PROBE fetches it
-            Some(Stand::There(tier)) => (wire::CHUNK_PENDING, named(tier), false),
-            _ => (wire::CHUNK_ABSENT, 0, false),
-        }
-    }
-
-    /// The tier that a chunk of a PROBE came from, by its number.
-    pub(crate) fn came_from(&self, probe: &Probe, at: usize) -> Option<u8> {
-        match probe.asking.as_ref()?.stands.get(at)? {
-            Stand::Came(tier) => Some(self.number_of(*tier)),
-            _ => None,
-        }
-    }
-
-    fn number_of(&self, tier: usize) -> u8 {
-        self.lower
-            .tiers
-            .get(tier)
-            .map_or(0, |t| number(t.config.kind))
-    }
-
-    /// How long what a PROBE waits for in lower tiers is expected to take, in ms.
-    pub(crate) fn pending_ms(&self, probe: &Probe) -> u64 {
-        let Some(asking) = &probe.asking else {
-            return 0;
-        };
-        let mut longest = 0;
-        for (at, tier) in self.lower.tiers.iter().enumerate() {
-            let (mut asked, mut coming) = (false, false);
-            for stand in &asking.stands {
-                asked |= *stand == Stand::Asked(at);
-                coming |= matches!(stand, Stand::Coming(t) | Stand::There(t) if *t == at);
-            }
-            if asked {
-                longest = longest.max(tier.lookup_ms + tier.expected_ms());
-            }
-            if coming {
-                longest = longest.max(tier.expected_ms());
-            }
-        }
-        longest
-    }
-
-    /// PROBEs whose answer has changed are told so, each now and then.
-    pub(super) fn tell_news(&mut self, now: Time) {
-        let mut ids = std::mem::take(&mut self.lower.news);
-        ids.sort_unstable();
-        ids.dedup();
-        for id in ids {
-            let Some(probe) = self.leases.probes.get_mut(&id).filter(|p| !p.answered) else {
-                continue;
-            };
-            let Some(asking) = probe.asking.as_mut().filter(|a| a.changed) else {
-                continue;
-            };
-            if now.mono_ms < asking.told_ms + NEWS_MS {
-                self.lower.news.push(id);
-                continue;
-            }
-            asking.told_ms = now.mono_ms;
-            asking.changed = false;
-            self.lower.orders.push(Order::News { probe: id });
-        }
-    }
 }
 
-fn set(asking: &mut Asking, at: usize, stand: Stand) {
+pub(super) fn set(asking: &mut Asking, at: usize, stand: Stand) {
     if let Some(s) = asking.stands.get_mut(at) {
         *s = stand;
     }

@@ -2,6 +2,7 @@
 
 use super::super::Engine;
 use super::super::audit::say;
+use super::super::index::Name;
 use super::super::table::{GRANTED, Table};
 use super::ask::Stand;
 use std::collections::BTreeMap;
@@ -11,7 +12,8 @@ impl<T: Table> Engine<T> {
     pub(crate) fn audit_lower(&self) -> Result<(), String> {
         self.audit_waiters()?;
         self.audit_bounds()?;
-        self.audit_flights()
+        self.audit_flights()?;
+        self.audit_puts()
     }
 
     fn audit_waiters(&self) -> Result<(), String> {
@@ -124,6 +126,61 @@ impl<T: Table> Engine<T> {
             say(s.wanted_chunks == ended + under_way, "FetchesAddUp", || {
                 format!("tier {at}: {s:?}, {under_way} under way")
             })?;
+        }
+        Ok(())
+    }
+
+    fn audit_puts(&self) -> Result<(), String> {
+        let mut writing: BTreeMap<(Name, usize), u32> = BTreeMap::new();
+        for (at, tier) in self.lower.tiers.iter().enumerate() {
+            let w = &tier.writes;
+            let queued: u64 = w.queue.iter().map(|x| x.bytes).sum();
+            let (mut puts, mut bytes) = (0, 0);
+            for put in self.lower.puts.values().filter(|p| p.tier == at) {
+                puts += 1;
+                bytes += put.bytes;
+                *writing.entry((put.name, at)).or_default() += 1;
+            }
+            for waiting in &w.queue {
+                *writing.entry((waiting.name, at)).or_default() += 1;
+            }
+            let bounded = w.puts <= tier.config.puts_max
+                && (w.put_bytes <= tier.config.put_bytes_max || w.puts == 1)
+                && w.queue_bytes <= tier.config.put_queue_bytes_max;
+            let right = (queued, puts, bytes) == (w.queue_bytes, w.puts, w.put_bytes);
+            say(bounded && right, "WritesAreBounded", || {
+                format!("tier {at}: {w:?}")
+            })?;
+            let ended: u64 = tier.stats.puts.values().sum();
+            let under_way = w.queue.len() as u64 + u64::from(w.puts);
+            say(
+                tier.stats.offered_chunks == ended + under_way,
+                "WritesAddUp",
+                || format!("tier {at}: {:?}, {under_way} under way", tier.stats),
+            )?;
+        }
+        let noted: u32 = self.lower.writing.values().map(|w| w.count_ones()).sum();
+        let once = writing.iter().all(|((name, at), n)| {
+            let noted = self
+                .lower
+                .writing
+                .get(name)
+                .is_some_and(|w| w >> at & 1 == 1);
+            *n == 1 && noted
+        });
+        say(
+            once && noted as usize == writing.len(),
+            "WrittenOnce",
+            || format!("{writing:?}"),
+        )?;
+        for (id, put) in &self.lower.puts {
+            // a chunk that turned out corrupt goes under its lease
+            let listed = self.get(put.chunk).is_some_and(|e| e.listed);
+            say(
+                !listed || self.put_stands(put),
+                "WritesKeepTheirSlots",
+                || format!("put {id}: {put:?}"),
+            )?;
         }
         Ok(())
     }

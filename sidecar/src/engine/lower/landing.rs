@@ -100,8 +100,14 @@ impl<T: Table> Engine<T> {
                 None => self.fetch_lacks(target.section),
             }
         }
-        let there = self.there(&flight.name).is_some();
-        if there { Ok(()) } else { Err("Voided") }
+        let there = self.there(&flight.name);
+        // nearer tiers should have it, too; the others have it, or were not meant to
+        for offer in self.lower.offers.iter_mut().rev() {
+            if there == Some(offer.chunk) {
+                offer.from = Some(flight.tier);
+            }
+        }
+        there.map(|_| ()).ok_or("Voided")
     }
 
     /// What only the object's head knew of a chunk that is new here: block hashes and expiry.

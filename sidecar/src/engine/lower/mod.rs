@@ -2,6 +2,7 @@
 //! Here live decisions; bytes move in the shell, which carries out orders and reports how each of them ended.
 //! With no tier configured nothing of this is ever reached.
 
+mod answer;
 mod ask;
 #[cfg(any(test, feature = "simulation"))]
 mod audit;
@@ -9,6 +10,8 @@ mod flights;
 mod known;
 mod landing;
 mod orders;
+mod prefix;
+mod puts;
 mod stats;
 
 pub use orders::{Landed, Order, Report, Target};
@@ -25,9 +28,10 @@ use ask::Lookup;
 use flights::{Flight, Want};
 use known::Known;
 use kvcachepool_protocol::domain::Domain;
-use kvcachepool_protocol::key::{ChunkKey, EngineHash, NamespaceId};
+use kvcachepool_protocol::key::{ChunkKey, EngineHash, ModelId, NamespaceId};
 use kvcachepool_protocol::object::{Fidelity, ObjectName};
-use std::collections::{BTreeMap, VecDeque};
+use puts::{Offer, Origin, Put, Writes};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 /// Most tiers: what is known of an object is a bit per tier.
@@ -81,6 +85,7 @@ pub(crate) struct Tier {
     pub queued: u32,
     pub fetches: u32,
     pub fetch_bytes: u64,
+    pub writes: Writes,
     /// How long a lookup takes, in ms: a moving average.
     pub lookup_ms: u64,
     /// How long a fetch takes, in ms: a moving average.
@@ -104,6 +109,7 @@ impl Tier {
             queued: 0,
             fetches: 0,
             fetch_bytes: 0,
+            writes: Writes::default(),
             lookup_ms,
             fetch_ms,
             stats: TierStats::default(),
@@ -139,6 +145,17 @@ pub(crate) struct Lower {
     pub next_want: u64,
     /// Fetches that the shell has not ended, cancelled ones too.
     pub flights: FastMap<u64, Flight>,
+    /// Chunks that may have to be written down.
+    pub offers: Vec<Offer>,
+    /// Chunks being written.
+    pub puts: BTreeMap<u64, Put>,
+    pub next_put: u64,
+    /// A bit per tier that a chunk waits for or is written to.
+    pub writing: FastMap<Name, u8>,
+    /// By layout.
+    pub origins: FastMap<u32, Origin>,
+    /// Models whose chunks other processes can name.
+    pub models: BTreeSet<ModelId>,
     pub orders: Vec<Order>,
     /// PROBEs whose answer changed since their last one.
     pub news: Vec<u64>,
@@ -154,6 +171,7 @@ impl Lower {
                 .collect(),
             next_lookup: 1,
             next_want: 1,
+            next_put: 1,
             ..Self::default()
         }
     }
@@ -176,6 +194,8 @@ impl<T: Table> Engine<T> {
             return Vec::new();
         }
         self.begin_fetches(now);
+        self.take_offers(now);
+        self.begin_puts(now);
         self.tell_news(now);
         std::mem::take(&mut self.lower.orders)
     }
@@ -186,6 +206,7 @@ impl<T: Table> Engine<T> {
             Report::State { tier, down } => self.tier_state(now, tier, down),
             Report::LookedUp { lookup, present } => self.looked_up(now, lookup, present),
             Report::Fetched { fetch, landed } => self.landed(now, fetch, landed),
+            Report::PutDone { put, stored } => self.put_done(put, stored),
         }
     }
 
@@ -201,6 +222,7 @@ impl<T: Table> Engine<T> {
         if gone {
             self.end_lookups_of(now, at);
             self.end_wants_of(now, at);
+            self.end_puts_of(at);
         }
     }
 
@@ -210,6 +232,8 @@ impl<T: Table> Engine<T> {
         self.lower.lookups.is_empty()
             && self.lower.wants.is_empty()
             && self.lower.flights.is_empty()
+            && self.lower.puts.is_empty()
+            && self.lower.writing.is_empty()
     }
 
     /// Tiers below memory: name, why it is down (none = up), counters.

@@ -1,7 +1,7 @@
 //! What the shell is asked to do with tiers, and what it says about how that ended.
 
 use super::super::fetch::FetchId;
-use crate::tiers::{Cause, Kind};
+use crate::tiers::{Cause, Kind, Stored};
 use kvcachepool_protocol::object::{Object, ObjectName};
 use kvcachepool_protocol::refs::SectionRef;
 
@@ -50,6 +50,17 @@ pub enum Order {
         /// The fetch.
         fetch: FetchId,
     },
+    /// Write an object. Its slots are leased meanwhile. Ends with [`Report::PutDone`], said when nothing reads any of them any more.
+    Put {
+        /// To be said back.
+        put: u64,
+        /// Which tier.
+        tier: Kind,
+        /// Its head. The writer's id is zero: the shell puts its own there.
+        object: Box<Object>,
+        /// Where its sections lie, in its order. The bytes are compared with the head's digests on the way.
+        sections: Vec<Target>,
+    },
     /// The answer to a PROBE has changed: `Engine::partial_answer`.
     News {
         /// Its number.
@@ -90,5 +101,12 @@ pub enum Report {
         fetch: FetchId,
         /// The slots hold what the digests say; else they hold anything.
         landed: Result<Landed, Cause>,
+    },
+    /// A write ended: nothing reads its slots any more.
+    PutDone {
+        /// Which.
+        put: u64,
+        /// What it did.
+        stored: Result<Stored, Cause>,
     },
 }

@@ -15,6 +15,12 @@ pub struct TierStats {
     pub fetches: BTreeMap<&'static str, u64>,
     /// Bytes of those that landed.
     pub fetched_bytes: u64,
+    /// Chunks that were to be written to it.
+    pub offered_chunks: u64,
+    /// Of them, by how that ended: `stored`, `already`, why it was not begun, or why it failed.
+    pub puts: BTreeMap<&'static str, u64>,
+    /// Bytes of those that were stored.
+    pub put_bytes: u64,
 }
 
 /// One more of a name.

@@ -214,6 +214,13 @@ impl World {
         world
     }
 
+    /// A populated world with another configuration, over a table that an earlier boot left.
+    pub fn configured_with(config: Config, found: MemoryTable) -> Self {
+        let mut world = Self::with(config, Pod::default(), Some(found));
+        world.populate();
+        world
+    }
+
     fn with(config: Config, pod: Pod, found: Option<MemoryTable>) -> Self {
         let now = Now {
             mono_ms: 1_000,

@@ -1,0 +1,92 @@
+//! What a PROBE is told of lower tiers: where a chunk stands, how long it may take, and when something changed.
+
+use super::super::Engine;
+use super::super::Time;
+use super::super::probe::Probe;
+use super::super::table::Table;
+use super::ask::Stand;
+use super::{Order, number};
+use kvcachepool_protocol::message as wire;
+
+/// A PROBE is told what became readable this often at most, in ms.
+const NEWS_MS: u64 = 20;
+
+impl<T: Table> Engine<T> {
+    /// What a PROBE's answer says of a chunk that memory does not have: state, tier, whether it is waited for.
+    pub(crate) fn stand_of(&self, probe: &Probe, at: usize) -> (u8, u8, bool) {
+        let stand = probe.asking.as_ref().and_then(|a| a.stands.get(at));
+        let named = |tier: &usize| self.number_of(*tier);
+        match stand {
+            Some(Stand::Asked(tier) | Stand::Coming(tier)) => {
+                (wire::CHUNK_PENDING, named(tier), true)
+            }
+            Some(Stand::Open) => {
+                let next = probe.asking.as_ref().map_or(0, |a| a.next_tier);
+                let last = self.lower.tiers.len().saturating_sub(1);
+                (wire::CHUNK_PENDING, named(&next.min(last)), true)
+            }
+            // the request's next PROBE fetches it
+            Some(Stand::There(tier)) => (wire::CHUNK_PENDING, named(tier), false),
+            _ => (wire::CHUNK_ABSENT, 0, false),
+        }
+    }
+
+    /// The tier that a chunk of a PROBE came from, by its number.
+    pub(crate) fn came_from(&self, probe: &Probe, at: usize) -> Option<u8> {
+        match probe.asking.as_ref()?.stands.get(at)? {
+            Stand::Came(tier) => Some(self.number_of(*tier)),
+            _ => None,
+        }
+    }
+
+    fn number_of(&self, tier: usize) -> u8 {
+        self.lower
+            .tiers
+            .get(tier)
+            .map_or(0, |t| number(t.config.kind))
+    }
+
+    /// How long what a PROBE waits for in lower tiers is expected to take, in ms.
+    pub(crate) fn pending_ms(&self, probe: &Probe) -> u64 {
+        let Some(asking) = &probe.asking else {
+            return 0;
+        };
+        let mut longest = 0;
+        for (at, tier) in self.lower.tiers.iter().enumerate() {
+            let (mut asked, mut coming) = (false, false);
+            for stand in &asking.stands {
+                asked |= *stand == Stand::Asked(at);
+                coming |= matches!(stand, Stand::Coming(t) | Stand::There(t) if *t == at);
+            }
+            if asked {
+                longest = longest.max(tier.lookup_ms + tier.expected_ms());
+            }
+            if coming {
+                longest = longest.max(tier.expected_ms());
+            }
+        }
+        longest
+    }
+
+    /// PROBEs whose answer has changed are told so, each now and then.
+    pub(super) fn tell_news(&mut self, now: Time) {
+        let mut ids = std::mem::take(&mut self.lower.news);
+        ids.sort_unstable();
+        ids.dedup();
+        for id in ids {
+            let Some(probe) = self.leases.probes.get_mut(&id).filter(|p| !p.answered) else {
+                continue;
+            };
+            let Some(asking) = probe.asking.as_mut().filter(|a| a.changed) else {
+                continue;
+            };
+            if now.mono_ms < asking.told_ms + NEWS_MS {
+                self.lower.news.push(id);
+                continue;
+            }
+            asking.told_ms = now.mono_ms;
+            asking.changed = false;
+            self.lower.orders.push(Order::News { probe: id });
+        }
+    }
+}

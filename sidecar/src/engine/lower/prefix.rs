@@ -1,0 +1,111 @@
+//! Which chunks of a PROBE are worth fetching: in prefix order, as long as nothing before them is missing.
+
+use super::super::entry::Handle;
+use super::super::index::Name;
+use super::super::mistake::{Mistake, made};
+use super::super::probe::Probe;
+use super::super::table::Table;
+use super::super::{Engine, Time};
+use super::ask::{Asking, Stand, set};
+use super::stats::count;
+
+impl<T: Table> Engine<T> {
+    /// The prefix ends at a chunk that did not come: nothing behind it is worth waiting for.
+    pub(super) fn cut(&mut self, id: u64, probe: &Probe, asking: &mut Asking, from: usize) {
+        let mut asked = false;
+        for at in from..asking.stands.len() {
+            let stand = asking.stands.get(at).copied().unwrap_or_default();
+            let key = probe.question.keys.get(at).copied().unwrap_or_default();
+            match stand {
+                Stand::Memory | Stand::Came(_) => continue,
+                Stand::Asked(_) => asked = true,
+                Stand::Coming(_) => {
+                    let name = Name {
+                        layout: asking.layout,
+                        key,
+                    };
+                    self.leave_want(&name, id, at);
+                }
+                Stand::Open | Stand::There(_) | Stand::Absent => {}
+            }
+            set(asking, at, Stand::Absent);
+        }
+        let before = asking.stands.get(..from).unwrap_or_default();
+        if asked
+            && !before.iter().any(|s| matches!(s, Stand::Asked(_)))
+            && let Some(lookup) = asking.lookup.take()
+            && let Some(lookup) = self.forget_lookup(lookup)
+        {
+            let chunks = lookup.ats.len() as u64;
+            self.lower
+                .stat(lookup.tier, |s| count(&mut s.lookups, "cancelled", chunks));
+        }
+    }
+
+    /// Wants, in prefix order, every chunk that is there, as long as nothing before it is missing.
+    pub(super) fn want_all(&mut self, now: Time, id: u64, probe: &mut Probe, asking: &mut Asking) {
+        if !asking.fetches() {
+            return;
+        }
+        for at in asking.first..asking.end {
+            match asking.stands.get(at).copied().unwrap_or_default() {
+                Stand::Memory | Stand::Came(_) | Stand::Coming(_) => {}
+                Stand::Open | Stand::Asked(_) => {
+                    if !made(Mistake::FetchHoles) {
+                        return;
+                    }
+                }
+                Stand::Absent => {
+                    if !made(Mistake::FetchHoles) {
+                        return self.cut(id, probe, asking, at);
+                    }
+                }
+                Stand::There(tier) => {
+                    let stand = self.want(now, id, at, probe, asking, tier);
+                    set(asking, at, stand);
+                    asking.changed = true;
+                    if stand == Stand::Absent && !made(Mistake::FetchHoles) {
+                        return self.cut(id, probe, asking, at);
+                    }
+                }
+            }
+        }
+    }
+
+    /// A chunk that a PROBE waited for is in memory now, or will not come.
+    pub(super) fn tell_waiter(
+        &mut self,
+        now: Time,
+        id: u64,
+        at: usize,
+        came: Option<(Handle, Stand)>,
+    ) {
+        let Some(mut probe) = self.leases.probes.remove(&id) else {
+            return;
+        };
+        if let Some(mut asking) = probe.asking.take() {
+            let mut stand = Stand::Absent;
+            if let Some((handle, from)) = came
+                && self.pin_softly(handle, id)
+                && let Some(pin) = probe.pins.get_mut(at)
+            {
+                *pin = Some(handle);
+                stand = from;
+                if self.must_check(handle.entry, probe.asked_ms) {
+                    probe.waits.insert(handle);
+                    self.leases
+                        .waiters
+                        .entry(handle.entry)
+                        .or_default()
+                        .push(id);
+                    self.start_check(handle.entry, true, false);
+                }
+            }
+            set(&mut asking, at, stand);
+            asking.changed = true;
+            probe.asking = Some(asking);
+        }
+        self.leases.probes.insert(id, probe);
+        self.go_on(now, id);
+    }
+}

@@ -1,0 +1,397 @@
+//! Writing down: readable chunks go to the tiers that lack them, within bounds, each under a lease while it is read.
+
+use super::super::entry::{Handle, NONE};
+use super::super::grant::sections_of;
+use super::super::index::Name;
+use super::super::mistake::{Mistake, made};
+use super::super::table::{PUBLISHED, Table};
+use super::super::{Engine, Time};
+use super::stats::count;
+use super::{Order, Target, Tier};
+use crate::engine::config::{Admission, WritePolicy};
+use crate::tiers::{Cause, Stored};
+use kvcachepool_protocol::domain::{Domain, SectionPlan};
+use kvcachepool_protocol::key::{EngineHash, KeyKind, ModelId, NamespaceId};
+use kvcachepool_protocol::object::{Cipher, Codec, Fidelity, Object, Section};
+use kvcachepool_protocol::refs::SectionRef;
+use std::collections::VecDeque;
+
+/// Longest name and version of an engine in an object's head, in bytes.
+const ENGINE_BYTES: usize = 16;
+const ENGINE_VERSION_BYTES: usize = 32;
+
+/// What an object's head says of whoever made its bytes, and where sections are found.
+#[derive(Debug, Clone)]
+pub(crate) struct Origin {
+    plan: SectionPlan,
+    engine: String,
+    engine_version: String,
+}
+
+/// A chunk became readable, or a request came back for it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Offer {
+    pub chunk: Handle,
+    /// The tier that it came from: those behind it have it, too, or need not.
+    pub from: Option<usize>,
+}
+
+/// A chunk that waits to be written to a tier.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Waiting {
+    pub name: Name,
+    pub chunk: Handle,
+    pub bytes: u64,
+    pub since_ms: u64,
+}
+
+/// A chunk that is being written to a tier.
+#[derive(Debug, Clone)]
+pub(crate) struct Put {
+    pub name: Name,
+    pub chunk: Handle,
+    pub tier: usize,
+    pub bytes: u64,
+    pub targets: Vec<Target>,
+}
+
+/// Chunks on their way to a tier.
+#[derive(Debug, Default)]
+pub(crate) struct Writes {
+    pub queue: VecDeque<Waiting>,
+    pub queue_bytes: u64,
+    pub puts: u32,
+    pub put_bytes: u64,
+}
+
+impl<T: Table> Engine<T> {
+    /// Whose chunks come under a layout. What is not known of cannot be written down.
+    pub fn learn(&mut self, domain: &Domain, engine: &str, engine_version: &str) {
+        if self.lower.tiers.is_empty() || domain.not_shareable.is_some() {
+            return;
+        }
+        let layout = self.layout_number(domain.layout_id);
+        self.lower.origins.entry(layout).or_insert_with(|| Origin {
+            plan: domain.plan.clone(),
+            engine: within(engine, ENGINE_BYTES),
+            engine_version: within(engine_version, ENGINE_VERSION_BYTES),
+        });
+        self.lower.models.insert(domain.model_id);
+    }
+
+    /// A chunk can be read from now on.
+    pub(crate) fn offer(&mut self, entry: u32) {
+        if !self.lower.tiers.is_empty() {
+            let (chunk, from) = (self.handle(entry), None);
+            self.lower.offers.push(Offer { chunk, from });
+        }
+    }
+
+    /// A request came back for a chunk.
+    pub(crate) fn touched(&mut self, chunk: Handle) {
+        let reused = |t: &Tier| t.config.admission == Admission::Reused;
+        if !self.lower.tiers.iter().any(reused) {
+            return;
+        }
+        if let Some(e) = self.get_mut(chunk)
+            && !std::mem::replace(&mut e.reused, true)
+        {
+            self.lower.offers.push(Offer { chunk, from: None });
+        }
+    }
+
+    /// Puts what was offered into the queues of the tiers that should have it.
+    pub(super) fn take_offers(&mut self, now: Time) {
+        for offer in std::mem::take(&mut self.lower.offers) {
+            let Some(e) = self.get(offer.chunk).filter(|e| e.listed && e.complete()) else {
+                continue;
+            };
+            let (name, reused) = (e.name, e.reused);
+            if !self.lower.origins.contains_key(&name.layout) {
+                continue;
+            }
+            let bytes = self.stored_bytes(offer.chunk);
+            for at in 0..self.lower.tiers.len() {
+                if offer.from.is_none_or(|from| at < from) {
+                    self.queue_put(now, at, &name, offer.chunk, bytes, reused);
+                }
+            }
+        }
+    }
+
+    fn queue_put(
+        &mut self,
+        now: Time,
+        at: usize,
+        name: &Name,
+        chunk: Handle,
+        bytes: u64,
+        reused: bool,
+    ) {
+        let known = self.lower.known.has(name, at);
+        let Some(tier) = self.lower.tiers.get_mut(at) else {
+            return;
+        };
+        let config = tier.config;
+        if config.write == WritePolicy::None
+            || config.admission == Admission::Reused && !reused
+            || known
+        {
+            return;
+        }
+        let writing = self.lower.writing.entry(*name).or_default();
+        if *writing >> at & 1 == 1 && !made(Mistake::PutTwice) {
+            return;
+        }
+        tier.stats.offered_chunks += 1;
+        if !tier.up() && !made(Mistake::TierIsDown) {
+            count(&mut tier.stats.puts, "TierDown", 1);
+            if *writing == 0 {
+                self.lower.writing.remove(name);
+            }
+            return;
+        }
+        *writing |= 1 << at;
+        tier.writes.queue_bytes += bytes;
+        tier.writes.queue.push_back(Waiting {
+            name: *name,
+            chunk,
+            bytes,
+            since_ms: now.mono_ms,
+        });
+        let most = config.put_queue_bytes_max;
+        self.drop_waiting(at, "QueueFull", |tier| {
+            tier.writes.queue_bytes > most && !made(Mistake::PutBounds)
+        });
+    }
+
+    /// Drops the oldest as long as that is needed.
+    fn drop_waiting(&mut self, at: usize, why: &'static str, needed: impl Fn(&Tier) -> bool) {
+        while let Some(tier) = self.lower.tiers.get_mut(at).filter(|t| needed(t)) {
+            let Some(oldest) = tier.writes.queue.pop_front() else {
+                return;
+            };
+            tier.writes.queue_bytes = tier.writes.queue_bytes.saturating_sub(oldest.bytes);
+            count(&mut tier.stats.puts, why, 1);
+            self.not_writing(&oldest.name, at);
+        }
+    }
+
+    fn not_writing(&mut self, name: &Name, at: usize) {
+        if let Some(writing) = self.lower.writing.get_mut(name) {
+            *writing &= !(1 << at);
+            if *writing == 0 {
+                self.lower.writing.remove(name);
+            }
+        }
+    }
+
+    /// Begins what waits, tier by tier, as far as its bounds allow. What waited for too long goes.
+    pub(super) fn begin_puts(&mut self, now: Time) {
+        for at in 0..self.lower.tiers.len() {
+            self.drop_waiting(at, "TooOld", |tier| {
+                let oldest = tier.writes.queue.front();
+                oldest.is_some_and(|w| now.mono_ms >= w.since_ms + tier.config.put_age_ms_max)
+            });
+            while let Some(waiting) = self.next_put(at) {
+                match self.object(now, waiting.chunk) {
+                    Ok((object, targets)) => self.begin_put(at, &waiting, object, targets),
+                    Err(why) => {
+                        self.lower.stat(at, |s| count(&mut s.puts, why, 1));
+                        self.not_writing(&waiting.name, at);
+                    }
+                }
+            }
+        }
+    }
+
+    fn next_put(&mut self, at: usize) -> Option<Waiting> {
+        let next = *self.lower.tiers.get(at)?.writes.queue.front()?;
+        // it may have got more sections since
+        let bytes = self.stored_bytes(next.chunk);
+        let tier = self.lower.tiers.get_mut(at)?;
+        let (config, writes) = (&tier.config, &mut tier.writes);
+        let full = writes.puts >= config.puts_max
+            || writes.puts > 0 && writes.put_bytes + bytes > config.put_bytes_max;
+        if full && !made(Mistake::PutBounds) {
+            return None;
+        }
+        writes.queue.pop_front();
+        writes.queue_bytes = writes.queue_bytes.saturating_sub(next.bytes);
+        Some(Waiting { bytes, ..next })
+    }
+
+    fn begin_put(&mut self, at: usize, waiting: &Waiting, object: Object, targets: Vec<Target>) {
+        let Some(tier) = self.lower.tiers.get_mut(at) else {
+            return;
+        };
+        tier.writes.puts += 1;
+        tier.writes.put_bytes += waiting.bytes;
+        let put = self.lower.next_put;
+        self.lower.next_put += 1;
+        self.lower.orders.push(Order::Put {
+            put,
+            tier: tier.config.kind,
+            object: Box::new(object),
+            sections: targets.clone(),
+        });
+        self.lower.puts.insert(
+            put,
+            Put {
+                name: waiting.name,
+                chunk: waiting.chunk,
+                tier: at,
+                bytes: waiting.bytes,
+                targets,
+            },
+        );
+        if !made(Mistake::PutUnleased) {
+            self.lease(waiting.chunk);
+        }
+    }
+
+    /// A write ended. It counts only if what was read is still what it was.
+    pub(super) fn put_done(&mut self, put: u64, stored: Result<Stored, Cause>) {
+        // of an earlier boot
+        let Some(done) = self.lower.puts.remove(&put) else {
+            return;
+        };
+        let same = self.put_stands(&done);
+        if !made(Mistake::PutUnleased) {
+            self.unlease(done.chunk);
+        }
+        self.not_writing(&done.name, done.tier);
+        let result = match stored {
+            Ok(_) if !same => "Changed",
+            Ok(Stored::New) => "stored",
+            Ok(Stored::Already) => "already",
+            Err(cause) => cause.name(),
+        };
+        if same && stored.is_ok() {
+            self.lower.known.present(done.name, done.tier);
+        }
+        if let Some(tier) = self.lower.tiers.get_mut(done.tier) {
+            tier.writes.puts = tier.writes.puts.saturating_sub(1);
+            tier.writes.put_bytes = tier.writes.put_bytes.saturating_sub(done.bytes);
+            count(&mut tier.stats.puts, result, 1);
+            if result == "stored" {
+                tier.stats.put_bytes += done.bytes;
+            }
+        }
+        // its bytes were not what they should be: are they still, and who reads them meanwhile?
+        if stored == Err(Cause::Corrupt) && self.get(done.chunk).is_some_and(|e| e.listed) {
+            self.start_check(done.chunk.entry, false, false);
+        }
+    }
+
+    /// Are the slots that are being read still those of the chunk?
+    pub(super) fn put_stands(&self, put: &Put) -> bool {
+        put.targets.iter().all(|target| {
+            let row = self.table.row(target.section.slot.get());
+            row.state == PUBLISHED && row.generation == target.section.generation.get()
+        })
+    }
+
+    /// The tier went down: what waits for it goes. What is being written ends when the shell says so.
+    pub(super) fn end_puts_of(&mut self, at: usize) {
+        if !made(Mistake::TierIsDown) {
+            self.drop_waiting(at, "TierDown", |_| true);
+        }
+    }
+
+    /// Bytes of the sections that a chunk has.
+    fn stored_bytes(&self, chunk: Handle) -> u64 {
+        self.get(chunk).map_or(0, |e| {
+            sections_of(e.have)
+                .map(|s| self.table.row(e.slot(s)).length)
+                .sum()
+        })
+    }
+
+    /// The head of a chunk's object, and where its sections lie.
+    fn object(&self, now: Time, chunk: Handle) -> Result<(Object, Vec<Target>), &'static str> {
+        let e = self
+            .get(chunk)
+            .filter(|e| e.listed && e.complete())
+            .ok_or("Gone")?;
+        if e.expired(now.unix_s) {
+            return Err("Expired");
+        }
+        let origin = self.lower.origins.get(&e.name.layout).ok_or("Gone")?;
+        let layout = self.layouts.get(e.name.layout as usize).ok_or("Gone")?;
+        // other processes can write to the record: it must give the chunk's key
+        let record = self.table.chunk(chunk.entry);
+        let (model, last_hash) = (ModelId(record.model), EngineHash(record.last_hash));
+        if !self.lower.models.contains(&model) {
+            return Err("NotShared");
+        }
+        let hashes = record.block_hashes.get(..record.block_hash_count as usize);
+        let mut block_hashes: Vec<EngineHash> = hashes
+            .unwrap_or_default()
+            .iter()
+            .map(|h| EngineHash(*h))
+            .collect();
+        if block_hashes.last() != Some(&last_hash) {
+            block_hashes.clear();
+        }
+        let (mut sections, mut targets) = (Vec::new(), Vec::new());
+        for number in sections_of(e.have) {
+            let slot = e.slot(number);
+            let (group, shard) = origin.plan.locate(number).ok_or("Gone")?;
+            if slot == NONE {
+                return Err("Gone");
+            }
+            let row = self.table.row(slot);
+            let group = group as u32;
+            sections.push(Section {
+                group,
+                shard,
+                stored_bytes: row.length,
+                raw_bytes: row.length,
+                stored_digest: row.digest,
+                raw_digest: row.digest,
+            });
+            targets.push(Target {
+                group,
+                shard,
+                section: SectionRef::new(slot, row.generation, row.length as u32, number),
+            });
+        }
+        let object = Object {
+            kind: KeyKind::Prefix,
+            codec: Codec::None,
+            fidelity: Fidelity::Exact,
+            cipher: Cipher::None,
+            model,
+            layout: *layout,
+            namespace: NamespaceId(record.namespace),
+            last_hash,
+            parent: e.parent_key,
+            part: 0,
+            parts: 1,
+            tokens: e.tokens,
+            first_token: e.first_token,
+            created_unix_ms: now.unix_s.saturating_mul(1000),
+            expires_unix_s: e.expires_unix_s,
+            writer: [0; 16],
+            engine: origin.engine.clone(),
+            engine_version: origin.engine_version.clone(),
+            nonce: [0; 24],
+            sections,
+            block_hashes,
+            token_ids: Vec::new(),
+        };
+        if object.key() != e.name.key {
+            return Err("BadRecord");
+        }
+        Ok((object, targets))
+    }
+}
+
+/// The beginning of a text, as far as it fits.
+fn within(text: &str, bytes: usize) -> String {
+    let end = (0..=bytes.min(text.len()))
+        .rev()
+        .find(|at| text.is_char_boundary(*at));
+    text.get(..end.unwrap_or(0)).unwrap_or_default().to_owned()
+}
