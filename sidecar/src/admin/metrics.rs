@@ -254,6 +254,46 @@ pub const CORE: &[Metric] = &[
     gauge("soft_pinned_bytes", &[], "Bytes under soft pins."),
     gauge("admin_pinned_bytes", &[], "Bytes pinned by people."),
     gauge(
+        "tier_up",
+        &["tier"],
+        "1 while a tier below memory is asked and written to, 0 while it is down.",
+    ),
+    counter(
+        "tier_lookup_chunks_total",
+        &["tier", "result"],
+        "Chunks that a tier below memory was asked for, by how that ended: present, absent, cancelled, or why it failed.",
+    ),
+    counter(
+        "tier_fetch_chunks_total",
+        &["tier", "result"],
+        "Chunks that requests wanted from a tier below memory, by how that ended: landed, cancelled, stored (by a worker meanwhile), or why they did not come.",
+    ),
+    counter(
+        "tier_fetched_bytes_total",
+        &["tier"],
+        "Bytes of chunks that landed from a tier below memory.",
+    ),
+    counter(
+        "tier_write_chunks_total",
+        &["tier", "result"],
+        "Chunks that were to be written to a tier below memory, by how that ended: stored, already, or why not.",
+    ),
+    counter(
+        "tier_written_bytes_total",
+        &["tier"],
+        "Bytes of chunks that were stored in a tier below memory.",
+    ),
+    gauge(
+        "tier_waiting_chunks",
+        &["tier", "direction"],
+        "Chunks that wait to be fetched from, or written to, a tier below memory: fetch or write.",
+    ),
+    gauge(
+        "tier_in_flight_bytes",
+        &["tier", "direction"],
+        "Bytes of chunks that are being fetched from, or written to, a tier below memory: fetch or write.",
+    ),
+    gauge(
         "events_cursor",
         &[],
         "Number of the youngest event of EVENTS.",

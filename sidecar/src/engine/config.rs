@@ -99,7 +99,7 @@ pub struct TierConfig {
     pub fetch_queue_max: u32,
     /// Chunks being written.
     pub puts_max: u32,
-    /// Their bytes. One chunk may always be written.
+    /// Their bytes; a quarter of what may be granted where that is less. One chunk may always be written.
     pub put_bytes_max: u64,
     /// Bytes of the chunks that wait to be written; the oldest goes where more come.
     pub put_queue_bytes_max: u64,

@@ -5,6 +5,7 @@ use super::lower::{Held, Task};
 use super::memory::{Bytes, right_digest, rows_of, short};
 use super::rules::Rule;
 use super::world::World;
+use crate::engine::table::ROW_BYTES;
 use crate::engine::{Report, Target};
 use crate::tiers::{Cause, Stored};
 use kvcachepool_protocol::object::Object;
@@ -52,12 +53,13 @@ impl World {
             }
         }
         let count = keys.len();
+        let most = PUT_BYTES_MAX.min(u64::from(self.p.segments) * 64 * ROW_BYTES / 4);
         keys.sort_unstable();
         keys.dedup();
         if keys.len() < count {
             self.broke(Rule::S10, || "a chunk is written twice at once".into());
         }
-        if count > PUTS_MAX as usize || count > 1 && bytes > PUT_BYTES_MAX {
+        if count > PUTS_MAX as usize || count > 1 && bytes > most {
             self.broke(Rule::S9, || {
                 format!("{count} writes of {bytes} bytes at once with tier {tier}")
             });

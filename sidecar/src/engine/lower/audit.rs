@@ -145,7 +145,7 @@ impl<T: Table> Engine<T> {
                 *writing.entry((waiting.name, at)).or_default() += 1;
             }
             let bounded = w.puts <= tier.config.puts_max
-                && (w.put_bytes <= tier.config.put_bytes_max || w.puts == 1)
+                && (w.put_bytes <= self.put_bytes_max(tier) || w.puts == 1)
                 && w.queue_bytes <= tier.config.put_queue_bytes_max;
             let right = (queued, puts, bytes) == (w.queue_bytes, w.puts, w.put_bytes);
             say(bounded && right, "WritesAreBounded", || {

@@ -55,6 +55,14 @@ impl Known {
             .is_some_and(|s| s.absent >> tier & 1 == 1 && now_ms < s.absent_ms + ABSENT_MS)
     }
 
+    /// The tier went down, and may come back with less.
+    pub fn forget(&mut self, tier: usize) {
+        for seen in self.of.values_mut() {
+            seen.present &= !(1 << tier);
+            seen.absent &= !(1 << tier);
+        }
+    }
+
     fn entry(&mut self, name: Name) -> &mut Seen {
         if !self.of.contains_key(&name) {
             if self.order.len() >= NAMES_MAX
@@ -95,6 +103,9 @@ mod tests {
         assert!(!known.has(&name(1), 0));
         known.present(name(1), 0);
         assert!(!known.lacks(&name(1), 0, 20));
+        known.present(name(1), 1);
+        known.forget(0);
+        assert!(!known.has(&name(1), 0) && known.has(&name(1), 1));
     }
 
     #[test]

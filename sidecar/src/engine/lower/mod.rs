@@ -15,7 +15,7 @@ mod puts;
 mod stats;
 
 pub use orders::{Landed, Order, Report, Target};
-pub use stats::TierStats;
+pub use stats::{TierStats, TierView};
 
 pub(crate) use ask::Asking;
 
@@ -220,6 +220,7 @@ impl<T: Table> Engine<T> {
             tier.down = down;
         }
         if gone {
+            self.lower.known.forget(at);
             self.end_lookups_of(now, at);
             self.end_wants_of(now, at);
             self.end_puts_of(at);
@@ -236,11 +237,16 @@ impl<T: Table> Engine<T> {
             && self.lower.writing.is_empty()
     }
 
-    /// Tiers below memory: name, why it is down (none = up), counters.
-    pub fn tiers(&self) -> impl Iterator<Item = (Kind, Option<&str>, &TierStats)> {
-        self.lower
-            .tiers
-            .iter()
-            .map(|t| (t.config.kind, t.down.as_deref(), &t.stats))
+    /// Tiers below memory, the nearest first.
+    pub fn tiers(&self) -> impl Iterator<Item = TierView<'_>> {
+        self.lower.tiers.iter().map(|t| TierView {
+            kind: t.config.kind,
+            down: t.down.as_deref(),
+            stats: &t.stats,
+            fetches_waiting: t.queued,
+            fetch_bytes: t.fetch_bytes,
+            writes_waiting: t.writes.queue.len(),
+            write_bytes: t.writes.put_bytes,
+        })
     }
 }

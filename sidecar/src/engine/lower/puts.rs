@@ -205,14 +205,20 @@ impl<T: Table> Engine<T> {
         }
     }
 
+    /// Bytes that may be written to a tier at once, if it is more than one chunk: nothing of them can make room meanwhile.
+    pub(super) fn put_bytes_max(&self, tier: &Tier) -> u64 {
+        tier.config.put_bytes_max.min(self.granted_bytes_max() / 4)
+    }
+
     fn next_put(&mut self, at: usize) -> Option<Waiting> {
         let next = *self.lower.tiers.get(at)?.writes.queue.front()?;
         // it may have got more sections since
         let bytes = self.stored_bytes(next.chunk);
+        let most = self.put_bytes_max(self.lower.tiers.get(at)?);
         let tier = self.lower.tiers.get_mut(at)?;
         let (config, writes) = (&tier.config, &mut tier.writes);
-        let full = writes.puts >= config.puts_max
-            || writes.puts > 0 && writes.put_bytes + bytes > config.put_bytes_max;
+        let full =
+            writes.puts >= config.puts_max || writes.puts > 0 && writes.put_bytes + bytes > most;
         if full && !made(Mistake::PutBounds) {
             return None;
         }

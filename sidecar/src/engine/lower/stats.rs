@@ -1,6 +1,26 @@
 //! What is counted per tier. Parts add up: see `audit`.
 
+use crate::tiers::Kind;
 use std::collections::BTreeMap;
+
+/// A tier, as status and metrics show it.
+#[derive(Debug, Clone, Copy)]
+pub struct TierView<'a> {
+    /// Which.
+    pub kind: Kind,
+    /// Why it is down; none = up.
+    pub down: Option<&'a str>,
+    /// Counters.
+    pub stats: &'a TierStats,
+    /// Chunks that wait to be fetched.
+    pub fetches_waiting: u32,
+    /// Bytes of the chunks that are being fetched, cancelled or not.
+    pub fetch_bytes: u64,
+    /// Chunks that wait to be written.
+    pub writes_waiting: usize,
+    /// Bytes of the chunks that are being written.
+    pub write_bytes: u64,
+}
 
 /// Counters of one tier since the engine's start.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

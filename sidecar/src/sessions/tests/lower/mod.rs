@@ -215,7 +215,7 @@ fn row(w: &World, target: &Target) -> u32 {
 
 fn stats(w: &World, kind: Kind) -> TierStats {
     let mut tiers = w.core.engine().unwrap().tiers();
-    tiers.find(|t| t.0 == kind).unwrap().2.clone()
+    tiers.find(|t| t.kind == kind).unwrap().stats.clone()
 }
 
 fn audit(w: &World) {

@@ -221,6 +221,10 @@ fn nothing_is_written_to_a_tier_that_is_down() {
     assert!(puts(&mut w).is_empty());
     let counted = stats(&w, Kind::Disk).puts;
     assert_eq!((counted["TierDown"], counted["Full"]), (2, 1));
+    // it may have come back with less
+    state(&mut w, Kind::Disk, None);
+    ask(&mut w, scheduler, "r", &[4]);
+    assert_eq!(look_up(&mut w, &[]).1, [4]);
     assert_eq!(leased(&w), 0);
     audit(&w);
 }
