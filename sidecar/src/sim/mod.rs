@@ -22,7 +22,7 @@ mod many;
 mod memory;
 mod mistakes;
 mod profile;
-mod rng;
+pub(crate) mod rng;
 mod rules;
 mod scheduler;
 mod sidecar;

@@ -3,7 +3,11 @@
 //! decided by the engine; here it is only done.
 
 mod error;
+#[cfg(any(test, feature = "simulation"))]
+pub mod shelf;
 mod span;
+#[cfg(test)]
+pub(crate) mod suite;
 
 pub use error::{Cause, Status, TierError};
 pub use span::Span;

@@ -1,0 +1,271 @@
+//! A tier in this process's memory, for tests: what the trait promises with nothing around it. Here no byte outlives the process, and
+//! nothing fails but what is asked for wrongly or finds no room; other failures come from `layers/chaos.rs`.
+
+use super::{
+    Cause, Get, Kind, Listed, Operation, Page, Place, Put, Span, Stored, Tier, TierError, Usage,
+};
+use kvcachepool_protocol::object::{Object, ObjectName};
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::ops::Bound;
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// The tier. Clones are the same shelf.
+#[derive(Debug, Clone)]
+pub struct Shelf {
+    kind: Kind,
+    capacity_bytes: u64,
+    objects: Arc<Mutex<BTreeMap<String, Kept>>>,
+}
+
+#[derive(Debug, Clone)]
+struct Kept {
+    object: Object,
+    sections: Vec<Arc<Vec<u8>>>,
+    written_unix_s: u64,
+}
+
+impl Kept {
+    fn bytes(&self) -> u64 {
+        self.object.total_bytes()
+    }
+}
+
+impl Shelf {
+    /// An empty one; `kind` is what its errors say, `capacity_bytes` 0 = as much as is put.
+    pub fn new(kind: Kind, capacity_bytes: u64) -> Self {
+        Self {
+            kind,
+            capacity_bytes,
+            objects: Arc::default(),
+        }
+    }
+
+    /// Changes one byte of a section at rest, as a bad disk does. False: there is no such byte.
+    pub fn spoil(&self, name: &ObjectName, section: usize, at: usize) -> bool {
+        let mut objects = self.objects.lock();
+        let byte = objects
+            .get_mut(&name.redis())
+            .and_then(|kept| kept.sections.get_mut(section))
+            .and_then(|bytes| Arc::make_mut(bytes).get_mut(at));
+        byte.is_some_and(|byte| {
+            *byte ^= 1;
+            true
+        })
+    }
+
+    fn failed(&self, cause: Cause, name: &ObjectName, detail: impl Into<String>) -> TierError {
+        TierError::new(self.kind, cause, detail).about(name.redis())
+    }
+
+    fn kept(&self, name: &ObjectName) -> Result<Kept, TierError> {
+        let objects = self.objects.lock();
+        objects
+            .get(&name.redis())
+            .cloned()
+            .ok_or_else(|| self.failed(Cause::Missing, name, "not on the shelf"))
+    }
+
+    /// Bytes of the section that each place is for, in the order of the places.
+    fn wanted(
+        &self,
+        name: &ObjectName,
+        kept: &Kept,
+        places: &[Place],
+    ) -> Result<Vec<Arc<Vec<u8>>>, TierError> {
+        let of = |place: &Place| {
+            let mut sections = kept.object.sections.iter().zip(&kept.sections);
+            let (_, bytes) =
+                sections.find(|(s, _)| (s.group, s.shard) == (place.group, place.shard))?;
+            (bytes.len() as u64 == place.span.length).then(|| bytes.clone())
+        };
+        let shape = |place: &Place| {
+            let (group, shard, length) = (place.group, place.shard, place.span.length);
+            let detail = format!("no section {group}/{shard} of {length} bytes");
+            self.failed(Cause::Shape, name, detail)
+        };
+        let find = |place| of(place).ok_or_else(|| shape(place));
+        places.iter().map(find).collect()
+    }
+
+    fn copied(&self, put: &Put) -> Result<Vec<Arc<Vec<u8>>>, TierError> {
+        let lengths = put.object.sections.iter().map(|s| s.stored_bytes);
+        if !lengths.eq(put.spans.iter().map(|span| span.length)) {
+            let detail = "the spans are not as long as the sections";
+            return Err(self.failed(Cause::Shape, &put.object.name(), detail));
+        }
+        Ok(put.spans.iter().map(|span| Arc::new(bytes(span))).collect())
+    }
+
+    fn shelve(&self, kept: Kept) -> Result<Stored, TierError> {
+        let name = kept.object.name();
+        let mut objects = self.objects.lock();
+        if objects.contains_key(&name.redis()) {
+            return Ok(Stored::Already);
+        }
+        let held: u64 = objects.values().map(Kept::bytes).sum();
+        if self.capacity_bytes > 0 && held + kept.bytes() > self.capacity_bytes {
+            return Err(self.failed(Cause::Full, &name, "no room on the shelf"));
+        }
+        objects.insert(name.redis(), kept);
+        Ok(Stored::New)
+    }
+}
+
+fn bytes(span: &Span) -> Vec<u8> {
+    let mut bytes = vec![0; span.length as usize];
+    span.read(0, &mut bytes);
+    bytes
+}
+
+impl Tier for Shelf {
+    fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    fn lookup<'a>(&'a self, names: &'a [ObjectName]) -> Operation<'a, Vec<bool>> {
+        Box::pin(async move {
+            let objects = self.objects.lock();
+            Ok(names
+                .iter()
+                .map(|name| objects.contains_key(&name.redis()))
+                .collect())
+        })
+    }
+
+    fn head<'a>(&'a self, name: &'a ObjectName) -> Operation<'a, Object> {
+        Box::pin(async move { Ok(self.kept(name)?.object) })
+    }
+
+    fn get(&self, get: Get) -> Operation<'_, Object> {
+        Box::pin(async move {
+            let kept = self.kept(&get.name)?;
+            let wanted = self.wanted(&get.name, &kept, &get.places)?;
+            for (place, bytes) in get.places.iter().zip(wanted) {
+                // A real tier waits between its sections, so that others run and the operation may be dropped in the middle.
+                tokio::task::yield_now().await;
+                place.span.write(0, &bytes);
+            }
+            Ok(kept.object)
+        })
+    }
+
+    fn put(&self, put: Put) -> Operation<'_, Stored> {
+        Box::pin(async move {
+            let sections = self.copied(&put)?;
+            tokio::task::yield_now().await;
+            self.shelve(Kept {
+                object: put.object,
+                sections,
+                written_unix_s: now_unix_s(),
+            })
+        })
+    }
+
+    fn remove<'a>(&'a self, names: &'a [ObjectName]) -> Operation<'a, u64> {
+        Box::pin(async move {
+            let mut objects = self.objects.lock();
+            let removed = names
+                .iter()
+                .filter(|name| objects.remove(&name.redis()).is_some());
+            Ok(removed.count() as u64)
+        })
+    }
+
+    fn usage(&self) -> Operation<'_, Usage> {
+        Box::pin(async move {
+            let objects = self.objects.lock();
+            Ok(Usage {
+                objects: objects.len() as u64,
+                bytes: objects.values().map(Kept::bytes).sum(),
+                capacity_bytes: self.capacity_bytes,
+            })
+        })
+    }
+
+    fn list<'a>(&'a self, from: Option<&'a str>, limit: usize) -> Operation<'a, Page> {
+        Box::pin(async move {
+            let objects = self.objects.lock();
+            let start = from.map_or(Bound::Unbounded, Bound::Excluded);
+            let mut rest = objects.range::<str, _>((start, Bound::Unbounded));
+            let page: Vec<_> = rest.by_ref().take(limit.max(1)).collect();
+            let last = page.last().map(|(name, _)| (*name).clone());
+            Ok(Page {
+                objects: page.into_iter().map(|(_, kept)| listed(kept)).collect(),
+                foreign: 0,
+                next: rest.next().and(last),
+            })
+        })
+    }
+}
+
+fn listed(kept: &Kept) -> Listed {
+    Listed {
+        name: kept.object.name(),
+        bytes: kept.bytes(),
+        written_unix_s: kept.written_unix_s,
+    }
+}
+
+fn now_unix_s() -> u64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| since.as_secs())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tiers::suite::{Opening, Subject, passes_the_suite};
+
+    /// The shelf that was opened last is still there for whoever opens it again.
+    #[derive(Default)]
+    struct Shelves(Mutex<Option<Shelf>>);
+
+    impl Subject for Shelves {
+        fn empty(&self) -> Opening<'_> {
+            let shelf = Shelf::new(Kind::Disk, 0);
+            *self.0.lock() = Some(shelf.clone());
+            Box::pin(async { Arc::new(shelf) as Arc<dyn Tier> })
+        }
+
+        fn again(&self) -> Option<Opening<'_>> {
+            let shelf = self.0.lock().clone()?;
+            Some(Box::pin(async { Arc::new(shelf) as Arc<dyn Tier> }))
+        }
+    }
+
+    passes_the_suite!(Shelves::default());
+
+    #[tokio::test]
+    async fn a_full_shelf_says_so_and_keeps_nothing_of_the_object() {
+        use crate::tiers::suite::{Memory, Sample};
+        let (memory, shelf) = (Memory::new(1 << 20), Shelf::new(Kind::Redis, 20_000));
+        let (fits, not) = (
+            Sample::new(1, 0, &[8_000]),
+            Sample::new(1, 1, &[8_000, 4_000]),
+        );
+        assert_eq!(shelf.put(fits.put(&memory)).await, Ok(Stored::New));
+        let error = shelf.put(not.put(&memory)).await.unwrap_err();
+        assert_eq!((error.tier, error.cause), (Kind::Redis, Cause::Full));
+        let names = [fits.name(), not.name()];
+        assert_eq!(shelf.lookup(&names).await, Ok(vec![true, false]));
+    }
+
+    #[tokio::test]
+    async fn a_spoiled_byte_is_the_only_one_that_differs() {
+        use crate::tiers::suite::{Memory, Sample};
+        let (memory, shelf) = (Memory::new(1 << 20), Shelf::new(Kind::Disk, 0));
+        let sample = Sample::new(1, 0, &[100, 200]);
+        shelf.put(sample.put(&memory)).await.unwrap();
+        assert!(shelf.spoil(&sample.name(), 1, 199));
+        assert!(!shelf.spoil(&sample.name(), 1, 200));
+        let get = sample.get(&memory, &[0, 1]);
+        shelf.get(get.clone()).await.unwrap();
+        assert_eq!(bytes(&get.places[0].span), sample.bytes[0]);
+        let mut spoiled = sample.bytes[1].clone();
+        spoiled[199] ^= 1;
+        assert_eq!(bytes(&get.places[1].span), spoiled);
+    }
+}
