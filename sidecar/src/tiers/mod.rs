@@ -3,6 +3,7 @@
 //! decided by the engine; here it is only done.
 
 mod error;
+pub mod layers;
 #[cfg(any(test, feature = "simulation"))]
 pub mod shelf;
 mod span;

@@ -1,0 +1,175 @@
+//! An end to every operation. Past it the answer is Timeout and the operation is dropped; what still reads or writes its spans holds them.
+
+use super::around::{Answer, Around, Asked, Op};
+use crate::tiers::{Cause, Operation, TierError};
+use std::time::Duration;
+use tokio::time::{Instant, timeout_at};
+
+tokio::task_local! {
+    static UNTIL: Instant;
+}
+
+/// When the operation that runs here must have ended, as the layers inside of this one know it. None: there is no such layer.
+pub(super) fn until() -> Option<Instant> {
+    UNTIL.try_with(|until| *until).ok()
+}
+
+/// How long operations may take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Options {
+    /// Most time of what moves no sections: lookup, head, remove, usage.
+    pub question: Duration,
+    /// Most time of a get or put, before its bytes, and of a page of a listing.
+    pub transfer: Duration,
+    /// A get or put gets as much time more as its bytes take at this rate.
+    pub bytes_per_s_min: u64,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            question: Duration::from_secs(2),
+            transfer: Duration::from_secs(5),
+            bytes_per_s_min: 16 << 20,
+        }
+    }
+}
+
+impl Options {
+    /// Most time of an operation.
+    pub fn longest(&self, op: Op, bytes: u64) -> Duration {
+        match op {
+            Op::Lookup | Op::Head | Op::Remove | Op::Usage => self.question,
+            Op::List => self.transfer,
+            Op::Get | Op::Put => {
+                let rate = self.bytes_per_s_min.max(1);
+                let ms = bytes.saturating_mul(1_000) / rate;
+                self.transfer + Duration::from_millis(ms)
+            }
+        }
+    }
+}
+
+/// The layer.
+#[derive(Debug)]
+pub struct Deadline(Options);
+
+impl Deadline {
+    /// With these times.
+    pub fn new(options: Options) -> Self {
+        Self(options)
+    }
+}
+
+impl Around for Deadline {
+    fn around<'a, T: Answer + 'a>(
+        &'a self,
+        asked: Asked,
+        inner: impl FnOnce() -> Operation<'a, T> + Send + 'a,
+    ) -> Operation<'a, T> {
+        Box::pin(async move {
+            let longest = self.0.longest(asked.op, asked.bytes);
+            let until = Instant::now() + longest;
+            let ended = UNTIL.scope(until, timeout_at(until, async { inner().await }));
+            ended.await.unwrap_or_else(|_| {
+                let (op, seconds) = (asked.op.name(), longest.as_secs_f64());
+                let detail = format!("{op} did not end within {seconds:.1} s");
+                let error = TierError::new(asked.tier, Cause::Timeout, detail);
+                Err(match &asked.object {
+                    Some(name) => error.about(name.redis()),
+                    None => error,
+                })
+            })
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tiers::layers::around::Layer;
+    use crate::tiers::layers::scripted::{Scripted, name};
+    use crate::tiers::suite::{Memory, Sample};
+    use crate::tiers::{Get, Kind, Place, Tier};
+    use std::sync::Arc;
+
+    fn options() -> Options {
+        Options {
+            question: Duration::from_secs(1),
+            transfer: Duration::from_secs(4),
+            bytes_per_s_min: 1 << 20,
+        }
+    }
+
+    fn layer(scripted: &Arc<Scripted>) -> Layer<Deadline> {
+        Layer::new(Arc::new(Deadline::new(options())), scripted.clone())
+    }
+
+    #[test]
+    fn more_bytes_have_more_time() {
+        let options = options();
+        for (op, bytes, seconds) in [
+            (Op::Lookup, 0, 1.0),
+            (Op::List, 0, 4.0),
+            (Op::Get, 0, 4.0),
+            (Op::Get, 1 << 20, 5.0),
+            (Op::Put, 10 << 20, 14.0),
+        ] {
+            let longest = options.longest(op, bytes);
+            assert_eq!(longest, Duration::from_secs_f64(seconds), "{op:?}");
+        }
+        let none = Options {
+            bytes_per_s_min: 0,
+            ..options
+        };
+        assert!(none.longest(Op::Get, u64::MAX) > Duration::from_secs(1_000));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_operation_past_its_deadline_is_answered_by_name() {
+        let scripted = Scripted::new();
+        let tier = layer(&scripted);
+        let began = Instant::now();
+        scripted.hang();
+        let error = tier.head(&name(1)).await.unwrap_err();
+        assert_eq!((error.tier, error.cause), (Kind::S3, Cause::Timeout));
+        assert_eq!(error.object, Some(name(1).redis()));
+        assert_eq!(began.elapsed(), Duration::from_secs(1));
+        scripted.after(Duration::from_millis(900));
+        assert!(tier.usage().await.is_ok());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_layers_inside_know_when_it_ends() {
+        let scripted = Scripted::new();
+        let tier = layer(&scripted);
+        assert_eq!(until(), None);
+        let began = Instant::now();
+        tier.usage().await.unwrap();
+        assert_eq!(scripted.deadlines(), [Some(began + Duration::from_secs(1))]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn spans_are_held_past_the_deadline_by_what_still_writes_them() {
+        let scripted = Scripted::new();
+        let (tier, memory) = (layer(&scripted), Memory::new(1 << 20));
+        let sample = Sample::new(1, 0, &[5_000]);
+        let hold = Arc::new(());
+        let get = Get {
+            name: sample.name(),
+            places: vec![Place {
+                group: 0,
+                shard: 0,
+                span: memory.held(5_000, hold.clone()),
+            }],
+        };
+        let release = scripted.keep_spans();
+        let error = tier.get(get).await.unwrap_err();
+        assert_eq!(error.cause, Cause::Timeout);
+        assert_eq!(Arc::strong_count(&hold), 2, "a thread writes on");
+        release.send(()).unwrap();
+        while Arc::strong_count(&hold) > 1 {
+            tokio::task::yield_now().await;
+        }
+    }
+}

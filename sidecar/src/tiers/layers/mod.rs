@@ -1,0 +1,99 @@
+//! Around every tier the same layers, one file each, from the outside in: counts, deadline, retry, breaker, limits, verification. Each
+//! knows nothing of the others but what the trait says. No layer decides what is fetched or kept.
+
+mod around;
+mod breaker;
+mod chance;
+#[cfg(any(test, feature = "simulation"))]
+mod chaos;
+mod counts;
+mod deadline;
+mod limits;
+mod retry;
+#[cfg(test)]
+mod scripted;
+mod verify;
+
+pub use around::Op;
+pub use breaker::{Breaker, Options as BreakerOptions, Side, State};
+#[cfg(any(test, feature = "simulation"))]
+pub use chaos::{Chaos, Faults};
+pub use counts::{Counts, SECONDS, Tally};
+pub use deadline::Options as DeadlineOptions;
+pub use limits::{Budget, Limits, Load, Options as LimitOptions};
+pub use retry::Options as RetryOptions;
+
+use super::Tier;
+use around::Layer;
+use deadline::Deadline;
+use retry::Retry;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use verify::Verify;
+
+/// Settings of all layers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Options {
+    /// How long operations may take.
+    pub deadline: DeadlineOptions,
+    /// What is tried again, and when.
+    pub retry: RetryOptions,
+    /// When the tier is not asked any more.
+    pub breaker: BreakerOptions,
+    /// What may be under way at once.
+    pub limits: LimitOptions,
+}
+
+/// A tier with its layers, and what status shows of them.
+#[derive(Debug, Clone)]
+pub struct Layered {
+    /// The tier.
+    pub tier: Arc<dyn Tier>,
+    /// Operations by what became of them.
+    pub counts: Arc<Counts>,
+    /// Is the tier asked at all?
+    pub breaker: Arc<Breaker>,
+    /// What is under way.
+    pub limits: Arc<Limits>,
+    retried: Arc<AtomicU64>,
+    corrupt: Arc<AtomicU64>,
+}
+
+impl Layered {
+    /// Attempts after the first.
+    pub fn retried(&self) -> u64 {
+        self.retried.load(Relaxed)
+    }
+
+    /// Objects that were found corrupt in the tier and removed from it.
+    pub fn corrupt(&self) -> u64 {
+        self.corrupt.load(Relaxed)
+    }
+}
+
+/// Puts all layers around a tier. The order is part of what each means: a deadline is that of all attempts and of the time that they
+/// wait; each attempt passes the breaker; nothing is held of the limits in a pause; digests are made within the limits.
+pub fn layered(tier: Arc<dyn Tier>, options: &Options) -> Layered {
+    let counts = Arc::new(Counts::default());
+    let breaker = Arc::new(Breaker::new(options.breaker));
+    let limits = Arc::new(Limits::new(options.limits));
+    let verify = Verify::new(tier);
+    let corrupt = verify.corrupt();
+    let limited = Layer::new(limits.clone(), Arc::new(verify));
+    let broken = Layer::new(breaker.clone(), Arc::new(limited));
+    let retry = Retry::new(Arc::new(broken), options.retry);
+    let retried = retry.retried();
+    let deadline = Arc::new(Deadline::new(options.deadline));
+    let timed = Layer::new(deadline, Arc::new(retry));
+    Layered {
+        tier: Arc::new(Layer::new(counts.clone(), Arc::new(timed))),
+        counts,
+        breaker,
+        limits,
+        retried,
+        corrupt,
+    }
+}
+
+#[cfg(test)]
+mod tests;
