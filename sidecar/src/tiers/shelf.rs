@@ -46,7 +46,7 @@ impl Shelf {
     pub fn spoil(&self, name: &ObjectName, section: usize, at: usize) -> bool {
         let mut objects = self.objects.lock();
         let byte = objects
-            .get_mut(&name.redis())
+            .get_mut(&name.s3(""))
             .and_then(|kept| kept.sections.get_mut(section))
             .and_then(|bytes| Arc::make_mut(bytes).get_mut(at));
         byte.is_some_and(|byte| {
@@ -56,13 +56,13 @@ impl Shelf {
     }
 
     fn failed(&self, cause: Cause, name: &ObjectName, detail: impl Into<String>) -> TierError {
-        TierError::new(self.kind, cause, detail).about(name.redis())
+        TierError::new(self.kind, cause, detail).about(name.s3(""))
     }
 
     fn kept(&self, name: &ObjectName) -> Result<Kept, TierError> {
         let objects = self.objects.lock();
         objects
-            .get(&name.redis())
+            .get(&name.s3(""))
             .cloned()
             .ok_or_else(|| self.failed(Cause::Missing, name, "not on the shelf"))
     }
@@ -101,14 +101,14 @@ impl Shelf {
     fn shelve(&self, kept: Kept) -> Result<Stored, TierError> {
         let name = kept.object.name();
         let mut objects = self.objects.lock();
-        if objects.contains_key(&name.redis()) {
+        if objects.contains_key(&name.s3("")) {
             return Ok(Stored::Already);
         }
         let held: u64 = objects.values().map(Kept::bytes).sum();
         if self.capacity_bytes > 0 && held + kept.bytes() > self.capacity_bytes {
             return Err(self.failed(Cause::Full, &name, "no room on the shelf"));
         }
-        objects.insert(name.redis(), kept);
+        objects.insert(name.s3(""), kept);
         Ok(Stored::New)
     }
 }
@@ -129,7 +129,7 @@ impl Tier for Shelf {
             let objects = self.objects.lock();
             Ok(names
                 .iter()
-                .map(|name| objects.contains_key(&name.redis()))
+                .map(|name| objects.contains_key(&name.s3("")))
                 .collect())
         })
     }
@@ -168,7 +168,7 @@ impl Tier for Shelf {
             let mut objects = self.objects.lock();
             let removed = names
                 .iter()
-                .filter(|name| objects.remove(&name.redis()).is_some());
+                .filter(|name| objects.remove(&name.s3("")).is_some());
             Ok(removed.count() as u64)
         })
     }

@@ -76,7 +76,7 @@ impl<'a> Rig<'a> {
 
     /// Puts it, which must succeed.
     pub async fn put(&self, sample: &Sample) {
-        let name = sample.name().redis();
+        let name = sample.name().s3("");
         if let Err(e) = self.tier().put(sample.put(&self.memory)).await {
             panic!("put of {name}: {e}");
         }
@@ -90,7 +90,7 @@ impl<'a> Rig<'a> {
 
     /// Gets the sections with these indexes, and they must be what was put.
     pub async fn check_some(&self, sample: &Sample, wanted: &[usize]) {
-        let name = sample.name().redis();
+        let name = sample.name().s3("");
         let get = sample.get(&self.memory, wanted);
         match self.tier().get(get.clone()).await {
             Ok(head) => assert_eq!(head, sample.object, "head of {name}"),

@@ -76,7 +76,7 @@ impl Around for Deadline {
                 let detail = format!("{op} did not end within {seconds:.1} s");
                 let error = TierError::new(asked.tier, Cause::Timeout, detail);
                 Err(match &asked.object {
-                    Some(name) => error.about(name.redis()),
+                    Some(name) => error.about(name.s3("")),
                     None => error,
                 })
             })
@@ -133,7 +133,7 @@ mod tests {
         scripted.hang();
         let error = tier.head(&name(1)).await.unwrap_err();
         assert_eq!((error.tier, error.cause), (Kind::S3, Cause::Timeout));
-        assert_eq!(error.object, Some(name(1).redis()));
+        assert_eq!(error.object, Some(name(1).s3("")));
         assert_eq!(began.elapsed(), Duration::from_secs(1));
         scripted.after(Duration::from_millis(900));
         assert!(tier.usage().await.is_ok());

@@ -59,18 +59,20 @@ mod over_a_tier_that_works {
     passes_the_suite!(Stack::new(Options::default(), Faults::none(1)));
 }
 
+/// Failures that go away.
+fn sometimes() -> Faults {
+    Faults {
+        before: 100,
+        causes: vec![Cause::Unreachable, Cause::Throttled, Cause::Timeout],
+        delayed: 100,
+        late: 50,
+        ..Faults::none(2)
+    }
+}
+
 mod over_a_tier_that_fails_now_and_then {
     use super::*;
-    fn faults() -> Faults {
-        Faults {
-            before: 100,
-            causes: vec![Cause::Unreachable, Cause::Throttled, Cause::Timeout],
-            delayed: 100,
-            late: 50,
-            ..Faults::none(2)
-        }
-    }
-    passes_the_suite!(Stack::new(stubborn(), faults()));
+    passes_the_suite!(Stack::new(stubborn(), sometimes()));
 }
 
 mod with_one_operation_at_a_time {

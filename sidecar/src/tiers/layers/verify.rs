@@ -33,7 +33,7 @@ impl Verify {
     }
 
     fn failed(&self, cause: Cause, name: &ObjectName, detail: impl Into<String>) -> TierError {
-        TierError::new(self.inner.kind(), cause, detail).about(name.redis())
+        TierError::new(self.inner.kind(), cause, detail).about(name.s3(""))
     }
 
     /// Runs a get or head and checks what it brought.
@@ -63,7 +63,7 @@ impl Verify {
         places: &[Place],
     ) -> Result<(), TierError> {
         if head.name() != *name {
-            let detail = format!("the head is of {}", head.name().redis());
+            let detail = format!("the head is of {}", head.name().s3(""));
             return Err(self.failed(Cause::Foreign, name, detail));
         }
         let section = |place: &Place| {

@@ -40,7 +40,7 @@ async fn one_changed_byte_at_rest_is_found_named_and_removed() {
         assert!(rig.shelf.spoil(&sample.name(), 1, last));
         let error = rig.tier.get(get.clone()).await.unwrap_err();
         assert_eq!((error.tier, error.cause), (Kind::Disk, Cause::Corrupt));
-        assert_eq!(error.object, Some(sample.name().redis()));
+        assert_eq!(error.object, Some(sample.name().s3("")));
         assert!(error.detail.contains("0/1"), "{error}");
         assert!(!rig.holds(&sample).await);
         let again = rig.tier.get(get).await.unwrap_err();
