@@ -128,6 +128,7 @@ impl<T: Table> Engine<T> {
         if !known && self.leases.requests >= self.config.limits.requests_max {
             return None;
         }
+        self.lower.now_ms = now.mono_ms;
         let id = self.leases.next_probe;
         self.leases.next_probe += 1;
         let layout = self.layout_number(question.layout);

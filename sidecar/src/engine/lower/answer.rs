@@ -52,18 +52,26 @@ impl<T: Table> Engine<T> {
             return 0;
         };
         let mut longest = 0;
+        // what takes longer than it did before has taken that long already
+        let age =
+            |since: Option<u64>| since.map_or(0, |since| self.lower.now_ms.saturating_sub(since));
         for (at, tier) in self.lower.tiers.iter().enumerate() {
             let (mut asked, mut coming) = (false, false);
             for stand in &asking.stands {
                 asked |= *stand == Stand::Asked(at);
                 coming |= matches!(stand, Stand::Coming(t) | Stand::There(t) if *t == at);
             }
+            if !asked && !coming {
+                continue;
+            }
+            let flights = self.lower.flights.values().filter(|f| f.tier == at);
+            let mut expected_ms = tier.expected_ms(age(flights.map(|f| f.since_ms).min()));
             if asked {
-                longest = longest.max(tier.lookup_ms + tier.expected_ms());
+                let mut lookups = self.lower.lookups.values().filter(|l| l.tier == at);
+                let oldest = lookups.next().map(|l| l.since_ms);
+                expected_ms += tier.lookup_ms.max(age(oldest));
             }
-            if coming {
-                longest = longest.max(tier.expected_ms());
-            }
+            longest = longest.max(expected_ms);
         }
         longest
     }

@@ -2,19 +2,22 @@
 //! be over by now, and then a fetch finds nothing or a write finds the object there.
 
 use super::super::index::{FastMap, Name};
+use super::TIERS_MAX;
 use std::collections::VecDeque;
 
 /// Objects remembered. Some 100 bytes each.
 const NAMES_MAX: usize = 1 << 16;
 /// So long an object that was not there is taken to be missing still, in ms: from a request's early PROBE to its first poll.
 const ABSENT_MS: u64 = 1_000;
+/// So long an object that is there and cannot be used is not asked for again, in ms.
+const UNUSABLE_MS: u64 = 60_000;
 
-/// Of one object: a bit per tier, by its place in the configuration.
+/// Of one object, per tier by its place in the configuration.
 #[derive(Debug, Clone, Copy, Default)]
 struct Seen {
+    /// A bit each.
     present: u8,
-    absent: u8,
-    absent_ms: u64,
+    absent_until_ms: [u64; TIERS_MAX],
 }
 
 /// Objects that were seen, or not, in a tier.
@@ -28,17 +31,26 @@ pub(crate) struct Known {
 impl Known {
     /// The object was seen in the tier.
     pub fn present(&mut self, name: Name, tier: usize) {
-        let seen = self.entry(name);
-        seen.present |= 1 << tier;
-        seen.absent &= !(1 << tier);
+        self.note(name, tier, true, 0);
     }
 
     /// The object was not there.
     pub fn absent(&mut self, name: Name, tier: usize, now_ms: u64) {
+        self.note(name, tier, false, now_ms + ABSENT_MS);
+    }
+
+    /// The object was there and is none that can be used.
+    pub fn unusable(&mut self, name: Name, tier: usize, now_ms: u64) {
+        self.note(name, tier, false, now_ms + UNUSABLE_MS);
+    }
+
+    fn note(&mut self, name: Name, tier: usize, present: bool, absent_until_ms: u64) {
         let seen = self.entry(name);
         seen.present &= !(1 << tier);
-        seen.absent |= 1 << tier;
-        seen.absent_ms = now_ms;
+        seen.present |= u8::from(present) << tier;
+        if let Some(until) = seen.absent_until_ms.get_mut(tier) {
+            *until = absent_until_ms;
+        }
     }
 
     /// Was it there, when it was looked at last?
@@ -50,16 +62,18 @@ impl Known {
 
     /// Was it missing a moment ago?
     pub fn lacks(&self, name: &Name, tier: usize, now_ms: u64) -> bool {
-        self.of
-            .get(name)
-            .is_some_and(|s| s.absent >> tier & 1 == 1 && now_ms < s.absent_ms + ABSENT_MS)
+        let seen = self.of.get(name);
+        seen.and_then(|s| s.absent_until_ms.get(tier))
+            .is_some_and(|until| now_ms < *until)
     }
 
     /// The tier went down, and may come back with less.
     pub fn forget(&mut self, tier: usize) {
         for seen in self.of.values_mut() {
             seen.present &= !(1 << tier);
-            seen.absent &= !(1 << tier);
+            if let Some(until) = seen.absent_until_ms.get_mut(tier) {
+                *until = 0;
+            }
         }
     }
 
@@ -103,8 +117,12 @@ mod tests {
         assert!(!known.has(&name(1), 0));
         known.present(name(1), 0);
         assert!(!known.lacks(&name(1), 0, 20));
+        known.unusable(name(1), 0, 20);
+        assert!(!known.has(&name(1), 0));
+        assert!(known.lacks(&name(1), 0, 20 + UNUSABLE_MS - 1));
         known.present(name(1), 1);
         known.forget(0);
+        assert!(!known.lacks(&name(1), 0, 20));
         assert!(!known.has(&name(1), 0) && known.has(&name(1), 1));
     }
 

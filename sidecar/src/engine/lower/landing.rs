@@ -58,14 +58,23 @@ impl<T: Table> Engine<T> {
         landed: &Result<Landed, Cause>,
         result: Result<(), &'static str>,
     ) {
-        let gone = matches!(landed, Err(Cause::Missing))
-            || landed.is_ok() && result.is_err() && !flight.cancelled;
-        if gone {
-            self.lower
-                .known
-                .absent(flight.name, flight.tier, now.mono_ms);
-        } else if landed.is_ok() {
-            self.lower.known.present(flight.name, flight.tier);
+        let known = &mut self.lower.known;
+        let unusable = [
+            Cause::Corrupt.name(),
+            Cause::Foreign.name(),
+            Cause::Shape.name(),
+            "Unsupported",
+            "Expired",
+        ];
+        match result {
+            Ok(()) => known.present(flight.name, flight.tier),
+            Err(why) if unusable.contains(&why) => {
+                known.unusable(flight.name, flight.tier, now.mono_ms);
+            }
+            Err(_) if matches!(landed, Err(Cause::Missing)) => {
+                known.absent(flight.name, flight.tier, now.mono_ms);
+            }
+            Err(_) => {}
         }
         if let Some(t) = self.lower.tiers.get_mut(flight.tier) {
             count(&mut t.stats.fetches, result.err().unwrap_or("landed"), 1);

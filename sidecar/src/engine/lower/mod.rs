@@ -34,8 +34,8 @@ use puts::{Offer, Origin, Put, Writes};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-/// Most tiers: what is known of an object is a bit per tier.
-pub const TIERS_MAX: usize = 8;
+/// Most tiers; others are not used.
+pub const TIERS_MAX: usize = 4;
 
 /// What a PROBE has to say where lower tiers are asked, too.
 #[derive(Debug, Clone)]
@@ -120,10 +120,10 @@ impl Tier {
         self.down.is_none()
     }
 
-    /// How long a chunk that is wanted now will take, in ms.
-    fn expected_ms(&self) -> u64 {
+    /// How long a chunk that is wanted now will take, in ms, where the oldest fetch under way is so old.
+    fn expected_ms(&self, oldest_ms: u64) -> u64 {
         let rounds = 1 + u64::from(self.queued) / u64::from(self.config.fetches_max.max(1));
-        self.fetch_ms.saturating_mul(rounds)
+        self.fetch_ms.max(oldest_ms).saturating_mul(rounds)
     }
 }
 
@@ -157,6 +157,8 @@ pub(crate) struct Lower {
     /// Models whose chunks other processes can name.
     pub models: BTreeSet<ModelId>,
     pub orders: Vec<Order>,
+    /// The time, when the engine was called last.
+    pub now_ms: u64,
     /// PROBEs whose answer changed since their last one.
     pub news: Vec<u64>,
 }
@@ -193,6 +195,7 @@ impl<T: Table> Engine<T> {
         if self.lower.tiers.is_empty() {
             return Vec::new();
         }
+        self.lower.now_ms = now.mono_ms;
         self.begin_fetches(now);
         self.take_offers(now);
         self.begin_puts(now);

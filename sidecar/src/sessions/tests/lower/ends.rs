@@ -159,6 +159,27 @@ fn a_tier_that_hangs_delays_what_memory_has_no_longer_than_the_wait() {
 }
 
 #[test]
+fn what_takes_longer_than_before_is_expected_to_take_as_long() {
+    let (mut w, scheduler, _) = tiered(&[Kind::Disk]);
+    ask(&mut w, scheduler, "a", &[1]);
+    w.pass(700);
+    let (_, reply, _) = ask(&mut w, scheduler, "b", &[2]);
+    assert!(reply.pending_ms >= 700, "the lookup hangs");
+    for order in orders(&mut w) {
+        if let Order::Lookup { lookup, .. } = order {
+            let present = Ok(vec![true]);
+            w.input(Input::Tier(Report::LookedUp { lookup, present }));
+        }
+    }
+    let fetching = fetches(&mut w);
+    w.pass(900);
+    let (_, reply, _) = ask(&mut w, scheduler, "c", &[1]);
+    assert!((900..2_000).contains(&reply.pending_ms), "the fetch hangs");
+    land(&mut w, &fetching[0]);
+    audit(&w);
+}
+
+#[test]
 fn fetches_are_bounded_and_what_waits_goes_out_in_prefix_order() {
     let mut config = config(&[Kind::Disk]);
     config.tiers[0].fetches_max = 2;
