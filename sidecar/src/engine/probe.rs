@@ -535,8 +535,15 @@ impl<T: Table> Engine<T> {
                 continue;
             };
             probe.waits.retain(|h| h.entry != entry);
-            if !probe.open() && !probe.answered {
+            if probe.answered {
+                continue;
+            }
+            if !probe.open() {
                 self.actions.push(Action::ProbeDone { probe: id });
+            } else if let Some(asking) = probe.asking.as_mut().filter(|_| probe.waits.is_empty()) {
+                // what lower tiers have may take longer than the checks
+                asking.changed = true;
+                self.lower.news.push(id);
             }
         }
     }

@@ -59,6 +59,31 @@ fn an_early_probe_asks_tiers_and_the_one_at_the_first_poll_fetches_in_prefix_ord
 }
 
 #[test]
+fn a_hit_that_had_to_be_checked_is_told_while_a_fetch_goes_on() {
+    let (mut w, scheduler, worker) = tiered(&[Kind::Disk]);
+    w.store(scheduler, worker, &[chunk(1)]);
+    let table = w.core.engine().unwrap().table().clone();
+    let mut w = World::configured_with(config(&[Kind::Disk]), table);
+    let (scheduler, _) = w.instance();
+    state(&mut w, Kind::Disk, None);
+    w.digests();
+    let (tag, reply, partial) = ask(&mut w, scheduler, "r", &[1, 2]);
+    assert!(partial);
+    assert_eq!((reply.states, reply.tiers), (vec![P, P], vec![1, 2]));
+    look_up(&mut w, &[2]);
+    let fetching = fetches(&mut w);
+    last(&mut w, tag);
+    w.digest_all();
+    w.pass(20);
+    let (news, partial) = last(&mut w, tag).unwrap();
+    assert!(partial);
+    assert_eq!(news.states, [R, P]);
+    land(&mut w, &fetching[0]);
+    assert_eq!(last(&mut w, tag).unwrap().0.states, [R, R]);
+    audit(&w);
+}
+
+#[test]
 fn without_a_tier_that_is_up_nothing_waits() {
     let (mut w, scheduler, _) = tiered(&[Kind::Disk]);
     state(&mut w, Kind::Disk, Some("Io"));
