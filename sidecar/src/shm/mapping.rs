@@ -65,6 +65,13 @@ impl Mapping {
         Some(unsafe { self.start.as_ptr().add(offset) })
     }
 
+    /// The address of a range, for system calls that move its bytes themselves; `None` out of range. Whoever uses it keeps the mapping
+    /// until the kernel is done with it, and makes no reference of it.
+    pub fn address(&self, offset: u64, bytes: u64) -> Option<NonNull<u8>> {
+        let bytes = usize::try_from(bytes).ok()?;
+        NonNull::new(self.at(offset, bytes, 1)?)
+    }
+
     /// The 32-bit word at `offset` (4-byte aligned), `None` out of range.
     pub fn word(&self, offset: u64) -> Option<&AtomicU32> {
         let p = self.at(offset, 4, 4)?;
@@ -199,6 +206,24 @@ mod tests {
             }
         }
         assert!(!mapping.read(4095, &mut [0; 2]));
+    }
+
+    #[test]
+    fn an_address_is_given_for_what_is_mapped_and_for_nothing_else() {
+        let (mapping, _) = filled(8192);
+        let start = mapping.address(0, 8192).unwrap().as_ptr() as usize;
+        assert!(start.is_multiple_of(4096));
+        let inner = mapping.address(4096, 4096).unwrap().as_ptr() as usize;
+        assert_eq!(inner, start + 4096);
+        for (offset, bytes) in [
+            (0, 8193),
+            (8192, 1),
+            (1, 8192),
+            (u64::MAX, 1),
+            (1, u64::MAX),
+        ] {
+            assert_eq!(mapping.address(offset, bytes), None, "{bytes} at {offset}");
+        }
     }
 
     #[test]

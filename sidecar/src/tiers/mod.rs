@@ -2,6 +2,7 @@
 //! Bytes go between the arena and disk or socket, nothing is kept on the way. What is looked up, fetched and written down is
 //! decided by the engine; here it is only done.
 
+pub mod disk;
 mod error;
 pub mod layers;
 #[cfg(any(test, feature = "simulation"))]

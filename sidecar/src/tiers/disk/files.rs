@@ -1,0 +1,149 @@
+//! Names of the folder's files. Each has one spelling; what is spelled otherwise is none of ours.
+
+use super::classes::{SLOTS_MAX, UNIT, slot_bytes};
+use kvcachepool_protocol::object::MAX_BYTES;
+
+/// The format of the folder.
+pub const FORMAT: &str = "format";
+/// What the sidecar that uses it has locked.
+pub const LOCK: &str = "lock";
+/// Written and removed to see whether that works.
+pub const PROBE: &str = "probe";
+/// Most units of a slot: sums of bytes cannot overflow.
+const UNITS_MAX: u32 = 2 * (MAX_BYTES / UNIT) as u32;
+/// Highest number of a container: there is always a next one.
+const ID_MAX: u32 = u32::MAX / 2;
+/// End of names of files that are not finished: removed at the next open.
+const NEW: &str = ".new";
+
+/// A container file, as its name says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ContainerFile {
+    /// Its number.
+    pub id: u32,
+    /// Units of a slot.
+    pub units: u32,
+    /// Slots.
+    pub slots: u32,
+}
+
+impl ContainerFile {
+    /// Name of the file.
+    pub fn name(&self) -> String {
+        let Self { id, units, slots } = self;
+        format!("slots-{id:08x}-{units:08x}-{slots:08x}")
+    }
+
+    /// Bytes of the file.
+    pub fn bytes(&self) -> u64 {
+        u64::from(self.slots) * slot_bytes(self.units)
+    }
+
+    fn read(name: &str) -> Option<Self> {
+        let mut parts = name.strip_prefix("slots-")?.split('-');
+        let mut part = || u32::from_str_radix(parts.next()?, 16).ok();
+        let file = Self {
+            id: part()?,
+            units: part()?,
+            slots: part()?,
+        };
+        // One spelling only.
+        let sound = (1..=UNITS_MAX).contains(&file.units)
+            && (1..=SLOTS_MAX).contains(&file.slots)
+            && file.id <= ID_MAX;
+        (sound && file.name() == name).then_some(file)
+    }
+}
+
+/// Name of the snapshot of a generation: what was there when its journal began.
+pub fn snapshot_file(generation: u64) -> String {
+    format!("snapshot-{generation:016x}")
+}
+
+/// Name of the journal of a generation.
+pub fn journal_file(generation: u64) -> String {
+    format!("journal-{generation:016x}")
+}
+
+fn generation(name: &str, of: fn(u64) -> String) -> Option<u64> {
+    let (_, digits) = name.rsplit_once('-')?;
+    let number = u64::from_str_radix(digits, 16).ok()?;
+    (of(number) == name).then_some(number)
+}
+
+/// What a name says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Name {
+    /// Of the folder itself.
+    Known,
+    /// A container.
+    Container(ContainerFile),
+    /// A snapshot of this generation.
+    Snapshot(u64),
+    /// A journal of this generation.
+    Journal(u64),
+    /// A file of ours that was never finished.
+    Unfinished,
+    /// None of ours.
+    Foreign,
+}
+
+impl Name {
+    /// Reads a name.
+    pub fn read(name: &str) -> Self {
+        if matches!(name, "." | ".." | FORMAT | LOCK) {
+            Self::Known
+        } else if let Some(file) = ContainerFile::read(name) {
+            Self::Container(file)
+        } else if let Some(number) = generation(name, snapshot_file) {
+            Self::Snapshot(number)
+        } else if let Some(number) = generation(name, journal_file) {
+            Self::Journal(number)
+        } else if unfinished(name) {
+            Self::Unfinished
+        } else {
+            Self::Foreign
+        }
+    }
+}
+
+fn unfinished(name: &str) -> bool {
+    let finished = name.strip_suffix(NEW);
+    name == PROBE || finished.is_some_and(|f| f == FORMAT || generation(f, snapshot_file).is_some())
+}
+
+/// Name of a file while it is written.
+pub fn new_file(name: &str) -> String {
+    format!("{name}{NEW}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_read_back_and_have_one_spelling() {
+        let file = ContainerFile {
+            id: 0xab,
+            units: 2,
+            slots: 77,
+        };
+        assert_eq!(ContainerFile::read(&file.name()), Some(file));
+        for bad in [
+            "slots-ab-2-4d",
+            "slots-000000AB-00000002-0000004d",
+            "slots-000000ab-00000000-0000004d",
+            "slots-000000ab-00000002-0000004d-0",
+            "slots-",
+            "slots-ffffffff-00000001-00000001",
+            "slots-00000001-ffffffff-00000001",
+            "slots-00000001-00000001-ffffffff",
+            "lost+found",
+        ] {
+            assert_eq!(ContainerFile::read(bad), None, "{bad}");
+        }
+        assert_eq!(generation(&journal_file(9), journal_file), Some(9));
+        assert_eq!(generation(&journal_file(9), snapshot_file), None);
+        assert_eq!(generation("journal-9", journal_file), None);
+    }
+}

@@ -1,0 +1,164 @@
+//! On or off: a folder that failed is not touched until it is due to be tried again, and is then opened anew.
+
+use super::Options;
+use super::commit::End;
+use super::core::{Core, Fault};
+use super::lock::Lock;
+use crate::tiers::TierError;
+use parking_lot::Mutex;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Weak};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+/// What an operation may use.
+#[derive(Debug)]
+pub enum Answer {
+    /// The folder.
+    Core(Arc<Core>),
+    /// Nothing, and why.
+    Off(TierError),
+    /// It is due: call [`Live::probe`] where blocking is allowed.
+    Probe,
+}
+
+#[derive(Debug)]
+enum State {
+    On(Arc<Core>),
+    Off {
+        fault: Fault,
+        /// Operations may still be under way in it; while they are, the folder is not opened again.
+        before: Weak<Core>,
+        due: Instant,
+    },
+}
+
+/// A folder, on or off.
+#[derive(Debug)]
+pub struct Live {
+    path: PathBuf,
+    capacity: u64,
+    options: Options,
+    state: Mutex<State>,
+    /// Held also while the tier is off: the folder stays this process's.
+    lock: Mutex<Arc<Lock>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+    /// One at a time opens the folder.
+    probing: Mutex<()>,
+}
+
+impl Live {
+    /// Opens the folder.
+    pub fn open(path: &Path, capacity: u64, options: Options) -> Result<Self, TierError> {
+        let (core, thread) = Core::open(path, capacity, &options, None)?;
+        Ok(Self {
+            path: path.to_owned(),
+            capacity,
+            options,
+            lock: Mutex::new(core.lock()),
+            state: Mutex::new(State::On(core)),
+            threads: Mutex::new(vec![thread]),
+            probing: Mutex::new(()),
+        })
+    }
+
+    /// The folder.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Most bytes of container files.
+    pub fn capacity(&self) -> u64 {
+        self.capacity
+    }
+
+    /// What an operation may use now.
+    pub fn core(&self) -> Answer {
+        let mut state = self.state.lock();
+        let now = Instant::now();
+        if let State::On(core) = &*state {
+            let Some(fault) = core.fault() else {
+                return Answer::Core(core.clone());
+            };
+            *state = State::Off {
+                before: Arc::downgrade(core),
+                due: now + self.options.probe_every,
+                fault: fault.clone(),
+            };
+            return Answer::Off(fault.error);
+        }
+        let State::Off { fault, due, .. } = &mut *state else {
+            return Answer::Probe;
+        };
+        if now < *due {
+            return Answer::Off(fault.error.clone());
+        }
+        // One operation probes; the others go on being refused.
+        *due = now + self.options.probe_every;
+        Answer::Probe
+    }
+
+    /// Opens the folder again. Blocks.
+    pub fn probe(&self) -> Result<Arc<Core>, TierError> {
+        let _one = self.probing.lock();
+        let (fault, busy) = match &*self.state.lock() {
+            State::On(core) => return Ok(core.clone()),
+            State::Off { fault, before, .. } => (fault.clone(), before.strong_count() > 0),
+        };
+        if busy {
+            // Whoever writes there still may write to a slot that would be another object's.
+            return Err(fault.error);
+        }
+        let before = self.lock.lock().clone();
+        let opened = Core::open(&self.path, self.capacity, &self.options, Some(before));
+        let (core, thread) = match opened {
+            Ok(opened) => opened,
+            Err(error) => {
+                if let State::Off { fault, .. } = &mut *self.state.lock() {
+                    fault.error = error.clone();
+                }
+                return Err(error);
+            }
+        };
+        if let Some(suspect) = &fault.suspect {
+            core.forget(suspect);
+        }
+        *self.lock.lock() = core.lock();
+        *self.state.lock() = State::On(core.clone());
+        self.threads.lock().push(thread);
+        tracing::info!("disk tier is on again: {}", self.path.display());
+        Ok(core)
+    }
+
+    /// The folder, where it is on.
+    pub fn now(&self) -> Option<Arc<Core>> {
+        match &*self.state.lock() {
+            State::On(core) if core.fault().is_none() => Some(core.clone()),
+            _ => None,
+        }
+    }
+
+    /// Why it is off.
+    pub fn off(&self) -> Option<TierError> {
+        let fault = match &*self.state.lock() {
+            State::On(core) => core.fault(),
+            State::Off { fault, .. } => Some(fault.clone()),
+        };
+        fault.map(|fault| fault.error)
+    }
+
+    /// Ends the thread that commits.
+    pub fn end(&self, end: End) {
+        if let State::On(core) = &*self.state.lock() {
+            core.end(end);
+        }
+    }
+
+    /// Waits for threads that commit.
+    pub fn join(&self) {
+        let threads = std::mem::take(&mut *self.threads.lock());
+        for thread in threads {
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,348 @@
+//! The disk tier: objects in a folder. Here lie its files, threads and recovery; which objects are worth writing or reading, and whether
+//! their sections' bytes are right, is decided elsewhere.
+//!
+//! ```text
+//! format                           "kvcachepool-disk 1"
+//! lock                             record lock of the sidecar that uses the folder
+//! slots-<id>-<units>-<slots>       container: slots of `units` x 4 KiB, one object each, exactly as `protocol::object` has it
+//! snapshot-<generation>            what was there when the journal of this generation began: records, least recently used first
+//! journal-<generation>             what came after: records
+//! ```
+//! Names are hex. Whatever else lies in the folder is left alone and counted.
+//!
+//! An object's bytes are synced, then its record, then it is visible. A slot is written again only when the record that took its object
+//! out is durable, and when its readers have ended. A container's number is never given again: removing its file removes its objects,
+//! whatever records say. So at any moment what is read back is whole objects only.
+//!
+//! The capacity bounds container files; journal and snapshot come on top, at most 88 bytes for each of some three records per object.
+
+mod classes;
+mod commit;
+mod core;
+mod fault;
+mod files;
+mod folder;
+mod index;
+mod journal;
+mod live;
+mod load;
+mod lock;
+mod name;
+mod pool;
+mod raw;
+mod read;
+mod record;
+mod space;
+mod state;
+#[cfg(test)]
+mod tests;
+mod transfer;
+mod write;
+
+pub use state::Counts;
+
+use self::core::Core;
+use super::{Cause, Get, Kind, Listed, Operation, Page, Put, Stored, Tier, TierError, Usage};
+use kvcachepool_protocol::object::{Object, ObjectName};
+use live::Live;
+use name::NameKey;
+use pool::Pool;
+use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::oneshot;
+
+/// How the tier works.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Threads that read and write.
+    pub threads: usize,
+    /// Operations that may wait for one; more are answered [`Cause::Busy`].
+    pub queue: usize,
+    /// Least recently used objects go when slots of objects have more than this share of the capacity.
+    pub high_percent: u8,
+    /// Until they have no more than this one.
+    pub low_percent: u8,
+    /// How often a folder that failed is tried again.
+    pub probe_every: Duration,
+    /// Container files that are kept open.
+    pub open_files: usize,
+    /// Records that a journal has at least before a snapshot takes its place.
+    pub journal_records_min: u64,
+    /// Use direct I/O where the file system takes it.
+    pub direct: bool,
+    /// Stops and fails operations.
+    #[cfg(test)]
+    pub(crate) watch: tests::Watch,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            threads: 16,
+            queue: 4096,
+            high_percent: 95,
+            low_percent: 90,
+            probe_every: Duration::from_secs(5),
+            open_files: 512,
+            journal_records_min: 65_536,
+            direct: true,
+            #[cfg(test)]
+            watch: tests::Watch::default(),
+        }
+    }
+}
+
+/// A folder with objects. Dropping it ends its threads soon; [`Disk::close`] waits for that.
+pub struct Disk {
+    live: Arc<Live>,
+    pool: Pool,
+}
+
+impl Disk {
+    /// Opens a folder that may hold `capacity_bytes` of container files. Blocks while records are read. Fails where the folder is not
+    /// there, is none, cannot be written, is of another format or in use by another sidecar.
+    pub fn open(folder: &Path, capacity_bytes: u64, options: Options) -> Result<Self, TierError> {
+        let pool = Pool::start(options.threads, options.queue)
+            .map_err(|e| fault::failed("start threads for", &folder.display().to_string(), e))?;
+        Ok(Self {
+            live: Arc::new(Live::open(folder, capacity_bytes, options)?),
+            pool,
+        })
+    }
+
+    /// Ends it: what was asked for is done, a snapshot is written, the lock is given up. Blocks until then.
+    pub fn close(self) {
+        self.end(commit::End::Snapshot);
+    }
+
+    fn end(&self, end: commit::End) {
+        self.live.end(end);
+        self.pool.end();
+        self.live.join();
+    }
+
+    /// Why it is off, if it is.
+    pub fn off(&self) -> Option<TierError> {
+        self.live.off()
+    }
+
+    /// What happened since the folder was opened; zero while it is off.
+    pub fn counts(&self) -> Counts {
+        self.live
+            .now()
+            .map(|core| core.state.lock().counts)
+            .unwrap_or_default()
+    }
+
+    /// Is direct I/O used?
+    pub fn is_direct(&self) -> bool {
+        self.live.now().is_some_and(|core| core.direct)
+    }
+
+    /// Changes that wait to be made durable.
+    #[cfg(test)]
+    fn waiting(&self) -> usize {
+        self.live.now().map_or(0, |core| core.changes.waiting())
+    }
+
+    /// Names, least recently used first.
+    #[cfg(test)]
+    fn order(&self) -> Vec<ObjectName> {
+        let Some(core) = self.live.now() else {
+            return Vec::new();
+        };
+        let state = core.state.lock();
+        let names = state.index.oldest_first().map(|entry| entry.name.name());
+        names.collect::<Option<_>>().unwrap_or_default()
+    }
+
+    /// The folder's core; opens it again where it failed and is due.
+    async fn core(&self) -> Result<Arc<Core>, TierError> {
+        match self.live.core() {
+            live::Answer::Core(core) => Ok(core),
+            live::Answer::Off(error) => Err(error),
+            live::Answer::Probe => {
+                let live = self.live.clone();
+                self.block(move || live.probe()).await
+            }
+        }
+    }
+
+    /// Calls `f` on one of the threads. It is called whether somebody still waits or not.
+    async fn block<T: Send + 'static>(
+        &self,
+        f: impl FnOnce() -> Result<T, TierError> + Send + 'static,
+    ) -> Result<T, TierError> {
+        let (answer, answered) = oneshot::channel();
+        let job = Box::new(move || {
+            let _ = answer.send(f());
+        });
+        if !self.pool.push(job) {
+            return Err(busy());
+        }
+        answered.await.unwrap_or_else(|_| Err(closed()))
+    }
+
+    async fn put_object(&self, put: Put) -> Result<Stored, TierError> {
+        let name = put.object.name();
+        let shape =
+            || TierError::new(Kind::Disk, Cause::Shape, "it has no name").about(name.s3(""));
+        let key = NameKey::of(&name).ok_or_else(shape)?;
+        loop {
+            let core = self.core().await?;
+            let claim = match core.claim(key) {
+                Ok(Some(claim)) => claim,
+                Ok(None) => return Ok(Stored::Already),
+                Err(mut writing) => {
+                    // An error: the writer ended, one way or the other.
+                    drop(core);
+                    let _ = writing.changed().await;
+                    continue;
+                }
+            };
+            let (answer, answered) = oneshot::channel();
+            if !self
+                .pool
+                .push(Box::new(move || core.put(put, claim, answer)))
+            {
+                return Err(busy());
+            }
+            return answered.await.unwrap_or_else(|_| Err(closed()));
+        }
+    }
+
+    async fn page(&self, from: Option<&str>, limit: usize) -> Result<Page, TierError> {
+        let core = self.core().await?;
+        let after = match from {
+            Some(cursor) => {
+                let name = ObjectName::from_s3("", cursor).ok();
+                let bad = || TierError::new(Kind::Disk, Cause::Shape, "no page ended there");
+                Some(name.and_then(|n| NameKey::of(&n)).ok_or_else(bad)?)
+            }
+            None => None,
+        };
+        let state = core.state.lock();
+        let mut entries = state.index.after_name(after.as_ref());
+        let objects: Vec<Listed> = entries
+            .by_ref()
+            .take(limit.max(1))
+            .filter_map(|entry| {
+                Some(Listed {
+                    name: entry.name.name()?,
+                    bytes: entry.bytes,
+                    written_unix_s: entry.written_unix_s.into(),
+                })
+            })
+            .collect();
+        let more = entries.next().is_some();
+        let last = objects.last().filter(|_| more);
+        Ok(Page {
+            next: last.map(|listed| listed.name.s3("")),
+            // Told once, with the first page.
+            foreign: if from.is_none() {
+                state.counts.foreign_files
+            } else {
+                0
+            },
+            objects,
+        })
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        self.live.end(commit::End::AsItIs);
+    }
+}
+
+impl fmt::Debug for Disk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let io = if self.is_direct() {
+            "direct"
+        } else {
+            "buffered"
+        };
+        write!(f, "Disk({}, {io}", self.live.path().display())?;
+        match self.off() {
+            Some(error) => write!(f, ", off: {})", error.cause.name()),
+            None => write!(f, ")"),
+        }
+    }
+}
+
+fn busy() -> TierError {
+    TierError::new(
+        Kind::Disk,
+        Cause::Busy,
+        "too many operations wait for its threads",
+    )
+}
+
+fn closed() -> TierError {
+    TierError::new(Kind::Disk, Cause::Gone, "the tier was closed")
+}
+
+impl Tier for Disk {
+    fn kind(&self) -> Kind {
+        Kind::Disk
+    }
+
+    fn lookup<'a>(&'a self, names: &'a [ObjectName]) -> Operation<'a, Vec<bool>> {
+        Box::pin(async move {
+            let core = self.core().await?;
+            let keys: Vec<Option<NameKey>> = names.iter().map(NameKey::of).collect();
+            let state = core.state.lock();
+            let there = |key: &Option<NameKey>| {
+                key.as_ref()
+                    .is_some_and(|key| state.index.find(key).is_some())
+            };
+            Ok(keys.iter().map(there).collect())
+        })
+    }
+
+    fn head<'a>(&'a self, name: &'a ObjectName) -> Operation<'a, Object> {
+        Box::pin(async move {
+            let (core, name) = (self.core().await?, name.clone());
+            self.block(move || core.head(&name)).await
+        })
+    }
+
+    fn get(&self, get: Get) -> Operation<'_, Object> {
+        Box::pin(async move {
+            let core = self.core().await?;
+            self.block(move || core.get(get)).await
+        })
+    }
+
+    fn put(&self, put: Put) -> Operation<'_, Stored> {
+        Box::pin(self.put_object(put))
+    }
+
+    fn remove<'a>(&'a self, names: &'a [ObjectName]) -> Operation<'a, u64> {
+        Box::pin(async move {
+            let core = self.core().await?;
+            let (answer, answered) = oneshot::channel();
+            let count = core.remove(names, answer);
+            let durable = answered.await.unwrap_or_else(|_| Err(closed()));
+            durable.map(|()| count)
+        })
+    }
+
+    fn usage(&self) -> Operation<'_, Usage> {
+        Box::pin(async move {
+            let core = self.core().await?;
+            let state = core.state.lock();
+            Ok(Usage {
+                objects: state.index.len() as u64,
+                bytes: state.bytes(),
+                capacity_bytes: self.live.capacity(),
+            })
+        })
+    }
+
+    fn list<'a>(&'a self, from: Option<&'a str>, limit: usize) -> Operation<'a, Page> {
+        Box::pin(self.page(from, limit))
+    }
+}

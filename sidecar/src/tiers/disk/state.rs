@@ -1,0 +1,393 @@
+//! What the tier knows: index and slots together, who reads and writes, and what goes when room is needed. No I/O; one short-held lock
+//! lies around it.
+//!
+//! A slot goes round: free -> held (being written) -> an object's -> held (its removal is not durable yet, or somebody reads) -> free.
+
+use super::classes::{slot_bytes, slots};
+use super::files::ContainerFile;
+use super::index::{Entry, Index};
+use super::name::NameKey;
+use super::record::{Record, What};
+use super::space::{At, Space};
+use std::collections::{HashMap, HashSet};
+use tokio::sync::watch;
+
+/// Least recently used objects that are looked through for one of a class, before another class gives up a container.
+const NEAR: usize = 64;
+/// Most objects of a class that go at once for one that needs a slot: they share a sync.
+const TOGETHER: usize = 8;
+
+/// Bounds, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Bounds {
+    /// Most bytes of container files.
+    pub capacity: u64,
+    /// Eviction begins when slots of objects have more.
+    pub high: u64,
+    /// And ends when they have no more than this.
+    pub low: u64,
+}
+
+/// What happened since the folder was opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Counts {
+    /// Objects that went for others.
+    pub evicted: u64,
+    /// Objects whose head was corrupt or of another object: taken out.
+    pub corrupt_objects: u64,
+    /// Records that were corrupt.
+    pub corrupt_records: u64,
+    /// Journals whose end was torn.
+    pub torn_tails: u64,
+    /// Records of slots that are not there any more.
+    pub stray_records: u64,
+    /// Container files that were missing or too short.
+    pub lost_containers: u64,
+    /// Names in the folder that are none of ours.
+    pub foreign_files: u64,
+}
+
+/// How to get a free slot.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Plan {
+    /// Here is one.
+    Slot(At),
+    /// Make this container.
+    Make(ContainerFile),
+    /// Remove this container's file; what was in it is out of the index already.
+    Unlink(ContainerFile),
+    /// Make these removals durable.
+    Evict(Vec<Record>),
+    /// There is none to be had.
+    Full,
+}
+
+/// An object that is being read: its slot stays as it is until [`State::unpin`].
+#[derive(Debug, Clone, Copy)]
+pub struct Pinned {
+    /// Where it lies.
+    pub at: At,
+    /// Units of the slot.
+    pub units: u32,
+    /// Bytes of the object.
+    pub bytes: u64,
+}
+
+/// Index and slots.
+#[derive(Debug)]
+pub struct State {
+    /// Objects.
+    pub index: Index,
+    /// Containers.
+    pub space: Space,
+    /// What happened.
+    pub counts: Counts,
+    bounds: Bounds,
+    /// Bytes of the slots of objects.
+    bytes: u64,
+    /// Slots that are read, and by how many.
+    reading: HashMap<At, u32>,
+    /// Slots that are free when their last reader ends.
+    after_readers: HashSet<At>,
+    /// Objects that are being written; whoever waits for one has a clone of its receiver.
+    pub writing: HashMap<NameKey, watch::Receiver<()>>,
+}
+
+impl State {
+    /// Nothing is there.
+    pub fn new(bounds: Bounds) -> Self {
+        Self {
+            index: Index::default(),
+            space: Space::default(),
+            counts: Counts::default(),
+            bounds,
+            bytes: 0,
+            reading: HashMap::new(),
+            after_readers: HashSet::new(),
+            writing: HashMap::new(),
+        }
+    }
+
+    /// Bytes of the slots of objects.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn slot_bytes(&self, at: At) -> u64 {
+        self.space
+            .container(at.container)
+            .map_or(0, |container| slot_bytes(container.units))
+    }
+
+    /// Begins to read an object.
+    pub fn pin(&mut self, name: &NameKey) -> Option<Pinned> {
+        let number = self.index.find(name)?;
+        let entry = *self.index.entry(number)?;
+        let units = self.space.container(entry.at.container)?.units;
+        self.touch(number);
+        *self.reading.entry(entry.at).or_default() += 1;
+        Some(Pinned {
+            at: entry.at,
+            units,
+            bytes: entry.bytes,
+        })
+    }
+
+    /// Ends reading.
+    pub fn unpin(&mut self, at: At) {
+        let Some(readers) = self.reading.get_mut(&at) else {
+            return;
+        };
+        *readers -= 1;
+        if *readers == 0 {
+            self.reading.remove(&at);
+            if self.after_readers.remove(&at) {
+                self.space.free(at);
+            }
+        }
+    }
+
+    /// It was used.
+    pub fn touch(&mut self, number: u32) {
+        self.index.touch(number);
+        if let Some(entry) = self.index.entry(number) {
+            self.space.used(entry.at.container, entry.used);
+        }
+    }
+
+    /// An object whose record is durable is visible from now on. Its slot was taken before.
+    /// False: its container was lost meanwhile.
+    pub fn publish(&mut self, record: &Record) -> bool {
+        if self.space.container(record.at.container).is_none() {
+            return false;
+        }
+        if let Some(before) = self.index.remove(&record.name) {
+            self.bytes -= self.slot_bytes(before.at);
+            self.space.hold(before.at);
+            // The newer record is durable: it stands for the removal of the older one.
+            self.release(before.at);
+        }
+        let Record { name, at, .. } = *record;
+        let number = self
+            .index
+            .insert(name, at, record.bytes, record.written_unix_s);
+        self.space.own(at, number);
+        self.bytes += self.slot_bytes(at);
+        self.touch(number);
+        true
+    }
+
+    /// Takes an object out; its slot is held until the record that is returned is durable, then [`State::release`] it.
+    pub fn take_out(&mut self, name: &NameKey) -> Option<Record> {
+        let entry = self.index.remove(name)?;
+        self.bytes -= self.slot_bytes(entry.at);
+        self.space.hold(entry.at);
+        Some(record(What::Remove, &entry))
+    }
+
+    /// A held slot is free, now or when its last reader ends.
+    pub fn release(&mut self, at: At) {
+        if self.reading.contains_key(&at) {
+            self.after_readers.insert(at);
+        } else {
+            self.space.free(at);
+        }
+    }
+
+    /// Takes out the least recently used objects where there are too many bytes. Their removals are to be made durable.
+    pub fn over_high(&mut self) -> Vec<Record> {
+        if self.bytes <= self.bounds.high {
+            return Vec::new();
+        }
+        let mut surplus = self.bytes - self.bounds.low;
+        let victims: Vec<NameKey> = self
+            .index
+            .oldest_first()
+            .filter(|entry| !self.reading.contains_key(&entry.at))
+            .take_while(|entry| {
+                let more = surplus > 0;
+                surplus = surplus.saturating_sub(self.slot_bytes(entry.at));
+                more
+            })
+            .map(|entry| entry.name)
+            .collect();
+        self.evict(&victims)
+    }
+
+    fn evict(&mut self, victims: &[NameKey]) -> Vec<Record> {
+        let records: Vec<Record> = victims.iter().filter_map(|v| self.take_out(v)).collect();
+        self.counts.evicted += records.len() as u64;
+        records
+    }
+
+    /// The next step to a free slot of a class. `no_space`: the file system has no room for another container. Only one caller at a
+    /// time may follow plans.
+    pub fn plan(&mut self, units: u32, no_space: bool) -> Plan {
+        if let Some(at) = self.space.take(units) {
+            return Plan::Slot(at);
+        }
+        if !no_space && let Some(file) = self.another_container(units) {
+            return Plan::Make(file);
+        }
+        if let Some(id) = self.space.empty() {
+            return self.drain(id);
+        }
+        let victims = self.of_class(units, NEAR);
+        if !victims.is_empty() {
+            return Plan::Evict(self.evict(&victims));
+        }
+        if let Some(plan) = self.drain_coldest(Some(units)) {
+            return plan;
+        }
+        let victims = self.of_class(units, usize::MAX);
+        if victims.is_empty() {
+            return Plan::Full;
+        }
+        Plan::Evict(self.evict(&victims))
+    }
+
+    fn another_container(&mut self, units: u32) -> Option<ContainerFile> {
+        let room = self.bounds.capacity.saturating_sub(self.space.bytes());
+        let fit = u32::try_from(room / slot_bytes(units)).unwrap_or(u32::MAX);
+        let slots = slots(units, self.bounds.capacity).min(fit);
+        (slots > 0).then(|| ContainerFile {
+            id: self.space.next_id(),
+            units,
+            slots,
+        })
+    }
+
+    /// Objects of a class that nobody reads, of the `within` least recently used ones.
+    fn of_class(&self, units: u32, within: usize) -> Vec<NameKey> {
+        let is = |at: At| self.space.container(at.container).map(|c| c.units) == Some(units);
+        self.index
+            .oldest_first()
+            .take(within)
+            .filter(|entry| is(entry.at) && !self.reading.contains_key(&entry.at))
+            .take(TOGETHER)
+            .map(|entry| entry.name)
+            .collect()
+    }
+
+    /// Gives up the container that has not been used for longest, with all that is in it: its file can be removed at once, since
+    /// records of containers that are not there say nothing.
+    pub fn drain_coldest(&mut self, but: Option<u32>) -> Option<Plan> {
+        let read: HashSet<u32> = self.reading.keys().map(|at| at.container).collect();
+        let id = self.space.coldest(but, |id| read.contains(&id))?;
+        Some(self.drain(id))
+    }
+
+    fn drain(&mut self, id: u32) -> Plan {
+        match self.forget_container(id) {
+            Some(file) => Plan::Unlink(file),
+            None => Plan::Full,
+        }
+    }
+
+    /// Takes out a container with all its objects, which count as evicted.
+    pub fn forget_container(&mut self, id: u32) -> Option<ContainerFile> {
+        let container = self.space.container(id)?;
+        let file = ContainerFile {
+            id,
+            units: container.units,
+            slots: container.slots(),
+        };
+        let numbers: Vec<u32> = self.space.entries(id).collect();
+        for number in numbers {
+            let Some(name) = self.index.entry(number).map(|entry| entry.name) else {
+                continue;
+            };
+            if self.index.remove(&name).is_some() {
+                self.bytes -= slot_bytes(file.units);
+                self.counts.evicted += 1;
+            }
+        }
+        self.space.remove(id);
+        Some(file)
+    }
+
+    /// A record of the snapshot or the journal, in the order in which they were written. The last one of a slot and of a name counts.
+    pub fn replay(&mut self, record: &Record) {
+        self.space.saw_id(record.at.container);
+        match record.what {
+            What::Put => self.replay_put(record),
+            What::Remove => {
+                let there = self.index.find(&record.name);
+                let same = there
+                    .and_then(|number| self.index.entry(number))
+                    .is_some_and(|entry| entry.at == record.at);
+                if same {
+                    self.drop_entry(&record.name);
+                }
+            }
+        }
+    }
+
+    fn replay_put(&mut self, record: &Record) {
+        let Some(container) = self.space.container(record.at.container) else {
+            self.counts.stray_records += 1;
+            // What the name meant before is over all the same.
+            self.drop_entry(&record.name);
+            return;
+        };
+        let fits = record.bytes <= slot_bytes(container.units)
+            && record.at.slot < container.slots()
+            && record.name.name().is_some();
+        if !fits {
+            self.counts.stray_records += 1;
+            return;
+        }
+        self.drop_entry(&record.name);
+        let Record { name, at, .. } = *record;
+        let number = self
+            .index
+            .insert(name, at, record.bytes, record.written_unix_s);
+        if let Ok(Some(before)) = self.space.set_owner(at, Some(number)) {
+            let name = self.index.entry(before).map(|entry| entry.name);
+            if let Some(name) = name {
+                self.index.remove(&name);
+            }
+        }
+    }
+
+    fn drop_entry(&mut self, name: &NameKey) {
+        if let Some(entry) = self.index.remove(name) {
+            // The slot was its own, else the entry would have gone with it.
+            let _ = self.space.set_owner(entry.at, None);
+        }
+    }
+
+    /// After all records were read.
+    pub fn settle(&mut self) {
+        self.space.settle();
+        self.bytes = 0;
+        for number in 0..self.index.numbers() {
+            if let Some(entry) = self.index.entry(number) {
+                let (id, used) = (entry.at.container, entry.used);
+                self.bytes += self.slot_bytes(entry.at);
+                self.space.used(id, used);
+            }
+        }
+    }
+
+    /// Its records of numbers from `from` on, as a snapshot has them, with when each was used; at most `limit` numbers are looked at.
+    pub fn used(&self, from: u32, limit: u32) -> impl Iterator<Item = (u64, u32)> {
+        let end = from.saturating_add(limit).min(self.index.numbers());
+        (from..end).filter_map(|number| Some((self.index.entry(number)?.used, number)))
+    }
+
+    /// What a snapshot says of a number.
+    pub fn snapshot(&self, number: u32) -> Option<Record> {
+        Some(record(What::Put, self.index.entry(number)?))
+    }
+}
+
+fn record(what: What, entry: &Entry) -> Record {
+    Record {
+        what,
+        name: entry.name,
+        at: entry.at,
+        bytes: entry.bytes,
+        written_unix_s: entry.written_unix_s.into(),
+    }
+}
