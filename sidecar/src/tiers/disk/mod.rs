@@ -43,6 +43,7 @@ pub use state::Counts;
 
 use self::core::Core;
 use super::{Cause, Get, Kind, Listed, Operation, Page, Put, Stored, Tier, TierError, Usage};
+use index::Entry;
 use kvcachepool_protocol::object::{Object, ObjectName};
 use live::Live;
 use name::NameKey;
@@ -53,12 +54,17 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::oneshot;
 
+/// Most objects of a page.
+const PAGE_MAX: usize = 4096;
+
 /// How the tier works.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Threads that read and write.
-    pub threads: usize,
-    /// Operations that may wait for one; more are answered [`Cause::Busy`].
+    /// Threads that read.
+    pub read_threads: usize,
+    /// Threads that write: they wait for room too, which readers need not.
+    pub write_threads: usize,
+    /// Operations that may wait for a thread of either kind; more are answered [`Cause::Busy`].
     pub queue: usize,
     /// Least recently used objects go when slots of objects have more than this share of the capacity.
     pub high_percent: u8,
@@ -80,7 +86,8 @@ pub struct Options {
 impl Default for Options {
     fn default() -> Self {
         Self {
-            threads: 16,
+            read_threads: 16,
+            write_threads: 8,
             queue: 4096,
             high_percent: 95,
             low_percent: 90,
@@ -97,18 +104,22 @@ impl Default for Options {
 /// A folder with objects. Dropping it ends its threads soon; [`Disk::close`] waits for that.
 pub struct Disk {
     live: Arc<Live>,
-    pool: Pool,
+    readers: Pool,
+    writers: Pool,
 }
 
 impl Disk {
     /// Opens a folder that may hold `capacity_bytes` of container files. Blocks while records are read. Fails where the folder is not
     /// there, is none, cannot be written, is of another format or in use by another sidecar.
     pub fn open(folder: &Path, capacity_bytes: u64, options: Options) -> Result<Self, TierError> {
-        let pool = Pool::start(options.threads, options.queue)
-            .map_err(|e| fault::failed("start threads for", &folder.display().to_string(), e))?;
+        let start = |kind, threads| {
+            let pool = Pool::start(kind, threads, options.queue);
+            pool.map_err(|e| fault::failed("start threads for", &folder.display().to_string(), e))
+        };
         Ok(Self {
+            readers: start("disk-read", options.read_threads)?,
+            writers: start("disk-write", options.write_threads)?,
             live: Arc::new(Live::open(folder, capacity_bytes, options)?),
-            pool,
         })
     }
 
@@ -119,7 +130,8 @@ impl Disk {
 
     fn end(&self, end: commit::End) {
         self.live.end(end);
-        self.pool.end();
+        self.readers.end();
+        self.writers.end();
         self.live.join();
     }
 
@@ -170,7 +182,7 @@ impl Disk {
         }
     }
 
-    /// Calls `f` on one of the threads. It is called whether somebody still waits or not.
+    /// Calls `f` on one of the threads that read. It is called whether somebody still waits or not.
     async fn block<T: Send + 'static>(
         &self,
         f: impl FnOnce() -> Result<T, TierError> + Send + 'static,
@@ -179,7 +191,7 @@ impl Disk {
         let job = Box::new(move || {
             let _ = answer.send(f());
         });
-        if !self.pool.push(job) {
+        if !self.readers.push(job) {
             return Err(busy());
         }
         answered.await.unwrap_or_else(|_| Err(closed()))
@@ -204,7 +216,7 @@ impl Disk {
             };
             let (answer, answered) = oneshot::channel();
             if !self
-                .pool
+                .writers
                 .push(Box::new(move || core.put(put, claim, answer)))
             {
                 return Err(busy());
@@ -223,11 +235,18 @@ impl Disk {
             }
             None => None,
         };
-        let state = core.state.lock();
-        let mut entries = state.index.after_name(after.as_ref());
+        let (entries, more, foreign) = {
+            let state = core.state.lock();
+            let mut behind = state.index.after_name(after.as_ref());
+            let entries: Vec<Entry> = behind
+                .by_ref()
+                .take(limit.clamp(1, PAGE_MAX))
+                .copied()
+                .collect();
+            (entries, behind.next().is_some(), state.counts.foreign_files)
+        };
         let objects: Vec<Listed> = entries
-            .by_ref()
-            .take(limit.max(1))
+            .iter()
             .filter_map(|entry| {
                 Some(Listed {
                     name: entry.name.name()?,
@@ -236,16 +255,11 @@ impl Disk {
                 })
             })
             .collect();
-        let more = entries.next().is_some();
         let last = objects.last().filter(|_| more);
         Ok(Page {
             next: last.map(|listed| listed.name.s3("")),
             // Told once, with the first page.
-            foreign: if from.is_none() {
-                state.counts.foreign_files
-            } else {
-                0
-            },
+            foreign: if from.is_none() { foreign } else { 0 },
             objects,
         })
     }

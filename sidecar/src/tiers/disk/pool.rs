@@ -27,8 +27,8 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// Starts the threads; at most `limit` jobs wait.
-    pub fn start(threads: usize, limit: usize) -> std::io::Result<Self> {
+    /// Starts the threads, of this name; at most `limit` jobs wait.
+    pub fn start(name: &str, threads: usize, limit: usize) -> std::io::Result<Self> {
         let shared = Arc::new(Shared {
             queue: Mutex::default(),
             wake: Condvar::new(),
@@ -41,7 +41,7 @@ impl Pool {
         for index in 0..threads.max(1) {
             let shared = pool.shared.clone();
             let thread = std::thread::Builder::new()
-                .name(format!("disk-{index}"))
+                .name(format!("{name}-{index}"))
                 .spawn(move || {
                     while let Some(job) = shared.next() {
                         job();
@@ -113,7 +113,7 @@ mod tests {
 
     #[test]
     fn jobs_beyond_the_limit_are_dropped_and_an_end_waits_for_what_runs() {
-        let pool = Pool::start(1, 2).unwrap();
+        let pool = Pool::start("test", 1, 2).unwrap();
         let (started, starts) = mpsc::channel();
         let (go, gate) = mpsc::channel::<()>();
         let (done, dones) = mpsc::channel();

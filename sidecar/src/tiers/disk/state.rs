@@ -14,6 +14,8 @@ use tokio::sync::watch;
 
 /// Least recently used objects that are looked through for one of a class, before another class gives up a container.
 const NEAR: usize = 64;
+/// A container in the last room is worth a file where it has at least this part of the slots that it should have.
+const WORTH: u32 = 4;
 /// Most objects of a class that go at once for one that needs a slot: they share a sync.
 const TOGETHER: usize = 8;
 
@@ -194,7 +196,8 @@ impl State {
         }
     }
 
-    /// Takes out the least recently used objects where there are too many bytes. Their removals are to be made durable.
+    /// Takes out the least recently used objects where there are too many bytes; the last one stays, however large it is. Their removals
+    /// are to be made durable.
     pub fn over_high(&mut self) -> Vec<Record> {
         if self.bytes <= self.bounds.high {
             return Vec::new();
@@ -203,6 +206,7 @@ impl State {
         let victims: Vec<NameKey> = self
             .index
             .oldest_first()
+            .take(self.index.len().saturating_sub(1))
             .filter(|entry| !self.reading.contains_key(&entry.at))
             .take_while(|entry| {
                 let more = surplus > 0;
@@ -226,7 +230,7 @@ impl State {
         if let Some(at) = self.space.take(units) {
             return Plan::Slot(at);
         }
-        if !no_space && let Some(file) = self.another_container(units) {
+        if !no_space && let Some(file) = self.another_container(units, WORTH) {
             return Plan::Make(file);
         }
         if let Some(id) = self.space.empty() {
@@ -240,17 +244,22 @@ impl State {
             return plan;
         }
         let victims = self.of_class(units, usize::MAX);
-        if victims.is_empty() {
-            return Plan::Full;
+        if !victims.is_empty() {
+            return Plan::Evict(self.evict(&victims));
         }
-        Plan::Evict(self.evict(&victims))
+        match self.another_container(units, u32::MAX) {
+            Some(file) if !no_space => Plan::Make(file),
+            _ => Plan::Full,
+        }
     }
 
-    fn another_container(&mut self, units: u32) -> Option<ContainerFile> {
+    /// A container in what room is left, where that is worth a file: at least 1 / `worth` of the slots that one should have.
+    fn another_container(&mut self, units: u32, worth: u32) -> Option<ContainerFile> {
         let room = self.bounds.capacity.saturating_sub(self.space.bytes());
         let fit = u32::try_from(room / slot_bytes(units)).unwrap_or(u32::MAX);
-        let slots = slots(units, self.bounds.capacity).min(fit);
-        (slots > 0).then(|| ContainerFile {
+        let wanted = slots(units, self.bounds.capacity);
+        let slots = wanted.min(fit);
+        (slots > 0 && slots >= wanted / worth).then(|| ContainerFile {
             id: self.space.next_id(),
             units,
             slots,

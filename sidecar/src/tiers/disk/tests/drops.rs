@@ -53,7 +53,7 @@ fn a_get_that_is_dropped_holds_its_memory_until_the_thread_has_read() {
 #[test]
 fn a_get_that_is_dropped_before_it_begins_gives_its_memory_back() {
     let (mut rig, gate) = rig_with_gate(Step::ReadSections);
-    rig.options.threads = 1;
+    rig.options.read_threads = 1;
     let disk = rig.open();
     rig.put(&disk, 1, &[9000]).unwrap();
     let hold = Arc::new(());

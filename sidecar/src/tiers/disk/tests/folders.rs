@@ -1,9 +1,7 @@
 //! Which folders are taken, and what is said of those that are not.
 
-use super::super::Disk;
 use super::rig::*;
 use crate::tiers::{Cause, Tier};
-use std::process::Command;
 
 fn refused(rig: &Rig) -> (Cause, String) {
     let error = rig.open_at(&rig.path()).unwrap_err();
@@ -33,45 +31,16 @@ fn a_folder_that_is_missing_no_folder_or_not_ours_is_named() {
 }
 
 #[test]
-fn two_opens_of_a_folder_are_refused_in_one_process_and_between_two() {
+fn a_second_open_in_one_process_is_refused_and_takes_nothing_away() {
     let rig = Rig::new(1 << 20);
     let disk = rig.open();
-    let (cause, detail) = refused(&rig);
-    assert_eq!(cause, Cause::InUse);
-    assert!(detail.contains("another sidecar uses"), "{detail}");
-    // The refused open took nothing away.
-    assert_eq!(refused(&rig).0, Cause::InUse);
-    let status = other_process(&rig);
-    assert!(status.contains("InUse"), "{status}");
-    disk.close();
-    let status = other_process(&rig);
-    assert!(status.contains("opened"), "{status}");
-    rig.open();
-}
-
-/// Opens the folder in a process of its own, this test binary again, and says what came of it.
-fn other_process(rig: &Rig) -> String {
-    let output = Command::new(std::env::current_exe().unwrap())
-        .args([
-            "--exact",
-            "tiers::disk::tests::folders::body",
-            "--nocapture",
-        ])
-        .env("KVCACHEPOOL_TEST_FOLDER", rig.path())
-        .output()
-        .unwrap();
-    String::from_utf8_lossy(&output.stdout).into_owned()
-}
-
-#[test]
-fn body() {
-    let Some(folder) = std::env::var_os("KVCACHEPOOL_TEST_FOLDER") else {
-        return;
-    };
-    match Disk::open(folder.as_ref(), 1 << 20, super::super::Options::default()) {
-        Ok(_) => println!("opened"),
-        Err(e) => println!("{}", e.cause.name()),
+    for _ in 0..2 {
+        let (cause, detail) = refused(&rig);
+        assert_eq!(cause, Cause::InUse);
+        assert!(detail.contains("another sidecar uses"), "{detail}");
     }
+    disk.close();
+    rig.open();
 }
 
 #[test]

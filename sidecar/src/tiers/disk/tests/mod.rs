@@ -5,6 +5,7 @@ mod drops;
 mod faults;
 mod folders;
 mod objects;
+mod processes;
 mod rig;
 mod room;
 

@@ -169,7 +169,8 @@ impl Rig {
             temp: tempfile::tempdir().unwrap(),
             memory: Memory::new(),
             options: Options {
-                threads: 4,
+                read_threads: 4,
+                write_threads: 4,
                 probe_every: Duration::ZERO,
                 ..Options::default()
             },

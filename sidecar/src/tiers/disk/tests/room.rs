@@ -76,6 +76,8 @@ fn an_object_that_fills_the_capacity_fits_and_a_larger_one_is_refused() {
     assert!(rig.has(&disk, 1), "nothing goes for what can never fit");
     rig.put(&disk, 3, &[36_864]).unwrap();
     assert!(!rig.has(&disk, 1));
+    rig.settle(&disk);
+    assert_eq!(rig.get(&disk, &object(3, &[36_864])), Ok(()));
 }
 
 #[test]

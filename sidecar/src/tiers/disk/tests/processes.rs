@@ -1,0 +1,155 @@
+//! The tier in a process of its own: this test binary again, told by an environment variable what to do, in surroundings that this one
+//! must not have.
+
+use super::super::{Disk, Options};
+use super::rig::*;
+use crate::tiers::{Cause, Stored, Tier, TierError};
+use std::path::Path;
+use std::process::Command;
+
+const TASK: &str = "KVCACHEPOOL_DISK_TEST";
+const CAPACITY: u64 = 64 << 20;
+
+/// Runs a task on a folder; `script` calls it as "$@". Returns what it printed.
+fn process(script: &str, task: &str, folder: &Path) -> String {
+    let output = Command::new("sh")
+        .args(["-ec", script, "sh"])
+        .arg(std::env::current_exe().unwrap())
+        .args([
+            "--exact",
+            "tiers::disk::tests::processes::body",
+            "--nocapture",
+        ])
+        .env(TASK, format!("{task} {}", folder.display()))
+        .output()
+        .unwrap();
+    let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+    let failed = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{printed}{failed}");
+    printed
+}
+
+/// The same with mounts of its own; `None` where the machine does not let us.
+fn process_with_mounts(script: &str, task: &str, folder: &Path) -> Option<String> {
+    let ours = Command::new("unshare").args(["--mount", "true"]).status();
+    if !ours.is_ok_and(|status| status.success()) {
+        eprintln!("skipped: needs mount namespaces");
+        return None;
+    }
+    let script = format!("exec unshare --mount sh -ec '{script}' sh \"$@\"");
+    Some(process(&script, task, folder))
+}
+
+#[test]
+fn body() {
+    let Ok(task) = std::env::var(TASK) else {
+        return;
+    };
+    let (task, folder) = task.split_once(' ').unwrap();
+    let opened = Disk::open(folder.as_ref(), CAPACITY, Options::default());
+    match (task, opened) {
+        ("open", opened) => println!("{}", opened.map_or_else(|e| e.cause.name(), |_| "opened")),
+        ("fill", Ok(disk)) => fill(&disk, folder.as_ref()),
+        ("small-files", Ok(disk)) => small_files(&disk),
+        (task, opened) => panic!("{task}: {opened:?}"),
+    }
+    println!("done");
+}
+
+#[test]
+fn two_processes_on_one_folder_are_refused_until_the_first_ends() {
+    let rig = Rig::new(CAPACITY);
+    let disk = rig.open();
+    let printed = process("exec \"$@\"", "open", &rig.path());
+    assert!(printed.contains("InUse"), "{printed}");
+    disk.close();
+    let printed = process("exec \"$@\"", "open", &rig.path());
+    assert!(printed.contains("opened"), "{printed}");
+    // That one died without a close.
+    rig.open();
+}
+
+#[test]
+fn a_read_only_file_system_is_named_whether_it_holds_a_tier_or_not() {
+    let rig = Rig::new(CAPACITY);
+    rig.open().close();
+    for folder in [rig.path(), rig.temp.path().to_owned()] {
+        let script = r#"d=${KVCACHEPOOL_DISK_TEST#* }
+            mount --bind "$d" "$d"; mount -o remount,bind,ro "$d"
+            exec "$@""#;
+        let Some(printed) = process_with_mounts(script, "open", &folder) else {
+            return;
+        };
+        assert!(printed.contains("ReadOnly"), "{printed}");
+    }
+}
+
+#[test]
+fn a_file_system_smaller_than_the_capacity_is_used_and_never_breaks_an_object() {
+    let rig = Rig::new(CAPACITY);
+    std::fs::create_dir(rig.path()).unwrap();
+    let script = r#"mount -t tmpfs -o size=4m none "${KVCACHEPOOL_DISK_TEST#* }"; exec "$@""#;
+    if let Some(printed) = process_with_mounts(script, "fill", &rig.path()) {
+        assert!(printed.contains("done"), "{printed}");
+    }
+}
+
+/// What a put said: there, or no room.
+fn put(memory: &Memory, disk: &Disk, i: u32, length: u64) -> Result<Stored, Cause> {
+    let object = object(i, &[length]);
+    let stored: Result<_, TierError> = block_on(disk.put(memory.put(&object, i)));
+    stored.map_err(|e| e.cause)
+}
+
+fn fill(disk: &Disk, folder: &Path) {
+    let memory = Memory::new();
+    for i in 0..60 {
+        assert_eq!(put(&memory, disk, i, 200_000), Ok(Stored::New), "{i}");
+    }
+    let held = block_on(disk.usage()).unwrap();
+    assert!(held.objects >= 5 && held.bytes < 4 << 20, "{held:?}");
+    // Another class gets room on the full file system, too.
+    for i in 100..120 {
+        assert_eq!(put(&memory, disk, i, 50_000), Ok(Stored::New), "{i}");
+    }
+    assert!(all_whole(disk, &memory).len() >= 5);
+    // Somebody else takes all that is left.
+    let other = folder.join("other");
+    assert!(
+        std::fs::write(&other, vec![1; 4 << 20]).is_err(),
+        "it is full now"
+    );
+    for i in 200..260 {
+        let stored = put(&memory, disk, i, 50_000);
+        assert!(
+            matches!(stored, Ok(Stored::New) | Err(Cause::Full)),
+            "{stored:?}"
+        );
+        block_on(disk.remove(&[object(i - 3, &[1]).name()])).unwrap();
+    }
+    assert_eq!(disk.off(), None);
+    all_whole(disk, &memory);
+    std::fs::remove_file(other).unwrap();
+    for i in 300..340 {
+        assert_eq!(put(&memory, disk, i, 200_000), Ok(Stored::New), "{i}");
+    }
+    all_whole(disk, &memory);
+}
+
+#[test]
+fn a_limit_of_the_size_of_files_is_full_and_nothing_else() {
+    let rig = Rig::new(CAPACITY);
+    std::fs::create_dir(rig.path()).unwrap();
+    let script = "trap '' XFSZ; ulimit -f 100; exec \"$@\"";
+    let printed = process(script, "small-files", &rig.path());
+    assert!(printed.contains("done"), "{printed}");
+}
+
+fn small_files(disk: &Disk) {
+    let memory = Memory::new();
+    for i in 0..3 {
+        assert_eq!(put(&memory, disk, i, 50_000), Err(Cause::Full));
+    }
+    assert_eq!(disk.off(), None);
+    assert_eq!(block_on(disk.usage()).unwrap().objects, 0);
+}
