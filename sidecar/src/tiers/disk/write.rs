@@ -117,7 +117,7 @@ impl Core {
             let plan = self.state.lock().plan(units, no_space);
             match plan {
                 Plan::Slot(at) => return Ok(HeldSlot::new(self, at)),
-                Plan::Make(file) => match self.make(file) {
+                Plan::Make(file) => match self.make_what_fits(file) {
                     Err(e) if e.cause == Cause::Full => no_space = true,
                     other => other.map_err(|e| self.blame(e, None))?,
                 },
@@ -131,6 +131,16 @@ impl Core {
             }
         }
         Err(full("nothing can go for it: all is being read or written"))
+    }
+
+    /// Makes a container, of fewer slots where the file system has no room for all.
+    fn make_what_fits(&self, mut file: ContainerFile) -> Result<(), TierError> {
+        loop {
+            match self.make(file) {
+                Err(e) if e.cause == Cause::Full && file.slots > 1 => file.slots /= 2,
+                other => return other,
+            }
+        }
     }
 
     fn make(&self, file: ContainerFile) -> Result<(), TierError> {

@@ -1,10 +1,14 @@
 //! A process that dies at any moment leaves whole objects only, and all that it had answered for.
 
 use super::super::Options;
-use super::super::record::RECORD_BYTES;
+use super::super::name::NameKey;
+use super::super::record::{RECORD_BYTES, Record, What};
+use super::super::space::At;
 use super::objects::copy_folder;
 use super::rig::*;
 use crate::tiers::Tier;
+use kvcachepool_protocol::key::{ChunkKey, LayoutId, ModelId};
+use kvcachepool_protocol::object::{Fidelity, ObjectName};
 use parking_lot::Mutex;
 use proptest::prelude::*;
 use std::collections::BTreeSet;
@@ -214,6 +218,66 @@ fn a_snapshot_keeps_what_is_there_and_the_order_of_use() {
             .map(|i| object(*i, &[1]).name())
             .collect::<Vec<_>>()
     });
+}
+
+/// How long an open takes is printed; `KVCACHEPOOL_DISK_OBJECTS` sets how many there are.
+#[test]
+fn thousands_of_objects_come_back_in_the_order_of_use() {
+    let count = std::env::var("KVCACHEPOOL_DISK_OBJECTS").ok();
+    let count: u32 = count.map_or(5000, |text| text.parse().unwrap());
+    let mut rig = Rig::new(u64::from(count) * 8192 + (1 << 30));
+    rig.options.high_percent = 100;
+    rig.open().close();
+    let slots = 16_384;
+    for id in 0..count.div_ceil(slots) {
+        let (units, name) = (2, format!("slots-{id:08x}-00000002-{slots:08x}"));
+        let file = std::fs::File::create(rig.path().join(name)).unwrap();
+        file.set_len(u64::from(slots) * units * 4096).unwrap();
+    }
+    let name = |i: u32| ObjectName {
+        model: ModelId([1; 32]).hex16(),
+        layout: LayoutId([2; 32]).hex16(),
+        key: ChunkKey(*blake3::hash(&i.to_le_bytes()).as_bytes()),
+        fidelity: Fidelity::Exact,
+    };
+    let (mut snapshot, mut journal) = (Vec::new(), Vec::new());
+    for i in 0..count {
+        let record = |what| Record {
+            what,
+            name: NameKey::of(&name(i)).unwrap(),
+            at: At {
+                container: i / slots,
+                slot: i % slots,
+            },
+            bytes: 8000,
+            written_unix_s: 1_800_000_000,
+        };
+        record(What::Put).write(&mut snapshot);
+        // As long as a journal gets.
+        record(What::Remove).write(&mut journal);
+        record(What::Put).write(&mut journal);
+    }
+    std::fs::write(rig.path().join("snapshot-0000000000000001"), snapshot).unwrap();
+    std::fs::write(rig.path().join("journal-0000000000000001"), journal).unwrap();
+    let began = std::time::Instant::now();
+    let disk = rig.open();
+    println!(
+        "{count} objects and {} records in {:?}",
+        3 * u64::from(count),
+        began.elapsed()
+    );
+    assert_eq!(block_on(disk.usage()).unwrap().objects, u64::from(count));
+    let order = disk.order();
+    assert!((0..count).zip(order).all(|(i, there)| there == name(i)));
+    let began = std::time::Instant::now();
+    let names: Vec<ObjectName> = (0..512).map(|i| name(i * (count / 512))).collect();
+    assert_eq!(block_on(disk.lookup(&names)), Ok(vec![true; 512]));
+    println!("512 names looked up in {:?}", began.elapsed());
+    disk.close();
+    assert_eq!(
+        block_on(rig.open().usage()).unwrap().objects,
+        u64::from(count)
+    );
 }
 
 #[test]
