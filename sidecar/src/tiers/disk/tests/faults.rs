@@ -167,6 +167,20 @@ fn a_folder_that_takes_the_place_of_ours_is_not_taken_for_it() {
 }
 
 #[test]
+fn a_journal_that_somebody_removed_is_noticed_before_anything_is_answered() {
+    let rig = Rig::new(1 << 20);
+    let disk = rig.open();
+    rig.put(&disk, 1, &[3000]).unwrap();
+    std::fs::remove_file(rig.path().join("journal-0000000000000000")).unwrap();
+    assert_eq!(rig.put(&disk, 2, &[3000]).unwrap_err().cause, Cause::Gone);
+    until("it is on again", || block_on(disk.usage()).is_ok());
+    assert_eq!(block_on(disk.usage()).unwrap().objects, 0);
+    assert_eq!(rig.put(&disk, 2, &[3000]), Ok(Stored::New));
+    Rig::die(disk);
+    assert_eq!(all_whole(&rig.open(), &rig.memory).len(), 1);
+}
+
+#[test]
 fn a_container_that_somebody_removed_costs_its_objects_only() {
     for reopened in [true, false] {
         let rig = Rig::new(1 << 20);

@@ -8,6 +8,8 @@ mod objects;
 mod processes;
 mod rig;
 mod room;
+mod slots;
+mod suite;
 
 use super::core::Step;
 use std::fmt;
