@@ -6,6 +6,7 @@ mod export;
 mod flush;
 mod init;
 mod status;
+mod tier;
 
 use crate::config_file::Files;
 use clap::{Parser, Subcommand};
@@ -85,6 +86,35 @@ Example:
   kvcachepool-sidecar status --socket /tmp/kvcp/sidecar.sock
   kvcachepool-sidecar status --json | jq .memory")]
     Status(status::Args),
+    /// Show what lies in a tier below memory, without a sidecar.
+    #[command(
+        after_help = "The folder must not be in use: stop its sidecar first. A domain is what decides KV values and their arrangement: the first 16 digits
+of ModelId and LayoutId. With --output json every line is a document: with --objects first the objects, then the summary.
+
+Examples:
+  kvcachepool-sidecar inspect file:///var/lib/kvcachepool
+  kvcachepool-sidecar inspect file:///var/lib/kvcachepool --objects --output json | jq -c 'select(.object)'"
+    )]
+    Inspect(tier::inspect::Args),
+    /// Read every object of a tier and compare its bytes with their digests.
+    #[command(
+        after_help = "Exit code 0: all objects are right. 1: some are corrupt, foreign or cannot be read, or the tier cannot be opened. Nothing is changed without
+--remove-corrupt. A sidecar compares the same digests before it serves an object: a corrupt one costs its chunk, never a wrong answer.
+
+Examples:
+  kvcachepool-sidecar verify file:///var/lib/kvcachepool
+  kvcachepool-sidecar verify file:///var/lib/kvcachepool --remove-corrupt"
+    )]
+    Verify(tier::verify::Args),
+    /// Remove objects of a tier by domain or age.
+    #[command(
+        after_help = "An object goes when all that is given holds for it. Nothing asks again: look with --dry-run first.
+
+Examples:
+  kvcachepool-sidecar gc file:///var/lib/kvcachepool --older-than 30d --dry-run
+  kvcachepool-sidecar gc file:///var/lib/kvcachepool --all-but-domain 0123456789abcdef/fedcba9876543210"
+    )]
+    Gc(tier::gc::Args),
     /// The engine process; started by `run`.
     #[command(hide = true)]
     Engine(ConfigFiles),
@@ -128,6 +158,9 @@ pub fn main() -> ExitCode {
         Command::Config(args) => config::main(&args),
         Command::ExportConnector(args) => export::main(&args),
         Command::Status(args) => status::main(&args),
+        Command::Inspect(args) => tier::inspect::main(&args),
+        Command::Verify(args) => tier::verify::main(&args),
+        Command::Gc(args) => tier::gc::main(&args),
     };
     outcome.unwrap_or_else(|message| {
         eprintln!("error: {message}");

@@ -2,6 +2,8 @@
 
 mod table;
 
+pub use table::size;
+
 use super::ask;
 use kvcachepool_protocol::status::Status;
 use std::path::PathBuf;

@@ -148,7 +148,7 @@ fn seconds(s: u64) -> String {
 }
 
 /// One digit behind the point where the size is no whole unit.
-fn size(bytes: u64) -> String {
+pub fn size(bytes: u64) -> String {
     let whole = ByteSize(bytes).to_string();
     if whole.len() <= 6 {
         return whole;

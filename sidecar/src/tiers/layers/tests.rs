@@ -1,5 +1,7 @@
 //! All layers at once: over a tier that works, and over one that goes wrong in every way.
 
+mod on_disk;
+
 use super::*;
 use crate::sim::rng::Rng;
 use crate::tiers::shelf::Shelf;

@@ -1,0 +1,167 @@
+//! `inspect`, `verify` and `gc`: what lies in a tier, without a sidecar. They know tiers by the trait only; `target.rs` alone knows which
+//! there are and how one is opened.
+
+mod domain;
+pub mod gc;
+pub mod inspect;
+mod progress;
+mod target;
+#[cfg(test)]
+mod tests;
+pub mod verify;
+
+use crate::tiers::{Listed, Tier, TierError};
+use domain::Domain;
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Objects of a page of a listing.
+const PAGE: usize = 1_000;
+
+/// Why a command ended early.
+#[derive(Debug)]
+enum Stopped {
+    Tier(TierError),
+    Output(std::io::Error),
+}
+
+impl From<TierError> for Stopped {
+    fn from(error: TierError) -> Self {
+        Self::Tier(error)
+    }
+}
+
+impl From<std::io::Error> for Stopped {
+    fn from(error: std::io::Error) -> Self {
+        Self::Output(error)
+    }
+}
+
+/// A domain's objects, summed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+struct Sum {
+    objects: u64,
+    bytes: u64,
+    oldest_unix_s: u64,
+    newest_unix_s: u64,
+}
+
+/// Objects by domain.
+#[derive(Debug, Default)]
+struct Sums(BTreeMap<Domain, Sum>);
+
+/// A line of a report.
+#[derive(Debug, Serialize)]
+struct DomainRow {
+    domain: String,
+    #[serde(flatten)]
+    sum: Sum,
+}
+
+impl Sums {
+    fn add(&mut self, listed: &Listed) {
+        let at = listed.written_unix_s;
+        let sum = self.0.entry(Domain::of(&listed.name)).or_insert(Sum {
+            objects: 0,
+            bytes: 0,
+            oldest_unix_s: at,
+            newest_unix_s: at,
+        });
+        sum.objects += 1;
+        sum.bytes += listed.bytes;
+        sum.oldest_unix_s = sum.oldest_unix_s.min(at);
+        sum.newest_unix_s = sum.newest_unix_s.max(at);
+    }
+
+    fn objects(&self) -> u64 {
+        self.0.values().map(|sum| sum.objects).sum()
+    }
+
+    fn bytes(&self) -> u64 {
+        self.0.values().map(|sum| sum.bytes).sum()
+    }
+
+    fn rows(&self) -> Vec<DomainRow> {
+        let row = |(domain, sum): (&Domain, &Sum)| DomainRow {
+            domain: domain.to_string(),
+            sum: *sum,
+        };
+        self.0.iter().map(row).collect()
+    }
+
+    /// A table for people.
+    fn write(&self, out: &mut dyn Write) -> std::io::Result<()> {
+        if self.0.is_empty() {
+            return Ok(());
+        }
+        let (domain, bytes, oldest) = ("domain", "bytes", "oldest");
+        writeln!(
+            out,
+            "{domain:33}  objects  {bytes:>9}  {oldest:>9}    newest"
+        )?;
+        for (domain, sum) in &self.0 {
+            let (bytes, oldest) = (size(sum.bytes), age(sum.oldest_unix_s));
+            let (objects, newest) = (sum.objects, age(sum.newest_unix_s));
+            let domain = domain.to_string();
+            writeln!(
+                out,
+                "{domain:33}  {objects:>7}  {bytes:>9}  {oldest:>9} {newest:>9}"
+            )?;
+        }
+        Ok(())
+    }
+}
+
+/// Calls `each` with every object. Returns how many names there are none of ours.
+async fn walk(
+    tier: &dyn Tier,
+    mut each: impl AsyncFnMut(Listed) -> Result<(), Stopped>,
+) -> Result<u64, Stopped> {
+    let (mut from, mut foreign) = (None, 0);
+    loop {
+        let page = tier.list(from.as_deref(), PAGE).await?;
+        foreign += page.foreign;
+        for listed in page.objects {
+            each(listed).await?;
+        }
+        from = page.next;
+        if from.is_none() {
+            return Ok(foreign);
+        }
+    }
+}
+
+/// Bytes for people.
+fn size(bytes: u64) -> String {
+    super::status::size(bytes)
+}
+
+fn now_unix_s() -> u64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| since.as_secs())
+}
+
+/// How long ago, for people: the largest unit that there are two of.
+fn age(unix_s: u64) -> String {
+    let seconds = now_unix_s().saturating_sub(unix_s);
+    match seconds {
+        0..120 => format!("{seconds} s"),
+        120..7_200 => format!("{} min", seconds / 60),
+        7_200..172_800 => format!("{} h", seconds / 3_600),
+        _ => format!("{} d", seconds / 86_400),
+    }
+}
+
+fn write_json(out: &mut dyn Write, value: &impl Serialize) -> std::io::Result<()> {
+    serde_json::to_writer(&mut *out, value)?;
+    writeln!(out)
+}
+
+/// One or several.
+fn count(number: u64, one: &str, several: &str) -> String {
+    let what = if number == 1 { one } else { several };
+    format!("{number} {what}")
+}

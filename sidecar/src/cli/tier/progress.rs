@@ -1,0 +1,78 @@
+//! One line on a terminal's stderr that says how far a command is. Without a terminal there is nothing.
+
+use super::size;
+use std::io::{IsTerminal, Write};
+use std::time::{Duration, Instant};
+
+/// Time between two looks of the line.
+const EVERY: Duration = Duration::from_millis(250);
+
+/// The line.
+#[derive(Debug)]
+pub struct Progress {
+    shown: bool,
+    began: Instant,
+    written: Instant,
+    /// Objects that there are; 0 = not known.
+    objects: u64,
+}
+
+impl Progress {
+    /// Of as many objects.
+    pub fn new(objects: u64) -> Self {
+        let now = Instant::now();
+        Self {
+            shown: std::io::stderr().is_terminal(),
+            began: now,
+            written: now,
+            objects,
+        }
+    }
+
+    /// So much is done.
+    pub fn at(&mut self, objects: u64, bytes: u64) {
+        if !self.shown || self.written.elapsed() < EVERY {
+            return;
+        }
+        self.written = Instant::now();
+        let line = line(objects, self.objects, bytes, self.began.elapsed());
+        // What cannot be shown is not worth an error.
+        let _ = write!(std::io::stderr(), "\r\x1b[K{line}");
+    }
+
+    /// Takes the line away, before something else is printed.
+    pub fn clear(&self) {
+        if self.shown {
+            let _ = write!(std::io::stderr(), "\r\x1b[K");
+        }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.clear();
+    }
+}
+
+fn line(objects: u64, of: u64, bytes: u64, took: Duration) -> String {
+    let rate = bytes as f64 / took.as_secs_f64().max(0.001);
+    let of = if of == 0 {
+        String::new()
+    } else {
+        format!(" of {of}")
+    };
+    let (bytes, rate) = (size(bytes), size(rate as u64));
+    format!("{objects}{of} objects, {bytes}, {rate}/s")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_line_says_how_far_and_how_fast() {
+        let took = Duration::from_secs(2);
+        assert_eq!(line(3, 10, 4 << 20, took), "3 of 10 objects, 4Mi, 2Mi/s");
+        assert_eq!(line(3, 0, 4 << 20, took), "3 objects, 4Mi, 2Mi/s");
+    }
+}

@@ -1,0 +1,60 @@
+//! All layers over a real folder, alone and with failures between.
+
+use super::*;
+use crate::tiers::Tier;
+use crate::tiers::disk::{Disk, Options as DiskOptions};
+use tempfile::TempDir;
+use tokio::time::sleep;
+
+/// Layers over one folder, opened again over the same one.
+struct Folder {
+    folder: TempDir,
+    options: Options,
+    faults: Faults,
+}
+
+impl Folder {
+    fn new(options: Options, faults: Faults) -> Self {
+        Self {
+            folder: tempfile::tempdir().unwrap(),
+            options,
+            faults,
+        }
+    }
+
+    fn open(&self) -> Opening<'_> {
+        Box::pin(async {
+            // The threads of the one before end by themselves.
+            let disk = loop {
+                match Disk::open(self.folder.path(), 512 << 20, DiskOptions::default()) {
+                    Ok(disk) => break Arc::new(disk),
+                    Err(e) => assert_eq!(e.cause, Cause::InUse, "{e}"),
+                }
+                sleep(Duration::from_millis(5)).await;
+            };
+            let chaos = Chaos::new(disk, self.faults.clone());
+            let tier: Arc<dyn Tier> = Arc::new(chaos);
+            layered(tier, &self.options).tier
+        })
+    }
+}
+
+impl Subject for Folder {
+    fn empty(&self) -> Opening<'_> {
+        self.open()
+    }
+
+    fn again(&self) -> Option<Opening<'_>> {
+        Some(self.open())
+    }
+}
+
+mod that_works {
+    use super::*;
+    passes_the_suite!(Folder::new(Options::default(), Faults::none(1)));
+}
+
+mod that_fails_now_and_then {
+    use super::*;
+    passes_the_suite!(Folder::new(stubborn(), sometimes()));
+}
