@@ -179,6 +179,14 @@ impl Daemon {
                 ..Status::default()
             },
         };
+        if let Some(tiers) = self.shell.get().and_then(|shell| shell.tiers.as_ref()) {
+            for tier in &mut status.tiers {
+                if let Some(usage) = tiers.usage(&tier.name) {
+                    tier.used_bytes = usage.bytes;
+                    tier.capacity_bytes = usage.capacity_bytes;
+                }
+            }
+        }
         let config = self.config();
         status.version = VERSION.into();
         status.protocol = PROTOCOL_VERSION;

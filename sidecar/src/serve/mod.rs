@@ -12,6 +12,7 @@ mod pidfd;
 mod process;
 mod reload;
 mod shell;
+mod tiers;
 mod watch;
 
 pub use process::run;

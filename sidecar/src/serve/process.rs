@@ -5,6 +5,7 @@ use super::daemon::{Daemon, VERSION};
 use super::descriptors::Descriptors;
 use super::host::{Live, Machine};
 use super::shell::{Parts, Posted, Shell};
+use super::tiers::Tiers;
 use super::{listener, reload, watch};
 use crate::config_file::{self, Files, Loaded, core_config};
 use crate::sessions::{Core, Input, Start};
@@ -193,6 +194,7 @@ async fn serve(
         threads: config.memory.verify_threads as usize,
         background_bytes_per_s: config.memory.verify_bytes_per_second.0,
     };
+    let tiers = Tiers::start(&config, daemon.boot_token, live.clone(), post.clone())?;
     let digests = Pool::start(pace, move |job, digest| {
         // A closed channel means that the process ends.
         let _ = post.send(Posted::Digest {
@@ -209,6 +211,7 @@ async fn serve(
         daemon: daemon.clone(),
         lock: lock.clone(),
         digests,
+        tiers,
         started: daemon.started,
     };
     let start = Start {

@@ -4,8 +4,10 @@ use super::connection::{Connection, Event, SendError};
 use super::daemon::Daemon;
 use super::descriptors::Descriptors;
 use super::host::{Live, Machine};
+use super::tiers::Tiers;
 use super::watch;
 use crate::admin::{self, metrics::Metrics};
+use crate::engine::Report;
 use crate::sessions::{ConnId, Core, FdFacts, FdKind, Input, Now, Output};
 use crate::shm::facts;
 use crate::shm::lockfile::{LockFile, LockFileError};
@@ -48,6 +50,13 @@ pub enum Posted {
         /// xxh3-128, `None` when the range is none.
         digest: Option<[u8; 16]>,
     },
+    /// What became of a tier below memory, or of an order for one.
+    Tier {
+        /// Region of the arena that the order was for; none where it is about the tier.
+        region: Option<u64>,
+        /// What.
+        report: Report,
+    },
 }
 
 struct Peer {
@@ -77,6 +86,8 @@ pub struct Shell {
     lock: Arc<LockFile>,
     lock_fd: Arc<OwnedFd>,
     digests: Pool,
+    /// Tiers below memory, where there are any.
+    pub tiers: Option<Arc<Tiers>>,
     started: Instant,
 }
 
@@ -94,6 +105,8 @@ pub struct Parts {
     pub lock: Arc<LockFile>,
     /// Digest threads.
     pub digests: Pool,
+    /// Tiers below memory, where there are any.
+    pub tiers: Option<Arc<Tiers>>,
     /// Start of the process.
     pub started: Instant,
 }
@@ -123,6 +136,7 @@ impl Shell {
             lock: parts.lock,
             lock_fd,
             digests: parts.digests,
+            tiers: parts.tiers,
             started,
         });
         shell.carry_out(&mut shell.inner.lock());
@@ -362,7 +376,10 @@ impl Shell {
                 generation,
                 digest,
             }),
-            Posted::Populated { .. } | Posted::Digest { .. } => {}
+            Posted::Tier { region, report } if region.is_none_or(live) => {
+                self.drive(Input::Tier(report));
+            }
+            Posted::Populated { .. } | Posted::Digest { .. } | Posted::Tier { .. } => {}
             Posted::PopulationFailed { at_bytes, reason } => {
                 self.metrics.add("population_failures_total", &[], 1);
                 let message = format!(
@@ -445,8 +462,11 @@ impl Shell {
                     });
                 }
             }
-            // no tier is configured yet
-            Output::Tier(order) => warn!(?order, "an order for a tier that is not there"),
+            Output::Tier(order) => {
+                if let Some(tiers) = &self.tiers {
+                    tiers.carry_out(order);
+                }
+            }
             Output::Log { event, detail } => {
                 self.metrics.add("events_total", &[event], 1);
                 info!(event, detail);

@@ -17,5 +17,6 @@ mod pod;
 mod pool_config;
 mod supervision;
 mod survival;
+mod tiers;
 mod vllm;
 mod wait;

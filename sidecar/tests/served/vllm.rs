@@ -263,7 +263,12 @@ impl Vllm {
     /// The final answer to a PROBE, with its tag.
     pub fn probe(&mut self, request: &str, hashes: &[[u8; 32]]) -> (u64, ProbeReply) {
         let message = self.probe_message(request, hashes);
-        let tag = self.scheduler.send(Op::Probe, &message, &[]);
+        self.probe_with(&message)
+    }
+
+    /// The final answer to this PROBE, with its tag.
+    pub fn probe_with(&mut self, message: &Probe) -> (u64, ProbeReply) {
+        let tag = self.scheduler.send(Op::Probe, message, &[]);
         loop {
             let answer = self
                 .scheduler

@@ -183,6 +183,18 @@ pub(super) fn keys(c: &mut Config) -> Vec<Key<'_>> {
             "Threads that make the memory tier's pages present before they are used.",
         ),
         key(
+            "disk.path",
+            Restart,
+            Slot::File(&mut c.disk.path),
+            "Folder of the disk tier, its alone: what is stored is written there, too, and found again after memory is gone. Without it there is no such tier.",
+        ),
+        key(
+            "disk.size",
+            Restart,
+            Slot::Size(&mut c.disk.size, 64 * MI..=16 * TI),
+            "Bytes of the disk tier's files; the least recently used goes first.",
+        ),
+        key(
             "limits.connections",
             Live,
             Slot::Count(&mut c.limits.connections, 4..=65_536),

@@ -32,6 +32,8 @@ pub struct Config {
     pub cache: Cache,
     /// The memory tier.
     pub memory: Memory,
+    /// The disk tier.
+    pub disk: Disk,
     /// Bounds of everything that a peer can make grow.
     pub limits: Limits,
     /// Logs.
@@ -92,6 +94,15 @@ pub struct Memory {
     pub verify_bytes_per_second: ByteSize,
     /// Threads that populate the arena.
     pub populate_threads: u32,
+}
+
+/// The disk tier, below memory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Disk {
+    /// Folder of the tier's own; none = there is no such tier.
+    pub path: Option<PathBuf>,
+    /// Bytes of the files with objects.
+    pub size: ByteSize,
 }
 
 /// Bounds of everything that a peer can make grow.
@@ -244,6 +255,7 @@ impl Default for Config {
             pool: Pool::default(),
             cache: Cache::default(),
             memory: Memory::default(),
+            disk: Disk::default(),
             limits: Limits::default(),
             log: Log::default(),
             managed: false,
@@ -282,6 +294,15 @@ impl Default for Memory {
             verify_threads: 2,
             verify_bytes_per_second: ByteSize(1 << 30),
             populate_threads: 2,
+        }
+    }
+}
+
+impl Default for Disk {
+    fn default() -> Self {
+        Self {
+            path: None,
+            size: ByteSize(16 << 30),
         }
     }
 }

@@ -1,0 +1,357 @@
+//! What the core orders from tiers below memory, carried out on threads beside the sockets' one. How each order ended is posted.
+
+use super::host::Live;
+use super::shell::Posted;
+use crate::engine::{FetchId, Landed, Order, Report, Target};
+use crate::shm::arena::Arena;
+use crate::shm::mapping::Mapping;
+use crate::tiers::disk::{self, Disk};
+use crate::tiers::layers::{self, layered};
+use crate::tiers::{Cause, Get, Kind, Place, Put, Span, Stored, Tier, TierError, Usage};
+use kvcachepool_protocol::config::Config;
+use kvcachepool_protocol::object::{Object, ObjectName, Section};
+use kvcachepool_protocol::table::ROW_BYTES;
+use parking_lot::Mutex;
+use std::collections::{BTreeMap, HashMap};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::runtime::Runtime;
+use tokio::sync::mpsc::UnboundedSender;
+use tokio::sync::oneshot;
+use tracing::{info, warn};
+
+/// A tier that cannot be opened is tried again after this.
+const RETRY: Duration = Duration::from_secs(5);
+/// How often what a tier holds is asked for.
+const USAGE_EVERY: Duration = Duration::from_secs(2);
+/// Threads that digests and sockets of tiers share.
+const THREADS: usize = 2;
+
+/// The tiers below memory of this sidecar.
+pub struct Tiers {
+    runtime: Runtime,
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    live: Arc<Live>,
+    post: UnboundedSender<Posted>,
+    /// Of this process, in the heads of what it writes.
+    writer: [u8; 16],
+    open: Mutex<BTreeMap<Kind, Arc<dyn Tier>>>,
+    usage: Mutex<BTreeMap<Kind, Usage>>,
+    /// Tells a fetch that nobody waits for it any more.
+    fetches: Mutex<HashMap<FetchId, oneshot::Sender<()>>>,
+}
+
+impl Tiers {
+    /// Opens the tiers that are configured, in the background. None: there is none.
+    pub fn start(
+        config: &Config,
+        boot: u64,
+        live: Arc<Live>,
+        post: UnboundedSender<Posted>,
+    ) -> std::io::Result<Option<Arc<Self>>> {
+        let Some(folder) = config.disk.path.clone() else {
+            return Ok(None);
+        };
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(THREADS)
+            .thread_name("tiers")
+            .enable_all()
+            .build()?;
+        let shared = Arc::new(Shared {
+            live,
+            post,
+            writer: (u128::from(boot) << 64 | u128::from(std::process::id())).to_le_bytes(),
+            open: Mutex::default(),
+            usage: Mutex::default(),
+            fetches: Mutex::default(),
+        });
+        runtime.spawn(shared.clone().keep_disk(folder, config.disk.size.0));
+        Ok(Some(Arc::new(Self { runtime, shared })))
+    }
+
+    /// What a tier held when it was asked last.
+    pub fn usage(&self, kind: &str) -> Option<Usage> {
+        let usage = self.shared.usage.lock();
+        let found = usage.iter().find(|(k, _)| k.name() == kind);
+        found.map(|(_, usage)| *usage)
+    }
+
+    /// Does what the core wants. Returns at once.
+    pub fn carry_out(&self, order: Order) {
+        let shared = self.shared.clone();
+        match order {
+            Order::Lookup {
+                lookup,
+                tier,
+                names,
+            } => {
+                let region = shared.region();
+                self.runtime.spawn(async move {
+                    let present = match shared.tier(tier) {
+                        Ok(tier) => tier.lookup(&names).await,
+                        Err(e) => Err(e),
+                    };
+                    let present = present.map_err(|e| told(&e));
+                    shared.report(region, Report::LookedUp { lookup, present });
+                });
+            }
+            Order::Fetch {
+                fetch,
+                tier,
+                name,
+                sections,
+            } => {
+                let (cancel, cancelled) = oneshot::channel();
+                shared.fetches.lock().insert(fetch, cancel);
+                let arena = shared.live.get();
+                self.runtime.spawn(async move {
+                    let region = arena.as_ref().map(|a| a.geometry.region);
+                    let landed = shared.fetch(arena, tier, name, sections, cancelled).await;
+                    shared.fetches.lock().remove(&fetch);
+                    let landed = landed.map_err(|e| told(&e));
+                    shared.report(region, Report::Fetched { fetch, landed });
+                });
+            }
+            Order::CancelFetch { fetch } => {
+                if let Some(cancel) = shared.fetches.lock().remove(&fetch) {
+                    // One that has just ended does not hear it.
+                    let _ = cancel.send(());
+                }
+            }
+            Order::Put {
+                put,
+                tier,
+                object,
+                sections,
+            } => {
+                let arena = shared.live.get();
+                self.runtime.spawn(async move {
+                    let region = arena.as_ref().map(|a| a.geometry.region);
+                    let stored = shared.put(arena, tier, *object, sections).await;
+                    let stored = stored.map_err(|e| told(&e));
+                    shared.report(region, Report::PutDone { put, stored });
+                });
+            }
+            // A lookup has a deadline of its own, and its report is ignored; news are the core's own.
+            Order::CancelLookup { .. } | Order::News { .. } => {}
+        }
+    }
+}
+
+/// Logs what a person has to know of, and keeps the name.
+fn told(e: &TierError) -> Cause {
+    match e.cause {
+        Cause::Missing | Cause::Busy | Cause::BreakerOpen => {}
+        _ => warn!(tier = e.tier.name(), reason = e.cause.name(), error = %e, "a tier failed"),
+    }
+    e.cause
+}
+
+impl Shared {
+    fn region(&self) -> Option<u64> {
+        self.live.get().map(|arena| arena.geometry.region)
+    }
+
+    fn report(&self, region: Option<u64>, report: Report) {
+        // A closed channel means that the process ends.
+        let _ = self.post.send(Posted::Tier { region, report });
+    }
+
+    fn tier(&self, kind: Kind) -> Result<Arc<dyn Tier>, TierError> {
+        let open = self.open.lock().get(&kind).cloned();
+        open.ok_or_else(|| TierError::new(kind, Cause::Gone, "it is not open"))
+    }
+
+    /// Opens the folder, again and again until that works, and looks what it holds from then on.
+    async fn keep_disk(self: Arc<Self>, folder: PathBuf, capacity_bytes: u64) {
+        let state = |down| {
+            let tier = Kind::Disk;
+            self.report(None, Report::State { tier, down });
+        };
+        let opened = loop {
+            let folder = folder.clone();
+            let open = move || Disk::open(&folder, capacity_bytes, disk::Options::default());
+            match tokio::task::spawn_blocking(open).await {
+                Ok(Ok(disk)) => break disk,
+                Ok(Err(e)) => {
+                    warn!(tier = "disk", reason = e.cause.name(), error = %e, "a tier cannot be opened; trying again");
+                    state(Some(e.to_string()));
+                }
+                Err(e) => state(Some(e.to_string())),
+            }
+            tokio::time::sleep(RETRY).await;
+        };
+        let tier = layered(Arc::new(opened), &layers::Options::default()).tier;
+        info!(tier = "disk", folder = %folder.display(), "a tier is open");
+        self.open.lock().insert(Kind::Disk, tier.clone());
+        state(None);
+        loop {
+            if let Ok(usage) = tier.usage().await {
+                self.usage.lock().insert(Kind::Disk, usage);
+            }
+            tokio::time::sleep(USAGE_EVERY).await;
+        }
+    }
+
+    /// Ends when nothing writes into the slots any more, however long after the answer that is.
+    async fn fetch(
+        &self,
+        arena: Option<Arena>,
+        kind: Kind,
+        name: ObjectName,
+        sections: Vec<Target>,
+        cancelled: oneshot::Receiver<()>,
+    ) -> Result<Landed, TierError> {
+        let (hold, ended) = hold();
+        let bytes = arena.map(|a| a.bytes);
+        let places = places(kind, bytes.as_ref(), &sections, &hold)?;
+        let tier = self.tier(kind)?;
+        let mut landed = tokio::select! {
+            landed = read(tier.as_ref(), &name, &places) => landed,
+            _ = cancelled => Err(TierError::new(kind, Cause::Timeout, "nobody waits for it any more")),
+        };
+        let straggles = Arc::strong_count(&hold) > places.len() + 1;
+        drop((places, hold));
+        // The sender is never used: it goes with the last hold.
+        let _ = ended.await;
+        // What an attempt that was given up wrote behind the check need not be what was checked.
+        if straggles
+            && let Ok(landed_now) = &landed
+            && !unchanged(bytes, &sections, landed_now).await
+        {
+            let changed = "its slots were written behind the check";
+            landed = Err(TierError::new(kind, Cause::Corrupt, changed).about(name.s3("")));
+        }
+        landed
+    }
+
+    /// Ends when nothing reads the slots any more.
+    async fn put(
+        &self,
+        arena: Option<Arena>,
+        kind: Kind,
+        object: Object,
+        sections: Vec<Target>,
+    ) -> Result<Stored, TierError> {
+        let (hold, ended) = hold();
+        let bytes = arena.map(|a| a.bytes);
+        let places = places(kind, bytes.as_ref(), &sections, &hold)?;
+        drop(hold);
+        let tier = self.tier(kind)?;
+        let object = Object {
+            writer: self.writer,
+            ..object
+        };
+        let spans = places.into_iter().map(|place| place.span).collect();
+        let stored = tier.put(Put { object, spans }).await;
+        // The sender is never used: it goes with the last hold.
+        let _ = ended.await;
+        stored
+    }
+}
+
+/// Whatever is dropped last among its clones ends the receiver's wait.
+fn hold() -> (Arc<oneshot::Sender<()>>, oneshot::Receiver<()>) {
+    let (sender, receiver) = oneshot::channel();
+    (Arc::new(sender), receiver)
+}
+
+fn places(
+    kind: Kind,
+    arena: Option<&Arc<Mapping>>,
+    sections: &[Target],
+    hold: &Arc<oneshot::Sender<()>>,
+) -> Result<Vec<Place>, TierError> {
+    let place = |target: &Target| {
+        let (offset, length) = range(target);
+        Some(Place {
+            group: target.group,
+            shard: target.shard,
+            span: Span::new(arena?.clone(), offset, length, hold.clone())?,
+        })
+    };
+    let places: Option<Vec<_>> = sections.iter().map(place).collect();
+    places.ok_or_else(|| {
+        TierError::new(
+            kind,
+            Cause::Gone,
+            "the memory that it was meant for is gone",
+        )
+    })
+}
+
+/// Offset in the arena and bytes.
+fn range(target: &Target) -> (u64, u64) {
+    let section = target.section;
+    (
+        u64::from(section.slot.get()) * ROW_BYTES,
+        u64::from(section.length.get()),
+    )
+}
+
+/// Reads what the object has of these sections.
+async fn read(tier: &dyn Tier, name: &ObjectName, places: &[Place]) -> Result<Landed, TierError> {
+    let get = |places| Get {
+        name: name.clone(),
+        places,
+    };
+    let first = tier.get(get(places.to_vec())).await;
+    let (object, read) = match first {
+        Ok(object) => (object, places.to_vec()),
+        // Most objects have all sections; one without those of a window is asked what it has.
+        Err(e) if e.cause == Cause::Shape => {
+            let head = tier.head(name).await?;
+            let had =
+                |p: &&Place| section(&head, p).is_some_and(|s| s.stored_bytes == p.span.length);
+            let had: Vec<Place> = places.iter().filter(had).cloned().collect();
+            let lacks = places
+                .iter()
+                .filter(|p| section(&head, p).is_none())
+                .count();
+            if had.is_empty() || had.len() + lacks != places.len() {
+                return Err(e);
+            }
+            (tier.get(get(had.clone())).await?, had)
+        }
+        Err(e) => return Err(e),
+    };
+    let digest = |place: &Place| {
+        let same = |p: &Place| (p.group, p.shard) == (place.group, place.shard);
+        read.iter()
+            .any(same)
+            .then(|| section(&object, place).map(|s| s.stored_digest))
+            .flatten()
+    };
+    let digests = places.iter().map(digest).collect();
+    Ok(Landed {
+        object: Box::new(object),
+        digests,
+    })
+}
+
+fn section<'a>(object: &'a Object, place: &Place) -> Option<&'a Section> {
+    let mut sections = object.sections.iter();
+    sections.find(|s| (s.group, s.shard) == (place.group, place.shard))
+}
+
+/// Do the slots hold what was checked?
+async fn unchanged(arena: Option<Arc<Mapping>>, sections: &[Target], landed: &Landed) -> bool {
+    let checked: Vec<_> = sections
+        .iter()
+        .map(range)
+        .zip(landed.digests.clone())
+        .collect();
+    let compare = move || {
+        arena.is_some_and(|arena| {
+            let same = |((offset, length), digest): &((u64, u64), Option<[u8; 16]>)| {
+                digest.is_none() || arena.xxh3_128(*offset, *length) == *digest
+            };
+            checked.iter().all(same)
+        })
+    };
+    tokio::task::spawn_blocking(compare).await.unwrap_or(false)
+}

@@ -1,0 +1,132 @@
+//! The tiers below memory, as a vLLM sees them: what was stored once is found after everything else is gone, and never wrong.
+
+use crate::harness::{Sidecar, wait_for};
+use crate::vllm::{CHUNK_BYTES, Vllm, content, hashes};
+use kvcachepool_protocol::message::{CHUNK_READY, Probe, ProbeReply};
+use kvcachepool_protocol::refs::unpack;
+use std::path::Path;
+use tempfile::TempDir;
+
+/// Number of the disk tier in answers to PROBE.
+const DISK: u8 = 2;
+
+fn with_disk(folder: &Path) -> String {
+    format!(
+        "memory: {{size: 64Mi}}\ndisk: {{path: {}, size: 256Mi}}\n",
+        folder.display()
+    )
+}
+
+fn tier(sidecar: &Sidecar) -> serde_json::Value {
+    let tiers = sidecar.status()["tiers"].clone();
+    let disk = tiers
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|t| t["name"] == "disk");
+    disk.unwrap().clone()
+}
+
+fn wait_tier(sidecar: &Sidecar, state: &str) -> serde_json::Value {
+    wait_for("the disk tier's state", || {
+        let tier = tier(sidecar);
+        (tier["state"] == state).then_some(tier)
+    })
+}
+
+/// Stores chunks and waits until the disk has them.
+fn stored_on(folder: &Path, prompt: u64, count: u32) {
+    let sidecar = Sidecar::start(&with_disk(folder));
+    wait_tier(&sidecar, "Ready");
+    let mut vllm = Vllm::attach(&sidecar.socket());
+    vllm.store("r", &hashes(prompt, count));
+    wait_for("the chunks to be on disk", || {
+        (tier(&sidecar)["used_bytes"].as_u64() >= Some(u64::from(count) * CHUNK_BYTES))
+            .then_some(())
+    });
+}
+
+/// The final answer to the PROBE of a request that holds nothing itself.
+fn probe(vllm: &mut Vllm, request: &str, hashes: &[[u8; 32]]) -> ProbeReply {
+    let message = Probe {
+        local_tokens: Some(0),
+        ..vllm.probe_message(request, hashes)
+    };
+    vllm.probe_with(&message).1
+}
+
+#[test]
+fn what_was_stored_is_found_on_disk_by_another_sidecar_and_another_vllm() {
+    let disk = TempDir::new().unwrap();
+    stored_on(disk.path(), 1, 4);
+    let sidecar = Sidecar::start(&with_disk(disk.path()));
+    wait_tier(&sidecar, "Ready");
+    let mut vllm = Vllm::attach(&sidecar.socket());
+    let wanted = hashes(1, 6);
+    let reply = probe(&mut vllm, "warm", &wanted);
+    let ready = reply.states.iter().take_while(|s| **s == CHUNK_READY);
+    assert_eq!(ready.count(), 4, "{:?}", reply.states);
+    assert_eq!(reply.tiers.get(..4), Some(&[DISK; 4][..]));
+    let refs = unpack(&reply.refs).unwrap();
+    for (slot, hash) in refs.iter().zip(&wanted) {
+        assert_eq!(vllm.read(slot), content(hash));
+    }
+}
+
+#[test]
+fn bytes_that_changed_on_disk_are_a_miss_and_are_asked_for_once() {
+    let disk = TempDir::new().unwrap();
+    stored_on(disk.path(), 1, 1);
+    let hash = hashes(1, 1);
+    let bytes = content(&hash[0]);
+    let mut broken = 0;
+    for entry in std::fs::read_dir(disk.path()).unwrap() {
+        let path = entry.unwrap().path();
+        let mut file = std::fs::read(&path).unwrap();
+        let found = file.windows(64).position(|w| w == &bytes[..64]);
+        if let Some(at) = found {
+            file[at + 5] ^= 1;
+            std::fs::write(&path, file).unwrap();
+            broken += 1;
+        }
+    }
+    assert_eq!(broken, 1, "the chunk's bytes lie in one file");
+    let sidecar = Sidecar::start(&with_disk(disk.path()));
+    wait_tier(&sidecar, "Ready");
+    let mut vllm = Vllm::attach(&sidecar.socket());
+    for request in ["first", "second"] {
+        let reply = probe(&mut vllm, request, &hash);
+        assert!(
+            reply.states.iter().all(|s| *s != CHUNK_READY),
+            "{:?}",
+            reply.states
+        );
+        vllm.release(request);
+    }
+    let log = std::fs::read_to_string(sidecar.folder().join("log")).unwrap();
+    let told = log.lines().filter(|line| line.contains("Corrupt")).count();
+    assert_eq!(told, 1, "{log}");
+}
+
+#[test]
+fn a_folder_that_another_sidecar_has_or_that_is_not_there_is_named_and_memory_serves_on() {
+    let disk = TempDir::new().unwrap();
+    let first = Sidecar::start(&with_disk(disk.path()));
+    wait_tier(&first, "Ready");
+    let missing = disk.path().join("not-made");
+    for (folder, reason) in [(disk.path(), "InUse"), (missing.as_path(), "Gone")] {
+        let second = Sidecar::start(&with_disk(folder));
+        let tier = wait_for("the reason", || {
+            let tier = tier(&second);
+            tier["reason"]
+                .as_str()
+                .unwrap()
+                .contains(reason)
+                .then_some(tier)
+        });
+        assert_eq!(tier["state"], "Off");
+        let mut vllm = Vllm::attach(&second.socket());
+        vllm.store("r", &hashes(2, 2));
+        vllm.check("r", &hashes(2, 2));
+    }
+}
