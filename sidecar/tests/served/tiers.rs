@@ -17,6 +17,12 @@ fn with_disk(folder: &Path) -> String {
     )
 }
 
+fn start(folder: &Path) -> Sidecar {
+    let sidecar = Sidecar::start(&with_disk(folder));
+    sidecar.wait_populated();
+    sidecar
+}
+
 fn tier(sidecar: &Sidecar) -> serde_json::Value {
     let tiers = sidecar.status()["tiers"].clone();
     let disk = tiers
@@ -36,8 +42,8 @@ fn wait_tier(sidecar: &Sidecar, state: &str) -> serde_json::Value {
 
 /// Stores chunks and waits until the disk has them.
 fn stored_on(folder: &Path, prompt: u64, count: u32) {
-    let sidecar = Sidecar::start(&with_disk(folder));
-    wait_tier(&sidecar, "Ready");
+    let sidecar = start(folder);
+    wait_tier(&sidecar, "ready");
     let mut vllm = Vllm::attach(&sidecar.socket());
     vllm.store("r", &hashes(prompt, count));
     wait_for("the chunks to be on disk", || {
@@ -59,8 +65,8 @@ fn probe(vllm: &mut Vllm, request: &str, hashes: &[[u8; 32]]) -> ProbeReply {
 fn what_was_stored_is_found_on_disk_by_another_sidecar_and_another_vllm() {
     let disk = TempDir::new().unwrap();
     stored_on(disk.path(), 1, 4);
-    let sidecar = Sidecar::start(&with_disk(disk.path()));
-    wait_tier(&sidecar, "Ready");
+    let sidecar = start(disk.path());
+    wait_tier(&sidecar, "ready");
     let mut vllm = Vllm::attach(&sidecar.socket());
     let wanted = hashes(1, 6);
     let reply = probe(&mut vllm, "warm", &wanted);
@@ -91,8 +97,8 @@ fn bytes_that_changed_on_disk_are_a_miss_and_are_asked_for_once() {
         }
     }
     assert_eq!(broken, 1, "the chunk's bytes lie in one file");
-    let sidecar = Sidecar::start(&with_disk(disk.path()));
-    wait_tier(&sidecar, "Ready");
+    let sidecar = start(disk.path());
+    wait_tier(&sidecar, "ready");
     let mut vllm = Vllm::attach(&sidecar.socket());
     for request in ["first", "second"] {
         let reply = probe(&mut vllm, request, &hash);
@@ -111,11 +117,11 @@ fn bytes_that_changed_on_disk_are_a_miss_and_are_asked_for_once() {
 #[test]
 fn a_folder_that_another_sidecar_has_or_that_is_not_there_is_named_and_memory_serves_on() {
     let disk = TempDir::new().unwrap();
-    let first = Sidecar::start(&with_disk(disk.path()));
-    wait_tier(&first, "Ready");
+    let first = start(disk.path());
+    wait_tier(&first, "ready");
     let missing = disk.path().join("not-made");
     for (folder, reason) in [(disk.path(), "InUse"), (missing.as_path(), "Gone")] {
-        let second = Sidecar::start(&with_disk(folder));
+        let second = start(folder);
         let tier = wait_for("the reason", || {
             let tier = tier(&second);
             tier["reason"]
@@ -124,7 +130,7 @@ fn a_folder_that_another_sidecar_has_or_that_is_not_there_is_named_and_memory_se
                 .contains(reason)
                 .then_some(tier)
         });
-        assert_eq!(tier["state"], "Off");
+        assert_eq!(tier["state"], "off");
         let mut vllm = Vllm::attach(&second.socket());
         vllm.store("r", &hashes(2, 2));
         vllm.check("r", &hashes(2, 2));
