@@ -1,0 +1,59 @@
+"""The disk tier under a real vLLM: warm after sidecar and vLLM were both replaced by fresh ones."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from servers import paths
+from servers.models import token_ids
+from servers.pod import Pod
+from servers.waiting import wait_for
+
+Truth = Callable[..., list[int]]
+
+
+@pytest.fixture
+def disk() -> Iterator[Path]:
+    """A folder that outlives the pods of a test."""
+    folder = paths.short_folder()
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _started(pod: Pod) -> Pod:
+    pod.sidecar.start()
+    pod.start_engine()
+    pod.attach()
+    return pod
+
+
+def _written(pod: Pod) -> float:
+    return pod.sidecar.metrics().total("kvcachepool_tier_write_chunks_total", tier="disk", result="stored")
+
+
+def test_a_fresh_pod_is_warm_from_the_disk_of_one_that_is_gone(
+    new_pod: Callable[..., Pod], truth: Truth, disk: Path
+) -> None:
+    config: dict[str, Any] = {"disk": {"path": str(disk), "size": "1Gi"}, "cache": {"loadTimeout": "20s"}}
+    prompt = token_ids(2000, 71)
+    first = _started(new_pod(config=config))
+    cold = first.ask(prompt)
+    assert (cold.computed, cold.external) == (2000, 0)
+    chunks = first.sidecar.status()["memory"]["chunks"]
+    wait_for(lambda: _written(first) >= chunks, 20, "every chunk on disk")
+    first.engine.stop()
+    first.sidecar.kill_tree()
+
+    second = _started(new_pod(config=config))
+    warm = second.ask(prompt)
+    assert (warm.computed, warm.local, warm.external) == (80, 0, 1920)
+    assert warm.tokens == cold.tokens == truth(prompt)
+    hits = second.sidecar.metrics
+    wait_for(
+        lambda: hits().total("kvcachepool_hit_tokens_total", tier="disk") == 1920, 10, "the hit under its tier"
+    )
