@@ -18,8 +18,8 @@ const AHEAD_BYTES: u64 = 1 << 20;
 const ENTRIES: u32 = 8192;
 /// Bytes of a snapshot that are written at a time.
 const WRITE_BYTES: usize = 1 << 20;
-/// A journal is kept as long as it has this many records for each object that is there.
-const RECORDS_PER_OBJECT: u64 = 2;
+/// A journal is kept as long as it has no more than this many records for each object that is there: an open reads them all.
+const RECORDS_PER_OBJECT: u64 = 1;
 
 /// An open journal.
 #[derive(Debug)]

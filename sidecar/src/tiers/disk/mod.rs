@@ -14,7 +14,7 @@
 //! out is durable, and when its readers have ended. A container's number is never given again: removing its file removes its objects,
 //! whatever records say. So at any moment what is read back is whole objects only.
 //!
-//! The capacity bounds container files; journal and snapshot come on top, at most 88 bytes for each of some three records per object.
+//! The capacity bounds container files; journal and snapshot come on top, at most 88 bytes for each of some two records per object.
 
 mod classes;
 mod commit;

@@ -253,9 +253,11 @@ fn thousands_of_objects_come_back_in_the_order_of_use() {
             written_unix_s: 1_800_000_000,
         };
         record(What::Put).write(&mut snapshot);
-        // As long as a journal gets.
-        record(What::Remove).write(&mut journal);
-        record(What::Put).write(&mut journal);
+        // As long as a journal gets: one for each.
+        if i % 2 == 0 {
+            record(What::Remove).write(&mut journal);
+            record(What::Put).write(&mut journal);
+        }
     }
     std::fs::write(rig.path().join("snapshot-0000000000000001"), snapshot).unwrap();
     std::fs::write(rig.path().join("journal-0000000000000001"), journal).unwrap();
@@ -263,12 +265,13 @@ fn thousands_of_objects_come_back_in_the_order_of_use() {
     let disk = rig.open();
     println!(
         "{count} objects and {} records in {:?}",
-        3 * u64::from(count),
+        2 * u64::from(count),
         began.elapsed()
     );
     assert_eq!(block_on(disk.usage()).unwrap().objects, u64::from(count));
     let order = disk.order();
-    assert!((0..count).zip(order).all(|(i, there)| there == name(i)));
+    let used = (1..count).step_by(2).chain((0..count).step_by(2));
+    assert!(used.zip(order).all(|(i, there)| there == name(i)));
     let began = std::time::Instant::now();
     let names: Vec<ObjectName> = (0..512).map(|i| name(i * (count / 512))).collect();
     assert_eq!(block_on(disk.lookup(&names)), Ok(vec![true; 512]));
