@@ -189,9 +189,23 @@ impl Shared {
         info!(tier = "disk", folder = %folder.display(), "a tier is open");
         self.open.lock().insert(Kind::Disk, tier.clone());
         state(None);
+        let mut down = None;
         loop {
-            if let Ok(usage) = tier.usage().await {
-                self.usage.lock().insert(Kind::Disk, usage);
+            // A folder that failed is tried again by whatever asks for it: this does, also where nobody else would.
+            let now_down = match tier.usage().await {
+                Ok(usage) => {
+                    self.usage.lock().insert(Kind::Disk, usage);
+                    None
+                }
+                Err(e) => Some(e.to_string()),
+            };
+            if now_down != down {
+                match &now_down {
+                    Some(why) => warn!(tier = "disk", why, "a tier is down"),
+                    None => info!(tier = "disk", "a tier is up again"),
+                }
+                state(now_down.clone());
+                down = now_down;
             }
             tokio::time::sleep(USAGE_EVERY).await;
         }

@@ -115,6 +115,23 @@ fn bytes_that_changed_on_disk_are_a_miss_and_are_asked_for_once() {
 }
 
 #[test]
+fn a_folder_that_is_taken_away_turns_the_tier_off_until_it_is_back_and_memory_serves_on() {
+    let disk = TempDir::new().unwrap();
+    let (folder, away) = (disk.path().join("tier"), disk.path().join("away"));
+    std::fs::create_dir(&folder).unwrap();
+    let sidecar = start(&folder);
+    wait_tier(&sidecar, "ready");
+    std::fs::rename(&folder, &away).unwrap();
+    let mut vllm = Vllm::attach(&sidecar.socket());
+    vllm.store("r", &hashes(1, 2));
+    let tier = wait_tier(&sidecar, "off");
+    assert!(tier["reason"].as_str().unwrap().contains("Gone"), "{tier}");
+    vllm.check("r", &hashes(1, 2));
+    std::fs::rename(&away, &folder).unwrap();
+    wait_tier(&sidecar, "ready");
+}
+
+#[test]
 fn a_folder_that_another_sidecar_has_or_that_is_not_there_is_named_and_memory_serves_on() {
     let disk = TempDir::new().unwrap();
     let first = start(disk.path());
