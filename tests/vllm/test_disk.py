@@ -54,6 +54,4 @@ def test_a_fresh_pod_is_warm_from_the_disk_of_one_that_is_gone(
     assert (warm.computed, warm.local, warm.external) == (80, 0, 1920)
     assert warm.tokens == cold.tokens == truth(prompt)
     hits = second.sidecar.metrics
-    wait_for(
-        lambda: hits().total("kvcachepool_hit_tokens_total", tier="disk") == 1920, 10, "the hit under its tier"
-    )
+    wait_for(lambda: hits().total("kvcachepool_hit_tokens_total", tier="disk") == 1920, 10, "the hit under its tier")
