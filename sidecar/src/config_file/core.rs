@@ -1,17 +1,13 @@
 //! From the config file's types to what the sans-I/O core is told.
 
 use crate::engine::config as core;
-use crate::tiers::Kind;
+use crate::tiers;
 use kvcachepool_protocol::config::{Config, EvictionPolicy, Verify};
 
 /// What the core is told.
 pub fn core_config(config: &Config) -> core::Config {
     let defaults = core::Config::default();
-    let disk = config
-        .disk
-        .path
-        .as_ref()
-        .map(|_| core::TierConfig::new(Kind::Disk));
+    let tiers = tiers::configured(config).into_iter();
     core::Config {
         settings: config.settings(),
         arena_bytes: config.memory.size.0,
@@ -35,7 +31,7 @@ pub fn core_config(config: &Config) -> core::Config {
             events_max: config.limits.events,
             ..defaults.limits
         },
-        tiers: disk.into_iter().collect(),
+        tiers: tiers.map(|t| core::TierConfig::new(t.kind)).collect(),
         ..defaults
     }
 }

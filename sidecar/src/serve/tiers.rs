@@ -5,15 +5,15 @@ use super::shell::Posted;
 use crate::engine::{FetchId, Landed, Order, Report, Target};
 use crate::shm::arena::Arena;
 use crate::shm::mapping::Mapping;
-use crate::tiers::disk::{self, Disk};
-use crate::tiers::layers::{self, layered};
-use crate::tiers::{Cause, Get, Kind, Place, Put, Span, Stored, Tier, TierError, Usage};
+use crate::tiers::layers::layered;
+use crate::tiers::{
+    Cause, Get, Kind, Opening, Place, Put, Span, Stored, Tier, TierError, Usage, configured,
+};
 use kvcachepool_protocol::config::Config;
 use kvcachepool_protocol::object::{Object, ObjectName, Section};
 use kvcachepool_protocol::table::ROW_BYTES;
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::runtime::Runtime;
@@ -53,9 +53,10 @@ impl Tiers {
         live: Arc<Live>,
         post: UnboundedSender<Posted>,
     ) -> std::io::Result<Option<Arc<Self>>> {
-        let Some(folder) = config.disk.path.clone() else {
+        let openings = configured(config);
+        if openings.is_empty() {
             return Ok(None);
-        };
+        }
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(THREADS)
             .thread_name("tiers")
@@ -69,7 +70,9 @@ impl Tiers {
             usage: Mutex::default(),
             fetches: Mutex::default(),
         });
-        runtime.spawn(shared.clone().keep_disk(folder, config.disk.size.0));
+        for opening in openings {
+            runtime.spawn(shared.clone().keep(opening));
+        }
         Ok(Some(Arc::new(Self { runtime, shared })))
     }
 
@@ -166,43 +169,38 @@ impl Shared {
         open.ok_or_else(|| TierError::new(kind, Cause::Gone, "it is not open"))
     }
 
-    /// Opens the folder, again and again until that works, and looks what it holds from then on.
-    async fn keep_disk(self: Arc<Self>, folder: PathBuf, capacity_bytes: u64) {
-        let state = |down| {
-            let tier = Kind::Disk;
-            self.report(None, Report::State { tier, down });
-        };
+    /// Opens a tier, again and again until that works, and looks what it holds from then on.
+    async fn keep(self: Arc<Self>, opening: Opening) {
+        let kind = opening.kind;
+        let state = |down| self.report(None, Report::State { tier: kind, down });
         let opened = loop {
-            let folder = folder.clone();
-            let open = move || Disk::open(&folder, capacity_bytes, disk::Options::default());
-            match tokio::task::spawn_blocking(open).await {
-                Ok(Ok(disk)) => break disk,
-                Ok(Err(e)) => {
-                    warn!(tier = "disk", reason = e.cause.name(), error = %e, "a tier cannot be opened; trying again");
+            match opening.open().await {
+                Ok(tier) => break tier,
+                Err(e) => {
+                    warn!(tier = kind.name(), reason = e.cause.name(), error = %e, "a tier cannot be opened; trying again");
                     state(Some(e.to_string()));
                 }
-                Err(e) => state(Some(e.to_string())),
             }
             tokio::time::sleep(RETRY).await;
         };
-        let tier = layered(Arc::new(opened), &layers::Options::default()).tier;
-        info!(tier = "disk", folder = %folder.display(), "a tier is open");
-        self.open.lock().insert(Kind::Disk, tier.clone());
+        let tier = layered(opened, &opening.layers).tier;
+        info!(tier = kind.name(), place = opening.place, "a tier is open");
+        self.open.lock().insert(kind, tier.clone());
         state(None);
         let mut down = None;
         loop {
-            // A folder that failed is tried again by whatever asks for it: this does, also where nobody else would.
+            // One that failed is tried again by whatever asks for it: this does, also where nobody else would.
             let now_down = match tier.usage().await {
                 Ok(usage) => {
-                    self.usage.lock().insert(Kind::Disk, usage);
+                    self.usage.lock().insert(kind, usage);
                     None
                 }
                 Err(e) => Some(e.to_string()),
             };
             if now_down != down {
                 match &now_down {
-                    Some(why) => warn!(tier = "disk", why, "a tier is down"),
-                    None => info!(tier = "disk", "a tier is up again"),
+                    Some(why) => warn!(tier = kind.name(), why, "a tier is down"),
+                    None => info!(tier = kind.name(), "a tier is up again"),
                 }
                 state(now_down.clone());
                 down = now_down;

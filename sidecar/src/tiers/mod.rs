@@ -5,6 +5,7 @@
 pub mod disk;
 mod error;
 pub mod layers;
+mod open;
 #[cfg(any(test, feature = "simulation"))]
 pub mod shelf;
 mod span;
@@ -12,6 +13,7 @@ mod span;
 pub(crate) mod suite;
 
 pub use error::{Cause, Status, TierError};
+pub use open::{Opening, configured};
 pub use span::Span;
 
 use kvcachepool_protocol::object::{Object, ObjectName};
