@@ -46,6 +46,7 @@ admin: {listen: "[::1]:1234", tokenFile: /var/token}
 pool: {name: llama-70b, namespace: serving, generation: 9223372036854775807}
 cache: {chunkTokens: 512, save: PromptAndDecode, minLoadTokens: 0, loadTimeout: 250ms}
 memory: {size: 64Gi, hugePages: 2Mi, evictionPolicy: LRU, verify: Always, verifyAge: 1h30m, verifyThreads: 4, verifyBytesPerSecond: 2Gi, populateThreads: 8}
+write: {policy: WriteBack, admission: Reused}
 limits: {connections: 10, sessions: 20, requests: 30, pinnedShare: 25%, grantedBytes: 512Mi, indexEntries: 1024, frameBytes: 1Mi, sendBytes: 2Mi, helloTimeout: 1s, events: 64}
 log: {level: debug, format: text}
 "#;
@@ -75,6 +76,10 @@ log: {level: debug, format: text}
     );
     assert_eq!((c.memory.verify_threads, c.memory.populate_threads), (4, 8));
     assert_eq!(c.memory.verify_bytes_per_second.0, 2 << 30);
+    assert_eq!(
+        (c.write.policy, c.write.admission),
+        (WritePolicy::WriteBack, Admission::Reused)
+    );
     assert_eq!(
         (c.limits.connections, c.limits.sessions, c.limits.requests),
         (10, 20, 30)

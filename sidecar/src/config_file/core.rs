@@ -2,12 +2,24 @@
 
 use crate::engine::config as core;
 use crate::tiers;
-use kvcachepool_protocol::config::{Config, EvictionPolicy, Verify};
+use kvcachepool_protocol::config::{Admission, Config, EvictionPolicy, Verify, WritePolicy};
 
 /// What the core is told.
 pub fn core_config(config: &Config) -> core::Config {
     let defaults = core::Config::default();
     let tiers = tiers::configured(config).into_iter();
+    let tier = |kind| core::TierConfig {
+        write: match config.write.policy {
+            WritePolicy::WriteThrough => core::WritePolicy::WriteThrough,
+            WritePolicy::WriteBack => core::WritePolicy::WriteBack,
+            WritePolicy::None => core::WritePolicy::None,
+        },
+        admission: match config.write.admission {
+            Admission::All => core::Admission::All,
+            Admission::Reused => core::Admission::Reused,
+        },
+        ..core::TierConfig::new(kind)
+    };
     core::Config {
         settings: config.settings(),
         arena_bytes: config.memory.size.0,
@@ -31,7 +43,7 @@ pub fn core_config(config: &Config) -> core::Config {
             events_max: config.limits.events,
             ..defaults.limits
         },
-        tiers: tiers.map(|t| core::TierConfig::new(t.kind)).collect(),
+        tiers: tiers.map(|t| tier(t.kind)).collect(),
         ..defaults
     }
 }

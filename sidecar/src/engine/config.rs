@@ -66,6 +66,9 @@ pub enum WritePolicy {
     /// Each one, soon after it became readable.
     #[default]
     WriteThrough,
+    /// Each one, after it waited for `put_wait_ms`; the oldest sooner, where those that wait hold half of `put_queue_bytes_max`, or a
+    /// sixteenth of the arena: what goes from memory before it was written is lost.
+    WriteBack,
     /// None.
     None,
 }
@@ -103,7 +106,9 @@ pub struct TierConfig {
     pub put_bytes_max: u64,
     /// Bytes of the chunks that wait to be written; the oldest goes where more come.
     pub put_queue_bytes_max: u64,
-    /// A chunk that waited so long is not written any more, in ms.
+    /// With `WriteBack`: so long a chunk waits, in ms.
+    pub put_wait_ms: u64,
+    /// A chunk that could have been written for so long and was not is not written any more, in ms.
     pub put_age_ms_max: u64,
 }
 
@@ -121,6 +126,7 @@ impl TierConfig {
             puts_max: 8,
             put_bytes_max: 64 << 20,
             put_queue_bytes_max: 1 << 30,
+            put_wait_ms: 60_000,
             put_age_ms_max: 60_000,
         }
     }
@@ -151,7 +157,7 @@ pub struct Config {
     pub incomplete_ms: u64,
     /// Reads from lower tiers may outlive the engine process (io_uring into slots).
     pub fetch_outlives_engine: bool,
-    /// Tiers below memory, the nearest first. Needs a restart. Each is down until the shell says that it is up.
+    /// Tiers below memory, the nearest first. Which there are needs a restart. Each is down until the shell says that it is up.
     pub tiers: Vec<TierConfig>,
 }
 

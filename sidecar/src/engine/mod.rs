@@ -226,13 +226,13 @@ impl<T: Table> Engine<T> {
         std::mem::take(&mut self.actions)
     }
 
-    /// Takes a changed configuration; sizes, the policy and the tiers stay.
+    /// Takes a changed configuration; sizes, the policy and which tiers there are stay.
     pub fn configure(&mut self, config: &Config) {
         let (arena_bytes, policy) = (self.config.arena_bytes, self.config.policy);
+        self.lower.configure(&config.tiers);
         self.config = Config {
             arena_bytes,
             policy,
-            tiers: std::mem::take(&mut self.config.tiers),
             ..config.clone()
         };
     }

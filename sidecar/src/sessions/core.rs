@@ -179,14 +179,21 @@ impl<H: Host> Core<H> {
         if config.policy != self.config.policy {
             restart.push("memory.evictionPolicy");
         }
-        if config.tiers != self.config.tiers {
+        let kinds = |c: &Config| c.tiers.iter().map(|t| t.kind).collect::<Vec<_>>();
+        if kinds(&config) != kinds(&self.config) {
             restart.push("tiers");
         }
         let (arena_bytes, policy) = (self.config.arena_bytes, self.config.policy);
+        let mut tiers = std::mem::take(&mut self.config.tiers);
+        for tier in &mut tiers {
+            if let Some(changed) = config.tiers.iter().find(|c| c.kind == tier.kind) {
+                *tier = *changed;
+            }
+        }
         self.config = Config {
             arena_bytes,
             policy,
-            tiers: std::mem::take(&mut self.config.tiers),
+            tiers,
             ..config
         };
         if let Some(engine) = &mut self.engine {

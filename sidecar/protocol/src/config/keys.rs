@@ -195,6 +195,18 @@ pub(super) fn keys(c: &mut Config) -> Vec<Key<'_>> {
             "Bytes of the disk tier's files; the least recently used goes first.",
         ),
         key(
+            "write.policy",
+            Live,
+            Slot::Choice(&mut c.write.policy),
+            "When what memory holds is written to the tiers below: as soon as it can be read, after a minute (sooner where much waits), or never.",
+        ),
+        key(
+            "write.admission",
+            Live,
+            Slot::Choice(&mut c.write.admission),
+            "Which chunks are written to the tiers below: all, or those that are used a second time.",
+        ),
+        key(
             "limits.connections",
             Live,
             Slot::Count(&mut c.limits.connections, 4..=65_536),

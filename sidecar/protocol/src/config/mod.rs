@@ -34,6 +34,8 @@ pub struct Config {
     pub memory: Memory,
     /// The disk tier.
     pub disk: Disk,
+    /// What is written to the tiers below memory, and when.
+    pub write: Write,
     /// Bounds of everything that a peer can make grow.
     pub limits: Limits,
     /// Logs.
@@ -103,6 +105,15 @@ pub struct Disk {
     pub path: Option<PathBuf>,
     /// Bytes of the files with objects.
     pub size: ByteSize,
+}
+
+/// What is written to the tiers below memory, and when.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Write {
+    /// When.
+    pub policy: WritePolicy,
+    /// Which chunks.
+    pub admission: Admission,
 }
 
 /// Bounds of everything that a peer can make grow.
@@ -202,6 +213,28 @@ choice!(
     }
 );
 choice!(
+    /// When a chunk that memory holds is written to the tiers below.
+    WritePolicy {
+        /// As soon as it can be read.
+        #[default]
+        WriteThrough = "WriteThrough",
+        /// After a minute; sooner where much waits.
+        WriteBack = "WriteBack",
+        /// Never.
+        None = "None",
+    }
+);
+choice!(
+    /// Which chunks are written to the tiers below.
+    Admission {
+        /// All.
+        #[default]
+        All = "All",
+        /// Those that are used a second time.
+        Reused = "Reused",
+    }
+);
+choice!(
     /// Least level that is written.
     LogLevel {
         /// Errors.
@@ -234,7 +267,15 @@ macro_rules! shown {
         fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result { f.write_str(self.name()) }
     })+ };
 }
-shown!(HugePages, EvictionPolicy, Verify, LogLevel, LogFormat);
+shown!(
+    HugePages,
+    EvictionPolicy,
+    Verify,
+    WritePolicy,
+    Admission,
+    LogLevel,
+    LogFormat
+);
 
 impl HugePages {
     /// Bytes of a page; the arena is a multiple of it.
@@ -256,6 +297,7 @@ impl Default for Config {
             cache: Cache::default(),
             memory: Memory::default(),
             disk: Disk::default(),
+            write: Write::default(),
             limits: Limits::default(),
             log: Log::default(),
             managed: false,

@@ -19,7 +19,7 @@ pub use stats::{TierStats, TierView};
 
 pub(crate) use ask::Asking;
 
-use super::config::TierConfig;
+use super::config::{TierConfig, WritePolicy};
 use super::index::{FastMap, Name};
 use super::table::Table;
 use super::{Engine, Time};
@@ -120,6 +120,14 @@ impl Tier {
         self.down.is_none()
     }
 
+    /// How long a chunk waits until it is written, in ms.
+    pub fn put_wait_ms(&self) -> u64 {
+        match self.config.write {
+            WritePolicy::WriteBack => self.config.put_wait_ms,
+            WritePolicy::WriteThrough | WritePolicy::None => 0,
+        }
+    }
+
     /// How long a chunk that is wanted now will take, in ms, where the oldest fetch under way is so old.
     fn expected_ms(&self, oldest_ms: u64) -> u64 {
         let rounds = 1 + u64::from(self.queued) / u64::from(self.config.fetches_max.max(1));
@@ -175,6 +183,15 @@ impl Lower {
             next_want: 1,
             next_put: 1,
             ..Self::default()
+        }
+    }
+
+    /// Takes changed settings of the tiers that there are.
+    pub fn configure(&mut self, tiers: &[TierConfig]) {
+        for tier in &mut self.tiers {
+            if let Some(config) = tiers.iter().find(|c| c.kind == tier.config.kind) {
+                tier.config = *config;
+            }
         }
     }
 

@@ -191,9 +191,11 @@ impl<T: Table> Engine<T> {
         for at in 0..self.lower.tiers.len() {
             self.drop_waiting(at, "TooOld", |tier| {
                 let oldest = tier.writes.queue.front();
-                oldest.is_some_and(|w| now.mono_ms >= w.since_ms + tier.config.put_age_ms_max)
+                oldest.is_some_and(|w| {
+                    now.mono_ms >= w.since_ms + tier.put_wait_ms() + tier.config.put_age_ms_max
+                })
             });
-            while let Some(waiting) = self.next_put(at) {
+            while let Some(waiting) = self.next_put(now, at) {
                 match self.object(now, waiting.chunk) {
                     Ok((object, targets)) => self.begin_put(at, &waiting, object, targets),
                     Err(why) => {
@@ -210,8 +212,19 @@ impl<T: Table> Engine<T> {
         tier.config.put_bytes_max.min(self.granted_bytes_max() / 4)
     }
 
-    fn next_put(&mut self, at: usize) -> Option<Waiting> {
-        let next = *self.lower.tiers.get(at)?.writes.queue.front()?;
+    /// With `WriteBack`: bytes that may wait for their time; the oldest of more are written.
+    fn waiting_bytes_max(&self, tier: &Tier) -> u64 {
+        (tier.config.put_queue_bytes_max / 2).min(self.geometry.arena_bytes / 16)
+    }
+
+    fn next_put(&mut self, now: Time, at: usize) -> Option<Waiting> {
+        let tier = self.lower.tiers.get(at)?;
+        let next = *tier.writes.queue.front()?;
+        let waits = now.mono_ms < next.since_ms + tier.put_wait_ms()
+            && tier.writes.queue_bytes <= self.waiting_bytes_max(tier);
+        if waits {
+            return None;
+        }
         // it may have got more sections since
         let bytes = self.stored_bytes(next.chunk);
         let most = self.put_bytes_max(self.lower.tiers.get(at)?);

@@ -159,6 +159,33 @@ fn what_policy_and_admission_leave_out_is_not_written() {
 }
 
 #[test]
+fn what_is_written_back_waits_for_its_time_or_until_much_waits() {
+    let mut config = config(&[Kind::Disk]);
+    config.tiers[0].write = WritePolicy::WriteBack;
+    config.tiers[0].put_wait_ms = 5_000;
+    config.tiers[0].put_age_ms_max = 1_000;
+    config.tiers[0].put_queue_bytes_max = 4 << 16;
+    let (mut w, scheduler, worker) = limited(config.clone());
+    w.store(scheduler, worker, &[chunk(1), chunk(2)]);
+    w.pass(4_900);
+    assert!(puts(&mut w).is_empty());
+    w.store(scheduler, worker, &[chunk(3)]);
+    let first = puts(&mut w);
+    assert_eq!(written(&w, &first), [(Kind::Disk, 1)], "half the queue");
+    w.pass(200);
+    let next = puts(&mut w);
+    assert_eq!(written(&w, &next), [(Kind::Disk, 2)]);
+    audit(&w);
+    // a change of policy takes effect at once
+    config.tiers[0].write = WritePolicy::WriteThrough;
+    assert!(w.core.configure(config).is_empty());
+    w.pass(0);
+    let last = puts(&mut w);
+    assert_eq!(written(&w, &last), [(Kind::Disk, 3)]);
+    audit(&w);
+}
+
+#[test]
 fn what_came_from_a_tier_is_written_to_nearer_ones() {
     let (mut w, scheduler, _) = tiered(&[Kind::Disk, Kind::Redis, Kind::S3]);
     ask(&mut w, scheduler, "r", &[1]);
