@@ -76,6 +76,7 @@ def installed(kubernetes: Kubernetes, image: str, *arguments: str) -> Iterator[O
     """The chart, installed with these arguments of helm; its release ends with the block."""
     helm(kubernetes, "install", "kvcachepool", str(CHART), "--create-namespace", *_image(image), *arguments, *_WAIT)
     try:
+        kubernetes.wait_for(lambda: _asked(kubernetes), 30, "the API server asks the webhook", namespace=SYSTEM)
         yield Operator(kubernetes, image)
     finally:
         helm(kubernetes, "uninstall", "kvcachepool", "--wait")
@@ -83,6 +84,13 @@ def installed(kubernetes: Kubernetes, image: str, *arguments: str) -> Iterator[O
         kubernetes.kubectl("delete", "pods", own, "--grace-period=1", "--ignore-not-found", namespace=SYSTEM)
         # Replicas that end without rights cannot give the lease back: the next installation would wait for its end.
         kubernetes.kubectl("delete", "lease", "kvcachepool-operator", "--ignore-not-found", namespace=SYSTEM)
+
+
+def _asked(kubernetes: Kubernetes) -> bool:
+    """Whether the webhook says something of a pod that names no pool. The pod is never stored."""
+    path = "/api/v1/namespaces/default/pods?dryRun=All"
+    answer = kubernetes.request("POST", path, pod("none", "asked", "nowhere"))
+    return "kvcachepool.io/injection" in answer["metadata"].get("annotations", {})
 
 
 def pool(name: str, **spec: object) -> Object:

@@ -6,7 +6,6 @@ use crate::leader::Timing;
 use crate::pki::{Lifetimes, Mode};
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Parser, ValueEnum};
-use std::hash::{BuildHasher, Hasher, RandomState};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -229,7 +228,7 @@ impl Args {
                 .map(|end| format!("kvcachepool-webhook.{}.{end}", self.namespace))
                 .to_vec(),
         };
-        let random = RandomState::new().build_hasher().finish();
+        let random = fastrand::u64(..);
         Ok(Parts {
             // No other process has this name, also not this pod before its restart.
             me: format!("{}_{random:016x}", self.name),

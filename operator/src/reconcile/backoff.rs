@@ -3,7 +3,6 @@
 use crate::pods::PoolRef;
 use parking_lot::Mutex;
 use std::collections::HashMap;
-use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 
 /// The first pause.
@@ -34,9 +33,8 @@ impl Backoff {
 /// Between half of a time and all of it: what began together shall not stay together.
 pub fn spread(time: Duration) -> Duration {
     let half = time / 2;
-    let random = RandomState::new().hash_one(());
     let part = u64::try_from(half.as_millis()).unwrap_or(u64::MAX).max(1);
-    half + Duration::from_millis(random % part)
+    half + Duration::from_millis(fastrand::u64(..part))
 }
 
 #[cfg(test)]
