@@ -64,6 +64,10 @@ pub enum Mistake {
     NoCancel,
     /// An answer waits for a tier without end.
     TierDelays,
+    /// A chunk that one tier did not give is not asked of the next.
+    NoNextTier,
+    /// An object that could not be used is asked for again.
+    AskUnusable,
     /// A chunk may go while it is written down.
     PutUnleased,
     /// A chunk is written down although it is on its way.

@@ -2,19 +2,19 @@
 //! cancelled, and go on writing after it. Reads may outlive the engine.
 
 use super::counts::Fault;
-use super::memory::{ENGINE, right_digest, rows_of, short};
+use super::memory::{right_digest, short};
 use super::rules::Rule;
 use super::text::{BLOCK_TOKENS, CHUNK_BLOCKS, Piece, block_hashes, piece};
 use super::world::{World, say};
 use super::writing::{PUT_BYTES_MAX, PUTS_MAX};
-use crate::engine::config::{Admission, TierConfig};
-use crate::engine::table::ROW_BYTES;
-use crate::engine::{FetchId, Landed, Order, Report, Target};
+use crate::engine::config::{Admission, TierConfig, WritePolicy};
+use crate::engine::{FetchId, Report, Target};
 use crate::sessions::Input;
-use crate::tiers::{Cause, Kind};
+use crate::tiers::Kind;
 use kvcachepool_protocol::domain::Domain;
-use kvcachepool_protocol::key::unpack_hashes;
-use kvcachepool_protocol::key::{ChunkKey, EngineHash, KeyKind, NamespaceId, chunk_key};
+use kvcachepool_protocol::key::{
+    ChunkKey, EngineHash, KeyKind, NamespaceId, chunk_key, unpack_hashes,
+};
 use kvcachepool_protocol::object::{Cipher, Codec, Fidelity, Object, Section};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -30,6 +30,8 @@ pub struct Held {
     pub hash: u64,
     /// Its bytes are not those that its head promises.
     pub corrupt: bool,
+    /// Its head is another's, or of a time that is over.
+    pub wrong: bool,
 }
 
 /// One tier.
@@ -42,6 +44,8 @@ pub struct Store {
     /// Nothing of it moves before.
     pub hung_until: u64,
     pub objects: BTreeMap<[u8; 32], Held>,
+    /// Objects that the state machine of this boot found to be none: it must not ask for them again.
+    pub spoilt: BTreeSet<[u8; 32]>,
 }
 
 /// What the shell does for the state machine.
@@ -85,11 +89,25 @@ pub struct Lower {
     pub ever: BTreeSet<u64>,
 }
 
+impl Lower {
+    /// Key of the chunk that ends with this block.
+    pub fn key_of(&self, hash: &[u8; 32]) -> Option<ChunkKey> {
+        let model = self.domain.as_ref()?.model_id;
+        let (namespace, hash) = (NamespaceId::default(), EngineHash(*hash));
+        Some(chunk_key(&model, &namespace, KeyKind::Prefix, &hash))
+    }
+}
+
 /// Tiers of a history, the nearest first.
 pub fn configs(tiers: usize) -> Vec<TierConfig> {
-    [Kind::Disk, Kind::S3]
-        .into_iter()
-        .take(tiers)
+    let kinds: &[Kind] = match tiers {
+        0 => &[],
+        1 => &[Kind::Disk],
+        2 => &[Kind::Disk, Kind::S3],
+        _ => &[Kind::Disk, Kind::Redis, Kind::S3],
+    };
+    kinds
+        .iter()
         .map(|kind| TierConfig {
             lookups_max: LOOKUPS_MAX,
             fetches_max: FETCHES_MAX,
@@ -97,12 +115,17 @@ pub fn configs(tiers: usize) -> Vec<TierConfig> {
             puts_max: PUTS_MAX,
             put_bytes_max: PUT_BYTES_MAX,
             put_queue_bytes_max: 64 << 16,
+            put_wait_ms: 500,
             put_age_ms_max: 3_000,
+            write: match kind {
+                Kind::Redis => WritePolicy::WriteBack,
+                _ => WritePolicy::WriteThrough,
+            },
             admission: match kind {
                 Kind::S3 => Admission::Reused,
                 _ => Admission::All,
             },
-            ..TierConfig::new(kind)
+            ..TierConfig::new(*kind)
         })
         .collect()
 }
@@ -138,6 +161,7 @@ impl World {
                 told_up: false,
                 hung_until: 0,
                 objects,
+                spoilt: BTreeSet::new(),
             });
         }
         self.lower.domain = Some(domain);
@@ -190,7 +214,8 @@ impl World {
             block_hashes: unpack_hashes(&blocks).unwrap().to_vec(),
             token_ids: Vec::new(),
         };
-        if self.p.rates.tier > 0 && self.rng.chance(30) {
+        let wrong = self.p.rates.tier > 0 && self.rng.chance(30);
+        if wrong {
             // of somebody else, or of a time that is over
             match self.rng.below(3) {
                 0 => object.tokens += BLOCK_TOKENS,
@@ -201,6 +226,7 @@ impl World {
         Held {
             object,
             hash,
+            wrong,
             corrupt: self.p.rates.tier > 0 && self.rng.chance(self.p.corrupt),
         }
     }
@@ -209,6 +235,7 @@ impl World {
     pub(super) fn tell_tiers(&mut self) {
         for at in 0..self.lower.stores.len() {
             self.lower.stores[at].told_up = false;
+            self.lower.stores[at].spoilt.clear();
             if self.lower.stores[at].up {
                 self.tell_tier(at);
             }
@@ -222,6 +249,7 @@ impl World {
         let store = &mut self.lower.stores[at];
         let (tier, up) = (store.kind, store.up);
         store.told_up = up;
+        store.spoilt.clear();
         let down = (!up).then(|| "Io".to_owned());
         say!(self, "tier {tier} is up: {up}");
         self.drive(Input::Tier(Report::State { tier, down }));
@@ -250,329 +278,6 @@ impl World {
             self.tell_tier(at);
         }
         true
-    }
-
-    /// The state machine wants something of a tier.
-    pub(super) fn tier_ordered(&mut self, order: Order) {
-        match order {
-            Order::Lookup {
-                lookup,
-                tier,
-                names,
-            } => {
-                let task = Task::Lookup {
-                    lookup,
-                    keys: names.iter().map(|n| n.key).collect(),
-                };
-                self.hit(Fault::TierAsked);
-                self.push_job(tier, 0, task);
-            }
-            Order::CancelLookup { lookup } => {
-                let is = |t: &Task| matches!(t, Task::Lookup { lookup: l, .. } if *l == lookup);
-                self.cancel_job(is);
-            }
-            Order::Fetch {
-                fetch,
-                tier,
-                name,
-                sections,
-            } => {
-                let Some(region) = self.memory.borrow().supervisor else {
-                    return;
-                };
-                self.follows_on(name.key);
-                let length = |t: &Target| u64::from(t.section.length.get());
-                let bytes = sections.iter().map(length).sum();
-                let task = Task::Fetch {
-                    fetch,
-                    key: name.key,
-                    region,
-                    targets: sections,
-                    digests: Vec::new(),
-                    writing: false,
-                };
-                self.hit(Fault::FetchBegun);
-                self.push_job(tier, bytes, task);
-            }
-            Order::CancelFetch { fetch } => {
-                let is = |t: &Task| matches!(t, Task::Fetch { fetch: f, .. } if *f == fetch);
-                self.cancel_job(is);
-                self.hit(Fault::FetchCancelled);
-            }
-            Order::Put {
-                put,
-                tier,
-                object,
-                sections,
-            } => {
-                let Some(region) = self.memory.borrow().supervisor else {
-                    return;
-                };
-                self.put_ordered(put, &object, &sections);
-                let bytes = object.sections.iter().map(|s| s.raw_bytes).sum();
-                let task = Task::Put {
-                    put,
-                    object,
-                    targets: sections,
-                    region,
-                };
-                self.push_job(tier, bytes, task);
-            }
-            Order::News { .. } => {}
-        }
-    }
-
-    fn push_job(&mut self, kind: Kind, bytes: u64, task: Task) {
-        say!(self, "{kind} is asked: {task:?}");
-        let at = self.lower.stores.iter().position(|s| s.kind == kind);
-        let Some(tier) = at.filter(|at| self.lower.stores[*at].told_up) else {
-            self.broke(Rule::S10, || format!("{kind} is down and asked: {task:?}"));
-            return;
-        };
-        self.side.jobs.push(TierJob {
-            tier,
-            bytes,
-            cancelled: false,
-            task,
-        });
-        self.tier_bounds(tier);
-        self.put_bounds(tier);
-    }
-
-    /// What is under way with a tier is bounded, cancelled or not.
-    fn tier_bounds(&mut self, tier: usize) {
-        let is = |fetch: bool| {
-            let list = self.side.jobs.iter().filter(|j| j.tier == tier);
-            list.filter(move |j| match j.task {
-                Task::Fetch { .. } => fetch,
-                Task::Lookup { .. } => !fetch,
-                Task::Put { .. } => false,
-            })
-        };
-        let (fetches, lookups) = (is(true).count(), is(false).filter(|j| !j.cancelled).count());
-        let bytes: u64 = is(true).map(|j| j.bytes).sum();
-        let most = u64::from(self.p.segments) * 64 * ROW_BYTES / 4;
-        if fetches > FETCHES_MAX as usize
-            || lookups > LOOKUPS_MAX as usize
-            || fetches > 1 && bytes > most
-        {
-            self.broke(Rule::S9, || {
-                format!("{fetches} fetches ({bytes} bytes) and {lookups} lookups at once with tier {tier}")
-            });
-        }
-    }
-
-    fn cancel_job(&mut self, is: impl Fn(&Task) -> bool) {
-        if let Some(job) = self.side.jobs.iter_mut().find(|j| is(&j.task)) {
-            job.cancelled = true;
-        }
-    }
-
-    /// A chunk is fetched only for a request that has, or may get, everything before it.
-    fn follows_on(&mut self, key: ChunkKey) {
-        let Some(domain) = &self.lower.domain else {
-            return;
-        };
-        let key_of = |hash: &[u8; 32]| {
-            let hash = EngineHash(*hash);
-            chunk_key(
-                &domain.model_id,
-                &NamespaceId::default(),
-                KeyKind::Prefix,
-                &hash,
-            )
-        };
-        let ever = &self.lower.ever;
-        let follows = self.side.asked.values().any(|asked| {
-            let at = asked.full.iter().position(|hash| key_of(hash) == key);
-            at.is_some_and(|at| {
-                let from = asked.local.unwrap_or(usize::MAX).min(at);
-                asked.local.is_some() && asked.hashes[from..at].iter().all(|h| ever.contains(h))
-            })
-        });
-        if !follows {
-            self.broke(Rule::S10, || {
-                format!("chunk {key:?} is fetched, and nobody can use it")
-            });
-        }
-    }
-
-    /// A tier answers, or goes on with what it does.
-    pub fn tier_step(&mut self) -> bool {
-        if self.side.core.is_none() || self.side.jobs.is_empty() {
-            return false;
-        }
-        let at = self.rng.below(self.side.jobs.len());
-        let tier = self.side.jobs[at].tier;
-        if self.faults_on && self.now < self.lower.stores[tier].hung_until {
-            return false;
-        }
-        let fails = self.faults_on && self.p.rates.tier > 0 && self.rng.chance(60);
-        match self.side.jobs[at].task.clone() {
-            Task::Lookup { lookup, keys } => self.lookup_ends(at, lookup, &keys, fails),
-            Task::Fetch { .. } => self.fetch_goes_on(at, fails),
-            Task::Put { .. } => self.put_ends(at, fails),
-        }
-        true
-    }
-
-    fn lookup_ends(&mut self, at: usize, lookup: u64, keys: &[ChunkKey], fails: bool) {
-        let job = self.side.jobs.swap_remove(at);
-        if job.cancelled {
-            self.hit(Fault::LateReport);
-            if self.rng.chance(500) {
-                return;
-            }
-        }
-        let store = &self.lower.stores[job.tier];
-        let mut present: Vec<bool> = keys
-            .iter()
-            .map(|k| store.objects.contains_key(&k.0))
-            .collect();
-        if fails && self.rng.chance(300) {
-            // a lie, or a list of another question
-            self.hit(Fault::TierLied);
-            if self.rng.chance(500) {
-                present.fill(true);
-            } else {
-                present.pop();
-            }
-            self.tell_core(Report::LookedUp {
-                lookup,
-                present: Ok(present),
-            });
-            return;
-        }
-        let present = if fails {
-            self.hit(Fault::TierFailed);
-            Err(Cause::Timeout)
-        } else {
-            Ok(present)
-        };
-        self.tell_core(Report::LookedUp { lookup, present });
-    }
-
-    pub(super) fn tell_core(&mut self, report: Report) {
-        say!(self, "reported: {report:?}");
-        self.drive(Input::Tier(report));
-        self.audit_tiers();
-    }
-
-    /// What the state machine keeps of tiers is what it should be, and adds up.
-    pub(super) fn audit_tiers(&mut self) {
-        if self.p.tiers == 0 {
-            return;
-        }
-        let engine = self.side.core.as_ref().and_then(|c| c.engine());
-        if let Some(Err(what)) = engine.map(|e| e.audit_lower()) {
-            self.broke(Rule::S11, || what);
-        }
-    }
-
-    fn fetch_goes_on(&mut self, at: usize, fails: bool) {
-        let job = self.side.jobs[at].clone();
-        let Task::Fetch {
-            fetch,
-            key,
-            region,
-            targets,
-            digests,
-            writing,
-        } = job.task
-        else {
-            return;
-        };
-        let held = self.lower.stores[job.tier].objects.get(&key.0).cloned();
-        let target = targets.get(digests.len()).copied();
-        let section = |t: &Target, h: &Held| {
-            let sections = &h.object.sections;
-            sections
-                .iter()
-                .any(|s| (s.group, s.shard) == (t.group, t.shard))
-        };
-        match (held, target) {
-            (Some(held), Some(target)) if writing => {
-                let slot = target.section.slot.get();
-                let length = u64::from(target.section.length.get());
-                let whole = (!held.corrupt).then_some((held.hash, target.section.section.get()));
-                self.memory
-                    .borrow_mut()
-                    .end_write(region, ENGINE, slot, whole);
-                let digest = self.memory.borrow().digest(region, slot, length);
-                self.goes_on(at, Some(digest), false);
-            }
-            (Some(held), Some(target)) if !section(&target, &held) => {
-                self.hit(Fault::WindowMissing);
-                self.goes_on(at, None, false);
-            }
-            (Some(_), Some(target)) if !fails && (!job.cancelled || self.rng.chance(600)) => {
-                if job.cancelled {
-                    self.hit(Fault::WroteAfterCancel);
-                }
-                let (slot, generation) =
-                    (target.section.slot.get(), target.section.generation.get());
-                let length = u64::from(target.section.length.get());
-                self.touched(region, slot, rows_of(length));
-                self.memory
-                    .borrow_mut()
-                    .begin_write(region, ENGINE, 0, slot, generation, length);
-                self.collect();
-                if let Task::Fetch { writing, .. } = &mut self.side.jobs[at].task {
-                    *writing = true;
-                }
-            }
-            (held, target) => {
-                self.side.jobs.swap_remove(at);
-                let whole = held.filter(|_| target.is_none());
-                self.fetch_ends(fetch, whole, digests, job.cancelled, fails);
-            }
-        }
-    }
-
-    /// A section is done.
-    fn goes_on(&mut self, at: usize, digest: Option<[u8; 16]>, writes: bool) {
-        if let Task::Fetch {
-            digests, writing, ..
-        } = &mut self.side.jobs[at].task
-        {
-            *writing = writes;
-            digests.push(digest);
-        }
-    }
-
-    fn fetch_ends(
-        &mut self,
-        fetch: FetchId,
-        whole: Option<Held>,
-        digests: Vec<Option<[u8; 16]>>,
-        cancelled: bool,
-        fails: bool,
-    ) {
-        if cancelled {
-            self.hit(Fault::LateReport);
-        }
-        let landed = match whole {
-            Some(held) => {
-                if held.corrupt {
-                    self.hit(Fault::TierCorrupt);
-                }
-                Ok(Landed {
-                    object: Box::new(held.object),
-                    digests,
-                })
-            }
-            None => {
-                self.hit(Fault::TierFailed);
-                Err(if fails { Cause::Io } else { Cause::Missing })
-            }
-        };
-        let again = self.faults_on && self.rng.chance(50);
-        let report = Report::Fetched { fetch, landed };
-        self.tell_core(report.clone());
-        if again {
-            // said twice: the second one is nobody's
-            self.tell_core(report);
-        }
     }
 
     /// Answers to PROBEs are final when their wait is over, whatever tiers do.

@@ -170,7 +170,7 @@ fn tiers(p: Profile) -> Profile {
     Profile {
         stores: 300,
         chunks: 3,
-        tiers: 2,
+        tiers: 3,
         filled: 500,
         corrupt: 200,
         rates,
@@ -355,6 +355,8 @@ pub const MISTAKES: &[Expected] = expect! {
     "a tier's bytes without their digest" [FetchDigest] [], [S2, S5], tiers;
     "fetches behind a hole" [FetchHoles] [], [S10], tiers;
     "fetches without a bound" [FetchBounds] [], [S9], tiers;
+    "a tier's failure ends the prefix" [NoNextTier] [], [S11], tiers;
+    "what could not be used is asked for again" [AskUnusable] [], [S10], tiers;
     "nothing is cancelled" [NoCancel] [], [S11], tiers;
     "an answer waits for a tier" [TierDelays] [], [L3], tiers;
     "a chunk goes while it is written down" [PutUnleased] [], [S3, S11], writes;

@@ -132,7 +132,7 @@ impl Profile {
             tier: 0,
         };
         let tiers = if rates.fetch > 0 {
-            1 + rates.fetch as usize % 2
+            1 + rates.fetch as usize % 3
         } else {
             0
         };

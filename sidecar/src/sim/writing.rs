@@ -101,12 +101,15 @@ impl World {
         } else if !as_promised && !self.rng.chance(200) {
             Err(Cause::Corrupt)
         } else {
-            match self.lower.stores[job.tier].objects.entry(object.key().0) {
+            let store = &mut self.lower.stores[job.tier];
+            match store.objects.entry(object.key().0) {
                 Entry::Occupied(_) => Ok(Stored::Already),
                 Entry::Vacant(place) => {
+                    store.spoilt.remove(&object.key().0);
                     place.insert(Held {
                         object: *object,
                         hash,
+                        wrong: false,
                         // one that did not look at what it wrote is found out by who reads it
                         corrupt: !as_promised,
                     });

@@ -21,9 +21,11 @@ impl<T: Table> Engine<T> {
                 (wire::CHUNK_PENDING, named(tier), true)
             }
             Some(Stand::Open) => {
-                let next = probe.asking.as_ref().map_or(0, |a| a.next_tier);
+                let untried =
+                    |tier: &usize| probe.asking.as_ref().is_some_and(|a| !a.tried(at, *tier));
                 let last = self.lower.tiers.len().saturating_sub(1);
-                (wire::CHUNK_PENDING, named(&next.min(last)), true)
+                let next = (0..last).find(untried).unwrap_or(last);
+                (wire::CHUNK_PENDING, named(&next), true)
             }
             // the request's next PROBE fetches it
             Some(Stand::There(tier)) => (wire::CHUNK_PENDING, named(tier), false),

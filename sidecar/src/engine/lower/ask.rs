@@ -15,7 +15,7 @@ pub(crate) enum Stand {
     /// Memory has it, or nobody is asked for it.
     #[default]
     Memory,
-    /// To be asked for, once the lookup under way has ended: the tier asked now lacked it a moment ago.
+    /// To be asked for, once the lookup under way has ended.
     Open,
     /// A lookup is under way.
     Asked(usize),
@@ -25,8 +25,10 @@ pub(crate) enum Stand {
     Coming(usize),
     /// It was fetched, for this request or while it waited.
     Came(usize),
-    /// Nobody has it, or it did not come.
+    /// No tier has it, or none gave it.
     Absent,
+    /// Not waited for: the prefix ended before it, memory has no place for it, or the wait is over.
+    Cut,
 }
 
 /// A PROBE's questions to lower tiers.
@@ -40,8 +42,8 @@ pub(crate) struct Asking {
     pub first: usize,
     pub end: usize,
     pub lookup: Option<u64>,
-    /// The next tier to be asked.
-    pub next_tier: usize,
+    /// Per chunk a bit for each tier that was asked for it: one that did not give it is not asked again.
+    pub tried: Vec<u8>,
     pub told_ms: u64,
     pub changed: bool,
 }
@@ -52,6 +54,18 @@ impl Asking {
         self.stands
             .iter()
             .any(|s| matches!(s, Stand::Open | Stand::Asked(_) | Stand::Coming(_)))
+    }
+
+    /// The tier's turn has come, for this chunk.
+    fn tries(&mut self, at: usize, tier: usize) {
+        if let Some(tried) = self.tried.get_mut(at) {
+            *tried |= 1 << tier;
+        }
+    }
+
+    /// Was the tier's turn for this chunk?
+    pub fn tried(&self, at: usize, tier: usize) -> bool {
+        self.tried.get(at).is_some_and(|t| t >> tier & 1 == 1)
     }
 
     /// It names what the engine holds: fetches begin.
@@ -104,7 +118,7 @@ impl<T: Table> Engine<T> {
             first,
             end,
             lookup: None,
-            next_tier: 0,
+            tried: vec![0; probe.pins.len()],
             told_ms: 0,
             changed: false,
         })
@@ -113,8 +127,7 @@ impl<T: Table> Engine<T> {
     /// Asks and fetches for a PROBE that was not kept yet.
     pub(crate) fn begin_asking(&mut self, now: Time, id: u64, probe: &mut Probe, asking: Asking) {
         let mut asking = asking;
-        self.ask_next(now, id, probe, &mut asking);
-        self.want_all(now, id, probe, &mut asking);
+        self.ask_and_want(now, id, probe, &mut asking);
         asking.changed = false;
         probe.asking = Some(asking);
     }
@@ -126,8 +139,7 @@ impl<T: Table> Engine<T> {
         };
         if let Some(mut asking) = probe.asking.take() {
             if !probe.answered {
-                self.ask_next(now, id, &probe, &mut asking);
-                self.want_all(now, id, &mut probe, &mut asking);
+                self.ask_and_want(now, id, &mut probe, &mut asking);
             }
             probe.asking = Some(asking);
         }
@@ -140,29 +152,42 @@ impl<T: Table> Engine<T> {
         }
     }
 
-    fn ask_next(&mut self, now: Time, id: u64, probe: &Probe, asking: &mut Asking) {
-        while asking.lookup.is_none() && asking.next_tier < self.lower.tiers.len() {
-            let tier = asking.next_tier;
-            asking.next_tier += 1;
-            if !self.lower.tiers.get(tier).is_some_and(Tier::up) {
-                continue;
+    /// A chunk that a tier does not take into its queue is asked of the next one.
+    fn ask_and_want(&mut self, now: Time, id: u64, probe: &mut Probe, asking: &mut Asking) {
+        loop {
+            self.ask_next(now, id, probe, asking);
+            if !self.want_all(now, id, probe, asking) {
+                return;
             }
+        }
+    }
+
+    /// Begins the next lookup: of what no tier has been found to have, with the nearest tier that was not tried for it. One at a time.
+    fn ask_next(&mut self, now: Time, id: u64, probe: &Probe, asking: &mut Asking) {
+        for tier in 0..self.lower.tiers.len() {
+            if asking.lookup.is_some() {
+                return;
+            }
+            let up = self.lower.tiers.get(tier).is_some_and(Tier::up);
             let mut ats = Vec::new();
-            for (at, stand) in asking.stands.iter_mut().enumerate() {
-                let Some(key) = probe
-                    .question
-                    .keys
-                    .get(at)
-                    .filter(|_| *stand == Stand::Open)
-                else {
+            for at in 0..asking.stands.len() {
+                let open = asking.stands.get(at) == Some(&Stand::Open);
+                let Some(key) = probe.question.keys.get(at).filter(|_| open) else {
                     continue;
                 };
+                if asking.tried(at, tier) {
+                    continue;
+                }
                 let name = Name {
                     layout: asking.layout,
                     key: *key,
                 };
+                asking.tries(at, tier);
+                if !up {
+                    continue;
+                }
                 if self.lower.known.has(&name, tier) {
-                    *stand = Stand::There(tier);
+                    set(asking, at, Stand::There(tier));
                 } else if !self.lower.known.lacks(&name, tier, now.mono_ms) {
                     ats.push(at);
                 }
@@ -355,10 +380,10 @@ impl<T: Table> Engine<T> {
                 _ => false,
             };
             if ends {
-                set(asking, at, Stand::Absent);
+                set(asking, at, Stand::Cut);
             }
             if matches!(stand, Stand::Coming(_)) {
-                set(asking, at, Stand::Absent);
+                set(asking, at, Stand::Cut);
                 if let Some(key) = probe.question.keys.get(at) {
                     let name = Name {
                         layout: asking.layout,

@@ -33,6 +33,12 @@ impl<T: Table> Engine<T> {
                     Stand::Coming(_) => {
                         waiting.insert((*id, at), 0);
                     }
+                    Stand::Absent => {
+                        let all = (0..self.lower.tiers.len()).all(|t| asking.tried(at, t));
+                        say(all, "EveryTierIsTried", || {
+                            format!("chunk {at} of PROBE {id}: {:?}", asking.tried)
+                        })?;
+                    }
                     Stand::Open => say(asking.lookup.is_some(), "OpenIsAsked", || {
                         format!("chunk {at} of PROBE {id}")
                     })?,

@@ -88,7 +88,7 @@ enum Not {
 }
 
 impl<T: Table> Engine<T> {
-    /// A PROBE waits for a chunk that a tier has. Two that wait for the same chunk share its fetch.
+    /// A PROBE waits for a chunk that a tier has. Two that wait for the same chunk share its fetch. `Open`: the tier takes no more.
     pub(super) fn want(
         &mut self,
         now: Time,
@@ -99,7 +99,7 @@ impl<T: Table> Engine<T> {
         tier: usize,
     ) -> Stand {
         let Some(key) = probe.question.keys.get(at).copied() else {
-            return Stand::Absent;
+            return Stand::Cut;
         };
         let name = Name {
             layout: asking.layout,
@@ -114,24 +114,28 @@ impl<T: Table> Engine<T> {
                 *pin = Some(handle);
                 return Stand::Memory;
             }
-            return Stand::Absent;
+            return Stand::Cut;
         }
         if let Some(want) = self.lower.wants.get_mut(&name) {
             want.waiters.push((id, at));
             return Stand::Coming(want.tier);
         }
+        // who waited before this one found that out
+        if self.lower.known.lacks(&name, tier, now.mono_ms) {
+            return Stand::Open;
+        }
         let Some(chunk) = chunk(probe, asking, at) else {
-            return Stand::Absent;
+            return Stand::Cut;
         };
         let Some(t) = self.lower.tiers.get_mut(tier) else {
-            return Stand::Absent;
+            return Stand::Cut;
         };
         t.stats.wanted_chunks += 1;
         let full = t.queued >= t.config.fetch_queue_max;
         if full || !t.up() {
             let why = if full { "QueueFull" } else { "TierDown" };
             count(&mut t.stats.fetches, why, 1);
-            return Stand::Absent;
+            return Stand::Open;
         }
         let number = self.lower.next_want;
         self.lower.next_want += 1;
@@ -278,7 +282,7 @@ impl<T: Table> Engine<T> {
 
     fn may_fetch(&self, tier: usize, bytes: u64) -> Result<(), Not> {
         let Some(t) = self.lower.tiers.get(tier) else {
-            return Err(Not::Ever("NoTier"));
+            return Err(Not::Ever("NoRoom"));
         };
         let most = self.fetch_bytes_max(t);
         let bounded =
@@ -321,7 +325,7 @@ impl<T: Table> Engine<T> {
         }
         let came = self.there(name).map(|handle| (handle, Stand::Memory));
         for (id, at) in waiters {
-            self.tell_waiter(now, id, at, came);
+            self.tell_waiter(now, id, at, came, after(why));
         }
     }
 
@@ -330,6 +334,18 @@ impl<T: Table> Engine<T> {
         while let Some((name, number)) = self.next_want(tier) {
             self.end_want(now, &name, number, "TierDown");
         }
+    }
+}
+
+/// What follows for those who waited for a chunk that did not come: where memory was the reason no other tier helps.
+pub(super) fn after(why: &str) -> Stand {
+    let memory = ["NoRoom", "BeingStored", "Voided", "stored", "cancelled"];
+    if made(Mistake::NoNextTier) {
+        Stand::Absent
+    } else if memory.contains(&why) {
+        Stand::Cut
+    } else {
+        Stand::Open
     }
 }
 

@@ -9,14 +9,16 @@ use std::collections::VecDeque;
 const NAMES_MAX: usize = 1 << 16;
 /// So long an object that was not there is taken to be missing still, in ms: from a request's early PROBE to its first poll.
 const ABSENT_MS: u64 = 1_000;
-/// So long an object that is there and cannot be used is not asked for again, in ms.
-const UNUSABLE_MS: u64 = 60_000;
+/// So long an object that is there and cannot be used is not asked for again, unless it is seen to be written anew, in ms.
+const UNUSABLE_MS: u64 = 600_000;
 
 /// Of one object, per tier by its place in the configuration.
 #[derive(Debug, Clone, Copy, Default)]
 struct Seen {
     /// A bit each.
     present: u8,
+    /// A bit each: what was there could not be used.
+    unusable: u8,
     absent_until_ms: [u64; TIERS_MAX],
 }
 
@@ -29,8 +31,16 @@ pub(crate) struct Known {
 }
 
 impl Known {
-    /// The object was seen in the tier.
+    /// Something lies under the object's name: the object, unless that was found to be none.
     pub fn present(&mut self, name: Name, tier: usize) {
+        let unusable = |s: &Seen| s.unusable >> tier & 1 == 1;
+        if !self.of.get(&name).is_some_and(unusable) {
+            self.note(name, tier, true, 0);
+        }
+    }
+
+    /// The object was read, or written anew.
+    pub fn usable(&mut self, name: Name, tier: usize) {
         self.note(name, tier, true, 0);
     }
 
@@ -42,12 +52,14 @@ impl Known {
     /// The object was there and is none that can be used.
     pub fn unusable(&mut self, name: Name, tier: usize, now_ms: u64) {
         self.note(name, tier, false, now_ms + UNUSABLE_MS);
+        self.entry(name).unusable |= 1 << tier;
     }
 
     fn note(&mut self, name: Name, tier: usize, present: bool, absent_until_ms: u64) {
         let seen = self.entry(name);
         seen.present &= !(1 << tier);
         seen.present |= u8::from(present) << tier;
+        seen.unusable &= !(1 << tier);
         if let Some(until) = seen.absent_until_ms.get_mut(tier) {
             *until = absent_until_ms;
         }
@@ -71,6 +83,7 @@ impl Known {
     pub fn forget(&mut self, tier: usize) {
         for seen in self.of.values_mut() {
             seen.present &= !(1 << tier);
+            seen.unusable &= !(1 << tier);
             if let Some(until) = seen.absent_until_ms.get_mut(tier) {
                 *until = 0;
             }
@@ -120,6 +133,11 @@ mod tests {
         known.unusable(name(1), 0, 20);
         assert!(!known.has(&name(1), 0));
         assert!(known.lacks(&name(1), 0, 20 + UNUSABLE_MS - 1));
+        known.present(name(1), 0);
+        assert!(!known.has(&name(1), 0), "what lies there is still the same");
+        known.usable(name(1), 0);
+        assert!(known.has(&name(1), 0));
+        known.unusable(name(1), 0, 20);
         known.present(name(1), 1);
         known.forget(0);
         assert!(!known.lacks(&name(1), 0, 20));

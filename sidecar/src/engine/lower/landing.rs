@@ -7,7 +7,7 @@ use super::super::mistake::{Mistake, made};
 use super::super::table::Table;
 use super::super::{Engine, Time};
 use super::ask::Stand;
-use super::flights::Flight;
+use super::flights::{Flight, after};
 use super::stats::count;
 use super::{Landed, mean_ms};
 use crate::tiers::Cause;
@@ -45,8 +45,9 @@ impl<T: Table> Engine<T> {
             .there(&flight.name)
             .filter(|_| result.is_ok())
             .map(|handle| (handle, Stand::Came(flight.tier)));
+        let otherwise = after(result.err().unwrap_or("Voided"));
         for (id, at) in want.map(|w| w.waiters).unwrap_or_default() {
-            self.tell_waiter(now, id, at, came);
+            self.tell_waiter(now, id, at, came, otherwise);
         }
     }
 
@@ -67,8 +68,8 @@ impl<T: Table> Engine<T> {
             "Expired",
         ];
         match result {
-            Ok(()) => known.present(flight.name, flight.tier),
-            Err(why) if unusable.contains(&why) => {
+            Ok(()) => known.usable(flight.name, flight.tier),
+            Err(why) if unusable.contains(&why) && !made(Mistake::AskUnusable) => {
                 known.unusable(flight.name, flight.tier, now.mono_ms);
             }
             Err(_) if matches!(landed, Err(Cause::Missing)) => {

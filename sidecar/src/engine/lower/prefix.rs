@@ -26,9 +26,10 @@ impl<T: Table> Engine<T> {
                     };
                     self.leave_want(&name, id, at);
                 }
-                Stand::Open | Stand::There(_) | Stand::Absent => {}
+                Stand::Absent if at == from => continue,
+                Stand::Open | Stand::There(_) | Stand::Absent | Stand::Cut => {}
             }
-            set(asking, at, Stand::Absent);
+            set(asking, at, Stand::Cut);
         }
         let before = asking.stands.get(..from).unwrap_or_default();
         if asked
@@ -42,49 +43,67 @@ impl<T: Table> Engine<T> {
         }
     }
 
-    /// Wants, in prefix order, every chunk that is there, as long as nothing before it is missing.
-    pub(super) fn want_all(&mut self, now: Time, id: u64, probe: &mut Probe, asking: &mut Asking) {
+    /// Wants, in prefix order, every chunk that is there, as long as nothing before it is missing. True: a tier did not take one, and
+    /// the next tier can be asked for it.
+    pub(super) fn want_all(
+        &mut self,
+        now: Time,
+        id: u64,
+        probe: &mut Probe,
+        asking: &mut Asking,
+    ) -> bool {
         if !asking.fetches() {
-            return;
+            return false;
         }
         for at in asking.first..asking.end {
             match asking.stands.get(at).copied().unwrap_or_default() {
                 Stand::Memory | Stand::Came(_) | Stand::Coming(_) => {}
                 Stand::Open | Stand::Asked(_) => {
                     if !made(Mistake::FetchHoles) {
-                        return;
+                        return false;
                     }
                 }
-                Stand::Absent => {
+                Stand::Absent | Stand::Cut => {
                     if !made(Mistake::FetchHoles) {
-                        return self.cut(id, probe, asking, at);
+                        self.cut(id, probe, asking, at);
+                        return false;
                     }
                 }
                 Stand::There(tier) => {
                     let stand = self.want(now, id, at, probe, asking, tier);
                     set(asking, at, stand);
                     asking.changed = true;
-                    if stand == Stand::Absent && !made(Mistake::FetchHoles) {
-                        return self.cut(id, probe, asking, at);
+                    if stand == Stand::Cut && !made(Mistake::FetchHoles) {
+                        self.cut(id, probe, asking, at);
+                        return false;
+                    }
+                    if stand == Stand::Open {
+                        return asking.lookup.is_none();
                     }
                 }
             }
         }
+        false
     }
 
-    /// A chunk that a PROBE waited for is in memory now, or will not come.
+    /// A chunk that a PROBE waited for is in memory now; else `otherwise` says what follows.
     pub(super) fn tell_waiter(
         &mut self,
         now: Time,
         id: u64,
         at: usize,
         came: Option<(Handle, Stand)>,
+        otherwise: Stand,
     ) {
         let Some(mut probe) = self.leases.probes.remove(&id) else {
             return;
         };
         if let Some(mut asking) = probe.asking.take() {
-            let mut stand = Stand::Absent;
+            let mut stand = if came.is_some() {
+                Stand::Cut
+            } else {
+                otherwise
+            };
             if let Some((handle, from)) = came
                 && self.pin_softly(handle, id)
                 && let Some(pin) = probe.pins.get_mut(at)

@@ -286,8 +286,10 @@ impl<T: Table> Engine<T> {
             Ok(Stored::Already) => "already",
             Err(cause) => cause.name(),
         };
-        if same && stored.is_ok() {
-            self.lower.known.present(done.name, done.tier);
+        match stored {
+            Ok(Stored::New) if same => self.lower.known.usable(done.name, done.tier),
+            Ok(Stored::Already) if same => self.lower.known.present(done.name, done.tier),
+            _ => {}
         }
         if let Some(tier) = self.lower.tiers.get_mut(done.tier) {
             tier.writes.puts = tier.writes.puts.saturating_sub(1);

@@ -248,6 +248,7 @@ fn a_tier_that_goes_down_is_waited_for_by_nobody() {
         last(&mut w, tag).is_none(),
         "news are not told all the time"
     );
+    assert_eq!(look_up(&mut w, &[]), (Kind::S3, vec![2]));
     w.pass(20);
     assert_eq!(last(&mut w, tag).unwrap().0.states, [P, A]);
     audit(&w);

@@ -2,6 +2,7 @@
 
 mod ends;
 mod reads;
+mod several;
 mod writes;
 
 use super::peer::*;
