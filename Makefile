@@ -35,8 +35,10 @@ demo-local: setup  ## the same without Kubernetes: the sidecar beside a real vLL
 	@PYTHONPATH=tests exec $(PYTHON) -m demo.local
 test: setup  ## all tests that this machine can run
 	@tools/setup.sh cluster
+	@tools/setup.sh servers
 	@$(PYTHON) tools/run_tests.py rust connector chart cluster vllm
 test-vllm: setup  ## the connector's tests with another vLLM: VLLM=0.31.0
+	@tools/setup.sh servers
 	@$(PYTHON) tools/run_tests.py connector vllm
 test-cluster: setup  ## tests on a Kubernetes of their own, or with KUBECONFIG=file on that one where they can
 	@tools/setup.sh cluster

@@ -6,6 +6,7 @@
 #   tools/setup.sh vllm [VERSION]    a virtual environment with that vLLM (default: the newest one supported)
 #   tools/setup.sh check             cargo-deny and cargo-fuzz, for `make check`
 #   tools/setup.sh cluster           Kubernetes, helm and containerd for clusters on this machine
+#   tools/setup.sh servers           servers that tests of the tiers start
 set -euo pipefail
 
 TOOLS="$(cd "$(dirname "$0")" && pwd)"
@@ -42,6 +43,7 @@ as_root() {
 . "$TOOLS/setup/vllm.sh"
 . "$TOOLS/setup/check.sh"
 . "$TOOLS/setup/cluster.sh"
+. "$TOOLS/setup/servers.sh"
 
 part="${1:-}"
 # One set-up at a time: a second one waits and then finds all done.
@@ -52,5 +54,6 @@ case "$part" in
     vllm) setup_vllm "${2:-$(newest_vllm)}" ;;
     check) setup_check ;;
     cluster) setup_cluster ;;
-    *) sed -n '2,8s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
+    servers) setup_servers ;;
+    *) sed -n '2,9s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
 esac

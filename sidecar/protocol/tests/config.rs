@@ -374,3 +374,66 @@ fn sizes_and_times_have_the_forms_that_people_write() {
         assert!(text.parse::<Duration>().is_err(), "{text}");
     }
 }
+
+#[test]
+fn every_value_of_the_s3_tier_is_taken_and_is_printed_as_it_was() {
+    let text = r#"
+s3: {bucket: my.bucket-1, region: US-WEST-04A, endpoint: "https://[fd00::1]:9000", prefix: team/prod, addressingStyle: VirtualHost, accelerate: true, auth: /auth, ca: /ca.crt, checksums: WhenSupported, httpVersion: Http2, maxConcurrency: 8, capacity: 2Ti, evictAtPercent: 95, evictToPercent: 70, expireAfter: 7d}
+"#;
+    let (c, _) = Config::parse(text, false).unwrap();
+    let s3 = S3 {
+        bucket: "my.bucket-1".into(),
+        region: "US-WEST-04A".into(),
+        endpoint: "https://[fd00::1]:9000".into(),
+        prefix: "team/prod".into(),
+        addressing_style: AddressingStyle::VirtualHost,
+        accelerate: true,
+        auth: Some("/auth".into()),
+        ca: Some("/ca.crt".into()),
+        checksums: Checksums::WhenSupported,
+        http_version: HttpVersion::Http2,
+        max_concurrency: 8,
+        capacity: ByteSize(2 << 40),
+        evict_at_percent: 95,
+        evict_to_percent: 70,
+        expire_after: Duration::from_ms(7 * 86_400_000),
+    };
+    assert_eq!(c.s3, s3);
+    assert_eq!(Config::parse(&c.to_yaml(), false).unwrap().0, c);
+    assert_eq!(Config::default().s3.bucket, "");
+}
+
+#[test]
+fn what_no_bucket_region_endpoint_or_prefix_can_be_is_refused() {
+    for wrong in [
+        "bucket: Upper",
+        "bucket: ab",
+        "bucket: a/b",
+        "region: us east",
+        "endpoint: minio:9000",
+        "endpoint: \"ftp://minio\"",
+        "endpoint: \"https://user:secret@minio\"",
+        "endpoint: \"https://minio/path\"",
+        "endpoint: \"https://\"",
+        "prefix: /prod",
+        "prefix: prod/",
+        "prefix: a//b",
+        "prefix: a/../b",
+        "prefix: \"a b\"",
+        "evictAtPercent: 101",
+        "maxConcurrency: 0",
+    ] {
+        let found = problems(&format!("s3: {{{wrong}}}\n"));
+        let key = format!("s3.{}", wrong.split(':').next().unwrap());
+        assert_eq!(found.len(), 1, "{wrong}: {found:?}");
+        assert!(found[0].starts_with(&key), "{wrong}: {found:?}");
+    }
+    for right in [
+        "bucket: \"\"",
+        "endpoint: \"http://minio.ns.svc:9000\"",
+        "prefix: \"\"",
+    ] {
+        let text = format!("s3: {{{right}}}\n");
+        assert!(Config::parse(&text, false).is_ok(), "{right}");
+    }
+}

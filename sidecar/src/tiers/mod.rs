@@ -6,6 +6,7 @@ pub mod disk;
 mod error;
 pub mod layers;
 mod open;
+pub mod s3;
 #[cfg(any(test, feature = "simulation"))]
 pub mod shelf;
 mod span;
@@ -128,7 +129,8 @@ pub trait Tier: Send + Sync + fmt::Debug {
     /// Which tier it is.
     fn kind(&self) -> Kind;
 
-    /// Is each of these there? One answer per name, in order.
+    /// Is each of these there? One answer per name, in order. Where each question costs a request, many names are taken for a prefix:
+    /// behind one that is not there others count as not there, and one between two that are there as there. A get knows better.
     fn lookup<'a>(&'a self, names: &'a [ObjectName]) -> Operation<'a, Vec<bool>>;
 
     /// The head of an object. [`Cause::Missing`]: it is not there.

@@ -1,9 +1,10 @@
 //! Which tiers a config asks for, and how each is opened.
 
 use super::disk::{self, Disk};
-use super::layers::Options;
+use super::layers::{LimitOptions, Options};
+use super::s3::{self, S3};
 use super::{Cause, Kind, Operation, Tier, TierError};
-use kvcachepool_protocol::config::Config;
+use kvcachepool_protocol::config::{self, Config};
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -38,7 +39,8 @@ impl fmt::Debug for Opening {
 pub fn configured(config: &Config) -> Vec<Opening> {
     let disk = config.disk.path.clone();
     let disk = disk.map(|folder| of_disk(folder, config.disk.size.0));
-    disk.into_iter().collect()
+    let s3 = (!config.s3.bucket.is_empty()).then(|| of_s3(config.s3.clone()));
+    disk.into_iter().chain(s3).collect()
 }
 
 fn of_disk(folder: PathBuf, capacity_bytes: u64) -> Opening {
@@ -54,6 +56,27 @@ fn of_disk(folder: PathBuf, capacity_bytes: u64) -> Opening {
                     Ok(opened) => Ok(Arc::new(opened?) as Arc<dyn Tier>),
                     Err(e) => Err(TierError::new(Kind::Disk, Cause::Io, e.to_string())),
                 }
+            })
+        }),
+    }
+}
+
+fn of_s3(config: config::S3) -> Opening {
+    let mut limits = LimitOptions::default();
+    limits.reads.operations = config.max_concurrency as usize;
+    limits.writes.operations = config.max_concurrency as usize;
+    Opening {
+        kind: Kind::S3,
+        place: S3::place(&config),
+        layers: Options {
+            limits,
+            ..Options::default()
+        },
+        open: Box::new(move || {
+            let config = config.clone();
+            Box::pin(async move {
+                let opened = S3::open(&config, s3::Options::default()).await?;
+                Ok(Arc::new(opened) as Arc<dyn Tier>)
             })
         }),
     }

@@ -29,6 +29,11 @@ pub trait Subject: Send + Sync {
 
     /// Opens what [`Subject::empty`] opened another time, after the first one was dropped. None: it holds nothing longer than it lives.
     fn again(&self) -> Option<Opening<'_>>;
+
+    /// Does a lookup ask for each name? Where each question costs a request, what is there is taken for a prefix of the names.
+    fn asks_each_name(&self) -> bool {
+        true
+    }
 }
 
 /// One test's tier, memory and seed. A test that fails says the seed on the way out; `KVCACHEPOOL_SUITE_SEED` sets it.
@@ -56,6 +61,11 @@ impl<'a> Rig<'a> {
     /// The tier.
     pub fn tier(&self) -> &Arc<dyn Tier> {
         self.tier.as_ref().expect("it is open")
+    }
+
+    /// Does a lookup ask for each name?
+    pub fn asks_each_name(&self) -> bool {
+        self.subject.asks_each_name()
     }
 
     /// Closes the tier and opens it another time; false where that cannot be.

@@ -15,6 +15,9 @@ mod harness;
 mod limits;
 mod pod;
 mod pool_config;
+mod s3;
+#[path = "../../src/tiers/s3/tests/server.rs"]
+mod s3_server;
 mod supervision;
 mod survival;
 mod tiers;

@@ -1,6 +1,6 @@
 //! The list of all keys: path, meaning, range, and whether a change needs a restart. Parsing, printing and comparing all walk it.
 
-use super::{Choice, Config, units::*};
+use super::{Choice, Config, s3, units::*};
 use std::fmt;
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
@@ -42,6 +42,8 @@ pub(super) enum Slot<'a> {
     Number(&'a mut u64, RangeInclusive<u64>),
     Flag(&'a mut bool),
     Name(&'a mut String),
+    /// Any text that its rule takes; the rule says what to write.
+    Text(&'a mut String, fn(&str) -> Result<(), &'static str>),
     Listen(&'a mut SocketAddr),
     Socket(&'a mut PathBuf),
     File(&'a mut Option<PathBuf>),
@@ -207,6 +209,96 @@ pub(super) fn keys(c: &mut Config) -> Vec<Key<'_>> {
             "Which chunks are written to the tiers below: all, or those that are used a second time.",
         ),
         key(
+            "s3.bucket",
+            Restart,
+            Slot::Text(&mut c.s3.bucket, s3::bucket),
+            "Bucket of the S3 tier, shared by all sidecars of a pool. Without it there is no such tier.",
+        ),
+        key(
+            "s3.region",
+            Restart,
+            Slot::Text(&mut c.s3.region, s3::region),
+            "Region of the bucket; without it that of the environment, or us-east-1 with an endpoint.",
+        ),
+        key(
+            "s3.endpoint",
+            Restart,
+            Slot::Text(&mut c.s3.endpoint, s3::endpoint),
+            "http(s)://host[:port] of a server that is not AWS.",
+        ),
+        key(
+            "s3.prefix",
+            Restart,
+            Slot::Text(&mut c.s3.prefix, s3::prefix),
+            "What the names of all objects begin with, without slashes around it.",
+        ),
+        key(
+            "s3.addressingStyle",
+            Restart,
+            Slot::Choice(&mut c.s3.addressing_style),
+            "Where the bucket's name stands in URLs. Auto: in the host for AWS and for endpoints that are a name with a dot, else in the path.",
+        ),
+        key(
+            "s3.accelerate",
+            Restart,
+            Slot::Flag(&mut c.s3.accelerate),
+            "Use the Transfer Acceleration endpoint of AWS.",
+        ),
+        key(
+            "s3.auth",
+            Restart,
+            Slot::File(&mut c.s3.auth),
+            "Folder with the files AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and perhaps AWS_SESSION_TOKEN, read again when they change. Without it: environment, profile, web identity of the pod, instance.",
+        ),
+        key(
+            "s3.ca",
+            Restart,
+            Slot::File(&mut c.s3.ca),
+            "PEM file with the authorities that are trusted; without it those of the system.",
+        ),
+        key(
+            "s3.checksums",
+            Restart,
+            Slot::Choice(&mut c.s3.checksums),
+            "When S3's own checksums are sent and checked; older compatible servers refuse them. The digests of objects are checked in any case.",
+        ),
+        key(
+            "s3.httpVersion",
+            Restart,
+            Slot::Choice(&mut c.s3.http_version),
+            "Version of HTTP. Auto is HTTP/1.1, with a connection for each transfer; Http2 needs TLS.",
+        ),
+        key(
+            "s3.maxConcurrency",
+            Restart,
+            Slot::Count(&mut c.s3.max_concurrency, 1..=4_096),
+            "Gets, and puts, that run at once.",
+        ),
+        key(
+            "s3.capacity",
+            Restart,
+            Slot::Size(&mut c.s3.capacity, 0..=1024 * TI),
+            "Bytes that may lie under the prefix, those of other sidecars included; the oldest objects go first. 0: no bound.",
+        ),
+        key(
+            "s3.evictAtPercent",
+            Restart,
+            Slot::Count(&mut c.s3.evict_at_percent, 1..=100),
+            "Percent of the capacity from which on the oldest objects are removed.",
+        ),
+        key(
+            "s3.evictToPercent",
+            Restart,
+            Slot::Count(&mut c.s3.evict_to_percent, 1..=100),
+            "Percent of the capacity that are left then.",
+        ),
+        key(
+            "s3.expireAfter",
+            Restart,
+            Slot::Time(&mut c.s3.expire_after, 0..=87_600 * HOUR_MS),
+            "Objects that were written longer ago are removed; 0: never.",
+        ),
+        key(
             "limits.connections",
             Live,
             Slot::Count(&mut c.limits.connections, 4..=65_536),
@@ -291,7 +383,7 @@ impl Slot<'_> {
             Slot::Count(v, _) => v.to_string(),
             Slot::Number(v, _) => v.to_string(),
             Slot::Flag(v) => v.to_string(),
-            Slot::Name(v) => (*v).clone(),
+            Slot::Name(v) | Slot::Text(v, _) => (*v).clone(),
             Slot::Listen(v) => v.to_string(),
             Slot::Socket(v) => v.display().to_string(),
             Slot::File(v) => v
@@ -329,6 +421,10 @@ impl Slot<'_> {
                         "a Kubernetes name: lower-case letters, digits, - and ., at most {NAME_BYTES} of them"
                     ));
                 }
+                **v = text.to_string();
+            }
+            Slot::Text(v, rule) => {
+                rule(text)?;
                 **v = text.to_string();
             }
             Slot::Listen(v) => {
@@ -371,9 +467,12 @@ impl Slot<'_> {
             Slot::Count(_, r) => format!("{} to {}", r.start(), r.end()),
             Slot::Number(_, r) => format!("{} to {}", r.start(), r.end()),
             Slot::Choice(v) => v.names().join(", "),
-            Slot::Flag(_) | Slot::Name(_) | Slot::Listen(_) | Slot::Socket(_) | Slot::File(_) => {
-                String::new()
-            }
+            Slot::Flag(_)
+            | Slot::Name(_)
+            | Slot::Text(..)
+            | Slot::Listen(_)
+            | Slot::Socket(_)
+            | Slot::File(_) => String::new(),
         }
     }
 }

@@ -5,11 +5,13 @@
 mod footprint;
 mod keys;
 mod parse;
+mod s3;
 mod units;
 
 pub use footprint::{CHUNK_BYTES, PAGE_BYTES, beside_arena};
 pub use keys::{Changes, Reload};
 pub use parse::{ConfigError, Problem, UnknownKey};
+pub use s3::{AddressingStyle, Checksums, HttpVersion, S3};
 pub use units::{BadUnit, ByteSize, Duration, Percent};
 
 use crate::message::{Save, Settings};
@@ -36,6 +38,8 @@ pub struct Config {
     pub disk: Disk,
     /// What is written to the tiers below memory, and when.
     pub write: Write,
+    /// The S3 tier.
+    pub s3: S3,
     /// Bounds of everything that a peer can make grow.
     pub limits: Limits,
     /// Logs.
@@ -176,6 +180,8 @@ macro_rules! choice {
     };
 }
 
+use choice;
+
 choice!(
     /// Page size of the arena.
     HugePages {
@@ -274,7 +280,10 @@ shown!(
     WritePolicy,
     Admission,
     LogLevel,
-    LogFormat
+    LogFormat,
+    AddressingStyle,
+    Checksums,
+    HttpVersion
 );
 
 impl HugePages {
@@ -298,6 +307,7 @@ impl Default for Config {
             memory: Memory::default(),
             disk: Disk::default(),
             write: Write::default(),
+            s3: S3::default(),
             limits: Limits::default(),
             log: Log::default(),
             managed: false,

@@ -180,7 +180,7 @@ fn scalar(slot: &Slot<'_>) -> String {
     let text = slot.text();
     let quoted = matches!(
         slot,
-        Slot::Name(_) | Slot::Listen(_) | Slot::Socket(_) | Slot::File(_)
+        Slot::Name(_) | Slot::Text(..) | Slot::Listen(_) | Slot::Socket(_) | Slot::File(_)
     );
     // JSON strings are YAML strings.
     if quoted {
@@ -237,7 +237,7 @@ fn take(key: &mut Key<'_>, value: &Value) -> Result<(), Problem> {
             Some(n.to_string())
         }
         (Value::Bool(b), Slot::Flag(_)) => Some(b.to_string()),
-        (Value::Null, Slot::Name(_) | Slot::File(_)) => Some(String::new()),
+        (Value::Null, Slot::Name(_) | Slot::Text(..) | Slot::File(_)) => Some(String::new()),
         _ => None,
     };
     let result = match &text {

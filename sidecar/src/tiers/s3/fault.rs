@@ -1,0 +1,230 @@
+//! What a request's failure means: status, code and the chain of sources become a [`Cause`], with the permission that is missing.
+
+use crate::tiers::{Cause, Kind, TierError};
+use aws_credential_types::provider::error::CredentialsError;
+use aws_sdk_s3::config::http::HttpResponse;
+use aws_sdk_s3::error::{ProvideErrorMetadata, SdkError};
+use std::error::Error;
+
+/// Longest text of a server that is shown.
+const SHOWN: usize = 200;
+
+/// A request, as its failure is told: the permission that it needs, the bucket, and the object where it is about one.
+#[derive(Debug, Clone, Copy)]
+pub struct Asked<'a> {
+    /// Such as `s3:GetObject`.
+    pub permission: &'static str,
+    /// The bucket.
+    pub bucket: &'a str,
+    /// Its whole name.
+    pub object: Option<&'a str>,
+}
+
+/// What a server answered, where it did.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Answer {
+    /// HTTP status; 0 = none came.
+    pub status: u16,
+    /// Code of S3; empty where the answer had no body.
+    pub code: String,
+    /// For people.
+    pub message: String,
+    /// Where the bucket is, if it says so.
+    pub region: Option<String>,
+}
+
+impl Answer {
+    /// Of a failed request.
+    pub fn of<E: ProvideErrorMetadata>(error: &SdkError<E, HttpResponse>) -> Self {
+        let raw = error.raw_response();
+        let meta = match error {
+            SdkError::ServiceError(e) => Some(e.err().meta()),
+            _ => None,
+        };
+        let text = |text: Option<&str>| text.unwrap_or_default().chars().take(SHOWN).collect();
+        let region = raw.and_then(|raw| raw.headers().get("x-amz-bucket-region"));
+        Self {
+            status: raw.map_or(0, |raw| raw.status().as_u16()),
+            code: text(meta.and_then(|meta| meta.code())),
+            message: text(meta.and_then(|meta| meta.message())),
+            region: region.map(str::to_string),
+        }
+    }
+
+    /// The server takes no such request, whatever is in it.
+    pub fn not_supported(&self) -> bool {
+        matches!(self.status, 405 | 501)
+            || matches!(self.code.as_str(), "NotImplemented" | "MethodNotAllowed")
+    }
+
+    fn cause(&self) -> Cause {
+        match self.code.as_str() {
+            "NoSuchBucket" => return Cause::Gone,
+            "NoSuchKey" | "NoSuchUpload" | "NotFound" => return Cause::Missing,
+            "ExpiredToken"
+            | "InvalidToken"
+            | "InvalidAccessKeyId"
+            | "SignatureDoesNotMatch"
+            | "TokenRefreshRequired"
+            | "RequestTimeTooSkewed"
+            | "MissingSecurityHeader"
+            | "InvalidSecurity"
+            | "InvalidClientTokenId"
+            | "UnrecognizedClientException" => {
+                return Cause::Unauthenticated;
+            }
+            "AuthorizationHeaderMalformed"
+            | "PermanentRedirect"
+            | "TemporaryRedirect"
+            | "IllegalLocationConstraintException"
+            | "InvalidBucketName" => return Cause::Config,
+            "QuotaExceeded" | "XMinioStorageFull" | "InsufficientCapacity" => return Cause::Full,
+            "RequestTimeout" => return Cause::Timeout,
+            "ConditionalRequestConflict" | "OperationAborted" => return Cause::Busy,
+            "SlowDown"
+            | "Throttling"
+            | "ThrottlingException"
+            | "RequestLimitExceeded"
+            | "TooManyRequests"
+            | "ServiceUnavailable" => return Cause::Throttled,
+            _ => {}
+        }
+        match self.status {
+            301 | 302 | 307 | 308 => Cause::Config,
+            401 => Cause::Unauthenticated,
+            403 => Cause::Denied,
+            404 => Cause::Missing,
+            409 => Cause::Busy,
+            416 => Cause::Corrupt,
+            429 | 503 => Cause::Throttled,
+            507 => Cause::Full,
+            500.. => Cause::Unreachable,
+            _ => Cause::Protocol,
+        }
+    }
+
+    /// The error that it is.
+    pub fn failed(&self, asked: Asked<'_>) -> TierError {
+        let (permission, bucket) = (asked.permission, asked.bucket);
+        let (cause, shown) = (self.cause(), self.shown());
+        let detail = match (cause, &self.region) {
+            (Cause::Denied, _) => format!("{permission} denied on bucket {bucket} ({shown})"),
+            (Cause::Config, Some(region)) => {
+                format!("bucket {bucket} is in region {region}; set s3.region to it ({shown})")
+            }
+            (Cause::Gone, _) => format!("there is no bucket {bucket} ({shown})"),
+            (Cause::Missing, _) => "it is not there".to_string(),
+            _ => format!("{permission} on bucket {bucket}: {shown}"),
+        };
+        about(asked, TierError::new(Kind::S3, cause, detail))
+    }
+
+    fn shown(&self) -> String {
+        let parts = [self.code.as_str(), self.message.as_str()];
+        let parts: Vec<&str> = parts.into_iter().filter(|part| !part.is_empty()).collect();
+        match parts.is_empty() {
+            true => self.status.to_string(),
+            false => format!("{} {}", self.status, parts.join(": ")),
+        }
+    }
+}
+
+/// The error of a failed request.
+pub fn failed<E>(asked: Asked<'_>, error: &SdkError<E, HttpResponse>) -> TierError
+where
+    E: ProvideErrorMetadata + Error + 'static,
+{
+    let (permission, bucket) = (asked.permission, asked.bucket);
+    let (cause, detail) = match error {
+        SdkError::ServiceError(_) => return Answer::of(error).failed(asked),
+        SdkError::ResponseError(_) => {
+            let answer = Answer::of(error);
+            // An answer that cannot be read, unless its status says enough.
+            if answer.status >= 300 {
+                return answer.failed(asked);
+            }
+            let why = texts(error);
+            (
+                Cause::Protocol,
+                format!("{permission} on bucket {bucket}: {why}"),
+            )
+        }
+        SdkError::TimeoutError(_) => {
+            let why = "no answer in time";
+            (
+                Cause::Timeout,
+                format!("{permission} on bucket {bucket}: {why}"),
+            )
+        }
+        other => {
+            let (cause, why) = of_chain(other);
+            (cause, format!("{permission} on bucket {bucket}: {why}"))
+        }
+    };
+    about(asked, TierError::new(Kind::S3, cause, detail))
+}
+
+/// An answer that broke off while its body was read.
+pub fn broken(asked: Asked<'_>, error: &(dyn Error + 'static)) -> TierError {
+    let (permission, bucket) = (asked.permission, asked.bucket);
+    let detail = format!(
+        "{permission} on bucket {bucket}: the answer broke off: {}",
+        texts(error)
+    );
+    about(asked, TierError::new(Kind::S3, Cause::Unreachable, detail))
+}
+
+/// An error that was found in an answer.
+pub fn found(asked: Asked<'_>, cause: Cause, detail: impl Into<String>) -> TierError {
+    about(asked, TierError::new(Kind::S3, cause, detail))
+}
+
+fn about(asked: Asked<'_>, error: TierError) -> TierError {
+    match asked.object {
+        Some(object) => error.about(object),
+        None => error,
+    }
+}
+
+/// Why no answer came.
+fn of_chain(error: &(dyn Error + 'static)) -> (Cause, String) {
+    let chain = || std::iter::successors(Some(error), |e| inner(*e));
+    if let Some(e) = chain().find(|e| e.is::<CredentialsError>()) {
+        return (Cause::Unauthenticated, texts(e));
+    }
+    if let Some(e) = chain().find(|e| e.is::<rustls::Error>()) {
+        // A certificate that is not trusted stays so; a handshake that broke may be a server that restarts.
+        return (
+            Cause::Config,
+            format!("TLS: {e}; s3.ca names the authorities to trust"),
+        );
+    }
+    let cause = match chain().any(|e| e.is::<std::io::Error>() || e.is::<hyper::Error>()) {
+        true => Cause::Unreachable,
+        false => Cause::Config,
+    };
+    (cause, texts(error))
+}
+
+/// The next error of a chain. What an `io::Error` carries is not its source, but that one's source is.
+fn inner<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a (dyn Error + 'static)> {
+    match error
+        .downcast_ref::<std::io::Error>()
+        .and_then(|e| e.get_ref())
+    {
+        Some(carried) => Some(carried),
+        None => error.source(),
+    }
+}
+
+/// A chain from the outside in, without what is said twice.
+fn texts(error: &(dyn Error + 'static)) -> String {
+    let mut told: Vec<String> = Vec::new();
+    for e in std::iter::successors(Some(error), |e| inner(*e)) {
+        let text = e.to_string();
+        if !told.iter().any(|t| t.contains(&text)) {
+            told.push(text);
+        }
+    }
+    told.join(": ").chars().take(2 * SHOWN).collect()
+}

@@ -1,0 +1,140 @@
+//! The HTTP client below the SDK: ALPN, roots, buffers and idle connections are said here. It follows no redirect, tries nothing again
+//! but what was never sent, and knows nothing of S3.
+
+use crate::tiers::{Cause, Kind, TierError};
+use aws_sdk_s3::config::http::{HttpRequest, HttpResponse};
+use aws_sdk_s3::config::{HttpClient, RuntimeComponents};
+use aws_sdk_s3::error::ConnectorError;
+use aws_sdk_s3::primitives::SdkBody;
+use aws_smithy_runtime_api::client::http::{
+    HttpConnector, HttpConnectorFuture, HttpConnectorSettings, SharedHttpConnector,
+};
+use hyper_rustls::{ConfigBuilderExt, HttpsConnector, HttpsConnectorBuilder};
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector as Tcp;
+use hyper_util::rt::{TokioExecutor, TokioTimer};
+use kvcachepool_protocol::config::HttpVersion;
+use rustls::RootCertStore;
+use rustls::crypto::aws_lc_rs;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A connection that is not made by then is given up.
+const CONNECT: Duration = Duration::from_secs(3);
+/// Idle connections are closed after this: before load balancers forget them without a word.
+const IDLE: Duration = Duration::from_secs(20);
+/// Bytes of a read: what a connection takes of memory, and how far it may get ahead of a reader.
+const READ_BYTES: usize = 256 << 10;
+
+/// Which authorities are trusted.
+#[derive(Debug, Clone, Copy)]
+pub enum Roots<'a> {
+    /// None: no TLS is spoken.
+    None,
+    /// Those of the system.
+    System,
+    /// Those of a PEM file.
+    File(&'a Path),
+}
+
+/// Connections, shared by all clones.
+#[derive(Clone)]
+pub struct Http(Client<HttpsConnector<Tcp>, SdkBody>);
+
+impl Http {
+    /// Without connections. Fails where there are no authorities to trust.
+    pub fn new(roots: Roots<'_>, version: HttpVersion, idle: usize) -> Result<Self, TierError> {
+        let mut tcp = Tcp::new();
+        tcp.enforce_http(false);
+        tcp.set_nodelay(true);
+        tcp.set_connect_timeout(Some(CONNECT));
+        tcp.set_keepalive(Some(Duration::from_secs(30)));
+        let tls =
+            rustls::ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
+                .with_safe_default_protocol_versions()
+                .map_err(|e| config(e.to_string()))?;
+        let tls = match roots {
+            Roots::None => tls.with_root_certificates(RootCertStore::empty()),
+            Roots::File(path) => tls.with_root_certificates(authorities(path)?),
+            Roots::System => tls.with_native_roots().map_err(|e| {
+                config(format!(
+                    "{e}: this system trusts no authority; name them by s3.ca"
+                ))
+            })?,
+        };
+        let builder = HttpsConnectorBuilder::new()
+            .with_tls_config(tls.with_no_client_auth())
+            .https_or_http();
+        let connector = match version {
+            HttpVersion::Auto | HttpVersion::Http1 => builder.enable_http1().wrap_connector(tcp),
+            HttpVersion::Http2 => builder.enable_all_versions().wrap_connector(tcp),
+        };
+        let client = Client::builder(TokioExecutor::new())
+            .pool_timer(TokioTimer::new())
+            .timer(TokioTimer::new())
+            .pool_idle_timeout(IDLE)
+            .pool_max_idle_per_host(idle)
+            .http1_max_buf_size(READ_BYTES)
+            // One slow reader of a shared connection must not take the window of all.
+            .http2_initial_stream_window_size(Some(4 << 20))
+            .http2_initial_connection_window_size(Some(1 << 30))
+            .build(connector);
+        Ok(Self(client))
+    }
+}
+
+fn authorities(path: &Path) -> Result<RootCertStore, TierError> {
+    let shown = path.display();
+    let pem = std::fs::read(path).map_err(|e| config(format!("s3.ca: {shown}: {e}")))?;
+    let mut store = RootCertStore::empty();
+    for certificate in CertificateDer::pem_slice_iter(&pem) {
+        let added = match certificate {
+            Ok(certificate) => store.add(certificate).map_err(|e| e.to_string()),
+            Err(e) => Err(e.to_string()),
+        };
+        added.map_err(|e| config(format!("s3.ca: {shown}: a certificate cannot be read: {e}")))?;
+    }
+    if store.is_empty() {
+        return Err(config(format!("s3.ca: {shown} holds no certificate")));
+    }
+    Ok(store)
+}
+
+fn config(detail: String) -> TierError {
+    TierError::new(Kind::S3, Cause::Config, detail)
+}
+
+impl fmt::Debug for Http {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Http")
+    }
+}
+
+impl HttpConnector for Http {
+    fn call(&self, request: HttpRequest) -> HttpConnectorFuture {
+        let request = match request.try_into_http1x() {
+            Ok(request) => request,
+            Err(e) => return HttpConnectorFuture::ready(Err(ConnectorError::user(e.into()))),
+        };
+        let answer = self.0.request(request);
+        HttpConnectorFuture::new(async move {
+            let answer = answer.await.map_err(|e| ConnectorError::io(e.into()))?;
+            HttpResponse::try_from(answer.map(SdkBody::from_body_1_x))
+                .map_err(|e| ConnectorError::other(e.into(), None))
+        })
+    }
+}
+
+impl HttpClient for Http {
+    fn http_connector(
+        &self,
+        _: &HttpConnectorSettings,
+        _: &RuntimeComponents,
+    ) -> SharedHttpConnector {
+        SharedHttpConnector::new(self.clone())
+    }
+}

@@ -1,0 +1,265 @@
+//! The S3 tier: objects in a bucket, of AWS or of a compatible server. Here lie its requests and what is known of the bucket; which objects
+//! are worth writing or reading, whether their bytes are right, and how often a request is tried is decided elsewhere.
+//!
+//! Names are `<prefix>/<model>/<layout>/<2 hex of the key>/<key>.<fidelity>.kv`. Whatever else lies under the prefix is left alone and
+//! counted. The bucket is shared: other sidecars put and remove objects at any moment, so nothing is remembered for long.
+
+mod body;
+mod census;
+mod client;
+mod credentials;
+mod fault;
+mod http;
+mod known;
+mod listing;
+mod multipart;
+mod prefix;
+mod probe;
+mod read;
+mod request;
+mod stream;
+#[cfg(test)]
+mod tests;
+mod write;
+
+pub use read::Parts;
+pub use write::Uploads;
+
+use super::{Cause, Get, Kind, Operation, Page, Put, Stored, Tier, TierError, Usage};
+use census::Census;
+use known::Known;
+use kvcachepool_protocol::config;
+use kvcachepool_protocol::object::{Object, ObjectName};
+use parking_lot::Mutex;
+use request::Requests;
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::task::AbortHandle;
+
+/// How the tier works.
+#[derive(Debug, Clone, Copy)]
+pub struct Options {
+    /// How large objects are read.
+    pub parts: Parts,
+    /// How large objects are written.
+    pub uploads: Uploads,
+    /// Names that are remembered as being there.
+    pub known: usize,
+    /// For how long.
+    pub known_for: Duration,
+    /// A bucket that answered longer ago is asked whether it can still be reached.
+    pub reach_every: Duration,
+    /// What is done beside operations; none: nothing.
+    pub census: Option<census::Options>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            parts: Parts {
+                bytes: 8 << 20,
+                at_once: 4,
+            },
+            uploads: Uploads {
+                from_bytes: 64 << 20,
+                part_bytes: 16 << 20,
+                at_once: 4,
+            },
+            known: 65_536,
+            known_for: Duration::from_secs(30),
+            reach_every: Duration::from_secs(10),
+            census: Some(census::Options::default()),
+        }
+    }
+}
+
+/// A bucket with objects. What runs beside it ends when it is dropped.
+pub struct S3 {
+    live: Arc<Live>,
+    options: Options,
+    census: Option<AbortHandle>,
+}
+
+/// What operations and the census share.
+#[derive(Debug)]
+struct Live {
+    requests: Requests,
+    known: Known,
+    census: Census,
+    /// When the bucket answered last; none: the last request failed.
+    answered: Mutex<Option<Instant>>,
+}
+
+impl S3 {
+    /// Opens the bucket of a config: tries what the credentials may do there, and looks what it holds. Fails where a file of the config
+    /// is not there, nobody answers, the bucket is not there or in another region, or a permission is missing, which is named.
+    pub async fn open(config: &config::S3, options: Options) -> Result<Self, TierError> {
+        let client = client::client(config).await?;
+        let requests = Requests::new(client, config.bucket.clone(), config.prefix.clone());
+        let first = requests.probe().await?;
+        let live = Arc::new(Live {
+            requests,
+            known: Known::new(options.known, options.known_for),
+            census: Census::new(config, &first),
+            answered: Mutex::new(Some(Instant::now())),
+        });
+        let census = options
+            .census
+            .map(|options| tokio::spawn(census::run(live.clone(), options)).abort_handle());
+        Ok(Self {
+            live,
+            options,
+            census,
+        })
+    }
+
+    /// Where it is, for people.
+    pub fn place(config: &config::S3) -> String {
+        let (bucket, prefix) = (&config.bucket, &config.prefix);
+        let slash = if prefix.is_empty() { "" } else { "/" };
+        let at = if config.endpoint.is_empty() {
+            ""
+        } else {
+            " at "
+        };
+        format!("s3://{bucket}{slash}{prefix}{at}{}", config.endpoint)
+    }
+}
+
+impl Drop for S3 {
+    fn drop(&mut self) {
+        if let Some(census) = &self.census {
+            census.abort();
+        }
+    }
+}
+
+impl Live {
+    /// Notes what an operation says about the bucket.
+    fn seen<T>(&self, result: Result<T, TierError>) -> Result<T, TierError> {
+        let answered = match &result {
+            Err(e) if e.cause.of_the_tier() => None,
+            _ => Some(Instant::now()),
+        };
+        *self.answered.lock() = answered;
+        result
+    }
+
+    async fn lookup(&self, names: &[ObjectName]) -> Result<Vec<bool>, TierError> {
+        let known = names.iter().take_while(|name| self.known.has(name)).count();
+        let rest = names.get(known..).unwrap_or_default();
+        let answers = prefix::present(rest.len(), |index| async move {
+            let Some(name) = rest.get(index) else {
+                return Ok(false);
+            };
+            if self.known.has(name) {
+                return Ok(true);
+            }
+            let there = self.requests.size(name).await?.is_some();
+            if there {
+                self.known.add(name);
+            }
+            Ok(there)
+        });
+        let mut all = vec![true; known];
+        all.extend(answers.await?);
+        Ok(all)
+    }
+
+    async fn put(&self, put: &Put, uploads: Uploads) -> Result<Stored, TierError> {
+        let stored = self.requests.put(put, uploads).await?;
+        self.known.add(&put.object.name());
+        if stored == Stored::New {
+            self.census.came(put.object.total_bytes());
+        }
+        Ok(stored)
+    }
+
+    async fn get(&self, get: &Get, parts: Parts) -> Result<Object, TierError> {
+        let _held = self.census.hold(&get.name);
+        let got = self.requests.get(get, parts).await;
+        match &got {
+            Ok(_) => self.known.add(&get.name),
+            Err(e) if e.cause == Cause::Missing => self.known.forget(&get.name),
+            Err(_) => {}
+        }
+        got
+    }
+
+    async fn remove(&self, names: &[ObjectName]) -> Result<u64, TierError> {
+        for name in names {
+            self.known.forget(name);
+        }
+        // A removal says nothing of what was there.
+        let there = self.requests.sizes(names).await?;
+        let keys: Vec<String> = there
+            .iter()
+            .map(|(name, _)| self.requests.key(name))
+            .collect();
+        self.requests.delete(&keys).await?;
+        for (name, bytes) in &there {
+            self.known.forget(name);
+            self.census.went(*bytes);
+        }
+        Ok(there.len() as u64)
+    }
+
+    async fn usage(&self, reach_every: Duration) -> Result<Usage, TierError> {
+        let answered = *self.answered.lock();
+        if answered.is_none_or(|at| at.elapsed() >= reach_every) {
+            self.requests.reach().await?;
+        }
+        Ok(self.census.usage())
+    }
+}
+
+impl fmt::Debug for S3 {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let requests = &self.live.requests;
+        write!(f, "S3({}/{})", requests.bucket, requests.prefix)
+    }
+}
+
+impl Tier for S3 {
+    fn kind(&self) -> Kind {
+        Kind::S3
+    }
+
+    fn lookup<'a>(&'a self, names: &'a [ObjectName]) -> Operation<'a, Vec<bool>> {
+        Box::pin(async move { self.live.seen(self.live.lookup(names).await) })
+    }
+
+    fn head<'a>(&'a self, name: &'a ObjectName) -> Operation<'a, Object> {
+        Box::pin(async move { self.live.seen(self.live.requests.head(name).await) })
+    }
+
+    fn get(&self, get: Get) -> Operation<'_, Object> {
+        Box::pin(async move {
+            self.live
+                .seen(self.live.get(&get, self.options.parts).await)
+        })
+    }
+
+    fn put(&self, put: Put) -> Operation<'_, Stored> {
+        Box::pin(async move {
+            self.live
+                .seen(self.live.put(&put, self.options.uploads).await)
+        })
+    }
+
+    fn remove<'a>(&'a self, names: &'a [ObjectName]) -> Operation<'a, u64> {
+        Box::pin(async move { self.live.seen(self.live.remove(names).await) })
+    }
+
+    fn usage(&self) -> Operation<'_, Usage> {
+        Box::pin(async move {
+            self.live
+                .seen(self.live.usage(self.options.reach_every).await)
+        })
+    }
+
+    fn list<'a>(&'a self, from: Option<&'a str>, limit: usize) -> Operation<'a, Page> {
+        Box::pin(async move { self.live.seen(self.live.requests.list(from, limit).await) })
+    }
+}

@@ -1,0 +1,260 @@
+//! Reading: the head and the sections of an object in one request where they are small, in several ranges at once where they are large.
+//! Every piece is copied once, from the connection's buffer into its place.
+
+use super::fault::found;
+use super::request::Requests;
+use super::stream::Stream;
+use crate::tiers::{Cause, Get, Kind, Span, TierError};
+use futures::stream::{StreamExt, TryStreamExt};
+use kvcachepool_protocol::object::{
+    ALIGN, BadObject, HEADER_BYTES, Object, ObjectName, head_bytes,
+};
+
+/// Most heads are no longer than this.
+const HEAD_BYTES: u64 = 16 << 10;
+/// Bytes that nobody wants are read all the same where they are fewer than this: a request would take longer.
+const GAP_BYTES: u64 = 64 << 10;
+
+/// How large objects are read.
+#[derive(Debug, Clone, Copy)]
+pub struct Parts {
+    /// Bytes of a range.
+    pub bytes: u64,
+    /// Ranges at once, beside the first.
+    pub at_once: usize,
+}
+
+/// Where bytes of an object go.
+#[derive(Debug)]
+struct Landing {
+    start: u64,
+    span: Span,
+}
+
+impl Landing {
+    fn end(&self) -> u64 {
+        self.start + self.span.length
+    }
+}
+
+impl Requests {
+    /// The head of an object.
+    pub async fn head(&self, name: &ObjectName) -> Result<Object, TierError> {
+        let key = self.key(name);
+        let mut stream = self.range(&key, (0, HEAD_BYTES), None).await?;
+        self.read_head(&mut stream, name, &key).await
+    }
+
+    /// Reads sections into their places.
+    pub async fn get(&self, get: &Get, parts: Parts) -> Result<Object, TierError> {
+        let key = self.key(&get.name);
+        let wanted = get
+            .places
+            .iter()
+            .map(|place| place.span.length.next_multiple_of(ALIGN));
+        let wanted = wanted.fold(HEAD_BYTES, u64::saturating_add);
+        let first = (0, wanted.min(parts.bytes.max(HEAD_BYTES)));
+        let mut stream = self.range(&key, first, None).await?;
+        let object = self.read_head(&mut stream, &get.name, &key).await?;
+        let landings = landings(&object, get)?;
+        let etag = stream.etag.clone();
+        let (read_to, end) = (stream.at, stream.end);
+        let rest = ranges(&landings, end, parts.bytes);
+        // What lies within the first answer, if any of it is wanted.
+        let here = landings.iter().any(|l| l.start < end && l.end() > read_to);
+        let first = async {
+            match here {
+                true => land(&mut stream, &landings).await,
+                false => Ok(0),
+            }
+        };
+        let (key, etag, landings) = (&key, etag.as_deref(), &landings);
+        let others = futures::stream::iter(rest)
+            .map(|range| async move {
+                let mut stream = self.range(key, range, etag).await?;
+                land(&mut stream, landings).await
+            })
+            .buffer_unordered(parts.at_once.max(1))
+            .try_fold(0, |sum, landed| async move { Ok(sum + landed) });
+        let (landed, others) = tokio::try_join!(first, others)?;
+        let expected: u64 = landings.iter().map(|l| l.span.length).sum();
+        if landed + others != expected {
+            let asked = self.asked("s3:GetObject", Some(key));
+            let detail = format!("{} of {expected} bytes came", landed + others);
+            return Err(found(asked, Cause::Protocol, detail));
+        }
+        Ok(object)
+    }
+
+    /// Reads the head; the stream goes on behind it, or behind what was asked for where that is shorter.
+    async fn read_head(
+        &self,
+        stream: &mut Stream<'_>,
+        name: &ObjectName,
+        key: &str,
+    ) -> Result<Object, TierError> {
+        let asked = self.asked("s3:GetObject", Some(key));
+        let corrupt = |e: BadObject| found(asked, Cause::Corrupt, e.to_string());
+        let mut head = Vec::new();
+        let mut needed = HEADER_BYTES as u64;
+        take(stream, &mut head, needed).await?;
+        if head.len() >= HEADER_BYTES {
+            needed = head_bytes(&head).map_err(corrupt)?;
+            if needed > stream.total {
+                return Err(corrupt(BadObject::Torn {
+                    got: stream.total,
+                    needed,
+                }));
+            }
+            take(stream, &mut head, needed).await?;
+        }
+        if (head.len() as u64) < needed && stream.end < stream.total {
+            // A head of many tokens: the rest of it comes apart, and what lies behind it later.
+            let range = (stream.end, needed);
+            let mut more = self.range(key, range, stream.etag.as_deref()).await?;
+            take(&mut more, &mut head, needed).await?;
+        }
+        let object = Object::decode(&head).map_err(corrupt)?;
+        if object.name() != *name {
+            let detail = format!("{} lies there", object.name().s3(""));
+            return Err(found(asked, Cause::Foreign, detail));
+        }
+        if object.total_bytes() != stream.total {
+            let detail = format!(
+                "it has {} bytes, its head says {}",
+                stream.total,
+                object.total_bytes()
+            );
+            return Err(found(asked, Cause::Corrupt, detail));
+        }
+        Ok(object)
+    }
+}
+
+/// Reads on until there are `needed` bytes, or the range ends.
+async fn take(stream: &mut Stream<'_>, head: &mut Vec<u8>, needed: u64) -> Result<(), TierError> {
+    while (head.len() as u64) < needed {
+        let Some((_, mut bytes)) = stream.next().await? else {
+            return Ok(());
+        };
+        let missing = needed - head.len() as u64;
+        if bytes.len() as u64 > missing {
+            stream.keep(bytes.split_off(missing as usize));
+        }
+        head.extend_from_slice(&bytes);
+    }
+    Ok(())
+}
+
+/// Copies what a stream brings to where it belongs; returns how much of it was wanted.
+async fn land(stream: &mut Stream<'_>, landings: &[Landing]) -> Result<u64, TierError> {
+    let mut landed = 0;
+    while let Some((at, bytes)) = stream.next().await? {
+        let end = at + bytes.len() as u64;
+        let first = landings.partition_point(|landing| landing.end() <= at);
+        let touched = landings.iter().skip(first);
+        for landing in touched.take_while(|landing| landing.start < end) {
+            let (from, to) = (landing.start.max(at), landing.end().min(end));
+            let piece = bytes.get((from - at) as usize..(to - at) as usize);
+            if piece.is_some_and(|piece| landing.span.write(from - landing.start, piece)) {
+                landed += to - from;
+            }
+        }
+    }
+    Ok(landed)
+}
+
+/// Where the wanted sections lie, in the order of the object. Nothing is written where one of them does not fit.
+fn landings(object: &Object, get: &Get) -> Result<Vec<Landing>, TierError> {
+    let offsets = object.offsets();
+    let landing = |place: &crate::tiers::Place| {
+        let (group, shard) = (place.group, place.shard);
+        let shape = |why: String| {
+            let why = format!("section {group}.{shard} {why}");
+            TierError::new(Kind::S3, Cause::Shape, why).about(get.name.s3(""))
+        };
+        let sections = &object.sections;
+        let index = sections
+            .binary_search_by_key(&(group, shard), |s| (s.group, s.shard))
+            .map_err(|_| shape("is not in the object".to_string()))?;
+        let stored = sections.get(index).map_or(0, |s| s.stored_bytes);
+        if stored != place.span.length {
+            let length = place.span.length;
+            return Err(shape(format!("has {stored} bytes, its place {length}")));
+        }
+        Ok(Landing {
+            start: offsets.get(index).copied().unwrap_or_default(),
+            span: place.span.clone(),
+        })
+    };
+    let mut landings: Vec<Landing> = get.places.iter().map(landing).collect::<Result<_, _>>()?;
+    landings.sort_by_key(|landing| landing.start);
+    Ok(landings)
+}
+
+/// Ranges from `from` on that hold what is wanted, none longer than `most`.
+fn ranges(landings: &[Landing], from: u64, most: u64) -> Vec<(u64, u64)> {
+    let mut ranges: Vec<(u64, u64)> = Vec::new();
+    for landing in landings {
+        let (mut start, end) = (landing.start.max(from), landing.end());
+        if let Some(last) = ranges.last_mut()
+            && start < end
+            && start.saturating_sub(last.1) <= GAP_BYTES
+            && start < last.0 + most
+        {
+            last.1 = end.min(last.0 + most).max(last.1);
+            start = last.1;
+        }
+        while start < end {
+            let to = end.min(start + most.max(1));
+            ranges.push((start, to));
+            start = to;
+        }
+    }
+    ranges
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tiers::suite::Memory;
+
+    fn landings(places: &[(u64, u64)]) -> Vec<Landing> {
+        let memory = Memory::new(1 << 20);
+        let landing = |&(start, length): &(u64, u64)| Landing {
+            start,
+            span: memory.span(length),
+        };
+        places.iter().map(landing).collect()
+    }
+
+    #[test]
+    fn ranges_hold_all_that_is_wanted_and_no_gap_that_is_long() {
+        let near = landings(&[(4_096, 10_000), (16_384, 10_000), (200_000, 5_000)]);
+        assert_eq!(
+            ranges(&near, 0, 1 << 20),
+            [(4_096, 26_384), (200_000, 205_000)]
+        );
+        assert_eq!(
+            ranges(&near, 20_000, 1 << 20),
+            [(20_000, 26_384), (200_000, 205_000)]
+        );
+        assert_eq!(ranges(&near, 205_000, 1 << 20), []);
+        assert_eq!(ranges(&[], 0, 1 << 20), []);
+    }
+
+    #[test]
+    fn no_range_is_longer_than_a_part() {
+        let long = landings(&[(4_096, 100_000), (106_496, 30_000)]);
+        let ranges = ranges(&long, 0, 40_000);
+        let mut at = 4_096;
+        for (start, end) in &ranges {
+            assert!(
+                *start <= at.max(106_496) && end - start <= 40_000,
+                "{ranges:?}"
+            );
+            at = *end;
+        }
+        assert_eq!(at, 136_496);
+    }
+}

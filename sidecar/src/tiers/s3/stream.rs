@@ -1,0 +1,132 @@
+//! A range of an object as it comes in: pieces with their offsets, and what the answer says of the whole. Too few bytes, too many, or
+//! others than were asked for are errors here.
+
+use super::fault::{Answer, Asked, broken, failed, found};
+use super::request::Requests;
+use crate::tiers::{Cause, TierError};
+use aws_sdk_s3::primitives::ByteStream;
+use bytes::Bytes;
+use std::time::Duration;
+
+/// A connection that brings nothing for this long is given up. The layers give up sooner; this bounds what runs without them.
+const STALL: Duration = Duration::from_secs(30);
+
+/// Bytes of an object, from an offset on.
+#[derive(Debug)]
+pub struct Stream<'a> {
+    asked: Asked<'a>,
+    body: ByteStream,
+    kept: Option<Bytes>,
+    /// Offset of the next byte.
+    pub at: u64,
+    /// Where the range ends.
+    pub end: u64,
+    /// Bytes of the whole object.
+    pub total: u64,
+    /// Names this very object among those that had its name.
+    pub etag: Option<String>,
+}
+
+impl Requests {
+    /// Asks for the bytes `start..end` of an object, or what there is of them. With an ETag: of that very object only, and
+    /// [`Cause::Missing`] where another one has its name now.
+    pub async fn range<'a>(
+        &'a self,
+        object: &'a str,
+        (start, end): (u64, u64),
+        etag: Option<&str>,
+    ) -> Result<Stream<'a>, TierError> {
+        let asked = self.asked("s3:GetObject", Some(object));
+        let sent = self
+            .client
+            .get_object()
+            .bucket(&self.bucket)
+            .key(object)
+            .range(format!("bytes={start}-{}", end.saturating_sub(1)))
+            .set_if_match(etag.map(str::to_string))
+            .send();
+        let answer = sent.await.map_err(|e| match Answer::of(&e).status {
+            412 => found(asked, Cause::Missing, "it was replaced while it was read"),
+            _ => failed(asked, &e),
+        })?;
+        let length = answer.content_length.and_then(|n| u64::try_from(n).ok());
+        let length =
+            length.ok_or_else(|| found(asked, Cause::Protocol, "an answer without a length"))?;
+        let (from, total) = match answer.content_range.as_deref().map(content_range) {
+            Some(Some((from, total))) => (from, total),
+            // A server that knows no ranges sends all.
+            None => (0, length),
+            Some(None) => {
+                return Err(found(
+                    asked,
+                    Cause::Protocol,
+                    "an answer with a strange range",
+                ));
+            }
+        };
+        if from != start || length != end.min(total).saturating_sub(start) {
+            let all = from == 0 && start == 0 && length == total;
+            if !all {
+                let detail = format!(
+                    "asked for {start}..{end} of {total} bytes, {length} from {from} on came"
+                );
+                return Err(found(asked, Cause::Protocol, detail));
+            }
+        }
+        Ok(Stream {
+            asked,
+            body: answer.body,
+            kept: None,
+            at: start,
+            end: start + length,
+            total,
+            etag: answer.e_tag,
+        })
+    }
+}
+
+impl Stream<'_> {
+    /// The next bytes and the offset of the first; none at the end of the range.
+    pub async fn next(&mut self) -> Result<Option<(u64, Bytes)>, TierError> {
+        if let Some(kept) = self.kept.take() {
+            return self.came(kept).map(Some);
+        }
+        let next = tokio::time::timeout(STALL, self.body.next()).await;
+        let next = next.map_err(|_| {
+            let detail = format!("nothing came for {} s", STALL.as_secs());
+            found(self.asked, Cause::Timeout, detail)
+        })?;
+        match next {
+            Some(Ok(bytes)) => self.came(bytes).map(Some),
+            Some(Err(e)) => Err(broken(self.asked, &e)),
+            None if self.at == self.end => Ok(None),
+            None => {
+                let detail = format!("the answer ended at byte {} of {}", self.at, self.end);
+                Err(found(self.asked, Cause::Unreachable, detail))
+            }
+        }
+    }
+
+    /// Gives bytes back that came last: they come again.
+    pub fn keep(&mut self, bytes: Bytes) {
+        self.at -= bytes.len() as u64;
+        self.kept = (!bytes.is_empty()).then_some(bytes);
+    }
+
+    fn came(&mut self, bytes: Bytes) -> Result<(u64, Bytes), TierError> {
+        let at = self.at;
+        self.at += bytes.len() as u64;
+        if self.at > self.end {
+            let detail = "the answer is longer than it says";
+            return Err(found(self.asked, Cause::Protocol, detail));
+        }
+        Ok((at, bytes))
+    }
+}
+
+/// First byte and bytes of the whole, of `bytes 0-99/1234`.
+fn content_range(text: &str) -> Option<(u64, u64)> {
+    let (range, total) = text.strip_prefix("bytes ")?.split_once('/')?;
+    let (from, _) = range.split_once('-')?;
+    Some((from.parse().ok()?, total.parse().ok()?))
+}
