@@ -12,7 +12,7 @@ NODES ?= 1
 ifeq ($(origin KUBECONFIG),command line)
 export KVCACHEPOOL_TEST_KUBECONFIG := $(KUBECONFIG)
 endif
-.PHONY: help setup cluster-up cluster-down demo demo-local test test-vllm test-cluster bench bench-operator image push check fuzz fmt
+.PHONY: help setup cluster-up cluster-down demo demo-local test test-vllm test-cluster bench bench-operator bench-tiers image push check fuzz fmt
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /  make \1 |/p' $(MAKEFILE_LIST) | column -t -s '|'
 setup:  ## install what is missing: apt packages, Rust, vLLM for CPUs
@@ -50,6 +50,9 @@ bench-operator: setup  ## 1,000 pools and 10,000 pods on a Kubernetes of its own
 	@tools/setup.sh cluster
 	@cargo build --quiet --bins
 	@PYTHONPATH=tests $(PYTHON) -m bench operator
+bench-tiers: setup  ## every tier beside the limit of what lies below it: rows into the same results
+	@cargo build --quiet --example tier_load
+	@PYTHONPATH=tests $(PYTHON) -m bench tiers
 image:  ## the image of operator and sidecar, also without docker: IMAGE=registry/name:tag, BUILD_IMAGE=, BASE_IMAGE=
 	@tools/image/image.sh build $(IMAGE)
 push:  ## pushes it: IMAGE=registry/name:tag

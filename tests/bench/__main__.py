@@ -2,7 +2,8 @@
 
 python -m bench [copies,probe,...]
 
-`operator` runs only where it is named (`make bench-operator`): it needs root and a Kubernetes of its own.
+Two run only where they are named: `operator` (`make bench-operator`) needs root and a Kubernetes of its own, `tiers`
+(`make bench-tiers`) takes long.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import time
 from bench.results import RESULTS
 
 BENCHMARKS = ("copies", "probe", "scheduler", "ttft", "overhead", "idle", "simulation")
-APART = ("operator",)
+APART = ("operator", "tiers")
 # Name of a row -> (least, most) of its ratio where it has one, else of its value.
 BARS: dict[str, tuple[float | None, float | None]] = {
     "probe_128k_first_p50_ms": (None, 1.0),
@@ -30,6 +31,13 @@ BARS: dict[str, tuple[float | None, float | None]] = {
     "engine_thread_block_apart_p99_us": (None, 500.0),
     "idle_cpu_percent": (None, 0.5),
     "rss_beyond_arena_mib": (None, 40.0),
+    **{
+        f"{tier}_{op}_{size}m_{depth}_gbps": (least, None)
+        for tier, least, sizes in (("disk", 0.9, (1, 4, 8, 16, 32)), ("redis", 0.9, (1,)), ("s3", 0.85, (8, 16, 32)))
+        for op in ("put", "get")
+        for size in sizes
+        for depth in (8, 64)
+    },
 }
 # Most of its value, also where it has a ratio.
 VALUE_BARS = {
@@ -39,6 +47,7 @@ VALUE_BARS = {
     "webhook_p99_ms": 10.0,
     "label_to_running_added_s": 3.0,
     "takeover_s": 20.0,
+    "disk_index_1m_s": 5.0,
 }
 
 

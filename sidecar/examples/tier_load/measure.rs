@@ -1,0 +1,75 @@
+//! What a phase of operations cost: time of each, of all, processor and memory.
+
+use super::Load;
+use std::time::{Duration, Instant};
+
+/// A phase that runs.
+pub struct Phase {
+    begun: Instant,
+    cpu: Duration,
+}
+
+/// Which part of a run a line is about.
+#[derive(Clone, Copy)]
+pub enum Part {
+    Put,
+    Get,
+}
+
+impl Phase {
+    pub fn begin() -> Self {
+        Self {
+            begun: Instant::now(),
+            cpu: cpu(),
+        }
+    }
+
+    /// Prints what became of it: GB (10^9 bytes) per second, times of single operations in ms, seconds of processor per GB.
+    pub fn end(self, part: Part, load: Load, mut times: Vec<Duration>) {
+        let (wall, cpu) = (self.begun.elapsed(), cpu() - self.cpu);
+        times.sort_unstable();
+        let gb = times.len() as f64 * load.size.0 as f64 / 1e9;
+        let at = |percent: usize| {
+            let index = (times.len() * percent / 100).min(times.len().saturating_sub(1));
+            times.get(index).map_or(0.0, |t| t.as_secs_f64() * 1e3)
+        };
+        let part = match part {
+            Part::Put => "put",
+            Part::Get => "get",
+        };
+        println!(
+            "{}",
+            serde_json::json!({
+                "op": part,
+                "size": load.size.0,
+                "in_flight": load.in_flight,
+                "operations": times.len(),
+                "gbps": gb / wall.as_secs_f64(),
+                "p50_ms": at(50),
+                "p99_ms": at(99),
+                "cpu_s_per_gb": cpu.as_secs_f64() / gb,
+                "rss_peak_mib": rss_peak_mib(),
+            })
+        );
+    }
+}
+
+/// Of all threads, in the kernel too. The kernel tells it in ticks of 10 ms.
+fn cpu() -> Duration {
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    // The name before it may hold blanks.
+    let numbers = stat.rsplit(')').next().unwrap_or_default();
+    let ticks = |field| -> u64 {
+        let text = numbers.split_ascii_whitespace().nth(field);
+        text.and_then(|t| t.parse().ok()).unwrap_or(0)
+    };
+    Duration::from_millis((ticks(11) + ticks(12)) * 10)
+}
+
+/// Most memory of the process's own so far.
+pub fn rss_peak_mib() -> f64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:"));
+    let kib = line.and_then(|l| l.trim().strip_suffix(" kB")?.trim().parse().ok());
+    kib.unwrap_or(0.0) / 1024.0
+}

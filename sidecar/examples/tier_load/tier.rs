@@ -1,0 +1,124 @@
+//! Puts and gets through a tier with all its layers.
+
+use super::Load;
+use super::measure::{Part, Phase, rss_peak_mib};
+use super::objects::Slots;
+use kvcachepool_protocol::config::{ByteSize, Config};
+use kvcachepool_sidecar::tiers::layers::layered;
+use kvcachepool_sidecar::tiers::{Opening, Tier, configured};
+use rustix::process::{Signal, getpid, kill_process};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+use tokio::runtime::Runtime;
+
+/// As many as the sidecar has for this.
+const THREADS: usize = 2;
+/// Names of one call that takes objects away.
+const REMOVED: usize = 256;
+
+/// Puts and gets, with a line for each.
+pub fn run(config: &Path, load: Load) {
+    let opening = opening(config);
+    runtime().block_on(async {
+        let tier = opening.open().await.unwrap_or_else(|e| panic!("{e}"));
+        let tier = layered(tier, &opening.layers).tier;
+        let slots = Arc::new(Slots::new(load.in_flight, load.size.0));
+        let put = phase(&tier, &slots, load, Part::Put, load.operations()).await;
+        phase(&tier, &slots, load, Part::Get, put).await;
+        let names: Vec<_> = (0..put).map(|n| slots.get(0, n).name).collect();
+        for part in names.chunks(REMOVED) {
+            tier.remove(part).await.unwrap_or_else(|e| panic!("{e}"));
+        }
+    });
+}
+
+/// Puts objects of one page each, and dies.
+pub fn fill(config: &Path, objects: u64) {
+    let opening = opening(config);
+    runtime().block_on(async {
+        let tier = opening.open().await.unwrap_or_else(|e| panic!("{e}"));
+        let load = Load {
+            size: ByteSize(4096),
+            in_flight: 64,
+            seconds: 3600.0,
+            most: ByteSize(4096 * objects),
+        };
+        let slots = Arc::new(Slots::new(load.in_flight, load.size.0));
+        phase(&tier, &slots, load, Part::Put, objects).await;
+        kill_process(getpid(), Signal::KILL).unwrap();
+    });
+}
+
+/// Opens it.
+pub fn open(config: &Path) {
+    let opening = opening(config);
+    runtime().block_on(async {
+        let begun = Instant::now();
+        let tier = opening.open().await.unwrap_or_else(|e| panic!("{e}"));
+        let seconds = begun.elapsed().as_secs_f64();
+        let usage = tier.usage().await.unwrap_or_else(|e| panic!("{e}"));
+        println!(
+            "{}",
+            serde_json::json!({"seconds": seconds, "objects": usage.objects, "rss_peak_mib": rss_peak_mib()})
+        );
+    });
+}
+
+fn opening(config: &Path) -> Opening {
+    let text = std::fs::read_to_string(config).expect("a config file");
+    let (config, _) = Config::parse(&text, false).unwrap_or_else(|e| panic!("{e}"));
+    let [opening] = <[_; 1]>::try_from(configured(&config)).expect("a config with one tier");
+    opening
+}
+
+fn runtime() -> Runtime {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(THREADS)
+        .enable_all()
+        .build()
+        .unwrap()
+}
+
+/// Operations on objects 0..`count`, `in_flight` at a time, until the time is over or all were done. Returns how many were.
+async fn phase(
+    tier: &Arc<dyn Tier>,
+    slots: &Arc<Slots>,
+    load: Load,
+    part: Part,
+    count: u64,
+) -> u64 {
+    let next = Arc::new(AtomicU64::new(0));
+    let phase = Phase::begin();
+    let until = Instant::now() + load.time();
+    let workers: Vec<_> = (0..load.in_flight)
+        .map(|slot| {
+            let (tier, slots, next) = (tier.clone(), slots.clone(), next.clone());
+            tokio::spawn(async move {
+                let mut times: Vec<Duration> = Vec::new();
+                while Instant::now() < until {
+                    let number = next.fetch_add(1, Relaxed);
+                    if number >= count {
+                        break;
+                    }
+                    let begun = Instant::now();
+                    let done = match part {
+                        Part::Put => tier.put(slots.put(slot, number)).await.map(drop),
+                        Part::Get => tier.get(slots.get(slot, number)).await.map(drop),
+                    };
+                    done.unwrap_or_else(|e| panic!("{e}"));
+                    times.push(begun.elapsed());
+                }
+                times
+            })
+        })
+        .collect();
+    let mut times = Vec::new();
+    for worker in workers {
+        times.extend(worker.await.unwrap());
+    }
+    let done = times.len() as u64;
+    phase.end(part, load, times);
+    done
+}

@@ -1,0 +1,70 @@
+"""The disk tier and a loop of direct I/O, in a folder of the same file system."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from bench.results import Row
+from bench.tiers.load import Amount, Cell, Measured, program, tier, tier_load
+from servers.paths import cache
+
+REFERENCE = "raw O_DIRECT"
+
+
+class Disk:
+    """A folder with a tier and room beside it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._config = folder / "config.yaml"
+        (folder / "tier").mkdir()
+        self._config.write_text(f"disk:\n  path: {folder / 'tier'}\n  size: 16Gi\n")
+
+    def measure(self, cell: Cell, amount: Amount) -> Measured:
+        """Through the tier."""
+        return tier(self._config, cell, amount)
+
+    def limit(self, cell: Cell, amount: Amount) -> Measured:
+        """Without it."""
+        return tier_load(["raw", "--folder", str(self._folder)], cell, amount)
+
+    def index(self, objects: int) -> Row:
+        """How long a tier with so many objects takes to open after SIGKILL, with nothing in the page cache (root)."""
+        command = [str(program()), "fill", "--config", str(self._config), "--objects", str(objects)]
+        died = subprocess.run(command, capture_output=True, text=True)
+        if died.returncode != -9:
+            raise RuntimeError(f"{' '.join(command)}: {died.stdout}{died.stderr}")
+        os.sync()
+        Path("/proc/sys/vm/drop_caches").write_text("3")
+        command = [str(program()), "open", "--config", str(self._config)]
+        opened = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        if opened["objects"] != objects:
+            raise RuntimeError(f"{opened['objects']} of {objects} objects came back")
+        return Row(
+            name=f"disk_index_{objects // 1_000_000}m_s",
+            value=round(opened["seconds"], 2),
+            unit="s",
+            reference=f"{opened['rss_peak_mib']:.0f} MiB of memory",
+            reference_value=None,
+            ratio=None,
+            runs=1,
+            command="make bench-tiers",
+        )
+
+
+@contextmanager
+def subject() -> Iterator[Disk]:
+    """In the cache's folder: temporary folders are often in memory."""
+    cache().mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="bench-disk-", dir=cache()))
+    try:
+        yield Disk(folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

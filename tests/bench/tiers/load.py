@@ -1,0 +1,58 @@
+"""One run of `tier_load`: puts and then gets of one size, so many in flight."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from servers.paths import target
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is measured."""
+
+    size: int
+    in_flight: int
+
+    @property
+    def name(self) -> str:
+        """As rows have it, such as `8m_64`."""
+        return f"{self.size // MIB}m_{self.in_flight}"
+
+
+@dataclass(frozen=True)
+class Amount:
+    """How long puts go on, and how many bytes they write at most."""
+
+    seconds: float
+    most: int
+
+
+#: What was measured, by "put" and "get": `gbps` and, of a tier, what it cost.
+Measured = dict[str, dict[str, Any]]
+
+
+def program() -> Path:
+    """The built `tier_load`."""
+    return target() / "debug" / "examples" / "tier_load"
+
+
+def tier_load(what: list[str], cell: Cell, amount: Amount) -> Measured:
+    """Runs `tier_load` with these first arguments."""
+    size = ["--size", str(cell.size), "--in-flight", str(cell.in_flight)]
+    until = ["--seconds", str(amount.seconds), "--most", str(amount.most)]
+    done = subprocess.run([str(program()), *what, *size, *until], capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(done.args)}\n{done.stdout}{done.stderr}")
+    return {line["op"]: line for line in map(json.loads, done.stdout.splitlines())}
+
+
+def tier(config: Path, cell: Cell, amount: Amount) -> Measured:
+    """The one tier of a sidecar's config, with all its layers."""
+    return tier_load(["tier", "--config", str(config)], cell, amount)
