@@ -35,6 +35,10 @@ pub const SHARED_PATH: &str = "/kvcachepool";
 pub const CONFIG_VOLUME: &str = "kvcachepool-config";
 /// Where it is mounted in the sidecar.
 pub const CONFIG_PATH: &str = "/etc/kvcachepool";
+/// Volume of the disk tier.
+pub const DISK_VOLUME: &str = "kvcachepool-disk";
+/// Where it is mounted in the sidecar.
+pub const DISK_PATH: &str = "/var/lib/kvcachepool";
 /// Empty volume over the service account's token.
 pub const NO_TOKEN_VOLUME: &str = "kvcachepool-no-token";
 /// Port of the sidecar's admin HTTP.

@@ -34,10 +34,10 @@ mod tests {
     #[test]
     fn the_config_of_a_pool_is_a_file_that_the_sidecar_reads() {
         let pool = pool(json!({"cache": {"chunkTokens": 512}, "sidecar": {"logLevel": "debug"}}));
-        let objects = desired(&pool, &defaults()).unwrap();
+        let mut objects = desired(&pool, &defaults()).unwrap();
+        let file = objects[0].data["data"]["config.v1.yaml"].take();
         insta::assert_yaml_snapshot!(objects[0]);
-        let file = objects[0].data["data"]["config.v1.yaml"].as_str().unwrap();
-        let (config, unknown) = Config::parse(file, false).unwrap();
+        let (config, unknown) = Config::parse(file.as_str().unwrap(), false).unwrap();
         assert_eq!(unknown, []);
         assert_eq!(config.cache.chunk_tokens, 512);
         assert!(config.managed);

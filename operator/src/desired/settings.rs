@@ -1,11 +1,12 @@
 //! From a pool's spec to what injection needs, the sidecar's config among it.
 
 use crate::api::{
-    Duration, ExistingConnector, ImagePullPolicy, KVCachePool, Mode, Problem, Quantity, Reason,
-    check,
+    Disk, Duration, ExistingConnector, ImagePullPolicy, KVCachePool, Mode, Problem, Quantity,
+    Reason, check,
 };
 use crate::defaults::Defaults;
 use crate::inject::{self, Settings};
+use crate::names;
 use kube::ResourceExt;
 use kvcachepool_protocol::config::{self, Config};
 use serde::Serialize;
@@ -48,9 +49,17 @@ pub fn settings(pool: &KVCachePool, defaults: &Defaults) -> Result<Settings, Vec
         memory_bytes: config.memory.size.0,
         memory_max_bytes: memory_max.and_then(|most| Some(most.bytes().ok()?.0)),
         config,
+        disk: pool.spec.local.disk.as_ref().map(disk),
         resources: sidecar.resources.clone(),
         env: sidecar.env.clone(),
     })
+}
+
+fn disk(disk: &Disk) -> inject::Disk {
+    match &disk.ephemeral {
+        Some(volume) => inject::Disk::Ephemeral(volume.storage_class_name.clone()),
+        None => inject::Disk::NodeDirectory,
+    }
 }
 
 fn said(text: &str) -> Option<String> {
@@ -79,6 +88,8 @@ struct Placed {
 
 fn placed(pool: &KVCachePool) -> Vec<Placed> {
     let (cache, memory) = (&pool.spec.cache, &pool.spec.local.memory);
+    let disk = pool.spec.local.disk.as_ref();
+    let write = &pool.spec.write;
     let own = |key, value| Placed {
         key,
         field: None,
@@ -127,6 +138,20 @@ fn placed(pool: &KVCachePool) -> Vec<Placed> {
             "memory.evictionPolicy",
             "spec.local.memory.evictionPolicy",
             named(memory.eviction_policy),
+        ),
+        own("disk.path", json!(disk.map_or("", |_| names::DISK_PATH))),
+        field(
+            "disk.size",
+            "spec.local.disk.perPod",
+            disk.map_or(json!(Config::default().disk.size.to_string()), |disk| {
+                size(&disk.per_pod)
+            }),
+        ),
+        field("write.policy", "spec.write.policy", named(write.policy)),
+        field(
+            "write.admission",
+            "spec.write.admission",
+            named(write.admission),
         ),
         field(
             "log.level",
@@ -247,7 +272,9 @@ fn problem(message: String) -> Problem {
 mod tests {
     use super::*;
     use crate::desired::tests::{defaults, pool};
-    use kvcachepool_protocol::config::{ByteSize, EvictionPolicy, HugePages, LogLevel, Verify};
+    use kvcachepool_protocol::config::{
+        Admission, ByteSize, EvictionPolicy, HugePages, LogLevel, Verify, WritePolicy,
+    };
     use kvcachepool_protocol::message::Save;
 
     fn of(spec: Value) -> Settings {
@@ -274,7 +301,11 @@ mod tests {
     fn every_field_of_a_pool_reaches_its_place() {
         let got = of(json!({
             "cache": {"chunkTokens": 128, "save": "PromptAndDecode", "minLoadTokens": 0, "loadTimeout": "1m30s"},
-            "local": {"memory": {"perPod": "1Gi", "hugePages": "2Mi", "evictionPolicy": "LRU"}},
+            "local": {
+                "memory": {"perPod": "1Gi", "hugePages": "2Mi", "evictionPolicy": "LRU"},
+                "disk": {"perPod": "3Gi", "ephemeral": {"storageClassName": "nvme"}},
+            },
+            "write": {"policy": "WriteBack", "admission": "Reused"},
             "injection": {"mode": "Disabled", "container": "main", "existingConnector": "Compose", "memoryMax": "2Gi"},
             "sidecar": {
                 "image": "mine:1", "imagePullPolicy": "Never", "imagePullSecrets": [{"name": "regcred"}],
@@ -293,6 +324,16 @@ mod tests {
         assert_eq!(got.config.memory.size, ByteSize(1 << 30));
         assert_eq!(got.config.memory.huge_pages, HugePages::Size2Mi);
         assert_eq!(got.config.memory.eviction_policy, EvictionPolicy::Lru);
+        assert_eq!(
+            (got.config.write.policy, got.config.write.admission),
+            (WritePolicy::WriteBack, Admission::Reused)
+        );
+        assert_eq!(got.config.disk.size, ByteSize(3 << 30));
+        assert_eq!(
+            got.config.disk.path.as_deref(),
+            Some(names::DISK_PATH.as_ref())
+        );
+        assert_eq!(got.disk, Some(inject::Disk::Ephemeral("nvme".to_string())));
         assert_eq!(got.config.memory.verify, Verify::Always);
         assert_eq!(
             got.config.memory.verify_age,
@@ -314,6 +355,14 @@ mod tests {
         assert_eq!(got.image_pull_secrets, ["regcred"]);
         assert_eq!(got.env[0].name, "A");
         assert_eq!(got.resources.requests.unwrap()["cpu"].0, "2");
+    }
+
+    #[test]
+    fn a_pool_without_a_disk_has_no_folder_for_one() {
+        let got = of(json!({}));
+        assert_eq!((got.disk, got.config.disk.path), (None, None));
+        let got = of(json!({"local": {"disk": {"perPod": "1Gi", "emptyDir": {}}}}));
+        assert_eq!(got.disk, Some(inject::Disk::NodeDirectory));
     }
 
     #[test]
@@ -350,6 +399,14 @@ mod tests {
             (
                 json!({"log": {"level": "debug"}}),
                 "log.level: write it as spec.sidecar.logLevel",
+            ),
+            (
+                json!({"disk": {"size": "1Gi"}}),
+                "disk.size: write it as spec.local.disk.perPod",
+            ),
+            (
+                json!({"disk": {"path": "/tmp"}}),
+                "disk.path: the operator sets it; leave it out",
             ),
             (
                 json!({"managed": false}),
@@ -424,6 +481,12 @@ mod tests {
         }
         for policy in ["S3FIFO", "LRU", "LFU", "FIFO"] {
             of(json!({"local": {"memory": {"evictionPolicy": policy}}}));
+        }
+        for policy in ["WriteThrough", "WriteBack", "None"] {
+            of(json!({"write": {"policy": policy}}));
+        }
+        for admission in ["All", "Reused"] {
+            of(json!({"write": {"admission": admission}}));
         }
         for pages in ["None", "2Mi", "1Gi"] {
             of(json!({"local": {"memory": {"hugePages": pages}}}));

@@ -5,6 +5,7 @@
 mod check;
 mod conflicts;
 mod diff;
+mod disk;
 mod env;
 mod hook;
 mod json;
@@ -23,6 +24,7 @@ mod target;
 #[cfg(test)]
 mod tests;
 
+pub use disk::Disk;
 pub use outcome::{Outcome, Report, Verdict};
 pub use quantity::Quantity;
 pub use reason::Reason;

@@ -1,6 +1,6 @@
-//! What we put into a pod: two containers, three volumes. All of it is static but for the pool's settings.
+//! What we put into a pod: two containers, three or four volumes. All of it is static but for the pool's settings.
 
-use super::{Reason, Refusal, Settings, json, resources};
+use super::{Reason, Refusal, Settings, disk, json, resources};
 use crate::names;
 use kvcachepool_protocol::config::{Config, FILE_NAME};
 use serde_json::{Value, json};
@@ -46,17 +46,18 @@ pub(super) fn names_are_free(spec: &Value, target: usize) -> Result<(), Refusal>
         return refuse(format!("container {}", json::name(container)));
     }
     let present = init_containers.iter().any(is_ours);
-    let our_volumes = [
-        (names::SHARED_VOLUME, "emptyDir"),
-        (names::CONFIG_VOLUME, "projected"),
-        (names::NO_TOKEN_VOLUME, "emptyDir"),
+    let our_volumes: [(_, &[&str]); 4] = [
+        (names::SHARED_VOLUME, &["emptyDir"]),
+        (names::CONFIG_VOLUME, &["projected"]),
+        (names::NO_TOKEN_VOLUME, &["emptyDir"]),
+        (names::DISK_VOLUME, &["emptyDir", "ephemeral"]),
     ];
     for volume in json::list(spec, "volumes") {
         let ours = our_volumes
             .iter()
             .find(|(name, _)| *name == json::name(volume));
-        if let Some((name, kind)) = ours
-            && (!present || volume.get(kind).is_none())
+        if let Some((name, kinds)) = ours
+            && (!present || kinds.iter().all(|kind| volume.get(kind).is_none()))
         {
             return refuse(format!("volume {name}"));
         }
@@ -112,6 +113,9 @@ pub(super) fn sidecar(spec: &Value, settings: &Settings, config: &Config) -> Val
     json::list_mut(&mut container, "volumeMounts").push(json!({
         "name": names::CONFIG_VOLUME, "mountPath": names::CONFIG_PATH, "readOnly": true,
     }));
+    if settings.disk.is_some() {
+        json::list_mut(&mut container, "volumeMounts").push(disk::mount());
+    }
     if !settings.env.is_empty() {
         json::object(&mut container).insert("env".to_string(), json!(settings.env));
     }
@@ -166,9 +170,9 @@ fn merge(container: &mut Value, own: Value) {
 
 /// Our volumes. Nothing that is missing in the cluster may hold up a pod, and none may keep a node from being scaled away: hence
 /// `optional`, and memory instead of disk.
-pub(super) fn volumes(settings: &Settings) -> [Value; 3] {
+pub(super) fn volumes(settings: &Settings, config: &Config) -> Vec<Value> {
     let annotation = format!("metadata.annotations['{}']", names::CONFIG);
-    [
+    let mut volumes = vec![
         json!({"name": names::SHARED_VOLUME, "emptyDir": {"medium": "Memory", "sizeLimit": SHARED_SIZE}}),
         json!({"name": names::CONFIG_VOLUME, "projected": {"sources": [
             {"downwardAPI": {"items": [{"path": format!("pod/{FILE_NAME}"), "fieldRef": {"fieldPath": annotation}}]}},
@@ -179,7 +183,9 @@ pub(super) fn volumes(settings: &Settings) -> [Value; 3] {
             }},
         ]}}),
         json!({"name": names::NO_TOKEN_VOLUME, "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}),
-    ]
+    ];
+    volumes.extend(settings.disk.as_ref().map(|disk| disk.volume(config)));
+    volumes
 }
 
 /// The mount of vLLM's container: it connects to a socket and imports Python, it writes nothing.

@@ -8,8 +8,13 @@ use serde_json::Value;
 pub(super) fn overlay(onto: &mut Value, wanted: &Value) {
     match (onto, wanted) {
         (Value::Object(onto), Value::Object(wanted)) => {
-            // A variable has one source.
-            for (one, other) in [("value", "valueFrom"), ("valueFrom", "value")] {
+            // A variable has one source, and so has a volume.
+            for (one, other) in [
+                ("value", "valueFrom"),
+                ("valueFrom", "value"),
+                ("emptyDir", "ephemeral"),
+                ("ephemeral", "emptyDir"),
+            ] {
                 if wanted.contains_key(one) && !wanted.contains_key(other) {
                     onto.remove(other);
                 }

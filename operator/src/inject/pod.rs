@@ -84,7 +84,7 @@ pub(super) fn injected(
     let config = config(settings, wishes);
     let spec = json::entry(&mut after, "spec");
     containers(spec, settings, &config);
-    for volume in ours::volumes(settings) {
+    for volume in ours::volumes(settings, &config) {
         overlay_named(json::list_mut(spec, "volumes"), volume);
     }
     for secret in &settings.image_pull_secrets {
@@ -101,6 +101,9 @@ pub(super) fn injected(
         }
     }
     exclude_from_mesh(&mut after, config.admin.listen.port());
+    if let Some(disk) = &settings.disk {
+        disk.let_node_go(&mut after);
+    }
     let metadata = json::entry(&mut after, "metadata");
     let annotations = json::entry(metadata, "annotations");
     json::set_text(annotations, names::CONFIG, &config.to_yaml());

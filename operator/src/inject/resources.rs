@@ -12,6 +12,8 @@ use std::collections::BTreeMap;
 
 /// Cpu of a sidecar whose pool says nothing: digests and the socket, no copy of bytes.
 const CPU_MILLIS: u32 = 500;
+/// The node's disk.
+const STORAGE: &str = "ephemeral-storage";
 /// What copying the connector takes.
 const INIT_CPU_MILLIS: u32 = 100;
 const INIT_MEMORY_BYTES: u64 = 64 << 20;
@@ -27,6 +29,14 @@ pub(super) fn sidecar(spec: &Value, settings: &Settings, config: &Config) -> Val
     if let Some((name, bytes)) = huge_pages(config) {
         requests.insert(name.clone(), bytes);
         limits.insert(name, bytes);
+    }
+    if let Some(bytes) = settings.disk.as_ref().and_then(|d| d.node_bytes(config)) {
+        let needed = Quantity::bytes(bytes);
+        let request = requests.entry(STORAGE.to_string()).or_insert(needed);
+        *request = (*request).max(needed);
+        if users_limit_storage(spec) {
+            limits.entry(STORAGE.to_string()).or_insert(needed);
+        }
     }
     let cpu = requests
         .get("cpu")
@@ -69,6 +79,15 @@ pub(super) fn init(spec: &Value) -> Value {
         json::object(&mut limits).remove("cpu");
     }
     json!({"requests": requests, "limits": limits})
+}
+
+/// Whether one of the user's own containers has a limit of the node's disk. Then the kubelet evicts the pod when all that it writes,
+/// our files too, is more than all limits together; so ours is among them. Where nobody has one the pod is evicted for no such sum, and
+/// a limit of ours alone would be one for what vLLM writes.
+fn users_limit_storage(spec: &Value) -> bool {
+    json::all_containers(spec)
+        .filter(|container| !super::ours::is_ours(container))
+        .any(|container| qos::amounts(container, "limits").contains_key(STORAGE))
 }
 
 /// Whether each of the user's own containers has a limit of cpu. Then ours must have one: a quota of `limits.cpu` takes no pod in which

@@ -1,5 +1,6 @@
 //! What injection needs to know of a pool.
 
+use super::Disk;
 use k8s_openapi::api::core::v1::{EnvVar, ResourceRequirements};
 use kvcachepool_protocol::config::Config;
 
@@ -60,6 +61,8 @@ pub struct Settings {
     pub memory_max_bytes: Option<u64>,
     /// The sidecar's config. Its memory size and generation are set from the fields here.
     pub config: Config,
+    /// Where the disk tier lies; `None`: there is no such tier. Its size stands in the config.
+    pub disk: Option<Disk>,
     /// Resources of the sidecar that the pool sets. Memory is never less than the sidecar needs.
     pub resources: ResourceRequirements,
     /// Further environment of the sidecar.
@@ -88,6 +91,7 @@ impl Settings {
             memory_bytes,
             memory_max_bytes: None,
             config,
+            disk: None,
             resources: ResourceRequirements::default(),
             env: Vec::new(),
         }
@@ -106,6 +110,7 @@ impl Settings {
             restart.to_yaml(),
             self.resources,
             self.env,
+            self.disk.as_ref().map(|disk| disk.volume(&self.config)),
         ]);
         blake3::hash(parts.to_string().as_bytes()).to_hex()[..16].to_string()
     }

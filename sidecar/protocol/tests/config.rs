@@ -222,7 +222,8 @@ fn the_newer_of_two_files_counts_but_what_the_pod_was_made_for_stays_the_pods() 
     let pod = Config::parse(pod, false).unwrap().0;
     let pool = |generation| {
         let text = format!(
-            "pool: {{generation: {generation}}}\nmemory: {{size: 64Gi, evictionPolicy: LRU}}\nlog: {{level: warn}}"
+            "pool: {{generation: {generation}}}\nmemory: {{size: 64Gi, evictionPolicy: LRU}}\n\
+             disk: {{path: /disk, size: 9Gi}}\nlog: {{level: warn}}"
         );
         Config::parse(&text, false).unwrap().0
     };
@@ -274,6 +275,19 @@ fn an_arena_of_huge_pages_is_asked_for_apart() {
     assert_eq!(base.container_huge_page_bytes(), 0);
     assert_eq!(huge.container_huge_page_bytes(), 16 << 30);
     assert!(huge.container_memory_bytes() < 1 << 30);
+}
+
+#[test]
+fn a_disk_needs_memory_for_its_index_and_room_beside_its_objects() {
+    const GIB: u64 = 1 << 30;
+    let none = sized(GIB, HugePages::None, 65_536);
+    let mut disk = none.clone();
+    disk.disk.size = ByteSize(512 * GIB);
+    assert_eq!(disk.container_memory_bytes(), none.container_memory_bytes());
+    disk.disk.path = Some("/disk".into());
+    let more = disk.container_memory_bytes() - none.container_memory_bytes();
+    assert_eq!(more, 128 << 20, "256 bytes for each MiB");
+    assert_eq!(disk.disk_volume_bytes(), (512 + 4 + 1) * GIB);
 }
 
 proptest! {

@@ -1,26 +1,13 @@
 //! Fields that the schema has for later versions.
 
-use crate::api::{
-    Admission, Codec, DeletionPolicy, GpuAccess, KVCachePoolSpec, Transfer, WritePolicy,
-};
+use crate::api::{Codec, DeletionPolicy, GpuAccess, KVCachePoolSpec, Transfer};
 
 /// The fields of a spec that this version does nothing for, with what to do instead.
 pub(super) fn used(spec: &KVCachePoolSpec) -> Vec<(&'static str, String)> {
     let (write, sidecar) = (&spec.write, &spec.sidecar);
     let fields = [
-        ("spec.local.disk", spec.local.disk.is_some(), None),
         ("spec.shared.redis", spec.shared.redis.is_some(), None),
         ("spec.shared.s3", spec.shared.s3.is_some(), None),
-        (
-            "spec.write.policy",
-            write.policy != WritePolicy::default(),
-            Some("WriteThrough"),
-        ),
-        (
-            "spec.write.admission",
-            write.admission != Admission::default(),
-            Some("All"),
-        ),
         (
             "spec.write.codec",
             write.codec != Codec::default(),

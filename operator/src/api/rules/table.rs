@@ -98,7 +98,7 @@ fn local() -> Vec<Rule> {
             let disk = s.local.disk.as_ref()?;
             Some([disk.empty_dir.is_some(), disk.ephemeral.is_some()])
         }),
-        size("spec.local.disk.perPod", GI..=1024 * TI, |s| {
+        size("spec.local.disk.perPod", GI..=16 * TI, |s| {
             Some(&s.local.disk.as_ref()?.per_pod)
         }),
         text("spec.local.disk.ephemeral.storageClassName", NAME, |s| {

@@ -20,6 +20,7 @@ fn amounts() -> impl Strategy<Value = Value> {
         for (name, amount) in [
             ("cpu", cpu),
             ("memory", memory),
+            ("ephemeral-storage", memory.filter(|_| gpu)),
             ("nvidia.com/gpu", gpu.then_some("1")),
         ] {
             if let Some(amount) = amount {
@@ -227,34 +228,46 @@ fn qos_is_whole(resources: &Value) -> bool {
     resources.as_object().is_none_or(|map| map.is_empty())
 }
 
+fn pools() -> impl Strategy<Value = Settings> {
+    select(vec![
+        settings(),
+        below::with_disk(Disk::NodeDirectory),
+        below::with_disk(Disk::Ephemeral("nvme".to_string())),
+    ])
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(if cfg!(debug_assertions) { 400 } else { 2000 }))]
 
     #[test]
-    fn any_pod_is_injected_soundly_and_only_once(pod in pods()) {
-        match inject(&pod, &settings()) {
+    fn any_pod_is_injected_soundly_and_only_once(pod in pods(), settings in pools()) {
+        match inject(&pod, &settings) {
             Outcome::Inject { patch, .. } => {
                 let after = patched(&pod, &patch);
                 assert_sound(&pod, &after, "c0");
                 if qos::class(&pod["spec"], |_| true) == Qos::Guaranteed {
                     prop_assert_eq!(qos::class(&after["spec"], |_| true), Qos::Guaranteed);
                 }
-                prop_assert_eq!(inject(&after, &settings()), Outcome::Unchanged);
+                prop_assert_eq!(inject(&after, &settings), Outcome::Unchanged);
             }
             other => prop_assert!(false, "{:?}", other),
         }
     }
 
     #[test]
-    fn whatever_others_do_the_next_call_repairs_it(pod in pods(), acts in prop::collection::vec(rudeness(), 1..5)) {
-        let mut pod = injected(&pod, &settings());
+    fn whatever_others_do_the_next_call_repairs_it(
+        pod in pods(),
+        settings in pools(),
+        acts in prop::collection::vec(rudeness(), 1..5),
+    ) {
+        let mut pod = injected(&pod, &settings);
         for (times, rude) in acts.iter().enumerate() {
             rude.act(&mut pod, times);
-            if let Outcome::Inject { patch, .. } = inject(&pod, &settings()) {
+            if let Outcome::Inject { patch, .. } = inject(&pod, &settings) {
                 pod = patched(&pod, &patch);
             }
             check::check(&pod).unwrap();
-            prop_assert_eq!(inject(&pod, &settings()), Outcome::Unchanged);
+            prop_assert_eq!(inject(&pod, &settings), Outcome::Unchanged);
             prop_assert!(Report::of(&pod).is_some());
             let sidecar = resources::found_sidecar(&pod["spec"]).unwrap();
             prop_assert!(json::list(sidecar, "volumeMounts").len() >= 3);

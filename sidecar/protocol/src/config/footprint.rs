@@ -14,6 +14,12 @@ pub const CHUNK_BYTES: u64 = 1 << 10;
 /// Bytes that the kernel charges per page of the arena beside the page: 8 of a page table and 9 of the file's tree (measured
 /// together: 17.8), and 8 once more while a dying engine and the next one both map it.
 pub const PAGE_BYTES: u64 = 32;
+/// Bytes of the disk tier for which one record of its index is reckoned: chunks are larger, and tails of prompts few.
+const DISK_BYTES_PER_OBJECT: u64 = 1 << 20;
+/// Bytes of memory of such a record, with the growth of its hash table.
+const DISK_OBJECT_BYTES: u64 = 256;
+/// Bytes of the disk tier's volume beside its objects: journals, snapshots, and what the file system keeps for itself.
+const DISK_SPARE_BYTES: u64 = 1 << 30;
 /// What a container asks for is a multiple of this.
 const REQUEST_BYTES: u64 = 1 << 20;
 
@@ -36,8 +42,21 @@ impl Config {
             HugePages::None => geometry.arena_bytes,
             HugePages::Size2Mi | HugePages::Size1Gi => 0,
         };
-        (arena + beside_arena(&geometry, self.memory.huge_pages.page_bytes()))
-            .next_multiple_of(REQUEST_BYTES)
+        let beside = beside_arena(&geometry, self.memory.huge_pages.page_bytes());
+        (arena + beside + self.disk_index_bytes()).next_multiple_of(REQUEST_BYTES)
+    }
+
+    /// Bytes of memory that the disk tier's index takes; 0 without such a tier.
+    fn disk_index_bytes(&self) -> u64 {
+        match self.disk.path {
+            Some(_) => self.disk.size.0 / DISK_BYTES_PER_OBJECT * DISK_OBJECT_BYTES,
+            None => 0,
+        }
+    }
+
+    /// Bytes that a volume for the disk tier has: `disk.size`, and what the tier writes beside its objects.
+    pub fn disk_volume_bytes(&self) -> u64 {
+        self.disk.size.0 + self.disk.size.0 / 128 + DISK_SPARE_BYTES
     }
 
     /// Request and limit of the container in huge pages of `memory.hugePages`; 0 without them.

@@ -524,7 +524,7 @@ impl Config {
     }
 
     /// What a sidecar with a file of its pod (`self`) and one of its pool goes by: the one with the higher `pool.generation`, the pod's
-    /// where they are equal; but what the pod was made for stays the pod's: where to serve, and all that decides its memory.
+    /// where they are equal; but what the pod was made for stays the pod's: where to serve, its disk, and all that decides its memory.
     pub fn or_newer(self, pool: Config) -> Config {
         if pool.pool.generation <= self.pool.generation {
             return self;
@@ -535,6 +535,7 @@ impl Config {
         newer.memory.size = self.memory.size;
         newer.memory.huge_pages = self.memory.huge_pages;
         newer.limits.index_entries = self.limits.index_entries;
+        newer.disk = self.disk;
         newer
     }
 

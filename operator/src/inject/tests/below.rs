@@ -1,0 +1,114 @@
+//! What tiers below memory put into a pod: for the sidecar alone, and nothing that could hold the pod up or have it evicted.
+
+use super::*;
+
+pub const GOLDEN: [&str; 2] = ["disk-node", "disk-ephemeral"];
+
+const STORAGE: &str = "ephemeral-storage";
+
+pub fn with_disk(disk: Disk) -> Settings {
+    let mut settings = settings();
+    settings.config.disk.path = Some(names::DISK_PATH.into());
+    settings.config.disk.size = kvcachepool_protocol::config::ByteSize(128 * GI);
+    settings.disk = Some(disk);
+    settings
+}
+
+/// The pod, each of the user's containers with this limit of the node's disk.
+fn limited(name: &str) -> Value {
+    let mut pod = pod(name);
+    for container in json::list_mut(&mut pod["spec"], "containers") {
+        container["resources"]["limits"][STORAGE] = "800Gi".into();
+    }
+    pod
+}
+
+fn sidecar(pod: &Value) -> &Value {
+    resources::found_sidecar(&pod["spec"]).unwrap()
+}
+
+#[test]
+fn a_disk_is_mounted_into_the_sidecar_alone() {
+    let disks = [Disk::NodeDirectory, Disk::Ephemeral("nvme".to_string())];
+    for (disk, golden) in disks.into_iter().zip(["disk-node", "disk-ephemeral"]) {
+        let (before, settings) = (pod("guaranteed"), with_disk(disk));
+        let Outcome::Inject { patch, .. } = inject(&before, &settings) else {
+            panic!("not injected");
+        };
+        assert_golden(golden, &patch);
+        let after = patched(&before, &patch);
+        assert_sound(&before, &after, "vllm");
+        assert_eq!(qos::class(&after["spec"], |_| true), Qos::Guaranteed);
+        assert_eq!(inject(&after, &settings), Outcome::Unchanged);
+        let mounts = |one: &&Value| {
+            let mounts = json::list(one, "volumeMounts").iter();
+            mounts
+                .map(json::name)
+                .any(|name| name == names::DISK_VOLUME)
+        };
+        let mounting: Vec<_> = json::all_containers(&after["spec"])
+            .filter(mounts)
+            .collect();
+        assert_eq!(mounting, [sidecar(&after)]);
+        assert_eq!(after.pointer("/spec/securityContext/fsGroup"), None);
+    }
+}
+
+#[test]
+fn the_nodes_disk_is_requested_and_limited_only_where_the_users_is() {
+    let settings = with_disk(Disk::NodeDirectory);
+    let needed = Quantity::bytes(settings.config.disk_volume_bytes());
+    let after = injected(&pod("plain"), &settings);
+    let amounts = |pod: &Value, kind| qos::amounts(sidecar(pod), kind).get(STORAGE).copied();
+    assert_eq!(amounts(&after, "requests"), Some(needed));
+    assert_eq!(
+        amounts(&after, "limits"),
+        None,
+        "it would be a limit of what vLLM writes"
+    );
+    let after = injected(&limited("plain"), &settings);
+    assert_eq!(amounts(&after, "requests"), Some(needed));
+    assert_eq!(
+        amounts(&after, "limits"),
+        Some(needed),
+        "the kubelet compares the sum of limits with all that the pod wrote"
+    );
+    let volume = json::position(json::list(&after["spec"], "volumes"), names::DISK_VOLUME);
+    let volume = &after["spec"]["volumes"][volume.unwrap()];
+    assert_eq!(volume["emptyDir"]["sizeLimit"], needed.to_string());
+    let ephemeral = with_disk(Disk::Ephemeral("nvme".to_string()));
+    let after = injected(&limited("plain"), &ephemeral);
+    assert_eq!(amounts(&after, "requests"), None, "it is not the node's");
+}
+
+#[test]
+fn a_disk_on_the_node_does_not_keep_the_node() {
+    const SAFE: &str = "cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes";
+    let told = |given: Option<&str>, disk: Disk| {
+        let mut pod = pod("plain");
+        if let Some(given) = given {
+            pod["metadata"]["annotations"][SAFE] = given.into();
+        }
+        let after = injected(&pod, &with_disk(disk));
+        json::annotation(&after, SAFE).map(str::to_string)
+    };
+    let node = || Disk::NodeDirectory;
+    assert_eq!(told(None, node()).as_deref(), Some("kvcachepool-disk"));
+    assert_eq!(
+        told(Some("tmp, shm"), node()).as_deref(),
+        Some("tmp,shm,kvcachepool-disk")
+    );
+    let ours = Some("kvcachepool-disk,tmp");
+    assert_eq!(told(ours, node()).as_deref(), ours);
+    assert_eq!(told(None, Disk::Ephemeral("a".to_string())), None);
+}
+
+#[test]
+fn a_disk_of_another_kind_takes_the_place_of_the_first() {
+    let after = injected(&pod("plain"), &with_disk(Disk::NodeDirectory));
+    let after = injected(&after, &with_disk(Disk::Ephemeral("nvme".to_string())));
+    let volumes = json::list(&after["spec"], "volumes");
+    let volume = &volumes[json::position(volumes, names::DISK_VOLUME).unwrap()];
+    assert_eq!(volume.get("emptyDir"), None);
+    assert!(volume.get("ephemeral").is_some());
+}
