@@ -46,6 +46,7 @@ admin: {listen: "[::1]:1234", tokenFile: /var/token}
 pool: {name: llama-70b, namespace: serving, generation: 9223372036854775807}
 cache: {chunkTokens: 512, save: PromptAndDecode, minLoadTokens: 0, loadTimeout: 250ms}
 memory: {size: 64Gi, hugePages: 2Mi, evictionPolicy: LRU, verify: Always, verifyAge: 1h30m, verifyThreads: 4, verifyBytesPerSecond: 2Gi, populateThreads: 8}
+redis: {urls: ["redis://a:6379", 'rediss://user:secret@[::1]:6380'], auth: /auth, ca: /ca.pem, ttl: 24h}
 write: {policy: WriteBack, admission: Reused}
 limits: {connections: 10, sessions: 20, requests: 30, pinnedShare: 25%, grantedBytes: 512Mi, indexEntries: 1024, frameBytes: 1Mi, sendBytes: 2Mi, helloTimeout: 1s, events: 64}
 log: {level: debug, format: text}
@@ -77,6 +78,13 @@ log: {level: debug, format: text}
     assert_eq!((c.memory.verify_threads, c.memory.populate_threads), (4, 8));
     assert_eq!(c.memory.verify_bytes_per_second.0, 2 << 30);
     assert_eq!(
+        c.redis.urls,
+        ["redis://a:6379", "rediss://user:secret@[::1]:6380"]
+    );
+    let files = (&c.redis.auth, &c.redis.ca);
+    assert_eq!(files, (&Some("/auth".into()), &Some("/ca.pem".into())));
+    assert_eq!(c.redis.ttl.ms, 86_400_000);
+    assert_eq!(
         (c.write.policy, c.write.admission),
         (WritePolicy::WriteBack, Admission::Reused)
     );
@@ -103,6 +111,34 @@ log: {level: debug, format: text}
     assert!(c.managed);
     assert_eq!(Config::parse(&c.to_yaml(), false).unwrap().0, c);
     assert_eq!(c.settings().load_timeout_ms, 250);
+}
+
+#[test]
+fn urls_are_shown_without_what_may_be_secret() {
+    let text = "redis: {urls: ['redis://u:secret@a:1/2', 'redis+unix:///s.sock']}";
+    let (c, _) = Config::parse(text, false).unwrap();
+    let entries = c.entries();
+    let urls = entries.iter().find(|(path, _)| *path == "redis.urls");
+    assert_eq!(
+        urls.unwrap().1,
+        "[\"redis://a:1/2\",\"redis+unix:///s.sock\"]"
+    );
+    assert!(!format!("{c:?}").contains("secret"));
+    for wrong in [
+        "'redis://u:secret@a:1'",
+        "[secret]",
+        "[1]",
+        "{a: secret}",
+        "''",
+    ] {
+        let found = problems(&format!("redis: {{urls: {wrong}}}")).concat();
+        assert!(found.contains("[\"redis://host:6379\"]"), "{found}");
+        assert!(!found.contains("secret"), "{found}");
+    }
+    for none in ["[]", "~"] {
+        let (c, _) = Config::parse(&format!("redis: {{urls: {none}}}"), false).unwrap();
+        assert!(c.redis.urls.is_empty());
+    }
 }
 
 #[test]

@@ -47,11 +47,16 @@ pub(super) enum Slot<'a> {
     Listen(&'a mut SocketAddr),
     Socket(&'a mut PathBuf),
     File(&'a mut Option<PathBuf>),
+    Urls(&'a mut Vec<String>),
     Choice(&'a mut dyn Choice),
 }
 
 /// Longest path of a Unix socket that the kernel takes (`sun_path` with its end).
 const SOCKET_PATH_BYTES: usize = 107;
+/// Most URLs of a list.
+const URLS: usize = 256;
+/// Longest URL.
+const URL_BYTES: usize = 1024;
 /// Longest name of a Kubernetes object.
 const NAME_BYTES: usize = 253;
 
@@ -195,6 +200,30 @@ pub(super) fn keys(c: &mut Config) -> Vec<Key<'_>> {
             Restart,
             Slot::Size(&mut c.disk.size, 64 * MI..=16 * TI),
             "Bytes of the disk tier's files; the least recently used goes first.",
+        ),
+        key(
+            "redis.urls",
+            Restart,
+            Slot::Urls(&mut c.redis.urls),
+            "Redis or Valkey servers, each an independent shard: redis://, rediss:// or redis+unix://; or one redis-sentinel:// or redis-cluster://. Without any there is no such tier.",
+        ),
+        key(
+            "redis.auth",
+            Restart,
+            Slot::File(&mut c.redis.auth),
+            "Folder with a file password and, for an ACL user, a file username; read again for every new connection.",
+        ),
+        key(
+            "redis.ca",
+            Restart,
+            Slot::File(&mut c.redis.ca),
+            "PEM file of the authorities that TLS servers are trusted by; without it those of the system.",
+        ),
+        key(
+            "redis.ttl",
+            Restart,
+            Slot::Time(&mut c.redis.ttl, 0..=8_784 * HOUR_MS),
+            "An object goes when it was neither written nor read for so long; 0 = never.",
         ),
         key(
             "write.policy",
@@ -390,7 +419,20 @@ impl Slot<'_> {
                 .as_ref()
                 .map(|p| p.display().to_string())
                 .unwrap_or_default(),
+            // JSON is YAML.
+            Slot::Urls(v) => serde_json::Value::from(v.as_slice()).to_string(),
             Slot::Choice(v) => v.name().to_string(),
+        }
+    }
+
+    /// The same, without what may be secret.
+    pub fn shown(&self) -> String {
+        match self {
+            Slot::Urls(v) => {
+                let shown: Vec<String> = v.iter().map(|url| without_credentials(url)).collect();
+                serde_json::Value::from(shown).to_string()
+            }
+            _ => self.text(),
         }
     }
 
@@ -446,6 +488,17 @@ impl Slot<'_> {
                 }
                 **v = (!text.is_empty()).then(|| PathBuf::from(text));
             }
+            Slot::Urls(v) => {
+                let urls: Vec<String> = serde_json::from_str(text).unwrap_or_default();
+                let is_url = |url: &String| url.len() <= URL_BYTES && url.contains("://");
+                let none = text == "[]";
+                if (urls.is_empty() && !none) || urls.len() > URLS || !urls.iter().all(is_url) {
+                    return Err(format!(
+                        "a list of at most {URLS} URLs such as [\"redis://host:6379\"], or [] for none"
+                    ));
+                }
+                **v = urls;
+            }
             Slot::Choice(v) => {
                 if !v.choose(text) {
                     return Err(format!("one of {}", v.names().join(", ")));
@@ -472,8 +525,20 @@ impl Slot<'_> {
             | Slot::Text(..)
             | Slot::Listen(_)
             | Slot::Socket(_)
-            | Slot::File(_) => String::new(),
+            | Slot::File(_)
+            | Slot::Urls(_) => String::new(),
         }
+    }
+}
+
+/// A URL whose user and password are not shown.
+fn without_credentials(url: &str) -> String {
+    match url.split_once("://") {
+        Some((scheme, rest)) => {
+            let place = rest.rsplit_once('@').map_or(rest, |(_, place)| place);
+            format!("{scheme}://{place}")
+        }
+        None => String::new(),
     }
 }
 

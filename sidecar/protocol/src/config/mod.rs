@@ -36,6 +36,8 @@ pub struct Config {
     pub memory: Memory,
     /// The disk tier.
     pub disk: Disk,
+    /// The Redis tier.
+    pub redis: Redis,
     /// What is written to the tiers below memory, and when.
     pub write: Write,
     /// The S3 tier.
@@ -109,6 +111,19 @@ pub struct Disk {
     pub path: Option<PathBuf>,
     /// Bytes of the files with objects.
     pub size: ByteSize,
+}
+
+/// The Redis tier. Its `Debug` form does not show the URLs: they may hold a password.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Redis {
+    /// Servers, each an independent shard; none = there is no such tier.
+    pub urls: Vec<String>,
+    /// Folder with the files `password` and `username`; none = what the URLs say.
+    pub auth: Option<PathBuf>,
+    /// PEM file of the authorities that TLS servers are trusted by; none = those of the system.
+    pub ca: Option<PathBuf>,
+    /// An object goes when it was neither written nor read for so long; 0 = never.
+    pub ttl: Duration,
 }
 
 /// What is written to the tiers below memory, and when.
@@ -306,6 +321,7 @@ impl Default for Config {
             cache: Cache::default(),
             memory: Memory::default(),
             disk: Disk::default(),
+            redis: Redis::default(),
             write: Write::default(),
             s3: S3::default(),
             limits: Limits::default(),
@@ -356,6 +372,28 @@ impl Default for Disk {
             path: None,
             size: ByteSize(16 << 30),
         }
+    }
+}
+
+impl Default for Redis {
+    fn default() -> Self {
+        Self {
+            urls: Vec::new(),
+            auth: None,
+            ca: None,
+            ttl: Duration::from_ms(0),
+        }
+    }
+}
+
+impl std::fmt::Debug for Redis {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Redis")
+            .field("urls", &self.urls.len())
+            .field("auth", &self.auth)
+            .field("ca", &self.ca)
+            .field("ttl", &self.ttl)
+            .finish()
     }
 }
 

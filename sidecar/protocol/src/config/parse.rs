@@ -133,11 +133,11 @@ impl Config {
         self.print(false)
     }
 
-    /// Path and value of every key as texts, for logs and `/v1/config`.
+    /// Path and value of every key as texts, for logs and `/v1/config`; URLs without user and password.
     pub fn entries(&self) -> Vec<(&'static str, String)> {
         keys(&mut self.clone())
             .into_iter()
-            .map(|key| (key.path, key.slot.text()))
+            .map(|key| (key.path, key.slot.shown()))
             .collect()
     }
 
@@ -238,6 +238,8 @@ fn take(key: &mut Key<'_>, value: &Value) -> Result<(), Problem> {
         }
         (Value::Bool(b), Slot::Flag(_)) => Some(b.to_string()),
         (Value::Null, Slot::Name(_) | Slot::Text(..) | Slot::File(_)) => Some(String::new()),
+        (Value::Null, Slot::Urls(_)) => Some("[]".to_string()),
+        (Value::Sequence(items), Slot::Urls(_)) => serde_json::to_string(items).ok(),
         _ => None,
     };
     let result = match &text {
@@ -249,7 +251,11 @@ fn take(key: &mut Key<'_>, value: &Value) -> Result<(), Problem> {
     };
     result.map_err(|write| Problem::BadValue {
         path: key.path,
-        found: found(value),
+        // A URL may hold a password.
+        found: match (value, &key.slot) {
+            (Value::String(_), Slot::Urls(_)) => "a text".to_string(),
+            _ => found(value),
+        },
         write,
     })
 }
