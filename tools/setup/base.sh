@@ -10,6 +10,8 @@ setup_packages() {
     command -v git >/dev/null || missing+=(git)
     command -v curl >/dev/null || missing+=(curl ca-certificates)
     command -v pkg-config >/dev/null || missing+=(pkg-config)
+    # Tests of the Redis tier start servers of their own.
+    command -v redis-server >/dev/null && command -v redis-cli >/dev/null || missing+=(redis-server)
     # vLLM on CPU loads it for its OpenMP threads, and compiles with g++ where it runs non-eager.
     ldconfig -p 2>/dev/null | grep -q libnuma.so.1 || missing+=(libnuma1)
     python="$(find_python || true)"

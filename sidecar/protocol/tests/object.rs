@@ -81,14 +81,42 @@ fn the_bytes_are_what_they_were() {
     assert_eq!(
         object.name().redis(),
         format!(
-            "kvcp:0101010101010101:0202020202020202:{}.exact",
+            "kvcp:0101010101010101:0202020202020202:{{{}}}.exact",
             object.key().hex()
         )
     );
+    let mut head = [0; 16];
+    head[15] = 0xAB;
     assert_eq!(
-        object.name().redis_segment(3),
-        format!("{}:3", object.name().redis())
+        object.name().redis_segment(&head, 3),
+        format!(
+            "{}:000000000000000000000000000000ab:3",
+            object.name().redis()
+        )
     );
+}
+
+#[test]
+fn a_key_in_redis_has_one_spelling() {
+    let name = object(1, 1, false).0.name();
+    let key = name.redis();
+    let segment = name.redis_segment(&[0x5A; 16], 12);
+    assert_eq!(ObjectName::from_redis(&key), Ok((name.clone(), false)));
+    assert_eq!(ObjectName::from_redis(&segment), Ok((name, true)));
+    for wrong in [
+        key.to_uppercase(),
+        key.replace(['{', '}'], ""),
+        key.replace("exact", "lossy"),
+        format!("{key}:1"),
+        format!("{segment}:1"),
+        segment.replace(":12", ":012"),
+        segment.replace(":5a", ":5A"),
+        key.replacen("kvcp", "other", 1),
+        "kvcp:".into(),
+        String::new(),
+    ] {
+        assert!(ObjectName::from_redis(&wrong).is_err(), "{wrong}");
+    }
 }
 
 #[test]

@@ -6,6 +6,7 @@ pub mod disk;
 mod error;
 pub mod layers;
 mod open;
+pub mod redis;
 pub mod s3;
 #[cfg(any(test, feature = "simulation"))]
 pub mod shelf;

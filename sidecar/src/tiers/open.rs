@@ -2,12 +2,14 @@
 
 use super::disk::{self, Disk};
 use super::layers::{LimitOptions, Options};
+use super::redis::{self, Redis};
 use super::s3::{self, S3};
 use super::{Cause, Kind, Operation, Tier, TierError};
 use kvcachepool_protocol::config::{self, Config};
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 type Open = Box<dyn Fn() -> Operation<'static, Arc<dyn Tier>> + Send + Sync>;
 
@@ -39,8 +41,31 @@ impl fmt::Debug for Opening {
 pub fn configured(config: &Config) -> Vec<Opening> {
     let disk = config.disk.path.clone();
     let disk = disk.map(|folder| of_disk(folder, config.disk.size.0));
+    let redis = (!config.redis.urls.is_empty()).then(|| of_redis(&config.redis));
     let s3 = (!config.s3.bucket.is_empty()).then(|| of_s3(config.s3.clone()));
-    disk.into_iter().chain(s3).collect()
+    disk.into_iter().chain(redis).chain(s3).collect()
+}
+
+fn of_redis(config: &config::Redis) -> Opening {
+    let settings = redis::Settings {
+        urls: config.urls.clone(),
+        auth: config.auth.clone(),
+        ca: config.ca.clone(),
+        ttl: Duration::from_millis(config.ttl.ms),
+        options: redis::Options::default(),
+    };
+    let read = Redis::open(settings);
+    Opening {
+        kind: Kind::Redis,
+        place: read
+            .as_ref()
+            .map_or_else(|_| String::new(), |redis| redis.place().into()),
+        layers: Options::default(),
+        open: Box::new(move || {
+            let read = read.clone();
+            Box::pin(async move { Ok(Arc::new(read?) as Arc<dyn Tier>) })
+        }),
+    }
 }
 
 fn of_disk(folder: PathBuf, capacity_bytes: u64) -> Opening {

@@ -34,6 +34,11 @@ pub trait Subject: Send + Sync {
     fn asks_each_name(&self) -> bool {
         true
     }
+
+    /// Bytes by which its usage may be off: of buffers that a server counts too.
+    fn usage_noise(&self) -> u64 {
+        0
+    }
 }
 
 /// One test's tier, memory and seed. A test that fails says the seed on the way out; `KVCACHEPOOL_SUITE_SEED` sets it.
@@ -77,6 +82,11 @@ impl<'a> Rig<'a> {
         self.tier = None;
         self.tier = Some(opening.await);
         true
+    }
+
+    /// Bytes by which its usage may be off.
+    pub fn noise(&self) -> u64 {
+        self.subject.usage_noise()
     }
 
     /// Object `number` of this test.

@@ -93,15 +93,7 @@ impl Sidecar {
             .stdout(Stdio::null())
             .stderr(log)
             .process_group(0);
-        // SAFETY: one system call between fork and exec.
-        unsafe {
-            command.pre_exec(|| {
-                rustix::process::set_parent_process_death_signal(Some(
-                    rustix::process::Signal::KILL,
-                ))
-                .map_err(Into::into)
-            });
-        }
+        dies_with_us(&mut command);
         self.process = Some(command.spawn().unwrap());
     }
 
@@ -265,6 +257,17 @@ impl Drop for Sidecar {
         if self.process.is_some() {
             self.kill_all();
         }
+    }
+}
+
+/// The process that a command starts is killed when this thread ends, however it ends.
+pub fn dies_with_us(command: &mut Command) {
+    // SAFETY: one system call between fork and exec.
+    unsafe {
+        command.pre_exec(|| {
+            rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))
+                .map_err(Into::into)
+        });
     }
 }
 

@@ -15,6 +15,7 @@ mod harness;
 mod limits;
 mod pod;
 mod pool_config;
+mod redis;
 mod s3;
 #[path = "../../src/tiers/s3/tests/server.rs"]
 mod s3_server;

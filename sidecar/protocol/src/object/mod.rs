@@ -12,7 +12,7 @@
 mod names;
 mod wire;
 
-pub use names::{BadName, ObjectName, REDIS_SEGMENT_BYTES};
+pub use names::{BadName, ObjectName, REDIS_PREFIX, REDIS_SEGMENT_BYTES};
 pub use wire::{BadObject, HEADER_BYTES, HeaderRecord, SectionRecord, head_bytes};
 
 use crate::key::{ChunkKey, EngineHash, KeyKind, LayoutId, ModelId, NamespaceId, chunk_key};

@@ -3,8 +3,11 @@
 use super::Fidelity;
 use crate::key::ChunkKey;
 
-/// Bytes of a Redis segment: 1 MiB.
-pub const REDIS_SEGMENT_BYTES: u64 = 1 << 20;
+/// Most bytes of a Redis segment: 4 KiB less than 1 MiB, so that a value with its header fits into 1 MiB of the server's allocator. One of
+/// 1 MiB takes 1.25 MiB.
+pub const REDIS_SEGMENT_BYTES: u64 = (1 << 20) - 4096;
+/// What all keys in Redis begin with.
+pub const REDIS_PREFIX: &str = "kvcp:";
 
 /// A name of an object of another kind, or of nothing of ours.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -61,15 +64,49 @@ impl ObjectName {
         (read.s3(prefix) == name).then_some(read)
     }
 
-    /// `kvcp:<model>:<layout>:<key>.<fidelity>`: header and section table.
+    /// `kvcp:<model>:<layout>:{<key>}.<fidelity>`: what is known of the object and its head. The braces keep all keys of an object on one
+    /// node of a cluster.
     pub fn redis(&self) -> String {
         let (model, layout, key) = (&self.model, &self.layout, self.key.hex());
-        format!("kvcp:{model}:{layout}:{key}.{}", self.fidelity.name())
+        let fidelity = self.fidelity.name();
+        format!("{REDIS_PREFIX}{model}:{layout}:{{{key}}}.{fidelity}")
     }
 
-    /// `...:<segment>`: [`REDIS_SEGMENT_BYTES`] of the payload each.
-    pub fn redis_segment(&self, segment: u32) -> String {
-        format!("{}:{segment}", self.redis())
+    /// `...:<head>:<segment>`: at most [`REDIS_SEGMENT_BYTES`] of one section. `head` is the xxh3-128 of the object's head: objects of one name
+    /// that two wrote at once have segments of their own.
+    pub fn redis_segment(&self, head: &[u8; 16], segment: u32) -> String {
+        let head = u128::from_be_bytes(*head);
+        format!("{}:{head:032x}:{segment}", self.redis())
+    }
+
+    /// Reads what [`ObjectName::redis`] wrote, and of what [`ObjectName::redis_segment`] wrote the object: true = a segment of it.
+    pub fn from_redis(key: &str) -> Result<(Self, bool), BadName> {
+        Self::read_redis(key).ok_or_else(|| BadName(key.chars().take(200).collect()))
+    }
+
+    fn read_redis(text: &str) -> Option<(Self, bool)> {
+        let rest = text.strip_prefix(REDIS_PREFIX)?;
+        let parts: Vec<&str> = rest.split(':').collect();
+        let (model, layout, last, segment) = match parts[..] {
+            [model, layout, last] => (model, layout, last, None),
+            [model, layout, last, head, number] => (model, layout, last, Some((head, number))),
+            _ => return None,
+        };
+        let key = last.strip_prefix('{')?.strip_suffix("}.exact")?;
+        let name = Self {
+            model: hex16(model)?,
+            layout: hex16(layout)?,
+            key: ChunkKey::from_hex(key).ok()?,
+            fidelity: Fidelity::Exact,
+        };
+        let again = match segment {
+            None => name.redis(),
+            Some((head, number)) => {
+                let head = u128::from_str_radix(head, 16).ok()?.to_be_bytes();
+                name.redis_segment(&head, number.parse().ok()?)
+            }
+        };
+        (again == text).then_some((name, segment.is_some()))
     }
 }
 

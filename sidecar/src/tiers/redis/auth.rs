@@ -1,0 +1,103 @@
+//! Who we are to a server: from its URL, or from files that are read again for every new connection.
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Longest user name or password.
+const BYTES_MAX: usize = 4096;
+
+/// User and password. Never printed.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Login {
+    /// The ACL user; none = the default one.
+    pub user: Option<String>,
+    /// The password.
+    pub password: String,
+}
+
+impl fmt::Debug for Login {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Login(..)")
+    }
+}
+
+/// Where user and password come from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Auth {
+    /// There are none.
+    None,
+    /// The URL.
+    Given(Login),
+    /// Files `username` and `password` of a folder.
+    Folder(PathBuf),
+}
+
+impl Auth {
+    /// User and password as they are now; an error says which file is wrong.
+    pub async fn login(&self) -> Result<Option<Login>, String> {
+        match self {
+            Self::None => Ok(None),
+            Self::Given(login) => Ok(Some(login.clone())),
+            Self::Folder(folder) => Ok(Some(Login {
+                user: read(&folder.join("username"))
+                    .await?
+                    .filter(|user| !user.is_empty()),
+                password: match read(&folder.join("password")).await? {
+                    Some(password) => password,
+                    None => {
+                        return Err(format!(
+                            "{}: there is no such file",
+                            folder.join("password").display()
+                        ));
+                    }
+                },
+            })),
+        }
+    }
+}
+
+/// The text of a file without the line end behind it; none = there is no such file.
+async fn read(path: &Path) -> Result<Option<String>, String> {
+    let shown = path.display();
+    let text = match tokio::fs::read(path).await {
+        Ok(text) => text,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(e) => return Err(format!("{shown}: {e}")),
+    };
+    if text.len() > BYTES_MAX {
+        return Err(format!("{shown}: longer than {BYTES_MAX} bytes"));
+    }
+    let text = String::from_utf8(text).map_err(|_| format!("{shown}: is no UTF-8"))?;
+    Ok(Some(text.trim_end_matches(['\r', '\n']).to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn files_are_read_anew_each_time_and_a_missing_password_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let auth = Auth::Folder(folder.path().into());
+        let error = auth.login().await.unwrap_err();
+        assert!(error.contains("password: there is no such file"), "{error}");
+        for (user, password) in [(None, "one"), (Some("me"), "two"), (Some(""), "three")] {
+            std::fs::write(folder.path().join("password"), format!("{password}\n")).unwrap();
+            if let Some(user) = user {
+                std::fs::write(folder.path().join("username"), user).unwrap();
+            }
+            let expected = Login {
+                user: user.filter(|u| !u.is_empty()).map(str::to_string),
+                password: password.into(),
+            };
+            assert_eq!(auth.login().await, Ok(Some(expected)));
+        }
+        std::fs::write(folder.path().join("password"), [b'x'; BYTES_MAX + 1]).unwrap();
+        let error = auth.login().await.unwrap_err();
+        assert!(
+            error.contains("longer than") && !error.contains("xxx"),
+            "{error}"
+        );
+    }
+}

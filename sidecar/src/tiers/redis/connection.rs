@@ -1,0 +1,286 @@
+//! One connection: commands out, replies in, in the order of the commands. Segments go between socket and span.
+
+use super::fault::{Fault, is_of_the_connection};
+use super::resp::{self, Head, Reply};
+use super::stream::Stream;
+use crate::tiers::{Cause, Span};
+use std::io;
+use tokio::time::{Duration, Instant};
+
+/// Bytes that are asked of the socket at once where they are no segment's.
+const READ_BYTES: usize = 16 << 10;
+/// Most bytes of replies that lie here at once: of the longest array.
+const INPUT_BYTES_MAX: usize = 32 << 20;
+
+/// What became of a segment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Segment {
+    /// It lies in its span.
+    Read,
+    /// It is not there.
+    Absent,
+    /// It has another length.
+    Length(u64),
+}
+
+/// A connection that is ready for commands.
+pub struct Connection {
+    stream: Stream,
+    input: Vec<u8>,
+    /// What of `input` was read.
+    start: usize,
+    output: Vec<u8>,
+    /// Replies that have not come yet.
+    pending: u64,
+    /// Each command is for a key that another node is about to hand over to this one.
+    asking: bool,
+    /// Why it is of no use any more.
+    broken: Option<String>,
+    /// The next ones from the pool would be no better.
+    outdated: bool,
+    heard: Instant,
+}
+
+impl Connection {
+    /// Over a stream on which nothing was said.
+    pub fn new(stream: Stream) -> Self {
+        Self {
+            stream,
+            input: Vec::new(),
+            start: 0,
+            output: Vec::new(),
+            pending: 0,
+            asking: false,
+            broken: None,
+            outdated: false,
+            heard: Instant::now(),
+        }
+    }
+
+    /// Whether each command is preceded by ASKING.
+    pub fn set_asking(&mut self, asking: bool) {
+        self.asking = asking;
+    }
+
+    /// Can another operation use it?
+    pub fn is_clean(&self) -> bool {
+        self.broken.is_none() && !self.outdated && self.pending == 0 && self.output.is_empty()
+    }
+
+    /// Why it broke, if it did.
+    pub fn broken(&self) -> Option<&str> {
+        self.broken.as_deref()
+    }
+
+    /// Will other connections of this server say the same as this one?
+    pub fn is_outdated(&self) -> bool {
+        self.outdated
+    }
+
+    /// For how long an answer has been missing.
+    pub fn silence(&self) -> Option<Duration> {
+        (self.pending > 0).then(|| self.heard.elapsed())
+    }
+
+    /// Is it closed by the other side, though nobody noticed?
+    pub fn is_stale(&self) -> bool {
+        self.stream.is_stale()
+    }
+
+    fn begins(&mut self) {
+        if self.pending == 0 {
+            self.heard = Instant::now();
+        }
+        self.pending += 1;
+        if self.asking {
+            resp::command(&mut self.output, &[b"ASKING"]);
+        }
+    }
+
+    /// Adds a command; it is sent with the next thing that is awaited.
+    pub fn command(&mut self, words: &[&[u8]]) {
+        self.begins();
+        resp::command(&mut self.output, words);
+    }
+
+    /// Sends `SET key <bytes of the span> PX ms`.
+    pub async fn set(
+        &mut self,
+        key: &str,
+        span: &Span,
+        mut at: u64,
+        bytes: u64,
+        ms: u64,
+    ) -> Result<(), Fault> {
+        self.begins();
+        resp::begin(&mut self.output, 5);
+        for word in ["SET", key] {
+            resp::length(&mut self.output, word.len() as u64);
+            self.output.extend_from_slice(word.as_bytes());
+            self.output.extend_from_slice(b"\r\n");
+        }
+        resp::length(&mut self.output, bytes);
+        self.flush().await?;
+        let end = at + bytes;
+        while at < end {
+            let sent = self.stream.write_span(span, at, end - at).await;
+            at += self.checked(sent)? as u64;
+        }
+        let ms = ms.to_string();
+        let behind = format!("\r\n$2\r\nPX\r\n${}\r\n{ms}\r\n", ms.len());
+        self.output.extend_from_slice(behind.as_bytes());
+        Ok(())
+    }
+
+    /// Sends what was added.
+    pub async fn flush(&mut self) -> Result<(), Fault> {
+        if self.output.is_empty() {
+            return Ok(());
+        }
+        let sent = self.stream.write(&self.output).await;
+        self.output.clear();
+        match sent {
+            Ok(()) => Ok(()),
+            Err(e) => Err(self.breaks(e.to_string())),
+        }
+    }
+
+    /// The next reply, whatever it says.
+    pub async fn reply(&mut self) -> Result<Reply, Fault> {
+        self.flush().await?;
+        if self.asking {
+            self.next().await?;
+        }
+        let reply = self.next().await?;
+        self.ended();
+        if let Reply::Error(text) = &reply {
+            self.outdated |= is_of_the_connection(text);
+        }
+        Ok(reply)
+    }
+
+    /// The next reply, which must be no error.
+    pub async fn answer(&mut self) -> Result<Reply, Fault> {
+        match self.reply().await? {
+            Reply::Error(text) => Err(Fault::Refused(text)),
+            reply => Ok(reply),
+        }
+    }
+
+    /// The next reply, bytes that go into a span, exactly as long as `bytes`.
+    pub async fn segment(
+        &mut self,
+        span: &Span,
+        mut at: u64,
+        bytes: u64,
+    ) -> Result<Segment, Fault> {
+        self.flush().await?;
+        if self.asking {
+            self.next().await?;
+        }
+        let head = loop {
+            match resp::head(self.unread()) {
+                Ok(Some((head, used))) => {
+                    self.start += used;
+                    break head;
+                }
+                Ok(None) => self.fill().await?,
+                Err(e) => return Err(self.misspoke(e)),
+            }
+        };
+        match head {
+            Head::Bulk(length) if length == bytes => {}
+            // What follows is of no use, and may be long: the connection is not used again.
+            Head::Bulk(length) => return Ok(Segment::Length(length)),
+            Head::Whole(Reply::Nil) => {
+                self.ended();
+                return Ok(Segment::Absent);
+            }
+            Head::Whole(Reply::Error(text)) => {
+                self.ended();
+                self.outdated |= is_of_the_connection(&text);
+                return Err(Fault::Refused(text));
+            }
+            Head::Whole(_) | Head::Array(_) => {
+                return Err(self.misspoke("no bytes, but something else"));
+            }
+        }
+        let end = at + bytes;
+        let here = self.unread().len().min(bytes as usize);
+        if !span.write(at, self.unread().get(..here).unwrap_or_default()) {
+            return Err(Fault::Of(
+                Cause::Shape,
+                "a place is shorter than its section".into(),
+            ));
+        }
+        self.start += here;
+        at += here as u64;
+        while at < end {
+            let read = self.stream.read_span(span, at, end - at).await;
+            at += self.checked(read)? as u64;
+        }
+        while self.unread().len() < 2 {
+            self.fill().await?;
+        }
+        if !self.unread().starts_with(b"\r\n") {
+            return Err(self.misspoke("a segment does not end where it says"));
+        }
+        self.start += 2;
+        self.ended();
+        Ok(Segment::Read)
+    }
+
+    async fn next(&mut self) -> Result<Reply, Fault> {
+        loop {
+            match resp::reply(self.unread()) {
+                Ok(Some((reply, used))) => {
+                    self.start += used;
+                    return Ok(reply);
+                }
+                Ok(None) => self.fill().await?,
+                Err(e) => return Err(self.misspoke(e)),
+            }
+        }
+    }
+
+    fn ended(&mut self) {
+        self.heard = Instant::now();
+        self.pending = self.pending.saturating_sub(1);
+    }
+
+    fn unread(&self) -> &[u8] {
+        self.input.get(self.start..).unwrap_or_default()
+    }
+
+    async fn fill(&mut self) -> Result<(), Fault> {
+        self.input.drain(..self.start.min(self.input.len()));
+        self.start = 0;
+        if self.input.len() > INPUT_BYTES_MAX {
+            return Err(self.misspoke("a reply without end"));
+        }
+        self.input.reserve(READ_BYTES);
+        let read = self.stream.read(&mut self.input).await;
+        self.checked(read).map(drop)
+    }
+
+    fn checked(&mut self, moved: io::Result<usize>) -> Result<usize, Fault> {
+        match moved {
+            Ok(0) => Err(self.breaks("the server closed the connection".into())),
+            Ok(n) => {
+                self.heard = Instant::now();
+                Ok(n)
+            }
+            Err(e) => Err(self.breaks(e.to_string())),
+        }
+    }
+
+    fn breaks(&mut self, why: String) -> Fault {
+        self.broken = Some(why.clone());
+        Fault::unreachable(why)
+    }
+
+    fn misspoke(&mut self, why: impl ToString) -> Fault {
+        self.broken = Some(why.to_string());
+        Fault::protocol(format!("{}; is this a Redis server?", why.to_string()))
+    }
+}

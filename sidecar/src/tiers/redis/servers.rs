@@ -1,0 +1,200 @@
+//! Which server an operation goes to.
+
+use super::auth::Auth;
+use super::cluster::Cluster;
+use super::fault::{Fault, Redirect};
+use super::node::{Lane, Lent, Node, Reach};
+use super::url::{self, How};
+use super::{REDIRECTS_MAX, Settings};
+use crate::tiers::Cause;
+use kvcachepool_protocol::object::ObjectName;
+use std::sync::Arc;
+use xxhash_rust::xxh3::xxh3_64;
+
+/// All servers of a tier.
+pub struct Servers {
+    place: String,
+    which: Which,
+}
+
+enum Which {
+    Shards(Vec<Arc<Node>>),
+    Cluster(Box<Cluster>),
+}
+
+/// The way of one operation.
+#[derive(Clone)]
+pub struct Way {
+    /// Who is asked.
+    pub node: Arc<Node>,
+    /// The node is about to get the key, and does not answer for it of itself.
+    pub asking: bool,
+    redirects: usize,
+}
+
+impl Way {
+    /// A connection for it.
+    pub async fn take(&self, lane: Lane) -> Result<Lent, Fault> {
+        let mut lent = self.node.take(lane).await?;
+        lent.set_asking(self.asking);
+        Ok(lent)
+    }
+
+    /// Equal for operations that can be asked for together.
+    pub fn key(&self) -> (usize, bool) {
+        (Arc::as_ptr(&self.node).addr(), self.asking)
+    }
+}
+
+impl Servers {
+    /// Those that URLs name.
+    pub fn new(named: url::Servers, settings: &Settings) -> Self {
+        let (ca, options) = (&settings.ca, &settings.options);
+        let how = |how: How| match &settings.auth {
+            Some(folder) => How {
+                auth: Auth::Folder(folder.clone()),
+                ..how
+            },
+            None => how,
+        };
+        let list = |addresses: &[url::Address]| {
+            let names: Vec<String> = addresses.iter().map(ToString::to_string).collect();
+            names.join(", ")
+        };
+        let (place, which) = match named {
+            url::Servers::Shards(shards) => {
+                let several = shards.len() > 1;
+                let node = |(address, own): (url::Address, How)| {
+                    let (name, reach) = (address.to_string(), Reach::Fixed(address));
+                    Node::new(name, reach, how(own), ca.clone(), options.clone(), several)
+                };
+                let addresses: Vec<_> = shards.iter().map(|(a, _)| a.clone()).collect();
+                let nodes = shards.into_iter().map(node).collect();
+                (list(&addresses), Which::Shards(nodes))
+            }
+            url::Servers::Sentinel(sentinels, master, own) => {
+                let name = format!("master \"{master}\" of {}", list(&sentinels));
+                let reach = Reach::Sentinel(sentinels, master);
+                let (ca, options) = (ca.clone(), options.clone());
+                let node = Node::new(name.clone(), reach, how(own), ca, options, false);
+                (name, Which::Shards(vec![node]))
+            }
+            url::Servers::Cluster(seeds, own) => {
+                let name = format!("cluster of {}", list(&seeds));
+                let cluster = Cluster::new(seeds, how(own), ca.clone(), options.clone());
+                (name, Which::Cluster(Box::new(cluster)))
+            }
+        };
+        Self { place, which }
+    }
+
+    /// Where they are, for people.
+    pub fn place(&self) -> &str {
+        &self.place
+    }
+
+    /// Every server that may have objects.
+    pub async fn all(&self) -> Result<Vec<Arc<Node>>, Fault> {
+        match &self.which {
+            Which::Shards(nodes) => Ok(nodes.clone()),
+            Which::Cluster(cluster) => cluster.masters().await,
+        }
+    }
+
+    /// The way to an object.
+    pub async fn way(&self, name: &ObjectName) -> Result<Way, Fault> {
+        let key = name.redis();
+        let node = match &self.which {
+            Which::Cluster(cluster) => cluster.node_of(&key).await?,
+            Which::Shards(nodes) => {
+                let best = nodes.iter().max_by_key(|node| score(&node.name, &key));
+                best.cloned()
+                    .ok_or_else(|| Fault::unreachable("there is no server"))?
+            }
+        };
+        Ok(Way {
+            node,
+            asking: false,
+            redirects: 0,
+        })
+    }
+
+    /// The way on from a node that sent the operation to another one, or did not answer.
+    pub fn redirect(&self, way: &Way, fault: &Fault) -> Option<Way> {
+        let Which::Cluster(cluster) = &self.which else {
+            return None;
+        };
+        self.failed(fault);
+        let redirects = way.redirects + 1;
+        if redirects > REDIRECTS_MAX {
+            return None;
+        }
+        let (node, asking) = match fault.redirect()? {
+            Redirect::Moved(slot, place) => {
+                let node = cluster.named(&place, &way.node)?;
+                cluster.moved(slot, &node);
+                (node, false)
+            }
+            Redirect::Ask(place) => (cluster.named(&place, &way.node)?, true),
+        };
+        Some(Way {
+            node,
+            asking,
+            redirects,
+        })
+    }
+
+    /// Something did not work: the map of a cluster may be old.
+    pub fn failed(&self, fault: &Fault) {
+        let Which::Cluster(cluster) = &self.which else {
+            return;
+        };
+        let doubtful = match fault {
+            Fault::Of(cause, _) => matches!(cause, Cause::Unreachable | Cause::BreakerOpen),
+            Fault::Refused(text) => text.starts_with("READONLY") || text.starts_with("CLUSTERDOWN"),
+        };
+        if doubtful {
+            cluster.doubt();
+        }
+    }
+}
+
+/// Rendezvous hashing: an object lies on the server with the highest score. Another server more or less moves nothing between the others.
+fn score(server: &str, key: &str) -> u64 {
+    let both = [server.as_bytes(), b"\0", key.as_bytes()].concat();
+    xxh3_64(&both)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tiers::suite::Sample;
+
+    fn place<'a>(servers: &[&'a str], key: &str) -> &'a str {
+        servers
+            .iter()
+            .max_by_key(|server| score(server, key))
+            .unwrap()
+    }
+
+    #[test]
+    fn a_server_more_or_less_moves_its_own_share_only() {
+        let keys: Vec<String> = (0..3_000)
+            .map(|n| Sample::new(1, n, &[1]).name().redis())
+            .collect();
+        let three = ["kv-0.kv:6379", "kv-1.kv:6379", "kv-2.kv:6379"];
+        let mut shares = [0; 3];
+        for key in &keys {
+            let with = place(&three, key);
+            shares[three.iter().position(|s| *s == with).unwrap()] += 1;
+            // The order in which they are written does not count.
+            assert_eq!(place(&[three[2], three[0], three[1]], key), with);
+            let without = place(&three[..2], key);
+            assert!(with == without || with == three[2], "{key}");
+        }
+        assert!(
+            shares.iter().all(|n| (900..1_100).contains(n)),
+            "{shares:?}"
+        );
+    }
+}

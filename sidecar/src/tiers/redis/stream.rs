@@ -1,0 +1,132 @@
+//! A stream to a server: TCP, Unix socket or TLS.
+
+use super::raw;
+use super::tls;
+use super::url::Address;
+use crate::tiers::Span;
+use rustix::fd::AsFd;
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, recv, sockopt};
+use std::io;
+use std::path::Path;
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, Interest};
+use tokio::net::{TcpStream, UnixStream};
+use tokio_rustls::client::TlsStream;
+
+/// Bytes that pass through memory of ours at a time where they are encrypted.
+const PIECE_BYTES: u64 = 64 << 10;
+/// A connection on which nothing happens is probed after this, so that a peer that is gone without a word is noticed.
+const KEEPALIVE: Duration = Duration::from_secs(30);
+
+/// A stream.
+pub enum Stream {
+    /// TCP.
+    Tcp(TcpStream),
+    /// A Unix socket.
+    Unix(UnixStream),
+    /// TLS over TCP.
+    Tls(Box<TlsStream<TcpStream>>),
+}
+
+trait Both: AsyncRead + AsyncWrite + Unpin + Send {}
+impl<T: AsyncRead + AsyncWrite + Unpin + Send> Both for T {}
+
+impl Stream {
+    /// Connects. With TLS the server's certificate must be of its host's name and of `ca`, or of the system's authorities.
+    pub async fn connect(address: &Address, tls: bool, ca: Option<&Path>) -> io::Result<Self> {
+        let (host, port) = match address {
+            Address::Unix(path) => return Ok(Self::Unix(UnixStream::connect(path).await?)),
+            Address::Tcp(host, port) => (host, *port),
+        };
+        let stream = TcpStream::connect((host.as_str(), port)).await?;
+        stream.set_nodelay(true)?;
+        sockopt::set_socket_keepalive(&stream, true)?;
+        sockopt::set_tcp_keepidle(&stream, KEEPALIVE)?;
+        if !tls {
+            return Ok(Self::Tcp(stream));
+        }
+        let stream = tls::connect(host, stream, ca).await?;
+        Ok(Self::Tls(Box::new(stream)))
+    }
+
+    fn both(&mut self) -> &mut dyn Both {
+        match self {
+            Self::Tcp(stream) => stream,
+            Self::Unix(stream) => stream,
+            Self::Tls(stream) => stream,
+        }
+    }
+
+    /// Did the other side close it, or say something that nobody asked for?
+    pub fn is_stale(&self) -> bool {
+        let (fd, encrypted) = match self {
+            Self::Tcp(stream) => (stream.as_fd(), false),
+            Self::Unix(stream) => (stream.as_fd(), false),
+            // Tickets may lie there.
+            Self::Tls(stream) => (stream.get_ref().0.as_fd(), true),
+        };
+        let mut byte = [0; 1];
+        match recv(fd, &mut byte, RecvFlags::PEEK | RecvFlags::DONTWAIT) {
+            Ok((_, n)) => n == 0 || !encrypted,
+            Err(e) => e != Errno::AGAIN,
+        }
+    }
+
+    /// Reads some bytes to the end of `into`; 0 = it was closed.
+    pub async fn read(&mut self, into: &mut Vec<u8>) -> io::Result<usize> {
+        self.both().read_buf(into).await
+    }
+
+    /// Writes all of it.
+    pub async fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        let both = self.both();
+        both.write_all(bytes).await?;
+        both.flush().await
+    }
+
+    /// Reads at most `bytes` bytes into a span, from `at` on; 0 = it was closed.
+    pub async fn read_span(&mut self, span: &Span, at: u64, bytes: u64) -> io::Result<usize> {
+        match self {
+            Self::Tcp(stream) => {
+                let receive = || raw::receive(stream.as_fd(), span, at, bytes);
+                stream.async_io(Interest::READABLE, receive).await
+            }
+            Self::Unix(stream) => {
+                let receive = || raw::receive(stream.as_fd(), span, at, bytes);
+                stream.async_io(Interest::READABLE, receive).await
+            }
+            Self::Tls(stream) => {
+                let mut piece = Vec::with_capacity(bytes.min(PIECE_BYTES) as usize);
+                let read = stream.take(bytes).read_buf(&mut piece).await?;
+                if span.write(at, &piece) {
+                    Ok(read)
+                } else {
+                    Err(Errno::FAULT.into())
+                }
+            }
+        }
+    }
+
+    /// Writes bytes of a span, from `at` on; returns how many.
+    pub async fn write_span(&mut self, span: &Span, at: u64, bytes: u64) -> io::Result<usize> {
+        match self {
+            Self::Tcp(stream) => {
+                let send = || raw::send(stream.as_fd(), span, at, bytes);
+                stream.async_io(Interest::WRITABLE, send).await
+            }
+            Self::Unix(stream) => {
+                let send = || raw::send(stream.as_fd(), span, at, bytes);
+                stream.async_io(Interest::WRITABLE, send).await
+            }
+            Self::Tls(stream) => {
+                let mut piece = vec![0; bytes.min(PIECE_BYTES) as usize];
+                if !span.read(at, &mut piece) {
+                    return Err(Errno::FAULT.into());
+                }
+                stream.write_all(&piece).await?;
+                Ok(piece.len())
+            }
+        }
+    }
+}

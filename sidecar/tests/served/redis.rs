@@ -1,0 +1,171 @@
+//! The Redis tier, as a vLLM sees it: warm beside another sidecar's servers, and nothing but misses when they are gone.
+
+use crate::harness::{Sidecar, wait_for};
+use crate::vllm::{Vllm, content, hashes};
+use kvcachepool_protocol::message::{CHUNK_READY, Probe, ProbeReply};
+use kvcachepool_protocol::refs::unpack;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use tempfile::TempDir;
+
+/// Number of the Redis tier in answers to PROBE.
+const REDIS: u8 = 3;
+
+/// A server on a Unix socket.
+struct Redis {
+    folder: TempDir,
+    process: Option<Child>,
+}
+
+impl Redis {
+    fn start() -> Self {
+        let mut this = Self {
+            folder: tempfile::tempdir().unwrap(),
+            process: None,
+        };
+        this.run();
+        this
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.folder.path().join("socket")
+    }
+
+    fn run(&mut self) {
+        let mut command = Command::new("redis-server");
+        command
+            .args(["--port", "0", "--save", "", "--unixsocket"])
+            .arg(self.socket())
+            .stdout(Stdio::null());
+        crate::harness::dies_with_us(&mut command);
+        let process = command.spawn();
+        self.process = Some(process.expect("install it: apt-get install redis-server"));
+        wait_for("the Redis server", || {
+            UnixStream::connect(self.socket()).ok()
+        });
+    }
+
+    fn kill(&mut self) {
+        if let Some(mut process) = self.process.take() {
+            process.kill().unwrap();
+            process.wait().unwrap();
+        }
+        let _ = std::fs::remove_file(self.socket());
+    }
+}
+
+impl Drop for Redis {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+fn config(servers: &[Redis]) -> String {
+    let urls: Vec<String> = servers
+        .iter()
+        .map(|server| format!("\"redis+unix://{}\"", server.socket().display()))
+        .collect();
+    format!(
+        "memory: {{size: 64Mi}}\nredis: {{urls: [{}]}}\n",
+        urls.join(", ")
+    )
+}
+
+fn start(servers: &[Redis]) -> Sidecar {
+    let sidecar = Sidecar::start(&config(servers));
+    sidecar.wait_populated();
+    wait_state(&sidecar, "ready");
+    sidecar
+}
+
+fn wait_state(sidecar: &Sidecar, state: &str) -> serde_json::Value {
+    wait_for("the Redis tier's state", || {
+        let tiers = sidecar.status()["tiers"].clone();
+        let tier = tiers
+            .as_array()?
+            .iter()
+            .find(|t| t["name"] == "redis")?
+            .clone();
+        (tier["state"] == state).then_some(tier)
+    })
+}
+
+/// Stores chunks and waits until Redis has them.
+fn stored(sidecar: &Sidecar, prompt: u64, count: u32) {
+    let mut vllm = Vllm::attach(&sidecar.socket());
+    vllm.store("r", &hashes(prompt, count));
+    let written = "tier_write_chunks_total{result=\"stored\",tier=\"redis\"}";
+    sidecar.wait_metric(written, f64::from(count));
+}
+
+/// The final answer to the PROBE of a request that holds nothing itself.
+fn probe(vllm: &mut Vllm, request: &str, hashes: &[[u8; 32]]) -> ProbeReply {
+    let message = Probe {
+        local_tokens: Some(0),
+        ..vllm.probe_message(request, hashes)
+    };
+    vllm.probe_with(&message).1
+}
+
+fn ready(reply: &ProbeReply) -> usize {
+    let ready = reply.states.iter().filter(|s| **s == CHUNK_READY);
+    ready.count()
+}
+
+#[test]
+fn what_was_stored_is_found_in_redis_by_another_sidecar_and_another_vllm() {
+    let servers = [Redis::start(), Redis::start(), Redis::start()];
+    let first = start(&servers);
+    stored(&first, 1, 8);
+    let second = start(&servers);
+    let mut vllm = Vllm::attach(&second.socket());
+    let wanted = hashes(1, 10);
+    let reply = probe(&mut vllm, "warm", &wanted);
+    assert_eq!(ready(&reply), 8, "{:?}", reply.states);
+    assert_eq!(reply.tiers.get(..8), Some(&[REDIS; 8][..]));
+    let refs = unpack(&reply.refs).unwrap();
+    for (slot, hash) in refs.iter().zip(&wanted) {
+        assert_eq!(vllm.read(slot), content(hash));
+    }
+}
+
+#[test]
+fn servers_that_die_cost_what_they_held_and_are_used_again_when_they_are_back() {
+    let mut servers = [Redis::start()];
+    let sidecar = start(&servers);
+    stored(&sidecar, 1, 4);
+    servers[0].kill();
+    let down = wait_state(&sidecar, "off");
+    let reason = down["reason"].as_str().unwrap();
+    assert!(reason.contains("Unreachable"), "{reason}");
+    // Memory serves on, and what only Redis had is a miss.
+    let mut vllm = Vllm::attach(&sidecar.socket());
+    vllm.check("r", &hashes(1, 4));
+    assert_eq!(ready(&probe(&mut vllm, "miss", &hashes(2, 4))), 0);
+    servers[0].run();
+    wait_state(&sidecar, "ready");
+}
+
+#[test]
+fn settings_that_cannot_be_right_are_named_and_memory_serves_on() {
+    for (redis, reason) in [
+        ("{urls: ['http://u:secret@host']}", "Config"),
+        (
+            "{urls: ['redis://127.0.0.1:1'], auth: /not/there}",
+            "Unauthenticated",
+        ),
+    ] {
+        let sidecar = Sidecar::start(&format!("memory: {{size: 64Mi}}\nredis: {redis}\n"));
+        sidecar.wait_populated();
+        let tier = wait_for("the reason", || {
+            let tier = wait_state(&sidecar, "off");
+            tier["reason"].as_str()?.contains(reason).then_some(tier)
+        });
+        assert!(!tier.to_string().contains("secret"), "{tier}");
+        assert!(!sidecar.log().contains("secret"));
+        let mut vllm = Vllm::attach(&sidecar.socket());
+        vllm.store("r", &hashes(2, 2));
+        vllm.check("r", &hashes(2, 2));
+    }
+}
