@@ -284,6 +284,32 @@ pub const CORE: &[Metric] = &[
         "Bytes of chunks that were stored in a tier below memory.",
     ),
     gauge(
+        "tier_waiting_bytes",
+        &["tier"],
+        "Bytes of chunks that wait to be written to a tier below memory: what only memory holds, and is lost with it.",
+    ),
+    counter(
+        "tier_operations_total",
+        &["tier", "operation", "result"],
+        "Operations of a tier below memory, all attempts at one counted once: Ok, Dropped, or the name of the error.",
+    ),
+    counter(
+        "tier_operation_seconds_total",
+        &["tier", "operation"],
+        "Seconds that these took, all together.",
+    ),
+    gauge(
+        "tier_operations_running",
+        &["tier", "operation"],
+        "Operations of a tier below memory that have not ended.",
+    ),
+    counter("tier_retries_total", &["tier"], "Attempts after the first."),
+    counter(
+        "tier_corrupt_objects_total",
+        &["tier"],
+        "Objects that were found corrupt in a tier below memory and removed from it.",
+    ),
+    gauge(
         "tier_waiting_chunks",
         &["tier", "direction"],
         "Chunks that wait to be fetched from, or written to, a tier below memory: fetch or write.",

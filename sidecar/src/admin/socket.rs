@@ -39,8 +39,12 @@ fn perform(daemon: &Daemon, shell: &Shell, request: &Admin) -> Result<Vec<u8>, E
     match request.op.as_str() {
         "status" => return body(&daemon.status()),
         "health" => return body(&json!({ "ready": daemon.is_ready() })),
-        // Memory is the only tier so far: there is none that could be written to.
-        "flush" => return body(&Flush::default()),
+        "flush" => {
+            let lacks = shell.with_core(|core, now, out| core.flush_now(now, out));
+            let chunks = lacks.iter().map(|l| l.chunks).sum();
+            let tiers = lacks.iter().map(|l| l.tier.to_string()).collect();
+            return body(&Flush { tiers, chunks });
+        }
         "lookup" | "clear" | "pin" | "unpin" => {}
         other => {
             return Err(refuse(

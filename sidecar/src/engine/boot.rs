@@ -238,8 +238,9 @@ impl<T: Table> Engine<T> {
             self.unpark(entry);
         }
         self.ring.restart();
-        // what an earlier boot left was offered then
+        // what an earlier boot left may have been written then: it is looked up first
         self.lower.offers.clear();
+        self.lower.adopted = self.stats.adopted_chunks > 0;
         self.sweep();
     }
 }

@@ -104,7 +104,7 @@ pub struct TierConfig {
     pub puts_max: u32,
     /// Their bytes; a quarter of what may be granted where that is less. One chunk may always be written.
     pub put_bytes_max: u64,
-    /// Bytes of the chunks that wait to be written; the oldest goes where more come.
+    /// Bytes of the chunks that wait to be written; the oldest goes where more come. One chunk may always wait.
     pub put_queue_bytes_max: u64,
     /// With `WriteBack`: so long a chunk waits, in ms.
     pub put_wait_ms: u64,

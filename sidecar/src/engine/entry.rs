@@ -73,6 +73,8 @@ pub(crate) struct Entry {
     pub queued: bool,
     /// A request came back for it since it was stored here.
     pub reused: bool,
+    /// A bit for each tier that was seen to have it.
+    pub written: u8,
     /// When its digests were compared last; none = not in this boot.
     pub checked_ms: Option<u64>,
     /// Sections whose check is under way.
@@ -113,6 +115,7 @@ impl Entry {
             parked: false,
             queued: false,
             reused: false,
+            written: 0,
             checked_ms: None,
             checking: 0,
             expires_unix_s: 0,

@@ -124,6 +124,7 @@ impl<T: Table> Engine<T> {
             e.needed = e.have;
         }
         let (after, news) = (e.needed, e.complete() && !e.known);
+        let more = e.complete() && e.known;
         self.recount(handle.entry);
         if after != before {
             self.table
@@ -131,6 +132,9 @@ impl<T: Table> Engine<T> {
         }
         if news {
             self.became_readable(handle.entry);
+        }
+        if more {
+            self.offer(handle.entry);
         }
         self.unpark(handle.entry);
         self.remove_if_idle(handle.entry);

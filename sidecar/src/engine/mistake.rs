@@ -68,6 +68,8 @@ pub enum Mistake {
     NoNextTier,
     /// An object that could not be used is asked for again.
     AskUnusable,
+    /// A flush leaves out what finds no room in the queue.
+    FlushForgets,
     /// A chunk may go while it is written down.
     PutUnleased,
     /// A chunk is written down although it is on its way.

@@ -123,6 +123,11 @@ impl Link {
         self.say(FromEngine::LetGo, Vec::new());
     }
 
+    /// Tells the supervisor that the end takes a little longer.
+    pub fn flushing(&self) {
+        self.say(FromEngine::Flushing, Vec::new());
+    }
+
     fn say(&self, body: FromEngine, fds: Vec<Arc<OwnedFd>>) {
         let mut unsent = self.unsent.lock();
         unsent.push_back(Message { body, fds });

@@ -122,6 +122,9 @@ impl Daemon {
             shell.with_core(|core, _, _| {
                 core.metrics(&mut |name, labels, value| metrics.take(name, labels, value));
             });
+            if let Some(tiers) = &shell.tiers {
+                tiers.metrics(&mut |name, labels, value| metrics.take(name, labels, value));
+            }
             metrics.set("connections", &[], shell.connection_count() as f64);
             let (urgent, background) = shell.digests_waiting();
             metrics.set("digests_waiting", &["urgent"], urgent as f64);

@@ -3,6 +3,7 @@
 //! No decision about sessions, slots or memory is taken here.
 
 mod boot;
+mod complaints;
 mod connection;
 pub mod daemon;
 mod descriptors;

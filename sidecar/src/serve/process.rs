@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::time::MissedTickBehavior;
-use tracing::{error, info};
+use tracing::{error, info, warn};
 
 /// An engine that lived this long is healthy: boots before it no longer count.
 const HEALTHY_AFTER: Duration = Duration::from_secs(60);
@@ -76,9 +76,9 @@ pub fn run(config_files: &Files) -> Result<i32, EngineError> {
         let mut int = signal(SignalKind::interrupt())?;
         let hangup = signal(SignalKind::hangup())?;
         tokio::select! {
-            code = serve(&daemon, loaded, link, arena, hangup) => code,
-            _ = term.recv() => drain(&daemon).await,
-            _ = int.recv() => drain(&daemon).await,
+            code = serve(&daemon, loaded, link.clone(), arena, hangup) => code,
+            _ = term.recv() => drain(&daemon, &link).await,
+            _ = int.recv() => drain(&daemon, &link).await,
         }
     })?;
     // Threads may be inside a long system call; nothing of theirs needs an orderly end.
@@ -318,8 +318,8 @@ async fn bind(daemon: &Daemon, path: &Path) -> tokio::net::UnixListener {
 }
 
 /// SIGTERM: with a vLLM attached the end comes at once (an upgrade must be short, and the memory is in good hands); else what is
-/// being checked gets a moment.
-async fn drain(daemon: &Daemon) -> std::io::Result<i32> {
+/// being checked gets a moment, and what only memory holds is written to the tiers below until that is done, or somebody kills us.
+async fn drain(daemon: &Daemon, link: &Link) -> std::io::Result<i32> {
     daemon.set_draining();
     let Some(shell) = daemon.shell.get() else {
         return Ok(0);
@@ -327,8 +327,28 @@ async fn drain(daemon: &Daemon) -> std::io::Result<i32> {
     shell.drive(Input::Drain);
     let attached = shell.with_core(|core, _, _| core.attached());
     let until = Instant::now() + DRAIN;
-    while !attached && shell.digests_waiting() != (0, 0) && Instant::now() < until {
+    let mut said = Instant::now();
+    let open = || {
+        let digests = shell.digests_waiting() != (0, 0) && Instant::now() < until;
+        digests || shell.with_core(|core, _, _| core.flushes())
+    };
+    while !attached && open() {
+        if said.elapsed() >= BEAT {
+            said = Instant::now();
+            link.flushing();
+        }
         tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    for left in shell.with_core(|core, _, _| core.unwritten()) {
+        let (tier, chunks, bytes) = (left.tier.name(), left.chunks, left.bytes);
+        if attached || chunks == 0 {
+            info!(tier, chunks, bytes, "not known to be in the tier");
+        } else {
+            warn!(
+                tier,
+                chunks, bytes, "lost with the memory: not written to the tier"
+            );
+        }
     }
     if let Some(before) = daemon.unhealthy_boots.get()
         && let Err(e) = shell.end_on_request(*before)

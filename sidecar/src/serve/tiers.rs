@@ -1,11 +1,12 @@
 //! What the core orders from tiers below memory, carried out on threads beside the sockets' one. How each order ended is posted.
 
+use super::complaints::Complaints;
 use super::host::Live;
 use super::shell::Posted;
 use crate::engine::{FetchId, Landed, Order, Report, Target};
 use crate::shm::arena::Arena;
 use crate::shm::mapping::Mapping;
-use crate::tiers::layers::layered;
+use crate::tiers::layers::{Layered, layered};
 use crate::tiers::{
     Cause, Get, Kind, Opening, Place, Put, Span, Stored, Tier, TierError, Usage, configured,
 };
@@ -19,7 +20,7 @@ use std::time::Duration;
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::oneshot;
-use tracing::{info, warn};
+use tracing::info;
 
 /// A tier that cannot be opened is tried again after this.
 const RETRY: Duration = Duration::from_secs(5);
@@ -39,8 +40,9 @@ struct Shared {
     post: UnboundedSender<Posted>,
     /// Of this process, in the heads of what it writes.
     writer: [u8; 16],
-    open: Mutex<BTreeMap<Kind, Arc<dyn Tier>>>,
+    open: Mutex<BTreeMap<Kind, Layered>>,
     usage: Mutex<BTreeMap<Kind, Usage>>,
+    complaints: Complaints,
     /// Tells a fetch that nobody waits for it any more.
     fetches: Mutex<HashMap<FetchId, oneshot::Sender<()>>>,
 }
@@ -68,6 +70,7 @@ impl Tiers {
             writer: (u128::from(boot) << 64 | u128::from(std::process::id())).to_le_bytes(),
             open: Mutex::default(),
             usage: Mutex::default(),
+            complaints: Complaints::default(),
             fetches: Mutex::default(),
         });
         for opening in openings {
@@ -81,6 +84,36 @@ impl Tiers {
         let usage = self.shared.usage.lock();
         let found = usage.iter().find(|(k, _)| k.name() == kind);
         found.map(|(_, usage)| *usage)
+    }
+
+    /// What was asked of each tier, and what became of it.
+    pub fn metrics(&self, put: &mut dyn FnMut(&'static str, &[&str], f64)) {
+        for (kind, layers) in self.shared.open.lock().iter() {
+            let tier = kind.name();
+            for tally in layers.counts.tally() {
+                let operation = tally.op.name();
+                for (result, count) in &tally.results {
+                    put(
+                        "tier_operations_total",
+                        &[tier, operation, result],
+                        *count as f64,
+                    );
+                }
+                let seconds = tally.took.as_secs_f64();
+                put("tier_operation_seconds_total", &[tier, operation], seconds);
+                put(
+                    "tier_operations_running",
+                    &[tier, operation],
+                    tally.running as f64,
+                );
+            }
+            put("tier_retries_total", &[tier], layers.retried() as f64);
+            put(
+                "tier_corrupt_objects_total",
+                &[tier],
+                layers.corrupt() as f64,
+            );
+        }
     }
 
     /// Does what the core wants. Returns at once.
@@ -98,7 +131,7 @@ impl Tiers {
                         Ok(tier) => tier.lookup(&names).await,
                         Err(e) => Err(e),
                     };
-                    let present = present.map_err(|e| told(&e));
+                    let present = present.map_err(|e| shared.told(&e));
                     shared.report(region, Report::LookedUp { lookup, present });
                 });
             }
@@ -115,7 +148,7 @@ impl Tiers {
                     let region = arena.as_ref().map(|a| a.geometry.region);
                     let landed = shared.fetch(arena, tier, name, sections, cancelled).await;
                     shared.fetches.lock().remove(&fetch);
-                    let landed = landed.map_err(|e| told(&e));
+                    let landed = landed.map_err(|e| shared.told(&e));
                     shared.report(region, Report::Fetched { fetch, landed });
                 });
             }
@@ -130,12 +163,17 @@ impl Tiers {
                 tier,
                 object,
                 sections,
+                look_first,
             } => {
                 let arena = shared.live.get();
                 self.runtime.spawn(async move {
                     let region = arena.as_ref().map(|a| a.geometry.region);
-                    let stored = shared.put(arena, tier, *object, sections).await;
-                    let stored = stored.map_err(|e| told(&e));
+                    let stored = if look_first && shared.has(tier, object.name()).await {
+                        Ok(Stored::Already)
+                    } else {
+                        shared.put(arena, tier, *object, sections).await
+                    };
+                    let stored = stored.map_err(|e| shared.told(&e));
                     shared.report(region, Report::PutDone { put, stored });
                 });
             }
@@ -143,15 +181,6 @@ impl Tiers {
             Order::CancelLookup { .. } | Order::News { .. } => {}
         }
     }
-}
-
-/// Logs what a person has to know of, and keeps the name.
-fn told(e: &TierError) -> Cause {
-    match e.cause {
-        Cause::Missing | Cause::Busy | Cause::BreakerOpen => {}
-        _ => warn!(tier = e.tier.name(), reason = e.cause.name(), error = %e, "a tier failed"),
-    }
-    e.cause
 }
 
 impl Shared {
@@ -164,8 +193,29 @@ impl Shared {
         let _ = self.post.send(Posted::Tier { region, report });
     }
 
+    /// Logs what a person has to know of, and keeps the name.
+    fn told(&self, e: &TierError) -> Cause {
+        self.complaints.heard(e);
+        e.cause
+    }
+
+    /// Is an object there? One that cannot be looked up is taken to be missing.
+    async fn has(&self, kind: Kind, name: ObjectName) -> bool {
+        match self.tier(kind) {
+            Ok(tier) => tier
+                .lookup(&[name])
+                .await
+                .is_ok_and(|there| there == [true]),
+            Err(_) => false,
+        }
+    }
+
     fn tier(&self, kind: Kind) -> Result<Arc<dyn Tier>, TierError> {
-        let open = self.open.lock().get(&kind).cloned();
+        let open = self
+            .open
+            .lock()
+            .get(&kind)
+            .map(|layers| layers.tier.clone());
         open.ok_or_else(|| TierError::new(kind, Cause::Gone, "it is not open"))
     }
 
@@ -177,15 +227,17 @@ impl Shared {
             match opening.open().await {
                 Ok(tier) => break tier,
                 Err(e) => {
-                    warn!(tier = kind.name(), reason = e.cause.name(), error = %e, "a tier cannot be opened; trying again");
+                    self.told(&e);
                     state(Some(e.to_string()));
                 }
             }
             tokio::time::sleep(RETRY).await;
         };
-        let tier = layered(opened, &opening.layers).tier;
+        let layers = layered(opened, &opening.layers);
+        let tier = layers.tier.clone();
         info!(tier = kind.name(), place = opening.place, "a tier is open");
-        self.open.lock().insert(kind, tier.clone());
+        self.open.lock().insert(kind, layers);
+        self.complaints.up_again(kind);
         state(None);
         let mut down = None;
         loop {
@@ -195,12 +247,14 @@ impl Shared {
                     self.usage.lock().insert(kind, usage);
                     None
                 }
-                Err(e) => Some(e.to_string()),
+                Err(e) => {
+                    self.told(&e);
+                    Some(e.to_string())
+                }
             };
             if now_down != down {
-                match &now_down {
-                    Some(why) => warn!(tier = kind.name(), why, "a tier is down"),
-                    None => info!(tier = kind.name(), "a tier is up again"),
+                if now_down.is_none() {
+                    self.complaints.up_again(kind);
                 }
                 state(now_down.clone());
                 down = now_down;

@@ -7,7 +7,7 @@ use super::register::Instance;
 use super::seam::{ConnId, FdFacts, FdKind, Host, HostError, Input, Now, Output, ProcessId, Start};
 use crate::engine::config::Config;
 use crate::engine::mistake::{Mistake, made};
-use crate::engine::{Action, Engine, Order, Report};
+use crate::engine::{Action, Engine, Order, Report, Unwritten};
 use crate::tiers::Kind;
 use kvcachepool_protocol::PROTOCOL_VERSION;
 use kvcachepool_protocol::frame::{FLAG_ERROR, FLAG_FDS, FLAG_REPLY, Header, Op};
@@ -165,7 +165,12 @@ impl<H: Host> Core<H> {
             }
             Input::Tier(report) => self.tier_reported(now, report),
             Input::Tick => self.tick(now, out),
-            Input::Drain => self.draining = true,
+            Input::Drain => {
+                self.draining = true;
+                if !self.attached() {
+                    self.flush();
+                }
+            }
         }
         self.act(now, out);
     }
@@ -401,6 +406,7 @@ impl<H: Host> Core<H> {
 
     /// The proof of death: all that the process had ends, and nothing more of it is read.
     fn process_died(&mut self, now: Now, id: ProcessId, out: &mut Vec<Output>) {
+        let attached = self.attached();
         let Some(process) = self.peers.bury(id) else {
             return;
         };
@@ -425,6 +431,38 @@ impl<H: Host> Core<H> {
             }
         }
         self.make_arena(now, out);
+        if attached && !self.attached() {
+            self.flush();
+        }
+    }
+
+    /// Has everything that only memory holds written to the tiers below.
+    fn flush(&mut self) {
+        if let Some(engine) = self.engine.as_mut().filter(|e| e.tiers().next().is_some()) {
+            engine.flush();
+            self.counters.event("Flush");
+        }
+    }
+
+    /// Somebody wants a flush: what is written where, and how much there is.
+    pub fn flush_now(&mut self, now: Now, out: &mut Vec<Output>) -> Vec<Unwritten> {
+        let unwritten = self.unwritten();
+        self.flush();
+        self.act(now, out);
+        unwritten
+    }
+
+    /// What memory holds and tiers are not known to have.
+    pub fn unwritten(&self) -> Vec<Unwritten> {
+        self.engine
+            .as_ref()
+            .map(Engine::unwritten)
+            .unwrap_or_default()
+    }
+
+    /// A flush is under way.
+    pub fn flushes(&self) -> bool {
+        self.engine.as_ref().is_some_and(Engine::flushes)
     }
 
     /// How long the slots of a dead process stay. Whether a GPU writes for it may be unknown: then it counts as one.

@@ -401,6 +401,7 @@ impl<H: Host> Core<H> {
             }
             put("tier_fetched_bytes_total", &[name], s.fetched_bytes as f64);
             put("tier_written_bytes_total", &[name], s.put_bytes as f64);
+            put("tier_waiting_bytes", &[name], tier.waiting_bytes as f64);
             let gauges = [
                 (
                     "fetch",

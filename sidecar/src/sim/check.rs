@@ -85,7 +85,10 @@ impl World {
                 let grant: Grant = message::decode(&wire.body).unwrap();
                 let hashes = grant.chunks.iter();
                 let hashes = hashes.filter_map(|c| <[u8; 32]>::try_from(c.hash.as_slice()).ok());
-                self.lower.ever.extend(hashes.map(|h| short(&h)));
+                for hash in hashes {
+                    self.lower.ever.insert(short(&hash));
+                    self.lower.granted.insert(hash);
+                }
             }
             Op::Release => {
                 let release: Release = message::decode(&wire.body).unwrap();

@@ -56,6 +56,7 @@ faults! {
     SaidBehindHello,
     LoadFailedByGeneration,
     LoadOfOtherRegion,
+    Flush,
     FetchBegun,
     FetchCancelled,
     FetchOutlivedEngine,

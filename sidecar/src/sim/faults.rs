@@ -107,6 +107,7 @@ impl World {
             }
             10 => self.flip(),
             11 => self.goes_off(instance, rank),
+            12 if self.rng.chance(300) => self.flush(),
             12 => self.clear(),
             13 => self.tier_fault(),
             _ => false,

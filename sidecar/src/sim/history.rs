@@ -191,6 +191,11 @@ impl World {
         if self.violation.is_none() {
             self.prove();
         }
+        if self.violation.is_none() && self.p.tiers > 0 {
+            self.flush();
+            self.drain(3, 2_000);
+            self.all_is_written();
+        }
     }
 
     /// The sidecar never moves again: vLLM must come to rest by itself.

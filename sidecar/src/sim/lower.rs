@@ -85,6 +85,8 @@ pub struct TierJob {
 pub struct Lower {
     pub stores: Vec<Store>,
     pub domain: Option<Domain>,
+    /// Last block of every chunk that was granted to a worker, or lay in a tier.
+    pub granted: BTreeSet<[u8; 32]>,
     /// Chunks that may be there: granted to a worker, or in a tier, at some time.
     pub ever: BTreeSet<u64>,
 }
@@ -152,6 +154,7 @@ impl World {
                 if self.rng.chance(self.p.filled) {
                     let held = self.held(&domain, piece);
                     self.lower.ever.insert(held.hash);
+                    self.lower.granted.insert(piece.hash);
                     objects.insert(held.object.key().0, held);
                 }
             }

@@ -196,6 +196,15 @@ fn writes(p: Profile) -> Profile {
     }
 }
 
+fn floods(p: Profile) -> Profile {
+    Profile {
+        section_rows: 8,
+        segments: 2,
+        documents: 12,
+        ..writes(p)
+    }
+}
+
 fn digests(p: Profile) -> Profile {
     let rates = Rates {
         break_worker: 300,
@@ -363,5 +372,6 @@ pub const MISTAKES: &[Expected] = expect! {
     "a chunk is written twice at once" [PutTwice] [], [S10, S11], writes;
     "writes without a bound" [PutBounds] [], [S9, S11], writes;
     "a tier that is down is written to" [TierIsDown] [], [S10], writes;
+    "a flush leaves out what finds no room" [FlushForgets] [], [L4], floods;
     "evict what is pinned" [EvictPinned] [], [S3, P2], crowd;
 };

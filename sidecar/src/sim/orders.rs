@@ -63,6 +63,7 @@ impl World {
                 tier,
                 object,
                 sections,
+                ..
             } => {
                 let Some(region) = self.memory.borrow().supervisor else {
                     return;

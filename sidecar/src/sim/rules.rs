@@ -31,6 +31,8 @@ pub enum Rule {
     L2,
     /// An answer to PROBE is final when its wait is over, whatever tiers do.
     L3,
+    /// A flush writes down what memory alone holds, and ends.
+    L4,
     /// A well-formed frame is not refused.
     P1,
     /// The state machine does not panic.

@@ -571,6 +571,22 @@ impl World {
             .map_or(0, |e| read(e.stats()))
     }
 
+    /// A hook wants everything written down.
+    pub fn flush(&mut self) -> bool {
+        let now = self.core_now();
+        let Some(core) = self.side.core.as_mut() else {
+            return false;
+        };
+        let mut out = Vec::new();
+        survives(|| {
+            core.flush_now(now, &mut out);
+        });
+        self.hit(Fault::Flush);
+        say!(self, "a flush begins");
+        self.after(out, Some(Fault::CrashAtTableWrite));
+        true
+    }
+
     /// A person clears everything.
     pub fn clear(&mut self) -> bool {
         let now = self.core_now();

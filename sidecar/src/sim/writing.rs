@@ -1,13 +1,13 @@
 //! Chunks that are written down: read from their slots while these are leased, and what tiers make of them.
 
 use super::counts::Fault;
-use super::lower::{Held, Task};
+use super::lower::{Held, Store, Task};
 use super::memory::{Bytes, right_digest, rows_of, short};
 use super::rules::Rule;
 use super::world::World;
 use crate::engine::table::ROW_BYTES;
 use crate::engine::{Report, Target};
-use crate::tiers::{Cause, Stored};
+use crate::tiers::{Cause, Kind, Stored};
 use kvcachepool_protocol::object::Object;
 use std::collections::btree_map::Entry;
 
@@ -62,6 +62,36 @@ impl World {
         if count > PUTS_MAX as usize || count > 1 && bytes > most {
             self.broke(Rule::S9, || {
                 format!("{count} writes of {bytes} bytes at once with tier {tier}")
+            });
+        }
+    }
+
+    /// After a flush, with all tiers at hand, each that is written to has what can be read in memory.
+    pub(super) fn all_is_written(&mut self) {
+        let Some(core) = &self.side.core else {
+            return;
+        };
+        let Some(engine) = core.engine() else {
+            return;
+        };
+        let mut lost = Vec::new();
+        let everything = |s: &&Store| s.told_up && s.kind != Kind::S3;
+        for store in self.lower.stores.iter().filter(everything) {
+            for hash in &self.lower.granted {
+                let Some(key) = self.lower.key_of(hash) else {
+                    continue;
+                };
+                let found = engine.find_key(&key);
+                let readable = found.iter().any(|f| f.readable);
+                if readable && !store.objects.contains_key(&key.0) {
+                    lost.push((store.kind, key));
+                }
+            }
+        }
+        let flushes = engine.flushes();
+        if flushes || !lost.is_empty() {
+            self.broke(Rule::L4, || {
+                format!("flush under way: {flushes}; not written: {lost:?}")
             });
         }
     }

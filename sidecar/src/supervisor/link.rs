@@ -77,6 +77,8 @@ pub enum FromEngine {
     },
     /// Let go of what is held: no engine wants it any more.
     LetGo,
+    /// Told to end, the engine still writes what only memory holds to the tiers below; said once a second.
+    Flushing,
 }
 
 /// The other side is gone, or spoke what it cannot have spoken.

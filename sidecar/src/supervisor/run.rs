@@ -24,7 +24,7 @@ use tracing::{error, info, warn};
 
 /// An engine that lived this long did not die of its start: the next restart is immediate again.
 const STABLE: Duration = Duration::from_secs(60);
-/// After SIGTERM an engine that has not ended is killed.
+/// After SIGTERM an engine that has not ended, and not said that it flushes for so long, is killed.
 const STOP_DEADLINE: Duration = Duration::from_secs(5);
 /// A dying sidecar may hold lock or socket for this long.
 const TAKEOVER_PATIENCE: Duration = Duration::from_secs(1);
@@ -360,6 +360,10 @@ impl Supervisor {
                     engine.heartbeat.reads(rows, chunks);
                 }
                 Ok(Some((FromEngine::LetGo, _))) => self.held = None,
+                Ok(Some((FromEngine::Flushing, _))) => {
+                    let later = Instant::now() + STOP_DEADLINE;
+                    self.stopping = self.stopping.map(|kill_at| kill_at.max(later));
+                }
                 Ok(Some((FromEngine::Keep { region }, fds))) => {
                     match <[OwnedFd; 2]>::try_from(fds) {
                         Ok([arena, table]) => {
@@ -591,6 +595,26 @@ mod tests {
         supervisor.ended(child.wait().unwrap());
         assert!(supervisor.standby.last_exit.starts_with("EngineSilent"));
         assert!(supervisor.engine.is_none());
+    }
+
+    #[test]
+    fn an_engine_that_flushes_after_it_was_told_to_end_gets_the_time_for_it() {
+        let now = Instant::now();
+        let (ours, theirs) = link::pair().unwrap();
+        let (mut child, pid) = stand_in();
+        let mut supervisor = Supervisor::new(&Files::default(), now);
+        supervisor.engine = Some(running(pid, ours, now));
+        link::send(&theirs, &FromEngine::Flushing, &[]).unwrap();
+        supervisor.hear_engine(now);
+        assert_eq!(supervisor.stopping, None, "nobody told it to end");
+        supervisor.stopping = Some(now);
+        supervisor.hear_engine(now);
+        assert_eq!(supervisor.stopping, Some(now));
+        link::send(&theirs, &FromEngine::Flushing, &[]).unwrap();
+        supervisor.hear_engine(now);
+        assert!(supervisor.stopping >= Some(now + STOP_DEADLINE));
+        child.kill().unwrap();
+        child.wait().unwrap();
     }
 
     #[test]

@@ -122,7 +122,7 @@ fn init_into_a_read_only_folder_is_named() {
     assert_eq!(line_of(&output)["reason"], "FolderNotWritable");
 }
 
-fn flush(socket: &Path) -> (String, Duration) {
+pub fn flush(socket: &Path) -> (String, Duration) {
     let began = Instant::now();
     let output = Command::new(binary())
         .args(["flush", "--socket"])

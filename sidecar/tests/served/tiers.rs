@@ -1,6 +1,7 @@
 //! The tiers below memory, as a vLLM sees them: what was stored once is found after everything else is gone, and never wrong.
 
 use crate::harness::{Sidecar, wait_for};
+use crate::pod::flush;
 use crate::vllm::{CHUNK_BYTES, Vllm, content, hashes};
 use kvcachepool_protocol::message::{CHUNK_READY, Probe, ProbeReply};
 use kvcachepool_protocol::refs::unpack;
@@ -77,6 +78,34 @@ fn what_was_stored_is_found_on_disk_by_another_sidecar_and_another_vllm() {
     for (slot, hash) in refs.iter().zip(&wanted) {
         assert_eq!(vllm.read(slot), content(hash));
     }
+}
+
+#[test]
+fn what_is_written_back_waits_for_a_flush() {
+    let disk = TempDir::new().unwrap();
+    let config = with_disk(disk.path()) + "write: {policy: WriteBack}\n";
+    // a sixteenth of it may wait
+    let sidecar = Sidecar::start(&config.replace("64Mi", "256Mi"));
+    sidecar.wait_populated();
+    wait_tier(&sidecar, "ready");
+    let mut vllm = Vllm::attach(&sidecar.socket());
+    let wanted = hashes(1, 3);
+    vllm.store("r", &wanted);
+    vllm.check("r", &wanted);
+    let waiting = "tier_waiting_bytes{tier=\"disk\"}";
+    assert_eq!(sidecar.metric(waiting), (3 * CHUNK_BYTES) as f64);
+    let text = flush(&sidecar.socket()).0;
+    assert_eq!(text, "flush begun: 3 chunks to disk\n");
+    let stored = "tier_operations_total{operation=\"put\",result=\"Ok\",tier=\"disk\"}";
+    sidecar.wait_metric(stored, 3.0);
+    sidecar.wait_metric(
+        "tier_write_chunks_total{result=\"stored\",tier=\"disk\"}",
+        3.0,
+    );
+    assert_eq!(
+        flush(&sidecar.socket()).0,
+        "flush begun: 0 chunks to disk\n"
+    );
 }
 
 #[test]

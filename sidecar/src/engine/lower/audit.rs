@@ -152,7 +152,7 @@ impl<T: Table> Engine<T> {
             }
             let bounded = w.puts <= tier.config.puts_max
                 && (w.put_bytes <= self.put_bytes_max(tier) || w.puts == 1)
-                && w.queue_bytes <= tier.config.put_queue_bytes_max;
+                && (w.queue_bytes <= tier.config.put_queue_bytes_max || w.queue.len() == 1);
             let right = (queued, puts, bytes) == (w.queue_bytes, w.puts, w.put_bytes);
             say(bounded && right, "WritesAreBounded", || {
                 format!("tier {at}: {w:?}")

@@ -111,6 +111,9 @@ impl<T: Table> Engine<T> {
             }
         }
         let there = self.there(&flight.name);
+        if let Some(e) = there.and_then(|chunk| self.get_mut(chunk)) {
+            e.written |= 1 << flight.tier;
+        }
         // nearer tiers should have it, too; the others have it, or were not meant to
         for offer in self.lower.offers.iter_mut().rev() {
             if there == Some(offer.chunk) {

@@ -7,6 +7,8 @@ mod ask;
 #[cfg(any(test, feature = "simulation"))]
 mod audit;
 mod flights;
+mod flush;
+mod head;
 mod known;
 mod landing;
 mod orders;
@@ -14,6 +16,7 @@ mod prefix;
 mod puts;
 mod stats;
 
+pub use flush::Unwritten;
 pub use orders::{Landed, Order, Report, Target};
 pub use stats::{TierStats, TierView};
 
@@ -26,11 +29,12 @@ use super::{Engine, Time};
 use crate::tiers::Kind;
 use ask::Lookup;
 use flights::{Flight, Want};
+use head::Origin;
 use known::Known;
 use kvcachepool_protocol::domain::Domain;
 use kvcachepool_protocol::key::{ChunkKey, EngineHash, ModelId, NamespaceId};
 use kvcachepool_protocol::object::{Fidelity, ObjectName};
-use puts::{Offer, Origin, Put, Writes};
+use puts::{Offer, Put, Writes};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
@@ -86,6 +90,10 @@ pub(crate) struct Tier {
     pub fetches: u32,
     pub fetch_bytes: u64,
     pub writes: Writes,
+    /// Where a walk through memory is, that writes down what the tier lacks; none = there is none.
+    pub walk: Option<u32>,
+    /// There was a walk: what an earlier boot left was found by it.
+    pub walked: bool,
     /// How long a lookup takes, in ms: a moving average.
     pub lookup_ms: u64,
     /// How long a fetch takes, in ms: a moving average.
@@ -110,6 +118,8 @@ impl Tier {
             fetches: 0,
             fetch_bytes: 0,
             writes: Writes::default(),
+            walk: None,
+            walked: false,
             lookup_ms,
             fetch_ms,
             stats: TierStats::default(),
@@ -123,8 +133,8 @@ impl Tier {
     /// How long a chunk waits until it is written, in ms.
     pub fn put_wait_ms(&self) -> u64 {
         match self.config.write {
-            WritePolicy::WriteBack => self.config.put_wait_ms,
-            WritePolicy::WriteThrough | WritePolicy::None => 0,
+            WritePolicy::WriteBack if !self.flushes() => self.config.put_wait_ms,
+            _ => 0,
         }
     }
 
@@ -162,6 +172,8 @@ pub(crate) struct Lower {
     pub writing: FastMap<Name, u8>,
     /// By layout.
     pub origins: FastMap<u32, Origin>,
+    /// Memory holds chunks of an earlier boot.
+    pub adopted: bool,
     /// Models whose chunks other processes can name.
     pub models: BTreeSet<ModelId>,
     pub orders: Vec<Order>,
@@ -215,6 +227,7 @@ impl<T: Table> Engine<T> {
         self.lower.now_ms = now.mono_ms;
         self.begin_fetches(now);
         self.take_offers(now);
+        self.walk_on(now);
         self.begin_puts(now);
         self.tell_news(now);
         std::mem::take(&mut self.lower.orders)
@@ -244,6 +257,9 @@ impl<T: Table> Engine<T> {
             self.end_lookups_of(now, at);
             self.end_wants_of(now, at);
             self.end_puts_of(at);
+            self.end_walk(at);
+        } else {
+            self.came_up(at);
         }
     }
 
@@ -266,6 +282,7 @@ impl<T: Table> Engine<T> {
             fetches_waiting: t.queued,
             fetch_bytes: t.fetch_bytes,
             writes_waiting: t.writes.queue.len(),
+            waiting_bytes: t.writes.queue_bytes,
             write_bytes: t.writes.put_bytes,
         })
     }

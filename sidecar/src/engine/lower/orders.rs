@@ -60,6 +60,8 @@ pub enum Order {
         object: Box<Object>,
         /// Where its sections lie, in its order. The bytes are compared with the head's digests on the way.
         sections: Vec<Target>,
+        /// It may well be there: to be looked up before it is read.
+        look_first: bool,
     },
     /// The answer to a PROBE has changed: `Engine::partial_answer`.
     News {

@@ -1,6 +1,6 @@
 //! Writing down: readable chunks go to the tiers that lack them, within bounds, each under a lease while it is read.
 
-use super::super::entry::{Handle, NONE};
+use super::super::entry::Handle;
 use super::super::grant::sections_of;
 use super::super::index::Name;
 use super::super::mistake::{Mistake, made};
@@ -10,23 +10,8 @@ use super::stats::count;
 use super::{Order, Target, Tier};
 use crate::engine::config::{Admission, WritePolicy};
 use crate::tiers::{Cause, Stored};
-use kvcachepool_protocol::domain::{Domain, SectionPlan};
-use kvcachepool_protocol::key::{EngineHash, KeyKind, ModelId, NamespaceId};
-use kvcachepool_protocol::object::{Cipher, Codec, Fidelity, Object, Section};
-use kvcachepool_protocol::refs::SectionRef;
+use kvcachepool_protocol::object::Object;
 use std::collections::VecDeque;
-
-/// Longest name and version of an engine in an object's head, in bytes.
-const ENGINE_BYTES: usize = 16;
-const ENGINE_VERSION_BYTES: usize = 32;
-
-/// What an object's head says of whoever made its bytes, and where sections are found.
-#[derive(Debug, Clone)]
-pub(crate) struct Origin {
-    plan: SectionPlan,
-    engine: String,
-    engine_version: String,
-}
 
 /// A chunk became readable, or a request came back for it.
 #[derive(Debug, Clone, Copy)]
@@ -43,6 +28,8 @@ pub(crate) struct Waiting {
     pub chunk: Handle,
     pub bytes: u64,
     pub since_ms: u64,
+    /// Somebody else may have written it.
+    pub look_first: bool,
 }
 
 /// A chunk that is being written to a tier.
@@ -65,20 +52,6 @@ pub(crate) struct Writes {
 }
 
 impl<T: Table> Engine<T> {
-    /// Whose chunks come under a layout. What is not known of cannot be written down.
-    pub fn learn(&mut self, domain: &Domain, engine: &str, engine_version: &str) {
-        if self.lower.tiers.is_empty() || domain.not_shareable.is_some() {
-            return;
-        }
-        let layout = self.layout_number(domain.layout_id);
-        self.lower.origins.entry(layout).or_insert_with(|| Origin {
-            plan: domain.plan.clone(),
-            engine: within(engine, ENGINE_BYTES),
-            engine_version: within(engine_version, ENGINE_VERSION_BYTES),
-        });
-        self.lower.models.insert(domain.model_id);
-    }
-
     /// A chunk can be read from now on.
     pub(crate) fn offer(&mut self, entry: u32) {
         if !self.lower.tiers.is_empty() {
@@ -106,40 +79,32 @@ impl<T: Table> Engine<T> {
             let Some(e) = self.get(offer.chunk).filter(|e| e.listed && e.complete()) else {
                 continue;
             };
-            let (name, reused) = (e.name, e.reused);
+            let name = e.name;
             if !self.lower.origins.contains_key(&name.layout) {
                 continue;
             }
-            let bytes = self.stored_bytes(offer.chunk);
             for at in 0..self.lower.tiers.len() {
-                if offer.from.is_none_or(|from| at < from) {
-                    self.queue_put(now, at, &name, offer.chunk, bytes, reused);
+                if offer.from.is_none_or(|from| at < from) && !self.lower.known.has(&name, at) {
+                    self.queue_put(now, at, offer.chunk, false);
                 }
             }
         }
     }
 
-    fn queue_put(
-        &mut self,
-        now: Time,
-        at: usize,
-        name: &Name,
-        chunk: Handle,
-        bytes: u64,
-        reused: bool,
-    ) {
-        let known = self.lower.known.has(name, at);
+    /// Puts a chunk into the queue of a tier, if it is one for it that is not known to be there.
+    pub(super) fn queue_put(&mut self, now: Time, at: usize, chunk: Handle, look_first: bool) {
+        let bytes = self.stored_bytes(chunk);
+        let Some(name) = self.get(chunk).map(|e| e.name) else {
+            return;
+        };
+        if !self.lacks(at, chunk) {
+            return;
+        }
         let Some(tier) = self.lower.tiers.get_mut(at) else {
             return;
         };
         let config = tier.config;
-        if config.write == WritePolicy::None
-            || config.admission == Admission::Reused && !reused
-            || known
-        {
-            return;
-        }
-        let writing = self.lower.writing.entry(*name).or_default();
+        let writing = self.lower.writing.entry(name).or_default();
         if *writing >> at & 1 == 1 && !made(Mistake::PutTwice) {
             return;
         }
@@ -147,22 +112,37 @@ impl<T: Table> Engine<T> {
         if !tier.up() && !made(Mistake::TierIsDown) {
             count(&mut tier.stats.puts, "TierDown", 1);
             if *writing == 0 {
-                self.lower.writing.remove(name);
+                self.lower.writing.remove(&name);
             }
             return;
         }
         *writing |= 1 << at;
         tier.writes.queue_bytes += bytes;
         tier.writes.queue.push_back(Waiting {
-            name: *name,
+            name,
             chunk,
             bytes,
             since_ms: now.mono_ms,
+            look_first,
         });
         let most = config.put_queue_bytes_max;
         self.drop_waiting(at, "QueueFull", |tier| {
-            tier.writes.queue_bytes > most && !made(Mistake::PutBounds)
+            let full = tier.writes.queue_bytes > most && tier.writes.queue.len() > 1;
+            full && !made(Mistake::PutBounds)
         });
+    }
+
+    /// Should a tier get this readable chunk, and is not known to have it?
+    pub(super) fn lacks(&self, at: usize, chunk: Handle) -> bool {
+        let (Some(e), Some(tier)) = (self.get(chunk), self.lower.tiers.get(at)) else {
+            return false;
+        };
+        let wanted = match (tier.config.write, tier.config.admission) {
+            (WritePolicy::None, _) => false,
+            (_, Admission::All) => true,
+            (_, Admission::Reused) => e.reused,
+        };
+        wanted && e.listed && e.complete() && e.written >> at & 1 == 0
     }
 
     /// Drops the oldest as long as that is needed.
@@ -190,7 +170,7 @@ impl<T: Table> Engine<T> {
     pub(super) fn begin_puts(&mut self, now: Time) {
         for at in 0..self.lower.tiers.len() {
             self.drop_waiting(at, "TooOld", |tier| {
-                let oldest = tier.writes.queue.front();
+                let oldest = tier.writes.queue.front().filter(|_| !tier.flushes());
                 oldest.is_some_and(|w| {
                     now.mono_ms >= w.since_ms + tier.put_wait_ms() + tier.config.put_age_ms_max
                 })
@@ -212,8 +192,8 @@ impl<T: Table> Engine<T> {
         tier.config.put_bytes_max.min(self.granted_bytes_max() / 4)
     }
 
-    /// With `WriteBack`: bytes that may wait for their time; the oldest of more are written.
-    fn waiting_bytes_max(&self, tier: &Tier) -> u64 {
+    /// With `WriteBack`: bytes that may wait for their time; the oldest of more are written. At a flush: bytes that it lets wait.
+    pub(super) fn waiting_bytes_max(&self, tier: &Tier) -> u64 {
         (tier.config.put_queue_bytes_max / 2).min(self.geometry.arena_bytes / 16)
     }
 
@@ -253,6 +233,7 @@ impl<T: Table> Engine<T> {
             tier: tier.config.kind,
             object: Box::new(object),
             sections: targets.clone(),
+            look_first: waiting.look_first,
         });
         self.lower.puts.insert(
             put,
@@ -286,6 +267,12 @@ impl<T: Table> Engine<T> {
             Ok(Stored::Already) => "already",
             Err(cause) => cause.name(),
         };
+        if same
+            && stored.is_ok()
+            && let Some(e) = self.get_mut(done.chunk)
+        {
+            e.written |= 1 << done.tier;
+        }
         match stored {
             Ok(Stored::New) if same => self.lower.known.usable(done.name, done.tier),
             Ok(Stored::Already) if same => self.lower.known.present(done.name, done.tier),
@@ -313,106 +300,22 @@ impl<T: Table> Engine<T> {
         })
     }
 
-    /// The tier went down: what waits for it goes. What is being written ends when the shell says so.
+    /// The tier went down, and may come back with less: what waits for it goes. What is being written ends when the shell says so.
     pub(super) fn end_puts_of(&mut self, at: usize) {
         if !made(Mistake::TierIsDown) {
             self.drop_waiting(at, "TierDown", |_| true);
         }
+        for e in &mut self.entries {
+            e.written &= !(1 << at);
+        }
     }
 
     /// Bytes of the sections that a chunk has.
-    fn stored_bytes(&self, chunk: Handle) -> u64 {
+    pub(super) fn stored_bytes(&self, chunk: Handle) -> u64 {
         self.get(chunk).map_or(0, |e| {
             sections_of(e.have)
                 .map(|s| self.table.row(e.slot(s)).length)
                 .sum()
         })
     }
-
-    /// The head of a chunk's object, and where its sections lie.
-    fn object(&self, now: Time, chunk: Handle) -> Result<(Object, Vec<Target>), &'static str> {
-        let e = self
-            .get(chunk)
-            .filter(|e| e.listed && e.complete())
-            .ok_or("Gone")?;
-        if e.expired(now.unix_s) {
-            return Err("Expired");
-        }
-        let origin = self.lower.origins.get(&e.name.layout).ok_or("Gone")?;
-        let layout = self.layouts.get(e.name.layout as usize).ok_or("Gone")?;
-        // other processes can write to the record: it must give the chunk's key
-        let record = self.table.chunk(chunk.entry);
-        let (model, last_hash) = (ModelId(record.model), EngineHash(record.last_hash));
-        if !self.lower.models.contains(&model) {
-            return Err("NotShared");
-        }
-        let hashes = record.block_hashes.get(..record.block_hash_count as usize);
-        let mut block_hashes: Vec<EngineHash> = hashes
-            .unwrap_or_default()
-            .iter()
-            .map(|h| EngineHash(*h))
-            .collect();
-        if block_hashes.last() != Some(&last_hash) {
-            block_hashes.clear();
-        }
-        let (mut sections, mut targets) = (Vec::new(), Vec::new());
-        for number in sections_of(e.have) {
-            let slot = e.slot(number);
-            let (group, shard) = origin.plan.locate(number).ok_or("Gone")?;
-            if slot == NONE {
-                return Err("Gone");
-            }
-            let row = self.table.row(slot);
-            let group = group as u32;
-            sections.push(Section {
-                group,
-                shard,
-                stored_bytes: row.length,
-                raw_bytes: row.length,
-                stored_digest: row.digest,
-                raw_digest: row.digest,
-            });
-            targets.push(Target {
-                group,
-                shard,
-                section: SectionRef::new(slot, row.generation, row.length as u32, number),
-            });
-        }
-        let object = Object {
-            kind: KeyKind::Prefix,
-            codec: Codec::None,
-            fidelity: Fidelity::Exact,
-            cipher: Cipher::None,
-            model,
-            layout: *layout,
-            namespace: NamespaceId(record.namespace),
-            last_hash,
-            parent: e.parent_key,
-            part: 0,
-            parts: 1,
-            tokens: e.tokens,
-            first_token: e.first_token,
-            created_unix_ms: now.unix_s.saturating_mul(1000),
-            expires_unix_s: e.expires_unix_s,
-            writer: [0; 16],
-            engine: origin.engine.clone(),
-            engine_version: origin.engine_version.clone(),
-            nonce: [0; 24],
-            sections,
-            block_hashes,
-            token_ids: Vec::new(),
-        };
-        if object.key() != e.name.key {
-            return Err("BadRecord");
-        }
-        Ok((object, targets))
-    }
-}
-
-/// The beginning of a text, as far as it fits.
-fn within(text: &str, bytes: usize) -> String {
-    let end = (0..=bytes.min(text.len()))
-        .rev()
-        .find(|at| text.is_char_boundary(*at));
-    text.get(..end.unwrap_or(0)).unwrap_or_default().to_owned()
 }

@@ -18,6 +18,8 @@ pub struct TierView<'a> {
     pub fetch_bytes: u64,
     /// Chunks that wait to be written.
     pub writes_waiting: usize,
+    /// Their bytes.
+    pub waiting_bytes: u64,
     /// Bytes of the chunks that are being written.
     pub write_bytes: u64,
 }

@@ -164,25 +164,13 @@ impl Core {
 
     /// Ends all use of it: nothing is written any more.
     pub fn turn_off(&self, error: &TierError, suspect: Option<NameKey>) {
-        let first = {
-            let mut fault = self.fault.lock();
-            let first = fault.is_none();
-            fault.get_or_insert_with(|| Fault {
-                error: TierError {
-                    object: None,
-                    ..error.clone()
-                },
-                suspect,
-            });
-            first
-        };
-        if first {
-            tracing::warn!(
-                cause = error.cause.name(),
-                "disk tier is off: {}",
-                error.detail
-            );
-        }
+        self.fault.lock().get_or_insert_with(|| Fault {
+            error: TierError {
+                object: None,
+                ..error.clone()
+            },
+            suspect,
+        });
         self.changes.fail(error);
     }
 

@@ -126,7 +126,6 @@ impl Live {
         *self.lock.lock() = core.lock();
         *self.state.lock() = State::On(core.clone());
         self.threads.lock().push(thread);
-        tracing::info!("disk tier is on again: {}", self.path.display());
         Ok(core)
     }
 

@@ -1,6 +1,7 @@
 //! Tiers below memory: what is asked of them when, what is fetched, who waits, and how each of these ends.
 
 mod ends;
+mod flush;
 mod reads;
 mod several;
 mod writes;

@@ -36,6 +36,7 @@ fn puts(w: &mut World) -> Vec<Put> {
                 tier,
                 object,
                 sections,
+                ..
             } => found.push(Put {
                 id: put,
                 tier,

@@ -1,0 +1,147 @@
+//! Flush: a walk through all of memory that puts what a tier lacks into its queue, as far as the queue takes it, until all of it went.
+//! One begins when the last engine left, when the pod is told to end, and where an earlier boot left chunks.
+
+use super::super::mistake::{Mistake, made};
+use super::super::table::Table;
+use super::super::{Engine, Time};
+use super::Tier;
+use crate::engine::config::WritePolicy;
+use crate::tiers::Kind;
+use kvcachepool_protocol::key::ModelId;
+
+/// Chunks that are looked at before something else gets its turn.
+const CHUNKS_AT_ONCE: u32 = 4_096;
+
+/// What memory holds and a tier is not known to have, although it should.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Unwritten {
+    /// The tier.
+    pub tier: Kind,
+    /// Chunks.
+    pub chunks: u64,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+impl Tier {
+    /// A flush is under way.
+    pub fn flushes(&self) -> bool {
+        self.walk.is_some()
+    }
+}
+
+impl<T: Table> Engine<T> {
+    /// Begins to write down everything readable that tiers lack. Those that are down are left out.
+    pub fn flush(&mut self) {
+        for at in 0..self.lower.tiers.len() {
+            self.begin_walk(at);
+        }
+    }
+
+    /// Is something still to be written down by a flush?
+    pub fn flushes(&self) -> bool {
+        self.lower.tiers.iter().any(Tier::flushes)
+    }
+
+    /// What tiers lack, one entry for each tier that is written to. Looks at every chunk.
+    pub fn unwritten(&self) -> Vec<Unwritten> {
+        let mut list = Vec::new();
+        for (at, tier) in self.lower.tiers.iter().enumerate() {
+            if tier.config.write == WritePolicy::None {
+                continue;
+            }
+            let (mut chunks, mut bytes) = (0, 0);
+            for entry in 0..self.entries.len() as u32 {
+                let chunk = self.handle(entry);
+                if self.lacks(at, chunk) && self.nameable(entry) {
+                    chunks += 1;
+                    bytes += self.stored_bytes(chunk);
+                }
+            }
+            list.push(Unwritten {
+                tier: tier.config.kind,
+                chunks,
+                bytes,
+            });
+        }
+        list
+    }
+
+    fn begin_walk(&mut self, at: usize) {
+        if let Some(tier) = self.lower.tiers.get_mut(at)
+            && tier.up()
+            && tier.config.write != WritePolicy::None
+        {
+            tier.walk = Some(0);
+            tier.walked = true;
+        }
+    }
+
+    /// The tier went down: nothing more is written to it now.
+    pub(super) fn end_walk(&mut self, at: usize) {
+        if let Some(tier) = self.lower.tiers.get_mut(at) {
+            tier.walk = None;
+        }
+    }
+
+    /// A tier is up: what an earlier boot left and perhaps did not write is walked through, once.
+    pub(super) fn came_up(&mut self, at: usize) {
+        let first = self.lower.tiers.get(at).is_some_and(|t| !t.walked);
+        if first && self.lower.adopted && !self.lower.origins.is_empty() {
+            self.begin_walk(at);
+        }
+    }
+
+    /// Chunks of a domain can be written down from now on.
+    pub(super) fn learned(&mut self) {
+        if self.lower.adopted {
+            for at in 0..self.lower.tiers.len() {
+                self.begin_walk(at);
+            }
+        }
+    }
+
+    /// Goes on with the walks that are under way.
+    pub(super) fn walk_on(&mut self, now: Time) {
+        for at in 0..self.lower.tiers.len() {
+            if let Some(from) = self.lower.tiers.get(at).and_then(|t| t.walk) {
+                let next = self.walk_from(now, at, from);
+                if let Some(tier) = self.lower.tiers.get_mut(at) {
+                    tier.walk = next;
+                }
+            }
+        }
+    }
+
+    /// Where the walk goes on; none = it is over, and all that it found went.
+    fn walk_from(&mut self, now: Time, at: usize, from: u32) -> Option<u32> {
+        let end = self.entries.len() as u32;
+        for entry in from..end.min(from.saturating_add(CHUNKS_AT_ONCE)) {
+            let tier = self.lower.tiers.get(at)?;
+            let full = tier.writes.queue_bytes > self.waiting_bytes_max(tier);
+            if full && !made(Mistake::FlushForgets) {
+                return Some(entry);
+            }
+            let chunk = self.handle(entry);
+            if !full && self.lacks(at, chunk) && self.nameable(entry) {
+                self.queue_put(now, at, chunk, true);
+            }
+        }
+        let next = end.min(from.saturating_add(CHUNKS_AT_ONCE));
+        let writes = &self.lower.tiers.get(at)?.writes;
+        let over = next == end && writes.queue.is_empty() && writes.puts == 0;
+        (!over).then_some(next)
+    }
+
+    /// Is it known whose chunk it is, and may others name it?
+    fn nameable(&self, entry: u32) -> bool {
+        let Some(e) = self.entries.get(entry as usize) else {
+            return false;
+        };
+        self.lower.origins.contains_key(&e.name.layout)
+            && self
+                .lower
+                .models
+                .contains(&ModelId(self.table.chunk(entry).model))
+    }
+}

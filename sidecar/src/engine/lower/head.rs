@@ -1,0 +1,137 @@
+//! Heads of objects: what is said in them of a chunk that is written down, and what must be known for that.
+
+use super::super::entry::{Handle, NONE};
+use super::super::grant::sections_of;
+use super::super::table::Table;
+use super::super::{Engine, Time};
+use super::Target;
+use kvcachepool_protocol::domain::{Domain, SectionPlan};
+use kvcachepool_protocol::key::{EngineHash, KeyKind, ModelId, NamespaceId};
+use kvcachepool_protocol::object::{Cipher, Codec, Fidelity, Object, Section};
+use kvcachepool_protocol::refs::SectionRef;
+
+/// Longest name and version of an engine in an object's head, in bytes.
+const ENGINE_BYTES: usize = 16;
+const ENGINE_VERSION_BYTES: usize = 32;
+
+/// What an object's head says of whoever made its bytes, and where sections are found.
+#[derive(Debug, Clone)]
+pub(crate) struct Origin {
+    plan: SectionPlan,
+    engine: String,
+    engine_version: String,
+}
+
+impl<T: Table> Engine<T> {
+    /// Whose chunks come under a layout. What is not known of cannot be written down.
+    pub fn learn(&mut self, domain: &Domain, engine: &str, engine_version: &str) {
+        if self.lower.tiers.is_empty() || domain.not_shareable.is_some() {
+            return;
+        }
+        let layout = self.layout_number(domain.layout_id);
+        let origin = || Origin {
+            plan: domain.plan.clone(),
+            engine: within(engine, ENGINE_BYTES),
+            engine_version: within(engine_version, ENGINE_VERSION_BYTES),
+        };
+        self.lower.origins.entry(layout).or_insert_with(origin);
+        if self.lower.models.insert(domain.model_id) {
+            self.learned();
+        }
+    }
+
+    /// The head of a chunk's object, and where its sections lie.
+    pub(super) fn object(
+        &self,
+        now: Time,
+        chunk: Handle,
+    ) -> Result<(Object, Vec<Target>), &'static str> {
+        let e = self
+            .get(chunk)
+            .filter(|e| e.listed && e.complete())
+            .ok_or("Gone")?;
+        if e.expired(now.unix_s) {
+            return Err("Expired");
+        }
+        // an object is written once: with what is on its way, too, or as it is where that does not come
+        if e.open.is_some() {
+            return Err("SectionsComing");
+        }
+        let origin = self.lower.origins.get(&e.name.layout).ok_or("Gone")?;
+        let layout = self.layouts.get(e.name.layout as usize).ok_or("Gone")?;
+        // other processes can write to the record: it must give the chunk's key
+        let record = self.table.chunk(chunk.entry);
+        let (model, last_hash) = (ModelId(record.model), EngineHash(record.last_hash));
+        if !self.lower.models.contains(&model) {
+            return Err("NotShared");
+        }
+        let hashes = record.block_hashes.get(..record.block_hash_count as usize);
+        let mut block_hashes: Vec<EngineHash> = hashes
+            .unwrap_or_default()
+            .iter()
+            .map(|h| EngineHash(*h))
+            .collect();
+        if block_hashes.last() != Some(&last_hash) {
+            block_hashes.clear();
+        }
+        let (mut sections, mut targets) = (Vec::new(), Vec::new());
+        for number in sections_of(e.have) {
+            let slot = e.slot(number);
+            let (group, shard) = origin.plan.locate(number).ok_or("Gone")?;
+            if slot == NONE {
+                return Err("Gone");
+            }
+            let row = self.table.row(slot);
+            let group = group as u32;
+            sections.push(Section {
+                group,
+                shard,
+                stored_bytes: row.length,
+                raw_bytes: row.length,
+                stored_digest: row.digest,
+                raw_digest: row.digest,
+            });
+            targets.push(Target {
+                group,
+                shard,
+                section: SectionRef::new(slot, row.generation, row.length as u32, number),
+            });
+        }
+        let object = Object {
+            kind: KeyKind::Prefix,
+            codec: Codec::None,
+            fidelity: Fidelity::Exact,
+            cipher: Cipher::None,
+            model,
+            layout: *layout,
+            namespace: NamespaceId(record.namespace),
+            last_hash,
+            parent: e.parent_key,
+            part: 0,
+            parts: 1,
+            tokens: e.tokens,
+            first_token: e.first_token,
+            created_unix_ms: now.unix_s.saturating_mul(1000),
+            expires_unix_s: e.expires_unix_s,
+            writer: [0; 16],
+            engine: origin.engine.clone(),
+            engine_version: origin.engine_version.clone(),
+            nonce: [0; 24],
+            sections,
+            block_hashes,
+            token_ids: Vec::new(),
+        };
+        if object.key() != e.name.key {
+            return Err("BadRecord");
+        }
+        Ok((object, targets))
+    }
+}
+
+/// The beginning of a text, as far as it fits.
+fn within(text: &str, bytes: usize) -> String {
+    let end = (0..=bytes.min(text.len()))
+        .rev()
+        .find(|at| text.is_char_boundary(*at));
+    text.get(..end.unwrap_or(0)).unwrap_or_default().to_owned()
+}

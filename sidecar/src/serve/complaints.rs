@@ -1,0 +1,66 @@
+//! What goes wrong with tiers, said once: a tier that fails in every operation is one line, and its return another.
+
+use crate::tiers::{Cause, Kind, TierError};
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+use tracing::{info, warn};
+
+/// A tier that has not failed for so long fails anew.
+const FORGET: Duration = Duration::from_secs(30);
+
+/// Why each tier failed last.
+#[derive(Debug, Default)]
+pub struct Complaints(Mutex<BTreeMap<Kind, (Cause, Instant)>>);
+
+impl Complaints {
+    /// An operation failed, or a tier cannot be opened. Keeps the name; logs what a person has to know of. True: it was logged.
+    pub fn heard(&self, e: &TierError) -> bool {
+        let (tier, reason) = (e.tier.name(), e.cause.name());
+        match e.cause {
+            Cause::Missing | Cause::Busy | Cause::BreakerOpen => false,
+            cause if cause.of_the_tier() => {
+                let last = self.0.lock().insert(e.tier, (cause, Instant::now()));
+                let fails = |(last, at): (Cause, Instant)| last == cause && at.elapsed() < FORGET;
+                let known = last.is_some_and(fails);
+                if !known {
+                    warn!(tier, reason, error = %e, "a tier fails; it is tried again and again");
+                }
+                !known
+            }
+            _ => {
+                warn!(tier, reason, error = %e, "an object of a tier cannot be used");
+                true
+            }
+        }
+    }
+
+    /// A tier that was down is up.
+    pub fn up_again(&self, tier: Kind) {
+        if self.0.lock().remove(&tier).is_some() {
+            info!(tier = tier.name(), "a tier is up again");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tier_that_fails_all_the_time_is_told_once_for_each_cause_until_it_is_back() {
+        let complaints = Complaints::default();
+        let failed = |kind, cause| complaints.heard(&TierError::new(kind, cause, "no"));
+        assert!(failed(Kind::Disk, Cause::Io));
+        assert!(!failed(Kind::Disk, Cause::Io));
+        assert!(failed(Kind::S3, Cause::Io), "another tier");
+        assert!(failed(Kind::Disk, Cause::Gone), "another cause");
+        assert!(!failed(Kind::Disk, Cause::BreakerOpen));
+        assert!(!failed(Kind::Disk, Cause::Gone));
+        complaints.up_again(Kind::Disk);
+        assert!(failed(Kind::Disk, Cause::Gone));
+        for _ in 0..2 {
+            assert!(failed(Kind::Disk, Cause::Corrupt), "each is another object");
+        }
+    }
+}
