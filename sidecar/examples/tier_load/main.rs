@@ -2,6 +2,7 @@
 //!
 //! `cargo run --example tier_load -- tier --config FILE --size 8Mi --in-flight 8`: puts, then gets of what was put, through all layers.
 //! `cargo run --example tier_load -- raw --folder DIR --size 8Mi --in-flight 8`: the same bytes by a bare loop of direct I/O.
+//! `cargo run --example tier_load -- http --requests FILE --size 8Mi --in-flight 8`: the same bytes by a bare HTTP client.
 //! Each prints one JSON line for puts and one for gets.
 //! `fill` leaves many objects behind and dies, `open` says how long it takes until they are all known again.
 
@@ -12,6 +13,7 @@
     reason = "a tool for developers"
 )]
 
+mod http;
 mod measure;
 mod objects;
 mod raw;
@@ -52,6 +54,14 @@ enum What {
         /// Config of a sidecar with exactly one tier below memory.
         #[arg(long)]
         config: PathBuf,
+    },
+    /// Signed requests to an S3 server.
+    Http {
+        /// HOST:PORT, then a line for each object: target of its PUT, blank, target of its GET.
+        #[arg(long)]
+        requests: PathBuf,
+        #[command(flatten)]
+        load: Load,
     },
     /// Direct I/O on one file.
     Raw {
@@ -96,6 +106,7 @@ fn main() {
         What::Tier { config, load } => tier::run(&config, load),
         What::Fill { config, objects } => tier::fill(&config, objects),
         What::Open { config } => tier::open(&config),
+        What::Http { requests, load } => http::run(&requests, load),
         What::Raw { folder, load } => raw::run(&folder, load),
     }
 }

@@ -305,25 +305,35 @@ fn a_container_needs_its_arena_and_what_stands_beside_it() {
 }
 
 #[test]
+fn a_tier_below_memory_needs_memory_of_its_own() {
+    const GIB: u64 = 1 << 30;
+    let plain = Config::default();
+    let needs = |config: &Config| config.container_memory_bytes() - plain.container_memory_bytes();
+    let with_disk = |bytes| {
+        let mut config = plain.clone();
+        config.disk.path = Some("/disk".into());
+        config.disk.size = ByteSize(bytes);
+        config
+    };
+    let (small, large) = (with_disk(GIB), with_disk(512 * GIB));
+    assert_eq!(needs(&small), (32 << 20) + 65_536 * 256);
+    assert_eq!(needs(&large), (32 << 20) + 512 * 1024 * 256);
+    let mut bucket = plain.clone();
+    bucket.s3.bucket = "kv".into();
+    assert_eq!(needs(&bucket), 32 << 20);
+    bucket.redis.urls = vec!["redis://cache:6379".into()];
+    assert_eq!(needs(&bucket), 64 << 20);
+
+    assert_eq!(large.disk_volume_bytes(), (512 + 4 + 1) * GIB);
+}
+
+#[test]
 fn an_arena_of_huge_pages_is_asked_for_apart() {
     let base = sized(16 << 30, HugePages::None, 65_536);
     let huge = sized(16 << 30, HugePages::Size2Mi, 65_536);
     assert_eq!(base.container_huge_page_bytes(), 0);
     assert_eq!(huge.container_huge_page_bytes(), 16 << 30);
     assert!(huge.container_memory_bytes() < 1 << 30);
-}
-
-#[test]
-fn a_disk_needs_memory_for_its_index_and_room_beside_its_objects() {
-    const GIB: u64 = 1 << 30;
-    let none = sized(GIB, HugePages::None, 65_536);
-    let mut disk = none.clone();
-    disk.disk.size = ByteSize(512 * GIB);
-    assert_eq!(disk.container_memory_bytes(), none.container_memory_bytes());
-    disk.disk.path = Some("/disk".into());
-    let more = disk.container_memory_bytes() - none.container_memory_bytes();
-    assert_eq!(more, 128 << 20, "256 bytes for each MiB");
-    assert_eq!(disk.disk_volume_bytes(), (512 + 4 + 1) * GIB);
 }
 
 proptest! {

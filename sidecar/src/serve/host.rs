@@ -46,6 +46,8 @@ pub struct Machine {
     pub daemon: Arc<Daemon>,
     /// How the memory tier is configured.
     pub memory: Memory,
+    /// Bytes that tiers below memory need beside it.
+    pub tiers_bytes: u64,
     /// Where population reports.
     pub post: UnboundedSender<Posted>,
     /// Memory that came back and is mapped, until the core keeps it; what it did not keep is let go behind the frame.
@@ -114,6 +116,11 @@ impl Machine {
         );
     }
 
+    fn make(&self, geometry: Geometry, pages: Pages) -> Result<Arena, NoArena> {
+        limit::check(&geometry, pages, self.tiers_bytes)?;
+        Ok(Arena::create(geometry, pages)?)
+    }
+
     fn pages(&self) -> Pages {
         match self.memory.huge_pages {
             HugePages::None => Pages::Base,
@@ -130,11 +137,6 @@ enum NoArena {
     TooLarge(#[from] ExceedsLimit),
     #[error(transparent)]
     Kernel(#[from] ArenaError),
-}
-
-fn make(geometry: Geometry, pages: Pages) -> Result<Arena, NoArena> {
-    limit::check(&geometry, pages)?;
-    Ok(Arena::create(geometry, pages)?)
 }
 
 fn host_error(e: impl std::fmt::Display) -> HostError {
@@ -162,13 +164,13 @@ impl Host for Machine {
 
     fn create(&mut self, geometry: Geometry) -> Result<MappedTable, HostError> {
         let wanted = self.pages();
-        let mut made = make(geometry, wanted);
+        let mut made = self.make(geometry, wanted);
         if let Err(e) = &made
             && wanted != Pages::Base
         {
             self.daemon
                 .degrade("HugePagesUnavailable", format!("base pages are used: {e}"));
-            made = make(geometry, Pages::Base);
+            made = self.make(geometry, Pages::Base);
         }
         let arena = made.map_err(|e| {
             if let NoArena::TooLarge(e) = &e {
@@ -199,7 +201,8 @@ impl Host for Machine {
         };
         let arena = Arena::adopt(arena, table).map_err(host_error)?;
         // Its length is a peer's word, and the rest of it is populated here.
-        limit::check(&arena.geometry, Pages::of(&arena.arena_fd))
+        let pages = Pages::of(&arena.arena_fd);
+        limit::check(&arena.geometry, pages, self.tiers_bytes)
             .map_err(|e| host_error(NoArena::from(e)))?;
         let table = self.table_to_read(&arena);
         self.handed_back = Some(arena);

@@ -44,8 +44,8 @@ pub struct Limit {
     pub source: String,
 }
 
-/// Checks an arena of such pages, with all that is needed beside it, against the limits of this process.
-pub fn check(geometry: &Geometry, pages: Pages) -> Result<(), ExceedsLimit> {
+/// Checks an arena of such pages, with all that is needed beside it and `more` bytes, against the limits of this process.
+pub fn check(geometry: &Geometry, pages: Pages, more: u64) -> Result<(), ExceedsLimit> {
     let text = |path| std::fs::read_to_string(path).unwrap_or_default();
     let own = text("/proc/self/cgroup");
     Limits {
@@ -53,7 +53,7 @@ pub fn check(geometry: &Geometry, pages: Pages) -> Result<(), ExceedsLimit> {
         huge_pages: huge_pages_limit(Path::new(CGROUP_ROOT), &own, pages),
         huge_pages_are_memory: charges_huge_pages(&text("/proc/self/mounts")),
     }
-    .check(geometry, pages)
+    .check(geometry, pages, more)
 }
 
 /// What this process may use.
@@ -65,7 +65,7 @@ struct Limits {
 }
 
 impl Limits {
-    fn check(self, geometry: &Geometry, pages: Pages) -> Result<(), ExceedsLimit> {
+    fn check(self, geometry: &Geometry, pages: Pages, more: u64) -> Result<(), ExceedsLimit> {
         let arena = geometry.arena_bytes;
         if let Some(limit) = self.huge_pages
             && arena > limit.bytes
@@ -74,7 +74,7 @@ impl Limits {
         }
         let counts = pages == Pages::Base || self.huge_pages_are_memory;
         let arena = if counts { arena } else { 0 };
-        let overhead = beside_arena(geometry, pages.bytes());
+        let overhead = beside_arena(geometry, pages.bytes()).saturating_add(more);
         match self.memory {
             Some(limit) if arena.saturating_add(overhead) > limit.bytes => {
                 Err(ExceedsLimit::Memory {
@@ -247,19 +247,22 @@ mod tests {
     #[test]
     fn an_arena_that_fills_the_limit_leaves_no_room_for_the_rest() {
         let fits = Geometry::new(1, GIB / 2, 1 << 16);
-        assert!(of_memory(GIB).check(&fits, Pages::Base).is_ok());
+        assert!(of_memory(GIB).check(&fits, Pages::Base, 0).is_ok());
         let fills = Geometry::new(1, GIB, 1 << 16);
-        let refused = of_memory(GIB).check(&fills, Pages::Base).unwrap_err();
+        let refused = of_memory(GIB).check(&fills, Pages::Base, 0).unwrap_err();
         assert!(refused.to_string().contains("lower memory.size"));
     }
 
     #[test]
     fn huge_pages_count_against_their_own_limit_and_only_the_rest_against_memory() {
         let geometry = Geometry::new(1, 16 * GIB, 1 << 16);
-        assert!(of_memory(GIB).check(&geometry, Pages::Huge2Mi).is_ok());
-        assert!(of_memory(GIB).check(&geometry, Pages::Base).is_err());
+        assert!(of_memory(GIB).check(&geometry, Pages::Huge2Mi, 0).is_ok());
+        assert!(of_memory(GIB).check(&geometry, Pages::Base, 0).is_err());
         let beside = beside_arena(&geometry, Pages::Huge2Mi.bytes());
-        let refused = of_memory(beside - 1).check(&geometry, Pages::Huge2Mi);
+        let of_beside = || of_memory(beside);
+        assert!(of_beside().check(&geometry, Pages::Huge2Mi, 0).is_ok());
+        assert!(of_beside().check(&geometry, Pages::Huge2Mi, 1).is_err());
+        let refused = of_memory(beside - 1).check(&geometry, Pages::Huge2Mi, 0);
         assert!(matches!(
             refused,
             Err(ExceedsLimit::Memory { arena: 0, .. })
@@ -268,13 +271,13 @@ mod tests {
             huge_pages: limit(8 * GIB),
             ..of_memory(64 * GIB)
         };
-        let refused = few.check(&geometry, Pages::Huge2Mi).unwrap_err();
+        let refused = few.check(&geometry, Pages::Huge2Mi, 0).unwrap_err();
         assert!(refused.to_string().contains("limit of huge pages"));
         let charged = Limits {
             huge_pages_are_memory: true,
             ..of_memory(16 * GIB)
         };
-        assert!(charged.check(&geometry, Pages::Huge2Mi).is_err());
+        assert!(charged.check(&geometry, Pages::Huge2Mi, 0).is_err());
     }
 
     #[test]

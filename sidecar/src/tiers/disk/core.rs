@@ -10,6 +10,7 @@ use super::name::NameKey;
 use super::space::At;
 use super::state::{Bounds, Plan, State};
 use crate::tiers::{Cause, TierError};
+use kvcachepool_protocol::config::disk_objects_max;
 use parking_lot::Mutex;
 use std::io;
 use std::path::Path;
@@ -91,6 +92,7 @@ impl Core {
             capacity,
             high: percent(capacity, options.high_percent),
             low: percent(capacity, options.low_percent.min(options.high_percent)),
+            objects: usize::try_from(disk_objects_max(capacity)).unwrap_or(usize::MAX),
         };
         let (state, journal) = load(&folder, bounds)?;
         let state = Mutex::new(state);

@@ -19,15 +19,17 @@ const WORTH: u32 = 4;
 /// Most objects of a class that go at once for one that needs a slot: they share a sync.
 const TOGETHER: usize = 8;
 
-/// Bounds, in bytes.
+/// Bounds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bounds {
     /// Most bytes of container files.
     pub capacity: u64,
-    /// Eviction begins when slots of objects have more.
+    /// Eviction begins when slots of objects have more bytes.
     pub high: u64,
     /// And ends when they have no more than this.
     pub low: u64,
+    /// Most objects: each takes memory.
+    pub objects: usize,
 }
 
 /// What happened since the folder was opened.
@@ -196,21 +198,23 @@ impl State {
         }
     }
 
-    /// Takes out the least recently used objects where there are too many bytes; the last one stays, however large it is. Their removals
-    /// are to be made durable.
+    /// Takes out the least recently used objects where there are too many bytes, or too many of them; the last one stays, however large
+    /// it is. Their removals are to be made durable.
     pub fn over_high(&mut self) -> Vec<Record> {
-        if self.bytes <= self.bounds.high {
-            return Vec::new();
-        }
-        let mut surplus = self.bytes - self.bounds.low;
+        let mut objects = self.index.len().saturating_sub(self.bounds.objects);
+        let mut surplus = match self.bytes > self.bounds.high {
+            true => self.bytes - self.bounds.low,
+            false => 0,
+        };
         let victims: Vec<NameKey> = self
             .index
             .oldest_first()
             .take(self.index.len().saturating_sub(1))
             .filter(|entry| !self.reading.contains_key(&entry.at))
             .take_while(|entry| {
-                let more = surplus > 0;
+                let more = surplus > 0 || objects > 0;
                 surplus = surplus.saturating_sub(self.slot_bytes(entry.at));
+                objects = objects.saturating_sub(1);
                 more
             })
             .map(|entry| entry.name)

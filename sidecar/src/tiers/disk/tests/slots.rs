@@ -14,6 +14,7 @@ fn state(slots: u32) -> State {
         capacity,
         high: capacity,
         low: capacity,
+        objects: usize::MAX,
     });
     state.space.add(0, UNITS, slots, None);
     state
@@ -79,6 +80,22 @@ fn the_slot_of_what_is_read_is_nobodys_until_the_last_reader_ends() {
         state.unpin(pin.at);
     }
     assert_eq!(state.space.take(UNITS), Some(a.at));
+}
+
+#[test]
+fn more_objects_than_their_bound_go_oldest_first_however_small_they_are() {
+    let mut state = State::new(Bounds {
+        capacity: 1 << 30,
+        high: 1 << 30,
+        low: 1 << 30,
+        objects: 2,
+    });
+    state.space.add(0, UNITS, 8, None);
+    let [_, second, _, _] = [1, 2, 3, 4].map(|i| put(&mut state, i));
+    assert!(state.pin(&second.name).is_some(), "used last now");
+    let gone: Vec<_> = state.over_high().iter().map(|r| r.name).collect();
+    assert_eq!(gone, [1, 3].map(|i| record(What::Put, i, 0, 0).name));
+    assert_eq!(state.over_high(), []);
 }
 
 #[test]

@@ -1,0 +1,108 @@
+//! The limit of an S3 server: the same sizes and depth by a bare HTTP/1.1 client, whose requests somebody else has signed.
+
+use super::Load;
+use super::measure::{Part, Phase};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+/// Reads `address` in the first line of a file, then a line for each object: target of its PUT, blank, target of its GET.
+pub fn run(requests: &Path, load: Load) {
+    let text = std::fs::read_to_string(requests).expect("a file with requests");
+    let (address, lines) = text.split_once('\n').expect("an address");
+    let targets: Vec<_> = lines.lines().filter_map(|l| l.split_once(' ')).collect();
+    let most = (load.operations() as usize).min(targets.len());
+    let put = phase(address, &targets[..most], load, Part::Put);
+    phase(address, &targets[..put], load, Part::Get);
+}
+
+fn phase(address: &str, targets: &[(&str, &str)], load: Load, part: Part) -> usize {
+    let next = AtomicUsize::new(0);
+    let phase = Phase::begin();
+    let until = Instant::now() + load.time();
+    let work = || {
+        let mut connection = Connection::new(address);
+        let mut memory = vec![0xA7; load.size.0 as usize];
+        let mut times: Vec<Duration> = Vec::new();
+        while Instant::now() < until {
+            let Some((put, get)) = targets.get(next.fetch_add(1, Relaxed)) else {
+                break;
+            };
+            let begun = Instant::now();
+            match part {
+                Part::Put => connection.put(put, &memory),
+                Part::Get => connection.get(get, &mut memory),
+            }
+            times.push(begun.elapsed());
+        }
+        times
+    };
+    let times: Vec<Duration> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..load.in_flight).map(|_| scope.spawn(work)).collect();
+        threads
+            .into_iter()
+            .flat_map(|t| t.join().unwrap())
+            .collect()
+    });
+    let done = times.len();
+    phase.end(part, load, times);
+    done
+}
+
+struct Connection<'a> {
+    stream: BufReader<TcpStream>,
+    address: &'a str,
+}
+
+impl<'a> Connection<'a> {
+    fn new(address: &'a str) -> Self {
+        let stream = TcpStream::connect(address).expect("the server listens");
+        stream.set_nodelay(true).unwrap();
+        Self {
+            stream: BufReader::new(stream),
+            address,
+        }
+    }
+
+    fn put(&mut self, target: &str, body: &[u8]) {
+        self.ask("PUT", target, body.len());
+        self.stream.get_mut().write_all(body).unwrap();
+        let left = self.answered();
+        let mut rest = vec![0; left];
+        self.stream.read_exact(&mut rest).unwrap();
+    }
+
+    fn get(&mut self, target: &str, into: &mut [u8]) {
+        self.ask("GET", target, 0);
+        assert_eq!(self.answered(), into.len(), "length of an object");
+        self.stream.read_exact(into).unwrap();
+    }
+
+    fn ask(&mut self, method: &str, target: &str, length: usize) {
+        let address = self.address;
+        let head = format!(
+            "{method} {target} HTTP/1.1\r\nHost: {address}\r\nContent-Length: {length}\r\n\r\n"
+        );
+        self.stream.get_mut().write_all(head.as_bytes()).unwrap();
+    }
+
+    /// Reads the head of an answer, which must be 200, and returns the length of its body.
+    fn answered(&mut self) -> usize {
+        let (mut line, mut length) = (String::new(), 0);
+        self.stream.read_line(&mut line).unwrap();
+        assert!(line.starts_with("HTTP/1.1 200"), "{line}");
+        loop {
+            line.clear();
+            self.stream.read_line(&mut line).unwrap();
+            let text = line.trim_end().to_ascii_lowercase();
+            if text.is_empty() {
+                return length;
+            }
+            if let Some(value) = text.strip_prefix("content-length:") {
+                length = value.trim().parse().unwrap();
+            }
+        }
+    }
+}
