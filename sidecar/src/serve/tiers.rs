@@ -26,6 +26,8 @@ use tracing::info;
 const RETRY: Duration = Duration::from_secs(5);
 /// How often what a tier holds is asked for.
 const USAGE_EVERY: Duration = Duration::from_secs(2);
+/// So many looks in a row may end because too much is asked before the tier counts as down.
+const DOUBTED: u32 = 3;
 /// Threads that digests and sockets of tiers share.
 const THREADS: usize = 2;
 
@@ -239,13 +241,18 @@ impl Shared {
         self.open.lock().insert(kind, layers);
         self.complaints.up_again(kind);
         state(None);
-        let mut down = None;
+        let (mut down, mut doubted) = (None, 0);
         loop {
             // One that failed is tried again by whatever asks for it: this does, also where nobody else would.
             let now_down = match tier.usage().await {
                 Ok(usage) => {
                     self.usage.lock().insert(kind, usage);
+                    doubted = 0;
                     None
+                }
+                Err(e) if too_much(e.cause) && doubted < DOUBTED => {
+                    doubted += 1;
+                    down.clone()
                 }
                 Err(e) => {
                     self.told(&e);
@@ -309,6 +316,11 @@ impl Shared {
         let _ = ended.await;
         stored
     }
+}
+
+/// It says that a tier is busy, and little of whether it works.
+fn too_much(cause: Cause) -> bool {
+    matches!(cause, Cause::Throttled | Cause::Timeout | Cause::Busy)
 }
 
 /// Whatever is dropped last among its clones ends the receiver's wait.
