@@ -124,6 +124,9 @@ fn urls_are_shown_without_what_may_be_secret() {
         "[\"redis://a:1/2\",\"redis+unix:///s.sock\"]"
     );
     assert!(!format!("{c:?}").contains("secret"));
+    assert!(c.to_yaml().contains("secret") && !c.shown_yaml().contains("secret"));
+    let whole = problems("redis: 'redis://u:secret@a:1'").concat();
+    assert!(!whole.contains("secret"), "{whole}");
     for wrong in [
         "'redis://u:secret@a:1'",
         "[secret]",

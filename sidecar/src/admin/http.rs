@@ -155,11 +155,11 @@ async fn status(State(daemon): State<Arc<Daemon>>) -> Response {
     Json(daemon.status()).into_response()
 }
 
-/// The effective config as YAML. It holds no secret: secrets are files, and only their paths stand in it.
+/// The effective config as YAML, without what is secret.
 async fn config(State(daemon): State<Arc<Daemon>>) -> Response {
     (
         [(header::CONTENT_TYPE, "application/yaml")],
-        daemon.config().effective.to_yaml(),
+        daemon.config().effective.shown_yaml(),
     )
         .into_response()
 }

@@ -14,7 +14,7 @@ pub struct Args {
     /// Check a file: exit code 0 and "ok", or 1 and every problem in it.
     #[arg(long, value_name = "FILE")]
     check: Option<PathBuf>,
-    /// Print what a file means: all keys, with defaults filled in.
+    /// Print what a file means: all keys, with defaults filled in; URLs without user and password.
     #[arg(long, value_name = "FILE")]
     effective: Option<PathBuf>,
 }
@@ -28,7 +28,7 @@ pub fn main(args: &Args) -> Result<ExitCode, String> {
         if args.check.is_some() {
             println!("ok");
         } else {
-            print!("{}", loaded.config.to_yaml());
+            print!("{}", loaded.config.shown_yaml());
         }
     } else {
         print!("{}", Config::default_yaml());

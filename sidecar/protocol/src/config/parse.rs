@@ -125,15 +125,20 @@ impl Config {
 
     /// The file that says what is so anyway, with a comment per key.
     pub fn default_yaml() -> String {
-        Config::default().print(true)
+        Config::default().print(true, |slot| slot.text())
     }
 
     /// This config as a file, without comments; [`Config::parse`] gives it back.
     pub fn to_yaml(&self) -> String {
-        self.print(false)
+        self.print(false, |slot| slot.text())
     }
 
-    /// Path and value of every key as texts, for logs and `/v1/config`; URLs without user and password.
+    /// The same for people to see: URLs without user and password.
+    pub fn shown_yaml(&self) -> String {
+        self.print(false, |slot| slot.shown())
+    }
+
+    /// Path and value of every key as texts, for logs; URLs without user and password.
     pub fn entries(&self) -> Vec<(&'static str, String)> {
         keys(&mut self.clone())
             .into_iter()
@@ -141,7 +146,7 @@ impl Config {
             .collect()
     }
 
-    fn print(&self, comments: bool) -> String {
+    fn print(&self, comments: bool, value: impl Fn(&Slot<'_>) -> String) -> String {
         let mut out = String::new();
         let mut open = "";
         for key in keys(&mut self.clone()) {
@@ -155,7 +160,7 @@ impl Config {
             if comments {
                 out += &comment(&key, indent);
             }
-            out += &format!("{indent}{name}: {}\n", scalar(&key.slot));
+            out += &format!("{indent}{name}: {}\n", scalar(&key.slot, value(&key.slot)));
         }
         out
     }
@@ -176,8 +181,7 @@ fn comment(key: &Key<'_>, indent: &str) -> String {
 }
 
 /// A value as YAML: quoted where the plain form would read as something else.
-fn scalar(slot: &Slot<'_>) -> String {
-    let text = slot.text();
+fn scalar(slot: &Slot<'_>, text: String) -> String {
     let quoted = matches!(
         slot,
         Slot::Name(_) | Slot::Text(..) | Slot::Listen(_) | Slot::Socket(_) | Slot::File(_)
@@ -265,6 +269,8 @@ fn found(value: &Value) -> String {
         Value::Null => "nothing".to_string(),
         Value::Bool(b) => b.to_string(),
         Value::Number(n) => n.to_string(),
+        // It may hold a password.
+        Value::String(s) if s.contains("://") => "a URL".to_string(),
         Value::String(s) => {
             let short: String = s.chars().take(64).collect();
             let cut = if short.len() < s.len() { "..." } else { "" };
