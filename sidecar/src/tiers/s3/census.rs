@@ -163,7 +163,7 @@ impl Sum {
 
 /// Bytes by when they were written.
 #[derive(Debug)]
-struct Ages {
+pub struct Ages {
     width_s: u64,
     bytes: BTreeMap<u64, u64>,
 }
@@ -284,23 +284,10 @@ fn spread(every: Duration) -> Duration {
 
 impl Live {
     /// Counts what is there and removes what must go.
-    async fn pass(&self) -> Result<(), TierError> {
-        let (mut sum, mut ages) = (Sum::default(), Ages::default());
-        let mut from = None;
-        loop {
-            let page = self.requests.list(from.as_deref(), PAGE_MAX).await?;
-            for listed in &page.objects {
-                sum.add(listed);
-                ages.add(listed);
-            }
-            from = page.next;
-            if from.is_none() {
-                break;
-            }
-        }
-        *self.census.sum.lock() = sum;
-        let excess = match self.census.is_over(sum.bytes) {
-            true => sum.bytes.saturating_sub(self.census.evict_to_bytes),
+    pub(super) async fn pass(&self) -> Result<(), TierError> {
+        let (bytes, ages) = self.count().await?;
+        let excess = match self.census.is_over(bytes) {
+            true => bytes.saturating_sub(self.census.evict_to_bytes),
             false => 0,
         };
         let now = SystemTime::now()
@@ -313,6 +300,23 @@ impl Live {
         match ages.cut(excess, expired) {
             Some(cut) => self.evict(cut).await,
             None => Ok(()),
+        }
+    }
+
+    /// Counts what is there, from begin to end; returns its bytes, and their ages.
+    pub(super) async fn count(&self) -> Result<(u64, Ages), TierError> {
+        let (mut sum, mut ages, mut from) = (Sum::default(), Ages::default(), None);
+        loop {
+            let page = self.requests.list(from.as_deref(), PAGE_MAX).await?;
+            for listed in &page.objects {
+                sum.add(listed);
+                ages.add(listed);
+            }
+            from = page.next;
+            if from.is_none() {
+                *self.census.sum.lock() = sum;
+                return Ok((sum.bytes, ages));
+            }
         }
     }
 
@@ -342,5 +346,66 @@ impl Live {
                 return Ok(());
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tiers::suite::Sample;
+
+    fn listed(number: u64, written_unix_s: u64, bytes: u64) -> Listed {
+        Listed {
+            name: Sample::new(1, number, &[1]).name(),
+            bytes,
+            written_unix_s,
+        }
+    }
+
+    #[test]
+    fn the_oldest_bytes_go_and_of_those_written_together_no_more_than_needed() {
+        let all: Vec<_> = (0..10).map(|n| listed(n, 1_000 + n / 4, 10)).collect();
+        let mut ages = Ages::default();
+        for listed in &all {
+            ages.add(listed);
+        }
+        let went = |excess, expired| {
+            let Some(mut cut) = ages.cut(excess, expired) else {
+                return 0;
+            };
+            // A listing has its own order: the youngest come first here.
+            let went = all.iter().rev().filter(|listed| cut.takes(listed));
+            let went: Vec<u64> = went.map(|listed| listed.written_unix_s).collect();
+            let until = 1_000 + excess.div_ceil(40);
+            assert!(expired > 0 || went.iter().all(|at| *at < until), "{went:?}");
+            went.len()
+        };
+        for (excess, count) in [
+            (0, 0),
+            (1, 1),
+            (10, 1),
+            (35, 4),
+            (40, 4),
+            (41, 5),
+            (100, 10),
+            (1_000, 10),
+        ] {
+            assert_eq!(went(excess, 0), count, "{excess}");
+        }
+        assert_eq!(went(0, 1_001), 4, "what is too old");
+        assert_eq!(went(10, 1_002), 8, "the older of both");
+        assert_eq!(went(0, 500), 0);
+    }
+
+    #[test]
+    fn many_ages_are_told_apart_less_finely() {
+        let mut ages = Ages::default();
+        for n in 0..100_000 {
+            ages.add(&listed(0, n, 1));
+            assert!(ages.bytes.len() <= AGES_MAX);
+        }
+        assert_eq!(ages.bytes.values().sum::<u64>(), 100_000);
+        let cut = ages.cut(50_000, 0).unwrap();
+        assert!((49_000..=50_000).contains(&cut.before_s), "{cut:?}");
     }
 }

@@ -98,20 +98,38 @@ impl S3 {
         let client = client::client(config).await?;
         let requests = Requests::new(client, config.bucket.clone(), config.prefix.clone());
         let first = requests.probe().await?;
+        Ok(Self::over(requests, config, options, &first))
+    }
+
+    /// Opens it for a tool: only listing is tried, nothing runs beside, and what the bucket holds is counted now, however long that takes.
+    pub async fn open_counted(config: &config::S3) -> Result<Self, TierError> {
+        let client = client::client(config).await?;
+        let requests = Requests::new(client, config.bucket.clone(), config.prefix.clone());
+        let options = Options {
+            census: None,
+            ..Options::default()
+        };
+        let tier = Self::over(requests, config, options, &Page::default());
+        tier.live.count().await?;
+        Ok(tier)
+    }
+
+    /// A bucket whose listing begins with this page.
+    fn over(requests: Requests, config: &config::S3, options: Options, first: &Page) -> Self {
         let live = Arc::new(Live {
             requests,
             known: Known::new(options.known, options.known_for),
-            census: Census::new(config, &first),
+            census: Census::new(config, first),
             answered: Mutex::new(Some(Instant::now())),
         });
         let census = options
             .census
             .map(|options| tokio::spawn(census::run(live.clone(), options)).abort_handle());
-        Ok(Self {
+        Self {
             live,
             options,
             census,
-        })
+        }
     }
 
     /// Where it is, for people.

@@ -5,6 +5,7 @@ use super::fault::{Answer, failed, found};
 use super::multipart::Upload;
 use super::request::Requests;
 use crate::tiers::{Cause, Kind, Put, Stored, TierError};
+use aws_sdk_s3::error::SdkError;
 use kvcachepool_protocol::object::ObjectName;
 use std::time::Duration;
 
@@ -101,10 +102,15 @@ impl Requests {
             Err(e) => {
                 let answer = Answer::of(&e);
                 let asked = self.asked("s3:PutObject", Some(&key));
-                match self.refused(name, &answer, conditional).await? {
-                    Some(placed) => Ok(placed),
-                    None => Err(failed(asked, &e)),
+                if let Some(placed) = self.refused(name, &answer, conditional).await? {
+                    return Ok(placed);
                 }
+                // A server may refuse before it has read all, and hang up: the refusal is lost then.
+                let hung_up = matches!(e, SdkError::DispatchFailure(_)) && conditional;
+                if hung_up && self.size(name).await.is_ok_and(|size| size.is_some()) {
+                    return Ok(Placed::Already);
+                }
+                Err(failed(asked, &e))
             }
         }
     }

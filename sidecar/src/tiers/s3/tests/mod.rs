@@ -1,6 +1,20 @@
 //! The tier against a real server, and against one that answers what a test tells it to.
 
+mod addresses;
+mod bucket;
+mod errors;
+mod faulty;
 mod server;
 mod suite;
+mod tls;
 
+use super::{Options, Parts, Uploads};
 pub use server::Server;
+
+fn parts() -> Parts {
+    Options::default().parts
+}
+
+fn uploads() -> Uploads {
+    Options::default().uploads
+}

@@ -10,8 +10,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-const ID: &str = "kvcachepool-test";
-const SECRET: &str = "only-for-this-test";
+pub const ID: &str = "kvcachepool-test";
+pub const SECRET: &str = "only-for-this-test";
 /// A start that takes longer hangs.
 const LONGEST: Duration = Duration::from_secs(30);
 

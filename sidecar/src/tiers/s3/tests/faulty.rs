@@ -1,0 +1,241 @@
+//! A server that answers what a test tells it to, and remembers what it was asked: for answers that a real server gives too seldom.
+
+use super::super::client;
+use super::super::request::Requests;
+use kvcachepool_protocol::config::S3;
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+use tempfile::TempDir;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinHandle;
+
+/// A request as it came in.
+#[derive(Debug, Clone, Default)]
+pub struct Asked {
+    pub method: String,
+    /// Path and query.
+    pub target: String,
+    pub headers: BTreeMap<String, String>,
+    pub body: Vec<u8>,
+}
+
+impl Asked {
+    pub fn header(&self, name: &str) -> &str {
+        self.headers.get(name).map_or("", String::as_str)
+    }
+
+    /// First and last byte that are asked for.
+    pub fn range(&self) -> (usize, usize) {
+        let range = self.header("range").strip_prefix("bytes=").unwrap();
+        let (first, last) = range.split_once('-').unwrap();
+        (first.parse().unwrap(), last.parse().unwrap())
+    }
+}
+
+/// What is answered.
+#[derive(Debug, Clone)]
+pub enum Reply {
+    /// Status, headers, body.
+    Full(u16, Vec<(&'static str, String)>, Vec<u8>),
+    /// The same, but the connection ends after so many bytes of the body.
+    Cut(Vec<(&'static str, String)>, Vec<u8>, usize),
+    /// Nothing, ever.
+    Hang,
+    /// The connection ends without an answer.
+    Close,
+}
+
+impl Reply {
+    /// An answer without a body.
+    pub fn status(status: u16) -> Self {
+        Self::Full(status, Vec::new(), Vec::new())
+    }
+
+    /// An error as S3 tells it.
+    pub fn error(status: u16, code: &str) -> Self {
+        let body = format!(
+            "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<Error><Code>{code}</Code><Message>because</Message></Error>"
+        );
+        Self::Full(
+            status,
+            vec![("content-type", "application/xml".into())],
+            body.into(),
+        )
+    }
+
+    /// The range of an object that was asked for.
+    pub fn part(asked: &Asked, object: &[u8]) -> Self {
+        let (headers, body) = range(asked, object);
+        Self::Full(206, headers, body)
+    }
+}
+
+/// Headers and body of the range of an object that was asked for.
+pub fn range(asked: &Asked, object: &[u8]) -> (Vec<(&'static str, String)>, Vec<u8>) {
+    let (first, last) = asked.range();
+    let end = (last + 1).min(object.len());
+    let range = format!("bytes {first}-{}/{}", end - 1, object.len());
+    let headers = vec![("content-range", range), ("etag", "\"one\"".into())];
+    (headers, object[first..end].to_vec())
+}
+
+type Script = dyn Fn(&Asked) -> Reply + Send + Sync;
+
+/// The server. It ends when it is dropped.
+#[derive(Debug)]
+pub struct Faulty {
+    asked: Arc<Mutex<Vec<Asked>>>,
+    folder: TempDir,
+    port: u16,
+    task: JoinHandle<()>,
+}
+
+impl Faulty {
+    pub async fn start(script: impl Fn(&Asked) -> Reply + Send + Sync + 'static) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let asked: Arc<Mutex<Vec<Asked>>> = Arc::default();
+        let (script, remembered): (Arc<Script>, _) = (Arc::new(script), asked.clone());
+        let task = tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                let (script, asked) = (script.clone(), remembered.clone());
+                // A connection that ends in any way is the client's business.
+                tokio::spawn(async move { serve(stream, &*script, &asked).await.ok() });
+            }
+        });
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"] {
+            std::fs::write(folder.path().join(name), "any").unwrap();
+        }
+        Self {
+            asked,
+            folder,
+            port,
+            task,
+        }
+    }
+
+    pub fn config(&self) -> S3 {
+        S3 {
+            bucket: "kv-bucket".into(),
+            endpoint: format!("http://127.0.0.1:{}", self.port),
+            auth: Some(self.folder.path().into()),
+            ..S3::default()
+        }
+    }
+
+    /// The bucket, without looking whether it is there.
+    pub async fn requests(&self) -> Requests {
+        requests(&self.config()).await
+    }
+
+    /// All that was asked.
+    pub fn asked(&self) -> Vec<Asked> {
+        self.asked.lock().clone()
+    }
+
+    /// How many requests had this method.
+    pub fn count(&self, method: &str) -> usize {
+        let asked = self.asked.lock();
+        asked.iter().filter(|asked| asked.method == method).count()
+    }
+}
+
+impl Drop for Faulty {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+pub async fn requests(config: &S3) -> Requests {
+    let client = client::client(config).await.unwrap();
+    Requests::new(client, config.bucket.clone(), config.prefix.clone())
+}
+
+async fn serve(
+    mut stream: TcpStream,
+    script: &Script,
+    remembered: &Mutex<Vec<Asked>>,
+) -> io::Result<()> {
+    while let Some(asked) = read(&mut stream).await? {
+        remembered.lock().push(asked.clone());
+        let head = asked.method == "HEAD";
+        match script(&asked) {
+            Reply::Full(status, headers, body) => {
+                write_head(&mut stream, status, &headers, body.len()).await?;
+                if !head {
+                    stream.write_all(&body).await?;
+                }
+            }
+            Reply::Cut(headers, body, bytes) => {
+                write_head(&mut stream, 206, &headers, body.len()).await?;
+                stream.write_all(&body[..bytes]).await?;
+                return stream.shutdown().await;
+            }
+            Reply::Hang => std::future::pending().await,
+            Reply::Close => return Ok(()),
+        }
+    }
+    Ok(())
+}
+
+async fn write_head(
+    stream: &mut TcpStream,
+    status: u16,
+    headers: &[(&'static str, String)],
+    bytes: usize,
+) -> io::Result<()> {
+    let mut head = format!("HTTP/1.1 {status} Answer\r\n");
+    if !headers.iter().any(|(name, _)| *name == "content-length") {
+        head += &format!("content-length: {bytes}\r\n");
+    }
+    for (name, value) in headers {
+        head += &format!("{name}: {value}\r\n");
+    }
+    stream.write_all((head + "\r\n").as_bytes()).await
+}
+
+/// The next request; none at the end of the connection.
+async fn read(stream: &mut TcpStream) -> io::Result<Option<Asked>> {
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        let mut byte = [0];
+        if stream.read(&mut byte).await? == 0 {
+            return Ok(None);
+        }
+        head.push(byte[0]);
+    }
+    let text = String::from_utf8(head).unwrap();
+    let mut lines = text.lines();
+    let mut first = lines.next().unwrap().split(' ');
+    let headers: BTreeMap<String, String> = lines
+        .filter_map(|line| line.split_once(':'))
+        .map(|(name, value)| (name.to_lowercase(), value.trim().to_string()))
+        .collect();
+    let bytes = headers
+        .get("content-length")
+        .map_or(0, |n| n.parse().unwrap());
+    let mut body = vec![0; bytes];
+    stream.read_exact(&mut body).await?;
+    Ok(Some(Asked {
+        method: first.next().unwrap().to_string(),
+        target: first.next().unwrap().to_string(),
+        headers,
+        body,
+    }))
+}
+
+/// Waits for a condition; a test that waits in vain says for what.
+pub async fn until(what: &str, condition: impl Fn() -> bool) {
+    let waited = async {
+        while !condition() {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    };
+    let waited = tokio::time::timeout(Duration::from_secs(30), waited).await;
+    waited.unwrap_or_else(|_| panic!("waited in vain for {what}"));
+}
