@@ -1,10 +1,13 @@
 //! The S3 tier of a real sidecar over a real server: what one sidecar wrote, another one on another machine finds.
 
 use crate::harness::{Sidecar, wait_for};
-use crate::s3_server::Server;
+use crate::s3_server::{ID, SECRET, Server};
 use crate::vllm::{CHUNK_BYTES, Vllm, content, hashes};
 use kvcachepool_protocol::message::{CHUNK_READY, Probe, ProbeReply};
 use kvcachepool_protocol::refs::unpack;
+use std::io::{Read, Write};
+use std::net::TcpListener;
+use std::process::{Command, Output};
 
 /// Number of the S3 tier in answers to PROBE.
 const S3: u8 = 4;
@@ -16,6 +19,12 @@ fn with_bucket(server: &Server) -> String {
     format!(
         "memory: {{size: 64Mi}}\ns3: {{bucket: {bucket}, endpoint: \"{endpoint}\", auth: {auth}, prefix: pool/a}}\n"
     )
+}
+
+/// The same, with the default chain of credentials.
+fn with_chain(server: &Server) -> String {
+    let auth = format!("auth: {}, ", server.auth().display());
+    with_bucket(server).replace(&auth, "")
 }
 
 fn start(server: &Server) -> Sidecar {
@@ -98,4 +107,119 @@ fn a_file_that_is_missing_and_wrong_keys_are_named_and_the_tier_comes_when_they_
     wait_tier(&sidecar, "ready");
     let log = std::fs::read_to_string(sidecar.folder().join("log")).unwrap();
     assert!(!log.contains("not-the-one"));
+}
+
+/// Runs a tool on the bucket, with credentials and endpoint in its environment.
+fn tool(server: &Server, arguments: &[&str]) -> Output {
+    let mut command = Command::new(crate::harness::binary());
+    command
+        .args(arguments)
+        .env("AWS_ENDPOINT_URL_S3", server.config().endpoint)
+        .env("AWS_ACCESS_KEY_ID", ID)
+        .env("AWS_SECRET_ACCESS_KEY", SECRET);
+    command.output().unwrap()
+}
+
+#[test]
+fn tools_see_verify_and_remove_what_a_sidecar_wrote() {
+    let server = Server::start();
+    {
+        let sidecar = start(&server);
+        wait_tier(&sidecar, "ready");
+        let mut vllm = Vllm::attach(&sidecar.socket());
+        vllm.store("r", &hashes(1, 3));
+        wait_for("the chunks to be in the bucket", || {
+            let used = tier(&sidecar)["used_bytes"].as_u64();
+            (used >= Some(3 * CHUNK_BYTES)).then_some(())
+        });
+    }
+    let url = "s3://kv-bucket/pool/a";
+    let json = |arguments: &[&str]| -> serde_json::Value {
+        let output = tool(&server, arguments);
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let last = text.lines().last().unwrap_or_default();
+        serde_json::from_str(last).unwrap_or_else(|_| panic!("{output:?}"))
+    };
+    let seen = json(&["inspect", url, "--output", "json"]);
+    assert_eq!(
+        (seen["tier"].as_str(), seen["objects"].as_u64()),
+        (Some("s3"), Some(3)),
+        "{seen}"
+    );
+    let verified = json(&["verify", url, "--output", "json"]);
+    assert_eq!(verified["ok"].as_u64(), Some(3), "{verified}");
+    let other = "0123456789abcdef/fedcba9876543210";
+    let gone = json(&["gc", url, "--all-but-domain", other, "--output", "json"]);
+    assert_eq!(gone["removed"].as_u64(), Some(3), "{gone}");
+    let left = json(&["inspect", url, "--output", "json"]);
+    assert_eq!(left["objects"].as_u64(), Some(0), "{left}");
+    let wrong = tool(&server, &["inspect", "s3://no-such-bucket/x"]);
+    let text = String::from_utf8_lossy(&wrong.stderr).into_owned();
+    assert!(!wrong.status.success() && text.contains("Gone"), "{text}");
+}
+
+/// Answers every request with keys for a role, as a token service does; says what it was asked.
+fn token_service() -> (u16, std::sync::mpsc::Receiver<String>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let (tell, told) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let mut asked = Vec::new();
+            while !String::from_utf8_lossy(&asked).contains("WebIdentityToken=") {
+                let mut part = [0; 4096];
+                let bytes = stream.read(&mut part).unwrap();
+                asked.extend(&part[..bytes]);
+            }
+            let body = format!(
+                "<AssumeRoleWithWebIdentityResponse><AssumeRoleWithWebIdentityResult><Credentials>\
+                 <AccessKeyId>{ID}</AccessKeyId><SecretAccessKey>{SECRET}</SecretAccessKey><SessionToken>t</SessionToken>\
+                 <Expiration>2099-01-01T00:00:00Z</Expiration></Credentials></AssumeRoleWithWebIdentityResult></AssumeRoleWithWebIdentityResponse>"
+            );
+            let head = format!(
+                "HTTP/1.1 200 OK\r\ncontent-type: text/xml\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
+                body.len()
+            );
+            stream.write_all((head + &body).as_bytes()).unwrap();
+            if tell
+                .send(String::from_utf8_lossy(&asked).into_owned())
+                .is_err()
+            {
+                return;
+            }
+        }
+    });
+    (port, told)
+}
+
+#[test]
+fn the_environment_and_a_web_identity_of_the_pod_are_credentials() {
+    let server = Server::start();
+    let plain =
+        format!("export AWS_ACCESS_KEY_ID={ID} AWS_SECRET_ACCESS_KEY={SECRET}; exec \"$@\"");
+    let mut sidecar = Sidecar::prepare(&with_chain(&server));
+    sidecar.run_by(&plain);
+    sidecar.wait_socket();
+    wait_tier(&sidecar, "ready");
+    drop(sidecar);
+
+    let (port, told) = token_service();
+    let token = server.auth().join("token");
+    std::fs::write(&token, "a-token-of-the-pod").unwrap();
+    let identity = format!(
+        "export AWS_ROLE_ARN=arn:aws:iam::123456789012:role/kv AWS_WEB_IDENTITY_TOKEN_FILE={} AWS_ENDPOINT_URL_STS=http://127.0.0.1:{port}; exec \"$@\"",
+        token.display()
+    );
+    let mut sidecar = Sidecar::prepare(&with_chain(&server));
+    sidecar.run_by(&identity);
+    sidecar.wait_socket();
+    wait_tier(&sidecar, "ready");
+    let asked = told.recv().unwrap();
+    assert!(
+        asked.contains("a-token-of-the-pod") && asked.contains("role%2Fkv"),
+        "{asked}"
+    );
+    let log = std::fs::read_to_string(sidecar.folder().join("log")).unwrap();
+    assert!(!log.contains("a-token-of-the-pod") && !log.contains(SECRET));
 }
