@@ -1,0 +1,62 @@
+"""A real S3 server over a folder, for tests: versitygw with one bucket."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+from pathlib import Path
+from typing import Any
+
+from servers import paths
+from servers.process import Process
+from servers.waiting import wait_for
+
+BUCKET = "kv-bucket"
+_ID, _SECRET = "kvcachepool-test", "only-for-this-test"
+
+
+class S3Server:
+    """A server with an empty bucket."""
+
+    def __init__(self) -> None:
+        program = paths.cache() / "tools/bin/versitygw"
+        assert program.exists(), f"{program} is not there: run `tools/setup.sh servers`"
+        self.folder = paths.short_folder()
+        self.port = paths.free_port()
+        for name in (f"data/{BUCKET}", "auth"):
+            (self.folder / name).mkdir(parents=True)
+        for name, text in (("AWS_ACCESS_KEY_ID", _ID), ("AWS_SECRET_ACCESS_KEY", _SECRET)):
+            (self.folder / "auth" / name).write_text(text)
+        command = [str(program), "--access", _ID, "--secret", _SECRET, "--quiet", "--keep-alive"]
+        command += ["--port", f"127.0.0.1:{self.port}", "posix", str(self.folder / "data")]
+        env = {**os.environ, "HOME": str(self.folder)}
+        self.process = Process("versitygw", command, self.folder / "log", env=env)
+        wait_for(self._listens, 20, "an S3 server that listens")
+
+    def _listens(self) -> bool:
+        assert self.process.running(), f"the S3 server ended:\n{self.process.tail()}"
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", self.port)) == 0
+
+    def config(self) -> dict[str, Any]:
+        """The section `s3` of a sidecar's config."""
+        return {"bucket": BUCKET, "endpoint": f"http://127.0.0.1:{self.port}", "auth": str(self.folder / "auth")}
+
+    def objects(self) -> list[Path]:
+        """Files of cache objects."""
+        return list((self.folder / "data" / BUCKET).rglob("*.kv"))
+
+    def freeze(self) -> None:
+        """From now on it takes connections and answers nothing."""
+        self.process.signal_all(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """It goes on."""
+        self.process.signal_all(signal.SIGCONT)
+
+    def stop(self) -> None:
+        """Ends it and removes its folder."""
+        self.process.kill()
+        shutil.rmtree(self.folder, ignore_errors=True)
