@@ -2,13 +2,13 @@
 
 use kvcachepool_protocol::config::{Log, LogFormat, LogLevel};
 use std::sync::OnceLock;
-use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::reload::{self, Handle};
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Layer, Registry, fmt};
 
-static LEVEL: OnceLock<Handle<LevelFilter, Registry>> = OnceLock::new();
+static LEVEL: OnceLock<Handle<Targets, Registry>> = OnceLock::new();
 
 /// Starts logging. The format is chosen once; a second call does nothing.
 pub fn start(log: &Log) {
@@ -36,12 +36,41 @@ pub fn set_level(level: LogLevel) {
     }
 }
 
-fn filter(level: LogLevel) -> LevelFilter {
-    match level {
+/// What is ours from this level on, what comes from libraries from warnings on: they tell of every request, and we say what matters of it.
+fn filter(level: LogLevel) -> Targets {
+    let level = match level {
         LogLevel::Error => LevelFilter::ERROR,
         LogLevel::Warn => LevelFilter::WARN,
         LogLevel::Info => LevelFilter::INFO,
         LogLevel::Debug => LevelFilter::DEBUG,
         LogLevel::Trace => LevelFilter::TRACE,
+    };
+    Targets::new()
+        .with_default(level.min(LevelFilter::WARN))
+        .with_target("kvcachepool", level)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tracing::Level;
+
+    #[test]
+    fn libraries_tell_of_no_request_at_any_level() {
+        for level in [LogLevel::Info, LogLevel::Debug, LogLevel::Trace] {
+            let filter = filter(level);
+            assert!(filter.would_enable("kvcachepool_sidecar::tiers", &Level::INFO));
+            for library in [
+                "aws_smithy_runtime",
+                "aws_config",
+                "hyper_util::client",
+                "rustls",
+            ] {
+                assert!(!filter.would_enable(library, &Level::INFO), "{library}");
+                assert!(filter.would_enable(library, &Level::WARN), "{library}");
+            }
+        }
+        assert!(filter(LogLevel::Debug).would_enable("kvcachepool_sidecar", &Level::DEBUG));
+        assert!(!filter(LogLevel::Error).would_enable("rustls", &Level::WARN));
     }
 }

@@ -214,7 +214,12 @@ fn the_environment_and_a_web_identity_of_the_pod_are_credentials() {
     let mut sidecar = Sidecar::prepare(&with_chain(&server));
     sidecar.run_by(&identity);
     sidecar.wait_socket();
-    wait_tier(&sidecar, "ready");
+    // This server takes no sessions, and says so: it saw the role's.
+    wait_for("the role's session", || {
+        let tier = tier(&sidecar);
+        let reason = tier["reason"].as_str().unwrap();
+        reason.contains("InvalidToken").then_some(())
+    });
     let asked = told.recv().unwrap();
     assert!(
         asked.contains("a-token-of-the-pod") && asked.contains("role%2Fkv"),
