@@ -153,14 +153,32 @@ impl Drop for S3 {
     }
 }
 
+/// A request that has not been answered yet.
+struct Asking<'a> {
+    live: &'a Live,
+    answered: Option<Instant>,
+}
+
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        *self.live.answered.lock() = self.answered;
+    }
+}
+
 impl Live {
-    /// Notes what an operation says about the bucket.
-    fn seen<T>(&self, result: Result<T, TierError>) -> Result<T, TierError> {
-        let answered = match &result {
-            Err(e) if e.cause.of_the_tier() => None,
-            _ => Some(Instant::now()),
+    /// Does what asks the bucket, and notes whether it answered. One that is given up before it ended did not.
+    async fn seen<T>(
+        &self,
+        operation: impl Future<Output = Result<T, TierError>>,
+    ) -> Result<T, TierError> {
+        let mut asking = Asking {
+            live: self,
+            answered: None,
         };
-        *self.answered.lock() = answered;
+        let result = operation.await;
+        if !matches!(&result, Err(e) if e.cause.of_the_tier()) {
+            asking.answered = Some(Instant::now());
+        }
         result
     }
 
@@ -181,7 +199,9 @@ impl Live {
             Ok(there)
         });
         let mut all = vec![true; known];
-        all.extend(answers.await?);
+        if !rest.is_empty() {
+            all.extend(self.seen(answers).await?);
+        }
         Ok(all)
     }
 
@@ -226,7 +246,7 @@ impl Live {
     async fn usage(&self, reach_every: Duration) -> Result<Usage, TierError> {
         let answered = *self.answered.lock();
         if answered.is_none_or(|at| at.elapsed() >= reach_every) {
-            self.requests.reach().await?;
+            self.seen(self.requests.reach()).await?;
         }
         Ok(self.census.usage())
     }
@@ -245,39 +265,38 @@ impl Tier for S3 {
     }
 
     fn lookup<'a>(&'a self, names: &'a [ObjectName]) -> Operation<'a, Vec<bool>> {
-        Box::pin(async move { self.live.seen(self.live.lookup(names).await) })
+        Box::pin(async move { self.live.lookup(names).await })
     }
 
     fn head<'a>(&'a self, name: &'a ObjectName) -> Operation<'a, Object> {
-        Box::pin(async move { self.live.seen(self.live.requests.head(name).await) })
+        Box::pin(async move { self.live.seen(self.live.requests.head(name)).await })
     }
 
     fn get(&self, get: Get) -> Operation<'_, Object> {
         Box::pin(async move {
             self.live
-                .seen(self.live.get(&get, self.options.parts).await)
+                .seen(self.live.get(&get, self.options.parts))
+                .await
         })
     }
 
     fn put(&self, put: Put) -> Operation<'_, Stored> {
         Box::pin(async move {
             self.live
-                .seen(self.live.put(&put, self.options.uploads).await)
+                .seen(self.live.put(&put, self.options.uploads))
+                .await
         })
     }
 
     fn remove<'a>(&'a self, names: &'a [ObjectName]) -> Operation<'a, u64> {
-        Box::pin(async move { self.live.seen(self.live.remove(names).await) })
+        Box::pin(async move { self.live.seen(self.live.remove(names)).await })
     }
 
     fn usage(&self) -> Operation<'_, Usage> {
-        Box::pin(async move {
-            self.live
-                .seen(self.live.usage(self.options.reach_every).await)
-        })
+        Box::pin(async move { self.live.usage(self.options.reach_every).await })
     }
 
     fn list<'a>(&'a self, from: Option<&'a str>, limit: usize) -> Operation<'a, Page> {
-        Box::pin(async move { self.live.seen(self.live.requests.list(from, limit).await) })
+        Box::pin(async move { self.live.seen(self.live.requests.list(from, limit)).await })
     }
 }

@@ -150,6 +150,54 @@ async fn usage_asks_nothing_of_a_bucket_that_answered_a_moment_ago() {
     assert_eq!(server.asked().len(), 0);
 }
 
+#[tokio::test]
+async fn usage_finds_out_that_a_bucket_answers_no_more_though_nobody_else_asks() {
+    let (server, _) = holding(|_| false).await;
+    let options = Options {
+        reach_every: Duration::from_millis(100),
+        ..Options::default()
+    };
+    let config = server.config();
+    let tier = S3::over(
+        server.requests().await,
+        &config,
+        options,
+        &Default::default(),
+    );
+    drop(server);
+    // Asked more often than that, and still.
+    for _ in 0..1_000 {
+        if tier.usage().await.is_err() {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    panic!("the server is gone");
+}
+
+#[tokio::test]
+async fn an_operation_that_was_given_up_makes_usage_ask() {
+    let server = Faulty::start(|_| Reply::Hang).await;
+    let config = server.config();
+    let tier = S3::over(
+        server.requests().await,
+        &config,
+        Options::default(),
+        &Default::default(),
+    );
+    assert!(tier.usage().await.is_ok());
+    let short = Duration::from_millis(100);
+    assert!(
+        tokio::time::timeout(short, tier.lookup(&names(1)))
+            .await
+            .is_err()
+    );
+    assert!(
+        tokio::time::timeout(short, tier.usage()).await.is_err(),
+        "it asks, too"
+    );
+}
+
 /// A server that does not know a condition: it answers this, or takes no notice.
 async fn put_twice(unconditional: Option<Reply>) -> (Faulty, Vec<Stored>) {
     let there = AtomicUsize::new(0);
