@@ -31,7 +31,8 @@ pub const INIT_CONTAINER: &str = "kvcachepool-init";
 pub const SHARED_VOLUME: &str = "kvcachepool";
 /// Where it is mounted in every container, and the entry of PYTHONPATH.
 pub const SHARED_PATH: &str = "/kvcachepool";
-/// Projected volume with the config from the annotation (`pod/`) and from the pool's ConfigMap (`pool/`).
+/// Projected volume with the config from the annotation (`pod/`) and from the pool's ConfigMap (`pool/`), and with credentials and
+/// certificates of the tiers that pods share.
 pub const CONFIG_VOLUME: &str = "kvcachepool-config";
 /// Where it is mounted in the sidecar.
 pub const CONFIG_PATH: &str = "/etc/kvcachepool";

@@ -17,7 +17,12 @@ SETS: dict[str, dict[str, Any]] = {
         "networkPolicy": {"enabled": False},
         "crds": {"enabled": False},
     },
-    "all rights": {"allowPodPatch": True, "allowPodEviction": True, "allowPodMonitors": True},
+    "all rights": {
+        "allowPodPatch": True,
+        "allowPodEviction": True,
+        "allowPodMonitors": True,
+        "allowManagedRedis": True,
+    },
     "cert-manager": {"pki": {"mode": "cert-manager"}},
     "cert-manager with an issuer": {
         "pki": {"mode": "cert-manager", "certManager": {"issuerRef": {"name": "corp", "kind": "ClusterIssuer"}}}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -153,6 +154,14 @@ def status(kubernetes: Kubernetes, namespace: str, name: str) -> Object:
     path = f"/apis/kvcachepool.io/v1alpha1/namespaces/{namespace}/kvcachepools/{name}"
     answer: Object = kubernetes.request("GET", path).get("status", {})
     return answer
+
+
+def sidecar(kubernetes: Kubernetes, namespace: str, name: str) -> Object:
+    """What the sidecar of a pod says of itself."""
+    address = kubernetes.pod(namespace, name)["status"]["podIP"]
+    with urllib.request.urlopen(f"http://{address}:9797/v1/status", timeout=10) as answer:
+        said: Object = json.load(answer)
+    return said
 
 
 def conditions(of: Object) -> dict[str, tuple[str, str]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-import urllib.request
 
 import pytest
 
@@ -19,6 +18,7 @@ from cluster.product import (
     pod,
     pool,
     report,
+    sidecar,
     status,
     told,
 )
@@ -42,14 +42,6 @@ def _foreign(name: str, data: dict[str, str]) -> Object:
     """A ConfigMap as somebody else would have it."""
     metadata = {"name": name, "labels": {"team": "search"}}
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
-
-
-def _answer(kubernetes: Kubernetes, namespace: str, name: str) -> Object:
-    """What the sidecar of a pod says of itself."""
-    address = kubernetes.pod(namespace, name)["status"]["podIP"]
-    with urllib.request.urlopen(f"http://{address}:9797/v1/status", timeout=10) as answer:
-        said: Object = json.load(answer)
-    return said
 
 
 def test_a_childs_field_that_another_manager_took_is_taken_back_once_and_what_is_theirs_stays(
@@ -145,7 +137,7 @@ def test_running_pods_outlive_their_pool_and_new_ones_start_without_it(
     containers = now["initContainerStatuses"] + now["containerStatuses"]
     assert [each["restartCount"] for each in containers] == [0, 0, 0]
     assert all(each["ready"] for each in containers)
-    assert _answer(kubernetes, namespace, name)["state"] == "ready"
+    assert sidecar(kubernetes, namespace, name)["state"] == "ready"
 
 
 def test_edits_reach_running_pods_where_they_can_and_count_them_as_outdated_where_not(
@@ -174,7 +166,7 @@ def test_edits_reach_running_pods_where_they_can_and_count_them_as_outdated_wher
     kubernetes.kubectl("annotate", "pod", "one", f"touched={time.time()}", namespace=namespace)
 
     def reloaded() -> bool:
-        said = _answer(kubernetes, namespace, "one")
+        said = sidecar(kubernetes, namespace, "one")
         return said["config_generation"] == live and not said["restart_needed"]
 
     kubernetes.wait_for(reloaded, 100, "the sidecar has the new config", namespace=namespace)
@@ -188,7 +180,7 @@ def test_edits_reach_running_pods_where_they_can_and_count_them_as_outdated_wher
     assert outdated(1)
     kubernetes.apply(pod(base_image, "two", "demo"), namespace=namespace)
     kubernetes.wait("pod", "two", "condition=Ready", namespace=namespace)
-    one, two = (_answer(kubernetes, namespace, name)["memory"]["capacity_bytes"] for name in ("one", "two"))
+    one, two = (sidecar(kubernetes, namespace, name)["memory"]["capacity_bytes"] for name in ("one", "two"))
     assert (one, two) == (64 << 20, 128 << 20)
     assert outdated(1)
 

@@ -127,6 +127,11 @@ pub(super) fn url(_: &mut SchemaGenerator) -> Schema {
     text(2_048)
 }
 
+/// As many as there can be shards.
+pub(super) fn urls(generate: &mut SchemaGenerator) -> Schema {
+    json_schema!({"type": "array", "minItems": 1, "maxItems": 256, "items": url(generate)})
+}
+
 pub(super) fn labels(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "type": "object",

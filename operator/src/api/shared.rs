@@ -85,13 +85,18 @@ fn one() -> i64 {
     1
 }
 
-/// Servers that are there already.
+/// Servers that are there already: exactly one of `url` and `urls`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct RedisEndpoint {
-    /// Where they are: redis:// or rediss:// (TLS).
+    /// Where it is: redis:// or rediss:// (TLS); redis-sentinel://host,host/name or redis-cluster://host,host where several servers are one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::url")]
-    pub url: String,
+    pub url: Option<String>,
+    /// Several servers that know nothing of each other, in place of url: chunks are spread over them by these names.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "schema::urls")]
+    pub urls: Vec<String>,
     /// A Secret with the key password, and username where the server has users.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub auth: Option<SecretName>,
@@ -161,7 +166,10 @@ pub struct S3 {
     /// Where the bucket's name goes: into the host, the path, or as the endpoint needs it.
     #[serde(default)]
     pub addressing_style: AddressingStyle,
-    /// A Secret with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; absent = the pod's own identity.
+    /// Whether the Transfer Acceleration endpoint of AWS is used.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub accelerate: bool,
+    /// A Secret with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and AWS_SESSION_TOKEN where there is one; absent = the pod's own identity.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub auth: Option<SecretName>,
     /// Certificates that the service's is checked against, instead of the public ones.
@@ -188,6 +196,29 @@ pub struct S3 {
     /// An object goes this long after its last write; absent = never.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expire_after: Option<Duration>,
+}
+
+/// No bucket.
+impl Default for S3 {
+    fn default() -> Self {
+        Self {
+            bucket: String::new(),
+            region: String::new(),
+            endpoint: String::new(),
+            prefix: String::new(),
+            addressing_style: AddressingStyle::default(),
+            accelerate: false,
+            auth: None,
+            ca: None,
+            checksums: Checksums::default(),
+            http_version: HttpVersion::default(),
+            max_concurrency: sixty_four(),
+            capacity: None,
+            evict_at_percent: ninety(),
+            evict_to_percent: eighty(),
+            expire_after: None,
+        }
+    }
 }
 
 fn us_east_1() -> String {

@@ -3,7 +3,10 @@
 //! the reconciler's to see.
 
 mod config_map;
+mod files;
+mod placed;
 mod pod_monitor;
+pub mod redis;
 mod settings;
 
 pub use config_map::config_map_name;
@@ -33,7 +36,11 @@ fn objects(pool: &KVCachePool, settings: &Settings) -> Vec<DynamicObject> {
     let monitoring = &pool.spec.monitoring;
     let pod_monitor = monitoring.pod_monitor.as_ref();
     let pod_monitor = pod_monitor.map(|asked| pod_monitor::pod_monitor(pool, asked));
-    std::iter::once(config_map).chain(pod_monitor).collect()
+    let redis = redis::managed(pool).map(|asked| redis::objects(pool, asked));
+    std::iter::once(config_map)
+        .chain(pod_monitor)
+        .chain(redis.into_iter().flatten())
+        .collect()
 }
 
 /// Labels of everything that belongs to a pool; by these, and by its owner, an object that is no longer wanted is found.

@@ -1,16 +1,15 @@
 //! From a pool's spec to what injection needs, the sidecar's config among it.
 
+use super::files;
+use super::placed::{Placed, placed};
 use crate::api::{
-    Disk, Duration, ExistingConnector, ImagePullPolicy, KVCachePool, Mode, Problem, Quantity,
-    Reason, check,
+    Disk, ExistingConnector, ImagePullPolicy, KVCachePool, Mode, Problem, Reason, check,
 };
 use crate::defaults::Defaults;
 use crate::inject::{self, Settings};
-use crate::names;
 use kube::ResourceExt;
 use kvcachepool_protocol::config::{self, Config};
-use serde::Serialize;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 /// What injection gives the pods of a pool, or all that is wrong with the pool.
 pub fn settings(pool: &KVCachePool, defaults: &Defaults) -> Result<Settings, Vec<Problem>> {
@@ -50,6 +49,13 @@ pub fn settings(pool: &KVCachePool, defaults: &Defaults) -> Result<Settings, Vec
         memory_max_bytes: memory_max.and_then(|most| Some(most.bytes().ok()?.0)),
         config,
         disk: pool.spec.local.disk.as_ref().map(disk),
+        files: [files::of_redis(pool).files, files::of_s3(pool).files].concat(),
+        own_identity: pool
+            .spec
+            .shared
+            .s3
+            .as_ref()
+            .is_some_and(|s3| s3.auth.is_none()),
         resources: sidecar.resources.clone(),
         env: sidecar.env.clone(),
     })
@@ -78,103 +84,8 @@ fn policy(policy: ImagePullPolicy) -> &'static str {
     }
 }
 
-/// A key of the sidecar's config that has its own place in a pool.
-struct Placed {
-    key: &'static str,
-    /// Where it stands in a pool; `None` where the operator alone knows it.
-    field: Option<&'static str>,
-    value: Value,
-}
-
-fn placed(pool: &KVCachePool) -> Vec<Placed> {
-    let (cache, memory) = (&pool.spec.cache, &pool.spec.local.memory);
-    let disk = pool.spec.local.disk.as_ref();
-    let write = &pool.spec.write;
-    let own = |key, value| Placed {
-        key,
-        field: None,
-        value,
-    };
-    let field = |key, field, value| Placed {
-        key,
-        field: Some(field),
-        value,
-    };
-    vec![
-        own("managed", json!(false)),
-        own("pool.name", json!(pool.name_any())),
-        own(
-            "pool.namespace",
-            json!(pool.namespace().unwrap_or_default()),
-        ),
-        own("pool.generation", json!(generation(pool))),
-        field(
-            "cache.chunkTokens",
-            "spec.cache.chunkTokens",
-            json!(cache.chunk_tokens),
-        ),
-        field("cache.save", "spec.cache.save", named(cache.save)),
-        field(
-            "cache.minLoadTokens",
-            "spec.cache.minLoadTokens",
-            json!(cache.min_load_tokens),
-        ),
-        field(
-            "cache.loadTimeout",
-            "spec.cache.loadTimeout",
-            text(&cache.load_timeout),
-        ),
-        field(
-            "memory.size",
-            "spec.local.memory.perPod",
-            size(&memory.per_pod),
-        ),
-        field(
-            "memory.hugePages",
-            "spec.local.memory.hugePages",
-            named(memory.huge_pages),
-        ),
-        field(
-            "memory.evictionPolicy",
-            "spec.local.memory.evictionPolicy",
-            named(memory.eviction_policy),
-        ),
-        own("disk.path", json!(disk.map_or("", |_| names::DISK_PATH))),
-        field(
-            "disk.size",
-            "spec.local.disk.perPod",
-            disk.map_or(json!(Config::default().disk.size.to_string()), |disk| {
-                size(&disk.per_pod)
-            }),
-        ),
-        field("write.policy", "spec.write.policy", named(write.policy)),
-        field(
-            "write.admission",
-            "spec.write.admission",
-            named(write.admission),
-        ),
-        field(
-            "log.level",
-            "spec.sidecar.logLevel",
-            named(pool.spec.sidecar.log_level),
-        ),
-    ]
-}
-
 /// Keys whose values the layout of an injected pod fixes.
 const FIXED: [&str; 2] = ["socket", "admin.listen"];
-
-fn named(choice: impl Serialize) -> Value {
-    json!(choice)
-}
-
-fn text(time: &Duration) -> Value {
-    json!(time)
-}
-
-fn size(size: &Quantity) -> Value {
-    json!(size)
-}
 
 /// The sidecar's config: its defaults, the fields of the pool, and over them `spec.sidecar.settings`.
 fn config(pool: &KVCachePool) -> Result<Config, Vec<Problem>> {
@@ -271,11 +182,15 @@ fn problem(message: String) -> Problem {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::desired::placed::named;
     use crate::desired::tests::{defaults, pool};
+    use crate::inject::Holder;
+    use crate::names;
     use kvcachepool_protocol::config::{
         Admission, ByteSize, EvictionPolicy, HugePages, LogLevel, Verify, WritePolicy,
     };
     use kvcachepool_protocol::message::Save;
+    use serde_json::json;
 
     fn of(spec: Value) -> Settings {
         settings(&pool(spec), &defaults()).unwrap()
@@ -306,6 +221,16 @@ mod tests {
                 "disk": {"perPod": "3Gi", "ephemeral": {"storageClassName": "nvme"}},
             },
             "write": {"policy": "WriteBack", "admission": "Reused"},
+            "shared": {"redis": {
+                "external": {"urls": ["redis://a:1", "redis://b"], "auth": {"secretName": "r"}, "ca": {"name": "public"}},
+                "ttl": "1h",
+            }, "s3": {
+                "bucket": "kv-cache", "region": "eu-central-1", "endpoint": "https://s3.example.com", "prefix": "prod",
+                "addressingStyle": "Path", "accelerate": true, "auth": {"secretName": "keys"},
+                "ca": {"kind": "Secret", "name": "bundle", "key": "all.pem"}, "checksums": "WhenSupported",
+                "httpVersion": "HTTP2", "maxConcurrency": 8, "capacity": "2Ti", "evictAtPercent": 95,
+                "evictToPercent": 70, "expireAfter": "168h",
+            }},
             "injection": {"mode": "Disabled", "container": "main", "existingConnector": "Compose", "memoryMax": "2Gi"},
             "sidecar": {
                 "image": "mine:1", "imagePullPolicy": "Never", "imagePullSecrets": [{"name": "regcred"}],
@@ -328,6 +253,56 @@ mod tests {
             (got.config.write.policy, got.config.write.admission),
             (WritePolicy::WriteBack, Admission::Reused)
         );
+        let s3 = got.config.s3.clone();
+        let expected = config::S3 {
+            bucket: "kv-cache".to_string(),
+            region: "eu-central-1".to_string(),
+            endpoint: "https://s3.example.com".to_string(),
+            prefix: "prod".to_string(),
+            addressing_style: config::AddressingStyle::Path,
+            accelerate: true,
+            auth: Some("/etc/kvcachepool/s3".into()),
+            ca: Some("/etc/kvcachepool/s3-ca.crt".into()),
+            checksums: config::Checksums::WhenSupported,
+            http_version: config::HttpVersion::Http2,
+            max_concurrency: 8,
+            capacity: ByteSize(2 << 40),
+            evict_at_percent: 95,
+            evict_to_percent: 70,
+            expire_after: config::Duration::from_ms(168 * 3_600_000),
+        };
+        assert_eq!(s3, expected);
+        let expected = config::Redis {
+            urls: vec!["redis://a:1".to_string(), "redis://b".to_string()],
+            auth: Some("/etc/kvcachepool/redis".into()),
+            ca: Some("/etc/kvcachepool/redis-ca.crt".into()),
+            ttl: config::Duration::from_ms(3_600_000),
+        };
+        assert_eq!(got.config.redis, expected);
+        let files = |f: &inject::Files| {
+            let paths: Vec<_> = f
+                .keys
+                .iter()
+                .map(|(key, path)| format!("{key}={path}"))
+                .collect();
+            (f.holder, f.name.clone(), paths.join(" "))
+        };
+        let from: Vec<_> = got.files.iter().map(files).collect();
+        let of = |holder, name: &str, files: &str| (holder, name.to_string(), files.to_string());
+        let keys = "AWS_ACCESS_KEY_ID=s3/AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY=s3/AWS_SECRET_ACCESS_KEY \
+                    AWS_SESSION_TOKEN=s3/AWS_SESSION_TOKEN";
+        let expected = [
+            of(
+                Holder::Secret,
+                "r",
+                "username=redis/username password=redis/password",
+            ),
+            of(Holder::ConfigMap, "public", "ca.crt=redis-ca.crt"),
+            of(Holder::Secret, "keys", keys),
+            of(Holder::Secret, "bundle", "all.pem=s3-ca.crt"),
+        ];
+        assert_eq!(from, expected);
+        assert!(!got.own_identity);
         assert_eq!(got.config.disk.size, ByteSize(3 << 30));
         assert_eq!(
             got.config.disk.path.as_deref(),
@@ -355,6 +330,28 @@ mod tests {
         assert_eq!(got.image_pull_secrets, ["regcred"]);
         assert_eq!(got.env[0].name, "A");
         assert_eq!(got.resources.requests.unwrap()["cpu"].0, "2");
+    }
+
+    #[test]
+    fn sidecars_of_managed_servers_know_their_names_and_where_the_password_is() {
+        let managed = json!({"managed": {"shards": 2, "memoryPerShard": "1Gi"}});
+        let got = of(json!({"shared": {"redis": managed}}));
+        let urls = ["0", "1"].map(|shard| {
+            format!("redis://kvcachepool-llama-{shard}.kvcachepool-llama.serving.svc:6379")
+        });
+        assert_eq!(got.config.redis.urls, urls);
+        assert_eq!(got.config.redis.auth, Some("/etc/kvcachepool/redis".into()));
+        assert_eq!(got.files[0].name, "kvcachepool-llama-0a1b2c3d");
+        assert_eq!(got.config.redis.ttl, config::Duration::from_ms(86_400_000));
+    }
+
+    #[test]
+    fn a_bucket_without_keys_goes_by_the_pods_own_identity() {
+        let got = of(json!({"shared": {"s3": {"bucket": "kv-cache"}}}));
+        assert!(got.own_identity && got.files.is_empty());
+        assert_eq!(got.config.s3.auth, None);
+        assert_eq!(got.config.s3.region, "us-east-1");
+        assert!(!of(json!({})).own_identity);
     }
 
     #[test]

@@ -7,6 +7,7 @@ mod conflicts;
 mod diff;
 mod disk;
 mod env;
+mod files;
 mod hook;
 mod json;
 mod launch;
@@ -25,6 +26,7 @@ mod target;
 mod tests;
 
 pub use disk::Disk;
+pub use files::{Files, Holder};
 pub use outcome::{Outcome, Report, Verdict};
 pub use quantity::Quantity;
 pub use reason::Reason;

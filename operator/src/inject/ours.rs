@@ -1,6 +1,6 @@
 //! What we put into a pod: two containers, three or four volumes. All of it is static but for the pool's settings.
 
-use super::{Reason, Refusal, Settings, disk, json, resources};
+use super::{Files, Reason, Refusal, Settings, disk, json, resources};
 use crate::names;
 use kvcachepool_protocol::config::{Config, FILE_NAME};
 use serde_json::{Value, json};
@@ -152,6 +152,10 @@ fn base(spec: &Value, settings: &Settings, name: &str) -> Value {
             {"name": names::NO_TOKEN_VOLUME, "mountPath": TOKEN_PATH, "readOnly": true},
         ],
     });
+    if name == names::SIDECAR_CONTAINER && reads_token(settings) {
+        json::list_mut(&mut container, "volumeMounts")
+            .retain(|m| json::name(m) != names::NO_TOKEN_VOLUME);
+    }
     if let Some(policy) = &settings.image_pull_policy {
         json::set_text(&mut container, "imagePullPolicy", policy);
     }
@@ -160,6 +164,15 @@ fn base(spec: &Value, settings: &Settings, name: &str) -> Value {
         container["securityContext"]["runAsUser"] = USER.into();
     }
     container
+}
+
+/// Whether the token of the service account is what the pod's identity in the cloud is proved with. Webhooks of clouds mount one of
+/// their own elsewhere; only who says so in the sidecar's environment means this one.
+fn reads_token(settings: &Settings) -> bool {
+    const VARIABLE: &str = "AWS_WEB_IDENTITY_TOKEN_FILE";
+    let file = settings.env.iter().find(|v| v.name == VARIABLE);
+    let file = file.and_then(|v| v.value.as_deref()).unwrap_or_default();
+    settings.own_identity && file.starts_with(TOKEN_PATH)
 }
 
 fn merge(container: &mut Value, own: Value) {
@@ -172,6 +185,7 @@ fn merge(container: &mut Value, own: Value) {
 /// `optional`, and memory instead of disk.
 pub(super) fn volumes(settings: &Settings, config: &Config) -> Vec<Value> {
     let annotation = format!("metadata.annotations['{}']", names::CONFIG);
+    let files = settings.files.iter().map(Files::source);
     let mut volumes = vec![
         json!({"name": names::SHARED_VOLUME, "emptyDir": {"medium": "Memory", "sizeLimit": SHARED_SIZE}}),
         json!({"name": names::CONFIG_VOLUME, "projected": {"sources": [
@@ -184,6 +198,7 @@ pub(super) fn volumes(settings: &Settings, config: &Config) -> Vec<Value> {
         ]}}),
         json!({"name": names::NO_TOKEN_VOLUME, "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}),
     ];
+    json::list_mut(&mut volumes[1]["projected"], "sources").extend(files);
     volumes.extend(settings.disk.as_ref().map(|disk| disk.volume(config)));
     volumes
 }

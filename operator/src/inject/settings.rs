@@ -1,6 +1,6 @@
 //! What injection needs to know of a pool.
 
-use super::Disk;
+use super::{Disk, Files};
 use k8s_openapi::api::core::v1::{EnvVar, ResourceRequirements};
 use kvcachepool_protocol::config::Config;
 
@@ -63,6 +63,10 @@ pub struct Settings {
     pub config: Config,
     /// Where the disk tier lies; `None`: there is no such tier. Its size stands in the config.
     pub disk: Option<Disk>,
+    /// Files of the tiers that pods share; the config says where they are.
+    pub files: Vec<Files>,
+    /// A shared tier goes by the pod's own identity in the cloud.
+    pub own_identity: bool,
     /// Resources of the sidecar that the pool sets. Memory is never less than the sidecar needs.
     pub resources: ResourceRequirements,
     /// Further environment of the sidecar.
@@ -92,6 +96,8 @@ impl Settings {
             memory_max_bytes: None,
             config,
             disk: None,
+            files: Vec::new(),
+            own_identity: false,
             resources: ResourceRequirements::default(),
             env: Vec::new(),
         }
@@ -111,6 +117,8 @@ impl Settings {
             self.resources,
             self.env,
             self.disk.as_ref().map(|disk| disk.volume(&self.config)),
+            self.files.iter().map(Files::source).collect::<Vec<_>>(),
+            self.own_identity,
         ]);
         blake3::hash(parts.to_string().as_bytes()).to_hex()[..16].to_string()
     }

@@ -53,7 +53,7 @@ struct Answer {
 }
 
 /// A tier of one sidecar, or of all that were asked.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct TierUse {
     /// `memory`, ...
     pub name: Box<str>,
@@ -61,11 +61,18 @@ pub struct TierUse {
     pub state: State,
     /// Code of a reason.
     pub reason: Box<str>,
+    /// Its sentence.
+    pub message: Box<str>,
     /// Bytes in use.
     pub used: u64,
     /// Bytes there is room for.
     pub capacity: u64,
+    /// Of all: a pod from which it fails; empty = from none.
+    pub example: Box<str>,
 }
+
+/// Tiers that all pods share: each says what all of it holds.
+pub const SHARED: [&str; 2] = ["redis", "s3"];
 
 /// Sidecars that do not work as configured, by reason.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -193,7 +200,8 @@ impl PoolUsage {
             sum.observed += 1;
             sum.attached += u32::from(answer.attached);
             for tier in &answer.tiers {
-                tiers.entry(tier.name.clone()).or_default().add(tier);
+                let tally = tiers.entry(tier.name.clone()).or_default();
+                tally.add(tier, &pod.name);
             }
             answer.count_trouble(pod, &mut troubles);
         }
@@ -255,8 +263,10 @@ impl Answer {
                     name: short(&t.name),
                     state: t.state,
                     reason: short(&t.reason),
+                    message: short(&t.message),
                     used: t.used_bytes,
                     capacity: t.capacity_bytes,
+                    ..TierUse::default()
                 })
                 .collect(),
         }
@@ -292,18 +302,27 @@ struct Tally {
     serves: u32,
     fails: u32,
     reason: Box<str>,
+    message: Box<str>,
+    example: Box<str>,
 }
 
 impl Tally {
-    fn add(&mut self, tier: &TierUse) {
-        self.used = self.used.saturating_add(tier.used);
-        self.capacity = self.capacity.saturating_add(tier.capacity);
+    fn add(&mut self, tier: &TierUse, pod: &str) {
+        if SHARED.contains(&&*tier.name) {
+            self.used = self.used.max(tier.used);
+            self.capacity = self.capacity.max(tier.capacity);
+        } else {
+            self.used = self.used.saturating_add(tier.used);
+            self.capacity = self.capacity.saturating_add(tier.capacity);
+        }
         self.serves += u32::from(tier.state != State::Off);
         // Starting and draining pass by themselves.
         if matches!(tier.state, State::Degraded | State::Off) {
             self.fails += 1;
-            if self.reason.is_empty() {
+            if self.example.is_empty() {
                 self.reason = tier.reason.clone();
+                self.message = tier.message.clone();
+                self.example = pod.into();
             }
         }
     }
@@ -317,8 +336,10 @@ impl Tally {
                 _ => State::Degraded,
             },
             reason: self.reason,
+            message: self.message,
             used: self.used,
             capacity: self.capacity,
+            example: self.example,
         }
     }
 }
@@ -386,6 +407,27 @@ mod tests {
             sum.versions,
             [("0.1.0".into(), 2), ("0.2.0".into(), 1)].into()
         );
+    }
+
+    #[test]
+    fn what_pods_share_is_counted_once_and_what_each_has_is_added_up() {
+        let said = || {
+            status(json!({"tiers": [
+                {"name": "disk", "state": "ready", "used_bytes": 10, "capacity_bytes": 100},
+                {"name": "redis", "state": "ready", "used_bytes": 10, "capacity_bytes": 100},
+            ]}))
+        };
+        let pods = arcs([running("a"), running("b")]);
+        let mut usage = PoolUsage::default();
+        for pod in &pods {
+            usage.take(pod, Ok(said()), at(0));
+        }
+        let tiers = usage.summary(&pods, at(1)).tiers;
+        let bytes: Vec<_> = tiers
+            .iter()
+            .map(|t| (&*t.name, t.used, t.capacity))
+            .collect();
+        assert_eq!(bytes, [("disk", 20, 200), ("redis", 10, 100)]);
     }
 
     #[test]

@@ -30,6 +30,9 @@ pub type Applied = HashMap<Key, Left>;
 /// Why an object is not as it shall be.
 #[derive(Debug, Error)]
 pub enum ApplyError {
+    /// No password can be made.
+    #[error("the operating system gives no random bytes for a password")]
+    NoRandom,
     /// Somebody else's object has the name.
     #[error("{kind} {name} exists and does not belong to this pool; rename it or the pool")]
     NameTaken {
@@ -56,7 +59,7 @@ impl ApplyError {
     pub fn reason(&self) -> Reason {
         match self {
             Self::NameTaken { .. } => Reason::NameTaken,
-            Self::Api { .. } => Reason::ApplyFailed,
+            Self::Api { .. } | Self::NoRandom => Reason::ApplyFailed,
         }
     }
 }
@@ -97,12 +100,13 @@ pub async fn apply(
             .inspect(|left| drop(applied.insert(key.clone(), left.clone()))),
         left => left,
     };
-    let live = live.map(|child| child.map(|child| child.resource_version));
+    let is_left = |live: &Option<Child>, left: &Left| {
+        let live = live.as_ref().map(|child| &child.resource_version);
+        live == Some(&left.resource_version)
+    };
     if let Some(left) = &left
         && left.hash == hash
-        && live
-            .as_ref()
-            .is_none_or(|live| *live == Some(left.resource_version.clone()))
+        && live.as_ref().is_none_or(|live| is_left(live, left))
     {
         return Ok(Outcome::Same);
     }
@@ -133,7 +137,8 @@ pub async fn apply(
         hash,
         resource_version,
     };
-    let outcome = outcome(left.as_ref(), live.flatten().as_deref(), &now);
+    let generation = stored.metadata.generation;
+    let outcome = outcome(left.as_ref(), live.flatten().as_ref(), &now, generation);
     applied.insert(key, now);
     Ok(outcome)
 }
@@ -148,13 +153,22 @@ fn untouched(live: Option<&Child>, owner_uid: &str, hash: &str) -> Option<Left> 
     })
 }
 
-/// What an application did. The watch may be behind: where the object is as it was left, nobody had changed it.
-fn outcome(left: Option<&Left>, live: Option<&str>, now: &Left) -> Outcome {
+/// What an application did. The watch may be behind: where the object is as it was left, nobody had changed it. `generation`: of the
+/// object now.
+fn outcome(
+    left: Option<&Left>,
+    live: Option<&Child>,
+    now: &Left,
+    generation: Option<i64>,
+) -> Outcome {
+    // The version also changes with what others say in an object's status, the generation does not.
+    let changed = |live: &Child| match (live.generation, generation) {
+        (Some(before), Some(after)) => before != after,
+        _ => live.resource_version != now.resource_version,
+    };
     match left {
         Some(left) if left == now => Outcome::Same,
-        Some(left) if left.hash == now.hash && live.is_some_and(|v| v != now.resource_version) => {
-            Outcome::SetRight
-        }
+        Some(left) if left.hash == now.hash && live.is_some_and(changed) => Outcome::SetRight,
         _ => Outcome::Applied,
     }
 }
@@ -252,6 +266,7 @@ mod tests {
     fn a_new_leader_believes_an_object_that_says_what_was_applied_and_is_the_pools() {
         let child = Child {
             resource_version: "5".into(),
+            generation: None,
             owner_uid: "u".into(),
             applied: Some("1".into()),
         };
@@ -269,7 +284,16 @@ mod tests {
     #[test]
     fn only_a_change_of_somebody_else_is_set_right() {
         let first = left(1, "5");
-        let look = |live, now: &Left| outcome(Some(&first), live, now);
+        let seen = |version: &str, generation| Child {
+            resource_version: version.into(),
+            generation,
+            owner_uid: "u".into(),
+            applied: None,
+        };
+        let look = |live: Option<&str>, now: &Left| {
+            let live = live.map(|version| seen(version, None));
+            outcome(Some(&first), live.as_ref(), now, None)
+        };
         assert_eq!(look(Some("7"), &left(1, "8")), Outcome::SetRight);
         assert_eq!(
             look(Some("4"), &left(1, "5")),
@@ -291,6 +315,11 @@ mod tests {
             Outcome::Applied,
             "ours to change"
         );
-        assert_eq!(outcome(None, Some("5"), &left(1, "5")), Outcome::Applied);
+        let unknown = outcome(None, Some(&seen("5", None)), &left(1, "5"), None);
+        assert_eq!(unknown, Outcome::Applied);
+        let status = seen("7", Some(1));
+        let look = |after| outcome(Some(&first), Some(&status), &left(1, "8"), Some(after));
+        assert_eq!(look(1), Outcome::Applied, "only its status is another");
+        assert_eq!(look(2), Outcome::SetRight);
     }
 }

@@ -17,10 +17,14 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use tracing::{debug, warn};
 
-/// The kinds that `desired` makes, and whether every cluster has them.
-const KINDS: [(&str, &str, bool); 2] = [
+/// The kinds that `desired` makes, and whether every cluster has them and lets us look.
+const KINDS: [(&str, &str, bool); 6] = [
     ("v1", "ConfigMap", true),
     ("monitoring.coreos.com/v1", "PodMonitor", false),
+    ("v1", "Service", false),
+    ("apps/v1", "StatefulSet", false),
+    ("policy/v1", "PodDisruptionBudget", false),
+    ("networking.k8s.io/v1", "NetworkPolicy", false),
 ];
 
 /// One child as it was last seen.
@@ -28,6 +32,8 @@ const KINDS: [(&str, &str, bool); 2] = [
 pub struct Child {
     /// Its version.
     pub resource_version: String,
+    /// Counts changes of what it shall be; not every kind has it.
+    pub generation: Option<i64>,
     /// Uid of its controller; empty = it has none.
     pub owner_uid: String,
     /// What the operator says it applied last, where nobody else has written a field since the object was made.
@@ -123,6 +129,7 @@ fn child(kind: &str, meta: &ObjectMeta) -> Option<(ChildRef, Child)> {
     let key = (kind.to_owned(), meta.namespace.clone()?, meta.name.clone()?);
     let child = Child {
         resource_version: meta.resource_version.clone().unwrap_or_default(),
+        generation: meta.generation,
         owner_uid: controller(meta).unwrap_or_default(),
         applied: applied(meta).map(str::to_owned),
     };
@@ -131,7 +138,11 @@ fn child(kind: &str, meta: &ObjectMeta) -> Option<(ChildRef, Child)> {
 
 fn applied(meta: &ObjectMeta) -> Option<&str> {
     let managers = meta.managed_fields.as_ref()?;
-    let ours = |m: &ManagedFieldsEntry| m.manager.as_deref() == Some(names::FIELD_MANAGER);
+    // What others say in its status is theirs to say.
+    let ours = |m: &ManagedFieldsEntry| {
+        m.manager.as_deref() == Some(names::FIELD_MANAGER)
+            || m.subresource.as_deref() == Some("status")
+    };
     let annotation = meta.annotations.as_ref()?.get(names::APPLIED);
     annotation
         .filter(|_| managers.iter().all(ours))
@@ -219,6 +230,15 @@ mod tests {
         };
         assert_eq!(applied(&[names::FIELD_MANAGER]), Some("hash".into()));
         assert_eq!(applied(&[names::FIELD_MANAGER, "kubectl-edit"]), None);
+        let mut set = map("a", "1");
+        set.metadata.annotations = Some([(names::APPLIED.into(), "hash".into())].into());
+        set.metadata.managed_fields = Some(vec![ManagedFieldsEntry {
+            manager: Some("kube-controller-manager".to_owned()),
+            subresource: Some("status".to_owned()),
+            ..ManagedFieldsEntry::default()
+        }]);
+        let child = child("StatefulSet", &set.metadata).unwrap().1;
+        assert_eq!(child.applied.as_deref(), Some("hash"), "a status");
     }
 
     #[test]

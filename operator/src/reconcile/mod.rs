@@ -9,6 +9,7 @@ mod events;
 mod evict;
 mod gather;
 mod live;
+mod password;
 mod pool;
 mod queue;
 mod restore;

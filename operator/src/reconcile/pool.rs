@@ -3,13 +3,14 @@
 use super::apply::{self, ApplyError, Outcome};
 use super::backoff::spread;
 use super::events::Weight;
+use super::password;
 use super::queue::{object_ref, pool_ref};
 use super::restore::{last, restored, rolled_back};
 use super::term::{State, Stored, Term};
 use super::update::{NOT_ALLOWED, Updating};
 use crate::api::{KVCachePool, KVCachePoolStatus, Problem, UpdateStrategyType};
 use crate::canary;
-use crate::desired::{desired, settings};
+use crate::desired::{desired, redis, settings};
 use crate::inject::Settings;
 use crate::names;
 use crate::pods::{Door, Goal, Pod, PoolRef, Refused, Setback};
@@ -213,6 +214,13 @@ impl Look<'_> {
         let (client, children) = (&self.term.client, &self.term.children);
         let about = object_ref(self.pool);
         let events = &self.term.events;
+        if redis::managed(self.pool).is_some() {
+            let made = password::ensure(client, self.pool, &mut state.password).await;
+            if let Err(e) = made {
+                self.not_applied(&about, &e).await;
+                return Err(e);
+            }
+        }
         for object in &objects {
             match apply::apply(client, object, &state.uid, children, &mut state.applied).await {
                 Ok(Outcome::SetRight) => {
@@ -226,9 +234,7 @@ impl Look<'_> {
                 }
                 Ok(Outcome::Same | Outcome::Applied | Outcome::NoSuchKind) => {}
                 Err(e) => {
-                    events
-                        .warn_once(&about, "Apply", e.reason().name(), &e.to_string())
-                        .await;
+                    self.not_applied(&about, &e).await;
                     return Err(e);
                 }
             }
@@ -243,6 +249,12 @@ impl Look<'_> {
         )
         .await?;
         Ok(())
+    }
+
+    async fn not_applied(&self, about: &ObjectReference, e: &ApplyError) {
+        let (reason, note) = (e.reason().name(), e.to_string());
+        let events = &self.term.events;
+        events.warn_once(about, "Apply", reason, &note).await;
     }
 
     /// What keeps running pods from being updated, as far as it is known before this look's step.

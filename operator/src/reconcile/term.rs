@@ -21,7 +21,7 @@ use kube::runtime::reflector::{ObjectRef, Store, store};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, watch};
 use tracing::{error, info, warn};
 
@@ -72,6 +72,8 @@ pub struct State {
     pub uid: String,
     /// Objects as they were left.
     pub applied: Applied,
+    /// When it was made sure that its servers have a password.
+    pub password: Option<Instant>,
     /// The breaker; `None` before the first look.
     pub breaker: Option<Breaker>,
     /// Updates of running pods; `None` before the first look.

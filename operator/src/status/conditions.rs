@@ -1,12 +1,14 @@
 //! The five conditions, each a function of what was seen; the last sums the others up.
 
 use super::counts::{Counts, size};
+use super::tiers::is_configured;
 use super::{Canary, Reason, Seen};
 use crate::api::InjectionPaused;
 use crate::api::{self, Mode, Problem};
-use crate::pods::{Door, Fault, Pod, Setback, Shut};
+use crate::pods::{Door, Fault, Pod, SHARED, Setback, Shut};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use kvcachepool_protocol::status::State;
 
 /// The spec is in order.
 pub const ACCEPTED: &str = "Accepted";
@@ -58,7 +60,7 @@ pub fn conditions(
         (ACCEPTED, accepted(seen.problems)),
         (INJECTION_READY, injection_or_told(seen, previous)),
         (SIDECARS_READY, sidecars_or_told(seen, counts, previous)),
-        (SHARED_TIERS_READY, shared(seen)),
+        (SHARED_TIERS_READY, shared_or_told(seen, previous)),
     ];
     let parts = summed(parts, seen.unapplied);
     dated(parts, seen.pool.metadata.generation, previous, now)
@@ -104,6 +106,12 @@ const CANARY: [Reason; 3] = [
 ];
 /// Reasons that come from what sidecars say.
 const SAID: [Reason; 2] = [Reason::SidecarsOff, Reason::SomeDegraded];
+/// Reasons that come from what sidecars say of shared tiers.
+const OF_TIERS: [Reason; 3] = [
+    Reason::SharedTierDown,
+    Reason::SomeDegraded,
+    Reason::TiersServe,
+];
 
 /// While the canary is not back, what the last leader's canary said.
 fn injection_or_told(seen: &Seen<'_>, previous: &[Condition]) -> Verdict {
@@ -213,12 +221,55 @@ fn accepted(problems: &[Problem]) -> Verdict {
     }
 }
 
+/// What sidecars say of the tiers that they share: they have the credentials, the operator has not.
 fn shared(seen: &Seen<'_>) -> Verdict {
-    if seen.problems.is_empty() {
-        verdict(TRUE, Reason::NoneConfigured, "")
-    } else {
-        verdict(UNKNOWN, Reason::NotAccepted, "the spec is not accepted")
+    if !seen.problems.is_empty() {
+        return verdict(UNKNOWN, Reason::NotAccepted, "the spec is not accepted");
     }
+    let configured = SHARED.iter().filter(|name| is_configured(name, seen.pool));
+    let all: Vec<Verdict> = configured.map(|name| shared_tier(name, seen)).collect();
+    let worst = [FALSE, UNKNOWN]
+        .into_iter()
+        .find_map(|status| all.iter().find(|v| v.status == status));
+    let some = || all.iter().find(|v| !v.message.is_empty());
+    match worst.or_else(some).or(all.first()) {
+        Some(verdict) => verdict.clone(),
+        None => verdict(TRUE, Reason::NoneConfigured, ""),
+    }
+}
+
+fn shared_tier(name: &str, seen: &Seen<'_>) -> Verdict {
+    let Some(tier) = seen.usage.tiers.iter().find(|t| *t.name == *name) else {
+        let silent = silent(seen);
+        return match silent.is_empty() {
+            true => verdict(
+                UNKNOWN,
+                Reason::NoSidecarYet,
+                format!("{name}: no sidecar has said anything about it yet"),
+            ),
+            false => verdict(UNKNOWN, Reason::Unreachable, format!("{name}: {silent}")),
+        };
+    };
+    let said = || {
+        format!(
+            "{name}: {}: {} (pod {})",
+            tier.reason, tier.message, tier.example
+        )
+    };
+    match tier.state {
+        State::Off => verdict(FALSE, Reason::SharedTierDown, said()),
+        State::Degraded => verdict(TRUE, Reason::SomeDegraded, said()),
+        State::Starting | State::Ready | State::Draining => verdict(TRUE, Reason::TiersServe, ""),
+    }
+}
+
+/// Until sidecars were asked, what they told the last leader.
+fn shared_or_told(seen: &Seen<'_>, previous: &[Condition]) -> Verdict {
+    let verdict = shared(seen);
+    if seen.usage.known || verdict.reason != Reason::NoSidecarYet.name() {
+        return verdict;
+    }
+    kept(previous, SHARED_TIERS_READY, &OF_TIERS).unwrap_or(verdict)
 }
 
 /// What stops the path for all pools comes before what stops this one.

@@ -7,6 +7,8 @@ crate::reasons::reasons! {
     Ready = "All other conditions are True.",
     NotAccepted = "The spec is not accepted, so nothing else is done for the pool; the condition Accepted says why.",
     NoneConfigured = "The pool has no tier that pods share.",
+    TiersServe = "Every tier that pods share serves, as far as sidecars say.",
+    SharedTierDown = "No sidecar reaches a tier that the pool shares; the message has the tier, the sidecar's own reason, which docs/tiers.md explains, and what it may not do or lacks. Memory serves on.",
     WebhookAnswers = "A labelled pod, created by dry run every minute, comes back with its sidecar.",
     CanaryPending = "The first dry run of a labelled pod is not back yet. This passes within a minute after a leader was elected.",
     CanaryRefused = "The API server refused the dry run of a labelled pod in the operator's namespace, so it is not known whether pods are injected; the message has its words. A quota or an admission policy of that namespace does so.",
@@ -34,5 +36,5 @@ crate::reasons::reasons! {
     NotEvicted = "A missed pod is left alone although the pool says `injection.onMissed: Evict`: only pods of a ReplicaSet, StatefulSet or DaemonSet whose template names the pool are evicted, because only for those another pod comes that is better. Make the pod again yourself, or put the label into the template.",
     SetRight = "Somebody changed an object that the operator keeps for the pool; it was set right. Change the pool instead.",
     NameTaken = "An object of a name that the pool needs exists and does not belong to it; it is left as it is. Rename it, or the pool.",
-    ApplyFailed = "The API server did not take an object of the pool; the message has its words. It is tried again with growing pauses. PodMonitors need the chart value `allowPodMonitors`.",
+    ApplyFailed = "The API server did not take an object of the pool; the message has its words. It is tried again with growing pauses. PodMonitors need the chart value `allowPodMonitors`, `shared.redis.managed` needs `allowManagedRedis`.",
 }

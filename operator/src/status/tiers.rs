@@ -1,7 +1,7 @@
 //! Tiers of the status: sums of what sidecars said, or why nobody could be asked.
 
 use super::{Reason, Seen};
-use crate::api::{Quantity, Tier, TierState};
+use crate::api::{KVCachePool, Quantity, Tier, TierState};
 use crate::pods::TierUse;
 use kvcachepool_protocol::config::ByteSize;
 use kvcachepool_protocol::status::State;
@@ -14,9 +14,21 @@ pub fn tiers(seen: &Seen<'_>, previous: &[Tier]) -> Vec<Tier> {
     let before = |name: &str| previous.iter().find(|t| t.name == name);
     TIERS
         .into_iter()
-        .filter(|name| *name == "memory" || said(name).is_some())
+        .filter(|name| is_configured(name, seen.pool) || said(name).is_some())
         .map(|name| tier(name, seen, said(name), before(name)))
         .collect()
+}
+
+/// Whether the pool has this tier.
+pub fn is_configured(name: &str, pool: &KVCachePool) -> bool {
+    let spec = &pool.spec;
+    match name {
+        "memory" => true,
+        "disk" => spec.local.disk.is_some(),
+        "redis" => spec.shared.redis.is_some(),
+        "s3" => spec.shared.s3.is_some(),
+        _ => false,
+    }
 }
 
 fn tier(name: &str, seen: &Seen<'_>, said: Option<&TierUse>, before: Option<&Tier>) -> Tier {

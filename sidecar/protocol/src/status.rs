@@ -102,6 +102,8 @@ pub struct Tier {
     pub state: State,
     /// Name of the reason when not ready.
     pub reason: String,
+    /// What happened, for people, when not ready.
+    pub message: String,
     /// Bytes that readable chunks take.
     pub used_bytes: u64,
     /// Bytes it may take.

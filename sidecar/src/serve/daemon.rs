@@ -184,6 +184,7 @@ impl Daemon {
         };
         if let Some(tiers) = self.shell.get().and_then(|shell| shell.tiers.as_ref()) {
             for tier in &mut status.tiers {
+                tier.message = tiers.why_down(&tier.name);
                 if let Some(usage) = tiers.usage(&tier.name) {
                     tier.used_bytes = usage.bytes;
                     tier.capacity_bytes = usage.capacity_bytes;

@@ -45,6 +45,8 @@ struct Shared {
     open: Mutex<BTreeMap<Kind, Layered>>,
     usage: Mutex<BTreeMap<Kind, Usage>>,
     complaints: Complaints,
+    /// Why a tier is down, for people.
+    down: Mutex<BTreeMap<Kind, String>>,
     /// Tells a fetch that nobody waits for it any more.
     fetches: Mutex<HashMap<FetchId, oneshot::Sender<()>>>,
 }
@@ -73,6 +75,7 @@ impl Tiers {
             open: Mutex::default(),
             usage: Mutex::default(),
             complaints: Complaints::default(),
+            down: Mutex::default(),
             fetches: Mutex::default(),
         });
         for opening in openings {
@@ -86,6 +89,13 @@ impl Tiers {
         let usage = self.shared.usage.lock();
         let found = usage.iter().find(|(k, _)| k.name() == kind);
         found.map(|(_, usage)| *usage)
+    }
+
+    /// Why a tier is down, for people; empty = it is up.
+    pub fn why_down(&self, kind: &str) -> String {
+        let down = self.shared.down.lock();
+        let found = down.iter().find(|(k, _)| k.name() == kind);
+        found.map(|(_, why)| why.clone()).unwrap_or_default()
     }
 
     /// What was asked of each tier, and what became of it.
@@ -221,16 +231,25 @@ impl Shared {
         open.ok_or_else(|| TierError::new(kind, Cause::Gone, "it is not open"))
     }
 
+    /// Lets the core know how a tier is, and status why.
+    fn is_now(&self, kind: Kind, down: Option<&TierError>) {
+        match down {
+            Some(e) => drop(self.down.lock().insert(kind, e.detail.clone())),
+            None => drop(self.down.lock().remove(&kind)),
+        }
+        let down = down.map(|e| e.cause.name().to_owned());
+        self.report(None, Report::State { tier: kind, down });
+    }
+
     /// Opens a tier, again and again until that works, and looks what it holds from then on.
     async fn keep(self: Arc<Self>, opening: Opening) {
         let kind = opening.kind;
-        let state = |down| self.report(None, Report::State { tier: kind, down });
         let opened = loop {
             match opening.open().await {
                 Ok(tier) => break tier,
                 Err(e) => {
                     self.told(&e);
-                    state(Some(e.to_string()));
+                    self.is_now(kind, Some(&e));
                 }
             }
             tokio::time::sleep(RETRY).await;
@@ -240,8 +259,8 @@ impl Shared {
         info!(tier = kind.name(), place = opening.place, "a tier is open");
         self.open.lock().insert(kind, layers);
         self.complaints.up_again(kind);
-        state(None);
-        let (mut down, mut doubted) = (None, 0);
+        self.is_now(kind, None);
+        let (mut down, mut doubted) = (None::<TierError>, 0);
         loop {
             // One that failed is tried again by whatever asks for it: this does, also where nobody else would.
             let now_down = match tier.usage().await {
@@ -256,14 +275,14 @@ impl Shared {
                 }
                 Err(e) => {
                     self.told(&e);
-                    Some(e.to_string())
+                    Some(e)
                 }
             };
             if now_down != down {
                 if now_down.is_none() {
                     self.complaints.up_again(kind);
                 }
-                state(now_down.clone());
+                self.is_now(kind, now_down.as_ref());
                 down = now_down;
             }
             tokio::time::sleep(USAGE_EVERY).await;

@@ -122,6 +122,7 @@ impl<H: Host> Core<H> {
                 reason: memory.reason.clone(),
                 used_bytes: memory.used_bytes,
                 capacity_bytes: memory.capacity_bytes,
+                ..Tier::default()
             })
             .chain(self.lower_tiers())
             .collect(),
@@ -133,14 +134,14 @@ impl<H: Host> Core<H> {
         }
     }
 
-    /// What the shell said last of the tiers below memory; it fills in their bytes.
+    /// What the shell said last of the tiers below memory; it fills in their bytes and sentences.
     fn lower_tiers(&self) -> impl Iterator<Item = Tier> {
         self.config.tiers.iter().map(|tier| {
             let said = self.tiers_down.get(&tier.kind);
             let (state, reason) = match said {
                 Some(None) => (State::Ready, String::new()),
                 Some(Some(why)) => (State::Off, why.clone()),
-                None => (State::Off, "Starting".into()),
+                None => (State::Starting, "Starting".into()),
             };
             Tier {
                 name: tier.kind.name().into(),

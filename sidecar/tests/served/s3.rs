@@ -90,7 +90,7 @@ fn a_file_that_is_missing_and_wrong_keys_are_named_and_the_tier_comes_when_they_
     let reason = |wanted: &str| {
         wait_for(wanted, || {
             let tier = tier(&sidecar);
-            let reason = tier["reason"].as_str().unwrap().to_string();
+            let reason = format!("{}: {}", tier["reason"], tier["message"]);
             reason.contains(wanted).then_some(reason)
         })
     };

@@ -6,27 +6,21 @@ use crate::api::{Codec, DeletionPolicy, GpuAccess, KVCachePoolSpec, Transfer};
 pub(super) fn used(spec: &KVCachePoolSpec) -> Vec<(&'static str, String)> {
     let (write, sidecar) = (&spec.write, &spec.sidecar);
     let fields = [
-        ("spec.shared.redis", spec.shared.redis.is_some(), None),
-        ("spec.shared.s3", spec.shared.s3.is_some(), None),
-        (
-            "spec.write.codec",
-            write.codec != Codec::default(),
-            Some("None"),
-        ),
+        ("spec.write.codec", write.codec != Codec::default(), "None"),
         (
             "spec.sidecar.transfer",
             sidecar.transfer == Transfer::CudaWindow,
-            Some("Auto"),
+            "Auto",
         ),
         (
             "spec.sidecar.gpuAccess",
             sidecar.gpu_access != GpuAccess::default(),
-            Some("None"),
+            "None",
         ),
         (
             "spec.deletionPolicy",
             spec.deletion_policy != DeletionPolicy::default(),
-            Some("Retain"),
+            "Retain",
         ),
     ];
     let used = fields.into_iter().filter(|(_, used, _)| *used);
@@ -34,10 +28,7 @@ pub(super) fn used(spec: &KVCachePoolSpec) -> Vec<(&'static str, String)> {
         .collect()
 }
 
-fn message(instead: Option<&str>) -> String {
+fn message(instead: &str) -> String {
     let version = env!("CARGO_PKG_VERSION");
-    match instead {
-        Some(value) => format!("version {version} does not do this yet; write {value}"),
-        None => format!("version {version} does not do this yet; remove the field"),
-    }
+    format!("version {version} does not do this yet; write {instead}")
 }

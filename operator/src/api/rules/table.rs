@@ -29,38 +29,44 @@ const LABEL: Form = Form {
 };
 /// The name of a bucket.
 const BUCKET: Form = Form {
-    pattern: "^[a-zA-Z0-9]([-a-zA-Z0-9._]{1,253})[a-zA-Z0-9]$",
-    write: "write the name of a bucket: 3 to 255 letters, digits, -, . and _, a letter or digit at both ends",
-    matches: |text| (3..=255).contains(&text.len()) && name(&text.to_ascii_lowercase(), b"-._"),
+    pattern: "^[a-z0-9][-a-z0-9.]{1,61}[a-z0-9]$",
+    write: "write the name of a bucket: 3 to 63 lower-case letters, digits, - and ., a letter or digit at both ends",
+    matches: |text| (3..=63).contains(&text.len()) && name(text, b"-."),
+};
+/// The name of a region.
+const REGION: Form = Form {
+    pattern: "^[-_a-zA-Z0-9]{1,64}$",
+    write: "write a region such as us-east-1",
+    matches: |text| {
+        let plain = |b: u8| b.is_ascii_alphanumeric() || b"-_".contains(&b);
+        (1..=64).contains(&text.len()) && text.bytes().all(plain)
+    },
 };
 /// Where a service is.
 const HTTP_URL: Form = Form {
-    pattern: "^https?://[^/ @?#]+/?$",
+    pattern: r"^https?://[-a-zA-Z0-9._:\\[\\]]{1,300}$",
     write: "write a scheme and a host, such as https://s3.example.com or http://minio.storage:9000",
     matches: |text| {
+        let plain = |b: u8| b.is_ascii_alphanumeric() || b"-._:[]".contains(&b);
         host_of(text, &["http://", "https://"])
-            .is_some_and(|h| authority(h.strip_suffix('/').unwrap_or(h)))
+            .is_some_and(|host| (1..=300).contains(&host.len()) && host.bytes().all(plain))
     },
 };
 /// Where a Redis is.
 const REDIS_URL: Form = Form {
-    pattern: "^rediss?://[^/ @?#]+(/[0-9]{1,4})?$",
-    write: "write redis:// or rediss:// and a host, such as rediss://cache.example.com:6379; user and password stand in the Secret of auth",
-    matches: |text| {
-        host_of(text, &["redis://", "rediss://"]).is_some_and(|rest| {
-            let (host, database) = rest.split_once('/').unwrap_or((rest, "0"));
-            authority(host) && (1..=4).contains(&database.len()) && digits(database)
-        })
-    },
+    pattern: "^(rediss?://[^/ @?#,]+(/[0-9]{1,4})?|redis-cluster://[^/ @?#]+|redis-sentinel://[^/ @?#]+/[-a-zA-Z0-9._]+)$",
+    write: "write redis:// or rediss:// and a host, such as rediss://cache.example.com:6379, redis-cluster://host,host or redis-sentinel://host,host/name; \
+            user and password stand in the Secret of auth",
+    matches: redis_url,
 };
 /// A prefix of object names.
 const PREFIX: Form = Form {
-    pattern: "^[-a-zA-Z0-9._=]+(/[-a-zA-Z0-9._=]+)*$",
-    write: "write names joined by /, without one at the ends, of letters, digits, -, ., _ and =",
+    pattern: "^[-a-zA-Z0-9._=]*[-a-zA-Z0-9_=][-a-zA-Z0-9._=]*(/[-a-zA-Z0-9._=]*[-a-zA-Z0-9_=][-a-zA-Z0-9._=]*)*$",
+    write: "write names joined by /, without one at the ends, of letters, digits, -, ., _ and =, none of dots alone",
     matches: |text| {
         let plain = |b: u8| b.is_ascii_alphanumeric() || b"-._=".contains(&b);
         text.split('/')
-            .all(|part| !part.is_empty() && part.bytes().all(plain))
+            .all(|part| part.bytes().all(plain) && part.bytes().any(|b| b != b'.'))
     },
 };
 
@@ -143,9 +149,23 @@ fn redis() -> Vec<Rule> {
             NAME,
             |s| Some(&s.shared.redis.as_ref()?.managed.as_ref()?.priority_class_name),
         ),
-        text("spec.shared.redis.external.url", REDIS_URL, |s| {
-            Some(&s.shared.redis.as_ref()?.external.as_ref()?.url)
+        one_of("spec.shared.redis.external", ["url", "urls"], |s| {
+            let external = s.shared.redis.as_ref()?.external.as_ref()?;
+            Some([external.url.is_some(), !external.urls.is_empty()])
         }),
+        text("spec.shared.redis.external.url", REDIS_URL, |s| {
+            s.shared.redis.as_ref()?.external.as_ref()?.url.as_ref()
+        }),
+        Rule {
+            at: "spec.shared.redis.external.urls",
+            cel: format!("self.all(v, v.matches('{}'))", REDIS_URL.pattern),
+            message: REDIS_URL.write.to_string(),
+            holds: Box::new(|pool| {
+                let redis = pool.spec.shared.redis.as_ref();
+                let urls = redis.and_then(|redis| Some(&redis.external.as_ref()?.urls));
+                urls.into_iter().flatten().all(|url| redis_url(url))
+            }),
+        },
         text("spec.shared.redis.external.auth.secretName", NAME, |s| {
             let external = s.shared.redis.as_ref()?.external.as_ref()?;
             Some(&external.auth.as_ref()?.secret_name)
@@ -165,6 +185,9 @@ fn s3() -> Vec<Rule> {
         text("spec.shared.s3.bucket", BUCKET, |s| {
             Some(&s.shared.s3.as_ref()?.bucket)
         }),
+        optional_text("spec.shared.s3.region", REGION, |s| {
+            Some(&s.shared.s3.as_ref()?.region)
+        }),
         optional_text("spec.shared.s3.endpoint", HTTP_URL, |s| {
             Some(&s.shared.s3.as_ref()?.endpoint)
         }),
@@ -180,7 +203,7 @@ fn s3() -> Vec<Rule> {
         number("spec.shared.s3.maxConcurrency", 1..=1_024, |s| {
             Some(s.shared.s3.as_ref()?.max_concurrency)
         }),
-        size("spec.shared.s3.capacity", GI..=1_048_576 * TI, |s| {
+        size("spec.shared.s3.capacity", GI..=1024 * TI, |s| {
             s.shared.s3.as_ref()?.capacity.as_ref()
         }),
         number("spec.shared.s3.evictAtPercent", 1..=100, |s| {
@@ -374,6 +397,26 @@ fn name(text: &str, inner: &[u8]) -> bool {
 
 fn host_of<'a>(text: &'a str, schemes: &[&str]) -> Option<&'a str> {
     schemes.iter().find_map(|scheme| text.strip_prefix(scheme))
+}
+
+fn redis_url(text: &str) -> bool {
+    if let Some(hosts) = text.strip_prefix("redis-cluster://") {
+        return authority(hosts);
+    }
+    let plain = |b: u8| b.is_ascii_alphanumeric() || b"-._".contains(&b);
+    if let Some(rest) = text.strip_prefix("redis-sentinel://") {
+        let parts = rest.split_once('/');
+        return parts.is_some_and(|(hosts, name)| {
+            authority(hosts) && !name.is_empty() && name.bytes().all(plain)
+        });
+    }
+    host_of(text, &["redis://", "rediss://"]).is_some_and(|rest| {
+        let (host, database) = rest.split_once('/').unwrap_or((rest, "0"));
+        authority(host)
+            && !host.contains(',')
+            && (1..=4).contains(&database.len())
+            && digits(database)
+    })
 }
 
 fn authority(text: &str) -> bool {

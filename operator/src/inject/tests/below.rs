@@ -2,7 +2,7 @@
 
 use super::*;
 
-pub const GOLDEN: [&str; 2] = ["disk-node", "disk-ephemeral"];
+pub const GOLDEN: [&str; 3] = ["disk-node", "disk-ephemeral", "shared-tiers"];
 
 const STORAGE: &str = "ephemeral-storage";
 
@@ -111,4 +111,79 @@ fn a_disk_of_another_kind_takes_the_place_of_the_first() {
     let volume = &volumes[json::position(volumes, names::DISK_VOLUME).unwrap()];
     assert_eq!(volume.get("emptyDir"), None);
     assert!(volume.get("ephemeral").is_some());
+}
+
+pub fn with_files() -> Settings {
+    let files = |holder, name: &str, keys: &[(&str, &str)]| Files {
+        holder,
+        name: name.to_string(),
+        keys: keys
+            .iter()
+            .map(|(key, path)| (key.to_string(), path.to_string()))
+            .collect(),
+    };
+    Settings {
+        files: vec![
+            files(
+                Holder::Secret,
+                "redis",
+                &[
+                    ("username", "redis/username"),
+                    ("password", "redis/password"),
+                ],
+            ),
+            files(Holder::ConfigMap, "bundle", &[("ca.crt", "s3-ca.crt")]),
+        ],
+        ..settings()
+    }
+}
+
+#[test]
+fn credentials_are_files_of_the_sidecar_alone_and_optional() {
+    let (before, settings) = (pod("plain"), with_files());
+    let Outcome::Inject { patch, .. } = inject(&before, &settings) else {
+        panic!("not injected");
+    };
+    assert_golden("shared-tiers", &patch);
+    let after = patched(&before, &patch);
+    assert_sound(&before, &after, "vllm");
+    assert_eq!(inject(&after, &settings), Outcome::Unchanged);
+    let volumes = json::list(&after["spec"], "volumes");
+    let config = &volumes[json::position(volumes, names::CONFIG_VOLUME).unwrap()];
+    let sources = json::list(&config["projected"], "sources");
+    assert_eq!(sources.len(), 4);
+    for source in &sources[1..] {
+        let held = source.get("secret").or(source.get("configMap")).unwrap();
+        assert_eq!(held["optional"], true, "no missing object holds up a pod");
+    }
+    let vllm = after["spec"]["containers"][0].to_string();
+    assert!(!vllm.contains(names::CONFIG_VOLUME));
+    assert_ne!(
+        settings.hash(),
+        super::settings().hash(),
+        "older pods lack the files"
+    );
+}
+
+#[test]
+fn the_token_is_kept_for_a_pool_alone_that_proves_its_identity_with_it() {
+    let covered = |own_identity: bool, file: &str| {
+        let mut settings = settings();
+        settings.own_identity = own_identity;
+        settings.env =
+            serde_json::from_value(json!([{"name": "AWS_WEB_IDENTITY_TOKEN_FILE", "value": file}]))
+                .unwrap();
+        let after = injected(&pod("plain"), &settings);
+        assert_eq!(inject(&after, &settings), Outcome::Unchanged);
+        let mounts = json::list(sidecar(&after), "volumeMounts");
+        json::position(mounts, names::NO_TOKEN_VOLUME).is_some()
+    };
+    let own = "/var/run/secrets/kubernetes.io/serviceaccount/token";
+    assert!(!covered(true, own));
+    assert!(covered(false, own), "the bucket has keys of its own");
+    let cloud = "/var/run/secrets/eks.amazonaws.com/serviceaccount/token";
+    assert!(
+        covered(true, cloud),
+        "a webhook of the cloud mounts that one"
+    );
 }

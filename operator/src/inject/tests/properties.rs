@@ -231,6 +231,7 @@ fn qos_is_whole(resources: &Value) -> bool {
 fn pools() -> impl Strategy<Value = Settings> {
     select(vec![
         settings(),
+        below::with_files(),
         below::with_disk(Disk::NodeDirectory),
         below::with_disk(Disk::Ephemeral("nvme".to_string())),
     ])

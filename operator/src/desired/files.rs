@@ -1,0 +1,79 @@
+//! Which files a pool's sidecars read for the tiers that pods share, and where their config says they are. Only names of Secrets pass
+//! through the operator.
+
+use super::redis;
+use crate::api::{CaSource, CaSourceKind, KVCachePool};
+use crate::inject::{Files, Holder};
+use crate::names::CONFIG_PATH;
+
+/// Keys of the Secret of a Redis.
+const REDIS_KEYS: [&str; 2] = ["username", "password"];
+/// Keys of the Secret of a bucket.
+const S3_KEYS: [&str; 3] = [
+    "AWS_ACCESS_KEY_ID",
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_SESSION_TOKEN",
+];
+
+/// What one shared tier reads.
+#[derive(Debug, Default)]
+pub(super) struct Reads {
+    /// Folder with credentials; empty = none.
+    pub auth: String,
+    /// File with certificates; empty = none.
+    pub ca: String,
+    /// Where both come from.
+    pub files: Vec<Files>,
+}
+
+/// Of the Redis tier.
+pub(super) fn of_redis(pool: &KVCachePool) -> Reads {
+    let tier = pool.spec.shared.redis.as_ref();
+    let external = tier.and_then(|redis| redis.external.as_ref());
+    let given = external.and_then(|external| external.auth.as_ref());
+    let secret = match redis::managed(pool) {
+        Some(_) => Some(redis::secret_name(pool)),
+        None => given.map(|secret| secret.secret_name.clone()),
+    };
+    reads(
+        "redis",
+        secret,
+        &REDIS_KEYS,
+        external.and_then(|e| e.ca.as_ref()),
+    )
+}
+
+/// Of the S3 tier.
+pub(super) fn of_s3(pool: &KVCachePool) -> Reads {
+    let s3 = pool.spec.shared.s3.as_ref();
+    let secret = s3.and_then(|s3| Some(s3.auth.as_ref()?.secret_name.clone()));
+    reads("s3", secret, &S3_KEYS, s3.and_then(|s3| s3.ca.as_ref()))
+}
+
+fn reads(tier: &str, secret: Option<String>, keys: &[&str], ca: Option<&CaSource>) -> Reads {
+    let mut reads = Reads::default();
+    if let Some(name) = secret {
+        reads.auth = format!("{CONFIG_PATH}/{tier}");
+        let keys = keys.iter();
+        reads.files.push(Files {
+            holder: Holder::Secret,
+            name,
+            keys: keys
+                .map(|key| (key.to_string(), format!("{tier}/{key}")))
+                .collect(),
+        });
+    }
+    if let Some(ca) = ca {
+        let file = format!("{tier}-ca.crt");
+        reads.ca = format!("{CONFIG_PATH}/{file}");
+        reads.files.push(Files {
+            holder: match ca.kind {
+                CaSourceKind::ConfigMap => Holder::ConfigMap,
+                CaSourceKind::Secret => Holder::Secret,
+            },
+            name: ca.name.clone(),
+            keys: vec![(ca.key.clone(), file)],
+        });
+    }
+    reads
+}

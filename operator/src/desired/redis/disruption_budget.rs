@@ -1,0 +1,30 @@
+//! The PodDisruptionBudget of the servers.
+
+use super::{child, selector};
+use crate::api::KVCachePool;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use kube::api::DynamicObject;
+use serde_json::json;
+
+/// One at a time: each that goes takes its part of the chunks with it. One that does not work holds up nobody.
+pub(super) fn disruption_budget(pool: &KVCachePool) -> DynamicObject {
+    child::<PodDisruptionBudget>(
+        pool,
+        json!({
+            "maxUnavailable": 1,
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
+            "selector": {"matchLabels": selector(pool)},
+        }),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::desired::redis::tests::{managing, of};
+    use serde_json::json;
+
+    #[test]
+    fn servers_are_drained_one_at_a_time() {
+        insta::assert_yaml_snapshot!(of(&managing(json!({})), "PodDisruptionBudget"));
+    }
+}

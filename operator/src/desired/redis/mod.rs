@@ -1,0 +1,138 @@
+//! The servers that the operator runs for a pool: standalone, each with its part of the chunks, without persistence. Sidecars reach
+//! them by the stable names of a StatefulSet's pods; losing one loses its part. What is asked of them over the wire is not decided here.
+
+mod disruption_budget;
+mod network_policy;
+mod password;
+mod service;
+mod stateful_set;
+
+pub use password::{password, secret_name};
+
+use super::object;
+use crate::api::{KVCachePool, ManagedRedis};
+use k8s_openapi::Resource;
+use kube::ResourceExt;
+use kube::api::{DynamicObject, TypeMeta};
+use serde_json::{Value, json};
+
+/// Port of the servers.
+pub const PORT: u16 = 6379;
+/// Name of that port.
+const PORT_NAME: &str = "redis";
+/// What runs unless a pool names another image.
+pub const IMAGE: &str = "docker.io/valkey/valkey:8.1";
+
+/// The objects of a pool's servers, but for the password, which is made once.
+pub(super) fn objects(pool: &KVCachePool, redis: &ManagedRedis) -> Vec<DynamicObject> {
+    vec![
+        service::service(pool),
+        network_policy::network_policy(pool),
+        disruption_budget::disruption_budget(pool),
+        stateful_set::stateful_set(pool, redis),
+    ]
+}
+
+/// The servers that the operator runs for this pool, if any.
+pub fn managed(pool: &KVCachePool) -> Option<&ManagedRedis> {
+    pool.spec.shared.redis.as_ref()?.managed.as_ref()
+}
+
+/// Where the servers are. Chunks are spread by these names: a server that is added or taken away moves its own part only.
+pub(super) fn urls(pool: &KVCachePool, redis: &ManagedRedis) -> Vec<String> {
+    let (name, namespace) = (name(pool), pool.namespace().unwrap_or_default());
+    // Without the cluster's domain, which every pod has in its search list.
+    (0..redis.shards)
+        .map(|shard| format!("redis://{name}-{shard}.{name}.{namespace}.svc:{PORT}"))
+        .collect()
+}
+
+/// Name of all objects. With a pool's longest name it is as long as the name of a StatefulSet may be, whose pods carry it with a hash
+/// in a label.
+fn name(pool: &KVCachePool) -> String {
+    format!("kvcachepool-{}", pool.name_any())
+}
+
+/// Labels of the servers' pods. Not the pool's own: by that pods are injected.
+fn selector(pool: &KVCachePool) -> Value {
+    json!({
+        "app.kubernetes.io/name": "kvcachepool-redis",
+        "app.kubernetes.io/instance": pool.name_any(),
+    })
+}
+
+fn child<K: Resource>(pool: &KVCachePool, spec: Value) -> DynamicObject {
+    let types = TypeMeta {
+        api_version: K::API_VERSION.to_string(),
+        kind: K::KIND.to_string(),
+    };
+    object(pool, types, name(pool), json!({"spec": spec}))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::desired::desired;
+    use crate::desired::tests::{defaults, pool};
+
+    /// The pool with these keys of `managed`.
+    pub fn managing(managed: Value) -> KVCachePool {
+        let mut redis = json!({"managed": {"memoryPerShard": "16Gi"}});
+        json_patch::merge(&mut redis["managed"], &managed);
+        pool(json!({"shared": {"redis": redis}}))
+    }
+
+    /// The child of this kind.
+    pub fn of(pool: &KVCachePool, kind: &str) -> DynamicObject {
+        let objects = desired(pool, &defaults()).unwrap();
+        let is = |object: &DynamicObject| object.types.as_ref().unwrap().kind == kind;
+        objects.into_iter().find(is).unwrap()
+    }
+
+    #[test]
+    fn shards_have_names_that_last() {
+        let of = |shards: i64| {
+            let pool = managing(json!({"shards": shards}));
+            urls(&pool, managed(&pool).unwrap())
+        };
+        assert_eq!(
+            of(1),
+            ["redis://kvcachepool-llama-0.kvcachepool-llama.serving.svc:6379"]
+        );
+        assert_eq!(of(3)[..2], of(2));
+    }
+
+    #[test]
+    fn another_number_of_shards_changes_the_number_and_nothing_else() {
+        let [one, three] = [1, 3].map(|shards| managing(json!({"shards": shards})));
+        for kind in ["Service", "NetworkPolicy", "PodDisruptionBudget"] {
+            assert_eq!(of(&one, kind), of(&three, kind));
+        }
+        let mut set = of(&one, "StatefulSet");
+        set.data["spec"]["replicas"] = 3.into();
+        assert_eq!(set, of(&three, "StatefulSet"));
+    }
+
+    #[test]
+    fn the_servers_are_no_pods_of_the_pool() {
+        let pool = managing(json!({}));
+        let labels = &of(&pool, "StatefulSet").data["spec"]["template"]["metadata"]["labels"];
+        assert_eq!(
+            labels.get(crate::names::POOL),
+            None,
+            "they would be injected"
+        );
+    }
+
+    #[test]
+    fn the_longest_name_of_a_pool_leaves_room_for_what_kubernetes_appends() {
+        let mut pool = managing(json!({}));
+        pool.metadata.name = Some("a".repeat(40));
+        let set = name(&pool);
+        assert!(
+            format!("{set}-0123456789").len() <= 63,
+            "a label of its pods"
+        );
+        assert!(format!("{set}-255").len() <= 63, "a pod's name in DNS");
+    }
+}

@@ -1,0 +1,35 @@
+//! The NetworkPolicy of the servers. It selects them alone: one that selected pods of vLLM would close them for everything else.
+
+use super::{PORT, child, selector};
+use crate::api::KVCachePool;
+use crate::names;
+use k8s_openapi::api::networking::v1::NetworkPolicy;
+use kube::ResourceExt;
+use kube::api::DynamicObject;
+use serde_json::json;
+
+/// Only pods of the pool reach the port. What the servers themselves may reach is left to the cluster: they begin no connection.
+pub(super) fn network_policy(pool: &KVCachePool) -> DynamicObject {
+    child::<NetworkPolicy>(
+        pool,
+        json!({
+            "podSelector": {"matchLabels": selector(pool)},
+            "policyTypes": ["Ingress"],
+            "ingress": [{
+                "from": [{"podSelector": {"matchLabels": {names::POOL: pool.name_any()}}}],
+                "ports": [{"protocol": "TCP", "port": PORT}],
+            }],
+        }),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::desired::redis::tests::{managing, of};
+    use serde_json::json;
+
+    #[test]
+    fn only_the_pools_pods_reach_the_servers() {
+        insta::assert_yaml_snapshot!(of(&managing(json!({})), "NetworkPolicy"));
+    }
+}

@@ -1,0 +1,61 @@
+//! The Secret with the servers' password. It is created and never read: the operator has no right to read Secrets of namespaces that
+//! are not its own, and needs none, as servers and sidecars mount it by its name.
+
+use super::{name, object};
+use crate::api::KVCachePool;
+use k8s_openapi::Resource;
+use k8s_openapi::api::core::v1::Secret;
+use kube::ResourceExt;
+use kube::api::{DynamicObject, TypeMeta};
+use serde_json::json;
+
+/// Key with the password, as sidecars read it.
+pub const PASSWORD: &str = "password";
+/// Key with the list of users, as the servers read it.
+pub const USERS: &str = "users.acl";
+
+/// Name of the Secret. The pool's uid is part of it: a pool of the same name that was deleted may still have one, which then goes with
+/// that pool and not with this one.
+pub fn secret_name(pool: &KVCachePool) -> String {
+    let uid: String = pool.uid().unwrap_or_default().chars().take(8).collect();
+    format!("{}-{uid}", name(pool))
+}
+
+/// The Secret with a password out of these random bytes.
+pub fn password(pool: &KVCachePool, random: &[u8; 32]) -> DynamicObject {
+    let types = TypeMeta {
+        api_version: Secret::API_VERSION.to_string(),
+        kind: Secret::KIND.to_string(),
+    };
+    let password: String = random.iter().map(|byte| format!("{byte:02x}")).collect();
+    // All that a cache is used for; neither replication, nor modules, nor another config.
+    let users = format!("user default on >{password} ~* &* +@all -@admin +config|get +role\n");
+    let data = json!({"type": "Opaque", "immutable": true, "stringData": {PASSWORD: password, USERS: users}});
+    object(pool, types, secret_name(pool), data)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::desired::redis::tests::managing;
+
+    #[test]
+    fn servers_and_sidecars_read_the_same_password() {
+        let pool = managing(json!({}));
+        let mut secret = password(&pool, &[7; 32]);
+        assert_eq!(secret.name_any(), "kvcachepool-llama-0a1b2c3d");
+        let text = secret.data["stringData"][PASSWORD].take();
+        assert_eq!(text.as_str().unwrap(), "07".repeat(32));
+        let users = secret.data["stringData"][USERS].as_str().unwrap();
+        assert!(users.starts_with(&format!("user default on >{} ", "07".repeat(32))));
+        assert_eq!(secret.owner_references()[0].name, "llama");
+    }
+
+    #[test]
+    fn a_new_pool_of_an_old_name_has_a_secret_of_its_own() {
+        let old = managing(json!({}));
+        let mut new = old.clone();
+        new.metadata.uid = Some("ffffffff-0000-4000-8000-000000000000".to_string());
+        assert_ne!(secret_name(&old), secret_name(&new));
+    }
+}

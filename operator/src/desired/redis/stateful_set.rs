@@ -1,0 +1,227 @@
+//! The servers: Valkey or Redis, as Pod Security `restricted` wants it, with a bound of memory that they keep by evicting.
+
+use super::password::{USERS, secret_name};
+use super::{IMAGE, PORT, PORT_NAME, child, name, selector};
+use crate::api::{KVCachePool, ManagedRedis};
+use crate::inject::Quantity;
+use k8s_openapi::api::apps::v1::StatefulSet;
+use kube::api::DynamicObject;
+use serde_json::{Value, json};
+
+const CONTAINER: &str = "redis";
+const VOLUME: &str = "users";
+const PATH: &str = "/etc/kvcachepool";
+/// User and group; images name none as whom they could run, and need none of their own.
+const USER: u32 = 65532;
+/// Bytes beside the data: the process, and buffers of connections that write large values.
+const SPARE_BYTES: u64 = 128 << 20;
+/// Cpu of a server whose pool says nothing.
+const CPU: &str = "500m";
+/// Images bring the programs under one of two names.
+const SERVER: &str = r#"exec "$(command -v valkey-server || command -v redis-server)" "$@""#;
+/// With the password that is mounted now: a server that goes by another one, as the Secret was made anew, is restarted.
+const ASK: &str = r#"REDISCLI_AUTH="$(cat /etc/kvcachepool/password)" "$(command -v valkey-cli || command -v redis-cli)" -p 6379 ping | grep -q PONG"#;
+
+/// One server per shard, all started and stopped at once: none knows of the others.
+pub(super) fn stateful_set(pool: &KVCachePool, redis: &ManagedRedis) -> DynamicObject {
+    let secrets = &pool.spec.sidecar.image_pull_secrets;
+    let mut spec = json!({
+        "automountServiceAccountToken": false,
+        "enableServiceLinks": false,
+        "terminationGracePeriodSeconds": 10,
+        "securityContext": {
+            "runAsNonRoot": true,
+            "runAsUser": USER,
+            "runAsGroup": USER,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [container(redis)],
+        "volumes": [{"name": VOLUME, "secret": {"secretName": secret_name(pool)}}],
+        "topologySpreadConstraints": spread(pool, redis),
+    });
+    let mut set = |key: &str, value: Value, said: bool| {
+        if said {
+            spec[key] = value;
+        }
+    };
+    set("imagePullSecrets", json!(secrets), !secrets.is_empty());
+    set(
+        "nodeSelector",
+        json!(redis.node_selector),
+        !redis.node_selector.is_empty(),
+    );
+    set(
+        "tolerations",
+        json!(redis.tolerations),
+        !redis.tolerations.is_empty(),
+    );
+    set(
+        "affinity",
+        json!(redis.affinity),
+        redis.affinity != Default::default(),
+    );
+    let class = &redis.priority_class_name;
+    set("priorityClassName", json!(class), !class.is_empty());
+    child::<StatefulSet>(
+        pool,
+        json!({
+            "serviceName": name(pool),
+            "replicas": redis.shards,
+            "podManagementPolicy": "Parallel",
+            "revisionHistoryLimit": 2,
+            "selector": {"matchLabels": selector(pool)},
+            "template": {"metadata": {"labels": selector(pool)}, "spec": spec},
+        }),
+    )
+}
+
+/// As the pool says; else over nodes, as far as that is possible.
+fn spread(pool: &KVCachePool, redis: &ManagedRedis) -> Value {
+    if !redis.topology_spread_constraints.is_empty() {
+        return json!(redis.topology_spread_constraints);
+    }
+    json!([{
+        "maxSkew": 1,
+        "topologyKey": "kubernetes.io/hostname",
+        "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": {"matchLabels": selector(pool)},
+    }])
+}
+
+fn container(redis: &ManagedRedis) -> Value {
+    let image = match redis.image.as_str() {
+        "" => IMAGE,
+        image => image,
+    };
+    let maxmemory = redis.memory_per_shard.bytes().map_or(0, |bytes| bytes.0);
+    let probe = |seconds: u32, failures: u32| {
+        json!({
+            "exec": {"command": ["sh", "-c", ASK]},
+            "periodSeconds": seconds,
+            "timeoutSeconds": 5,
+            "failureThreshold": failures,
+        })
+    };
+    json!({
+        "name": CONTAINER,
+        "image": image,
+        "command": ["sh", "-c", SERVER, "redis"],
+        "args": arguments(maxmemory),
+        "ports": [{"name": PORT_NAME, "containerPort": PORT, "protocol": "TCP"}],
+        "resources": resources(redis, maxmemory),
+        "readinessProbe": probe(5, 2),
+        "livenessProbe": probe(10, 6),
+        "securityContext": {
+            "allowPrivilegeEscalation": false,
+            "capabilities": {"drop": ["ALL"]},
+            "readOnlyRootFilesystem": true,
+        },
+        "volumeMounts": [{"name": VOLUME, "mountPath": PATH, "readOnly": true}],
+    })
+}
+
+/// A cache: what finds no room takes that of what was used longest ago, and nothing is written to disk.
+fn arguments(maxmemory: u64) -> Vec<String> {
+    [
+        ("--port", PORT.to_string()),
+        ("--aclfile", format!("{PATH}/{USERS}")),
+        ("--maxmemory", maxmemory.to_string()),
+        ("--maxmemory-policy", "allkeys-lru".to_string()),
+        ("--save", String::new()),
+        ("--appendonly", "no".to_string()),
+        ("--lazyfree-lazy-eviction", "yes".to_string()),
+        ("--tcp-keepalive", "60".to_string()),
+    ]
+    .into_iter()
+    .flat_map(|(key, value)| [key.to_string(), value])
+    .collect()
+}
+
+/// As the pool says, but never less memory than the data needs with what an allocator loses between values of many sizes.
+fn resources(redis: &ManagedRedis, maxmemory: u64) -> Value {
+    let memory = Quantity::bytes(maxmemory + maxmemory / 4 + SPARE_BYTES);
+    let mut resources = json!(redis.resources);
+    for kind in ["requests", "limits"] {
+        let said = resources[kind]["memory"].as_str().and_then(Quantity::parse);
+        let memory = said.map_or(memory, |said| said.max(memory));
+        resources[kind]["memory"] = memory.to_string().into();
+    }
+    let cpu = ["requests", "limits"].map(|kind| resources[kind].get("cpu").is_some());
+    if cpu == [false, false] {
+        resources["requests"]["cpu"] = CPU.into();
+    }
+    resources
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::desired::redis::password::PASSWORD;
+    use crate::desired::redis::tests::{managing, of};
+
+    fn pod(pool: &KVCachePool) -> Value {
+        of(pool, "StatefulSet").data["spec"]["template"]["spec"].clone()
+    }
+
+    #[test]
+    fn the_smallest_pool_has_one_server_that_a_restricted_namespace_admits() {
+        insta::assert_yaml_snapshot!(of(&managing(json!({})), "StatefulSet"));
+    }
+
+    #[test]
+    fn every_field_of_a_pool_reaches_its_place() {
+        let given = json!({
+            "shards": 3, "image": "mine:1", "nodeSelector": {"disk": "none"}, "priorityClassName": "cache",
+            "tolerations": [{"key": "gpu", "operator": "Exists"}],
+            "affinity": {"nodeAffinity": {}},
+            "topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "rack", "whenUnsatisfiable": "DoNotSchedule"}],
+            "resources": {"requests": {"cpu": "2", "memory": "1Gi"}, "limits": {"cpu": "4", "memory": "64Gi"}},
+        });
+        let pool = managing(given.clone());
+        assert_eq!(of(&pool, "StatefulSet").data["spec"]["replicas"], 3);
+        let pod = pod(&pool);
+        for key in [
+            "nodeSelector",
+            "priorityClassName",
+            "tolerations",
+            "affinity",
+            "topologySpreadConstraints",
+        ] {
+            assert_eq!(pod[key], given[key], "{key}");
+        }
+        let container = &pod["containers"][0];
+        assert_eq!(container["image"], "mine:1");
+        assert_eq!(
+            container["resources"],
+            json!({"requests": {"cpu": "2", "memory": "20608Mi"}, "limits": {"cpu": "4", "memory": "64Gi"}}),
+            "no less than the data needs"
+        );
+    }
+
+    #[test]
+    fn the_data_ends_below_the_containers_limit() {
+        for size in ["64Mi", "1Gi", "16Gi", "1Ti"] {
+            let pod = pod(&managing(json!({"memoryPerShard": size})));
+            let container = &pod["containers"][0];
+            let args: Vec<&str> = container["args"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .filter_map(Value::as_str)
+                .collect();
+            let at = args.iter().position(|arg| *arg == "--maxmemory").unwrap();
+            let maxmemory = Quantity::parse(args[at + 1]).unwrap();
+            assert_eq!(Some(maxmemory), Quantity::parse(size));
+            let limit =
+                Quantity::parse(container["resources"]["limits"]["memory"].as_str().unwrap());
+            assert!(limit.unwrap() > maxmemory, "{size}");
+        }
+    }
+
+    #[test]
+    fn no_password_stands_in_a_command() {
+        let text = of(&managing(json!({})), "StatefulSet").data.to_string();
+        assert!(!text.contains("requirepass") && ASK.contains(&format!("{PATH}/{PASSWORD}")));
+        assert!(ASK.contains(&format!("-p {PORT}")));
+    }
+}

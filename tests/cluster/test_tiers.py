@@ -1,0 +1,145 @@
+"""Tiers below memory: a disk of the pod's own, and servers that the operator runs for a pool."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from cluster import images
+from cluster.cluster import Cluster
+from cluster.kubernetes import Kubernetes, Object
+from cluster.product import Operator, conditions, pod, pool, sidecar, status
+
+VALUES = ("--set", "allowManagedRedis=true")
+
+_KINDS = ("statefulset", "service", "poddisruptionbudget", "networkpolicy", "secret")
+_RESTRICTED = "pod-security.kubernetes.io/enforce=restricted"
+
+
+@pytest.fixture(scope="module")
+def redis_image(cluster: Cluster) -> str:
+    """Debian's Redis, in the cluster."""
+    image = images.redis()
+    cluster.import_image(image)
+    return image.name
+
+
+def _pool(image: str, shards: int) -> Object:
+    few: dict[str, Any] = {"requests": {"cpu": "10m"}}
+    managed = {"shards": shards, "memoryPerShard": "64Mi", "image": image, "resources": few}
+    return pool("demo", shared={"redis": {"managed": managed}})
+
+
+def _children(kubernetes: Kubernetes, namespace: str, kind: str) -> dict[str, str]:
+    """Uids of the pool's objects of a kind, by name."""
+    own = ("-l", "kvcachepool.io/pool=demo", "-o", "json")
+    items = json.loads(kubernetes.kubectl("get", kind, *own, namespace=namespace))["items"]
+    return {each["metadata"]["name"]: each["metadata"]["uid"] for each in items}
+
+
+def _servers(kubernetes: Kubernetes, namespace: str) -> dict[str, str]:
+    """Uids of the servers that are Ready, by name."""
+    found = kubernetes.pods(namespace, "app.kubernetes.io/name=kvcachepool-redis")
+    return {
+        each["metadata"]["name"]: each["metadata"]["uid"]
+        for each in found
+        if any(c["type"] == "Ready" and c["status"] == "True" for c in each["status"].get("conditions", []))
+    }
+
+
+def _tier(kubernetes: Kubernetes, namespace: str, name: str, of: str) -> tuple[str, str]:
+    """State and reason of a tier as the sidecar of a pod has it."""
+    tiers = sidecar(kubernetes, namespace, name)["tiers"]
+    return next((each["state"], each["reason"]) for each in tiers if each["name"] == of)
+
+
+def test_a_pod_has_a_disk_of_its_own_that_its_sidecar_alone_sees(
+    kubernetes: Kubernetes, operator: Operator, namespace: str, base_image: str
+) -> None:
+    kubernetes.kubectl("label", "namespace", namespace, _RESTRICTED)
+    disk = {"memory": {"perPod": "64Mi"}, "disk": {"perPod": "1Gi", "emptyDir": {}}}
+    kubernetes.apply([pool("demo", local=disk), pod(base_image, "one", "demo")], namespace=namespace)
+    kubernetes.wait("pod", "one", "condition=Ready", namespace=namespace)
+    ready = ("ready", "")
+    kubernetes.wait_for(
+        lambda: _tier(kubernetes, namespace, "one", "disk") == ready, 30, "the disk is ready", namespace=namespace
+    )
+    spec = kubernetes.pod(namespace, "one")["spec"]
+    mounts = [mount["name"] for mount in spec["containers"][0]["volumeMounts"]]
+    assert "kvcachepool-disk" not in mounts
+    assert "kvcachepool-config" not in mounts
+
+    def listed() -> bool:
+        tiers = {each["name"]: each["state"] for each in status(kubernetes, namespace, "demo").get("tiers", [])}
+        return tiers.get("disk") == "Ready"
+
+    kubernetes.wait_for(listed, 60, "the pool says that the disk serves", namespace=namespace)
+
+
+def test_a_pool_runs_its_own_servers_and_its_sidecars_use_them(
+    kubernetes: Kubernetes, operator: Operator, namespace: str, base_image: str, redis_image: str
+) -> None:
+    kubernetes.kubectl("label", "namespace", namespace, _RESTRICTED)
+    kubernetes.apply([_pool(redis_image, 1), pod(base_image, "one", "demo")], namespace=namespace)
+    first = "kvcachepool-demo-0"
+    kubernetes.wait_for(lambda: first in _servers(kubernetes, namespace), 60, "a server", namespace=namespace)
+    kubernetes.wait("pod", "one", "condition=Ready", namespace=namespace)
+    ready = ("ready", "")
+    kubernetes.wait_for(
+        lambda: _tier(kubernetes, namespace, "one", "redis") == ready, 60, "Redis is ready", namespace=namespace
+    )
+    asked = "redis-cli -h kvcachepool-demo-0.kvcachepool-demo ping 2>&1"
+    refused = kubernetes.exec(namespace, first, "sh", "-c", asked)
+    assert "NOAUTH" in refused, refused
+
+    def serve() -> bool:
+        return conditions(status(kubernetes, namespace, "demo")).get("SharedTiersReady") == ("True", "TiersServe")
+
+    kubernetes.wait_for(serve, 90, "SharedTiersReady=True/TiersServe", namespace=namespace)
+
+    # Another number of shards leaves those that stay as they are.
+    server = _servers(kubernetes, namespace)[first]
+    secret = _children(kubernetes, namespace, "secret")
+    assert len(secret) == 1
+    for shards in (3, 2):
+        kubernetes.apply(_pool(redis_image, shards), namespace=namespace)
+        names = {f"kvcachepool-demo-{shard}" for shard in range(shards)}
+
+        def scaled(names: set[str] = names) -> bool:
+            there = kubernetes.pods(namespace, "app.kubernetes.io/name=kvcachepool-redis")
+            return set(_servers(kubernetes, namespace)) == names and len(there) == len(names)
+
+        kubernetes.wait_for(scaled, 90, f"{shards} servers", namespace=namespace)
+        find = ("get", "configmap", "kvcachepool-demo", "-o", "yaml")
+        config = kubernetes.kubectl(*find, namespace=namespace)
+        assert [f"{name}.kvcachepool-demo.{namespace}.svc:6379" in config for name in sorted(names)] == [True] * shards
+        assert f"kvcachepool-demo-{shards}." not in config
+    assert _servers(kubernetes, namespace)[first] == server
+    assert _children(kubernetes, namespace, "secret") == secret
+
+
+def test_what_is_deleted_comes_back_and_all_goes_with_the_pool_or_with_its_servers(
+    kubernetes: Kubernetes, operator: Operator, namespace: str, redis_image: str
+) -> None:
+    kubernetes.apply(_pool(redis_image, 1), namespace=namespace)
+    kubernetes.wait_for(lambda: _servers(kubernetes, namespace), 60, "a server", namespace=namespace)
+    for kind in _KINDS[:4]:
+        ((name, uid),) = _children(kubernetes, namespace, kind).items()
+        kubernetes.kubectl("delete", kind, name, namespace=namespace)
+
+        def back(kind: str = kind, uid: str = uid) -> bool:
+            found = _children(kubernetes, namespace, kind)
+            return bool(found) and uid not in found.values()
+
+        kubernetes.wait_for(back, 60, f"another {kind}", namespace=namespace)
+    kubernetes.apply(pool("demo"), namespace=namespace)
+
+    def left(kinds: tuple[str, ...]) -> list[str]:
+        return [name for kind in kinds for name in _children(kubernetes, namespace, kind)]
+
+    kubernetes.wait_for(lambda: not left(_KINDS[:4]), 60, "no servers any more", namespace=namespace)
+    kubernetes.kubectl("delete", "kvcachepool", "demo", namespace=namespace)
+    everything = (*_KINDS, "configmap", "pod")
+    kubernetes.wait_for(lambda: not left(everything), 60, "nothing of the pool", namespace=namespace)
