@@ -2,9 +2,8 @@
 
 use super::faulty::{Asked, Faulty, Reply, until};
 use super::{Server, uploads};
-use crate::tiers::s3::census;
 use crate::tiers::s3::request::PROBE;
-use crate::tiers::s3::{Options, Parts, S3, Uploads};
+use crate::tiers::s3::{Options, Parts, S3};
 use crate::tiers::suite::{Memory, Sample};
 use crate::tiers::{Cause, Stored, Tier};
 use kvcachepool_protocol::config;
@@ -14,12 +13,29 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
-async fn open(config: &config::S3) -> S3 {
+pub async fn open(config: &config::S3) -> S3 {
     S3::open(config, Options::default()).await.unwrap()
 }
 
-fn names(count: u64) -> Vec<ObjectName> {
+pub fn names(count: u64) -> Vec<ObjectName> {
     (0..count).map(|n| Sample::new(1, n, &[1]).name()).collect()
+}
+
+/// What lies in a folder and below it, files only.
+pub fn files(folder: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = std::fs::read_dir(folder) else {
+        return Vec::new();
+    };
+    let paths = entries.map(|entry| entry.unwrap().path());
+    paths
+        .flat_map(|path| {
+            if path.is_dir() {
+                files(&path)
+            } else {
+                vec![path]
+            }
+        })
+        .collect()
 }
 
 /// A server that has the names for which `there` says so.
@@ -263,246 +279,6 @@ async fn a_server_that_removes_one_by_one_is_found_out_once() {
     requests.delete(&keys).await.unwrap();
     requests.delete(&keys).await.unwrap();
     assert_eq!((server.count("POST"), server.count("DELETE")), (1, 80));
-}
-
-/// Objects of 5 MiB and more go in parts.
-fn in_parts() -> Uploads {
-    Uploads {
-        from_bytes: 6 << 20,
-        part_bytes: 5 << 20,
-        at_once: 2,
-    }
-}
-
-/// What lies in a folder and below it, files only.
-fn files(folder: &Path) -> Vec<PathBuf> {
-    let Ok(entries) = std::fs::read_dir(folder) else {
-        return Vec::new();
-    };
-    let paths = entries.map(|entry| entry.unwrap().path());
-    paths
-        .flat_map(|path| {
-            if path.is_dir() {
-                files(&path)
-            } else {
-                vec![path]
-            }
-        })
-        .collect()
-}
-
-#[tokio::test]
-async fn a_long_object_goes_in_parts_and_comes_back_in_ranges() {
-    let server = Server::start();
-    let options = Options {
-        uploads: in_parts(),
-        parts: Parts {
-            bytes: 1 << 20,
-            at_once: 3,
-        },
-        ..Options::default()
-    };
-    let tier = S3::open(&server.config(), options).await.unwrap();
-    let (memory, sample) = (
-        Memory::new(128 << 20),
-        Sample::new(1, 0, &[9 << 20, 3_000_001, 77]),
-    );
-    assert_eq!(tier.put(sample.put(&memory)).await, Ok(Stored::New));
-    assert_eq!(tier.put(sample.put(&memory)).await, Ok(Stored::Already));
-    let get = sample.get_all(&memory);
-    assert_eq!(tier.get(get.clone()).await, Ok(sample.object.clone()));
-    assert!(sample.lies_in(&get.places));
-    let listed = tier.list(None, 10).await.unwrap();
-    assert_eq!(listed.objects[0].bytes, sample.object.total_bytes());
-    // One file, and no parts beside it.
-    assert_eq!(
-        files(&server.data()).len(),
-        1,
-        "{:?}",
-        files(&server.data())
-    );
-}
-
-#[tokio::test]
-async fn an_upload_that_fails_or_that_nobody_waits_for_is_aborted() {
-    for hangs in [false, true] {
-        let server = Faulty::start(move |asked| match asked.method.as_str() {
-            "HEAD" => Reply::status(404),
-            "POST" if asked.target.contains("uploads") => {
-                let body = "<InitiateMultipartUploadResult><UploadId>the-id</UploadId></InitiateMultipartUploadResult>";
-                Reply::Full(200, vec![], body.into())
-            }
-            "PUT" if asked.target.contains("partNumber=2") && hangs => Reply::Hang,
-            "PUT" if asked.target.contains("partNumber=2") => Reply::error(500, "InternalError"),
-            _ => Reply::Full(200, vec![("etag", "\"p\"".into())], vec![]),
-        })
-        .await;
-        let requests = server.requests().await;
-        let put = Sample::new(1, 0, &[12 << 20]).put(&Memory::new(32 << 20));
-        let put = requests.put(&put, in_parts());
-        match tokio::time::timeout(Duration::from_millis(if hangs { 500 } else { 60_000 }), put)
-            .await
-        {
-            Ok(failed) => assert_eq!(failed.unwrap_err().cause, Cause::Unreachable),
-            Err(_) => assert!(hangs),
-        }
-        let aborted = |a: &Asked| a.method == "DELETE" && a.target.contains("uploadId=the-id");
-        until("the abort", || server.asked().iter().any(aborted)).await;
-        let completed = |a: &Asked| a.method == "POST" && a.target.contains("uploadId");
-        assert!(!server.asked().iter().any(completed));
-    }
-}
-
-#[tokio::test]
-async fn uploads_of_dead_processes_are_swept_up_and_young_and_foreign_ones_are_not() {
-    let server = Server::start();
-    let tier = open(&server.config()).await;
-    let requests = &tier.live.requests;
-    let key = names(1)[0].s3("");
-    for key in [key.as_str(), "somebody/else"] {
-        let begun = requests
-            .client
-            .create_multipart_upload()
-            .bucket("kv-bucket")
-            .key(key);
-        begun.send().await.unwrap();
-    }
-    assert_eq!(requests.sweep(Duration::from_secs(3_600)).await, Ok(0));
-    assert_eq!(requests.sweep(Duration::ZERO).await, Ok(1));
-    let left = requests.client.list_multipart_uploads().bucket("kv-bucket");
-    let left = left.send().await.unwrap();
-    let keys: Vec<_> = left.uploads().iter().filter_map(|u| u.key()).collect();
-    assert_eq!(keys, ["somebody/else"]);
-}
-
-/// A tier that lists at every chance.
-async fn watchful(config: &config::S3) -> S3 {
-    let census = census::Options {
-        bounded_every: Duration::from_millis(50),
-        pause: Duration::from_millis(10),
-        ..census::Options::default()
-    };
-    let options = Options {
-        census: Some(census),
-        known_for: Duration::ZERO,
-        ..Options::default()
-    };
-    S3::open(config, options).await.unwrap()
-}
-
-async fn waited(what: &str, tier: &S3, there: impl Fn(&[bool]) -> bool, names: &[ObjectName]) {
-    for _ in 0..2_000 {
-        let answers: Vec<bool> = {
-            let mut answers = Vec::new();
-            for name in names {
-                answers.extend(tier.lookup(std::slice::from_ref(name)).await.unwrap());
-            }
-            answers
-        };
-        if there(&answers) {
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-    panic!("waited in vain for {what}");
-}
-
-#[tokio::test]
-async fn over_its_capacity_the_oldest_objects_go_and_not_what_is_read_here() {
-    let server = Server::start();
-    let samples: Vec<_> = (0..8).map(|n| Sample::new(1, n, &[100_000])).collect();
-    let names: Vec<_> = samples.iter().map(Sample::name).collect();
-    let each = samples[0].object.total_bytes();
-    let memory = Memory::new(16 << 20);
-    let writer = open(&server.config()).await;
-    for (age, sample) in samples.iter().enumerate() {
-        writer.put(sample.put(&memory)).await.unwrap();
-        // The last is the youngest; the server tells ages by the files'.
-        let file = server.data().join(sample.name().s3(""));
-        let at = std::time::SystemTime::now() - Duration::from_secs(1_000 - 10 * age as u64);
-        std::fs::File::open(file).unwrap().set_modified(at).unwrap();
-    }
-    let config = config::S3 {
-        capacity: config::ByteSize(8 * each - 1),
-        evict_at_percent: 100,
-        evict_to_percent: 60,
-        ..server.config()
-    };
-    // Held before anything is listed: number 1 is the second oldest.
-    let tier = S3::open(
-        &config,
-        Options {
-            census: None,
-            known_for: Duration::ZERO,
-            ..Options::default()
-        },
-    )
-    .await
-    .unwrap();
-    let held = tier.live.census.hold(&names[1]);
-    tier.live.pass().await.unwrap();
-    let there =
-        |numbers: &'static [usize]| move |a: &[bool]| (0..8).all(|n| a[n] == numbers.contains(&n));
-    // To 60 % of 8 the four oldest have to go; one of them is read.
-    waited("the oldest to go", &tier, there(&[1, 4, 5, 6, 7]), &names).await;
-    assert_eq!(tier.usage().await.unwrap().bytes, 5 * each);
-    drop(held);
-    tier.live.pass().await.unwrap();
-    waited("no more to go", &tier, there(&[1, 4, 5, 6, 7]), &names).await;
-}
-
-#[tokio::test]
-async fn what_is_put_over_the_capacity_makes_room_by_itself() {
-    let server = Server::start();
-    let sample = |n| Sample::new(1, n, &[100_000]);
-    let each = sample(0).object.total_bytes();
-    let config = config::S3 {
-        capacity: config::ByteSize(4 * each),
-        ..server.config()
-    };
-    let tier = watchful(&config).await;
-    let memory = Memory::new(64 << 20);
-    for n in 0..20 {
-        tier.put(sample(n).put(&memory)).await.unwrap();
-    }
-    let names: Vec<_> = (0..20).map(|n| sample(n).name()).collect();
-    let few = |a: &[bool]| a.iter().filter(|there| **there).count() <= 3;
-    waited("room", &tier, few, &names).await;
-}
-
-#[tokio::test]
-async fn what_was_written_longer_ago_than_it_may_be_kept_goes() {
-    let server = Server::start();
-    let (old, young) = (Sample::new(1, 0, &[9]), Sample::new(1, 1, &[9]));
-    let memory = Memory::new(1 << 20);
-    let config = config::S3 {
-        expire_after: config::Duration::from_ms(3_600_000),
-        ..server.config()
-    };
-    let tier = watchful(&config).await;
-    for sample in [&old, &young] {
-        tier.put(sample.put(&memory)).await.unwrap();
-    }
-    let at = std::time::SystemTime::now() - Duration::from_secs(7_200);
-    let file = server.data().join(old.name().s3(""));
-    std::fs::File::open(file).unwrap().set_modified(at).unwrap();
-    let names = [old.name(), young.name()];
-    waited("the old one to go", &tier, |a| a == [false, true], &names).await;
-}
-
-#[tokio::test]
-async fn what_others_put_is_counted_when_the_bucket_is_listed() {
-    let server = Server::start();
-    let (mine, other) = (open(&server.config()).await, open(&server.config()).await);
-    let (memory, sample) = (Memory::new(1 << 20), Sample::new(1, 0, &[9_000]));
-    other.put(sample.put(&memory)).await.unwrap();
-    assert_eq!(mine.usage().await.unwrap().objects, 0);
-    mine.live.pass().await.unwrap();
-    let usage = mine.usage().await.unwrap();
-    assert_eq!(
-        (usage.objects, usage.bytes),
-        (1, sample.object.total_bytes())
-    );
 }
 
 #[tokio::test]

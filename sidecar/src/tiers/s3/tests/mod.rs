@@ -4,9 +4,11 @@ mod addresses;
 mod bucket;
 mod errors;
 mod faulty;
+mod room;
 mod server;
 mod suite;
 mod tls;
+mod uploads;
 
 use super::{Options, Parts, Uploads};
 pub use server::Server;

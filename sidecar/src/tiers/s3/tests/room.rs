@@ -1,0 +1,140 @@
+//! What the bucket holds, and what goes when it is too much or too old.
+
+use super::Server;
+use super::bucket::open;
+use crate::tiers::Tier;
+use crate::tiers::s3::{Options, S3, census};
+use crate::tiers::suite::{Memory, Sample};
+use kvcachepool_protocol::config;
+use kvcachepool_protocol::object::ObjectName;
+use std::time::Duration;
+
+/// A tier that lists at every chance.
+async fn watchful(config: &config::S3) -> S3 {
+    let census = census::Options {
+        bounded_every: Duration::from_millis(50),
+        pause: Duration::from_millis(10),
+        ..census::Options::default()
+    };
+    let options = Options {
+        census: Some(census),
+        known_for: Duration::ZERO,
+        ..Options::default()
+    };
+    S3::open(config, options).await.unwrap()
+}
+
+async fn waited(what: &str, tier: &S3, there: impl Fn(&[bool]) -> bool, names: &[ObjectName]) {
+    for _ in 0..2_000 {
+        let answers: Vec<bool> = {
+            let mut answers = Vec::new();
+            for name in names {
+                answers.extend(tier.lookup(std::slice::from_ref(name)).await.unwrap());
+            }
+            answers
+        };
+        if there(&answers) {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    panic!("waited in vain for {what}");
+}
+
+#[tokio::test]
+async fn over_its_capacity_the_oldest_objects_go_and_not_what_is_read_here() {
+    let server = Server::start();
+    let samples: Vec<_> = (0..8).map(|n| Sample::new(1, n, &[100_000])).collect();
+    let names: Vec<_> = samples.iter().map(Sample::name).collect();
+    let each = samples[0].object.total_bytes();
+    let memory = Memory::new(16 << 20);
+    let writer = open(&server.config()).await;
+    for (age, sample) in samples.iter().enumerate() {
+        writer.put(sample.put(&memory)).await.unwrap();
+        // The last is the youngest; the server tells ages by the files'.
+        let file = server.data().join(sample.name().s3(""));
+        let at = std::time::SystemTime::now() - Duration::from_secs(1_000 - 10 * age as u64);
+        std::fs::File::open(file).unwrap().set_modified(at).unwrap();
+    }
+    let config = config::S3 {
+        capacity: config::ByteSize(8 * each - 1),
+        evict_at_percent: 100,
+        evict_to_percent: 60,
+        ..server.config()
+    };
+    // Held before anything is listed: number 1 is the second oldest.
+    let tier = S3::open(
+        &config,
+        Options {
+            census: None,
+            known_for: Duration::ZERO,
+            ..Options::default()
+        },
+    )
+    .await
+    .unwrap();
+    let held = tier.live.census.hold(&names[1]);
+    tier.live.pass().await.unwrap();
+    let there =
+        |numbers: &'static [usize]| move |a: &[bool]| (0..8).all(|n| a[n] == numbers.contains(&n));
+    // To 60 % of 8 the four oldest have to go; one of them is read.
+    waited("the oldest to go", &tier, there(&[1, 4, 5, 6, 7]), &names).await;
+    assert_eq!(tier.usage().await.unwrap().bytes, 5 * each);
+    drop(held);
+    tier.live.pass().await.unwrap();
+    waited("no more to go", &tier, there(&[1, 4, 5, 6, 7]), &names).await;
+}
+
+#[tokio::test]
+async fn what_is_put_over_the_capacity_makes_room_by_itself() {
+    let server = Server::start();
+    let sample = |n| Sample::new(1, n, &[100_000]);
+    let each = sample(0).object.total_bytes();
+    let config = config::S3 {
+        capacity: config::ByteSize(4 * each),
+        ..server.config()
+    };
+    let tier = watchful(&config).await;
+    let memory = Memory::new(64 << 20);
+    for n in 0..20 {
+        tier.put(sample(n).put(&memory)).await.unwrap();
+    }
+    let names: Vec<_> = (0..20).map(|n| sample(n).name()).collect();
+    let few = |a: &[bool]| a.iter().filter(|there| **there).count() <= 3;
+    waited("room", &tier, few, &names).await;
+}
+
+#[tokio::test]
+async fn what_was_written_longer_ago_than_it_may_be_kept_goes() {
+    let server = Server::start();
+    let (old, young) = (Sample::new(1, 0, &[9]), Sample::new(1, 1, &[9]));
+    let memory = Memory::new(1 << 20);
+    let config = config::S3 {
+        expire_after: config::Duration::from_ms(3_600_000),
+        ..server.config()
+    };
+    let tier = watchful(&config).await;
+    for sample in [&old, &young] {
+        tier.put(sample.put(&memory)).await.unwrap();
+    }
+    let at = std::time::SystemTime::now() - Duration::from_secs(7_200);
+    let file = server.data().join(old.name().s3(""));
+    std::fs::File::open(file).unwrap().set_modified(at).unwrap();
+    let names = [old.name(), young.name()];
+    waited("the old one to go", &tier, |a| a == [false, true], &names).await;
+}
+
+#[tokio::test]
+async fn what_others_put_is_counted_when_the_bucket_is_listed() {
+    let server = Server::start();
+    let (mine, other) = (open(&server.config()).await, open(&server.config()).await);
+    let (memory, sample) = (Memory::new(1 << 20), Sample::new(1, 0, &[9_000]));
+    other.put(sample.put(&memory)).await.unwrap();
+    assert_eq!(mine.usage().await.unwrap().objects, 0);
+    mine.live.pass().await.unwrap();
+    let usage = mine.usage().await.unwrap();
+    assert_eq!(
+        (usage.objects, usage.bytes),
+        (1, sample.object.total_bytes())
+    );
+}
