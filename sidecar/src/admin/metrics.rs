@@ -284,6 +284,11 @@ pub const CORE: &[Metric] = &[
         "Bytes of chunks that were stored in a tier below memory.",
     ),
     gauge(
+        "tier_expected_seconds",
+        &["tier", "operation"],
+        "How long a lookup of chunks, or the fetch of one, is expected to take: a moving average, a guess at the start. Requests are told it and decide by it whether to wait.",
+    ),
+    gauge(
         "tier_waiting_bytes",
         &["tier"],
         "Bytes of chunks that wait to be written to a tier below memory: what only memory holds, and is lost with it.",

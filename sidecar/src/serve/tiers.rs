@@ -425,3 +425,43 @@ fn section<'a>(object: &'a Object, place: &Place) -> Option<&'a Section> {
     let mut sections = object.sections.iter();
     sections.find(|s| (s.group, s.shard) == (place.group, place.shard))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tiers::shelf::Shelf;
+    use crate::tiers::suite::{Memory, Sample};
+
+    #[tokio::test]
+    async fn an_object_without_some_sections_is_read_without_them() {
+        let (memory, shelf) = (Memory::new(1 << 20), Shelf::new(Kind::Disk, 0));
+        let sample = Sample::new(1, 0, &[5_000, 300]);
+        shelf.put(sample.put(&memory)).await.unwrap();
+        let places = sample.get_all(&memory).places;
+        let all = read(&shelf, &sample.name(), &places).await.unwrap();
+        assert!(all.digests.iter().all(Option::is_some));
+        let more = Place {
+            group: 9,
+            shard: 0,
+            span: memory.span(70),
+        };
+        let wanted = [places, vec![more.clone()]].concat();
+        let landed = read(&shelf, &sample.name(), &wanted).await.unwrap();
+        let digests: Vec<_> = sample
+            .object
+            .sections
+            .iter()
+            .map(|s| Some(s.stored_digest))
+            .collect();
+        assert_eq!(landed.digests, [digests, vec![None]].concat());
+        assert!(sample.lies_in(&wanted[..2]));
+        // nothing of what is wanted
+        let e = read(&shelf, &sample.name(), &[more]).await.unwrap_err();
+        assert_eq!(e.cause, Cause::Shape);
+        // a section of another length is a fault, not a section that is missing
+        let mut short = wanted.clone();
+        short[1].span = memory.span(299);
+        let e = read(&shelf, &sample.name(), &short).await.unwrap_err();
+        assert_eq!(e.cause, Cause::Shape);
+    }
+}

@@ -402,6 +402,13 @@ impl<H: Host> Core<H> {
             }
             put("tier_fetched_bytes_total", &[name], s.fetched_bytes as f64);
             put("tier_written_bytes_total", &[name], s.put_bytes as f64);
+            for (operation, ms) in ["lookup", "fetch"].into_iter().zip(tier.expected_ms) {
+                put(
+                    "tier_expected_seconds",
+                    &[name, operation],
+                    ms as f64 / 1000.0,
+                );
+            }
             put("tier_waiting_bytes", &[name], tier.waiting_bytes as f64);
             let gauges = [
                 (

@@ -279,6 +279,7 @@ impl<T: Table> Engine<T> {
             kind: t.config.kind,
             down: t.down.as_deref(),
             stats: &t.stats,
+            expected_ms: [t.lookup_ms, t.fetch_ms],
             fetches_waiting: t.queued,
             fetch_bytes: t.fetch_bytes,
             writes_waiting: t.writes.queue.len(),

@@ -12,6 +12,8 @@ pub struct TierView<'a> {
     pub down: Option<&'a str>,
     /// Counters.
     pub stats: &'a TierStats,
+    /// How long a lookup, and a fetch, is expected to take, in ms.
+    pub expected_ms: [u64; 2],
     /// Chunks that wait to be fetched.
     pub fetches_waiting: u32,
     /// Bytes of the chunks that are being fetched, cancelled or not.
