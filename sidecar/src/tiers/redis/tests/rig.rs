@@ -2,6 +2,9 @@
 #![allow(unsafe_code)]
 
 use super::super::{Options, Redis, Settings};
+use crate::tiers::Tier;
+use crate::tiers::layers::{self, layered};
+use crate::tiers::suite::{Memory, Sample};
 use rustix::process::{Signal, set_parent_process_death_signal};
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener};
@@ -9,8 +12,12 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener as AsyncListener;
 
 /// Longest that a server may take for anything here.
 pub const PATIENCE: Duration = Duration::from_secs(30);
@@ -49,11 +56,41 @@ impl Server {
         server
     }
 
-    /// Starts it, also after it was killed.
-    pub fn run(&mut self) {
+    /// A sentinel that watches the master at this port as `kv`.
+    pub fn sentinel(master: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let config = folder.path().join("sentinel.conf");
+        let watched = format!(
+            "sentinel monitor kv 127.0.0.1 {master} 1\nsentinel down-after-milliseconds kv 200\n"
+        );
+        std::fs::write(&config, watched).unwrap();
+        let mut server = Self {
+            program: "redis-server".into(),
+            folder,
+            port: free_port(),
+            args: vec!["--sentinel".into()],
+            child: None,
+        };
+        server.run();
+        server
+    }
+
+    /// Starts it where it was, after it was killed.
+    pub fn run_again(&mut self) {
+        let port = self.port;
+        self.run();
+        assert_eq!(self.port, port, "somebody else took its port");
+    }
+
+    fn run(&mut self) {
         let end = Instant::now() + PATIENCE;
         loop {
             let mut command = Command::new(&self.program);
+            // A sentinel writes into its file.
+            let file = self.folder.path().join("sentinel.conf");
+            if file.exists() {
+                command.arg(file);
+            }
             command
                 .current_dir(self.folder.path())
                 .args([
@@ -135,6 +172,11 @@ impl Server {
         let _ = std::fs::remove_file(self.socket());
     }
 
+    /// Its process.
+    pub fn pid(&self) -> rustix::process::Pid {
+        rustix::process::Pid::from_child(self.child.as_ref().unwrap())
+    }
+
     pub fn socket(&self) -> PathBuf {
         self.folder.path().join("socket")
     }
@@ -146,6 +188,33 @@ impl Server {
     pub fn unix(&self) -> String {
         format!("redis+unix://{}", self.socket().display())
     }
+
+    /// What it answers to a command, as `redis-cli` shows it.
+    pub fn say(&self, words: &[&str]) -> String {
+        cli(&["-s", &self.socket().display().to_string()], words)
+    }
+
+    /// The same, until the answer is as it shall be.
+    pub fn wait(&self, words: &[&str], good: impl Fn(&str) -> bool) {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            let answer = self.say(words);
+            if good(&answer) {
+                return;
+            }
+            assert!(Instant::now() < end, "{words:?}: {answer}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+/// What `redis-cli` prints.
+pub fn cli(to: &[&str], words: &[&str]) -> String {
+    let output = Command::new("redis-cli").args(to).args(words).output();
+    let output = output.expect("install it: apt-get install redis-tools");
+    String::from_utf8_lossy(&output.stdout)
+        .trim_end()
+        .to_string()
 }
 
 impl Drop for Server {
@@ -168,4 +237,100 @@ pub fn settings(urls: &[String]) -> Settings {
 /// The tier of these URLs.
 pub fn open(urls: &[String]) -> Redis {
     Redis::open(settings(urls)).unwrap()
+}
+
+/// A tier, and memory to use it with.
+pub struct Spot {
+    pub tier: Arc<dyn Tier>,
+    pub memory: Memory,
+}
+
+impl Spot {
+    pub fn new(tier: Redis) -> Self {
+        Self {
+            tier: Arc::new(tier),
+            memory: Memory::new(1 << 30),
+        }
+    }
+
+    /// With all layers.
+    pub fn layered(tier: Redis) -> Self {
+        let tier = layered(Arc::new(tier), &layers::Options::default()).tier;
+        let memory = Memory::new(1 << 30);
+        Self { tier, memory }
+    }
+
+    /// Puts it, which must succeed.
+    pub async fn put(&self, sample: &Sample) {
+        if let Err(e) = self.tier.put(sample.put(&self.memory)).await {
+            panic!("{e}");
+        }
+    }
+
+    /// Gets it, and it must be what was put.
+    pub async fn check(&self, sample: &Sample) {
+        let get = sample.get_all(&self.memory);
+        match self.tier.get(get.clone()).await {
+            Ok(head) => assert_eq!(head, sample.object),
+            Err(e) => panic!("{e}"),
+        }
+        assert!(sample.lies_in(&get.places));
+    }
+}
+
+/// Something that is no server, and says always the same.
+pub struct Scripted {
+    port: u16,
+    open: Arc<AtomicI64>,
+}
+
+impl Scripted {
+    /// Answers each command with this line.
+    pub async fn start(line: &str) -> Self {
+        Self::patient(1, line).await
+    }
+
+    /// Answers nothing.
+    pub async fn silent() -> Self {
+        Self::patient(usize::MAX, "").await
+    }
+
+    /// Answers when it has heard so many commands, all of them at once.
+    pub async fn patient(commands: usize, line: &str) -> Self {
+        let listener = AsyncListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let line = format!("{line}\r\n");
+        let open = Arc::new(AtomicI64::new(0));
+        let counted = open.clone();
+        tokio::spawn(async move {
+            while let Ok((mut stream, _)) = listener.accept().await {
+                let (line, open) = (line.clone(), counted.clone());
+                open.fetch_add(1, SeqCst);
+                tokio::spawn(async move {
+                    let (mut heard, mut piece) = (0, [0; 65_536]);
+                    while let Ok(n @ 1..) = stream.read(&mut piece).await {
+                        heard += piece[..n].iter().filter(|byte| **byte == b'*').count();
+                        if heard >= commands {
+                            let answer = line.repeat(heard);
+                            heard = 0;
+                            if stream.write_all(answer.as_bytes()).await.is_err() {
+                                break;
+                            }
+                        }
+                    }
+                    open.fetch_sub(1, SeqCst);
+                });
+            }
+        });
+        Self { port, open }
+    }
+
+    pub fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.port)
+    }
+
+    /// Connections that it has.
+    pub fn open(&self) -> i64 {
+        self.open.load(SeqCst)
+    }
 }
