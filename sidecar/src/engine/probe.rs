@@ -64,6 +64,8 @@ pub struct Answer {
 pub(crate) struct Probe {
     pub question: Question,
     pub asked_ms: u64,
+    /// Its soft pins last from here on: it was asked, or answered at last.
+    pub pinned_ms: u64,
     /// Per key what is soft-pinned.
     pub pins: Vec<Option<Handle>>,
     /// Entries whose check it waits for.
@@ -135,6 +137,7 @@ impl<T: Table> Engine<T> {
         let reach = question.reach.take();
         let mut probe = Probe {
             asked_ms: now.mono_ms,
+            pinned_ms: now.mono_ms,
             pins: Vec::with_capacity(question.keys.len()),
             waits: BTreeSet::new(),
             asking: None,
@@ -265,13 +268,15 @@ impl<T: Table> Engine<T> {
         }
     }
 
-    /// The final answer of a PROBE that waited: who asked, its tag, and the answer. None where the request ended.
-    pub fn final_answer(&mut self, id: u64) -> Option<(u64, u64, Answer)> {
+    /// The final answer of a PROBE that waited: who asked, its tag, and the answer. None where the request ended. Its soft pins last from
+    /// now on, however long it waited.
+    pub fn final_answer(&mut self, now: Time, id: u64) -> Option<(u64, u64, Answer)> {
         if self.leases.probes.get(&id).is_none_or(|p| p.answered) {
             return None;
         }
         let mut probe = self.leases.probes.remove(&id)?;
         probe.answered = true;
+        probe.pinned_ms = now.mono_ms;
         self.stop_asking(id, &mut probe);
         // what was not checked in time is not there
         for handle in std::mem::take(&mut probe.waits) {
@@ -553,18 +558,17 @@ impl<T: Table> Engine<T> {
         let mut expired = Vec::new();
         let mut late = Vec::new();
         for (id, probe) in &self.leases.probes {
-            if now.mono_ms >= probe.asked_ms + self.config.soft_pin_ms {
+            if !probe.answered && probe.open() {
+                let waits_on = probe.waits.is_empty() && made(Mistake::TierDelays);
+                if !waits_on && now.mono_ms >= probe.asked_ms + probe.question.wait_ms {
+                    late.push(*id);
+                }
+            } else if now.mono_ms >= probe.pinned_ms + self.config.soft_pin_ms {
                 expired.push((
                     *id,
                     probe.question.scheduler,
                     probe.question.request.clone(),
                 ));
-            } else if !probe.answered
-                && probe.open()
-                && !(probe.waits.is_empty() && made(Mistake::TierDelays))
-                && now.mono_ms >= probe.asked_ms + probe.question.wait_ms
-            {
-                late.push(*id);
             }
         }
         for id in late {

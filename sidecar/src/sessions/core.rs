@@ -612,7 +612,7 @@ impl<H: Host> Core<H> {
                             urgent,
                         });
                     }
-                    Action::ProbeDone { probe } => self.finish_probe(probe, out),
+                    Action::ProbeDone { probe } => self.finish_probe(now, probe, out),
                 }
             }
         }

@@ -2,7 +2,7 @@
 
 use super::core::{Asked, Core, Refusal};
 use super::seam::{Host, Now, Output};
-use crate::engine::{Answer, Question, Reach};
+use crate::engine::{Answer, Question, Reach, Time};
 use kvcachepool_protocol::frame::{FLAG_PARTIAL, Op};
 use kvcachepool_protocol::key::{KeyKind, NamespaceId, chunk_key, unpack_hashes};
 use kvcachepool_protocol::message::{self, ErrorCode, Pin, Probe, ProbeReply, Release};
@@ -121,9 +121,9 @@ impl<H: Host> Core<H> {
     }
 
     /// Chunks that a PROBE waited for are checked, gone, or took too long.
-    pub(super) fn finish_probe(&mut self, probe: u64, out: &mut Vec<Output>) {
-        let Some((session, tag, answer)) = self.engine.as_mut().and_then(|e| e.final_answer(probe))
-        else {
+    pub(super) fn finish_probe(&mut self, now: Time, probe: u64, out: &mut Vec<Output>) {
+        let engine = self.engine.as_mut();
+        let Some((session, tag, answer)) = engine.and_then(|e| e.final_answer(now, probe)) else {
             return;
         };
         if let Some(conn) = self.peers.sessions.get(&session).and_then(|s| s.conn) {

@@ -119,7 +119,7 @@ impl Run {
                         slot, generation, ..
                     } => self.digests.push((slot, generation)),
                     Action::ProbeDone { probe } => {
-                        self.rig.engine.final_answer(probe);
+                        self.rig.engine.final_answer(self.rig.now, probe);
                     }
                 }
             }
