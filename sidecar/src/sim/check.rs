@@ -37,7 +37,7 @@ impl World {
         join(&scheduler, &ranks.iter().collect::<Vec<_>>()).unwrap()
     }
 
-    fn pins_ended(&self) -> u64 {
+    pub fn pins_ended(&self) -> u64 {
         self.core_stats(|s| s.soft_pins_displaced + s.soft_pins_expired)
     }
 
@@ -247,7 +247,8 @@ impl World {
         let Some(mut asked) = self.side.asked.remove(&(part.instance, tag)) else {
             return;
         };
-        asked.pins_ended = self.pins_ended();
+        // what ended in this very call may have ended behind the answer
+        asked.pins_ended = self.side.pins_ended;
         asked.answered |= flags & FLAG_PARTIAL == 0;
         self.tiers_are_named(tag, &reply);
         asked.ready.clear();

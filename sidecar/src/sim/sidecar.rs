@@ -55,6 +55,8 @@ pub struct Sidecar {
     pub jobs: Vec<TierJob>,
     pub populated: u32,
     pub asked: BTreeMap<(usize, u64), Asked>,
+    /// Soft pins that had ended when the core was called last.
+    pub pins_ended: u64,
     /// Rows whose bytes flipped before this boot.
     pub stale_flips: Vec<u32>,
     pub mismatches: Vec<(u32, u32, u32)>,
@@ -174,6 +176,7 @@ impl World {
         } else if how == Some(Fault::CrashInBoot) {
             self.memory.borrow_mut().writes_left = None;
         }
+        self.side.pins_ended = self.pins_ended();
         self.collect();
     }
 

@@ -311,17 +311,13 @@ fn after_a_start_a_hit_waits_for_its_own_check() {
     );
     let _: RegisterReply = w.ask(worker, Op::Register, &register_worker());
     let _: RegisterReply = w.ask(scheduler, Op::Register, &register_scheduler());
-    let patient = Probe {
-        budget_ms: 60_000,
-        ..probe("r", &[1, 2])
-    };
-    let tag = w.say(scheduler, Op::Probe, &patient, NO_FDS);
+    let tag = w.say(scheduler, Op::Probe, &probe("r", &[1, 2]), NO_FDS);
     let (reply, partial): (ProbeReply, _) = w.answer(tag);
     assert!(partial);
     assert_eq!(reply.states, [CHUNK_PENDING; 2]);
     let urgent = w.digests();
     assert_eq!(urgent.len(), 2);
-    w.pass(40_000);
+    w.pass(1_500);
     for (slot, generation, urgent) in urgent {
         assert!(urgent);
         // the bytes of the second chunk changed
@@ -342,7 +338,7 @@ fn after_a_start_a_hit_waits_for_its_own_check() {
     assert_eq!(w.core.engine().unwrap().stats().corrupt_chunks, 1);
     let pinned = |w: &World| w.core.engine().unwrap().usage().soft_pinned_bytes;
     w.pass(29_999);
-    assert_eq!(pinned(&w), 1 << 16, "pins last from the answer on");
+    assert!(pinned(&w) > 0, "pins last from the answer on");
     w.pass(1);
     assert_eq!(pinned(&w), 0);
 }
