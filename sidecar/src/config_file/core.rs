@@ -1,13 +1,12 @@
 //! From the config file's types to what the sans-I/O core is told.
 
 use crate::engine::config as core;
-use crate::tiers;
+use crate::tiers::kinds;
 use kvcachepool_protocol::config::{Admission, Config, EvictionPolicy, Verify, WritePolicy};
 
 /// What the core is told.
 pub fn core_config(config: &Config) -> core::Config {
     let defaults = core::Config::default();
-    let tiers = tiers::configured(config).into_iter();
     let tier = |kind| core::TierConfig {
         write: match config.write.policy {
             WritePolicy::WriteThrough => core::WritePolicy::WriteThrough,
@@ -43,7 +42,7 @@ pub fn core_config(config: &Config) -> core::Config {
             events_max: config.limits.events,
             ..defaults.limits
         },
-        tiers: tiers.map(|t| tier(t.kind)).collect(),
+        tiers: kinds(config).map(tier).collect(),
         ..defaults
     }
 }

@@ -15,7 +15,7 @@ mod span;
 pub(crate) mod suite;
 
 pub use error::{Cause, Status, TierError};
-pub use open::{Opening, configured};
+pub use open::{Opening, configured, kinds};
 pub use span::Span;
 
 use kvcachepool_protocol::object::{Object, ObjectName};

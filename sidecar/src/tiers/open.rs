@@ -39,11 +39,23 @@ impl fmt::Debug for Opening {
 
 /// The tiers of a config, the nearest first.
 pub fn configured(config: &Config) -> Vec<Opening> {
-    let disk = config.disk.path.clone();
-    let disk = disk.map(|folder| of_disk(folder, config.disk.size.0));
-    let redis = (!config.redis.urls.is_empty()).then(|| of_redis(&config.redis));
-    let s3 = (!config.s3.bucket.is_empty()).then(|| of_s3(config.s3.clone()));
-    disk.into_iter().chain(redis).chain(s3).collect()
+    let opening = |kind| match kind {
+        Kind::Disk => of_disk(
+            config.disk.path.clone().unwrap_or_default(),
+            config.disk.size.0,
+        ),
+        Kind::Redis => of_redis(&config.redis),
+        Kind::S3 => of_s3(config.s3.clone()),
+    };
+    kinds(config).map(opening).collect()
+}
+
+/// Which tiers a config has, the nearest first.
+pub fn kinds(config: &Config) -> impl Iterator<Item = Kind> {
+    let disk = config.disk.path.is_some().then_some(Kind::Disk);
+    let redis = (!config.redis.urls.is_empty()).then_some(Kind::Redis);
+    let s3 = (!config.s3.bucket.is_empty()).then_some(Kind::S3);
+    disk.into_iter().chain(redis).chain(s3)
 }
 
 fn of_redis(config: &config::Redis) -> Opening {
