@@ -1,12 +1,10 @@
 //! The limit of an S3 server: the same sizes and depth by a bare HTTP/1.1 client, whose requests somebody else has signed.
 
 use super::Load;
-use super::measure::{Part, Phase};
+use super::measure::{Part, Phase, threads};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::time::{Duration, Instant};
 
 /// Reads `address` in the first line of a file, then a line for each object: target of its PUT, blank, target of its GET.
 pub fn run(requests: &Path, load: Load) {
@@ -19,32 +17,17 @@ pub fn run(requests: &Path, load: Load) {
 }
 
 fn phase(address: &str, targets: &[(&str, &str)], load: Load, part: Part) -> usize {
-    let next = AtomicUsize::new(0);
     let phase = Phase::begin();
-    let until = Instant::now() + load.time();
-    let work = || {
+    let times = threads(load, targets.len() as u64, || {
         let mut connection = Connection::new(address);
         let mut memory = vec![0xA7; load.size.0 as usize];
-        let mut times: Vec<Duration> = Vec::new();
-        while Instant::now() < until {
-            let Some((put, get)) = targets.get(next.fetch_add(1, Relaxed)) else {
-                break;
-            };
-            let begun = Instant::now();
+        move |number| {
+            let (put, get) = targets.get(number as usize).unwrap();
             match part {
                 Part::Put => connection.put(put, &memory),
                 Part::Get => connection.get(get, &mut memory),
             }
-            times.push(begun.elapsed());
         }
-        times
-    };
-    let times: Vec<Duration> = std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..load.in_flight).map(|_| scope.spawn(work)).collect();
-        threads
-            .into_iter()
-            .flat_map(|t| t.join().unwrap())
-            .collect()
     });
     let done = times.len();
     phase.end(part, load, times);

@@ -1,12 +1,43 @@
 //! What a phase of operations cost: time of each, of all, processor and memory.
 
 use super::Load;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 /// A phase that runs.
 pub struct Phase {
     begun: Instant,
     cpu: Duration,
+}
+
+/// Runs as many threads as operations may be under way, each with a worker of its own, on objects 0..`count`, until the time is over or
+/// all were done. Returns how long each operation took.
+pub fn threads<W: FnMut(u64)>(
+    load: Load,
+    count: u64,
+    worker: impl Fn() -> W + Sync,
+) -> Vec<Duration> {
+    let next = AtomicU64::new(0);
+    let until = Instant::now() + load.time();
+    let work = || {
+        let mut operation = worker();
+        let mut times = Vec::new();
+        while Instant::now() < until {
+            let number = next.fetch_add(1, Relaxed);
+            if number >= count {
+                break;
+            }
+            let begun = Instant::now();
+            operation(number);
+            times.push(begun.elapsed());
+        }
+        times
+    };
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..load.in_flight).map(|_| scope.spawn(work)).collect();
+        let ended = threads.into_iter().flat_map(|t| t.join().unwrap());
+        ended.collect()
+    })
 }
 
 /// Which part of a run a line is about.

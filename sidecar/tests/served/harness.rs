@@ -211,6 +211,21 @@ impl Sidecar {
         serde_json::from_str(&body).unwrap_or_default()
     }
 
+    /// What the status says of a tier.
+    pub fn tier(&self, name: &str) -> serde_json::Value {
+        let tiers = self.status()["tiers"].clone();
+        let mut tiers = tiers.as_array().unwrap().iter();
+        tiers.find(|t| t["name"] == name).unwrap().clone()
+    }
+
+    /// The same, once the tier is in this state.
+    pub fn wait_tier(&self, name: &str, state: &str) -> serde_json::Value {
+        wait_for(&format!("tier {name} to be {state}"), || {
+            let tier = self.tier(name);
+            (tier["state"] == state).then_some(tier)
+        })
+    }
+
     pub fn metrics(&self) -> BTreeMap<String, f64> {
         let (_, body) = self.get("/metrics", None);
         body.lines()

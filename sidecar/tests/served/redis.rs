@@ -1,9 +1,8 @@
 //! The Redis tier, as a vLLM sees it: warm beside another sidecar's servers, and nothing but misses when they are gone.
 
 use crate::harness::{Sidecar, wait_for};
-use crate::vllm::{Vllm, content, hashes};
-use kvcachepool_protocol::message::{CHUNK_READY, Probe, ProbeReply};
-use kvcachepool_protocol::refs::unpack;
+use crate::vllm::{Vllm, hashes};
+use kvcachepool_protocol::message::{CHUNK_READY, ProbeReply};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -75,20 +74,8 @@ fn config(servers: &[Redis]) -> String {
 fn start(servers: &[Redis]) -> Sidecar {
     let sidecar = Sidecar::start(&config(servers));
     sidecar.wait_populated();
-    wait_state(&sidecar, "ready");
+    sidecar.wait_tier("redis", "ready");
     sidecar
-}
-
-fn wait_state(sidecar: &Sidecar, state: &str) -> serde_json::Value {
-    wait_for("the Redis tier's state", || {
-        let tiers = sidecar.status()["tiers"].clone();
-        let tier = tiers
-            .as_array()?
-            .iter()
-            .find(|t| t["name"] == "redis")?
-            .clone();
-        (tier["state"] == state).then_some(tier)
-    })
 }
 
 /// Stores chunks and waits until Redis has them.
@@ -97,15 +84,6 @@ fn stored(sidecar: &Sidecar, prompt: u64, count: u32) {
     vllm.store("r", &hashes(prompt, count));
     let written = "tier_write_chunks_total{result=\"stored\",tier=\"redis\"}";
     sidecar.wait_metric(written, f64::from(count));
-}
-
-/// The final answer to the PROBE of a request that holds nothing itself.
-fn probe(vllm: &mut Vllm, request: &str, hashes: &[[u8; 32]]) -> ProbeReply {
-    let message = Probe {
-        local_tokens: Some(0),
-        ..vllm.probe_message(request, hashes)
-    };
-    vllm.probe_with(&message).1
 }
 
 fn ready(reply: &ProbeReply) -> usize {
@@ -120,14 +98,7 @@ fn what_was_stored_is_found_in_redis_by_another_sidecar_and_another_vllm() {
     stored(&first, 1, 8);
     let second = start(&servers);
     let mut vllm = Vllm::attach(&second.socket());
-    let wanted = hashes(1, 10);
-    let reply = probe(&mut vllm, "warm", &wanted);
-    assert_eq!(ready(&reply), 8, "{:?}", reply.states);
-    assert_eq!(reply.tiers.get(..8), Some(&[REDIS; 8][..]));
-    let refs = unpack(&reply.refs).unwrap();
-    for (slot, hash) in refs.iter().zip(&wanted) {
-        assert_eq!(vllm.read(slot), content(hash));
-    }
+    vllm.finds_below(&hashes(1, 10), 8, REDIS);
 }
 
 #[test]
@@ -136,15 +107,15 @@ fn servers_that_die_cost_what_they_held_and_are_used_again_when_they_are_back() 
     let sidecar = start(&servers);
     stored(&sidecar, 1, 4);
     servers[0].kill();
-    let down = wait_state(&sidecar, "off");
+    let down = sidecar.wait_tier("redis", "off");
     let reason = down["reason"].as_str().unwrap();
     assert!(reason.contains("Unreachable"), "{reason}");
     // Memory serves on, and what only Redis had is a miss.
     let mut vllm = Vllm::attach(&sidecar.socket());
     vllm.check("r", &hashes(1, 4));
-    assert_eq!(ready(&probe(&mut vllm, "miss", &hashes(2, 4))), 0);
+    assert_eq!(ready(&vllm.probe_below("miss", &hashes(2, 4))), 0);
     servers[0].run();
-    wait_state(&sidecar, "ready");
+    sidecar.wait_tier("redis", "ready");
 }
 
 #[test]
@@ -159,7 +130,7 @@ fn settings_that_cannot_be_right_are_named_and_memory_serves_on() {
         let sidecar = Sidecar::start(&format!("memory: {{size: 64Mi}}\nredis: {redis}\n"));
         sidecar.wait_populated();
         let tier = wait_for("the reason", || {
-            let tier = wait_state(&sidecar, "off");
+            let tier = sidecar.wait_tier("redis", "off");
             tier["reason"].as_str()?.contains(reason).then_some(tier)
         });
         assert!(!tier.to_string().contains("secret"), "{tier}");

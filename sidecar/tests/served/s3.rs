@@ -2,9 +2,7 @@
 
 use crate::harness::{Sidecar, wait_for};
 use crate::s3_server::{ID, SECRET, Server};
-use crate::vllm::{CHUNK_BYTES, Vllm, content, hashes};
-use kvcachepool_protocol::message::{CHUNK_READY, Probe, ProbeReply};
-use kvcachepool_protocol::refs::unpack;
+use crate::vllm::{CHUNK_BYTES, Vllm, hashes};
 use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::process::{Command, Output};
@@ -33,53 +31,23 @@ fn start(server: &Server) -> Sidecar {
     sidecar
 }
 
-fn tier(sidecar: &Sidecar) -> serde_json::Value {
-    let tiers = sidecar.status()["tiers"].clone();
-    let mut tiers = tiers.as_array().unwrap().iter();
-    tiers.find(|t| t["name"] == "s3").unwrap().clone()
-}
-
-fn wait_tier(sidecar: &Sidecar, state: &str) -> serde_json::Value {
-    wait_for("the S3 tier's state", || {
-        let tier = tier(sidecar);
-        (tier["state"] == state).then_some(tier)
-    })
-}
-
-/// The final answer to the PROBE of a request that holds nothing itself.
-fn probe(vllm: &mut Vllm, request: &str, hashes: &[[u8; 32]]) -> ProbeReply {
-    let message = Probe {
-        local_tokens: Some(0),
-        ..vllm.probe_message(request, hashes)
-    };
-    vllm.probe_with(&message).1
-}
-
 #[test]
 fn what_was_stored_is_found_in_the_bucket_by_another_sidecar_and_another_vllm() {
     let server = Server::start();
     {
         let sidecar = start(&server);
-        wait_tier(&sidecar, "ready");
+        sidecar.wait_tier("s3", "ready");
         let mut vllm = Vllm::attach(&sidecar.socket());
         vllm.store("r", &hashes(1, 4));
         wait_for("the chunks to be in the bucket", || {
-            let used = tier(&sidecar)["used_bytes"].as_u64();
+            let used = sidecar.tier("s3")["used_bytes"].as_u64();
             (used >= Some(4 * CHUNK_BYTES)).then_some(())
         });
     }
     let sidecar = start(&server);
-    wait_tier(&sidecar, "ready");
+    sidecar.wait_tier("s3", "ready");
     let mut vllm = Vllm::attach(&sidecar.socket());
-    let wanted = hashes(1, 6);
-    let reply = probe(&mut vllm, "warm", &wanted);
-    let ready = reply.states.iter().take_while(|s| **s == CHUNK_READY);
-    assert_eq!(ready.count(), 4, "{:?}", reply.states);
-    assert_eq!(reply.tiers.get(..4), Some(&[S3; 4][..]));
-    let refs = unpack(&reply.refs).unwrap();
-    for (slot, hash) in refs.iter().zip(&wanted) {
-        assert_eq!(vllm.read(slot), content(hash));
-    }
+    vllm.finds_below(&hashes(1, 6), 4, S3);
 }
 
 #[test]
@@ -89,7 +57,7 @@ fn a_file_that_is_missing_and_wrong_keys_are_named_and_the_tier_comes_when_they_
     let sidecar = start(&server);
     let reason = |wanted: &str| {
         wait_for(wanted, || {
-            let tier = tier(&sidecar);
+            let tier = sidecar.tier("s3");
             let reason = format!("{}: {}", tier["reason"], tier["message"]);
             reason.contains(wanted).then_some(reason)
         })
@@ -104,7 +72,7 @@ fn a_file_that_is_missing_and_wrong_keys_are_named_and_the_tier_comes_when_they_
     vllm.store("r", &hashes(1, 2));
     vllm.check("r", &hashes(1, 2));
     server.write_right_auth();
-    wait_tier(&sidecar, "ready");
+    sidecar.wait_tier("s3", "ready");
     let log = std::fs::read_to_string(sidecar.folder().join("log")).unwrap();
     assert!(!log.contains("not-the-one"));
 }
@@ -125,11 +93,11 @@ fn tools_see_verify_and_remove_what_a_sidecar_wrote() {
     let server = Server::start();
     {
         let sidecar = start(&server);
-        wait_tier(&sidecar, "ready");
+        sidecar.wait_tier("s3", "ready");
         let mut vllm = Vllm::attach(&sidecar.socket());
         vllm.store("r", &hashes(1, 3));
         wait_for("the chunks to be in the bucket", || {
-            let used = tier(&sidecar)["used_bytes"].as_u64();
+            let used = sidecar.tier("s3")["used_bytes"].as_u64();
             (used >= Some(3 * CHUNK_BYTES)).then_some(())
         });
     }
@@ -201,7 +169,7 @@ fn the_environment_and_a_web_identity_of_the_pod_are_credentials() {
     let mut sidecar = Sidecar::prepare(&with_chain(&server));
     sidecar.run_by(&plain);
     sidecar.wait_socket();
-    wait_tier(&sidecar, "ready");
+    sidecar.wait_tier("s3", "ready");
     drop(sidecar);
 
     let (port, told) = token_service();

@@ -3,8 +3,7 @@
 use crate::harness::{Sidecar, wait_for};
 use crate::pod::flush;
 use crate::vllm::{CHUNK_BYTES, Vllm, content, hashes};
-use kvcachepool_protocol::message::{CHUNK_READY, Probe, ProbeReply};
-use kvcachepool_protocol::refs::unpack;
+use kvcachepool_protocol::message::CHUNK_READY;
 use std::path::Path;
 use tempfile::TempDir;
 
@@ -24,42 +23,16 @@ fn start(folder: &Path) -> Sidecar {
     sidecar
 }
 
-fn tier(sidecar: &Sidecar) -> serde_json::Value {
-    let tiers = sidecar.status()["tiers"].clone();
-    let disk = tiers
-        .as_array()
-        .unwrap()
-        .iter()
-        .find(|t| t["name"] == "disk");
-    disk.unwrap().clone()
-}
-
-fn wait_tier(sidecar: &Sidecar, state: &str) -> serde_json::Value {
-    wait_for("the disk tier's state", || {
-        let tier = tier(sidecar);
-        (tier["state"] == state).then_some(tier)
-    })
-}
-
 /// Stores chunks and waits until the disk has them.
 fn stored_on(folder: &Path, prompt: u64, count: u32) {
     let sidecar = start(folder);
-    wait_tier(&sidecar, "ready");
+    sidecar.wait_tier("disk", "ready");
     let mut vllm = Vllm::attach(&sidecar.socket());
     vllm.store("r", &hashes(prompt, count));
     wait_for("the chunks to be on disk", || {
-        (tier(&sidecar)["used_bytes"].as_u64() >= Some(u64::from(count) * CHUNK_BYTES))
+        (sidecar.tier("disk")["used_bytes"].as_u64() >= Some(u64::from(count) * CHUNK_BYTES))
             .then_some(())
     });
-}
-
-/// The final answer to the PROBE of a request that holds nothing itself.
-fn probe(vllm: &mut Vllm, request: &str, hashes: &[[u8; 32]]) -> ProbeReply {
-    let message = Probe {
-        local_tokens: Some(0),
-        ..vllm.probe_message(request, hashes)
-    };
-    vllm.probe_with(&message).1
 }
 
 #[test]
@@ -67,17 +40,9 @@ fn what_was_stored_is_found_on_disk_by_another_sidecar_and_another_vllm() {
     let disk = TempDir::new().unwrap();
     stored_on(disk.path(), 1, 4);
     let sidecar = start(disk.path());
-    wait_tier(&sidecar, "ready");
+    sidecar.wait_tier("disk", "ready");
     let mut vllm = Vllm::attach(&sidecar.socket());
-    let wanted = hashes(1, 6);
-    let reply = probe(&mut vllm, "warm", &wanted);
-    let ready = reply.states.iter().take_while(|s| **s == CHUNK_READY);
-    assert_eq!(ready.count(), 4, "{:?}", reply.states);
-    assert_eq!(reply.tiers.get(..4), Some(&[DISK; 4][..]));
-    let refs = unpack(&reply.refs).unwrap();
-    for (slot, hash) in refs.iter().zip(&wanted) {
-        assert_eq!(vllm.read(slot), content(hash));
-    }
+    vllm.finds_below(&hashes(1, 6), 4, DISK);
 }
 
 #[test]
@@ -87,7 +52,7 @@ fn what_is_written_back_waits_for_a_flush() {
     // a sixteenth of it may wait
     let sidecar = Sidecar::start(&config.replace("64Mi", "256Mi"));
     sidecar.wait_populated();
-    wait_tier(&sidecar, "ready");
+    sidecar.wait_tier("disk", "ready");
     let mut vllm = Vllm::attach(&sidecar.socket());
     let wanted = hashes(1, 3);
     vllm.store("r", &wanted);
@@ -127,10 +92,10 @@ fn bytes_that_changed_on_disk_are_a_miss_and_are_asked_for_once() {
     }
     assert_eq!(broken, 1, "the chunk's bytes lie in one file");
     let sidecar = start(disk.path());
-    wait_tier(&sidecar, "ready");
+    sidecar.wait_tier("disk", "ready");
     let mut vllm = Vllm::attach(&sidecar.socket());
     for request in ["first", "second"] {
-        let reply = probe(&mut vllm, request, &hash);
+        let reply = vllm.probe_below(request, &hash);
         assert!(
             reply.states.iter().all(|s| *s != CHUNK_READY),
             "{:?}",
@@ -149,27 +114,27 @@ fn a_folder_that_is_taken_away_turns_the_tier_off_until_it_is_back_and_memory_se
     let (folder, away) = (disk.path().join("tier"), disk.path().join("away"));
     std::fs::create_dir(&folder).unwrap();
     let sidecar = start(&folder);
-    wait_tier(&sidecar, "ready");
+    sidecar.wait_tier("disk", "ready");
     std::fs::rename(&folder, &away).unwrap();
     let mut vllm = Vllm::attach(&sidecar.socket());
     vllm.store("r", &hashes(1, 2));
-    let tier = wait_tier(&sidecar, "off");
+    let tier = sidecar.wait_tier("disk", "off");
     assert!(tier["reason"].as_str().unwrap().contains("Gone"), "{tier}");
     vllm.check("r", &hashes(1, 2));
     std::fs::rename(&away, &folder).unwrap();
-    wait_tier(&sidecar, "ready");
+    sidecar.wait_tier("disk", "ready");
 }
 
 #[test]
 fn a_folder_that_another_sidecar_has_or_that_is_not_there_is_named_and_memory_serves_on() {
     let disk = TempDir::new().unwrap();
     let first = start(disk.path());
-    wait_tier(&first, "ready");
+    first.wait_tier("disk", "ready");
     let missing = disk.path().join("not-made");
     for (folder, reason) in [(disk.path(), "InUse"), (missing.as_path(), "Gone")] {
         let second = start(folder);
         let tier = wait_for("the reason", || {
-            let tier = tier(&second);
+            let tier = second.tier("disk");
             tier["reason"]
                 .as_str()
                 .unwrap()

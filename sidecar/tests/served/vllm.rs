@@ -266,6 +266,28 @@ impl Vllm {
         self.probe_with(&message)
     }
 
+    /// The final answer to the PROBE of a request that holds nothing itself: tiers below memory are asked.
+    pub fn probe_below(&mut self, request: &str, hashes: &[[u8; 32]]) -> ProbeReply {
+        let message = Probe {
+            local_tokens: Some(0),
+            ..self.probe_message(request, hashes)
+        };
+        self.probe_with(&message).1
+    }
+
+    /// Of these chunks the first `count` and no others come, from the tier of this number, with the right bytes.
+    pub fn finds_below(&mut self, hashes: &[[u8; 32]], count: usize, tier: u8) {
+        let reply = self.probe_below("warm", hashes);
+        let ready: Vec<_> = reply.states.iter().map(|s| *s == CHUNK_READY).collect();
+        let wanted: Vec<_> = (0..hashes.len()).map(|at| at < count).collect();
+        assert_eq!(ready, wanted, "{:?}", reply.states);
+        assert_eq!(reply.tiers.get(..count), Some(&vec![tier; count][..]));
+        let refs = unpack(&reply.refs).unwrap();
+        for (slot, hash) in refs.iter().zip(hashes) {
+            assert_eq!(self.read(slot), content(hash));
+        }
+    }
+
     /// The final answer to this PROBE, with its tag.
     pub fn probe_with(&mut self, message: &Probe) -> (u64, ProbeReply) {
         let tag = self.scheduler.send(Op::Probe, message, &[]);
