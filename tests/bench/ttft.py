@@ -19,14 +19,17 @@ from servers.sidecar import Sidecar
 from servers.vllm_server import Reply, VllmServer
 
 TOKENS = 4000
+COMMAND = "make bench ONLY=ttft"
+#: Of the server that every time is taken with.
+ARGUMENTS = ("--dtype", "bfloat16", "--max-model-len", "8192")
+ENV = {"VLLM_CPU_KVCACHE_SPACE": "2"}
 
 
 def measure(prompts: int, hits: int) -> list[Row]:
     """Asks every prompt cold, then in turn locally and after a reset."""
     pod = paths.short_folder()
     sidecar = Sidecar(pod, memory="2Gi").start()
-    arguments = ["--dtype", "bfloat16", "--max-model-len", "8192"]
-    server = VllmServer(pod, model("mid"), pod / "vllm.log", *arguments, env={"VLLM_CPU_KVCACHE_SPACE": "2"})
+    server = VllmServer(pod, model("mid"), pod / "vllm.log", *ARGUMENTS, env=ENV)
     cold: list[Reply] = []
     local: list[Reply] = []
     warm: list[Reply] = []
@@ -53,8 +56,8 @@ def measure(prompts: int, hits: int) -> list[Row]:
     }
     note = f"{TOKENS} tokens, recomputed: warm {sorted(recomputed['w'])}, local {sorted(recomputed['l'])}"
     return [
-        _row("ttft_4k_warm_over_cold", warm, cold, f"cold TTFT in s; {note}", prompts),
-        _row("ttft_4k_warm_over_local", warm, local, f"TTFT of vLLM's own prefix hit in s; {note}", len(warm)),
+        compared("ttft_4k_warm_over_cold", warm, cold, f"cold TTFT in s; {note}", COMMAND),
+        compared("ttft_4k_warm_over_local", warm, local, f"TTFT of vLLM's own prefix hit in s; {note}", COMMAND),
     ]
 
 
@@ -62,7 +65,8 @@ def _median(replies: list[Reply]) -> float:
     return statistics.median(reply.first_token_seconds for reply in replies)
 
 
-def _row(name: str, replies: list[Reply], reference: list[Reply], what: str, runs: int) -> Row:
+def compared(name: str, replies: list[Reply], reference: list[Reply], what: str, command: str) -> Row:
+    """A row of two medians."""
     value, other = _median(replies), _median(reference)
     return Row(
         name=name,
@@ -71,8 +75,8 @@ def _row(name: str, replies: list[Reply], reference: list[Reply], what: str, run
         reference=what,
         reference_value=round(other, 4),
         ratio=round(value / other, 4),
-        runs=runs,
-        command="make bench ONLY=ttft",
+        runs=len(replies),
+        command=command,
     )
 
 

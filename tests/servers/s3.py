@@ -14,23 +14,25 @@ from servers.process import Process
 from servers.waiting import wait_for
 
 BUCKET = "kv-bucket"
-_ID, _SECRET = "kvcachepool-test", "only-for-this-test"
 
 
 class S3Server:
     """A server with an empty bucket."""
+
+    key_id, secret = "kvcachepool-test", "only-for-this-test"
 
     def __init__(self) -> None:
         program = paths.cache() / "tools/bin/versitygw"
         assert program.exists(), f"{program} is not there: run `tools/setup.sh servers`"
         self.folder = paths.short_folder()
         self.port = paths.free_port()
-        for name in (f"data/{BUCKET}", "auth"):
-            (self.folder / name).mkdir(parents=True)
-        for name, text in (("AWS_ACCESS_KEY_ID", _ID), ("AWS_SECRET_ACCESS_KEY", _SECRET)):
+        self.data = self.folder / "data"
+        for folder in (self.data / BUCKET, self.folder / "auth"):
+            folder.mkdir(parents=True)
+        for name, text in (("AWS_ACCESS_KEY_ID", self.key_id), ("AWS_SECRET_ACCESS_KEY", self.secret)):
             (self.folder / "auth" / name).write_text(text)
-        command = [str(program), "--access", _ID, "--secret", _SECRET, "--quiet", "--keep-alive"]
-        command += ["--port", f"127.0.0.1:{self.port}", "posix", str(self.folder / "data")]
+        command = [str(program), "--access", self.key_id, "--secret", self.secret, "--quiet", "--keep-alive"]
+        command += ["--port", f"127.0.0.1:{self.port}", "posix", str(self.data)]
         env = {**os.environ, "HOME": str(self.folder)}
         self.process = Process("versitygw", command, self.folder / "log", env=env)
         wait_for(self._listens, 20, "an S3 server that listens")
@@ -46,7 +48,7 @@ class S3Server:
 
     def objects(self) -> list[Path]:
         """Files of cache objects."""
-        return list((self.folder / "data" / BUCKET).rglob("*.kv"))
+        return list((self.data / BUCKET).rglob("*.kv"))
 
     def freeze(self) -> None:
         """From now on it takes connections and answers nothing."""

@@ -1,6 +1,6 @@
 """`make bench-tiers`: every size and depth on every tier, each beside the limit of what lies below, by turns.
 
-python -m bench.tiers [--tiers disk] [--sizes 1 8] [--in-flight 8 64] [--rounds 3]
+python -m bench.tiers [--tiers disk redis] [--sizes 1 8] [--in-flight 8 64] [--rounds 3]
 
 Rows are GB/s (10^9 bytes); what single operations took, processor and memory are in target/bench/tiers.json.
 """
@@ -13,10 +13,10 @@ import statistics
 from typing import Any
 
 from bench.results import RESULTS, Row, merge
-from bench.tiers import disk
+from bench.tiers import disk, redis, s3, ttft
 from bench.tiers.load import MIB, Amount, Cell, Measured
 
-TIERS = {"disk": disk}
+TIERS = {"disk": disk, "redis": redis, "s3": s3}
 SIZES = (1, 4, 8, 16, 32)
 IN_FLIGHT = (1, 8, 64)
 #: As many bytes as a run writes at most: the memory of the objects under way comes on top.
@@ -57,6 +57,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=1.0, help="of puts, per run")
     parser.add_argument("--index", type=int, default=1_000_000, help="objects of the disk's index; 0 leaves it out")
+    parser.add_argument("--prompts", type=int, default=5, help="of the times to first tokens; 0 leaves them out")
     chosen = parser.parse_args()
     details: list[dict[str, Any]] = []
     for name in chosen.tiers:
@@ -75,6 +76,8 @@ def main() -> None:
     if "disk" in chosen.tiers and chosen.index:
         with disk.subject() as subject:
             merge([subject.index(chosen.index)])
+    if chosen.prompts:
+        merge(ttft.rows(chosen.prompts))
     into = RESULTS.with_name("tiers.json")
     into.write_text("[\n" + ",\n".join(json.dumps(each) for each in details) + "\n]\n")
     print(into)

@@ -1,0 +1,71 @@
+"""A real Redis server on loopback, for tests and benchmarks: in memory alone, evicting what was used longest ago."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import socket
+from typing import Any
+
+from servers import paths
+from servers.process import Process
+from servers.waiting import wait_for
+
+
+class RedisServer:
+    """A server that is empty whenever it is started."""
+
+    def __init__(self, *, memory: str = "1gb") -> None:
+        self._memory = memory
+        self.folder = paths.short_folder()
+        self.port = paths.free_port()
+        self._process: Process | None = None
+        self.start()
+
+    @property
+    def url(self) -> str:
+        """As a sidecar's config has it."""
+        return f"redis://127.0.0.1:{self.port}"
+
+    def config(self) -> dict[str, Any]:
+        """The section `redis` of a sidecar's config."""
+        return {"urls": [self.url]}
+
+    def start(self) -> None:
+        """Starts it, on the same port each time."""
+        assert self._process is None
+        command = ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
+        command += ["--maxmemory", self._memory, "--maxmemory-policy", "allkeys-lru", "--dir", str(self.folder)]
+        self._process = Process("redis-server", command, self.folder / "log")
+        wait_for(self._answers, 20, "a Redis server that answers")
+
+    def _answers(self) -> bool:
+        assert self._process is not None
+        assert self._process.running(), f"the Redis server ended:\n{self._process.tail()}"
+        with contextlib.suppress(OSError):
+            return self.ask("PING") == b"+PONG"
+        return False
+
+    def ask(self, *words: str | bytes) -> bytes:
+        """Sends one command, and returns the first line of its answer and what follows at once."""
+        parts = [word.encode() if isinstance(word, str) else word for word in words]
+        request = b"*%d\r\n" % len(parts) + b"".join(b"$%d\r\n%s\r\n" % (len(part), part) for part in parts)
+        with socket.create_connection(("127.0.0.1", self.port), 10) as connection:
+            connection.sendall(request)
+            return connection.recv(1 << 20).rstrip(b"\r\n")
+
+    def objects(self) -> int:
+        """Keys in it: heads and segments."""
+        return int(self.ask("DBSIZE").removeprefix(b":"))
+
+    def kill(self) -> None:
+        """SIGKILL: what it held is lost."""
+        assert self._process is not None
+        self._process.kill()
+        self._process = None
+
+    def stop(self) -> None:
+        """Ends it and removes its folder."""
+        if self._process is not None:
+            self.kill()
+        shutil.rmtree(self.folder, ignore_errors=True)
