@@ -7,12 +7,13 @@ VLLM ?= 0.32.0
 IMAGE ?= kvcachepool:dev
 PYTHON = $(CACHE)/venvs/vllm-$(VLLM)/bin/python
 FUZZ_SECONDS ?= 10
+SOAK_SECONDS ?= 1800
 NODES ?= 1
 # Only a KUBECONFIG of make's own command line: tests must not find the one that a shell happens to have.
 ifeq ($(origin KUBECONFIG),command line)
 export KVCACHEPOOL_TEST_KUBECONFIG := $(KUBECONFIG)
 endif
-.PHONY: help setup cluster-up cluster-down demo demo-local test test-vllm test-cluster bench bench-operator bench-tiers image push check fuzz fmt
+.PHONY: help setup cluster-up cluster-down demo demo-local test test-vllm test-cluster bench bench-operator bench-tiers soak image push check fuzz fmt
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /  make \1 |/p' $(MAKEFILE_LIST) | column -t -s '|'
 setup:  ## install what is missing: apt packages, Rust, vLLM for CPUs
@@ -51,8 +52,13 @@ bench-operator: setup  ## 1,000 pools and 10,000 pods on a Kubernetes of its own
 	@cargo build --quiet --bins
 	@PYTHONPATH=tests $(PYTHON) -m bench operator
 bench-tiers: setup  ## every tier beside the limit of what lies below it: rows into the same results
-	@cargo build --quiet --example tier_load
+	@tools/setup.sh servers
+	@cargo build --quiet --bins --example tier_load
 	@PYTHONPATH=tests $(PYTHON) -m bench tiers
+soak: setup  ## half an hour of full rate with faults: does the sidecar's own memory stay what it is? SOAK_SECONDS=1800
+	@tools/setup.sh servers
+	@cargo build --quiet --bins --example soak_engine
+	@PYTHONPATH=tests $(PYTHON) -m bench.soak --seconds $(SOAK_SECONDS)
 image:  ## the image of operator and sidecar, also without docker: IMAGE=registry/name:tag, BUILD_IMAGE=, BASE_IMAGE=
 	@tools/image/image.sh build $(IMAGE)
 push:  ## pushes it: IMAGE=registry/name:tag

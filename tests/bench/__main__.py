@@ -2,8 +2,8 @@
 
 python -m bench [copies,probe,...]
 
-Two run only where they are named: `operator` (`make bench-operator`) needs root and a Kubernetes of its own, `tiers`
-(`make bench-tiers`) takes long.
+Three run only where they are named: `operator` (`make bench-operator`) needs root and a Kubernetes of its own, `tiers`
+(`make bench-tiers`) and `soak` (`make soak`) take long.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import time
 from bench.results import RESULTS
 
 BENCHMARKS = ("copies", "probe", "scheduler", "ttft", "overhead", "idle", "simulation")
-APART = ("operator", "tiers")
+APART = ("operator", "tiers", "soak")
 # Name of a row -> (least, most) of its ratio where it has one, else of its value.
 BARS: dict[str, tuple[float | None, float | None]] = {
     "probe_128k_first_p50_ms": (None, 1.0),
@@ -29,6 +29,8 @@ BARS: dict[str, tuple[float | None, float | None]] = {
     "overhead_no_hits_percent": (None, 1.0),
     "engine_thread_block_p99_us": (None, 500.0),
     "engine_thread_block_apart_p99_us": (None, 500.0),
+    **{f"ttft_4k_{tier}_over_cold": (None, 0.25) for tier in ("disk", "redis", "s3")},
+    "soak_rss_growth_percent": (-2.0, 2.0),
     "idle_cpu_percent": (None, 0.5),
     "rss_beyond_arena_mib": (None, 40.0),
     **{

@@ -6,15 +6,22 @@ decides what happens between two steps.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import json
 import os
+import shutil
+import socket
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from servers import paths
 from servers.process import Process
 from servers.prometheus import Samples
+
+_CHILD = Path(__file__).with_name("engine_child.py")
 
 
 class Output(NamedTuple):
@@ -38,6 +45,49 @@ def environment(folder: Path | None, **extra: str) -> dict[str, str]:
     return env | extra
 
 
+def _spawn(log: Path, env: dict[str, str], fds: tuple[int, int]) -> Process:
+    command = [sys.executable, str(_CHILD), *map(str, fds)]
+    return Process("vLLM's engine", command, log, env=env, pass_fds=fds)
+
+
+class _Forks:
+    """A process that has imported vLLM; engines are forks of it."""
+
+    def __init__(self) -> None:
+        self._folder = paths.short_folder()
+        self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            command = [sys.executable, str(_CHILD), str(theirs.fileno())]
+            self._process = Process(
+                "vLLM's imports", command, self._folder / "log", env=environment(None), pass_fds=(theirs.fileno(),)
+            )
+
+    def fork(self, log: Path, env: dict[str, str], fds: tuple[int, int]) -> Process:
+        """An engine with this environment, its output in the log."""
+        with log.open("ab") as output, contextlib.suppress(OSError):
+            socket.send_fds(self._orders, [json.dumps(env).encode()], [*fds, output.fileno()])
+            if answer := self._orders.recv(100):
+                return Process.forked("vLLM's engine", int(answer), log)
+        raise EngineFailed(f"vLLM could not be imported:\n{self._process.tail(60)}")
+
+    def end(self) -> None:
+        """With it ends every engine that is left."""
+        self._orders.close()
+        self._process.stop()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+@functools.cache
+def _forks() -> _Forks:
+    forks = _Forks()
+    atexit.register(forks.end)
+    return forks
+
+
+def _fork(log: Path, env: dict[str, str], fds: tuple[int, int]) -> Process:
+    return _forks().fork(log, env, fds)
+
+
 class Engine:
     """One engine. `folder` is the pod's volume (None: no connector at all)."""
 
@@ -58,15 +108,11 @@ class Engine:
         if not parallel:
             # All cores for the forward pass; beside other tests it still leaves the copy thread its share.
             variables["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
-        child = Path(__file__).with_name("engine_child.py")
+        variables = environment(folder, TMPDIR=str(log.parent), **variables, **(env or {}))
         try:
-            self.process = Process(
-                "vLLM's engine",
-                [sys.executable, str(child), str(asked_read), str(said_write)],
-                log,
-                env=environment(folder, TMPDIR=str(log.parent), **variables, **(env or {})),
-                pass_fds=(asked_read, said_write),
-            )
+            # With worker processes vLLM forks by itself, and wants a process that nobody forked.
+            start = _spawn if parallel else _fork
+            self.process = start(log, variables, (asked_read, said_write))
         finally:
             os.close(asked_read)
             os.close(said_write)

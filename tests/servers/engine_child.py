@@ -1,10 +1,19 @@
-"""The process behind `engine.Engine`: reads one JSON line per operation and answers with one."""
+"""The process behind `engine.Engine`: reads one JSON line per operation and answers with one.
+
+`engine_child.py ASKED SAID` is one engine. `engine_child.py SOCKET` imports vLLM once, which takes longer than to start
+a small engine, and forks an engine for every message on the socket.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import importlib
 import json
 import os
+import signal
+import socket
 import sys
+import tempfile
 import time
 import traceback
 from typing import Any
@@ -118,7 +127,45 @@ def serve(asked: Any, said: Any) -> None:
         said.flush()
 
 
+def fork_engines(orders: socket.socket) -> None:
+    """Forks an engine per message, until the other end closes. In each fork it returns when that engine has ended."""
+    importlib.import_module("vllm.engine.arg_utils")
+    importlib.import_module("vllm.v1.engine.llm_engine")
+    # Nobody waits for them here.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    while True:
+        message, fds, _, _ = socket.recv_fds(orders, 1 << 20, 3)
+        if not message:
+            return
+        pid = os.fork()
+        if pid == 0:
+            orders.close()
+            _become(json.loads(message), *fds)
+            return
+        for fd in fds:
+            os.close(fd)
+        orders.send(str(pid).encode())
+
+
+def _become(env: dict[str, str], asked: int, said: int, log: int) -> None:
+    """The fork takes the environment, group and output of a process of its own, and serves."""
+    os.setsid()
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for fd in (1, 2):
+        os.dup2(log, fd)
+    os.close(log)
+    os.environ.clear()
+    os.environ.update(env)
+    tempfile.tempdir = None
+    sys.path[:0] = filter(None, env["PYTHONPATH"].split(":"))
+    serve(os.fdopen(asked), os.fdopen(said, "w"))
+
+
 if __name__ == "__main__":
     # This folder must not stand in front of the packages of the environment.
     sys.path.pop(0)
-    serve(os.fdopen(int(sys.argv[1])), os.fdopen(int(sys.argv[2]), "w"))
+    if len(sys.argv) == 2:
+        fork_engines(socket.socket(fileno=int(sys.argv[1])))
+    else:
+        serve(os.fdopen(int(sys.argv[1])), os.fdopen(int(sys.argv[2]), "w"))

@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import select
 import signal
 import subprocess
 import sys
 import threading
+import weakref
 from pathlib import Path
+from typing import Protocol
 
 from servers.waiting import wait_for
 
@@ -45,7 +48,8 @@ def _tell_undertaker(sign: str, group: int) -> None:
         _undertaker.stdin.flush()
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
+    """The calling process is killed when the one that made it ends."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
@@ -109,6 +113,39 @@ def shared_memory(pids: list[int]) -> list[Path]:
     return []
 
 
+class _Child(Protocol):
+    """What is needed of a process that was started, by whatever means."""
+
+    pid: int
+
+    def poll(self) -> int | None:
+        """None while it runs."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Until it has ended; raises `subprocess.TimeoutExpired`."""
+
+
+class Fork:
+    """A process that another one forked for us and reaps: its end is seen, not its exit status."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._ended = select.poll()
+        self._pidfd = os.pidfd_open(pid)
+        self._ended.register(self._pidfd, select.POLLIN)
+        weakref.finalize(self, os.close, self._pidfd)
+
+    def poll(self) -> int | None:
+        """None while it runs, then 0."""
+        return 0 if self._ended.poll(0) else None
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Until it has ended."""
+        if not self._ended.poll(None if timeout is None else timeout * 1000):
+            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0)
+        return 0
+
+
 class Process:
     """A program with all its children, its output in a file."""
 
@@ -121,10 +158,8 @@ class Process:
         env: dict[str, str] | None = None,
         pass_fds: tuple[int, ...] = (),
     ) -> None:
-        self.name = name
-        self.log = log
         with log.open("ab") as output:
-            self._popen = subprocess.Popen(
+            child = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -132,14 +167,27 @@ class Process:
                 env=env,
                 pass_fds=pass_fds,
                 start_new_session=True,
-                preexec_fn=_die_with_parent,
+                preexec_fn=die_with_parent,
             )
-        self.pid = self._popen.pid
+        self._watch(name, child, log)
+
+    @classmethod
+    def forked(cls, name: str, pid: int, log: Path) -> Process:
+        """One that leads a group of its own already and writes there."""
+        process = cls.__new__(cls)
+        process._watch(name, Fork(pid), log)
+        return process
+
+    def _watch(self, name: str, child: _Child, log: Path) -> None:
+        self.name = name
+        self.log = log
+        self._child = child
+        self.pid = child.pid
         _tell_undertaker("+", self.pid)
 
     def running(self) -> bool:
         """Whether the first process still runs."""
-        return self._popen.poll() is None
+        return self._child.poll() is None
 
     def tree(self) -> list[int]:
         """The process and all below it."""
@@ -155,7 +203,7 @@ class Process:
         left = self.tree()
         shared = shared_memory(left)
         self.signal_all(signal.SIGKILL)
-        self._popen.wait()
+        self._child.wait()
         wait_for(lambda: not any(alive(pid) for pid in left), 20, f"end of {self.name} after SIGKILL")
         for file in shared:
             file.unlink(missing_ok=True)
@@ -167,9 +215,9 @@ class Process:
         if self.running():
             shared = shared_memory(self.tree())
             self.signal_all(signal.SIGCONT)
-            self._popen.terminate()
+            os.kill(self.pid, signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._popen.wait(seconds)
+                self._child.wait(seconds)
         self.kill()
         for file in shared:
             file.unlink(missing_ok=True)

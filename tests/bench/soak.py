@@ -1,0 +1,169 @@
+"""Whether the sidecar's own memory stays what it is: full rate on all tiers, with faults, for as long as you like.
+
+python -m bench.soak [--seconds 1800]
+
+Two engines draw prompts from more than memory, disk and Redis hold, so all the time chunks are stored, evicted, written
+to the tiers and fetched from them. By turns Redis is killed and started empty, the S3 server hangs, and an engine is
+killed and replaced. RssAnon of supervisor and engine is looked at once a second; the first quarter of the time is for
+caches to fill.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import shutil
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from bench.results import Row, merge
+from servers.paths import short_folder, target
+from servers.process import Process, rss_anon_mib
+from servers.redis import RedisServer
+from servers.s3 import S3Server
+from servers.sidecar import Sidecar
+from servers.waiting import wait_for
+
+#: 2 MiB each: 512 MiB in all, eight times the memory, four times the disk.
+PROMPTS = 256
+#: A fault begins so often, and lasts so long.
+PERIOD_S, FAULT_S = 20.0, 5.0
+ENGINES = 2
+
+
+class Rig:
+    """A sidecar with every tier, and engines that ask it all the time."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.redis = RedisServer(memory="128mb")
+        self.s3 = S3Server()
+        disk = {"path": str(folder / "disk"), "size": "128Mi"}
+        (folder / "disk").mkdir()
+        tiers = {"disk": disk, "redis": self.redis.config(), "s3": self.s3.config()}
+        self.sidecar = Sidecar(folder / "sidecar", memory="64Mi", config=tiers)
+        self.engines: list[Process] = []
+        self._seed = 0
+
+    def start(self) -> None:
+        """Until every tier is ready and the engines run."""
+        self.sidecar.start()
+        wait_for(self.tiers_ready, 30, "every tier to be ready")
+        for _ in range(ENGINES):
+            self.engines.append(self._engine())
+
+    def _engine(self) -> Process:
+        self._seed += 1
+        program = target() / "debug" / "examples" / "soak_engine"
+        command = [str(program), str(self.sidecar.socket), str(PROMPTS), str(self._seed)]
+        return Process(f"engine {self._seed}", command, self.folder / f"engine-{self._seed}.log")
+
+    def tiers_ready(self) -> bool:
+        """Whether all four serve."""
+        return all(tier["state"] == "ready" for tier in self.sidecar.status()["tiers"])
+
+    def replace_engine(self) -> None:
+        """The oldest one dies as a crashed vLLM does."""
+        self.engines.pop(0).kill()
+        self.engines.append(self._engine())
+
+    def check(self) -> None:
+        """Every engine must still run: it ends on wrong bytes and on a sidecar that does not answer."""
+        for engine in self.engines:
+            if not engine.running():
+                raise RuntimeError(f"{engine.name} ended:\n{engine.tail()}")
+
+    def faults(self) -> Iterator[tuple[str, Callable[[], None], Callable[[], None]]]:
+        """Name, begin and end of each, for ever."""
+        while True:
+            yield "Redis is dead", self.redis.kill, self.redis.start
+            yield "S3 hangs", self.s3.freeze, self.s3.thaw
+            yield "an engine dies", self.replace_engine, lambda: None
+
+    def chunks(self) -> dict[str, int]:
+        """What all engines did so far."""
+        total: dict[str, int] = {}
+        for log in self.folder.glob("engine-*.log"):
+            for line in log.read_text().splitlines():
+                with contextlib.suppress(json.JSONDecodeError):
+                    for key, value in json.loads(line).items():
+                        total[key] = total.get(key, 0) + int(value)
+        return total
+
+    def stop(self) -> None:
+        """Ends all of it."""
+        for engine in self.engines:
+            engine.kill()
+        self.sidecar.stop()
+        self.redis.stop()
+        self.s3.stop()
+
+
+def watch(rig: Rig, seconds: float) -> list[tuple[float, float]]:
+    """Seconds since the start and RssAnon in MiB, about once a second, while faults come and go."""
+    samples: list[tuple[float, float]] = []
+    processes = rig.sidecar.process.tree()
+    start = time.monotonic()
+    faults, due, end = rig.faults(), PERIOD_S, None
+    while (now := time.monotonic() - start) < seconds:
+        if end is None and now >= due and now + FAULT_S < seconds:
+            name, begin, end = next(faults)
+            print(f"{now:6.0f} s  {samples[-1][1]:7.1f} MiB  {name}", flush=True)
+            begin()
+        elif end is not None and now >= due + FAULT_S:
+            end()
+            due, end = due + PERIOD_S, None
+        rig.check()
+        if rig.sidecar.process.tree() != processes:
+            raise RuntimeError(f"the engine process was started anew:\n{rig.sidecar.process.tail()}")
+        samples.append((now, rss_anon_mib(processes)))
+        # A look a second is what is measured.
+        time.sleep(max(0.0, 1 - (time.monotonic() - start - now)))
+    return samples
+
+
+def slope(samples: list[tuple[float, float]]) -> float:
+    """MiB per hour, by least squares."""
+    times, sizes = zip(*samples, strict=True)
+    return 3600 * statistics.linear_regression(times, sizes).slope
+
+
+def run(seconds: float) -> Row:
+    """One soak, and what came of it."""
+    folder = short_folder()
+    rig = Rig(folder)
+    try:
+        rig.start()
+        samples = watch(rig, seconds)
+        wait_for(rig.tiers_ready, 60, "every tier to be ready again")
+        done, metrics = rig.chunks(), rig.sidecar.metrics()
+        for tier in ("disk", "redis", "s3"):
+            done[f"hit_tokens_{tier}"] = int(metrics.total("kvcachepool_hit_tokens_total", tier=tier))
+    finally:
+        rig.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+    settled = [each for each in samples if each[0] > seconds / 4]
+    fifth = len(settled) // 5
+    first = statistics.median(mib for _, mib in settled[:fifth])
+    last = statistics.median(mib for _, mib in settled[-fifth:])
+    print(json.dumps(done))
+    print(f"RssAnon {first:.1f} MiB, then {last:.1f} MiB; slope {slope(settled):.2f} MiB an hour")
+    return Row(
+        name="soak_rss_growth_percent",
+        value=round(100 * (last - first) / first, 2),
+        unit="%",
+        reference=f"of {first:.1f} MiB RssAnon, last fifth over first, {seconds:g} s",
+        reference_value=None,
+        ratio=None,
+        runs=1,
+        command="make soak",
+    )
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seconds", type=float, default=1800)
+    merge([run(parser.parse_args().seconds)])
