@@ -37,7 +37,7 @@ demo-local: setup  ## the same without Kubernetes: the sidecar beside a real vLL
 test: setup  ## all tests that this machine can run
 	@tools/setup.sh cluster
 	@tools/setup.sh servers
-	@$(PYTHON) tools/run_tests.py rust connector chart cluster vllm
+	@$(PYTHON) tools/run_tests.py rust connector chart cluster soak vllm
 test-vllm: setup  ## the connector's tests with another vLLM: VLLM=0.31.0
 	@tools/setup.sh servers
 	@$(PYTHON) tools/run_tests.py connector vllm

@@ -35,11 +35,13 @@ def commands(suite: str) -> list[list[str]]:
     # Tests of Rust have built the same already: no feature of a dependency is theirs alone.
     sidecar = ["cargo", "build", "--bin", "kvcachepool-sidecar"]
     everything = ["cargo", "build", "--bins", "--example", "stand_in_engine"]
+    load = ["cargo", "build", "--bin", "kvcachepool-sidecar", "--example"]
     return {
         "rust": [["cargo", "test", "--workspace", "--no-fail-fast"]],
         "connector": [sidecar, [*pytest, "tests/connector"]],
         "chart": [[*pytest, "tests/chart"]],
         "cluster": [everything, [*pytest, "--durations=8", "tests/cluster"]],
+        "soak": [[*load, "soak_engine"], [*pytest, "tests/soak"]],
         "vllm": [sidecar, [*pytest, "--durations=8", "tests/vllm"]],
     }[suite]
 

@@ -68,7 +68,10 @@ fn load(engine: &mut Vllm, request: &str, chunks: &[[u8; 32]]) -> usize {
     let ready = ready.count();
     for (slot, hash) in unpack(&reply.refs).unwrap().iter().zip(chunks).take(ready) {
         if engine.read(slot) != content(hash) {
-            println!(r#"{{"wrong": "bytes of {hash:02x?} in slot {}"}}"#, slot.slot.get());
+            println!(
+                r#"{{"wrong": "bytes of {hash:02x?} in slot {}"}}"#,
+                slot.slot.get()
+            );
             std::process::exit(1);
         }
     }

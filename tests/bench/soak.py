@@ -18,6 +18,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from bench.results import Row, merge
 from servers.paths import short_folder, target
@@ -27,11 +28,12 @@ from servers.s3 import S3Server
 from servers.sidecar import Sidecar
 from servers.waiting import wait_for
 
-#: 2 MiB each: 512 MiB in all, eight times the memory, four times the disk.
+#: 2 MiB each: 512 MiB in all, eight times the memory, twice the disk.
 PROMPTS = 256
 #: A fault begins so often, and lasts so long.
 PERIOD_S, FAULT_S = 20.0, 5.0
 ENGINES = 2
+_DID = ("get", "put")
 
 
 class Rig:
@@ -39,9 +41,9 @@ class Rig:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.redis = RedisServer(memory="128mb")
+        self.redis = RedisServer(memory="256mb")
         self.s3 = S3Server()
-        disk = {"path": str(folder / "disk"), "size": "128Mi"}
+        disk = {"path": str(folder / "disk"), "size": "256Mi"}
         (folder / "disk").mkdir()
         tiers = {"disk": disk, "redis": self.redis.config(), "s3": self.s3.config()}
         self.sidecar = Sidecar(folder / "sidecar", memory="64Mi", config=tiers)
@@ -131,8 +133,22 @@ def slope(samples: list[tuple[float, float]]) -> float:
     return 3600 * statistics.linear_regression(times, sizes).slope
 
 
-def run(seconds: float) -> Row:
-    """One soak, and what came of it."""
+class Soaked(NamedTuple):
+    """What came of a soak: MiB of RssAnon in the first and the last fifth of the settled time, and what was done."""
+
+    first_mib: float
+    last_mib: float
+    slope_mib_per_hour: float
+    done: dict[str, int]
+
+    @property
+    def growth_percent(self) -> float:
+        """Last over first."""
+        return 100 * (self.last_mib - self.first_mib) / self.first_mib
+
+
+def soak(seconds: float) -> Soaked:
+    """Starts it all, keeps it busy and at fault for so long, and ends it."""
     folder = short_folder()
     rig = Rig(folder)
     try:
@@ -141,7 +157,8 @@ def run(seconds: float) -> Row:
         wait_for(rig.tiers_ready, 60, "every tier to be ready again")
         done, metrics = rig.chunks(), rig.sidecar.metrics()
         for tier in ("disk", "redis", "s3"):
-            done[f"hit_tokens_{tier}"] = int(metrics.total("kvcachepool_hit_tokens_total", tier=tier))
+            did = "kvcachepool_tier_operations_total"
+            done |= {f"{tier}_{op}": int(metrics.total(did, tier=tier, operation=op, result="Ok")) for op in _DID}
     finally:
         rig.stop()
         shutil.rmtree(folder, ignore_errors=True)
@@ -149,13 +166,19 @@ def run(seconds: float) -> Row:
     fifth = len(settled) // 5
     first = statistics.median(mib for _, mib in settled[:fifth])
     last = statistics.median(mib for _, mib in settled[-fifth:])
-    print(json.dumps(done))
-    print(f"RssAnon {first:.1f} MiB, then {last:.1f} MiB; slope {slope(settled):.2f} MiB an hour")
+    return Soaked(first, last, slope(settled), done)
+
+
+def row(soaked: Soaked, seconds: float) -> Row:
+    """For the table of results."""
+    print(json.dumps(soaked.done))
+    print(f"RssAnon {soaked.first_mib:.1f} MiB, then {soaked.last_mib:.1f}", end="; ")
+    print(f"slope {soaked.slope_mib_per_hour:.2f} MiB an hour", flush=True)
     return Row(
         name="soak_rss_growth_percent",
-        value=round(100 * (last - first) / first, 2),
+        value=round(soaked.growth_percent, 2),
         unit="%",
-        reference=f"of {first:.1f} MiB RssAnon, last fifth over first, {seconds:g} s",
+        reference=f"of {soaked.first_mib:.1f} MiB RssAnon, last fifth over first, {seconds:g} s",
         reference_value=None,
         ratio=None,
         runs=1,
@@ -166,4 +189,5 @@ def run(seconds: float) -> Row:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--seconds", type=float, default=1800)
-    merge([run(parser.parse_args().seconds)])
+    chosen = parser.parse_args()
+    merge([row(soak(chosen.seconds), chosen.seconds)])

@@ -87,10 +87,7 @@ pub fn hello(role: Role, number: u64, incarnation: &[u8]) -> Hello {
         role,
         engine: "vllm".into(),
         engine_version: "0.32.0".into(),
-        instance: format!(
-            "i{}",
-            u64::from_le_bytes(incarnation[8..16].try_into().unwrap())
-        ),
+        instance: incarnation.iter().map(|b| format!("{b:02x}")).collect(),
         incarnation: incarnation.to_vec(),
         number,
         rank: 0,
