@@ -1,12 +1,28 @@
-# Sourced by setup.sh: servers that tests of the tiers start, all in $CACHE/tools/bin.
+# Sourced by setup.sh: servers that tests of the tiers start, all in $CACHE/tools/bin. Redis is Debian's own package (base.sh).
 
 # A real S3 server over a folder, from its Go module with the checksums of Go's public log.
 VERSITYGW=1.8.0
+# Valkey as Debian built it for bookworm, where it is a backport; it runs on later ones beside any libc.
+VALKEY=8.0.1
+VALKEY_DEB="http://deb.debian.org/debian/pool/main/v/valkey/valkey-tools_8.0.1+dfsg1-1~bpo12+1_amd64.deb"
+VALKEY_SHA256=d2c2ea67642fa9571a07138b80ae52ebe566311c952aef25a39c1d5050697853
 
 setup_servers() {
-    local program="$CACHE/tools/bin/versitygw" marker="$CACHE/ready/versitygw-$VERSITYGW" go
-    if [ -f "$marker" ] && [ -x "$program" ]; then return; fi
     mkdir -p "$CACHE/tools/bin"
+    server_once "versitygw-$VERSITYGW" versitygw server_versitygw
+    server_once "valkey-$VALKEY" valkey-server server_valkey
+}
+
+server_once() { # server_once MARKER PROGRAM COMMAND
+    local marker="$CACHE/ready/$1"
+    if [ -f "$marker" ] && [ -x "$CACHE/tools/bin/$2" ]; then return; fi
+    "$3"
+    rm -f "$CACHE/ready/${1%-*}-"*
+    touch "$marker"
+}
+
+server_versitygw() {
+    local go
     go="$(find_go)" || go=""
     if [ -z "$go" ]; then
         install_go
@@ -15,6 +31,21 @@ setup_servers() {
     quietly versitygw.log "building the S3 server versitygw $VERSITYGW (1 to 2 minutes on 2 cores)" \
         retried env CGO_ENABLED=0 GOFLAGS=-buildvcs=false GOTOOLCHAIN=local GOBIN="$CACHE/tools/bin" \
         nice "$go" install -trimpath -ldflags "-s -w" "github.com/versity/versitygw/cmd/versitygw@v$VERSITYGW"
-    rm -f "$CACHE/ready/versitygw-"*
-    touch "$marker"
+}
+
+server_valkey() {
+    command -v dpkg >/dev/null || die "copy valkey-server (8.0 or newer) into $CACHE/tools/bin and touch $CACHE/ready/valkey-$VALKEY"
+    quietly valkey.log "fetching Valkey $VALKEY" retried unpack_valkey
+}
+
+unpack_valkey() {
+    local scratch
+    scratch="$(mktemp -d "$CACHE/tools/valkey-XXXXXX")"
+    curl -sSf -o "$scratch/valkey.deb" "$VALKEY_DEB" &&
+        echo "$VALKEY_SHA256  $scratch/valkey.deb" | sha256sum -c --quiet - &&
+        dpkg -x "$scratch/valkey.deb" "$scratch/files" &&
+        install -m 755 "$scratch/files/usr/bin/valkey-check-rdb" "$CACHE/tools/bin/valkey-server"
+    local status=$?
+    rm -rf "$scratch"
+    return $status
 }
