@@ -1,6 +1,7 @@
 //! What goes wrong in a tier, by name: whose fault it is and whether it is worth trying again.
 
 use super::Kind;
+use kvcachepool_protocol::object::BadObject;
 
 /// Why an operation failed. The names are those of metrics and status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -9,7 +10,7 @@ pub enum Cause {
     Missing,
     /// Its bytes are not what its head says, or its head is none.
     Corrupt,
-    /// Something else lies under its name: of another model, layout or key.
+    /// Something else lies under its name: of another model, layout or key, or of another version of this program.
     Foreign,
     /// A place is not as long as its section, or a section is not in the object.
     Shape,
@@ -53,6 +54,19 @@ pub enum Status {
 }
 
 impl Cause {
+    /// What a head means that this build cannot use. One of another version, or with what a newer build knows, is another's property and
+    /// stays where it is; only what is damaged is corrupt, and may be removed.
+    pub fn of_head(bad: &BadObject) -> Self {
+        match bad {
+            BadObject::OtherVersion(_) | BadObject::Unsupported { .. } => Self::Foreign,
+            BadObject::Torn { .. }
+            | BadObject::NotAnObject
+            | BadObject::HeaderCorrupt
+            | BadObject::TableCorrupt
+            | BadObject::Invalid(_) => Self::Corrupt,
+        }
+    }
+
     /// Every one.
     pub const ALL: [Self; 18] = [
         Self::Missing,
@@ -156,6 +170,32 @@ impl TierError {
         Self {
             object: Some(object.into()),
             ..self
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_damaged_is_corrupt() {
+        let unsupported = BadObject::Unsupported {
+            what: "codec",
+            value: 3,
+        };
+        for foreign in [BadObject::OtherVersion(9), unsupported] {
+            assert_eq!(Cause::of_head(&foreign), Cause::Foreign, "{foreign}");
+        }
+        let torn = BadObject::Torn { got: 1, needed: 2 };
+        for damaged in [
+            torn,
+            BadObject::NotAnObject,
+            BadObject::HeaderCorrupt,
+            BadObject::TableCorrupt,
+            BadObject::Invalid("why"),
+        ] {
+            assert_eq!(Cause::of_head(&damaged), Cause::Corrupt, "{damaged}");
         }
     }
 }

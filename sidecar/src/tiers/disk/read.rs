@@ -9,7 +9,7 @@ use super::name::NameKey;
 use super::state::Pinned;
 use super::transfer::{self, Section};
 use crate::tiers::{Cause, Get, Kind, TierError};
-use kvcachepool_protocol::object::{HEADER_BYTES, Object, ObjectName, head_bytes};
+use kvcachepool_protocol::object::{BadObject, HEADER_BYTES, Object, ObjectName, head_bytes};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::fstat;
 use rustix::io::Errno;
@@ -132,16 +132,21 @@ impl Core {
             )
             .about(name.s3(""))
         };
+        let bad = |e: BadObject| match Cause::of_head(&e) {
+            Cause::Corrupt => corrupt(&e),
+            // Of another build, which may come back to it.
+            cause => TierError::new(Kind::Disk, cause, e.to_string()).about(name.s3("")),
+        };
         let mut block = read(FIRST_READ_BYTES)?;
         let first = block.bytes().get(..HEADER_BYTES).unwrap_or_default();
-        let head = head_bytes(first).map_err(|e| corrupt(&e))?;
+        let head = head_bytes(first).map_err(bad)?;
         if head > slot {
             return Err(corrupt(&"its head is longer than its slot"));
         }
         if head > block.bytes().len() as u64 {
             block = read(head)?;
         }
-        let object = Object::decode(block.bytes()).map_err(|e| corrupt(&e))?;
+        let object = Object::decode(block.bytes()).map_err(bad)?;
         if object.name() != *name {
             self.take_out_corrupt(pin);
             let detail = format!(

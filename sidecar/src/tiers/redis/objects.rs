@@ -78,7 +78,7 @@ pub async fn head(c: &mut Connection, name: &ObjectName) -> Result<Found, Fault>
     if digest(bytes) != record.head {
         return Err(corrupt("its head is not what its record says".into()));
     }
-    let object = Object::decode(bytes).map_err(|e| corrupt(e.to_string()))?;
+    let object = Object::decode(bytes).map_err(|e| Fault::Of(Cause::of_head(&e), e.to_string()))?;
     if object.name() != *name {
         let detail = format!("{} lies under its name", object.name().s3(""));
         return Err(Fault::Of(Cause::Foreign, detail));

@@ -94,14 +94,14 @@ impl Requests {
         key: &str,
     ) -> Result<Object, TierError> {
         let asked = self.asked("s3:GetObject", Some(key));
-        let corrupt = |e: BadObject| found(asked, Cause::Corrupt, e.to_string());
+        let bad = |e: BadObject| found(asked, Cause::of_head(&e), e.to_string());
         let mut head = Vec::new();
         let mut needed = HEADER_BYTES as u64;
         take(stream, &mut head, needed).await?;
         if head.len() >= HEADER_BYTES {
-            needed = head_bytes(&head).map_err(corrupt)?;
+            needed = head_bytes(&head).map_err(bad)?;
             if needed > stream.total {
-                return Err(corrupt(BadObject::Torn {
+                return Err(bad(BadObject::Torn {
                     got: stream.total,
                     needed,
                 }));
@@ -114,7 +114,7 @@ impl Requests {
             let mut more = self.range(key, range, stream.etag.as_deref()).await?;
             take(&mut more, &mut head, needed).await?;
         }
-        let object = Object::decode(&head).map_err(corrupt)?;
+        let object = Object::decode(&head).map_err(bad)?;
         if object.name() != *name {
             let detail = format!("{} lies there", object.name().s3(""));
             return Err(found(asked, Cause::Foreign, detail));

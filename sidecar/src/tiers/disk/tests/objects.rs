@@ -185,7 +185,7 @@ fn overwrite(rig: &Rig, at: u64, bytes: &[u8]) {
 
 #[test]
 fn a_corrupt_head_is_an_error_once_and_then_a_miss() {
-    for at in [0, 9, 100, 512, 600, 4095] {
+    for at in [0, 3, 100, 512, 600, 4095] {
         let rig = Rig::new(16 << 20);
         let disk = rig.open();
         rig.put(&disk, 1, &[3000]).unwrap();
@@ -205,6 +205,26 @@ fn a_corrupt_head_is_an_error_once_and_then_a_miss() {
         Rig::die(disk);
         assert_eq!(rig.get(&rig.open(), &object), Ok(()));
     }
+}
+
+#[test]
+fn an_object_of_another_version_is_foreign_and_stays_for_who_can_read_it() {
+    let rig = Rig::new(16 << 20);
+    let disk = rig.open();
+    rig.put(&disk, 1, &[3000]).unwrap();
+    let object = object(1, &[3000]);
+    let mut head = object.encode().unwrap();
+    // The version stands behind the mark of eight bytes.
+    head[8] += 1;
+    overwrite(&rig, 0, &head);
+    for _ in 0..2 {
+        assert_eq!(rig.get(&disk, &object), Err(Cause::Foreign));
+    }
+    assert_eq!(disk.counts().corrupt_objects, 0);
+    Rig::die(disk);
+    head[8] -= 1;
+    overwrite(&rig, 0, &head);
+    assert_eq!(rig.get(&rig.open(), &object), Ok(()));
 }
 
 #[test]
