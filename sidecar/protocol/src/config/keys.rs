@@ -301,7 +301,7 @@ pub(super) fn keys(c: &mut Config) -> Vec<Key<'_>> {
             "s3.maxConcurrency",
             Restart,
             Slot::Count(&mut c.s3.max_concurrency, 1..=4_096),
-            "Gets, and puts, that run at once.",
+            "Requests that run at once.",
         ),
         key(
             "s3.capacity",

@@ -26,7 +26,7 @@ pub struct S3 {
     pub checksums: Checksums,
     /// Version of HTTP.
     pub http_version: HttpVersion,
-    /// Gets, and puts, that run at once.
+    /// Requests that run at once.
     pub max_concurrency: u32,
     /// Bytes that may lie under the prefix; 0 = no bound.
     pub capacity: ByteSize,

@@ -1,8 +1,9 @@
 //! What the bucket holds, and what has to go. Puts and removals of this process are counted as they happen; those of others are found by
-//! listing now and then, beside all operations. Over its capacity the oldest objects go, and none that a get reads here.
+//! listing now and then, beside all operations, by one of all sidecars. Over its capacity the oldest objects go, and none that a get reads
+//! here.
 
 use super::Live;
-use super::listing::PAGE_MAX;
+use super::turns::Turn;
 use crate::tiers::{Listed, Page, TierError, Usage};
 use kvcachepool_protocol::config;
 use kvcachepool_protocol::object::ObjectName;
@@ -43,9 +44,11 @@ impl Default for Options {
 
 /// Objects and their bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-struct Sum {
-    objects: u64,
-    bytes: u64,
+pub struct Sum {
+    /// How many.
+    pub objects: u64,
+    /// Of all.
+    pub bytes: u64,
 }
 
 /// What is known of the whole bucket.
@@ -141,8 +144,33 @@ impl Census {
         }
     }
 
-    fn is_held(&self, name: &ObjectName) -> bool {
+    /// Does a get read it here?
+    pub fn is_held(&self, name: &ObjectName) -> bool {
         self.held.lock().contains_key(name)
+    }
+
+    /// Somebody listed the bucket: that much is in it.
+    pub fn is_now(&self, sum: Sum) {
+        *self.sum.lock() = sum;
+    }
+
+    /// What is known to be there.
+    pub fn sum(&self) -> Sum {
+        *self.sum.lock()
+    }
+
+    /// How much has to go where so much is there.
+    pub fn excess(&self, bytes: u64) -> u64 {
+        match self.is_over(bytes) {
+            true => bytes.saturating_sub(self.evict_to_bytes),
+            false => 0,
+        }
+    }
+
+    /// What was written before is too old, Unix seconds by the server's clock.
+    pub fn expired_s(&self, now_s: u64) -> u64 {
+        let after = self.expire_after;
+        after.map_or(0, |after| now_s.saturating_sub(after.as_secs().max(1)))
     }
 
     fn is_over(&self, bytes: u64) -> bool {
@@ -155,7 +183,8 @@ impl Census {
 }
 
 impl Sum {
-    fn add(&mut self, listed: &Listed) {
+    /// One more.
+    pub fn add(&mut self, listed: &Listed) {
         self.objects += 1;
         self.bytes = self.bytes.saturating_add(listed.bytes);
     }
@@ -170,7 +199,7 @@ pub struct Ages {
 
 /// What goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-struct Cut {
+pub struct Cut {
     /// All that was written before, Unix seconds.
     before_s: u64,
     /// And of what was written then until `until_s` so many bytes.
@@ -188,7 +217,8 @@ impl Default for Ages {
 }
 
 impl Ages {
-    fn add(&mut self, listed: &Listed) {
+    /// One more object that may go.
+    pub fn add(&mut self, listed: &Listed) {
         let bytes = self
             .bytes
             .entry(listed.written_unix_s / self.width_s)
@@ -202,8 +232,14 @@ impl Ages {
         }
     }
 
+    /// When the youngest was written, Unix seconds; none: there is none.
+    pub fn youngest_s(&self) -> Option<u64> {
+        let youngest = self.bytes.keys().next_back();
+        youngest.map(|age| age * self.width_s)
+    }
+
     /// The oldest bytes that are `excess` together, and all that was written before `expired_s`.
-    fn cut(&self, excess: u64, expired_s: u64) -> Option<Cut> {
+    pub fn cut(&self, excess: u64, expired_s: u64) -> Option<Cut> {
         let mut left = excess;
         let mut cut = Cut {
             before_s: expired_s,
@@ -227,7 +263,8 @@ impl Ages {
 }
 
 impl Cut {
-    fn takes(&mut self, listed: &Listed) -> bool {
+    /// Does this one go?
+    pub fn takes(&mut self, listed: &Listed) -> bool {
         if listed.written_unix_s < self.before_s {
             return true;
         }
@@ -239,7 +276,7 @@ impl Cut {
     }
 }
 
-/// Lists now and then, until it is aborted.
+/// Lists now and then where nobody else does, until it is aborted.
 pub async fn run(live: Arc<Live>, options: Options) {
     let every = match live.census.is_bounded() {
         true => options.bounded_every,
@@ -251,14 +288,38 @@ pub async fn run(live: Arc<Live>, options: Options) {
     };
     loop {
         // Nobody waits for a listing that is not due, unless what was put here makes one.
-        let _ = timeout_at(next, live.census.over.notified()).await;
-        match live.pass().await {
-            Ok(()) => {}
+        let over = timeout_at(next, live.census.over.notified()).await.is_ok();
+        // A count that is younger than this is as good as one of our own.
+        let young = if over { options.pause } else { every / 2 };
+        let looked = live.look(young, options.sweep_age).await;
+        let now = Instant::now();
+        next = match looked {
+            Ok(true) => now + spread(every),
+            // Somebody counts for the first time: he will say soon what it was.
+            Ok(false) => now + options.pause,
             Err(e) => {
-                warn!(tier = "s3", reason = e.cause.name(), error = %e, "the bucket could not be listed")
+                warn!(tier = "s3", reason = e.cause.name(), error = %e, "the bucket could not be listed");
+                now + spread(every)
             }
-        }
-        match live.requests.sweep(options.sweep_age).await {
+        };
+        sleep_until(now + options.pause).await;
+    }
+}
+
+impl Live {
+    /// Lists, and clears away what has to go, where nobody did so a moment ago. False: somebody does, and has not said yet what is there.
+    async fn look(&self, young: Duration, sweep_age: Duration) -> Result<bool, TierError> {
+        let claim = match self.requests.turn(young).await? {
+            Turn::Mine(claim) => claim,
+            Turn::Counted(sum) => {
+                self.census.is_now(sum);
+                return Ok(true);
+            }
+            Turn::Counting => return Ok(false),
+        };
+        self.pass().await?;
+        self.requests.counted(&claim, self.census.sum()).await?;
+        match self.requests.sweep(sweep_age).await {
             Ok(0) => {}
             Ok(swept) => info!(
                 tier = "s3",
@@ -267,9 +328,7 @@ pub async fn run(live: Arc<Live>, options: Options) {
             // Not all servers know them, and not all credentials may see them.
             Err(e) => debug!(tier = "s3", error = %e, "no uploads were looked for"),
         }
-        let now = Instant::now();
-        next = now + spread(every);
-        sleep_until(now + options.pause).await;
+        Ok(true)
     }
 }
 
@@ -280,73 +339,6 @@ fn spread(every: Duration) -> Duration {
         .unwrap_or_default();
     let chance = u64::from(since.subsec_nanos()) ^ u64::from(std::process::id()) << 7;
     every.mul_f64(0.75 + 0.5 * (chance % 1_000) as f64 / 1_000.0)
-}
-
-impl Live {
-    /// Counts what is there and removes what must go.
-    pub(super) async fn pass(&self) -> Result<(), TierError> {
-        let (bytes, ages) = self.count().await?;
-        let excess = match self.census.is_over(bytes) {
-            true => bytes.saturating_sub(self.census.evict_to_bytes),
-            false => 0,
-        };
-        let now = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .unwrap_or_default();
-        let expired = self
-            .census
-            .expire_after
-            .map_or(0, |after| now.saturating_sub(after).as_secs());
-        match ages.cut(excess, expired) {
-            Some(cut) => self.evict(cut).await,
-            None => Ok(()),
-        }
-    }
-
-    /// Counts what is there, from begin to end; returns its bytes, and their ages.
-    pub(super) async fn count(&self) -> Result<(u64, Ages), TierError> {
-        let (mut sum, mut ages, mut from) = (Sum::default(), Ages::default(), None);
-        loop {
-            let page = self.requests.list(from.as_deref(), PAGE_MAX).await?;
-            for listed in &page.objects {
-                sum.add(listed);
-                ages.add(listed);
-            }
-            from = page.next;
-            if from.is_none() {
-                *self.census.sum.lock() = sum;
-                return Ok((sum.bytes, ages));
-            }
-        }
-    }
-
-    async fn evict(&self, mut cut: Cut) -> Result<(), TierError> {
-        let mut went = Sum::default();
-        let mut from = None;
-        loop {
-            let mut page = self.requests.list(from.as_deref(), PAGE_MAX).await?;
-            let listed = &mut page.objects;
-            listed.retain(|listed| !self.census.is_held(&listed.name) && cut.takes(listed));
-            let keys: Vec<String> = listed.iter().map(|l| self.requests.key(&l.name)).collect();
-            for listed in listed.iter() {
-                self.known.forget(&listed.name);
-            }
-            self.requests.delete(&keys).await?;
-            for listed in listed.iter() {
-                self.census.went(listed.bytes);
-                went.add(listed);
-            }
-            from = page.next;
-            if from.is_none() {
-                let (objects, bytes) = (went.objects, went.bytes);
-                info!(
-                    tier = "s3",
-                    objects, bytes, "the oldest objects are removed"
-                );
-                return Ok(());
-            }
-        }
-    }
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! The SDK's client as this tier uses it: every option that decides about time, retries, checksums or addresses is said, none is left
 //! to a default that may change.
 
+use super::clock::Clock;
 use super::credentials::Folder;
 use super::http::{Http, Roots};
 use crate::tiers::{Cause, Kind, TierError};
@@ -14,6 +15,7 @@ use aws_sdk_s3::config::{
 };
 use kvcachepool_protocol::config::{AddressingStyle, Checksums, HttpVersion, S3};
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// A request that has not been answered by then is given up. The layers give up sooner; this bounds what runs without them.
@@ -21,15 +23,16 @@ const ATTEMPT: Duration = Duration::from_secs(60);
 /// Region of compatible servers that have none.
 const REGION: &str = "us-east-1";
 
-/// A client for the bucket of a config. Makes no request to the bucket.
-pub async fn client(config: &S3) -> Result<Client, TierError> {
-    let idle = config.max_concurrency as usize * 2;
+/// A client for the bucket of a config, and the clock of its server. Makes no request to the bucket.
+pub async fn client(config: &S3) -> Result<(Client, Arc<Clock>), TierError> {
+    let idle = config.max_concurrency as usize;
+    let clock = Arc::<Clock>::default();
     let roots = match &config.ca {
         Some(path) => Roots::File(path),
         None if config.endpoint.starts_with("http://") => Roots::None,
         None => Roots::System,
     };
-    let http = Http::new(roots, config.http_version, idle)?;
+    let http = Http::new(roots, config.http_version, idle, clock.clone())?;
     let mut builder = options(config)?.http_client(http);
     match &config.auth {
         // The cache of the SDK would keep them for good.
@@ -52,7 +55,7 @@ pub async fn client(config: &S3) -> Result<Client, TierError> {
     if config.region.is_empty() && config.endpoint.is_empty() && config.auth.is_some() {
         return Err(failed("s3.region is not set"));
     }
-    Ok(Client::from_conf(builder.build()))
+    Ok((Client::from_conf(builder.build()), clock))
 }
 
 /// All that follows from the config alone.
@@ -96,11 +99,11 @@ pub fn options(config: &S3) -> Result<Builder, TierError> {
 
 /// Environment, profile, web identity, instance: for the credentials, and for the region where there is none.
 async fn chain(config: &S3) -> Result<SdkConfig, TierError> {
-    let http = Http::new(Roots::System, HttpVersion::Http1, 1);
+    // Who gives credentials has another clock, which is of no use here.
+    let http = |roots| Http::new(roots, HttpVersion::Http1, 1, Arc::default());
     let mut loader = aws_config::defaults(BehaviorVersion::v2026_01_12()).app_name(app_name()?);
     // Without authorities there can be no web identity; keys in the environment need none.
-    let plain = || Http::new(Roots::None, HttpVersion::Http1, 1);
-    loader = loader.http_client(http.or_else(|_| plain())?);
+    loader = loader.http_client(http(Roots::System).or_else(|_| http(Roots::None))?);
     if let Some(region) = region(config) {
         loader = loader.region(Region::new(region));
     }

@@ -1,9 +1,10 @@
 //! What a request's failure means: status, code and the chain of sources become a [`Cause`], with the permission that is missing.
 
+use super::http::Malformed;
 use crate::tiers::{Cause, Kind, TierError};
 use aws_credential_types::provider::error::CredentialsError;
 use aws_sdk_s3::config::http::HttpResponse;
-use aws_sdk_s3::error::{ProvideErrorMetadata, SdkError};
+use aws_sdk_s3::error::{ConnectorError, ProvideErrorMetadata, SdkError};
 use std::error::Error;
 
 /// Longest text of a server that is shown.
@@ -57,10 +58,25 @@ impl Answer {
             || matches!(self.code.as_str(), "NotImplemented" | "MethodNotAllowed")
     }
 
+    /// What the request was to find or not to find there is otherwise. An error may come under the status of success.
+    pub fn unmet(&self) -> bool {
+        self.status == 412 || self.code == "PreconditionFailed"
+    }
+
+    /// Another request about the same name, or the same upload, was in the way.
+    pub fn conflicts(&self) -> bool {
+        self.status == 409
+            || matches!(
+                self.code.as_str(),
+                "ConditionalRequestConflict" | "OperationAborted" | "NoSuchUpload"
+            )
+    }
+
+    /// The code says more than the status, where there is one.
     fn cause(&self) -> Cause {
         match self.code.as_str() {
             "NoSuchBucket" => return Cause::Gone,
-            "NoSuchKey" | "NoSuchUpload" | "NotFound" => return Cause::Missing,
+            "NoSuchKey" | "NotFound" => return Cause::Missing,
             "ExpiredToken"
             | "InvalidToken"
             | "InvalidAccessKeyId"
@@ -80,7 +96,13 @@ impl Answer {
             | "InvalidBucketName" => return Cause::Config,
             "QuotaExceeded" | "XMinioStorageFull" | "InsufficientCapacity" => return Cause::Full,
             "RequestTimeout" => return Cause::Timeout,
-            "ConditionalRequestConflict" | "OperationAborted" => return Cause::Busy,
+            "ConditionalRequestConflict" | "OperationAborted" | "NoSuchUpload" => {
+                return Cause::Busy;
+            }
+            // What was sent did not arrive as it was sent, or the server fell over it.
+            "InternalError" | "BadDigest" | "IncompleteBody" | "XAmzContentChecksumMismatch" => {
+                return Cause::Unreachable;
+            }
             "SlowDown"
             | "Throttling"
             | "ThrottlingException"
@@ -189,21 +211,48 @@ fn about(asked: Asked<'_>, error: TierError) -> TierError {
 /// Why no answer came.
 fn of_chain(error: &(dyn Error + 'static)) -> (Cause, String) {
     let chain = || std::iter::successors(Some(error), |e| inner(*e));
-    if let Some(e) = chain().find(|e| e.is::<CredentialsError>()) {
-        return (Cause::Unauthenticated, texts(e));
+    let credentials = chain().find_map(|e| Some((e, e.downcast_ref::<CredentialsError>()?)));
+    if let Some((e, kind)) = credentials {
+        return (of_credentials(kind), texts(e));
     }
-    if let Some(e) = chain().find(|e| e.is::<rustls::Error>()) {
-        // A certificate that is not trusted stays so; a handshake that broke may be a server that restarts.
-        return (
-            Cause::Config,
-            format!("TLS: {e}; s3.ca names the authorities to trust"),
-        );
+    if let Some(malformed) = chain().find(|e| e.is::<Malformed>()) {
+        return (Cause::Protocol, malformed.to_string());
+    }
+    if let Some(tls) = chain().find_map(|e| e.downcast_ref::<rustls::Error>()) {
+        return of_tls(tls);
     }
     let cause = match chain().any(|e| e.is::<std::io::Error>() || e.is::<hyper::Error>()) {
         true => Cause::Unreachable,
+        // An error of the SDK that can only be told by its words: who gives credentials did not answer.
+        false if chain().any(|e| e.to_string().contains("timed out")) => Cause::Timeout,
         false => Cause::Config,
     };
     (cause, texts(error))
+}
+
+/// Why there are no credentials: those that there may be in a moment are worth another try.
+fn of_credentials(error: &CredentialsError) -> Cause {
+    let chain = || std::iter::successors(Some(error as &(dyn Error + 'static)), |e| inner(*e));
+    let unanswered = |e: &(dyn Error + 'static)| e.is::<ConnectorError>() || e.is::<hyper::Error>();
+    match error {
+        CredentialsError::ProviderTimedOut(_) => Cause::Timeout,
+        _ if chain().any(unanswered) => Cause::Unreachable,
+        _ => Cause::Unauthenticated,
+    }
+}
+
+/// A certificate that is not trusted stays so, and so do versions that have nothing in common; any other handshake that broke may be one
+/// of a server that restarts.
+fn of_tls(error: &rustls::Error) -> (Cause, String) {
+    use rustls::Error as Tls;
+    match error {
+        Tls::InvalidCertificate(_) | Tls::NoCertificatesPresented | Tls::UnsupportedNameType => (
+            Cause::Config,
+            format!("TLS: {error}; s3.ca names the authorities to trust"),
+        ),
+        Tls::PeerIncompatible(_) => (Cause::Config, format!("TLS: {error}")),
+        _ => (Cause::Unreachable, format!("TLS: {error}")),
+    }
 }
 
 /// The next error of a chain. What an `io::Error` carries is not its source, but that one's source is.
@@ -227,4 +276,63 @@ fn texts(error: &(dyn Error + 'static)) -> String {
         }
     }
     told.join(": ").chars().take(2 * SHOWN).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustls::{AlertDescription, CertificateError, InvalidMessage, PeerIncompatible};
+    use std::time::Duration;
+
+    #[test]
+    fn credentials_that_there_may_be_in_a_moment_are_worth_another_try() {
+        let refused = || std::io::Error::from(std::io::ErrorKind::ConnectionRefused);
+        let unanswered = ConnectorError::io(refused().into());
+        for (error, cause) in [
+            (
+                CredentialsError::provider_timed_out(Duration::from_secs(1)),
+                Cause::Timeout,
+            ),
+            (
+                CredentialsError::provider_error(unanswered),
+                Cause::Unreachable,
+            ),
+            // A file that is not there.
+            (
+                CredentialsError::provider_error(refused()),
+                Cause::Unauthenticated,
+            ),
+            (CredentialsError::not_loaded("none"), Cause::Unauthenticated),
+        ] {
+            let (found, _) = of_chain(&error);
+            assert_eq!(found, cause, "{error:?}");
+        }
+    }
+
+    #[test]
+    fn a_certificate_is_not_trusted_later_and_a_handshake_that_broke_may_work() {
+        for (error, cause) in [
+            (
+                rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer),
+                Cause::Config,
+            ),
+            (
+                rustls::Error::PeerIncompatible(PeerIncompatible::Tls12NotOffered),
+                Cause::Config,
+            ),
+            (
+                rustls::Error::AlertReceived(AlertDescription::InternalError),
+                Cause::Unreachable,
+            ),
+            (
+                rustls::Error::InvalidMessage(InvalidMessage::InvalidContentType),
+                Cause::Unreachable,
+            ),
+            (rustls::Error::HandshakeNotComplete, Cause::Unreachable),
+        ] {
+            let (found, told) = of_chain(&error);
+            assert_eq!(found, cause, "{told}");
+            assert!(told.starts_with("TLS: "), "{told}");
+        }
+    }
 }

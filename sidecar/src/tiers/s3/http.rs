@@ -1,6 +1,7 @@
-//! The HTTP client below the SDK: ALPN, roots, buffers and idle connections are said here. It follows no redirect, tries nothing again
-//! but what was never sent, and knows nothing of S3.
+//! The HTTP client below the SDK: ALPN, roots, buffers, idle and dead connections are said here. It follows no redirect, tries nothing
+//! again but what was never sent, and knows nothing of S3.
 
+use super::clock::Clock;
 use crate::tiers::{Cause, Kind, TierError};
 use aws_sdk_s3::config::http::{HttpRequest, HttpResponse};
 use aws_sdk_s3::config::{HttpClient, RuntimeComponents};
@@ -27,6 +28,12 @@ use std::time::Duration;
 const CONNECT: Duration = Duration::from_secs(3);
 /// Idle connections are closed after this: before load balancers forget them without a word.
 const IDLE: Duration = Duration::from_secs(20);
+/// Bytes that the other side does not take, or a question whether it is there that it does not answer, end a connection after this.
+const DEAD: Duration = Duration::from_secs(10);
+/// A connection of HTTP/2 that carries a request is asked this often whether it lives; it has as long to answer.
+const PING: Duration = Duration::from_secs(5);
+/// What a stream of HTTP/2 may send ahead of its reader, and what of a body is kept for it: as much as a connection of HTTP/1 takes.
+const STREAM_BYTES: u32 = 512 << 10;
 /// Bytes of a read: what a connection takes of memory, and how far it may get ahead of a reader.
 const READ_BYTES: usize = 256 << 10;
 
@@ -43,16 +50,32 @@ pub enum Roots<'a> {
 
 /// Connections, shared by all clones.
 #[derive(Clone)]
-pub struct Http(Client<HttpsConnector<Tcp>, SdkBody>);
+pub struct Http {
+    client: Client<HttpsConnector<Tcp>, SdkBody>,
+    clock: Arc<Clock>,
+}
+
+/// An answer that HTTP does not allow.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Malformed(&'static str);
 
 impl Http {
-    /// Without connections. Fails where there are no authorities to trust.
-    pub fn new(roots: Roots<'_>, version: HttpVersion, idle: usize) -> Result<Self, TierError> {
+    /// Without connections. Fails where there are no authorities to trust. Hours of answers are told to a clock.
+    pub fn new(
+        roots: Roots<'_>,
+        version: HttpVersion,
+        idle: usize,
+        clock: Arc<Clock>,
+    ) -> Result<Self, TierError> {
         let mut tcp = Tcp::new();
         tcp.enforce_http(false);
         tcp.set_nodelay(true);
         tcp.set_connect_timeout(Some(CONNECT));
-        tcp.set_keepalive(Some(Duration::from_secs(30)));
+        tcp.set_keepalive(Some(DEAD));
+        tcp.set_keepalive_interval(Some(DEAD / 3));
+        tcp.set_keepalive_retries(Some(3));
+        tcp.set_tcp_user_timeout(Some(DEAD));
         let tls =
             rustls::ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
                 .with_safe_default_protocol_versions()
@@ -80,10 +103,13 @@ impl Http {
             .pool_max_idle_per_host(idle)
             .http1_max_buf_size(READ_BYTES)
             // One slow reader of a shared connection must not take the window of all.
-            .http2_initial_stream_window_size(Some(4 << 20))
+            .http2_initial_stream_window_size(Some(STREAM_BYTES))
             .http2_initial_connection_window_size(Some(1 << 30))
+            .http2_max_send_buf_size(STREAM_BYTES as usize)
+            .http2_keep_alive_interval(Some(PING))
+            .http2_keep_alive_timeout(PING)
             .build(connector);
-        Ok(Self(client))
+        Ok(Self { client, clock })
     }
 }
 
@@ -120,9 +146,18 @@ impl HttpConnector for Http {
             Ok(request) => request,
             Err(e) => return HttpConnectorFuture::ready(Err(ConnectorError::user(e.into()))),
         };
-        let answer = self.0.request(request);
+        let answer = self.client.request(request);
+        let clock = self.clock.clone();
         HttpConnectorFuture::new(async move {
             let answer = answer.await.map_err(|e| ConnectorError::io(e.into()))?;
+            let header = |name| answer.headers().get(name).and_then(|v| v.to_str().ok());
+            if let Some(date) = header("date") {
+                clock.heard(date);
+            }
+            if answer.status() == 206 && header("content-range").is_none() {
+                let malformed = Malformed("a part of something without a word which part it is");
+                return Err(ConnectorError::other(malformed.into(), None));
+            }
             HttpResponse::try_from(answer.map(SdkBody::from_body_1_x))
                 .map_err(|e| ConnectorError::other(e.into(), None))
         })

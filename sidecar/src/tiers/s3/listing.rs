@@ -1,7 +1,7 @@
 //! Listing and removing.
 
 use super::fault::{Answer, failed, found};
-use super::request::{PROBE, Requests};
+use super::request::Requests;
 use crate::tiers::{Cause, Listed, Page, TierError};
 use aws_sdk_s3::error::{ProvideErrorMetadata, SdkError};
 use aws_sdk_s3::types::{Delete, ObjectIdentifier};
@@ -12,6 +12,9 @@ use kvcachepool_protocol::object::ObjectName;
 pub const PAGE_MAX: usize = 1_000;
 /// Requests about single objects at once.
 const AT_ONCE: usize = 32;
+
+/// A name that could not be removed, and why.
+pub type Refused = (String, TierError);
 
 impl Requests {
     /// A page of names.
@@ -27,7 +30,7 @@ impl Requests {
             .max_keys(i32::try_from(limit).unwrap_or(1))
             .set_continuation_token(from.map(str::to_string))
             .send();
-        let answer = sent.await.map_err(|e| match (&e, from) {
+        let answer = self.ask(sent).await.map_err(|e| match (&e, from) {
             (SdkError::ServiceError(_), Some(_)) if Answer::of(&e).code == "InvalidArgument" => {
                 found(asked, Cause::Shape, "no page ended there")
             }
@@ -44,6 +47,11 @@ impl Requests {
                 "a listing that ends in the middle",
             ));
         }
+        if page.next.is_some() && page.next.as_deref() == from {
+            return Err(found(asked, Cause::Protocol, "a listing that stands still"));
+        }
+        // What nobody says the age of is not taken for old.
+        let now = self.clock.unix_s_or_own();
         for object in answer.contents() {
             let key = object.key().unwrap_or_default();
             let name = ObjectName::from_s3(&self.prefix, key);
@@ -55,19 +63,13 @@ impl Requests {
                 (Ok(name), Some(bytes)) => page.objects.push(Listed {
                     name,
                     bytes,
-                    written_unix_s: written.unwrap_or_default(),
+                    written_unix_s: written.unwrap_or(now),
                 }),
-                _ if self.is_probe(key) => {}
+                _ if self.is_own_key(key) => {}
                 _ => page.foreign += 1,
             }
         }
         Ok(page)
-    }
-
-    /// Is it a name by which a sidecar tries what it may do?
-    fn is_probe(&self, key: &str) -> bool {
-        let rest = key.strip_prefix(&self.folder());
-        rest.is_some_and(|rest| rest.starts_with(PROBE))
     }
 
     /// Which of these are there, with their bytes.
@@ -85,16 +87,53 @@ impl Requests {
 
     /// Removes names, whether they are there or not.
     pub async fn delete(&self, keys: &[String]) -> Result<(), TierError> {
-        for batch in keys.chunks(PAGE_MAX) {
-            if !self.batches() || !self.delete_batch(batch).await? {
-                self.delete_each(batch).await?;
-            }
-        }
-        Ok(())
+        let refused = self.delete_some(keys).await?;
+        refused.into_iter().next().map_or(Ok(()), |(_, e)| Err(e))
     }
 
-    /// False: the server knows no such request.
-    async fn delete_batch(&self, keys: &[String]) -> Result<bool, TierError> {
+    /// The same; returns those that the server keeps, and why.
+    pub async fn delete_some(&self, keys: &[String]) -> Result<Vec<Refused>, TierError> {
+        let mut refused = Vec::new();
+        for batch in keys.chunks(PAGE_MAX) {
+            let at_once = match self.batches() {
+                true => self.delete_batch(batch).await?,
+                false => None,
+            };
+            refused.extend(match at_once {
+                Some(refused) => refused,
+                None => self.delete_each(batch).await?,
+            });
+        }
+        Ok(refused)
+    }
+
+    /// Removes the object of this name and ETag. False: another one has the name now, and stays.
+    pub async fn delete_version(&self, key: &str, etag: &str) -> Result<bool, TierError> {
+        let asked = self.asked("s3:DeleteObject", Some(key));
+        let sent = self
+            .client
+            .delete_object()
+            .bucket(&self.bucket)
+            .key(key)
+            .if_match(etag)
+            .send();
+        match self.ask(sent).await {
+            Ok(_) => Ok(true),
+            Err(e) => {
+                let answer = Answer::of(&e);
+                match answer.unmet() || answer.status == 404 {
+                    true => Ok(false),
+                    false if answer.not_supported() => {
+                        self.delete(&[key.to_string()]).await.map(|()| true)
+                    }
+                    false => Err(failed(asked, &e)),
+                }
+            }
+        }
+    }
+
+    /// Those that are refused. None: the server knows no such request.
+    async fn delete_batch(&self, keys: &[String]) -> Result<Option<Vec<Refused>>, TierError> {
         let asked = self.asked("s3:DeleteObject", None);
         let wrong = |e: aws_sdk_s3::error::BuildError| found(asked, Cause::Shape, e.to_string());
         let names = keys
@@ -112,42 +151,38 @@ impl Requests {
             .bucket(&self.bucket)
             .delete(delete)
             .send();
-        let answer = match sent.await {
+        let answer = match self.ask(sent).await {
             Ok(answer) => answer,
             Err(e) => {
                 let answer = Answer::of(&e);
                 // Some know it with a digest only that was given up long ago.
                 if answer.not_supported() || answer.code == "MissingContentMD5" {
                     self.no_batches();
-                    return Ok(false);
+                    return Ok(None);
                 }
                 return Err(failed(asked, &e));
             }
         };
-        match answer
+        let refused = answer
             .errors()
             .iter()
-            .find(|e| e.code() != Some("NoSuchKey"))
-        {
-            None => Ok(true),
-            Some(refused) => {
-                let (code, key) = (refused.code(), refused.key());
-                let answer = Answer {
-                    status: if code == Some("InternalError") {
-                        500
-                    } else {
-                        403
-                    },
-                    code: code.unwrap_or_default().to_string(),
-                    message: refused.message().unwrap_or_default().to_string(),
-                    region: None,
-                };
-                Err(answer.failed(self.asked("s3:DeleteObject", key)))
-            }
-        }
+            .filter(|e| e.code() != Some("NoSuchKey"));
+        let refused = refused.map(|refused| {
+            let key = refused.key().unwrap_or_default();
+            let answer = Answer {
+                // Most that have a code of their own are told by it.
+                status: 403,
+                code: refused.code().unwrap_or_default().to_string(),
+                message: refused.message().unwrap_or_default().to_string(),
+                region: None,
+            };
+            let asked = self.asked("s3:DeleteObject", Some(key));
+            (key.to_string(), answer.failed(asked))
+        });
+        Ok(Some(refused.collect()))
     }
 
-    async fn delete_each(&self, keys: &[String]) -> Result<(), TierError> {
+    async fn delete_each(&self, keys: &[String]) -> Result<Vec<Refused>, TierError> {
         futures::stream::iter(keys.to_vec())
             .map(|key| async move {
                 let asked = self.asked("s3:DeleteObject", Some(&key));
@@ -157,13 +192,19 @@ impl Requests {
                     .bucket(&self.bucket)
                     .key(&key)
                     .send();
-                match sent.await {
-                    Ok(_) => Ok(()),
-                    Err(e) if e.code() == Some("NoSuchKey") => Ok(()),
-                    Err(e) => Err(failed(asked, &e)),
+                let failed = match self.ask(sent).await {
+                    Ok(_) => return Ok(None),
+                    Err(e) if e.code() == Some("NoSuchKey") => return Ok(None),
+                    Err(e) => failed(asked, &e),
+                };
+                match failed.cause {
+                    // This one may be locked, and others are not.
+                    Cause::Denied => Ok(Some((key, failed))),
+                    _ => Err(failed),
                 }
             })
             .buffer_unordered(AT_ONCE)
+            .try_filter_map(|refused| async move { Ok(refused) })
             .try_collect()
             .await
     }

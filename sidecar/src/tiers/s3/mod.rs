@@ -5,21 +5,26 @@
 //! counted. The bucket is shared: other sidecars put and remove objects at any moment, so nothing is remembered for long.
 
 mod body;
+mod bound;
 mod census;
 mod client;
+mod clock;
 mod credentials;
 mod fault;
 mod http;
 mod known;
 mod listing;
 mod multipart;
+mod pass;
 mod prefix;
 mod probe;
 mod read;
 mod request;
 mod stream;
+mod tags;
 #[cfg(test)]
 mod tests;
+mod turns;
 mod write;
 
 pub use read::Parts;
@@ -95,16 +100,16 @@ impl S3 {
     /// Opens the bucket of a config: tries what the credentials may do there, and looks what it holds. Fails where a file of the config
     /// is not there, nobody answers, the bucket is not there or in another region, or a permission is missing, which is named.
     pub async fn open(config: &config::S3, options: Options) -> Result<Self, TierError> {
-        let client = client::client(config).await?;
-        let requests = Requests::new(client, config.bucket.clone(), config.prefix.clone());
+        let (client, clock) = client::client(config).await?;
+        let requests = Requests::new(client, clock, config);
         let first = requests.probe().await?;
         Ok(Self::over(requests, config, options, &first))
     }
 
     /// Opens it for a tool: only listing is tried, nothing runs beside, and what the bucket holds is counted now, however long that takes.
     pub async fn open_counted(config: &config::S3) -> Result<Self, TierError> {
-        let client = client::client(config).await?;
-        let requests = Requests::new(client, config.bucket.clone(), config.prefix.clone());
+        let (client, clock) = client::client(config).await?;
+        let requests = Requests::new(client, clock, config);
         let options = Options {
             census: None,
             ..Options::default()
@@ -231,16 +236,29 @@ impl Live {
         }
         // A removal says nothing of what was there.
         let there = self.requests.sizes(names).await?;
-        let keys: Vec<String> = there
-            .iter()
-            .map(|(name, _)| self.requests.key(name))
-            .collect();
-        self.requests.delete(&keys).await?;
+        let (mut keys, mut removed) = (Vec::new(), Vec::new());
         for (name, bytes) in &there {
+            let key = self.requests.key(name);
+            match self.requests.tags.last(&key) {
+                // It was read here: what somebody else wrote since then is not meant.
+                Some(etag) => {
+                    if self.requests.delete_version(&key, &etag).await? {
+                        removed.push((name, *bytes));
+                    }
+                }
+                None => {
+                    keys.push(key);
+                    removed.push((name, *bytes));
+                }
+            }
+        }
+        self.requests.delete(&keys).await?;
+        for (name, bytes) in &removed {
+            // Once more: somebody may have looked meanwhile.
             self.known.forget(name);
             self.census.went(*bytes);
         }
-        Ok(there.len() as u64)
+        Ok(removed.len() as u64)
     }
 
     async fn usage(&self, reach_every: Duration) -> Result<Usage, TierError> {

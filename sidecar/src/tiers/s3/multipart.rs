@@ -2,6 +2,7 @@
 //! success aborts it, also when nobody waits for it any more; what a process left that died is swept up later.
 
 use super::body::Source;
+use super::bound::Bound;
 use super::fault::{Answer, failed, found};
 use super::request::Requests;
 use super::write::{Placed, Uploads};
@@ -10,7 +11,7 @@ use aws_sdk_s3::Client;
 use aws_sdk_s3::types::{CompletedMultipartUpload, CompletedPart};
 use futures::stream::{StreamExt, TryStreamExt};
 use kvcachepool_protocol::object::ObjectName;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 /// Most parts that S3 takes.
 const PARTS_MAX: u64 = 10_000;
@@ -52,8 +53,9 @@ impl<'a> Upload<'a> {
             .create_multipart_upload()
             .bucket(&requests.bucket)
             .key(&key)
+            .set_checksum_algorithm(requests.checksum.clone())
             .send();
-        let begun = sent.await.map_err(|e| failed(asked, &e))?;
+        let begun = requests.ask(sent).await.map_err(|e| failed(asked, &e))?;
         let id = begun
             .upload_id
             .ok_or_else(|| found(asked, Cause::Protocol, "an upload without an id"))?;
@@ -103,7 +105,8 @@ impl<'a> Upload<'a> {
             .body(source.body(start, length))
             .send();
         let asked = self.requests.asked("s3:PutObject", Some(&self.key));
-        let part = sent.await.map_err(|e| failed(asked, &e))?;
+        let sent = self.requests.write(sent).await;
+        let part = sent.map_err(|e| failed(asked, &e))?;
         Ok(CompletedPart::builder()
             .part_number(number)
             .set_e_tag(part.e_tag)
@@ -130,7 +133,7 @@ impl<'a> Upload<'a> {
             .set_if_none_match(conditional.then(|| "*".to_string()))
             .multipart_upload(parts)
             .send();
-        match sent.await {
+        match self.requests.ask(sent).await {
             Ok(_) => {
                 self.open = false;
                 Ok(Placed::New)
@@ -149,13 +152,8 @@ impl<'a> Upload<'a> {
     async fn abort(&mut self) {
         if self.open {
             // One that is dropped here is aborted once more: that does no harm.
-            let _ = abort(
-                &self.requests.client,
-                &self.requests.bucket,
-                &self.key,
-                &self.id,
-            )
-            .await;
+            let (requests, key, id) = (self.requests, &self.key, &self.id);
+            let _ = abort(&requests.client, &requests.bound, &requests.bucket, key, id).await;
             self.open = false;
         }
     }
@@ -169,20 +167,21 @@ impl Drop for Upload<'_> {
         let Ok(runtime) = tokio::runtime::Handle::try_current() else {
             return;
         };
-        let client = self.requests.client.clone();
+        let (client, bound) = (self.requests.client.clone(), self.requests.bound.clone());
         let (bucket, key, id) = (
             self.requests.bucket.clone(),
             self.key.clone(),
             self.id.clone(),
         );
         runtime.spawn(async move {
-            let _ = abort(&client, &bucket, &key, &id).await;
+            let _ = abort(&client, &bound, &bucket, &key, &id).await;
         });
     }
 }
 
 /// Whether it went well. Parts that are on their way while an upload is aborted may stay: the sweep finds them.
-async fn abort(client: &Client, bucket: &str, key: &str, id: &str) -> bool {
+async fn abort(client: &Client, bound: &Bound, bucket: &str, key: &str, id: &str) -> bool {
+    let _permit = bound.question().await;
     let sent = client
         .abort_multipart_upload()
         .bucket(bucket)
@@ -196,12 +195,9 @@ impl Requests {
     /// Aborts uploads of our prefix that began longer ago than this; returns how many.
     pub async fn sweep(&self, age: Duration) -> Result<u64, TierError> {
         let asked = self.asked("s3:ListBucketMultipartUploads", None);
-        let before = SystemTime::now()
-            .checked_sub(age)
-            .unwrap_or(SystemTime::UNIX_EPOCH);
-        let (mut swept, mut after) = (0, (None, None));
+        let (mut swept, mut after) = (0, (None::<String>, None::<String>));
         loop {
-            let (key, id) = after;
+            let (key, id) = after.clone();
             let sent = self
                 .client
                 .list_multipart_uploads()
@@ -210,21 +206,31 @@ impl Requests {
                 .set_key_marker(key)
                 .set_upload_id_marker(id)
                 .send();
-            let page = sent.await.map_err(|e| failed(asked, &e))?;
+            let page = self.ask(sent).await.map_err(|e| failed(asked, &e))?;
+            // By the server's own clock: this node's may be wrong.
+            let Some(now) = self.clock.unix_s() else {
+                return Ok(swept);
+            };
+            let before = now.saturating_sub(age.as_secs());
             for upload in page.uploads() {
                 let (Some(key), Some(id), Some(begun)) =
                     (upload.key(), upload.upload_id(), upload.initiated())
                 else {
                     continue;
                 };
-                let old = SystemTime::try_from(*begun).is_ok_and(|begun| begun <= before);
+                let old = u64::try_from(begun.secs()).is_ok_and(|begun| begun <= before);
                 let ours = ObjectName::from_s3(&self.prefix, key).is_ok();
-                if old && ours && abort(&self.client, &self.bucket, key, id).await {
-                    swept += 1;
-                }
+                let swept_up =
+                    old && ours && abort(&self.client, &self.bound, &self.bucket, key, id).await;
+                swept += u64::from(swept_up);
             }
             if page.is_truncated() != Some(true) || page.next_key_marker().is_none() {
                 return Ok(swept);
+            }
+            if (page.next_key_marker(), page.next_upload_id_marker())
+                == (after.0.as_deref(), after.1.as_deref())
+            {
+                return Err(found(asked, Cause::Protocol, "a listing that stands still"));
             }
             after = (page.next_key_marker, page.next_upload_id_marker);
         }

@@ -5,42 +5,45 @@ use super::fault::{Answer, failed, found};
 use super::request::{PROBE, Requests};
 use crate::tiers::{Cause, Page, TierError};
 use aws_sdk_s3::primitives::ByteStream;
+use std::sync::OnceLock;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// What a probe object holds.
 const TEXT: &[u8] = b"kvcachepool tries here what it may do. This object can be removed.\n";
 
+/// What this process calls its probe: one name, so that no more than one can be left behind where nothing may be removed.
+fn own_name() -> &'static str {
+    static NAME: OnceLock<String> = OnceLock::new();
+    NAME.get_or_init(|| {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH);
+        let since = since.unwrap_or_default().as_nanos();
+        format!("{PROBE}-{since:x}-{:x}", std::process::id())
+    })
+}
+
+/// What became of a probe that was to be put.
+enum Try {
+    Placed,
+    /// Something is there, says the server.
+    Refused,
+    /// The server does not know the condition.
+    Unknown,
+}
+
 impl Requests {
     /// Puts, gets and removes an object, and lists; finds out what the server knows. Returns the first page of the listing.
     pub async fn probe(&self) -> Result<Page, TierError> {
-        let since = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .unwrap_or_default();
-        let own = format!("{:x}-{:x}", since.as_nanos(), std::process::id());
-        let key = format!("{}{PROBE}-{own}", self.folder());
-        if !self.put_probe(&key).await? {
-            self.not_conditional();
-            self.put_probe(&key).await?;
-        } else if self.conditional() && self.put_probe(&key).await? {
-            // It took the condition and did not keep it.
-            self.not_conditional();
-        }
-        let got = self.get_probe(&key).await;
+        let key = self.own_key(own_name());
+        let tried = self.try_object(&key).await;
+        // On every way out, as far as that is possible: an answer that did not come says nothing of what was put.
         let removed = self.delete(std::slice::from_ref(&key)).await;
-        let asked = self.asked("s3:GetObject", Some(&key));
-        if !got? {
-            return Err(found(
-                asked,
-                Cause::Gone,
-                "what was just written is not there",
-            ));
-        }
+        tried?;
         removed?;
         match self.get_probe(&key).await {
             Ok(false) => {}
             Ok(true) => {
                 return Err(found(
-                    asked,
+                    self.asked("s3:DeleteObject", Some(&key)),
                     Cause::Protocol,
                     "what was just removed is there",
                 ));
@@ -58,34 +61,57 @@ impl Requests {
         self.list(None, super::listing::PAGE_MAX).await
     }
 
-    /// Can objects be read? An absent one is asked for.
-    pub async fn reach(&self) -> Result<(), TierError> {
-        self.get_probe(&format!("{}{PROBE}", self.folder()))
-            .await
-            .map(drop)
+    /// Puts an object and gets it.
+    async fn try_object(&self, key: &str) -> Result<(), TierError> {
+        let mut first = self.put_probe(key, true).await?;
+        if matches!(first, Try::Refused) {
+            // An earlier try of this process may have left it.
+            self.delete(&[key.to_string()]).await?;
+            first = self.put_probe(key, true).await?;
+        }
+        let keeps = match first {
+            Try::Placed => !matches!(self.put_probe(key, true).await?, Try::Placed),
+            Try::Refused | Try::Unknown => {
+                self.put_probe(key, false).await?;
+                false
+            }
+        };
+        if !keeps {
+            self.not_conditional();
+        }
+        match self.get_probe(key).await? {
+            true => Ok(()),
+            false => Err(found(
+                self.asked("s3:GetObject", Some(key)),
+                Cause::Gone,
+                "what was just written is not there",
+            )),
+        }
     }
 
-    /// Puts it where nothing is; false: a condition is not known, or was not met.
-    async fn put_probe(&self, key: &str) -> Result<bool, TierError> {
-        let condition = self.conditional().then(|| "*".to_string());
-        let conditional = condition.is_some();
+    /// Can objects be read? An absent one is asked for.
+    pub async fn reach(&self) -> Result<(), TierError> {
+        self.get_probe(&self.own_key(PROBE)).await.map(drop)
+    }
+
+    /// Puts it, or only where nothing is.
+    async fn put_probe(&self, key: &str, conditional: bool) -> Result<Try, TierError> {
         let sent = self
             .client
             .put_object()
             .bucket(&self.bucket)
             .key(key)
-            .set_if_none_match(condition)
+            .set_if_none_match(conditional.then(|| "*".to_string()))
             .body(ByteStream::from_static(TEXT))
             .send();
-        match sent.await {
-            Ok(_) => Ok(true),
-            Err(e) => {
-                let answer = Answer::of(&e);
-                match conditional && (answer.status == 412 || answer.not_supported()) {
-                    true => Ok(false),
-                    false => Err(failed(self.asked("s3:PutObject", Some(key)), &e)),
-                }
-            }
+        let Err(e) = self.ask(sent).await else {
+            return Ok(Try::Placed);
+        };
+        let answer = Answer::of(&e);
+        match conditional {
+            true if answer.unmet() => Ok(Try::Refused),
+            true if answer.not_supported() => Ok(Try::Unknown),
+            _ => Err(failed(self.asked("s3:PutObject", Some(key)), &e)),
         }
     }
 

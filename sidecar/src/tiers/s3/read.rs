@@ -57,21 +57,22 @@ impl Requests {
         let mut stream = self.range(&key, first, None).await?;
         let object = self.read_head(&mut stream, &get.name, &key).await?;
         let landings = landings(&object, get)?;
-        let etag = stream.etag.clone();
+        let version = stream.version.clone();
         let (read_to, end) = (stream.at, stream.end);
         let rest = ranges(&landings, end, parts.bytes);
-        // What lies within the first answer, if any of it is wanted.
+        // What lies within the first answer, if any of it is wanted; else nobody reads on, and it must not stand in the way of the others.
         let here = landings.iter().any(|l| l.start < end && l.end() > read_to);
-        let first = async {
-            match here {
-                true => land(&mut stream, &landings).await,
-                false => Ok(0),
+        let first = here.then_some(stream);
+        let (key, version, landings) = (&key, Some(&version), &landings);
+        let first = async move {
+            match first {
+                Some(mut stream) => land(&mut stream, landings).await,
+                None => Ok(0),
             }
         };
-        let (key, etag, landings) = (&key, etag.as_deref(), &landings);
         let others = futures::stream::iter(rest)
             .map(|range| async move {
-                let mut stream = self.range(key, range, etag).await?;
+                let mut stream = self.range(key, range, version).await?;
                 land(&mut stream, landings).await
             })
             .buffer_unordered(parts.at_once.max(1))
@@ -95,23 +96,25 @@ impl Requests {
     ) -> Result<Object, TierError> {
         let asked = self.asked("s3:GetObject", Some(key));
         let bad = |e: BadObject| found(asked, Cause::of_head(&e), e.to_string());
+        let version = stream.version.clone();
+        let total = version.total;
+        if let Some(etag) = &version.etag {
+            self.tags.read(key, etag);
+        }
         let mut head = Vec::new();
         let mut needed = HEADER_BYTES as u64;
         take(stream, &mut head, needed).await?;
         if head.len() >= HEADER_BYTES {
             needed = head_bytes(&head).map_err(bad)?;
-            if needed > stream.total {
-                return Err(bad(BadObject::Torn {
-                    got: stream.total,
-                    needed,
-                }));
+            if needed > total {
+                return Err(bad(BadObject::Torn { got: total, needed }));
             }
             take(stream, &mut head, needed).await?;
         }
-        if (head.len() as u64) < needed && stream.end < stream.total {
+        if (head.len() as u64) < needed && stream.end < total {
             // A head of many tokens: the rest of it comes apart, and what lies behind it later.
             let range = (stream.end, needed);
-            let mut more = self.range(key, range, stream.etag.as_deref()).await?;
+            let mut more = self.range(key, range, Some(&version)).await?;
             take(&mut more, &mut head, needed).await?;
         }
         let object = Object::decode(&head).map_err(bad)?;
@@ -119,12 +122,9 @@ impl Requests {
             let detail = format!("{} lies there", object.name().s3(""));
             return Err(found(asked, Cause::Foreign, detail));
         }
-        if object.total_bytes() != stream.total {
-            let detail = format!(
-                "it has {} bytes, its head says {}",
-                stream.total,
-                object.total_bytes()
-            );
+        if object.total_bytes() != total {
+            let says = object.total_bytes();
+            let detail = format!("it has {total} bytes, its head says {says}");
             return Err(found(asked, Cause::Corrupt, detail));
         }
         Ok(object)

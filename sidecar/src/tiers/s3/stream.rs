@@ -1,6 +1,7 @@
 //! A range of an object as it comes in: pieces with their offsets, and what the answer says of the whole. Too few bytes, too many, or
 //! others than were asked for are errors here.
 
+use super::bound::Permit;
 use super::fault::{Answer, Asked, broken, failed, found};
 use super::request::Requests;
 use crate::tiers::{Cause, TierError};
@@ -11,43 +12,59 @@ use std::time::Duration;
 /// A connection that brings nothing for this long is given up. The layers give up sooner; this bounds what runs without them.
 const STALL: Duration = Duration::from_secs(30);
 
+/// One object among those that have or had its name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Version {
+    /// Its bytes.
+    pub total: u64,
+    /// The server's name for it.
+    pub etag: Option<String>,
+}
+
 /// Bytes of an object, from an offset on.
 #[derive(Debug)]
 pub struct Stream<'a> {
     asked: Asked<'a>,
     body: ByteStream,
     kept: Option<Bytes>,
+    /// Given back with the last byte.
+    permit: Option<Permit>,
     /// Offset of the next byte.
     pub at: u64,
     /// Where the range ends.
     pub end: u64,
-    /// Bytes of the whole object.
-    pub total: u64,
-    /// Names this very object among those that had its name.
-    pub etag: Option<String>,
+    /// Which object it is.
+    pub version: Version,
 }
 
 impl Requests {
-    /// Asks for the bytes `start..end` of an object, or what there is of them. With an ETag: of that very object only, and
+    /// Asks for the bytes `start..end` of an object, or what there is of them. With a version: of that very object only, and
     /// [`Cause::Missing`] where another one has its name now.
     pub async fn range<'a>(
         &'a self,
         object: &'a str,
         (start, end): (u64, u64),
-        etag: Option<&str>,
+        version: Option<&Version>,
     ) -> Result<Stream<'a>, TierError> {
         let asked = self.asked("s3:GetObject", Some(object));
+        let replaced = || found(asked, Cause::Missing, "it was replaced while it was read");
+        let permit = self.bound.read().await;
         let sent = self
             .client
             .get_object()
             .bucket(&self.bucket)
             .key(object)
             .range(format!("bytes={start}-{}", end.saturating_sub(1)))
-            .set_if_match(etag.map(str::to_string))
+            .set_if_match(version.and_then(|version| version.etag.clone()))
             .send();
-        let answer = sent.await.map_err(|e| match Answer::of(&e).status {
-            412 => found(asked, Cause::Missing, "it was replaced while it was read"),
-            _ => failed(asked, &e),
+        let answer = sent.await.map_err(|e| {
+            let answer = Answer::of(&e);
+            // Its head said that there is more than this one has.
+            let ends_sooner = version.is_some() && answer.status == 416;
+            match answer.unmet() || ends_sooner {
+                true => replaced(),
+                false => failed(asked, &e),
+            }
         })?;
         let length = answer.content_length.and_then(|n| u64::try_from(n).ok());
         let length =
@@ -64,6 +81,15 @@ impl Requests {
                 ));
             }
         };
+        let etag = answer.e_tag;
+        // A server may not know the condition.
+        let differs = |v: &Version| match (&v.etag, &etag) {
+            (Some(then), Some(now)) if then != now => true,
+            _ => v.total != total,
+        };
+        if version.is_some_and(differs) {
+            return Err(replaced());
+        }
         if from != start || length != end.min(total).saturating_sub(start) {
             let all = from == 0 && start == 0 && length == total;
             if !all {
@@ -77,10 +103,10 @@ impl Requests {
             asked,
             body: answer.body,
             kept: None,
+            permit: (length > 0).then_some(permit),
             at: start,
             end: start + length,
-            total,
-            etag: answer.e_tag,
+            version: Version { total, etag },
         })
     }
 }
@@ -119,6 +145,9 @@ impl Stream<'_> {
         if self.at > self.end {
             let detail = "the answer is longer than it says";
             return Err(found(self.asked, Cause::Protocol, detail));
+        }
+        if self.at == self.end {
+            self.permit = None;
         }
         Ok((at, bytes))
     }

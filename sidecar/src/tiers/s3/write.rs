@@ -51,9 +51,8 @@ impl Requests {
         if (long || !self.conditional()) && self.size(&name).await?.is_some() {
             return Ok(Stored::Already);
         }
-        let mut conflicts = 0;
+        let (mut conditional, mut conflicts) = (self.conditional(), 0);
         loop {
-            let conditional = self.conditional();
             let placed = match long {
                 true => Upload::run(self, &name, &source, uploads, conditional).await?,
                 false => self.place(&name, &source, conditional).await?,
@@ -70,8 +69,9 @@ impl Requests {
                     conflicts += 1;
                     tokio::time::sleep(PAUSE * conflicts).await;
                 }
+                // For this object only: opening found out what the server knows, and what stands before it may refuse for a while.
                 Placed::NotConditional => {
-                    self.not_conditional();
+                    conditional = false;
                     if self.size(&name).await?.is_some() {
                         return Ok(Stored::Already);
                     }
@@ -97,7 +97,7 @@ impl Requests {
             .content_length(length)
             .body(source.body(0, source.length()))
             .send();
-        match sent.await {
+        match self.write(sent).await {
             Ok(_) => Ok(Placed::New),
             Err(e) => {
                 let answer = Answer::of(&e);
@@ -122,14 +122,18 @@ impl Requests {
         answer: &Answer,
         conditional: bool,
     ) -> Result<Option<Placed>, TierError> {
-        Ok(match answer.status {
-            412 => Some(Placed::Already),
+        if answer.unmet() {
+            return Ok(Some(Placed::Already));
+        }
+        if answer.conflicts() {
             // Another writer of the name is at it, or was faster.
-            409 if self.size(name).await?.is_some() => Some(Placed::Already),
-            409 => Some(Placed::Conflict),
-            _ if conditional && answer.not_supported() => Some(Placed::NotConditional),
-            _ => None,
-        })
+            return Ok(Some(match self.size(name).await? {
+                Some(_) => Placed::Already,
+                None => Placed::Conflict,
+            }));
+        }
+        let unknown = conditional && answer.not_supported();
+        Ok(unknown.then_some(Placed::NotConditional))
     }
 
     /// Bytes of an object, none where it is not there.
@@ -142,7 +146,7 @@ impl Requests {
             .bucket(&self.bucket)
             .key(&key)
             .send();
-        match sent.await {
+        match self.ask(sent).await {
             Ok(head) => {
                 let bytes = head.content_length.and_then(|n| u64::try_from(n).ok());
                 bytes
@@ -153,7 +157,7 @@ impl Requests {
                 404 => Ok(None),
                 // An answer to HEAD has no body that would say why.
                 400 | 403 => match self.range(&key, (0, 1), None).await {
-                    Ok(stream) => Ok(Some(stream.total)),
+                    Ok(stream) => Ok(Some(stream.version.total)),
                     Err(e) if e.cause == Cause::Missing => Ok(None),
                     Err(e) => Err(e),
                 },

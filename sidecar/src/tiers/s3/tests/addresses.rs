@@ -1,9 +1,11 @@
 //! Where requests go and what they say, by setting: seen at the HTTP client, where nothing is sent.
 
 use super::uploads;
+use crate::tiers::s3::Uploads;
 use crate::tiers::s3::client::options;
 use crate::tiers::s3::request::Requests;
 use crate::tiers::suite::{Memory, Sample};
+use crate::tiers::{Stored, TierError};
 use aws_credential_types::Credentials;
 use aws_sdk_s3::Client;
 use aws_sdk_s3::config::http::{HttpRequest, HttpResponse};
@@ -34,10 +36,15 @@ impl HttpConnector for Recorder {
                 "<CreateSessionResult><Credentials><AccessKeyId>session-id</AccessKeyId><SecretAccessKey>s</SecretAccessKey>\
                      <SessionToken>session-token</SessionToken><Expiration>2099-01-01T00:00:00Z</Expiration></Credentials></CreateSessionResult>"
             }
+            false if url.contains("?uploads") => {
+                "<InitiateMultipartUploadResult><UploadId>u</UploadId></InitiateMultipartUploadResult>"
+            }
             false => "",
         };
         self.0.lock().push((url, headers.collect()));
-        let answer = HttpResponse::new(200.try_into().unwrap(), SdkBody::from(body));
+        // No object is there.
+        let status: u16 = if request.method() == "HEAD" { 404 } else { 200 };
+        let answer = HttpResponse::new(status.try_into().unwrap(), SdkBody::from(body));
         HttpConnectorFuture::ready(Ok(answer))
     }
 }
@@ -54,6 +61,13 @@ impl HttpClient for Recorder {
 
 /// What a put sends.
 async fn sent(config: &S3) -> Vec<Sent> {
+    let (stored, sent) = sent_in(config, uploads()).await;
+    stored.unwrap();
+    sent
+}
+
+/// The same, in parts of some length, and what became of it.
+async fn sent_in(config: &S3, uploads: Uploads) -> (Result<Stored, TierError>, Vec<Sent>) {
     let recorder = Recorder::default();
     let keys = Credentials::new("an-id", "a-secret", None, None, "test");
     let mut builder = options(config)
@@ -64,10 +78,10 @@ async fn sent(config: &S3) -> Vec<Sent> {
         builder = builder.region(Region::new(config.region.clone()));
     }
     let client = Client::from_conf(builder.build());
-    let requests = Requests::new(client, config.bucket.clone(), config.prefix.clone());
+    let requests = Requests::new(client, Arc::default(), config);
     let put = Sample::new(1, 0, &[5_000]).put(&Memory::new(1 << 20));
-    requests.put(&put, uploads()).await.unwrap();
-    recorder.0.lock().clone()
+    let stored = requests.put(&put, uploads).await;
+    (stored, recorder.0.lock().clone())
 }
 
 fn aws(bucket: &str) -> S3 {
@@ -199,4 +213,26 @@ async fn checksums_of_s3_are_sent_only_where_they_are_wanted() {
         headers["x-amz-trailer"], "x-amz-checksum-crc32",
         "{headers:?}"
     );
+}
+
+#[tokio::test]
+async fn an_upload_in_parts_says_how_they_are_summed_up_where_they_are() {
+    for (checksums, wanted) in [
+        (Checksums::WhenRequired, None),
+        (Checksums::WhenSupported, Some("CRC32")),
+    ] {
+        let config = S3 {
+            checksums,
+            ..aws("kv-bucket")
+        };
+        let in_parts = Uploads {
+            from_bytes: 0,
+            ..uploads()
+        };
+        let (_, sent) = sent_in(&config, in_parts).await;
+        let begun = sent.iter().find(|(url, _)| url.contains("?uploads"));
+        let (_, headers) = begun.unwrap();
+        let said = headers.get("x-amz-checksum-algorithm");
+        assert_eq!(said.map(String::as_str), wanted, "{headers:?}");
+    }
 }

@@ -268,6 +268,30 @@ async fn a_server_without_conditions_is_found_out_once_and_asked_first_from_then
 }
 
 #[tokio::test]
+async fn a_refusal_for_a_while_does_not_end_conditions_for_good() {
+    for reply in [Reply::error(405, "MethodNotAllowed"), Reply::error(501, "")] {
+        let refused = AtomicUsize::new(0);
+        let server = Faulty::start(move |asked| match asked.method.as_str() {
+            "PUT" if refused.fetch_add(1, Relaxed) == 0 => reply.clone(),
+            "PUT" => Reply::status(200),
+            _ => Reply::status(404),
+        })
+        .await;
+        let requests = server.requests().await;
+        let memory = Memory::new(1 << 20);
+        for number in 0..2 {
+            let put = Sample::new(1, number, &[5_000]).put(&memory);
+            assert_eq!(requests.put(&put, uploads()).await, Ok(Stored::New));
+        }
+        let asked = server.asked();
+        let puts = asked.iter().filter(|a| a.method == "PUT");
+        let conditions: Vec<&str> = puts.map(|a| a.header("if-none-match")).collect();
+        assert_eq!(conditions, ["*", "", "*"]);
+        assert!(requests.conditional());
+    }
+}
+
+#[tokio::test]
 async fn a_server_that_removes_one_by_one_is_found_out_once() {
     let server = Faulty::start(|asked| match asked.method.as_str() {
         "POST" => Reply::error(501, "NotImplemented"),

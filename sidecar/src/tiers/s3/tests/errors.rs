@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// An object and its bytes as a server has them.
-fn stored() -> (Sample, Vec<u8>) {
+pub fn stored() -> (Sample, Vec<u8>) {
     let sample = Sample::new(1, 0, &[20_000, 5_000]);
     let mut bytes = sample.object.encode().unwrap();
     for (offset, section) in sample.object.offsets().into_iter().zip(&sample.bytes) {
@@ -60,6 +60,9 @@ async fn every_answer_that_is_none_has_a_name() {
         (500, "InternalError", Cause::Unreachable),
         (502, "", Cause::Unreachable),
         (400, "RequestTimeout", Cause::Timeout),
+        (400, "IncompleteBody", Cause::Unreachable),
+        (409, "ConditionalRequestConflict", Cause::Busy),
+        (404, "NoSuchUpload", Cause::Busy),
         (507, "", Cause::Full),
         (400, "InvalidArgument", Cause::Protocol),
     ] {
@@ -67,6 +70,13 @@ async fn every_answer_that_is_none_has_a_name() {
         assert_eq!(error.cause, cause, "{status} {code}: {error}");
         assert!(error.object.is_some(), "{error}");
     }
+    // A part that does not say which part it is.
+    let error = got(|asked, object| {
+        let (headers, body) = range(asked, object);
+        Reply::Full(206, vec![headers[1].clone()], body)
+    })
+    .await;
+    assert_eq!(error.cause, Cause::Protocol, "{error}");
     // An answer that is no XML at all.
     let error = got(|_, _| Reply::Full(503, vec![], b"<html>busy".to_vec())).await;
     assert_eq!(error.cause, Cause::Throttled, "{error}");
@@ -222,17 +232,18 @@ async fn wrong_content_is_found_removed_and_never_served() {
     let get = sample.get_all(&Memory::new(1 << 20));
     let error = layered.tier.get(get).await.unwrap_err();
     assert_eq!(error.cause, Cause::Corrupt, "{error}");
-    let removed = server
-        .asked()
-        .into_iter()
-        .find(|asked| asked.method == "POST")
-        .unwrap();
-    let text = String::from_utf8(removed.body).unwrap();
-    assert!(text.contains(&sample.name().s3("")), "{text}");
+    let asked = server.asked();
+    let removed = asked.iter().find(|asked| asked.method == "DELETE").unwrap();
+    assert!(
+        removed.target.contains(&sample.name().s3("")),
+        "{removed:?}"
+    );
+    // That very object, and none that was written since.
+    assert_eq!(removed.header("if-match"), "\"one\"");
 }
 
 /// A tier that was opened without a look at the bucket.
-async fn tier(config: &config::S3) -> Arc<dyn Tier> {
+pub async fn tier(config: &config::S3) -> Arc<dyn Tier> {
     Arc::new(S3::over(
         requests(config).await,
         config,

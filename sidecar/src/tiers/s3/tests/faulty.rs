@@ -7,6 +7,7 @@ use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -43,6 +44,8 @@ pub enum Reply {
     Full(u16, Vec<(&'static str, String)>, Vec<u8>),
     /// The same, but the connection ends after so many bytes of the body.
     Cut(Vec<(&'static str, String)>, Vec<u8>, usize),
+    /// The same as another, after a while.
+    Later(Duration, Box<Reply>),
     /// Nothing, ever.
     Hang,
     /// The connection ends without an answer.
@@ -85,10 +88,19 @@ pub fn range(asked: &Asked, object: &[u8]) -> (Vec<(&'static str, String)>, Vec<
 
 type Script = dyn Fn(&Asked) -> Reply + Send + Sync;
 
+/// What was asked.
+#[derive(Debug, Default)]
+struct Heard {
+    asked: Mutex<Vec<Asked>>,
+    /// Requests that are being answered, now and at most.
+    running: AtomicUsize,
+    peak: AtomicUsize,
+}
+
 /// The server. It ends when it is dropped.
 #[derive(Debug)]
 pub struct Faulty {
-    asked: Arc<Mutex<Vec<Asked>>>,
+    heard: Arc<Heard>,
     folder: TempDir,
     port: u16,
     task: JoinHandle<()>,
@@ -98,13 +110,13 @@ impl Faulty {
     pub async fn start(script: impl Fn(&Asked) -> Reply + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
-        let asked: Arc<Mutex<Vec<Asked>>> = Arc::default();
-        let (script, remembered): (Arc<Script>, _) = (Arc::new(script), asked.clone());
+        let heard: Arc<Heard> = Arc::default();
+        let (script, hears): (Arc<Script>, _) = (Arc::new(script), heard.clone());
         let task = tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
-                let (script, asked) = (script.clone(), remembered.clone());
+                let (script, heard) = (script.clone(), hears.clone());
                 // A connection that ends in any way is the client's business.
-                tokio::spawn(async move { serve(stream, &*script, &asked).await.ok() });
+                tokio::spawn(async move { serve(stream, &*script, &heard).await.ok() });
             }
         });
         let folder = tempfile::tempdir().unwrap();
@@ -112,7 +124,7 @@ impl Faulty {
             std::fs::write(folder.path().join(name), "any").unwrap();
         }
         Self {
-            asked,
+            heard,
             folder,
             port,
             task,
@@ -135,13 +147,18 @@ impl Faulty {
 
     /// All that was asked.
     pub fn asked(&self) -> Vec<Asked> {
-        self.asked.lock().clone()
+        self.heard.asked.lock().clone()
     }
 
     /// How many requests had this method.
     pub fn count(&self, method: &str) -> usize {
-        let asked = self.asked.lock();
+        let asked = self.heard.asked.lock();
         asked.iter().filter(|asked| asked.method == method).count()
+    }
+
+    /// How many requests were answered at once, at most.
+    pub fn peak(&self) -> usize {
+        self.heard.peak.load(Relaxed)
     }
 }
 
@@ -152,19 +169,26 @@ impl Drop for Faulty {
 }
 
 pub async fn requests(config: &S3) -> Requests {
-    let client = client::client(config).await.unwrap();
-    Requests::new(client, config.bucket.clone(), config.prefix.clone())
+    let (client, clock) = client::client(config).await.unwrap();
+    Requests::new(client, clock, config)
 }
 
-async fn serve(
-    mut stream: TcpStream,
-    script: &Script,
-    remembered: &Mutex<Vec<Asked>>,
-) -> io::Result<()> {
+async fn serve(mut stream: TcpStream, script: &Script, heard: &Heard) -> io::Result<()> {
     while let Some(asked) = read(&mut stream).await? {
-        remembered.lock().push(asked.clone());
+        heard.asked.lock().push(asked.clone());
+        let running = heard.running.fetch_add(1, Relaxed) + 1;
+        heard.peak.fetch_max(running, Relaxed);
         let head = asked.method == "HEAD";
-        match script(&asked) {
+        let reply = match script(&asked) {
+            Reply::Later(pause, reply) => {
+                tokio::time::sleep(pause).await;
+                *reply
+            }
+            reply => reply,
+        };
+        // The answer may be read before the next line here runs.
+        heard.running.fetch_sub(1, Relaxed);
+        match reply {
             Reply::Full(status, headers, body) => {
                 write_head(&mut stream, status, &headers, body.len()).await?;
                 if !head {
@@ -176,7 +200,7 @@ async fn serve(
                 stream.write_all(&body[..bytes]).await?;
                 return stream.shutdown().await;
             }
-            Reply::Hang => std::future::pending().await,
+            Reply::Hang | Reply::Later(..) => std::future::pending().await,
             Reply::Close => return Ok(()),
         }
     }

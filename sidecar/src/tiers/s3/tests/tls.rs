@@ -9,12 +9,12 @@ use std::path::PathBuf;
 use tempfile::TempDir;
 
 /// An authority, and a server's certificate and key, as files.
-struct Files {
+pub struct Files {
     folder: TempDir,
 }
 
 impl Files {
-    fn new() -> Self {
+    pub fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let key = rcgen::KeyPair::generate().unwrap();
         let mut authority = rcgen::CertificateParams::new(vec![]).unwrap();
@@ -35,7 +35,7 @@ impl Files {
         Self { folder }
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 }

@@ -1,0 +1,158 @@
+//! Servers that take a connection and then nothing more: what an operation does with its slot, and what becomes of the connection.
+
+use super::faulty::{requests, until};
+use super::tls::Files;
+use super::{parts, uploads};
+use crate::tiers::suite::{Memory, Sample};
+use crate::tiers::{Cause, Put};
+use kvcachepool_protocol::config::{self, HttpVersion};
+use rustls::ServerConfig;
+use rustls::crypto::aws_lc_rs;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+use tokio_rustls::TlsAcceptor;
+
+/// More than the kernel takes for a connection that nobody reads from.
+const BYTES: u64 = 32 << 20;
+
+/// A server that reads nothing, or nothing after the handshake where it speaks TLS. It ends when it is dropped.
+struct Deaf {
+    files: Files,
+    port: u16,
+    version: Option<HttpVersion>,
+    task: JoinHandle<()>,
+}
+
+impl Deaf {
+    async fn start(version: Option<HttpVersion>) -> Self {
+        let files = Files::new();
+        let tls = version.map(|version| acceptor(&files, version));
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let task = tokio::spawn(async move {
+            let mut open = Vec::new();
+            while let Ok((stream, _)) = listener.accept().await {
+                open.push(match &tls {
+                    Some(tls) => Box::new(tls.accept(stream).await) as Box<dyn Send>,
+                    None => Box::new(stream),
+                });
+            }
+        });
+        for name in ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"] {
+            std::fs::write(files.path(name), "any").unwrap();
+        }
+        Self {
+            files,
+            port,
+            version,
+            task,
+        }
+    }
+
+    fn config(&self) -> config::S3 {
+        let scheme = match self.version {
+            Some(_) => "https",
+            None => "http",
+        };
+        config::S3 {
+            bucket: "kv-bucket".into(),
+            endpoint: format!("{scheme}://127.0.0.1:{}", self.port),
+            auth: Some(self.files.path("")),
+            ca: self.version.map(|_| self.files.path("ca.crt")),
+            http_version: self.version.unwrap_or_default(),
+            ..config::S3::default()
+        }
+    }
+}
+
+impl Drop for Deaf {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+fn acceptor(files: &Files, version: HttpVersion) -> TlsAcceptor {
+    let pem = |name| std::fs::read(files.path(name)).unwrap();
+    let chain: Result<Vec<_>, _> =
+        CertificateDer::pem_slice_iter(&pem("tls.crt")).collect::<Result<_, _>>();
+    let key = PrivateKeyDer::from_pem_slice(&pem("tls.key")).unwrap();
+    let provider = Arc::new(aws_lc_rs::default_provider());
+    let mut config = ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(chain.unwrap(), key)
+        .unwrap();
+    if version == HttpVersion::Http2 {
+        config.alpn_protocols = vec![b"h2".to_vec()];
+    }
+    TlsAcceptor::from(Arc::new(config))
+}
+
+/// An object of one long section, whose bytes are whatever lies there.
+fn long(memory: &Memory, hold: &Arc<()>) -> Put {
+    let mut object = Sample::new(1, 0, &[9]).object;
+    object.sections[0].stored_bytes = BYTES;
+    object.sections[0].raw_bytes = BYTES;
+    Put {
+        object,
+        spans: vec![memory.held(BYTES, hold.clone())],
+    }
+}
+
+#[tokio::test]
+async fn a_put_whose_server_reads_no_more_frees_its_slot_when_it_ends() {
+    let memory = Memory::new(256 << 20);
+    for version in [None, Some(HttpVersion::Http1), Some(HttpVersion::Http2)] {
+        let server = Deaf::start(version).await;
+        let requests = requests(&server.config()).await;
+        let hold = Arc::new(());
+        let put = long(&memory, &hold);
+        let sent = async move { requests.put(&put, uploads()).await };
+        let waited = tokio::time::timeout(Duration::from_millis(500), sent).await;
+        assert!(waited.is_err(), "{version:?}: {waited:?}");
+        // Not when the connection ends: at once.
+        assert_eq!(Arc::strong_count(&hold), 1, "{version:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_connection_of_many_requests_that_says_nothing_any_more_is_given_up() {
+    let server = Deaf::start(Some(HttpVersion::Http2)).await;
+    let requests = requests(&server.config()).await;
+    let get = Sample::new(1, 0, &[9]).get_all(&Memory::new(1 << 20));
+    let got = tokio::time::timeout(Duration::from_secs(30), requests.get(&get, parts())).await;
+    let error = got
+        .expect("sooner than any deadline of the SDK")
+        .unwrap_err();
+    assert_eq!(error.cause, Cause::Unreachable, "{error}");
+}
+
+#[tokio::test]
+async fn what_is_still_sent_when_nobody_waits_for_it_ends_its_connection_by_itself() {
+    let server = Deaf::start(None).await;
+    let requests = requests(&server.config()).await;
+    let memory = Memory::new(64 << 20);
+    let put = long(&memory, &Arc::new(()));
+    let sent = requests.put(&put, uploads());
+    let waited = tokio::time::timeout(Duration::from_millis(500), sent).await;
+    assert!(waited.is_err(), "{waited:?}");
+    // The kernel gives a connection up on which nobody takes anything.
+    let port = format!(":{:04X} ", server.port);
+    let open = || {
+        let all = std::fs::read_to_string("/proc/self/net/tcp").unwrap();
+        // Client's side: the server's port is the remote one, and the state is that of an open connection or one that ends.
+        let lines = all.lines().filter(|line| {
+            let mut fields = line.split_whitespace().skip(2);
+            let remote = fields.next().unwrap_or_default().to_string() + " ";
+            let state = fields.next().unwrap_or_default();
+            remote.ends_with(&port) && matches!(state, "01" | "04" | "05" | "09")
+        });
+        lines.count()
+    };
+    until("the connection's end", || open() == 0).await;
+}
