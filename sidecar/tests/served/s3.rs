@@ -184,8 +184,10 @@ fn the_environment_and_a_web_identity_of_the_pod_are_credentials() {
     sidecar.wait_socket();
     // This server takes no sessions, and says so: it saw the role's.
     wait_for("the role's session", || {
-        let log = std::fs::read_to_string(sidecar.folder().join("log")).unwrap();
-        log.contains("InvalidToken").then_some(())
+        let tier = sidecar.tier("s3");
+        let reason = format!("{}: {}", tier["reason"], tier["message"]);
+        let named = reason.contains("Unauthenticated") && reason.contains("InvalidToken");
+        named.then_some(())
     });
     let asked = told.recv().unwrap();
     assert!(
