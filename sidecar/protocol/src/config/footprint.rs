@@ -20,6 +20,8 @@ const DISK_OBJECT_BYTES: u64 = 256;
 const DISK_SPARE_BYTES: u64 = 1 << 30;
 /// Bytes that a tier's threads, connections and requests under way take.
 const TIER_BYTES: u64 = 32 << 20;
+/// Bytes that a request to S3 takes beside the place that it is for: what a connection reads ahead, or keeps to send, some 400 KiB.
+const S3_REQUEST_BYTES: u64 = 512 << 10;
 /// What a container asks for is a multiple of this.
 const REQUEST_BYTES: u64 = 1 << 20;
 
@@ -45,7 +47,8 @@ impl Config {
         let disk =
             disk.map(|_| TIER_BYTES + disk_objects_max(self.disk.size.0) * DISK_OBJECT_BYTES);
         let redis = (!self.redis.urls.is_empty()).then_some(TIER_BYTES);
-        let s3 = (!self.s3.bucket.is_empty()).then_some(TIER_BYTES);
+        let s3_requests = u64::from(self.s3.max_concurrency) * S3_REQUEST_BYTES;
+        let s3 = (!self.s3.bucket.is_empty()).then_some(TIER_BYTES.max(s3_requests));
         [disk, redis, s3].into_iter().flatten().sum()
     }
 
@@ -80,5 +83,22 @@ impl Config {
     /// Sizes of the arena that this config asks for.
     fn geometry(&self) -> Geometry {
         Geometry::new(0, self.memory.size.0, self.limits.index_entries)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn more_requests_to_s3_at_once_are_given_more_memory() {
+        let mut config = Config::default();
+        assert_eq!(config.tiers_bytes(), 0);
+        config.s3.bucket = "kv-cache".into();
+        assert_eq!(config.tiers_bytes(), TIER_BYTES);
+        config.s3.max_concurrency = 1;
+        assert_eq!(config.tiers_bytes(), TIER_BYTES);
+        config.s3.max_concurrency = 1_024;
+        assert_eq!(config.tiers_bytes(), 512 << 20);
     }
 }

@@ -33,7 +33,7 @@ const DEAD: Duration = Duration::from_secs(10);
 /// A connection of HTTP/2 that carries a request is asked this often whether it lives; it has as long to answer.
 const PING: Duration = Duration::from_secs(5);
 /// What a stream of HTTP/2 may send ahead of its reader, and what of a body is kept for it: as much as a connection of HTTP/1 takes.
-const STREAM_BYTES: u32 = 512 << 10;
+const STREAM_BYTES: u32 = 256 << 10;
 /// Bytes of a read: what a connection takes of memory, and how far it may get ahead of a reader.
 const READ_BYTES: usize = 256 << 10;
 
