@@ -50,11 +50,13 @@ class StepMetadata(KVConnectorMetadata):
     jobs: to be queued, in this order.
     forget: ids of jobs that need not be done any more: cancelled where not begun, and reported like ended ones.
     idle: the step has no tokens, so no forward pass.
+    timed: number of the step, where its end is to be reported; 0 = it is not.
     """
 
     jobs: list[Job] = field(default_factory=list)
     forget: list[int] = field(default_factory=list)
     idle: bool = False
+    timed: int = 0
 
 
 class Ended(NamedTuple):
@@ -66,9 +68,13 @@ class Ended(NamedTuple):
 
 @dataclass
 class WorkerReport(KVConnectorWorkerMetadata):
-    """Store jobs that ended since the last report, by job id (loads are reported by `finished_recving`)."""
+    """Store jobs that ended since the last report, by job id (loads are reported by `finished_recving`).
+
+    timed: number of the step that this report is of; 0 = it is not timed.
+    """
 
     stores: dict[int, Ended] = field(default_factory=dict)
+    timed: int = 0
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> WorkerReport:
         """Adds the report of another rank for the same step."""
@@ -78,4 +84,4 @@ class WorkerReport(KVConnectorWorkerMetadata):
         for job, ended in other.stores.items():
             before = stores.get(job, Ended(0, 0))
             stores[job] = Ended(before.ranks + ended.ranks, before.dropped + ended.dropped)
-        return WorkerReport(stores)
+        return WorkerReport(stores, max(self.timed, other.timed))

@@ -17,6 +17,7 @@ from .shared import NO_SLOT
 _REF_BYTES = 16
 _READY = bytes([CHUNK_READY])
 _READY_OR_PENDING = b"\x01\x02"
+_MEMORY = b"\x01"
 #: Answers of such an age are asked for anew while a request waits (soft pins expire after 30 s); drawn per lookup, so
 #: that requests which arrived together do not ask together.
 RENEW_AFTER_S = (8.0, 16.0)
@@ -161,10 +162,14 @@ class Plan(NamedTuple):
 
 
 class Worth(NamedTuple):
-    """What an answer is worth: tokens readable now, and tokens readable once what is pending has landed."""
+    """What an answer is worth: tokens readable now, and tokens readable once what is pending has landed.
+
+    held_end: of the latter, those that no tier below memory has to do with.
+    """
 
     ready: Plan
     pending_end: int
+    held_end: int
 
 
 def weigh(lookup: Lookup, local: int, limit: int) -> Worth:
@@ -181,10 +186,12 @@ def weigh(lookup: Lookup, local: int, limit: int) -> Worth:
     answer = lookup.answer
     first = local // geometry.chunk
     if answer is None or local >= lookup.chunks.tokens:
-        return Worth(Plan(lookup, local, local, first, first), local)
+        return Worth(Plan(lookup, local, local, first, first), local, local)
     states = answer.states[first:]
     ready = first + len(states) - len(states.lstrip(_READY))
     pending = first + len(states) - len(states.lstrip(_READY_OR_PENDING))
+    there = answer.tiers[first:pending]
+    held = first + len(there) - len(there.lstrip(_MEMORY))
     if geometry.has_windows:
         limit = min(limit, lookup.num_tokens - 1)
         while ready > first and (lookup.end_of(ready) > limit or not _windows_there(lookup, local, first, ready)):
@@ -195,7 +202,9 @@ def weigh(lookup: Lookup, local: int, limit: int) -> Worth:
     last = ready
     while last > first and lookup.end_of(last - 1) >= end:
         last -= 1
-    return Worth(Plan(lookup, local, end, first, last), max(end, min(lookup.end_of(pending), limit)))
+    pending_end = max(end, min(lookup.end_of(pending), limit))
+    held_end = max(local, min(lookup.end_of(held), pending_end))
+    return Worth(Plan(lookup, local, end, first, last), pending_end, held_end)
 
 
 def _windows_there(lookup: Lookup, local: int, first: int, last: int) -> bool:

@@ -122,6 +122,7 @@ class Probe(Message):
     local_tokens: int | None = None
     budget_ms: int = 0
     max_load_tokens: int | None = None
+    prefill_tokens_per_s: int = 0
 
 
 class ProbeReply(Message):
@@ -131,6 +132,7 @@ class ProbeReply(Message):
     pending_ms: int = 0
     tiers: bytes = b""
     reason: str = ""
+    declined: str = ""
 
 
 class Pin(Message):

@@ -28,6 +28,7 @@ from .local_hits import held_by
 from .lookups import STALE_AFTER_S, Lookup, Patience, Plan, weigh
 from .messages import HelloReply, Probe, Register, Release
 from .metrics import CacheStats, Counters, hit_sources
+from .prefill import PrefillSpeed
 from .requests import Hold, RequestState
 from .stores import MAX_CHUNKS_PER_STEP, Stores
 from .telling import Telling
@@ -67,6 +68,7 @@ class Scheduler:
         self._geometry = keys.geometry(vllm_config, kv_cache_config, self._client.settings.chunk_tokens)
         self._counters = Counters()
         self._patience = Patience()
+        self._speed = PrefillSpeed()
         job_ids = itertools.count(1)
         self._loads = Loads(self._client, job_ids)
         self._stores = Stores(self._client, self._lock, self._counters, self._world, job_ids)
@@ -249,6 +251,7 @@ class Scheduler:
             local_tokens=local,
             budget_ms=max(1, int(budget_s * 1000)),
             max_load_tokens=state.controls.max_load_tokens,
+            prefill_tokens_per_s=self._speed.tokens_per_s,
         )
         if request.request_id in self._release:
             self._send_releases()  # it ends what was asked before, not this
@@ -351,26 +354,30 @@ class Scheduler:
         plan, settings, now_s = worth.ready, self._client.settings, time.monotonic()
         left_ms = (state.deadline_s - now_s) * 1000
         in_time = left_ms > 0 and answer.pending_ms <= left_ms
-        longer = worth.pending_end > plan.end and worth.pending_end - local >= settings.min_load_tokens
+        end, why = worth.pending_end, answer.declined
+        if end - worth.held_end < settings.min_load_tokens:
+            end, why = worth.held_end, "minLoadTokens"  # lower tiers are left alone for so little
+        longer = end > plan.end and end - local >= settings.min_load_tokens
+        left = worth.pending_end - max(plan.end, worth.held_end) if why else 0
         if longer and first and (lookup.local is None or lookup.local > local):
             self._probe(state, local)  # the early PROBE fetched nothing, or not enough
-            return _ASK_AGAIN if in_time else self._take(state, plan)
+            return _ASK_AGAIN if in_time else self._take(state, plan, why, left)
         self._renew(state, lookup, now_s)
         if longer and in_time and (not lookup.final or state.asked is not None):
             return _ASK_AGAIN
         if plan.tokens and left_ms > 0:
             state.blocker = self._loads.loader_of(state, lookup.hash_of(plan.first))
-        return _ASK_AGAIN if state.blocker else self._take(state, plan)
+        return _ASK_AGAIN if state.blocker else self._take(state, plan, why, left)
 
-    def _take(self, state: RequestState, plan: Plan) -> tuple[int, bool]:
+    def _take(self, state: RequestState, plan: Plan, why: str, left: int) -> tuple[int, bool]:
+        """Promises a hit, if it is worth it. `left` tokens behind it stay in a lower tier, and `why`."""
+        state.missed = ((why, left),) if left > 0 else ()
         if plan.tokens <= 0:
-            state.missed = ()
             return _NOTHING
         if plan.tokens < self._client.settings.min_load_tokens:
-            state.missed = (("minLoadTokens", plan.tokens),)
+            state.missed = (("minLoadTokens", plan.tokens), *state.missed)
             return _NOTHING
         state.plan = plan
-        state.missed = ()
         return plan.tokens, True
 
     def _renew(self, state: RequestState, lookup: Lookup, now_s: float) -> None:
@@ -466,10 +473,22 @@ class Scheduler:
             metadata.jobs += self._stores.process(now_s, settings.grant_timeout_ms / 1000)
             if output.num_scheduled_tokens:
                 self._offer(output.num_scheduled_tokens, now_s)
+                metadata.timed = self._time(now_s, output.num_scheduled_tokens, output.total_num_scheduled_tokens)
             if now_s - self._swept_s > _ORPHAN_S:
                 self._sweep(now_s)
             self._send_releases()
         return metadata
+
+    def _time(self, now_s: float, scheduled: dict[str, int], all_tokens: int) -> int:
+        """Times a step that computes prompts. Returns its number, 0 = it is not timed."""
+        tokens = 0
+        if all_tokens <= 2 * len(scheduled):
+            return 0  # decode
+        for request_id, count in scheduled.items():
+            state = self._states.get(request_id)
+            if state is not None and state.request.num_computed_tokens + count <= state.request.num_prompt_tokens:
+                tokens += count
+        return self._speed.began(now_s, tokens, all_tokens)
 
     def _send_releases(self) -> None:
         """One RELEASE for all requests that need one; what no connection takes, the next HELLO does not name."""
@@ -550,6 +569,7 @@ class Scheduler:
             report = output.kv_connector_worker_meta
             if isinstance(report, WorkerReport):
                 self._stores.ended({job: Ended(*ended) for job, ended in report.stores.items()})
+            self._speed.ended(time.monotonic(), report.timed if isinstance(report, WorkerReport) else 0)
 
     def finished(self, request_id: str) -> None:
         """The request has ended in any way. A load under way keeps its lease until all ranks have reported it."""

@@ -91,6 +91,7 @@ class Worker:
         self._mapping: Mapping | None = None
         self._stopping = False
         self._failures = 0
+        self._timed = 0  # the step under way, where its end is to be reported
         self._report = Report()
         self._reported_at = time.monotonic()
         self.off_reason = ""
@@ -141,6 +142,7 @@ class Worker:
         """Takes the jobs of a step. Loads are queued at once; stores where the step has no forward, else in
         `wait_for_save`.
         """
+        self._timed = metadata.timed
         loads = [job for job in metadata.jobs if job.kind != STORE]
         stores = [job for job in metadata.jobs if job.kind == STORE]
         with self._wake:
@@ -180,12 +182,13 @@ class Worker:
         return finished, failed
 
     def take_report(self) -> WorkerReport | None:
-        """Stores that ended since the last call."""
+        """Stores that ended since the last call, and the step's number where its end is to be reported."""
+        timed, self._timed = self._timed, 0
         with self._wake:
-            if not self._ended_stores:
+            if not self._ended_stores and not timed:
                 return None
             stores, self._ended_stores = self._ended_stores, {}
-        return WorkerReport(stores)
+        return WorkerReport(stores, timed)
 
     def shutdown(self) -> None:
         """Ends for good: waits for the copy under way, unmaps, unlocks."""

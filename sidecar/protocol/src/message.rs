@@ -357,6 +357,9 @@ pub struct Probe {
     /// vLLM's `max_load_tokens`, if given.
     #[serde(default)]
     pub max_load_tokens: Option<u64>,
+    /// Tokens that the engine computes in a second while it prefills; 0 = not known yet.
+    #[serde(default)]
+    pub prefill_tokens_per_s: u64,
 }
 
 /// A chunk is not there.
@@ -388,6 +391,10 @@ pub struct ProbeReply {
     /// Why nothing was looked up (e.g. `NotRegistered`); empty = looked up.
     #[serde(default)]
     pub reason: String,
+    /// Why chunks that the final answer calls pending are in a tier and are not fetched: `minLoadTokens`, `recompute`; empty = none of
+    /// them was left there on purpose.
+    #[serde(default)]
+    pub declined: String,
 }
 
 /// PIN, one-way: chunks `from..to` of the answer to PROBE `probe` become the read lease of the request; its other soft pins end.

@@ -44,7 +44,7 @@ socket: /run/pool/s.sock
 managed: true
 admin: {listen: "[::1]:1234", tokenFile: /var/token}
 pool: {name: llama-70b, namespace: serving, generation: 9223372036854775807}
-cache: {chunkTokens: 512, save: PromptAndDecode, minLoadTokens: 0, loadTimeout: 250ms}
+cache: {chunkTokens: 512, save: PromptAndDecode, minLoadTokens: 0, loadTimeout: 250ms, loadOrRecompute: AlwaysLoad}
 memory: {size: 64Gi, hugePages: 2Mi, evictionPolicy: LRU, verify: Always, verifyAge: 1h30m, verifyThreads: 4, verifyBytesPerSecond: 2Gi, populateThreads: 8}
 redis: {urls: ["redis://a:6379", 'rediss://user:secret@[::1]:6380'], auth: /auth, ca: /ca.pem, ttl: 24h}
 write: {policy: WriteBack, admission: Reused}
@@ -68,6 +68,7 @@ log: {level: debug, format: text}
         (512, Save::PromptAndDecode)
     );
     assert_eq!((c.cache.min_load_tokens, c.cache.load_timeout.ms), (0, 250));
+    assert_eq!(c.cache.load_or_recompute, LoadOrRecompute::AlwaysLoad);
     assert_eq!(c.memory.size, ByteSize(64 << 30));
     assert_eq!(c.memory.huge_pages, HugePages::Size2Mi);
     assert_eq!(c.memory.eviction_policy, EvictionPolicy::Lru);

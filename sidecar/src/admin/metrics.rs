@@ -289,6 +289,41 @@ pub const CORE: &[Metric] = &[
         "How long a lookup of chunks, or the fetch of one, is expected to take: a moving average, a guess at the start. Requests are told it and decide by it whether to wait.",
     ),
     gauge(
+        "tier_estimated_latency_seconds",
+        &["tier"],
+        "How long the smallest load from a tier below memory is expected to take, learned from the last ones; absent where too few were seen, or none for 30 s.",
+    ),
+    gauge(
+        "tier_estimated_bytes_per_second",
+        &["tier"],
+        "How fast larger loads from a tier below memory are expected to be, latency aside; absent as the latency is.",
+    ),
+    gauge(
+        "prefill_tokens_per_second",
+        &[],
+        "Prompt tokens that an engine computes in a second, as its connector saw; the slowest one's where there are several, absent where none knows yet.",
+    ),
+    counter(
+        "load_choices_total",
+        &["choice"],
+        "Requests whose chunks a tier below memory has, by what was chosen: load (expected to be quicker than computing), always (cache.loadOrRecompute), unknown (nothing to go by yet: loaded), or recompute, minLoadTokens (left there, all or some). One that loads a part and leaves another counts for both.",
+    ),
+    counter(
+        "loads_total",
+        &["outcome"],
+        "Loads from tiers below memory that were waited for, by what became of them: quicker or slower than computing would have been, unknown (no speed of the engine), failed (nothing came).",
+    ),
+    counter(
+        "load_expected_seconds_total",
+        &[],
+        "Seconds that loads from tiers below memory were expected to take, where anything was expected.",
+    ),
+    counter(
+        "load_took_seconds_total",
+        &[],
+        "Seconds that these loads took.",
+    ),
+    gauge(
         "tier_waiting_bytes",
         &["tier"],
         "Bytes of chunks that wait to be written to a tier below memory: what only memory holds, and is lost with it.",

@@ -2,7 +2,9 @@
 
 use crate::engine::config as core;
 use crate::tiers::kinds;
-use kvcachepool_protocol::config::{Admission, Config, EvictionPolicy, Verify, WritePolicy};
+use kvcachepool_protocol::config::{
+    Admission, Config, EvictionPolicy, LoadOrRecompute, Verify, WritePolicy,
+};
 
 /// What the core is told.
 pub fn core_config(config: &Config) -> core::Config {
@@ -41,6 +43,10 @@ pub fn core_config(config: &Config) -> core::Config {
             soft_pin_percent_max: u32::from(config.limits.pinned_share.0),
             events_max: config.limits.events,
             ..defaults.limits
+        },
+        load_or_recompute: match config.cache.load_or_recompute {
+            LoadOrRecompute::Auto => core::LoadOrRecompute::Auto,
+            LoadOrRecompute::AlwaysLoad => core::LoadOrRecompute::AlwaysLoad,
         },
         tiers: kinds(config).map(tier).collect(),
         ..defaults

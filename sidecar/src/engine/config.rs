@@ -83,6 +83,16 @@ pub enum Admission {
     Reused,
 }
 
+/// Whether what tiers have is fetched where computing it is expected to be quicker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum LoadOrRecompute {
+    /// The quicker one, once it is known how quick both are.
+    #[default]
+    Auto,
+    /// It is fetched.
+    AlwaysLoad,
+}
+
 /// One tier below memory. All bounds are the tier's own: one that hangs takes nothing from the others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TierConfig {
@@ -157,6 +167,8 @@ pub struct Config {
     pub incomplete_ms: u64,
     /// Reads from lower tiers may outlive the engine process (io_uring into slots).
     pub fetch_outlives_engine: bool,
+    /// Whether lower tiers are left alone where computing is quicker.
+    pub load_or_recompute: LoadOrRecompute,
     /// Tiers below memory, the nearest first. Which there are needs a restart. Each is down until the shell says that it is up.
     pub tiers: Vec<TierConfig>,
 }
@@ -184,6 +196,7 @@ impl Default for Config {
             quarantine_ms: 30_000,
             incomplete_ms: 30_000,
             fetch_outlives_engine: false,
+            load_or_recompute: LoadOrRecompute::Auto,
             tiers: Vec::new(),
         }
     }

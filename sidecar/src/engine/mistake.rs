@@ -60,6 +60,8 @@ pub enum Mistake {
     FetchHoles,
     /// Fetches have no bound.
     FetchBounds,
+    /// Chunks are fetched although they add too little.
+    FetchWorthless,
     /// A request that ends leaves its lookups and fetches behind.
     NoCancel,
     /// An answer waits for a tier without end.

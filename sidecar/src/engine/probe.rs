@@ -58,6 +58,27 @@ pub struct Answer {
     pub pending: bool,
     /// Longest expected wait for what is pending, in ms.
     pub pending_ms: u64,
+    /// Why pending chunks are in a tier and are not fetched; empty = none was left there on purpose.
+    pub declined: &'static str,
+}
+
+impl Question {
+    /// Tokens of a chunk, by its place.
+    pub(crate) fn tokens_of(&self, at: usize) -> u32 {
+        match self.tail_tokens {
+            tail if tail != 0 && at + 1 == self.keys.len() => tail,
+            _ => self.chunk_tokens,
+        }
+    }
+
+    /// Tokens of all chunks before a place.
+    pub(crate) fn tokens_before(&self, end: usize) -> u64 {
+        let full = u64::from(self.chunk_tokens);
+        match end.checked_sub(1) {
+            None => 0,
+            Some(last) => last as u64 * full + u64::from(self.tokens_of(last)),
+        }
+    }
 }
 
 #[derive(Debug, Clone)]
@@ -191,17 +212,11 @@ impl<T: Table> Engine<T> {
     ) -> Option<Handle> {
         let entry = self.find(&Name { layout, key })?;
         let e = self.entries.get(entry as usize)?;
-        let last = at + 1 == q.keys.len();
-        let tokens = if last && q.tail_tokens != 0 {
-            q.tail_tokens
-        } else {
-            q.chunk_tokens
-        };
         let usable = e.name.key == key
             && e.name.layout == layout
             && (e.complete() || made(Mistake::HalfChunk) && e.have != 0)
             && !e.expired(now.unix_s)
-            && e.tokens == tokens;
+            && e.tokens == q.tokens_of(at);
         usable.then_some(Handle {
             entry,
             epoch: e.epoch,
@@ -219,6 +234,7 @@ impl<T: Table> Engine<T> {
             tiers: Vec::with_capacity(q.keys.len()),
             pending: false,
             pending_ms: self.pending_ms(probe),
+            declined: self.declined(probe),
         };
         for (at, pin) in probe.pins.iter().enumerate() {
             let entry = pin.and_then(|h| self.get(h).filter(|e| e.listed).map(|e| (h, e)));
@@ -278,6 +294,7 @@ impl<T: Table> Engine<T> {
         probe.answered = true;
         probe.pinned_ms = now.mono_ms;
         self.stop_asking(id, &mut probe);
+        self.load_ended(now, &probe);
         // what was not checked in time is not there
         for handle in std::mem::take(&mut probe.waits) {
             for at in 0..probe.pins.len() {

@@ -219,6 +219,7 @@ impl<H: Host> Core<H> {
                 pid: 0,
                 hello: hello.number,
                 oldest_job_ms: 0,
+                prefill_tokens_per_s: 0,
             };
             self.peers.sessions.insert(id, session);
             if let Some(p) = self.peers.processes.get_mut(&process) {

@@ -12,6 +12,7 @@ mod read;
 mod register;
 pub mod seam;
 mod status;
+mod tier_metrics;
 mod write;
 
 #[cfg(test)]

@@ -47,6 +47,8 @@ pub(super) struct Session {
     /// Number of the last HELLO that was read.
     pub hello: u64,
     pub oldest_job_ms: u64,
+    /// Of a scheduler: what its last PROBE said; 0 = not known.
+    pub prefill_tokens_per_s: u64,
 }
 
 /// All of them.

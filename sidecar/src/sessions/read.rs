@@ -64,6 +64,7 @@ impl<H: Host> Core<H> {
         let reach = reaches.then(|| Reach {
             local_tokens: probe.local_tokens,
             max_load_tokens: probe.max_load_tokens,
+            prefill_tokens_per_s: probe.prefill_tokens_per_s,
             domain: ready.domain.clone(),
             namespace,
             hashes: hashes.to_vec(),
@@ -86,7 +87,8 @@ impl<H: Host> Core<H> {
             },
             reach,
         };
-        if let Some(s) = self.peers.sessions.get(&session) {
+        if let Some(s) = self.peers.sessions.get_mut(&session) {
+            s.prefill_tokens_per_s = probe.prefill_tokens_per_s;
             engine.learn(&ready.domain, &s.engine, &s.engine_version);
         }
         let Some(answer) = engine.probe(now, question) else {
@@ -116,6 +118,7 @@ impl<H: Host> Core<H> {
             pending_ms: answer.pending_ms,
             tiers: answer.tiers,
             reason: String::new(),
+            declined: answer.declined.into(),
         };
         self.reply(asked, flags, &reply, Vec::new(), out);
     }

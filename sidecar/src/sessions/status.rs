@@ -383,46 +383,7 @@ impl<H: Host> Core<H> {
         put("oldest_copy_job_seconds", &[], oldest as f64 / 1000.0);
         self.engine_metrics(put);
         self.tier_metrics(put);
-    }
-
-    fn tier_metrics(&self, put: &mut dyn FnMut(&'static str, &[&str], f64)) {
-        for tier in self.engine.iter().flat_map(|e| e.tiers()) {
-            let (name, s) = (tier.kind.name(), tier.stats);
-            let up = if tier.down.is_none() { 1.0 } else { 0.0 };
-            put("tier_up", &[name], up);
-            let maps = [
-                ("tier_lookup_chunks_total", &s.lookups),
-                ("tier_fetch_chunks_total", &s.fetches),
-                ("tier_write_chunks_total", &s.puts),
-            ];
-            for (metric, map) in maps {
-                for (result, count) in map {
-                    put(metric, &[name, result], *count as f64);
-                }
-            }
-            put("tier_fetched_bytes_total", &[name], s.fetched_bytes as f64);
-            put("tier_written_bytes_total", &[name], s.put_bytes as f64);
-            for (operation, ms) in ["lookup", "fetch"].into_iter().zip(tier.expected_ms) {
-                put(
-                    "tier_expected_seconds",
-                    &[name, operation],
-                    ms as f64 / 1000.0,
-                );
-            }
-            put("tier_waiting_bytes", &[name], tier.waiting_bytes as f64);
-            let gauges = [
-                (
-                    "fetch",
-                    f64::from(tier.fetches_waiting),
-                    tier.fetch_bytes as f64,
-                ),
-                ("write", tier.writes_waiting as f64, tier.write_bytes as f64),
-            ];
-            for (direction, waiting, bytes) in gauges {
-                put("tier_waiting_chunks", &[name, direction], waiting);
-                put("tier_in_flight_bytes", &[name, direction], bytes);
-            }
-        }
+        self.load_metrics(put);
     }
 
     fn engine_metrics(&self, put: &mut dyn FnMut(&'static str, &[&str], f64)) {

@@ -26,6 +26,7 @@ fn calm(p: Profile) -> Profile {
         tails: 0,
         ttl: 0,
         tiers: 0,
+        min_load_tokens: 0,
         slow_digests: false,
         ..p
     }
@@ -175,6 +176,14 @@ fn tiers(p: Profile) -> Profile {
         corrupt: 200,
         rates,
         ..scarce(p)
+    }
+}
+
+fn short(p: Profile) -> Profile {
+    Profile {
+        chunks: 2,
+        min_load_tokens: 128,
+        ..tiers(p)
     }
 }
 
@@ -363,6 +372,7 @@ pub const MISTAKES: &[Expected] = expect! {
     "half a chunk" [HalfChunk] [], [S5], scarce;
     "a tier's bytes without their digest" [FetchDigest] [], [S2, S5], tiers;
     "fetches behind a hole" [FetchHoles] [], [S10], tiers;
+    "fetches that add too little" [FetchWorthless] [], [S10], short;
     "fetches without a bound" [FetchBounds] [], [S9], tiers;
     "a tier's failure ends the prefix" [NoNextTier] [], [S11], tiers;
     "what could not be used is asked for again" [AskUnusable] [], [S10], tiers;

@@ -3,6 +3,7 @@
 use super::counts::Fault;
 use super::lower::{FETCHES_MAX, LOOKUPS_MAX, Task, TierJob};
 use super::rules::Rule;
+use super::text::CHUNK_TOKENS;
 use super::world::{World, say};
 use crate::engine::table::ROW_BYTES;
 use crate::engine::{Order, Target};
@@ -138,7 +139,7 @@ impl World {
         }
     }
 
-    /// A chunk is fetched only for a request that has, or may get, everything before it.
+    /// A chunk is fetched only for a request that has, or may get, everything before it, and enough of it.
     fn follows_on(&mut self, key: ChunkKey) {
         let ever = &self.lower.ever;
         let follows = self.side.asked.values().any(|asked| {
@@ -146,7 +147,10 @@ impl World {
             let at = asked.full.iter().position(|hash| key_of(hash) == Some(key));
             at.is_some_and(|at| {
                 let from = asked.local.unwrap_or(usize::MAX).min(at);
-                asked.local.is_some() && asked.hashes[from..at].iter().all(|h| ever.contains(h))
+                let all = (asked.hashes.len() - from) * CHUNK_TOKENS as usize;
+                asked.local.is_some()
+                    && all >= self.p.min_load_tokens as usize
+                    && asked.hashes[from..at].iter().all(|h| ever.contains(h))
             })
         });
         if !follows {

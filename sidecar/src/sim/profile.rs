@@ -87,6 +87,8 @@ pub struct Profile {
     /// Per thousand chunks that a tier has at the start, and of these that are not what their heads say.
     pub filled: u32,
     pub corrupt: u32,
+    /// Tokens that tiers must add at least.
+    pub min_load_tokens: u32,
     pub slow_digests: bool,
     pub kernel_pidfd: bool,
     pub rates: Rates,
@@ -171,6 +173,7 @@ impl Profile {
             tiers,
             filled: 600,
             corrupt: 60,
+            min_load_tokens: 0,
             slow_digests: r.chance(200),
             kernel_pidfd: r.chance(800),
             rates,
@@ -181,6 +184,7 @@ impl Profile {
         if r.chance(450) {
             profile.rates.tier = 1 + r.below(12) as u32;
         }
+        profile.min_load_tokens = [0, 0, 64, 128][r.below(4)];
         profile.fitting()
     }
 

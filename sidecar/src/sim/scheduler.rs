@@ -211,6 +211,12 @@ impl World {
             },
         );
         let window = !self.p.window_group || self.rng.chance(700);
+        let speed = match self.rng.below(4) {
+            0 => 0,
+            1 => 10,
+            2 => 1_000,
+            _ => 1_000_000,
+        };
         let both = self.p.window_group;
         let boot = self.link_of(part).boot;
         let patient = self.faults_on && self.rng.chance(100);
@@ -233,6 +239,7 @@ impl World {
                 local_tokens: (!r.early).then(|| r.local as u64 * u64::from(CHUNK_TOKENS)),
                 budget_ms: LOAD_MS.saturating_sub(now - r.since),
                 max_load_tokens: None,
+                prefill_tokens_per_s: speed,
             };
             (Op::Probe, message::encode(&probe).unwrap())
         } else {

@@ -64,7 +64,8 @@ pub struct Sidecar {
 }
 
 fn config(p: &Profile) -> Config {
-    let base = Config::default();
+    let mut base = Config::default();
+    base.settings.min_load_tokens = p.min_load_tokens;
     Config {
         arena_bytes: u64::from(p.segments) * 64 * ROW_BYTES,
         policy: p.policy,

@@ -66,7 +66,7 @@ fn config(servers: &[Redis]) -> String {
         .map(|server| format!("\"redis+unix://{}\"", server.socket().display()))
         .collect();
     format!(
-        "memory: {{size: 64Mi}}\nredis: {{urls: [{}]}}\n",
+        "memory: {{size: 64Mi}}\ncache: {{minLoadTokens: 0}}\nredis: {{urls: [{}]}}\n",
         urls.join(", ")
     )
 }

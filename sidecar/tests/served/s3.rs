@@ -15,7 +15,7 @@ fn with_bucket(server: &Server) -> String {
     let (bucket, endpoint, auth) = (config.bucket, config.endpoint, server.auth());
     let auth = auth.display();
     format!(
-        "memory: {{size: 64Mi}}\ns3: {{bucket: {bucket}, endpoint: \"{endpoint}\", auth: {auth}, prefix: pool/a}}\n"
+        "memory: {{size: 64Mi}}\ncache: {{minLoadTokens: 0}}\ns3: {{bucket: {bucket}, endpoint: \"{endpoint}\", auth: {auth}, prefix: pool/a}}\n"
     )
 }
 

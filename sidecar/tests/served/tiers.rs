@@ -12,7 +12,7 @@ const DISK: u8 = 2;
 
 fn with_disk(folder: &Path) -> String {
     format!(
-        "memory: {{size: 64Mi}}\ndisk: {{path: {}, size: 256Mi}}\n",
+        "memory: {{size: 64Mi}}\ncache: {{minLoadTokens: 0}}\ndisk: {{path: {}, size: 256Mi}}\n",
         folder.display()
     )
 }

@@ -254,6 +254,7 @@ impl Vllm {
             local_tokens: None,
             budget_ms: 2_000,
             max_load_tokens: None,
+            prefill_tokens_per_s: 0,
         }
     }
 

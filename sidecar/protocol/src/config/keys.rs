@@ -133,13 +133,19 @@ pub(super) fn keys(c: &mut Config) -> Vec<Key<'_>> {
             "cache.minLoadTokens",
             Live,
             Slot::Count(&mut c.cache.min_load_tokens, 0..=u32::MAX),
-            "Hits shorter than this many tokens are recomputed instead of loaded.",
+            "Hits shorter than this many tokens are recomputed instead of loaded; and tiers below memory are left alone where they could add fewer to what memory holds.",
         ),
         key(
             "cache.loadTimeout",
             Live,
             Slot::Time(&mut c.cache.load_timeout, 1..=HOUR_MS),
             "Longest wait of a request for a load; after it the prompt is computed.",
+        ),
+        key(
+            "cache.loadOrRecompute",
+            Live,
+            Slot::Choice(&mut c.cache.load_or_recompute),
+            "What tiers below memory have is fetched where that is expected to be quicker than to compute it, or always.",
         ),
         key(
             "memory.size",

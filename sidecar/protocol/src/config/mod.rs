@@ -81,6 +81,8 @@ pub struct Cache {
     pub min_load_tokens: u32,
     /// Longest wait of a request for a load.
     pub load_timeout: Duration,
+    /// Whether what tiers below memory have is fetched where computing it is expected to be quicker.
+    pub load_or_recompute: LoadOrRecompute,
 }
 
 /// The memory tier.
@@ -198,6 +200,16 @@ macro_rules! choice {
 use choice;
 
 choice!(
+    /// Whether what tiers below memory have is fetched where computing it is expected to be quicker.
+    LoadOrRecompute {
+        /// The quicker one, once it is known how quick both are.
+        #[default]
+        Auto = "Auto",
+        /// It is fetched.
+        AlwaysLoad = "AlwaysLoad",
+    }
+);
+choice!(
     /// Page size of the arena.
     HugePages {
         /// Normal pages.
@@ -289,6 +301,7 @@ macro_rules! shown {
     })+ };
 }
 shown!(
+    LoadOrRecompute,
     HugePages,
     EvictionPolicy,
     Verify,
@@ -347,6 +360,7 @@ impl Default for Cache {
             save: Save::Prompt,
             min_load_tokens: 512,
             load_timeout: Duration::from_ms(2_000),
+            load_or_recompute: LoadOrRecompute::Auto,
         }
     }
 }

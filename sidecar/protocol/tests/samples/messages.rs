@@ -173,6 +173,7 @@ pub fn all() -> Vec<Sample> {
         local_tokens: Some(128),
         budget_ms: 1900,
         max_load_tokens: Some(4096),
+        prefill_tokens_per_s: 12_000,
     };
     let probe_reply = ProbeReply {
         states: vec![CHUNK_READY, CHUNK_PENDING, CHUNK_ABSENT],
@@ -181,6 +182,7 @@ pub fn all() -> Vec<Sample> {
         pending_ms: 3,
         tiers: vec![1, 2, 0],
         reason: "NotRegistered".into(),
+        declined: "recompute".into(),
     };
     let grant = Grant {
         request: "req-1".into(),

@@ -33,6 +33,12 @@ impl<T: Table> Engine<T> {
         }
     }
 
+    /// Why chunks of a PROBE are left where they are; empty = none is.
+    pub(crate) fn declined(&self, probe: &Probe) -> &'static str {
+        let asking = probe.asking.as_ref();
+        asking.and_then(|a| a.declined).unwrap_or_default()
+    }
+
     /// The tier that a chunk of a PROBE came from, by its number.
     pub(crate) fn came_from(&self, probe: &Probe, at: usize) -> Option<u8> {
         match probe.asking.as_ref()?.stands.get(at)? {

@@ -6,8 +6,10 @@ use super::super::probe::Probe;
 use super::super::table::Table;
 use super::super::{Action, Engine, Time};
 use super::stats::count;
+use super::worth::Chosen;
 use super::{Order, Reach, Tier, mean_ms};
 use crate::tiers::Cause;
+use kvcachepool_protocol::key::ChunkKey;
 
 /// Where a chunk stands that memory did not have. Tiers by their place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -46,6 +48,10 @@ pub(crate) struct Asking {
     pub tried: Vec<u8>,
     pub told_ms: u64,
     pub changed: bool,
+    /// The load that was chosen for it.
+    pub chosen: Option<Chosen>,
+    /// Why what is there is not fetched.
+    pub declined: Option<&'static str>,
 }
 
 impl Asking {
@@ -66,6 +72,14 @@ impl Asking {
     /// Was the tier's turn for this chunk?
     pub fn tried(&self, at: usize, tier: usize) -> bool {
         self.tried.get(at).is_some_and(|t| t >> tier & 1 == 1)
+    }
+
+    /// Name of a chunk of it.
+    pub fn name(&self, key: ChunkKey) -> Name {
+        Name {
+            layout: self.layout,
+            key,
+        }
     }
 
     /// It names what the engine holds: fetches begin.
@@ -121,6 +135,8 @@ impl<T: Table> Engine<T> {
             tried: vec![0; probe.pins.len()],
             told_ms: 0,
             changed: false,
+            chosen: None,
+            declined: None,
         })
     }
 
@@ -178,10 +194,7 @@ impl<T: Table> Engine<T> {
                 if asking.tried(at, tier) {
                     continue;
                 }
-                let name = Name {
-                    layout: asking.layout,
-                    key: *key,
-                };
+                let name = asking.name(*key);
                 asking.tries(at, tier);
                 if !up {
                     continue;
@@ -288,14 +301,12 @@ impl<T: Table> Engine<T> {
         asking.lookup = None;
         let (mut there, mut missing) = (0, 0);
         for (nth, at) in lookup.ats.iter().enumerate() {
-            let (Some(stand), Some(key)) =
-                (asking.stands.get_mut(*at), probe.question.keys.get(*at))
-            else {
+            let Some(key) = probe.question.keys.get(*at) else {
                 continue;
             };
-            let name = Name {
-                layout: asking.layout,
-                key: *key,
+            let name = asking.name(*key);
+            let Some(stand) = asking.stands.get_mut(*at) else {
+                continue;
             };
             let has = present.ok().and_then(|list| list.get(nth)).copied();
             match has {
@@ -370,12 +381,12 @@ impl<T: Table> Engine<T> {
             self.lower
                 .stat(lookup.tier, |s| count(&mut s.lookups, "cancelled", chunks));
         }
-        let fetches = asking.fetches();
+        let fetches = asking.fetches() && asking.declined.is_none();
         for at in 0..asking.stands.len() {
             let stand = asking.stands.get(at).copied().unwrap_or_default();
             let ends = match stand {
                 Stand::Open | Stand::Asked(_) => true,
-                // an early PROBE says what the next one would find
+                // an early PROBE says what the next one would find, and one that was declined what could be had
                 Stand::There(_) => fetches,
                 _ => false,
             };
@@ -385,10 +396,7 @@ impl<T: Table> Engine<T> {
             if matches!(stand, Stand::Coming(_)) {
                 set(asking, at, Stand::Cut);
                 if let Some(key) = probe.question.keys.get(at) {
-                    let name = Name {
-                        layout: asking.layout,
-                        key: *key,
-                    };
+                    let name = asking.name(*key);
                     self.leave_want(&name, id, at);
                 }
             }

@@ -101,10 +101,7 @@ impl<T: Table> Engine<T> {
         let Some(key) = probe.question.keys.get(at).copied() else {
             return Stand::Cut;
         };
-        let name = Name {
-            layout: asking.layout,
-            key,
-        };
+        let name = asking.name(key);
         // it may have been stored since the PROBE came
         if let Some(handle) = self.readable(now, &probe.question, asking.layout, at, key) {
             if !self.must_check(handle.entry, probe.asked_ms)
@@ -247,6 +244,7 @@ impl<T: Table> Engine<T> {
             return Ok(());
         };
         t.queued = t.queued.saturating_sub(1);
+        t.speed.begins(now.mono_ms, t.fetches);
         t.fetches += 1;
         t.fetch_bytes += bytes;
         self.lower.orders.push(Order::Fetch {
@@ -352,11 +350,6 @@ pub(super) fn after(why: &str) -> Stand {
 /// A chunk of a PROBE, as a fetch needs it.
 fn chunk(probe: &Probe, asking: &Asking, at: usize) -> Option<Chunk> {
     let q = &probe.question;
-    let last = at + 1 == q.keys.len();
-    let tokens = match q.tail_tokens {
-        tail if last && tail != 0 => tail,
-        _ => q.chunk_tokens,
-    };
     Some(Chunk {
         reach: Reach {
             hashes: Vec::new(),
@@ -369,7 +362,7 @@ fn chunk(probe: &Probe, asking: &Asking, at: usize) -> Option<Chunk> {
         },
         last_hash: *asking.reach.hashes.get(at)?,
         first_token: u32::try_from(at).ok()?.checked_mul(q.chunk_tokens)?,
-        tokens,
+        tokens: q.tokens_of(at),
     })
 }
 

@@ -24,6 +24,8 @@ impl<T: Table> Engine<T> {
         if let Some(t) = self.lower.tiers.get_mut(flight.tier) {
             t.fetches = t.fetches.saturating_sub(1);
             t.fetch_bytes = t.fetch_bytes.saturating_sub(flight.bytes);
+            let whole = landed.is_ok() && !flight.cancelled;
+            t.speed.ends(now.mono_ms, flight.bytes, whole, t.fetches);
         }
         let result = match &landed {
             _ if flight.cancelled => Err("cancelled"),

@@ -14,11 +14,14 @@ mod landing;
 mod orders;
 mod prefix;
 mod puts;
+mod speed;
 mod stats;
+mod worth;
 
 pub use flush::Unwritten;
 pub use orders::{Landed, Order, Report, Target};
-pub use stats::{TierStats, TierView};
+pub use speed::Estimate;
+pub use stats::{LoadStats, TierStats, TierView};
 
 pub(crate) use ask::Asking;
 
@@ -35,6 +38,7 @@ use kvcachepool_protocol::domain::Domain;
 use kvcachepool_protocol::key::{ChunkKey, EngineHash, ModelId, NamespaceId};
 use kvcachepool_protocol::object::{Fidelity, ObjectName};
 use puts::{Offer, Put, Writes};
+use speed::Speed;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
@@ -48,6 +52,8 @@ pub struct Reach {
     pub local_tokens: Option<u64>,
     /// Most tokens behind these that the request will load.
     pub max_load_tokens: Option<u64>,
+    /// Tokens that the engine computes in a second; 0 = not known.
+    pub prefill_tokens_per_s: u64,
     /// Whose chunks they are.
     pub domain: Arc<Domain>,
     /// Who shares them.
@@ -98,6 +104,8 @@ pub(crate) struct Tier {
     pub lookup_ms: u64,
     /// How long a fetch takes, in ms: a moving average.
     pub fetch_ms: u64,
+    /// How long fetches take by their bytes.
+    pub speed: Speed,
     pub stats: TierStats,
 }
 
@@ -122,6 +130,7 @@ impl Tier {
             walked: false,
             lookup_ms,
             fetch_ms,
+            speed: Speed::default(),
             stats: TierStats::default(),
         }
     }
@@ -181,6 +190,8 @@ pub(crate) struct Lower {
     pub now_ms: u64,
     /// PROBEs whose answer changed since their last one.
     pub news: Vec<u64>,
+    /// What was chosen, and what became of it.
+    pub loads: LoadStats,
 }
 
 impl Lower {
@@ -273,6 +284,11 @@ impl<T: Table> Engine<T> {
             && self.lower.writing.is_empty()
     }
 
+    /// What was chosen for loads from tiers below memory.
+    pub fn loads(&self) -> &LoadStats {
+        &self.lower.loads
+    }
+
     /// Tiers below memory, the nearest first.
     pub fn tiers(&self) -> impl Iterator<Item = TierView<'_>> {
         self.lower.tiers.iter().map(|t| TierView {
@@ -280,6 +296,7 @@ impl<T: Table> Engine<T> {
             down: t.down.as_deref(),
             stats: &t.stats,
             expected_ms: [t.lookup_ms, t.fetch_ms],
+            estimate: t.speed.estimate(self.lower.now_ms),
             fetches_waiting: t.queued,
             fetch_bytes: t.fetch_bytes,
             writes_waiting: t.writes.queue.len(),

@@ -1,7 +1,6 @@
 //! Which chunks of a PROBE are worth fetching: in prefix order, as long as nothing before them is missing.
 
 use super::super::entry::Handle;
-use super::super::index::Name;
 use super::super::mistake::{Mistake, made};
 use super::super::probe::Probe;
 use super::super::table::Table;
@@ -20,10 +19,7 @@ impl<T: Table> Engine<T> {
                 Stand::Memory | Stand::Came(_) => continue,
                 Stand::Asked(_) => asked = true,
                 Stand::Coming(_) => {
-                    let name = Name {
-                        layout: asking.layout,
-                        key,
-                    };
+                    let name = asking.name(key);
                     self.leave_want(&name, id, at);
                 }
                 Stand::Absent if at == from => continue,
@@ -55,6 +51,8 @@ impl<T: Table> Engine<T> {
         if !asking.fetches() {
             return false;
         }
+        let worth = self.worth(now, probe, asking);
+        self.choose(now, probe, asking, worth);
         for at in asking.first..asking.end {
             match asking.stands.get(at).copied().unwrap_or_default() {
                 Stand::Memory | Stand::Came(_) | Stand::Coming(_) => {}
@@ -68,6 +66,13 @@ impl<T: Table> Engine<T> {
                         self.cut(id, probe, asking, at);
                         return false;
                     }
+                }
+                Stand::There(_) if at >= worth.until && !made(Mistake::FetchHoles) => {
+                    if let Some(why) = worth.declined {
+                        self.decline(asking, why);
+                        self.cut(id, probe, asking, worth.there);
+                    }
+                    return false;
                 }
                 Stand::There(tier) => {
                     let stand = self.want(now, id, at, probe, asking, tier);

@@ -1,5 +1,6 @@
 //! What is counted per tier. Parts add up: see `audit`.
 
+use super::speed::Estimate;
 use crate::tiers::Kind;
 use std::collections::BTreeMap;
 
@@ -14,6 +15,8 @@ pub struct TierView<'a> {
     pub stats: &'a TierStats,
     /// How long a lookup, and a fetch, is expected to take, in ms.
     pub expected_ms: [u64; 2],
+    /// How long fetches take by their bytes; none = too few were seen, or none for long.
+    pub estimate: Option<Estimate>,
     /// Chunks that wait to be fetched.
     pub fetches_waiting: u32,
     /// Bytes of the chunks that are being fetched, cancelled or not.
@@ -45,6 +48,19 @@ pub struct TierStats {
     pub puts: BTreeMap<&'static str, u64>,
     /// Bytes of those that were stored.
     pub put_bytes: u64,
+}
+
+/// What was chosen for PROBEs whose chunks lower tiers have, and what became of it.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct LoadStats {
+    /// PROBEs by what was chosen: `load`, `always`, `unknown` (there was nothing to go by), or why something was left where it is.
+    pub choices: BTreeMap<&'static str, u64>,
+    /// Loads that were chosen and ended, by what became of them: `quicker` or `slower` than computing, `unknown`, `failed`.
+    pub outcomes: BTreeMap<&'static str, u64>,
+    /// How long they were expected to take, where anything was, in µs.
+    pub expected_us: u64,
+    /// How long these took, in µs.
+    pub took_us: u64,
 }
 
 /// One more of a name.

@@ -177,6 +177,7 @@ pub fn probe(request: &str, chunks: &[u8]) -> Probe {
         local_tokens: Some(0),
         budget_ms: 0,
         max_load_tokens: None,
+        prefill_tokens_per_s: 0,
     }
 }
 

@@ -4,6 +4,7 @@ mod ends;
 mod flush;
 mod reads;
 mod several;
+mod worth;
 mod writes;
 
 use super::peer::*;
@@ -23,10 +24,12 @@ fn config(tiers: &[Kind]) -> Config {
         write: WritePolicy::None,
         ..TierConfig::new(*kind)
     };
-    Config {
+    let mut config = Config {
         tiers: tiers.iter().map(tier).collect(),
         ..World::config()
-    }
+    };
+    config.settings.min_load_tokens = 0;
+    config
 }
 
 /// A served instance whose tiers are up: (scheduler, worker).

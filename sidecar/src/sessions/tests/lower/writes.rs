@@ -9,7 +9,7 @@ use kvcachepool_protocol::refs::unpack;
 fn config(tiers: &[Kind]) -> Config {
     Config {
         tiers: tiers.iter().map(|kind| TierConfig::new(*kind)).collect(),
-        ..World::config()
+        ..super::config(tiers)
     }
 }
 

@@ -1,0 +1,59 @@
+"""How fast this engine prefills: the sidecar weighs a load from a lower tier against computing the same tokens."""
+
+from __future__ import annotations
+
+#: Steps count whose tokens are prompt tokens to this part at least, and that have so many of them: a decode step takes
+#: its time for other reasons.
+_PROMPT_SHARE = 0.75
+_LEAST_TOKENS = 64
+#: Steps that an answer rests on at least, and what the past weighs with each further one.
+_LEAST_STEPS = 3
+_FADES = 0.9
+#: A step of such a length was held up by something else.
+_LONGEST_S = 60.0
+#: Steps that were scheduled and whose end is not known yet; vLLM has two at most.
+_MOST_OPEN = 8
+
+
+class PrefillSpeed:
+    """Prompt tokens per second of the steps that are mostly prefill. The engine's thread only.
+
+    A step's time begins when it was scheduled, or when the step before it ended: with asynchronous scheduling it waits
+    for that one.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[int, tuple[float, int]] = {}
+        self._number = 0
+        self._ended_s = 0.0
+        self._steps = 0
+        self._tokens = 0.0
+        self._seconds = 0.0
+
+    def began(self, now_s: float, prompt_tokens: int, all_tokens: int) -> int:
+        """A step was scheduled. Returns the number to say at its end; 0 = its end need not be said."""
+        if prompt_tokens < _LEAST_TOKENS or prompt_tokens < _PROMPT_SHARE * all_tokens:
+            return 0
+        self._number += 1
+        self._open[self._number] = (now_s, prompt_tokens)
+        while len(self._open) > _MOST_OPEN:
+            del self._open[next(iter(self._open))]
+        return self._number
+
+    def ended(self, now_s: float, number: int) -> None:
+        """A step ended; `number` as `began` gave it."""
+        begun = self._open.pop(number, None)
+        if begun is not None:
+            seconds = now_s - max(begun[0], self._ended_s)
+            if 0 < seconds <= _LONGEST_S:
+                self._steps += 1
+                self._tokens = _FADES * self._tokens + begun[1]
+                self._seconds = _FADES * self._seconds + seconds
+        self._ended_s = now_s
+
+    @property
+    def tokens_per_s(self) -> int:
+        """Tokens per second; 0 = too little was seen."""
+        if self._steps < _LEAST_STEPS:
+            return 0
+        return max(1, round(self._tokens / self._seconds))

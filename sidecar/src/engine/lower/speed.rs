@@ -1,0 +1,266 @@
+//! How long it takes to fetch so many bytes from a tier, learned from what came of it before. Time is an argument; whole numbers only.
+//! A straight line is laid through the last bursts of fetches: its height is the tier's latency, its slope one over its bandwidth.
+
+/// Bursts that an estimate rests on at least: one alone says nothing.
+const BURSTS_MIN: u32 = 3;
+/// A burst that goes on for longer is taken for one until here, in ms: a tier that is never idle must be learned of, too.
+const BURST_MS_MAX: u64 = 1_000;
+/// An estimate is none any more when the last burst is so long ago, in ms: a tier that was slow, and was left alone for it, gets
+/// another chance.
+const AGE_MS_MAX: u64 = 30_000;
+/// With each burst what was seen before loses this part of its weight: one over it.
+const FADES: u128 = 8;
+/// Weight of a burst, in the fixed-point sums.
+const WEIGHT: u128 = 1 << 16;
+/// The bytes of bursts say something of the slope where their standard deviation is at least one over the root of this of their mean.
+const ALIKE: u128 = 64;
+/// Most bytes and time of one burst that are counted, in KiB and µs: with them no sum overflows.
+const KIB_MAX: u64 = 1 << 34;
+const US_MAX: u64 = 1 << 30;
+
+/// What a tier is expected to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Estimate {
+    /// Time that every fetch takes, however small, in µs.
+    pub latency_us: u64,
+    /// Time that each MiB takes on top, in µs.
+    pub us_per_mib: u64,
+}
+
+impl Estimate {
+    /// How long so many bytes take from now on, in µs.
+    pub fn us(&self, bytes: u64) -> u64 {
+        let transfer = u128::from(bytes) * u128::from(self.us_per_mib) / (1 << 20);
+        let transfer = u64::try_from(transfer).unwrap_or(u64::MAX);
+        self.latency_us.saturating_add(transfer)
+    }
+
+    /// Bytes of a second, latency aside.
+    pub fn bytes_per_s(&self) -> u64 {
+        (1_000_000 << 20) / self.us_per_mib.max(1)
+    }
+}
+
+/// Fetches under way from a tier that was idle before.
+#[derive(Debug, Clone, Copy, Default)]
+struct Burst {
+    since_ms: u64,
+    /// It goes on from one that was too long: what lands first was mostly read before.
+    cut: bool,
+    landed_bytes: u64,
+    lost_bytes: u64,
+}
+
+/// Fading sums over bursts: of weights, KiB, µs, and of their products.
+#[derive(Debug, Clone, Copy, Default)]
+struct Sums {
+    n: u128,
+    x: u128,
+    y: u128,
+    xx: u128,
+    xy: u128,
+}
+
+/// What was seen of a tier's fetches.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Speed {
+    burst: Option<Burst>,
+    sums: Sums,
+    bursts: u32,
+    us_per_mib: Option<u64>,
+    last_ms: u64,
+}
+
+impl Speed {
+    /// A fetch begins; `running`: others that are under way.
+    pub fn begins(&mut self, now_ms: u64, running: u32) {
+        if running == 0 {
+            self.burst = Some(Burst {
+                since_ms: now_ms,
+                ..Burst::default()
+            });
+        }
+    }
+
+    /// A fetch ended; `running`: others that are still under way.
+    pub fn ends(&mut self, now_ms: u64, bytes: u64, landed: bool, running: u32) {
+        let Some(mut burst) = self.burst.take() else {
+            return;
+        };
+        if landed {
+            burst.landed_bytes = burst.landed_bytes.saturating_add(bytes);
+        } else {
+            burst.lost_bytes = burst.lost_bytes.saturating_add(bytes);
+        }
+        let took_ms = now_ms.saturating_sub(burst.since_ms);
+        if running > 0 && took_ms < BURST_MS_MAX {
+            self.burst = Some(burst);
+            return;
+        }
+        // what was cancelled or failed took time, too, and nobody knows how much of it came
+        let whole = took_ms >= BURST_MS_MAX || !burst.cut;
+        if whole && burst.landed_bytes > burst.lost_bytes {
+            self.seen(now_ms, burst.landed_bytes, took_ms);
+        }
+        if running > 0 {
+            self.burst = Some(Burst {
+                since_ms: now_ms,
+                cut: true,
+                ..Burst::default()
+            });
+        }
+    }
+
+    fn seen(&mut self, now_ms: u64, bytes: u64, took_ms: u64) {
+        let x = u128::from((bytes >> 10).clamp(1, KIB_MAX));
+        let y = u128::from(took_ms.saturating_mul(1_000).clamp(1, US_MAX));
+        let fade = |sum: &mut u128, add: u128| *sum = *sum - *sum / FADES + add * WEIGHT;
+        let s = &mut self.sums;
+        fade(&mut s.n, 1);
+        fade(&mut s.x, x);
+        fade(&mut s.y, y);
+        fade(&mut s.xx, x * x);
+        fade(&mut s.xy, x * y);
+        self.bursts = self.bursts.saturating_add(1);
+        self.last_ms = now_ms;
+        // n * sum((x - mean)^2), and the same with y
+        let spread = (s.n * s.xx).saturating_sub(s.x * s.x);
+        if spread > s.x * s.x / ALIKE {
+            let rises = (s.n * s.xy).saturating_sub(s.x * s.y);
+            let us_per_mib = (rises / (spread >> 10).max(1)).min(u128::from(US_MAX));
+            self.us_per_mib = u64::try_from(us_per_mib).ok();
+        }
+    }
+
+    /// What is expected. None: not enough was seen, or nothing for long.
+    pub fn estimate(&self, now_ms: u64) -> Option<Estimate> {
+        let old = now_ms.saturating_sub(self.last_ms) > AGE_MS_MAX;
+        if self.bursts < BURSTS_MIN || old {
+            return None;
+        }
+        let mean = |sum: u128| u64::try_from(sum / self.sums.n.max(1)).unwrap_or(u64::MAX);
+        let (kib, us) = (mean(self.sums.x).max(1), mean(self.sums.y));
+        Some(match self.us_per_mib {
+            Some(us_per_mib) => {
+                let transfer = u128::from(kib) * u128::from(us_per_mib) / 1024;
+                Estimate {
+                    latency_us: us.saturating_sub(u64::try_from(transfer).unwrap_or(u64::MAX)),
+                    us_per_mib,
+                }
+            }
+            // all were of one size: half of the time is taken for latency
+            None => Estimate {
+                latency_us: us / 2,
+                us_per_mib: us.saturating_mul(512) / kib,
+            },
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const MIB: u64 = 1 << 20;
+
+    /// A tier with a latency, in ms, that moves one MiB in a ms.
+    fn burst(speed: &mut Speed, at_ms: &mut u64, latency_ms: u64, mib: u64) {
+        for n in 0..mib as u32 {
+            speed.begins(*at_ms, n);
+        }
+        for n in (0..mib as u32).rev() {
+            let landed_ms = *at_ms + latency_ms + (mib - u64::from(n));
+            speed.ends(landed_ms, MIB, true, n);
+        }
+        *at_ms += latency_ms + mib + 5;
+    }
+
+    #[test]
+    fn one_burst_says_nothing_and_three_of_different_sizes_say_both() {
+        let (mut speed, mut now) = (Speed::default(), 1_000);
+        burst(&mut speed, &mut now, 50, 1);
+        burst(&mut speed, &mut now, 50, 20);
+        assert_eq!(speed.estimate(now), None);
+        for mib in [4, 100, 1, 30] {
+            burst(&mut speed, &mut now, 50, mib);
+        }
+        let e = speed.estimate(now).unwrap();
+        assert!((990..=1010).contains(&e.us_per_mib), "{e:?}");
+        assert!((49_000..=51_000).contains(&e.latency_us), "{e:?}");
+        assert!((149_000..=151_000).contains(&e.us(100 * MIB)));
+        assert!((1_000 * MIB..1_100 * MIB).contains(&e.bytes_per_s()));
+    }
+
+    #[test]
+    fn bursts_of_one_size_are_taken_for_half_latency() {
+        let (mut speed, mut now) = (Speed::default(), 0);
+        for _ in 0..10 {
+            burst(&mut speed, &mut now, 92, 8);
+        }
+        let e = speed.estimate(now).unwrap();
+        assert!((99_900..=100_100).contains(&e.us(8 * MIB)), "{e:?}");
+        assert!((149_900..=150_100).contains(&e.us(16 * MIB)), "{e:?}");
+    }
+
+    #[test]
+    fn a_tier_that_becomes_slow_is_seen_and_gets_another_chance() {
+        let (mut speed, mut now) = (Speed::default(), 0);
+        for mib in [1, 10, 3, 20, 5] {
+            burst(&mut speed, &mut now, 1, mib);
+        }
+        let before = speed.estimate(now).unwrap().us(10 * MIB);
+        for mib in [1, 10, 3, 20, 5, 8] {
+            burst(&mut speed, &mut now, 500, mib);
+        }
+        let after = speed.estimate(now).unwrap().us(10 * MIB);
+        assert!(before < 20_000 && after > 200_000, "{before} {after}");
+        assert_eq!(speed.estimate(now + AGE_MS_MAX + 1), None);
+    }
+
+    #[test]
+    fn a_tier_that_is_never_idle_is_learned_of_all_the_same() {
+        let mut speed = Speed::default();
+        speed.begins(0, 0);
+        speed.begins(0, 1);
+        for n in 1..5_000 {
+            speed.ends(n, MIB, true, 1);
+            speed.begins(n, 1);
+        }
+        let e = speed.estimate(5_000).unwrap();
+        let ms = e.us(1_000 * MIB) / 1_000;
+        assert!((950..=1_050).contains(&ms), "{e:?}");
+    }
+
+    #[test]
+    fn bursts_that_were_mostly_cancelled_do_not_count() {
+        let (mut speed, mut now) = (Speed::default(), 0);
+        for _ in 0..20 {
+            speed.begins(now, 0);
+            speed.begins(now, 1);
+            speed.ends(now + 1_000, MIB, false, 1);
+            speed.ends(now + 1_000, MIB, true, 0);
+            now += 2_000;
+        }
+        assert_eq!(speed.estimate(now), None);
+        // neither do ends that nobody saw begin
+        speed.ends(now, MIB, true, 0);
+        assert_eq!(speed.bursts, 0);
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_is_seen_no_sum_overflows(
+            seen in prop::collection::vec((any::<u64>(), any::<u64>()), 1..200), bytes in any::<u64>()
+        ) {
+            let mut speed = Speed::default();
+            for (size, took) in seen {
+                speed.seen(0, size, took);
+            }
+            if let Some(e) = speed.estimate(0) {
+                prop_assert!(e.us(bytes) >= e.latency_us);
+                prop_assert!(e.bytes_per_s() > 0);
+            }
+        }
+    }
+}

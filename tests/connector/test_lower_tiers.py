@@ -1,0 +1,116 @@
+"""What the scheduler side makes of chunks that a tier below memory has: asked for, waited for, or left there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm", reason="needs vLLM")
+
+from engine_loop import Loop, prompt
+from scripted_pool import ScriptedPool
+from steps import connected, reports
+from stub_sidecar import Received
+
+from kvcachepool.messages import CHUNK_PENDING, CHUNK_READY
+from kvcachepool.wire import Op
+from servers.waiting import wait_for
+
+Make = Callable[..., Loop]
+TOKENS = prompt(512, 1)
+
+
+def stored(scripted: ScriptedPool, engine: Loop) -> None:
+    """Eight chunks are in the pool and none in vLLM; nothing was asked for since."""
+    engine.generate("cold", TOKENS)
+    engine.forget_local()
+
+
+def partly(scripted: ScriptedPool, frame: Received, in_memory: int, **more: Any) -> dict[str, Any]:
+    """An answer by which only the first chunks are in memory, all others on disk."""
+    found = scripted.found(frame)
+    states = bytes(CHUNK_READY if at < in_memory else CHUNK_PENDING for at in range(len(found["states"])))
+    tiers = bytes(1 if at < in_memory else 2 for at in range(len(states)))
+    return found | {"states": states, "tiers": tiers, "refs": found["refs"][: 16 * in_memory]} | more
+
+
+def asked(scripted: ScriptedPool) -> int:
+    """PROBEs for the request under test."""
+    return sum(frame.body["request"] == "warm" for frame in scripted.frames(Op.PROBE))
+
+
+def misses(scripted: ScriptedPool, engine: Loop) -> dict[str, int]:
+    """Of the request under test."""
+    engine.run("warm")
+    wait_for(lambda: sum(reports(scripted, "hit_tokens").values()) > 0, 10, "its report")
+    counted = reports(scripted, "miss_tokens")
+    return {reason: tokens for reason, tokens in counted.items() if reason != "absent"}
+
+
+def test_a_tier_that_adds_too_little_is_not_asked_to_fetch(scripted: ScriptedPool, loop: Make) -> None:
+    scripted.settings["min_load_tokens"] = 192
+    engine = connected(loop())
+    stored(scripted, engine)
+
+    def answers(frame: Received) -> bool:
+        scripted.late(frame, partly(scripted, frame, 6))
+        return True
+
+    scripted.on_probe = answers
+    engine.add("warm", TOKENS)
+    assert misses(scripted, engine) == {"minLoadTokens": 128}
+    assert engine.external["warm"] == 384
+    assert asked(scripted) == 1
+
+
+def test_what_the_sidecar_leaves_in_a_tier_is_a_miss_by_its_reason(scripted: ScriptedPool, loop: Make) -> None:
+    engine = connected(loop())
+    stored(scripted, engine)
+
+    def answers(frame: Received) -> bool:
+        early = frame.body.get("local_tokens") is None
+        declined = {} if early else {"declined": "recompute"}
+        scripted.late(frame, partly(scripted, frame, 3, **declined))
+        return True
+
+    scripted.on_probe = answers
+    engine.add("warm", TOKENS)
+    assert misses(scripted, engine) == {"recompute": 320}
+    assert engine.external["warm"] == 192
+
+
+def test_the_rest_of_a_load_is_waited_for_however_little_it_is(scripted: ScriptedPool, loop: Make) -> None:
+    scripted.settings["min_load_tokens"] = 256
+    engine = connected(loop())
+    stored(scripted, engine)
+    held: list[Received] = []
+
+    def answers(frame: Received) -> bool:
+        held.append(frame)
+        scripted.late(frame, partly(scripted, frame, 0), partial=frame.body.get("local_tokens") is not None)
+        return True
+
+    scripted.on_probe = answers
+    engine.add("warm", TOKENS)
+    engine.step()
+    wait_for(lambda: held and held[-1].body.get("local_tokens") == 0, 10, "the PROBE that fetches")
+    # all but the last chunk came: what is left is less than the least
+    some = partly(scripted, held[-1], 7)
+    scripted.late(held[-1], some | {"tiers": bytes([2] * 8)}, partial=True)
+    for _ in range(5):
+        assert engine.step().total_num_scheduled_tokens == 0
+    scripted.late(held[-1], scripted.found(held[-1]) | {"tiers": bytes([2] * 8)})
+    engine.run("warm")
+    assert engine.external["warm"] == 512
+    wait_for(lambda: reports(scripted, "hit_tokens") == {"disk": 512}, 10, "its report")
+
+
+def test_probes_say_how_fast_the_engine_prefills(scripted: ScriptedPool, loop: Make) -> None:
+    engine = connected(loop(step_tokens=128))
+    engine.generate("one", prompt(512, 1))
+    engine.generate("two", prompt(512, 2))
+    speeds = [frame.body.get("prefill_tokens_per_s", 0) for frame in scripted.frames(Op.PROBE)]
+    assert speeds[0] == 0
+    assert speeds[-1] > 0
