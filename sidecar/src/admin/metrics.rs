@@ -256,7 +256,7 @@ pub const CORE: &[Metric] = &[
     gauge(
         "tier_up",
         &["tier"],
-        "1 while a tier below memory is asked and written to, 0 while it is down.",
+        "1 while a tier below memory is asked and written to, 0 while it is down, or removes its objects for a clear.",
     ),
     counter(
         "tier_lookup_chunks_total",
@@ -282,6 +282,16 @@ pub const CORE: &[Metric] = &[
         "tier_written_bytes_total",
         &["tier"],
         "Bytes of chunks that were stored in a tier below memory.",
+    ),
+    counter(
+        "tier_clears_total",
+        &["tier", "result"],
+        "Removals of what a tier below memory holds, for a clear, by how they ended: cleared, or why one failed; it is tried again.",
+    ),
+    counter(
+        "tier_cleared_objects_total",
+        &["tier"],
+        "Objects that went by them.",
     ),
     gauge(
         "tier_expected_seconds",

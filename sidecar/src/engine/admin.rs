@@ -166,8 +166,15 @@ impl<T: Table> Engine<T> {
     }
 
     /// Forgets every chunk, pinned ones too. What is being read stays in place until its lease ends; what is being written comes
-    /// back from its writer. Returns the chunks that are not found any more.
+    /// back from its writer. Tiers below memory are not asked before they have removed what they hold, too. Returns the chunks that are
+    /// not found in memory any more.
     pub fn clear(&mut self) -> u64 {
+        self.clear_tiers();
+        self.clear_memory()
+    }
+
+    /// The same, of memory alone.
+    pub(crate) fn clear_memory(&mut self) -> u64 {
         let mut cleared = 0;
         for entry in 0..self.entries.len() as u32 {
             if self.entries[entry as usize].listed {

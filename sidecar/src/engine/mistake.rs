@@ -62,6 +62,8 @@ pub enum Mistake {
     FetchBounds,
     /// Chunks are fetched although they add too little.
     FetchWorthless,
+    /// A clear leaves tiers as they are.
+    ClearMemoryOnly,
     /// A request that ends leaves its lookups and fetches behind.
     NoCancel,
     /// An answer waits for a tier without end.

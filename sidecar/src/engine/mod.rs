@@ -32,7 +32,8 @@ pub use admin::{Found, PinError, Usage};
 pub use fetch::FetchId;
 pub use grant::{GrantContext, Wish};
 pub use lower::{
-    Estimate, Landed, LoadStats, Order, Reach, Report, Target, TierStats, TierView, Unwritten,
+    Domains, Estimate, Landed, LoadStats, Order, Reach, Report, Target, TierStats, TierView,
+    Unwritten,
 };
 pub use probe::{Answer, Question};
 pub use ring::Ring;

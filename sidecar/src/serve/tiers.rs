@@ -3,12 +3,13 @@
 use super::complaints::Complaints;
 use super::host::Live;
 use super::shell::Posted;
-use crate::engine::{FetchId, Landed, Order, Report, Target};
+use crate::engine::{Domains, FetchId, Landed, Order, Report, Target};
 use crate::shm::arena::Arena;
 use crate::shm::mapping::Mapping;
 use crate::tiers::layers::{Layered, layered};
 use crate::tiers::{
-    Cause, Get, Kind, Opening, Place, Put, Span, Stored, Tier, TierError, Usage, configured,
+    Cause, Get, Kind, Opening, Place, Put, Span, Stored, Tier, TierError, Usage, Whose, clear,
+    configured,
 };
 use kvcachepool_protocol::config::Config;
 use kvcachepool_protocol::object::{Object, ObjectName, Section};
@@ -189,6 +190,14 @@ impl Tiers {
                     shared.report(region, Report::PutDone { put, stored });
                 });
             }
+            Order::Clear { tier, domains } => {
+                let region = shared.region();
+                self.runtime.spawn(async move {
+                    let removed = shared.clear(tier, domains).await;
+                    let removed = removed.map_err(|e| shared.told(&e));
+                    shared.report(region, Report::Cleared { tier, removed });
+                });
+            }
             // A lookup has a deadline of its own, and its report is ignored; news are the core's own.
             Order::CancelLookup { .. } | Order::News { .. } => {}
         }
@@ -220,6 +229,18 @@ impl Shared {
                 .is_ok_and(|there| there == [true]),
             Err(_) => false,
         }
+    }
+
+    /// Removes objects: of these domains, or all.
+    async fn clear(&self, kind: Kind, domains: Option<Domains>) -> Result<u64, TierError> {
+        let names = |domains: Domains| -> Vec<Whose> {
+            let named = domains.iter().map(|(m, l)| (m.hex16(), l.hex16()));
+            named.collect()
+        };
+        let domains = domains.map(names);
+        let removed = clear(self.tier(kind)?.as_ref(), domains.as_deref()).await?;
+        info!(tier = kind.name(), removed, "cleared");
+        Ok(removed)
     }
 
     fn tier(&self, kind: Kind) -> Result<Arc<dyn Tier>, TierError> {

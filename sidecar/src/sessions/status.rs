@@ -46,11 +46,14 @@ impl<H: Host> Core<H> {
         Ok(keys.iter().flat_map(|key| engine.find_key(key)).collect())
     }
 
-    /// Forgets every chunk; returns how many.
+    /// Forgets every chunk; returns how many memory had. Tiers below it are off until they have removed theirs.
     pub fn clear(&mut self, now: Now, out: &mut Vec<Output>) -> Result<u64, AdminError> {
         let Some(engine) = &mut self.engine else {
             return Err(self.no_arena_error());
         };
+        for domain in self.instances.values().filter_map(|i| i.domain.as_ref()) {
+            engine.note_domain(domain.model_id, domain.layout_id);
+        }
         let cleared = engine.clear();
         self.act(now, out);
         Ok(cleared)
@@ -138,7 +141,10 @@ impl<H: Host> Core<H> {
     fn lower_tiers(&self) -> impl Iterator<Item = Tier> {
         self.config.tiers.iter().map(|tier| {
             let said = self.tiers_down.get(&tier.kind);
+            let mut views = self.engine.iter().flat_map(|e| e.tiers());
+            let clears = views.any(|view| view.kind == tier.kind && view.clears);
             let (state, reason) = match said {
+                Some(None) if clears => (State::Off, "Clearing".into()),
                 Some(None) => (State::Ready, String::new()),
                 Some(Some(why)) => (State::Off, why.clone()),
                 None => (State::Starting, "Starting".into()),

@@ -7,12 +7,14 @@ impl<H: Host> Core<H> {
     pub(super) fn tier_metrics(&self, put: &mut dyn FnMut(&'static str, &[&str], f64)) {
         for tier in self.engine.iter().flat_map(|e| e.tiers()) {
             let (name, s) = (tier.kind.name(), tier.stats);
-            let up = if tier.down.is_none() { 1.0 } else { 0.0 };
+            let up = tier.down.is_none() && !tier.clears;
+            let up = if up { 1.0 } else { 0.0 };
             put("tier_up", &[name], up);
             let maps = [
                 ("tier_lookup_chunks_total", &s.lookups),
                 ("tier_fetch_chunks_total", &s.fetches),
                 ("tier_write_chunks_total", &s.puts),
+                ("tier_clears_total", &s.clears),
             ];
             for (metric, map) in maps {
                 for (result, count) in map {
@@ -21,6 +23,11 @@ impl<H: Host> Core<H> {
             }
             put("tier_fetched_bytes_total", &[name], s.fetched_bytes as f64);
             put("tier_written_bytes_total", &[name], s.put_bytes as f64);
+            put(
+                "tier_cleared_objects_total",
+                &[name],
+                s.cleared_objects as f64,
+            );
             for (operation, ms) in ["lookup", "fetch"].into_iter().zip(tier.expected_ms) {
                 put(
                     "tier_expected_seconds",

@@ -77,6 +77,8 @@ faults! {
     PutFailed,
     PutCorrupt,
     Cleared,
+    TierCleared,
+    ClearFailed,
     Expired,
     Evicted,
     PartialAnswer,

@@ -5,6 +5,7 @@ use super::lower::{Held, Task};
 use super::memory::{ENGINE, rows_of};
 use super::rules::Rule;
 use super::world::{World, say};
+use crate::engine::table::PUBLISHED;
 use crate::engine::{FetchId, Landed, Report, Target};
 use crate::sessions::Input;
 use crate::tiers::Cause;
@@ -26,6 +27,7 @@ impl World {
             Task::Lookup { lookup, keys } => self.lookup_ends(at, lookup, &keys, fails),
             Task::Fetch { .. } => self.fetch_goes_on(at, fails),
             Task::Put { .. } => self.put_ends(at, fails),
+            Task::Clear { .. } => self.clear_ends(at, fails),
         }
         true
     }
@@ -123,6 +125,12 @@ impl World {
                 .iter()
                 .any(|s| (s.group, s.shard) == (t.group, t.shard))
         };
+        if let (None, Some(target), true) = (&held, target, writing) {
+            // the object went in the middle
+            let slot = target.section.slot.get();
+            let mut memory = self.memory.borrow_mut();
+            memory.end_write(region, ENGINE, slot, None);
+        }
         match (held, target) {
             (Some(held), Some(target)) if writing => {
                 let slot = target.section.slot.get();
@@ -163,7 +171,21 @@ impl World {
                 }
                 self.spoils(job.tier, job.cancelled, key, whole.as_ref());
                 self.fetch_ends(fetch, whole, digests, job.cancelled, gone);
+                if job.stale {
+                    self.is_not_published(region, &targets);
+                }
             }
+        }
+    }
+
+    /// What was under way when everything was cleared is not readable afterwards.
+    fn is_not_published(&mut self, region: usize, targets: &[Target]) {
+        let readable = |t: &Target| {
+            let row = self.memory.borrow().regions[region].rows[t.section.slot.get() as usize];
+            row.state == PUBLISHED && row.generation == t.section.generation.get()
+        };
+        if let Some(target) = targets.iter().find(|t| readable(t)) {
+            self.broke(Rule::S10, || format!("cleared, and readable: {target:?}"));
         }
     }
 

@@ -8,9 +8,9 @@ use super::text::{BLOCK_TOKENS, CHUNK_BLOCKS, Piece, block_hashes, piece};
 use super::world::{World, say};
 use super::writing::{PUT_BYTES_MAX, PUTS_MAX};
 use crate::engine::config::{Admission, TierConfig, WritePolicy};
-use crate::engine::{FetchId, Report, Target};
+use crate::engine::{Domains, FetchId, Report, Target};
 use crate::sessions::Input;
-use crate::tiers::Kind;
+use crate::tiers::{Cause, Kind};
 use kvcachepool_protocol::domain::Domain;
 use kvcachepool_protocol::key::{
     ChunkKey, EngineHash, KeyKind, NamespaceId, chunk_key, unpack_hashes,
@@ -32,6 +32,8 @@ pub struct Held {
     pub corrupt: bool,
     /// Its head is another's, or of a time that is over.
     pub wrong: bool,
+    /// Of before a clear: nobody may get it any more.
+    pub stale: bool,
 }
 
 /// One tier.
@@ -44,6 +46,8 @@ pub struct Store {
     /// Nothing of it moves before.
     pub hung_until: u64,
     pub objects: BTreeMap<[u8; 32], Held>,
+    /// A clear is under way: nothing else may be asked of it.
+    pub clearing: bool,
     /// Objects that the state machine of this boot found to be none: it must not ask for them again.
     pub spoilt: BTreeSet<[u8; 32]>,
 }
@@ -69,6 +73,10 @@ pub enum Task {
         targets: Vec<Target>,
         region: usize,
     },
+    Clear {
+        /// Model and layout; none = all.
+        domains: Option<Domains>,
+    },
 }
 
 /// A task and how it stands.
@@ -77,6 +85,8 @@ pub struct TierJob {
     pub tier: usize,
     pub bytes: u64,
     pub cancelled: bool,
+    /// Of before a clear.
+    pub stale: bool,
     pub task: Task,
 }
 
@@ -164,6 +174,7 @@ impl World {
                 told_up: false,
                 hung_until: 0,
                 objects,
+                clearing: false,
                 spoilt: BTreeSet::new(),
             });
         }
@@ -230,6 +241,7 @@ impl World {
             object,
             hash,
             wrong,
+            stale: false,
             corrupt: self.p.rates.tier > 0 && self.rng.chance(self.p.corrupt),
         }
     }
@@ -239,6 +251,11 @@ impl World {
         for at in 0..self.lower.stores.len() {
             self.lower.stores[at].told_up = false;
             self.lower.stores[at].spoilt.clear();
+            // a boot that ends does not end its clears
+            self.lower.stores[at].clearing = false;
+            for held in self.lower.stores[at].objects.values_mut() {
+                held.stale = false;
+            }
             if self.lower.stores[at].up {
                 self.tell_tier(at);
             }
@@ -281,6 +298,57 @@ impl World {
             self.tell_tier(at);
         }
         true
+    }
+
+    /// Everything is cleared: what tiers hold, and what is on its way from there, is of before.
+    pub(super) fn clear_tiers(&mut self) {
+        for store in &mut self.lower.stores {
+            store.clearing = true;
+            for held in store.objects.values_mut() {
+                held.stale = true;
+            }
+        }
+        for job in &mut self.side.jobs {
+            job.stale = true;
+        }
+    }
+
+    /// A tier removed what it holds, or some of it, or could not.
+    pub(super) fn clear_ends(&mut self, at: usize, fails: bool) {
+        let job = self.side.jobs.swap_remove(at);
+        let Task::Clear { domains } = job.task else {
+            return;
+        };
+        let store = &mut self.lower.stores[job.tier];
+        let of = |held: &Held| {
+            let domain = (held.object.model, held.object.layout);
+            domains.as_ref().is_none_or(|all| all.contains(&domain))
+        };
+        let before = store.objects.len();
+        let keeps = |n: usize, held: &Held| !of(held) || fails && n.is_multiple_of(2);
+        let mut n = 0;
+        store.objects.retain(|_, held| {
+            n += 1;
+            keeps(n, held)
+        });
+        let removed = if fails {
+            Err(Cause::Timeout)
+        } else {
+            store.clearing = false;
+            store.spoilt.clear();
+            // of a domain that nobody has asked for yet
+            for held in store.objects.values_mut() {
+                held.stale = false;
+            }
+            Ok((before - store.objects.len()) as u64)
+        };
+        let tier = store.kind;
+        self.hit(if fails {
+            Fault::ClearFailed
+        } else {
+            Fault::TierCleared
+        });
+        self.tell_core(Report::Cleared { tier, removed });
     }
 
     /// Answers to PROBEs are final when their wait is over, whatever tiers do.

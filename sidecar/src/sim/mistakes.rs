@@ -205,6 +205,14 @@ fn writes(p: Profile) -> Profile {
     }
 }
 
+fn clears(p: Profile) -> Profile {
+    let rates = Rates {
+        clear: 20,
+        ..tiers(p).rates
+    };
+    Profile { rates, ..tiers(p) }
+}
+
 fn floods(p: Profile) -> Profile {
     Profile {
         section_rows: 8,
@@ -376,6 +384,7 @@ pub const MISTAKES: &[Expected] = expect! {
     "fetches without a bound" [FetchBounds] [], [S9], tiers;
     "a tier's failure ends the prefix" [NoNextTier] [], [S11], tiers;
     "what could not be used is asked for again" [AskUnusable] [], [S10], tiers;
+    "a clear leaves tiers as they are" [ClearMemoryOnly] [], [S10], clears;
     "nothing is cancelled" [NoCancel] [], [S11], tiers;
     "an answer waits for a tier" [TierDelays] [], [L3], tiers;
     "a chunk goes while it is written down" [PutUnleased] [], [S3, S11], writes;

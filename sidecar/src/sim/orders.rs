@@ -79,6 +79,7 @@ impl World {
                 };
                 self.push_job(tier, bytes, task);
             }
+            Order::Clear { tier, domains } => self.push_job(tier, 0, Task::Clear { domains }),
             Order::News { .. } => {}
         }
     }
@@ -90,10 +91,23 @@ impl World {
             self.broke(Rule::S10, || format!("{kind} is down and asked: {task:?}"));
             return;
         };
+        let store = &self.lower.stores[tier];
+        let clears = matches!(task, Task::Clear { .. });
+        let stale = match &task {
+            Task::Fetch { key, .. } => store.objects.get(&key.0).is_some_and(|held| held.stale),
+            _ => false,
+        };
+        if stale || store.clearing != clears {
+            self.broke(Rule::S10, || {
+                format!("{kind} has what was cleared, and is asked: {task:?}")
+            });
+            return;
+        }
         self.side.jobs.push(TierJob {
             tier,
             bytes,
             cancelled: false,
+            stale: false,
             task,
         });
         self.tier_bounds(tier);
@@ -107,7 +121,7 @@ impl World {
             list.filter(move |j| match j.task {
                 Task::Fetch { .. } => fetch,
                 Task::Lookup { .. } => !fetch,
-                Task::Put { .. } => false,
+                Task::Put { .. } | Task::Clear { .. } => false,
             })
         };
         let (fetches, lookups) = (is(true).count(), is(false).filter(|j| !j.cancelled).count());

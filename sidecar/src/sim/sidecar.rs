@@ -598,9 +598,9 @@ impl World {
             return false;
         };
         let mut out = Vec::new();
-        survives(|| {
-            let _ = core.clear(now, &mut out);
-        });
+        if survives(|| core.clear(now, &mut out).is_ok()) == Some(true) {
+            self.clear_tiers();
+        }
         self.hit(Fault::Cleared);
         say!(self, "everything is cleared");
         self.after(out, Some(Fault::CrashAtTableWrite));

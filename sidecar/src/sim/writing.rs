@@ -75,7 +75,7 @@ impl World {
             return;
         };
         let mut lost = Vec::new();
-        let everything = |s: &&Store| s.told_up && s.kind != Kind::S3;
+        let everything = |s: &&Store| s.told_up && !s.clearing && s.kind != Kind::S3;
         for store in self.lower.stores.iter().filter(everything) {
             for hash in &self.lower.granted {
                 let Some(key) = self.lower.key_of(hash) else {
@@ -140,6 +140,7 @@ impl World {
                         object: *object,
                         hash,
                         wrong: false,
+                        stale: false,
                         // one that did not look at what it wrote is found out by who reads it
                         corrupt: !as_promised,
                     });

@@ -2,6 +2,7 @@
 //! Bytes go between the arena and disk or socket, nothing is kept on the way. What is looked up, fetched and written down is
 //! decided by the engine; here it is only done.
 
+mod clear;
 pub mod disk;
 mod error;
 pub mod layers;
@@ -14,6 +15,7 @@ mod span;
 #[cfg(test)]
 pub(crate) mod suite;
 
+pub use clear::{Whose, clear};
 pub use error::{Cause, Status, TierError};
 pub use open::{Opening, configured, kinds};
 pub use span::Span;

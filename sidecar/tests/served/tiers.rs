@@ -1,9 +1,11 @@
 //! The tiers below memory, as a vLLM sees them: what was stored once is found after everything else is gone, and never wrong.
 
+use crate::client::Connection;
 use crate::harness::{Sidecar, wait_for};
 use crate::pod::flush;
-use crate::vllm::{CHUNK_BYTES, Vllm, content, hashes};
-use kvcachepool_protocol::message::CHUNK_READY;
+use crate::vllm::{CHUNK_BYTES, Vllm, content, hashes, hello, incarnation};
+use kvcachepool_protocol::frame::Op;
+use kvcachepool_protocol::message::{Admin, CHUNK_READY, HelloReply, Role};
 use std::path::Path;
 use tempfile::TempDir;
 
@@ -106,6 +108,39 @@ fn bytes_that_changed_on_disk_are_a_miss_and_are_asked_for_once() {
     let log = std::fs::read_to_string(sidecar.folder().join("log")).unwrap();
     let told = log.lines().filter(|line| line.contains("Corrupt")).count();
     assert_eq!(told, 1, "{log}");
+}
+
+#[test]
+fn a_clear_removes_what_memory_and_disk_hold() {
+    let disk = TempDir::new().unwrap();
+    stored_on(disk.path(), 1, 3);
+    let sidecar = start(disk.path());
+    std::fs::write(sidecar.token_file(), "secret\n").unwrap();
+    sidecar.wait_tier("disk", "ready");
+    let mut vllm = Vllm::attach(&sidecar.socket());
+    vllm.finds_below(&hashes(1, 3), 3, DISK);
+    vllm.release("warm");
+    let mut admin = Connection::open(&sidecar.socket());
+    let greeting = hello(Role::Admin, 1, &incarnation());
+    let _: HelloReply = admin.ask(Op::Hello, &greeting).read();
+    let clear = Admin {
+        op: "clear".into(),
+        keys: Vec::new(),
+        ttl_s: 0,
+        token: "secret".into(),
+    };
+    let cleared: serde_json::Value = admin.ask(Op::Admin, &clear).read();
+    assert_eq!(cleared["count"], 3);
+    sidecar.wait_metric("tier_cleared_objects_total{tier=\"disk\"}", 3.0);
+    sidecar.wait_tier("disk", "ready");
+    let reply = vllm.probe_below("again", &hashes(1, 3));
+    assert!(
+        reply.states.iter().all(|s| *s != CHUNK_READY),
+        "{:?}",
+        reply.states
+    );
+    vllm.store("anew", &hashes(1, 3));
+    vllm.check("anew", &hashes(1, 3));
 }
 
 #[test]

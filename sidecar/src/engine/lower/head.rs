@@ -28,6 +28,7 @@ impl<T: Table> Engine<T> {
         if self.lower.tiers.is_empty() || domain.not_shareable.is_some() {
             return;
         }
+        self.note_domain(domain.model_id, domain.layout_id);
         let layout = self.layout_number(domain.layout_id);
         let origin = || Origin {
             plan: domain.plan.clone(),

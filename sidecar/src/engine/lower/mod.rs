@@ -6,6 +6,7 @@ mod answer;
 mod ask;
 #[cfg(any(test, feature = "simulation"))]
 mod audit;
+mod clearing;
 mod flights;
 mod flush;
 mod head;
@@ -18,6 +19,7 @@ mod speed;
 mod stats;
 mod worth;
 
+pub use clearing::Domains;
 pub use flush::Unwritten;
 pub use orders::{Landed, Order, Report, Target};
 pub use speed::Estimate;
@@ -31,6 +33,7 @@ use super::table::Table;
 use super::{Engine, Time};
 use crate::tiers::Kind;
 use ask::Lookup;
+use clearing::Clearing;
 use flights::{Flight, Want};
 use head::Origin;
 use known::Known;
@@ -89,6 +92,8 @@ pub(crate) struct Tier {
     pub config: TierConfig,
     /// Why it is down; none = it is up.
     pub down: Option<String>,
+    /// How far a clear is; none = there is none.
+    pub clearing: Option<Clearing>,
     pub lookups: u32,
     /// Chunks that wait to be fetched, with the number of their want: one that is over leaves its place behind.
     pub queue: VecDeque<(Name, u64)>,
@@ -120,6 +125,7 @@ impl Tier {
         Self {
             config,
             down: Some("Starting".into()),
+            clearing: None,
             lookups: 0,
             queue: VecDeque::new(),
             queued: 0,
@@ -135,8 +141,9 @@ impl Tier {
         }
     }
 
+    /// It may be asked, and written to.
     pub fn up(&self) -> bool {
-        self.down.is_none()
+        self.down.is_none() && !self.clears()
     }
 
     /// How long a chunk waits until it is written, in ms.
@@ -185,6 +192,8 @@ pub(crate) struct Lower {
     pub adopted: bool,
     /// Models whose chunks other processes can name.
     pub models: BTreeSet<ModelId>,
+    /// Domains whose objects may lie in tiers.
+    pub domains: Domains,
     pub orders: Vec<Order>,
     /// The time, when the engine was called last.
     pub now_ms: u64,
@@ -236,6 +245,7 @@ impl<T: Table> Engine<T> {
             return Vec::new();
         }
         self.lower.now_ms = now.mono_ms;
+        self.go_on_clearing(now);
         self.begin_fetches(now);
         self.take_offers(now);
         self.walk_on(now);
@@ -251,6 +261,7 @@ impl<T: Table> Engine<T> {
             Report::LookedUp { lookup, present } => self.looked_up(now, lookup, present),
             Report::Fetched { fetch, landed } => self.landed(now, fetch, landed),
             Report::PutDone { put, stored } => self.put_done(put, stored),
+            Report::Cleared { tier, removed } => self.cleared(now, tier, removed),
         }
     }
 
@@ -264,14 +275,19 @@ impl<T: Table> Engine<T> {
             tier.down = down;
         }
         if gone {
-            self.lower.known.forget(at);
-            self.end_lookups_of(now, at);
-            self.end_wants_of(now, at);
-            self.end_puts_of(at);
-            self.end_walk(at);
+            self.let_go_of(now, at);
         } else {
             self.came_up(at);
         }
+    }
+
+    /// Nothing is asked of a tier any more, and nothing waits for it.
+    fn let_go_of(&mut self, now: Time, at: usize) {
+        self.lower.known.forget(at);
+        self.end_lookups_of(now, at);
+        self.end_wants_of(now, at);
+        self.end_puts_of(at);
+        self.end_walk(at);
     }
 
     /// Nothing is asked of tiers, and nobody waits for one.
@@ -294,6 +310,7 @@ impl<T: Table> Engine<T> {
         self.lower.tiers.iter().map(|t| TierView {
             kind: t.config.kind,
             down: t.down.as_deref(),
+            clears: t.clears(),
             stats: &t.stats,
             expected_ms: [t.lookup_ms, t.fetch_ms],
             estimate: t.speed.estimate(self.lower.now_ms),

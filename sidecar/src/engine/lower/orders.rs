@@ -1,6 +1,7 @@
 //! What the shell is asked to do with tiers, and what it says about how that ended.
 
 use super::super::fetch::FetchId;
+use super::clearing::Domains;
 use crate::tiers::{Cause, Kind, Stored};
 use kvcachepool_protocol::object::{Object, ObjectName};
 use kvcachepool_protocol::refs::SectionRef;
@@ -63,6 +64,13 @@ pub enum Order {
         /// It may well be there: to be looked up before it is read.
         look_first: bool,
     },
+    /// Remove objects: all that the tier holds, or those of some domains. Ends with [`Report::Cleared`].
+    Clear {
+        /// Which tier.
+        tier: Kind,
+        /// Whose; none = all.
+        domains: Option<Domains>,
+    },
     /// The answer to a PROBE has changed: `Engine::partial_answer`.
     News {
         /// Its number.
@@ -110,5 +118,12 @@ pub enum Report {
         put: u64,
         /// What it did.
         stored: Result<Stored, Cause>,
+    },
+    /// A clear ended.
+    Cleared {
+        /// Which tier.
+        tier: Kind,
+        /// Objects that were removed.
+        removed: Result<u64, Cause>,
     },
 }

@@ -11,6 +11,8 @@ pub struct TierView<'a> {
     pub kind: Kind,
     /// Why it is down; none = up.
     pub down: Option<&'a str>,
+    /// Its objects are being removed, by a clear.
+    pub clears: bool,
     /// Counters.
     pub stats: &'a TierStats,
     /// How long a lookup, and a fetch, is expected to take, in ms.
@@ -48,6 +50,10 @@ pub struct TierStats {
     pub puts: BTreeMap<&'static str, u64>,
     /// Bytes of those that were stored.
     pub put_bytes: u64,
+    /// Clears by how they ended: `cleared`, or why one failed, to be tried again.
+    pub clears: BTreeMap<&'static str, u64>,
+    /// Objects that went by them.
+    pub cleared_objects: u64,
 }
 
 /// What was chosen for PROBEs whose chunks lower tiers have, and what became of it.

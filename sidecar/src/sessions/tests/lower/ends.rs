@@ -326,8 +326,7 @@ fn a_chunk_that_is_cleared_while_it_is_fetched_does_not_come_back() {
     let (tag, ..) = ask(&mut w, scheduler, "r", &[1]);
     look_up(&mut w, &[1]);
     let fetching = fetches(&mut w);
-    let mut out = Vec::new();
-    w.core.clear(w.now, &mut out).unwrap();
+    forget(&mut w);
     audit(&w);
     land(&mut w, &fetching[0]);
     assert_eq!(last(&mut w, tag).unwrap().0.states, [A]);

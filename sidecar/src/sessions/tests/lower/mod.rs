@@ -1,5 +1,6 @@
 //! Tiers below memory: what is asked of them when, what is fetched, who waits, and how each of these ends.
 
+mod clears;
 mod ends;
 mod flush;
 mod reads;
@@ -225,6 +226,11 @@ fn stats(w: &World, kind: Kind) -> TierStats {
 
 fn audit(w: &World) {
     w.core.engine().unwrap().audit().unwrap();
+}
+
+/// Memory forgets everything; tiers do not.
+fn forget(w: &mut World) {
+    w.core.engine_mut().unwrap().clear_memory();
 }
 
 fn release(w: &mut World, scheduler: ConnId, request: &str) {

@@ -134,8 +134,7 @@ fn later_tiers_are_asked_only_for_what_nearer_ones_lack() {
 fn a_prefix_ends_where_no_tier_has_the_next_chunk() {
     let (mut w, scheduler, worker) = tiered(&[Kind::Disk]);
     w.store(scheduler, worker, &[chunk(1), chunk(2), chunk(3)]);
-    let mut out = Vec::new();
-    w.core.clear(w.now, &mut out).unwrap();
+    forget(&mut w);
     w.store(scheduler, worker, &[chunk(1)]);
     let (tag, ..) = ask(&mut w, scheduler, "r", &[1, 2, 3, 4]);
     look_up(&mut w, &[3, 4]);

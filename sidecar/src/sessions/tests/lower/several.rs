@@ -127,7 +127,7 @@ fn a_corrupt_object_is_not_asked_for_again_until_it_was_written_anew() {
     };
     let forget = |w: &mut World| {
         release(w, scheduler, "r");
-        w.core.clear(w.now, &mut Vec::new()).unwrap();
+        super::forget(w);
     };
     let put = promote(&mut w);
     let stored = Ok(Stored::Already);

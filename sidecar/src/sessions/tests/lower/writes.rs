@@ -109,8 +109,7 @@ fn a_stored_chunk_is_written_to_every_tier_under_a_lease() {
     assert_eq!(list[2].object.parent, key(&w, 1));
     assert_eq!(list[0].targets[0].section, refs[0]);
     assert_eq!(leased(&w), 2 << 16);
-    let mut out = Vec::new();
-    w.core.clear(w.now, &mut out).unwrap();
+    forget(&mut w);
     assert_eq!(row(&w, &list[0].targets[0]), PUBLISHED, "it is being read");
     audit(&w);
     for put in &list {
@@ -126,16 +125,15 @@ fn a_chunk_is_written_once_and_not_where_it_is_known_to_be() {
     let (mut w, scheduler, worker) = tiered(&[Kind::Disk]);
     w.store(scheduler, worker, &[chunk(1)]);
     let first = puts(&mut w);
-    let mut out = Vec::new();
-    w.core.clear(w.now, &mut out).unwrap();
+    forget(&mut w);
     w.store(scheduler, worker, &[chunk(1)]);
     assert!(puts(&mut w).is_empty(), "it is on its way");
     done(&mut w, &first[0], Ok(Stored::Already));
-    w.core.clear(w.now, &mut out).unwrap();
+    forget(&mut w);
     w.store(scheduler, worker, &[chunk(1)]);
     assert!(puts(&mut w).is_empty(), "it is there");
     // and so a request finds it without asking
-    w.core.clear(w.now, &mut out).unwrap();
+    forget(&mut w);
     ask(&mut w, scheduler, "r", &[1]);
     assert_eq!(chunks(&fetches(&mut w)), [1]);
     audit(&w);
