@@ -48,6 +48,7 @@ cache: {chunkTokens: 512, save: PromptAndDecode, minLoadTokens: 0, loadTimeout: 
 memory: {size: 64Gi, hugePages: 2Mi, evictionPolicy: LRU, verify: Always, verifyAge: 1h30m, verifyThreads: 4, verifyBytesPerSecond: 2Gi, populateThreads: 8}
 redis: {urls: ["redis://a:6379", 'rediss://user:secret@[::1]:6380'], auth: /auth, ca: /ca.pem, ttl: 24h}
 write: {policy: WriteBack, admission: Reused}
+pacing: {readBytesPerSecond: 2Gi, writeBytesPerSecond: 512Mi}
 limits: {connections: 10, sessions: 20, requests: 30, pinnedShare: 25%, grantedBytes: 512Mi, indexEntries: 1024, frameBytes: 1Mi, sendBytes: 2Mi, helloTimeout: 1s, events: 64}
 log: {level: debug, format: text}
 "#;
@@ -85,6 +86,11 @@ log: {level: debug, format: text}
     let files = (&c.redis.auth, &c.redis.ca);
     assert_eq!(files, (&Some("/auth".into()), &Some("/ca.pem".into())));
     assert_eq!(c.redis.ttl.ms, 86_400_000);
+    let paces = (
+        &c.pacing.read_bytes_per_second,
+        &c.pacing.write_bytes_per_second,
+    );
+    assert_eq!(paces, (&ByteSize(2 << 30), &ByteSize(512 << 20)));
     assert_eq!(
         (c.write.policy, c.write.admission),
         (WritePolicy::WriteBack, Admission::Reused)

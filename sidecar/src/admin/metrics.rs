@@ -369,6 +369,16 @@ pub const CORE: &[Metric] = &[
         &["tier", "direction"],
         "Bytes of chunks that are being fetched from, or written to, a tier below memory: fetch or write.",
     ),
+    counter(
+        "pacing_bytes_total",
+        &["direction"],
+        "Bytes that count towards pacing.readBytesPerSecond (read: from tiers below memory) and pacing.writeBytesPerSecond (write: to them, and of checks that nobody waited for), bounded or not.",
+    ),
+    counter(
+        "pacing_waited_seconds_total",
+        &["direction"],
+        "Seconds that tiers and checks waited for their share of these bounds, added up.",
+    ),
     gauge(
         "events_cursor",
         &[],

@@ -44,6 +44,8 @@ pub fn core_config(config: &Config) -> core::Config {
             events_max: config.limits.events,
             ..defaults.limits
         },
+        read_bytes_per_s: config.pacing.read_bytes_per_second.0,
+        write_bytes_per_s: config.pacing.write_bytes_per_second.0,
         load_or_recompute: match config.cache.load_or_recompute {
             LoadOrRecompute::Auto => core::LoadOrRecompute::Auto,
             LoadOrRecompute::AlwaysLoad => core::LoadOrRecompute::AlwaysLoad,

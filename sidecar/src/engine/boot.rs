@@ -49,7 +49,7 @@ impl<T: Table> Engine<T> {
             }
         }
         self.take_over_grants(grants);
-        self.finish_entries(cold);
+        self.finish_entries(now, cold);
         // not before every number is either in use or vacant
         self.take_over_fetches(now);
         self.alloc.populate(self.table.populated_rows());
@@ -184,7 +184,7 @@ impl<T: Table> Engine<T> {
         }
     }
 
-    fn finish_entries(&mut self, cold: bool) {
+    fn finish_entries(&mut self, now: Time, cold: bool) {
         for entry in 0..self.entries.len() as u32 {
             if !self.entries[entry as usize].live {
                 if self.table.chunk(entry).state != 0 {
@@ -241,7 +241,7 @@ impl<T: Table> Engine<T> {
         // what an earlier boot left may have been written then: it is looked up first
         self.lower.offers.clear();
         self.lower.adopted = self.stats.adopted_chunks > 0;
-        self.sweep();
+        self.sweep(now);
     }
 }
 

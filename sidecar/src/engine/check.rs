@@ -4,6 +4,7 @@
 use super::config::Verify;
 use super::entry::NONE;
 use super::mistake::{Mistake, made};
+use super::pace::CHECKS;
 use super::table::{COMMITTED, FREE, PUBLISHED, Table};
 use super::{Action, Engine, Time};
 
@@ -33,9 +34,16 @@ impl<T: Table> Engine<T> {
         let old = e
             .checked_ms
             .is_some_and(|at| now.mono_ms.saturating_sub(at) > self.config.verify_age_ms);
-        if old && e.checking == 0 {
+        // one that finds no budget is left to the next hit
+        if old && e.checking == 0 && self.paced(now, entry) {
             self.start_check(entry, false, false);
         }
+    }
+
+    /// May a check that nobody waits for begin now?
+    fn paced(&mut self, now: Time, entry: u32) -> bool {
+        let bytes = self.stored_bytes(self.handle(entry));
+        self.writes.take(now.mono_ms, CHECKS, bytes)
     }
 
     /// Compares all sections of an entry. One under way is not begun twice, but becomes urgent.
@@ -100,7 +108,7 @@ impl<T: Table> Engine<T> {
             PUBLISHED if same => self.compare(now, row_number, digest),
             _ => {}
         }
-        self.sweep();
+        self.sweep(now);
     }
 
     /// A committed section whose digest could not be taken: its grant is void.
@@ -158,14 +166,18 @@ impl<T: Table> Engine<T> {
     }
 
     /// Goes on with the checks that a start made necessary, a few at a time.
-    pub(crate) fn sweep(&mut self) {
+    pub(crate) fn sweep(&mut self, now: Time) {
         while self.sweeping < self.config.sweep_in_flight_max {
-            let Some(handle) = self.sweep_queue.pop_front() else {
+            let Some(handle) = self.sweep_queue.front().copied() else {
                 return;
             };
             let waits = self
                 .get(handle)
                 .is_some_and(|e| e.checked_ms.is_none() && e.checking == 0);
+            if waits && !self.paced(now, handle.entry) {
+                return;
+            }
+            self.sweep_queue.pop_front();
             if waits {
                 self.start_check(handle.entry, false, true);
             }

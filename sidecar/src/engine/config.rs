@@ -167,6 +167,10 @@ pub struct Config {
     pub incomplete_ms: u64,
     /// Reads from lower tiers may outlive the engine process (io_uring into slots).
     pub fetch_outlives_engine: bool,
+    /// Bytes per second that may come from lower tiers; 0 = no bound.
+    pub read_bytes_per_s: u64,
+    /// Bytes per second that may go to lower tiers, with those of checks that nobody waits for; 0 = no bound.
+    pub write_bytes_per_s: u64,
     /// Whether lower tiers are left alone where computing is quicker.
     pub load_or_recompute: LoadOrRecompute,
     /// Tiers below memory, the nearest first. Which there are needs a restart. Each is down until the shell says that it is up.
@@ -196,6 +200,8 @@ impl Default for Config {
             quarantine_ms: 30_000,
             incomplete_ms: 30_000,
             fetch_outlives_engine: false,
+            read_bytes_per_s: 0,
+            write_bytes_per_s: 0,
             load_or_recompute: LoadOrRecompute::Auto,
             tiers: Vec::new(),
         }

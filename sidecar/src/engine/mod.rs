@@ -20,6 +20,7 @@ pub mod lower;
 pub mod memory_table;
 mod mirror;
 pub mod mistake;
+mod pace;
 mod policy;
 mod probe;
 mod ring;
@@ -35,6 +36,7 @@ pub use lower::{
     Domains, Estimate, Landed, LoadStats, Order, Reach, Report, Target, TierStats, TierView,
     Unwritten,
 };
+pub use pace::PaceStats;
 pub use probe::{Answer, Question};
 pub use ring::Ring;
 
@@ -47,6 +49,7 @@ use index::{FastMap, Name};
 use kvcachepool_protocol::key::LayoutId;
 use lower::Lower;
 use mirror::Mirror;
+use pace::Pace;
 use policy::Policy;
 use probe::Leases;
 use std::cmp::Reverse;
@@ -155,6 +158,10 @@ pub struct Engine<T> {
     sweep_queue: VecDeque<Handle>,
     ring: Ring,
     lower: Lower,
+    /// Bytes that come from tiers.
+    reads: Pace,
+    /// Bytes that go to tiers, and those of checks that nobody waits for.
+    writes: Pace,
     stats: Stats,
     actions: Vec<Action>,
 }
@@ -190,6 +197,8 @@ impl<T: Table> Engine<T> {
             sweep_queue: VecDeque::new(),
             ring: Ring::new(config.limits.events_max),
             lower: Lower::new(&config.tiers),
+            reads: Pace::new(config.read_bytes_per_s),
+            writes: Pace::new(config.write_bytes_per_s),
             stats: Stats::default(),
             actions: Vec::new(),
             table: Mirror::new(table),
@@ -219,6 +228,11 @@ impl<T: Table> Engine<T> {
         &self.stats
     }
 
+    /// Bytes that came into memory from tiers; and that went out of it, or were compared beside the answers.
+    pub fn paces(&self) -> [PaceStats; 2] {
+        [self.reads.stats, self.writes.stats]
+    }
+
     /// What was stored and removed.
     pub fn ring(&self) -> &Ring {
         &self.ring
@@ -233,6 +247,8 @@ impl<T: Table> Engine<T> {
     pub fn configure(&mut self, config: &Config) {
         let (arena_bytes, policy) = (self.config.arena_bytes, self.config.policy);
         self.lower.configure(&config.tiers);
+        self.reads.configure(config.read_bytes_per_s);
+        self.writes.configure(config.write_bytes_per_s);
         self.config = Config {
             arena_bytes,
             policy,
@@ -255,7 +271,7 @@ impl<T: Table> Engine<T> {
         self.end_quarantines(now);
         self.end_by_time(now);
         self.end_admin_pins(now);
-        self.sweep();
+        self.sweep(now);
     }
 
     fn layout_number(&mut self, layout: LayoutId) -> u32 {

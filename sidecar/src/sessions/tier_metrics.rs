@@ -62,9 +62,15 @@ impl<H: Host> Core<H> {
         if let Some(slowest) = speeds.filter(|speed| *speed > 0).min() {
             put("prefill_tokens_per_second", &[], slowest as f64);
         }
-        let Some(loads) = self.engine.as_ref().map(|e| e.loads()) else {
+        let Some(engine) = &self.engine else {
             return;
         };
+        for (direction, pace) in ["read", "write"].into_iter().zip(engine.paces()) {
+            put("pacing_bytes_total", &[direction], pace.bytes as f64);
+            let waited_s = pace.waited_ms as f64 / 1000.0;
+            put("pacing_waited_seconds_total", &[direction], waited_s);
+        }
+        let loads = engine.loads();
         for (choice, count) in &loads.choices {
             put("load_choices_total", &[choice], *count as f64);
         }

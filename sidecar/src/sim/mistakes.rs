@@ -26,6 +26,7 @@ fn calm(p: Profile) -> Profile {
         tails: 0,
         ttl: 0,
         tiers: 0,
+        paces: [0, 0],
         min_load_tokens: 0,
         slow_digests: false,
         ..p

@@ -87,6 +87,8 @@ pub struct Profile {
     /// Per thousand chunks that a tier has at the start, and of these that are not what their heads say.
     pub filled: u32,
     pub corrupt: u32,
+    /// Bytes per second from tiers and to them; 0 = no bound.
+    pub paces: [u64; 2],
     /// Tokens that tiers must add at least.
     pub min_load_tokens: u32,
     pub slow_digests: bool,
@@ -173,6 +175,7 @@ impl Profile {
             tiers,
             filled: 600,
             corrupt: 60,
+            paces: [0, 0],
             min_load_tokens: 0,
             slow_digests: r.chance(200),
             kernel_pidfd: r.chance(800),
@@ -185,6 +188,9 @@ impl Profile {
             profile.rates.tier = 1 + r.below(12) as u32;
         }
         profile.min_load_tokens = [0, 0, 64, 128][r.below(4)];
+        if r.chance(300) {
+            profile.paces = [4 << 20, 64 << 20];
+        }
         profile.fitting()
     }
 

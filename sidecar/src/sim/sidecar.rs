@@ -79,6 +79,8 @@ fn config(p: &Profile) -> Config {
         },
         fetch_outlives_engine: p.fetch_outlives,
         tiers: configs(p.tiers),
+        read_bytes_per_s: p.paces[0],
+        write_bytes_per_s: p.paces[1],
         ..base
     }
 }

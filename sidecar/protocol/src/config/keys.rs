@@ -334,6 +334,18 @@ pub(super) fn keys(c: &mut Config) -> Vec<Key<'_>> {
             "Objects that were written longer ago are removed; 0: never.",
         ),
         key(
+            "pacing.readBytesPerSecond",
+            Live,
+            Slot::Size(&mut c.pacing.read_bytes_per_second, 0..=TI),
+            "Bytes that may come from the tiers below memory in a second, all together. 0: no bound.",
+        ),
+        key(
+            "pacing.writeBytesPerSecond",
+            Live,
+            Slot::Size(&mut c.pacing.write_bytes_per_second, 0..=TI),
+            "Bytes that may go to the tiers below memory in a second, all together, with those of checks that nobody waits for. 0: no bound.",
+        ),
+        key(
             "limits.connections",
             Live,
             Slot::Count(&mut c.limits.connections, 4..=65_536),

@@ -42,6 +42,8 @@ pub struct Config {
     pub write: Write,
     /// The S3 tier.
     pub s3: S3,
+    /// Bytes per second that the tiers below memory may move.
+    pub pacing: Pacing,
     /// Bounds of everything that a peer can make grow.
     pub limits: Limits,
     /// Logs.
@@ -135,6 +137,15 @@ pub struct Write {
     pub policy: WritePolicy,
     /// Which chunks.
     pub admission: Admission,
+}
+
+/// Bytes per second that the tiers below memory may move, all together; 0 = no bound.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Pacing {
+    /// From tiers into memory.
+    pub read_bytes_per_second: ByteSize,
+    /// From memory to tiers, with what checks read that nobody waits for.
+    pub write_bytes_per_second: ByteSize,
 }
 
 /// Bounds of everything that a peer can make grow.
@@ -337,6 +348,7 @@ impl Default for Config {
             redis: Redis::default(),
             write: Write::default(),
             s3: S3::default(),
+            pacing: Pacing::default(),
             limits: Limits::default(),
             log: Log::default(),
             managed: false,

@@ -194,6 +194,9 @@ impl<T: Table> Engine<T> {
                     Err(Not::Ever(why)) => self.end_want(now, &name, number, why),
                 }
             }
+            if self.next_want(tier).is_none() {
+                self.reads.leave(tier);
+            }
         }
     }
 
@@ -226,15 +229,21 @@ impl<T: Table> Engine<T> {
         let plan = &chunk.reach.domain.plan;
         let bytes = plan.chunk_bytes(chunk.tokens);
         self.may_fetch(tier, bytes)?;
+        if !self.reads.take(now.mono_ms, tier, bytes) {
+            return Err(Not::Yet);
+        }
         let [low, high] = plan.section_map(plan.all_groups());
         let sections = u128::from(low) | u128::from(high) << 64;
         let (fetch, refs) = self
             .fetch_slots(now, &chunk.context(0), &chunk.wish(sections, &[]))
-            .map_err(|result| match result {
-                GRANT_NOT_READY => Not::Yet,
-                // a worker stores it at this moment
-                GRANT_EXISTS => Not::Ever("BeingStored"),
-                _ => Not::Ever("NoRoom"),
+            .map_err(|result| {
+                self.reads.give_back(tier, bytes);
+                match result {
+                    GRANT_NOT_READY => Not::Yet,
+                    // a worker stores it at this moment
+                    GRANT_EXISTS => Not::Ever("BeingStored"),
+                    _ => Not::Ever("NoRoom"),
+                }
             })?;
         let targets: Vec<Target> = refs
             .iter()

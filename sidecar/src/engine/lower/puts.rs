@@ -179,6 +179,7 @@ impl<T: Table> Engine<T> {
                 match self.object(now, waiting.chunk) {
                     Ok((object, targets)) => self.begin_put(at, &waiting, object, targets),
                     Err(why) => {
+                        self.writes.give_back(at, waiting.bytes);
                         self.lower.stat(at, |s| count(&mut s.puts, why, 1));
                         self.not_writing(&waiting.name, at);
                     }
@@ -199,12 +200,14 @@ impl<T: Table> Engine<T> {
 
     fn next_put(&mut self, now: Time, at: usize) -> Option<Waiting> {
         let tier = self.lower.tiers.get(at)?;
-        let next = *tier.writes.queue.front()?;
-        let waits = now.mono_ms < next.since_ms + tier.put_wait_ms()
-            && tier.writes.queue_bytes <= self.waiting_bytes_max(tier);
-        if waits {
+        let due = |next: &&Waiting| {
+            now.mono_ms >= next.since_ms + tier.put_wait_ms()
+                || tier.writes.queue_bytes > self.waiting_bytes_max(tier)
+        };
+        let Some(next) = tier.writes.queue.front().filter(due).copied() else {
+            self.writes.leave(at);
             return None;
-        }
+        };
         // it may have got more sections since
         let bytes = self.stored_bytes(next.chunk);
         let most = self.put_bytes_max(self.lower.tiers.get(at)?);
@@ -212,7 +215,7 @@ impl<T: Table> Engine<T> {
         let (config, writes) = (&tier.config, &mut tier.writes);
         let full =
             writes.puts >= config.puts_max || writes.puts > 0 && writes.put_bytes + bytes > most;
-        if full && !made(Mistake::PutBounds) {
+        if full && !made(Mistake::PutBounds) || !self.writes.take(now.mono_ms, at, bytes) {
             return None;
         }
         writes.queue.pop_front();
@@ -311,7 +314,7 @@ impl<T: Table> Engine<T> {
     }
 
     /// Bytes of the sections that a chunk has.
-    pub(super) fn stored_bytes(&self, chunk: Handle) -> u64 {
+    pub(crate) fn stored_bytes(&self, chunk: Handle) -> u64 {
         self.get(chunk).map_or(0, |e| {
             sections_of(e.have)
                 .map(|s| self.table.row(e.slot(s)).length)

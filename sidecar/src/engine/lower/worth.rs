@@ -40,6 +40,8 @@ pub(crate) struct Chosen {
 /// A load that may be chosen.
 struct Load {
     tiers: [Part; TIERS_MAX],
+    /// Bytes per second that may come; 0 = no bound.
+    bytes_per_s: u64,
     /// How long it is expected to take; none: nothing is known of one of the tiers.
     us: Option<u64>,
 }
@@ -55,6 +57,7 @@ impl Default for Load {
     fn default() -> Self {
         Self {
             tiers: Default::default(),
+            bytes_per_s: 0,
             us: Some(0),
         }
     }
@@ -157,7 +160,8 @@ impl<T: Table> Engine<T> {
         let mut until = prefix.comes;
         let mut load = self.no_load(now, probe, asking);
         for at in prefix.held..prefix.there {
-            let load_us = u128::from(self.load_us(&mut load, probe, asking, at).unwrap_or(0));
+            self.add(&mut load, probe, asking, at);
+            let load_us = u128::from(load.us.unwrap_or(0));
             let tokens = u128::from(self.adds(probe, asking, prefix, at + 1));
             if at >= prefix.comes && load_us * speed <= tokens * 1_000_000 {
                 until = at + 1;
@@ -170,7 +174,10 @@ impl<T: Table> Engine<T> {
     fn no_load(&self, now: Time, probe: &Probe, asking: &Asking) -> Load {
         let chunk_tokens = probe.question.chunk_tokens;
         let chunk_bytes = asking.reach.domain.plan.chunk_bytes(chunk_tokens);
-        let mut load = Load::default();
+        let mut load = Load {
+            bytes_per_s: self.reads.bytes_per_s(),
+            ..Load::default()
+        };
         for (part, tier) in load.tiers.iter_mut().zip(&self.lower.tiers) {
             let queued = u64::from(tier.queued).saturating_mul(chunk_bytes);
             part.bytes = tier.fetch_bytes.saturating_add(queued);
@@ -179,24 +186,30 @@ impl<T: Table> Engine<T> {
         load
     }
 
-    /// How long a load is expected to take with one chunk more, in µs; tiers work side by side. None: nothing is known of one of them.
-    fn load_us(&self, load: &mut Load, probe: &Probe, asking: &Asking, at: usize) -> Option<u64> {
+    /// A load gets one chunk more; tiers work side by side.
+    fn add(&self, load: &mut Load, probe: &Probe, asking: &Asking, at: usize) {
         let stand = asking.stands.get(at).copied().unwrap_or_default();
-        let tier = match stand {
-            Stand::There(tier) | Stand::Coming(tier) => tier,
-            _ => return load.us,
+        let (Stand::There(tier) | Stand::Coming(tier), Some(key)) =
+            (stand, probe.question.keys.get(at))
+        else {
+            return;
         };
-        let key = probe.question.keys.get(at)?;
-        let part = load.tiers.get_mut(tier)?;
+        let Some(part) = load.tiers.get_mut(tier) else {
+            return;
+        };
         // what somebody waits for is among what the tier has before it
         if !self.lower.wants.contains_key(&asking.name(*key)) {
             let tokens = probe.question.tokens_of(at);
             let bytes = asking.reach.domain.plan.chunk_bytes(tokens);
             part.bytes = part.bytes.saturating_add(bytes);
         }
-        let us = part.estimate.map(|e| e.us(part.bytes));
+        let paced = u128::from(part.bytes) * 1_000_000 / u128::from(load.bytes_per_s.max(1));
+        let least_us = match load.bytes_per_s {
+            0 => 0,
+            _ => u64::try_from(paced).unwrap_or(u64::MAX),
+        };
+        let us = part.estimate.map(|e| e.us(part.bytes).max(least_us));
         load.us = load.us.and_then(|longest| us.map(|us| longest.max(us)));
-        load.us
     }
 
     /// Fetches of a PROBE begin: what is expected of them is kept in mind.
@@ -206,9 +219,10 @@ impl<T: Table> Engine<T> {
             return;
         }
         let mut load = self.no_load(now, probe, asking);
-        let chunks = prefix.held..worth.until;
-        let expected_us = chunks.fold(Some(0), |_, at| self.load_us(&mut load, probe, asking, at));
-        let known = asking.reach.prefill_tokens_per_s > 0 && expected_us.is_some();
+        for at in prefix.held..worth.until {
+            self.add(&mut load, probe, asking, at);
+        }
+        let known = asking.reach.prefill_tokens_per_s > 0 && load.us.is_some();
         let choice = match self.config.load_or_recompute {
             LoadOrRecompute::AlwaysLoad => "always",
             LoadOrRecompute::Auto if known => "load",
@@ -217,7 +231,7 @@ impl<T: Table> Engine<T> {
         count(&mut self.lower.loads.choices, choice, 1);
         asking.chosen = Some(Chosen {
             since_ms: now.mono_ms,
-            expected_us: expected_us.unwrap_or(0),
+            expected_us: load.us.unwrap_or(0),
             from: prefix.held,
         });
     }

@@ -3,6 +3,7 @@
 mod clears;
 mod ends;
 mod flush;
+mod paced;
 mod reads;
 mod several;
 mod worth;
