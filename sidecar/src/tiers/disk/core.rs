@@ -53,8 +53,8 @@ pub enum Step {
 pub struct Fault {
     /// What every operation answers.
     pub error: TierError,
-    /// The object that could not be read: it is given up when the folder is opened again.
-    pub suspect: Option<NameKey>,
+    /// Where something could not be read: what lies there is given up when the folder is opened again, and the slot is not used any more.
+    pub suspect: Option<At>,
 }
 
 /// An open folder in use.
@@ -165,7 +165,7 @@ impl Core {
     }
 
     /// Ends all use of it: nothing is written any more.
-    pub fn turn_off(&self, error: &TierError, suspect: Option<NameKey>) {
+    pub fn turn_off(&self, error: &TierError, suspect: Option<At>) {
         self.fault.lock().get_or_insert_with(|| Fault {
             error: TierError {
                 object: None,
@@ -182,7 +182,7 @@ impl Core {
     }
 
     /// An error that is the folder's ends all use of it.
-    pub fn blame(&self, error: TierError, suspect: Option<NameKey>) -> TierError {
+    pub fn blame(&self, error: TierError, suspect: Option<At>) -> TierError {
         if of_the_folder(error.cause) {
             self.turn_off(&error, suspect);
         }

@@ -4,8 +4,10 @@ use super::Options;
 use super::commit::End;
 use super::core::{Core, Fault};
 use super::lock::Lock;
+use super::space::At;
 use crate::tiers::TierError;
 use parking_lot::Mutex;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
@@ -43,6 +45,8 @@ pub struct Live {
     /// Held also while the tier is off: the folder stays this process's.
     lock: Mutex<Arc<Lock>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
+    /// Slots that could not be read since this process began.
+    bad: Mutex<BTreeSet<At>>,
     /// One at a time opens the folder.
     probing: Mutex<()>,
 }
@@ -58,6 +62,7 @@ impl Live {
             lock: Mutex::new(core.lock()),
             state: Mutex::new(State::On(core)),
             threads: Mutex::new(vec![thread]),
+            bad: Mutex::default(),
             probing: Mutex::new(()),
         })
     }
@@ -120,9 +125,12 @@ impl Live {
                 return Err(error);
             }
         };
-        if let Some(suspect) = &fault.suspect {
-            core.forget(suspect);
+        let mut bad = self.bad.lock();
+        bad.extend(fault.suspect);
+        for at in bad.iter() {
+            core.give_up(*at);
         }
+        drop(bad);
         *self.lock.lock() = core.lock();
         *self.state.lock() = State::On(core.clone());
         self.threads.lock().push(thread);

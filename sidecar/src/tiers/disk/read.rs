@@ -176,7 +176,7 @@ impl Core {
 
     fn failed_read(&self, pin: &Pin, name: &ObjectName, error: io::Error) -> TierError {
         let error = failed("read", "an object", error).about(name.s3(""));
-        self.blame(error, Some(pin.key))
+        self.blame(error, Some(pin.pinned.at))
     }
 }
 

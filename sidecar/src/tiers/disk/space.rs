@@ -21,6 +21,8 @@ enum Slot {
     Held,
     /// Entry of the index.
     Of(u32),
+    /// Could not be read once: nobody's any more.
+    Bad,
 }
 
 /// A container.
@@ -184,6 +186,34 @@ impl Space {
         }
     }
 
+    /// A slot that is no object's is never free again.
+    pub fn spoil(&mut self, at: At) {
+        let Some(container) = self.containers.get_mut(&at.container) else {
+            return;
+        };
+        let Some(place) = container.slots.get_mut(at.slot as usize) else {
+            return;
+        };
+        match place {
+            Slot::Free => container.free.retain(|slot| *slot != at.slot),
+            Slot::Held => container.held -= 1,
+            Slot::Of(_) | Slot::Bad => return,
+        }
+        *place = Slot::Bad;
+        let (units, full) = (container.units, container.free.is_empty());
+        if full {
+            self.close_class(units, at.container);
+        }
+    }
+
+    /// Entry of the object that a slot is of.
+    pub fn owner(&self, at: At) -> Option<u32> {
+        match self.container(at.container)?.slots.get(at.slot as usize)? {
+            Slot::Of(entry) => Some(*entry),
+            _ => None,
+        }
+    }
+
     /// While records are read at open: who has a slot from now on, whoever had it. Returns who had it; `Err`: there is no such slot.
     pub fn set_owner(&mut self, at: At, entry: Option<u32>) -> Result<Option<u32>, ()> {
         let container = self.containers.get_mut(&at.container).ok_or(())?;
@@ -306,6 +336,26 @@ mod tests {
         space.free(at);
         assert_eq!(space.empty(), Some(0));
         assert_eq!(space.take(1), Some(at));
+    }
+
+    #[test]
+    fn a_spoilt_slot_is_nobodys_and_keeps_no_container() {
+        let mut space = Space::default();
+        space.add(0, 1, 2, None);
+        let first = space.take(1).unwrap();
+        space.own(first, 9);
+        assert_eq!(space.owner(first), Some(9));
+        space.spoil(first);
+        assert_eq!(space.owner(first), Some(9), "it is an object's");
+        space.hold(first);
+        space.spoil(first);
+        space.free(first);
+        let second = At { slot: 1, ..first };
+        assert_eq!(space.take(1), Some(second));
+        space.free(second);
+        space.spoil(second);
+        assert_eq!(space.take(1), None);
+        assert_eq!(space.empty(), Some(0));
     }
 
     #[test]

@@ -189,6 +189,12 @@ impl State {
         Some(record(What::Remove, &entry))
     }
 
+    /// The object of a slot.
+    pub fn lies_at(&self, at: At) -> Option<NameKey> {
+        let number = self.space.owner(at)?;
+        Some(self.index.entry(number)?.name)
+    }
+
     /// A held slot is free, now or when its last reader ends.
     pub fn release(&mut self, at: At) {
         if self.reading.contains_key(&at) {

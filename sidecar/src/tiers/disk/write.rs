@@ -8,6 +8,7 @@ use super::fault::failed;
 use super::files::ContainerFile;
 use super::name::NameKey;
 use super::record::{Record, What};
+use super::space::At;
 use super::state::Plan;
 use super::transfer::{self, Section};
 use crate::tiers::{Cause, Kind, Put, Stored, TierError};
@@ -176,9 +177,13 @@ impl Core {
         count
     }
 
-    /// Gives an object up without waiting.
-    pub fn forget(&self, key: &NameKey) {
-        let record = self.state.lock().take_out(key);
+    /// Gives a slot up without waiting, with what lies there: nothing is written there until the process ends.
+    pub fn give_up(&self, at: At) {
+        let mut state = self.state.lock();
+        let name = state.lies_at(at);
+        let record = name.and_then(|name| state.take_out(&name));
+        state.space.spoil(at);
+        drop(state);
         let records = record.into_iter().collect();
         self.changes.push(Change::Remove(records, None));
     }

@@ -101,6 +101,32 @@ fn an_object_that_cannot_be_read_is_given_up_and_the_others_stay() {
 }
 
 #[test]
+fn a_slot_that_could_not_be_read_is_not_used_again() {
+    let (rig, failing) = failing(1 << 20);
+    let disk = rig.open();
+    let mut bad = Vec::new();
+    for round in 0..3 {
+        rig.put(&disk, round, &[3000]).unwrap();
+        let at = rig.place(&disk, round);
+        assert!(!bad.contains(&at), "{at:?} after {bad:?}");
+        bad.push(at);
+        failing.set(Step::ReadSections, Errno::IO);
+        assert_eq!(rig.get(&disk, &object(round, &[3000])), Err(Cause::Io));
+        failing.clear();
+        until("it is on again", || block_on(disk.usage()).is_ok());
+        assert!(!rig.has(&disk, round));
+    }
+    rig.settle(&disk);
+    Rig::die(disk);
+    let disk = rig.open();
+    rig.put(&disk, 9, &[3000]).unwrap();
+    assert!(
+        bad.contains(&rig.place(&disk, 9)),
+        "a new process tries anew"
+    );
+}
+
+#[test]
 fn it_stays_off_while_a_thread_is_in_it() {
     let (gate, failing) = (Gate::at(Step::Write), Failing::default());
     let (pass, at) = (gate.clone(), failing.clone());

@@ -1,6 +1,8 @@
 //! Objects, an arena and a folder for tests.
 
 use super::super::core::Step;
+use super::super::name::NameKey;
+use super::super::space::At;
 use super::super::{Disk, Options};
 use super::Watch;
 use crate::shm::mapping::Mapping;
@@ -217,6 +219,15 @@ impl Rig {
     pub fn has(&self, disk: &Disk, i: u32) -> bool {
         let names = [object(i, &[1]).name()];
         block_on(disk.lookup(&names)).unwrap() == [true]
+    }
+
+    /// The slot that it lies in.
+    pub fn place(&self, disk: &Disk, i: u32) -> At {
+        let core = disk.live.now().unwrap();
+        let state = core.state.lock();
+        let key = NameKey::of(&object(i, &[1]).name()).unwrap();
+        let number = state.index.find(&key).unwrap();
+        state.index.entry(number).unwrap().at
     }
 
     pub fn remove(&self, disk: &Disk, i: u32) -> u64 {
