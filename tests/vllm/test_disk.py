@@ -55,3 +55,32 @@ def test_a_fresh_pod_is_warm_from_the_disk_of_one_that_is_gone(
     assert warm.tokens == cold.tokens == truth(prompt)
     hits = second.sidecar.metrics
     wait_for(lambda: hits().total("kvcachepool_hit_tokens_total", tier="disk") == 1920, 10, "the hit under its tier")
+
+
+def test_what_takes_longer_to_load_than_to_compute_is_computed(
+    new_pod: Callable[..., Pod], truth: Truth, disk: Path
+) -> None:
+    config: dict[str, Any] = {"disk": {"path": str(disk), "size": "1Gi"}, "cache": {"loadTimeout": "20s"}}
+    prompts = [token_ids(600, seed) for seed in (91, 92, 93)]
+    first = _started(new_pod(config=config))
+    for prompt in prompts:
+        first.ask(prompt)
+    chunks = first.sidecar.status()["memory"]["chunks"]
+    wait_for(lambda: _written(first) >= chunks, 20, "every chunk on disk")
+    chunk_bytes = first.sidecar.status()["domains"][0]["chunk_bytes"]
+    first.engine.stop()
+    first.sidecar.kill_tree()
+
+    # A chunk takes half a second: nobody computes so slowly. That is known after three of them.
+    second = _started(new_pod(config=config | {"pacing": {"readBytesPerSecond": str(2 * chunk_bytes)}}))
+    for seed in range(3):
+        second.ask(token_ids(600, 1000 + seed))
+    answers = [second.ask(prompt) for prompt in prompts]
+    assert [answer.external for answer in answers] == [512, 512, 0]
+    assert [answer.tokens for answer in answers] == [truth(prompt) for prompt in prompts]
+    metrics = second.sidecar.metrics
+    missed = "kvcachepool_miss_tokens"
+    wait_for(lambda: metrics().total(missed, reason="recompute") == 512, 10, "the miss by its reason")
+    assert metrics().total("kvcachepool_prefill_tokens_per_second") > 0
+    assert metrics().by("kvcachepool_load_choices", "choice") == {"unknown": 2, "recompute": 1}
+    assert metrics().total("kvcachepool_pacing_waited_seconds", direction="read") > 0
