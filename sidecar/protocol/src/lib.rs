@@ -2,6 +2,7 @@
 //! wire frames and messages, the shared slot table, the object format, the config file and the status JSON.
 //! No tokio, no kube, no CUDA. Every decoder is total: any bytes give a value or a named error.
 
+pub mod check;
 pub mod config;
 pub mod domain;
 pub mod frame;

@@ -1,10 +1,12 @@
 //! The command line. Each subcommand is one file; nothing here lives longer than its command.
 
 mod ask;
+mod check;
 mod config;
 mod export;
 mod flush;
 mod init;
+mod purge;
 mod status;
 mod tier;
 
@@ -53,6 +55,16 @@ Examples:
   kvcachepool-sidecar config --check config.v1.yaml        # exit code 1 and every problem, or \"ok\"
   kvcachepool-sidecar config --effective config.v1.yaml    # the file with all defaults filled in")]
     Config(config::Args),
+    /// Open every tier below memory once, and say what is missing.
+    #[command(
+        after_help = "An object of 4 KiB is written, read and removed in each tier, with write.policy None only looked up. Exit code 0: all tiers are ready.
+1: one is not, and has the name of an error that docs/tiers.md explains, down to a missing permission. A disk tier must not be in use.
+
+Examples:
+  kvcachepool-sidecar check --config config.v1.yaml
+  kvcachepool-sidecar check --config config.v1.yaml --output json | jq -r '.tiers[] | select(.ready | not) | .message'"
+    )]
+    Check(check::Args),
     /// Write the connector for vLLM into a folder that goes onto PYTHONPATH.
     #[command(
         after_help = "vLLM finds the connector by itself when the folder is on PYTHONPATH; no launch argument is needed. Writing again is harmless.
@@ -115,12 +127,22 @@ Examples:
   kvcachepool-sidecar gc file:///var/lib/kvcachepool --all-but-domain 0123456789abcdef/fedcba9876543210"
     )]
     Gc(tier::gc::Args),
+    /// Remove all objects of the tiers that pods share, Redis and S3, as a config names them.
+    #[command(
+        after_help = "Whoever shares the prefix in the bucket, or the Redis, loses what is there too. Nothing asks again: look with --dry-run first. What is
+none of ours stays. A disk tier is left alone: to give it up, empty its folder.
+
+Examples:
+  kvcachepool-sidecar purge --config config.v1.yaml --dry-run
+  kvcachepool-sidecar purge --config config.v1.yaml"
+    )]
+    Purge(purge::Args),
     /// The engine process; started by `run`.
     #[command(hide = true)]
     Engine(ConfigFiles),
 }
 
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Clone, clap::Args)]
 struct ConfigFiles {
     /// Config file (YAML). Without it every key has its default.
     #[arg(long, value_name = "FILE", env = "KVCACHEPOOL_CONFIG")]
@@ -156,11 +178,13 @@ pub fn main() -> ExitCode {
         Command::Init(args) => Ok(init::main(&args)),
         Command::Flush(args) => Ok(flush::main(&args)),
         Command::Config(args) => config::main(&args),
+        Command::Check(args) => check::main(&args),
         Command::ExportConnector(args) => export::main(&args),
         Command::Status(args) => status::main(&args),
         Command::Inspect(args) => tier::inspect::main(&args),
         Command::Verify(args) => tier::verify::main(&args),
         Command::Gc(args) => tier::gc::main(&args),
+        Command::Purge(args) => purge::main(&args),
     };
     outcome.unwrap_or_else(|message| {
         eprintln!("error: {message}");

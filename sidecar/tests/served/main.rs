@@ -22,5 +22,6 @@ mod s3_server;
 mod supervision;
 mod survival;
 mod tiers;
+mod tools;
 mod vllm;
 mod wait;

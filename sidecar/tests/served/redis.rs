@@ -3,6 +3,7 @@
 use crate::harness::{Sidecar, wait_for};
 use crate::vllm::{Vllm, hashes};
 use kvcachepool_protocol::message::{CHUNK_READY, ProbeReply};
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -12,13 +13,13 @@ use tempfile::TempDir;
 const REDIS: u8 = 3;
 
 /// A server on a Unix socket.
-struct Redis {
+pub struct Redis {
     folder: TempDir,
     process: Option<Child>,
 }
 
 impl Redis {
-    fn start() -> Self {
+    pub fn start() -> Self {
         let mut this = Self {
             folder: tempfile::tempdir().unwrap(),
             process: None,
@@ -27,7 +28,7 @@ impl Redis {
         this
     }
 
-    fn socket(&self) -> PathBuf {
+    pub fn socket(&self) -> PathBuf {
         self.folder.path().join("socket")
     }
 
@@ -45,7 +46,16 @@ impl Redis {
         });
     }
 
-    fn kill(&mut self) {
+    /// Keys that it holds.
+    pub fn keys(&self) -> i64 {
+        let mut asked = UnixStream::connect(self.socket()).unwrap();
+        asked.write_all(b"DBSIZE\r\n").unwrap();
+        let mut answer = String::new();
+        BufReader::new(asked).read_line(&mut answer).unwrap();
+        answer.trim().trim_start_matches(':').parse().unwrap()
+    }
+
+    pub fn kill(&mut self) {
         if let Some(mut process) = self.process.take() {
             process.kill().unwrap();
             process.wait().unwrap();

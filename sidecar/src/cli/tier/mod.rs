@@ -10,6 +10,8 @@ mod target;
 mod tests;
 pub mod verify;
 
+pub use target::Output;
+
 use crate::tiers::{Listed, Tier, TierError};
 use domain::Domain;
 use serde::Serialize;
@@ -18,7 +20,7 @@ use std::io::Write;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Objects of a page of a listing.
-const PAGE: usize = 1_000;
+pub(super) const PAGE: usize = 1_000;
 
 /// Why a command ended early.
 #[derive(Debug)]
@@ -134,7 +136,7 @@ async fn walk(
 }
 
 /// Bytes for people.
-fn size(bytes: u64) -> String {
+pub(super) fn size(bytes: u64) -> String {
     super::status::size(bytes)
 }
 
@@ -155,13 +157,13 @@ fn age(unix_s: u64) -> String {
     }
 }
 
-fn write_json(out: &mut dyn Write, value: &impl Serialize) -> std::io::Result<()> {
+pub(super) fn write_json(out: &mut dyn Write, value: &impl Serialize) -> std::io::Result<()> {
     serde_json::to_writer(&mut *out, value)?;
     writeln!(out)
 }
 
 /// One or several.
-fn count(number: u64, one: &str, several: &str) -> String {
+pub(super) fn count(number: u64, one: &str, several: &str) -> String {
     let what = if number == 1 { one } else { several };
     format!("{number} {what}")
 }

@@ -1,0 +1,227 @@
+//! `purge`: removes every object of the tiers that pods share, page by page, so that it takes the same memory for any number of them.
+
+use super::ConfigFiles;
+use super::check::read;
+use super::tier::{Output, PAGE, count, size, write_json};
+use crate::tiers::layers::{BreakerOptions, DeadlineOptions, Options, RetryOptions, layered};
+use crate::tiers::{Kind, Listed, Opening, Tier, TierError, configured};
+use futures::stream::{StreamExt, TryStreamExt};
+use serde::Serialize;
+use std::io::Write;
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// Objects that are removed by one operation.
+const BATCH: usize = 125;
+/// Such operations at once.
+const AT_ONCE: usize = 4;
+
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    files: ConfigFiles,
+    /// Print what would be removed, and remove nothing.
+    #[arg(long)]
+    dry_run: bool,
+    /// What is printed: text for people, json for programs.
+    #[arg(long, value_enum, default_value = "text")]
+    output: Output,
+}
+
+/// What became of a tier.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+struct Purged {
+    /// Objects that were removed, or would be.
+    objects: u64,
+    bytes: u64,
+    /// Names in the tier's place that are none of ours, which stay.
+    foreign: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct Row<'a> {
+    tier: &'static str,
+    place: &'a str,
+    dry_run: bool,
+    #[serde(flatten)]
+    purged: Purged,
+}
+
+pub fn main(args: &Args) -> Result<ExitCode, String> {
+    let config = read(&args.files)?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|e| format!("cannot start: {e}"))?;
+    let mut failed = Vec::new();
+    for opening in configured(&config) {
+        if opening.kind == Kind::Disk {
+            continue;
+        }
+        match runtime.block_on(one(&opening, args.dry_run)) {
+            Ok(purged) => print(args, &opening, purged, &mut std::io::stdout().lock())
+                .map_err(|e| format!("cannot print: {e}"))?,
+            Err(e) => failed.push(e.to_string()),
+        }
+    }
+    match failed.is_empty() {
+        true => Ok(ExitCode::SUCCESS),
+        false => Err(failed.join("; ")),
+    }
+}
+
+async fn one(opening: &Opening, dry_run: bool) -> Result<Purged, TierError> {
+    let tier = opening.open().await?;
+    purge(
+        layered(tier, &patient(opening.layers)).tier.as_ref(),
+        dry_run,
+    )
+    .await
+}
+
+/// Nobody waits for an answer here: an operation may take long, and is tried again as long as it may be worth it.
+fn patient(layers: Options) -> Options {
+    Options {
+        deadline: DeadlineOptions {
+            question: Duration::from_secs(120),
+            transfer: Duration::from_secs(120),
+            ..DeadlineOptions::default()
+        },
+        retry: RetryOptions {
+            attempts_max: 8,
+            pause: Duration::from_millis(250),
+            pause_max: Duration::from_secs(10),
+            ..RetryOptions::default()
+        },
+        breaker: BreakerOptions {
+            failures: u32::MAX,
+            ..BreakerOptions::default()
+        },
+        ..layers
+    }
+}
+
+/// Passes over the whole tier, until one finds nothing: removing moves the pages of some tiers.
+async fn purge(tier: &dyn Tier, dry_run: bool) -> Result<Purged, TierError> {
+    let mut purged = Purged::default();
+    loop {
+        let (mut from, mut seen, mut removed, mut foreign) = (None, 0, 0, 0);
+        loop {
+            let page = tier.list(from.as_deref(), PAGE).await?;
+            seen += page.objects.len() as u64;
+            foreign += page.foreign;
+            purged.bytes += page.objects.iter().map(|listed| listed.bytes).sum::<u64>();
+            if !dry_run {
+                removed += remove(tier, &page.objects).await?;
+            }
+            from = page.next;
+            if from.is_none() {
+                break;
+            }
+        }
+        purged.foreign = foreign;
+        purged.objects += if dry_run { seen } else { removed };
+        // Where all that was seen was gone by itself, the next pass would see no other.
+        if dry_run || removed == 0 {
+            return Ok(purged);
+        }
+    }
+}
+
+async fn remove(tier: &dyn Tier, objects: &[Listed]) -> Result<u64, TierError> {
+    let names: Vec<_> = objects.iter().map(|listed| listed.name.clone()).collect();
+    let batches = names.chunks(BATCH).map(<[_]>::to_vec);
+    let each = batches.map(|batch| async move { tier.remove(&batch).await });
+    let counts = futures::stream::iter(each).buffer_unordered(AT_ONCE);
+    counts
+        .try_fold(0, |sum, count| async move { Ok(sum + count) })
+        .await
+}
+
+fn print(
+    args: &Args,
+    opening: &Opening,
+    purged: Purged,
+    out: &mut dyn Write,
+) -> std::io::Result<()> {
+    let (tier, place) = (opening.kind.name(), &*opening.place);
+    if args.output == Output::Json {
+        let dry_run = args.dry_run;
+        let row = Row {
+            tier,
+            place,
+            dry_run,
+            purged,
+        };
+        return write_json(out, &row);
+    }
+    let objects = count(purged.objects, "object", "objects");
+    let bytes = size(purged.bytes);
+    let what = match args.dry_run {
+        true => "would be removed",
+        false => "removed",
+    };
+    let foreign = match purged.foreign {
+        0 => String::new(),
+        n => format!("; {} none of ours", count(n, "name is", "names are")),
+    };
+    writeln!(out, "{tier}: {place}: {objects} {what}, {bytes}{foreign}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tiers::Cause;
+    use crate::tiers::layers::{Chaos, Faults};
+    use crate::tiers::shelf::Shelf;
+    use crate::tiers::suite::{Memory, Sample};
+    use std::sync::Arc;
+
+    /// More than a page.
+    const OBJECTS: u64 = PAGE as u64 + 7;
+
+    async fn full() -> Shelf {
+        let (memory, shelf) = (Memory::new(32 << 20), Shelf::new(Kind::S3, 0));
+        for number in 0..OBJECTS {
+            let sample = Sample::new(number % 3, number, &[64]);
+            shelf.put(sample.put(&memory)).await.unwrap();
+        }
+        shelf
+    }
+
+    async fn held(shelf: &Shelf) -> u64 {
+        shelf.usage().await.unwrap().objects
+    }
+
+    #[tokio::test]
+    async fn all_objects_of_all_pages_and_domains_go() {
+        let shelf = full().await;
+        let bytes = shelf.usage().await.unwrap().bytes;
+        let dry = purge(&shelf, true).await.unwrap();
+        assert_eq!((dry.objects, dry.bytes), (OBJECTS, bytes));
+        assert_eq!(held(&shelf).await, OBJECTS);
+        assert_eq!(purge(&shelf, false).await.unwrap(), dry);
+        assert_eq!(held(&shelf).await, 0);
+        assert_eq!(purge(&shelf, false).await.unwrap(), Purged::default());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_fails_for_a_while_is_tried_again_and_what_fails_for_good_ends_it() {
+        let shelf = full().await;
+        let faults = |cause, before| Faults {
+            before,
+            causes: vec![cause],
+            ..Faults::none(3)
+        };
+        let tried = async |faults: Faults| {
+            let chaos = Arc::new(Chaos::new(Arc::new(shelf.clone()), faults));
+            let usual = Options::default();
+            purge(layered(chaos, &patient(usual)).tier.as_ref(), false).await
+        };
+        let denied = tried(faults(Cause::Denied, 1_000)).await.unwrap_err();
+        assert_eq!(denied.cause, Cause::Denied);
+        assert_eq!(held(&shelf).await, OBJECTS);
+        tried(faults(Cause::Throttled, 300)).await.unwrap();
+        assert_eq!(held(&shelf).await, 0);
+    }
+}
