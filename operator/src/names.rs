@@ -2,6 +2,14 @@
 
 /// API group of `KVCachePool`.
 pub const GROUP: &str = "kvcachepool.io";
+/// Label of a pod that a command about a pool runs in: it reaches the pool's servers, and is injected with nothing.
+pub const TOOL: &str = "kvcachepool.io/tool-of";
+/// Annotation of a pool's ConfigMap: the image that new sidecars have.
+pub const IMAGE: &str = "kvcachepool.io/image";
+/// Annotation of a user on a pool: as which service account its objects are purged.
+pub const PURGE_ACCOUNT: &str = "kvcachepool.io/purge-service-account";
+/// Finalizer of a pool whose objects go with it.
+pub const PURGE: &str = "kvcachepool.io/purge";
 /// Label of a pod (or annotation): the pool it shall use.
 pub const POOL: &str = "kvcachepool.io/pool";
 /// Pool name that the webhook answers from a built-in pool: the canary's.
@@ -27,6 +35,8 @@ pub const HOOK: &str = "kvcachepool.io/hook";
 pub const SIDECAR_CONTAINER: &str = "kvcachepool";
 /// The ordinary init container behind it, the last entry.
 pub const INIT_CONTAINER: &str = "kvcachepool-init";
+/// The container of a pod that a command about a pool runs in.
+pub const TOOL_CONTAINER: &str = "kvcachepool-tool";
 /// Memory emptyDir with socket, connector and lock file.
 pub const SHARED_VOLUME: &str = "kvcachepool";
 /// Where it is mounted in every container, and the entry of PYTHONPATH.

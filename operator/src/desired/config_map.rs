@@ -2,11 +2,13 @@
 
 use super::object;
 use crate::api::KVCachePool;
+use crate::inject::Settings;
+use crate::names;
 use k8s_openapi::Resource;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::ResourceExt;
 use kube::api::{DynamicObject, TypeMeta};
-use kvcachepool_protocol::config::{Config, FILE_NAME};
+use kvcachepool_protocol::config::FILE_NAME;
 use serde_json::json;
 
 /// Name of a pool's ConfigMap; the pods of the pool mount it where it exists.
@@ -15,13 +17,17 @@ pub fn config_map_name(pool: &str) -> String {
 }
 
 /// The config that new pods of the pool get, for those that run. A pod keeps its own memory size, socket and admin address.
-pub(super) fn config_map(pool: &KVCachePool, config: &Config) -> DynamicObject {
+/// The image is there for people's tools, which know only the pool.
+pub(super) fn config_map(pool: &KVCachePool, settings: &Settings) -> DynamicObject {
     let types = TypeMeta {
         api_version: ConfigMap::API_VERSION.to_string(),
         kind: ConfigMap::KIND.to_string(),
     };
-    let data = json!({"data": {FILE_NAME: config.to_yaml()}});
-    object(pool, types, config_map_name(&pool.name_any()), data)
+    let data = json!({"data": {FILE_NAME: settings.config.to_yaml()}});
+    let mut map = object(pool, types, config_map_name(&pool.name_any()), data);
+    let image = (names::IMAGE.to_owned(), settings.image.clone());
+    map.annotations_mut().extend([image]);
+    map
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@
 
 mod config_map;
 mod files;
+pub mod job;
 mod placed;
 mod pod_monitor;
 pub mod redis;
@@ -32,7 +33,7 @@ pub fn desired(
 /// The objects of a pool whose settings are known to be good. The PodMonitor is among them when the pool asks for one, also where
 /// the cluster does not know that kind.
 fn objects(pool: &KVCachePool, settings: &Settings) -> Vec<DynamicObject> {
-    let config_map = config_map::config_map(pool, &settings.config);
+    let config_map = config_map::config_map(pool, settings);
     let monitoring = &pool.spec.monitoring;
     let pod_monitor = monitoring.pod_monitor.as_ref();
     let pod_monitor = pod_monitor.map(|asked| pod_monitor::pod_monitor(pool, asked));

@@ -24,6 +24,7 @@ mod shape;
 mod target;
 #[cfg(test)]
 mod tests;
+mod tool;
 
 pub use disk::Disk;
 pub use files::{Files, Holder};
@@ -31,6 +32,7 @@ pub use outcome::{Outcome, Report, Verdict};
 pub use quantity::Quantity;
 pub use reason::Reason;
 pub use settings::{ExistingConnector, Mode, Settings};
+pub use tool::tool;
 
 use crate::names;
 use json_patch::Patch;

@@ -5,7 +5,7 @@ use crate::names;
 use kvcachepool_protocol::config::{Config, FILE_NAME};
 use serde_json::{Value, json};
 
-const PROGRAM: &str = "kvcachepool-sidecar";
+pub(super) const PROGRAM: &str = "kvcachepool-sidecar";
 /// User of our containers where the pod says root, which `runAsNonRoot` does not allow.
 const USER: u32 = 65532;
 /// Socket, lock file and connector; the memory tier is no file.
@@ -110,9 +110,7 @@ pub(super) fn sidecar(spec: &Value, settings: &Settings, config: &Config) -> Val
         "resources": resources::sidecar(spec, settings, config),
     });
     merge(&mut container, own);
-    json::list_mut(&mut container, "volumeMounts").push(json!({
-        "name": names::CONFIG_VOLUME, "mountPath": names::CONFIG_PATH, "readOnly": true,
-    }));
+    json::list_mut(&mut container, "volumeMounts").push(config_mount());
     if settings.disk.is_some() {
         json::list_mut(&mut container, "volumeMounts").push(disk::mount());
     }
@@ -135,7 +133,7 @@ pub(super) fn init(spec: &Value, settings: &Settings) -> Value {
 }
 
 /// What both have, as Pod Security `restricted` wants it. No user of ours where the image's will do: some clusters choose it.
-fn base(spec: &Value, settings: &Settings, name: &str) -> Value {
+pub(super) fn base(spec: &Value, settings: &Settings, name: &str) -> Value {
     let mut container = json!({
         "name": name,
         "image": settings.image,
@@ -152,7 +150,7 @@ fn base(spec: &Value, settings: &Settings, name: &str) -> Value {
             {"name": names::NO_TOKEN_VOLUME, "mountPath": TOKEN_PATH, "readOnly": true},
         ],
     });
-    if name == names::SIDECAR_CONTAINER && reads_token(settings) {
+    if name != names::INIT_CONTAINER && reads_token(settings) {
         json::list_mut(&mut container, "volumeMounts")
             .retain(|m| json::name(m) != names::NO_TOKEN_VOLUME);
     }
@@ -168,14 +166,14 @@ fn base(spec: &Value, settings: &Settings, name: &str) -> Value {
 
 /// Whether the token of the service account is what the pod's identity in the cloud is proved with. Webhooks of clouds mount one of
 /// their own elsewhere; only who says so in the sidecar's environment means this one.
-fn reads_token(settings: &Settings) -> bool {
+pub(super) fn reads_token(settings: &Settings) -> bool {
     const VARIABLE: &str = "AWS_WEB_IDENTITY_TOKEN_FILE";
     let file = settings.env.iter().find(|v| v.name == VARIABLE);
     let file = file.and_then(|v| v.value.as_deref()).unwrap_or_default();
     settings.own_identity && file.starts_with(TOKEN_PATH)
 }
 
-fn merge(container: &mut Value, own: Value) {
+pub(super) fn merge(container: &mut Value, own: Value) {
     if let (Value::Object(container), Value::Object(own)) = (container, own) {
         container.extend(own);
     }
@@ -184,23 +182,38 @@ fn merge(container: &mut Value, own: Value) {
 /// Our volumes. Nothing that is missing in the cluster may hold up a pod, and none may keep a node from being scaled away: hence
 /// `optional`, and memory instead of disk.
 pub(super) fn volumes(settings: &Settings, config: &Config) -> Vec<Value> {
-    let annotation = format!("metadata.annotations['{}']", names::CONFIG);
+    let pool = json!({"configMap": {
+        "name": format!("kvcachepool-{}", settings.pool),
+        "items": [{"key": FILE_NAME, "path": format!("pool/{FILE_NAME}")}],
+        "optional": true,
+    }});
     let files = settings.files.iter().map(Files::source);
     let mut volumes = vec![
         json!({"name": names::SHARED_VOLUME, "emptyDir": {"medium": "Memory", "sizeLimit": SHARED_SIZE}}),
-        json!({"name": names::CONFIG_VOLUME, "projected": {"sources": [
-            {"downwardAPI": {"items": [{"path": format!("pod/{FILE_NAME}"), "fieldRef": {"fieldPath": annotation}}]}},
-            {"configMap": {
-                "name": format!("kvcachepool-{}", settings.pool),
-                "items": [{"key": FILE_NAME, "path": format!("pool/{FILE_NAME}")}],
-                "optional": true,
-            }},
-        ]}}),
-        json!({"name": names::NO_TOKEN_VOLUME, "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}),
+        config_volume(std::iter::once(pool).chain(files)),
+        no_token_volume(),
     ];
-    json::list_mut(&mut volumes[1]["projected"], "sources").extend(files);
     volumes.extend(settings.disk.as_ref().map(|disk| disk.volume(config)));
     volumes
+}
+
+/// The config that travels in the pod, and these files beside it.
+pub(super) fn config_volume(files: impl Iterator<Item = Value>) -> Value {
+    let annotation = format!("metadata.annotations['{}']", names::CONFIG);
+    let own = json!({"downwardAPI": {"items": [
+        {"path": format!("pod/{FILE_NAME}"), "fieldRef": {"fieldPath": annotation}},
+    ]}});
+    let sources: Vec<Value> = std::iter::once(own).chain(files).collect();
+    json!({"name": names::CONFIG_VOLUME, "projected": {"sources": sources}})
+}
+
+/// Where our containers find it.
+pub(super) fn config_mount() -> Value {
+    json!({"name": names::CONFIG_VOLUME, "mountPath": names::CONFIG_PATH, "readOnly": true})
+}
+
+pub(super) fn no_token_volume() -> Value {
+    json!({"name": names::NO_TOKEN_VOLUME, "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}})
 }
 
 /// The mount of vLLM's container: it connects to a socket and imports Python, it writes nothing.

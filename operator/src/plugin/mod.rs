@@ -1,8 +1,10 @@
-//! The kubectl plugin: `status` prints pools, `explain` walks from a pod's label to its attached vLLM and stops where it ends.
+//! The kubectl plugin: `status` prints pools, `explain` walks from a pod's label to its attached vLLM and stops where it ends, `check`
+//! has a Job look at a pool's shared tiers.
 //! `args` is the command line, `read` the cluster; `overview` and `explain` are pure and print what was read.
-//! It uses the rights of whoever calls it and changes nothing.
+//! It uses the rights of whoever calls it and changes nothing but that `check` makes a Job, and takes it away.
 
 mod args;
+mod check;
 mod explain;
 mod overview;
 mod read;
@@ -15,9 +17,9 @@ use std::process::ExitCode;
 /// Runs the plugin with this process's arguments.
 pub fn main() -> ExitCode {
     match run(&Args::parse()) {
-        Ok(text) => {
-            println!("{}", text.trim_end());
-            ExitCode::SUCCESS
+        Ok(said) => {
+            println!("{}", said.text.trim_end());
+            said.code
         }
         Err(e) => {
             eprintln!("error: {e}");
@@ -26,7 +28,20 @@ pub fn main() -> ExitCode {
     }
 }
 
-fn run(args: &Args) -> Result<String, read::ReadError> {
+/// What is printed, and how the process ends.
+struct Said {
+    text: String,
+    code: ExitCode,
+}
+
+impl From<String> for Said {
+    fn from(text: String) -> Self {
+        let code = ExitCode::SUCCESS;
+        Self { text, code }
+    }
+}
+
+fn run(args: &Args) -> Result<Said, Box<dyn std::error::Error>> {
     // With two providers linked in, the first TLS connection would not know which to take; one that is set already is fine.
     let _set = rustls::crypto::aws_lc_rs::default_provider().install_default();
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -42,16 +57,28 @@ fn run(args: &Args) -> Result<String, read::ReadError> {
             } => {
                 let seen = cluster.pools(pool.as_deref(), *all_namespaces).await?;
                 match output {
-                    Output::Text => Ok(overview::text(&seen)),
-                    Output::Json => Ok(read::json(&overview::json(&seen))?),
+                    Output::Text => Ok(overview::text(&seen).into()),
+                    Output::Json => Ok(read::json(&overview::json(&seen))?.into()),
                 }
             }
             Command::Explain { pod, output } => {
                 let explained = explain::explain(&cluster.evidence(pod).await?);
                 match output {
-                    Output::Text => Ok(explained.text()),
-                    Output::Json => Ok(read::json(&explained)?),
+                    Output::Text => Ok(explained.text().into()),
+                    Output::Json => Ok(read::json(&explained)?.into()),
                 }
+            }
+            Command::Check(args) => {
+                let report = check::check(&cluster, args).await?;
+                let text = match args.output {
+                    Output::Text => check::text(&report),
+                    Output::Json => read::json(&report)?,
+                };
+                let code = match report.ready {
+                    true => ExitCode::SUCCESS,
+                    false => ExitCode::FAILURE,
+                };
+                Ok(Said { text, code })
             }
         }
     })

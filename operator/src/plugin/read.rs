@@ -10,8 +10,8 @@ use axum::http::Request;
 use jiff::Timestamp;
 use kube::api::{ApiResource, DynamicObject, GroupVersionKind, ListParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::core::DeserializeGuard;
-use kube::{Api, Client, Config};
+use kube::core::{DeserializeGuard, NamespaceResourceScope};
+use kube::{Api, Client, Config, Resource};
 use kvcachepool_protocol::status::Status;
 use serde::Serialize;
 use serde_json::Value;
@@ -40,6 +40,9 @@ pub enum ReadError {
     /// There is no such thing.
     #[error("there is no {0}")]
     NotFound(String),
+    /// It is there and another version's.
+    #[error("{0} cannot be read: {1}")]
+    Broken(String, String),
     /// Only pods are explained.
     #[error("{0} is no pod; write pod/NAME")]
     NotAPod(String),
@@ -96,6 +99,24 @@ impl Cluster {
             .unwrap_or_else(|| config.default_namespace.clone());
         let client = Client::try_from(config).map_err(|e| ReadError::Config(e.to_string()))?;
         Ok(Self { client, namespace })
+    }
+
+    /// Objects of a kind in the namespace.
+    pub fn api<K>(&self) -> Api<K>
+    where
+        K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>,
+    {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    /// One pool.
+    pub async fn one(&self, name: &str) -> Result<KVCachePool, ReadError> {
+        let what = format!("KVCachePool {name} in namespace {}", self.namespace);
+        match self.pool(name).await? {
+            PoolFound::Yes(pool) => Ok(*pool),
+            PoolFound::No => Err(ReadError::NotFound(what)),
+            PoolFound::Broken(error) => Err(ReadError::Broken(what, error)),
+        }
     }
 
     /// All pools, or one with its pods.

@@ -8,15 +8,16 @@ use kube::ResourceExt;
 use kube::api::DynamicObject;
 use serde_json::json;
 
-/// Only pods of the pool reach the port. What the servers themselves may reach is left to the cluster: they begin no connection.
+/// Only pods of the pool, and those of tools that look at it, reach the port. What the servers themselves may reach is left to the cluster: they begin no connection.
 pub(super) fn network_policy(pool: &KVCachePool) -> DynamicObject {
+    let labelled = |label: &str| json!({"podSelector": {"matchLabels": {label: pool.name_any()}}});
     child::<NetworkPolicy>(
         pool,
         json!({
             "podSelector": {"matchLabels": selector(pool)},
             "policyTypes": ["Ingress"],
             "ingress": [{
-                "from": [{"podSelector": {"matchLabels": {names::POOL: pool.name_any()}}}],
+                "from": [labelled(names::POOL), labelled(names::TOOL)],
                 "ports": [{"protocol": "TCP", "port": PORT}],
             }],
         }),

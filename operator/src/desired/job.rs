@@ -1,0 +1,268 @@
+//! Jobs about a pool's shared tiers, which run as its pods do: the operator itself, and people's machines, have neither the credentials
+//! nor the way there. A Job is not among what a pool wants: it is made when something is asked, ends, and goes by itself.
+
+use super::{labels, settings};
+use crate::api::{KVCachePool, Problem};
+use crate::defaults::Defaults;
+use crate::inject::{Settings, tool};
+use crate::names;
+use k8s_openapi::Resource;
+use k8s_openapi::api::batch::v1::Job;
+use kube::ResourceExt;
+use kvcachepool_protocol::config;
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+/// Attempts of a purge.
+const ATTEMPTS: u32 = 3;
+/// Longest time of all attempts of a purge.
+pub const PURGE_TIME_MAX: Duration = Duration::from_secs(600);
+/// How long an ended purge is there to be looked at.
+const PURGE_LEFT: Duration = Duration::from_secs(3600);
+/// How long an ended check is there, should nobody take it away.
+const CHECK_LEFT: Duration = Duration::from_secs(60);
+
+/// The Job that looks at each tier once. `chance`: what its name ends with.
+pub fn check(
+    pool: &KVCachePool,
+    settings: &Settings,
+    account: &str,
+    time_max: Duration,
+    chance: &str,
+) -> Value {
+    let name = format!("kvcp-check-{}-{chance}", pool.name_any());
+    let template = tool(settings, &["check", "--output", "json"], account);
+    job(pool, &name, 1, time_max, CHECK_LEFT, template)
+}
+
+/// What a pool that is deleted leaves to be done.
+#[derive(Debug)]
+pub struct Purge {
+    /// The Job; `None`: there is nothing that it could purge.
+    pub job: Option<Value>,
+    /// Tiers that it leaves as they are, and which pool shares each.
+    pub shared: Vec<(&'static str, String)>,
+}
+
+/// Name of the Job that purges a pool's tiers: another pool of the same name later has another.
+pub fn purge_name(pool: &KVCachePool) -> String {
+    let uid = pool.uid().unwrap_or_default();
+    let part = uid.split('-').next().unwrap_or_default();
+    format!("kvcp-purge-{}-{part}", pool.name_any())
+}
+
+/// Whether the pool's objects go with it. A managed Redis goes in any case.
+pub fn purges(pool: &KVCachePool) -> bool {
+    let shared = &pool.spec.shared;
+    let external = shared.redis.as_ref().is_some_and(|r| r.external.is_some());
+    pool.spec.deletion_policy == crate::api::DeletionPolicy::Delete
+        && (external || shared.s3.is_some())
+}
+
+/// What to purge of a deleted pool. Objects do not say of which pool they are: a tier that one of `others` has too is left alone.
+pub fn purge(
+    pool: &KVCachePool,
+    others: &[&KVCachePool],
+    defaults: &Defaults,
+) -> Result<Purge, Vec<Problem>> {
+    let mut settings = settings(pool, defaults)?;
+    let mut shared = Vec::new();
+    let mut sharer = |tier, is: &dyn Fn(&KVCachePool) -> bool| {
+        let found = others.iter().find(|other| is(other));
+        let name = found.map(|o| format!("{}/{}", o.namespace().unwrap_or_default(), o.name_any()));
+        shared.extend(name.map(|name| (tier, name)));
+        found.is_some()
+    };
+    let servers = servers(pool);
+    if servers.is_empty()
+        || sharer("redis", &|other| {
+            !servers.is_disjoint(&self::servers(other))
+        })
+    {
+        settings.config.redis = config::Redis::default();
+    }
+    let folder = folder(pool);
+    if folder.is_none() || sharer("s3", &|other| self::folder(other) == folder) {
+        settings.config.s3 = config::S3::default();
+    }
+    let left = !settings.config.redis.urls.is_empty() || !settings.config.s3.bucket.is_empty();
+    let account = pool.annotations().get(names::PURGE_ACCOUNT);
+    let account = account.map_or("default", |name| name);
+    let job = left.then(|| {
+        let template = tool(&settings, &["purge"], account);
+        let name = purge_name(pool);
+        job(pool, &name, ATTEMPTS, PURGE_TIME_MAX, PURGE_LEFT, template)
+    });
+    Ok(Purge { job, shared })
+}
+
+/// Hosts and ports of an external Redis. Their databases are not told apart: the same server under another number is left alone rather
+/// than emptied.
+fn servers(pool: &KVCachePool) -> BTreeSet<String> {
+    let redis = pool.spec.shared.redis.as_ref();
+    let external = redis.and_then(|redis| redis.external.as_ref());
+    let urls = external.map(|e| e.url.iter().chain(&e.urls));
+    let server = |url: &str| -> Vec<String> {
+        let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
+        let port = if scheme == "redis-sentinel" {
+            26379
+        } else {
+            6379
+        };
+        let hosts = rest.split('/').next().unwrap_or_default().split(',');
+        let named = hosts.map(|host| {
+            let host = host.to_ascii_lowercase();
+            let after = host.rsplit(']').next().unwrap_or_default();
+            match after.contains(':') {
+                true => host,
+                false => format!("{host}:{port}"),
+            }
+        });
+        named.collect()
+    };
+    urls.into_iter()
+        .flatten()
+        .flat_map(|url| server(url))
+        .collect()
+}
+
+/// Bucket and prefix, wherever the bucket is: one service has many names.
+fn folder(pool: &KVCachePool) -> Option<(&str, &str)> {
+    let s3 = pool.spec.shared.s3.as_ref()?;
+    Some((&s3.bucket, &s3.prefix))
+}
+
+fn job(
+    pool: &KVCachePool,
+    name: &str,
+    attempts: u32,
+    time_max: Duration,
+    left: Duration,
+    template: Value,
+) -> Value {
+    // No owner: whoever deletes a pool in the foreground would take the Job away with it.
+    json!({
+        "apiVersion": Job::API_VERSION,
+        "kind": Job::KIND,
+        "metadata": {"name": name, "namespace": pool.namespace(), "labels": labels(pool)},
+        "spec": {
+            "backoffLimit": attempts - 1,
+            "activeDeadlineSeconds": time_max.as_secs(),
+            "ttlSecondsAfterFinished": left.as_secs(),
+            "template": template,
+        },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::desired::tests::{defaults, pool};
+
+    fn of(spec: Value) -> KVCachePool {
+        pool(spec)
+    }
+
+    fn another(spec: Value) -> KVCachePool {
+        let mut pool = pool(spec);
+        pool.metadata.name = Some("other".to_owned());
+        pool.metadata.namespace = Some("elsewhere".to_owned());
+        pool
+    }
+
+    fn s3(prefix: &str) -> Value {
+        json!({"bucket": "kv-cache", "prefix": prefix, "auth": {"secretName": "keys"}})
+    }
+
+    fn redis(url: &str) -> Value {
+        json!({"external": {"url": url, "auth": {"secretName": "redis"}}})
+    }
+
+    /// Tiers that are purged, and those that another pool shares.
+    fn purged(pool: &KVCachePool, other: &KVCachePool) -> (Vec<&'static str>, Vec<&'static str>) {
+        let purge = purge(pool, &[other], &defaults()).unwrap();
+        let job = purge.job.unwrap_or_default();
+        let text = job["spec"]["template"]["metadata"]["annotations"][names::CONFIG].as_str();
+        let config = text.map(|text| config::Config::parse(text, true).unwrap().0);
+        let config = config.unwrap_or_default();
+        let redis = (!config.redis.urls.is_empty()).then_some("redis");
+        let s3 = (!config.s3.bucket.is_empty()).then_some("s3");
+        let shared = purge.shared.into_iter().map(|(tier, by)| {
+            assert_eq!(by, "elsewhere/other");
+            tier
+        });
+        (redis.into_iter().chain(s3).collect(), shared.collect())
+    }
+
+    #[test]
+    fn the_job_of_a_purge_runs_three_times_for_ten_minutes_and_has_no_owner() {
+        let pool = of(json!({"deletionPolicy": "Delete", "shared": {"s3": s3("prod")}}));
+        let mut job = purge(&pool, &[], &defaults()).unwrap().job.unwrap();
+        job["spec"]["template"]["metadata"]["annotations"].take();
+        insta::assert_yaml_snapshot!(job);
+    }
+
+    #[test]
+    fn a_tier_that_another_pool_has_too_is_left_alone() {
+        let ours =
+            of(json!({"shared": {"s3": s3("prod"), "redis": redis("rediss://Cache.example/1")}}));
+        let with = |shared: Value| purged(&ours, &another(json!({"shared": shared})));
+        let both = || vec!["redis", "s3"];
+        assert_eq!(with(json!({})), (both(), vec![]));
+        // What lies below a prefix is none of the prefix's own objects.
+        assert_eq!(with(json!({"s3": s3("prod/a")})), (both(), vec![]));
+        assert_eq!(with(json!({"s3": s3("prod")})), (vec!["redis"], vec!["s3"]));
+        let same = redis("redis://cache.example:6379");
+        assert_eq!(with(json!({"redis": same})), (vec!["s3"], vec!["redis"]));
+        let others = redis("redis://cache.example:6380");
+        assert_eq!(with(json!({"redis": others})), (both(), vec![]));
+        let all = json!({"redis": redis("redis-cluster://x,cache.example"), "s3": s3("prod")});
+        assert_eq!(with(all), (vec![], both()));
+    }
+
+    #[test]
+    fn servers_of_a_pool_are_none_of_its_objects() {
+        let managed = json!({"managed": {"memoryPerShard": "1Gi"}});
+        let pool = of(json!({"deletionPolicy": "Delete", "shared": {"redis": managed}}));
+        assert!(!purges(&pool));
+        assert_eq!(purged(&pool, &pool), (vec![], vec![]));
+        let pool = of(json!({"deletionPolicy": "Delete", "shared": {"s3": s3("")}}));
+        assert!(purges(&pool));
+        assert!(!purges(&of(json!({"shared": {"s3": s3("")}}))));
+    }
+
+    #[test]
+    fn ports_that_a_url_does_not_say_are_known() {
+        let of = |url: &str| -> Vec<String> {
+            let pool = pool(json!({"shared": {"redis": redis(url)}}));
+            servers(&pool).into_iter().collect()
+        };
+        assert_eq!(of("redis://[fd00::1]/2"), ["[fd00::1]:6379"]);
+        assert_eq!(of("redis://[fd00::1]:7"), ["[fd00::1]:7"]);
+        assert_eq!(of("redis-sentinel://a,b:7/m"), ["a:26379", "b:7"]);
+    }
+
+    #[test]
+    fn a_purge_runs_as_the_account_that_the_pool_names() {
+        let mut pool = of(json!({"deletionPolicy": "Delete", "shared": {"s3": s3("")}}));
+        let account = |pool: &KVCachePool| {
+            let job = purge(pool, &[], &defaults()).unwrap().job.unwrap();
+            job["spec"]["template"]["spec"]["serviceAccountName"].clone()
+        };
+        assert_eq!(account(&pool), "default");
+        let named = (names::PURGE_ACCOUNT.to_owned(), "vllm".to_owned());
+        pool.annotations_mut().extend([named]);
+        assert_eq!(account(&pool), "vllm");
+    }
+
+    #[test]
+    fn names_are_as_long_as_those_of_jobs_may_be() {
+        let mut pool = of(json!({}));
+        pool.metadata.name = Some("x".repeat(40));
+        assert!(purge_name(&pool).len() <= 63);
+        let settings = settings(&pool, &defaults()).unwrap();
+        let job = check(&pool, &settings, "vllm", Duration::from_secs(60), "abcde");
+        assert!(job["metadata"]["name"].as_str().unwrap().len() <= 63);
+    }
+}

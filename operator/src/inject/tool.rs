@@ -1,0 +1,120 @@
+//! The sidecar's program in a pod of its own, for a command that ends. It reads the config, the credentials and the certificates that a
+//! sidecar of the pool reads, by the same mounts; it has no memory tier, no disk and no vLLM.
+
+use super::{Files, Settings, json, ours};
+use crate::names;
+use kvcachepool_protocol::config::FILE_NAME;
+use serde_json::{Value, json};
+
+/// Looking at tiers and listing them takes no more.
+const CPU: &str = "100m";
+const MEMORY: &str = "128Mi";
+const MEMORY_MAX: &str = "512Mi";
+
+/// The template of such a pod, which runs `kvcachepool-sidecar <command> --config ...` as this service account.
+pub fn tool(settings: &Settings, command: &[&str], service_account: &str) -> Value {
+    let mut config = settings.config.clone();
+    config.disk.path = None;
+    let file = format!("{}/pod/{FILE_NAME}", names::CONFIG_PATH);
+    let command = [&[ours::PROGRAM], command, &["--config", &file]].concat();
+    let mut container = ours::base(&Value::Null, settings, names::TOOL_CONTAINER);
+    json::list_mut(&mut container, "volumeMounts")
+        .retain(|mount| json::name(mount) != names::SHARED_VOLUME);
+    json::list_mut(&mut container, "volumeMounts").push(ours::config_mount());
+    let own = json!({
+        "command": command,
+        "env": settings.env,
+        "resources": {
+            "requests": {"cpu": CPU, "memory": MEMORY},
+            "limits": {"memory": MEMORY_MAX},
+        },
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    });
+    ours::merge(&mut container, own);
+    let secrets = settings.image_pull_secrets.iter();
+    let secrets: Vec<Value> = secrets.map(|name| json!({"name": name})).collect();
+    json!({
+        "metadata": {
+            "labels": {names::TOOL: settings.pool},
+            "annotations": {names::CONFIG: config.to_yaml()},
+        },
+        "spec": {
+            "restartPolicy": "Never",
+            "serviceAccountName": service_account,
+            "automountServiceAccountToken": ours::reads_token(settings),
+            "enableServiceLinks": false,
+            "imagePullSecrets": secrets,
+            "securityContext": {"runAsNonRoot": true, "seccompProfile": {"type": "RuntimeDefault"}},
+            "containers": [container],
+            "volumes": [ours::config_volume(settings.files.iter().map(Files::source)), ours::no_token_volume()],
+        },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::inject::{Disk, Holder};
+    use k8s_openapi::api::core::v1::PodTemplateSpec;
+    use kvcachepool_protocol::config::Config;
+
+    fn settings() -> Settings {
+        let mut settings = Settings::new("llama", "serving", "kvcachepool:1", 1 << 30);
+        settings.config.s3.bucket = "kv-cache".to_owned();
+        settings.config.disk.path = Some(names::DISK_PATH.into());
+        settings.disk = Some(Disk::NodeDirectory);
+        settings.image_pull_secrets = vec!["regcred".to_owned()];
+        settings.files = vec![Files {
+            holder: Holder::Secret,
+            name: "keys".to_owned(),
+            keys: vec![("AWS_ACCESS_KEY_ID".into(), "s3/AWS_ACCESS_KEY_ID".into())],
+        }];
+        settings
+    }
+
+    #[test]
+    fn a_tools_pod_reads_what_a_sidecar_reads_and_has_nothing_else_of_it() {
+        let mut pod = tool(&settings(), &["check"], "default");
+        let config = pod["metadata"]["annotations"][names::CONFIG].take();
+        insta::assert_yaml_snapshot!(pod);
+        let (config, _) = Config::parse(config.as_str().unwrap(), true).unwrap();
+        assert_eq!(
+            (config.s3.bucket.as_str(), config.disk.path),
+            ("kv-cache", None)
+        );
+    }
+
+    #[test]
+    fn a_tools_pod_has_no_unknown_field_and_the_webhook_leaves_it_alone() {
+        let pod = tool(&settings(), &["check"], "default");
+        let typed: PodTemplateSpec = serde_json::from_value(pod.clone()).unwrap();
+        let spec = serde_json::to_value(typed).unwrap()["spec"].take();
+        let (asked, known) = (pod["spec"].as_object().unwrap(), spec.as_object().unwrap());
+        let lost: Vec<_> = asked
+            .keys()
+            .filter(|key| !known.contains_key(*key))
+            .collect();
+        assert!(lost.is_empty(), "{lost:?}");
+        assert_eq!(crate::inject::requested_pool(&pod), None);
+    }
+
+    #[test]
+    fn the_token_is_mounted_only_where_it_is_the_identity() {
+        let mounts = |settings: &Settings| {
+            let pod = tool(settings, &["check"], "vllm");
+            let container = &pod["spec"]["containers"][0];
+            let mounts = json::list(container, "volumeMounts").iter();
+            let hidden = mounts.map(json::name).any(|m| m == names::NO_TOKEN_VOLUME);
+            (hidden, pod["spec"]["automountServiceAccountToken"].clone())
+        };
+        let mut settings = settings();
+        assert_eq!(mounts(&settings), (true, Value::Bool(false)));
+        settings.own_identity = true;
+        settings.env = serde_json::from_value(json!([{
+            "name": "AWS_WEB_IDENTITY_TOKEN_FILE",
+            "value": "/var/run/secrets/kubernetes.io/serviceaccount/token",
+        }]))
+        .unwrap();
+        assert_eq!(mounts(&settings), (false, Value::Bool(true)));
+    }
+}

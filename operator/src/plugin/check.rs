@@ -1,0 +1,334 @@
+//! `check`: has a Job look at a pool's shared tiers as its pods would, by their service account, image, Secrets and network, and prints
+//! what it found. The Job is taken away again, however it ended.
+
+use super::args::Check;
+use super::read::{Cluster, ReadError};
+use super::table::table;
+use crate::api::KVCachePool;
+use crate::defaults::Defaults;
+use crate::desired::{config_map_name, job, settings};
+use crate::inject::Settings;
+use crate::names;
+use k8s_openapi::api::batch::v1::Job;
+use k8s_openapi::api::core::v1::{ConfigMap, ContainerState, Event, Pod};
+use kube::api::{DeleteParams, ListParams, LogParams, PostParams};
+use kube::{Api, ResourceExt};
+use kvcachepool_protocol::check::Report;
+use std::time::Duration;
+use thiserror::Error;
+use tokio::time::{Instant, sleep};
+
+/// Between two looks at the Job.
+const PAUSE: Duration = Duration::from_millis(500);
+/// The Job ends by itself so much later, should nobody be there to take it away.
+const OVERTIME: Duration = Duration::from_secs(30);
+/// Waiting reasons of a container whose image cannot be had.
+const NO_IMAGE: [&str; 4] = [
+    "ErrImagePull",
+    "ImagePullBackOff",
+    "ErrImageNeverPull",
+    "InvalidImageName",
+];
+/// Waiting reasons that pass by themselves.
+const PASSING: [&str; 2] = ["ContainerCreating", "PodInitializing"];
+
+/// Why nothing is known of the tiers.
+#[derive(Debug, Error, PartialEq, Eq)]
+pub enum Unchecked {
+    /// The pool itself has to be set right first.
+    #[error("NotAccepted: {0}")]
+    NotAccepted(String),
+    /// There is nothing to look at.
+    #[error("NoSharedTier: pool {0} has no tier that pods share")]
+    NoSharedTier(String),
+    /// Nobody says which image sidecars have.
+    #[error(
+        "ImageUnknown: the operator has not said in ConfigMap {0} which image sidecars have; name one by --image"
+    )]
+    ImageUnknown(String),
+    /// The API server does not take the Job.
+    #[error("JobNotCreated: {0}")]
+    JobNotCreated(String),
+    /// Nobody makes its pod: no such service account, a quota, an admission policy.
+    #[error("PodNotCreated: {0}")]
+    PodNotCreated(String),
+    /// The sidecar's image cannot be had, by pods of the pool neither.
+    #[error("ImageNotPullable: {image}: {why}")]
+    ImageNotPullable {
+        /// The image.
+        image: String,
+        /// The kubelet's words.
+        why: String,
+    },
+    /// Its container does not start.
+    #[error("NotStarted: {0}")]
+    NotStarted(String),
+    /// It ended without a word.
+    #[error("NoReport: {0}")]
+    NoReport(String),
+    /// It took too long.
+    #[error("TimedOut: after {0:?}: {1}")]
+    TimedOut(Duration, String),
+}
+
+/// How far the Job is.
+#[derive(Debug, PartialEq, Eq)]
+enum Progress {
+    /// It has no pod yet.
+    NoPod,
+    /// It goes on; what it waits for.
+    Waits(String),
+    /// The pod of this name ended; what is said of that.
+    Ended(String, String),
+}
+
+/// Looks at the tiers of a pool.
+pub async fn check(cluster: &Cluster, args: &Check) -> Result<Report, Box<dyn std::error::Error>> {
+    let pool = cluster.one(&args.pool).await?;
+    let settings = asked(cluster, &pool, args).await?;
+    let chance: String = (0..5).map(|_| fastrand::lowercase()).collect();
+    let longest = args.timeout;
+    let account = &args.service_account;
+    let wanted = job::check(&pool, &settings, account, longest + OVERTIME, &chance);
+    let wanted: Job = serde_json::from_value(wanted)?;
+    let name = wanted.name_any();
+    let jobs: Api<Job> = cluster.api();
+    jobs.create(&PostParams::default(), &wanted)
+        .await
+        .map_err(|e| Unchecked::JobNotCreated(e.to_string()))?;
+    let report = watch(cluster, &name, &settings.image, longest).await;
+    if let Err(e) = jobs.delete(&name, &DeleteParams::background()).await {
+        eprintln!("warning: Job {name} stays: {e}");
+    }
+    report
+}
+
+/// What a sidecar of the pool is made by.
+async fn asked(
+    cluster: &Cluster,
+    pool: &KVCachePool,
+    args: &Check,
+) -> Result<Settings, Box<dyn std::error::Error>> {
+    let named = args.image.clone();
+    let image = match named.filter(|i| !i.is_empty()) {
+        Some(image) => image,
+        None if !pool.spec.sidecar.image.is_empty() => pool.spec.sidecar.image.clone(),
+        None => image(cluster, &pool.name_any()).await?,
+    };
+    let defaults = Defaults {
+        image: image.clone(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        namespace: String::new(),
+    };
+    let settings = settings(pool, &defaults).map_err(|problems| {
+        let all: Vec<String> = problems.iter().map(ToString::to_string).collect();
+        Unchecked::NotAccepted(all.join("; "))
+    })?;
+    if settings.config.redis.urls.is_empty() && settings.config.s3.bucket.is_empty() {
+        return Err(Unchecked::NoSharedTier(pool.name_any()).into());
+    }
+    Ok(Settings { image, ..settings })
+}
+
+/// The image that the operator gives sidecars.
+async fn image(cluster: &Cluster, pool: &str) -> Result<String, Box<dyn std::error::Error>> {
+    let name = config_map_name(pool);
+    let maps: Api<ConfigMap> = cluster.api();
+    let map = maps.get_opt(&name).await.map_err(|source| ReadError::Api {
+        what: format!("ConfigMap {name}"),
+        source: Box::new(source),
+    })?;
+    let image = map.and_then(|map| map.annotations().get(names::IMAGE).cloned());
+    Ok(image.ok_or(Unchecked::ImageUnknown(name))?)
+}
+
+async fn watch(
+    cluster: &Cluster,
+    job: &str,
+    image: &str,
+    longest: Duration,
+) -> Result<Report, Box<dyn std::error::Error>> {
+    let pods: Api<Pod> = cluster.api();
+    let of = ListParams::default().labels(&format!("batch.kubernetes.io/job-name={job}"));
+    let until = Instant::now() + longest;
+    loop {
+        let found = pods.list(&of).await.map_err(|source| ReadError::Api {
+            what: "pods".to_owned(),
+            source: Box::new(source),
+        })?;
+        let waits = match progress(found.items.first(), image)? {
+            Progress::Ended(pod, why) => return Ok(report(&pods, &pod, &why).await?),
+            Progress::Waits(what) => what,
+            Progress::NoPod => match refused(cluster, job).await {
+                Some(why) => return Err(Unchecked::PodNotCreated(why).into()),
+                None => "no pod was made for the Job".to_owned(),
+            },
+        };
+        if Instant::now() > until {
+            return Err(Unchecked::TimedOut(longest, waits).into());
+        }
+        sleep(PAUSE).await;
+    }
+}
+
+/// Why no pod can be made. Who may not read events is told nothing.
+async fn refused(cluster: &Cluster, job: &str) -> Option<String> {
+    let events: Api<Event> = cluster.api();
+    let of = format!("involvedObject.name={job},reason=FailedCreate");
+    let found = events.list(&ListParams::default().fields(&of)).await.ok()?;
+    found.items.into_iter().find_map(|event| event.message)
+}
+
+/// How far a Job is by its pod.
+fn progress(pod: Option<&Pod>, image: &str) -> Result<Progress, Unchecked> {
+    let Some(pod) = pod else {
+        return Ok(Progress::NoPod);
+    };
+    let status = pod.status.clone().unwrap_or_default();
+    let state = status
+        .container_statuses
+        .iter()
+        .flatten()
+        .find_map(|c| c.state.clone())
+        .unwrap_or_default();
+    let ContainerState {
+        terminated,
+        waiting,
+        ..
+    } = state;
+    let phase = status.phase.unwrap_or_default();
+    if terminated.is_some() || phase == "Failed" || phase == "Succeeded" {
+        let code = terminated.map(|t| format!("exit code {}", t.exit_code));
+        let why = status.message.or(status.reason).or(code);
+        return Ok(Progress::Ended(pod.name_any(), why.unwrap_or_default()));
+    }
+    let Some(waiting) = waiting else {
+        let conditions = status.conditions.into_iter().flatten();
+        let unscheduled = conditions
+            .filter(|c| c.type_ == "PodScheduled" && c.status == "False")
+            .find_map(|c| c.message);
+        let what = unscheduled.unwrap_or_else(|| format!("its pod is {phase}"));
+        return Ok(Progress::Waits(what));
+    };
+    let reason = waiting.reason.unwrap_or_default();
+    let why = match waiting.message {
+        Some(message) => format!("{reason}: {message}"),
+        None => reason.clone(),
+    };
+    match &*reason {
+        _ if NO_IMAGE.contains(&&*reason) => Err(Unchecked::ImageNotPullable {
+            image: image.to_owned(),
+            why,
+        }),
+        "" => Ok(Progress::Waits(format!("its pod is {phase}"))),
+        _ if PASSING.contains(&&*reason) => Ok(Progress::Waits(why)),
+        _ => Err(Unchecked::NotStarted(why)),
+    }
+}
+
+async fn report(pods: &Api<Pod>, pod: &str, why: &str) -> Result<Report, Unchecked> {
+    let log = pods.logs(pod, &LogParams::default()).await;
+    let log =
+        log.map_err(|e| Unchecked::NoReport(format!("{why}: its log cannot be read: {e}")))?;
+    read(&log).ok_or_else(|| {
+        let last = log.trim().lines().last().unwrap_or_default();
+        Unchecked::NoReport(format!("{why}: {last}"))
+    })
+}
+
+/// The report in a log that may say other things too.
+fn read(log: &str) -> Option<Report> {
+    let documents = log.lines().rev().filter(|line| line.starts_with('{'));
+    documents
+        .filter(|line| line.contains("\"tiers\""))
+        .find_map(|line| serde_json::from_str(line).ok())
+}
+
+/// For people.
+pub fn text(report: &Report) -> String {
+    let row = |tier: &kvcachepool_protocol::check::Tier| {
+        let state = if tier.ready { "Ready" } else { "Unavailable" };
+        let cells = [&tier.tier, state, &tier.place, &tier.reason, &tier.message];
+        cells.map(str::to_owned).to_vec()
+    };
+    let rows: Vec<_> = report.tiers.iter().map(row).collect();
+    table(&["TIER", "STATE", "WHERE", "REASON", "MESSAGE"], &rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kvcachepool_protocol::check::Tier;
+    use serde_json::{Value, json};
+
+    fn seen(status: Value) -> Result<Progress, Unchecked> {
+        let pod = json!({"metadata": {"name": "p"}, "status": status});
+        progress(Some(&serde_json::from_value(pod).unwrap()), "i:1")
+    }
+
+    fn container(state: Value) -> Value {
+        let status = json!({"name": "a", "image": "", "imageID": "", "ready": false, "restartCount": 0, "state": state});
+        json!({"phase": "Pending", "containerStatuses": [status]})
+    }
+
+    #[test]
+    fn a_pod_that_cannot_start_is_named_and_one_that_may_is_waited_for() {
+        assert_eq!(progress(None, "i"), Ok(Progress::NoPod));
+        let waits = |text: &str| Ok(Progress::Waits(text.to_owned()));
+        assert_eq!(
+            seen(json!({"phase": "Pending"})),
+            waits("its pod is Pending")
+        );
+        let full = "0/3 nodes are available";
+        let condition = json!({"type": "PodScheduled", "status": "False", "message": full});
+        assert_eq!(seen(json!({"conditions": [condition]})), waits(full));
+        let waiting = |reason: &str| json!({"waiting": {"reason": reason, "message": "m"}});
+        assert_eq!(
+            seen(container(waiting("ContainerCreating"))),
+            waits("ContainerCreating: m")
+        );
+        for reason in NO_IMAGE {
+            let failed = Unchecked::ImageNotPullable {
+                image: "i:1".to_owned(),
+                why: format!("{reason}: m"),
+            };
+            assert_eq!(seen(container(waiting(reason))), Err(failed));
+        }
+        assert_eq!(
+            seen(container(waiting("CreateContainerConfigError"))),
+            Err(Unchecked::NotStarted(
+                "CreateContainerConfigError: m".to_owned()
+            ))
+        );
+    }
+
+    #[test]
+    fn a_pod_that_ended_is_read_however_it_ended() {
+        let ended = |why: &str| Ok(Progress::Ended("p".to_owned(), why.to_owned()));
+        let state = container(json!({"terminated": {"exitCode": 1}}));
+        assert_eq!(seen(state), ended("exit code 1"));
+        let evicted = json!({"phase": "Failed", "reason": "Evicted", "message": "too much"});
+        assert_eq!(seen(evicted), ended("too much"));
+        assert_eq!(seen(json!({"phase": "Succeeded"})), ended(""));
+    }
+
+    #[test]
+    fn the_report_is_found_among_other_lines() {
+        let report = Report::of(vec![Tier {
+            tier: "s3".to_owned(),
+            place: "s3://kv".to_owned(),
+            ready: false,
+            reason: "Denied".to_owned(),
+            message: "s3:PutObject denied on bucket kv".to_owned(),
+        }]);
+        let line = serde_json::to_string(&report).unwrap();
+        let log = format!("warning: a key\n{{\"level\": \"warn\"}}\n{line}\n");
+        assert_eq!(read(&log), Some(report.clone()));
+        assert_eq!(read("error: ConfigInvalid\n"), None);
+        assert_eq!(
+            text(&report),
+            "TIER   STATE         WHERE     REASON   MESSAGE\n\
+             s3     Unavailable   s3://kv   Denied   s3:PutObject denied on bucket kv\n"
+        );
+    }
+}
