@@ -40,6 +40,7 @@ def test_every_set_of_values_lints_and_renders_unique_objects(helm, template, re
         ({"replicas": 0}, "replicas"),
         ({"image": {"digest": "latest"}}, "digest"),
         ({"allowPodPatch": "yes"}, "allowPodPatch"),
+        ({"statusInterval": "5m"}, "statusInterval"),
         ({"webhook": {"timeoutSeconds": 1}}, "timeoutSeconds"),
         ({"monitoring": {"podMonitor": {"enabled": True, "label": {}}}}, "label"),
         ({"podAnnotations": {"a": 1}}, "podAnnotations"),

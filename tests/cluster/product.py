@@ -35,7 +35,8 @@ class Operator:
 
     def upgrade(self, *arguments: str) -> None:
         """`helm upgrade` to the chart of this checkout with other values, until all of it is ready."""
-        helm(self.kubernetes, "upgrade", "kvcachepool", str(CHART), *_image(self.image), *arguments, *_WAIT)
+        values = (*_image(self.image), *_OFTEN, *arguments)
+        helm(self.kubernetes, "upgrade", "kvcachepool", str(CHART), *values, *_WAIT)
 
     def pods(self) -> list[Object]:
         """The operator's own pods."""
@@ -43,6 +44,8 @@ class Operator:
 
 
 _WAIT = ("--wait", "--timeout", "120s")
+#: Nobody here waits a minute for a count.
+_OFTEN = ("--set", "statusInterval=3s")
 
 
 def _image(name: str) -> list[str]:
@@ -75,7 +78,8 @@ class Release:
 @contextmanager
 def installed(kubernetes: Kubernetes, image: str, *arguments: str) -> Iterator[Operator]:
     """The chart, installed with these arguments of helm; its release ends with the block."""
-    helm(kubernetes, "install", "kvcachepool", str(CHART), "--create-namespace", *_image(image), *arguments, *_WAIT)
+    values = (*_image(image), *_OFTEN, *arguments)
+    helm(kubernetes, "install", "kvcachepool", str(CHART), "--create-namespace", *values, *_WAIT)
     try:
         kubernetes.wait_for(lambda: _asked(kubernetes), 30, "the API server asks the webhook", namespace=SYSTEM)
         yield Operator(kubernetes, image)

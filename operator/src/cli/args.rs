@@ -50,6 +50,9 @@ pub struct Args {
     /// Pods may be patched, so that sidecars can be updated in place; needs the permission `patch` on pods.
     #[arg(long, env = "KVCACHEPOOL_ALLOW_POD_PATCH")]
     pub allow_pod_patch: bool,
+    /// Some sidecars of each pool are asked once in this time, and counts in its status are written so often at most; 1s to 60s.
+    #[arg(long, env = "KVCACHEPOOL_STATUS_INTERVAL", value_name = "TIME", value_parser = seconds, default_value = "1m")]
+    pub status_interval: Duration,
 
     /// Address of the webhook.
     #[arg(
@@ -219,6 +222,9 @@ impl Args {
                 "--pki-leaf-lifetime is too short: a third of it has to be two times --pki-interval at least",
             );
         }
+        if self.status_interval.as_secs() > 60 {
+            return wrong("--status-interval is 60s at most");
+        }
         if !(6..=60).contains(&self.lease_duration.as_secs()) {
             return wrong("--lease-duration is 6s at least and 60s at most");
         }
@@ -239,6 +245,7 @@ impl Args {
             },
             name: self.name,
             allow_pod_patch: self.allow_pod_patch,
+            status_interval: self.status_interval,
             webhook_listen: self.webhook_listen,
             webhook_names: names,
             webhook_configuration: self.webhook_configuration,
@@ -308,6 +315,7 @@ mod tests {
     fn times_that_do_not_go_together_are_refused_with_what_to_change() {
         for (flags, said) in [
             (["--lease-duration", "5s"], "6s at least"),
+            (["--status-interval", "2m"], "60s at most"),
             (
                 ["--pki-authority-lifetime", "10s"],
                 "--pki-authority-lifetime is too short",

@@ -13,6 +13,7 @@ use crate::webhook::decide::Decider;
 use crate::webhook::pools::{self, Pools};
 use crate::webhook::router::{Limits, router};
 use crate::webhook::tls::{Served, acceptor};
+use jiff::SignedDuration;
 use kube::{Api, Client};
 use std::future::Future;
 use std::io;
@@ -38,6 +39,8 @@ pub struct Parts {
     pub name: String,
     /// Pods may be patched, so that sidecars can be updated in place.
     pub allow_pod_patch: bool,
+    /// Sidecars are asked, and counts in the status of a pool are written, at most once in this time.
+    pub status_interval: Duration,
     /// What the operator brings where a pool says nothing.
     pub defaults: Defaults,
     /// Address of the webhook.
@@ -235,6 +238,8 @@ async fn start(
         canary: canary_seen,
         name: parts.name.clone(),
         allow_pod_patch: parts.allow_pod_patch,
+        status_interval: SignedDuration::try_from(parts.status_interval)
+            .unwrap_or(SignedDuration::MAX),
     };
     let work = move || reconcile::run(context.clone());
     tasks.spawn(named(

@@ -27,7 +27,7 @@ pub use pod::{Exchange, Fault, Injection, Owner, Phase, Pod, Sidecar, SidecarSta
 pub use refused::{Refusals, Refused, watch_refusals};
 pub use template::template_pool;
 pub use update::{Goal, Setback, Step, Update, Was};
-pub use usage::{ASKED_MAX, PoolUsage, ROUND, SHARED, Summary, TierUse, Trouble};
+pub use usage::{ASKED_MAX, PoolUsage, SHARED, Summary, TierUse, Trouble};
 pub use watch::watch_pods;
 pub use window::{HitRate, MINUTES as WINDOW_MINUTES};
 

@@ -10,8 +10,8 @@ use std::sync::Arc;
 
 /// Pods of one pool that are asked in one round.
 pub const ASKED_MAX: usize = 20;
-/// Between two rounds.
-pub const ROUND: SignedDuration = SignedDuration::from_secs(60);
+/// Between two rounds, at most.
+const ROUND: SignedDuration = SignedDuration::from_secs(60);
 /// How long an answer counts at least.
 const FRESH_MIN: SignedDuration = SignedDuration::from_mins(10);
 /// Reasons that are told apart; a sidecar's codes are few.

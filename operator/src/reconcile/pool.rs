@@ -333,7 +333,7 @@ async fn write(
     next: KVCachePoolStatus,
     now: Timestamp,
 ) -> Result<Option<Duration>, Failed> {
-    match status::due(before, &next, &state.writes, now) {
+    match status::due(before, &next, &state.writes, term.status_interval, now) {
         Write::No => return Ok(None),
         Write::In(time) => return Ok(Duration::try_from(time).ok()),
         Write::Now => {}

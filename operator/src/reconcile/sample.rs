@@ -1,8 +1,8 @@
-//! Asks sidecars for their status, some of every pool in every minute, each pool at its own second of it.
+//! Asks sidecars for their status, some of every pool in every round (a minute), each pool at its own second of it.
 
 use super::backoff::spread;
 use super::term::Term;
-use crate::pods::{Pod, PoolRef, PoolUsage, ROUND, fetch};
+use crate::pods::{Pod, PoolRef, PoolUsage, fetch};
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 use jiff::Timestamp;
@@ -28,6 +28,7 @@ pub async fn run(term: Arc<Term>, asked: impl Fn(PoolRef)) {
     let mut due: HashMap<PoolRef, Instant> = HashMap::new();
     let mut rounds = FuturesUnordered::new();
     let mut under_way: HashSet<PoolRef> = HashSet::new();
+    let length = Duration::try_from(term.status_interval).unwrap_or(Duration::MAX);
     let mut tick = interval(TICK);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
@@ -39,7 +40,7 @@ pub async fn run(term: Arc<Term>, asked: impl Fn(PoolRef)) {
             _ = tick.tick() => {
                 let pools = term.pods.pools().into_iter().filter(|p| exists(&term, p)).collect();
                 let known = |pool: &PoolRef| term.usage.with(pool, |u| u.is_known());
-                for pool in next(&pools, &mut due, &under_way, known, Instant::now()) {
+                for pool in next(&pools, &mut due, &under_way, known, length, Instant::now()) {
                     under_way.insert(pool.clone());
                     rounds.push(round(term.clone(), pool, places.clone()));
                 }
@@ -56,6 +57,7 @@ fn next(
     due: &mut HashMap<PoolRef, Instant>,
     under_way: &HashSet<PoolRef>,
     known: impl Fn(&PoolRef) -> bool,
+    round: Duration,
     now: Instant,
 ) -> Vec<PoolRef> {
     due.retain(|pool, _| pools.contains(pool));
@@ -65,11 +67,10 @@ fn next(
             .entry(pool.clone())
             .or_insert_with(|| now + spread(FIRST_ROUNDS));
         if *at <= now && !under_way.contains(pool) {
-            let round = Duration::from_secs(ROUND.as_secs().unsigned_abs());
             *at = match known(pool) {
-                // From 54 to 66 seconds.
+                // Of a minute: from 54 to 66 seconds.
                 true => now + round * 42 / 60 + spread(round * 24 / 60),
-                false => now + spread(FIRST_ROUNDS),
+                false => now + spread(FIRST_ROUNDS.min(round)),
             };
             ready.push(pool.clone());
         }
@@ -109,6 +110,8 @@ async fn ask(term: &Term, pool: &PoolRef, pod: &Arc<Pod>, places: &Semaphore) {
 mod tests {
     use super::*;
 
+    const MINUTE: Duration = Duration::from_secs(60);
+
     #[test]
     fn every_pool_is_due_once_a_minute_and_not_all_at_once() {
         let pools: HashSet<PoolRef> = (0..200)
@@ -120,7 +123,7 @@ mod tests {
         let mut busiest = 0;
         for second in 0..600 {
             let now = start + Duration::from_secs(second);
-            let ready = next(&pools, &mut due, &HashSet::new(), |_| true, now);
+            let ready = next(&pools, &mut due, &HashSet::new(), |_| true, MINUTE, now);
             busiest = busiest.max(ready.len());
             for pool in ready {
                 *counts.entry(pool).or_default() += 1;
@@ -130,7 +133,7 @@ mod tests {
         assert!(counts.values().all(|n| (9..=11).contains(n)), "{counts:?}");
         assert!(busiest < 120, "{busiest}");
         let one = pools.into_iter().take(1).collect();
-        next(&one, &mut due, &HashSet::new(), |_| true, start);
+        next(&one, &mut due, &HashSet::new(), |_| true, MINUTE, start);
         assert_eq!(due.len(), 1, "pools without pods are forgotten");
     }
 
@@ -142,7 +145,9 @@ mod tests {
             let mut due = HashMap::new();
             let seconds = (0..60).map(|s| start + Duration::from_secs(s));
             seconds
-                .filter(|now| !next(&pools, &mut due, under_way, |_| known, *now).is_empty())
+                .filter(|now| {
+                    !next(&pools, &mut due, under_way, |_| known, MINUTE, *now).is_empty()
+                })
                 .count()
         };
         assert_eq!(rounds(&pools, true), 0);

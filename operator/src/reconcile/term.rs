@@ -14,6 +14,7 @@ use crate::metrics::Metrics;
 use crate::pods::{Breaker, Evictions, Faults, Index, PoolRef, PoolUsage, Refusals, Update};
 use crate::status::Writes;
 use futures::{FutureExt, StreamExt};
+use jiff::SignedDuration;
 use kube::Client;
 use kube::core::DeserializeGuard;
 use kube::runtime::controller::{Action, Config, Error, applier};
@@ -46,6 +47,8 @@ pub struct Context {
     pub name: String,
     /// Pods may be patched, so that sidecars can be updated in place.
     pub allow_pod_patch: bool,
+    /// Sidecars are asked, and counts in the status of a pool are written, at most once in this time.
+    pub status_interval: SignedDuration,
 }
 
 /// What the parts of a term share.
@@ -55,6 +58,7 @@ pub struct Term {
     pub metrics: Arc<Metrics>,
     pub canary: watch::Receiver<Seen>,
     pub allow_pod_patch: bool,
+    pub status_interval: SignedDuration,
     pub pools: Store<Stored>,
     pub pods: Arc<Index>,
     pub refusals: Arc<Refusals>,
@@ -126,6 +130,7 @@ pub async fn run(context: Context) {
         metrics: context.metrics,
         canary: context.canary,
         allow_pod_patch: context.allow_pod_patch,
+        status_interval: context.status_interval,
         pools: pools.clone(),
         pods: Arc::default(),
         refusals: Arc::default(),

@@ -557,7 +557,7 @@ proptest! {
         let first = scene.status();
         let second = scene.after(&first, at(5000));
         prop_assert_eq!(&first, &second);
-        prop_assert_eq!(due(&first, &second, &Writes::default(), at(5000)), Write::No);
+        prop_assert_eq!(due(&first, &second, &Writes::default(), jiff::SignedDuration::from_mins(1), at(5000)), Write::No);
         let c = &first.pods;
         prop_assert!(c.injected + c.skipped + c.missed <= c.matched);
         prop_assert!(c.outdated <= c.injected && c.attached <= c.injected);

@@ -1,13 +1,10 @@
-//! When a status is worth a write: at once for a condition (but not again and again), at most once a minute for a count or a percent
-//! point, never for less.
+//! When a status is worth a write: at once for a condition (but not again and again), at most once in a time that is chosen (a minute)
+//! for a count or a percent point, never for less.
 
 use crate::api::{KVCachePoolStatus, Quantity, Tier};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use std::collections::VecDeque;
-
-/// Least time between two writes that no condition asks for.
-const WRITES: SignedDuration = SignedDuration::from_secs(60);
 
 /// Conditions that turn this often within this time are written once it has passed, the latest of them.
 const TURNS: usize = 3;
@@ -49,12 +46,13 @@ impl Writes {
     }
 }
 
-/// Compares a status with what was written last, and when.
+/// Compares a status with what was written last, and when. `every`: least time between two writes that no condition asks for.
 #[must_use]
 pub fn due(
     written: &KVCachePoolStatus,
     next: &KVCachePoolStatus,
     writes: &Writes,
+    every: SignedDuration,
     now: Timestamp,
 ) -> Write {
     if urgent(written, next) {
@@ -69,11 +67,11 @@ pub fn due(
     if !differs(written, next) {
         return Write::No;
     }
-    let since = writes.last().map_or(WRITES, |at| now.duration_since(at));
-    if since >= WRITES {
+    let since = writes.last().map_or(every, |at| now.duration_since(at));
+    if since >= every {
         Write::Now
     } else {
-        Write::In(WRITES - since)
+        Write::In(every - since)
     }
 }
 
@@ -141,6 +139,8 @@ mod tests {
     use crate::pods::tests::at;
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
+    const MINUTE: SignedDuration = SignedDuration::from_secs(60);
+
     fn with(percent: i64, used: &str, message: &str, state: &str) -> KVCachePoolStatus {
         KVCachePoolStatus {
             hit_rate_percent: Some(percent),
@@ -166,7 +166,7 @@ mod tests {
     #[test]
     fn less_than_a_point_is_no_write_and_a_point_is() {
         let written = with(50, "10Gi", "", "True");
-        let look = |next| due(&written, &next, &Writes::default(), at(999));
+        let look = |next| due(&written, &next, &Writes::default(), MINUTE, at(999));
         assert_eq!(look(written.clone()), Write::No);
         assert_eq!(look(with(50, "11263Mi", "", "True")), Write::No);
         assert_eq!(look(with(50, "11Gi", "", "True")), Write::Now);
@@ -176,7 +176,7 @@ mod tests {
     #[test]
     fn numbers_and_messages_wait_for_their_minute_and_a_condition_does_not() {
         let written = with(50, "10Gi", "", "True");
-        let look = |next, second| due(&written, &next, &writes(&[0]), at(second));
+        let look = |next, second| due(&written, &next, &writes(&[0]), MINUTE, at(second));
         assert_eq!(
             look(with(51, "10Gi", "", "True"), 10),
             Write::In(SignedDuration::from_secs(50))
@@ -196,7 +196,10 @@ mod tests {
             observed_generation: Some(2),
             ..written.clone()
         };
-        assert_eq!(due(&written, &next, &writes(&[0, 0, 0]), at(1)), Write::Now);
+        assert_eq!(
+            due(&written, &next, &writes(&[0, 0, 0]), MINUTE, at(1)),
+            Write::Now
+        );
         let paused = KVCachePoolStatus {
             injection_paused: Some(InjectionPaused {
                 hash: "h".into(),
@@ -207,7 +210,7 @@ mod tests {
             ..written.clone()
         };
         assert_eq!(
-            due(&written, &paused, &writes(&[0, 0, 0]), at(1)),
+            due(&written, &paused, &writes(&[0, 0, 0]), MINUTE, at(1)),
             Write::Now
         );
     }
@@ -216,7 +219,7 @@ mod tests {
     fn conditions_that_turn_again_and_again_are_written_with_pauses() {
         let written = with(50, "10Gi", "", "True");
         let turned = with(50, "10Gi", "", "False");
-        let look = |seconds: &[i64], now| due(&written, &turned, &writes(seconds), at(now));
+        let look = |seconds: &[i64], now| due(&written, &turned, &writes(seconds), MINUTE, at(now));
         assert_eq!(look(&[0, 1], 2), Write::Now);
         assert_eq!(
             look(&[0, 1, 2], 3),
