@@ -22,6 +22,7 @@ SETS: dict[str, dict[str, Any]] = {
         "allowPodEviction": True,
         "allowPodMonitors": True,
         "allowManagedRedis": True,
+        "allowPurge": True,
     },
     "cert-manager": {"pki": {"mode": "cert-manager"}},
     "cert-manager with an issuer": {

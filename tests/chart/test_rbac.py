@@ -73,6 +73,7 @@ def test_no_wildcards_and_no_secrets_of_others(render, name):
 def test_rights_that_not_everybody_needs_are_off(render):
     rights = {(resource, verb) for _, _, resource, _, verb in _rendered(render())}
     off = {("pods", "patch"), ("pods/eviction", "create"), ("pods", "delete"), ("podmonitors", "create")}
+    off |= {("kvcachepools", "patch"), ("jobs", "create")}
     assert not rights & (off | {("statefulsets", "create"), ("services", "create"), ("networkpolicies", "create")})
     assert not any(everywhere and resource == "secrets" for everywhere, _, resource, _, _ in _rendered(render()))
 

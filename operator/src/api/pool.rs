@@ -93,7 +93,8 @@ pub struct KVCachePoolSpec {
     /// Objects for a monitoring stack.
     #[serde(default, skip_serializing_if = "is_default")]
     pub monitoring: Monitoring,
-    /// What becomes of the stored chunks when the pool is deleted: Retain keeps them, Delete purges this pool's objects by a Job.
+    /// What becomes of what the pool stored in its bucket and its external Redis when it is deleted: Retain keeps it, Delete has a Job
+    /// remove it, but for what another pool shares. Needs the chart value `allowPurge`.
     #[serde(default)]
     pub deletion_policy: DeletionPolicy,
 }

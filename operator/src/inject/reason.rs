@@ -3,7 +3,7 @@
 crate::reasons::reasons! {
     "Why a pod was left as it is. The name goes into annotations, events, metrics and docs."
 
-    PoolNotFound = "No KVCachePool of that name exists in the pod's namespace. Create it, or correct the label, and make the pod again.",
+    PoolNotFound = "No KVCachePool of that name exists in the pod's namespace, or it is being deleted. Create it, or correct the label, and make the pod again.",
     PoolNotAccepted = "The KVCachePool has a field that cannot be used; its condition Accepted says which.",
     PoolDisabled = "The pool says `injection.mode: Disabled`.",
     InjectionPaused = "Sidecars of this pool cannot start at present (condition InjectionReady); pods start without a cache until one can.",

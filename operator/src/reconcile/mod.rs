@@ -11,6 +11,7 @@ mod gather;
 mod live;
 mod password;
 mod pool;
+mod purge;
 mod queue;
 mod restore;
 mod sample;

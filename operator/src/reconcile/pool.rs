@@ -4,6 +4,7 @@ use super::apply::{self, ApplyError, Outcome};
 use super::backoff::spread;
 use super::events::Weight;
 use super::password;
+use super::purge;
 use super::queue::{object_ref, pool_ref};
 use super::restore::{last, restored, rolled_back};
 use super::term::{State, Stored, Term};
@@ -50,6 +51,9 @@ pub enum Failed {
     /// The status.
     #[error("the status cannot be written: {0}")]
     Status(#[source] Box<kube::Error>),
+    /// The finalizer of a pool that may go.
+    #[error("the finalizer cannot be taken away: {0}")]
+    Released(#[source] Box<kube::Error>),
     /// The API server did not answer.
     #[error("it took longer than {:?}", LOOK_TIME_MAX)]
     TimedOut,
@@ -60,7 +64,7 @@ impl Failed {
     pub fn within(&self) -> Duration {
         match self {
             Self::Object { within, .. } => *within,
-            Self::Status(_) | Self::TimedOut => Duration::MAX,
+            Self::Status(_) | Self::Released(_) | Self::TimedOut => Duration::MAX,
         }
     }
 }
@@ -82,7 +86,8 @@ async fn look(stored: &Stored, term: &Term) -> Result<Duration, Failed> {
     if !term.pods.is_complete() {
         return Ok(LOOK);
     }
-    if stored.meta().deletion_timestamp.is_some() {
+    let going = stored.meta().deletion_timestamp.is_some();
+    if going && !purge::held(stored) {
         return Ok(LOOK);
     }
     let name = pool_ref(&ObjectRef::from_obj(stored));
@@ -94,6 +99,9 @@ async fn look(stored: &Stored, term: &Term) -> Result<Duration, Failed> {
             uid,
             ..State::default()
         };
+    }
+    if going {
+        return purge::depart(stored, term, &mut state).await;
     }
     let now = Timestamp::now();
     match &stored.0 {
@@ -248,6 +256,10 @@ impl Look<'_> {
             &mut state.applied,
         )
         .await?;
+        if let Err(e) = self.hold().await {
+            self.not_applied(&about, &e).await;
+            return Err(e);
+        }
         Ok(())
     }
 

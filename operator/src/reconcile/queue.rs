@@ -4,6 +4,7 @@ use super::children;
 use super::gather::gathered;
 use super::term::{Stored, Term};
 use crate::api::KVCachePool;
+use crate::names;
 use crate::pods::{PoolRef, watch_pods, watch_refusals};
 use futures::{Stream, StreamExt};
 use kube::runtime::reflector::{ObjectRef, store::Writer};
@@ -93,7 +94,8 @@ fn pools(
 
 fn slim(pool: &mut Stored) {
     pool.managed_fields_mut().clear();
-    pool.annotations_mut().clear();
+    pool.annotations_mut()
+        .retain(|name, _| name == names::PURGE_ACCOUNT);
 }
 
 /// Every pool, when the canary sees something new.

@@ -14,7 +14,7 @@ use crate::metrics::Metrics;
 use crate::pods::{Breaker, Evictions, Faults, Index, PoolRef, PoolUsage, Refusals, Update};
 use crate::status::Writes;
 use futures::{FutureExt, StreamExt};
-use jiff::SignedDuration;
+use jiff::{SignedDuration, Timestamp};
 use kube::Client;
 use kube::core::DeserializeGuard;
 use kube::runtime::controller::{Action, Config, Error, applier};
@@ -78,6 +78,8 @@ pub struct State {
     pub applied: Applied,
     /// When it was made sure that its servers have a password.
     pub password: Option<Instant>,
+    /// Since when the Job that purges it cannot be made.
+    pub purge_refused: Option<Timestamp>,
     /// The breaker; `None` before the first look.
     pub breaker: Option<Breaker>,
     /// Updates of running pods; `None` before the first look.

@@ -36,5 +36,8 @@ crate::reasons::reasons! {
     NotEvicted = "A missed pod is left alone although the pool says `injection.onMissed: Evict`: only pods of a ReplicaSet, StatefulSet or DaemonSet whose template names the pool are evicted, because only for those another pod comes that is better. Make the pod again yourself, or put the label into the template.",
     SetRight = "Somebody changed an object that the operator keeps for the pool; it was set right. Change the pool instead.",
     NameTaken = "An object of a name that the pool needs exists and does not belong to it; it is left as it is. Rename it, or the pool.",
-    ApplyFailed = "The API server did not take an object of the pool; the message has its words. It is tried again with growing pauses. PodMonitors need the chart value `allowPodMonitors`, `shared.redis.managed` needs `allowManagedRedis`.",
+    ApplyFailed = "The API server did not take an object of the pool; the message has its words. It is tried again with growing pauses. PodMonitors need the chart value `allowPodMonitors`, `shared.redis.managed` needs `allowManagedRedis`, `deletionPolicy: Delete` needs `allowPurge`.",
+    Purged = "The pool was deleted, and with it, by a Job, what it had stored in its bucket and its Redis (`deletionPolicy: Delete`).",
+    PurgeFailed = "The pool was deleted, and what it had stored stays, or some of it; the message has the last words of the Job's third attempt, or why there was none. Remove it by hand: `kvcachepool-sidecar purge`, or the bucket's own tools.",
+    PurgeSkipped = "The pool was deleted, and what lies in this tier stays: another pool has the same prefix of the bucket, or the same Redis, and objects do not say of which pool they are.",
 }

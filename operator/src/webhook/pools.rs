@@ -198,6 +198,11 @@ impl Pools {
                 return Found::Refused(Reason::PoolNotAccepted, message);
             }
         };
+        if pool.metadata.deletion_timestamp.is_some() && !asker.injected {
+            let name = pool.metadata.name.as_deref().unwrap_or_default();
+            let message = format!("KVCachePool {name} is being deleted");
+            return Found::Refused(Reason::PoolNotFound, message);
+        }
         match desired::settings(pool, &self.defaults) {
             // It has its sidecar already: there is nothing left to keep from it.
             Ok(settings) if asker.injected => Found::Pool(Box::new(settings)),

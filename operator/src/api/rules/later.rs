@@ -1,6 +1,6 @@
 //! Fields that the schema has for later versions.
 
-use crate::api::{Codec, DeletionPolicy, GpuAccess, KVCachePoolSpec, Transfer};
+use crate::api::{Codec, GpuAccess, KVCachePoolSpec, Transfer};
 
 /// The fields of a spec that this version does nothing for, with what to do instead.
 pub(super) fn used(spec: &KVCachePoolSpec) -> Vec<(&'static str, String)> {
@@ -16,11 +16,6 @@ pub(super) fn used(spec: &KVCachePoolSpec) -> Vec<(&'static str, String)> {
             "spec.sidecar.gpuAccess",
             sidecar.gpu_access != GpuAccess::default(),
             "None",
-        ),
-        (
-            "spec.deletionPolicy",
-            spec.deletion_policy != DeletionPolicy::default(),
-            "Retain",
         ),
     ];
     let used = fields.into_iter().filter(|(_, used, _)| *used);

@@ -105,6 +105,24 @@ fn refused(found: Found) -> (Reason, String) {
 }
 
 #[tokio::test]
+async fn a_pool_that_is_being_deleted_gets_no_new_pods_and_keeps_those_that_it_has() {
+    let mut going = stored("p", plain());
+    going["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
+    let (pools, _) = pools(&[going]).await;
+    let (reason, message) = refused(pools.find("serving", "p", POD).await);
+    assert_eq!(reason, Reason::PoolNotFound);
+    assert_eq!(message, "KVCachePool p is being deleted");
+    let again = Asker {
+        injected: true,
+        ..POD
+    };
+    assert!(matches!(
+        pools.find("serving", "p", again).await,
+        Found::Pool(_)
+    ));
+}
+
+#[tokio::test]
 async fn a_pool_of_the_cache_is_taken_and_one_of_another_namespace_is_not() {
     let (pools, metrics) = pools(&[stored("p", plain())]).await;
     let Found::Pool(settings) = pools.find("serving", "p", POD).await else {
