@@ -17,6 +17,7 @@ mod wait;
 
 use kvcachepool_protocol::message::CHUNK_READY;
 use kvcachepool_protocol::refs::unpack;
+use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::time::Duration;
@@ -38,12 +39,12 @@ fn main() {
     let mut round = 0;
     while rounds == 0 || round < rounds {
         match catch_unwind(AssertUnwindSafe(|| play(&mut engine))) {
-            Ok(hits) => {
+            Ok((hits, tiers)) => {
                 round += 1;
                 let region = engine.memory.as_ref().map(|m| m.region);
                 println!(
                     "{}",
-                    serde_json::json!({"round": round, "hits": hits, "chunks": CHUNKS, "region": region})
+                    serde_json::json!({"round": round, "hits": hits, "chunks": CHUNKS, "tiers": tiers, "region": region})
                 );
                 std::thread::sleep(PACE);
             }
@@ -67,10 +68,11 @@ fn attach(socket: &Path) -> Vllm {
     }
 }
 
-/// Loads what is there and compares it; stores the prompt where nothing is there. Returns the hits.
-fn play(engine: &mut Vllm) -> usize {
+/// Loads what is there, in memory or below it, and compares it; stores the prompt where nothing is there. Returns the hits, and the
+/// numbers of the tiers that they came from.
+fn play(engine: &mut Vllm) -> (usize, BTreeSet<u8>) {
     let chunks = hashes(1, CHUNKS);
-    let (_, reply) = engine.probe("load", &chunks);
+    let reply = engine.probe_below("load", &chunks);
     let slots = unpack(&reply.refs).unwrap();
     let ready = reply
         .states
@@ -90,5 +92,5 @@ fn play(engine: &mut Vllm) -> usize {
     if ready == 0 {
         engine.store("store", &chunks);
     }
-    ready
+    (ready, reply.tiers.into_iter().take(ready).collect())
 }

@@ -70,6 +70,14 @@ def product_image(request: pytest.FixtureRequest) -> str:
     return image.name
 
 
+@pytest.fixture(scope="session")
+def redis_image(cluster: Cluster) -> str:
+    """Debian's Redis, in the cluster."""
+    image = images.redis()
+    cluster.import_image(image)
+    return image.name
+
+
 def _values(of: object) -> tuple[str, ...]:
     """What a file of tests wants of the chart: its VALUES, arguments of helm."""
     values: tuple[str, ...] = getattr(of, "VALUES", ())

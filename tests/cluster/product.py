@@ -43,6 +43,13 @@ class Operator:
         return self.kubernetes.pods(SYSTEM, "app.kubernetes.io/name=kvcachepool")
 
 
+#: For tests that need rights which are off by default, and an operator that ends soon: one release for all of them.
+RIGHTS = (
+    *("--set", "allowPodEviction=true"),
+    *("--set", "allowManagedRedis=true"),
+    *("--set", "allowPurge=true"),
+    *("--set", "extraArgs={--drain=1s}"),
+)
 _WAIT = ("--wait", "--timeout", "120s")
 #: Nobody here waits a minute for a count.
 _OFTEN = ("--set", "statusInterval=3s")

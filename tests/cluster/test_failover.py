@@ -7,11 +7,10 @@ import time
 from cluster.cluster import Cluster
 from cluster.kubernetes import Kubernetes, Object
 from cluster.leadership import holder, leader, replicas
-from cluster.product import SYSTEM, Operator, conditions, deployment, injected, pod, pool, status, told
+from cluster.product import RIGHTS, SYSTEM, Operator, conditions, deployment, injected, pod, pool, status, told
 from servers.prometheus import Samples
 
-#: The right to evict, and an operator that ends soon.
-VALUES = ("--set", "allowPodEviction=true", "--set", "extraArgs={--drain=1s}")
+VALUES = RIGHTS
 _POOLS = "/apis/kvcachepool.io/v1alpha1/namespaces/{}/kvcachepools"
 _MAPS = "/api/v1/namespaces/{}/configmaps"
 #: The bar: a killed leader is followed within this many seconds.

@@ -5,25 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
-
-from cluster import images
-from cluster.cluster import Cluster
 from cluster.kubernetes import Kubernetes, Object
-from cluster.product import Operator, conditions, pod, pool, sidecar, status
+from cluster.product import RIGHTS, Operator, conditions, pod, pool, sidecar, status
 
-VALUES = ("--set", "allowManagedRedis=true")
+VALUES = RIGHTS
 
 _KINDS = ("statefulset", "service", "poddisruptionbudget", "networkpolicy", "secret")
 _RESTRICTED = "pod-security.kubernetes.io/enforce=restricted"
-
-
-@pytest.fixture(scope="module")
-def redis_image(cluster: Cluster) -> str:
-    """Debian's Redis, in the cluster."""
-    image = images.redis()
-    cluster.import_image(image)
-    return image.name
 
 
 def _pool(image: str, shards: int) -> Object:

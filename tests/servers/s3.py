@@ -21,18 +21,19 @@ class S3Server:
 
     key_id, secret = "kvcachepool-test", "only-for-this-test"
 
-    def __init__(self) -> None:
+    def __init__(self, host: str = "127.0.0.1") -> None:
         program = paths.cache() / "tools/bin/versitygw"
         assert program.exists(), f"{program} is not there: run `tools/setup.sh servers`"
         self.folder = paths.short_folder()
         self.port = paths.free_port()
+        self.host = host
         self.data = self.folder / "data"
         for folder in (self.data / BUCKET, self.folder / "auth"):
             folder.mkdir(parents=True)
         for name, text in (("AWS_ACCESS_KEY_ID", self.key_id), ("AWS_SECRET_ACCESS_KEY", self.secret)):
             (self.folder / "auth" / name).write_text(text)
         command = [str(program), "--access", self.key_id, "--secret", self.secret, "--quiet", "--keep-alive"]
-        command += ["--port", f"127.0.0.1:{self.port}", "posix", str(self.data)]
+        command += ["--port", f"{host}:{self.port}", "posix", str(self.data)]
         env = {**os.environ, "HOME": str(self.folder)}
         self.process = Process("versitygw", command, self.folder / "log", env=env)
         wait_for(self._listens, 20, "an S3 server that listens")
@@ -40,11 +41,11 @@ class S3Server:
     def _listens(self) -> bool:
         assert self.process.running(), f"the S3 server ended:\n{self.process.tail()}"
         with socket.socket() as probe:
-            return probe.connect_ex(("127.0.0.1", self.port)) == 0
+            return probe.connect_ex((self.host, self.port)) == 0
 
     def config(self) -> dict[str, Any]:
         """The section `s3` of a sidecar's config."""
-        return {"bucket": BUCKET, "endpoint": f"http://127.0.0.1:{self.port}", "auth": str(self.folder / "auth")}
+        return {"bucket": BUCKET, "endpoint": f"http://{self.host}:{self.port}", "auth": str(self.folder / "auth")}
 
     def objects(self) -> list[Path]:
         """Files of cache objects."""

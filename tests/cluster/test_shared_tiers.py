@@ -1,0 +1,145 @@
+"""Tiers that pods share: a replica is warm from what another stored, Jobs say what a pool lacks and empty a bucket."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from cluster import images
+from cluster.cluster import Cluster
+from cluster.engine import Engine, pool
+from cluster.kubernetes import Kubernetes, Object
+from cluster.product import RIGHTS, Operator, deployment, plugin, told
+from servers import web
+from servers.s3 import BUCKET, S3Server
+
+VALUES = RIGHTS
+
+#: The number of Redis among tiers.
+_REDIS = 3
+#: A sidecar opens its tiers beside its start: an engine that came sooner would find nothing in them.
+_ONCE_OPEN = """
+up() { wget -qO- http://127.0.0.1:9797/metrics | grep -c '^kvcachepool_tier_up{[^}]*} 1$'; }
+until [ "$(up)" = 2 ]; do sleep 0.2; done
+exec stand_in_engine
+"""
+
+
+@pytest.fixture(scope="module")
+def bucket(cluster: Cluster) -> Iterator[S3Server]:
+    """A bucket on this machine, where pods reach it."""
+    server = S3Server(cluster.slot.host)
+    yield server
+    server.stop()
+
+
+def _s3(bucket: S3Server, prefix: str, secret: str) -> Object:
+    endpoint = bucket.config()["endpoint"]
+    return {"bucket": BUCKET, "endpoint": endpoint, "prefix": prefix, "auth": {"secretName": secret}}
+
+
+def _secret(bucket: S3Server) -> Object:
+    keys = {"AWS_ACCESS_KEY_ID": bucket.key_id, "AWS_SECRET_ACCESS_KEY": bucket.secret}
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "bucket"}, "stringData": keys}
+
+
+def _replicas(number: int) -> Object:
+    made = deployment(images.STAND_IN, "web", "demo", replicas=number)
+    made["spec"]["template"]["spec"]["containers"][0]["command"] = ["sh", "-c", _ONCE_OPEN]
+    return made
+
+
+def _written(kubernetes: Kubernetes, namespace: str, name: str) -> set[str]:
+    """Tiers that hold all that a pod has stored."""
+    address = kubernetes.pod(namespace, name)["status"]["podIP"]
+    lines = web.get(f"http://{address}:9797/metrics")[1].splitlines()
+    line = 'kvcachepool_tier_write_chunks_total{{result="stored",tier="{}"}} 16'
+    return {tier for tier in ("redis", "s3") if line.format(tier) in lines}
+
+
+def _checked(kubernetes: Kubernetes, namespace: str, name: str) -> tuple[bool, dict[str, tuple[str, str]]]:
+    """What `check` says of a pool: whether all is well, and reason and message by tier."""
+    done = plugin(kubernetes, "check", name, "-n", namespace, "-o", "json")
+    assert done.stdout, done.stderr
+    report: dict[str, Any] = json.loads(done.stdout)
+    assert (done.returncode == 0) == report["ready"], done.stderr
+    return report["ready"], {each["tier"]: (each["reason"], each["message"]) for each in report["tiers"]}
+
+
+def test_a_replica_is_warm_from_what_another_stored_and_all_goes_with_the_pool(
+    cluster: Cluster, operator: Operator, namespace: str, redis_image: str, bucket: S3Server
+) -> None:
+    kubernetes = cluster.kubernetes
+    cluster.import_image(images.stand_in())
+    kubernetes.kubectl("label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted")
+    few: dict[str, Any] = {"requests": {"cpu": "10m"}}
+    managed = {"memoryPerShard": "64Mi", "image": redis_image, "resources": few}
+    shared = {"redis": {"managed": managed}, "s3": _s3(bucket, "demo", "bucket")}
+    lacking = {"s3": _s3(bucket, "lacking", "absent")}
+    kubernetes.apply(
+        [
+            _secret(bucket),
+            pool("demo", shared=shared, deletionPolicy="Delete"),
+            pool("lacking", shared=lacking),
+        ],
+        namespace=namespace,
+    )
+    # What is stored while a server starts stays in memory only.
+    for until in ("create", "condition=Ready"):
+        kubernetes.wait("pod", "kvcachepool-demo-0", until, namespace=namespace)
+    kubernetes.apply(_replicas(1), namespace=namespace)
+
+    def engines() -> list[Engine]:
+        found = [each for each in kubernetes.pods(namespace, "app=web") if "podIP" in each["status"]]
+        return [Engine(cluster, namespace, each["metadata"]["name"]) for each in found]
+
+    (first,) = kubernetes.wait_for(engines, 30, "the first replica", namespace=namespace)
+    first.wait_warm()
+    first.wait_for(lambda: _written(kubernetes, namespace, first.name) == {"redis", "s3"}, "all is written down", 60)
+    assert len(bucket.objects()) == 16
+
+    kubernetes.apply(_replicas(2), namespace=namespace)
+    second = kubernetes.wait_for(
+        lambda: next((each for each in engines() if each.name != first.name), None), 30, "the second replica"
+    )
+    found = second.wait_first_round(after_loss=False)
+    assert (found["hits"], found["tiers"]) == (found["chunks"], [_REDIS])
+
+    assert _checked(kubernetes, namespace, "demo") == (True, {"redis": ("", ""), "s3": ("", "")})
+    ready, tiers = _checked(kubernetes, namespace, "lacking")
+    assert not ready
+    assert tiers["s3"][0] == "Unauthenticated"
+    assert "/etc/kvcachepool/s3/AWS_ACCESS_KEY_ID" in tiers["s3"][1]
+    nobody = plugin(kubernetes, "check", "demo", "-n", namespace, "--service-account", "nobody")
+    assert nobody.returncode == 1
+    assert "PodNotCreated" in nobody.stderr
+    left = json.loads(kubernetes.kubectl("get", "jobs", "-o", "json", namespace=namespace))["items"]
+    assert [each for each in left if "deletionTimestamp" not in each["metadata"]] == []
+
+    kubernetes.kubectl("delete", "deployment", "web", "--cascade=foreground", namespace=namespace)
+    # In the foreground everything that the pool owns goes before it, while its Job runs.
+    kubernetes.kubectl("delete", "kvcachepool", "demo", "--cascade=foreground", "--timeout=60s", namespace=namespace)
+    assert bucket.objects() == []
+
+    def told_of() -> bool:
+        return any((name, reason) == ("demo", "Purged") for _, name, reason, _ in told(kubernetes, namespace))
+
+    kubernetes.wait_for(told_of, 20, "an event on the pool that was", namespace=namespace)
+
+
+def test_a_namespace_that_goes_as_a_whole_is_not_held(
+    kubernetes: Kubernetes, operator: Operator, namespace: str, bucket: S3Server
+) -> None:
+    shared = {"s3": _s3(bucket, "held", "bucket")}
+    kubernetes.apply(pool("demo", shared=shared, deletionPolicy="Delete"), namespace=namespace)
+    of = f"/apis/kvcachepool.io/v1alpha1/namespaces/{namespace}/kvcachepools/demo"
+
+    def held() -> bool:
+        return "kvcachepool.io/purge" in kubernetes.request("GET", of)["metadata"].get("finalizers", [])
+
+    kubernetes.wait_for(held, 30, "the finalizer", namespace=namespace)
+    kubernetes.delete_namespace(namespace)
+    kubernetes.wait("namespace", namespace, "delete")
