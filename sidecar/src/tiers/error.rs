@@ -125,7 +125,7 @@ impl Cause {
         }
     }
 
-    /// It says something about the tier, not about one object: the breaker counts it.
+    /// It says something about the tier, not about one object.
     pub fn of_the_tier(self) -> bool {
         !matches!(
             self,
@@ -151,6 +151,8 @@ pub struct TierError {
     pub object: Option<String>,
     /// For people: what happened and, where there is something, what to do.
     pub detail: String,
+    /// It is about one of several servers of the tier: the others serve on, and the tier as a whole is no worse.
+    pub of_a_part: bool,
 }
 
 impl TierError {
@@ -161,7 +163,13 @@ impl TierError {
             cause,
             object: None,
             detail: detail.into(),
+            of_a_part: false,
         }
+    }
+
+    /// It says something about the tier as a whole: the breaker counts it.
+    pub fn of_the_tier(&self) -> bool {
+        self.cause.of_the_tier() && !self.of_a_part
     }
 
     /// About one object.

@@ -261,9 +261,9 @@ impl Pass<'_> {
     fn leave(mut self, error: Option<&TierError>) {
         self.left = true;
         match error {
-            Some(e) if e.cause.of_the_tier() => self.switch.failed(self.turn, || e.to_string()),
-            // Refused here, not by the tier.
-            Some(e) if matches!(e.cause, Cause::Busy | Cause::BreakerOpen) => {
+            Some(e) if e.of_the_tier() => self.switch.failed(self.turn, || e.to_string()),
+            // Refused here, not by the tier; or by one of its servers, which says nothing of the others.
+            Some(e) if e.of_a_part || matches!(e.cause, Cause::Busy | Cause::BreakerOpen) => {
                 self.switch.silent(self.turn);
             }
             _ => self.switch.answered(self.turn),

@@ -16,6 +16,8 @@ use tokio::time::Instant;
 #[derive(Debug)]
 enum Step {
     Fail(Cause),
+    /// Fails as one of several servers.
+    FailInPart(Cause),
     FailAfter(Duration, Cause),
     After(Duration),
     Hang,
@@ -46,6 +48,11 @@ impl Scripted {
     /// The next call fails.
     pub fn fail(&self, cause: Cause) {
         self.steps.lock().push_back(Step::Fail(cause));
+    }
+
+    /// The next call fails, of one of several servers.
+    pub fn fail_in_part(&self, cause: Cause) {
+        self.steps.lock().push_back(Step::FailInPart(cause));
     }
 
     /// The next `times` calls fail.
@@ -122,6 +129,12 @@ impl Scripted {
         match step {
             None => Box::pin(async { Ok(answer) }),
             Some(Step::Fail(cause)) => Box::pin(async move { failed(cause) }),
+            Some(Step::FailInPart(cause)) => Box::pin(async move {
+                failed(cause).map_err(|e| TierError {
+                    of_a_part: true,
+                    ..e
+                })
+            }),
             Some(Step::After(pause)) => Box::pin(async move {
                 tokio::time::sleep(pause).await;
                 Ok(answer)

@@ -200,3 +200,24 @@ async fn a_tier_that_takes_no_more_still_gives() {
     let refused = rig.tier.remove(&[name(1)]).await;
     assert_eq!(refused.unwrap_err().cause, Cause::BreakerOpen);
 }
+
+#[tokio::test(start_paused = true)]
+async fn what_one_of_several_servers_does_is_neither_a_failure_nor_an_answer() {
+    let rig = Rig::new();
+    for _ in 0..10 {
+        rig.scripted.fail_in_part(Cause::Unreachable);
+        assert_eq!(rig.read().await, Some(Cause::Unreachable));
+    }
+    assert_eq!(rig.state(), State::Closed);
+    rig.fails(2, Cause::Unreachable).await;
+    rig.scripted.fail_in_part(Cause::Timeout);
+    assert_eq!(rig.read().await, Some(Cause::Timeout));
+    rig.fails(1, Cause::Unreachable).await;
+    assert_eq!(rig.state(), State::Open, "it was no success in between");
+    // The one that is tried tells nothing about the others: the next one is tried, too.
+    advance(OPTIONS.pause).await;
+    rig.scripted.fail_in_part(Cause::Unreachable);
+    assert_eq!(rig.read().await, Some(Cause::Unreachable));
+    assert_eq!(rig.read().await, None);
+    assert_eq!(rig.state(), State::Closed);
+}
