@@ -84,11 +84,12 @@ fn one(url: &str) -> Result<Servers, String> {
     let (scheme, rest) = url
         .split_once("://")
         .ok_or("no URL; write one such as redis://host:6379")?;
-    let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
-    let (credentials, place) = match rest.rsplit_once('@') {
-        Some((credentials, place)) => (Some(credentials), place),
+    // Whatever stands in a password: it ends at the last @.
+    let (credentials, rest) = match rest.rsplit_once('@') {
+        Some((credentials, rest)) => (Some(credentials), rest),
         None => (None, rest),
     };
+    let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
     let mut how = How {
         tls: scheme == "rediss",
         database: 0,
@@ -99,11 +100,12 @@ fn one(url: &str) -> Result<Servers, String> {
         match pair.split_once('=') {
             Some(("db", number)) if scheme == "redis+unix" => how.database = database(number)?,
             Some(("tls", "true")) if scheme.starts_with("redis-") => sure_of_tls = true,
+            // What it is may be a part of a password.
             _ => {
-                let key = pair.split_once('=').map_or(pair, |(key, _)| key);
-                return Err(format!(
-                    "{scheme}:// has no option \"{key}\" of this form; there are db=<number> for redis+unix and tls=true for redis-sentinel and redis-cluster"
-                ));
+                return Err(
+                    "behind a ? there is db=<number> for redis+unix, and tls=true for redis-sentinel and redis-cluster, and no other option; a ? in a password is written %3F"
+                        .into(),
+                );
             }
         }
     }
@@ -138,9 +140,10 @@ fn one(url: &str) -> Result<Servers, String> {
             let hosts = place.strip_suffix('/').unwrap_or(place);
             Ok(Servers::Cluster(list(hosts, PORT)?, how))
         }
-        _ => Err(format!(
-            "\"{scheme}\" is none of redis, rediss, redis+unix, redis-sentinel, redis-cluster"
-        )),
+        // Not repeated: it may be something else that went astray.
+        _ => Err(
+            "the scheme is none of redis, rediss, redis+unix, redis-sentinel, redis-cluster".into(),
+        ),
     }
 }
 
@@ -274,6 +277,14 @@ mod tests {
                 },
             ),
             (
+                "redis://u:p?s=s/#@a",
+                host("a", 6379),
+                How {
+                    auth: login(Some("u"), "p?s=s/#"),
+                    ..how()
+                },
+            ),
+            (
                 "redis+unix:///run/r.sock?db=2",
                 Address::Unix("/run/r.sock".into()),
                 How {
@@ -324,7 +335,13 @@ mod tests {
             (&["redis://u:secret@a/x"], "number"),
             (&["redis://secret@a"], "user:password@"),
             (&["redis://u:secret%4@a"], "two hex digits"),
-            (&["redis://u:secret@a?x=1"], "no option \"x\""),
+            (&["redis://u:secret@a?x=1"], "no other option"),
+            (&["redis://u:p?secret"], "no other option"),
+            (&["redis://u:1?secret=1"], "no other option"),
+            (&["redis://a?secret"], "no other option"),
+            (&["redis://u?secret=1@a"], "user:password@"),
+            (&["u:secret@redis://a"], "none of redis"),
+            (&["secret://a"], "none of redis"),
             (&["redis+unix://secret"], "whole path"),
             (&["redis-sentinel://u:secret@a"], "master's name"),
             (&["redis-cluster://u:secret@a", "redis://b"], "stands alone"),
