@@ -5,7 +5,7 @@
 //! kvcp:<model>:<layout>:{<key>}.<fidelity>:<head>:<n>       segment n: bytes of one section; sections in order, each from a segment of its own
 //! ```
 
-use kvcachepool_protocol::object::{Object, ObjectName, REDIS_SEGMENT_BYTES, digest};
+use kvcachepool_protocol::object::{MAX_SECTIONS, Object, ObjectName, REDIS_SEGMENT_BYTES, digest};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -13,7 +13,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 pub const RECORD_BYTES: usize = size_of::<Record>();
 const MAGIC: [u8; 8] = *b"KVCPRDS1";
 /// Most segments that a record is believed to have: of an object of 1 TiB.
-const SEGMENTS_MAX: u32 = 1 << 21;
+const SEGMENTS_MAX: u64 = 1 << 21;
 
 /// The record as it lies there.
 #[derive(
@@ -63,7 +63,10 @@ impl Record {
     pub fn read(value: &[u8]) -> Option<Self> {
         let (record, _) = Self::read_from_prefix(value).ok()?;
         let known = record.magic == MAGIC && record.zero.get() == 0;
-        (known && record.segments.get() <= SEGMENTS_MAX).then_some(record)
+        // Each section's last segment may be short.
+        let full = record.bytes.get().div_ceil(REDIS_SEGMENT_BYTES);
+        let segments_max = (full + MAX_SECTIONS as u64).min(SEGMENTS_MAX);
+        (known && u64::from(record.segments.get()) <= segments_max).then_some(record)
     }
 
     /// The names of its segments.
@@ -105,9 +108,19 @@ mod tests {
         assert_eq!(Record::read(&value), Some(record));
         assert_eq!(Record::read(&value[..RECORD_BYTES - 1]), None);
         assert_eq!(Record::read(&head), None);
-        let mut many = record;
-        many.segments = (SEGMENTS_MAX + 1).into();
-        assert_eq!(Record::read(many.as_bytes()), None);
+        // More segments than its bytes can have.
+        for (bytes, segments_max) in [
+            (record.bytes.get(), 6 + MAX_SECTIONS as u64 - 1),
+            (0, MAX_SECTIONS as u64),
+            (u64::MAX, SEGMENTS_MAX),
+        ] {
+            let mut many = record;
+            many.bytes = bytes.into();
+            many.segments = (segments_max as u32).into();
+            assert_eq!(Record::read(many.as_bytes()), Some(many), "{bytes}");
+            many.segments = (segments_max as u32 + 1).into();
+            assert_eq!(Record::read(many.as_bytes()), None, "{bytes}");
+        }
     }
 
     proptest! {
