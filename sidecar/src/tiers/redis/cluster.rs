@@ -1,19 +1,26 @@
 //! Which node of a cluster has which key: 16,384 slots, learned from the nodes and corrected by what they say.
+//!
+//! The map is learned by a task of its own that asks all nodes at once: the first good answer counts, however many others say nothing,
+//! and those are known as lost afterwards. Whoever needs the map waits for that task; that one who waits gives up does not end it.
 
-use super::connection::Connection;
+mod slots;
+
 use super::fault::Fault;
-use super::node::{Lane, Node, Options, Reach};
-use super::resp::Reply;
+use super::node::{Dial, Node, Options, Reach};
+use super::pool::Lent;
 use super::url::{Address, How};
 use parking_lot::Mutex;
-use std::collections::BTreeMap;
+use slots::ask;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::time::Instant;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, timeout};
 
-/// Slots of a cluster.
-const SLOTS: usize = 16_384;
+pub use slots::slot;
+
 /// The map is asked for no more often than this.
 const LEARN_EVERY: Duration = Duration::from_millis(500);
 
@@ -24,7 +31,6 @@ pub struct Cluster {
     ca: Option<PathBuf>,
     options: Options,
     map: Mutex<Map>,
-    learning: tokio::sync::Mutex<()>,
 }
 
 #[derive(Default)]
@@ -35,45 +41,37 @@ struct Map {
     /// What it says is no longer believed.
     stale: bool,
     learned: Option<Instant>,
+    /// How the task ends that is learning it.
+    learning: Option<Learning>,
 }
 
-/// The slot of a key: of what stands in its first braces, where something does.
-pub fn slot(key: &str) -> u16 {
-    let inner = key
-        .split_once('{')
-        .and_then(|(_, rest)| rest.split_once('}'));
-    let hashed = match inner {
-        Some((tag, _)) if !tag.is_empty() => tag,
-        _ => key,
-    };
-    // CRC-16 of XMODEM.
-    let crc = hashed.bytes().fold(0u16, |crc, byte| {
-        (0..8).fold(crc ^ u16::from(byte) << 8, |crc, _| {
-            if crc & 0x8000 == 0 {
-                crc << 1
-            } else {
-                crc << 1 ^ 0x1021
-            }
-        })
-    });
-    crc % SLOTS as u16
+/// None: it has not ended.
+type Learning = watch::Receiver<Option<Result<(), Fault>>>;
+
+impl Map {
+    /// Nodes that have slots.
+    fn owners(&self) -> BTreeSet<Address> {
+        // Slots of one owner mostly lie side by side.
+        let runs = self.slots.chunk_by(|a, b| a == b);
+        runs.filter_map(|run| run.first().cloned().flatten())
+            .collect()
+    }
 }
 
 impl Cluster {
     /// A cluster of which some nodes are known.
-    pub fn new(seeds: Vec<Address>, how: How, ca: Option<PathBuf>, options: Options) -> Self {
-        Self {
+    pub fn new(seeds: Vec<Address>, how: How, ca: Option<PathBuf>, options: Options) -> Arc<Self> {
+        Arc::new(Self {
             seeds,
             how,
             ca,
             options,
             map: Mutex::default(),
-            learning: tokio::sync::Mutex::default(),
-        }
+        })
     }
 
     /// The node of a key's slot.
-    pub async fn node_of(&self, key: &str) -> Result<Arc<Node>, Fault> {
+    pub async fn node_of(self: &Arc<Self>, key: &str) -> Result<Arc<Node>, Fault> {
         self.learn().await?;
         let mut map = self.map.lock();
         let owner = map.slots.get(usize::from(slot(key))).cloned().flatten();
@@ -89,18 +87,16 @@ impl Cluster {
     }
 
     /// All nodes that have slots, in order of their addresses.
-    pub async fn masters(&self) -> Result<Vec<Arc<Node>>, Fault> {
+    pub async fn masters(self: &Arc<Self>) -> Result<Vec<Arc<Node>>, Fault> {
         self.learn().await?;
+        Ok(self.owners())
+    }
+
+    /// The same, as far as it is known.
+    pub fn owners(&self) -> Vec<Arc<Node>> {
         let mut map = self.map.lock();
-        let mut owners: Vec<Address> = map.slots.iter().flatten().cloned().collect();
-        owners.sort_unstable();
-        owners.dedup();
-        if owners.is_empty() {
-            map.stale = true;
-            return Err(Fault::Refused("CLUSTERDOWN no node has slots".into()));
-        }
-        let nodes = owners.into_iter().map(|owner| self.known(&mut map, owner));
-        Ok(nodes.collect())
+        let owners = map.owners().into_iter();
+        owners.map(|owner| self.known(&mut map, owner)).collect()
     }
 
     /// A node at an address that another one named; `asked` is that one.
@@ -134,186 +130,94 @@ impl Cluster {
 
     fn known(&self, map: &mut Map, address: Address) -> Arc<Node> {
         let node = map.nodes.entry(address.clone()).or_insert_with(|| {
-            let name = address.to_string();
-            let (how, ca) = (self.how.clone(), self.ca.clone());
-            Node::new(
-                name,
-                Reach::Fixed(address),
-                how,
-                ca,
-                self.options.clone(),
-                true,
-            )
+            let dial = Dial {
+                reach: Reach::Fixed(address.clone()),
+                how: self.how.clone(),
+                ca: self.ca.clone(),
+            };
+            Node::new(address.to_string(), dial, self.options.clone(), true)
         });
         node.clone()
     }
 
-    /// Asks for the map where there is none, or what there is is no longer believed. One asks, the others wait for it.
-    async fn learn(&self) -> Result<(), Fault> {
-        let (wanted, needed) = self.wants();
-        if !wanted {
-            return Ok(());
-        }
-        let _learning = self.learning.lock().await;
-        if !self.wants().0 {
-            return Ok(());
-        }
-        let learned = self.ask_all().await;
-        let mut map = self.map.lock();
-        map.learned = Some(Instant::now());
-        match learned {
-            Ok(slots) => {
-                let in_use: Vec<&Address> = slots.iter().flatten().collect();
-                map.nodes.retain(|address, _| in_use.contains(&address));
-                map.slots = slots;
-                map.stale = false;
-                Ok(())
+    /// Waits for the map where there is none. Where what there is is no longer believed, waits for a better one a while.
+    async fn learn(self: &Arc<Self>) -> Result<(), Fault> {
+        let (needed, mut learning) = {
+            let mut map = self.map.lock();
+            let needed = map.slots.is_empty();
+            let lately = map.learned.is_some_and(|at| at.elapsed() < LEARN_EVERY);
+            if !needed && (!map.stale || lately) {
+                return Ok(());
             }
-            // What is known may still be right.
-            Err(fault) if needed => Err(fault),
-            Err(_) => Ok(()),
+            (needed, self.learning(&mut map))
+        };
+        let ended = learning.wait_for(Option::is_some);
+        let stopped = || Fault::unreachable("the tier was closed");
+        if needed {
+            let ended = ended.await.map_err(|_| stopped())?;
+            return ended.clone().unwrap_or_else(|| Err(stopped()));
         }
+        // What is known may still be right.
+        let _ = timeout(self.options.answer / 2, ended).await;
+        Ok(())
     }
 
-    /// Shall the map be asked for, and can nothing be done without it?
-    fn wants(&self) -> (bool, bool) {
-        let map = self.map.lock();
-        let needed = map.slots.is_empty();
-        let lately = map.learned.is_some_and(|at| at.elapsed() < LEARN_EVERY);
-        (needed || (map.stale && !lately), needed)
+    /// The task that learns the map: the one that runs, or a new one.
+    fn learning(self: &Arc<Self>, map: &mut Map) -> Learning {
+        if let Some(running) = &map.learning {
+            return running.clone();
+        }
+        let (end, learning) = watch::channel(None);
+        map.learning = Some(learning.clone());
+        let cluster = self.clone();
+        tokio::spawn(async move {
+            let learned = cluster.ask_all().await;
+            let learned = cluster.believe(learned);
+            end.send_replace(Some(learned));
+        });
+        learning
+    }
+
+    fn believe(&self, learned: Result<Vec<Option<Address>>, Fault>) -> Result<(), Fault> {
+        let mut map = self.map.lock();
+        map.learning = None;
+        map.learned = Some(Instant::now());
+        map.slots = learned?;
+        map.stale = false;
+        let owners = map.owners();
+        map.nodes
+            .retain(|address, _| owners.contains(address) || self.seeds.contains(address));
+        Ok(())
     }
 
     async fn ask_all(&self) -> Result<Vec<Option<Address>>, Fault> {
-        let mut nodes: Vec<Arc<Node>> = {
+        let nodes: Vec<Arc<Node>> = {
             let mut map = self.map.lock();
-            let seeds = self.seeds.iter().cloned();
-            let seeds: Vec<_> = seeds.map(|seed| self.known(&mut map, seed)).collect();
-            let known = map.nodes.values().cloned();
-            known.chain(seeds).collect()
+            for seed in &self.seeds {
+                self.known(&mut map, seed.clone());
+            }
+            map.nodes.values().cloned().collect()
         };
-        nodes.dedup_by(|a, b| Arc::ptr_eq(a, b));
-        let mut last = Fault::unreachable("no node is known");
+        let mut asked = JoinSet::new();
         for node in nodes {
-            let asked = async {
-                let mut connection = node.take(Lane::Questions).await?;
-                ask(&mut connection, &node).await
-            };
-            let asked = tokio::time::timeout(self.options.answer / 2, asked).await;
-            match asked.unwrap_or_else(|_| Err(Fault::unreachable("it did not answer"))) {
-                Ok(slots) => return Ok(slots),
-                Err(fault) => last = fault.at(&node.name),
+            asked.spawn(async move {
+                let own = node.address();
+                let said = node.answers(|mut c: Lent| async move { ask(&mut c, own).await });
+                said.await.map_err(|fault| fault.at(&node.name))
+            });
+        }
+        let mut last = Fault::unreachable("no node is known");
+        while let Some(said) = asked.join_next().await {
+            match said {
+                Ok(Ok(slots)) => {
+                    // The others go on until they have answered, or are known as lost.
+                    asked.detach_all();
+                    return Ok(slots);
+                }
+                Ok(Err(fault)) => last = fault,
+                Err(_) => last = Fault::unreachable("the tier was closed"),
             }
         }
         Err(last)
-    }
-}
-
-async fn ask(c: &mut Connection, node: &Node) -> Result<Vec<Option<Address>>, Fault> {
-    c.command(&[b"CLUSTER", b"SLOTS"]);
-    let answer = match c.answer().await {
-        Err(Fault::Refused(text)) if text.contains("cluster support disabled") => {
-            let why = "it is no node of a cluster: write redis:// or rediss://";
-            return Err(Fault::Of(crate::tiers::Cause::Config, why.into()));
-        }
-        answer => answer?,
-    };
-    let own = match node.address() {
-        Some(Address::Tcp(host, _)) => host,
-        _ => String::new(),
-    };
-    read(&answer, &own).ok_or_else(|| Fault::protocol("CLUSTER SLOTS was answered by no slots"))
-}
-
-/// The owner of each slot; `own` is the host that answered.
-fn read(answer: &Reply, own: &str) -> Option<Vec<Option<Address>>> {
-    let Reply::Array(ranges) = answer else {
-        return None;
-    };
-    let mut slots = vec![None; SLOTS];
-    for range in ranges {
-        let Reply::Array(parts) = range else {
-            return None;
-        };
-        let [
-            Reply::Integer(from),
-            Reply::Integer(to),
-            Reply::Array(master),
-            ..,
-        ] = &parts[..]
-        else {
-            return None;
-        };
-        let [host, Reply::Integer(port), ..] = &master[..] else {
-            return None;
-        };
-        let host = match host {
-            Reply::Bulk(host) if !host.is_empty() => String::from_utf8(host.clone()).ok()?,
-            Reply::Bulk(_) | Reply::Nil => own.to_string(),
-            _ => return None,
-        };
-        let address = Address::Tcp(host, u16::try_from(*port).ok()?);
-        let (from, to) = (usize::try_from(*from).ok()?, usize::try_from(*to).ok()?);
-        for owner in slots.get_mut(from..=to)? {
-            *owner = Some(address.clone());
-        }
-    }
-    Some(slots)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    #[test]
-    fn slots_are_those_of_the_specification() {
-        for (key, expected) in [
-            ("123456789", 0x31C3),
-            ("foo", 12_182),
-            ("{user1000}.following", 3_443),
-            ("{user1000}.followers", 3_443),
-            ("foo{}{bar}", 8_363),
-            ("foo{{bar}}zap", 4_015),
-            ("foo{bar}{zap}", 5_061),
-        ] {
-            assert_eq!(slot(key), expected, "{key}");
-        }
-    }
-
-    #[test]
-    fn a_map_is_read_with_what_nobody_owns_left_open() {
-        let bulk = |text: &str| Reply::Bulk(text.as_bytes().to_vec());
-        let range = |from, to, host: Reply, port| {
-            let master = Reply::Array(vec![host, Reply::Integer(port), bulk("id")]);
-            Reply::Array(vec![Reply::Integer(from), Reply::Integer(to), master])
-        };
-        let answer = Reply::Array(vec![
-            range(0, 99, bulk("a"), 1),
-            range(200, 16_383, Reply::Nil, 2),
-        ]);
-        let slots = read(&answer, "own").unwrap();
-        assert_eq!(slots[99], Some(Address::Tcp("a".into(), 1)));
-        assert_eq!(slots[100], None);
-        assert_eq!(slots[16_383], Some(Address::Tcp("own".into(), 2)));
-        for wrong in [
-            range(0, 16_384, bulk("a"), 1),
-            range(-1, 5, bulk("a"), 1),
-            range(6, 5, bulk("a"), 1),
-            range(0, 5, bulk("a"), 70_000),
-            Reply::Nil,
-        ] {
-            let read = read(&Reply::Array(vec![wrong.clone()]), "own");
-            let nothing = read.is_none_or(|slots| slots.iter().all(Option::is_none));
-            assert!(nothing, "{wrong:?}");
-        }
-    }
-
-    proptest! {
-        #[test]
-        fn any_range_is_read_or_refused(from in any::<i64>(), to in any::<i64>(), port in any::<i64>()) {
-            let master = Reply::Array(vec![Reply::Nil, Reply::Integer(port)]);
-            let range = Reply::Array(vec![Reply::Integer(from), Reply::Integer(to), master]);
-            read(&Reply::Array(vec![range]), "own");
-        }
     }
 }

@@ -1,11 +1,15 @@
 //! One connection: commands out, replies in, in the order of the commands. Segments go between socket and span.
 
-use super::fault::{Fault, is_of_the_connection};
+mod transaction;
+
+pub use transaction::Words;
+
+use super::fault::{Fault, is_of_the_connection, is_of_the_server};
 use super::resp::{self, Head, Reply};
 use super::stream::Stream;
 use crate::tiers::{Cause, Span};
 use std::io;
-use tokio::time::{Duration, Instant};
+use tokio::time::{Duration, Instant, timeout};
 
 /// Bytes that are asked of the socket at once where they are no segment's.
 const READ_BYTES: usize = 16 << 10;
@@ -34,16 +38,24 @@ pub struct Connection {
     pending: u64,
     /// Each command is for a key that another node is about to hand over to this one.
     asking: bool,
+    /// Longest time without a byte in either direction; none = as long as somebody waits.
+    patience: Option<Duration>,
     /// Why it is of no use any more.
     broken: Option<String>,
     /// The next ones from the pool would be no better.
     outdated: bool,
+    /// Keys are watched: a transaction of the next operation would be bound to them.
+    watching: bool,
+    /// As far as is known, this user may let objects live on at this server.
+    renews: bool,
+    /// Did the server say anything yet?
+    spoken: bool,
     heard: Instant,
 }
 
 impl Connection {
-    /// Over a stream on which nothing was said.
-    pub fn new(stream: Stream) -> Self {
+    /// Over a stream on which nothing was said. With `patience` it breaks when the server neither takes nor gives a byte for so long.
+    pub fn new(stream: Stream, patience: Option<Duration>) -> Self {
         Self {
             stream,
             input: Vec::new(),
@@ -51,8 +63,12 @@ impl Connection {
             output: Vec::new(),
             pending: 0,
             asking: false,
+            patience,
             broken: None,
             outdated: false,
+            watching: false,
+            renews: true,
+            spoken: false,
             heard: Instant::now(),
         }
     }
@@ -64,7 +80,13 @@ impl Connection {
 
     /// Can another operation use it?
     pub fn is_clean(&self) -> bool {
-        self.broken.is_none() && !self.outdated && self.pending == 0 && self.output.is_empty()
+        let in_step = self.pending == 0 && self.output.is_empty() && self.unread().is_empty();
+        in_step && self.broken.is_none() && !self.outdated && !self.watching
+    }
+
+    /// Is it worth asking here that an object lives on?
+    pub fn renews(&self) -> bool {
+        self.renews
     }
 
     /// Why it broke, if it did.
@@ -83,7 +105,7 @@ impl Connection {
     }
 
     /// Is it closed by the other side, though nobody noticed?
-    pub fn is_stale(&self) -> bool {
+    pub fn is_stale(&mut self) -> bool {
         self.stream.is_stale()
     }
 
@@ -103,7 +125,7 @@ impl Connection {
         resp::command(&mut self.output, words);
     }
 
-    /// Sends `SET key <bytes of the span> PX ms`.
+    /// Sends `SET key <bytes of the span> NX PX ms`: one that is there stays as it is.
     pub async fn set(
         &mut self,
         key: &str,
@@ -113,7 +135,7 @@ impl Connection {
         ms: u64,
     ) -> Result<(), Fault> {
         self.begins();
-        resp::begin(&mut self.output, 5);
+        resp::begin(&mut self.output, 6);
         for word in ["SET", key] {
             resp::length(&mut self.output, word.len() as u64);
             self.output.extend_from_slice(word.as_bytes());
@@ -123,11 +145,11 @@ impl Connection {
         self.flush().await?;
         let end = at + bytes;
         while at < end {
-            let sent = self.stream.write_span(span, at, end - at).await;
+            let sent = in_time(self.patience, self.stream.write_span(span, at, end - at)).await;
             at += self.checked(sent)? as u64;
         }
         let ms = ms.to_string();
-        let behind = format!("\r\n$2\r\nPX\r\n${}\r\n{ms}\r\n", ms.len());
+        let behind = format!("\r\n$2\r\nNX\r\n$2\r\nPX\r\n${}\r\n{ms}\r\n", ms.len());
         self.output.extend_from_slice(behind.as_bytes());
         Ok(())
     }
@@ -137,7 +159,7 @@ impl Connection {
         if self.output.is_empty() {
             return Ok(());
         }
-        let sent = self.stream.write(&self.output).await;
+        let sent = in_time(self.patience, self.stream.write(&self.output)).await;
         self.output.clear();
         match sent {
             Ok(()) => Ok(()),
@@ -147,16 +169,39 @@ impl Connection {
 
     /// The next reply, whatever it says.
     pub async fn reply(&mut self) -> Result<Reply, Fault> {
+        let reply = self.awaited().await?;
+        if let Reply::Error(text) = &reply {
+            self.heeds(text);
+        }
+        Ok(reply)
+    }
+
+    /// The next reply, to a wish that an object lives on. One that may not write reads all the same, and does not ask again.
+    pub async fn renewed(&mut self) -> Result<(), Fault> {
+        if let Reply::Error(text) = self.awaited().await?
+            && (text.starts_with("NOPERM") || text.starts_with("READONLY"))
+        {
+            self.renews = false;
+        }
+        Ok(())
+    }
+
+    async fn awaited(&mut self) -> Result<Reply, Fault> {
         self.flush().await?;
         if self.asking {
             self.next().await?;
         }
         let reply = self.next().await?;
         self.ended();
-        if let Reply::Error(text) = &reply {
-            self.outdated |= is_of_the_connection(text);
-        }
         Ok(reply)
+    }
+
+    /// What an error says about more than one command.
+    fn heeds(&mut self, text: &str) {
+        self.outdated |= is_of_the_connection(text);
+        if is_of_the_server(text) && self.broken.is_none() {
+            self.broken = Some(text.chars().take(200).collect());
+        }
     }
 
     /// The next reply, which must be no error.
@@ -198,7 +243,7 @@ impl Connection {
             }
             Head::Whole(Reply::Error(text)) => {
                 self.ended();
-                self.outdated |= is_of_the_connection(&text);
+                self.heeds(&text);
                 return Err(Fault::Refused(text));
             }
             Head::Whole(_) | Head::Array(_) => {
@@ -216,7 +261,7 @@ impl Connection {
         self.start += here;
         at += here as u64;
         while at < end {
-            let read = self.stream.read_span(span, at, end - at).await;
+            let read = in_time(self.patience, self.stream.read_span(span, at, end - at)).await;
             at += self.checked(read)? as u64;
         }
         while self.unread().len() < 2 {
@@ -259,8 +304,10 @@ impl Connection {
             return Err(self.misspoke("a reply without end"));
         }
         self.input.reserve(READ_BYTES);
-        let read = self.stream.read(&mut self.input).await;
-        self.checked(read).map(drop)
+        let read = in_time(self.patience, self.stream.read(&mut self.input)).await;
+        self.checked(read)?;
+        self.spoken = true;
+        Ok(())
     }
 
     fn checked(&mut self, moved: io::Result<usize>) -> Result<usize, Fault> {
@@ -274,7 +321,10 @@ impl Connection {
         }
     }
 
-    fn breaks(&mut self, why: String) -> Fault {
+    fn breaks(&mut self, mut why: String) -> Fault {
+        if !self.spoken && !self.stream.is_encrypted() {
+            why.push_str(", and it never said a word; is this a port of TLS (rediss://)?");
+        }
         self.broken = Some(why.clone());
         Fault::unreachable(why)
     }
@@ -282,5 +332,24 @@ impl Connection {
     fn misspoke(&mut self, why: impl ToString) -> Fault {
         self.broken = Some(why.to_string());
         Fault::protocol(format!("{}; is this a Redis server?", why.to_string()))
+    }
+}
+
+/// The same, or an error when it moves nothing for so long.
+async fn in_time<T>(
+    patience: Option<Duration>,
+    io: impl Future<Output = io::Result<T>>,
+) -> io::Result<T> {
+    match patience {
+        None => io.await,
+        Some(longest) => {
+            let silent = |_| {
+                Err(io::Error::new(
+                    io::ErrorKind::TimedOut,
+                    "it does not answer",
+                ))
+            };
+            timeout(longest, io).await.unwrap_or_else(silent)
+        }
     }
 }

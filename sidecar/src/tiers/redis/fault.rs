@@ -39,6 +39,27 @@ impl Fault {
         Self::Of(cause, format!("{place}: {detail}"))
     }
 
+    /// Nobody answers, or whoever does is of no use for a while.
+    pub fn is_a_loss(&self) -> bool {
+        match self {
+            Self::Refused(text) => is_of_the_server(text),
+            Self::Of(cause, _) => *cause == Cause::Unreachable,
+        }
+    }
+
+    /// The cause that it has as an error of the tier.
+    pub fn cause(&self) -> Cause {
+        match self {
+            Self::Refused(text) => meaning(text).0,
+            Self::Of(cause, _) => *cause,
+        }
+    }
+
+    /// For people.
+    pub fn detail(&self) -> String {
+        self.clone().told().1
+    }
+
     fn told(self) -> (Cause, String) {
         match self {
             Self::Refused(text) => {
@@ -86,10 +107,13 @@ pub fn redirect(text: &str) -> Option<Redirect> {
 /// After such an error nothing that comes over this connection will be better; over a new one it may.
 pub fn is_of_the_connection(text: &str) -> bool {
     let kind = text.split(' ').next().unwrap_or_default();
-    matches!(
-        kind,
-        "READONLY" | "NOAUTH" | "WRONGPASS" | "NOPERM" | "LOADING" | "MASTERDOWN"
-    )
+    matches!(kind, "READONLY" | "NOAUTH" | "WRONGPASS" | "NOPERM")
+}
+
+/// After such an error the server is of no use for a while, as if it were not there.
+pub fn is_of_the_server(text: &str) -> bool {
+    let kind = text.split(' ').next().unwrap_or_default();
+    matches!(kind, "LOADING" | "MASTERDOWN" | "CLUSTERDOWN")
 }
 
 /// The cause of an error's text, and what to do.

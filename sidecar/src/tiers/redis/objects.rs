@@ -1,24 +1,18 @@
-//! What is said over one connection to read, write and remove objects.
+//! What is said over one connection to find, read and remove objects.
 
-use super::connection::{Connection, Segment};
+use super::connection::{Connection, Segment, Words};
 use super::fault::Fault;
 use super::record::{Piece, RECORD_BYTES, Record, pieces};
 use super::resp::Reply;
-use crate::tiers::{Cause, Get, Put, Span, Stored};
+use crate::tiers::{Cause, Get, Span};
 use kvcachepool_protocol::object::{
     HEADER_BYTES, MAX_SECTIONS, MAX_TOKENS, Object, ObjectName, digest,
 };
 use std::collections::VecDeque;
-use std::time::{SystemTime, UNIX_EPOCH};
-use zerocopy::IntoBytes;
 
 /// Segments of one object that are under way at once: enough that the server never waits for us, few enough that it holds no more than
 /// some MiB of answers for one connection.
-const WINDOW: usize = 4;
-/// Segments live so long until their head is there, so that those of a writer that died go by themselves.
-const STAGED_MS: u64 = 120_000;
-/// Times that segments are written of which some are gone before their head is there.
-const ATTEMPTS: usize = 3;
+pub(super) const WINDOW: usize = 4;
 /// Longest value that can be a record and a head.
 const VALUE_BYTES_MAX: usize =
     RECORD_BYTES + HEADER_BYTES + 64 * MAX_SECTIONS + 36 * MAX_TOKENS as usize + 4096;
@@ -107,10 +101,9 @@ pub async fn get(c: &mut Connection, get: &Get, ttl_ms: u64) -> Result<Got, Faul
             wanted.push_back((key, &place.span, piece));
         }
     }
-    let lives_on = if ttl_ms > 0 {
-        renew(c, &get.name, &record, ttl_ms)
-    } else {
-        0
+    let lives_on = match ttl_ms > 0 && c.renews() {
+        true => renew(c, &get.name, &record, ttl_ms),
+        false => 0,
     };
     let ask = |c: &mut Connection, at: usize| {
         if let Some((key, ..)) = wanted.get(at) {
@@ -121,8 +114,7 @@ pub async fn get(c: &mut Connection, get: &Get, ttl_ms: u64) -> Result<Got, Faul
         ask(c, at);
     }
     for _ in 0..lives_on {
-        // One that may not write reads all the same.
-        c.reply().await?;
+        c.renewed().await?;
     }
     for (number, (_, span, piece)) in wanted.iter().enumerate() {
         match c.segment(span, piece.at, piece.bytes).await? {
@@ -138,132 +130,26 @@ pub async fn get(c: &mut Connection, get: &Get, ttl_ms: u64) -> Result<Got, Faul
     Ok(Got::All(Box::new(object)))
 }
 
-/// Adds the commands that let an object live `ttl_ms` from now on, its segments longer than its head; returns how many.
+/// Adds the commands that let an object live `ttl_ms` from now on, its head no longer than its segments; returns how many.
 fn renew(c: &mut Connection, name: &ObjectName, record: &Record, ttl_ms: u64) -> usize {
-    let ttl = ttl_ms.to_string();
-    let mut count = 1;
-    c.command(&[b"PEXPIRE", name.redis().as_bytes(), ttl.as_bytes()]);
-    for key in record.keys(name) {
+    let (ttl, head) = (ttl_ms.to_string(), name.redis());
+    let mut count = 0;
+    for key in record.keys(name).chain([head]) {
         c.command(&[b"PEXPIRE", key.as_bytes(), ttl.as_bytes()]);
         count += 1;
     }
     count
 }
 
-/// Writes an object: its segments, which go by themselves if nothing follows; then its head, which makes it visible; then they stay.
-pub async fn put(c: &mut Connection, put: &Put, ttl_ms: u64) -> Result<Stored, Fault> {
-    let (object, name) = (&put.object, put.object.name());
-    let key = name.redis();
-    let lengths = object.sections.iter().map(|s| s.stored_bytes);
-    if !lengths.eq(put.spans.iter().map(|span| span.length)) {
-        let why = "the spans are not as long as the sections; nothing was written";
-        return Err(Fault::Of(Cause::Shape, why.into()));
-    }
-    let head = object.encode();
-    let head = head.map_err(|e| Fault::Of(Cause::Shape, e.to_string()))?;
-    let there = exist(c, std::slice::from_ref(&key)).await?;
-    if there.into_iter().next().transpose()? == Some(true) {
-        return Ok(Stored::Already);
-    }
-    let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    let record = Record::new(object, &head, now.map_or(0, |since| since.as_secs()));
-    let value = [record.as_bytes(), &head].concat();
-    for _ in 0..ATTEMPTS {
-        if let Err(fault) = stage(c, put, &name, &record).await {
-            if c.broken().is_none() {
-                // There is no room: what is of no use any more makes some.
-                remove_segments(c, &name, &record).await?;
-            }
-            return Err(fault);
-        }
-        if let Some(stored) = publish(c, &name, &record, &value, ttl_ms).await? {
-            return Ok(stored);
-        }
-    }
-    let why = "the server evicts what is being written: give it more memory (maxmemory)";
-    Err(Fault::Of(Cause::Full, why.into()))
-}
-
-async fn stage(
-    c: &mut Connection,
-    put: &Put,
-    name: &ObjectName,
-    record: &Record,
-) -> Result<(), Fault> {
-    let (mut open, mut failed) = (0, None);
-    'all: for (section, span) in put.spans.iter().enumerate() {
-        for piece in pieces(&put.object, section) {
-            let key = name.redis_segment(&record.head, piece.segment);
-            c.set(&key, span, piece.at, piece.bytes, STAGED_MS).await?;
-            open += 1;
-            if open == WINDOW {
-                open -= 1;
-                if let Reply::Error(text) = c.reply().await? {
-                    failed = Some(text);
-                    break 'all;
-                }
-            }
-        }
-    }
-    for _ in 0..open {
-        if let Reply::Error(text) = c.reply().await? {
-            failed.get_or_insert(text);
-        }
-    }
-    failed.map_or(Ok(()), |text| Err(Fault::Refused(text)))
-}
-
-/// Writes the head and lets the segments stay. None: one of them went meanwhile, evicted or removed with an object of the same head, and
-/// nothing is visible.
-async fn publish(
+/// The record that lies there now; none = none of ours.
+pub(super) async fn own_record(
     c: &mut Connection,
     name: &ObjectName,
-    record: &Record,
-    value: &[u8],
-    ttl_ms: u64,
-) -> Result<Option<Stored>, Fault> {
-    let (key, ttl) = (name.redis(), ttl_ms.to_string());
-    let key = key.as_bytes();
-    match ttl_ms {
-        0 => c.command(&[b"SET", key, value, b"NX"]),
-        _ => c.command(&[b"SET", key, value, b"NX", b"PX", ttl.as_bytes()]),
-    }
-    let first = match c.answer().await? {
-        Reply::Simple(_) => true,
-        Reply::Nil => false,
-        _ => return Err(Fault::protocol("SET was answered by no status")),
-    };
-    if !first {
-        // Another one was. Its segments are its own, unless it wrote the very same head.
-        let same = own_record(c, name).await? == Some(*record);
-        if !same {
-            remove_segments(c, name, record).await?;
-        }
-        return Ok(Some(Stored::Already));
-    }
-    for segment in record.keys(name) {
-        c.command(&[b"EXISTS", segment.as_bytes()]);
-        match ttl_ms {
-            0 => c.command(&[b"PERSIST", segment.as_bytes()]),
-            _ => c.command(&[b"PEXPIRE", segment.as_bytes(), ttl.as_bytes()]),
-        }
-    }
-    let mut whole = true;
-    for _ in 0..record.segments.get() {
-        whole &= c.answer().await? == Reply::Integer(1);
-        c.answer().await?;
-    }
-    if whole || !remove_if(c, name, record).await? {
-        // Whole, or whole until somebody removed it.
-        return Ok(Some(Stored::New));
-    }
-    Ok(None)
-}
-
-async fn own_record(c: &mut Connection, name: &ObjectName) -> Result<Option<Record>, Fault> {
+) -> Result<Option<Record>, Fault> {
     ask_record(c, name);
-    match c.answer().await? {
+    match c.reply().await? {
         Reply::Bulk(value) => Ok(Record::read(&value)),
+        Reply::Error(text) if !text.starts_with("WRONGTYPE") => Err(Fault::Refused(text)),
         _ => Ok(None),
     }
 }
@@ -273,50 +159,48 @@ fn ask_record(c: &mut Connection, name: &ObjectName) {
     c.command(&[b"GETRANGE", name.redis().as_bytes(), b"0", last.as_bytes()]);
 }
 
+/// All keys of an object, the head's first.
+pub(super) fn keys(name: &ObjectName, record: &Record) -> Vec<String> {
+    [name.redis()]
+        .into_iter()
+        .chain(record.keys(name))
+        .collect()
+}
+
+/// `DEL` of these keys: one command, so that no part of an object is left without the others.
+pub(super) fn del(keys: &[String]) -> Words<'_> {
+    let keys = keys.iter().map(String::as_bytes);
+    [&b"DEL"[..]].into_iter().chain(keys).collect()
+}
+
 /// Removes an object if it is still the one of this record. False: it is not.
 pub async fn remove_if(
     c: &mut Connection,
     name: &ObjectName,
     record: &Record,
 ) -> Result<bool, Fault> {
-    let key = name.redis();
-    c.command(&[b"WATCH", key.as_bytes()]);
+    let keys = keys(name, record);
+    c.watch(&[name.redis().as_bytes()]);
     c.answer().await?;
     if own_record(c, name).await? != Some(*record) {
-        c.command(&[b"UNWATCH"]);
-        c.answer().await?;
+        c.unwatch().await?;
         return Ok(false);
     }
-    c.command(&[b"MULTI"]);
-    c.command(&[b"DEL", key.as_bytes()]);
-    let mut replies = 3;
-    for segment in record.keys(name) {
-        c.command(&[b"DEL", segment.as_bytes()]);
-        replies += 1;
-    }
-    c.command(&[b"EXEC"]);
-    let mut last = Reply::Nil;
-    for _ in 0..replies {
-        last = c.answer().await?;
-    }
-    Ok(last != Reply::Nil)
+    Ok(c.transaction(&[del(&keys)]).await?.is_some())
 }
 
-async fn remove_segments(
+/// Removes segments without a head.
+pub(super) async fn remove_segments(
     c: &mut Connection,
     name: &ObjectName,
     record: &Record,
 ) -> Result<(), Fault> {
-    for key in record.keys(name) {
-        c.command(&[b"DEL", key.as_bytes()]);
-    }
-    for _ in 0..record.segments.get() {
-        c.reply().await?;
-    }
-    Ok(())
+    let keys: Vec<String> = record.keys(name).collect();
+    c.command(&del(&keys));
+    c.reply().await.map(drop)
 }
 
-/// Removes objects, each head before its segments. One answer each, in order: was it there?
+/// Removes objects, each with its segments in one command. One answer each, in order: was it there?
 pub async fn remove(
     c: &mut Connection,
     names: &[ObjectName],
@@ -326,23 +210,15 @@ pub async fn remove(
     }
     let mut found = Vec::with_capacity(names.len());
     for _ in names {
-        found.push(match c.reply().await? {
-            Reply::Bulk(value) if value.is_empty() => Ok(None),
-            Reply::Bulk(value) => Ok(Some(Record::read(&value))),
-            // A value of another kind is none of ours.
-            Reply::Error(text) if text.starts_with("WRONGTYPE") => Ok(None),
-            Reply::Error(text) => Err(Fault::Refused(text)),
-            _ => Ok(None),
-        });
+        found.push(there(c.reply().await?));
     }
     for (name, found) in names.iter().zip(&found) {
         if let Ok(Some(record)) = found {
             // What lies there at this moment goes; if it is another one than was seen, its segments have other names.
             ask_record(c, name);
-            c.command(&[b"DEL", name.redis().as_bytes()]);
-            for key in record.iter().flat_map(|record| record.keys(name)) {
-                c.command(&[b"DEL", key.as_bytes()]);
-            }
+            let segments = record.iter().flat_map(|record| record.keys(name));
+            let keys: Vec<String> = [name.redis()].into_iter().chain(segments).collect();
+            c.command(&del(&keys));
         }
     }
     let (mut removed, mut left) = (Vec::with_capacity(names.len()), Vec::new());
@@ -358,25 +234,33 @@ pub async fn remove(
                 continue;
             }
         };
-        let last = match c.reply().await? {
-            Reply::Bulk(value) => Record::read(&value),
-            _ => None,
-        };
+        let last = there(c.reply().await?);
+        let other = last.as_ref().ok().cloned().flatten().flatten();
         left.extend(
-            last.filter(|last| Some(*last) != record)
-                .map(|last| (name, last)),
+            other
+                .filter(|other| record.is_none_or(|seen| seen.head != other.head))
+                .map(|other| (name, other)),
         );
         removed.push(match c.reply().await? {
-            Reply::Integer(n) => Ok(n > 0),
+            Reply::Integer(_) => last.map(|last| last.is_some()),
             Reply::Error(text) => Err(Fault::Refused(text)),
             _ => return Err(Fault::protocol("DEL was answered by no number")),
         });
-        for _ in 0..record.map_or(0, |record| record.segments.get()) {
-            c.reply().await?;
-        }
     }
     for (name, record) in left {
         remove_segments(c, name, &record).await?;
     }
     Ok(removed)
+}
+
+/// What the question for a record says: is there a value, and does it begin with a record?
+fn there(reply: Reply) -> Result<Option<Option<Record>>, Fault> {
+    match reply {
+        Reply::Bulk(value) if value.is_empty() => Ok(None),
+        Reply::Bulk(value) => Ok(Some(Record::read(&value))),
+        // A value of another kind is none of ours.
+        Reply::Error(text) if text.starts_with("WRONGTYPE") => Ok(None),
+        Reply::Error(text) => Err(Fault::Refused(text)),
+        _ => Ok(None),
+    }
 }

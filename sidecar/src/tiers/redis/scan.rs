@@ -1,4 +1,4 @@
-//! Listings and sums: SCAN through one server after the other, INFO of all.
+//! What is said over one connection to list what lies in a server, and to learn how full it is.
 
 use super::connection::Connection;
 use super::fault::Fault;
@@ -9,23 +9,40 @@ use kvcachepool_protocol::object::{ObjectName, REDIS_PREFIX};
 use std::fmt;
 use std::str::FromStr;
 
-/// Keys that the server looks at for one answer.
-const COUNT: &str = "1000";
+/// Keys that the server looks at for one answer, at least and at most.
+const COUNTS: std::ops::RangeInclusive<usize> = 100..=1_000;
 
 /// Where a listing goes on.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Place {
     /// Which server.
     pub server: usize,
-    /// SCAN's own place in it.
-    pub cursor: u64,
-    /// Of what the cursor gives, keys up to this one were told.
-    pub after: String,
+    /// Keys of it that were found and not told yet.
+    pub found: Vec<String>,
+    /// SCAN's own place in it; none = all of its keys were found.
+    pub cursor: Option<u64>,
+}
+
+impl Place {
+    /// The beginning of a server.
+    pub fn of(server: usize) -> Self {
+        Self {
+            server,
+            found: Vec::new(),
+            cursor: Some(0),
+        }
+    }
+
+    /// Is there nothing more in this server?
+    pub fn is_done(&self) -> bool {
+        self.found.is_empty() && self.cursor.is_none()
+    }
 }
 
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}/{}", self.server, self.cursor, self.after)
+        let cursor = self.cursor.map_or_else(String::new, |at| at.to_string());
+        write!(f, "{}/{cursor}/{}", self.server, self.found.join(","))
     }
 }
 
@@ -36,35 +53,37 @@ impl FromStr for Place {
         let bad = || TierError::new(Kind::Redis, Cause::Shape, "no page ended there");
         let mut parts = text.splitn(3, '/');
         let mut next = || parts.next().ok_or_else(bad);
+        let (server, cursor, found) = (next()?, next()?, next()?);
+        let number = |text: &str| text.parse().map_err(|_| bad());
         Ok(Self {
-            server: next()?.parse().map_err(|_| bad())?,
-            cursor: next()?.parse().map_err(|_| bad())?,
-            after: next()?.to_string(),
+            server: server.parse().map_err(|_| bad())?,
+            cursor: match cursor {
+                "" => None,
+                at => Some(number(at)?),
+            },
+            found: found
+                .split(',')
+                .filter(|key| !key.is_empty())
+                .map(str::to_string)
+                .collect(),
         })
     }
 }
 
-/// What one answer of SCAN gives.
-#[derive(Debug, Default)]
-pub struct Part {
-    /// Objects, in order of their keys.
-    pub objects: Vec<Listed>,
-    /// Keys with our prefix that are none of ours.
-    pub foreign: u64,
-    /// SCAN's next place; 0 = there is none.
-    pub cursor: u64,
-}
-
-/// Objects at a cursor whose keys lie behind `after`.
-pub async fn part(c: &mut Connection, cursor: u64, after: &str) -> Result<Part, Fault> {
+/// Finds keys of objects at the place and goes on from there. Returns how many keys with our prefix there are none of ours.
+pub async fn find(c: &mut Connection, place: &mut Place, wanted: usize) -> Result<u64, Fault> {
+    let Some(cursor) = place.cursor else {
+        return Ok(0);
+    };
     let (at, pattern) = (cursor.to_string(), format!("{REDIS_PREFIX}*"));
+    let count = wanted.clamp(*COUNTS.start(), *COUNTS.end()).to_string();
     c.command(&[
         b"SCAN",
         at.as_bytes(),
         b"MATCH",
         pattern.as_bytes(),
         b"COUNT",
-        COUNT.as_bytes(),
+        count.as_bytes(),
     ]);
     let strange = || Fault::protocol("SCAN was answered by no keys");
     let Reply::Array(parts) = c.answer().await? else {
@@ -74,11 +93,8 @@ pub async fn part(c: &mut Connection, cursor: u64, after: &str) -> Result<Part, 
         return Err(strange());
     };
     let next = std::str::from_utf8(next).ok().and_then(|n| n.parse().ok());
-    let mut part = Part {
-        cursor: next.ok_or_else(strange)?,
-        ..Part::default()
-    };
-    let mut heads: Vec<(String, ObjectName)> = Vec::new();
+    let next: u64 = next.ok_or_else(strange)?;
+    let mut foreign = 0;
     for key in keys {
         let Reply::Bulk(key) = key else {
             return Err(strange());
@@ -86,38 +102,51 @@ pub async fn part(c: &mut Connection, cursor: u64, after: &str) -> Result<Part, 
         let key = String::from_utf8_lossy(key).into_owned();
         match ObjectName::from_redis(&key) {
             Ok((_, true)) => {}
-            Ok((name, false)) if key.as_str() > after => heads.push((key, name)),
-            Ok(_) => {}
-            // Told once, with what the cursor gives first.
-            Err(_) if after.is_empty() => part.foreign += 1,
-            Err(_) => {}
+            Ok((_, false)) => place.found.push(key),
+            Err(_) => foreign += 1,
         }
     }
-    heads.sort_unstable_by(|a, b| a.0.cmp(&b.0));
-    heads.dedup_by(|a, b| a.0 == b.0);
+    place.found.sort_unstable();
+    place.found.dedup();
+    place.cursor = (next != 0).then_some(next);
+    Ok(foreign)
+}
+
+/// What lies under these keys. Returns how many of them are none of ours.
+pub async fn describe(
+    c: &mut Connection,
+    keys: &[String],
+    into: &mut Vec<Listed>,
+) -> Result<u64, Fault> {
     let last = (RECORD_BYTES - 1).to_string();
-    for (key, _) in &heads {
+    for key in keys {
         c.command(&[b"GETRANGE", key.as_bytes(), b"0", last.as_bytes()]);
     }
-    for (_, name) in heads {
-        match c.reply().await? {
+    let mut foreign = 0;
+    for key in keys {
+        let reply = c.reply().await?;
+        let Ok((name, false)) = ObjectName::from_redis(key) else {
+            foreign += 1;
+            continue;
+        };
+        match reply {
             // It went meanwhile.
             Reply::Bulk(value) if value.is_empty() => {}
             Reply::Bulk(value) => {
                 // One whose record is none is listed too: so it can be found and removed.
                 let record = Record::read(&value);
-                part.objects.push(Listed {
+                into.push(Listed {
                     name,
                     bytes: record.map_or(0, |r| r.bytes.get()),
                     written_unix_s: record.map_or(0, |r| r.written_unix_s.get()),
                 });
             }
-            Reply::Error(text) if text.starts_with("WRONGTYPE") => part.foreign += 1,
+            Reply::Error(text) if text.starts_with("WRONGTYPE") => foreign += 1,
             Reply::Error(text) => return Err(Fault::Refused(text)),
-            _ => return Err(strange()),
+            _ => return Err(Fault::protocol("GETRANGE was answered by no bytes")),
         }
     }
-    Ok(part)
+    Ok(foreign)
 }
 
 /// Memory of a server: what it uses, and what it may.
@@ -148,11 +177,16 @@ mod tests {
     #[test]
     fn a_place_reads_back_and_other_texts_are_none() {
         for place in [
-            Place::default(),
+            Place::of(0),
             Place {
                 server: 3,
-                cursor: u64::MAX,
-                after: "kvcp:a/b".into(),
+                cursor: Some(u64::MAX),
+                found: vec!["kvcp:a:b:{c}.exact".into(), "kvcp:a:b:{d}.exact".into()],
+            },
+            Place {
+                server: 1,
+                cursor: None,
+                found: vec!["kvcp:a:b:{c}.exact".into()],
             },
         ] {
             assert_eq!(place.to_string().parse(), Ok(place));

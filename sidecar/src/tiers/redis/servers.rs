@@ -3,10 +3,11 @@
 use super::auth::Auth;
 use super::cluster::Cluster;
 use super::fault::{Fault, Redirect};
-use super::node::{Lane, Lent, Node, Reach};
+use super::node::{Dial, Node, Reach};
+use super::pool::{Lane, Lent};
 use super::url::{self, How};
 use super::{REDIRECTS_MAX, Settings};
-use crate::tiers::Cause;
+use crate::tiers::{Cause, TierError};
 use kvcachepool_protocol::object::ObjectName;
 use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_64;
@@ -19,7 +20,7 @@ pub struct Servers {
 
 enum Which {
     Shards(Vec<Arc<Node>>),
-    Cluster(Box<Cluster>),
+    Cluster(Arc<Cluster>),
 }
 
 /// The way of one operation.
@@ -38,6 +39,19 @@ impl Way {
         let mut lent = self.node.take(lane).await?;
         lent.set_asking(self.asking);
         Ok(lent)
+    }
+
+    /// What the node says to a question: see [`Node::answers`].
+    pub async fn answers<T, F>(&self, ask: impl FnOnce(Lent) -> F + Send) -> Result<T, Fault>
+    where
+        F: Future<Output = Result<T, Fault>> + Send,
+    {
+        let asking = self.asking;
+        let answer = self.node.answers(|mut lent| {
+            lent.set_asking(asking);
+            ask(lent)
+        });
+        answer.await
     }
 
     /// Equal for operations that can be asked for together.
@@ -65,8 +79,13 @@ impl Servers {
             url::Servers::Shards(shards) => {
                 let several = shards.len() > 1;
                 let node = |(address, own): (url::Address, How)| {
-                    let (name, reach) = (address.to_string(), Reach::Fixed(address));
-                    Node::new(name, reach, how(own), ca.clone(), options.clone(), several)
+                    let name = address.to_string();
+                    let dial = Dial {
+                        reach: Reach::Fixed(address),
+                        how: how(own),
+                        ca: ca.clone(),
+                    };
+                    Node::new(name, dial, options.clone(), several)
                 };
                 let addresses: Vec<_> = shards.iter().map(|(a, _)| a.clone()).collect();
                 let nodes = shards.into_iter().map(node).collect();
@@ -74,15 +93,18 @@ impl Servers {
             }
             url::Servers::Sentinel(sentinels, master, own) => {
                 let name = format!("master \"{master}\" of {}", list(&sentinels));
-                let reach = Reach::Sentinel(sentinels, master);
-                let (ca, options) = (ca.clone(), options.clone());
-                let node = Node::new(name.clone(), reach, how(own), ca, options, false);
+                let dial = Dial {
+                    reach: Reach::Sentinel(sentinels, master),
+                    how: how(own),
+                    ca: ca.clone(),
+                };
+                let node = Node::new(name.clone(), dial, options.clone(), false);
                 (name, Which::Shards(vec![node]))
             }
             url::Servers::Cluster(seeds, own) => {
                 let name = format!("cluster of {}", list(&seeds));
                 let cluster = Cluster::new(seeds, how(own), ca.clone(), options.clone());
-                (name, Which::Cluster(Box::new(cluster)))
+                (name, Which::Cluster(cluster))
             }
         };
         Self { place, which }
@@ -151,10 +173,43 @@ impl Servers {
         };
         let doubtful = match fault {
             Fault::Of(cause, _) => matches!(cause, Cause::Unreachable | Cause::BreakerOpen),
-            Fault::Refused(text) => text.starts_with("READONLY") || text.starts_with("CLUSTERDOWN"),
+            Fault::Refused(text) => fault.is_a_loss() || text.starts_with("READONLY"),
         };
         if doubtful {
             cluster.doubt();
+        }
+    }
+
+    /// As an error of the tier; without a node it is about none in particular. While others serve, what one of several servers does is its
+    /// own matter; what all do is the tier's.
+    pub fn error(
+        &self,
+        node: Option<&Node>,
+        fault: Fault,
+        object: Option<&ObjectName>,
+        writes: bool,
+    ) -> TierError {
+        let others = self.known().iter().any(|other| {
+            let another = node.is_none_or(|node| !std::ptr::eq(node, Arc::as_ptr(other)));
+            another && other.trouble(writes).is_none()
+        });
+        let fault = match fault {
+            Fault::Of(Cause::BreakerOpen, why) if !others => Fault::unreachable(why),
+            fault => fault,
+        };
+        let place = node.map_or(self.place.as_str(), |node| &node.name);
+        let error = fault.error(place, object);
+        TierError {
+            of_a_part: others && error.cause.of_the_tier(),
+            ..error
+        }
+    }
+
+    /// Every server that may have objects, as far as that is known without asking.
+    pub fn known(&self) -> Vec<Arc<Node>> {
+        match &self.which {
+            Which::Shards(nodes) => nodes.clone(),
+            Which::Cluster(cluster) => cluster.owners(),
         }
     }
 }

@@ -1,5 +1,6 @@
 //! A stream to a server: TCP, Unix socket or TLS.
 
+use super::fault::Fault;
 use super::raw;
 use super::tls;
 use super::url::Address;
@@ -33,21 +34,38 @@ trait Both: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Both for T {}
 
 impl Stream {
-    /// Connects. With TLS the server's certificate must be of its host's name and of `ca`, or of the system's authorities.
-    pub async fn connect(address: &Address, tls: bool, ca: Option<&Path>) -> io::Result<Self> {
+    /// Connects. With `tls` the server's certificate must be of its host's name and of `ca`, or of the system's authorities, and the
+    /// handshake must have ended within that time.
+    pub async fn connect(
+        address: &Address,
+        tls: Option<Duration>,
+        ca: Option<&Path>,
+    ) -> Result<Self, Fault> {
         let (host, port) = match address {
-            Address::Unix(path) => return Ok(Self::Unix(UnixStream::connect(path).await?)),
+            Address::Unix(path) => {
+                let stream = UnixStream::connect(path).await;
+                return Ok(Self::Unix(stream.map_err(Fault::unreachable)?));
+            }
             Address::Tcp(host, port) => (host, *port),
         };
-        let stream = TcpStream::connect((host.as_str(), port)).await?;
-        stream.set_nodelay(true)?;
-        sockopt::set_socket_keepalive(&stream, true)?;
-        sockopt::set_tcp_keepidle(&stream, KEEPALIVE)?;
-        if !tls {
-            return Ok(Self::Tcp(stream));
+        // A name that cannot be right is told whether the server is there or not.
+        let tls = match tls {
+            Some(longest) => Some((tls::name(host)?, longest)),
+            None => None,
+        };
+        let stream = tcp(host, port).await.map_err(Fault::unreachable)?;
+        match tls {
+            None => Ok(Self::Tcp(stream)),
+            Some((name, longest)) => {
+                let stream = tls::connect(name, stream, ca, longest).await?;
+                Ok(Self::Tls(Box::new(stream)))
+            }
         }
-        let stream = tls::connect(host, stream, ca).await?;
-        Ok(Self::Tls(Box::new(stream)))
+    }
+
+    /// Is it TLS?
+    pub fn is_encrypted(&self) -> bool {
+        matches!(self, Self::Tls(_))
     }
 
     fn both(&mut self) -> &mut dyn Both {
@@ -59,12 +77,19 @@ impl Stream {
     }
 
     /// Did the other side close it, or say something that nobody asked for?
-    pub fn is_stale(&self) -> bool {
+    pub fn is_stale(&mut self) -> bool {
         let (fd, encrypted) = match self {
-            Self::Tcp(stream) => (stream.as_fd(), false),
-            Self::Unix(stream) => (stream.as_fd(), false),
-            // Tickets may lie there.
-            Self::Tls(stream) => (stream.get_ref().0.as_fd(), true),
+            Self::Tcp(stream) => (AsFd::as_fd(&*stream), false),
+            Self::Unix(stream) => (AsFd::as_fd(&*stream), false),
+            Self::Tls(stream) => {
+                let (socket, session) = stream.get_mut();
+                let state = session.process_new_packets();
+                if state.map_or(true, |state| state.plaintext_bytes_to_read() > 0) {
+                    return true;
+                }
+                // Tickets may lie there.
+                (AsFd::as_fd(&*socket), true)
+            }
         };
         let mut byte = [0; 1];
         match recv(fd, &mut byte, RecvFlags::PEEK | RecvFlags::DONTWAIT) {
@@ -129,4 +154,12 @@ impl Stream {
             }
         }
     }
+}
+
+async fn tcp(host: &str, port: u16) -> io::Result<TcpStream> {
+    let stream = TcpStream::connect((host, port)).await?;
+    stream.set_nodelay(true)?;
+    sockopt::set_socket_keepalive(&stream, true)?;
+    sockopt::set_tcp_keepidle(&stream, KEEPALIVE)?;
+    Ok(stream)
 }

@@ -1,50 +1,106 @@
-//! TLS towards a server: whom to trust is read anew for every connection, so that a file that was exchanged counts.
+//! TLS towards a server. A file of authorities is read anew for every connection, so that one that was exchanged counts; those of the
+//! system are read once.
 
+use super::fault::Fault;
+use crate::tiers::Cause;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
-use rustls::{ClientConfig, RootCertStore};
+use rustls::{CertificateError, ClientConfig, Error, RootCertStore};
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::net::TcpStream;
+use tokio::sync::OnceCell;
+use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-/// Encrypts a stream to `host`.
+/// The system's authorities.
+static SYSTEM: OnceCell<Arc<RootCertStore>> = OnceCell::const_new();
+
+/// The name that a server's certificate must have.
+pub fn name(host: &str) -> Result<ServerName<'static>, Fault> {
+    let name = ServerName::try_from(host.to_string());
+    name.map_err(|_| wrong(format!("\"{host}\" is no name that a certificate can have")))
+}
+
+/// Encrypts a stream to the server of this name, within so much time.
 pub async fn connect(
-    host: &str,
+    name: ServerName<'static>,
     stream: TcpStream,
     ca: Option<&Path>,
-) -> io::Result<TlsStream<TcpStream>> {
-    let name = ServerName::try_from(host.to_string()).map_err(io::Error::other)?;
-    let roots = roots(ca).await?;
+    longest: Duration,
+) -> Result<TlsStream<TcpStream>, Fault> {
+    let roots = match ca {
+        Some(path) => Arc::new(of_file(path).await?),
+        None => SYSTEM.get_or_init(of_the_system).await.clone(),
+    };
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let config = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
-        .map_err(io::Error::other)?
+        .map_err(wrong)?
         .with_root_certificates(roots)
         .with_no_client_auth();
     let connector = TlsConnector::from(Arc::new(config));
-    connector.connect(name, stream).await
+    let shaken = timeout(longest, connector.connect(name, stream)).await;
+    let shaken = shaken.unwrap_or_else(|_| {
+        let seconds = longest.as_secs_f64();
+        let why = format!("no TLS within {seconds:.1} s; {PLAIN}");
+        Err(io::Error::new(io::ErrorKind::TimedOut, why))
+    });
+    shaken.map_err(fault)
 }
 
-async fn roots(ca: Option<&Path>) -> io::Result<RootCertStore> {
-    let mut roots = RootCertStore::empty();
-    let Some(path) = ca else {
+/// What may be wrong where a handshake gets no sensible answer.
+const PLAIN: &str = "is this a port without TLS?";
+
+/// What a handshake failed for.
+fn fault(e: io::Error) -> Fault {
+    let inner = e.get_ref().and_then(|e| e.downcast_ref::<Error>());
+    let untrusted = |why: String| Fault::Of(Cause::Unauthenticated, format!("TLS: {why}"));
+    match inner {
+        Some(Error::InvalidCertificate(
+            CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
+        )) => untrusted(format!(
+            "{e}; the URL names another host than the certificate"
+        )),
+        Some(Error::InvalidCertificate(_)) => untrusted(format!("{e}; see redis.ca")),
+        Some(Error::AlertReceived(_)) => untrusted(format!("{e}: the server refuses us")),
+        Some(Error::InvalidMessage(_)) => Fault::Of(Cause::Config, format!("TLS: {e}; {PLAIN}")),
+        Some(_) => Fault::Of(Cause::Protocol, format!("TLS: {e}")),
+        None if e.kind() == io::ErrorKind::UnexpectedEof => {
+            Fault::unreachable(format!("closed in the TLS handshake; {PLAIN}"))
+        }
+        None => Fault::unreachable(e),
+    }
+}
+
+fn wrong(why: impl ToString) -> Fault {
+    Fault::Of(Cause::Config, why.to_string())
+}
+
+async fn of_the_system() -> Arc<RootCertStore> {
+    let load = || {
+        let mut roots = RootCertStore::empty();
         roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-        return Ok(roots);
+        roots
     };
-    let wrong = |why: &dyn std::fmt::Display| {
-        let text = format!("{}: {why}", path.display());
-        io::Error::new(io::ErrorKind::InvalidInput, text)
-    };
-    let pem = tokio::fs::read(path).await.map_err(|e| wrong(&e))?;
+    // Without any, no server is trusted, and the handshake says so.
+    let loaded = tokio::task::spawn_blocking(load).await;
+    Arc::new(loaded.unwrap_or_else(|_| RootCertStore::empty()))
+}
+
+async fn of_file(path: &Path) -> Result<RootCertStore, Fault> {
+    let of_it = |why: &dyn std::fmt::Display| wrong(format!("{}: {why}", path.display()));
+    let pem = tokio::fs::read(path).await.map_err(|e| of_it(&e))?;
+    let mut roots = RootCertStore::empty();
     for certificate in CertificateDer::pem_slice_iter(&pem) {
-        let certificate = certificate.map_err(|e| wrong(&e))?;
-        roots.add(certificate).map_err(|e| wrong(&e))?;
+        let certificate = certificate.map_err(|e| of_it(&e))?;
+        roots.add(certificate).map_err(|e| of_it(&e))?;
     }
     if roots.is_empty() {
-        return Err(wrong(&"there is no certificate in it"));
+        return Err(of_it(&"there is no certificate in it"));
     }
     Ok(roots)
 }

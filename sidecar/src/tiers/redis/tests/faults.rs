@@ -2,6 +2,7 @@
 
 use super::rig::{Scripted, Server, Spot, open, settings};
 use crate::tiers::redis::Redis;
+use crate::tiers::redis::pool::Lane;
 use crate::tiers::suite::Sample;
 use crate::tiers::{Cause, Stored, Tier};
 
@@ -48,6 +49,74 @@ async fn a_replica_is_read_and_not_written() {
     // It is the master again: the next operation finds out.
     server.say(&["REPLICAOF", "NO", "ONE"]);
     spot.put(&other).await;
+}
+
+#[tokio::test]
+async fn what_is_connected_to_a_master_that_is_none_any_more_is_not_used_again() {
+    let server = Server::start(&[]);
+    let tier = open(&[server.unix()]);
+    let node = tier.servers.known().remove(0);
+    let spot = Spot::new(tier);
+    let in_use = node.take(Lane::Bytes).await.unwrap();
+    server.say(&["REPLICAOF", "127.0.0.1", "1"]);
+    let sample = Sample::new(1, 0, &[5_000]);
+    assert_eq!(put_fails(&spot, &sample).await, Some(Cause::ReadOnly));
+    drop(in_use);
+    server.wait(&["CLIENT", "LIST", "TYPE", "normal"], |list| {
+        list.lines().count() == 1
+    });
+    server.say(&["REPLICAOF", "NO", "ONE"]);
+    // Those that were made afterwards stay, whatever an older one says late.
+    spot.put(&sample).await;
+    node.forget_connections(Some(0));
+    assert_eq!(
+        server
+            .say(&["CLIENT", "LIST", "TYPE", "normal"])
+            .lines()
+            .count(),
+        2
+    );
+}
+
+#[tokio::test]
+async fn who_may_not_let_objects_live_on_reads_over_the_same_connection() {
+    let server = Server::start(&[]);
+    let user = [
+        "ACL",
+        "SETUSER",
+        "reader",
+        "on",
+        ">rights",
+        "~kvcp:*",
+        "+get",
+        "+getrange",
+    ];
+    server.say(&user);
+    let sample = Sample::new(1, 0, &[2 << 20]);
+    Spot::new(open(&[server.unix()])).put(&sample).await;
+    let connected = || -> u64 {
+        let stats = server.say(&["INFO", "stats"]);
+        let mut lines = stats
+            .lines()
+            .filter_map(|l| l.split_once("total_connections_received:"));
+        lines.next().unwrap().1.trim().parse().unwrap()
+    };
+    let mut with_ttl = settings(&[format!("redis://reader:rights@127.0.0.1:{}", server.port)]);
+    with_ttl.ttl = std::time::Duration::from_secs(1_000);
+    let spot = Spot::new(Redis::open(with_ttl).unwrap());
+    spot.check(&sample).await;
+    let before = connected();
+    for _ in 0..3 {
+        spot.check(&sample).await;
+    }
+    // Only those that ask.
+    assert_eq!(connected(), before + 1);
+    let asked = server.say(&["INFO", "commandstats"]);
+    let refused = asked
+        .lines()
+        .find(|l| l.contains("cmdstat_pexpire"))
+        .unwrap();
+    assert!(refused.contains("rejected_calls=4"), "{refused}");
 }
 
 #[tokio::test]

@@ -1,0 +1,70 @@
+//! Commands that are done together or not at all, and only while what was watched stays as it was.
+
+use super::Connection;
+use crate::tiers::redis::fault::Fault;
+use crate::tiers::redis::resp::Reply;
+
+/// A command, word by word.
+pub type Words<'a> = Vec<&'a [u8]>;
+
+impl Connection {
+    /// Adds the wish to be told, by the next transaction, of any change of these keys; it has a reply of its own.
+    pub fn watch(&mut self, keys: &[&[u8]]) {
+        self.watching = true;
+        let words: Words<'_> = [&b"WATCH"[..]]
+            .into_iter()
+            .chain(keys.iter().copied())
+            .collect();
+        self.command(&words);
+    }
+
+    /// Gives up what is watched.
+    pub async fn unwatch(&mut self) -> Result<(), Fault> {
+        self.command(&[b"UNWATCH"]);
+        self.answer().await?;
+        self.watching = false;
+        Ok(())
+    }
+
+    /// Does these commands at once and returns their replies. None: something that was watched has changed, and nothing was done.
+    /// Nothing is watched afterwards.
+    pub async fn transaction(
+        &mut self,
+        commands: &[Words<'_>],
+    ) -> Result<Option<Vec<Reply>>, Fault> {
+        self.command(&[b"MULTI"]);
+        // What is asked for before MULTI holds until its end; said in between it would be one of the commands.
+        let asking = std::mem::replace(&mut self.asking, false);
+        for command in commands {
+            self.command(command);
+        }
+        self.command(&[b"EXEC"]);
+        self.asking = asking;
+        let mut refused = refusal(self.reply().await?);
+        self.asking = false;
+        for _ in commands {
+            let queued = refusal(self.reply().await?);
+            refused = refused.or(queued);
+        }
+        let done = self.reply().await?;
+        self.asking = asking;
+        self.watching = false;
+        let parts = match (refused, done) {
+            (Some(text), _) | (None, Reply::Error(text)) => return Err(Fault::Refused(text)),
+            (None, Reply::Nil) => return Ok(None),
+            (None, Reply::Array(parts)) => parts,
+            _ => return Err(Fault::protocol("EXEC was answered by no replies")),
+        };
+        match parts.iter().find_map(|part| refusal(part.clone())) {
+            Some(text) => Err(Fault::Refused(text)),
+            None => Ok(Some(parts)),
+        }
+    }
+}
+
+fn refusal(reply: Reply) -> Option<String> {
+    match reply {
+        Reply::Error(text) => Some(text),
+        _ => None,
+    }
+}

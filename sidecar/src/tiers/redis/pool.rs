@@ -1,0 +1,145 @@
+//! Connections of one server that wait for their next operation, and one that is lent to an operation.
+
+use super::connection::Connection;
+use super::fault::Fault;
+use super::node::Node;
+use parking_lot::Mutex;
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+/// For what a connection is taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lane {
+    /// Sections.
+    Bytes,
+    /// Everything else.
+    Questions,
+}
+
+/// At most so many connections, and those of them that nobody uses.
+pub struct Pool {
+    permits: Arc<Semaphore>,
+    /// Each with its generation.
+    idle: Mutex<Vec<(u64, Connection)>>,
+}
+
+impl Pool {
+    /// Of at most so many connections.
+    pub fn new(connections: usize) -> Self {
+        Self {
+            permits: Arc::new(Semaphore::new(connections.max(1))),
+            idle: Mutex::default(),
+        }
+    }
+
+    /// Waits while all connections are in use.
+    pub async fn permit(&self) -> Result<OwnedSemaphorePermit, Fault> {
+        let permit = self.permits.clone().acquire_owned().await;
+        permit.map_err(Fault::unreachable)
+    }
+
+    /// Closes those that nobody uses.
+    pub fn clear(&self) {
+        let idle = std::mem::take(&mut *self.idle.lock());
+        drop(idle);
+    }
+
+    /// One of this generation.
+    fn idle(&self, generation: u64) -> Option<Connection> {
+        let mut idle = self.idle.lock();
+        while let Some((of, mut connection)) = idle.pop() {
+            if of == generation && !connection.is_stale() {
+                return Some(connection);
+            }
+        }
+        None
+    }
+}
+
+/// The right to one of a server's connections.
+pub struct Turn {
+    node: Arc<Node>,
+    lane: Lane,
+    permit: OwnedSemaphorePermit,
+}
+
+impl Turn {
+    /// Of a permit of this pool.
+    pub fn new(node: Arc<Node>, lane: Lane, permit: OwnedSemaphorePermit) -> Self {
+        Self { node, lane, permit }
+    }
+
+    /// The connection, an idle one or a new one.
+    pub async fn connect(self) -> Result<Lent, Fault> {
+        let node = self.node;
+        node.rests(true)?;
+        let generation = node.generation();
+        let connection = match node.pool(self.lane).idle(generation) {
+            Some(connection) => connection,
+            None => {
+                let connected = node.connect().await;
+                connected.inspect_err(|fault| node.failed(fault))?
+            }
+        };
+        Ok(Lent {
+            node,
+            lane: self.lane,
+            generation,
+            connection: Some(connection),
+            _permit: self.permit,
+        })
+    }
+}
+
+/// A connection for one operation; dropped, it goes back if it can be used again.
+pub struct Lent {
+    node: Arc<Node>,
+    lane: Lane,
+    generation: u64,
+    connection: Option<Connection>,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Deref for Lent {
+    type Target = Connection;
+
+    fn deref(&self) -> &Connection {
+        match &self.connection {
+            Some(connection) => connection,
+            None => unreachable!("only its drop takes it"),
+        }
+    }
+}
+
+impl DerefMut for Lent {
+    fn deref_mut(&mut self) -> &mut Connection {
+        match &mut self.connection {
+            Some(connection) => connection,
+            None => unreachable!("only its drop takes it"),
+        }
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        let Some(mut connection) = self.connection.take() else {
+            return;
+        };
+        let (node, generation) = (&self.node, self.generation);
+        if let Some(why) = connection.broken() {
+            node.lost(Some(generation), why);
+        } else if connection.is_outdated() {
+            node.forget_connections(Some(generation));
+        } else if connection.is_clean() {
+            connection.set_asking(false);
+            node.answered();
+            if generation == node.generation() {
+                let mut idle = node.pool(self.lane).idle.lock();
+                idle.push((generation, connection));
+            }
+        } else if connection.silence() >= Some(node.options.answer) {
+            node.lost(Some(generation), "it does not answer");
+        }
+    }
+}

@@ -1,0 +1,76 @@
+//! Connections that end in the middle of an answer, and bytes that are not those that were written.
+
+use super::proxy::Proxy;
+use super::rig::{Scripted, Server, Spot, open};
+use crate::tiers::suite::Sample;
+use crate::tiers::{Cause, Tier};
+use std::time::Duration;
+
+/// Longest that it may take to notice.
+const SOON: Duration = Duration::from_secs(20);
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_that_is_cut_inside_a_value_fails_at_once() {
+    let server = Server::start(&[]);
+    let proxy = Proxy::start(server.port).await;
+    let spot = Spot::new(open(&[proxy.url()]));
+    let sample = Sample::new(1, 0, &[2_500_000, 70_000]);
+    spot.put(&sample).await;
+    let before = proxy.left().1;
+    spot.check(&sample).await;
+    let bytes = before - proxy.left().1;
+    assert!(bytes > 2_570_000);
+    for cut in (0..bytes).step_by(bytes / 9).chain([1, 90, 700, bytes - 1]) {
+        proxy.cut_down(cut);
+        let get = spot.tier.get(sample.get_all(&spot.memory));
+        let got = tokio::time::timeout(SOON, get).await;
+        let error = got
+            .unwrap_or_else(|_| panic!("it hangs at byte {cut}"))
+            .unwrap_err();
+        assert_eq!(error.cause, Cause::Unreachable, "{cut}: {error}");
+        proxy.cut_down(usize::MAX);
+        spot.check(&sample).await;
+    }
+}
+
+#[tokio::test]
+async fn a_changed_byte_of_what_lies_before_a_head_or_of_the_head_is_never_a_hit() {
+    let server = Server::start(&[]);
+    let (spot, layered) = (
+        Spot::new(open(&[server.unix()])),
+        Spot::layered(open(&[server.unix()])),
+    );
+    let sample = Sample::new(1, 0, &[5_000]);
+    spot.put(&sample).await;
+    let key = sample.name().redis();
+    let length: usize = server.say(&["STRLEN", &key]).parse().unwrap();
+    // When it was written is of no account; all else is. Numbers in it are not letters.
+    for at in [0, 3, 7, 17, 25, 29, 33, 47, 48, 60, length / 2, length - 1] {
+        server.say(&["SETRANGE", &key, &at.to_string(), "x"]);
+        for spot in [&spot, &layered] {
+            let get = spot.tier.get(sample.get_all(&spot.memory)).await;
+            let error = get.unwrap_err();
+            assert_eq!(error.cause, Cause::Corrupt, "byte {at}: {error}");
+        }
+        // Found once, it was taken away.
+        assert_eq!(spot.tier.lookup(&[sample.name()]).await, Ok(vec![false]));
+        server.say(&["FLUSHALL"]);
+        spot.put(&sample).await;
+    }
+    // A byte of a segment is noticed by who compares digests, and removed by it.
+    let segment = server.say(&["KEYS", "*:0"]);
+    server.say(&["SETRANGE", &segment, "4000", "xx"]);
+    let get = layered.tier.get(sample.get_all(&layered.memory)).await;
+    assert_eq!(get.unwrap_err().cause, Cause::Corrupt);
+    assert_eq!(server.say(&["DBSIZE"]), "0");
+}
+
+#[tokio::test]
+async fn an_answer_that_nobody_asked_for_answers_no_later_question() {
+    let scripted = Scripted::start(":1\r\n:0").await;
+    let tier = open(&[scripted.url()]);
+    let names = [Sample::new(1, 0, &[1]).name()];
+    for _ in 0..4 {
+        assert_eq!(tier.lookup(&names).await, Ok(vec![true]));
+    }
+}

@@ -1,0 +1,180 @@
+//! Whole or not at all, whoever dies at whatever byte: what stays is whole, what is not whole goes by itself.
+
+use super::proxy::Proxy;
+use super::rig::{Server, Spot, open, settings};
+use crate::tiers::redis::Redis;
+use crate::tiers::suite::Sample;
+use crate::tiers::{Cause, Stored};
+use std::time::Duration;
+
+/// Keys, and which of them nothing but somebody removes.
+fn keys(server: &Server) -> (Vec<String>, Vec<String>) {
+    let keys = server.say(&["KEYS", "*"]);
+    let all: Vec<String> = keys
+        .lines()
+        .filter(|k| !k.is_empty())
+        .map(str::to_string)
+        .collect();
+    let stays = |key: &&String| server.say(&["PTTL", key]) == "-1";
+    let staying = all.iter().filter(stays).cloned().collect();
+    (all, staying)
+}
+
+/// Waits until the server has done what was said to it over connections that are closed.
+fn quiet(server: &Server) {
+    server.wait(&["CLIENT", "LIST"], |list| list.lines().count() == 1);
+}
+
+/// Byte numbers of something that takes so many: all of its last `end`, and some before.
+fn cuts(bytes: usize, end: usize) -> impl Iterator<Item = usize> {
+    let before = (0..4).map(move |n| bytes / 5 * n);
+    before.chain((bytes.saturating_sub(end)..bytes).step_by(11))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_writer_that_dies_anywhere_leaves_a_whole_object_or_what_goes_by_itself() {
+    let server = Server::start(&[]);
+    let proxy = Proxy::start(server.port).await;
+    let (spot, other) = (
+        Spot::new(open(&[proxy.url()])),
+        Spot::new(open(&[server.unix()])),
+    );
+    let sample = Sample::new(1, 0, &[1_060_000, 5_000]);
+    spot.put(&sample).await;
+    let bytes = usize::MAX - proxy.left().0;
+    let (mut whole, mut nothing) = (0, 0);
+    for cut in cuts(bytes, 900) {
+        server.say(&["FLUSHALL"]);
+        proxy.cut_up(cut);
+        let put = spot.tier.put(sample.put(&spot.memory)).await;
+        assert!(put.is_err(), "{cut}");
+        server.say(&["CLIENT", "KILL", "TYPE", "normal"]);
+        quiet(&server);
+        let (all, staying) = keys(&server);
+        assert!(
+            staying.is_empty() || (staying.len(), all.len()) == (4, 4),
+            "cut at {cut} of {bytes}: {staying:?} of {all:?} stay"
+        );
+        let get = sample.get_all(&other.memory);
+        match other.tier.get(get.clone()).await {
+            Ok(_) => {
+                assert!(sample.lies_in(&get.places), "{cut}");
+                whole += 1;
+            }
+            Err(e) => {
+                assert_eq!(e.cause, Cause::Missing, "{cut}: {e}");
+                nothing += 1;
+            }
+        }
+        proxy.cut_up(usize::MAX);
+        spot.put(&sample).await;
+        other.check(&sample).await;
+    }
+    assert!(
+        whole > 2 && nothing > 2,
+        "{whole} whole, {nothing} not there"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_remover_that_dies_anywhere_leaves_all_or_nothing() {
+    let server = Server::start(&[]);
+    let proxy = Proxy::start(server.port).await;
+    let (spot, other) = (
+        Spot::new(open(&[proxy.url()])),
+        Spot::new(open(&[server.unix()])),
+    );
+    let sample = Sample::new(1, 0, &[30_000, 5_000]);
+    other.put(&sample).await;
+    let before = proxy.left().0;
+    assert_eq!(spot.tier.remove(&[sample.name()]).await, Ok(1));
+    let bytes = before - proxy.left().0;
+    for cut in cuts(bytes, bytes) {
+        other.put(&sample).await;
+        proxy.cut_up(cut);
+        assert!(spot.tier.remove(&[sample.name()]).await.is_err());
+        server.say(&["CLIENT", "KILL", "TYPE", "normal"]);
+        quiet(&server);
+        let (all, _) = keys(&server);
+        assert!(
+            [0, 3].contains(&all.len()),
+            "cut at {cut} of {bytes}: {all:?}"
+        );
+        proxy.cut_up(usize::MAX);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_segment_that_goes_before_everything_stays_is_written_again() {
+    let server = Server::start(&[]);
+    let proxy = Proxy::start(server.port).await;
+    let spot = Spot::new(open(&[proxy.url()]));
+    let sample = Sample::new(1, 0, &[3 << 20]);
+    let mut held = proxy.hold_before(b"MULTI").await;
+    let put = spot.tier.put(sample.put(&spot.memory));
+    let evict = async {
+        held.reached().await;
+        // The head is there, and can be read; not for long, if nothing followed.
+        let head = server.say(&["PTTL", &sample.name().redis()]);
+        let head: i64 = head.parse().unwrap();
+        assert!((1..=110_000).contains(&head), "{head}");
+        let segment = server.say(&["KEYS", "*:1"]);
+        let lives: i64 = server.say(&["PTTL", &segment]).parse().unwrap();
+        assert!(lives > head, "its segments live longer: {lives}, {head}");
+        assert_eq!(server.say(&["DEL", &segment]), "1");
+        held.go_on();
+    };
+    let (put, ()) = tokio::join!(put, evict);
+    assert_eq!(put, Ok(Stored::New));
+    let (all, staying) = keys(&server);
+    assert_eq!((all.len(), staying.len()), (5, 5));
+    spot.check(&sample).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reader_that_renews_an_object_in_that_moment_does_no_harm() {
+    let server = Server::start(&[]);
+    let proxy = Proxy::start(server.port).await;
+    let with_ttl = |url: String| {
+        let mut with_ttl = settings(&[url]);
+        with_ttl.ttl = Duration::from_secs(1_000);
+        Spot::new(Redis::open(with_ttl).unwrap())
+    };
+    let (writer, reader) = (with_ttl(proxy.url()), with_ttl(server.unix()));
+    let sample = Sample::new(1, 0, &[2 << 20]);
+    let mut held = proxy.hold_before(b"MULTI").await;
+    let put = writer.tier.put(sample.put(&writer.memory));
+    let read = async {
+        held.reached().await;
+        reader.check(&sample).await;
+        held.go_on();
+    };
+    let (put, ()) = tokio::join!(put, read);
+    assert_eq!(put, Ok(Stored::New));
+    reader.check(&sample).await;
+}
+
+#[tokio::test]
+async fn a_put_that_was_refused_leaves_nothing_and_its_connection_watches_nothing() {
+    let server = Server::start(&["--requirepass", "right"]);
+    let say = |words: &[&str]| {
+        let mut all = vec!["--no-auth-warning", "-a", "right"];
+        all.extend(words);
+        server.say(&all)
+    };
+    // May do everything but let keys stay.
+    let user = [
+        "ACL", "SETUSER", "half", "on", ">half", "~kvcp:*", "+@all", "-persist",
+    ];
+    say(&user);
+    let spot = Spot::new(open(&[format!(
+        "redis://half:half@127.0.0.1:{}",
+        server.port
+    )]));
+    let sample = Sample::new(1, 0, &[3_000]);
+    for _ in 0..3 {
+        let put = spot.tier.put(sample.put(&spot.memory)).await.unwrap_err();
+        assert_eq!(put.cause, Cause::Denied, "{put}");
+        assert_eq!(say(&["DBSIZE"]), "0");
+    }
+}
