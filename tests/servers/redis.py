@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import socket
+import subprocess
 from typing import Any
 
 from servers import paths
@@ -57,6 +58,11 @@ class RedisServer:
     def objects(self) -> int:
         """Keys in it: heads and segments."""
         return int(self.ask("DBSIZE").removeprefix(b":"))
+
+    def keys(self) -> set[bytes]:
+        """All of them."""
+        command = ["redis-cli", "-p", str(self.port), "KEYS", "*"]
+        return set(subprocess.run(command, check=True, capture_output=True).stdout.split())
 
     def kill(self) -> None:
         """SIGKILL: what it held is lost."""

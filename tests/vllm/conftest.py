@@ -85,9 +85,7 @@ def pod(shared_pod: Pod) -> Pod:
     return shared_pod
 
 
-@pytest.fixture
-def new_pod() -> Iterator[Callable[..., Pod]]:
-    """Makes pods that end with the test."""
+def _pods_of_their_own() -> Iterator[Callable[..., Pod]]:
     made: list[Pod] = []
 
     def make(**config: Any) -> Pod:
@@ -97,6 +95,18 @@ def new_pod() -> Iterator[Callable[..., Pod]]:
     yield make
     for each in made:
         _end(each)
+
+
+@pytest.fixture
+def new_pod() -> Iterator[Callable[..., Pod]]:
+    """Makes pods that end with the test."""
+    yield from _pods_of_their_own()
+
+
+@pytest.fixture(scope="module")
+def new_module_pod() -> Iterator[Callable[..., Pod]]:
+    """Makes pods that all tests of a file share."""
+    yield from _pods_of_their_own()
 
 
 @pytest.hookimpl(hookwrapper=True)

@@ -1,0 +1,123 @@
+"""The Redis tier under a real vLLM: warm after sidecar and vLLM were replaced, and right when servers die or lie."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import pytest
+
+from servers.models import token_ids
+from servers.pod import Pod
+from servers.redis import RedisServer
+from servers.waiting import wait_for
+
+Truth = Callable[..., list[int]]
+NewPod = Callable[..., Pod]
+
+#: Prompts that a pod stored which is gone. Each test asks for its own.
+_WARM, _SPOILED, _DURING, _BEFORE = (token_ids(2000, 91 + n) for n in range(4))
+
+
+class Shared(NamedTuple):
+    """A server, what lies in it, and a fresh pod beside it whose memory never held any of that."""
+
+    redis: RedisServer
+    pod: Pod
+    #: What the pod that is gone answered to each prompt.
+    answers: list[list[int]]
+    #: Keys in the server of each prompt.
+    keys: list[set[bytes]]
+
+
+def _state(pod: Pod) -> str:
+    tiers = pod.sidecar.status()["tiers"]
+    return next(str(tier["state"]) for tier in tiers if tier["name"] == "redis")
+
+
+def _started(pod: Pod) -> Pod:
+    pod.sidecar.start()
+    pod.start_engine()
+    pod.attach()
+    wait_for(lambda: _state(pod) == "ready", 20, "the tier to be open")
+    return pod
+
+
+def _total(pod: Pod, name: str, **labels: str) -> float:
+    return pod.sidecar.metrics().total(f"kvcachepool_{name}", tier="redis", **labels)
+
+
+def _written(pod: Pod) -> bool:
+    return _total(pod, "tier_write_chunks_total", result="stored") >= pod.sidecar.status()["memory"]["chunks"]
+
+
+@pytest.fixture(scope="module")
+def shared(new_module_pod: NewPod) -> Iterator[Shared]:
+    """Two vLLMs in all: one that stores and goes, one for every test here."""
+    redis = RedisServer()
+    config: dict[str, Any] = {"redis": redis.config(), "cache": {"loadTimeout": "20s"}}
+    first = _started(new_module_pod(config=config))
+    answers, keys = [], []
+    for prompt in (_WARM, _SPOILED, _DURING, _BEFORE):
+        before = redis.keys()
+        answer = first.ask(prompt)
+        assert (answer.computed, answer.external) == (2000, 0)
+        answers.append(answer.tokens)
+        wait_for(lambda: _written(first), 30, "every chunk in the server")
+        keys.append(redis.keys() - before)
+    first.engine.stop()
+    first.sidecar.kill_tree()
+    yield Shared(redis, _started(new_module_pod(config=config)), answers, keys)
+    redis.stop()
+
+
+def test_a_fresh_pod_is_warm_from_the_server_that_one_that_is_gone_wrote_to(shared: Shared, truth: Truth) -> None:
+    warm = shared.pod.ask(_WARM)
+    assert (warm.computed, warm.local, warm.external) == (80, 0, 1920)
+    assert warm.tokens == shared.answers[0] == truth(_WARM)
+    wait_for(lambda: _total(shared.pod, "hit_tokens_total") == 1920, 10, "the hit under its tier")
+
+
+def test_wrong_bytes_are_caught_counted_and_computed_anew(shared: Shared, truth: Truth) -> None:
+    heads = {key for key in shared.keys[1] if key.endswith(b".exact")}
+    assert heads < shared.keys[1]
+    for key in shared.keys[1] - heads:
+        assert shared.redis.ask("SETRANGE", key, "1000", b"not what was written").startswith(b":")
+    before = _total(shared.pod, "tier_write_chunks_total", result="stored")
+    answer = shared.pod.ask(_SPOILED)
+    assert (answer.computed, answer.local, answer.external) == (2000, 0, 0)
+    assert answer.tokens == shared.answers[1] == truth(_SPOILED)
+    assert _total(shared.pod, "tier_corrupt_objects_total") > 0
+    # What was found out is written anew, for others.
+    wait_for(lambda: _total(shared.pod, "tier_write_chunks_total", result="stored") > before, 30, "chunks written anew")
+    again = shared.pod.ask_again(_SPOILED)
+    assert (again.external, again.tokens) == (1920, truth(_SPOILED))
+
+
+def test_a_server_that_dies_during_loads_and_stores_costs_no_answer(shared: Shared, truth: Truth) -> None:
+    redis, pod, new = shared.redis, shared.pod, token_ids(2000, 99)
+    pod.engine.add("loading", _DURING)
+    pod.engine.step()
+    redis.kill()
+    loading = pod.engine.run(60)["loading"]
+    assert (loading.reason, loading.tokens) == ("length", truth(_DURING))
+    pod.engine.drain()
+    alone = pod.ask(_BEFORE)
+    assert (alone.external, alone.tokens) == (0, truth(_BEFORE))
+    wait_for(lambda: _state(pod) != "ready", 30, "the tier named as down")
+    redis.start()
+    wait_for(lambda: _state(pod) == "ready", 30, "the tier back")
+
+    pod.engine.add("storing", new)
+    storing = pod.engine.run(60)["storing"]
+    redis.kill()
+    pod.engine.drain()
+    assert (storing.reason, storing.tokens) == ("length", truth(new))
+    pod.settle()
+    again = pod.ask_again(new)
+    assert (again.external, again.tokens) == (1920, truth(new))
+    redis.start()
+    wait_for(lambda: _state(pod) == "ready", 30, "the tier back")
+    last = token_ids(1000, 100)
+    assert pod.ask(last).tokens == truth(last)
+    wait_for(lambda: redis.objects() > 0, 30, "what was computed since in the server")
