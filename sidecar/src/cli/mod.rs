@@ -105,6 +105,7 @@ of ModelId and LayoutId. With --output json every line is a document: with --obj
 
 Examples:
   kvcachepool-sidecar inspect file:///var/lib/kvcachepool
+  kvcachepool-sidecar inspect redis://kv-0.kv:6379 --auth /var/run/kvcachepool/redis
   kvcachepool-sidecar inspect file:///var/lib/kvcachepool --objects --output json | jq -c 'select(.object)'"
     )]
     Inspect(tier::inspect::Args),

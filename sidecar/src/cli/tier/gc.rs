@@ -3,7 +3,7 @@
 use super::domain::Domain;
 use super::progress::Progress;
 use super::target::{Output, Target};
-use super::{DomainRow, Stopped, Sums, count, now_unix_s, size, walk, write_json};
+use super::{DomainRow, Failed, Stopped, Sums, count, ended, now_unix_s, size, walk, write_json};
 use crate::tiers::{Listed, Tier};
 use kvcachepool_protocol::config::Duration;
 use serde::Serialize;
@@ -75,12 +75,12 @@ struct ObjectRow {
 }
 
 pub fn main(args: &Args) -> Result<ExitCode, String> {
-    print(args, &mut std::io::stdout().lock())?;
-    Ok(ExitCode::SUCCESS)
+    let printed = print(args, &mut std::io::stdout().lock());
+    ended(printed.map(|_| ExitCode::SUCCESS))
 }
 
 /// Does it and prints it.
-pub(super) fn print(args: &Args, out: &mut dyn Write) -> Result<Report, String> {
+pub(super) fn print(args: &Args, out: &mut dyn Write) -> Result<Report, Failed> {
     args.target.with(async |tier: &dyn Tier| {
         // Removing while listing would move the pages of some tiers.
         let (mut fit, mut kept, mut sums) = (Vec::new(), 0, Sums::default());

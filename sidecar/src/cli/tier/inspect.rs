@@ -1,7 +1,7 @@
 //! `inspect`: domains of a tier with their objects, bytes and ages; or every object with what its head says.
 
 use super::target::{Output, Target};
-use super::{Stopped, Sums, age, count, size, walk, write_json};
+use super::{Failed, Stopped, Sums, age, count, ended, size, walk, write_json};
 use crate::tiers::{Listed, Tier};
 use kvcachepool_protocol::object::Object;
 use serde::Serialize;
@@ -87,12 +87,12 @@ impl From<Object> for Head {
 }
 
 pub fn main(args: &Args) -> Result<ExitCode, String> {
-    print(args, &mut std::io::stdout().lock())?;
-    Ok(ExitCode::SUCCESS)
+    let printed = print(args, &mut std::io::stdout().lock());
+    ended(printed.map(|()| ExitCode::SUCCESS))
 }
 
 /// Does it and prints it.
-pub(super) fn print(args: &Args, out: &mut dyn Write) -> Result<(), String> {
+pub(super) fn print(args: &Args, out: &mut dyn Write) -> Result<(), Failed> {
     let output = args.target.output;
     args.target.with(async |tier: &dyn Tier| {
         let mut sums = Sums::default();

@@ -17,6 +17,7 @@ use domain::Domain;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::io::Write;
+use std::process::ExitCode;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Objects of a page of a listing.
@@ -27,6 +28,34 @@ pub(super) const PAGE: usize = 1_000;
 enum Stopped {
     Tier(TierError),
     Output(std::io::Error),
+}
+
+/// How a command ended that did not do all that was asked for.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+enum Failed {
+    /// What a person is told.
+    #[error("{0}")]
+    Said(String),
+    /// Whoever read what was printed reads no more, as `head` does.
+    #[error("nobody reads what is printed")]
+    Unread,
+}
+
+impl From<String> for Failed {
+    fn from(said: String) -> Self {
+        Self::Said(said)
+    }
+}
+
+/// As a shell sees a program that a closed pipe ended (SIGPIPE).
+const UNREAD: u8 = 128 + 13;
+
+/// How the process ends: quietly where nobody reads.
+fn ended(done: Result<ExitCode, Failed>) -> Result<ExitCode, String> {
+    done.or_else(|failed| match failed {
+        Failed::Said(message) => Err(message),
+        Failed::Unread => Ok(ExitCode::from(UNREAD)),
+    })
 }
 
 impl From<TierError> for Stopped {

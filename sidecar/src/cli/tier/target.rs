@@ -1,19 +1,27 @@
 //! Which tier a URL names, and how it is opened for a tool.
 
-use super::Stopped;
+use super::{Failed, Stopped};
 use crate::tiers::disk::{Disk, Options};
+use crate::tiers::redis::{self, Redis};
 use crate::tiers::s3::S3;
-use crate::tiers::{Cause, Tier, TierError};
+use crate::tiers::{Cause, Kind, Tier, TierError};
 use kvcachepool_protocol::config::{self, Config};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// A tier, and how to answer about it.
 #[derive(Debug, clap::Args)]
 pub struct Target {
-    /// The tier: file:///folder for a disk tier, s3://bucket/prefix for an S3 tier.
+    /// The tier: file:///folder for a disk tier, s3://bucket/prefix for an S3 tier, redis://host:6379 and the like for a Redis tier.
     #[arg(value_name = "URL")]
     url: String,
+    /// Folder with the files `password` and, for an ACL user, `username`; for Redis, where they shall not stand in the URL.
+    #[arg(long, value_name = "FOLDER")]
+    auth: Option<PathBuf>,
+    /// PEM file of the authorities that Redis servers with TLS are trusted by; without it those of the system.
+    #[arg(long, value_name = "FILE")]
+    ca: Option<PathBuf>,
     /// What is printed: text for people, json for programs.
     #[arg(long, value_enum, default_value = "text")]
     pub output: Output,
@@ -34,19 +42,24 @@ const MARK: &str = "format";
 impl Target {
     #[cfg(test)]
     pub(super) fn new(url: String, output: Output) -> Self {
-        Self { url, output }
+        Self {
+            url,
+            auth: None,
+            ca: None,
+            output,
+        }
     }
 
     /// Opens the tier, does the work and closes it.
     pub(super) fn with<T>(
         &self,
         work: impl AsyncFnOnce(&dyn Tier) -> Result<T, Stopped>,
-    ) -> Result<T, String> {
+    ) -> Result<T, Failed> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
             .map_err(|e| format!("cannot start: {e}"))?;
-        let done = match place(&self.url)? {
+        let done = match self.place()? {
             Place::Folder(folder) => {
                 let disk = open(&folder)?;
                 let done = runtime.block_on(work(&*disk));
@@ -59,43 +72,68 @@ impl Target {
                 let tier = S3::open_counted(&config).await?;
                 work(&tier).await
             }),
+            Place::Servers(redis) => runtime.block_on(work(&redis)),
         };
         done.map_err(|stopped| match stopped {
-            Stopped::Tier(e) => said(&e),
-            Stopped::Output(e) => format!("cannot print: {e}"),
+            Stopped::Tier(e) => Failed::Said(said(&e)),
+            Stopped::Output(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Failed::Unread,
+            Stopped::Output(e) => Failed::Said(format!("cannot print: {e}")),
         })
+    }
+
+    /// What the URL names. One that cannot be right is not printed: it may hold a password.
+    fn place(&self) -> Result<Place, String> {
+        let Some((scheme, rest)) = self.url.split_once("://") else {
+            return Err(format!("this is no URL; {WRITE}"));
+        };
+        let of_redis = SCHEMES_OF_REDIS.contains(&scheme);
+        if !of_redis && (self.auth.is_some() || self.ca.is_some()) {
+            return Err("--auth and --ca are for Redis; what a URL of S3 does not say is in the environment".into());
+        }
+        match scheme {
+            "file" if rest.starts_with('/') => Ok(Place::Folder(rest.into())),
+            "file" => Err("write three slashes and the whole path: file:///path/of/folder".into()),
+            "s3" => Ok(Place::Bucket(Box::new(bucket(rest, |name| {
+                std::env::var(name).ok()
+            })?))),
+            _ if of_redis => Ok(Place::Servers(self.servers()?)),
+            _ => Err(format!("no tier has such URLs; {WRITE}")),
+        }
+    }
+
+    /// Nothing lives longer for being looked at.
+    fn servers(&self) -> Result<Redis, String> {
+        let settings = redis::Settings {
+            urls: vec![self.url.clone()],
+            auth: self.auth.clone(),
+            ca: self.ca.clone(),
+            ttl: Duration::ZERO,
+            options: redis::Options::default(),
+        };
+        Redis::open(settings).map_err(|e| said(&e))
     }
 }
 
+const SCHEMES_OF_REDIS: [&str; 5] = [
+    "redis",
+    "rediss",
+    "redis+unix",
+    "redis-sentinel",
+    "redis-cluster",
+];
+/// What to write instead of something that is no URL of a tier.
+const WRITE: &str = "write file:///path/of/folder, s3://bucket/prefix or redis://host:6379";
+
 /// What a URL names.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug)]
 enum Place {
     Folder(PathBuf),
     Bucket(Box<config::S3>),
-}
-
-/// What a URL names. A URL that is not served is not printed: it may hold a password.
-fn place(url: &str) -> Result<Place, String> {
-    let Some((scheme, rest)) = url.split_once("://") else {
-        return Err(format!(
-            "\"{url}\" is no URL; write the folder of a disk tier as file:///path/of/folder"
-        ));
-    };
-    match scheme {
-        "file" if rest.starts_with('/') => Ok(Place::Folder(rest.into())),
-        "file" => Err("write three slashes and the whole path: file:///path/of/folder".into()),
-        "s3" => bucket(rest, |name| std::env::var(name).ok()),
-        "redis" | "rediss" | "redis+unix" | "redis-sentinel" | "redis-cluster" => Err(format!(
-            "{scheme}:// is not served by this build; a disk tier is: file:///path/of/folder"
-        )),
-        _ => Err(format!(
-            "no tier has URLs that begin with {scheme}://; a disk tier is file:///path/of/folder"
-        )),
-    }
+    Servers(Redis),
 }
 
 /// `bucket/prefix`; all else is in the environment, named as the tools of AWS name it.
-fn bucket(rest: &str, env: impl Fn(&str) -> Option<String>) -> Result<Place, String> {
+fn bucket(rest: &str, env: impl Fn(&str) -> Option<String>) -> Result<config::S3, String> {
     let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
     let prefix = prefix.trim_end_matches('/');
     let endpoint = env("AWS_ENDPOINT_URL_S3").or_else(|| env("AWS_ENDPOINT_URL"));
@@ -117,7 +155,7 @@ fn bucket(rest: &str, env: impl Fn(&str) -> Option<String>) -> Result<Place, Str
     if config.s3.bucket.is_empty() {
         return Err("name the bucket: s3://bucket/prefix".into());
     }
-    Ok(Place::Bucket(Box::new(config.s3)))
+    Ok(config.s3)
 }
 
 fn open(folder: &Path) -> Result<Arc<Disk>, String> {
@@ -140,7 +178,7 @@ fn open(folder: &Path) -> Result<Arc<Disk>, String> {
 fn said(error: &TierError) -> String {
     let advice = match error.cause {
         Cause::InUse => "; stop that sidecar first, or ask it with `kvcachepool-sidecar status`",
-        Cause::Denied => "; run this as the user of the sidecar",
+        Cause::Denied if error.tier == Kind::Disk => "; run this as the user of the sidecar",
         _ => "",
     };
     format!("{error}{advice}")
@@ -150,10 +188,49 @@ fn said(error: &TierError) -> String {
 mod tests {
     use super::*;
 
+    fn place(url: &str) -> Result<Place, String> {
+        Target::new(url.into(), Output::Text).place()
+    }
+
     #[test]
     fn a_url_of_a_folder_is_the_folder() {
-        let folder = PathBuf::from("/data/kv");
-        assert_eq!(place("file:///data/kv"), Ok(Place::Folder(folder)));
+        let Ok(Place::Folder(folder)) = place("file:///data/kv") else {
+            panic!("it is a folder");
+        };
+        assert_eq!(folder, PathBuf::from("/data/kv"));
+    }
+
+    #[test]
+    fn urls_of_redis_are_those_of_the_config() {
+        for (url, shown) in [
+            ("redis://:secret@host", "Redis(host:6379)"),
+            ("rediss://u:secret@host:1/2", "Redis(host:1)"),
+            ("redis+unix:///run/r.sock?db=1", "Redis(/run/r.sock)"),
+            (
+                "redis-sentinel://a,b/kv",
+                "Redis(master \"kv\" of a:26379, b:26379)",
+            ),
+            ("redis-cluster://a,b", "Redis(cluster of a:6379, b:6379)"),
+        ] {
+            let Ok(Place::Servers(redis)) = place(url) else {
+                panic!("{url}");
+            };
+            assert_eq!(format!("{redis:?}"), shown);
+        }
+        let error = place("redis://:secret@host:x").unwrap_err();
+        assert!(error.contains("host and a port"), "{error}");
+        assert!(!error.contains("secret"), "{error}");
+    }
+
+    #[test]
+    fn files_of_redis_are_for_redis_alone() {
+        for url in ["file:///data", "s3://bucket"] {
+            let with_file = Target {
+                ca: Some("/ca.crt".into()),
+                ..Target::new(url.into(), Output::Text)
+            };
+            assert!(with_file.place().unwrap_err().contains("--ca"), "{url}");
+        }
     }
 
     #[test]
@@ -171,7 +248,7 @@ mod tests {
             ..config::S3::default()
         };
         let found = bucket("kv-cache/prod/a/", env);
-        assert_eq!(found, Ok(Place::Bucket(Box::new(expected))));
+        assert_eq!(found, Ok(expected));
         for wrong in ["", "/prod", "Bucket", "kv-cache//a"] {
             assert!(bucket(wrong, |_| None).is_err(), "{wrong}");
         }
@@ -180,15 +257,12 @@ mod tests {
     #[test]
     fn what_is_not_served_is_said_without_what_may_be_secret() {
         for url in [
-            "redis://:secret@host",
-            "rediss://:secret@host",
-            "redis+unix:///secret",
-            "redis-sentinel://secret",
-            "redis-cluster://secret",
             "nfs://secret",
+            "redis:u:secret@host",
+            "secret",
+            "u:secret@redis://host",
         ] {
             let error = place(url).unwrap_err();
-            assert!(error.contains(url.split("://").next().unwrap()), "{error}");
             assert!(error.contains("file:///"), "{error}");
             assert!(!error.contains("secret"), "{error}");
         }

@@ -1,7 +1,9 @@
 //! The commands over a real folder of the disk tier.
 
+mod redis;
+
 use super::target::{Output, Target};
-use super::{gc, inspect, verify};
+use super::{Failed, gc, inspect, verify};
 use crate::cli::Cli;
 use crate::tiers::Tier;
 use crate::tiers::disk::{Disk, Options};
@@ -114,7 +116,7 @@ impl Rig {
             panic!("it is gc");
         };
         let mut out = Vec::new();
-        let report = gc::print(&args, &mut out)?;
+        let report = gc::print(&args, &mut out).map_err(|e| e.to_string())?;
         Ok((report, String::from_utf8(out).unwrap()))
     }
 
@@ -321,7 +323,9 @@ fn what_is_no_folder_of_ours_is_refused_and_left_as_it_is() {
             target,
             objects: false,
         };
-        inspect::print(&args, &mut Vec::new()).unwrap_err()
+        inspect::print(&args, &mut Vec::new())
+            .unwrap_err()
+            .to_string()
     };
     let missing = rig.path().join("missing");
     let error = inspect(missing.clone());
@@ -339,6 +343,34 @@ fn what_is_no_folder_of_ours_is_refused_and_left_as_it_is() {
     std::fs::write(other.path().join("format"), "something else").unwrap();
     let error = inspect(other.path().into());
     assert!(error.contains("name another folder"), "{error}");
+}
+
+/// A pipe whose reader is gone.
+struct Closed;
+
+impl std::io::Write for Closed {
+    fn write(&mut self, _: &[u8]) -> std::io::Result<usize> {
+        Err(std::io::ErrorKind::BrokenPipe.into())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_command_that_nobody_reads_any_more_ends_without_a_word() {
+    let rig = Rig::new();
+    for output in [Output::Text, Output::Json] {
+        let target = rig.target(output);
+        let args = inspect::Args {
+            target,
+            objects: true,
+        };
+        assert_eq!(inspect::print(&args, &mut Closed), Err(Failed::Unread));
+    }
+    assert!(super::ended(Err(Failed::Unread)).is_ok());
+    assert_eq!(rig.there(), [true; 5]);
 }
 
 const PAGE: &str = include_str!("../../../../docs/tiers.md");

@@ -2,7 +2,7 @@
 
 use super::progress::Progress;
 use super::target::{Output, Target};
-use super::{Stopped, count, size, walk, write_json};
+use super::{Failed, Stopped, count, ended, size, walk, write_json};
 use crate::shm::mapping::Mapping;
 use crate::shm::memfd::{Pages, sealed};
 use crate::tiers::{Cause, Get, Kind, Place, Span, Tier, TierError};
@@ -63,12 +63,12 @@ impl Report {
 }
 
 pub fn main(args: &Args) -> Result<ExitCode, String> {
-    let report = print(args, &mut std::io::stdout().lock())?;
-    Ok(ExitCode::from(u8::from(!report.is_right())))
+    let printed = print(args, &mut std::io::stdout().lock());
+    ended(printed.map(|report| ExitCode::from(u8::from(!report.is_right()))))
 }
 
 /// Does it and prints it.
-pub(super) fn print(args: &Args, out: &mut dyn Write) -> Result<Report, String> {
+pub(super) fn print(args: &Args, out: &mut dyn Write) -> Result<Report, Failed> {
     let output = args.target.output;
     let memory = memory(args.memory)?;
     args.target.with(async |tier: &dyn Tier| {
