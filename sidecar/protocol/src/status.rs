@@ -108,6 +108,21 @@ pub struct Tier {
     pub used_bytes: u64,
     /// Bytes it may take.
     pub capacity_bytes: u64,
+    /// Its servers, where it has several.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub servers: Vec<TierServer>,
+}
+
+/// One of several servers of a tier. What it holds is missed while it is not ready; the others serve.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct TierServer {
+    /// Host and port, or the path of its socket.
+    pub name: String,
+    /// `ready`, or `off` after it failed; it is tried again all the time.
+    pub state: State,
+    /// What happened, for people, when not ready.
+    pub message: String,
 }
 
 /// The memory tier in detail.

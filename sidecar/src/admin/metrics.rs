@@ -258,6 +258,11 @@ pub const CORE: &[Metric] = &[
         &["tier"],
         "1 while a tier below memory is asked and written to, 0 while it is down, or removes its objects for a clear.",
     ),
+    gauge(
+        "tier_server_up",
+        &["tier", "server"],
+        "Of each of several servers of a tier: 1, or 0 after it failed; what it holds is missed until it serves again.",
+    ),
     counter(
         "tier_lookup_chunks_total",
         &["tier", "result"],

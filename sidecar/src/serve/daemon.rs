@@ -8,7 +8,7 @@ use crate::sessions::AdminError;
 use crate::supervisor::link::Boot;
 use kvcachepool_protocol::PROTOCOL_VERSION;
 use kvcachepool_protocol::config::Config;
-use kvcachepool_protocol::status::{PoolName, Reason, State, Status};
+use kvcachepool_protocol::status::{PoolName, Reason, State, Status, TierServer};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -119,6 +119,7 @@ impl Daemon {
         if let Some(shell) = self.shell.get() {
             metrics.clear("slots");
             metrics.clear("sessions");
+            metrics.clear("tier_server_up");
             shell.with_core(|core, _, _| {
                 core.metrics(&mut |name, labels, value| metrics.take(name, labels, value));
             });
@@ -185,6 +186,7 @@ impl Daemon {
         if let Some(tiers) = self.shell.get().and_then(|shell| shell.tiers.as_ref()) {
             for tier in &mut status.tiers {
                 tier.message = tiers.why_down(&tier.name);
+                tier.servers = tiers.servers(&tier.name).into_iter().map(server).collect();
                 if let Some(usage) = tiers.usage(&tier.name) {
                     tier.used_bytes = usage.bytes;
                     tier.capacity_bytes = usage.capacity_bytes;
@@ -207,6 +209,18 @@ impl Daemon {
         status.config_error = config.error;
         (status.state, status.reasons) = self.health_with((status.state, status.reasons));
         status
+    }
+}
+
+/// One server of a tier.
+fn server(known: crate::tiers::Server) -> TierServer {
+    TierServer {
+        name: known.name,
+        state: match known.trouble {
+            None => State::Ready,
+            Some(_) => State::Off,
+        },
+        message: known.trouble.unwrap_or_default(),
     }
 }
 

@@ -8,7 +8,7 @@ use crate::shm::arena::Arena;
 use crate::shm::mapping::Mapping;
 use crate::tiers::layers::{Layered, layered};
 use crate::tiers::{
-    Cause, Get, Kind, Opening, Place, Put, Span, Stored, Tier, TierError, Usage, Whose, clear,
+    Cause, Get, Kind, Opening, Place, Put, Server, Span, Stored, Tier, TierError, Usage, Whose, clear,
     configured,
 };
 use kvcachepool_protocol::config::Config;
@@ -43,13 +43,20 @@ struct Shared {
     post: UnboundedSender<Posted>,
     /// Of this process, in the heads of what it writes.
     writer: [u8; 16],
-    open: Mutex<BTreeMap<Kind, Layered>>,
+    open: Mutex<BTreeMap<Kind, Open>>,
     usage: Mutex<BTreeMap<Kind, Usage>>,
     complaints: Complaints,
     /// Why a tier is down, for people.
     down: Mutex<BTreeMap<Kind, String>>,
     /// Tells a fetch that nobody waits for it any more.
     fetches: Mutex<HashMap<FetchId, oneshot::Sender<()>>>,
+}
+
+/// A tier that is open.
+struct Open {
+    /// With nothing around it.
+    tier: Arc<dyn Tier>,
+    layers: Layered,
 }
 
 impl Tiers {
@@ -99,10 +106,23 @@ impl Tiers {
         found.map(|(_, why)| why.clone()).unwrap_or_default()
     }
 
+    /// The servers of a tier that has several, as they are known to be.
+    pub fn servers(&self, kind: &str) -> Vec<Server> {
+        let open = self.shared.open.lock();
+        let found = open.iter().find(|(k, _)| k.name() == kind);
+        found
+            .map(|(_, open)| open.tier.servers())
+            .unwrap_or_default()
+    }
+
     /// What was asked of each tier, and what became of it.
     pub fn metrics(&self, put: &mut dyn FnMut(&'static str, &[&str], f64)) {
-        for (kind, layers) in self.shared.open.lock().iter() {
-            let tier = kind.name();
+        for (kind, open) in self.shared.open.lock().iter() {
+            let (tier, layers) = (kind.name(), &open.layers);
+            for server in open.tier.servers() {
+                let up = f64::from(u8::from(server.trouble.is_none()));
+                put("tier_server_up", &[tier, &server.name], up);
+            }
             for tally in layers.counts.tally() {
                 let operation = tally.op.name();
                 for (result, count) in &tally.results {
@@ -248,7 +268,7 @@ impl Shared {
             .open
             .lock()
             .get(&kind)
-            .map(|layers| layers.tier.clone());
+            .map(|open| open.layers.tier.clone());
         open.ok_or_else(|| TierError::new(kind, Cause::Gone, "it is not open"))
     }
 
@@ -275,10 +295,14 @@ impl Shared {
             }
             tokio::time::sleep(RETRY).await;
         };
-        let layers = layered(opened, &opening.layers);
+        let layers = layered(opened.clone(), &opening.layers);
         let tier = layers.tier.clone();
         info!(tier = kind.name(), place = opening.place, "a tier is open");
-        self.open.lock().insert(kind, layers);
+        let open = Open {
+            tier: opened,
+            layers,
+        };
+        self.open.lock().insert(kind, open);
         self.complaints.up_again(kind);
         self.is_now(kind, None);
         let (mut down, mut doubted) = (None::<TierError>, 0);

@@ -126,6 +126,15 @@ pub struct Page {
     pub next: Option<String>,
 }
 
+/// One of several servers of a tier.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Server {
+    /// Its name, without anything that is secret.
+    pub name: String,
+    /// What is wrong with it; none = nothing that is known.
+    pub trouble: Option<String>,
+}
+
 /// A place for objects. Every operation may be called from any number of tasks at once, and each ends on its own: one that hangs or
 /// fails holds up no other. An object is there whole or not at all, whatever dies when.
 pub trait Tier: Send + Sync + fmt::Debug {
@@ -151,6 +160,11 @@ pub trait Tier: Send + Sync + fmt::Debug {
 
     /// What it holds.
     fn usage(&self) -> Operation<'_, Usage>;
+
+    /// Its servers, where it has several, as they are known to be without asking.
+    fn servers(&self) -> Vec<Server> {
+        Vec::new()
+    }
 
     /// Objects from `from` on (where an earlier page ended; none = the first), at most `limit`.
     fn list<'a>(&'a self, from: Option<&'a str>, limit: usize) -> Operation<'a, Page>;

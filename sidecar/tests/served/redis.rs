@@ -129,6 +129,38 @@ fn servers_that_die_cost_what_they_held_and_are_used_again_when_they_are_back() 
 }
 
 #[test]
+fn one_of_several_servers_that_dies_is_named_while_the_tier_serves_on() {
+    let mut servers = [Redis::start(), Redis::start(), Redis::start()];
+    let sidecar = start(&servers);
+    stored(&sidecar, 1, 8);
+    let up = |server: &Redis| {
+        let name = server.socket().display().to_string();
+        sidecar.metric(&format!(
+            "tier_server_up{{server=\"{name}\",tier=\"redis\"}}"
+        ))
+    };
+    assert_eq!(servers.iter().map(up).sum::<f64>(), 3.0);
+    servers[1].kill();
+    wait_for("the server to be lost", || {
+        (up(&servers[1]) == 0.0).then_some(())
+    });
+    let tier = sidecar.tier("redis");
+    assert_eq!(tier["state"], "ready", "{tier}");
+    let states: Vec<_> = tier["servers"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|s| &s["state"])
+        .collect();
+    assert_eq!(states, ["ready", "off", "ready"], "{tier}");
+    assert_eq!(up(&servers[0]) + up(&servers[2]), 2.0);
+    servers[1].run();
+    wait_for("the server to be back", || {
+        (up(&servers[1]) == 1.0).then_some(())
+    });
+}
+
+#[test]
 fn settings_that_cannot_be_right_are_named_and_memory_serves_on() {
     for (redis, reason) in [
         ("{urls: ['http://u:secret@host']}", "Config"),

@@ -34,10 +34,11 @@ mod url;
 
 pub use node::Options;
 
-use super::{Cause, Get, Kind, Operation, Page, Put, Stored, Tier, TierError, Usage};
+use super::{Cause, Get, Kind, Operation, Page, Put, Server, Stored, Tier, TierError, Usage};
 use fault::Fault;
 use kvcachepool_protocol::object::{Object, ObjectName};
 use many::Lost;
+use node::Node;
 use objects::Got;
 use pool::{Lane, Lent};
 use servers::{Servers, Way};
@@ -242,6 +243,16 @@ impl Tier for Redis {
 
     fn usage(&self) -> Operation<'_, Usage> {
         apart(self.clone().sum())
+    }
+
+    fn servers(&self) -> Vec<Server> {
+        let known = self.servers.known();
+        let several = known.iter().filter(|node| node.one_of_many());
+        let server = |node: &Arc<Node>| Server {
+            name: node.name.clone(),
+            trouble: node.trouble(false).or_else(|| node.trouble(true)),
+        };
+        several.map(server).collect()
     }
 
     fn list<'a>(&'a self, from: Option<&'a str>, limit: usize) -> Operation<'a, Page> {
