@@ -8,8 +8,8 @@ use crate::shm::arena::Arena;
 use crate::shm::mapping::Mapping;
 use crate::tiers::layers::{Layered, layered};
 use crate::tiers::{
-    Cause, Get, Kind, Opening, Place, Put, Server, Span, Stored, Tier, TierError, Usage, Whose, clear,
-    configured,
+    Cause, Get, Kind, Opening, Place, Put, Server, Span, Stored, Tier, TierError, Usage, Whose,
+    clear, configured,
 };
 use kvcachepool_protocol::config::Config;
 use kvcachepool_protocol::object::{Object, ObjectName, Section};

@@ -70,9 +70,8 @@ impl Cluster {
         })
     }
 
-    /// The node of a key's slot.
-    pub async fn node_of(self: &Arc<Self>, key: &str) -> Result<Arc<Node>, Fault> {
-        self.learn().await?;
+    /// The node of a key's slot, as the map has it.
+    pub fn node_of(&self, key: &str) -> Result<Arc<Node>, Fault> {
         let mut map = self.map.lock();
         let owner = map.slots.get(usize::from(slot(key))).cloned().flatten();
         match owner {
@@ -86,13 +85,7 @@ impl Cluster {
         }
     }
 
-    /// All nodes that have slots, in order of their addresses.
-    pub async fn masters(self: &Arc<Self>) -> Result<Vec<Arc<Node>>, Fault> {
-        self.learn().await?;
-        Ok(self.owners())
-    }
-
-    /// The same, as far as it is known.
+    /// All nodes that have slots, in order of their addresses, as the map has it.
     pub fn owners(&self) -> Vec<Arc<Node>> {
         let mut map = self.map.lock();
         let owners = map.owners().into_iter();
@@ -141,7 +134,7 @@ impl Cluster {
     }
 
     /// Waits for the map where there is none. Where what there is is no longer believed, waits for a better one a while.
-    async fn learn(self: &Arc<Self>) -> Result<(), Fault> {
+    pub async fn learn(self: &Arc<Self>) -> Result<(), Fault> {
         let (needed, mut learning) = {
             let mut map = self.map.lock();
             let needed = map.slots.is_empty();

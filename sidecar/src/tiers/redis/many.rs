@@ -58,13 +58,13 @@ impl Redis {
             open: Vec::new(),
             names,
         };
-        for number in 0..sum.names.len() {
-            let Some(name) = sum.names.get(number) else {
-                break;
-            };
-            match self.first_way(name, sum.writes).await {
+        let learned = self.servers.learn().await;
+        let error = |fault, name| self.servers.error(None, fault, name, sum.writes);
+        learned.map_err(|fault| error(fault, None))?;
+        for (number, name) in sum.names.iter().enumerate() {
+            match self.servers.way(name) {
                 Ok(way) => sum.open.push((number, way)),
-                Err(e) => sum.failed = sum.failed.or(Some(e)),
+                Err(fault) => sum.failed = sum.failed.or_else(|| Some(error(fault, Some(name)))),
             }
         }
         while !sum.open.is_empty() {

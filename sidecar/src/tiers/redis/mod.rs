@@ -91,7 +91,8 @@ impl Redis {
     }
 
     async fn first_way(&self, name: &ObjectName, writes: bool) -> Result<Way, TierError> {
-        let way = self.servers.way(name).await;
+        let learned = self.servers.learn().await;
+        let way = learned.and_then(|()| self.servers.way(name));
         way.map_err(|fault| self.servers.error(None, fault, Some(name), writes))
     }
 
@@ -147,6 +148,7 @@ impl Redis {
                     {
                         let _ = objects::remove_if(&mut c, &get.name, &record).await;
                     }
+                    way.node.ended(false, None);
                     let why = "a part of it is not there any more; the rest was taken away";
                     let fault = Fault::Of(Cause::Missing, why.into());
                     return Err(fault.error(&way.node.name, Some(&get.name)));

@@ -154,7 +154,8 @@ pub(super) async fn own_record(
     }
 }
 
-fn ask_record(c: &mut Connection, name: &ObjectName) {
+/// Asks for the record that lies there now.
+pub(super) fn ask_record(c: &mut Connection, name: &ObjectName) {
     let last = (RECORD_BYTES - 1).to_string();
     c.command(&[b"GETRANGE", name.redis().as_bytes(), b"0", last.as_bytes()]);
 }
@@ -254,7 +255,7 @@ pub async fn remove(
 }
 
 /// What the question for a record says: is there a value, and does it begin with a record?
-fn there(reply: Reply) -> Result<Option<Option<Record>>, Fault> {
+pub(super) fn there(reply: Reply) -> Result<Option<Option<Record>>, Fault> {
     match reply {
         Reply::Bulk(value) if value.is_empty() => Ok(None),
         Reply::Bulk(value) => Ok(Some(Record::read(&value))),

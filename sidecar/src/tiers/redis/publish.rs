@@ -3,7 +3,9 @@
 
 use super::connection::{Connection, Words};
 use super::fault::Fault;
-use super::objects::{WINDOW, exist, keys, own_record, remove_if, remove_segments};
+use super::objects::{
+    WINDOW, ask_record, exist, keys, own_record, remove_if, remove_segments, there,
+};
 use super::record::{Record, pieces};
 use super::resp::Reply;
 use crate::tiers::{Cause, Put, Stored};
@@ -15,10 +17,10 @@ use zerocopy::IntoBytes;
 const STAGED: Duration = Duration::from_secs(120);
 /// A head lives so much shorter than the first of its segments, until all of them stay: who finds it can still read them.
 const MARGIN: Duration = Duration::from_secs(10);
-/// Times that segments are written of which some are gone before they stay.
-const ATTEMPTS: usize = 3;
+/// Times that segments may be gone before they stay; but for the last, they are written again.
+const EVICTED_MAX: usize = 6;
 /// Times that others may change what is about to stay: readers do, where objects live on by being read.
-const CHANGES: usize = 16;
+const CHANGES_MAX: usize = 16;
 
 /// An object that is being written.
 struct Draft<'a> {
@@ -31,6 +33,18 @@ struct Draft<'a> {
     keys: Vec<String>,
     /// Milliseconds that it lives for; none = for ever.
     ttl: Option<String>,
+}
+
+/// What of it is in the server.
+enum There {
+    /// No head.
+    No,
+    /// Another head.
+    Other,
+    /// Its head, and not all segments.
+    InPart,
+    /// All.
+    Whole,
 }
 
 /// Writes an object.
@@ -57,72 +71,76 @@ pub async fn put(c: &mut Connection, put: &Put, ttl_ms: u64) -> Result<Stored, F
         name,
         ttl: (ttl_ms > 0).then(|| ttl_ms.to_string()),
     };
-    for _ in 0..ATTEMPTS {
-        match draft.write(c).await {
-            Ok(None) => {}
-            Ok(Some(stored)) => return Ok(stored),
-            Err(fault) => {
-                // What is of no use any more makes room; elsewhere there is nothing of it.
-                if c.broken().is_none() && fault.redirect().is_none() {
-                    let _ = draft.discard(c).await;
-                }
-                return Err(fault);
-            }
+    let stored = draft.write(c).await;
+    if let Err(fault) = &stored {
+        // What is of no use any more makes room; elsewhere there is nothing of it.
+        if c.broken().is_none() && fault.redirect().is_none() {
+            let _ = draft.discard(c).await;
         }
     }
-    let why = "the server evicts what is being written: give it more memory (maxmemory)";
-    Err(Fault::Of(Cause::Full, why.into()))
+    stored
 }
 
 impl Draft<'_> {
-    /// One attempt. None: a part went meanwhile, and nothing of it is left.
-    async fn write(&self, c: &mut Connection) -> Result<Option<Stored>, Fault> {
+    /// Segments, head, and then their expiry taken away.
+    async fn write(&self, c: &mut Connection) -> Result<Stored, Fault> {
         let began = Instant::now();
         self.stage(c).await?;
-        let left = STAGED.saturating_sub(began.elapsed() + MARGIN);
-        if left < MARGIN {
-            let why = "writing took so long that its first segments are about to go";
-            return Err(Fault::Of(Cause::Timeout, why.into()));
+        let (stored, mut there) = self.begin(c, left(began)?).await?;
+        let (mut evicted, mut changed) = (0, 0);
+        loop {
+            match there {
+                There::Whole => {
+                    if c.transaction(&self.stays()).await?.is_some() {
+                        return Ok(stored);
+                    }
+                    changed += 1;
+                    if changed == CHANGES_MAX {
+                        let why = "others change the object all the time while it is written";
+                        return Err(Fault::Of(Cause::Throttled, why.into()));
+                    }
+                }
+                There::InPart => {
+                    c.unwatch().await?;
+                    evicted += 1;
+                    if evicted == EVICTED_MAX {
+                        let why = "the server evicts what is being written: give it more memory (maxmemory)";
+                        return Err(Fault::Of(Cause::Full, why.into()));
+                    }
+                    self.stage(c).await?;
+                }
+                // Removed by somebody, it was there until then. The segments may be those of one who writes the same at this moment.
+                There::No => {
+                    c.unwatch().await?;
+                    return Ok(stored);
+                }
+                // Its segments have names of their own, and these are of no use.
+                There::Other => {
+                    c.unwatch().await?;
+                    remove_segments(c, &self.name, &self.record).await?;
+                    return Ok(stored);
+                }
+            }
+            left(began)?;
+            self.look(c);
+            there = self.seen(c).await?;
         }
-        let key = self.name.redis();
-        let px = left.as_millis().to_string();
-        c.command(&[
-            b"SET",
-            key.as_bytes(),
-            &self.value,
-            b"NX",
-            b"PX",
-            px.as_bytes(),
-        ]);
-        self.ask_whole(c);
+    }
+
+    /// Writes the head, if there is none, to live for so long; and looks what is there then.
+    async fn begin(&self, c: &mut Connection, left: Duration) -> Result<(Stored, There), Fault> {
+        let (key, px) = (self.name.redis(), left.as_millis().to_string());
+        let (key, px) = (key.as_bytes(), px.as_bytes());
+        c.command(&[b"SET", key, &self.value, b"NX", b"PX", px]);
+        self.look(c);
         let set = c.reply().await?;
-        let mut whole = self.hear_whole(c).await?;
-        let stored = match set {
-            Reply::Simple(_) => Stored::New,
-            Reply::Nil => Stored::Already,
-            Reply::Error(text) => return Err(Fault::Refused(text)),
-            _ => return Err(Fault::protocol("SET was answered by no status")),
-        };
-        if stored == Stored::Already
-            && let Some(other) = own_record(c, &self.name).await?
-            && other.head != self.record.head
-        {
-            c.unwatch().await?;
-            return self.beside(c, stored).await;
+        let there = self.seen(c).await?;
+        match set {
+            Reply::Simple(_) => Ok((Stored::New, there)),
+            Reply::Nil => Ok((Stored::Already, there)),
+            Reply::Error(text) => Err(Fault::Refused(text)),
+            _ => Err(Fault::protocol("SET was answered by no status")),
         }
-        for _ in 0..CHANGES {
-            if !whole {
-                c.unwatch().await?;
-                return self.in_part(c, stored).await;
-            }
-            if c.transaction(&self.stays()).await?.is_some() {
-                return Ok(Some(stored));
-            }
-            self.ask_whole(c);
-            whole = self.hear_whole(c).await?;
-        }
-        let why = "others change the object all the time while it is written";
-        Err(Fault::Of(Cause::Throttled, why.into()))
     }
 
     /// Writes the segments.
@@ -151,46 +169,39 @@ impl Draft<'_> {
         failed.map_or(Ok(()), |text| Err(Fault::Refused(text)))
     }
 
-    /// Asks whether head and segments are there, and from then on for any change of them.
-    fn ask_whole(&self, c: &mut Connection) {
+    /// Asks for head and segments, and from then on for any change of them.
+    fn look(&self, c: &mut Connection) {
         let keys: Words<'_> = self.keys.iter().map(String::as_bytes).collect();
         c.watch(&keys);
-        let words: Words<'_> = [&b"EXISTS"[..]].into_iter().chain(keys).collect();
+        ask_record(c, &self.name);
+        let segments = keys.into_iter().skip(1);
+        let words: Words<'_> = [&b"EXISTS"[..]].into_iter().chain(segments).collect();
         c.command(&words);
     }
 
-    async fn hear_whole(&self, c: &mut Connection) -> Result<bool, Fault> {
-        let (watched, there) = (c.reply().await?, c.reply().await?);
-        match (watched, there) {
-            (Reply::Error(text), _) | (_, Reply::Error(text)) => Err(Fault::Refused(text)),
-            (_, Reply::Integer(count)) => Ok(count == self.keys.len() as i64),
-            _ => Err(Fault::protocol("EXISTS was answered by no number")),
+    async fn seen(&self, c: &mut Connection) -> Result<There, Fault> {
+        let (watched, head, segments) = (c.reply().await?, c.reply().await?, c.reply().await?);
+        if let Reply::Error(text) = watched {
+            return Err(Fault::Refused(text));
         }
+        let head = there(head)?;
+        let segments = match segments {
+            Reply::Integer(count) => count + 1 == self.keys.len() as i64,
+            Reply::Error(text) => return Err(Fault::Refused(text)),
+            _ => return Err(Fault::protocol("EXISTS was answered by no number")),
+        };
+        Ok(match head {
+            None => There::No,
+            Some(Some(record)) if record.head == self.record.head && segments => There::Whole,
+            Some(Some(record)) if record.head == self.record.head => There::InPart,
+            Some(_) => There::Other,
+        })
     }
 
     /// The commands that let all of it live for its time, the segments no shorter than the head.
     fn stays(&self) -> Vec<Words<'_>> {
         let ttl = self.ttl.as_deref();
         self.keys.iter().map(|key| stay(key, ttl)).collect()
-    }
-
-    /// What becomes of an attempt of which not everything is there.
-    async fn in_part(&self, c: &mut Connection, stored: Stored) -> Result<Option<Stored>, Fault> {
-        match own_record(c, &self.name).await? {
-            // Removed by somebody, it was whole until then. Segments may be those of another one who writes the same: they go by themselves.
-            None => Ok(Some(stored)),
-            Some(record) if record.head == self.record.head => {
-                remove_if(c, &self.name, &record).await?;
-                Ok(None)
-            }
-            Some(_) => self.beside(c, stored).await,
-        }
-    }
-
-    /// The object of another one is there: its segments have names of their own, and these are of no use.
-    async fn beside(&self, c: &mut Connection, stored: Stored) -> Result<Option<Stored>, Fault> {
-        remove_segments(c, &self.name, &self.record).await?;
-        Ok(Some(stored))
     }
 
     /// Takes away what was written of it.
@@ -204,6 +215,16 @@ impl Draft<'_> {
         }
         Ok(())
     }
+}
+
+/// How long a head may live whose first segment was written then.
+fn left(began: Instant) -> Result<Duration, Fault> {
+    let left = STAGED.saturating_sub(began.elapsed() + MARGIN);
+    if left < MARGIN {
+        let why = "writing took so long that its first segments are about to go";
+        return Err(Fault::Of(Cause::Timeout, why.into()));
+    }
+    Ok(left)
 }
 
 /// The command that lets a key live for so many milliseconds, or for ever.

@@ -115,19 +115,19 @@ impl Servers {
         &self.place
     }
 
-    /// Every server that may have objects.
-    pub async fn all(&self) -> Result<Vec<Arc<Node>>, Fault> {
+    /// Finds out who has what, where that is not known. Comes before ways and servers.
+    pub async fn learn(&self) -> Result<(), Fault> {
         match &self.which {
-            Which::Shards(nodes) => Ok(nodes.clone()),
-            Which::Cluster(cluster) => cluster.masters().await,
+            Which::Shards(_) => Ok(()),
+            Which::Cluster(cluster) => cluster.learn().await,
         }
     }
 
     /// The way to an object.
-    pub async fn way(&self, name: &ObjectName) -> Result<Way, Fault> {
+    pub fn way(&self, name: &ObjectName) -> Result<Way, Fault> {
         let key = name.redis();
         let node = match &self.which {
-            Which::Cluster(cluster) => cluster.node_of(&key).await?,
+            Which::Cluster(cluster) => cluster.node_of(&key)?,
             Which::Shards(nodes) => {
                 let best = nodes.iter().max_by_key(|node| score(&node.name, &key));
                 best.cloned()
@@ -205,7 +205,7 @@ impl Servers {
         }
     }
 
-    /// Every server that may have objects, as far as that is known without asking.
+    /// Every server that may have objects.
     pub fn known(&self) -> Vec<Arc<Node>> {
         match &self.which {
             Which::Shards(nodes) => nodes.clone(),

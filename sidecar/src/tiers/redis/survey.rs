@@ -20,8 +20,9 @@ impl Redis {
             Some(text) => text.parse()?,
             None => Place::of(0),
         };
-        let nodes = self.servers.all().await;
-        let nodes = nodes.map_err(|fault| self.servers.error(None, fault, None, false))?;
+        let learned = self.servers.learn().await;
+        learned.map_err(|fault| self.servers.error(None, fault, None, false))?;
+        let nodes = self.servers.known();
         let (mut page, limit) = (Page::default(), limit.clamp(1, PAGE_MAX));
         for _ in 0..SCANS_MAX {
             let Some(node) = nodes.get(place.server) else {
@@ -54,8 +55,9 @@ impl Redis {
 
     /// What all servers that answer use and may use.
     pub(super) async fn sum(self) -> Result<Usage, TierError> {
-        let nodes = self.servers.all().await;
-        let nodes = nodes.map_err(|fault| self.servers.error(None, fault, None, false))?;
+        let learned = self.servers.learn().await;
+        learned.map_err(|fault| self.servers.error(None, fault, None, false))?;
+        let nodes = self.servers.known();
         let mut asked = JoinSet::new();
         for node in nodes {
             asked.spawn(async move {
