@@ -113,13 +113,13 @@ pub struct Tier {
     pub servers: Vec<TierServer>,
 }
 
-/// One of several servers of a tier. What it holds is missed while it is not ready; the others serve.
+/// One of several servers of a tier. What it holds is missed while it is off; the others serve.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct TierServer {
     /// Host and port, or the path of its socket.
     pub name: String,
-    /// `ready`, or `off` after it failed; it is tried again all the time.
+    /// `ready`; `degraded` while it takes no writes; `off` after it failed, and tried again all the time.
     pub state: State,
     /// What happened, for people, when not ready.
     pub message: String,

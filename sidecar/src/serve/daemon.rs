@@ -216,9 +216,10 @@ impl Daemon {
 fn server(known: crate::tiers::Server) -> TierServer {
     TierServer {
         name: known.name,
-        state: match known.trouble {
-            None => State::Ready,
-            Some(_) => State::Off,
+        state: match (known.up, &known.trouble) {
+            (true, None) => State::Ready,
+            (true, Some(_)) => State::Degraded,
+            (false, _) => State::Off,
         },
         message: known.trouble.unwrap_or_default(),
     }

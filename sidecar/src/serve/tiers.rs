@@ -120,7 +120,7 @@ impl Tiers {
         for (kind, open) in self.shared.open.lock().iter() {
             let (tier, layers) = (kind.name(), &open.layers);
             for server in open.tier.servers() {
-                let up = f64::from(u8::from(server.trouble.is_none()));
+                let up = f64::from(u8::from(server.up));
                 put("tier_server_up", &[tier, &server.name], up);
             }
             for tally in layers.counts.tally() {

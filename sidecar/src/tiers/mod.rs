@@ -131,7 +131,9 @@ pub struct Page {
 pub struct Server {
     /// Its name, without anything that is secret.
     pub name: String,
-    /// What is wrong with it; none = nothing that is known.
+    /// It answers, as far as is known; else what it holds is missed.
+    pub up: bool,
+    /// What is wrong with it, also where it only takes no writes; none = nothing that is known.
     pub trouble: Option<String>,
 }
 

@@ -250,9 +250,13 @@ impl Tier for Redis {
     fn servers(&self) -> Vec<Server> {
         let known = self.servers.known();
         let several = known.iter().filter(|node| node.one_of_many());
-        let server = |node: &Arc<Node>| Server {
-            name: node.name.clone(),
-            trouble: node.trouble(false).or_else(|| node.trouble(true)),
+        let server = |node: &Arc<Node>| {
+            let lost = node.trouble(false);
+            Server {
+                name: node.name.clone(),
+                up: lost.is_none(),
+                trouble: lost.or_else(|| node.trouble(true)),
+            }
         };
         several.map(server).collect()
     }

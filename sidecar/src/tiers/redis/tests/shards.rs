@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
 
 struct Rig {
+    redis: Redis,
     layers: Layered,
     memory: Memory,
     samples: Vec<Sample>,
@@ -20,7 +21,8 @@ struct Rig {
 impl Rig {
     fn new(tier: Redis) -> Self {
         Self {
-            layers: layered(Arc::new(tier), &Options::default()),
+            layers: layered(Arc::new(tier.clone()), &Options::default()),
+            redis: tier,
             memory: Memory::new(1 << 30),
             samples: (0..40).map(|n| Sample::new(1, n, &[20_000])).collect(),
         }
@@ -74,6 +76,10 @@ async fn a_shard_that_is_gone_full_or_read_only_closes_the_way_to_no_other() {
     servers[1].say(&["CONFIG", "SET", "min-replicas-to-write", "1"]);
     let refused = failures(&rig.put_all().await);
     assert_eq!(refused, vec![Cause::ReadOnly; share]);
+    let known = rig.redis.servers();
+    assert!(known.iter().all(|server| server.up), "{known:?}");
+    let troubles: Vec<bool> = known.iter().map(|s| s.trouble.is_some()).collect();
+    assert_eq!(troubles, [false, true], "{known:?}");
     servers[1].say(&["CONFIG", "SET", "min-replicas-to-write", "0"]);
     assert_eq!(failures(&rig.put_all().await), []);
 
