@@ -100,6 +100,23 @@ def test_an_object_of_somebody_else_with_a_childs_name_is_left_alone_and_named(
     assert _child(kubernetes, namespace, "demo")["data"] == theirs["data"]
 
 
+def test_a_pool_that_the_operator_may_not_purge_is_told_so_and_goes_like_any_other(
+    kubernetes: Kubernetes, operator: Operator, namespace: str
+) -> None:
+    asks = pool("demo", shared={"s3": {"bucket": "kv-cache"}}, deletionPolicy="Delete")
+    kubernetes.apply(asks, namespace=namespace)
+
+    def named() -> bool:
+        return any(
+            (name, reason) == ("demo", "ApplyFailed") and "kvcachepools" in note and "forbidden" in note
+            for _, name, reason, note in told(kubernetes, namespace)
+        )
+
+    kubernetes.wait_for(named, 30, "an event on the pool", namespace=namespace)
+    _child(kubernetes, namespace, "demo")
+    kubernetes.kubectl("delete", "kvcachepool", "demo", "--timeout=20s", namespace=namespace)
+
+
 def test_running_pods_outlive_their_pool_and_new_ones_start_without_it(
     kubernetes: Kubernetes, operator: Operator, namespace: str, base_image: str
 ) -> None:

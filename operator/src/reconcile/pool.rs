@@ -222,6 +222,11 @@ impl Look<'_> {
         let (client, children) = (&self.term.client, &self.term.children);
         let about = object_ref(self.pool);
         let events = &self.term.events;
+        // First, and whatever becomes of its objects: pods may have stored something already.
+        let held = self.hold().await;
+        if let Err(e) = &held {
+            self.not_applied(&about, e).await;
+        }
         if redis::managed(self.pool).is_some() {
             let made = password::ensure(client, self.pool, &mut state.password).await;
             if let Err(e) = made {
@@ -256,11 +261,7 @@ impl Look<'_> {
             &mut state.applied,
         )
         .await?;
-        if let Err(e) = self.hold().await {
-            self.not_applied(&about, &e).await;
-            return Err(e);
-        }
-        Ok(())
+        held
     }
 
     async fn not_applied(&self, about: &ObjectReference, e: &ApplyError) {
