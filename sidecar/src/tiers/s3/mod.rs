@@ -23,7 +23,7 @@ mod request;
 mod stream;
 mod tags;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod turns;
 mod write;
 

@@ -3,6 +3,7 @@
 use super::rig::{Server, open};
 use crate::tiers::Tier;
 use crate::tiers::layers::{self, layered};
+use crate::tiers::s3::tests::server::installed;
 use crate::tiers::suite::{Opening, Subject, passes_the_suite};
 use std::sync::Arc;
 
@@ -18,7 +19,16 @@ impl Servers {
     }
 
     fn several(count: usize, url: fn(&Server) -> String) -> Self {
-        let servers: Vec<Server> = (0..count).map(|_| Server::start(&[])).collect();
+        Self::of((0..count).map(|_| Server::start(&[])).collect(), url)
+    }
+
+    fn valkey() -> Self {
+        let program = installed("valkey-server");
+        let program = program.to_str().unwrap();
+        Self::of(vec![Server::of(program, &[])], Server::tcp)
+    }
+
+    fn of(servers: Vec<Server>, url: fn(&Server) -> String) -> Self {
         Self {
             urls: servers.iter().map(url).collect(),
             _servers: servers,
@@ -67,6 +77,11 @@ mod over_tcp {
 mod over_a_unix_socket {
     use super::*;
     passes_the_suite!(Servers::one(Server::unix));
+}
+
+mod on_valkey {
+    use super::*;
+    passes_the_suite!(Servers::valkey());
 }
 
 mod on_three_shards_with_layers {

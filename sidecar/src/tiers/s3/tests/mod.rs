@@ -7,7 +7,7 @@ mod faulty;
 mod listed;
 mod removal;
 mod room;
-mod server;
+pub(crate) mod server;
 mod shared;
 mod stalled;
 mod suite;

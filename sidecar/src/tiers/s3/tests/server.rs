@@ -88,12 +88,13 @@ impl Drop for Server {
     }
 }
 
-fn program() -> PathBuf {
+/// A server's program, as `tools/setup.sh servers` has put it.
+pub fn installed(name: &str) -> PathBuf {
     let home = || PathBuf::from(std::env::var_os("HOME").unwrap_or_default()).join(".cache");
     let cache = std::env::var_os("KVCACHEPOOL_CACHE").map(PathBuf::from);
     let base = || std::env::var_os("XDG_CACHE_HOME").map_or_else(home, PathBuf::from);
     let cache = cache.unwrap_or_else(|| base().join("kvcachepool"));
-    let program = cache.join("tools/bin/versitygw");
+    let program = cache.join("tools/bin").join(name);
     let shown = program.display();
     assert!(
         program.exists(),
@@ -110,7 +111,7 @@ fn spawn(folder: &TempDir, options: &[&str]) -> (u16, Child) {
         let port = free.local_addr().unwrap().port();
         drop(free);
         let log = std::fs::File::create(folder.path().join("log")).unwrap();
-        let mut command = Command::new(program());
+        let mut command = Command::new(installed("versitygw"));
         command
             .args([
                 "--access",
