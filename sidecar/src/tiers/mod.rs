@@ -3,6 +3,7 @@
 //! decided by the engine; here it is only done.
 
 mod clear;
+mod directory;
 pub mod disk;
 mod error;
 pub mod layers;

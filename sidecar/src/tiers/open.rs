@@ -1,8 +1,9 @@
 //! Which tiers a config asks for, and how each is opened.
 
+use super::directory::Directory;
 use super::disk::{self, Disk};
 use super::layers::{LimitOptions, Options};
-use super::redis::{self, Redis};
+use super::redis::{self, Marks, Redis};
 use super::s3::{self, S3};
 use super::{Cause, Kind, Operation, Tier, TierError};
 use kvcachepool_protocol::config::{self, Config};
@@ -39,13 +40,15 @@ impl fmt::Debug for Opening {
 
 /// The tiers of a config, the nearest first.
 pub fn configured(config: &Config) -> Vec<Opening> {
+    let redis = of_settings(&config.redis);
+    let directory = redis.clone().ok().filter(|_| !config.redis.urls.is_empty());
     let opening = |kind| match kind {
         Kind::Disk => of_disk(
             config.disk.path.clone().unwrap_or_default(),
             config.disk.size.0,
         ),
-        Kind::Redis => of_redis(&config.redis),
-        Kind::S3 => of_s3(config.s3.clone()),
+        Kind::Redis => of_redis(redis.clone()),
+        Kind::S3 => of_s3(config.s3.clone(), directory.clone()),
     };
     kinds(config).map(opening).collect()
 }
@@ -58,15 +61,17 @@ pub fn kinds(config: &Config) -> impl Iterator<Item = Kind> {
     disk.into_iter().chain(redis).chain(s3)
 }
 
-fn of_redis(config: &config::Redis) -> Opening {
-    let settings = redis::Settings {
+fn of_settings(config: &config::Redis) -> Result<Redis, TierError> {
+    Redis::open(redis::Settings {
         urls: config.urls.clone(),
         auth: config.auth.clone(),
         ca: config.ca.clone(),
         ttl: Duration::from_millis(config.ttl.ms),
         options: redis::Options::default(),
-    };
-    let read = Redis::open(settings);
+    })
+}
+
+fn of_redis(read: Result<Redis, TierError>) -> Opening {
     Opening {
         kind: Kind::Redis,
         place: read
@@ -98,7 +103,8 @@ fn of_disk(folder: PathBuf, capacity_bytes: u64) -> Opening {
     }
 }
 
-fn of_s3(config: config::S3) -> Opening {
+/// With Redis as its directory, where there is one.
+fn of_s3(config: config::S3, directory: Option<Redis>) -> Opening {
     let mut limits = LimitOptions::default();
     limits.reads.operations = config.max_concurrency as usize;
     limits.writes.operations = config.max_concurrency as usize;
@@ -110,10 +116,16 @@ fn of_s3(config: config::S3) -> Opening {
             ..Options::default()
         },
         open: Box::new(move || {
-            let config = config.clone();
+            let (config, directory) = (config.clone(), directory.clone());
             Box::pin(async move {
-                let opened = S3::open(&config, s3::Options::default()).await?;
-                Ok(Arc::new(opened) as Arc<dyn Tier>)
+                let opened = Arc::new(S3::open(&config, s3::Options::default()).await?);
+                Ok(match directory {
+                    Some(redis) => {
+                        let marks = Marks::new(redis, &S3::place(&config));
+                        Arc::new(Directory::new(opened, Arc::new(marks))) as Arc<dyn Tier>
+                    }
+                    None => opened,
+                })
             })
         }),
     }

@@ -11,7 +11,7 @@ mod deadline;
 mod limits;
 mod retry;
 #[cfg(test)]
-mod scripted;
+pub(crate) mod scripted;
 mod verify;
 
 pub use around::Op;

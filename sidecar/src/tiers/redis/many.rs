@@ -8,6 +8,7 @@ use crate::tiers::TierError;
 use kvcachepool_protocol::object::ObjectName;
 use std::collections::HashMap;
 use std::pin::Pin;
+use std::sync::Arc;
 use tokio::task::JoinSet;
 
 /// Names that one server is asked for in one go.
@@ -16,7 +17,9 @@ const NAMES_MAX: usize = 1024;
 /// One answer each for names that one server has, in order.
 pub type Answers = Result<Vec<Result<bool, Fault>>, Fault>;
 /// A question about such names.
-pub type Batch = fn(Lent, Vec<ObjectName>) -> Pin<Box<dyn Future<Output = Answers> + Send>>;
+pub type Batch = Arc<
+    dyn Fn(Lent, Vec<ObjectName>) -> Pin<Box<dyn Future<Output = Answers> + Send>> + Send + Sync,
+>;
 
 /// What is made of servers that do not answer where others do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,7 +74,7 @@ impl Redis {
             let mut asked = JoinSet::new();
             for (way, numbers) in sum.groups().into_values() {
                 for numbers in numbers.chunks(NAMES_MAX) {
-                    let (way, numbers) = (way.clone(), numbers.to_vec());
+                    let (way, numbers, batch) = (way.clone(), numbers.to_vec(), batch.clone());
                     let names = numbers.iter().filter_map(|n| sum.names.get(*n).cloned());
                     let names: Vec<ObjectName> = names.collect();
                     asked.spawn(async move {

@@ -16,6 +16,7 @@ mod connection;
 mod dial;
 mod fault;
 mod many;
+mod marks;
 mod node;
 mod objects;
 mod pool;
@@ -32,12 +33,13 @@ pub(crate) mod tests;
 mod tls;
 mod url;
 
+pub use marks::Marks;
 pub use node::Options;
 
 use super::{Cause, Get, Kind, Operation, Page, Put, Server, Stored, Tier, TierError, Usage};
 use fault::Fault;
 use kvcachepool_protocol::object::{Object, ObjectName};
-use many::Lost;
+use many::{Batch, Lost};
 use node::Node;
 use objects::Got;
 use pool::{Lane, Lent};
@@ -213,12 +215,13 @@ impl Tier for Redis {
 
     fn lookup<'a>(&'a self, names: &'a [ObjectName]) -> Operation<'a, Vec<bool>> {
         let (redis, names) = (self.clone(), names.to_vec());
-        apart(redis.each(names, Lost::IsAbsent, |mut c, names| {
+        let exist: Batch = Arc::new(|mut c, names| {
             Box::pin(async move {
                 let keys: Vec<String> = names.iter().map(ObjectName::redis).collect();
                 objects::exist(&mut c, &keys).await
             })
-        }))
+        });
+        apart(redis.each(names, Lost::IsAbsent, exist))
     }
 
     fn head<'a>(&'a self, name: &'a ObjectName) -> Operation<'a, Object> {
@@ -236,8 +239,9 @@ impl Tier for Redis {
     fn remove<'a>(&'a self, names: &'a [ObjectName]) -> Operation<'a, u64> {
         let (redis, names) = (self.clone(), names.to_vec());
         apart(async move {
-            let remove: many::Batch =
-                |mut c, names| Box::pin(async move { objects::remove(&mut c, &names).await });
+            let remove: Batch = Arc::new(|mut c, names| {
+                Box::pin(async move { objects::remove(&mut c, &names).await })
+            });
             let removed = redis.each(names, Lost::IsAnError, remove).await?;
             Ok(removed.into_iter().filter(|there| *there).count() as u64)
         })

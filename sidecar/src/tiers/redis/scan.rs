@@ -2,6 +2,7 @@
 
 use super::connection::Connection;
 use super::fault::Fault;
+use super::marks::is_mark;
 use super::record::{RECORD_BYTES, Record};
 use super::resp::Reply;
 use crate::tiers::{Cause, Kind, Listed, TierError, Usage};
@@ -103,6 +104,7 @@ pub async fn find(c: &mut Connection, place: &mut Place, wanted: usize) -> Resul
         match ObjectName::from_redis(&key) {
             Ok((_, true)) => {}
             Ok((_, false)) => place.found.push(key),
+            Err(_) if is_mark(&key) => {}
             Err(_) => foreign += 1,
         }
     }

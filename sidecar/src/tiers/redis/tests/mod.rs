@@ -2,6 +2,7 @@
 
 mod cut;
 mod faults;
+mod marks;
 mod proxy;
 pub(crate) mod rig;
 mod shards;

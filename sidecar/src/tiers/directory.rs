@@ -1,0 +1,170 @@
+//! A slow tier with a directory: a mark for each of its objects lies in a quicker place that is shared as well, so that a prefix costs
+//! one round trip there instead of several requests here.
+//!
+//! Marks are hints. One that is there may be wrong: then the get finds nothing, which takes it away. One that is missing, or a place
+//! that does not answer, costs the question that the tier would have been asked anyway. What is read is the tier's alone.
+
+use super::{Cause, Get, Kind, Operation, Page, Put, Stored, Tier, TierError, Usage};
+use kvcachepool_protocol::object::{Object, ObjectName};
+use parking_lot::Mutex;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::Semaphore;
+use tokio::time::Instant;
+
+/// Longest wait for marks before the tier is asked as if there were none.
+const QUESTION: Duration = Duration::from_millis(100);
+/// After one that had no answer they are left alone for so long.
+const PAUSE: Duration = Duration::from_secs(1);
+/// Changes of marks that are under way at once; what comes on top is left out.
+const CHANGES: u32 = 64;
+/// Longest time that one may take.
+const CHANGE: Duration = Duration::from_secs(2);
+
+/// Where marks lie.
+pub trait Marks: Send + Sync + fmt::Debug {
+    /// Which of these are marked? One answer per name, in order.
+    fn marked<'a>(&'a self, names: &'a [ObjectName]) -> Operation<'a, Vec<bool>>;
+
+    /// Marks these, or lets their marks live on.
+    fn mark<'a>(&'a self, names: &'a [ObjectName]) -> Operation<'a, ()>;
+
+    /// Takes marks away.
+    fn unmark<'a>(&'a self, names: &'a [ObjectName]) -> Operation<'a, ()>;
+}
+
+/// A tier and the marks of its objects.
+#[derive(Debug)]
+pub struct Directory {
+    tier: Arc<dyn Tier>,
+    marks: Arc<dyn Marks>,
+    changes: Arc<Semaphore>,
+    /// Marks are left alone until then.
+    pause: Mutex<Option<Instant>>,
+}
+
+enum Change {
+    Mark,
+    Unmark,
+}
+
+impl Directory {
+    /// Objects are looked up in `marks` first; those of `tier` that are written or read are marked there.
+    pub fn new(tier: Arc<dyn Tier>, marks: Arc<dyn Marks>) -> Self {
+        Self {
+            tier,
+            marks,
+            changes: Arc::new(Semaphore::new(CHANGES as usize)),
+            pause: Mutex::default(),
+        }
+    }
+
+    /// Of how many names, from the first on, marks are there.
+    async fn marked(&self, names: &[ObjectName]) -> usize {
+        if self
+            .pause
+            .lock()
+            .is_some_and(|until| Instant::now() < until)
+        {
+            return 0;
+        }
+        match tokio::time::timeout(QUESTION, self.marks.marked(names)).await {
+            Ok(Ok(marked)) => marked.iter().take_while(|there| **there).count(),
+            Ok(Err(_)) | Err(_) => {
+                *self.pause.lock() = Some(Instant::now() + PAUSE);
+                0
+            }
+        }
+    }
+
+    /// Changes marks beside what goes on. Nobody waits for it, and a change that is lost costs a question or a miss.
+    fn change(&self, change: Change, names: Vec<ObjectName>) {
+        let Ok(permit) = self.changes.clone().try_acquire_owned() else {
+            return;
+        };
+        let marks = self.marks.clone();
+        tokio::spawn(async move {
+            let _permit = permit;
+            let change = match change {
+                Change::Mark => marks.mark(&names),
+                Change::Unmark => marks.unmark(&names),
+            };
+            let _ = tokio::time::timeout(CHANGE, change).await;
+        });
+    }
+
+    /// What an operation on one object says of its mark.
+    fn learn<T>(&self, name: ObjectName, ended: &Result<T, TierError>) {
+        match ended.as_ref().map_err(|e| e.cause) {
+            Ok(_) => self.change(Change::Mark, vec![name]),
+            Err(Cause::Missing | Cause::Corrupt | Cause::Foreign) => {
+                self.change(Change::Unmark, vec![name]);
+            }
+            Err(_) => {}
+        }
+    }
+}
+
+impl Tier for Directory {
+    fn kind(&self) -> Kind {
+        self.tier.kind()
+    }
+
+    fn lookup<'a>(&'a self, names: &'a [ObjectName]) -> Operation<'a, Vec<bool>> {
+        Box::pin(async move {
+            let known = self.marked(names).await;
+            let mut there = vec![true; known];
+            let rest = names.get(known..).unwrap_or_default();
+            if !rest.is_empty() {
+                there.extend(self.tier.lookup(rest).await?);
+            }
+            Ok(there)
+        })
+    }
+
+    fn head<'a>(&'a self, name: &'a ObjectName) -> Operation<'a, Object> {
+        self.tier.head(name)
+    }
+
+    fn get(&self, get: Get) -> Operation<'_, Object> {
+        Box::pin(async move {
+            let name = get.name.clone();
+            let got = self.tier.get(get).await;
+            self.learn(name, &got);
+            got
+        })
+    }
+
+    fn put(&self, put: Put) -> Operation<'_, Stored> {
+        Box::pin(async move {
+            let name = put.object.name();
+            let stored = self.tier.put(put).await;
+            self.learn(name, &stored);
+            stored
+        })
+    }
+
+    fn remove<'a>(&'a self, names: &'a [ObjectName]) -> Operation<'a, u64> {
+        Box::pin(async move {
+            // Before it, and behind all marks of what ended before, so that nobody who is told of the end finds one.
+            let unmark = async {
+                let _alone = self.changes.acquire_many(CHANGES).await;
+                self.marks.unmark(names).await
+            };
+            let _ = tokio::time::timeout(QUESTION, unmark).await;
+            self.tier.remove(names).await
+        })
+    }
+
+    fn usage(&self) -> Operation<'_, Usage> {
+        self.tier.usage()
+    }
+
+    fn list<'a>(&'a self, from: Option<&'a str>, limit: usize) -> Operation<'a, Page> {
+        self.tier.list(from, limit)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,178 @@
+use super::*;
+use crate::tiers::layers::Op;
+use crate::tiers::layers::scripted::Scripted;
+use crate::tiers::shelf::Shelf;
+use crate::tiers::suite::{Memory, Opening, Sample, Subject, passes_the_suite};
+use parking_lot::Mutex;
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+/// Marks in this process.
+#[derive(Debug, Default)]
+struct Notes {
+    marked: Mutex<BTreeSet<String>>,
+    silent: AtomicBool,
+}
+
+impl Notes {
+    fn names(&self) -> Vec<String> {
+        self.marked.lock().iter().cloned().collect()
+    }
+
+    async fn answers(&self) {
+        if self.silent.load(Relaxed) {
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+impl Marks for Notes {
+    fn marked<'a>(&'a self, names: &'a [ObjectName]) -> Operation<'a, Vec<bool>> {
+        Box::pin(async move {
+            self.answers().await;
+            let marked = self.marked.lock();
+            let there = names.iter().map(|name| marked.contains(&name.s3("")));
+            Ok(there.collect())
+        })
+    }
+
+    fn mark<'a>(&'a self, names: &'a [ObjectName]) -> Operation<'a, ()> {
+        Box::pin(async move {
+            self.answers().await;
+            let names = names.iter().map(|name| name.s3(""));
+            self.marked.lock().extend(names);
+            Ok(())
+        })
+    }
+
+    fn unmark<'a>(&'a self, names: &'a [ObjectName]) -> Operation<'a, ()> {
+        Box::pin(async move {
+            self.answers().await;
+            let mut marked = self.marked.lock();
+            names.iter().for_each(|name| {
+                marked.remove(&name.s3(""));
+            });
+            Ok(())
+        })
+    }
+}
+
+fn samples(count: u64) -> Vec<Sample> {
+    (0..count).map(|n| Sample::new(1, n, &[100])).collect()
+}
+
+fn names(samples: &[Sample]) -> Vec<ObjectName> {
+    samples.iter().map(Sample::name).collect()
+}
+
+/// Until what was spawned has run.
+async fn settled() {
+    for _ in 0..10 {
+        tokio::task::yield_now().await;
+    }
+}
+
+/// A shelf and its marks, opened again over the same ones.
+#[derive(Default)]
+struct Marked {
+    kept: Mutex<Option<(Shelf, Arc<Notes>)>>,
+}
+
+impl Marked {
+    fn open(&self, shelf: Shelf, notes: Arc<Notes>) -> Opening<'_> {
+        Box::pin(async { Arc::new(Directory::new(Arc::new(shelf), notes)) as Arc<dyn Tier> })
+    }
+}
+
+impl Subject for Marked {
+    fn empty(&self) -> Opening<'_> {
+        let (shelf, notes) = (Shelf::new(Kind::S3, 0), Arc::new(Notes::default()));
+        *self.kept.lock() = Some((shelf.clone(), notes.clone()));
+        self.open(shelf, notes)
+    }
+
+    fn again(&self) -> Option<Opening<'_>> {
+        let (shelf, notes) = self.kept.lock().clone()?;
+        Some(self.open(shelf, notes))
+    }
+}
+
+mod behaves_as_the_tier_does {
+    use super::*;
+    passes_the_suite!(Marked::default());
+}
+
+#[tokio::test]
+async fn what_is_marked_costs_no_question_and_the_tier_is_asked_for_the_rest_alone() {
+    let (notes, tier) = (Arc::new(Notes::default()), Scripted::new());
+    let directory = Directory::new(tier.clone(), notes.clone());
+    let all = names(&samples(4));
+    notes.mark(&all).await.unwrap();
+    assert_eq!(directory.lookup(&all).await.unwrap(), [true; 4]);
+    assert_eq!(tier.calls(), []);
+    notes.unmark(&all[2..3]).await.unwrap();
+    directory.lookup(&all).await.unwrap();
+    assert_eq!(tier.calls(), [Op::Lookup]);
+}
+
+#[tokio::test]
+async fn objects_are_marked_when_they_are_written_or_read_and_not_when_they_are_gone() {
+    let (notes, shelf) = (
+        Arc::new(Notes::default()),
+        Arc::new(Shelf::new(Kind::S3, 0)),
+    );
+    let directory = Directory::new(shelf.clone(), notes.clone());
+    let (memory, samples) = (Memory::new(1 << 20), samples(2));
+    let all = names(&samples);
+    directory.put(samples[0].put(&memory)).await.unwrap();
+    shelf.put(samples[1].put(&memory)).await.unwrap();
+    settled().await;
+    assert_eq!(notes.names(), [all[0].s3("")]);
+    directory.get(samples[1].get_all(&memory)).await.unwrap();
+    settled().await;
+    assert_eq!(notes.names().len(), 2);
+    // somebody else removes one: its mark is believed once
+    shelf.remove(&all[..1]).await.unwrap();
+    assert_eq!(directory.lookup(&all).await.unwrap(), [true; 2]);
+    let gone = directory.get(samples[0].get_all(&memory)).await;
+    assert_eq!(gone.unwrap_err().cause, Cause::Missing);
+    settled().await;
+    assert_eq!(directory.lookup(&all).await.unwrap(), [false, true]);
+    directory.remove(&all).await.unwrap();
+    settled().await;
+    assert!(notes.names().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn marks_that_do_not_answer_cost_a_tenth_of_a_second_now_and_then_and_no_answer() {
+    let (notes, shelf) = (
+        Arc::new(Notes::default()),
+        Arc::new(Shelf::new(Kind::S3, 0)),
+    );
+    let directory = Directory::new(shelf, notes.clone());
+    let (memory, samples) = (Memory::new(1 << 20), samples(100));
+    notes.silent.store(true, Relaxed);
+    for sample in &samples {
+        directory.put(sample.put(&memory)).await.unwrap();
+    }
+    assert_eq!(
+        directory.changes.available_permits(),
+        0,
+        "no more wait than may"
+    );
+    let all = names(&samples);
+    for (again, wait) in [
+        (Duration::ZERO, QUESTION),
+        (Duration::ZERO, Duration::ZERO),
+        (PAUSE, QUESTION),
+    ] {
+        tokio::time::sleep(again).await;
+        let begun = Instant::now();
+        let there = directory.lookup(&all).await.unwrap();
+        assert!(there.iter().all(|there| *there));
+        assert_eq!(begun.elapsed(), wait);
+    }
+    tokio::time::sleep(CHANGE).await;
+    settled().await;
+    assert_eq!(directory.changes.available_permits(), CHANGES as usize);
+}
