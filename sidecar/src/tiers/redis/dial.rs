@@ -57,7 +57,7 @@ impl Node {
         // A handshake that hangs is to be named before all of the time is over.
         let handshake = self.connect_longest() * 3 / 4;
         let stream = Stream::connect(address, tls.then_some(handshake), ca).await?;
-        let patience = self.one_of_many().then_some(self.options.answer);
+        let patience = self.one_of_many().then_some(self.options.answer * 2);
         Ok(Connection::new(stream, patience))
     }
 

@@ -21,7 +21,8 @@ pub struct Options {
     pub question_connections: usize,
     /// Longest time until a new connection is ready.
     pub connect: Duration,
-    /// One of several servers that says nothing for so long is lost. Half of it is the longest that a question waits for a connection.
+    /// One of several servers that does not answer a question for so long is lost; so is one that is silent in a transfer for twice as
+    /// long. Half of it is the longest that a question waits for a connection.
     pub answer: Duration,
     /// A lost one of several servers is tried again after this.
     pub rest: Duration,

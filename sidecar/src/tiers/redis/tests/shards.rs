@@ -28,6 +28,14 @@ impl Rig {
         }
     }
 
+    /// Of servers that may take long beside other tests.
+    fn patient(urls: &[String]) -> Self {
+        let mut patient = settings(urls);
+        patient.options.answer = Duration::from_secs(20);
+        patient.options.connect = Duration::from_secs(20);
+        Self::new(Redis::open(patient).unwrap())
+    }
+
     /// Puts all objects at once; how that went.
     async fn put_all(&self) -> Vec<Result<(), TierError>> {
         let mut puts = JoinSet::new();
@@ -64,7 +72,7 @@ fn failures(ended: &[Result<(), TierError>]) -> Vec<Cause> {
 async fn a_shard_that_is_gone_full_or_read_only_closes_the_way_to_no_other() {
     let mut servers = [Server::start(&[]), Server::start(&[])];
     let urls: Vec<String> = servers.iter().map(Server::tcp).collect();
-    let rig = Rig::new(open(&urls));
+    let rig = Rig::patient(&urls);
     assert_eq!(failures(&rig.put_all().await), []);
     let share: usize = servers[1].say(&["DBSIZE"]).parse::<usize>().unwrap() / 2;
     assert!((8..32).contains(&share), "{share} of 40");
@@ -113,8 +121,8 @@ async fn a_shard_that_is_gone_full_or_read_only_closes_the_way_to_no_other() {
 async fn a_shard_that_hangs_in_the_middle_of_transfers_is_lost_long_before_their_deadline() {
     let servers = [Server::start(&[]), Server::start(&[])];
     let urls: Vec<String> = servers.iter().map(Server::tcp).collect();
+    assert_eq!(failures(&Rig::patient(&urls).put_all().await), []);
     let rig = Rig::new(open(&urls));
-    assert_eq!(failures(&rig.put_all().await), []);
     kill_process(servers[1].pid(), Signal::STOP).unwrap();
     let began = Instant::now();
     let lost = failures(&rig.get_all().await);
