@@ -104,16 +104,24 @@ impl Settings {
     }
 
     /// Short name of what a pod of this pool is given: pods that carry another one are outdated. What a running sidecar takes over
-    /// by itself, and what a pod says itself (its memory), is not part of it; nor is the operator's version, which pods outlive.
+    /// by itself, and what a pod says itself (its memory), is not part of it; nor is the operator's version, which pods outlive. So keys
+    /// that are as they are anyway are left out: a newer operator knows more of them.
     pub fn hash(&self) -> String {
-        let restart = self.config.with_live_from(&Config::default());
+        let (restart, defaults) = (
+            self.config.with_live_from(&Config::default()),
+            Config::default(),
+        );
+        let (restart, defaults) = (restart.entries(), defaults.entries());
+        let chosen = restart
+            .into_iter()
+            .filter(|entry| !defaults.contains(entry));
         let parts = serde_json::json!([
             self.image,
             self.image_pull_policy,
             self.image_pull_secrets,
             self.existing_connector.flag(),
             self.memory_bytes,
-            restart.to_yaml(),
+            chosen.collect::<Vec<_>>(),
             self.resources,
             self.env,
             self.disk.as_ref().map(|disk| disk.volume(&self.config)),

@@ -152,7 +152,7 @@ impl Tier for Directory {
                 let _alone = self.changes.acquire_many(CHANGES).await;
                 self.marks.unmark(names).await
             };
-            let _ = tokio::time::timeout(QUESTION, unmark).await;
+            let _ = tokio::time::timeout(CHANGE, unmark).await;
             self.tier.remove(names).await
         })
     }

@@ -413,6 +413,11 @@ fn the_hook_by_argument_adds_one_argument_to_plain_ones() {
 }
 
 #[test]
+fn a_hash_is_what_it_was_before_a_config_had_more_keys() {
+    assert_eq!(settings().hash(), "e39e1d321a3422a1");
+}
+
+#[test]
 fn a_hash_names_what_a_pod_was_given_and_not_what_a_sidecar_takes_over_by_itself() {
     let settings = settings();
     let mut live = settings.clone();
