@@ -37,6 +37,8 @@ def sweep(slot: Slot) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     cgroups.remove(slot.cgroup)
+    # The kernel would take it away with its node's namespace, which sockets that still close can hold for a minute.
+    subprocess.run(["ip", "link", "delete", slot.interface], stderr=subprocess.DEVNULL)
     shutil.rmtree(slot.folder, ignore_errors=True)
 
 
