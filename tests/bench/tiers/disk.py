@@ -25,7 +25,8 @@ class Disk:
         self._folder = folder
         self._config = folder / "config.yaml"
         (folder / "tier").mkdir()
-        self._config.write_text(f"disk:\n  path: {folder / 'tier'}\n  size: 16Gi\n")
+        # A tier keeps an object per MiB at most: enough for a million.
+        self._config.write_text(f"disk:\n  path: {folder / 'tier'}\n  size: 1Ti\n")
 
     def measure(self, cell: Cell, amount: Amount) -> Measured:
         """Through the tier."""
