@@ -53,7 +53,7 @@ class Rig:
     def start(self) -> None:
         """Until every tier is ready and the engines run."""
         self.sidecar.start()
-        wait_for(self.tiers_ready, 30, "every tier to be ready")
+        wait_for(self.sidecar.tiers_ready, 30, "every tier to be ready")
         for _ in range(ENGINES):
             self.engines.append(self._engine())
 
@@ -62,10 +62,6 @@ class Rig:
         program = target() / "debug" / "examples" / "soak_engine"
         command = [str(program), str(self.sidecar.socket), str(PROMPTS), str(self._seed)]
         return Process(f"engine {self._seed}", command, self.folder / f"engine-{self._seed}.log")
-
-    def tiers_ready(self) -> bool:
-        """Whether all four serve."""
-        return all(tier["state"] == "ready" for tier in self.sidecar.status()["tiers"])
 
     def replace_engine(self) -> None:
         """The oldest one dies as a crashed vLLM does."""
@@ -154,7 +150,7 @@ def soak(seconds: float) -> Soaked:
     try:
         rig.start()
         samples = watch(rig, seconds)
-        wait_for(rig.tiers_ready, 60, "every tier to be ready again")
+        wait_for(rig.sidecar.tiers_ready, 60, "every tier to be ready again")
         done, metrics = rig.chunks(), rig.sidecar.metrics()
         for tier in ("disk", "redis", "s3"):
             did = "kvcachepool_tier_operations_total"

@@ -74,6 +74,14 @@ class Pod:
         self._engine = Engine(self.folder, model(name), self.folder / f"vllm-{self._engines}.log", **arguments)
         return self._engine
 
+    def start(self) -> Pod:
+        """Both, attached to each other, with every tier open."""
+        self.sidecar.start()
+        self.start_engine()
+        self.attach()
+        wait_for(self.sidecar.tiers_ready, 20, "every tier to be open")
+        return self
+
     def attach(self, tokens: int = 300) -> None:
         """Runs one short prompt, at which the scheduler side registers, and waits until every session is ready."""
         if not self.attached():

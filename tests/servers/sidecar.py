@@ -44,6 +44,20 @@ class SidecarClient:
         answer: dict[str, Any] = json.loads(text)
         return answer
 
+    def tier_state(self, name: str) -> str:
+        """What /v1/status says of a tier now."""
+        return next(str(tier["state"]) for tier in self.status()["tiers"] if tier["name"] == name)
+
+    def tiers_ready(self) -> bool:
+        """Whether every tier serves."""
+        return all(tier["state"] == "ready" for tier in self.status()["tiers"])
+
+    def written_to(self, *tiers: str) -> bool:
+        """Whether as many chunks as memory holds were written to each of these tiers."""
+        metrics, chunks = self.metrics(), self.status()["memory"]["chunks"]
+        done = "kvcachepool_tier_write_chunks_total"
+        return all(metrics.total(done, tier=tier, result="stored") >= chunks for tier in tiers)
+
 
 class Sidecar(SidecarClient):
     """One sidecar; it may be started, killed and started again in the same folder."""

@@ -25,31 +25,19 @@ def disk() -> Iterator[Path]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _started(pod: Pod) -> Pod:
-    pod.sidecar.start()
-    pod.start_engine()
-    pod.attach()
-    return pod
-
-
-def _written(pod: Pod) -> float:
-    return pod.sidecar.metrics().total("kvcachepool_tier_write_chunks_total", tier="disk", result="stored")
-
-
 def test_a_fresh_pod_is_warm_from_the_disk_of_one_that_is_gone(
     new_pod: Callable[..., Pod], truth: Truth, disk: Path
 ) -> None:
     config: dict[str, Any] = {"disk": {"path": str(disk), "size": "1Gi"}, "cache": {"loadTimeout": "20s"}}
     prompt = token_ids(2000, 71)
-    first = _started(new_pod(config=config))
+    first = new_pod(config=config).start()
     cold = first.ask(prompt)
     assert (cold.computed, cold.external) == (2000, 0)
-    chunks = first.sidecar.status()["memory"]["chunks"]
-    wait_for(lambda: _written(first) >= chunks, 20, "every chunk on disk")
+    wait_for(lambda: first.sidecar.written_to("disk"), 20, "every chunk on disk")
     first.engine.stop()
     first.sidecar.kill_tree()
 
-    second = _started(new_pod(config=config))
+    second = new_pod(config=config).start()
     warm = second.ask(prompt)
     assert (warm.computed, warm.local, warm.external) == (80, 0, 1920)
     assert warm.tokens == cold.tokens == truth(prompt)
@@ -62,17 +50,16 @@ def test_what_takes_longer_to_load_than_to_compute_is_computed(
 ) -> None:
     config: dict[str, Any] = {"disk": {"path": str(disk), "size": "1Gi"}, "cache": {"loadTimeout": "20s"}}
     prompts = [token_ids(600, seed) for seed in (91, 92, 93)]
-    first = _started(new_pod(config=config))
+    first = new_pod(config=config).start()
     for prompt in prompts:
         first.ask(prompt)
-    chunks = first.sidecar.status()["memory"]["chunks"]
-    wait_for(lambda: _written(first) >= chunks, 20, "every chunk on disk")
+    wait_for(lambda: first.sidecar.written_to("disk"), 20, "every chunk on disk")
     chunk_bytes = first.sidecar.status()["domains"][0]["chunk_bytes"]
     first.engine.stop()
     first.sidecar.kill_tree()
 
     # A chunk takes half a second: nobody computes so slowly. That is known after three of them.
-    second = _started(new_pod(config=config | {"pacing": {"readBytesPerSecond": str(2 * chunk_bytes)}}))
+    second = new_pod(config=config | {"pacing": {"readBytesPerSecond": str(2 * chunk_bytes)}}).start()
     for seed in range(3):
         second.ask(token_ids(600, 1000 + seed))
     answers = [second.ask(prompt) for prompt in prompts]

@@ -30,25 +30,8 @@ class Shared(NamedTuple):
     keys: list[set[bytes]]
 
 
-def _state(pod: Pod) -> str:
-    tiers = pod.sidecar.status()["tiers"]
-    return next(str(tier["state"]) for tier in tiers if tier["name"] == "redis")
-
-
-def _started(pod: Pod) -> Pod:
-    pod.sidecar.start()
-    pod.start_engine()
-    pod.attach()
-    wait_for(lambda: _state(pod) == "ready", 20, "the tier to be open")
-    return pod
-
-
 def _total(pod: Pod, name: str, **labels: str) -> float:
     return pod.sidecar.metrics().total(f"kvcachepool_{name}", tier="redis", **labels)
-
-
-def _written(pod: Pod) -> bool:
-    return _total(pod, "tier_write_chunks_total", result="stored") >= pod.sidecar.status()["memory"]["chunks"]
 
 
 @pytest.fixture(scope="module")
@@ -56,18 +39,18 @@ def shared(new_module_pod: NewPod) -> Iterator[Shared]:
     """Two vLLMs in all: one that stores and goes, one for every test here."""
     redis = RedisServer()
     config: dict[str, Any] = {"redis": redis.config(), "cache": {"loadTimeout": "20s"}}
-    first = _started(new_module_pod(config=config))
+    first = new_module_pod(config=config).start()
     answers, keys = [], []
     for prompt in (_WARM, _SPOILED, _DURING, _BEFORE):
         before = redis.keys()
         answer = first.ask(prompt)
         assert (answer.computed, answer.external) == (2000, 0)
         answers.append(answer.tokens)
-        wait_for(lambda: _written(first), 30, "every chunk in the server")
+        wait_for(lambda: first.sidecar.written_to("redis"), 30, "every chunk in the server")
         keys.append(redis.keys() - before)
     first.engine.stop()
     first.sidecar.kill_tree()
-    yield Shared(redis, _started(new_module_pod(config=config)), answers, keys)
+    yield Shared(redis, new_module_pod(config=config).start(), answers, keys)
     redis.stop()
 
 
@@ -104,9 +87,9 @@ def test_a_server_that_dies_during_loads_and_stores_costs_no_answer(shared: Shar
     pod.engine.drain()
     alone = pod.ask(_BEFORE)
     assert (alone.external, alone.tokens) == (0, truth(_BEFORE))
-    wait_for(lambda: _state(pod) != "ready", 30, "the tier named as down")
+    wait_for(lambda: pod.sidecar.tier_state("redis") != "ready", 30, "the tier named as down")
     redis.start()
-    wait_for(lambda: _state(pod) == "ready", 30, "the tier back")
+    wait_for(lambda: pod.sidecar.tier_state("redis") == "ready", 30, "the tier back")
 
     pod.engine.add("storing", new)
     storing = pod.engine.run(60)["storing"]
@@ -117,7 +100,7 @@ def test_a_server_that_dies_during_loads_and_stores_costs_no_answer(shared: Shar
     again = pod.ask_again(new)
     assert (again.external, again.tokens) == (1920, truth(new))
     redis.start()
-    wait_for(lambda: _state(pod) == "ready", 30, "the tier back")
+    wait_for(lambda: pod.sidecar.tier_state("redis") == "ready", 30, "the tier back")
     last = token_ids(1000, 100)
     assert pod.ask(last).tokens == truth(last)
     wait_for(lambda: redis.objects() > 0, 30, "what was computed since in the server")

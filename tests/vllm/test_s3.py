@@ -28,30 +28,12 @@ def _config(s3: S3Server, load_timeout: str) -> dict[str, Any]:
     return {"s3": s3.config(), "cache": {"loadTimeout": load_timeout}}
 
 
-def _started(pod: Pod) -> Pod:
-    pod.sidecar.start()
-    pod.start_engine()
-    pod.attach()
-    wait_for(lambda: _state(pod) == "ready", 20, "the tier to be open")
-    return pod
-
-
-def _state(pod: Pod) -> str:
-    tiers = pod.sidecar.status()["tiers"]
-    return next(str(tier["state"]) for tier in tiers if tier["name"] == "s3")
-
-
-def _written(pod: Pod) -> float:
-    return pod.sidecar.metrics().total("kvcachepool_tier_write_chunks_total", tier="s3", result="stored")
-
-
 def _stored(new_pod: NewPod, s3: S3Server, prompts: list[list[int]]) -> list[list[int]]:
     """Computes prompts in a pod that is gone afterwards, and whose chunks lie in the bucket; what it answered."""
-    pod = _started(new_pod(config=_config(s3, "20s")))
+    pod = new_pod(config=_config(s3, "20s")).start()
     answers = [pod.ask(prompt) for prompt in prompts]
     assert [(a.computed, a.external) for a in answers] == [(len(p), 0) for p in prompts]
-    chunks = pod.sidecar.status()["memory"]["chunks"]
-    wait_for(lambda: _written(pod) >= chunks, 30, "every chunk in the bucket")
+    wait_for(lambda: pod.sidecar.written_to("s3"), 30, "every chunk in the bucket")
     pod.engine.stop()
     pod.sidecar.kill_tree()
     return [answer.tokens for answer in answers]
@@ -63,7 +45,7 @@ def test_a_fresh_pod_is_warm_from_the_bucket_that_one_that_is_gone_wrote_to(
     prompt = token_ids(2000, 81)
     (cold,) = _stored(new_pod, s3, [prompt])
     assert s3.objects()
-    second = _started(new_pod(config=_config(s3, "20s")))
+    second = new_pod(config=_config(s3, "20s")).start()
     warm = second.ask(prompt)
     assert (warm.computed, warm.local, warm.external) == (80, 0, 1920)
     assert warm.tokens == cold == truth(prompt)
@@ -76,7 +58,7 @@ def test_a_server_that_hangs_during_loads_and_stores_costs_no_answer(
 ) -> None:
     during, before, new = (token_ids(2000, 82 + n) for n in range(3))
     _stored(new_pod, s3, [during, before])
-    pod = _started(new_pod(config=_config(s3, "2s")))
+    pod = new_pod(config=_config(s3, "2s")).start()
     pod.engine.add("loading", during)
     pod.engine.step()
     s3.freeze()
@@ -85,8 +67,8 @@ def test_a_server_that_hangs_during_loads_and_stores_costs_no_answer(
     assert (alone.external, alone.tokens) == (0, truth(before))
     stored = pod.ask(new)
     assert (stored.external, stored.tokens) == (0, truth(new))
-    wait_for(lambda: _state(pod) != "ready", 30, "the tier named as down")
+    wait_for(lambda: pod.sidecar.tier_state("s3") != "ready", 30, "the tier named as down")
     s3.thaw()
-    wait_for(lambda: _state(pod) == "ready", 30, "the tier back")
+    wait_for(lambda: pod.sidecar.tier_state("s3") == "ready", 30, "the tier back")
     again = pod.ask_again(new)
     assert (again.external, again.tokens) == (1920, truth(new))

@@ -30,22 +30,12 @@ def _serving(tiers: dict[str, Any]) -> Iterator[tuple[Sidecar, VllmServer]]:
         server.wait_ready()
         server.complete(words(300, 1), 300, max_tokens=1)
         wait_attached(sidecar)
-        wait_for(lambda: _ready(sidecar), 30, "every tier to be ready")
+        wait_for(sidecar.tiers_ready, 30, "every tier to be ready")
         yield sidecar, server
     finally:
         server.stop()
         sidecar.stop()
         shutil.rmtree(pod, ignore_errors=True)
-
-
-def _ready(sidecar: Sidecar) -> bool:
-    return all(tier["state"] == "ready" for tier in sidecar.status()["tiers"])
-
-
-def _written(sidecar: Sidecar, tiers: dict[str, Any]) -> bool:
-    metrics, chunks = sidecar.metrics(), sidecar.status()["memory"]["chunks"]
-    done = "kvcachepool_tier_write_chunks_total"
-    return all(metrics.total(done, tier=tier, result="stored") >= chunks for tier in tiers)
 
 
 def rows(prompts: int) -> list[Row]:
@@ -59,7 +49,7 @@ def rows(prompts: int) -> list[Row]:
         with _serving(tiers) as (sidecar, server):
             cold = [_asked(server, text, "computed") for text in texts]
             settle(sidecar)
-            wait_for(lambda: _written(sidecar, tiers), 120, "every chunk in every tier")
+            wait_for(lambda: sidecar.written_to(*tiers), 120, "every chunk in every tier")
         made = []
         for name, section in tiers.items():
             with _serving({name: section}) as (_, server):
