@@ -43,6 +43,13 @@ def _tier(kubernetes: Kubernetes, namespace: str, name: str, of: str) -> tuple[s
     return next((each["state"], each["reason"]) for each in tiers if each["name"] == of)
 
 
+def _shards_up(kubernetes: Kubernetes, namespace: str, name: str) -> int:
+    """Servers of Redis that answer the sidecar of a pod, where there are several."""
+    tiers = sidecar(kubernetes, namespace, name)["tiers"]
+    servers = next(each.get("servers", []) for each in tiers if each["name"] == "redis")
+    return sum(each["up"] for each in servers)
+
+
 def test_a_pod_has_a_disk_of_its_own_that_its_sidecar_alone_sees(
     kubernetes: Kubernetes, operator: Operator, namespace: str, base_image: str
 ) -> None:
@@ -87,7 +94,7 @@ def test_a_pool_runs_its_own_servers_and_its_sidecars_use_them(
 
     kubernetes.wait_for(serve, 90, "SharedTiersReady=True/TiersServe", namespace=namespace)
 
-    # Another number of shards leaves those that stay as they are.
+    # Another number of shards leaves those that stay as they are, and running sidecars use them.
     server = _servers(kubernetes, namespace)[first]
     secret = _children(kubernetes, namespace, "secret")
     assert len(secret) == 1
@@ -104,6 +111,14 @@ def test_a_pool_runs_its_own_servers_and_its_sidecars_use_them(
         config = kubernetes.kubectl(*find, namespace=namespace)
         assert [f"{name}.kvcachepool-demo.{namespace}.svc:6379" in config for name in sorted(names)] == [True] * shards
         assert f"kvcachepool-demo-{shards}." not in config
+
+        def followed(shards: int = shards) -> bool:
+            return _shards_up(kubernetes, namespace, "one") == shards
+
+        kubernetes.wait_for(followed, 90, f"the sidecar uses {shards} servers", namespace=namespace)
+    restarts = kubernetes.pod(namespace, "one")["status"]["initContainerStatuses"]
+    assert [each["restartCount"] for each in restarts] == [0] * len(restarts)
+    assert status(kubernetes, namespace, "demo")["pods"]["outdated"] == 0
     assert _servers(kubernetes, namespace)[first] == server
     assert _children(kubernetes, namespace, "secret") == secret
 

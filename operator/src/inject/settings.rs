@@ -107,11 +107,16 @@ impl Settings {
     /// by itself, and what a pod says itself (its memory), is not part of it; nor is the operator's version, which pods outlive. So keys
     /// that are as they are anyway are left out: a newer operator knows more of them.
     pub fn hash(&self) -> String {
-        let (restart, defaults) = (
-            self.config.with_live_from(&Config::default()),
-            Config::default(),
-        );
-        let (restart, defaults) = (restart.entries(), defaults.entries());
+        let (defaults, servers) = (Config::default(), &self.config.redis);
+        let mut live = defaults.clone();
+        live.redis.auth.clone_from(&servers.auth);
+        live.redis.ca.clone_from(&servers.ca);
+        if !servers.urls.is_empty() {
+            // Which there are is taken over; that there are some is not.
+            live.redis.urls = vec!["redis://some".into()];
+        }
+        let restart = self.config.with_live_from(&live).entries();
+        let defaults = defaults.entries();
         let chosen = restart
             .into_iter()
             .filter(|entry| !defaults.contains(entry));

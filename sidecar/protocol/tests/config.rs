@@ -262,6 +262,31 @@ fn a_reload_takes_what_is_live_and_names_the_rest() {
 }
 
 #[test]
+fn other_redis_servers_are_taken_at_once_but_not_the_first_the_last_or_with_other_files() {
+    let redis = |text: &str| {
+        let (config, _) = Config::parse(&format!("redis: {{{text}}}"), false).unwrap();
+        config
+    };
+    let one = redis("urls: ['redis://a']");
+    let three = redis("urls: ['redis://a', 'redis://b', 'redis://c'], ttl: 1h");
+    let changes = one.changes(&three);
+    assert_eq!(changes.live, ["redis.urls", "redis.ttl"]);
+    assert!(changes.restart.is_empty());
+    assert_eq!(one.with_live_from(&three), three);
+    let other_files = redis("urls: ['redis://b'], auth: /auth");
+    for (old, new) in [
+        (&Config::default(), &one),
+        (&one, &Config::default()),
+        (&one, &other_files),
+    ] {
+        let changes = old.changes(new);
+        assert_eq!(changes.live, [""; 0]);
+        assert!(changes.restart.contains(&"redis.urls"), "{changes:?}");
+        assert_eq!(old.with_live_from(new), *old);
+    }
+}
+
+#[test]
 fn the_newer_of_two_files_counts_but_what_the_pod_was_made_for_stays_the_pods() {
     let pod = "socket: /pod/s.sock\nadmin: {listen: \"[::]:1\"}\npool: {generation: 3}\nmemory: {size: 8Gi, hugePages: 2Mi}\n\
                limits: {indexEntries: 300}";

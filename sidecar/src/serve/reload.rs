@@ -46,6 +46,14 @@ fn take(daemon: &Daemon) {
     log::set_level(effective.log.level);
     if let Some(shell) = daemon.shell.get() {
         shell.with_core(|core, _, _| core.configure(core_config(&effective)));
+        let of_redis = |key: &&str| key.starts_with("redis.");
+        if let Some(tiers) = shell
+            .tiers
+            .as_ref()
+            .filter(|_| changes.live.iter().any(of_redis))
+        {
+            tiers.change(&effective);
+        }
     }
     unknown_keys(daemon, &loaded);
     daemon.metrics.add("config_reloads_total", &["applied"], 1);

@@ -36,6 +36,7 @@ const THREADS: usize = 2;
 pub struct Tiers {
     runtime: Runtime,
     shared: Arc<Shared>,
+    openings: Vec<Arc<Opening>>,
 }
 
 struct Shared {
@@ -67,7 +68,7 @@ impl Tiers {
         live: Arc<Live>,
         post: UnboundedSender<Posted>,
     ) -> std::io::Result<Option<Arc<Self>>> {
-        let openings = configured(config);
+        let openings: Vec<_> = configured(config).into_iter().map(Arc::new).collect();
         if openings.is_empty() {
             return Ok(None);
         }
@@ -86,10 +87,25 @@ impl Tiers {
             down: Mutex::default(),
             fetches: Mutex::default(),
         });
-        for opening in openings {
-            runtime.spawn(shared.clone().keep(opening));
+        for opening in &openings {
+            runtime.spawn(shared.clone().keep(opening.clone()));
         }
-        Ok(Some(Arc::new(Self { runtime, shared })))
+        Ok(Some(Arc::new(Self {
+            runtime,
+            shared,
+            openings,
+        })))
+    }
+
+    /// Lets tiers go by what a changed config says of them.
+    pub fn change(&self, config: &Config) {
+        // A connection has its timer and its socket here.
+        let _within = self.runtime.enter();
+        for opening in &self.openings {
+            if let Err(e) = opening.change(config) {
+                self.shared.told(&e);
+            }
+        }
     }
 
     /// What a tier held when it was asked last.
@@ -283,7 +299,7 @@ impl Shared {
     }
 
     /// Opens a tier, again and again until that works, and looks what it holds from then on.
-    async fn keep(self: Arc<Self>, opening: Opening) {
+    async fn keep(self: Arc<Self>, opening: Arc<Opening>) {
         let kind = opening.kind;
         let opened = loop {
             match opening.open().await {

@@ -15,12 +15,17 @@ pub const SUBCOMMAND: &str = "engine";
 /// and no mending of earlier ones.
 pub const EXIT_RESTART: i32 = 75;
 
+/// The allocator's heaps. Of itself it makes 8 per core, and what is freed in one is lost to the others: RssAnon goes up and down by
+/// megabytes with which thread had what to do.
+const ALLOCATOR_HEAPS: (&str, &str) = ("MALLOC_ARENA_MAX", "2");
+
 /// Starts the engine. Its end is seen by reaping, so the handle is not kept.
 pub fn spawn(config: &Files, link: OwnedFd) -> std::io::Result<Pid> {
     let mut command = Command::new("/proc/self/exe");
     command
         .arg0("kvcachepool-sidecar")
         .arg(SUBCOMMAND)
+        .env(ALLOCATOR_HEAPS.0, ALLOCATOR_HEAPS.1)
         .stdin(Stdio::from(link))
         .process_group(0);
     if let Some(pod) = &config.pod {

@@ -11,8 +11,10 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
+use tracing::info;
 
 type Open = Box<dyn Fn() -> Operation<'static, Arc<dyn Tier>> + Send + Sync>;
+type Change = Box<dyn Fn(&Config) -> Result<(), TierError> + Send + Sync>;
 
 /// A tier that is not open yet.
 pub struct Opening {
@@ -23,12 +25,19 @@ pub struct Opening {
     /// Settings of its layers.
     pub layers: Options,
     open: Open,
+    /// None: nothing of it changes while it is open.
+    change: Option<Change>,
 }
 
 impl Opening {
     /// Opens it, without layers. May be tried again after it failed.
     pub fn open(&self) -> Operation<'static, Arc<dyn Tier>> {
         (self.open)()
+    }
+
+    /// Goes by what a changed config says of it, as far as that can be while it is open.
+    pub fn change(&self, config: &Config) -> Result<(), TierError> {
+        self.change.as_ref().map_or(Ok(()), |change| change(config))
     }
 }
 
@@ -40,7 +49,7 @@ impl fmt::Debug for Opening {
 
 /// The tiers of a config, the nearest first.
 pub fn configured(config: &Config) -> Vec<Opening> {
-    let redis = of_settings(&config.redis);
+    let redis = Redis::open(&settings(&config.redis));
     let directory = redis.clone().ok().filter(|_| !config.redis.urls.is_empty());
     let opening = |kind| match kind {
         Kind::Disk => of_disk(
@@ -61,26 +70,34 @@ pub fn kinds(config: &Config) -> impl Iterator<Item = Kind> {
     disk.into_iter().chain(redis).chain(s3)
 }
 
-fn of_settings(config: &config::Redis) -> Result<Redis, TierError> {
-    Redis::open(redis::Settings {
+fn settings(config: &config::Redis) -> redis::Settings {
+    redis::Settings {
         urls: config.urls.clone(),
         auth: config.auth.clone(),
         ca: config.ca.clone(),
         ttl: Duration::from_millis(config.ttl.ms),
         options: redis::Options::default(),
-    })
+    }
 }
 
+/// Its directory of the bucket changes with it: both are the same servers.
 fn of_redis(read: Result<Redis, TierError>) -> Opening {
+    let redis = read.clone().ok();
     Opening {
         kind: Kind::Redis,
-        place: read
-            .as_ref()
-            .map_or_else(|_| String::new(), |redis| redis.place().into()),
+        place: redis.as_ref().map(Redis::place).unwrap_or_default(),
         layers: Options::default(),
         open: Box::new(move || {
             let read = read.clone();
             Box::pin(async move { Ok(Arc::new(read?) as Arc<dyn Tier>) })
+        }),
+        change: redis.map(|redis| {
+            let change = move |config: &Config| {
+                redis.change(&settings(&config.redis))?;
+                info!(place = redis.place(), "Redis is used there from now on");
+                Ok(())
+            };
+            Box::new(change) as Change
         }),
     }
 }
@@ -100,6 +117,7 @@ fn of_disk(folder: PathBuf, capacity_bytes: u64) -> Opening {
                 }
             })
         }),
+        change: None,
     }
 }
 
@@ -128,5 +146,6 @@ fn of_s3(config: config::S3, directory: Option<Redis>) -> Opening {
                 })
             })
         }),
+        change: None,
     }
 }

@@ -129,6 +129,27 @@ fn servers_that_die_cost_what_they_held_and_are_used_again_when_they_are_back() 
 }
 
 #[test]
+fn other_servers_are_used_without_a_restart() {
+    let servers = [Redis::start(), Redis::start(), Redis::start()];
+    let sidecar = start(&servers[..1]);
+    stored(&sidecar, 1, 12);
+    sidecar.configure(&config(&servers));
+    sidecar.wait_metric("config_reloads_total{result=\"applied\"}", 1.0);
+    let status = sidecar.status();
+    assert_eq!(status["restart_needed"], serde_json::json!([]));
+    let known = sidecar.tier("redis")["servers"].as_array().map(Vec::len);
+    assert_eq!(known, Some(3));
+    let mut vllm = Vllm::attach(&sidecar.socket());
+    vllm.store("more", &hashes(2, 12));
+    let written = "tier_write_chunks_total{result=\"stored\",tier=\"redis\"}";
+    sidecar.wait_metric(written, 24.0);
+    assert!(servers[1].keys() + servers[2].keys() > 0);
+    let fresh = start(&servers);
+    let mut other = Vllm::attach(&fresh.socket());
+    other.finds_below(&hashes(2, 12), 12, REDIS);
+}
+
+#[test]
 fn one_of_several_servers_that_dies_is_named_while_the_tier_serves_on() {
     let mut servers = [Redis::start(), Redis::start(), Redis::start()];
     let sidecar = start(&servers);

@@ -434,4 +434,16 @@ fn a_hash_names_what_a_pod_was_given_and_not_what_a_sidecar_takes_over_by_itself
     for other in [image, chunk, memory] {
         assert_ne!(other.hash(), settings.hash());
     }
+    let with_redis = |count: usize| {
+        let mut with_redis = settings.clone();
+        let urls = (0..count).map(|shard| format!("redis://kv-{shard}.kv"));
+        with_redis.config.redis.urls = urls.collect();
+        with_redis
+    };
+    // How many servers there are is taken over; that there are some, and their files, is not.
+    assert_eq!(with_redis(1).hash(), with_redis(3).hash());
+    assert_ne!(with_redis(1).hash(), settings.hash());
+    let mut files = with_redis(1);
+    files.config.redis.auth = Some("/auth".into());
+    assert_ne!(files.hash(), with_redis(1).hash());
 }

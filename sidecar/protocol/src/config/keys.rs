@@ -12,6 +12,8 @@ use std::str::FromStr;
 pub enum Reload {
     /// At once.
     Live,
+    /// At once where there were Redis servers before and still are, spoken to with the same files; else as [`Reload::Restart`].
+    Servers,
     /// When the sidecar starts the next time.
     Restart,
 }
@@ -67,7 +69,7 @@ const HOUR_MS: u64 = 3_600_000;
 
 /// All keys in the order of the printed file; keys of a section stand together.
 pub(super) fn keys(c: &mut Config) -> Vec<Key<'_>> {
-    use Reload::{Live, Restart};
+    use Reload::{Live, Restart, Servers};
     let key = |path, reload, slot, about| Key {
         path,
         about,
@@ -209,7 +211,7 @@ pub(super) fn keys(c: &mut Config) -> Vec<Key<'_>> {
         ),
         key(
             "redis.urls",
-            Restart,
+            Servers,
             Slot::Urls(&mut c.redis.urls),
             "Redis or Valkey servers, each an independent shard: redis://, rediss:// or redis+unix://; or one redis-sentinel:// or redis-cluster://. Without any there is no such tier.",
         ),
@@ -227,7 +229,7 @@ pub(super) fn keys(c: &mut Config) -> Vec<Key<'_>> {
         ),
         key(
             "redis.ttl",
-            Restart,
+            Live,
             Slot::Time(&mut c.redis.ttl, 0..=8_784 * HOUR_MS),
             "An object goes when it was neither written nor read for so long; 0 = never.",
         ),
@@ -591,15 +593,28 @@ fn within<V, N: PartialOrd + Copy, S: fmt::Display>(
 }
 
 impl Config {
+    /// Does a value of `newer` that takes effect in this way do so at once?
+    fn takes(&self, reload: Reload, newer: &Config) -> bool {
+        let (ours, theirs) = (&self.redis, &newer.redis);
+        match reload {
+            Reload::Live => true,
+            Reload::Servers => {
+                let both = !ours.urls.is_empty() && !theirs.urls.is_empty();
+                both && (&ours.auth, &ours.ca) == (&theirs.auth, &theirs.ca)
+            }
+            Reload::Restart => false,
+        }
+    }
+
     /// What differs in `newer`, by how it takes effect.
     pub fn changes(&self, newer: &Config) -> Changes {
         let (mut a, mut b) = (self.clone(), newer.clone());
         let mut changes = Changes::default();
         for (old, new) in keys(&mut a).into_iter().zip(keys(&mut b)) {
             if old.slot.text() != new.slot.text() {
-                match old.reload {
-                    Reload::Live => changes.live.push(old.path),
-                    Reload::Restart => changes.restart.push(old.path),
+                match self.takes(old.reload, newer) {
+                    true => changes.live.push(old.path),
+                    false => changes.restart.push(old.path),
                 }
             }
         }
@@ -626,7 +641,7 @@ impl Config {
     pub fn with_live_from(&self, newer: &Config) -> Config {
         let (mut merged, mut from) = (self.clone(), newer.clone());
         for (mut old, new) in keys(&mut merged).into_iter().zip(keys(&mut from)) {
-            if old.reload == Reload::Live {
+            if self.takes(old.reload, newer) {
                 // A value that one config holds is within the range of the other.
                 let _ = old.slot.set(&new.slot.text());
             }

@@ -110,7 +110,7 @@ impl Target {
             ttl: Duration::ZERO,
             options: redis::Options::default(),
         };
-        Redis::open(settings).map_err(|e| said(&e))
+        Redis::open(&settings).map_err(|e| said(&e))
     }
 }
 

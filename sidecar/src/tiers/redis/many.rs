@@ -3,7 +3,7 @@
 use super::fault::Fault;
 use super::pool::Lent;
 use super::servers::Way;
-use super::{Redis, stopped};
+use super::{Now, stopped};
 use crate::tiers::TierError;
 use kvcachepool_protocol::object::ObjectName;
 use std::collections::HashMap;
@@ -45,7 +45,7 @@ struct Sum {
     open: Vec<(usize, Way)>,
 }
 
-impl Redis {
+impl Now {
     /// Asks each server about those names that it has.
     pub(super) async fn each(
         self,
@@ -107,8 +107,8 @@ impl Sum {
         groups
     }
 
-    fn heard(&mut self, redis: &Redis, way: &Way, numbers: Vec<usize>, answers: Answers) {
-        let (servers, writes) = (&redis.servers, self.writes);
+    fn heard(&mut self, now: &Now, way: &Way, numbers: Vec<usize>, answers: Answers) {
+        let (servers, writes) = (&now.servers, self.writes);
         way.node.ended(writes, answers.as_ref().err());
         let each = match answers {
             Ok(each) => each,

@@ -41,13 +41,13 @@ impl Marks {
     }
 
     fn change(&self, names: &[ObjectName], change: Change) -> Operation<'static, ()> {
-        let (redis, names, keys) = (self.redis.clone(), names.to_vec(), self.keys());
+        let (now, names, keys) = (self.redis.now(), names.to_vec(), self.keys());
         let batch: Batch = Arc::new(move |mut c, names| {
             let keys = keys(&names);
             Box::pin(async move { change.of(&mut c, &keys).await })
         });
         apart(async move {
-            let changed = redis.each(names, Lost::IsAnError, batch).await;
+            let changed = now.each(names, Lost::IsAnError, batch).await;
             changed.map(drop)
         })
     }
@@ -80,12 +80,12 @@ impl Change {
 
 impl directory::Marks for Marks {
     fn marked<'a>(&'a self, names: &'a [ObjectName]) -> Operation<'a, Vec<bool>> {
-        let (redis, names, keys) = (self.redis.clone(), names.to_vec(), self.keys());
+        let (now, names, keys) = (self.redis.now(), names.to_vec(), self.keys());
         let batch: Batch = Arc::new(move |mut c, names| {
             let keys = keys(&names);
             Box::pin(async move { objects::exist(&mut c, &keys).await })
         });
-        apart(redis.each(names, Lost::IsAbsent, batch))
+        apart(now.each(names, Lost::IsAbsent, batch))
     }
 
     fn mark<'a>(&'a self, names: &'a [ObjectName]) -> Operation<'a, ()> {

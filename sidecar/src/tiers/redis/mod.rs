@@ -42,6 +42,7 @@ use kvcachepool_protocol::object::{Object, ObjectName};
 use many::{Batch, Lost};
 use node::Node;
 use objects::Got;
+use parking_lot::RwLock;
 use pool::{Lane, Lent};
 use servers::{Servers, Way};
 use std::fmt;
@@ -68,28 +69,51 @@ pub struct Settings {
     pub options: Options,
 }
 
-/// Servers with objects.
+/// Servers with objects. Clones are the same tier.
 #[derive(Clone)]
 pub struct Redis {
+    now: Arc<RwLock<Now>>,
+}
+
+/// What an operation that begins now goes by, to its end.
+#[derive(Clone)]
+struct Now {
     servers: Arc<Servers>,
     ttl_ms: u64,
 }
 
 impl Redis {
     /// Reads the URLs. Nothing is connected yet: servers that are not there say so when they are asked.
-    pub fn open(settings: Settings) -> Result<Self, TierError> {
-        let named = url::servers(&settings.urls);
-        let named = named.map_err(|why| TierError::new(Kind::Redis, Cause::Config, why))?;
-        let ttl_ms = settings.ttl.as_millis().try_into().unwrap_or(u64::MAX);
-        Ok(Self {
-            servers: Arc::new(Servers::new(named, &settings)),
-            ttl_ms,
-        })
+    pub fn open(settings: &Settings) -> Result<Self, TierError> {
+        let now = Arc::new(RwLock::new(Now::of(settings, None)?));
+        Ok(Self { now })
+    }
+
+    /// Goes by other settings from now on. Servers that are in both keep their connections; what is under way ends where it began.
+    pub fn change(&self, settings: &Settings) -> Result<(), TierError> {
+        let changed = Now::of(settings, Some(&self.now().servers))?;
+        *self.now.write() = changed;
+        Ok(())
     }
 
     /// Where the servers are, for people; without anything that is secret.
-    pub fn place(&self) -> &str {
-        self.servers.place()
+    pub fn place(&self) -> String {
+        self.now().servers.place().into()
+    }
+
+    fn now(&self) -> Now {
+        self.now.read().clone()
+    }
+}
+
+impl Now {
+    fn of(settings: &Settings, before: Option<&Servers>) -> Result<Self, TierError> {
+        let named = url::servers(&settings.urls);
+        let named = named.map_err(|why| TierError::new(Kind::Redis, Cause::Config, why))?;
+        Ok(Self {
+            servers: Arc::new(Servers::new(named, settings, before)),
+            ttl_ms: settings.ttl.as_millis().try_into().unwrap_or(u64::MAX),
+        })
     }
 
     async fn first_way(&self, name: &ObjectName, writes: bool) -> Result<Way, TierError> {
@@ -214,45 +238,45 @@ impl Tier for Redis {
     }
 
     fn lookup<'a>(&'a self, names: &'a [ObjectName]) -> Operation<'a, Vec<bool>> {
-        let (redis, names) = (self.clone(), names.to_vec());
+        let (now, names) = (self.now(), names.to_vec());
         let exist: Batch = Arc::new(|mut c, names| {
             Box::pin(async move {
                 let keys: Vec<String> = names.iter().map(ObjectName::redis).collect();
                 objects::exist(&mut c, &keys).await
             })
         });
-        apart(redis.each(names, Lost::IsAbsent, exist))
+        apart(now.each(names, Lost::IsAbsent, exist))
     }
 
     fn head<'a>(&'a self, name: &'a ObjectName) -> Operation<'a, Object> {
-        apart(self.clone().read_head(name.clone()))
+        apart(self.now().read_head(name.clone()))
     }
 
     fn get(&self, get: Get) -> Operation<'_, Object> {
-        apart(self.clone().read(get))
+        apart(self.now().read(get))
     }
 
     fn put(&self, put: Put) -> Operation<'_, Stored> {
-        apart(self.clone().write(put))
+        apart(self.now().write(put))
     }
 
     fn remove<'a>(&'a self, names: &'a [ObjectName]) -> Operation<'a, u64> {
-        let (redis, names) = (self.clone(), names.to_vec());
+        let (now, names) = (self.now(), names.to_vec());
         apart(async move {
             let remove: Batch = Arc::new(|mut c, names| {
                 Box::pin(async move { objects::remove(&mut c, &names).await })
             });
-            let removed = redis.each(names, Lost::IsAnError, remove).await?;
+            let removed = now.each(names, Lost::IsAnError, remove).await?;
             Ok(removed.into_iter().filter(|there| *there).count() as u64)
         })
     }
 
     fn usage(&self) -> Operation<'_, Usage> {
-        apart(self.clone().sum())
+        apart(self.now().sum())
     }
 
     fn servers(&self) -> Vec<Server> {
-        let known = self.servers.known();
+        let known = self.now().servers.known();
         let several = known.iter().filter(|node| node.one_of_many());
         let server = |node: &Arc<Node>| {
             let lost = node.trouble(false);
@@ -266,6 +290,6 @@ impl Tier for Redis {
     }
 
     fn list<'a>(&'a self, from: Option<&'a str>, limit: usize) -> Operation<'a, Page> {
-        apart(self.clone().page(from.map(str::to_string), limit))
+        apart(self.now().page(from.map(str::to_string), limit))
     }
 }

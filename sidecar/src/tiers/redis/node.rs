@@ -41,7 +41,7 @@ impl Default for Options {
 }
 
 /// Where a server is.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reach {
     /// There.
     Fixed(Address),
@@ -50,7 +50,7 @@ pub enum Reach {
 }
 
 /// How a server is reached and spoken to.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Dial {
     /// Where it is.
     pub reach: Reach,
@@ -95,6 +95,11 @@ impl Node {
             options,
             health: Mutex::default(),
         })
+    }
+
+    /// Is it reached and spoken to in this way, and has it as many beside it?
+    pub fn is(&self, dial: &Dial, one_of_many: bool) -> bool {
+        self.dial == *dial && self.one_of_many == one_of_many
     }
 
     /// A connection, an idle one or a new one. Waits while all are in use.

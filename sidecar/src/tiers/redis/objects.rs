@@ -66,6 +66,10 @@ pub async fn head(c: &mut Connection, name: &ObjectName) -> Result<Found, Fault>
         Reply::Nil => return Err(missing()),
         _ => return Err(Fault::protocol("GETRANGE was answered by no bytes")),
     };
+    if Record::is_of_another_version(&value) {
+        let why = "another version of this program wrote it";
+        return Err(Fault::Of(Cause::Foreign, why.into()));
+    }
     let corrupt = |why: String| Fault::Of(Cause::Corrupt, why);
     let record = Record::read(&value).ok_or_else(|| corrupt("its record is none".into()))?;
     let bytes = value.get(RECORD_BYTES..).unwrap_or_default();

@@ -12,6 +12,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 /// Bytes of a record.
 pub const RECORD_BYTES: usize = size_of::<Record>();
 const MAGIC: [u8; 8] = *b"KVCPRDS1";
+/// Of every version: what differs is the last byte.
+const KIND: &[u8] = b"KVCPRDS";
 /// Most segments that a record is believed to have: of an object of 1 TiB.
 const SEGMENTS_MAX: u64 = 1 << 21;
 
@@ -69,6 +71,11 @@ impl Record {
         (known && u64::from(record.segments.get()) <= segments_max).then_some(record)
     }
 
+    /// Does a value begin with a record of another version of this program?
+    pub fn is_of_another_version(value: &[u8]) -> bool {
+        value.starts_with(KIND) && !value.starts_with(&MAGIC)
+    }
+
     /// The names of its segments.
     pub fn keys<'a>(&'a self, name: &'a ObjectName) -> impl Iterator<Item = String> + 'a {
         (0..self.segments.get()).map(|n| name.redis_segment(&self.head, n))
@@ -108,6 +115,9 @@ mod tests {
         assert_eq!(Record::read(&value), Some(record));
         assert_eq!(Record::read(&value[..RECORD_BYTES - 1]), None);
         assert_eq!(Record::read(&head), None);
+        assert!(!Record::is_of_another_version(&value));
+        assert!(Record::is_of_another_version(b"KVCPRDS2 and more"));
+        assert!(!Record::is_of_another_version(b"KVCPRDx1"));
         // More segments than its bytes can have.
         for (bytes, segments_max) in [
             (record.bytes.get(), 6 + MAX_SECTIONS as u64 - 1),

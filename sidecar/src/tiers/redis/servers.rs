@@ -61,8 +61,8 @@ impl Way {
 }
 
 impl Servers {
-    /// Those that URLs name.
-    pub fn new(named: url::Servers, settings: &Settings) -> Self {
+    /// Those that URLs name. A shard that was there before is the same node, with its connections and what is known of it.
+    pub fn new(named: url::Servers, settings: &Settings, before: Option<&Self>) -> Self {
         let (ca, options) = (&settings.ca, &settings.options);
         let how = |how: How| match &settings.auth {
             Some(folder) => How {
@@ -85,7 +85,9 @@ impl Servers {
                         how: how(own),
                         ca: ca.clone(),
                     };
-                    Node::new(name, dial, options.clone(), several)
+                    let known = before.and_then(|before| before.shard(&name));
+                    let same = known.filter(|node| node.is(&dial, several));
+                    same.unwrap_or_else(|| Node::new(name, dial, options.clone(), several))
                 };
                 let addresses: Vec<_> = shards.iter().map(|(a, _)| a.clone()).collect();
                 let nodes = shards.into_iter().map(node).collect();
@@ -108,6 +110,13 @@ impl Servers {
             }
         };
         Self { place, which }
+    }
+
+    fn shard(&self, name: &str) -> Option<Arc<Node>> {
+        match &self.which {
+            Which::Shards(nodes) => nodes.iter().find(|node| node.name == name).cloned(),
+            Which::Cluster(_) => None,
+        }
     }
 
     /// Where they are, for people.

@@ -3,7 +3,7 @@
 use super::fault::Fault;
 use super::pool::{Lane, Lent};
 use super::scan::{self, Place};
-use super::{Redis, stopped};
+use super::{Now, stopped};
 use crate::tiers::{Page, TierError, Usage};
 use tokio::task::JoinSet;
 
@@ -12,7 +12,7 @@ const PAGE_MAX: usize = 4096;
 /// Answers of SCAN for one page: a page ends in bounded time, however few of the keys are ours.
 const SCANS_MAX: usize = 64;
 
-impl Redis {
+impl Now {
     /// Objects from a place on, one server after the other. What is there all the time is told; an object that comes or goes meanwhile
     /// may be told or not, and where a server grows in between, one may be told twice.
     pub(super) async fn page(self, from: Option<String>, limit: usize) -> Result<Page, TierError> {

@@ -55,7 +55,7 @@ async fn a_replica_is_read_and_not_written() {
 async fn what_is_connected_to_a_master_that_is_none_any_more_is_not_used_again() {
     let server = Server::start(&[]);
     let tier = open(&[server.unix()]);
-    let node = tier.servers.known().remove(0);
+    let node = tier.now().servers.known().remove(0);
     let spot = Spot::new(tier);
     let in_use = node.take(Lane::Bytes).await.unwrap();
     server.say(&["REPLICAOF", "127.0.0.1", "1"]);
@@ -103,7 +103,7 @@ async fn who_may_not_let_objects_live_on_reads_over_the_same_connection() {
     };
     let mut with_ttl = settings(&[format!("redis://reader:rights@127.0.0.1:{}", server.port)]);
     with_ttl.ttl = std::time::Duration::from_secs(1_000);
-    let spot = Spot::new(Redis::open(with_ttl).unwrap());
+    let spot = Spot::new(Redis::open(&with_ttl).unwrap());
     spot.check(&sample).await;
     let before = connected();
     for _ in 0..3 {
@@ -184,7 +184,7 @@ async fn a_password_that_was_changed_is_read_again() {
     let auth = tempfile::tempdir().unwrap();
     let mut with_files = settings(&[server.tcp()]);
     with_files.auth = Some(auth.path().into());
-    let tier = Redis::open(with_files).unwrap();
+    let tier = Redis::open(&with_files).unwrap();
     let missing = tier.usage().await.unwrap_err();
     assert_eq!(missing.cause, Cause::Unauthenticated);
     assert!(
@@ -324,7 +324,7 @@ async fn objects_live_for_their_time_and_reading_them_begins_it_anew() {
     let server = Server::start(&[]);
     let mut with_ttl = settings(&[server.unix()]);
     with_ttl.ttl = std::time::Duration::from_secs(1_000);
-    let spot = Spot::new(Redis::open(with_ttl).unwrap());
+    let spot = Spot::new(Redis::open(&with_ttl).unwrap());
     let sample = Sample::new(1, 0, &[2 << 20]);
     let keys = || -> Vec<String> {
         let keys = server.say(&["KEYS", "*"]);

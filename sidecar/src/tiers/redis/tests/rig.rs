@@ -236,7 +236,7 @@ pub fn settings(urls: &[String]) -> Settings {
 
 /// The tier of these URLs.
 pub fn open(urls: &[String]) -> Redis {
-    Redis::open(settings(urls)).unwrap()
+    Redis::open(&settings(urls)).unwrap()
 }
 
 /// A tier, and memory to use it with.

@@ -3,6 +3,7 @@
 use super::rig::{PATIENCE, Scripted, Server, open, settings};
 use crate::tiers::layers::{Layered, Options, State, layered};
 use crate::tiers::redis::Redis;
+use crate::tiers::redis::node::Node;
 use crate::tiers::redis::pool::Lane;
 use crate::tiers::suite::{Memory, Sample};
 use crate::tiers::{Cause, Tier, TierError};
@@ -33,7 +34,7 @@ impl Rig {
         let mut patient = settings(urls);
         patient.options.answer = Duration::from_secs(20);
         patient.options.connect = Duration::from_secs(20);
-        Self::new(Redis::open(patient).unwrap())
+        Self::new(Redis::open(&patient).unwrap())
     }
 
     /// Puts all objects at once; how that went.
@@ -167,14 +168,14 @@ async fn a_question_that_waits_for_its_turn_says_nothing_about_the_server() {
     few.options.question_connections = 1;
     few.options.answer = Duration::from_millis(200);
     few.options.rest = Duration::from_secs(600);
-    let tier = Redis::open(few).unwrap();
+    let tier = Redis::open(&few).unwrap();
     let samples: Vec<_> = (0..40).map(|n| Sample::new(1, n, &[1_000])).collect();
     let memory = Memory::new(1 << 20);
     for sample in &samples {
         tier.put(sample.put(&memory)).await.unwrap();
     }
     let names: Vec<_> = samples.iter().map(Sample::name).collect();
-    let busy = tier.servers.known().remove(0);
+    let busy = tier.now().servers.known().remove(0);
     let lent = busy.take(Lane::Questions).await.unwrap();
     let there = tier.lookup(&names).await.unwrap();
     let found = there.iter().filter(|there| **there).count();
@@ -182,4 +183,64 @@ async fn a_question_that_waits_for_its_turn_says_nothing_about_the_server() {
     drop(lent);
     assert_eq!(busy.trouble(false), None);
     assert_eq!(tier.lookup(&names).await, Ok(vec![true; 40]));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn other_servers_are_used_from_now_on_and_nothing_is_missed_but_what_moved() {
+    let servers = [Server::start(&[]), Server::start(&[]), Server::start(&[])];
+    let urls: Vec<String> = servers.iter().map(Server::tcp).collect();
+    let of = |count: usize| {
+        let mut patient = settings(&urls[..count]);
+        patient.options.answer = Duration::from_secs(20);
+        patient.options.connect = Duration::from_secs(20);
+        patient
+    };
+    let rig = Rig::patient(&urls[..1]);
+    let held = || {
+        let keys = |server: &Server| server.say(&["DBSIZE"]).parse::<usize>().unwrap() / 2;
+        servers.each_ref().map(keys)
+    };
+    let found = async || rig.get_all().await.iter().filter(|got| got.is_ok()).count();
+    assert_eq!(failures(&rig.put_all().await), []);
+    // Somebody reads all the time: what moved is missed, and nothing else goes wrong.
+    let (tier, samples) = (rig.layers.tier.clone(), rig.samples.clone());
+    let reader = tokio::spawn(async move {
+        for sample in samples.iter().cycle() {
+            let memory = Memory::new(1 << 20);
+            let get = sample.get_all(&memory);
+            match tier.get(get.clone()).await {
+                Ok(_) => assert!(sample.lies_in(&get.places)),
+                Err(e) => assert_eq!(e.cause, Cause::Missing, "{e}"),
+            }
+        }
+    });
+
+    rig.redis.change(&of(3)).unwrap();
+    let stayed = found().await;
+    assert!((5..27).contains(&stayed), "{stayed} of 40");
+    assert_eq!(failures(&rig.put_all().await), []);
+    assert_eq!(found().await, 40);
+    let [first, second, third] = held();
+    assert_eq!((first, second + third), (40, 40 - stayed));
+
+    let places = || -> Vec<Arc<Node>> {
+        let servers = rig.redis.now().servers;
+        let way = |sample: &Sample| servers.way(&sample.name()).unwrap().node;
+        rig.samples.iter().map(way).collect()
+    };
+    let (before, one) = (places(), rig.redis.now().servers.known().remove(0));
+    rig.redis.change(&of(2)).unwrap();
+    let after = places();
+    let moved = before
+        .iter()
+        .zip(&after)
+        .filter(|(a, b)| !Arc::ptr_eq(a, b));
+    // The first server still has what it had when it was alone.
+    let missed = moved.filter(|(_, now)| !Arc::ptr_eq(now, &one)).count();
+    assert_eq!(found().await, 40 - missed);
+    assert_eq!(failures(&rig.put_all().await), []);
+    assert_eq!(found().await, 40);
+    rig.redis.change(&of(3)).unwrap();
+    reader.abort();
+    assert!(reader.await.is_err_and(|e| e.is_cancelled()));
 }

@@ -55,7 +55,7 @@ impl Files {
 fn over_tls(url: &str, ca: PathBuf) -> Redis {
     let mut trusting = settings(&[url.to_string()]);
     trusting.ca = Some(ca);
-    Redis::open(trusting).unwrap()
+    Redis::open(&trusting).unwrap()
 }
 
 async fn refused(tier: Redis) -> TierError {

@@ -134,7 +134,7 @@ async fn nodes_that_say_nothing_cost_the_others_neither_the_map_nor_its_time() {
     kill_process(cluster.0[0].pid(), Signal::STOP).unwrap();
     let mut quick = settings(&[url]);
     quick.options.answer = Duration::from_millis(300);
-    let late = Spot::new(Redis::open(quick).unwrap());
+    let late = Spot::new(Redis::open(&quick).unwrap());
     let there = late.tier.lookup(&names).await.unwrap();
     let found = there.iter().filter(|there| **there).count();
     assert!((10..30).contains(&found), "{found} of 30");
@@ -146,7 +146,7 @@ async fn who_waits_for_the_map_and_gives_up_does_not_end_what_others_wait_for() 
     let scripted = Scripted::silent().await;
     let mut slow = settings(&[scripted.url().replace("redis", "redis-cluster")]);
     slow.options.answer = Duration::from_millis(300);
-    let tier = Redis::open(slow).unwrap();
+    let tier = Redis::open(&slow).unwrap();
     let names = [Sample::new(1, 0, &[1]).name()];
     let early = tokio::time::timeout(Duration::from_millis(50), tier.lookup(&names)).await;
     assert!(early.is_err());

@@ -91,7 +91,7 @@ async fn a_shard_that_hangs_holds_up_nobody_for_long() {
     let mut quick = settings(&urls);
     quick.options.answer = Duration::from_millis(200);
     quick.options.rest = Duration::from_secs(600);
-    let spot = Spot::new(Redis::open(quick).unwrap());
+    let spot = Spot::new(Redis::open(&quick).unwrap());
     let samples = samples();
     for sample in &samples {
         spot.put(sample).await;

@@ -138,7 +138,7 @@ async fn a_reader_that_renews_an_object_in_that_moment_does_no_harm() {
     let with_ttl = |url: String| {
         let mut with_ttl = settings(&[url]);
         with_ttl.ttl = Duration::from_secs(1_000);
-        Spot::new(Redis::open(with_ttl).unwrap())
+        Spot::new(Redis::open(&with_ttl).unwrap())
     };
     let (writer, reader) = (with_ttl(proxy.url()), with_ttl(server.unix()));
     let sample = Sample::new(1, 0, &[2 << 20]);
