@@ -167,6 +167,9 @@ impl<T: Table> Engine<T> {
             Some(fetch) => {
                 if let Some(flight) = self.lower.flights.get_mut(&fetch.number()) {
                     flight.cancelled = true;
+                    // The tier may find that it is none that can be used, and take it away, with nobody there to hear it: what is
+                    // computed instead is written all the same.
+                    self.lower.known.doubted(name, flight.tier);
                 }
                 self.cancel_fetch(fetch);
                 self.lower.orders.push(Order::CancelFetch { fetch });

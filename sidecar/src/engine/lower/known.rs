@@ -55,6 +55,13 @@ impl Known {
         self.entry(name).unusable |= 1 << tier;
     }
 
+    /// Nobody waited for what a look at the object would have said.
+    pub fn doubted(&mut self, name: &Name, tier: usize) {
+        if let Some(seen) = self.of.get_mut(name) {
+            seen.present &= !(1 << tier);
+        }
+    }
+
     fn note(&mut self, name: Name, tier: usize, present: bool, absent_until_ms: u64) {
         let seen = self.entry(name);
         seen.present &= !(1 << tier);
@@ -137,6 +144,8 @@ mod tests {
         assert!(!known.has(&name(1), 0), "what lies there is still the same");
         known.usable(name(1), 0);
         assert!(known.has(&name(1), 0));
+        known.doubted(&name(1), 0);
+        assert!(!known.has(&name(1), 0) && !known.lacks(&name(1), 0, 20));
         known.unusable(name(1), 0, 20);
         known.present(name(1), 1);
         known.forget(0);

@@ -322,3 +322,19 @@ fn what_an_earlier_boot_left_is_not_written_again() {
     assert!(orders(&mut later).is_empty());
     audit(&later);
 }
+
+#[test]
+fn a_chunk_whose_fetch_was_cancelled_is_written_anew_in_case_the_tier_found_it_damaged() {
+    let (mut w, scheduler, worker) = tiered(&[Kind::Disk]);
+    ask(&mut w, scheduler, "a", &[1]);
+    look_up(&mut w, &[1]);
+    let fetching = fetches(&mut w);
+    release(&mut w, scheduler, "a");
+    assert!(matches!(orders(&mut w)[..], [Order::CancelFetch { .. }]));
+    w.store(scheduler, worker, &[chunk(1)]);
+    let written = puts(&mut w);
+    assert_eq!(written.len(), 1);
+    done(&mut w, &written[0], Ok(Stored::New));
+    land_as(&mut w, &fetching[0], Err(Cause::Corrupt));
+    audit(&w);
+}
