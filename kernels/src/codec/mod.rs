@@ -1,0 +1,1 @@
+//! Packing sections for the lower tiers, and back.

@@ -1,0 +1,1 @@
+//! Pages of a KV cache: gathered into sections, scattered back, and brought from one order into another.
