@@ -1,0 +1,184 @@
+//! RoPE re-positioning: keys that were computed for tokens at some positions become those of the same tokens `delta` positions later.
+//! Rotary embedding turns each pair of a key's elements by position times frequency, so a further turn by `delta` times frequency is all
+//! that is needed (Su et al., RoFormer, 2021, equation 34: rotations of one plane add up). Kernels: `cuda/rope.cu`.
+
+use super::PagesError;
+use super::float::{Bf16, Dtype, Element, F16, F32};
+
+/// How far `cos^2 + sin^2` may be from 1: a table rounded to bfloat16 passes, one scaled by 1.02 does not.
+const UNIT_SLACK: f32 = 0.02;
+
+/// Which elements of a key make a pair.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Style {
+    /// `i` and `i + rotary / 2` ("rotate half").
+    NeoX,
+    /// `2i` and `2i + 1` ("interleaved").
+    GptJ,
+}
+
+/// Where the rotated elements lie in a state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Keys {
+    /// Bytes of a state: key and value of one head and token.
+    pub state_bytes: usize,
+    /// Bytes before the first rotated element (MLA: those of the latent part).
+    pub offset: usize,
+    /// Rotated elements, even: the head size, or less where a model rotates a part only.
+    pub rotary: usize,
+    /// Type of the elements.
+    pub dtype: Dtype,
+    /// Pairing.
+    pub style: Style,
+}
+
+/// A rotation per pair of elements: cosine and sine of `delta * frequency`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Turn {
+    cos: Vec<f32>,
+    sin: Vec<f32>,
+}
+
+impl Turn {
+    /// The turn by `delta` positions for frequencies `base^(-2i / rotary)`, i < rotary / 2. Angles are f64, so cosines are right to an
+    /// f32's last place up to 2^24 positions. Errors: an odd size, a base that is not positive.
+    pub fn by_base(base: f64, rotary: usize, delta: i64) -> Result<Self, PagesError> {
+        even(rotary)?;
+        if !(base.is_finite() && base > 0.0) {
+            return Err(PagesError::BadFrequency);
+        }
+        let exponent = |i: usize| -2.0 * i as f64 / rotary as f64;
+        let frequencies: Vec<f64> = (0..rotary / 2).map(|i| base.powf(exponent(i))).collect();
+        Self::by_frequencies(&frequencies, delta)
+    }
+
+    /// The turn by `delta` positions for a model's own frequencies (radians per position), as scaled embeddings have them.
+    ///
+    /// Errors: none, or a frequency that is not finite.
+    pub fn by_frequencies(frequencies: &[f64], delta: i64) -> Result<Self, PagesError> {
+        if frequencies.is_empty() || frequencies.iter().any(|f| !f.is_finite()) {
+            return Err(PagesError::BadFrequency);
+        }
+        let turns = frequencies.iter().map(|f| (f * delta as f64).sin_cos());
+        let (sin, cos) = turns.map(|(sin, cos)| (sin as f32, cos as f32)).unzip();
+        Ok(Self { cos, sin })
+    }
+
+    /// The turn by row `delta` of a model's cosine and sine table; negate the sines to turn back.
+    ///
+    /// Errors: lists of different lengths, values that are no rotation.
+    pub fn of_table(cos: &[f32], sin: &[f32]) -> Result<Self, PagesError> {
+        if cos.len() != sin.len() {
+            return Err(PagesError::AngleCount {
+                cosines: cos.len(),
+                sines: sin.len(),
+                pairs: cos.len(),
+            });
+        }
+        let rotates = |c: f32, s: f32| (c * c + s * s - 1.0).abs() <= UNIT_SLACK;
+        match cos.iter().zip(sin).position(|(c, s)| !rotates(*c, *s)) {
+            Some(pair) => Err(PagesError::NotARotation { pair }),
+            None => Ok(Self {
+                cos: cos.to_vec(),
+                sin: sin.to_vec(),
+            }),
+        }
+    }
+}
+
+impl Keys {
+    /// Turns the keys of all `states` (rank-verbatim or canonical: a row of whole states) in place. Rounds to nearest even in the
+    /// element type; arithmetic in f32.
+    ///
+    /// Errors: an odd rotary size, a key outside of its state, states cut short, a turn of another size.
+    pub fn turn(&self, states: &mut [u8], turn: &Turn) -> Result<(), PagesError> {
+        let end = self.check(states.len(), turn)?;
+        let keys = states
+            .chunks_exact_mut(self.state_bytes)
+            .map(|state| &mut state[self.offset..end]);
+        match self.dtype {
+            Dtype::Bf16 => turn_all::<2, Bf16>(self.style, keys, turn),
+            Dtype::F16 => turn_all::<2, F16>(self.style, keys, turn),
+            Dtype::F32 => turn_all::<4, F32>(self.style, keys, turn),
+        }
+        Ok(())
+    }
+
+    /// One behind the key's last rotated byte.
+    fn check(&self, states: usize, turn: &Turn) -> Result<usize, PagesError> {
+        even(self.rotary)?;
+        let bytes = self.rotary.checked_mul(self.dtype.bytes());
+        let end = bytes.and_then(|bytes| bytes.checked_add(self.offset));
+        let end = end.ok_or(PagesError::Overflow {
+            what: "bytes of a key",
+        })?;
+        if end > self.state_bytes {
+            return Err(PagesError::KeyOutsideState {
+                end,
+                state_bytes: self.state_bytes,
+            });
+        }
+        if !states.is_multiple_of(self.state_bytes) {
+            return Err(PagesError::Size {
+                what: "a row of states",
+                got: states,
+                want: states - states % self.state_bytes,
+            });
+        }
+        if turn.cos.len() != self.rotary / 2 {
+            return Err(PagesError::AngleCount {
+                cosines: turn.cos.len(),
+                sines: turn.sin.len(),
+                pairs: self.rotary / 2,
+            });
+        }
+        Ok(end)
+    }
+}
+
+fn even(rotary: usize) -> Result<(), PagesError> {
+    if rotary == 0 || !rotary.is_multiple_of(2) {
+        return Err(PagesError::OddRotarySize { elements: rotary });
+    }
+    Ok(())
+}
+
+fn turn_all<'a, const BYTES: usize, E: Element<BYTES>>(
+    style: Style,
+    keys: impl Iterator<Item = &'a mut [u8]>,
+    turn: &Turn,
+) {
+    match style {
+        Style::NeoX => keys.for_each(|key| turn_halves::<BYTES, E>(key, turn)),
+        Style::GptJ => keys.for_each(|key| turn_neighbours::<BYTES, E>(key, turn)),
+    }
+}
+
+fn turn_halves<const BYTES: usize, E: Element<BYTES>>(key: &mut [u8], turn: &Turn) {
+    let (low, high) = key.split_at_mut(key.len() / 2);
+    let low = low.as_chunks_mut::<BYTES>().0;
+    let high = high.as_chunks_mut::<BYTES>().0;
+    let angles = turn.cos.iter().zip(&turn.sin);
+    for ((a, b), (cos, sin)) in low.iter_mut().zip(high).zip(angles) {
+        (*a, *b) = turned::<BYTES, E>(*a, *b, *cos, *sin);
+    }
+}
+
+fn turn_neighbours<const BYTES: usize, E: Element<BYTES>>(key: &mut [u8], turn: &Turn) {
+    let elements = key.as_chunks_mut::<BYTES>().0;
+    let angles = turn.cos.iter().zip(&turn.sin);
+    for ([a, b], (cos, sin)) in elements.as_chunks_mut::<2>().0.iter_mut().zip(angles) {
+        (*a, *b) = turned::<BYTES, E>(*a, *b, *cos, *sin);
+    }
+}
+
+#[inline]
+fn turned<const BYTES: usize, E: Element<BYTES>>(
+    a: [u8; BYTES],
+    b: [u8; BYTES],
+    cos: f32,
+    sin: f32,
+) -> ([u8; BYTES], [u8; BYTES]) {
+    let (x, y) = (E::read(a), E::read(b));
+    (E::write(x * cos - y * sin), E::write(y * cos + x * sin))
+}
