@@ -1,1 +1,219 @@
-//! Packing sections for the lower tiers, and back.
+//! Packing sections for the lower tiers, and back. One body of bytes in, one out: the tiers decide what is packed and how.
+//!
+//! Stored bytes begin with a header that says how they were packed ([`header`]). Decoding takes them from anywhere: whatever they are, it
+//! ends with numbers or a [`CodecError`], in time and memory bounded by the raw bytes that were asked for. Here is no digest: objects have one
+//! of the stored and one of the raw bytes.
+
+mod fp8;
+mod grouped;
+mod header;
+mod int4;
+mod int8;
+mod lanes;
+mod number;
+mod scale;
+#[cfg(test)]
+mod tests;
+
+pub use header::HEADER_BYTES;
+
+use number::{Bf16, F16, F32, Number};
+
+/// How raw bytes are packed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Codec {
+    /// FP8 (e4m3fn) with a scale per group. Infinities become the largest finite number of their group, NaN stays NaN.
+    Fp8 {
+        /// Numbers that share a scale, 1 to [`GROUP_MAX`]; 128 costs a bit of eight.
+        group: u16,
+    },
+    /// Whole numbers from -127 to 127 with a scale per group. Finite numbers only.
+    Int8 {
+        /// As above.
+        group: u16,
+    },
+    /// Whole numbers from 0 to 15, two per byte, between the least and the greatest of a group. Finite numbers only.
+    Int4 {
+        /// As above; 64 costs half a bit on four.
+        group: u16,
+    },
+}
+
+/// What raw bytes are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Element {
+    /// Bytes, of which nothing is known.
+    Opaque = 0,
+    /// bfloat16, little-endian.
+    Bf16 = 1,
+    /// IEEE half precision, little-endian.
+    F16 = 2,
+    /// IEEE single precision, little-endian.
+    F32 = 3,
+}
+
+impl Element {
+    /// Bytes of one.
+    pub fn bytes(self) -> usize {
+        match self {
+            Self::Opaque => 1,
+            Self::Bf16 | Self::F16 => 2,
+            Self::F32 => 4,
+        }
+    }
+}
+
+/// How raw bytes lie: `[layers][halves][tokens][channels]` of an element.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Shape {
+    /// What they are.
+    pub element: Element,
+    /// Layers of the section.
+    pub layers: u32,
+    /// 2: keys, then values; 1: one tensor for both, as with multi-head latent attention.
+    pub halves: u32,
+    /// Tokens of the section.
+    pub tokens: u32,
+    /// Elements of a token in one half of one layer: heads times their size.
+    pub channels: u32,
+}
+
+impl Shape {
+    /// A row of elements, as many as there are: enough for every codec but CacheGen.
+    pub fn flat(element: Element) -> Self {
+        Self {
+            element,
+            layers: 0,
+            halves: 0,
+            tokens: 0,
+            channels: 0,
+        }
+    }
+}
+
+/// Most numbers that share a scale.
+pub const GROUP_MAX: u16 = 1_024;
+
+/// Why bytes were not packed or unpacked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum CodecError {
+    /// A lossy codec was asked to pack opaque bytes.
+    #[error("this codec packs numbers: name their type, or use a lossless codec")]
+    NotNumbers,
+    /// The group is outside the codec's range.
+    #[error("a group is 1 to {GROUP_MAX} numbers, not {0}")]
+    Group(u16),
+    /// Raw bytes are not as long as the shape says, or not whole elements.
+    #[error("{raw} raw bytes do not make up the shape: check the section's layout")]
+    RawLength {
+        /// Raw bytes.
+        raw: usize,
+    },
+    /// The codec has no code for NaN or infinity: the section is to be stored as it is.
+    #[error("a number near element {at} is not finite: store this section without a lossy codec")]
+    NotFinite {
+        /// First element of the group or row.
+        at: usize,
+    },
+    /// Stored bytes were packed by something else.
+    #[error("stored bytes do not begin as this codec's do")]
+    NotOurs,
+    /// Stored bytes were packed by another codec, with other options, or from another shape.
+    #[error(
+        "stored bytes were packed with another codec, group, shape or length than was asked for"
+    )]
+    OtherShape,
+    /// Stored bytes are shorter or longer than they say.
+    #[error("stored bytes end too early or too late")]
+    StoredLength,
+    /// Stored bytes contradict themselves.
+    #[error("stored bytes are damaged: {0}")]
+    Damaged(&'static str),
+}
+
+/// Packs `raw` and puts it behind `out`; on an error `out` is as before.
+pub fn encode(
+    codec: Codec,
+    shape: &Shape,
+    raw: &[u8],
+    out: &mut Vec<u8>,
+) -> Result<(), CodecError> {
+    check(codec, shape, raw.len())?;
+    let before = out.len();
+    out.extend_from_slice(&header::header(codec, shape, raw.len()));
+    let packed = pack(codec, shape, raw, out);
+    if packed.is_err() {
+        out.truncate(before);
+    }
+    packed
+}
+
+/// Unpacks `stored` into `raw`, all of which is written on success; on an error what it holds is of no use. `raw` is exactly as long as what
+/// was packed.
+pub fn decode(
+    codec: Codec,
+    shape: &Shape,
+    stored: &[u8],
+    raw: &mut [u8],
+) -> Result<(), CodecError> {
+    check(codec, shape, raw.len())?;
+    let packed = header::body(codec, shape, raw.len(), stored)?;
+    unpack(codec, shape, packed, raw)
+}
+
+/// Can the codec pack so many bytes of that shape?
+fn check(codec: Codec, shape: &Shape, raw: usize) -> Result<(), CodecError> {
+    match codec {
+        Codec::Fp8 { group } | Codec::Int8 { group } | Codec::Int4 { group } => {
+            if shape.element == Element::Opaque {
+                return Err(CodecError::NotNumbers);
+            }
+            if !(1..=GROUP_MAX).contains(&group) {
+                return Err(CodecError::Group(group));
+            }
+            if !raw.is_multiple_of(shape.element.bytes()) {
+                return Err(CodecError::RawLength { raw });
+            }
+        }
+    }
+    Ok(())
+}
+
+fn pack(codec: Codec, shape: &Shape, raw: &[u8], out: &mut Vec<u8>) -> Result<(), CodecError> {
+    match shape.element {
+        Element::Opaque => Err(CodecError::NotNumbers),
+        Element::Bf16 => pack_numbers::<Bf16>(codec, raw, out),
+        Element::F16 => pack_numbers::<F16>(codec, raw, out),
+        Element::F32 => pack_numbers::<F32>(codec, raw, out),
+    }
+}
+
+fn pack_numbers<N: Number>(codec: Codec, raw: &[u8], out: &mut Vec<u8>) -> Result<(), CodecError> {
+    match codec {
+        Codec::Fp8 { group } => grouped::pack::<fp8::Fp8, N>(group.into(), raw, out),
+        Codec::Int8 { group } => grouped::pack::<int8::Int8, N>(group.into(), raw, out),
+        Codec::Int4 { group } => grouped::pack::<int4::Int4, N>(group.into(), raw, out),
+    }
+}
+
+fn unpack(codec: Codec, shape: &Shape, packed: &[u8], raw: &mut [u8]) -> Result<(), CodecError> {
+    match shape.element {
+        Element::Opaque => Err(CodecError::NotNumbers),
+        Element::Bf16 => unpack_numbers::<Bf16>(codec, packed, raw),
+        Element::F16 => unpack_numbers::<F16>(codec, packed, raw),
+        Element::F32 => unpack_numbers::<F32>(codec, packed, raw),
+    }
+}
+
+fn unpack_numbers<N: Number>(
+    codec: Codec,
+    packed: &[u8],
+    raw: &mut [u8],
+) -> Result<(), CodecError> {
+    match codec {
+        Codec::Fp8 { group } => grouped::unpack::<fp8::Fp8, N>(group.into(), packed, raw),
+        Codec::Int8 { group } => grouped::unpack::<int8::Int8, N>(group.into(), packed, raw),
+        Codec::Int4 { group } => grouped::unpack::<int4::Int4, N>(group.into(), packed, raw),
+    }
+}

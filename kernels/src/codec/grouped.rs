@@ -1,0 +1,150 @@
+//! Quantising by groups. Behind the header stand the ends of every group, in the type of the raw numbers, then the codes of every group:
+//!
+//! ```text
+//! groups x { the largest magnitude, or the least and the greatest number }
+//! groups x { codes }                                                        the last group may be shorter
+//! ```
+//! Ends are numbers of the group, so that keeping them in its type loses nothing; scales are worked out from them on both sides.
+
+use super::CodecError;
+use super::lanes::{Work, widest};
+use super::number::Number;
+
+/// Bytes of codes that are made before they are put behind the output: small enough to stay in the first cache.
+const STAGE_BYTES: usize = 4_096;
+
+/// A way to quantise a group. All of it is inlined: see [`Work`].
+pub trait Quantiser {
+    /// Ends that are stored: 1 or 2.
+    const ENDS: usize;
+
+    /// Bytes of so many codes.
+    fn bytes(numbers: usize) -> usize;
+    /// The ends of a group, the stored ones first. None: it cannot be packed.
+    fn ends<N: Number>(numbers: &[N::Bytes]) -> Option<[N::Bytes; 2]>;
+    /// Stored ends as values from low to high. None: no group has such ends.
+    fn line<N: Number>(ends: [N::Bytes; 2]) -> Option<[f32; 2]>;
+    /// Codes of a group.
+    fn quantise<N: Number>(line: [f32; 2], numbers: &[N::Bytes], codes: &mut [u8]);
+    /// Numbers of a group.
+    fn restore<N: Number>(line: [f32; 2], codes: &[u8], numbers: &mut [N::Bytes]);
+}
+
+/// Packs whole numbers of type `N`, 1 to [`super::GROUP_MAX`] per group.
+pub fn pack<Q: Quantiser, N: Number>(
+    group: usize,
+    raw: &[u8],
+    out: &mut Vec<u8>,
+) -> Result<(), CodecError> {
+    let sizes = Sizes::new::<Q, N>(group, raw.len());
+    out.reserve(sizes.packed);
+    let ends_at = out.len();
+    out.resize(ends_at + sizes.ends, 0);
+    widest(Pack::<Q, N> {
+        group,
+        numbers: N::all(raw),
+        ends_at,
+        out,
+        how: std::marker::PhantomData,
+    })
+}
+
+/// Unpacks into exactly as many numbers as were packed.
+pub fn unpack<Q: Quantiser, N: Number>(
+    group: usize,
+    packed: &[u8],
+    raw: &mut [u8],
+) -> Result<(), CodecError> {
+    let sizes = Sizes::new::<Q, N>(group, raw.len());
+    if packed.len() != sizes.packed {
+        return Err(CodecError::StoredLength);
+    }
+    let (ends, codes) = packed.split_at(sizes.ends);
+    widest(Unpack::<Q, N> {
+        group,
+        ends: N::all(ends),
+        codes,
+        numbers: N::all_mut(raw),
+        how: std::marker::PhantomData,
+    })
+}
+
+/// Bytes of what is packed.
+struct Sizes {
+    ends: usize,
+    packed: usize,
+}
+
+impl Sizes {
+    fn new<Q: Quantiser, N: Number>(group: usize, raw: usize) -> Self {
+        let numbers = raw / size_of::<N::Bytes>();
+        let ends = numbers.div_ceil(group) * Q::ENDS * size_of::<N::Bytes>();
+        let codes = numbers / group * Q::bytes(group) + Q::bytes(numbers % group);
+        Self {
+            ends,
+            packed: ends + codes,
+        }
+    }
+}
+
+struct Pack<'a, Q, N: Number> {
+    group: usize,
+    numbers: &'a [N::Bytes],
+    ends_at: usize,
+    out: &'a mut Vec<u8>,
+    how: std::marker::PhantomData<Q>,
+}
+
+impl<Q: Quantiser, N: Number> Work for Pack<'_, Q, N> {
+    type Done = Result<(), CodecError>;
+
+    #[inline(always)]
+    fn run(self) -> Self::Done {
+        let mut stage = [0; STAGE_BYTES];
+        let (mut at, mut ends_at) = (0, self.ends_at);
+        let staged = STAGE_BYTES / Q::bytes(self.group) * self.group;
+        for numbers in self.numbers.chunks(staged) {
+            let mut filled = 0;
+            for numbers in numbers.chunks(self.group) {
+                let ends = Q::ends::<N>(numbers).ok_or(CodecError::NotFinite { at })?;
+                let line = Q::line::<N>(ends).ok_or(CodecError::NotFinite { at })?;
+                for end in &ends[..Q::ENDS] {
+                    let end = end.as_ref();
+                    self.out[ends_at..ends_at + end.len()].copy_from_slice(end);
+                    ends_at += end.len();
+                }
+                let codes = &mut stage[filled..][..Q::bytes(numbers.len())];
+                filled += codes.len();
+                at += numbers.len();
+                Q::quantise::<N>(line, numbers, codes);
+            }
+            self.out.extend_from_slice(&stage[..filled]);
+        }
+        Ok(())
+    }
+}
+
+struct Unpack<'a, Q, N: Number> {
+    group: usize,
+    ends: &'a [N::Bytes],
+    codes: &'a [u8],
+    numbers: &'a mut [N::Bytes],
+    how: std::marker::PhantomData<Q>,
+}
+
+impl<Q: Quantiser, N: Number> Work for Unpack<'_, Q, N> {
+    type Done = Result<(), CodecError>;
+
+    #[inline(always)]
+    fn run(self) -> Self::Done {
+        let groups = self.numbers.chunks_mut(self.group);
+        let codes = self.codes.chunks(Q::bytes(self.group));
+        for ((numbers, codes), ends) in groups.zip(codes).zip(self.ends.chunks_exact(Q::ENDS)) {
+            let mut both = [N::Bytes::default(); 2];
+            both[..Q::ENDS].copy_from_slice(ends);
+            let line = Q::line::<N>(both).ok_or(CodecError::Damaged("ends of a group"))?;
+            Q::restore::<N>(line, codes, numbers);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,52 @@
+//! Whole numbers of 8 bits: a group's largest magnitude becomes 127. -128 stands for nothing and is never written.
+
+use super::grouped::Quantiser;
+use super::number::Number;
+use super::scale::{ROUND, Scale, within};
+
+/// The largest code.
+const LARGEST: f32 = 127.0;
+
+pub struct Int8;
+
+impl Quantiser for Int8 {
+    const ENDS: usize = 1;
+
+    #[inline(always)]
+    fn bytes(numbers: usize) -> usize {
+        numbers
+    }
+
+    #[inline(always)]
+    fn ends<N: Number>(numbers: &[N::Bytes]) -> Option<[N::Bytes; 2]> {
+        let largest = numbers.iter().fold(N::Order::default(), |largest, number| {
+            largest.max(N::magnitude(*number))
+        });
+        (largest < N::INFINITY).then(|| [N::at(largest); 2])
+    }
+
+    #[inline(always)]
+    fn line<N: Number>(ends: [N::Bytes; 2]) -> Option<[f32; 2]> {
+        let largest = N::order(ends[0]);
+        (N::Order::default()..N::INFINITY)
+            .contains(&largest)
+            .then(|| [0.0, N::value(ends[0])])
+    }
+
+    #[inline(always)]
+    fn quantise<N: Number>([low, high]: [f32; 2], numbers: &[N::Bytes], codes: &mut [u8]) {
+        let scale = Scale::new(low, high, LARGEST);
+        for (number, code) in numbers.iter().zip(codes) {
+            *code = (scale.up(N::value(*number)) + ROUND).to_bits() as u8;
+        }
+    }
+
+    #[inline(always)]
+    fn restore<N: Number>([low, high]: [f32; 2], codes: &[u8], numbers: &mut [N::Bytes]) {
+        let scale = Scale::new(low, high, LARGEST);
+        for (number, code) in numbers.iter_mut().zip(codes) {
+            let value = scale.down(f32::from(*code as i8));
+            *number = N::nearest(within(value, -high, high));
+        }
+    }
+}

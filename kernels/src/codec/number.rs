@@ -1,0 +1,165 @@
+//! The number types of KV caches, in their bytes. Conversions are written without branches, so that loops over them become vector code, and
+//! rounded to nearest, ties to even.
+
+/// A number type. All is little-endian.
+pub trait Number {
+    /// Bytes of one.
+    type Bytes: Copy + Default + AsRef<[u8]>;
+    /// Its bits as a whole number in which negative numbers count downwards: the order of numbers. An involution of its bits.
+    type Order: Copy + Ord + Default;
+    /// Where infinity and, behind it, NaN stand in that order.
+    const INFINITY: Self::Order;
+
+    /// Bytes as numbers; what is left over at the end is left out.
+    fn all(bytes: &[u8]) -> &[Self::Bytes];
+    /// The same, to write.
+    fn all_mut(bytes: &mut [u8]) -> &mut [Self::Bytes];
+    /// Its value.
+    fn value(bytes: Self::Bytes) -> f32;
+    /// The number nearest to a value.
+    fn nearest(value: f32) -> Self::Bytes;
+    /// Its place in the order.
+    fn order(bytes: Self::Bytes) -> Self::Order;
+    /// The place of its magnitude.
+    fn magnitude(bytes: Self::Bytes) -> Self::Order;
+    /// The number in that place.
+    fn at(order: Self::Order) -> Self::Bytes;
+}
+
+/// bfloat16.
+pub struct Bf16;
+/// IEEE half precision.
+pub struct F16;
+/// IEEE single precision.
+pub struct F32;
+
+/// What the two types of 16 bits share.
+macro_rules! sixteen_bits {
+    ($infinity:expr) => {
+        type Bytes = [u8; 2];
+        type Order = i16;
+        const INFINITY: i16 = $infinity;
+
+        #[inline(always)]
+        fn all(bytes: &[u8]) -> &[[u8; 2]] {
+            bytes.as_chunks().0
+        }
+        #[inline(always)]
+        fn all_mut(bytes: &mut [u8]) -> &mut [[u8; 2]] {
+            bytes.as_chunks_mut().0
+        }
+        #[inline(always)]
+        fn order(bytes: [u8; 2]) -> i16 {
+            let bits = i16::from_le_bytes(bytes);
+            bits ^ ((bits >> 15) & i16::MAX)
+        }
+        #[inline(always)]
+        fn magnitude(bytes: [u8; 2]) -> i16 {
+            i16::from_le_bytes(bytes) & i16::MAX
+        }
+        #[inline(always)]
+        fn at(order: i16) -> [u8; 2] {
+            (order ^ ((order >> 15) & i16::MAX)).to_le_bytes()
+        }
+    };
+}
+
+impl Number for Bf16 {
+    sixteen_bits!(0x7f80);
+
+    #[inline(always)]
+    fn value(bytes: [u8; 2]) -> f32 {
+        f32::from_bits(u32::from(u16::from_le_bytes(bytes)) << 16)
+    }
+    #[inline(always)]
+    fn nearest(value: f32) -> [u8; 2] {
+        let bits = value.to_bits();
+        let rounded = (bits.wrapping_add(0x7fff + ((bits >> 16) & 1))) >> 16;
+        // Adding could carry a NaN beyond all NaNs; a bit of its own keeps it one.
+        let nan = (bits >> 16) | 0x40;
+        let is_nan = bits & 0x7fff_ffff > 0x7f80_0000;
+        (if is_nan { nan } else { rounded } as u16).to_le_bytes()
+    }
+}
+
+/// 2^-14, the least normal number of half precision.
+const F16_NORMAL: f32 = 1.0 / 16_384.0;
+
+impl Number for F16 {
+    sixteen_bits!(0x7c00);
+
+    #[inline(always)]
+    fn value(bytes: [u8; 2]) -> f32 {
+        let bits = u32::from(u16::from_le_bytes(bytes));
+        let (sign, shifted) = ((bits & 0x8000) << 16, (bits & 0x7fff) << 13);
+        let normal = shifted + (112 << 23);
+        let special = shifted + (224 << 23);
+        // With the least normal exponent added and its one taken away, the mantissa is what is left.
+        let subnormal = (f32::from_bits(shifted + (113 << 23)) - F16_NORMAL).to_bits();
+        let magnitude = if shifted < 0x400 << 13 {
+            subnormal
+        } else if shifted >= 0x7c00 << 13 {
+            special
+        } else {
+            normal
+        };
+        f32::from_bits(magnitude | sign)
+    }
+    #[inline(always)]
+    fn nearest(value: f32) -> [u8; 2] {
+        let bits = value.to_bits();
+        let (sign, magnitude) = ((bits >> 16) & 0x8000, bits & 0x7fff_ffff);
+        // Beside 0.5 single precision has steps of 2^-24, as subnormal halves do: the addition rounds.
+        let subnormal = (f32::from_bits(magnitude) + 0.5)
+            .to_bits()
+            .wrapping_sub(0.5f32.to_bits());
+        let odd = (magnitude >> 13) & 1;
+        let normal = magnitude.wrapping_sub(112 << 23).wrapping_add(0xfff + odd) >> 13;
+        let half = if magnitude < F16_NORMAL.to_bits() {
+            subnormal
+        } else if magnitude > 0x7f80_0000 {
+            0x7e00
+        } else if magnitude >= 65_536f32.to_bits() {
+            0x7c00
+        } else {
+            normal
+        };
+        ((half | sign) as u16).to_le_bytes()
+    }
+}
+
+impl Number for F32 {
+    type Bytes = [u8; 4];
+    type Order = i32;
+    const INFINITY: i32 = 0x7f80_0000;
+
+    #[inline(always)]
+    fn all(bytes: &[u8]) -> &[[u8; 4]] {
+        bytes.as_chunks().0
+    }
+    #[inline(always)]
+    fn all_mut(bytes: &mut [u8]) -> &mut [[u8; 4]] {
+        bytes.as_chunks_mut().0
+    }
+    #[inline(always)]
+    fn value(bytes: [u8; 4]) -> f32 {
+        f32::from_le_bytes(bytes)
+    }
+    #[inline(always)]
+    fn nearest(value: f32) -> [u8; 4] {
+        value.to_le_bytes()
+    }
+    #[inline(always)]
+    fn order(bytes: [u8; 4]) -> i32 {
+        let bits = i32::from_le_bytes(bytes);
+        bits ^ ((bits >> 31) & i32::MAX)
+    }
+    #[inline(always)]
+    fn magnitude(bytes: [u8; 4]) -> i32 {
+        i32::from_le_bytes(bytes) & i32::MAX
+    }
+    #[inline(always)]
+    fn at(order: i32) -> [u8; 4] {
+        (order ^ ((order >> 31) & i32::MAX)).to_le_bytes()
+    }
+}
