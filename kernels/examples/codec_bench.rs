@@ -34,6 +34,7 @@ fn main() {
         raw.len() >> 20
     );
     let codecs = [
+        ("lossless", Codec::Lossless),
         ("fp8", Codec::Fp8 { group: 128 }),
         ("int8", Codec::Int8 { group: 128 }),
         ("int4", Codec::Int4 { group: 64 }),
@@ -80,6 +81,7 @@ fn measure(codec: Codec, raw: &[u8], rounds: u32) -> Row {
     let decode = best(raw.len(), rounds, || {
         decode(codec, &SHAPE, black_box(&stored), &mut back).unwrap();
     });
+    assert!(!codec.is_lossless() || raw == back);
     let (rms, max) = errors(raw, &back);
     Row {
         encode,

@@ -6,9 +6,10 @@
 //! ```
 //! Ends are numbers of the group, so that keeping them in its type loses nothing; scales are worked out from them on both sides.
 
-use super::CodecError;
 use super::lanes::{Work, widest};
-use super::number::Number;
+use super::number::{Bf16, F16, F32, Number};
+use super::{CodecError, Element, GROUP_MAX};
+use std::marker::PhantomData;
 
 /// Bytes of codes that are made before they are put behind the output: small enough to stay in the first cache.
 const STAGE_BYTES: usize = 4_096;
@@ -30,60 +31,93 @@ pub trait Quantiser {
     fn restore<N: Number>(line: [f32; 2], codes: &[u8], numbers: &mut [N::Bytes]);
 }
 
-/// Packs whole numbers of type `N`, 1 to [`super::GROUP_MAX`] per group.
-pub fn pack<Q: Quantiser, N: Number>(
-    group: usize,
+/// Packs numbers, 1 to [`GROUP_MAX`] per group.
+pub fn pack<Q: Quantiser>(
+    element: Element,
+    group: u16,
     raw: &[u8],
     out: &mut Vec<u8>,
 ) -> Result<(), CodecError> {
-    let sizes = Sizes::new::<Q, N>(group, raw.len());
-    out.reserve(sizes.packed);
-    let ends_at = out.len();
-    out.resize(ends_at + sizes.ends, 0);
-    widest(Pack::<Q, N> {
-        group,
-        numbers: N::all(raw),
-        ends_at,
-        out,
-        how: std::marker::PhantomData,
-    })
+    match element {
+        Element::Opaque => Err(CodecError::NotNumbers),
+        Element::Bf16 => pack_numbers::<Q, Bf16>(group, raw, out),
+        Element::F16 => pack_numbers::<Q, F16>(group, raw, out),
+        Element::F32 => pack_numbers::<Q, F32>(group, raw, out),
+    }
 }
 
 /// Unpacks into exactly as many numbers as were packed.
-pub fn unpack<Q: Quantiser, N: Number>(
-    group: usize,
+pub fn unpack<Q: Quantiser>(
+    element: Element,
+    group: u16,
     packed: &[u8],
     raw: &mut [u8],
 ) -> Result<(), CodecError> {
-    let sizes = Sizes::new::<Q, N>(group, raw.len());
-    if packed.len() != sizes.packed {
-        return Err(CodecError::StoredLength);
+    match element {
+        Element::Opaque => Err(CodecError::NotNumbers),
+        Element::Bf16 => unpack_numbers::<Q, Bf16>(group, packed, raw),
+        Element::F16 => unpack_numbers::<Q, F16>(group, packed, raw),
+        Element::F32 => unpack_numbers::<Q, F32>(group, packed, raw),
     }
-    let (ends, codes) = packed.split_at(sizes.ends);
+}
+
+fn pack_numbers<Q: Quantiser, N: Number>(
+    group: u16,
+    raw: &[u8],
+    out: &mut Vec<u8>,
+) -> Result<(), CodecError> {
+    let sizes = Sizes::new::<Q, N>(group, raw.len())?;
+    out.reserve(sizes.ends + sizes.codes);
+    let ends_at = out.len();
+    out.resize(ends_at + sizes.ends, 0);
+    widest(Pack::<Q, N> {
+        group: group.into(),
+        numbers: N::all(raw),
+        ends_at,
+        out,
+        how: PhantomData,
+    })
+}
+
+fn unpack_numbers<Q: Quantiser, N: Number>(
+    group: u16,
+    packed: &[u8],
+    raw: &mut [u8],
+) -> Result<(), CodecError> {
+    let sizes = Sizes::new::<Q, N>(group, raw.len())?;
+    let (ends, codes) = packed
+        .split_at_checked(sizes.ends)
+        .filter(|(_, codes)| codes.len() == sizes.codes)
+        .ok_or(CodecError::StoredLength)?;
     widest(Unpack::<Q, N> {
-        group,
+        group: group.into(),
         ends: N::all(ends),
         codes,
         numbers: N::all_mut(raw),
-        how: std::marker::PhantomData,
+        how: PhantomData,
     })
 }
 
 /// Bytes of what is packed.
 struct Sizes {
     ends: usize,
-    packed: usize,
+    codes: usize,
 }
 
 impl Sizes {
-    fn new<Q: Quantiser, N: Number>(group: usize, raw: usize) -> Self {
-        let numbers = raw / size_of::<N::Bytes>();
-        let ends = numbers.div_ceil(group) * Q::ENDS * size_of::<N::Bytes>();
-        let codes = numbers / group * Q::bytes(group) + Q::bytes(numbers % group);
-        Self {
-            ends,
-            packed: ends + codes,
+    fn new<Q: Quantiser, N: Number>(group: u16, raw: usize) -> Result<Self, CodecError> {
+        if !(1..=GROUP_MAX).contains(&group) {
+            return Err(CodecError::Group(group));
         }
+        let (group, bytes) = (usize::from(group), size_of::<N::Bytes>());
+        if !raw.is_multiple_of(bytes) {
+            return Err(CodecError::RawLength { raw });
+        }
+        let numbers = raw / bytes;
+        Ok(Self {
+            ends: numbers.div_ceil(group) * Q::ENDS * bytes,
+            codes: numbers / group * Q::bytes(group) + Q::bytes(numbers % group),
+        })
     }
 }
 
@@ -92,7 +126,7 @@ struct Pack<'a, Q, N: Number> {
     numbers: &'a [N::Bytes],
     ends_at: usize,
     out: &'a mut Vec<u8>,
-    how: std::marker::PhantomData<Q>,
+    how: PhantomData<Q>,
 }
 
 impl<Q: Quantiser, N: Number> Work for Pack<'_, Q, N> {
@@ -129,7 +163,7 @@ struct Unpack<'a, Q, N: Number> {
     ends: &'a [N::Bytes],
     codes: &'a [u8],
     numbers: &'a mut [N::Bytes],
-    how: std::marker::PhantomData<Q>,
+    how: PhantomData<Q>,
 }
 
 impl<Q: Quantiser, N: Number> Work for Unpack<'_, Q, N> {

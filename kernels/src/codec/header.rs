@@ -17,9 +17,10 @@ const MAGIC: &[u8; 4] = b"KVK1";
 /// The header of so many raw bytes.
 pub fn header(codec: Codec, shape: &Shape, raw: usize) -> [u8; HEADER_BYTES] {
     let (id, group) = match codec {
-        Codec::Fp8 { group } => (1u8, group),
-        Codec::Int8 { group } => (2, group),
-        Codec::Int4 { group } => (3, group),
+        Codec::Lossless => (1u8, 0),
+        Codec::Fp8 { group } => (2, group),
+        Codec::Int8 { group } => (3, group),
+        Codec::Int4 { group } => (4, group),
     };
     let mut header = [0; HEADER_BYTES];
     header[..4].copy_from_slice(MAGIC);

@@ -11,17 +11,19 @@ mod int4;
 mod int8;
 mod lanes;
 mod number;
+mod planes;
+mod rans;
 mod scale;
 #[cfg(test)]
 mod tests;
 
 pub use header::HEADER_BYTES;
 
-use number::{Bf16, F16, F32, Number};
-
 /// How raw bytes are packed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Codec {
+    /// Every bit comes back: planes of bytes, each packed by an entropy coder where that gains something.
+    Lossless,
     /// FP8 (e4m3fn) with a scale per group. Infinities become the largest finite number of their group, NaN stays NaN.
     Fp8 {
         /// Numbers that share a scale, 1 to [`GROUP_MAX`]; 128 costs a bit of eight.
@@ -37,6 +39,13 @@ pub enum Codec {
         /// As above; 64 costs half a bit on four.
         group: u16,
     },
+}
+
+impl Codec {
+    /// Are decoded bytes those that were encoded?
+    pub fn is_lossless(self) -> bool {
+        self == Self::Lossless
+    }
 }
 
 /// What raw bytes are.
@@ -139,81 +148,36 @@ pub fn encode(
     raw: &[u8],
     out: &mut Vec<u8>,
 ) -> Result<(), CodecError> {
-    check(codec, shape, raw.len())?;
     let before = out.len();
     out.extend_from_slice(&header::header(codec, shape, raw.len()));
-    let packed = pack(codec, shape, raw, out);
+    let packed = match codec {
+        Codec::Lossless => {
+            planes::pack(shape.element, raw, out);
+            Ok(())
+        }
+        Codec::Fp8 { group } => grouped::pack::<fp8::Fp8>(shape.element, group, raw, out),
+        Codec::Int8 { group } => grouped::pack::<int8::Int8>(shape.element, group, raw, out),
+        Codec::Int4 { group } => grouped::pack::<int4::Int4>(shape.element, group, raw, out),
+    };
     if packed.is_err() {
         out.truncate(before);
     }
     packed
 }
 
-/// Unpacks `stored` into `raw`, all of which is written on success; on an error what it holds is of no use. `raw` is exactly as long as what
-/// was packed.
+/// Unpacks `stored` into `raw`, which is exactly as long as what was packed. All of it is written on success; on an error what it holds is of
+/// no use.
 pub fn decode(
     codec: Codec,
     shape: &Shape,
     stored: &[u8],
     raw: &mut [u8],
 ) -> Result<(), CodecError> {
-    check(codec, shape, raw.len())?;
     let packed = header::body(codec, shape, raw.len(), stored)?;
-    unpack(codec, shape, packed, raw)
-}
-
-/// Can the codec pack so many bytes of that shape?
-fn check(codec: Codec, shape: &Shape, raw: usize) -> Result<(), CodecError> {
     match codec {
-        Codec::Fp8 { group } | Codec::Int8 { group } | Codec::Int4 { group } => {
-            if shape.element == Element::Opaque {
-                return Err(CodecError::NotNumbers);
-            }
-            if !(1..=GROUP_MAX).contains(&group) {
-                return Err(CodecError::Group(group));
-            }
-            if !raw.is_multiple_of(shape.element.bytes()) {
-                return Err(CodecError::RawLength { raw });
-            }
-        }
-    }
-    Ok(())
-}
-
-fn pack(codec: Codec, shape: &Shape, raw: &[u8], out: &mut Vec<u8>) -> Result<(), CodecError> {
-    match shape.element {
-        Element::Opaque => Err(CodecError::NotNumbers),
-        Element::Bf16 => pack_numbers::<Bf16>(codec, raw, out),
-        Element::F16 => pack_numbers::<F16>(codec, raw, out),
-        Element::F32 => pack_numbers::<F32>(codec, raw, out),
-    }
-}
-
-fn pack_numbers<N: Number>(codec: Codec, raw: &[u8], out: &mut Vec<u8>) -> Result<(), CodecError> {
-    match codec {
-        Codec::Fp8 { group } => grouped::pack::<fp8::Fp8, N>(group.into(), raw, out),
-        Codec::Int8 { group } => grouped::pack::<int8::Int8, N>(group.into(), raw, out),
-        Codec::Int4 { group } => grouped::pack::<int4::Int4, N>(group.into(), raw, out),
-    }
-}
-
-fn unpack(codec: Codec, shape: &Shape, packed: &[u8], raw: &mut [u8]) -> Result<(), CodecError> {
-    match shape.element {
-        Element::Opaque => Err(CodecError::NotNumbers),
-        Element::Bf16 => unpack_numbers::<Bf16>(codec, packed, raw),
-        Element::F16 => unpack_numbers::<F16>(codec, packed, raw),
-        Element::F32 => unpack_numbers::<F32>(codec, packed, raw),
-    }
-}
-
-fn unpack_numbers<N: Number>(
-    codec: Codec,
-    packed: &[u8],
-    raw: &mut [u8],
-) -> Result<(), CodecError> {
-    match codec {
-        Codec::Fp8 { group } => grouped::unpack::<fp8::Fp8, N>(group.into(), packed, raw),
-        Codec::Int8 { group } => grouped::unpack::<int8::Int8, N>(group.into(), packed, raw),
-        Codec::Int4 { group } => grouped::unpack::<int4::Int4, N>(group.into(), packed, raw),
+        Codec::Lossless => planes::unpack(shape.element, packed, raw),
+        Codec::Fp8 { group } => grouped::unpack::<fp8::Fp8>(shape.element, group, packed, raw),
+        Codec::Int8 { group } => grouped::unpack::<int8::Int8>(shape.element, group, packed, raw),
+        Codec::Int4 { group } => grouped::unpack::<int4::Int4>(shape.element, group, packed, raw),
     }
 }

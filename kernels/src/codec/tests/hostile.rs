@@ -6,7 +6,8 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 const ELEMENTS: [Element; 3] = [Element::Bf16, Element::F16, Element::F32];
-const CODECS: [Codec; 4] = [
+const CODECS: [Codec; 5] = [
+    Codec::Lossless,
     Codec::Fp8 { group: 16 },
     Codec::Int8 { group: 16 },
     Codec::Int4 { group: 16 },
@@ -145,13 +146,13 @@ fn what_cannot_be_packed_is_named() {
     ] {
         let mut out = Vec::new();
         assert_eq!(encode(codec, &shape, &vec![0; raw], &mut out), Err(error));
-        assert_eq!(decode(codec, &shape, &out, &mut vec![0; raw]), Err(error));
+        assert!(out.is_empty());
     }
 }
 
 #[test]
 fn nothing_is_packed_as_nothing() {
     for codec in CODECS {
-        assert_eq!(there_and_back(codec, &Shape::flat(Element::Bf16), &[]), []);
+        assert!(there_and_back(codec, &Shape::flat(Element::Bf16), &[]).is_empty());
     }
 }

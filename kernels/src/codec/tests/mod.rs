@@ -2,4 +2,5 @@
 
 mod grouped;
 mod hostile;
+mod lossless;
 mod sections;

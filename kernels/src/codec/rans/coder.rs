@@ -1,0 +1,138 @@
+//! The states. Each is from [`LOW`] to 2^31; it takes words of 16 bits, so that one word brings it back into that range.
+
+use super::table::{BITS, Frequencies, Slots, TOTAL};
+
+/// States that take turns.
+pub const STATES: usize = 8;
+/// The least state, and the first of encoding: where decoding must end.
+const LOW: u32 = 1 << 15;
+
+/// How a value is coded: a state becomes `state / frequency * TOTAL + state % frequency + start`. The division is a multiplication
+/// (R. Alverson, "Integer division using reciprocals", 1991), exact below 2^31.
+#[derive(Clone, Copy, Default)]
+struct Step {
+    /// States from here on would leave the range: they give a word first.
+    limit: u32,
+    reciprocal: u32,
+    shift: u32,
+    bias: u32,
+    /// [`TOTAL`] less the frequency.
+    rest: u32,
+}
+
+impl Step {
+    fn new(start: u32, frequency: u32) -> Self {
+        // By its definition the reciprocal of 1 does not fit; this one is too small by one, for which the bias makes up.
+        let (reciprocal, shift, bias) = if frequency == 1 {
+            (u32::MAX, 0, start + TOTAL - 1)
+        } else {
+            let shift = u32::BITS - (frequency - 1).leading_zeros();
+            let dividend = (1u64 << (shift + 31)) + u64::from(frequency) - 1;
+            ((dividend / u64::from(frequency)) as u32, shift - 1, start)
+        };
+        Self {
+            limit: frequency << (31 - BITS),
+            reciprocal,
+            shift,
+            bias,
+            rest: TOTAL - frequency,
+        }
+    }
+
+    #[inline(always)]
+    fn next(&self, state: u32) -> u32 {
+        let quotient = ((u64::from(state) * u64::from(self.reciprocal)) >> 32) as u32 >> self.shift;
+        state
+            .wrapping_add(self.bias)
+            .wrapping_add(quotient.wrapping_mul(self.rest))
+    }
+}
+
+/// Encodes from the last byte to the first. `words` is overwritten; decoding reads it from its end.
+pub fn encode(frequencies: &Frequencies, bytes: &[u8], words: &mut Vec<u16>) -> [u32; STATES] {
+    let mut steps = [Step::default(); 256];
+    for (value, range) in frequencies.with_starts() {
+        steps[value] = Step::new(range.start, range.len() as u32);
+    }
+    // A byte gives at most one word; one more is written, but not kept.
+    words.clear();
+    words.resize(bytes.len() + 1, 0);
+    let (mut states, mut count) = ([LOW; STATES], 0);
+    let mut code = |state: &mut u32, byte: u8| {
+        let step = &steps[usize::from(byte)];
+        // Whether a word is due cannot be predicted: it is always written, and kept by counting it.
+        let due = *state >= step.limit;
+        words[count] = *state as u16;
+        count += usize::from(due);
+        *state = step.next(if due { *state >> 16 } else { *state });
+    };
+    let (turns, rest) = bytes.as_chunks::<STATES>();
+    for (state, byte) in states.iter_mut().zip(rest).rev() {
+        code(state, *byte);
+    }
+    for turn in turns.iter().rev() {
+        for (state, byte) in states.iter_mut().zip(turn).rev() {
+            code(state, *byte);
+        }
+    }
+    words.truncate(count);
+    states
+}
+
+/// Decodes exactly so many bytes from little-endian words; false where states and words are not those of so many bytes.
+pub fn decode(slots: &Slots, mut states: [u32; STATES], words: &[u8], bytes: &mut [u8]) -> bool {
+    let mut at = 0;
+    let (turns, rest) = bytes.as_chunks_mut::<STATES>();
+    for bytes in turns {
+        at += turn(slots, &mut states, window(words, at), bytes);
+    }
+    at += turn(slots, &mut states, window(words, at), rest);
+    2 * at == words.len() && states == [LOW; STATES]
+}
+
+/// The words of a turn, from a position on; zeros behind the last, which decoding finds out when it has read too many.
+#[inline(always)]
+fn window(words: &[u8], at: usize) -> [u16; STATES] {
+    let rest = words.get(2 * at..).unwrap_or_default();
+    match rest.first_chunk::<{ 2 * STATES }>() {
+        Some(bytes) => words_of(bytes),
+        None => {
+            let mut bytes = [0; 2 * STATES];
+            bytes[..rest.len()].copy_from_slice(rest);
+            words_of(&bytes)
+        }
+    }
+}
+
+#[inline(always)]
+fn words_of(bytes: &[u8; 2 * STATES]) -> [u16; STATES] {
+    let pairs = bytes.as_chunks().0;
+    std::array::from_fn(|n| u16::from_le_bytes(pairs[n]))
+}
+
+/// A byte from each state; how many words they took.
+#[inline(always)]
+fn turn(
+    slots: &Slots,
+    states: &mut [u32; STATES],
+    words: [u16; STATES],
+    bytes: &mut [u8],
+) -> usize {
+    for (state, byte) in states.iter_mut().zip(&mut *bytes) {
+        let slot = slots[(*state % TOTAL) as usize];
+        let (frequency, above_start) = ((slot >> 8) % TOTAL + 1, slot >> 20);
+        *byte = slot as u8;
+        // Whatever the state was, this is below 2^32.
+        *state = frequency
+            .wrapping_mul(*state >> BITS)
+            .wrapping_add(above_start);
+    }
+    let mut taken = 0;
+    for (state, _) in states.iter_mut().zip(bytes) {
+        let due = *state < LOW;
+        let word = u32::from(words[taken % STATES]);
+        *state = if due { *state << 16 | word } else { *state };
+        taken += usize::from(due);
+    }
+    taken
+}
