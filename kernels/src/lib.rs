@@ -4,4 +4,5 @@
 //! No I/O, no threads, no state: bytes in, bytes out.
 
 pub mod codec;
+pub mod manifest;
 pub mod pages;
