@@ -69,6 +69,17 @@ impl HeadMajor {
         })
     }
 
+    /// The loops as the kernels take them, outermost first: extent, and stride of the rank-verbatim side in bytes.
+    pub fn loops(&self) -> [(u64, u64); 5] {
+        self.loops
+            .map(|one| (one.extent as u64, one.verbatim as u64))
+    }
+
+    /// Bytes that are neighbours in both orders: what the innermost loop moves.
+    pub fn run_bytes(&self) -> usize {
+        self.run
+    }
+
     /// Bytes of a section, in either order.
     pub fn section_bytes(&self) -> usize {
         self.section_bytes

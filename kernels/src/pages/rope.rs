@@ -86,6 +86,18 @@ impl Turn {
     }
 }
 
+impl Turn {
+    /// Cosines, one per pair.
+    pub fn cos(&self) -> &[f32] {
+        &self.cos
+    }
+
+    /// Sines, one per pair.
+    pub fn sin(&self) -> &[f32] {
+        &self.sin
+    }
+}
+
 impl Keys {
     /// Turns the keys of all `states` (rank-verbatim or canonical: a row of whole states) in place. Rounds to nearest even in the
     /// element type; arithmetic in f32.
