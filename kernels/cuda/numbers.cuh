@@ -1,5 +1,5 @@
-// The element types of KV states and their conversion to and from f32, rounded to nearest, ties to even: one instruction each.
-// A program that runs these kernels on a host brings conversions of its own and defines KV_ON_HOST.
+// The element types of KV states: bits, values rounded to nearest with ties to even, and the order of numbers as whole numbers.
+// Reference: src/codec/number.rs. A program that runs these kernels on a host brings conversions of its own and defines KV_ON_HOST.
 #pragma once
 
 #include "words.cuh"
@@ -30,18 +30,36 @@ static __device__ u16 bf16_of_f32(float value) {
 
 struct Bf16 {
     typedef u16 Bits;
+    // Where infinity and, behind it, NaN stand in the order of magnitudes.
+    static const int INFINITE = 0x7f80;
     static __device__ float value(u16 bits) { return f32_of_bf16(bits); }
     static __device__ u16 nearest(float value) { return bf16_of_f32(value); }
 };
 
 struct F16 {
     typedef u16 Bits;
+    static const int INFINITE = 0x7c00;
     static __device__ float value(u16 bits) { return f32_of_f16(bits); }
     static __device__ u16 nearest(float value) { return f16_of_f32(value); }
 };
 
 struct F32 {
-    typedef float Bits;
-    static __device__ float value(float bits) { return bits; }
-    static __device__ float nearest(float value) { return value; }
+    typedef u32 Bits;
+    static __device__ float value(u32 bits) { return __uint_as_float(bits); }
+    static __device__ u32 nearest(float value) { return __float_as_uint(value); }
 };
+
+// The place of 16 bits in the order of numbers: negative ones count downwards.
+static __device__ int order_of(u16 bits) {
+    const int number = static_cast<short>(bits);
+    return number ^ ((number >> 15) & 0x7fff);
+}
+
+// The bits in that place: the same again.
+static __device__ u16 at_order(int order) {
+    return static_cast<u16>(order ^ ((order >> 15) & 0x7fff));
+}
+
+static __device__ int magnitude_of(u16 bits) {
+    return bits & 0x7fff;
+}

@@ -106,6 +106,8 @@ pub enum Count {
     Runs,
     /// States of keys.
     States,
+    /// Groups of numbers that are quantised together.
+    Groups,
 }
 
 impl Manifest {
@@ -129,6 +131,7 @@ impl Module {
         match self.name.as_str() {
             "layout" => Some(include_str!("../ptx/layout.ptx")),
             "pages" => Some(include_str!("../ptx/pages.ptx")),
+            "quant" => Some(include_str!("../ptx/quant.ptx")),
             "rope" => Some(include_str!("../ptx/rope.ptx")),
             _ => None,
         }

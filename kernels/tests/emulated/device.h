@@ -6,6 +6,7 @@
 
 #include <ucontext.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
@@ -34,6 +35,7 @@ struct Warp {
         std::vector<char> stack = std::vector<char>(64 << 10);
         Dim3 thread;
         bool done = false;
+        unsigned round = 0;
     };
     std::vector<Fiber> fibers = std::vector<Fiber>(LANES);
     ucontext_t scheduler;
@@ -41,6 +43,29 @@ struct Warp {
     std::function<void()> body;
 };
 static Warp warp;
+
+// Values of the two latest collectives: a lane is at most one ahead of another.
+static int given[2][Warp::LANES];
+
+// Waits until all lanes of the warp have given a value.
+static const int* all_given(int value) {
+    Warp::Fiber& fiber = warp.fibers[warp.lane];
+    fiber.round ^= 1;
+    const int* values = given[fiber.round];
+    given[fiber.round][warp.lane] = value;
+    swapcontext(&fiber.context, &warp.scheduler);
+    return values;
+}
+
+static int __reduce_max_sync(unsigned, int value) {
+    const int* values = all_given(value);
+    return *std::max_element(values, values + Warp::LANES);
+}
+
+static int __reduce_min_sync(unsigned, int value) {
+    const int* values = all_given(value);
+    return *std::min_element(values, values + Warp::LANES);
+}
 
 static void enter() {
     warp.body();
@@ -55,6 +80,7 @@ static void run_warp(unsigned first) {
         fiber.thread.x = number % blockDim.x;
         fiber.thread.y = number / blockDim.x;
         fiber.done = false;
+        fiber.round = 0;
         getcontext(&fiber.context);
         fiber.context.uc_stack.ss_sp = fiber.stack.data();
         fiber.context.uc_stack.ss_size = fiber.stack.size();

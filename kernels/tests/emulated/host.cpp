@@ -7,6 +7,7 @@
 
 #include "../../cuda/layout.cu"
 #include "../../cuda/pages.cu"
+#include "../../cuda/quant.cu"
 #include "../../cuda/rope.cu"
 
 #include <map>
@@ -79,6 +80,13 @@ int main(int count, char** words) {
         {"kv_turn_neox_bf16", kv_turn_neox_bf16}, {"kv_turn_neox_f16", kv_turn_neox_f16},
         {"kv_turn_neox_f32", kv_turn_neox_f32},   {"kv_turn_gptj_bf16", kv_turn_gptj_bf16},
         {"kv_turn_gptj_f16", kv_turn_gptj_f16},   {"kv_turn_gptj_f32", kv_turn_gptj_f32}};
+    const std::map<std::string, decltype(&kv_pack_fp8_f16)> quantisers = {
+        {"kv_pack_fp8_bf16", kv_pack_fp8_bf16},       {"kv_pack_fp8_f16", kv_pack_fp8_f16},
+        {"kv_unpack_fp8_bf16", kv_unpack_fp8_bf16},   {"kv_unpack_fp8_f16", kv_unpack_fp8_f16},
+        {"kv_pack_int8_bf16", kv_pack_int8_bf16},     {"kv_pack_int8_f16", kv_pack_int8_f16},
+        {"kv_unpack_int8_bf16", kv_unpack_int8_bf16}, {"kv_unpack_int8_f16", kv_unpack_int8_f16},
+        {"kv_pack_int4_bf16", kv_pack_int4_bf16},     {"kv_pack_int4_f16", kv_pack_int4_f16},
+        {"kv_unpack_int4_bf16", kv_unpack_int4_bf16}, {"kv_unpack_int4_f16", kv_unpack_int4_f16}};
     if (transfers.count(kernel)) {
         const u64 cache = reinterpret_cast<u64>(in<u8>(4));
         relocate(cache);
@@ -91,6 +99,10 @@ int main(int count, char** words) {
     } else if (turns.count(kernel)) {
         launch(grid, block, [&] {
             turns.at(kernel)(in<u8>(0), numbers.at(0), numbers.at(1), numbers.at(2), small(3), in<float>(1), in<float>(2));
+        });
+    } else if (quantisers.count(kernel)) {
+        launch(grid, block, [&] {
+            quantisers.at(kernel)(in<u16>(0), numbers.at(0), small(1), in<u16>(1), in<u8>(2), in<u32>(3));
         });
     } else {
         fail("no such kernel");

@@ -4,4 +4,5 @@
 
 mod host;
 mod pages;
+mod quant;
 mod rope;

@@ -4,23 +4,23 @@
 #include <cstdint>
 #include <cstring>
 
-static float from_bits(uint32_t bits) {
+static float __uint_as_float(uint32_t bits) {
     float value;
     std::memcpy(&value, &bits, 4);
     return value;
 }
 
-static uint32_t to_bits(float value) {
+static uint32_t __float_as_uint(float value) {
     uint32_t bits;
     std::memcpy(&bits, &value, 4);
     return bits;
 }
 
-static float f32_of_bf16(uint16_t bits) { return from_bits(static_cast<uint32_t>(bits) << 16); }
+static float f32_of_bf16(uint16_t bits) { return __uint_as_float(static_cast<uint32_t>(bits) << 16); }
 
 static uint16_t bf16_of_f32(float value) {
     if (std::isnan(value)) return 0x7fff;
-    const uint32_t bits = to_bits(value);
+    const uint32_t bits = __float_as_uint(value);
     return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
@@ -36,6 +36,7 @@ static uint16_t f16_of_f32(float value) {
     if (std::isnan(value)) return 0x7fff;
     const uint16_t sign = std::signbit(value) ? 0x8000 : 0;
     const float magnitude = std::fabs(value);
+    if (magnitude == 0.0f) return sign;
     if (magnitude >= 65520.0f) return sign | 0x7c00;
     // Halves are whole multiples of a power of two that depends on the exponent; below 2^-14 it stays 2^-24.
     int exponent;
