@@ -38,6 +38,7 @@ fn main() {
         ("fp8", Codec::Fp8 { group: 128 }),
         ("int8", Codec::Int8 { group: 128 }),
         ("int4", Codec::Int4 { group: 64 }),
+        ("cachegen", Codec::CacheGen),
     ];
     for (name, codec) in codecs {
         let row = measure(codec, &raw, rounds);

@@ -21,6 +21,7 @@ pub fn header(codec: Codec, shape: &Shape, raw: usize) -> [u8; HEADER_BYTES] {
         Codec::Fp8 { group } => (2, group),
         Codec::Int8 { group } => (3, group),
         Codec::Int4 { group } => (4, group),
+        Codec::CacheGen => (5, 0),
     };
     let mut header = [0; HEADER_BYTES];
     header[..4].copy_from_slice(MAGIC);

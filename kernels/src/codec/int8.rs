@@ -19,9 +19,7 @@ impl Quantiser for Int8 {
 
     #[inline(always)]
     fn ends<N: Number>(numbers: &[N::Bytes]) -> Option<[N::Bytes; 2]> {
-        let largest = numbers.iter().fold(N::Order::default(), |largest, number| {
-            largest.max(N::magnitude(*number))
-        });
+        let largest = N::largest(numbers);
         (largest < N::INFINITY).then(|| [N::at(largest); 2])
     }
 

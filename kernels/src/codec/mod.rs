@@ -4,6 +4,7 @@
 //! ends with numbers or a [`CodecError`], in time and memory bounded by the raw bytes that were asked for. Here is no digest: objects have one
 //! of the stored and one of the raw bytes.
 
+mod cachegen;
 mod fp8;
 mod grouped;
 mod header;
@@ -39,6 +40,9 @@ pub enum Codec {
         /// As above; 64 costs half a bit on four.
         group: u16,
     },
+    /// CacheGen: 15 or 7 steps to either side of zero per token and layer, then an arithmetic coder per channel. Finite numbers only, and a
+    /// shape with all its sizes.
+    CacheGen,
 }
 
 impl Codec {
@@ -158,6 +162,7 @@ pub fn encode(
         Codec::Fp8 { group } => grouped::pack::<fp8::Fp8>(shape.element, group, raw, out),
         Codec::Int8 { group } => grouped::pack::<int8::Int8>(shape.element, group, raw, out),
         Codec::Int4 { group } => grouped::pack::<int4::Int4>(shape.element, group, raw, out),
+        Codec::CacheGen => cachegen::pack(shape, raw, out),
     };
     if packed.is_err() {
         out.truncate(before);
@@ -179,5 +184,6 @@ pub fn decode(
         Codec::Fp8 { group } => grouped::unpack::<fp8::Fp8>(shape.element, group, packed, raw),
         Codec::Int8 { group } => grouped::unpack::<int8::Int8>(shape.element, group, packed, raw),
         Codec::Int4 { group } => grouped::unpack::<int4::Int4>(shape.element, group, packed, raw),
+        Codec::CacheGen => cachegen::unpack(shape, packed, raw),
     }
 }

@@ -24,6 +24,16 @@ pub trait Number {
     fn magnitude(bytes: Self::Bytes) -> Self::Order;
     /// The number in that place.
     fn at(order: Self::Order) -> Self::Bytes;
+
+    /// The place of the largest magnitude; not below infinity where a number is not finite.
+    #[inline(always)]
+    fn largest(numbers: &[Self::Bytes]) -> Self::Order {
+        let mut largest = Self::Order::default();
+        for number in numbers {
+            largest = largest.max(Self::magnitude(*number));
+        }
+        largest
+    }
 }
 
 /// bfloat16.

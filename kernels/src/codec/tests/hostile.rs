@@ -6,7 +6,8 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 const ELEMENTS: [Element; 3] = [Element::Bf16, Element::F16, Element::F32];
-const CODECS: [Codec; 5] = [
+const CODECS: [Codec; 6] = [
+    Codec::CacheGen,
     Codec::Lossless,
     Codec::Fp8 { group: 16 },
     Codec::Int8 { group: 16 },

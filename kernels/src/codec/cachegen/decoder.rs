@@ -1,0 +1,168 @@
+//! The way back of [`super::encoder`], for [`LANES`] channels in step: each waits for its own last level, and vectors do the arithmetic of all.
+
+use super::encoder::{around_the_middle, shift, unfold};
+use super::table::{CumulativeLanes, LANES};
+use super::varint;
+use crate::codec::CodecError;
+use crate::codec::lanes::{Work, widest};
+
+/// A number for each channel.
+type Each<T> = [T; LANES];
+
+/// Takes the streams of some tokens of a plane from the front and decodes them into `[tokens][channels]` levels, none above the highest.
+pub fn decode(
+    tables: &[CumulativeLanes],
+    highest: u8,
+    packed: &mut &[u8],
+    channels: usize,
+    levels: &mut [u8],
+) -> Result<(), CodecError> {
+    let (mut starts, mut all) = (Vec::with_capacity(channels), 0usize);
+    for _ in 0..channels {
+        starts.push(all);
+        all = all.saturating_add(varint::read(packed)? as usize);
+    }
+    let streams = super::take(packed, all)?;
+    for (n, (table, starts)) in tables.iter().zip(starts.chunks(LANES)).enumerate() {
+        widest(Together {
+            table,
+            highest,
+            streams,
+            starts,
+            rows: levels.chunks_exact_mut(channels),
+            first: n * LANES,
+        });
+    }
+    Ok(())
+}
+
+/// Up to [`LANES`] channels.
+struct Together<'a> {
+    table: &'a CumulativeLanes,
+    highest: u8,
+    streams: &'a [u8],
+    /// Where each channel's stream begins.
+    starts: &'a [usize],
+    rows: std::slice::ChunksExactMut<'a, u8>,
+    /// The first of the channels.
+    first: usize,
+}
+
+impl Work for Together<'_> {
+    type Done = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let mut lanes = Lanes::new(self.streams, self.starts);
+        let channels = self.first..self.first + self.starts.len();
+        for row in self.rows {
+            let levels = lanes.next(self.table, self.highest);
+            row[channels.clone()].copy_from_slice(&levels[..self.starts.len()]);
+        }
+    }
+}
+
+/// Where decoding stands in each stream.
+struct Lanes<'a> {
+    streams: &'a [u8],
+    starts: Each<usize>,
+    /// Bits that are taken.
+    taken: Each<u32>,
+    low: Each<u32>,
+    high: Each<u32>,
+    /// What of the stream stands beside the ends of the interval: in between, if the stream is sound.
+    value: Each<u32>,
+}
+
+impl<'a> Lanes<'a> {
+    #[inline(always)]
+    fn new(streams: &'a [u8], used: &[usize]) -> Self {
+        let mut starts = [streams.len(); LANES];
+        starts[..used.len()].copy_from_slice(used);
+        Self {
+            streams,
+            starts,
+            taken: [32; LANES],
+            low: [0; LANES],
+            high: [u32::MAX; LANES],
+            value: starts.map(|start| bits(streams, start, 0)),
+        }
+    }
+
+    /// The next level of each channel.
+    #[inline(always)]
+    fn next(&mut self, table: &CumulativeLanes, highest: u8) -> Each<u8> {
+        let places = self.places();
+        let mut levels = [0u16; LANES];
+        for ends in &table[1..=usize::from(highest)] {
+            for lane in 0..LANES {
+                levels[lane] += u16::from(places[lane] >= ends[lane]);
+            }
+        }
+        let level = |lane: usize| usize::from(levels[lane]) % (table.len() - 1);
+        let from = std::array::from_fn(|lane| table[level(lane)][lane]);
+        let to = std::array::from_fn(|lane| table[level(lane) + 1][lane]);
+        self.narrow(from, to);
+        levels.map(|level| level as u8)
+    }
+
+    /// In which 65,536th of its interval each value is.
+    #[inline(always)]
+    fn places(&self) -> Each<u16> {
+        let mut places = [0; LANES];
+        for (lane, found) in places.iter_mut().enumerate() {
+            let above = self.value[lane].wrapping_sub(self.low[lane]);
+            let span = self.high[lane].wrapping_sub(self.low[lane]);
+            // The dividend is a whole number of 48 bits and the divisor one of 33: were the quotient below a whole number, it would be so by
+            // more than rounding to 53 bits makes up for.
+            let dividend = (f64::from(above) + 1.0) * 65_536.0 - 1.0;
+            let place = dividend / (f64::from(span) + 1.0);
+            *found = (place as i32).min(0xffff) as u16;
+        }
+        places
+    }
+
+    /// Narrows each interval to a level's part and takes as many bits as are known now.
+    #[inline(always)]
+    fn narrow(&mut self, from: Each<u16>, to: Each<u16>) {
+        let mut drop = [0; LANES];
+        let mut fold = [0; LANES];
+        for lane in 0..LANES {
+            let low = self.low[lane];
+            let span = u64::from(self.high[lane].wrapping_sub(low)) + 1;
+            let part = |place: u16| ((span * u64::from(place)) >> 16) as u32;
+            let high = low.wrapping_add(part(to[lane])).wrapping_sub(1);
+            let low = low.wrapping_add(part(from[lane]));
+            let known = (low ^ high).leading_zeros() % 32;
+            let (low, high) = shift(low, high, known);
+            let around = around_the_middle(low, high) % 32;
+            (self.low[lane], self.high[lane]) = unfold(low, high, around);
+            drop[lane] = known + around;
+            // Each bit of those around the middle is turned when it becomes the first; all but the last of them are dropped.
+            fold[lane] = u32::from(around > 0) << 31;
+        }
+        for lane in 0..LANES {
+            let next = bits(self.streams, self.starts[lane], self.taken[lane]);
+            let both = u64::from(self.value[lane]) << 32 | u64::from(next);
+            self.value[lane] = ((both << drop[lane]) >> 32) as u32 ^ fold[lane];
+            self.taken[lane] += drop[lane];
+        }
+    }
+}
+
+/// 32 bits of a stream, from a bit on. Behind its end stand those of another stream, or zeros: they do not matter, because encoding ends with
+/// the bits that keep the value in the last interval whatever follows.
+#[inline(always)]
+fn bits(streams: &[u8], start: usize, bit: u32) -> u32 {
+    let from = start.saturating_add(bit as usize / 8);
+    let rest = streams.get(from..).unwrap_or_default();
+    let bytes = match rest.first_chunk() {
+        Some(bytes) => *bytes,
+        None => {
+            let mut bytes = [0; 8];
+            bytes[..rest.len()].copy_from_slice(rest);
+            bytes
+        }
+    };
+    ((u64::from_be_bytes(bytes) << (bit % 8)) >> 32) as u32
+}

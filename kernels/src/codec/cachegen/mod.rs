@@ -1,0 +1,173 @@
+//! CacheGen (Liu et al., SIGCOMM 2024, arXiv:2310.07240) as LMCache codes it: a row, which is a token of one half of one layer, is quantised
+//! by its largest magnitude, with more levels in the first layers; a channel's levels, which are alike from token to token, are packed by an
+//! arithmetic coder that knows how often each occurs in the channel.
+//!
+//! ```text
+//! planes x u64                                          bytes of each plane: [layers][halves]
+//! per plane:
+//!   tokens x number                                     the largest magnitude of each row
+//!   channels x { u8 first, u8 n, n x varint }           how often the levels from `first` on occur in the channel
+//!   per 256 tokens: channels x varint, then streams     bytes of each channel's stream, then the streams
+//! ```
+//! Levels, probabilities and streams are those of LMCache, bit for bit. What is written around them is not: LMCache keeps 33 cumulative
+//! frequencies per channel, 66 bytes, where the counts that they come from take about 20; and rows are numbers of the section's type.
+
+mod decoder;
+mod encoder;
+mod level;
+mod table;
+mod varint;
+
+use super::number::{Bf16, F16, F32, Number};
+use super::{CodecError, Element, Shape};
+use level::{quantise, restore, steps};
+use table::Counts;
+
+/// Tokens of a stream.
+const STREAM_TOKENS: usize = 256;
+
+/// Packs numbers of a shape with all sizes.
+pub fn pack(shape: &Shape, raw: &[u8], out: &mut Vec<u8>) -> Result<(), CodecError> {
+    match shape.element {
+        Element::Opaque => Err(CodecError::NotNumbers),
+        Element::Bf16 => pack_numbers::<Bf16>(shape, raw, out),
+        Element::F16 => pack_numbers::<F16>(shape, raw, out),
+        Element::F32 => pack_numbers::<F32>(shape, raw, out),
+    }
+}
+
+/// Unpacks numbers of a shape with all sizes.
+pub fn unpack(shape: &Shape, packed: &[u8], raw: &mut [u8]) -> Result<(), CodecError> {
+    match shape.element {
+        Element::Opaque => Err(CodecError::NotNumbers),
+        Element::Bf16 => unpack_numbers::<Bf16>(shape, packed, raw),
+        Element::F16 => unpack_numbers::<F16>(shape, packed, raw),
+        Element::F32 => unpack_numbers::<F32>(shape, packed, raw),
+    }
+}
+
+/// Sizes of a section that is not empty.
+struct Sizes {
+    planes: usize,
+    tokens: usize,
+    channels: usize,
+}
+
+impl Sizes {
+    /// None: there are no numbers.
+    fn new(shape: &Shape, raw: usize) -> Result<Option<Self>, CodecError> {
+        let sizes = [shape.layers, shape.halves, shape.tokens, shape.channels];
+        let bytes = sizes.iter().try_fold(shape.element.bytes(), |bytes, size| {
+            bytes.checked_mul(*size as usize)
+        });
+        if bytes != Some(raw) {
+            return Err(CodecError::RawLength { raw });
+        }
+        // Where raw bytes are that many, their factors cannot overflow.
+        Ok((raw > 0).then(|| Self {
+            planes: shape.layers as usize * shape.halves as usize,
+            tokens: shape.tokens as usize,
+            channels: shape.channels as usize,
+        }))
+    }
+}
+
+fn pack_numbers<N: Number>(shape: &Shape, raw: &[u8], out: &mut Vec<u8>) -> Result<(), CodecError> {
+    let Some(sizes) = Sizes::new(shape, raw.len())? else {
+        return Ok(());
+    };
+    let mut lengths_at = out.len();
+    out.resize(lengths_at + 8 * sizes.planes, 0);
+    let numbers = N::all(raw);
+    let planes = numbers.chunks(sizes.tokens * sizes.channels);
+    let mut levels = vec![0; sizes.tokens * sizes.channels];
+    for (plane, numbers) in planes.enumerate() {
+        let begun = out.len();
+        let steps = steps(shape, plane);
+        if let Some(row) = quantise::<N>(steps, sizes.channels, numbers, &mut levels, out) {
+            let at = (plane * sizes.tokens + row) * sizes.channels;
+            return Err(CodecError::NotFinite { at });
+        }
+        pack_plane(sizes.channels, &levels, out);
+        let length = (out.len() - begun) as u64;
+        out[lengths_at..lengths_at + 8].copy_from_slice(&length.to_le_bytes());
+        lengths_at += 8;
+    }
+    Ok(())
+}
+
+/// Counts and streams of the levels of a plane.
+fn pack_plane(channels: usize, levels: &[u8], out: &mut Vec<u8>) {
+    let mut counts = vec![Counts::default(); channels];
+    for row in levels.chunks_exact(channels) {
+        for (counts, level) in counts.iter_mut().zip(row) {
+            counts.add(*level);
+        }
+    }
+    for counts in &counts {
+        counts.write(out);
+    }
+    let tables: Vec<_> = counts.iter().map(Counts::cumulative).collect();
+    let mut streams = Vec::new();
+    for levels in levels.chunks(STREAM_TOKENS * channels) {
+        streams.clear();
+        for (channel, table) in tables.iter().enumerate() {
+            let begun = streams.len();
+            let column = levels[channel..].iter().step_by(channels);
+            encoder::encode(table, column.copied(), &mut streams);
+            varint::write((streams.len() - begun) as u32, out);
+        }
+        out.extend_from_slice(&streams);
+    }
+}
+
+fn unpack_numbers<N: Number>(
+    shape: &Shape,
+    packed: &[u8],
+    raw: &mut [u8],
+) -> Result<(), CodecError> {
+    let Some(sizes) = Sizes::new(shape, raw.len())? else {
+        return nothing_left(packed);
+    };
+    let (lengths, mut packed) = packed
+        .split_at_checked(8 * sizes.planes)
+        .ok_or(CodecError::StoredLength)?;
+    let planes = N::all_mut(raw).chunks_mut(sizes.tokens * sizes.channels);
+    for (plane, (numbers, length)) in planes.zip(lengths.as_chunks().0).enumerate() {
+        let length = usize::try_from(u64::from_le_bytes(*length)).unwrap_or(usize::MAX);
+        let packed = take(&mut packed, length)?;
+        unpack_plane::<N>(steps(shape, plane), sizes.channels, packed, numbers)?;
+    }
+    nothing_left(packed)
+}
+
+fn unpack_plane<N: Number>(
+    steps: u8,
+    channels: usize,
+    mut packed: &[u8],
+    numbers: &mut [N::Bytes],
+) -> Result<(), CodecError> {
+    let tokens = numbers.len() / channels;
+    let rows = N::all(take(&mut packed, tokens * size_of::<N::Bytes>())?);
+    let tables = table::read(&mut packed, 2 * steps + 1, tokens as u32, channels)?;
+    let mut levels = vec![0; tokens.min(STREAM_TOKENS) * channels];
+    let parts = numbers.chunks_mut(STREAM_TOKENS * channels);
+    for (numbers, rows) in parts.zip(rows.chunks(STREAM_TOKENS)) {
+        let levels = &mut levels[..numbers.len()];
+        decoder::decode(&tables, 2 * steps, &mut packed, channels, levels)?;
+        restore::<N>(steps, channels, rows, levels, numbers)?;
+    }
+    nothing_left(packed)
+}
+
+fn take<'a>(packed: &mut &'a [u8], bytes: usize) -> Result<&'a [u8], CodecError> {
+    packed.split_off(..bytes).ok_or(CodecError::StoredLength)
+}
+
+fn nothing_left(packed: &[u8]) -> Result<(), CodecError> {
+    if packed.is_empty() {
+        Ok(())
+    } else {
+        Err(CodecError::StoredLength)
+    }
+}
