@@ -1,9 +1,9 @@
 //! Layout change: the order in which a rank's KV cache has its bytes (*rank-verbatim*, what gather gives), and the *head-major canonical*
-//! order, which is the same for every layout, block size and number of ranks. Kernels: `cuda/layout.cu`.
+//! order, which is the same for every layout, block size and tensor-parallel (TP) size. Kernels: `cuda/layout.cu`.
 //!
 //! Canonical is `[head][layer][token][content]`, the tokens of all blocks in one row. The heads of a rank are neighbours in the model, so
 //! the canonical bytes of a whole model are those of its ranks one after another, and a rank of another TP size reads its heads as one run
-//! ([`HeadMajor::heads`]).
+//! ([`HeadMajor::heads`]). Pipeline stages stay apart: each has layers of its own.
 
 use super::PagesError;
 use super::shape::{BlockShape, product, served};

@@ -6,3 +6,16 @@ mod host;
 mod pages;
 mod quant;
 mod rope;
+
+#[test]
+fn every_kernel_of_the_manifest_is_run_here() {
+    let program = include_str!("host.cpp");
+    let manifest = kvcachepool_kernels::manifest::Manifest::load().unwrap();
+    for entry in manifest.modules.iter().flat_map(|module| &module.entries) {
+        assert!(
+            program.contains(&format!("{{\"{0}\", {0}}}", entry.name)),
+            "{}",
+            entry.name
+        );
+    }
+}
