@@ -47,7 +47,7 @@ def _shards_up(kubernetes: Kubernetes, namespace: str, name: str) -> int:
     """Servers of Redis that answer the sidecar of a pod, where there are several."""
     tiers = sidecar(kubernetes, namespace, name)["tiers"]
     servers = next(each.get("servers", []) for each in tiers if each["name"] == "redis")
-    return sum(each["up"] for each in servers)
+    return sum(each["state"] == "ready" for each in servers)
 
 
 def test_a_pod_has_a_disk_of_its_own_that_its_sidecar_alone_sees(

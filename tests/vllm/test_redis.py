@@ -36,10 +36,10 @@ def _total(pod: Pod, name: str, **labels: str) -> float:
 
 @pytest.fixture(scope="module")
 def shared(new_module_pod: NewPod) -> Iterator[Shared]:
-    """Two vLLMs in all: one that stores and goes, one for every test here."""
+    """Two vLLMs in all: one that stores and goes, one for every test here. The first packs what it writes, the second does not."""
     redis = RedisServer()
     config: dict[str, Any] = {"redis": redis.config(), "cache": {"loadTimeout": "20s"}}
-    first = new_module_pod(config=config).start()
+    first = new_module_pod(config=config | {"write": {"codec": "Lossless"}}).start()
     answers, keys = [], []
     for prompt in (_WARM, _SPOILED, _DURING, _BEFORE):
         before = redis.keys()
@@ -59,6 +59,8 @@ def test_a_fresh_pod_is_warm_from_the_server_that_one_that_is_gone_wrote_to(shar
     assert (warm.computed, warm.local, warm.external) == (80, 0, 1920)
     assert warm.tokens == shared.answers[0] == truth(_WARM)
     wait_for(lambda: _total(shared.pod, "hit_tokens_total") == 1920, 10, "the hit under its tier")
+    raw, stored = (_total(shared.pod, "tier_packed_bytes_total", operation="get", which=w) for w in ("raw", "stored"))
+    assert 0 < stored < 0.9 * raw, f"a KV cache packs: {stored} of {raw} bytes"
 
 
 def test_wrong_bytes_are_caught_counted_and_computed_anew(shared: Shared, truth: Truth) -> None:

@@ -92,6 +92,7 @@ pub(super) fn placed(pool: &KVCachePool) -> Vec<Placed> {
             "spec.write.admission",
             named(write.admission),
         ),
+        field("write.codec", "spec.write.codec", named(write.codec)),
         field("redis.urls", REDIS, json!(redis_urls(pool))),
         field("redis.auth", REDIS, json!(servers.auth)),
         field("redis.ca", REDIS, json!(servers.ca)),

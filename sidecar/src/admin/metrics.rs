@@ -358,6 +358,16 @@ pub const CORE: &[Metric] = &[
         &["tier", "operation"],
         "Operations of a tier below memory that have not ended.",
     ),
+    counter(
+        "tier_packed_bytes_total",
+        &["tier", "operation", "which"],
+        "Bytes that were packed for a tier below memory (put) or unpacked from it (get): raw, as memory has them, or stored.",
+    ),
+    counter(
+        "tier_packing_seconds_total",
+        &["tier", "operation"],
+        "Seconds of a core that packing (put) and unpacking (get) took.",
+    ),
     counter("tier_retries_total", &["tier"], "Attempts after the first."),
     counter(
         "tier_corrupt_objects_total",

@@ -156,6 +156,15 @@ impl Tiers {
                     tally.running as f64,
                 );
             }
+            for amount in layers.packed.amounts() {
+                let (operation, took) = (amount.operation, amount.took.as_secs_f64());
+                let bytes = [("raw", amount.raw_bytes), ("stored", amount.stored_bytes)];
+                for (which, bytes) in bytes {
+                    let labels = [tier, operation, which];
+                    put("tier_packed_bytes_total", &labels, bytes as f64);
+                }
+                put("tier_packing_seconds_total", &[tier, operation], took);
+            }
             put("tier_retries_total", &[tier], layers.retried() as f64);
             put(
                 "tier_corrupt_objects_total",

@@ -7,6 +7,7 @@ use super::redis::{self, Marks, Redis};
 use super::s3::{self, S3};
 use super::{Cause, Kind, Operation, Tier, TierError};
 use kvcachepool_protocol::config::{self, Config};
+use kvcachepool_protocol::object::Codec;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -51,13 +52,20 @@ impl fmt::Debug for Opening {
 pub fn configured(config: &Config) -> Vec<Opening> {
     let redis = Redis::open(&settings(&config.redis));
     let directory = redis.clone().ok().filter(|_| !config.redis.urls.is_empty());
-    let opening = |kind| match kind {
-        Kind::Disk => of_disk(
-            config.disk.path.clone().unwrap_or_default(),
-            config.disk.size.0,
-        ),
-        Kind::Redis => of_redis(redis.clone()),
-        Kind::S3 => of_s3(config.s3.clone(), directory.clone()),
+    let opening = |kind| {
+        let mut opening = match kind {
+            Kind::Disk => of_disk(
+                config.disk.path.clone().unwrap_or_default(),
+                config.disk.size.0,
+            ),
+            Kind::Redis => of_redis(redis.clone()),
+            Kind::S3 => of_s3(config.s3.clone(), directory.clone()),
+        };
+        opening.layers.codec = match config.write.codec {
+            config::Codec::None => Codec::None,
+            config::Codec::Lossless => Codec::Lossless,
+        };
+        opening
     };
     kinds(config).map(opening).collect()
 }

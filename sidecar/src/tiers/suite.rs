@@ -35,6 +35,11 @@ pub trait Subject: Send + Sync {
         true
     }
 
+    /// May it have less bytes than objects have?
+    fn packs(&self) -> bool {
+        false
+    }
+
     /// Bytes by which its usage may be off: of buffers that a server counts too.
     fn usage_noise(&self) -> u64 {
         0
@@ -82,6 +87,14 @@ impl<'a> Rig<'a> {
         self.tier = None;
         self.tier = Some(opening.await);
         true
+    }
+
+    /// Least bytes that it has of so many.
+    pub fn at_least(&self, bytes: u64) -> u64 {
+        match self.subject.packs() {
+            true => bytes / 2,
+            false => bytes,
+        }
     }
 
     /// Bytes by which its usage may be off.

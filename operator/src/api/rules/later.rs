@@ -6,7 +6,11 @@ use crate::api::{Codec, GpuAccess, KVCachePoolSpec, Transfer};
 pub(super) fn used(spec: &KVCachePoolSpec) -> Vec<(&'static str, String)> {
     let (write, sidecar) = (&spec.write, &spec.sidecar);
     let fields = [
-        ("spec.write.codec", write.codec != Codec::default(), "None"),
+        (
+            "spec.write.codec",
+            !matches!(write.codec, Codec::None | Codec::Lossless),
+            "None or Lossless",
+        ),
         (
             "spec.sidecar.transfer",
             sidecar.transfer == Transfer::CudaWindow,

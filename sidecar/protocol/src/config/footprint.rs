@@ -1,7 +1,7 @@
 //! How much memory a sidecar of a config needs: what its container asks Kubernetes for, and what the sidecar checks before it touches a
 //! page. The table of docs/architecture.md.
 
-use super::{Config, HugePages};
+use super::{Codec, Config, HugePages};
 use crate::geometry::Geometry;
 use crate::table::Row;
 
@@ -22,6 +22,8 @@ const DISK_SPARE_BYTES: u64 = 1 << 30;
 const TIER_BYTES: u64 = 32 << 20;
 /// Bytes that a request to S3 takes beside the place that it is for: what a connection reads ahead, or keeps to send, some 400 KiB.
 const S3_REQUEST_BYTES: u64 = 512 << 10;
+/// Bytes that packing and unpacking take at once: what is packed, what comes of it, and what the tier is given.
+pub const PACKING_BYTES: u64 = 128 << 20;
 /// What a container asks for is a multiple of this.
 const REQUEST_BYTES: u64 = 1 << 20;
 
@@ -49,7 +51,10 @@ impl Config {
         let redis = (!self.redis.urls.is_empty()).then_some(TIER_BYTES);
         let s3_requests = u64::from(self.s3.max_concurrency) * S3_REQUEST_BYTES;
         let s3 = (!self.s3.bucket.is_empty()).then_some(TIER_BYTES.max(s3_requests));
-        [disk, redis, s3].into_iter().flatten().sum()
+        let some = disk.or(redis).or(s3).is_some();
+        let packs = some && self.write.codec != Codec::None;
+        let packing = packs.then_some(PACKING_BYTES);
+        [disk, redis, s3, packing].into_iter().flatten().sum()
     }
 
     /// Memory request and limit of the container: the arena and what stands beside it, in whole MiB. An arena of huge pages counts in

@@ -246,6 +246,12 @@ pub(super) fn keys(c: &mut Config) -> Vec<Key<'_>> {
             "Which chunks are written to the tiers below: all, or those that are used a second time.",
         ),
         key(
+            "write.codec",
+            Restart,
+            Slot::Choice(&mut c.write.codec),
+            "How chunks are packed in the tiers below: not at all, or without loss, for three quarters of the bytes and some time of a core. What was written otherwise is read all the same.",
+        ),
+        key(
             "s3.bucket",
             Restart,
             Slot::Text(&mut c.s3.bucket, s3::bucket),

@@ -8,7 +8,7 @@ mod parse;
 mod s3;
 mod units;
 
-pub use footprint::{CHUNK_BYTES, PAGE_BYTES, beside_arena, disk_objects_max};
+pub use footprint::{CHUNK_BYTES, PACKING_BYTES, PAGE_BYTES, beside_arena, disk_objects_max};
 pub use keys::{Changes, Reload};
 pub use parse::{ConfigError, Problem, UnknownKey};
 pub use s3::{AddressingStyle, Checksums, HttpVersion, S3};
@@ -137,6 +137,8 @@ pub struct Write {
     pub policy: WritePolicy,
     /// Which chunks.
     pub admission: Admission,
+    /// How they are packed there.
+    pub codec: Codec,
 }
 
 /// Bytes per second that the tiers below memory may move, all together; 0 = no bound.
@@ -279,6 +281,16 @@ choice!(
     }
 );
 choice!(
+    /// How chunks are packed in the tiers below.
+    Codec {
+        /// Not at all.
+        #[default]
+        None = "None",
+        /// So that every bit comes back.
+        Lossless = "Lossless",
+    }
+);
+choice!(
     /// Least level that is written.
     LogLevel {
         /// Errors.
@@ -318,6 +330,7 @@ shown!(
     Verify,
     WritePolicy,
     Admission,
+    Codec,
     LogLevel,
     LogFormat,
     AddressingStyle,

@@ -38,6 +38,18 @@ pub enum Codec {
     /// As they are.
     #[default]
     None = 0,
+    /// Planes of bytes, each with an entropy coder; every bit comes back.
+    Lossless = 1,
+}
+
+impl Codec {
+    /// Name in metrics and for people.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::None => "None",
+            Self::Lossless => "Lossless",
+        }
+    }
 }
 
 /// What was lost since the engine wrote the KV.

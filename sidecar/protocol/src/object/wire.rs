@@ -233,7 +233,7 @@ impl Object {
             .collect();
         let object = Self {
             kind: KeyKind::try_from(header.kind).map_err(|v| unsupported("key kind", v))?,
-            codec: known(header.codec, Codec::None, "codec")?,
+            codec: codec(header.codec)?,
             fidelity: known(header.fidelity, Fidelity::Exact, "fidelity")?,
             cipher: known(header.cipher, Cipher::None, "cipher")?,
             model: ModelId(header.model),
@@ -392,6 +392,14 @@ fn counted(bytes: &[u8], count: usize, size: usize) -> Result<(&[u8], &[u8]), Ba
         .checked_mul(size)
         .and_then(|n| bytes.split_at_checked(n))
         .ok_or(BadObject::Invalid("the head is shorter than its parts"))
+}
+
+fn codec(value: u8) -> Result<Codec, BadObject> {
+    match value {
+        0 => Ok(Codec::None),
+        1 => Ok(Codec::Lossless),
+        _ => Err(unsupported("codec", value)),
+    }
 }
 
 fn known<T>(value: u8, only: T, what: &'static str) -> Result<T, BadObject> {

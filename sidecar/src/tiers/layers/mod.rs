@@ -1,4 +1,4 @@
-//! Around every tier the same layers, one file each, from the outside in: counts, deadline, retry, breaker, limits, verification. Each
+//! Around every tier the same layers, one file each, from the outside in: packing, counts, deadline, retry, breaker, limits, verification. Each
 //! knows nothing of the others but what the trait says. No layer decides what is fetched or kept.
 
 mod around;
@@ -9,6 +9,7 @@ mod chaos;
 mod counts;
 mod deadline;
 mod limits;
+mod packing;
 mod retry;
 #[cfg(test)]
 pub(crate) mod scripted;
@@ -21,11 +22,14 @@ pub use chaos::{Chaos, Faults};
 pub use counts::{Counts, SECONDS, Tally};
 pub use deadline::Options as DeadlineOptions;
 pub use limits::{Budget, Limits, Load, Options as LimitOptions};
+pub use packing::{Amount, Packed};
 pub use retry::Options as RetryOptions;
 
 use super::Tier;
 use around::Layer;
 use deadline::Deadline;
+use kvcachepool_protocol::object::Codec;
+use packing::Packing;
 use retry::Retry;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -42,6 +46,8 @@ pub struct Options {
     pub breaker: BreakerOptions,
     /// What may be under way at once.
     pub limits: LimitOptions,
+    /// How objects are packed.
+    pub codec: Codec,
 }
 
 /// A tier with its layers, and what status shows of them.
@@ -55,6 +61,8 @@ pub struct Layered {
     pub breaker: Arc<Breaker>,
     /// What is under way.
     pub limits: Arc<Limits>,
+    /// What was packed and unpacked.
+    pub packed: Arc<Packed>,
     retried: Arc<AtomicU64>,
     corrupt: Arc<AtomicU64>,
 }
@@ -85,11 +93,15 @@ pub fn layered(tier: Arc<dyn Tier>, options: &Options) -> Layered {
     let retried = retry.retried();
     let deadline = Arc::new(Deadline::new(options.deadline));
     let timed = Layer::new(deadline, Arc::new(retry));
+    let counted = Arc::new(Layer::new(counts.clone(), Arc::new(timed)));
+    let packing = Packing::new(counted, options.codec, corrupt.clone());
+    let packed = packing.packed();
     Layered {
-        tier: Arc::new(Layer::new(counts.clone(), Arc::new(timed))),
+        tier: Arc::new(packing),
         counts,
         breaker,
         limits,
+        packed,
         retried,
         corrupt,
     }

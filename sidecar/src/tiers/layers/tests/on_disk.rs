@@ -3,6 +3,7 @@
 use super::*;
 use crate::tiers::Tier;
 use crate::tiers::disk::{Disk, Options as DiskOptions};
+use kvcachepool_protocol::object::Codec;
 use tempfile::TempDir;
 use tokio::time::sleep;
 
@@ -47,11 +48,33 @@ impl Subject for Folder {
     fn again(&self) -> Option<Opening<'_>> {
         Some(self.open())
     }
+
+    fn packs(&self) -> bool {
+        self.options.codec != Codec::None
+    }
 }
 
 mod that_works {
     use super::*;
     passes_the_suite!(Folder::new(Options::default(), Faults::none(1)));
+}
+
+mod that_packs {
+    use super::*;
+
+    fn packs(options: Options) -> Options {
+        Options {
+            codec: Codec::Lossless,
+            ..options
+        }
+    }
+
+    passes_the_suite!(Folder::new(packs(Options::default()), Faults::none(1)));
+
+    mod and_fails_now_and_then {
+        use super::*;
+        passes_the_suite!(Folder::new(packs(stubborn()), sometimes()));
+    }
 }
 
 mod that_fails_now_and_then {

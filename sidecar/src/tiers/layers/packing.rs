@@ -1,0 +1,343 @@
+//! Packs sections on their way to a tier, and unpacks them on their way back. Outside of all other layers: what those count, bound and
+//! compare are the bytes that the tier has. Nobody outside learns that an object is packed: its head says what it would without.
+//!
+//! Raw bytes are compared with the head's digests here, on both ways, so that an error of a codec is as little a hit as one of a disk.
+
+mod scratch;
+
+use crate::tiers::{
+    Cause, Get, Kind, Operation, Page, Place, Put, Server, Span, Stored, Tier, TierError, Usage,
+};
+use kvcachepool_kernels::codec::{self, Element, Shape};
+use kvcachepool_protocol::object::{Codec, Object, ObjectName, Section, digest};
+use scratch::{Room, Scratch};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+/// The layer.
+#[derive(Debug)]
+pub struct Packing {
+    inner: Arc<dyn Tier>,
+    /// How it packs; it unpacks whatever it finds.
+    codec: Codec,
+    room: Room,
+    packed: Arc<Packed>,
+    corrupt: Arc<AtomicU64>,
+}
+
+/// What was packed and unpacked.
+#[derive(Debug, Default)]
+pub struct Packed {
+    put: Way,
+    get: Way,
+}
+
+#[derive(Debug, Default)]
+struct Way {
+    raw_bytes: AtomicU64,
+    stored_bytes: AtomicU64,
+    micros: AtomicU64,
+}
+
+/// What went one way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Amount {
+    /// `put` or `get`.
+    pub operation: &'static str,
+    /// Bytes in memory.
+    pub raw_bytes: u64,
+    /// The same in the tier.
+    pub stored_bytes: u64,
+    /// Time of a core that it took.
+    pub took: Duration,
+}
+
+impl Packed {
+    /// Both ways.
+    pub fn amounts(&self) -> [Amount; 2] {
+        [("put", &self.put), ("get", &self.get)].map(|(operation, way)| Amount {
+            operation,
+            raw_bytes: way.raw_bytes.load(Relaxed),
+            stored_bytes: way.stored_bytes.load(Relaxed),
+            took: Duration::from_micros(way.micros.load(Relaxed)),
+        })
+    }
+}
+
+impl Way {
+    fn went(&self, sections: &[Section], took: Duration) {
+        let sum = |bytes: fn(&Section) -> u64| sections.iter().map(bytes).sum();
+        self.raw_bytes.fetch_add(sum(|s| s.raw_bytes), Relaxed);
+        self.stored_bytes
+            .fetch_add(sum(|s| s.stored_bytes), Relaxed);
+        self.micros.fetch_add(took.as_micros() as u64, Relaxed);
+    }
+}
+
+impl Packing {
+    /// Around a tier with its other layers. Objects that cannot be unpacked are counted as `corrupt`.
+    pub fn new(inner: Arc<dyn Tier>, codec: Codec, corrupt: Arc<AtomicU64>) -> Self {
+        Self {
+            inner,
+            codec,
+            room: Room::default(),
+            packed: Arc::default(),
+            corrupt,
+        }
+    }
+
+    /// Counts what it does.
+    pub fn packed(&self) -> Arc<Packed> {
+        self.packed.clone()
+    }
+
+    async fn read(&self, get: Get) -> Result<Object, TierError> {
+        let mut plain = None;
+        if self.codec == Codec::None {
+            // A packed section has another length than its place.
+            match self.inner.get(get.clone()).await {
+                Err(e) if e.cause == Cause::Shape => plain = Some(e),
+                got => return got,
+            }
+        }
+        let head = self.inner.head(&get.name).await?;
+        match (head.codec, plain) {
+            (Codec::None, Some(shape)) => Err(shape),
+            (Codec::None, None) => self.inner.get(get).await,
+            (Codec::Lossless, _) => self.unpack(get, &head).await,
+        }
+    }
+
+    /// Counts an object that cannot be unpacked and takes it away; one try, whatever becomes of it: the next get finds it again.
+    async fn discard(&self, name: &ObjectName) {
+        self.corrupt.fetch_add(1, Relaxed);
+        let _ = self.inner.remove(std::slice::from_ref(name)).await;
+    }
+
+    async fn unpack(&self, get: Get, head: &Object) -> Result<Object, TierError> {
+        let kind = self.inner.kind();
+        let sections = wanted(kind, &get, head)?;
+        // Longer ones were not packed here, and would take memory without bound.
+        if sections
+            .iter()
+            .any(|s| s.stored_bytes > longest(s.raw_bytes))
+        {
+            self.discard(&get.name).await;
+            let detail = "a packed section is longer than its raw bytes can get";
+            let error = TierError::new(kind, Cause::Corrupt, detail);
+            return Err(error.about(get.name.s3("")));
+        }
+        let lengths: Vec<u64> = sections.iter().map(|s| s.stored_bytes).collect();
+        let hold = self.room.take(lengths.iter().sum()).await;
+        let scratch = Scratch::new(kind, &lengths, hold)?;
+        let place = |(place, span): (&Place, &Span)| Place {
+            span: span.clone(),
+            ..*place
+        };
+        let places = get.places.iter().zip(&scratch.spans).map(place).collect();
+        let name = get.name.clone();
+        let asked = Get {
+            name: name.clone(),
+            places,
+        };
+        let object = self.inner.get(asked).await?;
+        let packed = self.packed.clone();
+        // What is packed was compared by the layers within; now the raw bytes are.
+        let work = move || {
+            let began = Instant::now();
+            for ((place, span), section) in get.places.iter().zip(&scratch.spans).zip(&sections) {
+                unpack_section(span, &place.span, section).map_err(|why| {
+                    let (group, shard) = (section.group, section.shard);
+                    TierError::new(
+                        kind,
+                        Cause::Corrupt,
+                        format!("section {group}/{shard}: {why}"),
+                    )
+                })?;
+            }
+            packed.get.went(&sections, began.elapsed());
+            Ok(())
+        };
+        if let Err(e) = apart(kind, work).await {
+            if e.cause == Cause::Corrupt {
+                self.discard(&name).await;
+            }
+            return Err(e.about(name.s3("")));
+        }
+        Ok(raw(object))
+    }
+
+    async fn write(&self, put: Put) -> Result<Stored, TierError> {
+        if self.codec == Codec::None || put.object.codec != Codec::None {
+            return self.inner.put(put).await;
+        }
+        let (kind, name) = (self.inner.kind(), put.object.name());
+        let lengths = put.object.sections.iter().map(|s| s.raw_bytes);
+        if !lengths.eq(put.spans.iter().map(|span| span.length)) {
+            // The layers within say what is wrong with it.
+            return self.inner.put(put).await;
+        }
+        let hold = self
+            .room
+            .take(put.spans.iter().map(|s| s.length).sum())
+            .await;
+        let (codec, packed) = (self.codec, self.packed.clone());
+        let work = move || {
+            let began = Instant::now();
+            let smaller = pack(kind, codec, &put, hold)?;
+            if let Some(put) = &smaller {
+                packed.put.went(&put.object.sections, began.elapsed());
+            }
+            Ok(smaller.unwrap_or(put))
+        };
+        let put = apart(kind, work).await.map_err(|e| e.about(name.s3("")))?;
+        self.inner.put(put).await
+    }
+}
+
+/// Runs where it keeps no socket waiting. It runs to its end also when nobody waits for that, and holds its spans until then.
+async fn apart<T: Send + 'static>(
+    kind: Kind,
+    work: impl FnOnce() -> Result<T, TierError> + Send + 'static,
+) -> Result<T, TierError> {
+    let ended = tokio::task::spawn_blocking(work).await;
+    ended.unwrap_or_else(|e| Err(TierError::new(kind, Cause::Io, e.to_string())))
+}
+
+/// The sections that go to the places of a get.
+fn wanted(kind: Kind, get: &Get, head: &Object) -> Result<Vec<Section>, TierError> {
+    let section = |place: &Place| {
+        let mut sections = head.sections.iter();
+        let found = sections.find(|s| (s.group, s.shard) == (place.group, place.shard));
+        found.filter(|s| s.raw_bytes == place.span.length).copied()
+    };
+    let sections: Option<Vec<_>> = get.places.iter().map(section).collect();
+    sections.ok_or_else(|| {
+        let detail = "a place is not as long as its section";
+        TierError::new(kind, Cause::Shape, detail).about(get.name.s3(""))
+    })
+}
+
+/// Most bytes that raw bytes are packed into.
+fn longest(raw_bytes: u64) -> u64 {
+    raw_bytes + raw_bytes / 16 + 4096
+}
+
+/// Most KV caches hold numbers of two bytes, and what is none is packed all the same.
+fn shape(raw_bytes: u64) -> Shape {
+    Shape::flat(match raw_bytes.is_multiple_of(2) {
+        true => Element::Bf16,
+        false => Element::Opaque,
+    })
+}
+
+fn unpack_section(from: &Span, to: &Span, section: &Section) -> Result<(), String> {
+    let (mut stored, mut raw) = (vec![0; from.length as usize], vec![0; to.length as usize]);
+    let read = from.read(0, &mut stored);
+    let shape = shape(section.raw_bytes);
+    codec::decode(codec::Codec::Lossless, &shape, &stored, &mut raw).map_err(|e| e.to_string())?;
+    match read && digest(&raw) == section.raw_digest && to.write(0, &raw) {
+        true => Ok(()),
+        false => Err("what was unpacked is not what its digest says".into()),
+    }
+}
+
+/// The same put with packed sections. None: they would be no smaller.
+fn pack(
+    kind: Kind,
+    codec: Codec,
+    put: &Put,
+    hold: scratch::Hold,
+) -> Result<Option<Put>, TierError> {
+    let (mut sections, mut bodies) = (Vec::new(), Vec::new());
+    for (section, span) in put.object.sections.iter().zip(&put.spans) {
+        let mut raw = vec![0; span.length as usize];
+        if !span.read(0, &mut raw) || digest(&raw) != section.raw_digest {
+            let detail = "the bytes in memory are not what the head says; nothing was written";
+            return Err(TierError::new(kind, Cause::Corrupt, detail));
+        }
+        let mut stored = Vec::new();
+        codec::encode(
+            codec::Codec::Lossless,
+            &shape(section.raw_bytes),
+            &raw,
+            &mut stored,
+        )
+        .map_err(|e| TierError::new(kind, Cause::Shape, e.to_string()))?;
+        sections.push(Section {
+            stored_bytes: stored.len() as u64,
+            stored_digest: digest(&stored),
+            ..*section
+        });
+        bodies.push(stored);
+    }
+    let bytes = |of: fn(&Section) -> u64| sections.iter().map(of).sum::<u64>();
+    if bytes(|s| s.stored_bytes) >= bytes(|s| s.raw_bytes) {
+        return Ok(None);
+    }
+    let lengths: Vec<u64> = sections.iter().map(|s| s.stored_bytes).collect();
+    let scratch = Scratch::new(kind, &lengths, hold)?;
+    for (span, body) in scratch.spans.iter().zip(&bodies) {
+        span.write(0, body);
+    }
+    Ok(Some(Put {
+        object: Object {
+            codec,
+            sections,
+            ..put.object.clone()
+        },
+        spans: scratch.spans,
+    }))
+}
+
+/// The head of an object as it would be if it were not packed.
+fn raw(mut object: Object) -> Object {
+    object.codec = Codec::None;
+    for section in &mut object.sections {
+        section.stored_bytes = section.raw_bytes;
+        section.stored_digest = section.raw_digest;
+    }
+    object
+}
+
+impl Tier for Packing {
+    fn kind(&self) -> Kind {
+        self.inner.kind()
+    }
+
+    fn lookup<'a>(&'a self, names: &'a [ObjectName]) -> Operation<'a, Vec<bool>> {
+        self.inner.lookup(names)
+    }
+
+    fn head<'a>(&'a self, name: &'a ObjectName) -> Operation<'a, Object> {
+        Box::pin(async move { Ok(raw(self.inner.head(name).await?)) })
+    }
+
+    fn get(&self, get: Get) -> Operation<'_, Object> {
+        Box::pin(self.read(get))
+    }
+
+    fn put(&self, put: Put) -> Operation<'_, Stored> {
+        Box::pin(self.write(put))
+    }
+
+    fn remove<'a>(&'a self, names: &'a [ObjectName]) -> Operation<'a, u64> {
+        self.inner.remove(names)
+    }
+
+    fn usage(&self) -> Operation<'_, Usage> {
+        self.inner.usage()
+    }
+
+    fn servers(&self) -> Vec<Server> {
+        self.inner.servers()
+    }
+
+    fn list<'a>(&'a self, from: Option<&'a str>, limit: usize) -> Operation<'a, Page> {
+        self.inner.list(from, limit)
+    }
+}
+
+#[cfg(test)]
+mod tests;
