@@ -19,10 +19,11 @@ pub fn widest<W: Work>(work: W) -> W::Done {
     let eight = is_x86_feature_detected!("avx2");
     let sixteen = is_x86_feature_detected!("avx512f")
         && is_x86_feature_detected!("avx512bw")
+        && is_x86_feature_detected!("avx512cd")
         && is_x86_feature_detected!("avx512dq")
         && is_x86_feature_detected!("avx512vl");
     if sixteen {
-        // SAFETY: the CPU has just said that it has the four features that `avx512` is compiled for.
+        // SAFETY: the CPU has just said that it has the five features that `avx512` is compiled for.
         unsafe { avx512(work) }
     } else if eight {
         // SAFETY: the CPU has just said that it has AVX2, which `avx2` is compiled for.
@@ -45,7 +46,7 @@ fn avx2<W: Work>(work: W) -> W::Done {
 }
 
 #[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+#[target_feature(enable = "avx512f,avx512bw,avx512cd,avx512dq,avx512vl")]
 fn avx512<W: Work>(work: W) -> W::Done {
     work.run()
 }

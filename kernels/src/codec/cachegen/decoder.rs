@@ -1,10 +1,13 @@
 //! The way back of [`super::encoder`], for [`LANES`] channels in step: each waits for its own last level, and vectors do the arithmetic of all.
 
 use super::encoder::{around_the_middle, shift, unfold};
-use super::table::{CumulativeLanes, LANES};
+use super::table::{CumulativeLanes, LANES, LEVELS};
 use super::varint;
 use crate::codec::CodecError;
 use crate::codec::lanes::{Work, widest};
+
+/// 2^52.
+const WHOLE: f64 = (1u64 << 52) as f64;
 
 /// A number for each channel.
 type Each<T> = [T; LANES];
@@ -22,12 +25,13 @@ pub fn decode(
         starts.push(all);
         all = all.saturating_add(varint::read(packed)? as usize);
     }
-    let streams = super::take(packed, all)?;
+    let mut streams = super::take(packed, all)?.to_vec();
+    streams.extend([0; 8]);
     for (n, (table, starts)) in tables.iter().zip(starts.chunks(LANES)).enumerate() {
         widest(Together {
             table,
             highest,
-            streams,
+            streams: &streams,
             starts,
             rows: levels.chunks_exact_mut(channels),
             first: n * LANES,
@@ -96,12 +100,14 @@ impl<'a> Lanes<'a> {
         let mut levels = [0u16; LANES];
         for ends in &table[1..=usize::from(highest)] {
             for lane in 0..LANES {
-                levels[lane] += u16::from(places[lane] >= ends[lane]);
+                levels[lane] = levels[lane].wrapping_add(u16::from(places[lane] >= ends[lane]));
             }
         }
-        let level = |lane: usize| usize::from(levels[lane]) % (table.len() - 1);
-        let from = std::array::from_fn(|lane| table[level(lane)][lane]);
-        let to = std::array::from_fn(|lane| table[level(lane) + 1][lane]);
+        let (mut from, mut to) = ([0; LANES], [0; LANES]);
+        for lane in 0..LANES {
+            let level = usize::from(levels[lane]) % LEVELS;
+            (from[lane], to[lane]) = (table[level][lane], table[level + 1][lane]);
+        }
         self.narrow(from, to);
         levels.map(|level| level as u8)
     }
@@ -109,15 +115,22 @@ impl<'a> Lanes<'a> {
     /// In which 65,536th of its interval each value is.
     #[inline(always)]
     fn places(&self) -> Each<u16> {
-        let mut places = [0; LANES];
+        let mut places = [0u16; LANES];
         for (lane, found) in places.iter_mut().enumerate() {
             let above = self.value[lane].wrapping_sub(self.low[lane]);
             let span = self.high[lane].wrapping_sub(self.low[lane]);
             // The dividend is a whole number of 48 bits and the divisor one of 33: were the quotient below a whole number, it would be so by
             // more than rounding to 53 bits makes up for.
             let dividend = (f64::from(above) + 1.0) * 65_536.0 - 1.0;
-            let place = dividend / (f64::from(span) + 1.0);
-            *found = (place as i32).min(0xffff) as u16;
+            let place = (dividend / (f64::from(span) + 1.0)).min(65_535.0);
+            // Beside 2^52 there are only whole numbers, which stand in the lowest bits.
+            let nearest = place + WHOLE - WHOLE;
+            let floor = if nearest > place {
+                nearest - 1.0
+            } else {
+                nearest
+            };
+            *found = (floor + WHOLE).to_bits() as u16;
         }
         places
     }
@@ -129,23 +142,24 @@ impl<'a> Lanes<'a> {
         let mut fold = [0; LANES];
         for lane in 0..LANES {
             let low = self.low[lane];
-            let span = u64::from(self.high[lane].wrapping_sub(low)) + 1;
-            let part = |place: u16| ((span * u64::from(place)) >> 16) as u32;
+            let span = u64::from(self.high[lane].wrapping_sub(low));
+            let part =
+                |place: u16| ((span * u64::from(place)).wrapping_add(place.into()) >> 16) as u32;
             let high = low.wrapping_add(part(to[lane])).wrapping_sub(1);
             let low = low.wrapping_add(part(from[lane]));
             let known = (low ^ high).leading_zeros() % 32;
             let (low, high) = shift(low, high, known);
             let around = around_the_middle(low, high) % 32;
             (self.low[lane], self.high[lane]) = unfold(low, high, around);
-            drop[lane] = known + around;
+            drop[lane] = known.wrapping_add(around);
             // Each bit of those around the middle is turned when it becomes the first; all but the last of them are dropped.
             fold[lane] = u32::from(around > 0) << 31;
         }
         for lane in 0..LANES {
             let next = bits(self.streams, self.starts[lane], self.taken[lane]);
             let both = u64::from(self.value[lane]) << 32 | u64::from(next);
-            self.value[lane] = ((both << drop[lane]) >> 32) as u32 ^ fold[lane];
-            self.taken[lane] += drop[lane];
+            self.value[lane] = (both.wrapping_shl(drop[lane]) >> 32) as u32 ^ fold[lane];
+            self.taken[lane] = self.taken[lane].wrapping_add(drop[lane]);
         }
     }
 }
@@ -155,14 +169,7 @@ impl<'a> Lanes<'a> {
 #[inline(always)]
 fn bits(streams: &[u8], start: usize, bit: u32) -> u32 {
     let from = start.saturating_add(bit as usize / 8);
-    let rest = streams.get(from..).unwrap_or_default();
-    let bytes = match rest.first_chunk() {
-        Some(bytes) => *bytes,
-        None => {
-            let mut bytes = [0; 8];
-            bytes[..rest.len()].copy_from_slice(rest);
-            bytes
-        }
-    };
-    ((u64::from_be_bytes(bytes) << (bit % 8)) >> 32) as u32
+    let bytes = streams.get(from..).and_then(<[u8]>::first_chunk);
+    let eight = u64::from_be_bytes(*bytes.unwrap_or(&[0; 8]));
+    ((eight << (bit % 8)) >> 32) as u32
 }

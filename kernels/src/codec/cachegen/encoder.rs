@@ -48,7 +48,10 @@ fn narrow(low: u32, high: u32, (from, to): (u32, u32)) -> (u32, u32) {
 
 /// Drops leading bits; the interval ends where it ended.
 pub fn shift(low: u32, high: u32, bits: u32) -> (u32, u32) {
-    (low << bits, high << bits | ((1 << bits) - 1))
+    (
+        low.wrapping_shl(bits),
+        high.wrapping_shl(bits) | !u32::MAX.wrapping_shl(bits),
+    )
 }
 
 /// How many bits after the first are 1 in the low end and 0 in the high one.

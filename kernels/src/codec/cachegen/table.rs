@@ -6,7 +6,7 @@ use crate::codec::CodecError;
 /// Levels that a table has room for.
 pub const LEVELS: usize = 32;
 /// Channels that are decoded together.
-pub const LANES: usize = 16;
+pub const LANES: usize = 64;
 
 /// Cumulative frequencies in 65,536ths: those of level `n` are from place `n` to the next. Strictly increasing.
 pub type Cumulative = [u16; LEVELS + 1];
