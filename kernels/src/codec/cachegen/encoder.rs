@@ -47,6 +47,7 @@ fn narrow(low: u32, high: u32, (from, to): (u32, u32)) -> (u32, u32) {
 }
 
 /// Drops leading bits; the interval ends where it ended.
+#[inline(always)]
 pub fn shift(low: u32, high: u32, bits: u32) -> (u32, u32) {
     (
         low.wrapping_shl(bits),
@@ -55,11 +56,13 @@ pub fn shift(low: u32, high: u32, bits: u32) -> (u32, u32) {
 }
 
 /// How many bits after the first are 1 in the low end and 0 in the high one.
+#[inline(always)]
 pub fn around_the_middle(low: u32, high: u32) -> u32 {
     ((low & !high) << 1).leading_ones()
 }
 
 /// Drops these bits.
+#[inline(always)]
 pub fn unfold(low: u32, high: u32, bits: u32) -> (u32, u32) {
     let (low, high) = shift(low, high, bits);
     (low & !(1 << 31), high | 1 << 31)
