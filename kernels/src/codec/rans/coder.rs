@@ -1,9 +1,10 @@
 //! The states. Each is from [`LOW`] to 2^31; it takes words of 16 bits, so that one word brings it back into that range.
 
 use super::table::{BITS, Frequencies, Slots, TOTAL};
+use crate::codec::lanes::{Work, widest};
 
 /// States that take turns.
-pub const STATES: usize = 8;
+pub const STATES: usize = 32;
 /// The least state, and the first of encoding: where decoding must end.
 const LOW: u32 = 1 << 15;
 
@@ -80,34 +81,51 @@ pub fn encode(frequencies: &Frequencies, bytes: &[u8], words: &mut Vec<u16>) -> 
 }
 
 /// Decodes exactly so many bytes from little-endian words; false where states and words are not those of so many bytes.
-pub fn decode(slots: &Slots, mut states: [u32; STATES], words: &[u8], bytes: &mut [u8]) -> bool {
-    let mut at = 0;
-    let (turns, rest) = bytes.as_chunks_mut::<STATES>();
-    for bytes in turns {
-        at += turn(slots, &mut states, window(words, at), bytes);
+pub fn decode(slots: &Slots, states: [u32; STATES], words: &[u8], bytes: &mut [u8]) -> bool {
+    widest(Decode {
+        slots,
+        states,
+        words,
+        bytes,
+    })
+}
+
+struct Decode<'a> {
+    slots: &'a Slots,
+    states: [u32; STATES],
+    words: &'a [u8],
+    bytes: &'a mut [u8],
+}
+
+impl Work for Decode<'_> {
+    type Done = bool;
+
+    #[inline(always)]
+    fn run(mut self) -> bool {
+        let mut at = 0usize;
+        let (turns, rest) = self.bytes.as_chunks_mut::<STATES>();
+        for bytes in turns {
+            let words = window(self.words, at);
+            at = at.wrapping_add(turn(self.slots, &mut self.states, &words, bytes));
+        }
+        let words = window(self.words, at);
+        at = at.wrapping_add(turn(self.slots, &mut self.states, &words, rest));
+        at.checked_mul(2) == Some(self.words.len()) && self.states == [LOW; STATES]
     }
-    at += turn(slots, &mut states, window(words, at), rest);
-    2 * at == words.len() && states == [LOW; STATES]
 }
 
 /// The words of a turn, from a position on; zeros behind the last, which decoding finds out when it has read too many.
 #[inline(always)]
-fn window(words: &[u8], at: usize) -> [u16; STATES] {
-    let rest = words.get(2 * at..).unwrap_or_default();
-    match rest.first_chunk::<{ 2 * STATES }>() {
-        Some(bytes) => words_of(bytes),
+fn window(words: &[u8], at: usize) -> [u8; 2 * STATES] {
+    let rest = words.get(at.saturating_mul(2)..).unwrap_or_default();
+    match rest.first_chunk() {
+        Some(bytes) => *bytes,
         None => {
             let mut bytes = [0; 2 * STATES];
             bytes[..rest.len()].copy_from_slice(rest);
-            words_of(&bytes)
+            bytes
         }
     }
-}
-
-#[inline(always)]
-fn words_of(bytes: &[u8; 2 * STATES]) -> [u16; STATES] {
-    let pairs = bytes.as_chunks().0;
-    std::array::from_fn(|n| u16::from_le_bytes(pairs[n]))
 }
 
 /// A byte from each state; how many words they took.
@@ -115,7 +133,7 @@ fn words_of(bytes: &[u8; 2 * STATES]) -> [u16; STATES] {
 fn turn(
     slots: &Slots,
     states: &mut [u32; STATES],
-    words: [u16; STATES],
+    words: &[u8; 2 * STATES],
     bytes: &mut [u8],
 ) -> usize {
     for (state, byte) in states.iter_mut().zip(&mut *bytes) {
@@ -127,12 +145,13 @@ fn turn(
             .wrapping_mul(*state >> BITS)
             .wrapping_add(above_start);
     }
-    let mut taken = 0;
+    let words = words.as_chunks::<2>().0;
+    let mut taken = 0usize;
     for (state, _) in states.iter_mut().zip(bytes) {
         let due = *state < LOW;
-        let word = u32::from(words[taken % STATES]);
+        let word = u32::from(u16::from_le_bytes(words[taken % STATES]));
         *state = if due { *state << 16 | word } else { *state };
-        taken += usize::from(due);
+        taken = taken.wrapping_add(due.into());
     }
     taken
 }

@@ -1,10 +1,10 @@
-//! Bytes packed by how often each occurs: range asymmetric numeral systems (J. Duda, arXiv:1311.2540) with probabilities of 12 bits and eight
-//! states that take turns, as F. Giesen describes in "Interleaved entropy coders" (arXiv:1402.3392), so that a CPU works on eight bytes at once.
+//! Bytes packed by how often each occurs: range asymmetric numeral systems (J. Duda, arXiv:1311.2540) with probabilities of 12 bits and 32
+//! states that take turns, as F. Giesen describes in "Interleaved entropy coders" (arXiv:1402.3392): two vectors of a CPU, or a warp.
 //!
 //! ```text
 //! 32       bit n of byte n / 8: byte value n occurs
 //! u16 each frequency of every value that occurs, 4096 in all
-//! 8 x u32  states
+//! 32 x u32 states
 //! u16 each words, in the order in which decoding reads them
 //! ```
 
