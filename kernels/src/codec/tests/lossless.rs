@@ -80,5 +80,5 @@ fn exponents_and_zeros_are_packed() {
         there_and_back(Codec::Lossless, &Shape::flat(Element::Bf16), &raw),
         raw
     );
-    assert!(stored_bytes(Element::F32, &vec![0; 1 << 20]) < 8 * 4 * 100);
+    assert!(stored_bytes(Element::F32, &vec![0; 1 << 20]) < 8 * 4 * 200);
 }
