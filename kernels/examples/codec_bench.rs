@@ -1,5 +1,5 @@
-//! What packing costs and gains: one line of JSON for memcpy, one per codec. One thread; every figure is the best of a few rounds over 64 MiB,
-//! which no cache holds, all in the same run, so that figures of one run may be compared on a machine that does other things too.
+//! What packing costs and gains: one line of JSON for memcpy, one per codec. One thread; every figure is of the fastest of the rounds, over
+//! 64 MiB, which no cache holds. Each round copies, packs and unpacks everything once, so that what else a machine does meets all alike.
 //!
 //! `cargo run -p kvcachepool-kernels --example codec_bench -- [ROUNDS]`
 //!
@@ -12,7 +12,7 @@
 
 use kvcachepool_kernels::codec::{Codec, Element, Shape, decode, encode};
 use std::hint::black_box;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 const SHAPE: Shape = Shape {
     element: Element::Bf16,
@@ -22,86 +22,94 @@ const SHAPE: Shape = Shape {
     channels: 1_024,
 };
 
+const CODECS: [(&str, Codec); 5] = [
+    ("lossless", Codec::Lossless),
+    ("fp8", Codec::Fp8 { group: 128 }),
+    ("int8", Codec::Int8 { group: 128 }),
+    ("int4", Codec::Int4 { group: 64 }),
+    ("cachegen", Codec::CacheGen),
+];
+
 fn main() {
     let rounds = match std::env::args().nth(1) {
         Some(rounds) => rounds.parse().unwrap(),
         None => 5,
     };
     let raw = cache();
-    let memcpy = memcpy(&raw, rounds);
+    let mut back = raw.clone();
+    let mut memcpy = Duration::MAX;
+    let mut rows = CODECS.map(|(name, codec)| Row::new(name, codec, raw.len()));
+    for _ in 0..=rounds {
+        fastest(&mut memcpy, || back.copy_from_slice(black_box(&raw)));
+        for row in &mut rows {
+            row.round(&raw, &mut back);
+        }
+    }
+    let gbps = |time: Duration| raw.len() as f64 / time.as_nanos() as f64;
     println!(
-        r#"{{"row":"cpu_memcpy","raw_mib":{},"gbps":{memcpy:.2}}}"#,
-        raw.len() >> 20
+        r#"{{"row":"cpu_memcpy","raw_mib":{},"gbps":{:.2}}}"#,
+        raw.len() >> 20,
+        gbps(memcpy)
     );
-    let codecs = [
-        ("lossless", Codec::Lossless),
-        ("fp8", Codec::Fp8 { group: 128 }),
-        ("int8", Codec::Int8 { group: 128 }),
-        ("int4", Codec::Int4 { group: 64 }),
-        ("cachegen", Codec::CacheGen),
-    ];
-    for (name, codec) in codecs {
-        let row = measure(codec, &raw, rounds);
+    for row in rows {
+        let (encode, decode, memcpy) = (gbps(row.encode), gbps(row.decode), gbps(memcpy));
         println!(
-            r#"{{"row":"cpu_{name}_vs_memcpy","encode_gbps":{:.3},"decode_gbps":{:.3},"encode_vs_memcpy":{:.3},"decode_vs_memcpy":{:.3},"ratio":{:.3},"rms_relative":{:.2e},"max_abs":{:.3e}}}"#,
-            row.encode,
-            row.decode,
-            row.encode / memcpy,
-            row.decode / memcpy,
-            row.ratio,
+            r#"{{"row":"cpu_{}_vs_memcpy","encode_vs_memcpy":{:.3},"decode_vs_memcpy":{:.3},"encode_gbps":{encode:.3},"decode_gbps":{decode:.3},"ratio":{:.3},"rms_relative":{:.2e},"max_abs":{:.2e}}}"#,
+            row.name,
+            encode / memcpy,
+            decode / memcpy,
+            raw.len() as f64 / row.stored.len() as f64,
             row.rms,
             row.max,
         );
     }
 }
 
-/// GB/s of raw bytes, raw bytes per stored byte, and errors.
+/// What is known of a codec.
 struct Row {
-    encode: f64,
-    decode: f64,
-    ratio: f64,
+    name: &'static str,
+    codec: Codec,
+    stored: Vec<u8>,
+    encode: Duration,
+    decode: Duration,
     rms: f64,
     max: f64,
 }
 
-fn memcpy(raw: &[u8], rounds: u32) -> f64 {
-    let mut copy = raw.to_vec();
-    best(raw.len(), rounds, || {
-        copy.copy_from_slice(black_box(raw));
-        black_box(&mut copy);
-    })
-}
+impl Row {
+    fn new(name: &'static str, codec: Codec, raw: usize) -> Self {
+        Self {
+            name,
+            codec,
+            stored: Vec::with_capacity(raw + 4_096),
+            encode: Duration::MAX,
+            decode: Duration::MAX,
+            rms: f64::NAN,
+            max: f64::NAN,
+        }
+    }
 
-fn measure(codec: Codec, raw: &[u8], rounds: u32) -> Row {
-    let mut stored = Vec::with_capacity(raw.len() + 4_096);
-    let encode = best(raw.len(), rounds, || {
-        stored.clear();
-        encode(codec, &SHAPE, black_box(raw), &mut stored).unwrap();
-    });
-    let mut back = raw.to_vec();
-    let decode = best(raw.len(), rounds, || {
-        decode(codec, &SHAPE, black_box(&stored), &mut back).unwrap();
-    });
-    assert!(!codec.is_lossless() || raw == back);
-    let (rms, max) = errors(raw, &back);
-    Row {
-        encode,
-        decode,
-        ratio: raw.len() as f64 / stored.len() as f64,
-        rms,
-        max,
+    fn round(&mut self, raw: &[u8], back: &mut [u8]) {
+        let (codec, stored) = (self.codec, &mut self.stored);
+        fastest(&mut self.encode, || {
+            stored.clear();
+            encode(codec, &SHAPE, black_box(raw), stored).unwrap();
+        });
+        fastest(&mut self.decode, || {
+            decode(codec, &SHAPE, black_box(stored), back).unwrap();
+        });
+        if self.rms.is_nan() {
+            (self.rms, self.max) = errors(raw, back);
+        }
+        assert!(!codec.is_lossless() || raw == back);
     }
 }
 
-/// GB/s of the fastest round.
-fn best(bytes: usize, rounds: u32, mut work: impl FnMut()) -> f64 {
+/// Does the work, and keeps the time if it is the shortest.
+fn fastest(shortest: &mut Duration, work: impl FnOnce()) {
+    let begun = Instant::now();
     work();
-    let fastest = (0..rounds).map(|_| {
-        let begun = Instant::now();
-        work();
-        begun.elapsed()
-    });
-    bytes as f64 / fastest.min().unwrap().as_nanos() as f64
+    *shortest = begun.elapsed().min(*shortest);
 }
 
 /// Root of mean squares of errors by that of numbers, and the largest error.
