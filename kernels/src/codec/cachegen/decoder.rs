@@ -1,16 +1,13 @@
-//! The way back of [`super::encoder`], for [`LANES`] channels in step: each waits for its own last level, and vectors do the arithmetic of all.
+//! The way back of [`super::encoder`]: each channel waits for its own last level, and vectors do the arithmetic of many.
 
-use super::encoder::{around_the_middle, shift, unfold};
-use super::table::{CumulativeLanes, LANES, LEVELS};
+use super::interval::{Each, Intervals};
+use super::table::{CumulativeLanes, LANES};
 use super::varint;
 use crate::codec::CodecError;
 use crate::codec::lanes::{Work, widest};
 
 /// 2^52.
 const WHOLE: f64 = (1u64 << 52) as f64;
-
-/// A number for each channel.
-type Each<T> = [T; LANES];
 
 /// Takes the streams of some tokens of a plane from the front and decodes them into `[tokens][channels]` levels, none above the highest.
 pub fn decode(
@@ -72,8 +69,7 @@ struct Lanes<'a> {
     starts: Each<usize>,
     /// Bits that are taken.
     taken: Each<u32>,
-    low: Each<u32>,
-    high: Each<u32>,
+    intervals: Intervals,
     /// What of the stream stands beside the ends of the interval: in between, if the stream is sound.
     value: Each<u32>,
 }
@@ -87,8 +83,7 @@ impl<'a> Lanes<'a> {
             streams,
             starts,
             taken: [32; LANES],
-            low: [0; LANES],
-            high: [u32::MAX; LANES],
+            intervals: Intervals::new(),
             value: starts.map(|start| bits(streams, start, 0)),
         }
     }
@@ -97,19 +92,23 @@ impl<'a> Lanes<'a> {
     #[inline(always)]
     fn next(&mut self, table: &CumulativeLanes, highest: u8) -> Each<u8> {
         let places = self.places();
-        let mut levels = [0u16; LANES];
+        let mut levels = [0u8; LANES];
         for ends in &table[1..=usize::from(highest)] {
             for lane in 0..LANES {
-                levels[lane] = levels[lane].wrapping_add(u16::from(places[lane] >= ends[lane]));
+                levels[lane] = levels[lane].wrapping_add(u8::from(places[lane] >= ends[lane]));
             }
         }
-        let (mut from, mut to) = ([0; LANES], [0; LANES]);
+        let found = self.intervals.narrow(table, &levels);
         for lane in 0..LANES {
-            let level = usize::from(levels[lane]) % LEVELS;
-            (from[lane], to[lane]) = (table[level][lane], table[level + 1][lane]);
+            let next = bits(self.streams, self.starts[lane], self.taken[lane]);
+            let both = u64::from(self.value[lane]) << 32 | u64::from(next);
+            let dropped = u32::from(found.known[lane]).wrapping_add(found.around[lane].into());
+            // Each bit of those around the middle is turned when it becomes the first; all but the last of them are dropped.
+            let turned = u32::from(found.around[lane] > 0) << 31;
+            self.value[lane] = (both.wrapping_shl(dropped) >> 32) as u32 ^ turned;
+            self.taken[lane] = self.taken[lane].wrapping_add(dropped);
         }
-        self.narrow(from, to);
-        levels.map(|level| level as u8)
+        levels
     }
 
     /// In which 65,536th of its interval each value is.
@@ -117,8 +116,9 @@ impl<'a> Lanes<'a> {
     fn places(&self) -> Each<u16> {
         let mut places = [0u16; LANES];
         for (lane, found) in places.iter_mut().enumerate() {
-            let above = self.value[lane].wrapping_sub(self.low[lane]);
-            let span = self.high[lane].wrapping_sub(self.low[lane]);
+            let low = self.intervals.low[lane];
+            let above = self.value[lane].wrapping_sub(low);
+            let span = self.intervals.high[lane].wrapping_sub(low);
             // The dividend is a whole number of 48 bits and the divisor one of 33: were the quotient below a whole number, it would be so by
             // more than rounding to 53 bits makes up for.
             let dividend = (f64::from(above) + 1.0) * 65_536.0 - 1.0;
@@ -133,34 +133,6 @@ impl<'a> Lanes<'a> {
             *found = (floor + WHOLE).to_bits() as u16;
         }
         places
-    }
-
-    /// Narrows each interval to a level's part and takes as many bits as are known now.
-    #[inline(always)]
-    fn narrow(&mut self, from: Each<u16>, to: Each<u16>) {
-        let mut drop = [0; LANES];
-        let mut fold = [0; LANES];
-        for lane in 0..LANES {
-            let low = self.low[lane];
-            let span = u64::from(self.high[lane].wrapping_sub(low));
-            let part =
-                |place: u16| ((span * u64::from(place)).wrapping_add(place.into()) >> 16) as u32;
-            let high = low.wrapping_add(part(to[lane])).wrapping_sub(1);
-            let low = low.wrapping_add(part(from[lane]));
-            let known = (low ^ high).leading_zeros() % 32;
-            let (low, high) = shift(low, high, known);
-            let around = around_the_middle(low, high) % 32;
-            (self.low[lane], self.high[lane]) = unfold(low, high, around);
-            drop[lane] = known.wrapping_add(around);
-            // Each bit of those around the middle is turned when it becomes the first; all but the last of them are dropped.
-            fold[lane] = u32::from(around > 0) << 31;
-        }
-        for lane in 0..LANES {
-            let next = bits(self.streams, self.starts[lane], self.taken[lane]);
-            let both = u64::from(self.value[lane]) << 32 | u64::from(next);
-            self.value[lane] = (both.wrapping_shl(drop[lane]) >> 32) as u32 ^ fold[lane];
-            self.taken[lane] = self.taken[lane].wrapping_add(drop[lane]);
-        }
     }
 }
 

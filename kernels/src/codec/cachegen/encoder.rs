@@ -1,112 +1,128 @@
-//! The arithmetic coder of one channel, as in torchac: an interval of 32 bits is narrowed to a level's part of it, and the leading bits on
-//! which its ends agree are written. Steps of one bit there are steps of many here; the bits are the same.
+//! Levels of channels to streams of bits, by the intervals of [`super::interval`].
 
-use super::table::Cumulative;
+use super::interval::{Each, Found, Intervals};
+use super::table::{CumulativeLanes, LANES};
+use super::varint;
+use crate::codec::lanes::{Work, widest};
 
-/// Puts the stream of the levels behind `out`: the highest bit of a byte first, the last byte filled with zeros.
-pub fn encode(table: &Cumulative, levels: impl Iterator<Item = u8>, out: &mut Vec<u8>) {
-    let mut bits = Bits::new(out);
-    let (mut low, mut high) = (0u32, u32::MAX);
-    // Bits that will be the opposite of the next one that is known: the interval is around the middle.
-    let mut pending = 0;
-    for level in levels {
-        (low, high) = narrow(low, high, places(table, level));
-        let known = (low ^ high).leading_zeros();
-        if known > 0 {
-            bits.put_known(low, known, &mut pending);
-            (low, high) = shift(low, high, known);
+/// Puts the lengths of the streams of `[tokens][channels]` levels, and the streams, behind `out`.
+pub fn encode(tables: &[CumulativeLanes], channels: usize, levels: &[u8], out: &mut Vec<u8>) {
+    let (mut streams, mut found) = (Vec::new(), Vec::new());
+    for (table, first) in tables.iter().zip((0..channels).step_by(LANES)) {
+        found.clear();
+        let used = (channels - first).min(LANES);
+        let intervals = widest(Narrow {
+            table,
+            rows: levels.chunks_exact(channels),
+            first,
+            used,
+            found: &mut found,
+        });
+        for lane in 0..used {
+            let begun = streams.len();
+            write(&intervals, &found, lane, &mut streams);
+            varint::write((streams.len() - begun) as u32, out);
         }
-        let around = around_the_middle(low, high);
-        pending += around;
-        (low, high) = unfold(low, high, around);
     }
-    pending += 1;
-    let half = if low < 1 << 30 { 0 } else { u32::MAX };
-    bits.put_known(half, 1, &mut pending);
-    bits.finish();
+    out.extend_from_slice(&streams);
 }
 
-/// Where a level's part begins and ends. 65,536 does not fit a table: the last level's end is its own.
-fn places(table: &Cumulative, level: u8) -> (u32, u32) {
-    let level = usize::from(level) % (table.len() - 1);
-    let end = if level + 2 == table.len() {
-        1 << 16
-    } else {
-        u32::from(table[level + 1])
+/// Narrows the intervals of some channels by all their levels.
+struct Narrow<'a> {
+    table: &'a CumulativeLanes,
+    rows: std::slice::ChunksExact<'a, u8>,
+    /// The first of the channels, and how many.
+    first: usize,
+    used: usize,
+    /// For each token.
+    found: &'a mut Vec<Found>,
+}
+
+impl Work for Narrow<'_> {
+    type Done = Intervals;
+
+    #[inline(always)]
+    fn run(self) -> Intervals {
+        let mut intervals = Intervals::new();
+        let mut levels: Each<u8> = [0; LANES];
+        for row in self.rows {
+            levels[..self.used].copy_from_slice(&row[self.first..][..self.used]);
+            self.found.push(intervals.narrow(self.table, &levels));
+        }
+        intervals
+    }
+}
+
+/// Puts the stream of a channel behind `out`: the highest bit of a byte first, the last byte filled with zeros.
+fn write(intervals: &Intervals, found: &[Found], lane: usize, out: &mut Vec<u8>) {
+    let mut stream = Stream {
+        out,
+        held: 0,
+        count: 0,
+        pending: 0,
     };
-    (u32::from(table[level]), end)
-}
-
-/// The part of an interval, both ends of which belong to it.
-fn narrow(low: u32, high: u32, (from, to): (u32, u32)) -> (u32, u32) {
-    let span = u64::from(high - low) + 1;
-    let part = |place: u32| ((span * u64::from(place)) >> 16) as u32;
-    // At the end of all this may go around twice.
-    let high = low.wrapping_add(part(to)).wrapping_sub(1);
-    (low + part(from), high)
-}
-
-/// Drops leading bits; the interval ends where it ended.
-#[inline(always)]
-pub fn shift(low: u32, high: u32, bits: u32) -> (u32, u32) {
-    (
-        low.wrapping_shl(bits),
-        high.wrapping_shl(bits) | !u32::MAX.wrapping_shl(bits),
-    )
-}
-
-/// How many bits after the first are 1 in the low end and 0 in the high one.
-#[inline(always)]
-pub fn around_the_middle(low: u32, high: u32) -> u32 {
-    ((low & !high) << 1).leading_ones()
-}
-
-/// Drops these bits.
-#[inline(always)]
-pub fn unfold(low: u32, high: u32, bits: u32) -> (u32, u32) {
-    let (low, high) = shift(low, high, bits);
-    (low & !(1 << 31), high | 1 << 31)
+    for found in found {
+        stream.put_known(found.bits[lane], found.known[lane].into());
+        stream.pending += u32::from(found.around[lane]);
+    }
+    // The bit of the quarter that is in the interval as a whole, and its opposite: whatever follows, the value stays in the interval.
+    stream.pending += 1;
+    stream.put_known(u32::from(intervals.low[lane] >= 1 << 30), 1);
+    stream.finish();
 }
 
 /// Bits on their way to bytes.
-struct Bits<'a> {
+struct Stream<'a> {
     out: &'a mut Vec<u8>,
     /// The last `count` of these are still to be written; fewer than 32 between calls.
     held: u64,
     count: u32,
+    /// Bits that will be the opposite of the next one that is known.
+    pending: u32,
 }
 
-impl<'a> Bits<'a> {
-    fn new(out: &'a mut Vec<u8>) -> Self {
-        Self {
-            out,
-            held: 0,
-            count: 0,
-        }
-    }
-
-    /// The first bit, the opposite of it as often as is pending, and the other ones of so many leading bits.
-    fn put_known(&mut self, leading: u32, bits: u32, pending: &mut u32) {
-        if *pending == 0 {
-            self.put(leading >> (32 - bits), bits);
+impl Stream<'_> {
+    /// Bits that are known now: behind the first of them go those that were pending. Their number cannot be predicted, so that there is no
+    /// branch for none.
+    #[inline(always)]
+    fn put_known(&mut self, bits: u32, known: u32) {
+        if known + self.pending > 32 {
+            self.put_slowly(bits, known);
             return;
         }
-        let first = leading >> 31;
-        self.put(first, 1);
-        while *pending > 0 {
-            let some = (*pending).min(31);
-            self.put(if first == 0 { (1 << some) - 1 } else { 0 }, some);
-            *pending -= some;
-        }
-        if bits > 1 {
-            self.put(leading << 1 >> (33 - bits), bits - 1);
-        }
+        // Whether the first bit is 0 or 1, this puts its opposite behind it: 0 + 0111 = 0111, 0001 + 0111 = 1000.
+        let opposite = (((1 << self.pending) - 1) << known) >> 1;
+        let all = u64::from(bits) + opposite;
+        let (all, count, pending) = if known > 0 {
+            (all, known + self.pending, 0)
+        } else {
+            (0, 0, self.pending)
+        };
+        self.pending = pending;
+        self.put(all, count);
     }
 
-    /// The lowest 1 to 32 bits of a number without higher ones.
-    fn put(&mut self, number: u32, bits: u32) {
-        self.held = self.held << bits | u64::from(number);
-        self.count += bits;
+    /// The same for any number of pending bits.
+    #[cold]
+    fn put_slowly(&mut self, bits: u32, known: u32) {
+        let Some(others) = known.checked_sub(1) else {
+            return;
+        };
+        let first = u64::from(bits >> others);
+        self.put(first, 1);
+        while self.pending > 0 {
+            let some = self.pending.min(32);
+            self.put((1 - first) * ((1 << some) - 1), some);
+            self.pending -= some;
+        }
+        self.put(u64::from(bits) - (first << others), others);
+    }
+
+    /// The lowest bits of a number without higher ones, at most 32.
+    #[inline(always)]
+    fn put(&mut self, bits: u64, count: u32) {
+        self.held = self.held << count | bits;
+        self.count += count;
         if self.count >= 32 {
             self.count -= 32;
             let word = (self.held >> self.count) as u32;
@@ -123,9 +139,8 @@ impl<'a> Bits<'a> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::decoder;
-    use super::super::table::{self, Counts};
-    use super::super::varint;
+    use super::super::decoder::decode;
+    use super::super::table::{Counts, Cumulative, lanes};
     use super::*;
     use proptest::collection::vec;
     use proptest::prelude::*;
@@ -139,7 +154,7 @@ mod tests {
         };
         for level in levels {
             let span = u64::from(high) - u64::from(low) + 1;
-            let (from, to) = places(table, *level);
+            let [from, to] = [0, 1].map(|next| table[usize::from(*level) + next]);
             high = (u64::from(low) + ((span * u64::from(to)) >> 16) - 1) as u32;
             low += ((span * u64::from(from)) >> 16) as u32;
             loop {
@@ -170,17 +185,20 @@ mod tests {
         counts
     }
 
-    /// Levels of one channel through the decoder.
-    fn decoded(counts: &Counts, stream: &[u8], tokens: usize, highest: u8) -> Vec<u8> {
-        let mut packed = Vec::new();
-        counts.write(&mut packed);
-        let all = counts.0.iter().sum();
-        let tables = table::read(&mut packed.as_slice(), highest + 1, all, 1).unwrap();
-        let (mut packed, mut levels) = (Vec::new(), vec![0xa5; tokens]);
-        varint::write(stream.len() as u32, &mut packed);
-        packed.extend(stream);
-        decoder::decode(&tables, highest, &mut packed.as_slice(), 1, &mut levels).unwrap();
-        levels
+    /// Codes the levels of one channel, compares, decodes, compares.
+    fn there_and_back(counts: &Counts, highest: u8, levels: &[u8]) {
+        let tables = lanes(std::slice::from_ref(counts));
+        let (mut packed, mut wanted) = (Vec::new(), Vec::new());
+        encode(&tables, 1, levels, &mut packed);
+        let stream = bit_by_bit(&counts.cumulative(), levels);
+        varint::write(stream.len() as u32, &mut wanted);
+        wanted.extend(stream);
+        assert_eq!(packed, wanted);
+
+        let (mut left, mut back) = (packed.as_slice(), vec![0xa5; levels.len()]);
+        decode(&tables, highest, &mut left, 1, &mut back).unwrap();
+        assert_eq!(back, levels);
+        assert!(left.is_empty());
     }
 
     proptest! {
@@ -189,10 +207,7 @@ mod tests {
             // The lesser of two makes some levels rarer than others.
             let levels: Vec<_> = levels.into_iter().map(|(one, other)| one.min(other)).collect();
             let counts = counted(&[levels.clone(), more].concat());
-            let mut stream = Vec::new();
-            encode(&counts.cumulative(), levels.iter().copied(), &mut stream);
-            prop_assert_eq!(&stream, &bit_by_bit(&counts.cumulative(), &levels));
-            prop_assert_eq!(decoded(&counts, &stream, levels.len(), 30), levels);
+            there_and_back(&counts, 30, &levels);
         }
     }
 
@@ -202,10 +217,7 @@ mod tests {
         let levels = [[0; 128], [14; 128]].concat();
         levels.iter().for_each(|level| counts.add(*level));
         for rare in [levels, vec![7; 256], [[7; 64], [6; 64]].concat()] {
-            let mut stream = Vec::new();
-            encode(&counts.cumulative(), rare.iter().copied(), &mut stream);
-            assert_eq!(stream, bit_by_bit(&counts.cumulative(), &rare));
-            assert_eq!(decoded(&counts, &stream, rare.len(), 14), rare);
+            there_and_back(&counts, 14, &rare);
         }
     }
 }

@@ -14,6 +14,7 @@
 
 mod decoder;
 mod encoder;
+mod interval;
 mod level;
 mod table;
 mod varint;
@@ -107,17 +108,9 @@ fn pack_plane(channels: usize, levels: &[u8], out: &mut Vec<u8>) {
     for counts in &counts {
         counts.write(out);
     }
-    let tables: Vec<_> = counts.iter().map(Counts::cumulative).collect();
-    let mut streams = Vec::new();
+    let tables = table::lanes(&counts);
     for levels in levels.chunks(STREAM_TOKENS * channels) {
-        streams.clear();
-        for (channel, table) in tables.iter().enumerate() {
-            let begun = streams.len();
-            let column = levels[channel..].iter().step_by(channels);
-            encoder::encode(table, column.copied(), &mut streams);
-            varint::write((streams.len() - begun) as u32, out);
-        }
-        out.extend_from_slice(&streams);
+        encoder::encode(&tables, channels, levels, out);
     }
 }
 
@@ -149,7 +142,8 @@ fn unpack_plane<N: Number>(
 ) -> Result<(), CodecError> {
     let tokens = numbers.len() / channels;
     let rows = N::all(take(&mut packed, tokens * size_of::<N::Bytes>())?);
-    let tables = table::read(&mut packed, 2 * steps + 1, tokens as u32, channels)?;
+    let counts = table::read(&mut packed, 2 * steps + 1, tokens as u32, channels)?;
+    let tables = table::lanes(&counts);
     let mut levels = vec![0; tokens.min(STREAM_TOKENS) * channels];
     let parts = numbers.chunks_mut(STREAM_TOKENS * channels);
     for (numbers, rows) in parts.zip(rows.chunks(STREAM_TOKENS)) {

@@ -5,7 +5,7 @@ use crate::codec::CodecError;
 
 /// Levels that a table has room for.
 pub const LEVELS: usize = 32;
-/// Channels that are decoded together.
+/// Channels that are coded together: so many that loops over them stay loops, of which the compiler makes vectors.
 pub const LANES: usize = 64;
 
 /// Cumulative frequencies in 65,536ths: those of level `n` are from place `n` to the next. Strictly increasing.
@@ -16,7 +16,7 @@ pub type CumulativeLanes = [[u16; LANES]; LEVELS + 1];
 
 /// How often each level occurs in a channel.
 #[derive(Clone, Default, Debug, PartialEq, Eq)]
-pub struct Counts(pub [u32; LEVELS]);
+pub struct Counts([u32; LEVELS]);
 
 impl Counts {
     /// Counts a level.
@@ -77,31 +77,34 @@ impl Counts {
     }
 }
 
-/// Takes the tables of all channels from the front; lanes behind the last channel hold the table of nothing.
+/// The tables of all channels; lanes behind the last channel hold that of nothing.
+pub fn lanes(counts: &[Counts]) -> Vec<CumulativeLanes> {
+    let table = |counts: &[Counts]| {
+        let mut table = [[0; LANES]; LEVELS + 1];
+        for lane in 0..LANES {
+            let cumulative = counts.get(lane).map(Counts::cumulative);
+            let places = cumulative.unwrap_or_else(|| Counts::default().cumulative());
+            for (lanes, place) in table.iter_mut().zip(places) {
+                lanes[lane] = place;
+            }
+        }
+        table
+    };
+    counts.chunks(LANES).map(table).collect()
+}
+
+/// Takes the counts of all channels from the front.
 pub fn read(
     packed: &mut &[u8],
     levels: u8,
     tokens: u32,
     channels: usize,
-) -> Result<Vec<CumulativeLanes>, CodecError> {
-    // Each channel takes two bytes or more: no more tables are made than there are bytes for.
+) -> Result<Vec<Counts>, CodecError> {
+    // Each channel takes two bytes or more: no more counts are made than there are bytes for.
     if packed.len() / 2 < channels {
         return Err(CodecError::StoredLength);
     }
-    let mut tables = Vec::with_capacity(channels.div_ceil(LANES));
-    for first in (0..channels).step_by(LANES) {
-        let mut lanes = [[0; LANES]; LEVELS + 1];
-        for lane in 0..LANES {
-            let counts = if first + lane < channels {
-                Counts::read(packed, levels, tokens)?
-            } else {
-                Counts::default()
-            };
-            for (place, cumulative) in lanes.iter_mut().zip(counts.cumulative()) {
-                place[lane] = cumulative;
-            }
-        }
-        tables.push(lanes);
-    }
-    Ok(tables)
+    (0..channels)
+        .map(|_| Counts::read(packed, levels, tokens))
+        .collect()
 }
