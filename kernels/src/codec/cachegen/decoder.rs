@@ -92,17 +92,21 @@ impl<'a> Lanes<'a> {
     #[inline(always)]
     fn next(&mut self, table: &CumulativeLanes, highest: u8) -> Each<u8> {
         let places = self.places();
-        let mut levels = [0u8; LANES];
+        let mut levels = [0u16; LANES];
         for ends in &table[1..=usize::from(highest)] {
             for lane in 0..LANES {
-                levels[lane] = levels[lane].wrapping_add(u8::from(places[lane] >= ends[lane]));
+                levels[lane] = levels[lane].wrapping_add(u16::from(places[lane] >= ends[lane]));
             }
         }
+        let levels = levels.map(|level| level as u8);
         let found = self.intervals.narrow(table, &levels);
-        for lane in 0..LANES {
-            let next = bits(self.streams, self.starts[lane], self.taken[lane]);
-            let both = u64::from(self.value[lane]) << 32 | u64::from(next);
-            let dropped = u32::from(found.known[lane]).wrapping_add(found.around[lane].into());
+        let mut next = [0; LANES];
+        for (lane, next) in next.iter_mut().enumerate() {
+            *next = bits(self.streams, self.starts[lane], self.taken[lane]);
+        }
+        for (lane, next) in next.iter().enumerate() {
+            let both = u64::from(self.value[lane]) << 32 | u64::from(*next);
+            let dropped = found.known[lane].wrapping_add(found.around[lane]);
             // Each bit of those around the middle is turned when it becomes the first; all but the last of them are dropped.
             let turned = u32::from(found.around[lane] > 0) << 31;
             self.value[lane] = (both.wrapping_shl(dropped) >> 32) as u32 ^ turned;

@@ -62,8 +62,8 @@ fn write(intervals: &Intervals, found: &[Found], lane: usize, out: &mut Vec<u8>)
         pending: 0,
     };
     for found in found {
-        stream.put_known(found.bits[lane], found.known[lane].into());
-        stream.pending += u32::from(found.around[lane]);
+        stream.put_known(found.bits[lane], found.known[lane]);
+        stream.pending += found.around[lane];
     }
     // The bit of the quarter that is in the interval as a whole, and its opposite: whatever follows, the value stays in the interval.
     stream.pending += 1;

@@ -19,9 +19,9 @@ pub struct Found {
     /// The bits that are known, in the lowest places.
     pub bits: Each<u32>,
     /// How many, at most 31.
-    pub known: Each<u8>,
+    pub known: Each<u32>,
     /// How many were dropped around the middle: each will be the opposite of the next one that is known.
-    pub around: Each<u8>,
+    pub around: Each<u32>,
 }
 
 impl Intervals {
@@ -44,11 +44,13 @@ impl Intervals {
         let (mut bits, mut known, mut around) = ([0; LANES], [0; LANES], [0; LANES]);
         for lane in 0..LANES {
             let low = self.low[lane];
-            let less_one = u64::from(self.high[lane].wrapping_sub(low));
-            // Checks would keep this from becoming vectors, and so would a product of more than 32 bits by 32.
+            let less_one = self.high[lane].wrapping_sub(low);
+            // The length times the place, without its lowest 16 bits: in two parts, because vectors have products of 32 bits.
+            let (above, below) = (less_one >> 16, (less_one & 0xffff) + 1);
             let part = |place: u16| {
-                let place = u64::from(place);
-                ((less_one * place).wrapping_add(place) >> 16) as u32
+                let place = u32::from(place);
+                let carried = below.wrapping_mul(place) >> 16;
+                above.wrapping_mul(place).wrapping_add(carried)
             };
             let high = low.wrapping_add(part(to[lane])).wrapping_sub(1);
             let low = low.wrapping_add(part(from[lane]));
@@ -58,7 +60,7 @@ impl Intervals {
             let middle = ((low & !high) << 1).leading_ones() % 32;
             let (low, high) = drop_bits(low, high, middle);
             (self.low[lane], self.high[lane]) = (low & !(1 << 31), high | 1 << 31);
-            (known[lane], around[lane]) = (agreed as u8, middle as u8);
+            (known[lane], around[lane]) = (agreed, middle);
         }
         Found {
             bits,
