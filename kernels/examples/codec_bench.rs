@@ -3,10 +3,10 @@
 //!
 //! `cargo run -p kvcachepool-kernels --example codec_bench -- [ROUNDS]`
 //!
-//! The bytes are made to look like the KV cache of 32 layers with 8 heads of 128: bf16, `[layer][K, V][512 tokens][1024 channels]`. A channel's
-//! values are normal, each token's with 0.8 of the one before in it. Channels of K have log-normal scales (sigma 0.5) and means, and one in 32
-//! is eight times as large, as rotary embeddings leave them; those of V have log-normal scales (sigma 0.25), no means and no outliers. Real
-//! caches differ: ratios of real ones are to be measured on them.
+//! The bytes are made to look like the KV cache of 32 layers with 8 heads of 128: bf16, `[layer][K, V][512 tokens][1024 channels]`. A
+//! channel's values are normal, each token's with 0.8 of the one before in it. Channels of K have log-normal scales (sigma 0.5) and means,
+//! and one in 32 is eight times as large, as rotary embeddings leave them; those of V have log-normal scales (sigma 0.25), no means and no
+//! outliers. Real caches differ: ratios of real ones are to be measured on them.
 
 #![allow(clippy::unwrap_used, reason = "a tool for developers")]
 

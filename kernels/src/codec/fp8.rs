@@ -1,5 +1,5 @@
-//! FP8 with four bits of exponent and three of mantissa (e4m3fn: OCP 8-bit floating point specification, section 5): up to 448, steps of 2^-9
-//! below 2^-6, no infinities, 0x7f is NaN. A group is scaled so that its largest finite magnitude becomes 448.
+//! FP8 with four bits of exponent and three of mantissa (e4m3fn: OCP 8-bit floating point specification, section 5): up to 448, steps of
+//! 2^-9 below 2^-6, no infinities, 0x7f is NaN. A group is scaled so that its largest finite magnitude becomes 448.
 
 use super::grouped::Quantiser;
 use super::number::Number;
@@ -68,8 +68,8 @@ fn nearest(value: f32) -> u8 {
     let bits = value.to_bits();
     let magnitude = bits & 0x7fff_ffff;
     let bounded = magnitude.min(LARGEST.to_bits());
-    // The power of two at or below, and the number 2^20 times as large: beside that, single precision has the steps that FP8 has here, so that
-    // the addition rounds, and its lowest bits count steps.
+    // The power of two at or below, and the number 2^20 times as large: beside that, single precision has the steps that FP8 has here, so
+    // that the addition rounds, and its lowest bits count steps.
     let power = (bounded & 0x7f80_0000).max(NORMAL.to_bits());
     let beside = power.wrapping_add(20 << 23);
     let sum = f32::from_bits(beside) + f32::from_bits(bounded);

@@ -50,3 +50,36 @@ fn avx2<W: Work>(work: W) -> W::Done {
 fn avx512<W: Work>(work: W) -> W::Done {
     work.run()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::codec::number::{Bf16, F16, Number};
+
+    /// All halves as bfloat16.
+    struct Convert;
+
+    impl Work for Convert {
+        type Done = Vec<[u8; 2]>;
+
+        #[inline(always)]
+        fn run(self) -> Self::Done {
+            let mut numbers: Vec<_> = (0..=u16::MAX).map(u16::to_le_bytes).collect();
+            for number in &mut numbers {
+                *number = Bf16::nearest(F16::value(*number) * 1.7);
+            }
+            numbers
+        }
+    }
+
+    #[test]
+    fn what_comes_out_does_not_depend_on_vectors() {
+        let plain = Convert.run();
+        assert!(widest(Convert) == plain);
+        #[cfg(target_arch = "x86_64")]
+        if is_x86_feature_detected!("avx2") {
+            // SAFETY: the CPU has just said that it has AVX2.
+            assert!(unsafe { avx2(Convert) } == plain);
+        }
+    }
+}

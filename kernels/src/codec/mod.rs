@@ -1,8 +1,8 @@
 //! Packing sections for the lower tiers, and back. One body of bytes in, one out: the tiers decide what is packed and how.
 //!
 //! Stored bytes begin with a header that says how they were packed ([`header`]). Decoding takes them from anywhere: whatever they are, it
-//! ends with numbers or a [`CodecError`], in time and memory bounded by the raw bytes that were asked for. Here is no digest: objects have one
-//! of the stored and one of the raw bytes.
+//! ends with numbers or a [`CodecError`], in time and memory bounded by the raw bytes that were asked for. Here is no digest: objects have
+//! one of the stored and one of the raw bytes.
 
 mod cachegen;
 mod fp8;
@@ -170,8 +170,8 @@ pub fn encode(
     packed
 }
 
-/// Unpacks `stored` into `raw`, which is exactly as long as what was packed. All of it is written on success; on an error what it holds is of
-/// no use.
+/// Unpacks `stored` into `raw`, which is exactly as long as what was packed. All of it is written on success; on an error what it holds is
+/// of no use.
 pub fn decode(
     codec: Codec,
     shape: &Shape,

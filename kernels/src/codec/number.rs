@@ -173,3 +173,66 @@ impl Number for F32 {
         (order ^ ((order >> 31) & i32::MAX)).to_le_bytes()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Values of all finite numbers of 16 bits that are not negative, in order, and the power of two behind the last.
+    fn ascending<N: Number<Bytes = [u8; 2], Order = i16>>() -> Vec<f32> {
+        let mut values: Vec<_> = (0..N::INFINITY).map(|n| N::value(N::at(n))).collect();
+        let last = values[values.len() - 1];
+        values.push(last + (last - values[values.len() - 2]));
+        values
+    }
+
+    fn rounds<N: Number<Bytes = [u8; 2], Order = i16>>() {
+        let values = ascending::<N>();
+        for (n, pair) in (0i16..).zip(values.windows(2)) {
+            let (this, next) = (N::at(n), N::at(n + 1));
+            let middle = pair[0] + (pair[1] - pair[0]) / 2.0;
+            let even = if n % 2 == 0 { this } else { next };
+            assert!(pair[0] < middle || pair[1] == f32::INFINITY);
+            assert_eq!(N::nearest(pair[0]), this);
+            if middle.is_finite() {
+                assert_eq!(N::nearest(middle), even);
+                assert_eq!(N::nearest(middle.next_down()), this);
+                assert_eq!(N::nearest(middle.next_up()), next);
+                assert_eq!(N::order(N::nearest(-middle)), -N::order(even) - 1);
+            }
+        }
+    }
+
+    #[test]
+    fn sixteen_bits_round_to_nearest_and_ties_to_even() {
+        rounds::<F16>();
+        rounds::<Bf16>();
+        assert_eq!(ascending::<F16>()[1], 2f32.powi(-24));
+        assert_eq!(F16::value(F16::at(F16::INFINITY)), f32::INFINITY);
+        assert_eq!(F16::nearest(f32::MAX), F16::at(F16::INFINITY));
+    }
+
+    #[test]
+    fn nan_stays_nan() {
+        for bits in [0x7f80_0001, 0x7fff_ffff, 0xff80_0001, 0xffff_ffff] {
+            let nan = f32::from_bits(bits);
+            assert!(F16::value(F16::nearest(nan)).is_nan());
+            assert!(Bf16::value(Bf16::nearest(nan)).is_nan());
+            assert!(F32::value(F32::nearest(nan)).is_nan());
+            assert!(Bf16::magnitude(Bf16::nearest(nan)) > Bf16::INFINITY);
+        }
+    }
+
+    #[test]
+    fn order_is_that_of_values() {
+        for pair in [-3e4, -1.0, -1e-7, -0.0, 0.0, 1e-7, 1.0, 3e4f32].windows(2) {
+            assert!(F16::order(F16::nearest(pair[0])) < F16::order(F16::nearest(pair[1])));
+            assert!(Bf16::order(Bf16::nearest(pair[0])) < Bf16::order(Bf16::nearest(pair[1])));
+            assert!(F32::order(F32::nearest(pair[0])) < F32::order(F32::nearest(pair[1])));
+            assert_eq!(
+                F32::at(F32::order(F32::nearest(pair[0]))),
+                F32::nearest(pair[0])
+            );
+        }
+    }
+}

@@ -5,8 +5,8 @@ const LIFT: f32 = 18_446_744_073_709_551_616.0;
 /// 2^-60: narrower groups are lifted, so that no factor overflows or loses bits to subnormal numbers.
 const NARROW: f32 = 1.0 / (1u64 << 60) as f32;
 
-/// Added to a number of less than 2^22 it rounds that to a whole number, ties to even, which then stands in the lowest bits; a negative one as
-/// two's complement.
+/// Added to a number of less than 2^22 it rounds that to a whole number, ties to even, which then stands in the lowest bits; a negative one
+/// as two's complement.
 pub const ROUND: f32 = 12_582_912.0;
 
 /// Brings numbers from `low` to `high` to codes from 0 to `top`, and back.

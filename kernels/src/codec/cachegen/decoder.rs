@@ -123,8 +123,8 @@ impl<'a> Lanes<'a> {
             let low = self.intervals.low[lane];
             let above = self.value[lane].wrapping_sub(low);
             let span = self.intervals.high[lane].wrapping_sub(low);
-            // The dividend is a whole number of 48 bits and the divisor one of 33: were the quotient below a whole number, it would be so by
-            // more than rounding to 53 bits makes up for.
+            // The dividend is a whole number of 48 bits and the divisor one of 33: were the quotient below a whole number, it would be so
+            // by more than rounding to 53 bits makes up for.
             let dividend = (f64::from(above) + 1.0) * 65_536.0 - 1.0;
             let place = (dividend / (f64::from(span) + 1.0)).min(65_535.0);
             // Beside 2^52 there are only whole numbers, which stand in the lowest bits.
@@ -140,8 +140,8 @@ impl<'a> Lanes<'a> {
     }
 }
 
-/// 32 bits of a stream, from a bit on. Behind its end stand those of another stream, or zeros: they do not matter, because encoding ends with
-/// the bits that keep the value in the last interval whatever follows.
+/// 32 bits of a stream, from a bit on. Behind its end stand those of another stream, or zeros: they do not matter, because encoding ends
+/// with the bits that keep the value in the last interval whatever follows.
 #[inline(always)]
 fn bits(streams: &[u8], start: usize, bit: u32) -> u32 {
     let from = start.saturating_add(bit as usize / 8);

@@ -1,6 +1,6 @@
-//! The intervals of an arithmetic coder as torchac has it, for many channels in step. An interval of 32 bits is narrowed to a level's part of
-//! it; the leading bits on which its ends agree are known then, and dropped, and so are the bits after the first where it is just around the
-//! middle, whose values are known later. What are steps of one bit there are steps of many here; the bits are the same.
+//! The intervals of an arithmetic coder as torchac has it, for many channels in step. An interval of 32 bits is narrowed to a level's part
+//! of it; the leading bits on which its ends agree are known then, and dropped, and so are the bits after the first where it is just around
+//! the middle, whose values are known later. What are steps of one bit there are steps of many here; the bits are the same.
 
 use super::table::{CumulativeLanes, LANES, LEVELS};
 

@@ -1,5 +1,5 @@
-//! Rows of numbers to levels, and back. With `steps` steps to either side, level 0 is the negative of the row's largest magnitude, `steps` is
-//! zero, twice that the largest magnitude; a row of zeros has that level throughout.
+//! Rows of numbers to levels, and back. With `steps` steps to either side, level 0 is the negative of the row's largest magnitude, `steps`
+//! is zero, twice that the largest magnitude; a row of zeros has that level throughout.
 
 use crate::codec::lanes::{Work, widest};
 use crate::codec::number::Number;
@@ -7,8 +7,8 @@ use crate::codec::scale::{ROUND, Scale, within};
 use crate::codec::{CodecError, Shape};
 use std::marker::PhantomData;
 
-/// Steps of a plane to either side: LMCache's bins for its models of more than 9 layers, half of them less one. Layers of smaller models all
-/// have 32 bins, and so has a tensor that is keys and values in one as long as keys have.
+/// Steps of a plane to either side: LMCache's bins for its models of more than 9 layers, half of them less one. Layers of smaller models
+/// all have 32 bins, and so has a tensor that is keys and values in one as long as keys have.
 pub fn steps(shape: &Shape, plane: usize) -> u8 {
     const MANY: u8 = 32 / 2 - 1;
     const FEW: u8 = 16 / 2 - 1;

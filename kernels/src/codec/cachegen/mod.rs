@@ -1,6 +1,6 @@
-//! CacheGen (Liu et al., SIGCOMM 2024, arXiv:2310.07240) as LMCache codes it: a row, which is a token of one half of one layer, is quantised
-//! by its largest magnitude, with more levels in the first layers; a channel's levels, which are alike from token to token, are packed by an
-//! arithmetic coder that knows how often each occurs in the channel.
+//! CacheGen (Liu et al., SIGCOMM 2024, arXiv:2310.07240) as LMCache codes it: a row, which is a token of one half of one layer, is
+//! quantised by its largest magnitude, with more levels in the first layers; a channel's levels, which are alike from token to token, are
+//! packed by an arithmetic coder that knows how often each occurs in the channel.
 //!
 //! ```text
 //! planes x u64                                          bytes of each plane: [layers][halves]
@@ -123,7 +123,7 @@ fn unpack_numbers<N: Number>(
         return nothing_left(packed);
     };
     let (lengths, mut packed) = packed
-        .split_at_checked(8 * sizes.planes)
+        .split_at_checked(sizes.planes.saturating_mul(8))
         .ok_or(CodecError::StoredLength)?;
     let planes = N::all_mut(raw).chunks_mut(sizes.tokens * sizes.channels);
     for (plane, (numbers, length)) in planes.zip(lengths.as_chunks().0).enumerate() {

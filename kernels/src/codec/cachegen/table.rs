@@ -79,12 +79,11 @@ impl Counts {
 
 /// The tables of all channels; lanes behind the last channel hold that of nothing.
 pub fn lanes(counts: &[Counts]) -> Vec<CumulativeLanes> {
+    let nothing = Counts::default().cumulative();
     let table = |counts: &[Counts]| {
-        let mut table = [[0; LANES]; LEVELS + 1];
-        for lane in 0..LANES {
-            let cumulative = counts.get(lane).map(Counts::cumulative);
-            let places = cumulative.unwrap_or_else(|| Counts::default().cumulative());
-            for (lanes, place) in table.iter_mut().zip(places) {
+        let mut table = nothing.map(|place| [place; LANES]);
+        for (lane, counts) in counts.iter().enumerate() {
+            for (lanes, place) in table.iter_mut().zip(counts.cumulative()) {
                 lanes[lane] = place;
             }
         }

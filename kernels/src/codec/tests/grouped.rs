@@ -1,5 +1,5 @@
-//! Bounds of the error of FP8, INT8 and INT4. Every bound is that of the code, plus rounding to the type of the numbers, plus a millionth for
-//! the arithmetic in single precision.
+//! Bounds of the error of FP8, INT8 and INT4. Every bound is that of the code, plus rounding to the type of the numbers, plus a millionth
+//! for the arithmetic in single precision.
 
 use super::sections::{bytes, finite, there_and_back};
 use crate::codec::number::{Bf16, F16, F32, Number};
