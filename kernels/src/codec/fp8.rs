@@ -39,10 +39,7 @@ impl Quantiser for Fp8 {
 
     #[inline(always)]
     fn line<N: Number>(ends: [N::Bytes; 2]) -> Option<[f32; 2]> {
-        let largest = N::order(ends[0]);
-        (N::Order::default()..N::INFINITY)
-            .contains(&largest)
-            .then(|| [0.0, N::value(ends[0])])
+        N::is_bound(ends[0]).then(|| [0.0, N::value(ends[0])])
     }
 
     #[inline(always)]

@@ -1,6 +1,6 @@
 //! Packing sections for the lower tiers, and back. One body of bytes in, one out: the tiers decide what is packed and how.
 //!
-//! Stored bytes begin with a header that says how they were packed ([`header`]). Decoding takes them from anywhere: whatever they are, it
+//! Stored bytes begin with a header that says how they were packed. Decoding takes them from anywhere: whatever they are, it
 //! ends with numbers or a [`CodecError`], in time and memory bounded by the raw bytes that were asked for. Here is no digest: objects have
 //! one of the stored and one of the raw bytes.
 
@@ -27,7 +27,7 @@ pub enum Codec {
     Lossless,
     /// FP8 (e4m3fn) with a scale per group. Infinities become the largest finite number of their group, NaN stays NaN.
     Fp8 {
-        /// Numbers that share a scale, 1 to [`GROUP_MAX`]; 128 costs a bit of eight.
+        /// Numbers that share a scale, 1 to [`GROUP_MAX`]; with 128 they cost 8 1/8 bits each.
         group: u16,
     },
     /// Whole numbers from -127 to 127 with a scale per group. Finite numbers only.
@@ -37,7 +37,7 @@ pub enum Codec {
     },
     /// Whole numbers from 0 to 15, two per byte, between the least and the greatest of a group. Finite numbers only.
     Int4 {
-        /// As above; 64 costs half a bit on four.
+        /// As above; with 64 they cost 4 1/2 bits each.
         group: u16,
     },
     /// CacheGen: 15 or 7 steps to either side of zero per token and layer, then an arithmetic coder per channel. Finite numbers only, and a

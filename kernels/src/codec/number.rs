@@ -25,6 +25,12 @@ pub trait Number {
     /// The number in that place.
     fn at(order: Self::Order) -> Self::Bytes;
 
+    /// Can it be a largest magnitude: is it finite, and not negative?
+    #[inline(always)]
+    fn is_bound(bytes: Self::Bytes) -> bool {
+        (Self::Order::default()..Self::INFINITY).contains(&Self::order(bytes))
+    }
+
     /// The place of the largest magnitude; not below infinity where a number is not finite.
     #[inline(always)]
     fn largest(numbers: &[Self::Bytes]) -> Self::Order {

@@ -106,7 +106,7 @@ impl<N: Number> Work for Restore<'_, N> {
         let levels = self.levels.chunks_exact(self.channels);
         let numbers = self.numbers.chunks_exact_mut(self.channels);
         for ((largest, levels), numbers) in self.rows.iter().zip(levels).zip(numbers) {
-            if !(N::Order::default()..N::INFINITY).contains(&N::order(*largest)) {
+            if !N::is_bound(*largest) {
                 return Err(CodecError::Damaged("largest magnitude of a row"));
             }
             let largest = N::value(*largest);
