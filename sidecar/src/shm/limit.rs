@@ -3,7 +3,7 @@
 use super::memfd::Pages;
 use crate::engine::table::Geometry;
 use kvcachepool_protocol::config::beside_arena;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Where cgroups are mounted.
 pub const CGROUP_ROOT: &str = "/sys/fs/cgroup";
@@ -132,7 +132,31 @@ fn cgroup_limits(
     controller: &str,
     [v2, v1]: [&str; 2],
 ) -> Vec<Limit> {
-    let mut limits = Vec::new();
+    let folders = cgroups(root, own_cgroups, controller).into_iter();
+    folders
+        .filter_map(|(version, folder)| {
+            let file = match version {
+                Version::V2 => v2,
+                Version::V1 => v1,
+            };
+            read_limit(&folder.join(file))
+        })
+        .collect()
+}
+
+/// Of the interface of cgroups.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Version {
+    /// One hierarchy by controller.
+    V1,
+    /// One for all.
+    V2,
+}
+
+/// Folders of this process's cgroups in which a controller may have its files, the innermost first. `own_cgroups` is what
+/// `/proc/self/cgroup` says.
+pub fn cgroups(root: &Path, own_cgroups: &str, controller: &str) -> Vec<(Version, PathBuf)> {
+    let mut folders = Vec::new();
     for line in own_cgroups.lines() {
         let mut fields = line.splitn(3, ':');
         let (Some(id), Some(controllers), Some(path)) =
@@ -140,23 +164,23 @@ fn cgroup_limits(
         else {
             continue;
         };
-        let (mount, file) = if id == "0" && controllers.is_empty() {
-            (root.to_owned(), v2)
+        let (mount, version) = if id == "0" && controllers.is_empty() {
+            (root.to_owned(), Version::V2)
         } else if controllers.split(',').any(|c| c == controller) {
-            (root.join(controller), v1)
+            (root.join(controller), Version::V1)
         } else {
             continue;
         };
         // The path may be named as the host sees it while only our own cgroup is mounted: then the mount's root is ours.
         let mut folder = mount.join(path.trim_start_matches('/'));
         loop {
-            limits.extend(read_limit(&folder.join(file)));
+            folders.push((version, folder.clone()));
             if folder == mount || !folder.starts_with(&mount) || !folder.pop() {
                 break;
             }
         }
     }
-    limits
+    folders
 }
 
 fn read_limit(file: &Path) -> Option<Limit> {
