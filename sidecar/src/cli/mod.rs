@@ -3,6 +3,7 @@
 mod ask;
 mod check;
 mod config;
+mod doctor;
 mod export;
 mod flush;
 mod init;
@@ -65,6 +66,18 @@ Examples:
   kvcachepool-sidecar check --config config.v1.yaml --output json | jq -r '.tiers[] | select(.ready | not) | .message'"
     )]
     Check(check::Args),
+    /// Say what this node has, what that means for the cache, and why it is slow.
+    #[command(
+        after_help = "Needs no rights, toolkit or network, and takes some 5 seconds. Each thing is tried, not looked up by version. With --config the node is
+held against what the config asks for: memory, huge pages, the folders of socket and disk tier. Exit code 0: nothing stands against
+serving. 1: something does. docs/troubleshooting.md explains the findings, docs/gpu.md what is said of GPUs.
+
+Examples:
+  kvcachepool-sidecar doctor
+  kvcachepool-sidecar doctor --config config.v1.yaml
+  kvcachepool-sidecar doctor --json | jq -r '.findings[] | .weight + \" \" + .name'"
+    )]
+    Doctor(doctor::Args),
     /// Write the connector for vLLM into a folder that goes onto PYTHONPATH.
     #[command(
         after_help = "vLLM finds the connector by itself when the folder is on PYTHONPATH; no launch argument is needed. Writing again is harmless.
@@ -180,6 +193,7 @@ pub fn main() -> ExitCode {
         Command::Flush(args) => Ok(flush::main(&args)),
         Command::Config(args) => config::main(&args),
         Command::Check(args) => check::main(&args),
+        Command::Doctor(args) => doctor::main(&args),
         Command::ExportConnector(args) => export::main(&args),
         Command::Status(args) => status::main(&args),
         Command::Inspect(args) => tier::inspect::main(&args),

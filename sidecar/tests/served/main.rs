@@ -10,6 +10,7 @@ mod bad_frames;
 mod cgroup;
 mod child;
 mod client;
+mod doctor;
 mod frugality;
 mod harness;
 mod limits;

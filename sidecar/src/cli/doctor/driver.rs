@@ -1,0 +1,252 @@
+//! What NVIDIA's libraries say of this node's GPUs, by their C interfaces (`cuda.h`, `nvml.h`). They come from the node with the driver,
+//! or not at all, so they are opened when they are asked. No context is made: that would take some 0.5 GiB of device memory from a vLLM.
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::mem::transmute_copy;
+use std::ptr::NonNull;
+
+/// What was asked, as it was answered.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Answers {
+    /// Why `libcuda.so.1` cannot be opened; empty = it can.
+    pub no_library: String,
+    /// A function that it lacks; empty = none.
+    pub no_symbol: &'static str,
+    /// Result of `cuInit`; 0 = success.
+    pub init: c_int,
+    /// `cuDriverGetVersion`: 12080 is CUDA 12.8.
+    pub cuda: c_int,
+    /// Version of the driver, by NVML; empty where that is missing.
+    pub driver: String,
+    /// Devices.
+    pub devices: Vec<Answer>,
+}
+
+/// What was answered of one device. 0, or `None`: it was not.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Answer {
+    /// Name.
+    pub name: String,
+    /// `cuDeviceGetUuid`.
+    pub uuid: [u8; 16],
+    /// Bytes of memory.
+    pub memory_total_bytes: u64,
+    /// Bytes of it that are free, by NVML.
+    pub memory_free_bytes: Option<u64>,
+    /// Compute capability, major and minor.
+    pub capability: (c_int, c_int),
+    /// `CUcomputemode`.
+    pub compute_mode: c_int,
+}
+
+/// Asks. Without a GPU that is over at once.
+pub fn ask() -> Answers {
+    let cuda = match Library::open(c"libcuda.so.1") {
+        Ok(library) => Cuda::of(&library),
+        Err(reason) => {
+            return Answers {
+                no_library: reason,
+                ..Answers::default()
+            };
+        }
+    };
+    let cuda = match cuda {
+        Ok(cuda) => cuda,
+        Err(name) => {
+            return Answers {
+                no_symbol: name,
+                ..Answers::default()
+            };
+        }
+    };
+    let mut answers = cuda.ask();
+    if let Some(management) = Management::open() {
+        management.complete(&mut answers);
+    }
+    answers
+}
+
+/// An opened library. It stays open: drivers have threads of their own.
+struct Library(NonNull<c_void>);
+
+impl Library {
+    fn open(name: &CStr) -> Result<Self, String> {
+        // SAFETY: the name is a C string; what the library's constructors do is NVIDIA's, as in every program that uses a GPU.
+        let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+        NonNull::new(handle).map(Self).ok_or_else(|| {
+            // SAFETY: no other thread of this program opens libraries, so the text stays until the next call here.
+            let text = unsafe { libc::dlerror() };
+            if text.is_null() {
+                return "dlopen failed".to_owned();
+            }
+            // SAFETY: dlerror gave a C string.
+            unsafe { CStr::from_ptr(text) }
+                .to_string_lossy()
+                .into_owned()
+        })
+    }
+
+    /// A function of the library.
+    ///
+    /// # Safety
+    /// `F` is the type of the C function of that name.
+    unsafe fn function<F: Copy>(&self, name: &'static CStr) -> Result<F, &'static str> {
+        const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
+        // SAFETY: the handle is that of an open library, the name a C string.
+        let found = unsafe { libc::dlsym(self.0.as_ptr(), name.as_ptr()) };
+        if found.is_null() {
+            return Err(name.to_str().unwrap_or("?"));
+        }
+        // SAFETY: an address is as large as a function pointer, and the caller vouches for the type behind it.
+        Ok(unsafe { transmute_copy(&found) })
+    }
+}
+
+/// `CU_DEVICE_ATTRIBUTE_*` of `cuda.h`.
+const COMPUTE_MODE: c_int = 20;
+const CAPABILITY_MAJOR: c_int = 75;
+const CAPABILITY_MINOR: c_int = 76;
+/// Most bytes of a name.
+const NAME_BYTES: usize = 256;
+
+/// The driver API; every result is a `CUresult`, 0 for success.
+struct Cuda {
+    init: unsafe extern "C" fn(c_uint) -> c_int,
+    version: unsafe extern "C" fn(*mut c_int) -> c_int,
+    count: unsafe extern "C" fn(*mut c_int) -> c_int,
+    get: unsafe extern "C" fn(*mut c_int, c_int) -> c_int,
+    name: unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int,
+    uuid: unsafe extern "C" fn(*mut u8, c_int) -> c_int,
+    memory: unsafe extern "C" fn(*mut usize, c_int) -> c_int,
+    attribute: unsafe extern "C" fn(*mut c_int, c_int, c_int) -> c_int,
+}
+
+impl Cuda {
+    /// Fails with the name of what is missing.
+    fn of(library: &Library) -> Result<Self, &'static str> {
+        // SAFETY: the types of the fields are those of cuda.h: CUdevice is an int, CUuuid 16 bytes.
+        unsafe {
+            Ok(Self {
+                init: library.function(c"cuInit")?,
+                version: library.function(c"cuDriverGetVersion")?,
+                count: library.function(c"cuDeviceGetCount")?,
+                get: library.function(c"cuDeviceGet")?,
+                name: library.function(c"cuDeviceGetName")?,
+                // The second version says the UUID of a MIG instance; drivers before CUDA 11.4 have the first only.
+                uuid: library
+                    .function(c"cuDeviceGetUuid_v2")
+                    .or_else(|_| library.function(c"cuDeviceGetUuid"))?,
+                memory: library.function(c"cuDeviceTotalMem_v2")?,
+                attribute: library.function(c"cuDeviceGetAttribute")?,
+            })
+        }
+    }
+
+    fn ask(&self) -> Answers {
+        let mut answers = Answers::default();
+        // SAFETY: the only pointer is to an int of ours. The version can be asked before cuInit, and is worth more when that fails.
+        unsafe {
+            (self.version)(&mut answers.cuda);
+            answers.init = (self.init)(0);
+        }
+        if answers.init != 0 {
+            return answers;
+        }
+        let mut count = 0;
+        // SAFETY: the pointer is to an int of ours; cuInit has succeeded.
+        unsafe { (self.count)(&mut count) };
+        answers.devices = (0..count).map(|ordinal| self.device(ordinal)).collect();
+        answers
+    }
+
+    fn device(&self, ordinal: c_int) -> Answer {
+        let mut answer = Answer::default();
+        let (mut device, mut name, mut bytes) = (0, [0u8; NAME_BYTES], 0usize);
+        // SAFETY: each pointer is to memory of ours that is as large as the call writes: an int, NAME_BYTES bytes with their number
+        // beside them, 16 bytes, a size_t. A call that fails writes nothing, and zero stays, which means that it was not answered.
+        unsafe {
+            (self.get)(&mut device, ordinal);
+            (self.name)(name.as_mut_ptr().cast(), NAME_BYTES as c_int, device);
+            (self.uuid)(answer.uuid.as_mut_ptr(), device);
+            (self.memory)(&mut bytes, device);
+            (self.attribute)(&mut answer.capability.0, CAPABILITY_MAJOR, device);
+            (self.attribute)(&mut answer.capability.1, CAPABILITY_MINOR, device);
+            (self.attribute)(&mut answer.compute_mode, COMPUTE_MODE, device);
+        }
+        answer.name = text(&name);
+        answer.memory_total_bytes = bytes as u64;
+        answer
+    }
+}
+
+fn text(bytes: &[u8]) -> String {
+    let text = CStr::from_bytes_until_nul(bytes).unwrap_or_default();
+    text.to_string_lossy().into_owned()
+}
+
+/// `nvmlMemory_t`: total, free, used.
+#[repr(C)]
+#[derive(Default)]
+struct Memory {
+    total: u64,
+    free: u64,
+    used: u64,
+}
+
+/// NVML, for what the driver API says only within a context; every result is an `nvmlReturn_t`, 0 for success.
+struct Management {
+    version: unsafe extern "C" fn(*mut c_char, c_uint) -> c_int,
+    by_uuid: unsafe extern "C" fn(*const c_char, *mut *mut c_void) -> c_int,
+    memory: unsafe extern "C" fn(*mut c_void, *mut Memory) -> c_int,
+}
+
+impl Management {
+    /// `None` without the library, or where it does not start.
+    fn open() -> Option<Self> {
+        let library = Library::open(c"libnvidia-ml.so.1").ok()?;
+        // SAFETY: the types are those of nvml.h: nvmlDevice_t is a pointer.
+        unsafe {
+            let init: unsafe extern "C" fn() -> c_int = library.function(c"nvmlInit_v2").ok()?;
+            let this = Self {
+                version: library.function(c"nvmlSystemGetDriverVersion").ok()?,
+                by_uuid: library.function(c"nvmlDeviceGetHandleByUUID").ok()?,
+                memory: library.function(c"nvmlDeviceGetMemoryInfo").ok()?,
+            };
+            (init() == 0).then_some(this)
+        }
+    }
+
+    fn complete(&self, answers: &mut Answers) {
+        let mut version = [0u8; NAME_BYTES];
+        // SAFETY: the pointer is to as many bytes as are said beside it.
+        unsafe { (self.version)(version.as_mut_ptr().cast(), NAME_BYTES as c_uint) };
+        answers.driver = text(&version);
+        for device in &mut answers.devices {
+            device.memory_free_bytes = self.free(&uuid_text("GPU", &device.uuid));
+        }
+    }
+
+    fn free(&self, uuid: &str) -> Option<u64> {
+        let uuid = std::ffi::CString::new(uuid).ok()?;
+        let (mut device, mut memory) = (std::ptr::null_mut(), Memory::default());
+        // SAFETY: a C string, and pointers to a handle and a structure of ours; the handle is used only when it was given.
+        let found = unsafe {
+            (self.by_uuid)(uuid.as_ptr(), &mut device) == 0
+                && (self.memory)(device, &mut memory) == 0
+        };
+        (found && memory.free.saturating_add(memory.used) > 0).then_some(memory.free)
+    }
+}
+
+/// A UUID as NVIDIA's tools write it; `kind` is `GPU`, or `MIG` for an instance.
+pub fn uuid_text(kind: &str, uuid: &[u8; 16]) -> String {
+    let mut out = format!("{kind}-");
+    for (at, byte) in uuid.iter().enumerate() {
+        if [4, 6, 8, 10].contains(&at) {
+            out.push('-');
+        }
+        out += &format!("{byte:02x}");
+    }
+    out
+}

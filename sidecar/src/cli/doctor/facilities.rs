@@ -1,0 +1,358 @@
+//! What the kernel lets this process do. Each is done once as the sidecar does it: a version number says nothing of seccomp, of a
+//! container's limits, or of the file system below a folder.
+
+use super::deadline::Deadline;
+use super::report::{Facility, FacilityName};
+use super::sys::{self, Owner};
+use crate::cli::status::size;
+use crate::shm::mapping::Mapping;
+use crate::shm::memfd::{Pages, sealed};
+use crate::supervisor::link;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::fs::{Mode, OFlags, ftruncate};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, Resource, getrlimit, pidfd_open};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+/// Longest try.
+const LONGEST: Duration = Duration::from_secs(2);
+/// Bytes of a memfd of base pages.
+const TRIED_BYTES: u64 = 1 << 20;
+/// Bytes that are locked in memory: more than the 8 MiB that a process commonly may.
+const LOCKED_BYTES: u64 = 16 << 20;
+/// Bytes of a direct write, and what its address is a multiple of.
+const BLOCK_BYTES: usize = 4096;
+
+/// Why something does not work: a name, and words for people.
+#[derive(Debug)]
+struct Refused {
+    reason: String,
+    detail: String,
+}
+
+impl Refused {
+    fn of(reason: &str, detail: impl Into<String>) -> Self {
+        Self {
+            reason: reason.to_owned(),
+            detail: detail.into(),
+        }
+    }
+
+    fn at(step: &str) -> impl FnOnce(Errno) -> Self {
+        move |e| Self::of(&name(e), format!("{step}: {e}"))
+    }
+}
+
+/// Tries all of them. `runtime` is the folder of locks, `disk` that of the disk tier, `room_bytes` what memory may be taken.
+pub fn tried(
+    deadline: Deadline,
+    runtime: PathBuf,
+    disk: Option<PathBuf>,
+    room_bytes: u64,
+) -> Vec<Facility> {
+    let one = |name, look: fn() -> Result<String, Refused>| facility(deadline, name, look);
+    let folder = runtime.clone();
+    let mut all = vec![
+        one(FacilityName::Memfd, || memfd(Pages::Base, TRIED_BYTES)),
+        one(FacilityName::MemfdHuge2Mi, || huge(Pages::Huge2Mi)),
+        one(FacilityName::MemfdHuge1Gi, || huge(Pages::Huge1Gi)),
+        one(FacilityName::Pidfd, pidfd),
+        one(FacilityName::PassDescriptors, pass_descriptors),
+        facility(deadline, FacilityName::RecordLocks, move || {
+            locks(&runtime, Owner::Process)
+        }),
+        facility(deadline, FacilityName::OpenFileLocks, move || {
+            locks(&folder, Owner::OpenFile)
+        }),
+        one(FacilityName::IoUring, io_uring),
+        facility(deadline, FacilityName::PageLock, move || {
+            page_lock(room_bytes)
+        }),
+        one(FacilityName::OpenFiles, open_files),
+    ];
+    if let Some(disk) = disk {
+        all.push(facility(deadline, FacilityName::DirectIo, move || {
+            direct_io(&disk)
+        }));
+    }
+    all
+}
+
+fn facility(
+    deadline: Deadline,
+    name: FacilityName,
+    look: impl FnOnce() -> Result<String, Refused> + Send + 'static,
+) -> Facility {
+    let slow = || Err(Refused::of("TimedOut", "no answer in time"));
+    let found = deadline.within(LONGEST, look).unwrap_or_else(slow);
+    let works = found.is_ok();
+    let (reason, detail) = match found {
+        Ok(detail) => (String::new(), detail),
+        Err(refused) => (refused.reason, refused.detail),
+    };
+    Facility {
+        name,
+        works,
+        reason,
+        detail,
+    }
+}
+
+fn memfd(pages: Pages, bytes: u64) -> Result<String, Refused> {
+    let fd = sealed("kvcachepool-doctor", bytes, pages)
+        .map_err(|e| Refused::of(&name(e.source), e.to_string()))?;
+    if ftruncate(&fd, 0).is_ok() {
+        return Err(Refused::of("NotSealed", "a sealed memfd could be cut"));
+    }
+    Mapping::new(fd.as_fd(), bytes).map_err(Refused::at("mmap"))?;
+    Ok("sealed, mapped, cannot be cut".into())
+}
+
+/// Mapping reserves the page, so that a node without one says so, and nothing is touched that could be missing.
+fn huge(pages: Pages) -> Result<String, Refused> {
+    memfd(pages, pages.bytes()).map_err(|refused| match refused.reason.as_str() {
+        "ENOMEM" => Refused::of("NoFreePages", "the node has no free page of this size"),
+        _ => refused,
+    })
+}
+
+/// A child of our own ends, and its pidfd has to say so.
+fn pidfd() -> Result<String, Refused> {
+    let spawned = Command::new("/proc/self/exe")
+        .arg("--version")
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn();
+    let mut child = spawned.map_err(|e| Refused::of("NoChild", format!("cannot start: {e}")))?;
+    let watched = pidfd_open(Pid::from_child(&child), PidfdFlags::empty());
+    let ended = watched
+        .map_err(Refused::at("pidfd_open"))
+        .and_then(|pidfd| readable(&pidfd));
+    // Nothing is left to be waited for where this fails.
+    let _ = child.kill().and_then(|()| child.wait());
+    match ended? {
+        true => Ok("the end of a process was seen by poll".into()),
+        false => Err(Refused::of(
+            "NotPolled",
+            "the end of a process was not seen by poll",
+        )),
+    }
+}
+
+fn readable(fd: &OwnedFd) -> Result<bool, Refused> {
+    let mut set = [PollFd::new(fd, PollFlags::IN)];
+    let longest = Timespec {
+        tv_sec: 1,
+        tv_nsec: 0,
+    };
+    let count = poll(&mut set, Some(&longest)).map_err(Refused::at("poll"))?;
+    Ok(count == 1 && set[0].revents().contains(PollFlags::IN))
+}
+
+/// A memfd goes through a socket as arenas do, and has to come out as the same file.
+fn pass_descriptors() -> Result<String, Refused> {
+    let broken = |e: link::LinkError| Refused::of("NotPassed", e.to_string());
+    let fd = sealed("kvcachepool-doctor", TRIED_BYTES, Pages::Base)
+        .map_err(|e| Refused::of("NoMemfd", e.to_string()))?;
+    let (ours, theirs) = link::pair().map_err(Refused::at("socketpair"))?;
+    link::send(&ours, &(), &[fd.as_fd()]).map_err(broken)?;
+    let (_, fds) = link::receive::<()>(&theirs, false)
+        .map_err(broken)?
+        .unwrap_or_default();
+    let identity = |fd: &OwnedFd| rustix::fs::fstat(fd).map(|stat| (stat.st_dev, stat.st_ino));
+    match fds.as_slice() {
+        [got] if identity(got) == identity(&fd) => Ok("a memfd came through a Unix socket".into()),
+        _ => Err(Refused::of("NotPassed", "no descriptor came through")),
+    }
+}
+
+/// Two open files of a name that is gone again: the lock on one has to keep the other out.
+fn locks(folder: &Path, owner: Owner) -> Result<String, Refused> {
+    let tag = match owner {
+        Owner::Process => "process",
+        Owner::OpenFile => "file",
+    };
+    let path = folder.join(format!(".kvcachepool-doctor-{tag}-{}", std::process::id()));
+    let place = folder.display();
+    let open = |flags| {
+        rustix::fs::open(&path, flags | OFlags::CLOEXEC, Mode::from_raw_mode(0o600))
+            .map_err(|e| unusable(folder, e))
+    };
+    let first = open(OFlags::RDWR | OFlags::CREATE)?;
+    let second = open(OFlags::RDWR);
+    rustix::fs::unlink(&path).map_err(Refused::at("unlink"))?;
+    let second = second?;
+    sys::record_lock(first.as_fd(), owner).map_err(Refused::at("fcntl"))?;
+    match sys::record_lock(second.as_fd(), Owner::OpenFile) {
+        Err(Errno::ACCESS | Errno::AGAIN) => {
+            Ok(format!("a lock in {place} kept another open file out"))
+        }
+        Err(e) => Err(Refused::at("fcntl")(e)),
+        Ok(()) => Err(Refused::of(
+            "NotKeptOut",
+            format!("two open files of {place} hold one lock"),
+        )),
+    }
+}
+
+fn unusable(folder: &Path, error: Errno) -> Refused {
+    let place = folder.display();
+    match error {
+        Errno::NOENT => Refused::of("NoFolder", format!("{place} is not there")),
+        e => Refused::of(&name(e), format!("{place} cannot be written: {e}")),
+    }
+}
+
+fn io_uring() -> Result<String, Refused> {
+    let unused = "the sidecar does not use it";
+    let disabled = std::fs::read_to_string("/proc/sys/kernel/io_uring_disabled");
+    let reason = match sys::io_uring() {
+        Ok(()) => return Ok(format!("allowed; {unused}")),
+        Err(Errno::NOSYS) => "NotInKernel".to_owned(),
+        Err(Errno::PERM) if disabled.is_ok_and(|n| n.trim() != "0") => "SysctlDisabled".to_owned(),
+        Err(Errno::PERM) => "SeccompDenied".to_owned(),
+        Err(e) => name(e),
+    };
+    Err(Refused::of(&reason, unused))
+}
+
+fn page_lock(room_bytes: u64) -> Result<String, Refused> {
+    let limit = limit_text(Resource::Memlock, size);
+    if room_bytes / 8 < LOCKED_BYTES {
+        return Err(Refused::of("NoRoom", "too little memory is left to try it"));
+    }
+    let fd = sealed("kvcachepool-doctor", LOCKED_BYTES, Pages::Base)
+        .map_err(|e| Refused::of("NoMemfd", e.to_string()))?;
+    let mapping = Mapping::new(fd.as_fd(), LOCKED_BYTES).map_err(Refused::at("mmap"))?;
+    let tried = size(LOCKED_BYTES);
+    match sys::page_lock(&mapping) {
+        Ok(()) => Ok(format!("{tried} were locked, RLIMIT_MEMLOCK {limit}")),
+        Err(e) => Err(Refused::of(
+            &name(e),
+            format!("{tried} could not be locked, RLIMIT_MEMLOCK {limit}"),
+        )),
+    }
+}
+
+/// Descriptors that a sidecar of default limits can come to need: connections, each with a few of its own, and files of a disk tier.
+const OPEN_FILES_MIN: u64 = 1024;
+
+fn open_files() -> Result<String, Refused> {
+    let text = limit_text(Resource::Nofile, |n| n.to_string());
+    let text = format!("RLIMIT_NOFILE {text}");
+    match getrlimit(Resource::Nofile).current {
+        Some(most) if most < OPEN_FILES_MIN => Err(Refused::of("Few", text)),
+        _ => Ok(text),
+    }
+}
+
+fn limit_text(resource: Resource, shown: fn(u64) -> String) -> String {
+    getrlimit(resource)
+        .current
+        .map_or("unlimited".into(), shown)
+}
+
+/// A block goes past the page cache into a file without a name, and comes back.
+fn direct_io(folder: &Path) -> Result<String, Refused> {
+    let file = unnamed(folder).map_err(|e| match e {
+        Errno::INVAL | Errno::OPNOTSUPP => Refused::of(
+            "Unsupported",
+            format!("{} has no direct I/O", folder.display()),
+        ),
+        e => unusable(folder, e),
+    })?;
+    let mut memory = vec![0xa5; 2 * BLOCK_BYTES];
+    let from = memory.as_ptr().align_offset(BLOCK_BYTES);
+    let block = memory.get_mut(from..from + BLOCK_BYTES).unwrap_or_default();
+    let moved = rustix::io::pwrite(&file, block, 0).and_then(|_| {
+        block.fill(0);
+        rustix::io::pread(&file, &mut *block, 0)
+    });
+    match moved {
+        Ok(BLOCK_BYTES) if block.iter().all(|byte| *byte == 0xa5) => Ok(format!(
+            "{} was written and read past the page cache",
+            folder.display()
+        )),
+        Ok(_) => Err(Refused::of("NotRead", "what was written did not come back")),
+        Err(Errno::INVAL) => Err(Refused::of(
+            "Unsupported",
+            "direct reads or writes are refused",
+        )),
+        Err(e) => Err(Refused::at("direct write and read")(e)),
+    }
+}
+
+/// A file for direct I/O that has no name any more: nothing stays of it, however this process ends.
+pub fn unnamed(folder: &Path) -> Result<OwnedFd, Errno> {
+    let path = folder.join(format!(".kvcachepool-doctor-{}", std::process::id()));
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC | OFlags::CLOEXEC;
+    let opened = rustix::fs::open(&path, flags | OFlags::DIRECT, Mode::from_raw_mode(0o600));
+    // Where direct I/O is refused, some file systems have made the file all the same.
+    let removed = rustix::fs::unlink(&path);
+    let file = opened?;
+    removed.map(|()| file)
+}
+
+fn name(error: Errno) -> String {
+    let known = match error {
+        Errno::PERM => "EPERM",
+        Errno::ACCESS => "EACCES",
+        Errno::NOSYS => "ENOSYS",
+        Errno::NOMEM => "ENOMEM",
+        Errno::INVAL => "EINVAL",
+        Errno::NODEV => "ENODEV",
+        Errno::NOENT => "ENOENT",
+        Errno::ROFS => "EROFS",
+        Errno::NOSPC => "ENOSPC",
+        Errno::MFILE => "EMFILE",
+        Errno::AGAIN => "EAGAIN",
+        Errno::IO => "EIO",
+        Errno::OPNOTSUPP => "EOPNOTSUPP",
+        other => return format!("errno{}", other.raw_os_error()),
+    };
+    known.to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(all: &[Facility], name: FacilityName) -> &Facility {
+        all.iter().find(|f| f.name == name).unwrap()
+    }
+
+    #[test]
+    fn what_every_sidecar_needs_works_where_its_tests_run_and_leaves_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let (runtime, disk) = (folder.path().to_owned(), folder.path().to_owned());
+        let all = tried(Deadline::start(), runtime, Some(disk), 1 << 30);
+        for name in [
+            FacilityName::Memfd,
+            FacilityName::Pidfd,
+            FacilityName::PassDescriptors,
+            FacilityName::RecordLocks,
+            FacilityName::OpenFileLocks,
+        ] {
+            assert!(found(&all, name).works, "{all:#?}");
+        }
+        // What depends on the machine has a name where it does not work.
+        for facility in &all {
+            assert_eq!(facility.works, facility.reason.is_empty(), "{facility:?}");
+        }
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn folders_that_are_missing_are_named() {
+        let missing = PathBuf::from("/nonexistent/kvcachepool");
+        let all = tried(Deadline::start(), missing.clone(), Some(missing), 0);
+        for name in [FacilityName::RecordLocks, FacilityName::DirectIo] {
+            assert_eq!(found(&all, name).reason, "NoFolder");
+        }
+        assert_eq!(found(&all, FacilityName::PageLock).reason, "NoRoom");
+    }
+}

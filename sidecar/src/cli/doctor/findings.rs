@@ -1,0 +1,312 @@
+//! What facts mean: what stands against serving here, and what makes it slow, with what to do about it. Nothing is looked at here.
+
+use super::gpu::{DeviceLimit, GpuReason};
+use super::report::{Facility, FacilityName, Facts, Finding, SpeedName, Wanted, Weight};
+use crate::cli::status::size;
+
+const GIB: u64 = 1 << 30;
+/// A vLLM of several ranks keeps message queues and NCCL's buffers there.
+const DEV_SHM_MIN: u64 = GIB;
+/// Memory below which no arena worth having fits.
+const AVAILABLE_MIN: u64 = 4 * GIB;
+/// Cores that copies, digests and population want beside each other.
+const CORES_MIN: f64 = 2.0;
+/// A digest reads once what a copy reads and writes, so it should not take longer than three copies: slower, it holds up stores.
+const DIGEST_SHARE_MIN: f64 = 0.33;
+/// One thread's copy on a machine that has its memory channels filled and to itself is several times this.
+const COPY_MIN: u64 = 3_000_000_000;
+/// Below this, computing a prompt anew is often quicker than loading it.
+const DISK_MIN: u64 = 200_000_000;
+/// Threads for each core of the node from which on they wait for each other most of the time.
+const LOAD_MAX: f64 = 1.5;
+const BASE_PAGE: u64 = 4096;
+
+/// All findings, the heaviest first.
+pub fn judged(facts: &Facts) -> Vec<Finding> {
+    let rules = [
+        memfd,
+        pidfd,
+        pass_descriptors,
+        record_locks,
+        arena,
+        quota,
+        memory,
+        huge_pages,
+        disk,
+        open_files,
+        cores,
+        load,
+        shmem_pages,
+        digest,
+        copy,
+        disk_speed,
+        page_lock,
+        dev_shm,
+        room,
+        gpu,
+        old_driver,
+    ];
+    let mut found: Vec<Finding> = rules.iter().filter_map(|rule| rule(facts)).collect();
+    found.sort_by_key(|finding| finding.weight);
+    found
+}
+
+/// Nothing stands against serving.
+pub fn serves(findings: &[Finding]) -> bool {
+    findings.iter().all(|f| f.weight != Weight::Blocks)
+}
+
+fn finding(weight: Weight, name: &str, message: String, advice: &str) -> Option<Finding> {
+    Some(Finding {
+        weight,
+        name: name.to_owned(),
+        message,
+        advice: advice.to_owned(),
+    })
+}
+
+fn failed(facts: &Facts, name: FacilityName) -> Option<&Facility> {
+    facts.facility(name).filter(|facility| !facility.works)
+}
+
+fn said(facility: &Facility) -> String {
+    format!("{} ({})", facility.detail, facility.reason)
+}
+
+fn wanted(facts: &Facts) -> Option<&Wanted> {
+    facts.wanted.as_ref()
+}
+
+fn memfd(facts: &Facts) -> Option<Finding> {
+    let found = failed(facts, FacilityName::Memfd)?;
+    let advice = "the arena is a sealed memfd: allow memfd_create and F_ADD_SEALS in the seccomp profile, or another sandbox";
+    finding(Weight::Blocks, "MemfdRefused", said(found), advice)
+}
+
+fn pidfd(facts: &Facts) -> Option<Finding> {
+    let found = failed(facts, FacilityName::Pidfd)?;
+    let advice = "vLLM is refused without a pidfd that poll understands (NoProofOfDeath): Linux 5.3 or newer, and pidfd_open allowed";
+    finding(Weight::Blocks, "PidfdRefused", said(found), advice)
+}
+
+fn pass_descriptors(facts: &Facts) -> Option<Finding> {
+    let found = failed(facts, FacilityName::PassDescriptors)?;
+    let advice = "vLLM gets the arena over a Unix socket: allow SCM_RIGHTS in the sandbox";
+    finding(Weight::Blocks, "DescriptorsRefused", said(found), advice)
+}
+
+fn record_locks(facts: &Facts) -> Option<Finding> {
+    let found = failed(facts, FacilityName::RecordLocks)?;
+    // Without a config the folder was a guess.
+    let weight = match facts.wanted {
+        Some(_) => Weight::Blocks,
+        None => Weight::Note,
+    };
+    let advice = "the folder of the socket must be there, be writable, and lie on a file system with record locks (an emptyDir, /run)";
+    finding(weight, "RuntimeFolderUnusable", said(found), advice)
+}
+
+fn arena(facts: &Facts) -> Option<Finding> {
+    let refused = &wanted(facts)?.arena_refused;
+    if refused.is_empty() {
+        return None;
+    }
+    let advice = "the container needs the arena and what stands beside it: docs/architecture.md has the table";
+    finding(
+        Weight::Blocks,
+        "ArenaExceedsMemoryLimit",
+        refused.clone(),
+        advice,
+    )
+}
+
+fn quota(facts: &Facts) -> Option<Finding> {
+    let quota = facts.host.cpu_quota_cores.filter(|quota| *quota < 1.0)?;
+    let message = format!("cgroups give this process {quota:.2} of a core");
+    let advice = "it stands still for the rest of each 100 ms, and so do answers to vLLM: raise the CPU limit, or set none";
+    finding(Weight::Degrades, "CpuThrottled", message, advice)
+}
+
+fn memory(facts: &Facts) -> Option<Finding> {
+    let available = facts.host.memory_available_bytes?;
+    let arena = wanted(facts).filter(|w| w.page_bytes == BASE_PAGE);
+    let (weight, needed) = match arena {
+        Some(wanted) => (Weight::Degrades, wanted.arena_bytes),
+        None => (Weight::Note, AVAILABLE_MIN),
+    };
+    if available >= needed {
+        return None;
+    }
+    let message = format!(
+        "{} of memory are available, {} are wanted",
+        size(available),
+        size(needed)
+    );
+    let advice = "the arena is filled with pages at the start: where the node has none left, population stops or something is killed. \
+                  A sidecar that runs here already counts";
+    finding(weight, "MemoryShort", message, advice)
+}
+
+fn huge_pages(facts: &Facts) -> Option<Finding> {
+    let wanted = wanted(facts).filter(|w| w.page_bytes > BASE_PAGE)?;
+    let pages = facts.host.huge_pages.iter();
+    let mut of_size = pages.filter(|pages| pages.page_bytes == wanted.page_bytes);
+    let free = of_size.next().map_or(0, |pages| pages.free);
+    let needed = wanted.arena_bytes.div_ceil(wanted.page_bytes);
+    if free >= needed {
+        return None;
+    }
+    let message = format!(
+        "{free} pages of {} are free, the arena takes {needed}",
+        size(wanted.page_bytes)
+    );
+    let advice = "normal pages are used instead (HugePagesUnavailable): reserve more on the node, or set memory.hugePages to None";
+    finding(Weight::Degrades, "HugePagesShort", message, advice)
+}
+
+fn disk(facts: &Facts) -> Option<Finding> {
+    let found = failed(facts, FacilityName::DirectIo)?;
+    if found.reason == "Unsupported" {
+        let advice = "its objects go through the page cache, which counts against the container: another file system is quicker";
+        return finding(Weight::Slows, "DirectIoUnsupported", said(found), advice);
+    }
+    let advice =
+        "memory is served without the disk tier; `kvcachepool-sidecar check` says more of it";
+    finding(Weight::Degrades, "DiskFolderUnusable", said(found), advice)
+}
+
+fn open_files(facts: &Facts) -> Option<Finding> {
+    let found = failed(facts, FacilityName::OpenFiles)?;
+    let advice =
+        "each rank of vLLM takes some, and so do lower tiers: raise the limit of open files";
+    finding(Weight::Degrades, "OpenFilesFew", said(found), advice)
+}
+
+fn cores(facts: &Facts) -> Option<Finding> {
+    let all = f64::from(facts.host.cores);
+    let cores = facts
+        .host
+        .cpu_quota_cores
+        .map_or(all, |quota| quota.min(all));
+    // Below one the quota has a finding of its own.
+    if cores >= CORES_MIN || facts.host.cpu_quota_cores.is_some_and(|quota| quota < 1.0) {
+        return None;
+    }
+    let message = format!("{cores:.1} cores may be used");
+    let advice = "digests, population and lower tiers take turns with answers to vLLM: give the sidecar two cores";
+    finding(Weight::Slows, "CoresFew", message, advice)
+}
+
+fn load(facts: &Facts) -> Option<Finding> {
+    let (load, cores) = (facts.host.load?, facts.host.node_cores);
+    if cores == 0 || load <= LOAD_MAX * f64::from(cores) {
+        return None;
+    }
+    let message = format!("{load:.1} threads want the node's {cores} cores");
+    let advice = "all that is measured here, and all that the cache does, waits for others: give pods CPU requests, or use another node";
+    finding(Weight::Slows, "NodeBusy", message, advice)
+}
+
+fn shmem_pages(facts: &Facts) -> Option<Finding> {
+    let word = facts.host.shmem_huge_pages.as_str();
+    let asked = wanted(facts).is_some_and(|w| w.page_bytes > BASE_PAGE);
+    if asked || !matches!(word, "never" | "deny" | "advise") {
+        return None;
+    }
+    let message = format!("the arena is of pages of 4Ki: shmem_enabled is {word}");
+    let advice = "for a large arena set memory.hugePages and reserve them, or write within_size to \
+                  /sys/kernel/mm/transparent_hugepage/shmem_enabled: page tables shrink, and filling it is quicker";
+    finding(Weight::Note, "SmallPages", message, advice)
+}
+
+fn digest(facts: &Facts) -> Option<Finding> {
+    let (digest, copy) = (
+        facts.speed(SpeedName::Digest)?,
+        facts.speed(SpeedName::CopyOneThread)?,
+    );
+    if digest as f64 >= DIGEST_SHARE_MIN * copy as f64 {
+        return None;
+    }
+    let message = format!(
+        "digests run at {:.1} GB/s, copies at {:.1}",
+        gigabytes(digest),
+        gigabytes(copy)
+    );
+    let advice = "a stored chunk is hit only after its digest: use the released binary; where cores are idle, raise memory.verifyThreads";
+    finding(Weight::Slows, "DigestSlow", message, advice)
+}
+
+fn copy(facts: &Facts) -> Option<Finding> {
+    let copy = facts
+        .speed(SpeedName::CopyOneThread)
+        .filter(|copy| *copy < COPY_MIN)?;
+    let message = format!("one thread copies {:.1} GB/s", gigabytes(copy));
+    let advice = "something else uses the memory or this core (look at neighbours and CPU limits), or the machine is small";
+    finding(Weight::Slows, "CopySlow", message, advice)
+}
+
+fn disk_speed(facts: &Facts) -> Option<Finding> {
+    let read = facts
+        .speed(SpeedName::DiskRead)
+        .filter(|read| *read < DISK_MIN)?;
+    let message = format!("the disk tier reads {:.0} MB/s", read as f64 / 1e6);
+    let advice =
+        "computing is often quicker than such a load, and is then chosen: use a local NVMe volume";
+    finding(Weight::Slows, "DiskSlow", message, advice)
+}
+
+fn page_lock(facts: &Facts) -> Option<Finding> {
+    let found = failed(facts, FacilityName::PageLock)?;
+    if found.reason == "NoRoom" {
+        return None;
+    }
+    let advice = "drivers and network cards that hold to this limit cannot keep the arena in place: raise RLIMIT_MEMLOCK of the container \
+                  runtime. Nothing on CPUs needs it";
+    finding(Weight::Note, "PageLockLimited", said(found), advice)
+}
+
+fn dev_shm(facts: &Facts) -> Option<Finding> {
+    let bytes = facts.host.dev_shm_bytes.filter(|b| *b < DEV_SHM_MIN)?;
+    let message = format!("/dev/shm has {}", size(bytes));
+    let advice = "the cache does not use it; a vLLM of several ranks does: mount an emptyDir of medium Memory there";
+    finding(Weight::Note, "DevShmSmall", message, advice)
+}
+
+fn room(facts: &Facts) -> Option<Finding> {
+    facts.speeds.iter().find(|speed| speed.reason == "NoRoom")?;
+    let room = size(facts.host.memory_room_bytes);
+    let message = format!("something was not measured: {room} of memory are left to this process");
+    let advice = "measure from a container that has memory, or a disk that has space, to spare: a sidecar may need what is left here";
+    finding(Weight::Note, "NoRoom", message, advice)
+}
+
+fn gpu(facts: &Facts) -> Option<Finding> {
+    let reason = facts.gpu.reason?;
+    // Most nodes without a GPU are meant to have none; what is half there is not.
+    if matches!(reason, GpuReason::NoDriver | GpuReason::NoDevice) {
+        return None;
+    }
+    let advice = "vLLM on this node's GPU probably fares no better: look at the driver and at the container's CUDA libraries";
+    finding(
+        Weight::Note,
+        &format!("{reason:?}"),
+        facts.gpu.detail.clone(),
+        advice,
+    )
+}
+
+fn old_driver(facts: &Facts) -> Option<Finding> {
+    let mut limits = facts.gpu.devices.iter().flat_map(|device| &device.limits);
+    limits.find(|limit| **limit == DeviceLimit::DriverTooOld)?;
+    let message = format!("the driver speaks CUDA {}", facts.gpu.cuda);
+    let advice = "from 12.8 on the connector hands all copies of a job to the driver in one call";
+    finding(Weight::Slows, "DriverTooOld", message, advice)
+}
+
+fn gigabytes(bytes: u64) -> f64 {
+    bytes as f64 / 1e9
+}
+
+#[cfg(test)]
+#[path = "findings_tests.rs"]
+mod tests;

@@ -1,0 +1,244 @@
+//! GPUs of the node and what their driver can do: from what was answered to facts with names.
+
+use super::driver::{Answer, Answers, uuid_text};
+use serde::Serialize;
+
+/// GPUs and their driver.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Gpu {
+    /// Why no GPU can be used from this process; `null` = one can.
+    pub reason: Option<GpuReason>,
+    /// For people: the same with what the driver said.
+    pub detail: String,
+    /// Version of the driver; empty where it is not known.
+    pub driver: String,
+    /// Newest CUDA that the driver speaks; empty without one.
+    pub cuda: String,
+    /// Devices that this process sees.
+    pub devices: Vec<Device>,
+}
+
+/// Why no GPU can be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub enum GpuReason {
+    /// `libcuda.so.1` cannot be opened: the node has no driver, or the container was not given it.
+    NoDriver,
+    /// The library is there and lacks a function, or does not start; the detail has its words.
+    DriverUnusable,
+    /// The user half of the driver does not go with the kernel's half.
+    DriverMismatch,
+    /// The driver works and shows no device.
+    NoDevice,
+    /// The driver did not answer in time.
+    TimedOut,
+}
+
+/// One device.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Device {
+    /// Name.
+    pub name: String,
+    /// UUID, as `nvidia-smi` writes it.
+    pub uuid: String,
+    /// Memory.
+    pub memory_total_bytes: u64,
+    /// What of it is free; `null` where the driver does not say it without a context.
+    pub memory_free_bytes: Option<u64>,
+    /// Compute capability.
+    pub compute_capability: String,
+    /// Who may make contexts: `Default`, `Prohibited`, `ExclusiveProcess`.
+    pub compute_mode: String,
+    /// What a second process on the device would meet.
+    pub limits: Vec<DeviceLimit>,
+}
+
+/// What a device does not allow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub enum DeviceLimit {
+    /// The device is an instance of a partitioned GPU; memory does not pass between instances.
+    MigEnabled,
+    /// One process at a time: a sidecar beside vLLM gets no context.
+    ExclusiveProcess,
+    /// No process gets a context.
+    Prohibited,
+    /// The driver is older than CUDA 12.8, which `cuMemcpyBatchAsync` came with.
+    DriverTooOld,
+}
+
+/// First CUDA with `cuMemcpyBatchAsync`, by which the connector copies with one call a job.
+const BATCH_SINCE: i32 = 12080;
+
+/// `CUresult` of `cuda.h`.
+const NO_DEVICE: i32 = 100;
+const SYSTEM_DRIVER_MISMATCH: i32 = 803;
+const COMPAT_NOT_SUPPORTED: i32 = 804;
+
+/// Facts of what the driver answered; `None`: it did not.
+pub fn judged(answers: Option<Answers>) -> Gpu {
+    let Some(answers) = answers else {
+        return Gpu {
+            reason: Some(GpuReason::TimedOut),
+            detail: "the driver did not answer in time".into(),
+            ..Gpu::default()
+        };
+    };
+    let why = refusal(&answers);
+    let devices = answers.devices.iter();
+    Gpu {
+        reason: why.as_ref().map(|(reason, _)| *reason),
+        detail: why.map(|(_, detail)| detail).unwrap_or_default(),
+        driver: answers.driver.clone(),
+        cuda: cuda(answers.cuda),
+        devices: devices.map(|d| device(d, answers.cuda)).collect(),
+    }
+}
+
+fn refusal(answers: &Answers) -> Option<(GpuReason, String)> {
+    if !answers.no_library.is_empty() {
+        return Some((GpuReason::NoDriver, answers.no_library.clone()));
+    }
+    if !answers.no_symbol.is_empty() {
+        let detail = format!("libcuda.so.1 has no {}", answers.no_symbol);
+        return Some((GpuReason::DriverUnusable, detail));
+    }
+    let failed = |why: &str| format!("cuInit: {why} ({})", answers.init);
+    match answers.init {
+        0 if answers.devices.is_empty() => Some((
+            GpuReason::NoDevice,
+            "the driver shows no device to this process".into(),
+        )),
+        0 => None,
+        NO_DEVICE => Some((GpuReason::NoDevice, failed("no device"))),
+        SYSTEM_DRIVER_MISMATCH | COMPAT_NOT_SUPPORTED => Some((
+            GpuReason::DriverMismatch,
+            failed("the container's libcuda.so.1 does not go with the node's driver"),
+        )),
+        _ => Some((GpuReason::DriverUnusable, failed("failed"))),
+    }
+}
+
+fn cuda(version: i32) -> String {
+    if version <= 0 {
+        return String::new();
+    }
+    format!("{}.{}", version / 1000, version % 1000 / 10)
+}
+
+fn device(answer: &Answer, cuda: i32) -> Device {
+    // An instance of a partitioned GPU is `<GPU> MIG <profile>`.
+    let mig = answer.name.split(' ').any(|word| word == "MIG");
+    // `CUcomputemode` of cuda.h.
+    let (mode, limit) = match answer.compute_mode {
+        2 => ("Prohibited", Some(DeviceLimit::Prohibited)),
+        3 => ("ExclusiveProcess", Some(DeviceLimit::ExclusiveProcess)),
+        _ => ("Default", None),
+    };
+    let limits = [
+        mig.then_some(DeviceLimit::MigEnabled),
+        limit,
+        (cuda < BATCH_SINCE).then_some(DeviceLimit::DriverTooOld),
+    ];
+    let (major, minor) = answer.capability;
+    Device {
+        name: answer.name.clone(),
+        uuid: uuid_text(if mig { "MIG" } else { "GPU" }, &answer.uuid),
+        memory_total_bytes: answer.memory_total_bytes,
+        memory_free_bytes: answer.memory_free_bytes,
+        compute_capability: format!("{major}.{minor}"),
+        compute_mode: mode.into(),
+        limits: limits.into_iter().flatten().collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn one(name: &str, compute_mode: i32) -> Answers {
+        Answers {
+            cuda: 13000,
+            devices: vec![Answer {
+                name: name.into(),
+                compute_mode,
+                ..Answer::default()
+            }],
+            ..Answers::default()
+        }
+    }
+
+    #[test]
+    fn what_stands_against_every_gpu_has_a_name() {
+        let init = |init| Answers {
+            init,
+            ..Answers::default()
+        };
+        let no_library = Answers {
+            no_library: "libcuda.so.1: cannot open shared object file".into(),
+            ..Answers::default()
+        };
+        let no_symbol = Answers {
+            no_symbol: "cuInit",
+            ..Answers::default()
+        };
+        for (answers, reason, words) in [
+            (None, Some(GpuReason::TimedOut), "in time"),
+            (
+                Some(no_library),
+                Some(GpuReason::NoDriver),
+                "shared object file",
+            ),
+            (
+                Some(no_symbol),
+                Some(GpuReason::DriverUnusable),
+                "no cuInit",
+            ),
+            (
+                Some(init(NO_DEVICE)),
+                Some(GpuReason::NoDevice),
+                "no device",
+            ),
+            (Some(init(0)), Some(GpuReason::NoDevice), "no device"),
+            (Some(init(803)), Some(GpuReason::DriverMismatch), "(803)"),
+            (Some(init(804)), Some(GpuReason::DriverMismatch), "(804)"),
+            (Some(init(999)), Some(GpuReason::DriverUnusable), "(999)"),
+            (Some(one("H100", 0)), None, ""),
+        ] {
+            let gpu = judged(answers);
+            assert_eq!(gpu.reason, reason, "{gpu:?}");
+            assert!(gpu.detail.contains(words), "{gpu:?}");
+        }
+    }
+
+    #[test]
+    fn limits_of_a_device_have_names() {
+        for (name, mode, cuda, limits) in [
+            ("NVIDIA H100 80GB HBM3", 0, 12080, vec![]),
+            (
+                "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
+                0,
+                13000,
+                vec![DeviceLimit::MigEnabled],
+            ),
+            ("MIGHTY", 3, 13000, vec![DeviceLimit::ExclusiveProcess]),
+            ("A", 2, 13000, vec![DeviceLimit::Prohibited]),
+            ("A", 0, 12070, vec![DeviceLimit::DriverTooOld]),
+        ] {
+            let mut answers = one(name, mode);
+            answers.cuda = cuda;
+            let gpu = judged(Some(answers));
+            assert_eq!(gpu.devices[0].limits, limits, "{gpu:?}");
+        }
+    }
+
+    #[test]
+    fn versions_and_uuids_are_written_as_nvidias_tools_write_them() {
+        let mut answers = one("H100 MIG 1g.10gb", 0);
+        answers.devices[0].uuid = std::array::from_fn(|at| at as u8 * 17);
+        answers.devices[0].capability = (9, 0);
+        let gpu = judged(Some(answers));
+        let device = &gpu.devices[0];
+        assert_eq!(device.uuid, "MIG-00112233-4455-6677-8899-aabbccddeeff");
+        assert_eq!((&*gpu.cuda, &*device.compute_capability), ("13.0", "9.0"));
+        assert_eq!(cuda(12080), "12.8");
+    }
+}

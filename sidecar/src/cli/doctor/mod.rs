@@ -1,0 +1,157 @@
+//! `doctor`: what is there on a node and what that means for the cache, without privileges, toolkit or network. Facts are gathered by
+//! `host`, `facilities`, `driver` and `speed`, each within a deadline; `gpu`, `modes` and `findings` judge them and look at nothing.
+
+mod deadline;
+mod driver;
+mod facilities;
+mod findings;
+mod gpu;
+mod host;
+mod modes;
+mod report;
+mod speed;
+mod sys;
+mod table;
+
+use super::ConfigFiles;
+use crate::shm::limit;
+use crate::shm::memfd::Pages;
+use deadline::Deadline;
+use host::Host;
+use kvcachepool_protocol::config::{Config, HugePages};
+use kvcachepool_protocol::geometry::Geometry;
+use report::{Facts, Report, Wanted};
+use rustix::fs::Access;
+use std::io::{IsTerminal, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// Longest that a driver may take to say what it has: it wakes GPUs up.
+const DRIVER_LONGEST: Duration = Duration::from_secs(4);
+
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    files: ConfigFiles,
+    /// Print all of it as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn main(args: &Args) -> Result<ExitCode, String> {
+    let config = match args.files.config {
+        Some(_) => Some(super::check::read(&args.files)?),
+        None => None,
+    };
+    let report = examined(config.as_ref());
+    let text = match args.json {
+        true => serde_json::to_string_pretty(&report).map_err(|e| e.to_string())? + "\n",
+        false => table::render(&report),
+    };
+    let mut out = std::io::stdout().lock();
+    out.write_all(text.as_bytes())
+        .map_err(|e| format!("cannot print: {e}"))?;
+    Ok(match report.serves {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::FAILURE,
+    })
+}
+
+fn examined(config: Option<&Config>) -> Report {
+    let facts = gathered(config);
+    let findings = findings::judged(&facts);
+    Report {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        serves: findings::serves(&findings),
+        transfer_modes: modes::judged(&facts.gpu, &facts.facilities),
+        facts,
+        findings,
+    }
+}
+
+fn gathered(config: Option<&Config>) -> Facts {
+    let deadline = Deadline::start();
+    let progress = Progress::new();
+    progress.at("the node");
+    let host = Host::read();
+    let disk = config.and_then(|config| config.disk.path.clone());
+    progress.at("what the kernel allows");
+    let room = host.memory_room_bytes;
+    let facilities = facilities::tried(deadline, runtime(config), disk.clone(), room);
+    progress.at("GPUs");
+    let gpu = gpu::judged(deadline.within(DRIVER_LONGEST, driver::ask));
+    progress.at("how fast memory and disk are");
+    let speeds = speed::measured(deadline, disk, room, host.cores);
+    Facts {
+        wanted: config.map(wanted),
+        host,
+        facilities,
+        gpu,
+        speeds,
+    }
+}
+
+/// The folder of locks: that of the socket. Without a config it may be anywhere, and the first that can be written is tried: in a
+/// container of ours the temporary one cannot.
+fn runtime(config: Option<&Config>) -> PathBuf {
+    if let Some(folder) = config.and_then(|config| config.socket.parent()) {
+        return folder.to_owned();
+    }
+    let usual = Config::default().socket;
+    let folders = [usual.parent(), Some(Path::new("/run"))];
+    let mut folders = folders.into_iter().flatten();
+    let writable = |folder: &&Path| rustix::fs::access(*folder, Access::WRITE_OK).is_ok();
+    folders
+        .find(writable)
+        .map_or_else(std::env::temp_dir, Path::to_owned)
+}
+
+fn wanted(config: &Config) -> Wanted {
+    let pages = match config.memory.huge_pages {
+        HugePages::None => Pages::Base,
+        HugePages::Size2Mi => Pages::Huge2Mi,
+        HugePages::Size1Gi => Pages::Huge1Gi,
+    };
+    let geometry = Geometry::new(0, config.memory.size.0, config.limits.index_entries);
+    let refused = limit::check(&geometry, pages, config.tiers_bytes()).err();
+    let disk = config.disk.path.as_deref();
+    Wanted {
+        arena_bytes: geometry.arena_bytes,
+        page_bytes: pages.bytes(),
+        arena_refused: refused.map(|e| e.to_string()).unwrap_or_default(),
+        disk: disk
+            .map(|path| path.display().to_string())
+            .unwrap_or_default(),
+    }
+}
+
+/// One line on a terminal's standard error that says what is looked at.
+struct Progress {
+    shown: bool,
+}
+
+impl Progress {
+    fn new() -> Self {
+        Self {
+            shown: std::io::stderr().is_terminal(),
+        }
+    }
+
+    fn at(&self, what: &str) {
+        self.write(&format!("looking at {what}"));
+    }
+
+    fn write(&self, line: &str) {
+        if self.shown {
+            // What cannot be shown is not worth an error.
+            let _ = write!(std::io::stderr(), "\r\x1b[K{line}");
+        }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.write("");
+    }
+}

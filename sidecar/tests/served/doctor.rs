@@ -1,0 +1,259 @@
+//! `doctor` as a node's owner runs it: table and JSON, with and without a config, on nodes that lack something.
+#![allow(unsafe_code)]
+
+use crate::harness::binary;
+use serde_json::Value;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Output};
+use std::time::{Duration, Instant};
+
+/// Runs what a shell makes of `$@`, the command line of the doctor.
+fn doctor_by(script: &str, change: impl FnOnce(&mut Command), args: &[&str]) -> Output {
+    let mut command = Command::new("sh");
+    let command = command.args(["-c", script, "sh", binary(), "doctor"]);
+    command.args(args).env_remove("KVCACHEPOOL_CONFIG");
+    change(command);
+    let began = Instant::now();
+    let output = command.output().unwrap();
+    let took = began.elapsed();
+    assert!(took < Duration::from_secs(20), "took {took:?}");
+    output
+}
+
+fn doctor(args: &[&str]) -> Output {
+    doctor_by("exec \"$@\"", |_| {}, args)
+}
+
+fn report(output: &Output) -> Value {
+    let report: Value =
+        serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"));
+    assert_eq!(report["serves"], output.status.success(), "{report:#}");
+    report
+}
+
+/// The one of a list that has this name.
+fn named<'a>(list: &'a Value, name: &str) -> Option<&'a Value> {
+    list.as_array().unwrap().iter().find(|x| x["name"] == name)
+}
+
+fn config(folder: &Path, more: &str) -> String {
+    let path = folder.join("config.v1.yaml");
+    let socket = folder.join("sidecar.sock");
+    std::fs::write(&path, format!("socket: {}\n{more}", socket.display())).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+#[test]
+fn a_doctor_prints_a_table_and_leaves_standard_error_alone() {
+    let output = doctor(&[]);
+    let text = String::from_utf8_lossy(&output.stdout);
+    for line in [
+        "host\n",
+        "\nfacilities\n  Memfd            yes: ",
+        "\nGPU\n",
+        "\ntransfer\n  Engine           ",
+        "\n  CudaWindow       unavailable (NotBuilt",
+        "\nbytes a second\n",
+        "\n  CopyOneThread    ",
+        "\nwhy is this node slow\n",
+        "\nnothing stands against serving\n",
+    ] {
+        assert!(text.contains(line), "{line:?} is not in {text}");
+    }
+    assert!(
+        output.status.success() && output.stderr.is_empty(),
+        "{output:?}"
+    );
+}
+
+#[test]
+fn a_doctor_tries_the_folders_of_a_config_and_leaves_nothing_there() {
+    let folder = tempfile::tempdir().unwrap();
+    let disk = folder.path().join("disk");
+    std::fs::create_dir(&disk).unwrap();
+    let more = format!(
+        "memory: {{size: 64Mi}}\ndisk: {{path: {}, size: 1Gi}}\n",
+        disk.display()
+    );
+    let output = doctor(&["--json", "--config", &config(folder.path(), &more)]);
+    let report = report(&output);
+    assert!(output.status.success(), "{report:#}");
+    assert_eq!(report["wanted"]["arena_bytes"], 64 << 20);
+    let locks = named(&report["facilities"], "recordLocks").unwrap();
+    let detail = locks["detail"].as_str().unwrap();
+    assert!(
+        detail.contains(folder.path().to_str().unwrap()),
+        "{report:#}"
+    );
+    assert!(named(&report["facilities"], "directIo").is_some());
+    for speed in report["speeds"].as_array().unwrap() {
+        // A loaded machine may leave some of it no time.
+        let measured = speed["bytes_per_second"].is_u64();
+        assert_eq!(measured, speed["reason"] == "", "{speed:#}");
+    }
+    assert_eq!(report["speeds"].as_array().unwrap().len(), 7);
+    assert_eq!(std::fs::read_dir(&disk).unwrap().count(), 0);
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2);
+}
+
+#[test]
+fn a_disk_folder_that_is_missing_degrades_and_a_runtime_folder_that_is_missing_blocks() {
+    let folder = tempfile::tempdir().unwrap();
+    let disk = folder.path().join("none");
+    let more = format!(
+        "memory: {{size: 64Mi}}\ndisk: {{path: {}, size: 1Gi}}\n",
+        disk.display()
+    );
+    let path = config(folder.path(), &more);
+    let output = doctor(&["--json", "--config", &path]);
+    let first = report(&output);
+    let found = named(&first["findings"], "DiskFolderUnusable").unwrap();
+    assert_eq!(found["weight"], "degrades");
+    assert!(output.status.success(), "{first:#}");
+
+    let text = "socket: /nonexistent/kvcp/sidecar.sock\nmemory: {size: 64Mi}\n";
+    std::fs::write(&path, text).unwrap();
+    let output = doctor(&["--json", "--config", &path]);
+    let second = report(&output);
+    let found = named(&second["findings"], "RuntimeFolderUnusable").unwrap();
+    assert_eq!(found["weight"], "blocks");
+    assert_eq!(output.status.code(), Some(1));
+}
+
+#[test]
+fn an_arena_that_does_not_fit_blocks_and_a_config_that_is_wrong_is_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = config(folder.path(), "memory: {size: 16Ti}\n");
+    let output = doctor(&["--json", "--config", &path]);
+    let found = report(&output);
+    assert!(
+        named(&found["findings"], "ArenaExceedsMemoryLimit").is_some(),
+        "{found:#}"
+    );
+    let path = config(folder.path(), "memory: {size: many}\n");
+    let output = doctor(&["--config", &path]);
+    assert_eq!(output.status.code(), Some(1));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.starts_with("error: "), "{said}");
+}
+
+#[test]
+fn a_tight_limit_of_locked_memory_is_found() {
+    // Root's right to lock all the same goes with the program that is started.
+    let without_right = |command: &mut Command| {
+        const CAP_IPC_LOCK: libc::c_ulong = 14;
+        // SAFETY: one system call between fork and exec, with plain numbers.
+        unsafe {
+            command.pre_exec(|| {
+                libc::prctl(libc::PR_CAPBSET_DROP, CAP_IPC_LOCK, 0, 0, 0);
+                Ok(())
+            });
+        }
+    };
+    let script = "ulimit -l 64 && exec \"$@\"";
+    let output = doctor_by(script, without_right, &["--json"]);
+    let report = report(&output);
+    let found = named(&report["findings"], "PageLockLimited").unwrap();
+    assert_eq!(found["weight"], "note", "{report:#}");
+    let message = found["message"].as_str().unwrap();
+    assert!(message.contains("RLIMIT_MEMLOCK 64Ki"), "{message}");
+    assert!(output.status.success());
+}
+
+/// A folder with a driver of made-up devices, for `LD_LIBRARY_PATH`.
+fn fake_driver() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/served/fake_driver.c");
+    let library = folder.path().join("libcuda.so.1");
+    let built = Command::new("cc")
+        .args(["-shared", "-fPIC", "-o"])
+        .arg(&library)
+        .arg(source)
+        .output()
+        .unwrap();
+    assert!(built.status.success(), "{built:?}");
+    std::fs::copy(&library, folder.path().join("libnvidia-ml.so.1")).unwrap();
+    folder
+}
+
+fn over_driver(folder: &Path, init: &str) -> Value {
+    let set = |command: &mut Command| {
+        command.env("LD_LIBRARY_PATH", folder);
+        command.env("FAKE_INIT", init);
+    };
+    report(&doctor_by("exec \"$@\"", set, &["--json"]))
+}
+
+#[test]
+fn what_a_driver_answers_comes_through() {
+    let folder = fake_driver();
+    let report = over_driver(folder.path(), "0");
+    let gpu = &report["gpu"];
+    assert!(gpu["reason"].is_null(), "{gpu:#}");
+    assert_eq!(
+        (&gpu["driver"], &gpu["cuda"]),
+        (&"550.1.2".into(), &"12.4".into())
+    );
+    let device = |name, uuid: &str, gib: u64, free, mode, limits: &[&str]| {
+        serde_json::json!({
+            "name": name, "uuid": uuid, "memory_total_bytes": gib << 30, "memory_free_bytes": free,
+            "compute_capability": "9.1", "compute_mode": mode, "limits": limits,
+        })
+    };
+    let (free, unknown) = (Some(8u64 << 30), None);
+    let expected = [
+        device(
+            "Fake H100",
+            "GPU-11111111-1111-1111-1111-111111111100",
+            64,
+            free,
+            "Default",
+            &["DriverTooOld"],
+        ),
+        device(
+            "Fake H100 MIG 1g.10gb",
+            "MIG-11111111-1111-1111-1111-111111111101",
+            128,
+            unknown,
+            "Default",
+            &["MigEnabled", "DriverTooOld"],
+        ),
+        device(
+            "Fake H200",
+            "GPU-11111111-1111-1111-1111-111111111102",
+            192,
+            unknown,
+            "ExclusiveProcess",
+            &["ExclusiveProcess", "DriverTooOld"],
+        ),
+    ];
+    assert_eq!(gpu["devices"], serde_json::json!(expected));
+    let modes = &report["transfer_modes"];
+    let (engine, window) = (&modes[0], &modes[1]);
+    assert_eq!(
+        (&engine["name"], &engine["state"]),
+        (&"Engine".into(), &"NotTried".into())
+    );
+    assert_eq!(engine["reasons"], serde_json::json!(["DriverTooOld"]));
+    let reasons = serde_json::json!(["NotBuilt", "ExclusiveProcess", "MigEnabled"]);
+    assert_eq!(
+        (&window["state"], &window["reasons"]),
+        (&"Unavailable".into(), &reasons)
+    );
+}
+
+#[test]
+fn a_driver_that_refuses_or_hangs_has_a_name_and_holds_up_nothing() {
+    let folder = fake_driver();
+    for (init, reason) in [
+        ("100", "NoDevice"),
+        ("803", "DriverMismatch"),
+        ("999", "DriverUnusable"),
+        ("hang", "TimedOut"),
+    ] {
+        let report = over_driver(folder.path(), init);
+        assert_eq!(report["gpu"]["reason"], reason, "{report:#}");
+        assert_eq!(report["serves"], true);
+    }
+}
