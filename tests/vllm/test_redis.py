@@ -36,7 +36,7 @@ def _total(pod: Pod, name: str, **labels: str) -> float:
 
 @pytest.fixture(scope="module")
 def shared(new_module_pod: NewPod) -> Iterator[Shared]:
-    """Two vLLMs in all: one that stores, packs what it writes, and goes, and one for every test here, which does not pack."""
+    """Two vLLMs in all: one that packs what it stores, and goes, and one for every test here, which does not pack."""
     redis = RedisServer()
     config: dict[str, Any] = {"redis": redis.config(), "cache": {"loadTimeout": "20s"}}
     first = new_module_pod(config=config | {"write": {"codec": "Lossless"}}).start()
