@@ -146,7 +146,8 @@ fn gpu(out: &mut String, gpu: &Gpu) -> Result {
 
 fn speeds(out: &mut String, facts: &Facts) -> Result {
     section(out, "bytes a second")?;
-    let over = facts.speeds.iter().map(|speed| speed.over_bytes).min();
+    let measured = facts.speeds.iter().filter(|s| s.bytes_per_second.is_some());
+    let over = measured.map(|speed| speed.over_bytes).min();
     if let (Some(over), Some(cache)) = (over, facts.host.cache_bytes)
         && cache > over
     {
