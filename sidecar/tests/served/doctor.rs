@@ -1,6 +1,7 @@
 //! `doctor` as a node's owner runs it: table and JSON, with and without a config, on nodes that lack something.
 #![allow(unsafe_code)]
 
+use crate::cgroup::Cgroup;
 use crate::harness::binary;
 use serde_json::Value;
 use std::os::unix::process::CommandExt;
@@ -159,6 +160,76 @@ fn a_tight_limit_of_locked_memory_is_found() {
     let message = found["message"].as_str().unwrap();
     assert!(message.contains("RLIMIT_MEMLOCK 64Ki"), "{message}");
     assert!(output.status.success());
+}
+
+/// Has the kernel refuse these system calls with EPERM, as a seccomp profile does.
+fn refuse(command: &mut Command, calls: [libc::c_long; 2]) {
+    let line = |code: u32, jt, k: u32| libc::sock_filter {
+        code: code as u16,
+        jt,
+        jf: 0,
+        k,
+    };
+    let equals = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
+    let mut filter = [
+        line(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0),
+        line(equals, 2, calls[0] as u32),
+        line(equals, 1, calls[1] as u32),
+        line(libc::BPF_RET, 0, libc::SECCOMP_RET_ALLOW),
+        line(
+            libc::BPF_RET,
+            0,
+            libc::SECCOMP_RET_ERRNO | libc::EPERM as u32,
+        ),
+    ];
+    let install = move || {
+        let program = libc::sock_fprog {
+            len: filter.len() as u16,
+            filter: filter.as_mut_ptr(),
+        };
+        // SAFETY: two system calls between fork and exec; the program is alive during the second, which copies it.
+        let rc = unsafe {
+            libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+                | libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &program)
+        };
+        match rc {
+            0 => Ok(()),
+            _ => Err(std::io::Error::last_os_error()),
+        }
+    };
+    // SAFETY: `install` allocates nothing and takes no locks.
+    unsafe { command.pre_exec(install) };
+}
+
+#[test]
+fn a_memfd_that_seccomp_refuses_blocks() {
+    let calls = [libc::SYS_memfd_create, libc::SYS_io_uring_setup];
+    let output = doctor_by("exec \"$@\"", |command| refuse(command, calls), &["--json"]);
+    let report = report(&output);
+    assert_eq!(output.status.code(), Some(1));
+    let first = &report["findings"][0];
+    assert_eq!(
+        (&first["name"], &first["weight"]),
+        (&"MemfdRefused".into(), &"blocks".into())
+    );
+    for (name, reason) in [("memfd", "EPERM"), ("ioUring", "SeccompDenied")] {
+        let facility = named(&report["facilities"], name).unwrap();
+        assert_eq!(facility["reason"], reason, "{facility:#}");
+    }
+    assert_eq!(report["transfer_modes"][0]["state"], "Unavailable");
+}
+
+#[test]
+fn in_a_container_that_is_nearly_full_no_memory_is_taken() {
+    let Some(cgroup) = Cgroup::with_limit(32 << 20) else {
+        return;
+    };
+    let script = format!("echo $$ > {} && exec \"$@\"", cgroup.procs().display());
+    let report = report(&doctor_by(&script, |_| {}, &["--json"]));
+    assert_eq!(report["host"]["memory_limit_bytes"], 32 << 20);
+    assert!(named(&report["findings"], "NoRoom").is_some(), "{report:#}");
+    let copy = named(&report["speeds"], "copyOneThread").unwrap();
+    assert_eq!(copy["reason"], "NoRoom");
 }
 
 /// A folder with a driver of made-up devices, for `LD_LIBRARY_PATH`.
