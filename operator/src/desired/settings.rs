@@ -187,7 +187,7 @@ mod tests {
     use crate::inject::Holder;
     use crate::names;
     use kvcachepool_protocol::config::{
-        Admission, ByteSize, EvictionPolicy, HugePages, LogLevel, Verify, WritePolicy,
+        Admission, ByteSize, Codec, EvictionPolicy, HugePages, LogLevel, Verify, WritePolicy,
     };
     use kvcachepool_protocol::message::Save;
     use serde_json::json;
@@ -220,7 +220,7 @@ mod tests {
                 "memory": {"perPod": "1Gi", "hugePages": "2Mi", "evictionPolicy": "LRU"},
                 "disk": {"perPod": "3Gi", "ephemeral": {"storageClassName": "nvme"}},
             },
-            "write": {"policy": "WriteBack", "admission": "Reused"},
+            "write": {"policy": "WriteBack", "admission": "Reused", "codec": "Lossless"},
             "shared": {"redis": {
                 "external": {"urls": ["redis://a:1", "redis://b"], "auth": {"secretName": "r"}, "ca": {"name": "public"}},
                 "ttl": "1h",
@@ -253,6 +253,7 @@ mod tests {
             (got.config.write.policy, got.config.write.admission),
             (WritePolicy::WriteBack, Admission::Reused)
         );
+        assert_eq!(got.config.write.codec, Codec::Lossless);
         let s3 = got.config.s3.clone();
         let expected = config::S3 {
             bucket: "kv-cache".to_string(),

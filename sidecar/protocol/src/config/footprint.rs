@@ -22,8 +22,10 @@ const DISK_SPARE_BYTES: u64 = 1 << 30;
 const TIER_BYTES: u64 = 32 << 20;
 /// Bytes that a request to S3 takes beside the place that it is for: what a connection reads ahead, or keeps to send, some 400 KiB.
 const S3_REQUEST_BYTES: u64 = 512 << 10;
-/// Bytes that packing and unpacking take at once: what is packed, what comes of it, and what the tier is given.
+/// Bytes that packing and unpacking take at once: objects as they are packed, and a section of each as it is not.
 pub const PACKING_BYTES: u64 = 128 << 20;
+/// The same where nothing is packed, and what others packed is read all the same: within what every sidecar has to spare.
+pub const UNPACKING_BYTES: u64 = 64 << 20;
 /// What a container asks for is a multiple of this.
 const REQUEST_BYTES: u64 = 1 << 20;
 

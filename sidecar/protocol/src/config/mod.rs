@@ -8,7 +8,9 @@ mod parse;
 mod s3;
 mod units;
 
-pub use footprint::{CHUNK_BYTES, PACKING_BYTES, PAGE_BYTES, beside_arena, disk_objects_max};
+pub use footprint::{
+    CHUNK_BYTES, PACKING_BYTES, PAGE_BYTES, UNPACKING_BYTES, beside_arena, disk_objects_max,
+};
 pub use keys::{Changes, Reload};
 pub use parse::{ConfigError, Problem, UnknownKey};
 pub use s3::{AddressingStyle, Checksums, HttpVersion, S3};

@@ -81,7 +81,7 @@ impl Packing {
         Self {
             inner,
             codec,
-            room: Room::default(),
+            room: Room::new(codec),
             packed: Arc::default(),
             corrupt,
         }
@@ -129,7 +129,10 @@ impl Packing {
             return Err(error.about(get.name.s3("")));
         }
         let lengths: Vec<u64> = sections.iter().map(|s| s.stored_bytes).collect();
-        let hold = self.room.take(lengths.iter().sum()).await;
+        let hold = self.room.take(&lengths).await.ok_or_else(|| {
+            let detail = "it is packed, and larger than there is room to unpack it: with write.codec there is more";
+            TierError::new(kind, Cause::Shape, detail).about(get.name.s3(""))
+        })?;
         let scratch = Scratch::new(kind, &lengths, hold)?;
         let place = |(place, span): (&Place, &Span)| Place {
             span: span.clone(),
@@ -178,14 +181,15 @@ impl Packing {
             // The layers within say what is wrong with it.
             return self.inner.put(put).await;
         }
-        let hold = self
-            .room
-            .take(put.spans.iter().map(|s| s.length).sum())
-            .await;
+        let lengths: Vec<u64> = put.spans.iter().map(|span| longest(span.length)).collect();
+        let Some(hold) = self.room.take(&lengths).await else {
+            return self.inner.put(put).await;
+        };
+        let scratch = Scratch::new(kind, &lengths, hold)?;
         let (codec, packed) = (self.codec, self.packed.clone());
         let work = move || {
             let began = Instant::now();
-            let smaller = pack(kind, codec, &put, hold)?;
+            let smaller = pack(kind, codec, &put, scratch)?;
             if let Some(put) = &smaller {
                 packed.put.went(&put.object.sections, began.elapsed());
             }
@@ -248,45 +252,29 @@ fn pack(
     kind: Kind,
     codec: Codec,
     put: &Put,
-    hold: scratch::Hold,
+    mut scratch: Scratch,
 ) -> Result<Option<Put>, TierError> {
-    let (mut sections, mut bodies) = (Vec::new(), Vec::new());
-    for (section, span) in put.object.sections.iter().zip(&put.spans) {
+    let mut object = put.object.clone();
+    object.codec = codec;
+    for (index, (section, span)) in object.sections.iter_mut().zip(&put.spans).enumerate() {
         let mut raw = vec![0; span.length as usize];
         if !span.read(0, &mut raw) || digest(&raw) != section.raw_digest {
             let detail = "the bytes in memory are not what the head says; nothing was written";
             return Err(TierError::new(kind, Cause::Corrupt, detail));
         }
-        let mut stored = Vec::new();
-        codec::encode(
-            codec::Codec::Lossless,
-            &shape(section.raw_bytes),
-            &raw,
-            &mut stored,
-        )
-        .map_err(|e| TierError::new(kind, Cause::Shape, e.to_string()))?;
-        sections.push(Section {
-            stored_bytes: stored.len() as u64,
-            stored_digest: digest(&stored),
-            ..*section
-        });
-        bodies.push(stored);
+        let (mut stored, shape) = (Vec::new(), shape(section.raw_bytes));
+        codec::encode(codec::Codec::Lossless, &shape, &raw, &mut stored)
+            .map_err(|e| TierError::new(kind, Cause::Shape, e.to_string()))?;
+        if !scratch.fill(index, &stored) {
+            return Ok(None);
+        }
+        section.stored_bytes = stored.len() as u64;
+        section.stored_digest = digest(&stored);
     }
-    let bytes = |of: fn(&Section) -> u64| sections.iter().map(of).sum::<u64>();
-    if bytes(|s| s.stored_bytes) >= bytes(|s| s.raw_bytes) {
-        return Ok(None);
-    }
-    let lengths: Vec<u64> = sections.iter().map(|s| s.stored_bytes).collect();
-    let scratch = Scratch::new(kind, &lengths, hold)?;
-    for (span, body) in scratch.spans.iter().zip(&bodies) {
-        span.write(0, body);
-    }
-    Ok(Some(Put {
-        object: Object {
-            codec,
-            sections,
-            ..put.object.clone()
-        },
+    let bytes = |of: fn(&Section) -> u64| object.sections.iter().map(of).sum::<u64>();
+    let smaller = bytes(|s| s.stored_bytes) < bytes(|s| s.raw_bytes);
+    Ok(smaller.then_some(Put {
+        object,
         spans: scratch.spans,
     }))
 }

@@ -3,14 +3,13 @@
 use crate::shm::mapping::Mapping;
 use crate::shm::memfd::{Pages, sealed};
 use crate::tiers::{Cause, Kind, Span, TierError};
-use kvcachepool_protocol::config::PACKING_BYTES;
+use kvcachepool_protocol::config::{PACKING_BYTES, UNPACKING_BYTES};
+use kvcachepool_protocol::object::Codec;
 use rustix::fd::AsFd;
 use std::any::Any;
 use std::sync::Arc;
 use tokio::sync::Semaphore;
 
-/// Raw bytes, what they are packed into, and that once more where a tier can reach it.
-const COPIES: u64 = 3;
 /// Direct I/O wants addresses that are multiples of this.
 const ALIGN: u64 = 4096;
 const MI: u64 = 1 << 20;
@@ -20,28 +19,45 @@ pub type Hold = Arc<dyn Any + Send + Sync>;
 
 /// Room for all operations at once, in MiB.
 #[derive(Debug)]
-pub struct Room(Arc<Semaphore>);
-
-impl Default for Room {
-    fn default() -> Self {
-        Self(Arc::new(Semaphore::new((PACKING_BYTES / MI) as usize)))
-    }
+pub struct Room {
+    left: Arc<Semaphore>,
+    all: u64,
 }
 
 impl Room {
-    /// Waits for room for that many bytes and their copies. One that needs more than there is takes all.
-    pub async fn take(&self, bytes: u64) -> Hold {
-        let wanted = (bytes * COPIES).div_ceil(MI).clamp(1, PACKING_BYTES / MI);
+    /// As much as the container was given for it: more where it packs than where it only reads what others packed.
+    pub fn new(codec: Codec) -> Self {
+        let bytes = match codec {
+            Codec::None => UNPACKING_BYTES,
+            Codec::Lossless => PACKING_BYTES,
+        };
+        Self {
+            left: Arc::new(Semaphore::new((bytes / MI) as usize)),
+            all: bytes / MI,
+        }
+    }
+
+    /// Waits for room for sections of these lengths, packed, and for one of them at a time as it is packed or unpacked. None: there is
+    /// less room altogether.
+    pub async fn take(&self, lengths: &[u64]) -> Option<Hold> {
+        let longest = lengths.iter().copied().max().unwrap_or_default();
+        let bytes = lengths.iter().sum::<u64>() + 2 * longest;
+        let wanted = bytes.div_ceil(MI).max(1);
+        if wanted > self.all {
+            return None;
+        }
         // The semaphore is never closed.
-        Arc::new(self.0.clone().acquire_many_owned(wanted as u32).await.ok())
+        let permit = self.left.clone().acquire_many_owned(wanted as u32).await;
+        Some(Arc::new(permit.ok()))
     }
 }
 
-/// A mapping, cut into spans.
+/// A mapping, cut into spans. Pages of it that nobody writes to take no memory.
 #[derive(Debug)]
 pub struct Scratch {
     /// Of these lengths.
     pub spans: Vec<Span>,
+    hold: Hold,
 }
 
 impl Scratch {
@@ -61,6 +77,21 @@ impl Scratch {
         };
         let spans: Option<Vec<_>> = lengths.iter().map(span).collect();
         let spans = spans.ok_or_else(|| failed("it does not lie in its mapping".into()))?;
-        Ok(Self { spans })
+        Ok(Self { spans, hold })
+    }
+
+    /// Writes bytes to where a span begins, and cuts the span to their length. False: they are longer than it.
+    pub fn fill(&mut self, index: usize, bytes: &[u8]) -> bool {
+        let Some(span) = self.spans.get_mut(index).filter(|s| s.write(0, bytes)) else {
+            return false;
+        };
+        let (arena, hold) = (span.arena.clone(), self.hold.clone());
+        match Span::new(arena, span.offset, bytes.len() as u64, hold) {
+            Some(cut) => {
+                *span = cut;
+                true
+            }
+            None => false,
+        }
     }
 }

@@ -2,6 +2,7 @@ use super::*;
 use crate::tiers::layers::{Options, layered};
 use crate::tiers::shelf::Shelf;
 use crate::tiers::suite::{Memory, Sample, bytes_of, untouched};
+use kvcachepool_protocol::config::{PACKING_BYTES, UNPACKING_BYTES};
 use tokio::task::JoinSet;
 
 struct Rig {
@@ -133,7 +134,7 @@ async fn many_at_once_wait_for_room_and_all_end() {
     for number in 0..24 {
         let rig = rig.clone();
         operations.spawn(async move {
-            // Two of these take all the room that there is; every fifth is dropped while it waits or works.
+            // One of these takes most of the room that there is; every fifth is dropped while it waits or works.
             let (memory, sample) = (Memory::new(96 << 20), Sample::new(1, number, &[24 << 20]));
             let put = rig.packing.put(sample.put(&memory));
             if number % 5 == 0 {
@@ -147,6 +148,25 @@ async fn many_at_once_wait_for_room_and_all_end() {
         });
     }
     operations.join_all().await;
+}
+
+#[tokio::test]
+async fn what_there_is_no_room_for_is_not_packed_and_packed_by_others_not_read() {
+    let rig = Rig::new();
+    let huge = Sample::new(1, 0, &[PACKING_BYTES / 3 + (1 << 20)]);
+    let memory = Memory::new(512 << 20);
+    rig.packing.put(huge.put(&memory)).await.unwrap();
+    assert_eq!(rig.at_rest(&huge).await, huge.object);
+    // Who packs nothing has less room.
+    let large = Sample::new(1, 1, &[UNPACKING_BYTES * 9 / 16]);
+    rig.packing.put(large.put(&memory)).await.unwrap();
+    assert_eq!(rig.at_rest(&large).await.codec, Codec::Lossless);
+    let get = large.get_all(&memory);
+    let error = rig.plain.get(get.clone()).await.unwrap_err();
+    assert_eq!(error.cause, Cause::Shape);
+    assert!(error.detail.contains("write.codec"), "{error}");
+    assert!(rig.packing.get(get.clone()).await.is_ok());
+    assert!(large.lies_in(&get.places));
 }
 
 #[tokio::test]

@@ -1,0 +1,79 @@
+"""What is done to KV bytes on CPUs, against memcpy in the same run: `codec_bench` and `pages_bench` as rows.
+
+python -m bench.kernels [--rounds 15]
+
+One thread. Of pages the row has the slowest layout; what each layout and codec does is printed with it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+from typing import Any
+
+from bench.results import Row, merge
+from servers.paths import target
+
+_CODECS = ("fp8", "int8", "int4", "cachegen", "lossless")
+_WAYS = {"": "encode", "_decode": "decode"}
+_PAGES = ("gather", "scatter", "to_canonical", "to_verbatim")
+
+
+def lines(program: str, *arguments: str) -> list[dict[str, Any]]:
+    """What an example printed, a JSON object a line."""
+    command = [str(target() / "debug" / "examples" / program), *arguments]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    print(printed, end="", flush=True)
+    return [json.loads(line) for line in printed.splitlines()]
+
+
+def _row(name: str, value: float, memcpy: float, runs: int) -> Row:
+    return Row(
+        name=name,
+        value=value,
+        unit="GB/s",
+        reference="memcpy",
+        reference_value=memcpy,
+        ratio=round(value / memcpy, 3),
+        runs=runs,
+        command="make bench ONLY=kernels",
+    )
+
+
+def codecs(rounds: int) -> list[Row]:
+    """Packing and unpacking by each codec, and what the lossless one gains."""
+    memcpy, *measured = lines("codec_bench", str(rounds))
+    by_name = {line["row"].removeprefix("cpu_").removesuffix("_vs_memcpy"): line for line in measured}
+    rows = [
+        _row(f"cpu_{codec}{suffix}_vs_memcpy", by_name[codec][f"{way}_gbps"], memcpy["gbps"], rounds)
+        for codec in _CODECS
+        for suffix, way in _WAYS.items()
+    ]
+    gained = Row(
+        name="lossless_raw_over_stored",
+        value=by_name["lossless"]["ratio"],
+        unit="x",
+        reference="64 MiB of bf16 that are made to look like a KV cache",
+        reference_value=None,
+        ratio=None,
+        runs=1,
+        command="make bench ONLY=kernels",
+    )
+    return [*rows, gained]
+
+
+def pages() -> list[Row]:
+    """Gathering, scattering and reordering, in the layout that is slowest."""
+    measured = lines("pages_bench")
+    rows = []
+    for kernel in _PAGES:
+        slowest = min((line for line in measured if line["kernel"] == kernel), key=lambda line: line["ratio"])
+        rows.append(_row(f"cpu_{kernel}_vs_memcpy", slowest["gb_s"], slowest["memcpy_gb_s"], 1))
+    return rows
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=15)
+    merge([*codecs(parser.parse_args().rounds), *pages()])
