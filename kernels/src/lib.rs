@@ -5,4 +5,5 @@
 
 pub mod codec;
 pub mod manifest;
+mod number;
 pub mod pages;

@@ -2,8 +2,8 @@
 //! 2^-9 below 2^-6, no infinities, 0x7f is NaN. A group is scaled so that its largest finite magnitude becomes 448.
 
 use super::grouped::Quantiser;
-use super::number::Number;
 use super::scale::{Scale, within};
+use crate::number::Number;
 
 /// The largest number.
 const LARGEST: f32 = 448.0;
@@ -15,13 +15,6 @@ const NORMAL: f32 = 1.0 / 64.0;
 pub struct Fp8;
 
 impl Quantiser for Fp8 {
-    const ENDS: usize = 1;
-
-    #[inline(always)]
-    fn bytes(numbers: usize) -> usize {
-        numbers
-    }
-
     #[inline(always)]
     fn ends<N: Number>(numbers: &[N::Bytes]) -> Option<[N::Bytes; 2]> {
         let mut largest = N::Order::default();
@@ -35,11 +28,6 @@ impl Quantiser for Fp8 {
             largest = largest.max(finite);
         }
         Some([N::at(largest); 2])
-    }
-
-    #[inline(always)]
-    fn line<N: Number>(ends: [N::Bytes; 2]) -> Option<[f32; 2]> {
-        N::is_bound(ends[0]).then(|| [0.0, N::value(ends[0])])
     }
 
     #[inline(always)]

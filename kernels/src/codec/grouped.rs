@@ -7,8 +7,8 @@
 //! Ends are numbers of the group, so that keeping them in its type loses nothing; scales are worked out from them on both sides.
 
 use super::lanes::{Work, widest};
-use super::number::{Bf16, F16, F32, Number};
 use super::{CodecError, Element, GROUP_MAX};
+use crate::number::{Bf16, F16, F32, Number};
 use std::marker::PhantomData;
 
 /// Bytes of codes that are made before they are put behind the output: small enough to stay in the first cache.
@@ -16,15 +16,21 @@ const STAGE_BYTES: usize = 4_096;
 
 /// A way to quantise a group. All of it is inlined: see [`Work`].
 pub trait Quantiser {
-    /// Ends that are stored: 1 or 2.
-    const ENDS: usize;
+    /// Ends that are stored: 1, the largest magnitude, or 2.
+    const ENDS: usize = 1;
 
-    /// Bytes of so many codes.
-    fn bytes(numbers: usize) -> usize;
+    /// Bytes of so many codes: one each, unless they are shorter.
+    #[inline(always)]
+    fn bytes(numbers: usize) -> usize {
+        numbers
+    }
     /// The ends of a group, the stored ones first. None: it cannot be packed.
     fn ends<N: Number>(numbers: &[N::Bytes]) -> Option<[N::Bytes; 2]>;
     /// Stored ends as values from low to high. None: no group has such ends.
-    fn line<N: Number>(ends: [N::Bytes; 2]) -> Option<[f32; 2]>;
+    #[inline(always)]
+    fn line<N: Number>(ends: [N::Bytes; 2]) -> Option<[f32; 2]> {
+        N::is_bound(ends[0]).then(|| [0.0, N::value(ends[0])])
+    }
     /// Codes of a group.
     fn quantise<N: Number>(line: [f32; 2], numbers: &[N::Bytes], codes: &mut [u8]);
     /// Numbers of a group.

@@ -2,8 +2,8 @@
 //! bytes, the second in the high ones, so that neighbours are packed and unpacked together; an odd group leaves the last high half zero.
 
 use super::grouped::Quantiser;
-use super::number::Number;
 use super::scale::{ROUND, Scale, within};
+use crate::number::Number;
 
 /// The largest code.
 const LARGEST: f32 = 15.0;

@@ -1,8 +1,8 @@
 //! Whole numbers of 8 bits: a group's largest magnitude becomes 127. -128 stands for nothing and is never written.
 
 use super::grouped::Quantiser;
-use super::number::Number;
 use super::scale::{ROUND, Scale, within};
+use crate::number::Number;
 
 /// The largest code.
 const LARGEST: f32 = 127.0;
@@ -10,22 +10,10 @@ const LARGEST: f32 = 127.0;
 pub struct Int8;
 
 impl Quantiser for Int8 {
-    const ENDS: usize = 1;
-
-    #[inline(always)]
-    fn bytes(numbers: usize) -> usize {
-        numbers
-    }
-
     #[inline(always)]
     fn ends<N: Number>(numbers: &[N::Bytes]) -> Option<[N::Bytes; 2]> {
         let largest = N::largest(numbers);
         (largest < N::INFINITY).then(|| [N::at(largest); 2])
-    }
-
-    #[inline(always)]
-    fn line<N: Number>(ends: [N::Bytes; 2]) -> Option<[f32; 2]> {
-        N::is_bound(ends[0]).then(|| [0.0, N::value(ends[0])])
     }
 
     #[inline(always)]

@@ -54,7 +54,7 @@ fn avx512<W: Work>(work: W) -> W::Done {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::codec::number::{Bf16, F16, Number};
+    use crate::number::{Bf16, F16, Number};
 
     /// All halves as bfloat16.
     struct Convert;

@@ -11,7 +11,6 @@ mod header;
 mod int4;
 mod int8;
 mod lanes;
-mod number;
 mod planes;
 mod rans;
 mod scale;

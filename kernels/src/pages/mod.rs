@@ -6,7 +6,6 @@
 //! the protocol's xxh3-128 over these bytes; there is none of its own here.
 
 mod error;
-mod float;
 mod map;
 mod order;
 mod rope;
@@ -14,10 +13,9 @@ mod shape;
 mod transfer;
 
 pub use error::PagesError;
-pub use float::Dtype;
 pub use map::{PageMap, Plane};
 pub use order::HeadMajor;
-pub use rope::{Keys, Style, Turn};
+pub use rope::{Dtype, Keys, Style, Turn};
 pub use shape::BlockShape;
 
 #[cfg(test)]

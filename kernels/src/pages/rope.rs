@@ -3,10 +3,31 @@
 //! that is needed (Su et al., RoFormer, 2021, equation 34: rotations of one plane add up). Kernels: `cuda/rope.cu`.
 
 use super::PagesError;
-use super::float::{Bf16, Dtype, Element, F16, F32};
+use crate::number::{Bf16, F16, F32, Number};
 
 /// How far `cos^2 + sin^2` may be from 1: a table rounded to bfloat16 passes, one scaled by 1.02 does not.
 const UNIT_SLACK: f32 = 0.02;
+
+/// Type of the elements of a state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Dtype {
+    /// bfloat16.
+    Bf16,
+    /// IEEE 754 binary16.
+    F16,
+    /// IEEE 754 binary32.
+    F32,
+}
+
+impl Dtype {
+    /// Bytes of an element.
+    pub fn bytes(self) -> usize {
+        match self {
+            Self::Bf16 | Self::F16 => 2,
+            Self::F32 => 4,
+        }
+    }
+}
 
 /// Which elements of a key make a pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -109,9 +130,9 @@ impl Keys {
             .chunks_exact_mut(self.state_bytes)
             .map(|state| &mut state[self.offset..end]);
         match self.dtype {
-            Dtype::Bf16 => turn_all::<2, Bf16>(self.style, keys, turn),
-            Dtype::F16 => turn_all::<2, F16>(self.style, keys, turn),
-            Dtype::F32 => turn_all::<4, F32>(self.style, keys, turn),
+            Dtype::Bf16 => turn_all::<Bf16>(self.style, keys, turn),
+            Dtype::F16 => turn_all::<F16>(self.style, keys, turn),
+            Dtype::F32 => turn_all::<F32>(self.style, keys, turn),
         }
         Ok(())
     }
@@ -155,42 +176,31 @@ fn even(rotary: usize) -> Result<(), PagesError> {
     Ok(())
 }
 
-fn turn_all<'a, const BYTES: usize, E: Element<BYTES>>(
-    style: Style,
-    keys: impl Iterator<Item = &'a mut [u8]>,
-    turn: &Turn,
-) {
+fn turn_all<'a, N: Number>(style: Style, keys: impl Iterator<Item = &'a mut [u8]>, turn: &Turn) {
     match style {
-        Style::NeoX => keys.for_each(|key| turn_halves::<BYTES, E>(key, turn)),
-        Style::GptJ => keys.for_each(|key| turn_neighbours::<BYTES, E>(key, turn)),
+        Style::NeoX => keys.for_each(|key| turn_halves::<N>(key, turn)),
+        Style::GptJ => keys.for_each(|key| turn_neighbours::<N>(key, turn)),
     }
 }
 
-fn turn_halves<const BYTES: usize, E: Element<BYTES>>(key: &mut [u8], turn: &Turn) {
+fn turn_halves<N: Number>(key: &mut [u8], turn: &Turn) {
     let (low, high) = key.split_at_mut(key.len() / 2);
-    let low = low.as_chunks_mut::<BYTES>().0;
-    let high = high.as_chunks_mut::<BYTES>().0;
     let angles = turn.cos.iter().zip(&turn.sin);
-    for ((a, b), (cos, sin)) in low.iter_mut().zip(high).zip(angles) {
-        (*a, *b) = turned::<BYTES, E>(*a, *b, *cos, *sin);
+    for ((a, b), (cos, sin)) in N::all_mut(low).iter_mut().zip(N::all_mut(high)).zip(angles) {
+        (*a, *b) = turned::<N>(*a, *b, *cos, *sin);
     }
 }
 
-fn turn_neighbours<const BYTES: usize, E: Element<BYTES>>(key: &mut [u8], turn: &Turn) {
-    let elements = key.as_chunks_mut::<BYTES>().0;
+fn turn_neighbours<N: Number>(key: &mut [u8], turn: &Turn) {
+    let pairs = N::all_mut(key).as_chunks_mut::<2>().0;
     let angles = turn.cos.iter().zip(&turn.sin);
-    for ([a, b], (cos, sin)) in elements.as_chunks_mut::<2>().0.iter_mut().zip(angles) {
-        (*a, *b) = turned::<BYTES, E>(*a, *b, *cos, *sin);
+    for ([a, b], (cos, sin)) in pairs.iter_mut().zip(angles) {
+        (*a, *b) = turned::<N>(*a, *b, *cos, *sin);
     }
 }
 
 #[inline]
-fn turned<const BYTES: usize, E: Element<BYTES>>(
-    a: [u8; BYTES],
-    b: [u8; BYTES],
-    cos: f32,
-    sin: f32,
-) -> ([u8; BYTES], [u8; BYTES]) {
-    let (x, y) = (E::read(a), E::read(b));
-    (E::write(x * cos - y * sin), E::write(y * cos + x * sin))
+fn turned<N: Number>(a: N::Bytes, b: N::Bytes, cos: f32, sin: f32) -> (N::Bytes, N::Bytes) {
+    let (x, y) = (N::value(a), N::value(b));
+    (N::nearest(x * cos - y * sin), N::nearest(y * cos + x * sin))
 }

@@ -2,9 +2,9 @@
 //! is zero, twice that the largest magnitude; a row of zeros has that level throughout.
 
 use crate::codec::lanes::{Work, widest};
-use crate::codec::number::Number;
 use crate::codec::scale::{ROUND, Scale, within};
 use crate::codec::{CodecError, Shape};
+use crate::number::Number;
 use std::marker::PhantomData;
 
 /// Steps of a plane to either side: LMCache's bins for its models of more than 9 layers, half of them less one. Layers of smaller models

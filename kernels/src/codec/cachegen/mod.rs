@@ -19,8 +19,8 @@ mod level;
 mod table;
 mod varint;
 
-use super::number::{Bf16, F16, F32, Number};
 use super::{CodecError, Element, Shape};
+use crate::number::{Bf16, F16, F32, Number};
 use level::{quantise, restore, steps};
 use table::Counts;
 

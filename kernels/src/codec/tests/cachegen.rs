@@ -1,8 +1,8 @@
 //! CacheGen's error, what it refuses, and that it gets small.
 
 use super::sections::{bytes, finite, there_and_back};
-use crate::codec::number::{Bf16, F16, F32, Number};
 use crate::codec::{Codec, CodecError, Element, Shape, encode};
+use crate::number::{Bf16, F16, F32, Number};
 use proptest::prelude::*;
 
 const CHANNELS: u32 = 19;

@@ -2,8 +2,8 @@
 //! for the arithmetic in single precision.
 
 use super::sections::{bytes, finite, there_and_back};
-use crate::codec::number::{Bf16, F16, F32, Number};
 use crate::codec::{Codec, CodecError, Element, Shape, encode};
+use crate::number::{Bf16, F16, F32, Number};
 use proptest::prelude::*;
 
 const GROUPS: [u16; 6] = [1, 2, 7, 32, 64, 128];

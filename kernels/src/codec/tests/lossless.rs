@@ -1,8 +1,8 @@
 //! Every bit comes back, whatever the bytes are.
 
 use super::sections::{bytes, there_and_back};
-use crate::codec::number::{Bf16, Number};
 use crate::codec::{Codec, Element, HEADER_BYTES, Shape, encode};
+use crate::number::{Bf16, Number};
 use proptest::collection::vec;
 use proptest::prelude::*;
 

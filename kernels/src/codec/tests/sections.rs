@@ -1,7 +1,7 @@
 //! Raw bytes for tests, and the way there and back.
 
-use crate::codec::number::Number;
 use crate::codec::{Codec, Shape, decode, encode};
+use crate::number::Number;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use std::ops::Range;

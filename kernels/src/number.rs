@@ -241,4 +241,64 @@ mod tests {
             );
         }
     }
+
+    /// Value of a half by its definition.
+    fn half(bits: u16) -> f64 {
+        let sign = if bits >> 15 == 1 { -1.0 } else { 1.0 };
+        let (exponent, mantissa) = (i32::from(bits >> 10 & 31), f64::from(bits & 1023));
+        match exponent {
+            0 => sign * mantissa * 2f64.powi(-24),
+            31 if mantissa > 0.0 => f64::NAN,
+            31 => sign * f64::INFINITY,
+            e => sign * (1024.0 + mantissa) * 2f64.powi(e - 25),
+        }
+    }
+
+    #[test]
+    fn every_half_reads_as_its_definition_and_writes_back_as_itself() {
+        for bits in 0..=u16::MAX {
+            let read = F16::value(bits.to_le_bytes());
+            let want = half(bits);
+            if want.is_nan() {
+                assert!(read.is_nan());
+                assert!(F16::value(F16::nearest(read)).is_nan());
+            } else {
+                assert_eq!(f64::from(read), want, "{bits:#06x}");
+                assert_eq!(F16::nearest(read), bits.to_le_bytes(), "{bits:#06x}");
+            }
+        }
+    }
+
+    #[test]
+    fn halves_round_to_nearest_and_ties_to_even() {
+        for bits in 0..0x7bffu16 {
+            let (low, high) = (half(bits), half(bits + 1));
+            let middle = ((low + high) / 2.0) as f32;
+            let even = if bits & 1 == 0 { bits } else { bits + 1 };
+            assert_eq!(F16::nearest(middle), even.to_le_bytes(), "{bits:#06x}");
+            assert_eq!(F16::nearest(middle.next_down()), bits.to_le_bytes());
+            assert_eq!(F16::nearest(middle.next_up()), (bits + 1).to_le_bytes());
+        }
+        assert_eq!(F16::nearest(65519.99), 0x7bffu16.to_le_bytes());
+        assert_eq!(F16::nearest(-65520.0), 0xfc00u16.to_le_bytes());
+        assert_eq!(F16::nearest(1e-20), [0, 0]);
+    }
+
+    #[test]
+    fn every_bfloat16_writes_back_as_itself_and_rounds_to_nearest_even() {
+        for bits in 0..=u16::MAX {
+            let read = Bf16::value(bits.to_le_bytes());
+            if read.is_nan() {
+                assert!(Bf16::value(Bf16::nearest(read)).is_nan());
+                continue;
+            }
+            assert_eq!(Bf16::nearest(read), bits.to_le_bytes(), "{bits:#06x}");
+            if read.is_finite() {
+                let middle = f32::from_bits(read.to_bits() | 0x8000);
+                let even = if bits & 1 == 0 { bits } else { bits + 1 };
+                assert_eq!(Bf16::nearest(middle), even.to_le_bytes(), "{bits:#06x}");
+            }
+        }
+        assert!(Bf16::value(Bf16::nearest(f32::from_bits(0x7f80_0001))).is_nan());
+    }
 }
