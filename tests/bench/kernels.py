@@ -9,23 +9,21 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 from typing import Any
 
+from bench.examples import measured
 from bench.results import Row, merge
-from servers.paths import target
 
 _CODECS = ("fp8", "int8", "int4", "cachegen", "lossless")
 _WAYS = {"": "encode", "_decode": "decode"}
 _PAGES = ("gather", "scatter", "to_canonical", "to_verbatim")
 
 
-def lines(program: str, *arguments: str) -> list[dict[str, Any]]:
-    """What an example printed, a JSON object a line."""
-    command = [str(target() / "debug" / "examples" / program), *arguments]
-    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    print(printed, end="", flush=True)
-    return [json.loads(line) for line in printed.splitlines()]
+def _shown(example: str, *arguments: str) -> list[dict[str, Any]]:
+    lines = measured(example, *arguments)
+    for line in lines:
+        print(json.dumps(line), flush=True)
+    return lines
 
 
 def _row(name: str, value: float, memcpy: float, runs: int) -> Row:
@@ -43,8 +41,8 @@ def _row(name: str, value: float, memcpy: float, runs: int) -> Row:
 
 def codecs(rounds: int) -> list[Row]:
     """Packing and unpacking by each codec, and what the lossless one gains."""
-    memcpy, *measured = lines("codec_bench", str(rounds))
-    by_name = {line["row"].removeprefix("cpu_").removesuffix("_vs_memcpy"): line for line in measured}
+    memcpy, *packed = _shown("codec_bench", str(rounds))
+    by_name = {line["row"].removeprefix("cpu_").removesuffix("_vs_memcpy"): line for line in packed}
     rows = [
         _row(f"cpu_{codec}{suffix}_vs_memcpy", by_name[codec][f"{way}_gbps"], memcpy["gbps"], rounds)
         for codec in _CODECS
@@ -65,10 +63,10 @@ def codecs(rounds: int) -> list[Row]:
 
 def pages() -> list[Row]:
     """Gathering, scattering and reordering, in the layout that is slowest."""
-    measured = lines("pages_bench")
+    moved = _shown("pages_bench")
     rows = []
     for kernel in _PAGES:
-        slowest = min((line for line in measured if line["kernel"] == kernel), key=lambda line: line["ratio"])
+        slowest = min((line for line in moved if line["kernel"] == kernel), key=lambda line: line["ratio"])
         rows.append(_row(f"cpu_{kernel}_vs_memcpy", slowest["gb_s"], slowest["memcpy_gb_s"], 1))
     return rows
 

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from bench.examples import built
 from bench.results import Row
-from bench.tiers.load import Amount, Cell, Measured, program, tier, tier_load
+from bench.tiers.load import Amount, Cell, Measured, tier, tier_load
 from servers.paths import cache
 
 REFERENCE = "raw O_DIRECT"
@@ -38,13 +39,13 @@ class Disk:
 
     def index(self, objects: int) -> Row:
         """How long a tier with so many objects takes to open after SIGKILL, with nothing in the page cache (root)."""
-        command = [str(program()), "fill", "--config", str(self._config), "--objects", str(objects)]
+        command = [str(built("tier_load")), "fill", "--config", str(self._config), "--objects", str(objects)]
         died = subprocess.run(command, capture_output=True, text=True)
         if died.returncode != -9:
             raise RuntimeError(f"{' '.join(command)}: {died.stdout}{died.stderr}")
         os.sync()
         Path("/proc/sys/vm/drop_caches").write_text("3")
-        command = [str(program()), "open", "--config", str(self._config)]
+        command = [str(built("tier_load")), "open", "--config", str(self._config)]
         opened = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
         if opened["objects"] != objects:
             raise RuntimeError(f"{opened['objects']} of {objects} objects came back")

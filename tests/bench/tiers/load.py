@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from servers.paths import target
+from bench.examples import measured
 
 MIB = 1 << 20
 
@@ -38,19 +36,11 @@ class Amount:
 Measured = dict[str, dict[str, Any]]
 
 
-def program() -> Path:
-    """The built `tier_load`."""
-    return target() / "debug" / "examples" / "tier_load"
-
-
 def tier_load(what: list[str], cell: Cell, amount: Amount) -> Measured:
     """Runs `tier_load` with these first arguments."""
     size = ["--size", str(cell.size), "--in-flight", str(cell.in_flight)]
     until = ["--seconds", str(amount.seconds), "--most", str(amount.most)]
-    done = subprocess.run([str(program()), *what, *size, *until], capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(done.args)}\n{done.stdout}{done.stderr}")
-    return {line["op"]: line for line in map(json.loads, done.stdout.splitlines())}
+    return {line["op"]: line for line in measured("tier_load", *what, *size, *until)}
 
 
 def tier(config: Path, cell: Cell, amount: Amount) -> Measured:

@@ -1,0 +1,23 @@
+"""The examples that measure: each prints JSON objects, one a line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from servers.paths import target
+
+
+def built(example: str) -> Path:
+    """The program."""
+    return target() / "debug" / "examples" / example
+
+
+def measured(example: str, *arguments: str) -> list[dict[str, Any]]:
+    """Runs one and returns what it printed; with all that it said where it fails."""
+    done = subprocess.run([str(built(example)), *arguments], capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(done.args)}\n{done.stdout}{done.stderr}")
+    return [json.loads(line) for line in done.stdout.splitlines()]
