@@ -46,11 +46,9 @@ fn take(daemon: &Daemon) {
     log::set_level(effective.log.level);
     if let Some(shell) = daemon.shell.get() {
         shell.with_core(|core, _, _| core.configure(core_config(&effective)));
-        let of_redis = |key: &&str| key.starts_with("redis.");
-        if let Some(tiers) = shell
-            .tiers
-            .as_ref()
-            .filter(|_| changes.live.iter().any(of_redis))
+        // All of it that a tier takes over while it is open.
+        if running.redis != effective.redis
+            && let Some(tiers) = &shell.tiers
         {
             tiers.change(&effective);
         }

@@ -12,7 +12,7 @@ use crate::tiers::{
     clear, configured,
 };
 use kvcachepool_protocol::config::Config;
-use kvcachepool_protocol::object::{Object, ObjectName, Section};
+use kvcachepool_protocol::object::{Object, ObjectName};
 use kvcachepool_protocol::table::ROW_BYTES;
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
@@ -99,8 +99,6 @@ impl Tiers {
 
     /// Lets tiers go by what a changed config says of them.
     pub fn change(&self, config: &Config) {
-        // A connection has its timer and its socket here.
-        let _within = self.runtime.enter();
         for opening in &self.openings {
             if let Err(e) = opening.change(config) {
                 self.shared.told(&e);
@@ -463,12 +461,14 @@ async fn read(tier: &dyn Tier, name: &ObjectName, places: &[Place]) -> Result<La
         // Most objects have all sections; one without those of a window is asked what it has.
         Err(e) if e.cause == Cause::Shape => {
             let head = tier.head(name).await?;
-            let had =
-                |p: &&Place| section(&head, p).is_some_and(|s| s.stored_bytes == p.span.length);
+            let had = |p: &&Place| {
+                head.section(p.group, p.shard)
+                    .is_some_and(|s| s.stored_bytes == p.span.length)
+            };
             let had: Vec<Place> = places.iter().filter(had).cloned().collect();
             let lacks = places
                 .iter()
-                .filter(|p| section(&head, p).is_none())
+                .filter(|p| head.section(p.group, p.shard).is_none())
                 .count();
             if had.is_empty() || had.len() + lacks != places.len() {
                 return Err(e);
@@ -481,7 +481,11 @@ async fn read(tier: &dyn Tier, name: &ObjectName, places: &[Place]) -> Result<La
         let same = |p: &Place| (p.group, p.shard) == (place.group, place.shard);
         read.iter()
             .any(same)
-            .then(|| section(&object, place).map(|s| s.stored_digest))
+            .then(|| {
+                object
+                    .section(place.group, place.shard)
+                    .map(|s| s.stored_digest)
+            })
             .flatten()
     };
     let digests = places.iter().map(digest).collect();
@@ -489,11 +493,6 @@ async fn read(tier: &dyn Tier, name: &ObjectName, places: &[Place]) -> Result<La
         object: Box::new(object),
         digests,
     })
-}
-
-fn section<'a>(object: &'a Object, place: &Place) -> Option<&'a Section> {
-    let mut sections = object.sections.iter();
-    sections.find(|s| (s.group, s.shard) == (place.group, place.shard))
 }
 
 #[cfg(test)]

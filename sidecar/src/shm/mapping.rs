@@ -1,7 +1,8 @@
 //! A shared mapping of a memfd, with checked access by offset.
 #![allow(unsafe_code)]
 
-use rustix::fd::BorrowedFd;
+use super::memfd::{MemfdError, Pages, sealed};
+use rustix::fd::{AsFd, BorrowedFd};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 use std::ptr::NonNull;
@@ -53,6 +54,17 @@ impl Mapping {
         }
         let start = NonNull::new(start.cast::<u8>()).ok_or(Errno::NOMEM)?;
         Ok(Self { start, length })
+    }
+
+    /// Maps memory of its own, which nobody else has; `name` is for people who look at what a process maps.
+    pub fn private(name: &'static str, bytes: u64) -> Result<Self, MemfdError> {
+        let fd = sealed(name, bytes, Pages::Base)?;
+        Self::new(fd.as_fd(), bytes).map_err(|source| MemfdError {
+            name,
+            bytes,
+            step: "mmap",
+            source,
+        })
     }
 
     /// Mapped bytes.
@@ -243,8 +255,6 @@ impl Drop for Mapping {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::shm::memfd::{Pages, sealed};
-    use rustix::fd::AsFd;
     use xxhash_rust::xxh3::xxh3_128;
 
     fn filled(length: usize) -> (Mapping, Vec<u8>) {

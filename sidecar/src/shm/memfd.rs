@@ -47,7 +47,7 @@ impl Pages {
 /// File system type of a memfd of huge pages (`linux/magic.h`).
 const HUGETLBFS_MAGIC: u64 = 0x958458f6;
 
-/// The kernel refused to make or seal a memfd.
+/// The kernel refused to make, seal or map a memfd.
 #[derive(Debug, thiserror::Error)]
 #[error("memfd {name} of {bytes} bytes: {step} failed: {source}")]
 pub struct MemfdError {

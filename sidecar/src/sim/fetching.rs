@@ -119,12 +119,7 @@ impl World {
         };
         let held = self.lower.stores[job.tier].objects.get(&key.0).cloned();
         let target = targets.get(digests.len()).copied();
-        let section = |t: &Target, h: &Held| {
-            let sections = &h.object.sections;
-            sections
-                .iter()
-                .any(|s| (s.group, s.shard) == (t.group, t.shard))
-        };
+        let section = |t: &Target, h: &Held| h.object.section(t.group, t.shard).is_some();
         if let (None, Some(target), true) = (&held, target, writing) {
             // the object went in the middle
             let slot = target.section.slot.get();

@@ -171,6 +171,12 @@ pub struct Object {
 }
 
 impl Object {
+    /// The section of a group and shard.
+    pub fn section(&self, group: u32, shard: u32) -> Option<&Section> {
+        let mut sections = self.sections.iter();
+        sections.find(|s| (s.group, s.shard) == (group, shard))
+    }
+
     /// Key of the chunk.
     pub fn key(&self) -> ChunkKey {
         chunk_key(&self.model, &self.namespace, self.kind, &self.last_hash)

@@ -1,11 +1,9 @@
 //! An object that is written, read and removed: whoever may do that may do all that a sidecar does.
 
 use crate::shm::mapping::Mapping;
-use crate::shm::memfd::{Pages, sealed};
 use crate::tiers::{Cause, Get, Place, Put, Span, Tier, TierError};
 use kvcachepool_protocol::key::{ChunkKey, EngineHash, KeyKind, LayoutId, ModelId, NamespaceId};
 use kvcachepool_protocol::object::{Cipher, Codec, Fidelity, Object, Section, digest};
-use rustix::fd::AsFd;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -61,8 +59,7 @@ struct Memory {
 
 fn memory(tier: &dyn Tier) -> Result<Memory, TierError> {
     let failed = |e: String| TierError::new(tier.kind(), Cause::Io, format!("no memory: {e}"));
-    let fd = sealed("check", 2 * BYTES, Pages::Base).map_err(|e| failed(e.to_string()))?;
-    let mapping = Mapping::new(fd.as_fd(), 2 * BYTES).map_err(|e| failed(e.to_string()))?;
+    let mapping = Mapping::private("check", 2 * BYTES).map_err(|e| failed(e.to_string()))?;
     let mapping = Arc::new(mapping);
     let span = |offset, filled: u8| {
         let span = Span::new(mapping.clone(), offset, BYTES, Arc::new(()))?;

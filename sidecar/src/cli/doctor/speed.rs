@@ -4,8 +4,7 @@ use super::deadline::Deadline;
 use super::facilities::unnamed;
 use super::report::{Speed, SpeedName};
 use crate::shm::mapping::Mapping;
-use crate::shm::memfd::{Pages, sealed};
-use rustix::fd::{AsFd, OwnedFd};
+use rustix::fd::OwnedFd;
 use std::hint::black_box;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -138,8 +137,7 @@ fn in_memory(name: SpeedName, bytes: usize, threads: u32) -> Result<u64, String>
 
 fn arena(bytes: usize) -> Result<Mapping, String> {
     let bytes = bytes as u64;
-    let fd = sealed("kvcachepool-doctor", bytes, Pages::Base).map_err(|e| e.to_string())?;
-    let arena = Mapping::new(fd.as_fd(), bytes).map_err(|e| e.to_string())?;
+    let arena = Mapping::private("kvcachepool-doctor", bytes).map_err(|e| e.to_string())?;
     arena.populate(0, bytes).map_err(|e| e.to_string())?;
     Ok(arena)
 }

@@ -4,11 +4,9 @@ use super::progress::Progress;
 use super::target::{Output, Target};
 use super::{Failed, Stopped, count, ended, size, walk, write_json};
 use crate::shm::mapping::Mapping;
-use crate::shm::memfd::{Pages, sealed};
 use crate::tiers::{Cause, Get, Kind, Place, Span, Tier, TierError};
 use kvcachepool_protocol::config::ByteSize;
 use kvcachepool_protocol::object::{ALIGN, ObjectName, Section};
-use rustix::fd::AsFd;
 use serde::Serialize;
 use std::io::Write;
 use std::process::ExitCode;
@@ -142,10 +140,9 @@ fn ends_it(cause: Cause) -> bool {
 }
 
 fn memory(size: ByteSize) -> Result<Arc<Mapping>, String> {
-    let failed = |e: &dyn std::fmt::Display| format!("--memory {size}: {e}");
     let bytes = size.0.max(ALIGN).next_multiple_of(ALIGN);
-    let fd = sealed("kvcachepool-verify", bytes, Pages::Base).map_err(|e| failed(&e))?;
-    let mapping = Mapping::new(fd.as_fd(), bytes).map_err(|e| failed(&e))?;
+    let mapping = Mapping::private("kvcachepool-verify", bytes);
+    let mapping = mapping.map_err(|e| format!("--memory {size}: {e}"))?;
     Ok(Arc::new(mapping))
 }
 

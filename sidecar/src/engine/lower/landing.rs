@@ -183,10 +183,7 @@ fn compare(now: Time, flight: &Flight, landed: &Landed) -> Result<(), &'static s
     }
     let full = domain.plan.full_groups();
     for (target, digest) in flight.targets.iter().zip(&landed.digests) {
-        let section = object
-            .sections
-            .iter()
-            .find(|s| (s.group, s.shard) == (target.group, target.shard));
+        let section = object.section(target.group, target.shard);
         match (section, digest) {
             (Some(section), Some(digest)) => {
                 if section.raw_bytes != u64::from(target.section.length.get()) {

@@ -2,14 +2,12 @@
 //! come when nobody waits for them any more. What happens when follows from the seed and the order of the calls.
 
 use crate::shm::mapping::Mapping;
-use crate::shm::memfd::{Pages, sealed};
 use crate::sim::rng::Rng;
 use crate::tiers::{
     Cause, Get, Kind, Operation, Page, Place, Put, Span, Stored, Tier, TierError, Usage,
 };
 use kvcachepool_protocol::object::{Object, ObjectName};
 use parking_lot::Mutex;
-use rustix::fd::AsFd;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -197,8 +195,7 @@ fn bytes(span: &Span) -> Vec<u8> {
 fn spoiled(put: &Put, chance: u64) -> Option<Put> {
     let length = put.spans.iter().map(|s| s.length.next_multiple_of(4096));
     let length = length.sum::<u64>();
-    let fd = sealed("chaos", length, Pages::Base).ok()?;
-    let arena = Arc::new(Mapping::new(fd.as_fd(), length).ok()?);
+    let arena = Arc::new(Mapping::private("chaos", length).ok()?);
     let (mut spans, mut at) = (Vec::new(), 0);
     for from in &put.spans {
         let span = Span::new(arena.clone(), at, from.length, Arc::new(()))?;

@@ -5,6 +5,7 @@
 
 mod scratch;
 
+use super::verify::discard;
 use crate::tiers::{
     Cause, Get, Kind, Operation, Page, Place, Put, Server, Span, Stored, Tier, TierError, Usage,
 };
@@ -109,10 +110,8 @@ impl Packing {
         }
     }
 
-    /// Counts an object that cannot be unpacked and takes it away; one try, whatever becomes of it: the next get finds it again.
     async fn discard(&self, name: &ObjectName) {
-        self.corrupt.fetch_add(1, Relaxed);
-        let _ = self.inner.remove(std::slice::from_ref(name)).await;
+        discard(self.inner.as_ref(), &self.corrupt, name).await;
     }
 
     async fn unpack(&self, get: Get, head: &Object) -> Result<Object, TierError> {
@@ -212,8 +211,7 @@ async fn apart<T: Send + 'static>(
 /// The sections that go to the places of a get.
 fn wanted(kind: Kind, get: &Get, head: &Object) -> Result<Vec<Section>, TierError> {
     let section = |place: &Place| {
-        let mut sections = head.sections.iter();
-        let found = sections.find(|s| (s.group, s.shard) == (place.group, place.shard));
+        let found = head.section(place.group, place.shard);
         found.filter(|s| s.raw_bytes == place.span.length).copied()
     };
     let sections: Option<Vec<_>> = get.places.iter().map(section).collect();

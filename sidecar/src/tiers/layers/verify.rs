@@ -49,7 +49,7 @@ impl Verify {
                 Err(e) => Err(e),
             };
             if checked.as_ref().is_err_and(|e| e.cause == Cause::Corrupt) {
-                self.discard(&name).await;
+                discard(self.inner.as_ref(), &self.corrupt, &name).await;
             }
             checked
         })
@@ -67,9 +67,7 @@ impl Verify {
             return Err(self.failed(Cause::Foreign, name, detail));
         }
         let section = |place: &Place| {
-            let mut sections = head.sections.iter();
-            sections
-                .find(|s| (s.group, s.shard) == (place.group, place.shard))
+            head.section(place.group, place.shard)
                 .filter(|s| s.stored_bytes == place.span.length)
                 .map(|s| s.stored_digest)
         };
@@ -109,12 +107,6 @@ impl Verify {
         hashed.map_err(|e| self.failed(Cause::Io, name, format!("digests were not made: {e}")))
     }
 
-    /// Counts a corrupt object and takes it away; one try, whatever becomes of it: the next get finds it again.
-    async fn discard(&self, name: &ObjectName) {
-        self.corrupt.fetch_add(1, Relaxed);
-        let _ = self.inner.remove(std::slice::from_ref(name)).await;
-    }
-
     /// Are the spans what the head says?
     async fn check_put(&self, put: &Put) -> Result<(), TierError> {
         let name = put.object.name();
@@ -131,6 +123,12 @@ impl Verify {
         }
         Ok(())
     }
+}
+
+/// Counts a corrupt object and takes it away; one try, whatever becomes of it: the next get finds it again.
+pub(super) async fn discard(tier: &dyn Tier, corrupt: &AtomicU64, name: &ObjectName) {
+    corrupt.fetch_add(1, Relaxed);
+    let _ = tier.remove(std::slice::from_ref(name)).await;
 }
 
 impl Tier for Verify {

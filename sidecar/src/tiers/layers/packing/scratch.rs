@@ -1,11 +1,9 @@
 //! Memory for packed bytes: a mapping of its own for each operation, bounded over all of them.
 
 use crate::shm::mapping::Mapping;
-use crate::shm::memfd::{Pages, sealed};
 use crate::tiers::{Cause, Kind, Span, TierError};
 use kvcachepool_protocol::config::{PACKING_BYTES, UNPACKING_BYTES};
 use kvcachepool_protocol::object::Codec;
-use rustix::fd::AsFd;
 use std::any::Any;
 use std::sync::Arc;
 use tokio::sync::Semaphore;
@@ -66,9 +64,8 @@ impl Scratch {
         let failed = |why: String| TierError::new(kind, Cause::Io, format!("no memory: {why}"));
         let bytes: u64 = lengths.iter().map(|n| n.next_multiple_of(ALIGN)).sum();
         let bytes = bytes.max(ALIGN);
-        let fd = sealed("kvcachepool-packing", bytes, Pages::Base);
-        let fd = fd.map_err(|e| failed(e.to_string()))?;
-        let mapping = Mapping::new(fd.as_fd(), bytes).map_err(|e| failed(e.to_string()))?;
+        let mapping = Mapping::private("kvcachepool-packing", bytes);
+        let mapping = mapping.map_err(|e| failed(e.to_string()))?;
         let (mapping, mut at) = (Arc::new(mapping), 0);
         let span = |length: &u64| {
             let span = Span::new(mapping.clone(), at, *length, hold.clone());
