@@ -152,18 +152,26 @@ impl Mapping {
     /// xxh3-128 (little-endian) of `length` bytes at `offset`, `None` out of range. A writer beside it changes the result, nothing else:
     /// the caller counts it only if the slot still has the state and generation that it began with.
     pub fn xxh3_128(&self, offset: u64, length: u64) -> Option<[u8; 16]> {
-        let end = offset
-            .checked_add(length)
-            .filter(|end| *end <= self.length())?;
-        let (mut hash, mut copy, mut at) = (Xxh3::new(), [0; HASH_BYTES], offset);
+        let mut hash = Xxh3::new();
+        self.hash(offset, length, &mut hash)
+            .then(|| hash.digest128().to_le_bytes())
+    }
+
+    /// Adds `length` bytes at `offset` to a digest; false and nothing done when out of range.
+    pub fn hash(&self, offset: u64, length: u64, into: &mut Xxh3) -> bool {
+        let end = offset.checked_add(length);
+        let Some(end) = end.filter(|end| *end <= self.length()) else {
+            return false;
+        };
+        let (mut copy, mut at) = ([0; HASH_BYTES], offset);
         while at < end {
             let bytes = (end - at).min(HASH_BYTES as u64);
-            let part = copy.get_mut(..bytes as usize)?;
+            let part = copy.split_at_mut(bytes as usize).0;
             self.read(at, part);
-            hash.update(part);
+            into.update(part);
             at += bytes;
         }
-        Some(hash.digest128().to_le_bytes())
+        true
     }
 
     /// Makes the pages of a range exist and be charged to this process's cgroup, without changing their content.

@@ -8,6 +8,7 @@ pub mod disk;
 mod error;
 pub mod layers;
 mod open;
+mod raw;
 pub mod redis;
 pub mod s3;
 #[cfg(any(test, feature = "simulation"))]
@@ -19,7 +20,7 @@ pub(crate) mod suite;
 pub use clear::{Whose, clear};
 pub use error::{Cause, Status, TierError};
 pub use open::{Opening, configured, kinds};
-pub use span::Span;
+pub use span::{Running, Span};
 
 use kvcachepool_protocol::object::{Object, ObjectName};
 use std::fmt;

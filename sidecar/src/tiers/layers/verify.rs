@@ -1,5 +1,5 @@
-//! No byte passes that is not what the object's head says: after a get the digests of all places are compared, before a put those of all
-//! spans. What is corrupt in the tier is removed from it, so that it is asked for once and can be written anew.
+//! No byte passes that is not what the object's head says: after a get the digests of all places are compared, as the tier saw them when it
+//! filled the places or as they are now, before a put those of all spans. What is corrupt in the tier is removed from it, so that it is asked for once and can be written anew.
 
 use crate::tiers::{
     Cause, Get, Kind, Operation, Page, Place, Put, Span, Stored, Tier, TierError, Usage,
@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// More bytes than this are hashed on a thread of their own, so that the sockets beside them are not kept waiting.
-const HERE_BYTES_MAX: u64 = 256 << 10;
+const HERE_BYTES_MAX: u64 = 1 << 20;
 
 /// The layer.
 #[derive(Debug)]
@@ -97,9 +97,11 @@ impl Verify {
         name: &ObjectName,
         spans: Vec<Span>,
     ) -> Result<Vec<[u8; 16]>, TierError> {
-        let bytes: u64 = spans.iter().map(|span| span.length).sum();
+        let unseen = spans.iter().filter(|span| span.seen().is_none());
+        let bytes: u64 = unseen.map(|span| span.length).sum();
         // A span lies in its arena: none is without a digest.
-        let all = move || -> Vec<_> { spans.iter().filter_map(Span::digest).collect() };
+        let digest = |span: &Span| span.seen().or_else(|| span.digest());
+        let all = move || -> Vec<_> { spans.iter().filter_map(digest).collect() };
         if bytes <= HERE_BYTES_MAX {
             return Ok(all());
         }
@@ -144,7 +146,10 @@ impl Tier for Verify {
         self.checked(name.clone(), Vec::new(), || self.inner.head(name))
     }
 
-    fn get(&self, get: Get) -> Operation<'_, Object> {
+    fn get(&self, mut get: Get) -> Operation<'_, Object> {
+        for place in &mut get.places {
+            place.span = place.span.watched();
+        }
         self.checked(get.name.clone(), get.places.clone(), || self.inner.get(get))
     }
 

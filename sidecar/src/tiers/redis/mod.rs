@@ -21,7 +21,6 @@ mod node;
 mod objects;
 mod pool;
 mod publish;
-mod raw;
 mod record;
 mod resp;
 mod scan;

@@ -4,7 +4,7 @@ use super::connection::{Connection, Segment, Words};
 use super::fault::Fault;
 use super::record::{Piece, RECORD_BYTES, Record, pieces};
 use super::resp::Reply;
-use crate::tiers::{Cause, Get, Span};
+use crate::tiers::{Cause, Get, Running, Span};
 use kvcachepool_protocol::object::{
     HEADER_BYTES, MAX_SECTIONS, MAX_TOKENS, Object, ObjectName, digest,
 };
@@ -100,6 +100,8 @@ pub async fn get(c: &mut Connection, get: &Get, ttl_ms: u64) -> Result<Got, Faul
             let why = format!("section {group}.{shard} of {bytes} bytes is none of it");
             return Err(Fault::Of(Cause::Shape, why));
         };
+        // What an earlier try saw does not count.
+        place.span.saw(None);
         for piece in pieces(&object, index) {
             let key = get.name.redis_segment(&record.head, piece.segment);
             wanted.push_back((key, &place.span, piece));
@@ -120,9 +122,13 @@ pub async fn get(c: &mut Connection, get: &Get, ttl_ms: u64) -> Result<Got, Faul
     for _ in 0..lives_on {
         c.renewed().await?;
     }
+    let mut running = Running::default();
     for (number, (_, span, piece)) in wanted.iter().enumerate() {
         match c.segment(span, piece.at, piece.bytes).await? {
-            Segment::Read => ask(c, number + WINDOW),
+            Segment::Read => {
+                ask(c, number + WINDOW);
+                running.came(span, piece.at, piece.bytes);
+            }
             Segment::Absent => return Ok(Got::Hole(record)),
             Segment::Length(length) => {
                 let (segment, bytes) = (piece.segment, piece.bytes);

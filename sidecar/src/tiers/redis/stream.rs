@@ -1,10 +1,9 @@
 //! A stream to a server: TCP, Unix socket or TLS.
 
 use super::fault::Fault;
-use super::raw;
 use super::tls;
 use super::url::Address;
-use crate::tiers::Span;
+use crate::tiers::{Span, raw};
 use rustix::fd::AsFd;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv, sockopt};

@@ -2,6 +2,8 @@
 //! again but what was never sent, and knows nothing of S3.
 
 use super::clock::Clock;
+use super::connections::Connections;
+use super::direct::Way;
 use crate::tiers::{Cause, Kind, TierError};
 use aws_sdk_s3::config::http::{HttpRequest, HttpResponse};
 use aws_sdk_s3::config::{HttpClient, RuntimeComponents};
@@ -10,6 +12,7 @@ use aws_sdk_s3::primitives::SdkBody;
 use aws_smithy_runtime_api::client::http::{
     HttpConnector, HttpConnectorFuture, HttpConnectorSettings, SharedHttpConnector,
 };
+use hyper::{Request, Response};
 use hyper_rustls::{ConfigBuilderExt, HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector as Tcp;
@@ -19,6 +22,7 @@ use rustls::RootCertStore;
 use rustls::crypto::aws_lc_rs;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
+use std::error::Error;
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
@@ -51,8 +55,17 @@ pub enum Roots<'a> {
 /// Connections, shared by all clones.
 #[derive(Clone)]
 pub struct Http {
-    client: Client<HttpsConnector<Tcp>, SdkBody>,
+    transport: Transport,
     clock: Arc<Clock>,
+}
+
+/// How requests get to a server.
+#[derive(Clone)]
+enum Transport {
+    /// Each on a connection of HTTP/1.1 of its own.
+    Own(Connections),
+    /// On connections of HTTP/2 that they share, where the server speaks it.
+    Shared(Box<Client<HttpsConnector<Tcp>, SdkBody>>),
 }
 
 /// An answer that HTTP does not allow.
@@ -92,25 +105,34 @@ impl Http {
         let builder = HttpsConnectorBuilder::new()
             .with_tls_config(tls.with_no_client_auth())
             .https_or_http();
-        let connector = match version {
-            HttpVersion::Auto | HttpVersion::Http1 => builder.enable_http1().wrap_connector(tcp),
-            HttpVersion::Http2 => builder.enable_all_versions().wrap_connector(tcp),
+        let transport = match version {
+            HttpVersion::Auto | HttpVersion::Http1 => {
+                let connector = builder.enable_http1().wrap_connector(tcp);
+                Transport::Own(Connections::new(connector, READ_BYTES, idle, IDLE))
+            }
+            HttpVersion::Http2 => {
+                let connector = builder.enable_all_versions().wrap_connector(tcp);
+                Transport::Shared(Box::new(shared(connector, idle)))
+            }
         };
-        let client = Client::builder(TokioExecutor::new())
-            .pool_timer(TokioTimer::new())
-            .timer(TokioTimer::new())
-            .pool_idle_timeout(IDLE)
-            .pool_max_idle_per_host(idle)
-            .http1_max_buf_size(READ_BYTES)
-            // One slow reader of a shared connection must not take the window of all.
-            .http2_initial_stream_window_size(Some(STREAM_BYTES))
-            .http2_initial_connection_window_size(Some(1 << 30))
-            .http2_max_send_buf_size(STREAM_BYTES as usize)
-            .http2_keep_alive_interval(Some(PING))
-            .http2_keep_alive_timeout(PING)
-            .build(connector);
-        Ok(Self { client, clock })
+        Ok(Self { transport, clock })
     }
+}
+
+fn shared(connector: HttpsConnector<Tcp>, idle: usize) -> Client<HttpsConnector<Tcp>, SdkBody> {
+    Client::builder(TokioExecutor::new())
+        .pool_timer(TokioTimer::new())
+        .timer(TokioTimer::new())
+        .pool_idle_timeout(IDLE)
+        .pool_max_idle_per_host(idle)
+        .http1_max_buf_size(READ_BYTES)
+        // One slow reader of a shared connection must not take the window of all.
+        .http2_initial_stream_window_size(Some(STREAM_BYTES))
+        .http2_initial_connection_window_size(Some(1 << 30))
+        .http2_max_send_buf_size(STREAM_BYTES as usize)
+        .http2_keep_alive_interval(Some(PING))
+        .http2_keep_alive_timeout(PING)
+        .build(connector)
 }
 
 fn authorities(path: &Path) -> Result<RootCertStore, TierError> {
@@ -140,16 +162,37 @@ impl fmt::Debug for Http {
     }
 }
 
+/// Sends a request on a connection of its own. An answer that is taken directly has an empty body.
+async fn own(
+    connections: &Connections,
+    request: Request<SdkBody>,
+) -> Result<Response<SdkBody>, Box<dyn Error + Send + Sync>> {
+    let way = request.extensions().get::<Way>().cloned();
+    let answer = connections.request(request).await?;
+    let answer = match way {
+        Some(way) => way.lead(answer),
+        None => answer.map(Some),
+    };
+    Ok(answer.map(|body| body.map_or_else(SdkBody::empty, SdkBody::from_body_1_x)))
+}
+
 impl HttpConnector for Http {
     fn call(&self, request: HttpRequest) -> HttpConnectorFuture {
         let request = match request.try_into_http1x() {
             Ok(request) => request,
             Err(e) => return HttpConnectorFuture::ready(Err(ConnectorError::user(e.into()))),
         };
-        let answer = self.client.request(request);
-        let clock = self.clock.clone();
+        let (transport, clock) = (self.transport.clone(), self.clock.clone());
         HttpConnectorFuture::new(async move {
-            let answer = answer.await.map_err(|e| ConnectorError::io(e.into()))?;
+            let answer = match transport {
+                Transport::Own(connections) => own(&connections, request).await,
+                Transport::Shared(client) => client
+                    .request(request)
+                    .await
+                    .map(|answer| answer.map(SdkBody::from_body_1_x))
+                    .map_err(Into::into),
+            };
+            let answer = answer.map_err(ConnectorError::io)?;
             let header = |name| answer.headers().get(name).and_then(|v| v.to_str().ok());
             if let Some(date) = header("date") {
                 clock.heard(date);
@@ -158,8 +201,7 @@ impl HttpConnector for Http {
                 let malformed = Malformed("a part of something without a word which part it is");
                 return Err(ConnectorError::other(malformed.into(), None));
             }
-            HttpResponse::try_from(answer.map(SdkBody::from_body_1_x))
-                .map_err(|e| ConnectorError::other(e.into(), None))
+            HttpResponse::try_from(answer).map_err(|e| ConnectorError::other(e.into(), None))
         })
     }
 }

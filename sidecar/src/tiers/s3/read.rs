@@ -1,10 +1,10 @@
 //! Reading: the head and the sections of an object in one request where they are small, in several ranges at once where they are large.
-//! Every piece is copied once, from the connection's buffer into its place.
+//! Bytes are received into their place where the connection allows it, else copied there once from its buffer.
 
 use super::fault::found;
 use super::request::Requests;
 use super::stream::Stream;
-use crate::tiers::{Cause, Get, Kind, Span, TierError};
+use crate::tiers::{Cause, Get, Kind, Running, Span, TierError};
 use futures::stream::{StreamExt, TryStreamExt};
 use kvcachepool_protocol::object::{
     ALIGN, BadObject, HEADER_BYTES, Object, ObjectName, head_bytes,
@@ -53,7 +53,7 @@ impl Requests {
             .iter()
             .map(|place| place.span.length.next_multiple_of(ALIGN));
         let wanted = wanted.fold(HEAD_BYTES, u64::saturating_add);
-        let first = (0, wanted.min(parts.bytes.max(HEAD_BYTES)));
+        let first = (0, reach(0, wanted, parts.bytes.max(HEAD_BYTES)));
         let mut stream = self.range(&key, first, None).await?;
         let object = self.read_head(&mut stream, &get.name, &key).await?;
         let landings = landings(&object, get)?;
@@ -146,22 +146,38 @@ async fn take(stream: &mut Stream<'_>, head: &mut Vec<u8>, needed: u64) -> Resul
     Ok(())
 }
 
-/// Copies what a stream brings to where it belongs; returns how much of it was wanted.
+/// Moves what a stream brings to where it belongs; returns how much of it was wanted.
 async fn land(stream: &mut Stream<'_>, landings: &[Landing]) -> Result<u64, TierError> {
-    let mut landed = 0;
-    while let Some((at, bytes)) = stream.next().await? {
+    let (mut landed, mut running) = (0, Running::default());
+    loop {
+        let here = landings.partition_point(|landing| landing.end() <= stream.at);
+        if let Some(landing) = landings.get(here).filter(|l| l.start <= stream.at) {
+            let (at, bytes) = (stream.at - landing.start, landing.end() - stream.at);
+            if let Some(received) = stream.receive(&landing.span, at, bytes).await? {
+                landed += received;
+                // The rest of one that is longer comes in another stream, perhaps before this.
+                if landing.end() <= stream.end {
+                    running.came(&landing.span, at, received);
+                }
+                continue;
+            }
+        }
+        let Some((at, bytes)) = stream.next().await? else {
+            return Ok(landed);
+        };
         let end = at + bytes.len() as u64;
-        let first = landings.partition_point(|landing| landing.end() <= at);
-        let touched = landings.iter().skip(first);
+        let touched = landings.iter().skip(here);
         for landing in touched.take_while(|landing| landing.start < end) {
             let (from, to) = (landing.start.max(at), landing.end().min(end));
             let piece = bytes.get((from - at) as usize..(to - at) as usize);
             if piece.is_some_and(|piece| landing.span.write(from - landing.start, piece)) {
                 landed += to - from;
+                if landing.end() <= stream.end {
+                    running.came(&landing.span, from - landing.start, to - from);
+                }
             }
         }
     }
-    Ok(landed)
 }
 
 /// Where the wanted sections lie, in the order of the object. Nothing is written where one of them does not fit.
@@ -182,6 +198,8 @@ fn landings(object: &Object, get: &Get) -> Result<Vec<Landing>, TierError> {
             let length = place.span.length;
             return Err(shape(format!("has {stored} bytes, its place {length}")));
         }
+        // What an earlier try saw does not count.
+        place.span.saw(None);
         Ok(Landing {
             start: offsets.get(index).copied().unwrap_or_default(),
             span: place.span.clone(),
@@ -192,7 +210,15 @@ fn landings(object: &Object, get: &Get) -> Result<Vec<Landing>, TierError> {
     Ok(landings)
 }
 
-/// Ranges from `from` on that hold what is wanted, none longer than `most`.
+/// Where a range ends that begins at `start`: after `most` bytes, or a little later where nothing would be left for the next request.
+fn reach(start: u64, end: u64, most: u64) -> u64 {
+    match end - start <= most + most / 4 {
+        true => end,
+        false => start + most,
+    }
+}
+
+/// Ranges from `from` on that hold what is wanted, each of about `most` bytes at most.
 fn ranges(landings: &[Landing], from: u64, most: u64) -> Vec<(u64, u64)> {
     let mut ranges: Vec<(u64, u64)> = Vec::new();
     for landing in landings {
@@ -202,11 +228,11 @@ fn ranges(landings: &[Landing], from: u64, most: u64) -> Vec<(u64, u64)> {
             && start.saturating_sub(last.1) <= GAP_BYTES
             && start < last.0 + most
         {
-            last.1 = end.min(last.0 + most).max(last.1);
+            last.1 = reach(last.0, end, most).max(last.1);
             start = last.1;
         }
         while start < end {
-            let to = end.min(start + most.max(1));
+            let to = reach(start, end, most.max(1));
             ranges.push((start, to));
             start = to;
         }

@@ -2,15 +2,20 @@
 //! others than were asked for are errors here.
 
 use super::bound::Permit;
+use super::direct::{Direct, Way};
 use super::fault::{Answer, Asked, broken, failed, found};
 use super::request::Requests;
-use crate::tiers::{Cause, TierError};
+use crate::tiers::{Cause, Span, TierError};
 use aws_sdk_s3::primitives::ByteStream;
 use bytes::Bytes;
+use std::error::Error;
 use std::time::Duration;
 
 /// A connection that brings nothing for this long is given up. The layers give up sooner; this bounds what runs without them.
 const STALL: Duration = Duration::from_secs(30);
+
+/// Why an answer broke off.
+type Broken = Box<dyn Error + Send + Sync>;
 
 /// One object among those that have or had its name.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -25,7 +30,7 @@ pub struct Version {
 #[derive(Debug)]
 pub struct Stream<'a> {
     asked: Asked<'a>,
-    body: ByteStream,
+    body: Coming,
     kept: Option<Bytes>,
     /// Given back with the last byte.
     permit: Option<Permit>,
@@ -35,6 +40,15 @@ pub struct Stream<'a> {
     pub end: u64,
     /// Which object it is.
     pub version: Version,
+}
+
+/// How bytes come.
+#[derive(Debug)]
+enum Coming {
+    /// In pieces, through the SDK.
+    Pieces(ByteStream),
+    /// From the socket.
+    Direct(Direct),
 }
 
 impl Requests {
@@ -49,6 +63,8 @@ impl Requests {
         let asked = self.asked("s3:GetObject", Some(object));
         let replaced = || found(asked, Cause::Missing, "it was replaced while it was read");
         let permit = self.bound.read().await;
+        let (way, taken) = (Way::default(), self.checksum.is_none());
+        let along = way.clone();
         let sent = self
             .client
             .get_object()
@@ -56,6 +72,13 @@ impl Requests {
             .key(object)
             .range(format!("bytes={start}-{}", end.saturating_sub(1)))
             .set_if_match(version.and_then(|version| version.etag.clone()))
+            .customize()
+            .mutate_request(move |request| {
+                // Else the SDK has sums to check.
+                if taken {
+                    request.add_extension(along.clone());
+                }
+            })
             .send();
         let answer = sent.await.map_err(|e| {
             let answer = Answer::of(&e);
@@ -101,7 +124,10 @@ impl Requests {
         }
         Ok(Stream {
             asked,
-            body: answer.body,
+            body: match way.taken() {
+                Some(direct) => Coming::Direct(direct),
+                None => Coming::Pieces(answer.body),
+            },
             kept: None,
             permit: (length > 0).then_some(permit),
             at: start,
@@ -117,20 +143,47 @@ impl Stream<'_> {
         if let Some(kept) = self.kept.take() {
             return self.came(kept).map(Some);
         }
-        let next = tokio::time::timeout(STALL, self.body.next()).await;
-        let next = next.map_err(|_| {
-            let detail = format!("nothing came for {} s", STALL.as_secs());
-            found(self.asked, Cause::Timeout, detail)
-        })?;
-        match next {
-            Some(Ok(bytes)) => self.came(bytes).map(Some),
-            Some(Err(e)) => Err(broken(self.asked, &e)),
+        let next = async {
+            match &mut self.body {
+                Coming::Pieces(body) => body.next().await.transpose().map_err(Broken::from),
+                Coming::Direct(body) => body.next().await.map_err(Broken::from),
+            }
+        };
+        let next = tokio::time::timeout(STALL, next).await;
+        let next = next.map_err(|_| self.stalled())?;
+        match next.map_err(|e| broken(self.asked, &*e))? {
+            Some(bytes) => self.came(bytes).map(Some),
             None if self.at == self.end => Ok(None),
             None => {
                 let detail = format!("the answer ended at byte {} of {}", self.at, self.end);
                 Err(found(self.asked, Cause::Unreachable, detail))
             }
         }
+    }
+
+    /// Receives bytes of the range into a span, `bytes` at most, from `at` of the span on; none where they come by [`Self::next`].
+    pub async fn receive(
+        &mut self,
+        span: &Span,
+        at: u64,
+        bytes: u64,
+    ) -> Result<Option<u64>, TierError> {
+        let (Coming::Direct(body), None) = (&mut self.body, &self.kept) else {
+            return Ok(None);
+        };
+        let bytes = bytes.min(self.end - self.at);
+        let received = tokio::time::timeout(STALL, body.receive(span, at, bytes)).await;
+        let received = received.map_err(|_| self.stalled())?;
+        let received = received.map_err(|e| broken(self.asked, &e))?;
+        if let Some(bytes) = received {
+            self.passed(bytes)?;
+        }
+        Ok(received)
+    }
+
+    fn stalled(&self) -> TierError {
+        let detail = format!("nothing came for {} s", STALL.as_secs());
+        found(self.asked, Cause::Timeout, detail)
     }
 
     /// Gives bytes back that came last: they come again.
@@ -141,7 +194,12 @@ impl Stream<'_> {
 
     fn came(&mut self, bytes: Bytes) -> Result<(u64, Bytes), TierError> {
         let at = self.at;
-        self.at += bytes.len() as u64;
+        self.passed(bytes.len() as u64)?;
+        Ok((at, bytes))
+    }
+
+    fn passed(&mut self, bytes: u64) -> Result<(), TierError> {
+        self.at += bytes;
         if self.at > self.end {
             let detail = "the answer is longer than it says";
             return Err(found(self.asked, Cause::Protocol, detail));
@@ -149,7 +207,7 @@ impl Stream<'_> {
         if self.at == self.end {
             self.permit = None;
         }
-        Ok((at, bytes))
+        Ok(())
     }
 }
 

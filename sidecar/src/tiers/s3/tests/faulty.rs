@@ -44,6 +44,8 @@ pub enum Reply {
     Full(u16, Vec<(&'static str, String)>, Vec<u8>),
     /// The same, but the connection ends after so many bytes of the body.
     Cut(Vec<(&'static str, String)>, Vec<u8>, usize),
+    /// These bytes, head and all; then, if so, the connection ends.
+    Raw(Vec<u8>, bool),
     /// The same as another, after a while.
     Later(Duration, Box<Reply>),
     /// Nothing, ever.
@@ -92,6 +94,8 @@ type Script = dyn Fn(&Asked) -> Reply + Send + Sync;
 #[derive(Debug, Default)]
 struct Heard {
     asked: Mutex<Vec<Asked>>,
+    /// Connections that were made.
+    connections: AtomicUsize,
     /// Requests that are being answered, now and at most.
     running: AtomicUsize,
     peak: AtomicUsize,
@@ -115,6 +119,7 @@ impl Faulty {
         let task = tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
                 let (script, heard) = (script.clone(), hears.clone());
+                heard.connections.fetch_add(1, Relaxed);
                 // A connection that ends in any way is the client's business.
                 tokio::spawn(async move { serve(stream, &*script, &heard).await.ok() });
             }
@@ -154,6 +159,11 @@ impl Faulty {
     pub fn count(&self, method: &str) -> usize {
         let asked = self.heard.asked.lock();
         asked.iter().filter(|asked| asked.method == method).count()
+    }
+
+    /// How many connections were made.
+    pub fn connections(&self) -> usize {
+        self.heard.connections.load(Relaxed)
     }
 
     /// How many requests were answered at once, at most.
@@ -199,6 +209,12 @@ async fn serve(mut stream: TcpStream, script: &Script, heard: &Heard) -> io::Res
                 write_head(&mut stream, 206, &headers, body.len()).await?;
                 stream.write_all(&body[..bytes]).await?;
                 return stream.shutdown().await;
+            }
+            Reply::Raw(bytes, ends) => {
+                stream.write_all(&bytes).await?;
+                if ends {
+                    return stream.shutdown().await;
+                }
             }
             Reply::Hang | Reply::Later(..) => std::future::pending().await,
             Reply::Close => return Ok(()),
@@ -251,6 +267,19 @@ async fn read(stream: &mut TcpStream) -> io::Result<Option<Asked>> {
         headers,
         body,
     }))
+}
+
+/// The range of an object that was asked for as it goes over a connection, with one more header, and with bytes behind it.
+pub fn whole(asked: &Asked, object: &[u8], header: &str, behind: &[u8]) -> Vec<u8> {
+    let (own, body) = range(asked, object);
+    let mut head = format!(
+        "HTTP/1.1 206 Answer\r\ncontent-length: {}\r\n{header}\r\n",
+        body.len()
+    );
+    for (name, value) in own {
+        head += &format!("{name}: {value}\r\n");
+    }
+    [(head + "\r\n").as_bytes(), &body, behind].concat()
 }
 
 /// Waits for a condition; a test that waits in vain says for what.

@@ -2,6 +2,7 @@
 
 mod addresses;
 mod bucket;
+mod direct;
 mod errors;
 mod faulty;
 mod listed;

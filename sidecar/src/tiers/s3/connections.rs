@@ -1,0 +1,339 @@
+//! Connections of HTTP/1.1. Whoever waits for an answer moves his connection's bytes himself, in his own task: nobody else is woken for
+//! them, and what came is still in the cache of the processor that goes on with it. An idle one is looked after by nobody.
+
+use aws_sdk_s3::primitives::SdkBody;
+use bytes::Bytes;
+use http_body::{Body, Frame, SizeHint};
+use hyper::body::Incoming;
+use hyper::client::conn::TrySendError;
+use hyper::client::conn::http1::{self, SendRequest};
+use hyper::header::{HOST, HeaderValue};
+use hyper::http::uri::{Authority, Parts, Scheme};
+use hyper::{Request, Response, Uri};
+use hyper_rustls::{HttpsConnector, MaybeHttpsStream};
+use hyper_util::client::legacy::connect::HttpConnector as Tcp;
+use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
+use std::collections::{HashMap, VecDeque};
+use std::error::Error;
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+use tokio::net::TcpStream;
+use tower_service::Service;
+
+/// Why there is no answer.
+type Failed = Box<dyn Error + Send + Sync>;
+type Stream = MaybeHttpsStream<TokioIo<TcpStream>>;
+
+/// Makes connections and keeps those that may be used again.
+#[derive(Clone)]
+pub struct Connections {
+    connector: HttpsConnector<Tcp>,
+    read_bytes: usize,
+    idle: Arc<Idle>,
+}
+
+impl Connections {
+    /// Without one. Each takes `read_bytes` of memory at most to read ahead; `most` of a server are kept, none that was idle for `idle`.
+    pub fn new(
+        connector: HttpsConnector<Tcp>,
+        read_bytes: usize,
+        most: usize,
+        idle: Duration,
+    ) -> Self {
+        Self {
+            connector,
+            read_bytes,
+            idle: Arc::new(Idle {
+                most,
+                longest: idle,
+                kept: Mutex::default(),
+            }),
+        }
+    }
+
+    /// Sends a request of an absolute URI. The answer's body moves the bytes of its connection when it is asked for more.
+    pub async fn request(&self, request: Request<SdkBody>) -> Result<Response<Answer>, Failed> {
+        let uri = request.uri().clone();
+        let server = Server::of(&uri).ok_or("a request without a server")?;
+        let mut request = of_server(request, &server)?;
+        loop {
+            let idle = self.idle.take(&server).await;
+            let reused = idle.is_some();
+            let mut connection = match idle {
+                Some(connection) => connection,
+                None => self.connect(uri.clone()).await?,
+            };
+            match connection.ask(request).await {
+                Ok(answer) => {
+                    let home = Home {
+                        connections: self.clone(),
+                        server,
+                    };
+                    return Ok(Answer::of(answer, connection, home).await);
+                }
+                Err(mut failed) => match failed.take_message() {
+                    // The server closed it while it was idle: nothing was sent.
+                    Some(unsent) if reused => request = unsent,
+                    _ => return Err(failed.into_error().into()),
+                },
+            }
+        }
+    }
+
+    async fn connect(&self, uri: Uri) -> Result<Connection, Failed> {
+        let mut connector = self.connector.clone();
+        poll_fn(|cx| connector.poll_ready(cx)).await?;
+        let stream = connector.call(uri).await?;
+        Ok(self.over(stream).await?)
+    }
+
+    /// A connection over a stream that stands between two answers.
+    async fn over(&self, stream: Stream) -> Result<Connection, hyper::Error> {
+        let mut builder = http1::Builder::new();
+        let handshake = builder.max_buf_size(self.read_bytes).handshake(stream);
+        let (sender, stream) = handshake.await?;
+        Ok(Connection {
+            sender,
+            stream,
+            over: false,
+        })
+    }
+}
+
+/// Where connections go to.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Server {
+    scheme: Scheme,
+    authority: Authority,
+}
+
+impl Server {
+    fn of(uri: &Uri) -> Option<Self> {
+        Some(Self {
+            scheme: uri.scheme()?.clone(),
+            authority: uri.authority()?.clone(),
+        })
+    }
+
+    /// As a request names it: a port that goes without saying is not said, and was not signed.
+    fn host(&self) -> String {
+        let name = self.authority.host();
+        let usual = match self.scheme == Scheme::HTTPS {
+            true => 443,
+            false => 80,
+        };
+        match self.authority.port_u16() {
+            Some(port) if port != usual => format!("{name}:{port}"),
+            _ => name.to_string(),
+        }
+    }
+}
+
+/// The request as its server takes it: the target without the server, which stands in a header.
+fn of_server(mut request: Request<SdkBody>, server: &Server) -> Result<Request<SdkBody>, Failed> {
+    if !request.headers().contains_key(HOST) {
+        let host = HeaderValue::try_from(server.host())?;
+        request.headers_mut().insert(HOST, host);
+    }
+    let mut target = Parts::default();
+    target.path_and_query = request.uri().path_and_query().cloned();
+    *request.uri_mut() = Uri::from_parts(target)?;
+    Ok(request)
+}
+
+struct Connection {
+    sender: SendRequest<SdkBody>,
+    stream: http1::Connection<Stream, SdkBody>,
+    over: bool,
+}
+
+impl Connection {
+    /// Moves what can be moved now; is it over?
+    fn over(&mut self, cx: &mut Context<'_>) -> bool {
+        self.over = self.over || Pin::new(&mut self.stream).poll(cx).is_ready();
+        self.over
+    }
+
+    /// Sends a request and waits for the head of its answer.
+    async fn ask(
+        &mut self,
+        request: Request<SdkBody>,
+    ) -> Result<Response<Incoming>, TrySendError<Request<SdkBody>>> {
+        let mut answer = pin!(self.sender.try_send_request(request));
+        let (stream, over) = (&mut self.stream, &mut self.over);
+        poll_fn(|cx| {
+            *over = *over || Pin::new(&mut *stream).poll(cx).is_ready();
+            answer.as_mut().poll(cx)
+        })
+        .await
+    }
+}
+
+/// Those that nobody uses, by server, the youngest last.
+struct Idle {
+    most: usize,
+    longest: Duration,
+    kept: Mutex<HashMap<Server, Vec<(Instant, Connection)>>>,
+}
+
+impl Idle {
+    /// One that the server has not closed, as far as is known.
+    async fn take(&self, server: &Server) -> Option<Connection> {
+        loop {
+            let mut connection = self.youngest(server)?;
+            if !poll_fn(|cx| Poll::Ready(connection.over(cx))).await {
+                return Some(connection);
+            }
+        }
+    }
+
+    fn youngest(&self, server: &Server) -> Option<Connection> {
+        let mut all = self.kept.lock();
+        let kept = all.get_mut(server)?;
+        kept.retain(|(since, _)| since.elapsed() < self.longest);
+        Some(kept.pop()?.1)
+    }
+
+    fn keep(&self, server: Server, connection: Connection) {
+        let mut all = self.kept.lock();
+        let kept = all.entry(server).or_default();
+        if kept.len() < self.most {
+            kept.push((Instant::now(), connection));
+        }
+    }
+}
+
+/// Where a connection goes back to.
+pub struct Home {
+    connections: Connections,
+    server: Server,
+}
+
+impl Home {
+    /// Takes a socket that stands between two answers.
+    pub async fn back(self, socket: TcpStream) {
+        let stream = MaybeHttpsStream::Http(TokioIo::new(socket));
+        // It fails for nothing that this one asks for, and another one is made where it does.
+        if let Ok(connection) = self.connections.over(stream).await {
+            self.keep(connection);
+        }
+    }
+
+    fn keep(self, connection: Connection) {
+        self.connections.idle.keep(self.server, connection);
+    }
+}
+
+/// The body of an answer, with its connection. It goes back to the idle ones with the last byte, and is closed when the body is dropped
+/// before that.
+pub struct Answer {
+    body: Incoming,
+    // Never locked: it makes a body that may be shared of what may not.
+    held: Mutex<Option<Box<(Connection, Home)>>>,
+}
+
+/// A socket below an answer, with what was read of the body already.
+pub struct Below {
+    /// First bytes of the body.
+    pub ahead: VecDeque<Bytes>,
+    /// Where the others come from.
+    pub socket: TcpStream,
+    /// Where it goes back to.
+    pub home: Home,
+}
+
+impl Answer {
+    async fn of(answer: Response<Incoming>, connection: Connection, home: Home) -> Response<Self> {
+        let mut answer = answer.map(|body| Self {
+            body,
+            held: Mutex::new(Some(Box::new((connection, home)))),
+        });
+        if answer.body().is_end_stream() {
+            let body = answer.body_mut();
+            poll_fn(|cx| {
+                body.ended(cx);
+                Poll::Ready(())
+            })
+            .await;
+        }
+        answer
+    }
+
+    /// Nothing more comes of this answer.
+    fn ended(&mut self, cx: &mut Context<'_>) {
+        // What is still being sent to it, or came behind the answer, is no beginning for another one.
+        let held = self.held.get_mut().take();
+        if let Some((mut connection, home)) = held.map(|held| *held)
+            && !connection.over(cx)
+            && connection.sender.is_ready()
+        {
+            home.keep(connection);
+        }
+    }
+
+    /// Takes the socket of an answer of which nothing was asked for yet, where it has one without TLS.
+    pub fn below(mut self) -> Result<Below, Self> {
+        let held = self.held.get_mut();
+        let plain = held.take_if(|held| {
+            let (connection, home) = held.as_ref();
+            !connection.over && home.server.scheme == Scheme::HTTP
+        });
+        let Some((connection, home)) = plain.map(|held| *held) else {
+            return Err(self);
+        };
+        // On their way to a reader. Nobody moves the connection any more, so that no others follow.
+        let mut ahead = VecDeque::new();
+        let mut cx = Context::from_waker(Waker::noop());
+        while let Poll::Ready(Some(Ok(frame))) = Pin::new(&mut self.body).poll_frame(&mut cx) {
+            ahead.extend(frame.into_data().ok());
+        }
+        let parts = connection.stream.into_parts();
+        let MaybeHttpsStream::Http(stream) = parts.io else {
+            return Err(self);
+        };
+        ahead.extend(Some(parts.read_buf).filter(|bytes| !bytes.is_empty()));
+        Ok(Below {
+            ahead,
+            socket: stream.into_inner(),
+            home,
+        })
+    }
+}
+
+impl Body for Answer {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        let this = &mut *self;
+        let mut next = Pin::new(&mut this.body).poll_frame(cx);
+        if next.is_pending()
+            && let Some(held) = this.held.get_mut()
+        {
+            let over = held.0.over(cx);
+            next = Pin::new(&mut this.body).poll_frame(cx);
+            if over {
+                *this.held.get_mut() = None;
+            }
+        }
+        if matches!(next, Poll::Ready(None)) || this.body.is_end_stream() {
+            this.ended(cx);
+        }
+        next
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}

@@ -1,0 +1,125 @@
+//! The ways that an answer's bytes take into the arena, and what becomes of their connections.
+
+use super::errors::stored;
+use super::faulty::{Asked, Faulty, Reply, range, requests, whole};
+use crate::tiers::s3::Parts;
+use crate::tiers::s3::request::Requests;
+use crate::tiers::suite::{Memory, Sample};
+use crate::tiers::{Cause, Get, TierError};
+use kvcachepool_protocol::config::{Checksums, S3};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+/// A server of one object that answers by a rule, and the object.
+async fn served(
+    reply: impl Fn(&Asked, &[u8]) -> Reply + Send + Sync + 'static,
+) -> (Faulty, Sample) {
+    let (sample, bytes) = stored();
+    let server = Faulty::start(move |asked| reply(asked, &bytes)).await;
+    (server, sample)
+}
+
+/// A get of all sections, whose digests are watched.
+fn watched(sample: &Sample, memory: &Memory) -> Get {
+    let mut get = sample.get_all(memory);
+    for place in &mut get.places {
+        place.span = place.span.watched();
+    }
+    get
+}
+
+/// Gets all of it, by ranges of so many bytes; returns for each section whether its digest was seen, which must be right then.
+async fn read(requests: &Requests, sample: &Sample, bytes: u64) -> Result<Vec<bool>, TierError> {
+    let memory = Memory::new(1 << 20);
+    let get = watched(sample, &memory);
+    requests.get(&get, Parts { bytes, at_once: 4 }).await?;
+    assert!(sample.lies_in(&get.places));
+    let spans = get.places.iter().map(|place| &place.span);
+    let seen = spans.map(|span| {
+        assert!(span.seen().is_none() || span.seen() == span.digest());
+        span.seen().is_some()
+    });
+    Ok(seen.collect())
+}
+
+#[tokio::test]
+async fn bytes_come_whole_whatever_way_they_take_and_are_seen_where_they_come_in_order() {
+    let (server, sample) = served(Reply::part).await;
+    let sums = S3 {
+        checksums: Checksums::WhenSupported,
+        ..server.config()
+    };
+    for config in [server.config(), sums] {
+        let requests = requests(&config).await;
+        let seen = read(&requests, &sample, 1 << 20).await.unwrap();
+        assert_eq!(seen, [true, true]);
+        // The first section comes in two ranges, the second one in one.
+        let seen = read(&requests, &sample, 16 << 10).await.unwrap();
+        assert_eq!(seen, [false, true]);
+    }
+}
+
+#[tokio::test]
+async fn what_an_earlier_try_saw_does_not_count() {
+    let asked = AtomicUsize::new(0);
+    let (server, sample) = served(move |request, object| {
+        let (headers, body) = range(request, object);
+        match asked.fetch_add(1, Relaxed) {
+            // Behind the first section.
+            0 => Reply::Cut(headers, body, 26_000),
+            _ => Reply::Full(206, headers, body),
+        }
+    })
+    .await;
+    let (requests, memory) = (server.requests().await, Memory::new(1 << 20));
+    let get = watched(&sample, &memory);
+    let one = |bytes| requests.get(&get, Parts { bytes, at_once: 4 });
+    let error = one(1 << 20).await.unwrap_err();
+    assert_eq!(error.cause, Cause::Unreachable, "{error}");
+    assert!(get.places[0].span.seen().is_some());
+    one(16 << 10).await.unwrap();
+    assert!(get.places[0].span.seen().is_none());
+    assert!(sample.lies_in(&get.places));
+}
+
+#[tokio::test]
+async fn a_connection_is_used_again_when_all_of_an_answer_came() {
+    let (server, sample) = served(Reply::part).await;
+    let requests = server.requests().await;
+    for _ in 0..5 {
+        read(&requests, &sample, 1 << 20).await.unwrap();
+        requests.head(&sample.name()).await.unwrap();
+    }
+    assert_eq!(server.count("GET"), 10);
+    assert_eq!(server.connections(), 1);
+}
+
+#[tokio::test]
+async fn a_connection_with_something_behind_an_answer_or_that_shall_end_is_not_used_again() {
+    for (header, behind) in [("connection: close", &b""[..]), ("x-any: 1", b"more")] {
+        let (server, sample) = served(move |asked, object| {
+            let answer = whole(asked, object, header, behind);
+            Reply::Raw(answer, false)
+        })
+        .await;
+        let requests = server.requests().await;
+        for _ in 0..3 {
+            let got = read(&requests, &sample, 1 << 20).await;
+            assert!(got.is_ok() || !behind.is_empty(), "{header}: {got:?}");
+        }
+        assert_eq!(server.connections(), 3, "{header}");
+    }
+}
+
+#[tokio::test]
+async fn a_connection_that_its_server_closed_while_it_was_idle_costs_no_request() {
+    let (server, sample) = served(|asked, object| {
+        let answer = whole(asked, object, "x-any: 1", b"");
+        Reply::Raw(answer, true)
+    })
+    .await;
+    let requests = server.requests().await;
+    for _ in 0..20 {
+        read(&requests, &sample, 1 << 20).await.unwrap();
+    }
+    assert_eq!(server.count("GET"), 20);
+}
