@@ -23,7 +23,7 @@ const RECONCILE: &[f64] = &[
 pub const ALL: &[Metric] = &[
     gauge("operator_build_info", &["version"], "Always 1; the label names the running binary."),
     gauge("operator_ready", &["part"], "1 for every part of /readyz that says yes: certificate, pools, serving."),
-    counter("injections_total", &["result", "reason"], "Admission reviews answered, by what became of the pod: Injected, Unchanged, Refused, Skipped; and why. Dry runs are not counted."),
+    counter("injections_total", &["result", "reason"], "Admission reviews answered, by what became of the pod: Injected, Unchanged, Refused, Skipped; and why, or what an injected one lacks. Dry runs are not counted."),
     seconds(HANDLER, "injection_seconds", &[], "Time from the last byte of an admission review to its answer."),
     counter("webhook_unreadable_total", &["reason"], "Requests to the webhook's port that could not be answered as an admission review, by reason."),
     counter("webhook_pool_reads_total", &["result"], "Pools that the cache did not hold and that were read from the API server: found, missing, failed."),

@@ -14,8 +14,12 @@ fn reasons(table: &str) -> Vec<(&'static str, &'static str)> {
     let accepted = api::Reason::ALL.iter().map(|r| (r.name(), r.sentence()));
     let conditions = status::Reason::ALL.iter().map(|r| (r.name(), r.sentence()));
     let injection = inject::Reason::ALL.iter().map(|r| (r.name(), r.sentence()));
+    let shortfalls = inject::Shortfall::ALL
+        .iter()
+        .map(|r| (r.name(), r.sentence()));
     match table {
         "injection" => injection.collect(),
+        "shortfalls" => shortfalls.collect(),
         "conditions" => accepted.chain(conditions).collect(),
         other => panic!("no reasons are called {other}"),
     }
@@ -58,7 +62,7 @@ fn the_page_explains_every_reason() {
         page == filled,
         "docs/troubleshooting.md is not what the code says; run this test with UPDATE_DOCS=1"
     );
-    for table in ["injection", "conditions"] {
+    for table in ["injection", "shortfalls", "conditions"] {
         assert!(
             page.contains(&format!("<!-- reasons: {table} -->")),
             "the table {table} is not in the page"
@@ -68,7 +72,7 @@ fn the_page_explains_every_reason() {
 
 #[test]
 fn a_reason_stands_for_one_thing() {
-    for table in ["injection", "conditions"] {
+    for table in ["injection", "shortfalls", "conditions"] {
         let mut names = HashSet::new();
         for (name, sentence) in reasons(table) {
             assert!(names.insert(name), "{name} stands twice in {table}");

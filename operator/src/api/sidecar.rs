@@ -27,7 +27,8 @@ pub struct Sidecar {
     pub resources: ResourceRequirements,
     /// Who moves bytes between GPU and cache: vLLM's own worker, or a window of the sidecar.
     pub transfer: Transfer,
-    /// How the sidecar sees the pod's GPU.
+    /// How the sidecar sees the GPUs of vLLM's container: not at all, by NVIDIA_VISIBLE_DEVICES, which the node's container runtime
+    /// must heed, or by the resource claims of that container. A pod that has none gets a sidecar without; docs/gpu.md says more.
     pub gpu_access: GpuAccess,
     /// Least level that is logged.
     pub log_level: LogLevel,
@@ -67,15 +68,16 @@ pub enum Transfer {
     CudaWindow,
 }
 
-/// How the sidecar sees the pod's GPU.
+/// How the sidecar sees the GPUs of vLLM's container.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum GpuAccess {
     /// Not at all.
     #[default]
     None,
-    /// By the container runtime's environment variable.
+    /// By NVIDIA_VISIBLE_DEVICES, which the node's container runtime must heed: all GPUs of the node, or those that vLLM's container
+    /// names itself.
     VisibleDevices,
-    /// By the pod's resource claim.
+    /// By the resource claims that vLLM's container has: the same GPUs and no others.
     ResourceClaim,
 }
 

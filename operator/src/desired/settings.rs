@@ -3,7 +3,7 @@
 use super::files;
 use super::placed::{Placed, placed};
 use crate::api::{
-    Disk, ExistingConnector, ImagePullPolicy, KVCachePool, Mode, Problem, Reason, check,
+    Disk, ExistingConnector, GpuAccess, ImagePullPolicy, KVCachePool, Mode, Problem, Reason, check,
 };
 use crate::defaults::Defaults;
 use crate::inject::{self, Settings};
@@ -58,6 +58,11 @@ pub fn settings(pool: &KVCachePool, defaults: &Defaults) -> Result<Settings, Vec
             .is_some_and(|s3| s3.auth.is_none()),
         resources: sidecar.resources.clone(),
         env: sidecar.env.clone(),
+        gpu_access: match sidecar.gpu_access {
+            GpuAccess::None => inject::GpuAccess::None,
+            GpuAccess::VisibleDevices => inject::GpuAccess::VisibleDevices,
+            GpuAccess::ResourceClaim => inject::GpuAccess::ResourceClaim,
+        },
     })
 }
 
@@ -235,7 +240,8 @@ mod tests {
             "sidecar": {
                 "image": "mine:1", "imagePullPolicy": "Never", "imagePullSecrets": [{"name": "regcred"}],
                 "resources": {"requests": {"cpu": "2"}}, "logLevel": "warn", "env": [{"name": "A", "value": "b"}],
-                "settings": {"limits": {"connections": 512}, "memory": {"verify": "Always", "verifyAge": "5m"}},
+                "gpuAccess": "VisibleDevices",
+                "settings": {"gpu": {"contextMemory": "1Gi"}, "limits": {"connections": 512}, "memory": {"verify": "Always", "verifyAge": "5m"}},
             },
         }));
         assert!(got.config.managed);
@@ -331,6 +337,8 @@ mod tests {
         assert_eq!(got.image_pull_secrets, ["regcred"]);
         assert_eq!(got.env[0].name, "A");
         assert_eq!(got.resources.requests.unwrap()["cpu"].0, "2");
+        assert_eq!(got.gpu_access, inject::GpuAccess::VisibleDevices);
+        assert_eq!(got.config.gpu.context_memory, ByteSize(1 << 30));
     }
 
     #[test]
@@ -488,6 +496,10 @@ mod tests {
         }
         for pages in ["None", "2Mi", "1Gi"] {
             of(json!({"local": {"memory": {"hugePages": pages}}}));
+        }
+        for access in ["None", "VisibleDevices", "ResourceClaim"] {
+            let got = of(json!({"sidecar": {"gpuAccess": access}}));
+            assert_eq!(got.gpu_access.name(), access);
         }
         let unset = crate::api::LogLevel::default();
         assert_eq!(named(unset), json!(LogLevel::default().to_string()));

@@ -23,6 +23,7 @@ pub(super) fn check(pod: &Value) -> Result<(), String> {
             .map_err(|problem| format!("container {}: {problem}", json::name(container)))?;
         if ours::is_ours(container) {
             check_ours(container)
+                .and_then(|()| check_claims(container, spec))
                 .map_err(|problem| format!("container {}: {problem}", json::name(container)))?;
         }
     }
@@ -86,6 +87,16 @@ pub(super) fn check_ours(container: &Value) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+fn check_claims(container: &Value, spec: &Value) -> Result<(), String> {
+    let declared = json::list(spec, "resourceClaims");
+    let resources = container.get("resources").unwrap_or(&Value::Null);
+    let mut claims = json::list(resources, "claims").iter().map(json::name);
+    match claims.find(|name| json::position(declared, name).is_none()) {
+        Some(name) => Err(format!("uses the claim {name:?}, which the pod has not")),
+        None => Ok(()),
+    }
 }
 
 fn check_variable(variable: &Value) -> Result<(), &'static str> {

@@ -8,6 +8,7 @@ mod diff;
 mod disk;
 mod env;
 mod files;
+mod gpu;
 mod hook;
 mod json;
 mod launch;
@@ -21,6 +22,7 @@ mod reason;
 mod resources;
 mod settings;
 mod shape;
+mod shortfall;
 mod target;
 #[cfg(test)]
 mod tests;
@@ -28,10 +30,12 @@ mod tool;
 
 pub use disk::Disk;
 pub use files::{Files, Holder};
+pub use gpu::GpuAccess;
 pub use outcome::{Outcome, Report, Verdict};
 pub use quantity::Quantity;
 pub use reason::Reason;
 pub use settings::{ExistingConnector, Mode, Settings};
+pub use shortfall::Reason as Shortfall;
 pub use tool::tool;
 
 use crate::names;
@@ -49,6 +53,13 @@ impl Refusal {
         let message = message.into();
         Self { reason, message }
     }
+}
+
+/// What a pod with its sidecar lacks, and what that means for this one.
+#[derive(Debug, Clone, PartialEq)]
+struct Lack {
+    reason: Shortfall,
+    message: String,
 }
 
 /// The pool that a pod asks for, by label or by annotation; `None`: it asks for none.
@@ -69,11 +80,16 @@ pub fn inject(pod: &Value, settings: &Settings) -> Outcome {
     if is_mirror(pod) {
         return Outcome::Unchanged;
     }
-    match plan(pod, settings).and_then(|after| sound_patch(pod, &after)) {
-        Ok(patch) if patch.is_empty() => Outcome::Unchanged,
-        Ok(patch) => Outcome::Inject {
+    let planned = plan(pod, settings).and_then(|(after, lack)| {
+        let patch = sound_patch(pod, &after)?;
+        Ok((patch, lack))
+    });
+    match planned {
+        Ok((patch, _)) if patch.is_empty() => Outcome::Unchanged,
+        Ok((patch, lack)) => Outcome::Inject {
             patch,
-            report: Report::injected(settings.hash()),
+            report: Report::injected(settings.hash(), lack.as_ref()),
+            shortfall: lack.map(|lack| lack.reason),
         },
         Err(Refusal { reason, message }) => refuse(pod, reason, &message),
     }
@@ -97,8 +113,8 @@ fn is_mirror(pod: &Value) -> bool {
     json::annotation(pod, "kubernetes.io/config.mirror").is_some()
 }
 
-/// The pod with its sidecar.
-fn plan(pod: &Value, settings: &Settings) -> Result<Value, Refusal> {
+/// The pod with its sidecar, and what it lacks.
+fn plan(pod: &Value, settings: &Settings) -> Result<(Value, Option<Lack>), Refusal> {
     if settings.mode == Mode::Disabled && !ours::are_present(pod) {
         return Err(Refusal::new(
             Reason::PoolDisabled,

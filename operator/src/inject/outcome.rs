@@ -1,6 +1,6 @@
 //! What injection answers, and the annotation by which a pod tells it to everybody.
 
-use super::Reason;
+use super::{Lack, Reason, Shortfall};
 use crate::names;
 use json_patch::Patch;
 use serde::{Deserialize, Serialize};
@@ -17,6 +17,8 @@ pub enum Outcome {
         patch: Patch,
         /// As the annotation says it.
         report: Report,
+        /// What it lacks all the same.
+        shortfall: Option<Shortfall>,
     },
     /// It starts without us.
     Refuse {
@@ -43,10 +45,10 @@ pub enum Verdict {
 pub struct Report {
     /// Injected or not.
     pub result: Verdict,
-    /// Name of the [`Reason`] of a refusal.
+    /// Name of the [`Reason`] of a refusal, or of the [`Shortfall`] of a pod that has its sidecar.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub reason: String,
-    /// What the refusal means for this pod.
+    /// What that means for this pod.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub message: String,
     /// Version of the operator that decided.
@@ -60,12 +62,13 @@ pub struct Report {
 const MESSAGE_BYTES: usize = 1000;
 
 impl Report {
-    /// The sidecar is in the pod, made by settings of this hash.
-    pub fn injected(hash: String) -> Self {
+    /// The sidecar is in the pod, made by settings of this hash, and lacks this.
+    pub(super) fn injected(hash: String, lack: Option<&Lack>) -> Self {
+        let [reason, message] = lack.map_or(["", ""], |lack| [lack.reason.name(), &lack.message]);
         Self {
             result: Verdict::Injected,
-            reason: String::new(),
-            message: String::new(),
+            reason: reason.to_string(),
+            message: cut(message),
             version: env!("CARGO_PKG_VERSION").to_string(),
             hash,
         }
@@ -73,11 +76,10 @@ impl Report {
 
     /// The pod starts without us.
     pub fn refused(reason: Reason, message: &str) -> Self {
-        let end = message.floor_char_boundary(MESSAGE_BYTES);
         Self {
             result: Verdict::Refused,
             reason: reason.name().to_string(),
-            message: message[..end].to_string(),
+            message: cut(message),
             version: env!("CARGO_PKG_VERSION").to_string(),
             hash: String::new(),
         }
@@ -96,4 +98,8 @@ impl Report {
     pub fn text(&self) -> String {
         json!(self).to_string()
     }
+}
+
+fn cut(message: &str) -> String {
+    message[..message.floor_char_boundary(MESSAGE_BYTES)].to_string()
 }

@@ -1,8 +1,9 @@
 //! The pod as it shall be: everything of ours laid over what is there, in one pass that gives the same when done again.
 
+use super::gpu::Gpu;
 use super::overlay::{overlay, overlay_named};
 use super::quantity::Quantity;
-use super::{Reason, Refusal, Report, Settings, env, hook, json, ours, resources};
+use super::{Lack, Reason, Refusal, Report, Settings, env, hook, json, ours, resources};
 use crate::names;
 use kvcachepool_protocol::config::{ByteSize, Config};
 use serde_json::{Value, json};
@@ -73,17 +74,19 @@ fn memory_bytes(pod: &Value, settings: &Settings) -> Result<u64, Refusal> {
     }
 }
 
-/// The pod with everything in place. `target`: place of vLLM's container.
+/// The pod with everything in place, and what it lacks all the same. `target`: place of vLLM's container.
 pub(super) fn injected(
     pod: &Value,
     settings: &Settings,
     target: usize,
     wishes: &Wishes,
-) -> Result<Value, Refusal> {
+) -> Result<(Value, Option<Lack>), Refusal> {
     let mut after = pod.clone();
-    let config = config(settings, wishes);
     let spec = json::entry(&mut after, "spec");
-    containers(spec, settings, &config);
+    let gpu = Gpu::of(spec, target, settings);
+    let mut config = config(settings, wishes);
+    gpu.reckon(&mut config);
+    containers(spec, settings, &config, &gpu);
     for volume in ours::volumes(settings, &config) {
         overlay_named(json::list_mut(spec, "volumes"), volume);
     }
@@ -110,10 +113,10 @@ pub(super) fn injected(
     json::set_text(
         annotations,
         names::INJECTION,
-        &Report::injected(settings.hash()).text(),
+        &Report::injected(settings.hash(), gpu.lack()).text(),
     );
     json::set_text(json::entry(metadata, "labels"), names::POOL, &settings.pool);
-    Ok(after)
+    Ok((after, gpu.lack().cloned()))
 }
 
 /// The sidecar's config in this pod: what has to be the same in vLLM's container and ours is not for a pool to choose.
@@ -127,7 +130,7 @@ fn config(settings: &Settings, wishes: &Wishes) -> Config {
 }
 
 /// Our two containers, at the end.
-fn containers(spec: &mut Value, settings: &Settings, config: &Config) {
+fn containers(spec: &mut Value, settings: &Settings, config: &Config, gpu: &Gpu) {
     let wanted = [
         ours::sidecar(spec, settings, config),
         ours::init(spec, settings),
@@ -144,6 +147,9 @@ fn containers(spec: &mut Value, settings: &Settings, config: &Config) {
             json::object(&mut container).remove("restartPolicy");
         }
         overlay(&mut container, &wanted);
+        if json::name(&wanted) == names::SIDECAR_CONTAINER {
+            gpu.put(&mut container, settings);
+        }
         resources::lift_limits(&mut container);
         list.push(container);
     }

@@ -1,6 +1,6 @@
 //! What injection needs to know of a pool.
 
-use super::{Disk, Files};
+use super::{Disk, Files, GpuAccess};
 use k8s_openapi::api::core::v1::{EnvVar, ResourceRequirements};
 use kvcachepool_protocol::config::Config;
 
@@ -71,6 +71,8 @@ pub struct Settings {
     pub resources: ResourceRequirements,
     /// Further environment of the sidecar.
     pub env: Vec<EnvVar>,
+    /// How it sees the GPUs of vLLM's container.
+    pub gpu_access: GpuAccess,
 }
 
 impl Settings {
@@ -100,6 +102,7 @@ impl Settings {
             own_identity: false,
             resources: ResourceRequirements::default(),
             env: Vec::new(),
+            gpu_access: GpuAccess::default(),
         }
     }
 
@@ -120,7 +123,7 @@ impl Settings {
         let chosen = restart
             .into_iter()
             .filter(|entry| !defaults.contains(entry));
-        let parts = serde_json::json!([
+        let mut parts = vec![serde_json::json!([
             self.image,
             self.image_pull_policy,
             self.image_pull_secrets,
@@ -132,7 +135,12 @@ impl Settings {
             self.disk.as_ref().map(|disk| disk.volume(&self.config)),
             self.files.iter().map(Files::source).collect::<Vec<_>>(),
             self.own_identity,
-        ]);
-        blake3::hash(parts.to_string().as_bytes()).to_hex()[..16].to_string()
+        ])];
+        // Pods of pools that never said anything of it are not outdated by its being known.
+        if self.gpu_access != GpuAccess::None {
+            parts.push(self.gpu_access.name().into());
+        }
+        let parts: String = parts.iter().map(serde_json::Value::to_string).collect();
+        blake3::hash(parts.as_bytes()).to_hex()[..16].to_string()
     }
 }

@@ -17,6 +17,7 @@ pub(super) fn check(pod: &Value) -> Result<(), String> {
         "initContainers",
         "volumes",
         "imagePullSecrets",
+        "resourceClaims",
     ] {
         named(spec, key).map_err(|problem| format!("spec.{problem}"))?;
     }

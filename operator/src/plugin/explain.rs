@@ -208,6 +208,12 @@ fn of_condition(evidence: &Evidence, name: &'static str, type_: &str) -> Option<
 fn injection(evidence: &Evidence) -> Option<Step> {
     let has_sidecar = slim(evidence).is_some_and(|p| p.sidecar.is_some());
     Some(match Report::of(&evidence.pod) {
+        Some(report) if has_sidecar && lacks(&report) => step(
+            "injection",
+            Found::Unclear,
+            report.reason,
+            format!("the pod has a sidecar, but {}", report.message),
+        ),
         _ if has_sidecar => step("injection", Found::Ok, "", "the pod has a sidecar"),
         Some(report) if report.result == Verdict::Refused => step(
             "injection",
@@ -223,6 +229,11 @@ fn injection(evidence: &Evidence) -> Option<Step> {
         ),
         None => never_asked(evidence),
     })
+}
+
+/// Whether the pod was given a sidecar that lacks something.
+fn lacks(report: &Report) -> bool {
+    report.result == Verdict::Injected && !report.reason.is_empty()
 }
 
 fn asks_by_annotation(evidence: &Evidence) -> bool {
@@ -596,6 +607,26 @@ mod tests {
             Some(Err("forbidden")),
         ));
         assert_eq!(explained.steps[1].found, Found::Unclear);
+        assert_eq!(explained.steps.last().unwrap().step, "sidecar");
+    }
+
+    #[test]
+    fn what_an_injected_pod_lacks_is_said_on_the_way() {
+        let report = json!({"result": "Injected", "reason": "GpuNotRequested", "message": "container vllm asks for none", "version": "1"});
+        let pod = pod(Some(report), runs());
+        let explained = explain(&evidence(pod, ready_pool(), Some(Err("forbidden"))));
+        let injection = explained
+            .steps
+            .iter()
+            .find(|s| s.step == "injection")
+            .unwrap();
+        assert_eq!(injection.found, Found::Unclear);
+        assert_eq!(injection.reason, "GpuNotRequested");
+        assert!(
+            injection
+                .message
+                .ends_with("but container vllm asks for none")
+        );
         assert_eq!(explained.steps.last().unwrap().step, "sidecar");
     }
 }

@@ -168,5 +168,6 @@ fn reason(pod: &Pod) -> &str {
     pod.fault()
         .map(|f| f.reason)
         .or(pod.refusal())
+        .or(pod.shortfall())
         .unwrap_or_default()
 }

@@ -1,5 +1,6 @@
 //! The slim pod: its name, its owner, what injection did to it, and how its sidecar is.
 
+use crate::inject::Verdict;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde::{Deserialize, Serialize};
@@ -84,7 +85,9 @@ pub struct Owner {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(default)]
 pub struct Injection {
-    /// Name of the refusal; empty when injected.
+    /// Whether the webhook gave it a sidecar; absent = it does not say so.
+    pub result: Option<Verdict>,
+    /// Name of the refusal, or of what an injected pod lacks; empty where there is neither.
     pub reason: Box<str>,
     /// What it means for this pod.
     pub message: Box<str>,
@@ -173,7 +176,16 @@ impl Pod {
     #[must_use]
     pub fn refusal(&self) -> Option<&str> {
         let injection = self.injection.as_ref()?;
-        (self.sidecar.is_none() && !injection.reason.is_empty()).then_some(&*injection.reason)
+        let refused = self.sidecar.is_none() && injection.result != Some(Verdict::Injected);
+        (refused && !injection.reason.is_empty()).then_some(&*injection.reason)
+    }
+
+    /// Name of what it lacks although it was injected, as the webhook stamped it.
+    #[must_use]
+    pub fn shortfall(&self) -> Option<&str> {
+        let injection = self.injection.as_ref()?;
+        let injected = self.sidecar.is_some() && injection.result == Some(Verdict::Injected);
+        (injected && !injection.reason.is_empty()).then_some(&*injection.reason)
     }
 
     /// Hash of the settings in it; empty when unknown.
@@ -317,6 +329,31 @@ mod tests {
         }));
         assert_eq!(pod.fault(), None);
         assert!(pod.lets_the_pod_start());
+    }
+
+    #[test]
+    fn what_an_injected_pod_lacks_is_no_refusal() {
+        let at = SidecarState::Unseen;
+        let mut pod = crate::pods::tests::injected("a", at);
+        assert_eq!((pod.refusal(), pod.shortfall()), (None, None));
+        if let Some(injection) = &mut pod.injection {
+            injection.reason = "GpuNotRequested".into();
+        }
+        assert_eq!(
+            (pod.refusal(), pod.shortfall()),
+            (None, Some("GpuNotRequested"))
+        );
+        pod.sidecar = None;
+        assert_eq!(
+            (pod.refusal(), pod.shortfall()),
+            (None, None),
+            "it was taken away"
+        );
+        let refused = crate::pods::tests::refused("a", "PoolNotFound");
+        assert_eq!(
+            (refused.refusal(), refused.shortfall()),
+            (Some("PoolNotFound"), None)
+        );
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Pods for the tests of this folder and of those that judge pods.
 
 use super::{Injection, Owner, Phase, Pod, Sidecar, SidecarState};
+use crate::inject::Verdict;
 use jiff::Timestamp;
 
 /// A second on the tests' clock.
@@ -37,6 +38,7 @@ pub fn pod(name: &str) -> Pod {
 pub fn injected(name: &str, state: SidecarState) -> Pod {
     Pod {
         injection: Some(Injection {
+            result: Some(Verdict::Injected),
             version: "0.1.0".into(),
             hash: "h".into(),
             ..Injection::default()
@@ -72,6 +74,7 @@ pub fn waiting(name: &str, reason: &str) -> Pod {
 pub fn refused(name: &str, reason: &str) -> Pod {
     Pod {
         injection: Some(Injection {
+            result: Some(Verdict::Refused),
             reason: reason.into(),
             message: format!("because of {reason}").into(),
             version: "0.1.0".into(),

@@ -1,4 +1,4 @@
-//! Events of pods that have no sidecar, or one that does not start: once each, on what made them and on the pool.
+//! Events of pods that have no sidecar, one that does not start or one that lacks something: once each, on what made them and on the pool.
 
 use super::events::owner;
 use super::pool::Look;
@@ -14,7 +14,8 @@ use std::sync::Arc;
 const NEWS: SignedDuration = SignedDuration::from_mins(10);
 
 impl Look<'_> {
-    /// Events of young pods that have no sidecar or one that does not start, on their controllers and on the pool.
+    /// Events of young pods that have no sidecar, one that does not start or one that lacks something, on their controllers and on
+    /// the pool.
     pub(super) async fn tell(&self, pods: &[Arc<Pod>], faults: &Faults, about: &ObjectReference) {
         let missed: Vec<&Arc<Pod>> = match self.pool.spec.injection.mode {
             Mode::Enabled => missed(pods, self.created()).collect(),
@@ -31,6 +32,8 @@ impl Look<'_> {
                         pod.name, fault.message
                     ),
                 ))
+            } else if let Some(lacking) = shortfall(pod) {
+                Some(lacking)
             } else if missed.iter().any(|m| m.uid == pod.uid) {
                 let note = format!(
                     "pod {} started without a cache: the injection webhook was not asked",
@@ -66,6 +69,13 @@ pub async fn tell_of_no_pool(name: &PoolRef, term: &Term) {
 
 fn is_news(pod: &Pod, now: Timestamp) -> bool {
     pod.is_active() && now.duration_since(pod.created) < NEWS
+}
+
+/// Reason and note of a pod that has its sidecar, but not all that the pool wants of it.
+fn shortfall(pod: &Pod) -> Option<(&str, String)> {
+    let message = pod.injection.as_ref().map_or("", |i| &i.message);
+    let note = format!("pod {} has its sidecar: {message}", pod.name);
+    Some((pod.shortfall()?, note))
 }
 
 /// Reason and note of a pod that the webhook left as it is.

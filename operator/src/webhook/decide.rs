@@ -3,7 +3,7 @@
 use super::pools::{Asker, Found, Pools};
 use super::review::Review;
 use super::router::{Decide, Decision};
-use crate::inject::{Outcome, Reason, inject, is_injected, refuse, requested_pool};
+use crate::inject::{Outcome, Reason, Shortfall, inject, is_injected, refuse, requested_pool};
 use serde_json::Value;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use tracing::{error, info};
@@ -65,9 +65,11 @@ fn decision(outcome: Outcome) -> Decision {
             reason: "",
             patch: None,
         },
-        Outcome::Inject { patch, .. } => Decision {
+        Outcome::Inject {
+            patch, shortfall, ..
+        } => Decision {
             result: "Injected",
-            reason: "",
+            reason: shortfall.map_or("", Shortfall::name),
             patch: Some(patch),
         },
         Outcome::Refuse {

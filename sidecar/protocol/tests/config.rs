@@ -49,6 +49,7 @@ memory: {size: 64Gi, hugePages: 2Mi, evictionPolicy: LRU, verify: Always, verify
 redis: {urls: ["redis://a:6379", 'rediss://user:secret@[::1]:6380'], auth: /auth, ca: /ca.pem, ttl: 24h}
 write: {policy: WriteBack, admission: Reused}
 pacing: {readBytesPerSecond: 2Gi, writeBytesPerSecond: 512Mi}
+gpu: {contextMemory: 768Mi}
 limits: {connections: 10, sessions: 20, requests: 30, pinnedShare: 25%, grantedBytes: 512Mi, indexEntries: 1024, frameBytes: 1Mi, sendBytes: 2Mi, helloTimeout: 1s, events: 64}
 log: {level: debug, format: text}
 "#;
@@ -91,6 +92,7 @@ log: {level: debug, format: text}
         &c.pacing.write_bytes_per_second,
     );
     assert_eq!(paces, (&ByteSize(2 << 30), &ByteSize(512 << 20)));
+    assert_eq!(c.gpu.context_memory, ByteSize(768 << 20));
     assert_eq!(
         (c.write.policy, c.write.admission),
         (WritePolicy::WriteBack, Admission::Reused)
@@ -289,7 +291,7 @@ fn other_redis_servers_are_taken_at_once_but_not_the_first_the_last_or_with_othe
 #[test]
 fn the_newer_of_two_files_counts_but_what_the_pod_was_made_for_stays_the_pods() {
     let pod = "socket: /pod/s.sock\nadmin: {listen: \"[::]:1\"}\npool: {generation: 3}\nmemory: {size: 8Gi, hugePages: 2Mi}\n\
-               limits: {indexEntries: 300}";
+               gpu: {contextMemory: 512Mi}\nlimits: {indexEntries: 300}";
     let pod = Config::parse(pod, false).unwrap().0;
     let pool = |generation| {
         let text = format!(

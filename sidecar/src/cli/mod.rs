@@ -41,7 +41,7 @@ enum Command {
     #[command(
         after_help = "Ends on SIGTERM or SIGINT. SIGHUP reads the config again; so does a change of a file, within a second.
 With --pool-config, the file with the higher pool.generation is in effect; socket, admin.listen and what decides how much memory
-is needed (memory.size, memory.hugePages, limits.indexEntries) always come from --config. A pool's file that is missing counts
+is needed (memory.size, memory.hugePages, limits.indexEntries, gpu.contextMemory) always come from --config. A pool's file that is missing counts
 for nothing, one that is wrong is named in the status.
 A wrong config, a missing file or an arena that does not fit is a state that /readyz, /metrics and `status` name, not an exit.
 

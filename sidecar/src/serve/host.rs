@@ -46,8 +46,8 @@ pub struct Machine {
     pub daemon: Arc<Daemon>,
     /// How the memory tier is configured.
     pub memory: Memory,
-    /// Bytes that tiers below memory need beside it.
-    pub tiers_bytes: u64,
+    /// Bytes that are needed beside it and do not grow with it.
+    pub extras_bytes: u64,
     /// Where population reports.
     pub post: UnboundedSender<Posted>,
     /// Memory that came back and is mapped, until the core keeps it; what it did not keep is let go behind the frame.
@@ -117,7 +117,7 @@ impl Machine {
     }
 
     fn make(&self, geometry: Geometry, pages: Pages) -> Result<Arena, NoArena> {
-        limit::check(&geometry, pages, self.tiers_bytes)?;
+        limit::check(&geometry, pages, self.extras_bytes)?;
         Ok(Arena::create(geometry, pages)?)
     }
 
@@ -202,7 +202,7 @@ impl Host for Machine {
         let arena = Arena::adopt(arena, table).map_err(host_error)?;
         // Its length is a peer's word, and the rest of it is populated here.
         let pages = Pages::of(&arena.arena_fd);
-        limit::check(&arena.geometry, pages, self.tiers_bytes)
+        limit::check(&arena.geometry, pages, self.extras_bytes)
             .map_err(|e| host_error(NoArena::from(e)))?;
         let table = self.table_to_read(&arena);
         self.handed_back = Some(arena);

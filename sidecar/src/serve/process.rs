@@ -183,7 +183,7 @@ async fn serve(
         live: live.clone(),
         link,
         memory: config.memory.clone(),
-        tiers_bytes: config.tiers_bytes(),
+        extras_bytes: config.extras_bytes(),
         daemon: daemon.clone(),
         post: post.clone(),
         handed_back: None,

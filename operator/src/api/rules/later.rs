@@ -1,6 +1,6 @@
 //! Fields that the schema has for later versions.
 
-use crate::api::{Codec, GpuAccess, KVCachePoolSpec, Transfer};
+use crate::api::{Codec, KVCachePoolSpec, Transfer};
 
 /// The fields of a spec that this version does nothing for, with what to do instead.
 pub(super) fn used(spec: &KVCachePoolSpec) -> Vec<(&'static str, String)> {
@@ -15,11 +15,6 @@ pub(super) fn used(spec: &KVCachePoolSpec) -> Vec<(&'static str, String)> {
             "spec.sidecar.transfer",
             sidecar.transfer == Transfer::CudaWindow,
             "Auto",
-        ),
-        (
-            "spec.sidecar.gpuAccess",
-            sidecar.gpu_access != GpuAccess::default(),
-            "None",
         ),
     ];
     let used = fields.into_iter().filter(|(_, used, _)| *used);

@@ -3,6 +3,7 @@
 
 mod below;
 mod containers;
+mod gpu;
 mod properties;
 mod refusals;
 
@@ -174,7 +175,7 @@ fn assert_golden(name: &str, patch: &Patch) {
 }
 
 /// Pods that are injected, and which of their containers is vLLM's.
-const INJECTED: [(&str, &str); 21] = [
+const INJECTED: [(&str, &str); 22] = [
     ("plain", "vllm"),
     ("no-args", "vllm"),
     ("production-stack-helm", "vllm"),
@@ -196,6 +197,7 @@ const INJECTED: [(&str, &str); 21] = [
     ("best-effort", "engine"),
     ("env-value-from", "vllm"),
     ("image-python-path", "server"),
+    ("resource-claims", "vllm"),
 ];
 
 /// Of those, the ones with a connector of their own.
@@ -222,7 +224,7 @@ fn every_shape_gets_its_golden_patch_and_is_otherwise_untouched() {
         } else {
             settings()
         };
-        let Outcome::Inject { patch, report } = inject(&before, &settings) else {
+        let Outcome::Inject { patch, report, .. } = inject(&before, &settings) else {
             panic!("{name}: {:?}", inject(&before, &settings));
         };
         let after = patched(&before, &patch);
@@ -279,7 +281,8 @@ fn every_pod_of_the_folder_is_in_a_table() {
         assert!(
             INJECTED.iter().any(|(one, _)| *one == name)
                 || name == "hook-args"
-                || below::GOLDEN.contains(&name),
+                || below::GOLDEN.contains(&name)
+                || gpu::GOLDEN.contains(&name),
             "{name}"
         );
     }

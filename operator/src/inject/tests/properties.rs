@@ -94,8 +94,9 @@ fn pods() -> impl Strategy<Value = Value> {
         json!({"requests": {"cpu": "100", "memory": "1Ti"}, "limits": {"cpu": "100", "memory": "1Ti"}}),
         json!({"limits": {"memory": "1Ti"}}),
     ]);
-    (containers, init, whole, any::<bool>(), any::<bool>()).prop_map(
-        |(containers, init, whole, root, by_label)| {
+    let flags = (any::<bool>(), any::<bool>(), any::<bool>());
+    (containers, init, whole, flags).prop_map(
+        |(containers, init, whole, (root, by_label, claims))| {
             let init: Vec<Value> = init
                 .into_iter()
                 .map(|(mut container, sidecar)| {
@@ -121,6 +122,14 @@ fn pods() -> impl Strategy<Value = Value> {
             if !whole.is_null() {
                 pod["spec"]["resources"] = whole;
             }
+            if claims {
+                pod["spec"]["resourceClaims"] =
+                    json!([{"name": "gpus", "resourceClaimName": "gpus"}, {"name": "nic", "resourceClaimName": "nic"}]);
+                for container in json::list_mut(&mut pod["spec"], "containers") {
+                    json::entry(container, "resources")["claims"] =
+                        json!([{"name": "gpus", "request": "one"}, {"name": "gpus", "request": "two"}, {"name": "nic"}]);
+                }
+            }
             if root {
                 pod["spec"]["securityContext"] = json!({"runAsUser": 0});
             }
@@ -139,6 +148,7 @@ enum Rude {
     TakesVolumeMounts(Index),
     TakesVariables(Index),
     TakesAnnotations,
+    TakesGpus,
     LimitsCpu,
     FillsInDefaults,
 }
@@ -152,6 +162,7 @@ fn rudeness() -> impl Strategy<Value = Rude> {
         any::<Index>().prop_map(Rude::TakesVolumeMounts),
         any::<Index>().prop_map(Rude::TakesVariables),
         Just(Rude::TakesAnnotations),
+        Just(Rude::TakesGpus),
         Just(Rude::LimitsCpu),
         Just(Rude::FillsInDefaults),
     ]
@@ -198,6 +209,19 @@ impl Rude {
                 let annotations = json::object(&mut pod["metadata"]["annotations"]);
                 annotations.retain(|key, _| key == names::CONTAINER || key == names::POOL);
             }
+            Self::TakesGpus => {
+                for list in ["containers", "initContainers"] {
+                    let all = json::list_mut(spec, list).iter_mut();
+                    for container in all.filter(|container| !ours::is_ours(container)) {
+                        let resources = json::object(json::entry(container, "resources"));
+                        resources.remove("claims");
+                        for amounts in resources.values_mut().filter_map(Value::as_object_mut) {
+                            amounts.remove("nvidia.com/gpu");
+                        }
+                    }
+                }
+                json::object(spec).remove("resourceClaims");
+            }
             Self::LimitsCpu => {
                 for container in init.iter_mut().filter(|container| ours::is_ours(container)) {
                     if container.pointer("/resources/limits/cpu").is_none()
@@ -234,6 +258,8 @@ fn pools() -> impl Strategy<Value = Settings> {
         below::with_files(),
         below::with_disk(Disk::NodeDirectory),
         below::with_disk(Disk::Ephemeral("nvme".to_string())),
+        gpu::with_access(GpuAccess::VisibleDevices),
+        gpu::with_access(GpuAccess::ResourceClaim),
     ])
 }
 

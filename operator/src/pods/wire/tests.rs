@@ -18,7 +18,7 @@ fn injected(state: &serde_json::Value) -> Pod {
             "labels": {"app": "web", names::POOL: "llama"},
             "annotations": {
                 "other": "x".repeat(10_000),
-                names::INJECTION: r#"{"result":"injected","reason":"","version":"0.1.0","hash":"abc"}"#,
+                names::INJECTION: r#"{"result":"Injected","reason":"","version":"0.1.0","hash":"abc"}"#,
                 names::CONFIG: "pool:\n  generation: 4\n",
             },
             "managedFields": [{"manager": "m", "fieldsV1": {"f:metadata": {}}}],

@@ -26,6 +26,9 @@ const S3_REQUEST_BYTES: u64 = 512 << 10;
 pub const PACKING_BYTES: u64 = 128 << 20;
 /// The same where nothing is packed, and what others packed is read all the same: within what every sidecar has to spare.
 pub const UNPACKING_BYTES: u64 = 64 << 20;
+/// Bytes of the container's memory that CUDA contexts of a sidecar with a GPU are given, whatever their number, where nothing else is
+/// said (`gpu.contextMemory`). An estimate: it was never measured on a GPU.
+pub const CONTEXT_BYTES: u64 = 512 << 20;
 /// What a container asks for is a multiple of this.
 const REQUEST_BYTES: u64 = 1 << 20;
 
@@ -46,7 +49,7 @@ pub fn disk_objects_max(capacity_bytes: u64) -> u64 {
 
 impl Config {
     /// Bytes that the tiers below memory need beside the arena.
-    pub fn tiers_bytes(&self) -> u64 {
+    fn tiers_bytes(&self) -> u64 {
         let disk = self.disk.path.as_ref();
         let disk =
             disk.map(|_| TIER_BYTES + disk_objects_max(self.disk.size.0) * DISK_OBJECT_BYTES);
@@ -59,6 +62,11 @@ impl Config {
         [disk, redis, s3, packing].into_iter().flatten().sum()
     }
 
+    /// Bytes beside the arena that do not grow with it: tiers below memory, CUDA contexts.
+    pub fn extras_bytes(&self) -> u64 {
+        self.tiers_bytes() + self.gpu.context_memory.0
+    }
+
     /// Memory request and limit of the container: the arena and what stands beside it, in whole MiB. An arena of huge pages counts in
     /// [`Config::container_huge_page_bytes`] instead.
     pub fn container_memory_bytes(&self) -> u64 {
@@ -68,7 +76,7 @@ impl Config {
             HugePages::Size2Mi | HugePages::Size1Gi => 0,
         };
         let beside = beside_arena(&geometry, self.memory.huge_pages.page_bytes());
-        (arena + beside + self.tiers_bytes()).next_multiple_of(REQUEST_BYTES)
+        (arena + beside + self.extras_bytes()).next_multiple_of(REQUEST_BYTES)
     }
 
     /// Bytes that a volume for the disk tier has: `disk.size`, and what the tier writes beside its objects.
@@ -96,6 +104,7 @@ impl Config {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::ByteSize;
 
     #[test]
     fn more_requests_to_s3_at_once_are_given_more_memory() {
@@ -107,5 +116,15 @@ mod tests {
         assert_eq!(config.tiers_bytes(), TIER_BYTES);
         config.s3.max_concurrency = 1_024;
         assert_eq!(config.tiers_bytes(), 512 << 20);
+    }
+
+    #[test]
+    fn room_for_cuda_contexts_stands_beside_all_else() {
+        let mut config = Config::default();
+        config.s3.bucket = "kv-cache".into();
+        let without = config.container_memory_bytes();
+        config.gpu.context_memory = ByteSize(CONTEXT_BYTES);
+        assert_eq!(config.extras_bytes(), TIER_BYTES + CONTEXT_BYTES);
+        assert_eq!(config.container_memory_bytes(), without + CONTEXT_BYTES);
     }
 }

@@ -354,6 +354,12 @@ pub(super) fn keys(c: &mut Config) -> Vec<Key<'_>> {
             "Bytes that may go to the tiers below memory in a second, all together, with those of checks that nobody waits for. 0: no bound.",
         ),
         key(
+            "gpu.contextMemory",
+            Restart,
+            Slot::Size(&mut c.gpu.context_memory, 0..=TI),
+            "Bytes of the container's memory that are kept free for CUDA contexts of the sidecar; 0 where it is given no GPU.",
+        ),
+        key(
             "limits.connections",
             Live,
             Slot::Count(&mut c.limits.connections, 4..=65_536),
@@ -640,6 +646,7 @@ impl Config {
         newer.memory.huge_pages = self.memory.huge_pages;
         newer.limits.index_entries = self.limits.index_entries;
         newer.disk = self.disk;
+        newer.gpu = self.gpu;
         newer
     }
 

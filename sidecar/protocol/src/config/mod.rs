@@ -9,7 +9,8 @@ mod s3;
 mod units;
 
 pub use footprint::{
-    CHUNK_BYTES, PACKING_BYTES, PAGE_BYTES, UNPACKING_BYTES, beside_arena, disk_objects_max,
+    CHUNK_BYTES, CONTEXT_BYTES, PACKING_BYTES, PAGE_BYTES, UNPACKING_BYTES, beside_arena,
+    disk_objects_max,
 };
 pub use keys::{Changes, Reload};
 pub use parse::{ConfigError, Problem, UnknownKey};
@@ -46,6 +47,8 @@ pub struct Config {
     pub s3: S3,
     /// Bytes per second that the tiers below memory may move.
     pub pacing: Pacing,
+    /// What the GPUs that the sidecar is given cost it.
+    pub gpu: Gpu,
     /// Bounds of everything that a peer can make grow.
     pub limits: Limits,
     /// Logs.
@@ -150,6 +153,13 @@ pub struct Pacing {
     pub read_bytes_per_second: ByteSize,
     /// From memory to tiers, with what checks read that nobody waits for.
     pub write_bytes_per_second: ByteSize,
+}
+
+/// What the GPUs that the sidecar is given cost it; nothing where it is given none.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Gpu {
+    /// Bytes of the container's memory that CUDA contexts may take.
+    pub context_memory: ByteSize,
 }
 
 /// Bounds of everything that a peer can make grow.
@@ -364,6 +374,7 @@ impl Default for Config {
             write: Write::default(),
             s3: S3::default(),
             pacing: Pacing::default(),
+            gpu: Gpu::default(),
             limits: Limits::default(),
             log: Log::default(),
             managed: false,

@@ -114,7 +114,7 @@ fn wanted(config: &Config) -> Wanted {
         HugePages::Size1Gi => Pages::Huge1Gi,
     };
     let geometry = Geometry::new(0, config.memory.size.0, config.limits.index_entries);
-    let refused = limit::check(&geometry, pages, config.tiers_bytes()).err();
+    let refused = limit::check(&geometry, pages, config.extras_bytes()).err();
     let disk = config.disk.path.as_deref();
     Wanted {
         arena_bytes: geometry.arena_bytes,

@@ -1,0 +1,265 @@
+//! How the sidecar sees the GPUs of vLLM's container, and pods that have none to see.
+
+use super::*;
+use kvcachepool_protocol::config::{ByteSize, CONTEXT_BYTES, Config};
+
+pub const GOLDEN: [&str; 2] = ["gpu-visible-devices", "gpu-resource-claim"];
+
+const DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
+const CAPABILITIES: &str = "NVIDIA_DRIVER_CAPABILITIES";
+
+pub fn with_access(gpu_access: GpuAccess) -> Settings {
+    Settings {
+        gpu_access,
+        container: Some("vllm".to_string()),
+        ..settings()
+    }
+}
+
+fn sidecar(pod: &Value) -> &Value {
+    resources::found_sidecar(&pod["spec"]).unwrap()
+}
+
+fn variable<'a>(pod: &'a Value, name: &str) -> Option<&'a str> {
+    let list = json::list(sidecar(pod), "env");
+    json::text(&list[json::position(list, name)?], "value")
+}
+
+/// What the pod's annotation says it lacks, and whether anything of a GPU is in the sidecar.
+fn lacks(before: &Value, settings: &Settings) -> String {
+    let Outcome::Inject {
+        patch,
+        report,
+        shortfall,
+    } = inject(before, settings)
+    else {
+        panic!("not injected: {:?}", inject(before, settings));
+    };
+    let after = patched(before, &patch);
+    assert_sound(before, &after, "vllm");
+    assert_eq!(inject(&after, settings), Outcome::Unchanged);
+    assert_eq!(Report::of(&after), Some(report.clone()));
+    assert_eq!(report.result, Verdict::Injected);
+    assert_eq!(report.reason, shortfall.map_or("", Shortfall::name));
+    assert_eq!(report.message.is_empty(), shortfall.is_none());
+    let given =
+        variable(&after, DEVICES).is_some() || sidecar(&after)["resources"].get("claims").is_some();
+    let room = own_config(&after).gpu.context_memory;
+    assert_eq!(room, ByteSize(if given { CONTEXT_BYTES } else { 0 }));
+    assert_eq!(given, shortfall.is_none());
+    report.reason
+}
+
+fn own_config(pod: &Value) -> Config {
+    let text = json::annotation(pod, names::CONFIG).unwrap();
+    Config::parse(text, false).unwrap().0
+}
+
+/// The pod with these resources of vLLM's container.
+fn asking(resources: Value) -> Value {
+    let mut pod = pod("plain");
+    pod["spec"]["containers"][0]["resources"] = resources;
+    pod
+}
+
+fn assert_golden_of(name: &str, before: &Value, settings: &Settings) -> Value {
+    let Outcome::Inject { patch, .. } = inject(before, settings) else {
+        panic!("not injected");
+    };
+    assert_golden(name, &patch);
+    patched(before, &patch)
+}
+
+#[test]
+fn a_pod_of_a_device_plugin_gets_the_runtimes_variables_and_no_second_gpu() {
+    let settings = with_access(GpuAccess::VisibleDevices);
+    let before = pod("guaranteed");
+    assert_eq!(lacks(&before, &settings), "");
+    let after = assert_golden_of("gpu-visible-devices", &before, &settings);
+    assert_eq!(variable(&after, DEVICES), Some("all"));
+    assert_eq!(variable(&after, CAPABILITIES), Some("compute,utility"));
+    let asked = sidecar(&after)["resources"].to_string();
+    assert!(!asked.contains("nvidia.com"), "{asked}");
+    assert_eq!(qos::class(&after["spec"], |_| true), Qos::Guaranteed);
+    for name in ["nvidia.com/mig-1g.5gb", "nvidia.com/gpu.shared"] {
+        let before = asking(json!({"limits": {name: 1}}));
+        assert_eq!(lacks(&before, &settings), "", "{name}");
+    }
+}
+
+#[test]
+fn a_pod_with_claims_shares_those_of_vllm_and_no_others() {
+    let settings = with_access(GpuAccess::ResourceClaim);
+    let before = pod("resource-claims");
+    assert_eq!(lacks(&before, &settings), "");
+    let after = assert_golden_of("gpu-resource-claim", &before, &settings);
+    assert_eq!(
+        sidecar(&after)["resources"]["claims"],
+        json!([{"name": "gpus", "request": "compute"}, {"name": "nic"}])
+    );
+    assert_eq!(
+        after["spec"]["resourceClaims"],
+        before["spec"]["resourceClaims"]
+    );
+    assert_eq!(qos::class(&after["spec"], |_| true), Qos::Guaranteed);
+}
+
+#[test]
+fn a_pod_without_a_gpu_is_injected_all_the_same_and_says_what_it_lacks() {
+    let variables = with_access(GpuAccess::VisibleDevices);
+    let claims = with_access(GpuAccess::ResourceClaim);
+    let cpu = asking(json!({"requests": {"cpu": "1"}}));
+    assert_eq!(lacks(&cpu, &variables), "GpuNotRequested");
+    assert_eq!(lacks(&cpu, &claims), "NoResourceClaim");
+    // Each of the two for the other.
+    assert_eq!(
+        lacks(&pod("resource-claims"), &variables),
+        "GpuNotRequested"
+    );
+    assert_eq!(lacks(&pod("guaranteed"), &claims), "NoResourceClaim");
+    for none in [
+        json!({"limits": {"nvidia.com/gpu": 0}}),
+        json!({"limits": {"amd.com/gpu": 1}}),
+        json!({"limits": {"nvidia.com/rdma": 1}}),
+        json!({"claims": [{"name": "not-of-the-pod"}]}),
+    ] {
+        let before = asking(none);
+        assert_eq!(lacks(&before, &variables), "GpuNotRequested", "{before}");
+        assert_eq!(lacks(&before, &claims), "NoResourceClaim", "{before}");
+    }
+    let after = injected(&cpu, &variables);
+    let message = Report::of(&after).unwrap().message;
+    assert!(
+        message.starts_with("container vllm asks for no"),
+        "{message}"
+    );
+}
+
+#[test]
+fn devices_that_vllm_names_itself_are_the_sidecars_too() {
+    let settings = with_access(GpuAccess::VisibleDevices);
+    let named = |text: &str| {
+        let mut pod = asking(json!({}));
+        pod["spec"]["containers"][0]["env"] = json!([{"name": DEVICES, "value": text}]);
+        pod
+    };
+    for text in ["all", "0,1", "GPU-1"] {
+        assert_eq!(lacks(&named(text), &settings), "", "{text}");
+        let after = injected(&named(text), &settings);
+        assert_eq!(variable(&after, DEVICES), Some(text));
+    }
+    for text in ["", "void", "none", "$(ELSEWHERE)"] {
+        assert_eq!(lacks(&named(text), &settings), "GpuNotRequested", "{text}");
+    }
+}
+
+#[test]
+fn what_a_pool_says_of_the_variables_itself_counts() {
+    let mut settings = with_access(GpuAccess::VisibleDevices);
+    settings.env = serde_json::from_value(json!([{"name": DEVICES, "value": "0"}])).unwrap();
+    let after = injected(&pod("guaranteed"), &settings);
+    assert_eq!(variable(&after, DEVICES), Some("0"));
+    assert_eq!(variable(&after, CAPABILITIES), Some("compute,utility"));
+    assert_eq!(inject(&after, &settings), Outcome::Unchanged);
+    // Its word is enough where nothing in the pod tells of a GPU.
+    assert_eq!(lacks(&asking(json!({})), &settings), "");
+    let source = json!({"configMapKeyRef": {"name": "gpus", "key": "capabilities"}});
+    settings.env =
+        serde_json::from_value(json!([{"name": CAPABILITIES, "valueFrom": source}])).unwrap();
+    let after = injected(&pod("guaranteed"), &settings);
+    assert_eq!(variable(&after, DEVICES), Some("all"));
+    let env = json::list(sidecar(&after), "env");
+    let kept = &env[json::position(env, CAPABILITIES).unwrap()];
+    assert_eq!(
+        kept.pointer("/valueFrom/configMapKeyRef/name"),
+        Some(&json!("gpus"))
+    );
+    assert_eq!(kept.get("value"), None);
+}
+
+#[test]
+fn a_sidecar_with_a_gpu_has_room_for_cuda_and_one_without_has_not() {
+    let (with, without) = (with_access(GpuAccess::VisibleDevices), settings());
+    let memory = |pod: &Value, settings: &Settings| {
+        let after = injected(pod, settings);
+        let amounts = |kind| qos::amounts(sidecar(&after), kind)["memory"];
+        assert_eq!(amounts("limits"), amounts("requests"));
+        let config = own_config(&after);
+        assert_eq!(
+            amounts("limits"),
+            Quantity::bytes(config.container_memory_bytes()),
+            "the sidecar reckons as the operator does"
+        );
+        config.container_memory_bytes()
+    };
+    let gpu = pod("plain");
+    assert_eq!(memory(&gpu, &with), memory(&gpu, &without) + CONTEXT_BYTES);
+    let cpu = asking(json!({}));
+    assert_eq!(memory(&cpu, &with), memory(&cpu, &without));
+    let mut chosen = with.clone();
+    chosen.config.gpu.context_memory = ByteSize(2 * GI);
+    assert_eq!(memory(&gpu, &chosen), memory(&gpu, &without) + 2 * GI);
+    assert_eq!(memory(&cpu, &chosen), memory(&cpu, &without));
+    // A pod with resources of its own is raised by it, too.
+    let whole = injected(&pod("pod-resources"), &with);
+    let before = injected(&pod("pod-resources"), &without);
+    let limit = |pod: &Value| qos::amounts(&pod["spec"], "limits")["memory"];
+    assert_eq!(
+        limit(&whole),
+        limit(&before) + Quantity::bytes(CONTEXT_BYTES)
+    );
+}
+
+#[test]
+fn a_later_call_follows_what_others_made_of_the_pod() {
+    let claims = with_access(GpuAccess::ResourceClaim);
+    let mut pod = injected(&super::pod("resource-claims"), &claims);
+    let vllm = &mut pod["spec"]["containers"][0]["resources"];
+    vllm["claims"] = json!([{"name": "gpus"}]);
+    let after = injected(&pod, &claims);
+    let shared = |pod: &Value| sidecar(pod)["resources"].get("claims").cloned();
+    assert_eq!(shared(&after), Some(json!([{"name": "gpus"}])));
+    // The API server refuses a pod whose containers use claims that it has not.
+    for list in ["containers", "initContainers"] {
+        for container in json::list_mut(&mut pod["spec"], list) {
+            if !ours::is_ours(container) {
+                json::object(&mut container["resources"]).remove("claims");
+            }
+        }
+    }
+    json::object(&mut pod["spec"]).remove("resourceClaims");
+    let after = injected(&pod, &claims);
+    assert_eq!(shared(&after), None);
+    assert_eq!(Report::of(&after).unwrap().reason, "NoResourceClaim");
+    assert_eq!(inject(&after, &claims), Outcome::Unchanged);
+
+    let variables = with_access(GpuAccess::VisibleDevices);
+    let mut pod = injected(&super::pod("guaranteed"), &variables);
+    let mut hidden = pod.clone();
+    let ours = json::list_mut(&mut hidden["spec"], "initContainers");
+    let place = json::position(ours, names::SIDECAR_CONTAINER).unwrap();
+    let env = json::list_mut(&mut ours[place], "env");
+    let place = json::position(env, DEVICES).unwrap();
+    env[place]["value"] = "void".into();
+    assert_eq!(
+        inject(&hidden, &variables),
+        Outcome::Unchanged,
+        "a policy of the cluster that hides devices is not undone"
+    );
+    for kind in ["limits", "requests"] {
+        let asked = &mut pod["spec"]["containers"][0]["resources"][kind];
+        json::object(asked).remove("nvidia.com/gpu");
+    }
+    let after = injected(&pod, &variables);
+    assert_eq!(variable(&after, DEVICES), None);
+    assert_eq!(Report::of(&after).unwrap().reason, "GpuNotRequested");
+    assert_eq!(inject(&after, &variables), Outcome::Unchanged);
+}
+
+#[test]
+fn another_access_is_another_hash() {
+    let of = |access| with_access(access).hash();
+    assert_eq!(of(GpuAccess::None), settings().hash());
+    assert_ne!(of(GpuAccess::VisibleDevices), settings().hash());
+    assert_ne!(of(GpuAccess::ResourceClaim), of(GpuAccess::VisibleDevices));
+}
