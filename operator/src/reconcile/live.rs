@@ -120,6 +120,7 @@ fn replace(path: PointerBuf, value: Value) -> PatchOperation {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::inject::GpuAccess;
     use kvcachepool_protocol::config::ByteSize;
     use serde_json::json;
 
@@ -239,6 +240,23 @@ mod tests {
         assert_eq!(hash(&after), settings().hash());
         assert_eq!(own_config(&after).memory.size, ByteSize(GI));
         assert_eq!(after["spec"]["initContainers"][1]["image"], "kvcachepool:2");
+    }
+
+    #[test]
+    fn a_pod_waits_for_a_restart_to_see_a_gpu_unless_it_has_none_to_see() {
+        let access = |pod: &Value| {
+            let pool = edited(|s| {
+                s.image = "kvcachepool:2".to_owned();
+                s.gpu_access = GpuAccess::VisibleDevices;
+            });
+            let after = patched(pod, &image(pod, &pool, None).unwrap());
+            let said = Report::of(&after).unwrap().reason;
+            (hash(&after) == pool.hash(), said)
+        };
+        assert_eq!(access(&live()), (true, "GpuNotRequested".to_owned()));
+        let mut with_gpu = live();
+        with_gpu["spec"]["containers"][0]["resources"] = json!({"limits": {"nvidia.com/gpu": 1}});
+        assert_eq!(access(&with_gpu), (false, String::new()));
     }
 
     #[test]

@@ -81,6 +81,9 @@ fn a_pod_of_a_device_plugin_gets_the_runtimes_variables_and_no_second_gpu() {
     let asked = sidecar(&after)["resources"].to_string();
     assert!(!asked.contains("nvidia.com"), "{asked}");
     assert_eq!(qos::class(&after["spec"], |_| true), Qos::Guaranteed);
+    let mut own_users = before.clone();
+    own_users["spec"]["hostUsers"] = false.into();
+    assert_eq!(lacks(&own_users, &settings), "");
     for name in ["nvidia.com/mig-1g.5gb", "nvidia.com/gpu.shared"] {
         let before = asking(json!({"limits": {name: 1}}));
         assert_eq!(lacks(&before, &settings), "", "{name}");
