@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -54,12 +56,21 @@ def _sidecar_of(found: Object) -> Object:
     return dict(container)
 
 
+def _status(found: Object, container: str) -> Object:
+    status = [*found["status"]["initContainerStatuses"], *found["status"]["containerStatuses"]]
+    (one,) = [each for each in status if each["name"] == container]
+    return dict(one)
+
+
+def _processes(cluster: Cluster, found: Object, container: str) -> list[int]:
+    number = _status(found, container)["containerID"].removeprefix("containerd://")
+    group = cgroups.find(number, cluster.slot.cgroup)[0]
+    return [int(pid) for pid in (group / "cgroup.procs").read_text().split()]
+
+
 def _environment(cluster: Cluster, found: Object, container: str) -> dict[str, str]:
     """What the container runtime gave the processes of a container."""
-    status = [*found["status"]["initContainerStatuses"], *found["status"]["containerStatuses"]]
-    (number,) = [each["containerID"].removeprefix("containerd://") for each in status if each["name"] == container]
-    group = cgroups.find(number, cluster.slot.cgroup)[0]
-    pid = (group / "cgroup.procs").read_text().split()[0]
+    pid = _processes(cluster, found, container)[0]
     variables = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
     return dict(each.split("=", 1) for each in variables if each)
 
@@ -105,6 +116,16 @@ def test_a_claim_is_shared_by_vllm_and_the_sidecar(cluster: Cluster, pools: str,
         assert prepared == [claim["metadata"]["uid"]]
         held = devices.held(node, pools, "claims")
         assert held == {MAIN: [claim["metadata"]["name"]], SIDECAR: [claim["metadata"]["name"]]}
+        for pid in _processes(cluster, found, SIDECAR):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+        def back() -> bool:
+            now = _status(kubernetes.pod(pools, "claims"), SIDECAR)
+            return now["restartCount"] == 1 and "running" in now["state"]
+
+        kubernetes.wait_for(back, 30, "the sidecar runs again", namespace=pools)
+        assert len(prepared) == 1, "it has the claim that its pod was given"
         kubernetes.kubectl("delete", "pod", "claims", "--grace-period=1", namespace=pools)
     assert "reason" not in report(found)
     assert _sidecar_of(found)["resources"]["claims"] == [{"name": "gpus", "request": "gpu"}]
