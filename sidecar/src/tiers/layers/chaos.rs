@@ -170,6 +170,10 @@ fn spoil(places: &[Place], before: &[u8], plan: &Plan) {
     let Some(span) = places.first().map(|place| &place.span) else {
         return;
     };
+    if plan.truncated || plan.wrong {
+        // It spoils what came, not what was found of it.
+        span.saw(None);
+    }
     if plan.truncated {
         let at = plan.chance % span.length.max(1);
         span.write(at, before.get(at as usize..).unwrap_or_default());

@@ -18,7 +18,7 @@ use std::collections::{HashMap, VecDeque};
 use std::error::Error;
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 use tokio::net::TcpStream;
@@ -98,8 +98,7 @@ impl Connections {
         let (sender, stream) = handshake.await?;
         Ok(Connection {
             sender,
-            stream,
-            over: false,
+            stream: Some(stream),
         })
     }
 }
@@ -147,15 +146,18 @@ fn of_server(mut request: Request<SdkBody>, server: &Server) -> Result<Request<S
 
 struct Connection {
     sender: SendRequest<SdkBody>,
-    stream: http1::Connection<Stream, SdkBody>,
-    over: bool,
+    /// None: it is over. Only when it is dropped does a request come back that it did not send.
+    stream: Option<http1::Connection<Stream, SdkBody>>,
 }
 
 impl Connection {
     /// Moves what can be moved now; is it over?
     fn over(&mut self, cx: &mut Context<'_>) -> bool {
-        self.over = self.over || Pin::new(&mut self.stream).poll(cx).is_ready();
-        self.over
+        let moved = self.stream.as_mut().map(|stream| Pin::new(stream).poll(cx));
+        if moved.is_some_and(|moved| moved.is_ready()) {
+            self.stream = None;
+        }
+        self.stream.is_none()
     }
 
     /// Sends a request and waits for the head of its answer.
@@ -164,9 +166,8 @@ impl Connection {
         request: Request<SdkBody>,
     ) -> Result<Response<Incoming>, TrySendError<Request<SdkBody>>> {
         let mut answer = pin!(self.sender.try_send_request(request));
-        let (stream, over) = (&mut self.stream, &mut self.over);
         poll_fn(|cx| {
-            *over = *over || Pin::new(&mut *stream).poll(cx).is_ready();
+            self.over(cx);
             answer.as_mut().poll(cx)
         })
         .await
@@ -177,7 +178,7 @@ impl Connection {
 struct Idle {
     most: usize,
     longest: Duration,
-    kept: Mutex<HashMap<Server, Vec<(Instant, Connection)>>>,
+    kept: Mutex<HashMap<Server, VecDeque<(Instant, Connection)>>>,
 }
 
 impl Idle {
@@ -192,17 +193,43 @@ impl Idle {
     }
 
     fn youngest(&self, server: &Server) -> Option<Connection> {
-        let mut all = self.kept.lock();
-        let kept = all.get_mut(server)?;
-        kept.retain(|(since, _)| since.elapsed() < self.longest);
-        Some(kept.pop()?.1)
+        let (since, connection) = self.kept.lock().get_mut(server)?.pop_back()?;
+        // The others are older.
+        (since.elapsed() < self.longest).then_some(connection)
     }
 
-    fn keep(&self, server: Server, connection: Connection) {
+    fn keep(self: Arc<Self>, server: Server, connection: Connection) {
         let mut all = self.kept.lock();
+        let first = all.is_empty();
         let kept = all.entry(server).or_default();
-        if kept.len() < self.most {
-            kept.push((Instant::now(), connection));
+        kept.push_back((Instant::now(), connection));
+        let oldest = (kept.len() > self.most).then(|| kept.pop_front());
+        drop(all);
+        drop(oldest);
+        if first {
+            tokio::spawn(close_old(Arc::downgrade(&self), self.longest));
+        }
+    }
+
+    /// Closes those that were idle for too long; are there others?
+    fn sweep(&self) -> bool {
+        let (mut old, mut all) = (Vec::new(), self.kept.lock());
+        for kept in all.values_mut() {
+            let young = |(since, _): &(Instant, Connection)| since.elapsed() < self.longest;
+            let first = kept.iter().position(young).unwrap_or(kept.len());
+            old.extend(kept.drain(..first));
+        }
+        all.retain(|_, kept| !kept.is_empty());
+        !all.is_empty()
+    }
+}
+
+/// Runs as long as there are idle connections.
+async fn close_old(idle: Weak<Idle>, longest: Duration) {
+    loop {
+        tokio::time::sleep(longest / 2).await;
+        if !idle.upgrade().is_some_and(|idle| idle.sweep()) {
+            return;
         }
     }
 }
@@ -224,7 +251,7 @@ impl Home {
     }
 
     fn keep(self, connection: Connection) {
-        self.connections.idle.keep(self.server, connection);
+        self.connections.idle.clone().keep(self.server, connection);
     }
 }
 
@@ -280,9 +307,12 @@ impl Answer {
         let held = self.held.get_mut();
         let plain = held.take_if(|held| {
             let (connection, home) = held.as_ref();
-            !connection.over && home.server.scheme == Scheme::HTTP
+            connection.stream.is_some() && home.server.scheme == Scheme::HTTP
         });
         let Some((connection, home)) = plain.map(|held| *held) else {
+            return Err(self);
+        };
+        let Some(stream) = connection.stream else {
             return Err(self);
         };
         // On their way to a reader. Nobody moves the connection any more, so that no others follow.
@@ -291,7 +321,7 @@ impl Answer {
         while let Poll::Ready(Some(Ok(frame))) = Pin::new(&mut self.body).poll_frame(&mut cx) {
             ahead.extend(frame.into_data().ok());
         }
-        let parts = connection.stream.into_parts();
+        let parts = stream.into_parts();
         let MaybeHttpsStream::Http(stream) = parts.io else {
             return Err(self);
         };

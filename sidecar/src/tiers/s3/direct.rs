@@ -33,7 +33,7 @@ impl Way {
         let Some(length) = plain_length(&answer) else {
             return answer.map(Some);
         };
-        let keeps = !answer.headers().contains_key(CONNECTION);
+        let keeps = keeps(&answer);
         let (head, body) = answer.into_parts();
         let body = match body.below() {
             Ok(below) => {
@@ -44,6 +44,14 @@ impl Way {
         };
         Response::from_parts(head, body)
     }
+}
+
+/// Does the server take another request on the connection? Without a word it does.
+fn keeps(answer: &Response<Answer>) -> bool {
+    let said = answer.headers().get_all(CONNECTION).into_iter();
+    said.map(|said| said.to_str().unwrap_or_default())
+        .flat_map(|said| said.split(','))
+        .all(|word| word.trim().eq_ignore_ascii_case("keep-alive"))
 }
 
 /// Bytes of a body that are on the connection as they are.

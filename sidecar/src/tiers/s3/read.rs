@@ -15,6 +15,9 @@ const HEAD_BYTES: u64 = 16 << 10;
 /// Bytes that nobody wants are read all the same where they are fewer than this: a request would take longer.
 const GAP_BYTES: u64 = 64 << 10;
 
+/// After so many bytes the others of the thread have their turn.
+const TURN_BYTES: u64 = 2 << 20;
+
 /// How large objects are read.
 #[derive(Debug, Clone, Copy)]
 pub struct Parts {
@@ -148,13 +151,20 @@ async fn take(stream: &mut Stream<'_>, head: &mut Vec<u8>, needed: u64) -> Resul
 
 /// Moves what a stream brings to where it belongs; returns how much of it was wanted.
 async fn land(stream: &mut Stream<'_>, landings: &[Landing]) -> Result<u64, TierError> {
-    let (mut landed, mut running) = (0, Running::default());
+    let (mut landed, mut moved, mut running) = (0, 0, Running::default());
     loop {
         let here = landings.partition_point(|landing| landing.end() <= stream.at);
-        if let Some(landing) = landings.get(here).filter(|l| l.start <= stream.at) {
+        let next = landings.get(here + 1).map_or(u64::MAX, |next| next.start);
+        let alone = |l: &&Landing| l.start <= stream.at && l.end() <= next;
+        if let Some(landing) = landings.get(here).filter(alone) {
             let (at, bytes) = (stream.at - landing.start, landing.end() - stream.at);
             if let Some(received) = stream.receive(&landing.span, at, bytes).await? {
                 landed += received;
+                moved += received;
+                if moved >= TURN_BYTES {
+                    moved = 0;
+                    tokio::task::yield_now().await;
+                }
                 // The rest of one that is longer comes in another stream, perhaps before this.
                 if landing.end() <= stream.end {
                     running.came(&landing.span, at, received);

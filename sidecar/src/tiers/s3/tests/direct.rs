@@ -3,11 +3,22 @@
 use super::errors::stored;
 use super::faulty::{Asked, Faulty, Reply, range, requests, whole};
 use crate::tiers::s3::Parts;
+use crate::tiers::s3::http::{Http, Roots};
 use crate::tiers::s3::request::Requests;
 use crate::tiers::suite::{Memory, Sample};
 use crate::tiers::{Cause, Get, TierError};
-use kvcachepool_protocol::config::{Checksums, S3};
+use aws_sdk_s3::primitives::SdkBody;
+use aws_smithy_runtime_api::client::http::HttpConnector;
+use kvcachepool_protocol::config::{Checksums, HttpVersion, S3};
+use std::future::poll_fn;
+use std::pin::pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
+use tokio::sync::Notify;
+use tokio::task::coop;
 
 /// A server of one object that answers by a rule, and the object.
 async fn served(
@@ -94,8 +105,13 @@ async fn a_connection_is_used_again_when_all_of_an_answer_came() {
 }
 
 #[tokio::test]
-async fn a_connection_with_something_behind_an_answer_or_that_shall_end_is_not_used_again() {
-    for (header, behind) in [("connection: close", &b""[..]), ("x-any: 1", b"more")] {
+async fn a_connection_with_something_behind_an_answer_or_that_shall_end_is_not_used_again_and_others_are()
+ {
+    for (header, behind, connections) in [
+        ("connection: close", &b""[..], 3),
+        ("x-any: 1", b"more", 3),
+        ("connection: keep-alive", b"", 1),
+    ] {
         let (server, sample) = served(move |asked, object| {
             let answer = whole(asked, object, header, behind);
             Reply::Raw(answer, false)
@@ -106,7 +122,7 @@ async fn a_connection_with_something_behind_an_answer_or_that_shall_end_is_not_u
             let got = read(&requests, &sample, 1 << 20).await;
             assert!(got.is_ok() || !behind.is_empty(), "{header}: {got:?}");
         }
-        assert_eq!(server.connections(), 3, "{header}");
+        assert_eq!(server.connections(), connections, "{header}");
     }
 }
 
@@ -122,4 +138,58 @@ async fn a_connection_that_its_server_closed_while_it_was_idle_costs_no_request(
         read(&requests, &sample, 1 << 20).await.unwrap();
     }
     assert_eq!(server.count("GET"), 20);
+}
+
+/// Polls a future for the first time with nothing left of the task's budget: sockets seem to have nothing.
+async fn exhausted<T>(future: impl Future<Output = T>) -> T {
+    let (mut future, mut begun) = (pin!(future), false);
+    poll_fn(|cx| {
+        while !begun && coop::has_budget_remaining() {
+            let _ = pin!(coop::consume_budget()).poll(cx);
+        }
+        begun = true;
+        future.as_mut().poll(cx)
+    })
+    .await
+}
+
+/// Answers one request of each connection with nothing, and closes all when it is told to.
+async fn fickle(listener: TcpListener, close: Arc<Notify>) {
+    while let Ok((mut stream, _)) = listener.accept().await {
+        let close = close.clone();
+        tokio::spawn(async move {
+            let mut head = Vec::new();
+            while !head.ends_with(b"\r\n\r\n") {
+                stream.read_buf(&mut head).await.unwrap();
+            }
+            let closed = close.notified();
+            let answer = b"HTTP/1.1 200 Answer\r\ncontent-length: 0\r\n\r\n";
+            stream.write_all(answer).await.unwrap();
+            closed.await;
+        });
+    }
+}
+
+#[tokio::test]
+async fn a_request_on_a_connection_that_turns_out_to_be_closed_goes_out_on_another() {
+    let (listener, close) = (
+        TcpListener::bind("127.0.0.1:0").await.unwrap(),
+        Arc::default(),
+    );
+    let url = format!("http://{}/", listener.local_addr().unwrap());
+    let server = tokio::spawn(fickle(listener, Arc::clone(&close)));
+    let http = Http::new(Roots::None, HttpVersion::Http1, 8, Arc::default()).unwrap();
+    for _ in 0..20 {
+        let request = hyper::Request::get(&url).body(SdkBody::empty()).unwrap();
+        let asked = exhausted(http.call(request.try_into().unwrap()));
+        let answer = tokio::time::timeout(Duration::from_secs(10), asked).await;
+        let answer = answer.expect("it ended").unwrap();
+        assert_eq!(answer.status().as_u16(), 200);
+        close.notify_waiters();
+        // The end of the connection comes, and nobody looks.
+        for _ in 0..10 {
+            tokio::task::yield_now().await;
+        }
+    }
+    server.abort();
 }
