@@ -17,6 +17,8 @@ NewPod = Callable[..., Pod]
 
 #: Prompts that a pod stored which is gone. Each test asks for its own.
 _WARM, _SPOILED, _DURING, _BEFORE = (token_ids(2000, 91 + n) for n in range(4))
+#: One that nobody has stored when its test begins.
+_LOSSY = token_ids(2000, 95)
 
 
 class Shared(NamedTuple):
@@ -77,6 +79,25 @@ def test_wrong_bytes_are_caught_counted_and_computed_anew(shared: Shared, truth:
     wait_for(lambda: _total(shared.pod, "tier_write_chunks_total", result="stored") > before, 30, "chunks written anew")
     again = shared.pod.ask_again(_SPOILED)
     assert (again.external, again.tokens) == (1920, truth(_SPOILED))
+
+
+def test_what_may_have_lost_something_is_read_by_pods_that_take_it_and_by_no_other(
+    shared: Shared, new_pod: NewPod, truth: Truth
+) -> None:
+    config = {"redis": shared.redis.config(), "cache": {"loadTimeout": "20s"}, "write": {"codec": "FP8"}}
+    first = new_pod(config=config).start()
+    assert first.ask(_LOSSY).tokens == truth(_LOSSY)
+    wait_for(lambda: first.sidecar.written_to("redis"), 30, "every chunk in the server")
+    raw, stored = (_total(first, "tier_packed_bytes_total", operation="put", which=w) for w in ("raw", "stored"))
+    assert 0 < stored < 0.3 * raw, f"FP8 of float32: {stored} of {raw} bytes"
+    assert 0 < _total(first, "tier_packing_error_ratio") < 0.05
+    first.engine.stop()
+    first.sidecar.kill_tree()
+    exact = shared.pod.ask(_LOSSY)
+    assert (exact.external, exact.tokens) == (0, truth(_LOSSY))
+    warm = new_pod(config=config).start().ask(_LOSSY)
+    # What it answers may differ by what was lost.
+    assert (warm.computed, warm.local, warm.external) == (80, 0, 1920)
 
 
 def test_a_server_that_dies_during_loads_and_stores_costs_no_answer(shared: Shared, truth: Truth) -> None:

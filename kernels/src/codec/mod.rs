@@ -5,6 +5,7 @@
 //! one of the stored and one of the raw bytes.
 
 mod cachegen;
+mod error;
 mod fp8;
 mod grouped;
 mod header;
@@ -17,7 +18,9 @@ mod scale;
 #[cfg(test)]
 mod tests;
 
+pub use error::relative_error;
 pub use header::HEADER_BYTES;
+pub use kvcachepool_protocol::object::Element;
 
 /// How raw bytes are packed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -48,31 +51,6 @@ impl Codec {
     /// Are decoded bytes those that were encoded?
     pub fn is_lossless(self) -> bool {
         self == Self::Lossless
-    }
-}
-
-/// What raw bytes are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum Element {
-    /// Bytes, of which nothing is known.
-    Opaque = 0,
-    /// bfloat16, little-endian.
-    Bf16 = 1,
-    /// IEEE half precision, little-endian.
-    F16 = 2,
-    /// IEEE single precision, little-endian.
-    F32 = 3,
-}
-
-impl Element {
-    /// Bytes of one.
-    pub fn bytes(self) -> usize {
-        match self {
-            Self::Opaque => 1,
-            Self::Bf16 | Self::F16 => 2,
-            Self::F32 => 4,
-        }
     }
 }
 

@@ -142,7 +142,7 @@ pub struct Write {
     pub policy: WritePolicy,
     /// Which chunks go there: all, or those that were hit once.
     pub admission: Admission,
-    /// How chunks are encoded there. FP8, INT8, INT4 and CacheGen lose precision.
+    /// How chunks are encoded there. FP8, INT8, INT4 and CacheGen lose precision: to or from one of them is another domain, the cache starts cold.
     pub codec: Codec,
 }
 

@@ -443,7 +443,7 @@ mod tests {
             json!({"limits": {"connections": 1, "sesions": 8}, "memory": {"size": "1Gi"}});
         let problems = super::settings(
             &pool(
-                json!({"cache": {"chunkTokens": 0}, "sidecar": {"settings": settings}, "write": {"codec": "FP8"}}),
+                json!({"cache": {"chunkTokens": 0}, "sidecar": {"settings": settings}, "write": {"codec": "CacheGen"}}),
             ),
             &defaults(),
         );

@@ -3,6 +3,7 @@
 
 use kvcachepool_protocol::domain::*;
 use kvcachepool_protocol::message::{ErrorCode, Group, Hashing, Register};
+use kvcachepool_protocol::object::{Element, Fidelity};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -75,6 +76,7 @@ fn identities_are_what_they_were() {
     let domain = join(
         &SchedulerPart::check(&scheduler()).unwrap(),
         &[&rank(0), &rank(1)],
+        Fidelity::Exact,
     )
     .unwrap();
     assert_eq!(domain.model_id.hex16(), "d83444e658130698");
@@ -291,7 +293,7 @@ fn ranks_that_differ_make_no_domain() {
         let mut r = worker(vec![group("full", 4096, 2, 1)]);
         change(&mut r);
         let second = RankPart::check(&r).unwrap();
-        join(&scheduler_part, &[&rank(0), &second]).unwrap_err()
+        join(&scheduler_part, &[&rank(0), &second], Fidelity::Exact).unwrap_err()
     };
     for (error, text) in [
         (
@@ -313,13 +315,70 @@ fn ranks_that_differ_make_no_domain() {
         assert_eq!(error.code(), ErrorCode::DescriptorMismatch);
         assert!(error.to_string().contains(text), "{error}");
     }
-    assert!(join(&scheduler_part, &[&rank(0)]).is_err());
-    assert!(join(&scheduler_part, &[]).is_err());
+    assert!(join(&scheduler_part, &[&rank(0)], Fidelity::Exact).is_err());
+    assert!(join(&scheduler_part, &[], Fidelity::Exact).is_err());
     let mut random = scheduler();
     random.hashing.as_mut().unwrap().random_root = true;
     let random = SchedulerPart::check(&random).unwrap();
-    let domain = join(&random, &[&rank(0), &rank(1)]).unwrap();
+    let domain = join(&random, &[&rank(0), &rank(1)], Fidelity::Exact).unwrap();
     assert_eq!(domain.not_shareable, Some("NotShareable/RandomHashSeed"));
+}
+
+#[test]
+fn what_may_have_lost_something_is_another_model_and_the_same_layout() {
+    let scheduler = SchedulerPart::check(&scheduler()).unwrap();
+    let domain = |fidelity| join(&scheduler, &[&rank(0), &rank(1)], fidelity).unwrap();
+    let domains = Fidelity::ALL.map(domain);
+    for (i, domain) in domains.iter().enumerate() {
+        assert_eq!(domain.layout_id, domains[0].layout_id);
+        let said = domain.model.to_value();
+        let lossy = Fidelity::ALL[i] != Fidelity::Exact;
+        let name = lossy.then(|| Fidelity::ALL[i].name().into());
+        assert_eq!(said.get("fidelity").cloned(), name);
+        for other in &domains[..i] {
+            assert_ne!(domain.model_id, other.model_id);
+        }
+    }
+    // A model that says it itself is none.
+    let mut sly = worker(vec![group("full", 4096, 1, 0)]);
+    (sly.world, sly.local_world) = (1, 1);
+    sly.model = r#"{"fidelity":"exact"}"#.into();
+    let mut alone = self::scheduler();
+    (alone.world, alone.local_world) = (1, 1);
+    let (alone, sly) = (
+        SchedulerPart::check(&alone).unwrap(),
+        RankPart::check(&sly).unwrap(),
+    );
+    assert!(join(&alone, &[&sly], Fidelity::Fp8).is_err());
+}
+
+#[test]
+fn numbers_are_what_the_layout_says_of_every_tensor() {
+    let said = |dtypes: &[&str]| {
+        let tensor = |dtype: &&str| json!({"dtype": dtype, "shape": [2]});
+        let groups: Vec<_> = dtypes
+            .iter()
+            .map(|d| json!({"tensors": [tensor(d)]}))
+            .collect();
+        let mut register = worker(vec![group("full", 4096, 1, 0)]);
+        (register.world, register.local_world) = (1, 1);
+        register.layout = json!({"groups": groups}).to_string();
+        let mut alone = scheduler();
+        (alone.world, alone.local_world) = (1, 1);
+        let rank = RankPart::check(&register).unwrap();
+        let alone = SchedulerPart::check(&alone).unwrap();
+        join(&alone, &[&rank], Fidelity::Exact).unwrap().element
+    };
+    for (dtypes, element) in [
+        (&["torch.bfloat16"][..], Element::Bf16),
+        (&["torch.float16", "torch.float16"], Element::F16),
+        (&["torch.float32"], Element::F32),
+        (&["torch.float32", "torch.bfloat16"], Element::Opaque),
+        (&["torch.uint8"], Element::Opaque),
+        (&[], Element::Opaque),
+    ] {
+        assert_eq!(said(dtypes), element, "{dtypes:?}");
+    }
 }
 
 fn any_json() -> impl Strategy<Value = Value> {

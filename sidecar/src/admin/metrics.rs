@@ -368,6 +368,11 @@ pub const CORE: &[Metric] = &[
         &["tier", "operation"],
         "Seconds of a core that packing (put) and unpacking (get) took.",
     ),
+    gauge(
+        "tier_packing_error_ratio",
+        &["tier"],
+        "Relative error of what was packed last for a tier below memory: root of the mean square of what was lost, of that of the numbers. 0 where every bit comes back.",
+    ),
     counter("tier_retries_total", &["tier"], "Attempts after the first."),
     counter(
         "tier_corrupt_objects_total",

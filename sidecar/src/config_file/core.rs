@@ -50,6 +50,7 @@ pub fn core_config(config: &Config) -> core::Config {
             LoadOrRecompute::Auto => core::LoadOrRecompute::Auto,
             LoadOrRecompute::AlwaysLoad => core::LoadOrRecompute::AlwaysLoad,
         },
+        fidelity: config.write.codec.of_objects().fidelity(),
         tiers: kinds(config).map(tier).collect(),
         ..defaults
     }

@@ -2,6 +2,7 @@
 
 use crate::tiers::Kind;
 use kvcachepool_protocol::message::{Save, Settings};
+use kvcachepool_protocol::object::Fidelity;
 
 /// Which chunk goes first when room is needed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -173,6 +174,8 @@ pub struct Config {
     pub write_bytes_per_s: u64,
     /// Whether lower tiers are left alone where computing is quicker.
     pub load_or_recompute: LoadOrRecompute,
+    /// What is lost where tiers below memory pack what they store. Needs a restart.
+    pub fidelity: Fidelity,
     /// Tiers below memory, the nearest first. Which there are needs a restart. Each is down until the shell says that it is up.
     pub tiers: Vec<TierConfig>,
 }
@@ -203,6 +206,7 @@ impl Default for Config {
             read_bytes_per_s: 0,
             write_bytes_per_s: 0,
             load_or_recompute: LoadOrRecompute::Auto,
+            fidelity: Fidelity::Exact,
             tiers: Vec::new(),
         }
     }

@@ -163,6 +163,8 @@ impl Tiers {
                 }
                 put("tier_packing_seconds_total", &[tier, operation], took);
             }
+            let error = layers.packed.error();
+            put("tier_packing_error_ratio", &[tier], error);
             put("tier_retries_total", &[tier], layers.retried() as f64);
             put(
                 "tier_corrupt_objects_total",

@@ -156,8 +156,9 @@ impl<H: Host> Core<H> {
         if known.domain.is_some() || !all {
             return Ok(());
         }
+        let fidelity = self.config.fidelity;
         let ranks: Vec<&RankPart> = known.ranks.values().map(|(_, part)| &**part).collect();
-        known.domain = Some(Arc::new(join(scheduler, &ranks)?));
+        known.domain = Some(Arc::new(join(scheduler, &ranks, fidelity)?));
         Ok(())
     }
 

@@ -15,6 +15,7 @@ use kvcachepool_protocol::key::unpack_hashes;
 use kvcachepool_protocol::message::{
     self, CHUNK_ABSENT, CHUNK_READY, Grant, Hello, Pin, Probe, ProbeReply, Release,
 };
+use kvcachepool_protocol::object::Fidelity;
 use kvcachepool_protocol::refs::{self, NO_SLOT};
 
 impl World {
@@ -34,7 +35,12 @@ impl World {
                 .unwrap()
             })
             .collect();
-        join(&scheduler, &ranks.iter().collect::<Vec<_>>()).unwrap()
+        join(
+            &scheduler,
+            &ranks.iter().collect::<Vec<_>>(),
+            Fidelity::Exact,
+        )
+        .unwrap()
     }
 
     pub fn pins_ended(&self) -> u64 {

@@ -7,7 +7,6 @@ use super::redis::{self, Marks, Redis};
 use super::s3::{self, S3};
 use super::{Cause, Kind, Operation, Tier, TierError};
 use kvcachepool_protocol::config::{self, Config};
-use kvcachepool_protocol::object::Codec;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -61,10 +60,7 @@ pub fn configured(config: &Config) -> Vec<Opening> {
             Kind::Redis => of_redis(redis.clone()),
             Kind::S3 => of_s3(config.s3.clone(), directory.clone()),
         };
-        opening.layers.codec = match config.write.codec {
-            config::Codec::None => Codec::None,
-            config::Codec::Lossless => Codec::Lossless,
-        };
+        opening.layers.codec = config.write.codec.of_objects();
         opening
     };
     kinds(config).map(opening).collect()

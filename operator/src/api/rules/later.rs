@@ -8,8 +8,8 @@ pub(super) fn used(spec: &KVCachePoolSpec) -> Vec<(&'static str, String)> {
     let fields = [
         (
             "spec.write.codec",
-            !matches!(write.codec, Codec::None | Codec::Lossless),
-            "None or Lossless",
+            write.codec == Codec::CacheGen,
+            "None, Lossless, FP8, INT8 or INT4",
         ),
         (
             "spec.sidecar.transfer",

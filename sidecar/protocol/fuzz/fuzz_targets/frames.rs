@@ -5,6 +5,7 @@ use kvcachepool_protocol::domain::{RankPart, SchedulerPart, join};
 use kvcachepool_protocol::frame::{FLAG_ERROR, FLAG_REPLY, FrameReader, Header, MAX_BODY, Op};
 use kvcachepool_protocol::key::unpack_hashes;
 use kvcachepool_protocol::message::*;
+use kvcachepool_protocol::object::Fidelity;
 use kvcachepool_protocol::refs;
 use libfuzzer_sys::fuzz_target;
 use serde::{Serialize, de::DeserializeOwned};
@@ -82,6 +83,6 @@ fn packed(bytes: &[u8]) {
 
 fn register(register: &Register) {
     if let (Ok(scheduler), Ok(rank)) = (SchedulerPart::check(register), RankPart::check(register)) {
-        let _ = join(&scheduler, &[&rank]);
+        let _ = join(&scheduler, &[&rank], Fidelity::Exact);
     }
 }

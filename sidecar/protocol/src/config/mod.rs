@@ -18,6 +18,7 @@ pub use s3::{AddressingStyle, Checksums, HttpVersion, S3};
 pub use units::{BadUnit, ByteSize, Duration, Percent};
 
 use crate::message::{Save, Settings};
+use crate::object;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
@@ -300,8 +301,26 @@ choice!(
         None = "None",
         /// So that every bit comes back.
         Lossless = "Lossless",
+        /// As FP8 with a scale per 128 numbers: something is lost.
+        Fp8 = "FP8",
+        /// As whole numbers of 8 bits with a scale per 128 numbers: something is lost.
+        Int8 = "INT8",
+        /// As whole numbers of 4 bits between the least and the greatest of 64: much is lost.
+        Int4 = "INT4",
     }
 );
+impl Codec {
+    /// As objects name it.
+    pub fn of_objects(self) -> object::Codec {
+        match self {
+            Self::None => object::Codec::None,
+            Self::Lossless => object::Codec::Lossless,
+            Self::Fp8 => object::Codec::Fp8,
+            Self::Int8 => object::Codec::Int8,
+            Self::Int4 => object::Codec::Int4,
+        }
+    }
+}
 choice!(
     /// Least level that is written.
     LogLevel {

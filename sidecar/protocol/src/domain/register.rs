@@ -3,6 +3,7 @@
 use super::{BadDescriptor, BadPlan, Descriptor, GroupKind, GroupPlan, SectionPlan};
 use crate::key::{LayoutId, ModelId};
 use crate::message::{ErrorCode, Group, Hashing, Register};
+use crate::object::{Element, Fidelity};
 use serde_json::json;
 
 /// Ranks of an instance.
@@ -202,12 +203,19 @@ pub struct Domain {
     pub layout: Descriptor,
     /// Sections.
     pub plan: SectionPlan,
+    /// What the bytes of all KV groups are.
+    pub element: Element,
     /// Why no other process can share it, by name; none = shareable.
     pub not_shareable: Option<&'static str>,
 }
 
-/// Joins the parts of one instance, `ranks` in order of their rank, to its domain.
-pub fn join(scheduler: &SchedulerPart, ranks: &[&RankPart]) -> Result<Domain, Refused> {
+/// Joins the parts of one instance, `ranks` in order of their rank, to its domain. Where tiers lose something of what they store, the model is
+/// another one: what comes of such a tier is never taken for what the engine computed.
+pub fn join(
+    scheduler: &SchedulerPart,
+    ranks: &[&RankPart],
+    fidelity: Fidelity,
+) -> Result<Domain, Refused> {
     let first = ranks.first().ok_or(Refused::World(0))?;
     for (rank, part) in (0u32..).zip(ranks) {
         let mismatch = |what| Refused::Mismatch { rank, what };
@@ -254,12 +262,19 @@ pub fn join(scheduler: &SchedulerPart, ranks: &[&RankPart]) -> Result<Domain, Re
         first.plan.chunk_tokens(),
     )
     .map_err(Refused::Model)?;
+    let model = match fidelity {
+        Fidelity::Exact => model,
+        lossy => model
+            .with("fidelity", lossy.name().into())
+            .map_err(Refused::Model)?,
+    };
     Ok(Domain {
         model_id: ModelId(model.identity()),
         layout_id: first.layout_id,
         model,
         layout: first.layout.clone(),
         plan: first.plan.clone(),
+        element: element(&first.layout),
         not_shareable: scheduler
             .hashing
             .random_root
@@ -281,6 +296,26 @@ pub fn model_identity(
     model
         .with("hashing", hashing)?
         .with("chunk_tokens", chunk_tokens.into())
+}
+
+/// What the layout says of every tensor, where it says the same of all.
+fn element(layout: &Descriptor) -> Element {
+    let layout = layout.to_value();
+    let list = |value: &serde_json::Value, key: &str| {
+        let list = value.get(key).and_then(|list| list.as_array());
+        list.cloned().unwrap_or_default()
+    };
+    let groups = list(&layout, "groups");
+    let tensors = groups.iter().flat_map(|group| list(group, "tensors"));
+    let mut elements = tensors.map(|tensor| {
+        let dtype = tensor.get("dtype").and_then(|dtype| dtype.as_str());
+        dtype.map(Element::of_torch).unwrap_or_default()
+    });
+    let first = elements.next().unwrap_or_default();
+    match elements.all(|element| element == first) {
+        true => first,
+        false => Element::Opaque,
+    }
 }
 
 fn check_world(register: &Register) -> Result<(), Refused> {

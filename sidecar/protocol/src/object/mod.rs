@@ -40,6 +40,12 @@ pub enum Codec {
     None = 0,
     /// Planes of bytes, each with an entropy coder; every bit comes back.
     Lossless = 1,
+    /// FP8 (e4m3fn) with a scale per 128 numbers.
+    Fp8 = 2,
+    /// Whole numbers of 8 bits with a scale per 128 numbers.
+    Int8 = 3,
+    /// Whole numbers of 4 bits between the least and the greatest of 64.
+    Int4 = 4,
 }
 
 impl Codec {
@@ -48,6 +54,55 @@ impl Codec {
         match self {
             Self::None => "None",
             Self::Lossless => "Lossless",
+            Self::Fp8 => "FP8",
+            Self::Int8 => "INT8",
+            Self::Int4 => "INT4",
+        }
+    }
+
+    /// What is lost by it.
+    pub fn fidelity(self) -> Fidelity {
+        match self {
+            Self::None | Self::Lossless => Fidelity::Exact,
+            Self::Fp8 => Fidelity::Fp8,
+            Self::Int8 => Fidelity::Int8,
+            Self::Int4 => Fidelity::Int4,
+        }
+    }
+}
+
+/// What the bytes of the engine's KV are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
+#[repr(u8)]
+pub enum Element {
+    /// Bytes, of which nothing is known.
+    #[default]
+    Opaque = 0,
+    /// bfloat16, little-endian.
+    Bf16 = 1,
+    /// IEEE half precision, little-endian.
+    F16 = 2,
+    /// IEEE single precision, little-endian.
+    F32 = 3,
+}
+
+impl Element {
+    /// Bytes of one.
+    pub fn bytes(self) -> usize {
+        match self {
+            Self::Opaque => 1,
+            Self::Bf16 | Self::F16 => 2,
+            Self::F32 => 4,
+        }
+    }
+
+    /// Of the name that torch has for it; [`Element::Opaque`] for all others.
+    pub fn of_torch(name: &str) -> Self {
+        match name {
+            "torch.bfloat16" => Self::Bf16,
+            "torch.float16" => Self::F16,
+            "torch.float32" => Self::F32,
+            _ => Self::Opaque,
         }
     }
 }
@@ -59,14 +114,36 @@ pub enum Fidelity {
     /// Nothing.
     #[default]
     Exact = 0,
+    /// As much as [`Codec::Fp8`] loses, or less.
+    Fp8 = 1,
+    /// As much as [`Codec::Int8`] loses, or less.
+    Int8 = 2,
+    /// As much as [`Codec::Int4`] loses, or less.
+    Int4 = 3,
 }
 
 impl Fidelity {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Exact, Self::Fp8, Self::Int8, Self::Int4];
+
     /// Name in object names.
     pub fn name(self) -> &'static str {
         match self {
             Self::Exact => "exact",
+            Self::Fp8 => "fp8",
+            Self::Int8 => "int8",
+            Self::Int4 => "int4",
         }
+    }
+
+    /// The one of a name.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|f| f.name() == name)
+    }
+
+    /// The one of a number.
+    pub fn numbered(number: u8) -> Option<Self> {
+        Self::ALL.into_iter().find(|f| *f as u8 == number)
     }
 }
 
@@ -130,6 +207,8 @@ pub struct Object {
     pub codec: Codec,
     /// What was lost.
     pub fidelity: Fidelity,
+    /// What the raw bytes of all sections are.
+    pub element: Element,
     /// How sections are encrypted.
     pub cipher: Cipher,
     /// What decides KV values.

@@ -53,12 +53,12 @@ impl ObjectName {
         let [model, layout, _, file] = parts[..] else {
             return None;
         };
-        let key = file.strip_suffix(".exact.kv")?;
+        let (key, fidelity) = file.strip_suffix(".kv")?.split_once('.')?;
         let read = Self {
             model: hex16(model)?,
             layout: hex16(layout)?,
             key: ChunkKey::from_hex(key).ok()?,
-            fidelity: Fidelity::Exact,
+            fidelity: Fidelity::named(fidelity)?,
         };
         // One spelling only: upper case or a wrong spread is another object.
         (read.s3(prefix) == name).then_some(read)
@@ -92,12 +92,12 @@ impl ObjectName {
             [model, layout, last, head, number] => (model, layout, last, Some((head, number))),
             _ => return None,
         };
-        let key = last.strip_prefix('{')?.strip_suffix("}.exact")?;
+        let (key, fidelity) = last.strip_prefix('{')?.split_once("}.")?;
         let name = Self {
             model: hex16(model)?,
             layout: hex16(layout)?,
             key: ChunkKey::from_hex(key).ok()?,
-            fidelity: Fidelity::Exact,
+            fidelity: Fidelity::named(fidelity)?,
         };
         let again = match segment {
             None => name.redis(),

@@ -107,8 +107,10 @@ pub struct HeaderRecord {
     pub nonce: [u8; 24],
     /// xxh3-128 of everything between header and padding.
     pub table_digest: [u8; 16],
+    /// [`Element`].
+    pub element: u8,
     /// Zero.
-    pub reserved: [u8; 120],
+    pub reserved: [u8; 119],
     /// xxh3-128 of all before.
     pub digest: [u8; 16],
 }
@@ -194,7 +196,8 @@ impl Object {
             engine_version: padded(&self.engine_version)?,
             nonce: self.nonce,
             table_digest: digest(&out[HEADER_BYTES..]),
-            reserved: [0; 120],
+            element: self.element as u8,
+            reserved: [0; 119],
             digest: [0; 16],
         };
         header.digest = digest(&header.as_bytes()[..DIGEST_AT]);
@@ -234,8 +237,10 @@ impl Object {
         let object = Self {
             kind: KeyKind::try_from(header.kind).map_err(|v| unsupported("key kind", v))?,
             codec: codec(header.codec)?,
-            fidelity: known(header.fidelity, Fidelity::Exact, "fidelity")?,
-            cipher: known(header.cipher, Cipher::None, "cipher")?,
+            fidelity: Fidelity::numbered(header.fidelity)
+                .ok_or_else(|| unsupported("fidelity", header.fidelity))?,
+            element: element(header.element)?,
+            cipher: cipher(header.cipher)?,
             model: ModelId(header.model),
             layout: LayoutId(header.layout),
             namespace: NamespaceId(header.namespace),
@@ -328,6 +333,11 @@ impl Object {
             self.cipher != Cipher::None || self.nonce == [0; 24],
             "a nonce without a cipher",
         )?;
+        let lost = self.codec.fidelity();
+        ensure(
+            lost == Fidelity::Exact || lost == self.fidelity,
+            "a codec loses what the object does not say",
+        )?;
         for s in &self.sections {
             ensure(
                 s.stored_bytes > 0 && s.stored_bytes <= MAX_BYTES && s.raw_bytes <= MAX_BYTES,
@@ -360,7 +370,7 @@ fn header_record(bytes: &[u8]) -> Result<HeaderRecord, BadObject> {
     if header.flags.get() != 0 {
         return Err(unsupported_value("flags", header.flags.get()));
     }
-    if header.reserved != [0; 120] {
+    if header.reserved != [0; 119] {
         return Err(BadObject::Invalid(
             "bytes stand where the header must be zero",
         ));
@@ -398,15 +408,27 @@ fn codec(value: u8) -> Result<Codec, BadObject> {
     match value {
         0 => Ok(Codec::None),
         1 => Ok(Codec::Lossless),
+        2 => Ok(Codec::Fp8),
+        3 => Ok(Codec::Int8),
+        4 => Ok(Codec::Int4),
         _ => Err(unsupported("codec", value)),
     }
 }
 
-fn known<T>(value: u8, only: T, what: &'static str) -> Result<T, BadObject> {
-    if value == 0 {
-        Ok(only)
-    } else {
-        Err(unsupported(what, value))
+fn element(value: u8) -> Result<Element, BadObject> {
+    match value {
+        0 => Ok(Element::Opaque),
+        1 => Ok(Element::Bf16),
+        2 => Ok(Element::F16),
+        3 => Ok(Element::F32),
+        _ => Err(unsupported("element", value)),
+    }
+}
+
+fn cipher(value: u8) -> Result<Cipher, BadObject> {
+    match value {
+        0 => Ok(Cipher::None),
+        _ => Err(unsupported("cipher", value)),
     }
 }
 

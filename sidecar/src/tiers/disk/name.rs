@@ -48,11 +48,11 @@ impl NameKey {
             id[..8].copy_from_slice(short);
             id
         };
-        (self.fidelity == Fidelity::Exact as u8).then(|| ObjectName {
+        Some(ObjectName {
             model: ModelId(wide(&self.model)).hex16(),
             layout: LayoutId(wide(&self.layout)).hex16(),
             key: ChunkKey(self.key),
-            fidelity: Fidelity::Exact,
+            fidelity: Fidelity::numbered(self.fidelity)?,
         })
     }
 }
@@ -73,12 +73,13 @@ mod tests {
         fn a_name_comes_back_and_keeps_its_order(
             a in any::<([u8; 32], [u8; 32], [u8; 32])>(),
             b in any::<([u8; 32], [u8; 32], [u8; 32])>(),
+            fidelity in 0..4u8,
         ) {
             let name = |(m, l, k): ([u8; 32], [u8; 32], [u8; 32])| ObjectName {
                 model: ModelId(m).hex16(),
                 layout: LayoutId(l).hex16(),
                 key: ChunkKey(k),
-                fidelity: Fidelity::Exact,
+                fidelity: Fidelity::numbered(fidelity).unwrap(),
             };
             let (a, b) = (name(a), name(b));
             let (x, y) = (NameKey::of(&a).unwrap(), NameKey::of(&b).unwrap());

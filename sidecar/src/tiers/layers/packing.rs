@@ -4,14 +4,15 @@
 //! Raw bytes are compared with the head's digests here, on both ways, so that an error of a codec is as little a hit as one of a disk.
 
 mod scratch;
+mod section;
 
 use super::verify::discard;
 use crate::tiers::{
     Cause, Get, Kind, Operation, Page, Place, Put, Server, Span, Stored, Tier, TierError, Usage,
 };
-use kvcachepool_kernels::codec::{self, Element, Shape};
-use kvcachepool_protocol::object::{Codec, Object, ObjectName, Section, digest};
+use kvcachepool_protocol::object::{Codec, Fidelity, Object, ObjectName, Section, digest};
 use scratch::{Room, Scratch};
+use section::longest;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -32,6 +33,8 @@ pub struct Packing {
 pub struct Packed {
     put: Way,
     get: Way,
+    /// Bits of an f64.
+    error: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -55,6 +58,11 @@ pub struct Amount {
 }
 
 impl Packed {
+    /// Relative error of what was packed last; 0 where nothing is lost.
+    pub fn error(&self) -> f64 {
+        f64::from_bits(self.error.load(Relaxed))
+    }
+
     /// Both ways.
     pub fn amounts(&self) -> [Amount; 2] {
         [("put", &self.put), ("get", &self.get)].map(|(operation, way)| Amount {
@@ -93,7 +101,28 @@ impl Packing {
         self.packed.clone()
     }
 
-    async fn read(&self, get: Get) -> Result<Object, TierError> {
+    /// What an object is called in the tier: what may have lost something has a name of its own.
+    fn inside(&self, name: &ObjectName) -> ObjectName {
+        ObjectName {
+            fidelity: name.fidelity.max(self.codec.fidelity()),
+            ..name.clone()
+        }
+    }
+
+    fn all_inside(&self, names: &[ObjectName]) -> Vec<ObjectName> {
+        names.iter().map(|name| self.inside(name)).collect()
+    }
+
+    /// What an object of the tier is called outside of this layer.
+    fn outside(&self, mut name: ObjectName) -> ObjectName {
+        if name.fidelity == self.codec.fidelity() {
+            name.fidelity = Fidelity::Exact;
+        }
+        name
+    }
+
+    async fn read(&self, mut get: Get) -> Result<Object, TierError> {
+        get.name = self.inside(&get.name);
         let mut plain = None;
         if self.codec == Codec::None {
             // A packed section has another length than its place.
@@ -105,8 +134,8 @@ impl Packing {
         let head = self.inner.head(&get.name).await?;
         match (head.codec, plain) {
             (Codec::None, Some(shape)) => Err(shape),
-            (Codec::None, None) => self.inner.get(get).await,
-            (Codec::Lossless, _) => self.unpack(get, &head).await,
+            (Codec::None, None) => self.inner.get(get).await.map(raw),
+            (_, _) => self.unpack(get, &head).await,
         }
     }
 
@@ -144,12 +173,12 @@ impl Packing {
             places,
         };
         let object = self.inner.get(asked).await?;
-        let packed = self.packed.clone();
+        let (packed, packed_as) = (self.packed.clone(), object.clone());
         // What is packed was compared by the layers within; now the raw bytes are.
         let work = move || {
             let began = Instant::now();
             for ((place, span), section) in get.places.iter().zip(&scratch.spans).zip(&sections) {
-                unpack_section(span, &place.span, section).map_err(|why| {
+                unpack_section(&packed_as, span, &place.span, section).map_err(|why| {
                     let (group, shard) = (section.group, section.shard);
                     TierError::new(
                         kind,
@@ -170,7 +199,8 @@ impl Packing {
         Ok(raw(object))
     }
 
-    async fn write(&self, put: Put) -> Result<Stored, TierError> {
+    async fn write(&self, mut put: Put) -> Result<Stored, TierError> {
+        put.object.fidelity = put.object.fidelity.max(self.codec.fidelity());
         if self.codec == Codec::None || put.object.codec != Codec::None {
             return self.inner.put(put).await;
         }
@@ -189,10 +219,14 @@ impl Packing {
         let work = move || {
             let began = Instant::now();
             let smaller = pack(kind, codec, &put, scratch)?;
-            if let Some(put) = &smaller {
-                packed.put.went(&put.object.sections, began.elapsed());
-            }
-            Ok(smaller.unwrap_or(put))
+            Ok(match smaller {
+                Some((smaller, error)) => {
+                    packed.put.went(&smaller.object.sections, began.elapsed());
+                    packed.error.store(error.to_bits(), Relaxed);
+                    smaller
+                }
+                None => put,
+            })
         };
         let put = apart(kind, work).await.map_err(|e| e.about(name.s3("")))?;
         self.inner.put(put).await
@@ -221,38 +255,30 @@ fn wanted(kind: Kind, get: &Get, head: &Object) -> Result<Vec<Section>, TierErro
     })
 }
 
-/// Most bytes that raw bytes are packed into.
-fn longest(raw_bytes: u64) -> u64 {
-    raw_bytes + raw_bytes / 16 + 4096
-}
-
-/// Most KV caches hold numbers of two bytes, and what is none is packed all the same.
-fn shape(raw_bytes: u64) -> Shape {
-    Shape::flat(match raw_bytes.is_multiple_of(2) {
-        true => Element::Bf16,
-        false => Element::Opaque,
-    })
-}
-
-fn unpack_section(from: &Span, to: &Span, section: &Section) -> Result<(), String> {
-    let (mut stored, mut raw) = (vec![0; from.length as usize], vec![0; to.length as usize]);
+fn unpack_section(
+    object: &Object,
+    from: &Span,
+    to: &Span,
+    section: &Section,
+) -> Result<(), String> {
+    let mut stored = vec![0; from.length as usize];
     let read = from.read(0, &mut stored);
-    let shape = shape(section.raw_bytes);
-    codec::decode(codec::Codec::Lossless, &shape, &stored, &mut raw).map_err(|e| e.to_string())?;
-    match read && digest(&raw) == section.raw_digest && to.write(0, &raw) {
+    let raw = section::unpack(object.codec, object.element, section, &stored)?;
+    match read && to.write(0, &raw) {
         true => Ok(()),
-        false => Err("what was unpacked is not what its digest says".into()),
+        false => Err("its place is gone".into()),
     }
 }
 
-/// The same put with packed sections. None: they would be no smaller.
+/// The same put with packed sections, and the largest relative error of one. None: they would be no smaller, or the codec has nothing for
+/// such bytes.
 fn pack(
     kind: Kind,
     codec: Codec,
     put: &Put,
     mut scratch: Scratch,
-) -> Result<Option<Put>, TierError> {
-    let mut object = put.object.clone();
+) -> Result<Option<(Put, f64)>, TierError> {
+    let (mut object, mut error) = (put.object.clone(), 0f64);
     object.codec = codec;
     for (index, (section, span)) in object.sections.iter_mut().zip(&put.spans).enumerate() {
         let mut raw = vec![0; span.length as usize];
@@ -260,26 +286,28 @@ fn pack(
             let detail = "the bytes in memory are not what the head says; nothing was written";
             return Err(TierError::new(kind, Cause::Corrupt, detail));
         }
-        let (mut stored, shape) = (Vec::new(), shape(section.raw_bytes));
-        codec::encode(codec::Codec::Lossless, &shape, &raw, &mut stored)
-            .map_err(|e| TierError::new(kind, Cause::Shape, e.to_string()))?;
-        if !scratch.fill(index, &stored) {
+        let Ok(packed) = section::pack(codec, object.element, section, raw) else {
+            return Ok(None);
+        };
+        if !scratch.fill(index, &packed.stored) {
             return Ok(None);
         }
-        section.stored_bytes = stored.len() as u64;
-        section.stored_digest = digest(&stored);
+        *section = packed.section;
+        error = error.max(packed.error);
     }
     let bytes = |of: fn(&Section) -> u64| object.sections.iter().map(of).sum::<u64>();
     let smaller = bytes(|s| s.stored_bytes) < bytes(|s| s.raw_bytes);
-    Ok(smaller.then_some(Put {
+    let put = Put {
         object,
         spans: scratch.spans,
-    }))
+    };
+    Ok(smaller.then_some((put, error)))
 }
 
 /// The head of an object as it would be if it were not packed.
 fn raw(mut object: Object) -> Object {
     object.codec = Codec::None;
+    object.fidelity = Fidelity::Exact;
     for section in &mut object.sections {
         section.stored_bytes = section.raw_bytes;
         section.stored_digest = section.raw_digest;
@@ -293,11 +321,11 @@ impl Tier for Packing {
     }
 
     fn lookup<'a>(&'a self, names: &'a [ObjectName]) -> Operation<'a, Vec<bool>> {
-        self.inner.lookup(names)
+        Box::pin(async move { self.inner.lookup(&self.all_inside(names)).await })
     }
 
     fn head<'a>(&'a self, name: &'a ObjectName) -> Operation<'a, Object> {
-        Box::pin(async move { Ok(raw(self.inner.head(name).await?)) })
+        Box::pin(async move { Ok(raw(self.inner.head(&self.inside(name)).await?)) })
     }
 
     fn get(&self, get: Get) -> Operation<'_, Object> {
@@ -309,7 +337,7 @@ impl Tier for Packing {
     }
 
     fn remove<'a>(&'a self, names: &'a [ObjectName]) -> Operation<'a, u64> {
-        self.inner.remove(names)
+        Box::pin(async move { self.inner.remove(&self.all_inside(names)).await })
     }
 
     fn usage(&self) -> Operation<'_, Usage> {
@@ -321,7 +349,13 @@ impl Tier for Packing {
     }
 
     fn list<'a>(&'a self, from: Option<&'a str>, limit: usize) -> Operation<'a, Page> {
-        self.inner.list(from, limit)
+        Box::pin(async move {
+            let mut page = self.inner.list(from, limit).await?;
+            for listed in &mut page.objects {
+                listed.name = self.outside(listed.name.clone());
+            }
+            Ok(page)
+        })
     }
 }
 

@@ -209,6 +209,28 @@ fn what_an_earlier_boot_left_is_looked_up_and_written_once_tier_and_domain_are_k
 }
 
 #[test]
+fn what_memory_held_before_a_codec_that_loses_something_is_neither_hit_nor_written_under_it() {
+    let (mut w, scheduler, worker) = limited(slow(&[Kind::Disk]));
+    w.store(scheduler, worker, &[chunk(1)]);
+    let table = w.core.engine().unwrap().table().clone();
+    for (fidelity, there) in [(Fidelity::Exact, P), (Fidelity::Fp8, A)] {
+        let config = Config {
+            fidelity,
+            ..slow(&[Kind::Disk])
+        };
+        let mut later = World::configured_with(config, table.clone());
+        let (scheduler, _) = later.instance();
+        // what an earlier boot left waits for its check
+        assert_eq!(later.states(scheduler, "r", &[1]), [there], "{fidelity:?}");
+        later.digest_all();
+        state(&mut later, Kind::Disk, None);
+        let written = usize::from(fidelity == Fidelity::Exact);
+        assert_eq!(write_all(&mut later).len(), written, "{fidelity:?}");
+        audit(&later);
+    }
+}
+
+#[test]
 fn a_chunk_whose_other_sections_are_on_their_way_is_written_with_them() {
     let window = Group {
         kind: "window".into(),

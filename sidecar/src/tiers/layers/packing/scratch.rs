@@ -27,7 +27,7 @@ impl Room {
     pub fn new(codec: Codec) -> Self {
         let bytes = match codec {
             Codec::None => UNPACKING_BYTES,
-            Codec::Lossless => PACKING_BYTES,
+            _ => PACKING_BYTES,
         };
         Self {
             left: Arc::new(Semaphore::new((bytes / MI) as usize)),

@@ -1,3 +1,5 @@
+mod lossy;
+
 use super::*;
 use crate::tiers::layers::{Options, layered};
 use crate::tiers::shelf::Shelf;
