@@ -31,7 +31,7 @@ FRAMES = vectors("frames.json")
 FOREIGN = {"Admin"}
 #: Only read by the connector: it may be content with less than the sidecar sends.
 READ = {"ErrorBody", "HelloReply", "RegisterReply", "ProbeReply", "GrantReply", "AbortReply", "EventsReply", "Event"}
-READ |= {"Settings"}
+READ |= {"Settings", "WindowReply"}
 
 
 def plain(value: Any) -> Any:

@@ -6,6 +6,7 @@ upgrade. Times are milliseconds where the name does not say otherwise.
 
 from __future__ import annotations
 
+import builtins
 from typing import Any, TypeVar
 
 import msgspec
@@ -112,6 +113,24 @@ class RegisterReply(Message):
     slot_bytes: list[int] = []
     transfer: str = ""
     transfer_reason: str = ""
+
+
+class Window(Message):
+    device_uuid: str = ""
+    bytes: int = 0
+    seen: bool = False
+
+
+class WindowReply(Message):
+    working: bool = False
+    #: `host`, `posix_fd` or `ipc_handle`.
+    kind: str = "host"
+    bytes: int = 0
+    stages: int = 0
+    stage_bytes: int = 0
+    pattern: builtins.bytes = b""
+    handle: builtins.bytes = b""
+    fds: list[str] = []
 
 
 class Probe(Message):

@@ -28,7 +28,7 @@ pub enum Op {
     Hello = 1,
     /// Describe the KV cache of a rank, or the hashing of a scheduler.
     Register = 2,
-    /// Device staging memory (not served yet).
+    /// Staging memory that the sidecar copies from and to.
     Window = 3,
     /// Which chunks of a prefix are there?
     Probe = 4,

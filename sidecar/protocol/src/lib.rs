@@ -15,6 +15,7 @@ pub mod object;
 pub mod refs;
 pub mod status;
 pub mod table;
+pub mod window;
 
 /// Version of the wire protocol spoken in HELLO and in every frame header. Versions may differ by one during an upgrade.
 pub const PROTOCOL_VERSION: u8 = 1;

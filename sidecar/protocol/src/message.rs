@@ -74,6 +74,8 @@ pub enum ErrorCode {
     NoArena,
     /// Not all ranks of the instance are registered yet.
     NotRegistered,
+    /// There is no window; the message begins with the reason's name ([`crate::window::Unavailable`]).
+    WindowUnavailable,
     /// The admin token is missing or wrong.
     Unauthorized,
     /// Nothing of that name is there.
@@ -261,7 +263,7 @@ pub struct Register {
     /// Worker: UUID of the device, empty for `cpu`.
     #[serde(default)]
     pub device_uuid: String,
-    /// Worker: transfer modes it can do, best first (`engine`).
+    /// Worker: transfer modes it can do (`engine`, `cuda_window`).
     #[serde(default)]
     pub transfer_modes: Vec<String>,
     /// Worker: its KV groups, in vLLM's order.
@@ -324,14 +326,72 @@ pub struct RegisterReply {
     /// Worker: slot bytes per group for a full chunk's section.
     #[serde(default)]
     pub slot_bytes: Vec<u64>,
-    /// Live transfer mode (`engine`) and why no other.
+    /// Transfer mode that the worker shall use: `engine`, or `cuda_window`, for which it asks by WINDOW.
     #[serde(default)]
     pub transfer: String,
-    /// Why no better mode is in use.
+    /// Why it is not the other one.
     #[serde(default)]
     pub transfer_reason: String,
     /// All ranks and the scheduler have registered with one domain: PROBE and GRANT are served.
     pub ready: bool,
+}
+
+/// WINDOW. The first asks for a window; the second says, with `seen`, that the worker read the pattern through its own mapping and wrote
+/// its complement in its place.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Window {
+    /// UUID of the device whose memory is wanted; empty = host memory, for an engine on CPUs.
+    #[serde(default)]
+    pub device_uuid: String,
+    /// Wanted bytes of all stages together.
+    #[serde(default)]
+    pub bytes: u64,
+    /// The complement of the pattern is in place.
+    #[serde(default)]
+    pub seen: bool,
+}
+
+/// How a window's memory is mapped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WindowKind {
+    /// A memfd.
+    #[default]
+    Host,
+    /// A descriptor of CUDA's virtual-memory API.
+    PosixFd,
+    /// A legacy CUDA IPC handle.
+    IpcHandle,
+}
+
+/// Answer to WINDOW. Descriptors in the order of `fds`: `window` (not with an IPC handle), `page`, `bell`. The bell is one end of a pair of
+/// stream sockets: each side sends a byte, without blocking, behind every stage that it hands over; its end is the end of the window.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct WindowReply {
+    /// The sidecar read the complement: the window is in use from now on. False in the first answer.
+    #[serde(default)]
+    pub working: bool,
+    /// How to map it.
+    #[serde(default)]
+    pub kind: WindowKind,
+    /// Bytes of the window.
+    #[serde(default)]
+    pub bytes: u64,
+    /// Stages, one behind another from the window's begin on.
+    #[serde(default)]
+    pub stages: u32,
+    /// Bytes of a stage.
+    #[serde(default)]
+    pub stage_bytes: u64,
+    /// What stands at the window's begin.
+    #[serde(default, with = "serde_bytes")]
+    pub pattern: Vec<u8>,
+    /// With `ipc_handle`: the 64 bytes.
+    #[serde(default, with = "serde_bytes")]
+    pub handle: Vec<u8>,
+    /// Names of the descriptors on this frame, in order.
+    #[serde(default)]
+    pub fds: Vec<String>,
 }
 
 /// PROBE. Hashes are those of the chunks' last blocks, in prefix order from chunk 0; the last may be a tail.
@@ -479,7 +539,8 @@ pub struct GrantReply {
     pub region: u64,
 }
 
-/// COMMIT and a worker's ABORT, one-way: sections that were written, or will not be.
+/// COMMIT and a worker's ABORT: sections that were written, or will not be. One-way, but that an ABORT of a worker with a window is
+/// answered ([`AbortReply`]) once no copy into the sections runs any more.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sections {
     /// Region of all references.
@@ -499,7 +560,7 @@ pub struct Abort {
     pub hashes: Vec<u8>,
 }
 
-/// Answer to a scheduler's ABORT.
+/// Answer to a scheduler's ABORT, and to that of a worker with a window.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AbortReply {
     /// Slots that came back.

@@ -8,7 +8,7 @@ use kvcachepool_protocol::config::Config;
 use kvcachepool_protocol::frame::*;
 use kvcachepool_protocol::key::*;
 use kvcachepool_protocol::message::*;
-use kvcachepool_protocol::{PROTOCOL_VERSION, lockfile, refs, table};
+use kvcachepool_protocol::{PROTOCOL_VERSION, lockfile, refs, table, window};
 use samples::{messages, object::object};
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde::ser::{Serialize, Serializer};
@@ -234,6 +234,56 @@ fn lock_file() {
     );
 }
 
+#[test]
+fn flag_page() {
+    use window::{Reason, Run, State, Word};
+    let words: Vec<_> = [
+        (State::Free, Reason::None, 0),
+        (State::Filled, Reason::None, 1),
+        (State::Wanted, Reason::None, (1 << 48) - 1),
+        (State::Moved, Reason::None, 7),
+        (State::Refused, Reason::NotGranted, 8),
+    ]
+    .into_iter()
+    .map(|(state, reason, sequence)| {
+        let word = Word { state, reason, sequence };
+        json!({ "state": format!("{state:?}"), "reason": format!("{reason:?}"), "sequence": sequence, "word": word.encode() })
+    })
+    .collect();
+    let runs = [
+        Run {
+            slot: 16,
+            generation: 7,
+            offset: 0,
+            bytes: 65_537,
+        },
+        Run {
+            slot: 0xDEAD,
+            generation: u32::MAX,
+            offset: 4096,
+            bytes: 100,
+        },
+    ];
+    let record = window::encode(&runs);
+    let word = Word {
+        state: State::Filled,
+        reason: Reason::None,
+        sequence: 1,
+    };
+    let order = window::decode(word, &record, 1 << 40, 1 << 20).unwrap();
+    let places: Vec<u64> = order.runs.iter().map(|(at, _)| *at).collect();
+    must_not_drift(
+        "window.json",
+        &json!({
+            "header": hex(window::Header::new(8, 16 << 20).as_bytes()),
+            "header_bytes": window::HEADER_BYTES, "record_bytes": window::RECORD_BYTES, "runs_at": window::RUNS_AT,
+            "runs_max": window::RUNS_MAX, "run_align": window::RUN_ALIGN, "page_bytes": window::page_bytes(8),
+            "pattern_bytes": window::PATTERN_BYTES, "words": words,
+            "runs": runs.map(|r| json!([r.slot, r.generation, r.offset, r.bytes])), "record": hex(&record), "places": places,
+        }),
+    );
+}
+
 fn sample_header() -> table::Header {
     let mut header = table::Header::new_zeroed();
     header.magic = table::MAGIC;
@@ -315,6 +365,19 @@ fn seeds_of_the_fuzzers() {
         ]
         .concat(),
     );
+    let mut record = window::encode(&[window::Run {
+        slot: 16,
+        generation: 7,
+        offset: 0,
+        bytes: 65_537,
+    }]);
+    let word = window::Word {
+        state: window::State::Filled,
+        reason: window::Reason::None,
+        sequence: 1,
+    };
+    record[..8].copy_from_slice(&word.encode().to_le_bytes());
+    must_be("fuzz/seeds/window/store", &record);
     must_be("fuzz/seeds/descriptor/layout", br#"{"name":"LBHNC","groups":[{"kind":"full","strides":[32768,128]}],"eps":1e-05,"x":null}"#);
 }
 

@@ -61,7 +61,8 @@ fn message(header: &Header, body: &[u8]) {
         (Op::Events, true) => read::<EventsReply>(body, |_| ()),
         (Op::Admin, _) => read::<Admin>(body, |_| ()),
         (Op::Report, _) => read::<Report>(body, |_| ()),
-        (Op::Window, _) => (),
+        (Op::Window, false) => read::<Window>(body, |_| ()),
+        (Op::Window, true) => read::<WindowReply>(body, |_| ()),
     }
 }
 

@@ -333,5 +333,32 @@ pub fn all() -> Vec<Sample> {
             3,
             &error,
         ),
+        sample(
+            "Window",
+            Op::Window,
+            0,
+            12,
+            &Window {
+                device_uuid: "GPU-00112233-4455-6677-8899-aabbccddeeff".into(),
+                bytes: 128 << 20,
+                seen: true,
+            },
+        ),
+        sample(
+            "WindowReply",
+            Op::Window,
+            FLAG_REPLY | FLAG_FDS,
+            12,
+            &WindowReply {
+                working: true,
+                kind: WindowKind::PosixFd,
+                bytes: 128 << 20,
+                stages: 8,
+                stage_bytes: 16 << 20,
+                pattern: vec![0xa5; 64],
+                handle: vec![9; 64],
+                fds: ["window", "page", "bell"].map(String::from).into(),
+            },
+        ),
     ]
 }
