@@ -7,6 +7,7 @@ pub mod admin;
 pub mod cli;
 pub mod config_file;
 pub mod engine;
+pub mod gpu;
 pub mod log;
 pub mod serve;
 pub mod sessions;

@@ -343,7 +343,7 @@ pub struct Window {
     /// UUID of the device whose memory is wanted; empty = host memory, for an engine on CPUs.
     #[serde(default)]
     pub device_uuid: String,
-    /// Wanted bytes of all stages together.
+    /// Wanted bytes of all stages together; 0 = as many as the sidecar is configured to give.
     #[serde(default)]
     pub bytes: u64,
     /// The complement of the pattern is in place.

@@ -50,6 +50,7 @@ redis: {urls: ["redis://a:6379", 'rediss://user:secret@[::1]:6380'], auth: /auth
 write: {policy: WriteBack, admission: Reused}
 pacing: {readBytesPerSecond: 2Gi, writeBytesPerSecond: 512Mi}
 gpu: {contextMemory: 768Mi}
+transfer: {mode: CudaWindow, windowSize: 64Mi}
 limits: {connections: 10, sessions: 20, requests: 30, pinnedShare: 25%, grantedBytes: 512Mi, indexEntries: 1024, frameBytes: 1Mi, sendBytes: 2Mi, helloTimeout: 1s, events: 64}
 log: {level: debug, format: text}
 "#;
@@ -93,6 +94,8 @@ log: {level: debug, format: text}
     );
     assert_eq!(paces, (&ByteSize(2 << 30), &ByteSize(512 << 20)));
     assert_eq!(c.gpu.context_memory, ByteSize(768 << 20));
+    let transfer = (c.transfer.mode, c.transfer.window_size);
+    assert_eq!(transfer, (TransferMode::CudaWindow, ByteSize(64 << 20)));
     assert_eq!(
         (c.write.policy, c.write.admission),
         (WritePolicy::WriteBack, Admission::Reused)

@@ -73,6 +73,16 @@ pub const SHELL: &[Metric] = &[
         &[],
         "Times that the kernel refused pages of the arena.",
     ),
+    counter(
+        "window_copies_total",
+        &["direction", "result"],
+        "Stages of windows, by direction (store, load) and by what became of them: Moved, or why they were refused.",
+    ),
+    counter(
+        "window_copied_bytes_total",
+        &["direction"],
+        "Bytes that the sidecar moved between windows and the memory tier.",
+    ),
     gauge(
         "digests_waiting",
         &["queue"],

@@ -24,7 +24,7 @@ pub fn answer(daemon: &Daemon, shell: &Shell, conn: ConnId, tag: u64, request: &
             }
         }
     };
-    shell.send(conn, frame(Op::Admin, flags, tag, &body));
+    shell.send(conn, frame(Op::Admin, flags, tag, &body), Vec::new());
 }
 
 fn refuse(code: ErrorCode, message: impl Into<String>) -> ErrorBody {

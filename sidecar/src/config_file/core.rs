@@ -3,7 +3,7 @@
 use crate::engine::config as core;
 use crate::tiers::kinds;
 use kvcachepool_protocol::config::{
-    Admission, Config, EvictionPolicy, LoadOrRecompute, Verify, WritePolicy,
+    Admission, Config, EvictionPolicy, LoadOrRecompute, TransferMode, Verify, WritePolicy,
 };
 
 /// What the core is told.
@@ -51,6 +51,12 @@ pub fn core_config(config: &Config) -> core::Config {
             LoadOrRecompute::AlwaysLoad => core::LoadOrRecompute::AlwaysLoad,
         },
         fidelity: config.write.codec.of_objects().fidelity(),
+        transfer: match config.transfer.mode {
+            TransferMode::Auto => core::Transfer::Auto,
+            TransferMode::Engine => core::Transfer::Engine,
+            TransferMode::CudaWindow => core::Transfer::CudaWindow,
+        },
+        window_bytes: config.transfer.window_size.0,
         tiers: kinds(config).map(tier).collect(),
         ..defaults
     }

@@ -28,6 +28,18 @@ pub enum Verify {
     Always,
 }
 
+/// Who moves bytes between a worker's KV blocks and the arena.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Transfer {
+    /// What is known to be better on this machine; nothing was measured yet, so it is the worker.
+    #[default]
+    Auto,
+    /// The worker.
+    Engine,
+    /// The sidecar, between the arena and a window that the worker fills and empties.
+    CudaWindow,
+}
+
 /// Bounds, all visible in status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
@@ -176,6 +188,10 @@ pub struct Config {
     pub load_or_recompute: LoadOrRecompute,
     /// What is lost where tiers below memory pack what they store. Needs a restart.
     pub fidelity: Fidelity,
+    /// Who moves bytes between workers and arena; taken at each REGISTER.
+    pub transfer: Transfer,
+    /// Bytes of a worker's window, and the most that it may ask for.
+    pub window_bytes: u64,
     /// Tiers below memory, the nearest first. Which there are needs a restart. Each is down until the shell says that it is up.
     pub tiers: Vec<TierConfig>,
 }
@@ -207,6 +223,8 @@ impl Default for Config {
             write_bytes_per_s: 0,
             load_or_recompute: LoadOrRecompute::Auto,
             fidelity: Fidelity::Exact,
+            transfer: Transfer::Auto,
+            window_bytes: 128 << 20,
             tiers: Vec::new(),
         }
     }

@@ -20,6 +20,7 @@ impl<T: Table> Engine<T> {
             || row.owner != owner
             || owner == 0
             || !(as_named || made(Mistake::CommitGeneration))
+            || (self.copied.contains_key(&row_number) && !made(Mistake::CopyCommit))
         {
             self.stats.commits_ignored += 1;
             return false;
@@ -197,10 +198,16 @@ impl<T: Table> Engine<T> {
         }
     }
 
-    /// A GRANTED slot comes back unwritten, or half written; its grant is void.
+    /// A GRANTED slot comes back unwritten, or half written; its grant is void. A slot that is copied into comes back when that ends.
     pub(crate) fn come_back(&mut self, row_number: u32) {
         if let Some(id) = self.by_row.get(&row_number).copied() {
             self.void(id);
+        }
+        if let Some(copied) = self.copied.get_mut(&row_number)
+            && !made(Mistake::CopyOutlives)
+        {
+            copied.comes_back = true;
+            return;
         }
         self.leave_grant(row_number);
         self.free_row(row_number, Why::Ended);
@@ -313,13 +320,13 @@ impl<T: Table> Engine<T> {
             .collect();
         over.sort_unstable();
         for owner in over {
-            let rows = self
-                .owners
-                .remove(&owner)
-                .map(|o| o.rows)
-                .unwrap_or_default();
-            for row in rows {
+            let rows = self.owners.get(&owner).map(|o| o.rows.clone());
+            for row in rows.unwrap_or_default() {
                 self.come_back(row);
+            }
+            // What is still copied into stays its own until the copy has ended.
+            if self.owners.get(&owner).is_some_and(|o| o.rows.is_empty()) {
+                self.owners.remove(&owner);
             }
         }
     }

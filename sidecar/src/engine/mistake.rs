@@ -82,6 +82,12 @@ pub enum Mistake {
     PutBounds,
     /// Chunks are written to a tier that is down.
     TierIsDown,
+    /// The sidecar copies from a window without looking whose the slots are.
+    CopyUnowned,
+    /// A slot comes back while the sidecar copies into it.
+    CopyOutlives,
+    /// COMMIT is accepted while the sidecar copies into the slot.
+    CopyCommit,
 }
 
 #[cfg(any(test, feature = "simulation"))]

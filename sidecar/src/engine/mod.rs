@@ -25,6 +25,7 @@ mod policy;
 mod probe;
 mod ring;
 pub mod table;
+mod window;
 
 #[cfg(test)]
 mod tests;
@@ -55,6 +56,7 @@ use probe::Leases;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use table::{Geometry, Table};
+use window::Copied;
 
 /// The time, read once by the shell before each call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -142,6 +144,8 @@ pub struct Engine<T> {
     by_row: FastMap<u32, u64>,
     by_tag: FastMap<(u64, u64), Vec<u64>>,
     owners: FastMap<u32, Owner>,
+    /// Rows that the sidecar itself copies into, from a window.
+    copied: FastMap<u32, Copied>,
     granted_bytes: u64,
     /// Written, digest not taken: bounded together with what is granted.
     committed_bytes: u64,
@@ -184,6 +188,7 @@ impl<T: Table> Engine<T> {
             by_row: FastMap::default(),
             by_tag: FastMap::default(),
             owners: FastMap::default(),
+            copied: FastMap::default(),
             granted_bytes: 0,
             committed_bytes: 0,
             policy: policy::new(config.policy),

@@ -15,6 +15,7 @@ mod reload;
 mod shell;
 mod tiers;
 mod watch;
+mod windows;
 
 pub use process::run;
 pub use shell::Shell;

@@ -6,9 +6,10 @@ use super::descriptors::Descriptors;
 use super::host::{Live, Machine};
 use super::tiers::Tiers;
 use super::watch;
+use super::windows::Windows;
 use crate::admin::{self, metrics::Metrics};
 use crate::engine::Report;
-use crate::sessions::{ConnId, Core, FdFacts, FdKind, Input, Now, Output};
+use crate::sessions::{ConnId, Core, FdFacts, FdKind, Input, Now, Output, WindowId};
 use crate::shm::facts;
 use crate::shm::lockfile::{LockFile, LockFileError};
 use crate::verify::{Job, Pool};
@@ -86,6 +87,7 @@ pub struct Shell {
     lock: Arc<LockFile>,
     lock_fd: Arc<OwnedFd>,
     digests: Pool,
+    windows: Windows,
     /// Tiers below memory, where there are any.
     pub tiers: Option<Arc<Tiers>>,
     started: Instant,
@@ -136,6 +138,7 @@ impl Shell {
             lock: parts.lock,
             lock_fd,
             digests: parts.digests,
+            windows: Windows::default(),
             tiers: parts.tiers,
             started,
         });
@@ -336,17 +339,18 @@ impl Shell {
             return false;
         };
         self.descriptors.close(&peer.pidfd);
+        self.windows.close(conn);
         peer.connection.close_when_sent();
         true
     }
 
     /// Sends a frame that the core did not make; a connection that is gone by now needs none.
-    pub fn send(&self, conn: ConnId, bytes: Vec<u8>) {
+    pub fn send(&self, conn: ConnId, bytes: Vec<u8>, fds: Vec<Arc<OwnedFd>>) {
         let connection = match self.inner.lock().peers.get(&conn) {
             Some(peer) => peer.connection.clone(),
             None => return,
         };
-        if let Err(e) = connection.send(bytes, Vec::new()) {
+        if let Err(e) = connection.send(bytes, fds) {
             if e == SendError::SlowReader {
                 self.named_end(&connection, "SlowReader");
             }
@@ -453,6 +457,20 @@ impl Shell {
                     length,
                     urgent,
                 });
+            }
+            Output::OpenWindow {
+                conn,
+                tag,
+                device_uuid,
+                bytes,
+            } => {
+                let window = WindowId { conn, tag };
+                let live = self.live.get();
+                self.windows
+                    .open(&self.me, live, window, device_uuid, bytes);
+            }
+            Output::ConfirmWindow { conn, tag } => {
+                self.windows.confirm(&self.me, WindowId { conn, tag });
             }
             Output::Admin { conn, tag, request } => {
                 // A status takes the lock that is held here.

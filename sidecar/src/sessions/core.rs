@@ -5,6 +5,7 @@ use super::events::Poll;
 use super::peers::{Conn, Peers};
 use super::register::Instance;
 use super::seam::{ConnId, FdFacts, FdKind, Host, HostError, Input, Now, Output, ProcessId, Start};
+use super::window::WaitingAbort;
 use crate::engine::config::Config;
 use crate::engine::mistake::{Mistake, made};
 use crate::engine::{Action, Engine, Order, Report, Unwritten};
@@ -42,6 +43,7 @@ pub struct Core<H: Host> {
     pub(super) peers: Peers,
     pub(super) instances: BTreeMap<String, Instance>,
     pub(super) polls: BTreeMap<u64, Poll>,
+    pub(super) waiting_aborts: Vec<WaitingAbort>,
     pub(super) offs: BTreeMap<String, String>,
     pub(super) counters: Counters,
     /// Why tiers are down, by what the shell said last; none = up. An engine that begins later is told, too.
@@ -113,6 +115,7 @@ impl<H: Host> Core<H> {
             peers: Peers::default(),
             instances: BTreeMap::new(),
             polls: BTreeMap::new(),
+            waiting_aborts: Vec::new(),
             offs: BTreeMap::new(),
             counters: Counters::default(),
             tiers_down: BTreeMap::new(),
@@ -164,6 +167,7 @@ impl<H: Host> Core<H> {
                 }
             }
             Input::Tier(report) => self.tier_reported(now, report),
+            Input::Window { window, news } => self.window_news(window, news, out),
             Input::Tick => self.tick(now, out),
             Input::Drain => {
                 self.draining = true;
@@ -312,14 +316,11 @@ impl<H: Host> Core<H> {
             (Op::Release, Role::Scheduler) => self.release(session, body),
             (Op::Grant, Role::Scheduler) => self.grant(now, asked, session, body, out),
             (Op::Commit, Role::Worker) => self.commit(session, body),
-            (Op::Abort, Role::Worker) => self.abort(session, body),
+            (Op::Abort, Role::Worker) => self.abort(asked, session, body, out),
             (Op::Abort, Role::Scheduler) => self.abort_grant(asked, session, body, out),
             (Op::Events, Role::Scheduler) => self.events(now, asked, session, body, out),
             (Op::Report, Role::Worker | Role::Scheduler) => self.report(session, body),
-            (Op::Window, _) => Err(Refusal::new(
-                ErrorCode::NotServed,
-                "WINDOW is not served by this build: copies are the worker's",
-            )),
+            (Op::Window, Role::Worker) => self.window(asked, session, body, out),
             (op, role) => Err(wrong_role(role, op)),
         }
     }
@@ -382,6 +383,7 @@ impl<H: Host> Core<H> {
             return;
         };
         let Some(id) = gone.session else { return };
+        self.window_disconnected(id, conn);
         let Some(session) = self.peers.sessions.get_mut(&id) else {
             return;
         };

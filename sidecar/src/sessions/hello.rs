@@ -4,6 +4,7 @@ use super::core::{Asked, Core, Refusal, text, version_served};
 use super::memory::{Verdict, passed};
 use super::peers::Session;
 use super::seam::{ConnId, FdFacts, FdKind, FdType, Host, Now, Output, ProcessId};
+use super::window::Mode;
 use crate::engine::mistake::{Mistake, made};
 use kvcachepool_protocol::PROTOCOL_VERSION;
 use kvcachepool_protocol::message::{self, ErrorCode, Hello, HelloReply, Memory, Role};
@@ -220,6 +221,7 @@ impl<H: Host> Core<H> {
                 hello: hello.number,
                 oldest_job_ms: 0,
                 prefill_tokens_per_s: 0,
+                transfer: Mode::default(),
             };
             self.peers.sessions.insert(id, session);
             if let Some(p) = self.peers.processes.get_mut(&process) {

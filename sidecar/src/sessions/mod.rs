@@ -13,6 +13,7 @@ mod register;
 pub mod seam;
 mod status;
 mod tier_metrics;
+mod window;
 mod write;
 
 #[cfg(test)]
@@ -21,5 +22,6 @@ mod tests;
 pub use self::core::Core;
 pub use self::seam::{
     ConnId, FdFacts, FdId, FdKind, FdType, Host, HostError, Input, Now, Output, ProcessId, Start,
+    WindowId, WindowNews,
 };
 pub use self::status::AdminError;

@@ -1,6 +1,7 @@
 //! Who is there: connections, processes (one incarnation each) and sessions (one role of a process).
 
 use super::seam::{ConnId, FdFacts, ProcessId};
+use super::window::Mode;
 use kvcachepool_protocol::message::Role;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -49,6 +50,8 @@ pub(super) struct Session {
     pub oldest_job_ms: u64,
     /// Of a scheduler: what its last PROBE said; 0 = not known.
     pub prefill_tokens_per_s: u64,
+    /// Of a worker.
+    pub transfer: Mode,
 }
 
 /// All of them.

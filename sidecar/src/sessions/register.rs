@@ -24,9 +24,6 @@ pub(super) struct Ready {
     pub writers: Vec<u32>,
 }
 
-/// The transfer mode that this build serves.
-const TRANSFER: &str = "engine";
-
 impl From<Refused> for Refusal {
     fn from(refused: Refused) -> Self {
         Self::new(refused.code(), refused.to_string())
@@ -65,6 +62,10 @@ impl<H: Host> Core<H> {
         };
         self.join_parts(&instance)?;
         let domain = self.instances.get(&instance).and_then(|i| i.domain.clone());
+        let (transfer, transfer_reason) = match &part {
+            Some(_) => self.choose_transfer(session, &register),
+            None => ("", String::new()),
+        };
         let reply = RegisterReply {
             layout_id: part
                 .as_ref()
@@ -75,11 +76,8 @@ impl<H: Host> Core<H> {
                 .map(|d| d.model_id.0.to_vec())
                 .unwrap_or_default(),
             slot_bytes: part.as_ref().map(|p| slot_bytes(p)).unwrap_or_default(),
-            transfer: TRANSFER.into(),
-            transfer_reason: part
-                .filter(|_| register.transfer_modes.iter().any(|m| m != TRANSFER))
-                .map(|_| "only `engine` is served by this build".to_owned())
-                .unwrap_or_default(),
+            transfer: transfer.into(),
+            transfer_reason,
             ready: self.ready(&instance).is_some(),
         };
         self.reply(asked, 0, &reply, Vec::new(), out);

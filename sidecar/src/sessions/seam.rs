@@ -117,6 +117,13 @@ pub enum Input<'a> {
         /// Grows only.
         rows: u32,
     },
+    /// What became of a window that [`Output::OpenWindow`] or [`Output::ConfirmWindow`] named.
+    Window {
+        /// Which.
+        window: WindowId,
+        /// What.
+        news: WindowNews,
+    },
     /// What became of a tier, or of something that [`Output::Tier`] asked for.
     Tier(Report),
     /// Time passed. Sent about every 100 ms, and only after everything readable was read: a sidecar that was stopped must see
@@ -124,6 +131,30 @@ pub enum Input<'a> {
     Tick,
     /// SIGTERM: nothing new is granted.
     Drain,
+}
+
+/// A window: the connection that asked for it, and the tag of its question.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct WindowId {
+    /// Connection.
+    pub conn: ConnId,
+    /// Tag.
+    pub tag: u64,
+}
+
+/// What became of a window.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum WindowNews {
+    /// Each side has read what the other wrote.
+    Works {
+        /// Where its memory is, for people.
+        memory: String,
+    },
+    /// There is none, or none any more.
+    Unavailable {
+        /// `Unavailable` of the protocol, with its detail.
+        reason: String,
+    },
 }
 
 /// What the shell shall do, in order.
@@ -172,6 +203,25 @@ pub enum Output {
     },
     /// Do something with a tier below memory and say how it ended by [`Input::Tier`]. Never sent where none is configured.
     Tier(Order),
+    /// Make a window for this connection and answer with `Op::Window`: a `WindowReply`, or the refusal `WindowUnavailable`. What the
+    /// connection had before ends, as it does with the connection.
+    OpenWindow {
+        /// For this connection.
+        conn: ConnId,
+        /// Tag of the question.
+        tag: u64,
+        /// Device; empty = host memory.
+        device_uuid: String,
+        /// Wanted bytes.
+        bytes: u64,
+    },
+    /// Look for the pattern's complement in the window of this connection and answer; say [`Input::Window`] before that.
+    ConfirmWindow {
+        /// Of this connection.
+        conn: ConnId,
+        /// Tag of the question.
+        tag: u64,
+    },
     /// A tool asks on its connection; the shell checks the token, does it (`Core::lookup`, `clear`, ..., status) and answers
     /// with this tag and `Op::Admin`.
     Admin {

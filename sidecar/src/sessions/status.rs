@@ -208,6 +208,7 @@ impl<H: Host> Core<H> {
                     (Role::Worker, Some(lock), Some(engine)) => engine.granted_to(lock),
                     _ => 0,
                 };
+                let moves = s.role == Role::Worker && registered;
                 Session {
                     id: *id,
                     role: s.role,
@@ -227,12 +228,14 @@ impl<H: Host> Core<H> {
                                 .position(|x| x.0 == d.model_id && x.1 == d.layout_id)
                         })
                         .map(|at| at as u32),
-                    transfer: if s.role == Role::Worker && registered {
-                        "engine".into()
-                    } else {
-                        String::new()
+                    transfer: match moves {
+                        true => s.transfer.name().into(),
+                        false => String::new(),
                     },
-                    transfer_reason: String::new(),
+                    transfer_reason: match moves {
+                        true => s.transfer.reason.clone(),
+                        false => String::new(),
+                    },
                     off: String::new(),
                     granted_bytes: granted,
                 }

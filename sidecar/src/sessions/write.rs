@@ -72,12 +72,22 @@ impl<H: Host> Core<H> {
         Ok(())
     }
 
-    pub(super) fn abort(&mut self, session: u64, body: &[u8]) -> Result<(), Refusal> {
-        for section in self.sections(body)? {
+    pub(super) fn abort(
+        &mut self,
+        asked: Asked,
+        session: u64,
+        body: &[u8],
+        out: &mut Vec<Output>,
+    ) -> Result<(), Refusal> {
+        let sections = self.sections(body)?;
+        let mut freed = 0;
+        for section in &sections {
             if let Some((lock, engine)) = self.writer(session) {
-                engine.abort(lock, section);
+                freed += u32::from(engine.abort(lock, *section));
             }
         }
+        let slots = sections.iter().map(|s| s.slot.get()).collect();
+        self.answer_abort(asked, session, slots, freed, out);
         Ok(())
     }
 

@@ -479,7 +479,8 @@ impl World {
                 }
             }
             Output::Tier(order) => self.tier_ordered(order),
-            Output::Admin { .. } => {}
+            // Workers of the simulation copy themselves.
+            Output::Admin { .. } | Output::OpenWindow { .. } | Output::ConfirmWindow { .. } => {}
             Output::Log { event, detail } => {
                 if event == "ArenaAdopted" {
                     self.hit(Fault::HandedBack);

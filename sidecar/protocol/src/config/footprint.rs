@@ -1,7 +1,7 @@
 //! How much memory a sidecar of a config needs: what its container asks Kubernetes for, and what the sidecar checks before it touches a
 //! page. The table of docs/architecture.md.
 
-use super::{Codec, Config, HugePages};
+use super::{Codec, Config, HugePages, TransferMode};
 use crate::geometry::Geometry;
 use crate::table::Row;
 
@@ -62,9 +62,17 @@ impl Config {
         [disk, redis, s3, packing].into_iter().flatten().sum()
     }
 
-    /// Bytes beside the arena that do not grow with it: tiers below memory, CUDA contexts.
+    /// Bytes beside the arena that do not grow with it: tiers below memory, CUDA contexts, a window.
     pub fn extras_bytes(&self) -> u64 {
-        self.tiers_bytes() + self.gpu.context_memory.0
+        self.tiers_bytes() + self.gpu.context_memory.0 + self.window_bytes()
+    }
+
+    /// Bytes of a window in host memory. One in a device's memory needs none here; it is not known beforehand which it will be.
+    fn window_bytes(&self) -> u64 {
+        match self.transfer.mode {
+            TransferMode::CudaWindow => self.transfer.window_size.0,
+            TransferMode::Auto | TransferMode::Engine => 0,
+        }
     }
 
     /// Memory request and limit of the container: the arena and what stands beside it, in whole MiB. An arena of huge pages counts in

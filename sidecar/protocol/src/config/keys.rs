@@ -360,6 +360,18 @@ pub(super) fn keys(c: &mut Config) -> Vec<Key<'_>> {
             "Bytes of the container's memory that are kept free for CUDA contexts of the sidecar; 0 where it is given no GPU.",
         ),
         key(
+            "transfer.mode",
+            Live,
+            Slot::Choice(&mut c.transfer.mode),
+            "Who moves bytes between vLLM's KV blocks and the memory tier: Engine (vLLM's worker) or CudaWindow (the sidecar, by a window that the worker fills and empties). Auto is Engine. Taken when a worker registers.",
+        ),
+        key(
+            "transfer.windowSize",
+            Live,
+            Slot::Size(&mut c.transfer.window_size, 16 * MI..=16 * 1024 * MI),
+            "Bytes of a worker's window.",
+        ),
+        key(
             "limits.connections",
             Live,
             Slot::Count(&mut c.limits.connections, 4..=65_536),

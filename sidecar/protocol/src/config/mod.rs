@@ -50,6 +50,8 @@ pub struct Config {
     pub pacing: Pacing,
     /// What the GPUs that the sidecar is given cost it.
     pub gpu: Gpu,
+    /// Who moves bytes between vLLM and the memory tier.
+    pub transfer: Transfer,
     /// Bounds of everything that a peer can make grow.
     pub limits: Limits,
     /// Logs.
@@ -163,6 +165,15 @@ pub struct Gpu {
     pub context_memory: ByteSize,
 }
 
+/// Who moves bytes between vLLM and the memory tier.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Transfer {
+    /// Who.
+    pub mode: TransferMode,
+    /// Bytes of a worker's window.
+    pub window_size: ByteSize,
+}
+
 /// Bounds of everything that a peer can make grow.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
@@ -233,6 +244,18 @@ choice!(
         Auto = "Auto",
         /// It is fetched.
         AlwaysLoad = "AlwaysLoad",
+    }
+);
+choice!(
+    /// Who moves bytes between vLLM's KV blocks and the memory tier.
+    TransferMode {
+        /// What is known to be better on the machine; nothing was measured yet, so it is `Engine`.
+        #[default]
+        Auto = "Auto",
+        /// vLLM's worker.
+        Engine = "Engine",
+        /// The sidecar, by a window that the worker fills and empties.
+        CudaWindow = "CudaWindow",
     }
 );
 choice!(
@@ -394,6 +417,7 @@ impl Default for Config {
             s3: S3::default(),
             pacing: Pacing::default(),
             gpu: Gpu::default(),
+            transfer: Transfer::default(),
             limits: Limits::default(),
             log: Log::default(),
             managed: false,
@@ -406,6 +430,15 @@ impl Default for Admin {
         Self {
             listen: SocketAddr::from((Ipv4Addr::UNSPECIFIED, 9797)),
             token_file: None,
+        }
+    }
+}
+
+impl Default for Transfer {
+    fn default() -> Self {
+        Self {
+            mode: TransferMode::Auto,
+            window_size: ByteSize(128 << 20),
         }
     }
 }

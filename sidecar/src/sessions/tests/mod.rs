@@ -6,3 +6,4 @@ mod paths;
 mod peer;
 mod refusals;
 mod speed;
+mod window;

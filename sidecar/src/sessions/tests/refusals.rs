@@ -274,8 +274,8 @@ fn roles_may_do_only_what_is_theirs() {
         let tag = raw(&mut w, conn, op as u8, b"\x80");
         assert_eq!(w.error(tag), (ErrorCode::WrongRole, false), "{op:?}");
     }
-    let tag = raw(&mut w, worker, Op::Window as u8, b"\x80");
-    assert_eq!(w.error(tag), (ErrorCode::NotServed, false));
+    let tag = raw(&mut w, scheduler, Op::Window as u8, b"\x80");
+    assert_eq!(w.error(tag), (ErrorCode::WrongRole, false));
 }
 
 #[test]

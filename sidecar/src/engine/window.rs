@@ -1,0 +1,96 @@
+//! Copies that the sidecar itself makes between a worker's window and slots. Into a slot only for the process that it is GRANTED to, and
+//! neither COMMIT nor anything that gives the slot back counts before the copy has ended.
+
+use super::Engine;
+use super::mistake::{Mistake, made};
+use super::table::{FREE, GRANTED, ROW_BYTES, Table};
+use kvcachepool_protocol::window::{Direction, Reason, Run};
+
+/// A row that is copied into.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Copied {
+    /// Copies under way: parts of a slot may come in several stages.
+    copies: u32,
+    /// The slot is to come back when the last of them ends.
+    pub comes_back: bool,
+}
+
+impl<T: Table> Engine<T> {
+    /// May a copy of these runs begin for the process with lock `owner`? Of a store, the slots are its own until
+    /// [`Engine::copy_ended`]; of a load, nothing is held: the reader compares generations behind its own copy.
+    pub fn copy_begins(
+        &mut self,
+        owner: u32,
+        direction: Direction,
+        runs: &[(u64, Run)],
+    ) -> Result<(), Reason> {
+        for (_, run) in runs {
+            self.may_copy(owner, direction, run)?;
+        }
+        if direction == Direction::Store {
+            for (_, run) in runs {
+                self.copied.entry(run.slot).or_default().copies += 1;
+            }
+        }
+        Ok(())
+    }
+
+    fn may_copy(&self, owner: u32, direction: Direction, run: &Run) -> Result<(), Reason> {
+        let refused = match direction {
+            Direction::Store => Reason::NotGranted,
+            Direction::Load => Reason::Generation,
+        };
+        if run.slot >= self.geometry.rows {
+            return Err(Reason::BadRecord);
+        }
+        let row = self.table.row(run.slot);
+        let same = row.state != FREE && row.generation == run.generation;
+        let mine = match direction {
+            Direction::Store => {
+                let coming_back = self.copied.get(&run.slot).is_some_and(|c| c.comes_back);
+                let owner_lives = self
+                    .owners
+                    .get(&owner)
+                    .is_some_and(|o| o.free_at_ms.is_none());
+                let granted = row.state == GRANTED && row.owner == owner;
+                (owner != 0 && granted && owner_lives && !coming_back) || made(Mistake::CopyUnowned)
+            }
+            Direction::Load => true,
+        };
+        if !((same || made(Mistake::CopyUnowned)) && mine) {
+            return Err(refused);
+        }
+        let end = u64::from(run.offset) + u64::from(run.bytes);
+        if end > u64::from(row.slot_rows.max(1)) * ROW_BYTES {
+            return Err(Reason::BadRecord);
+        }
+        Ok(())
+    }
+
+    /// A copy whose begin was allowed has ended, well or not: what waited for it comes back.
+    pub fn copy_ended(&mut self, direction: Direction, runs: &[(u64, Run)]) {
+        if direction == Direction::Load {
+            return;
+        }
+        for (_, run) in runs {
+            let Some(copied) = self.copied.get_mut(&run.slot) else {
+                continue;
+            };
+            copied.copies -= 1;
+            if copied.copies == 0 {
+                let comes_back = copied.comes_back;
+                self.copied.remove(&run.slot);
+                if comes_back {
+                    self.come_back(run.slot);
+                }
+            }
+        }
+    }
+
+    /// Is any of these slots copied into?
+    pub fn copies_into(&self, slots: impl IntoIterator<Item = u32>) -> bool {
+        slots
+            .into_iter()
+            .any(|slot| self.copied.contains_key(&slot))
+    }
+}

@@ -1,0 +1,395 @@
+//! Windows of workers: one thread each, which makes the memory, lets both sides see that it is the same, and moves stages. Its memory and
+//! its thread end with the connection that asked for it, after the copies under way.
+
+use super::shell::Shell;
+use crate::gpu::device::{DeviceError, NoWindow};
+use crate::gpu::mover::{Mover, Slots};
+use crate::gpu::page::FlagPage;
+use crate::gpu::{STAGES, open, stage_bytes};
+use crate::sessions::{ConnId, Input, WindowId, WindowNews};
+use crate::shm::arena::Arena;
+use kvcachepool_protocol::frame::{FLAG_ERROR, FLAG_FDS, FLAG_REPLY, Op, frame};
+use kvcachepool_protocol::message::{ErrorBody, ErrorCode, WindowReply, encode};
+use kvcachepool_protocol::window::{Order, PATTERN_BYTES, Reason, Unavailable};
+use parking_lot::Mutex;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair,
+};
+use std::collections::HashMap;
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::sync::{Arc, Weak};
+
+/// A device that does not tell the end of its copies is asked for it so often.
+const ASK_EVERY: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 50_000,
+};
+
+/// What a window answers to WINDOW.
+type Answer = Result<Passed, NoWindow>;
+/// The body of a good answer and its descriptors.
+type Passed = (WindowReply, Vec<Arc<OwnedFd>>);
+
+enum Command {
+    Confirm { tag: u64 },
+}
+
+/// A thread that is told something, or ends when this goes.
+struct Handle {
+    commands: Option<Sender<Command>>,
+    poke: Arc<OwnedFd>,
+}
+
+impl Handle {
+    fn wake(&self) {
+        // A counter that is full wakes its reader as well.
+        let _ = rustix::io::write(self.poke.as_fd(), &1u64.to_ne_bytes());
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.commands = None;
+        self.wake();
+    }
+}
+
+/// The windows of all connections.
+#[derive(Default)]
+pub struct Windows {
+    by_conn: Mutex<HashMap<ConnId, Handle>>,
+}
+
+impl Windows {
+    /// Begins to make a window; the answer comes from its own thread.
+    pub fn open(
+        &self,
+        shell: &Weak<Shell>,
+        arena: Option<Arena>,
+        window: WindowId,
+        device_uuid: String,
+        bytes: u64,
+    ) {
+        let begun = arena
+            .ok_or_else(|| NoWindow::new(Unavailable::Busy, "there is no arena now"))
+            .and_then(|arena| begin(shell.clone(), arena, window, device_uuid, bytes));
+        match begun {
+            Ok(handle) => {
+                self.by_conn.lock().insert(window.conn, handle);
+            }
+            Err(none) => refuse_later(shell, window, none),
+        }
+    }
+
+    /// Asks the connection's window whether it sees the pattern's complement.
+    pub fn confirm(&self, shell: &Weak<Shell>, window: WindowId) {
+        let by_conn = self.by_conn.lock();
+        let told = by_conn.get(&window.conn).is_some_and(|handle| {
+            let tag = window.tag;
+            let commands = handle.commands.as_ref();
+            let told = commands.is_some_and(|c| c.send(Command::Confirm { tag }).is_ok());
+            handle.wake();
+            told
+        });
+        if !told {
+            let none = NoWindow::new(Unavailable::Busy, "this connection has no window");
+            refuse_later(shell, window, none);
+        }
+    }
+
+    /// The connection is over.
+    pub fn close(&self, conn: ConnId) {
+        self.by_conn.lock().remove(&conn);
+    }
+}
+
+fn begin(
+    shell: Weak<Shell>,
+    arena: Arena,
+    window: WindowId,
+    device_uuid: String,
+    bytes: u64,
+) -> Result<Handle, NoWindow> {
+    let failed = |e: &dyn std::fmt::Display| NoWindow::new(Unavailable::OutOfMemory, e);
+    let poke = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+    let poke = Arc::new(poke.map_err(|e| failed(&e))?);
+    let (commands, queue) = channel();
+    let handle = Handle {
+        commands: Some(commands),
+        poke: poke.clone(),
+    };
+    std::thread::Builder::new()
+        .name("window".into())
+        .spawn(move || {
+            let owner = Owner {
+                shell,
+                id: window,
+                region: arena.geometry.region,
+            };
+            match Window::make(arena, &device_uuid, bytes, poke) {
+                Ok((mut made, reply)) => {
+                    owner.answer(window.tag, Ok(reply), None);
+                    made.run(&owner, &queue);
+                    owner.over();
+                }
+                Err(none) => owner.answer(window.tag, Err(none), None),
+            }
+        })
+        .map_err(|e| failed(&e))?;
+    Ok(handle)
+}
+
+/// For a caller who holds the shell's lock.
+fn refuse_later(shell: &Weak<Shell>, window: WindowId, none: NoWindow) {
+    let Some(shell) = shell.upgrade() else {
+        return;
+    };
+    tokio::spawn(async move {
+        let reason = none.to_string();
+        tell(
+            &shell,
+            window,
+            window.tag,
+            Err(none),
+            Some(WindowNews::Unavailable { reason }),
+        );
+    });
+}
+
+/// Answers WINDOW. The core hears of it first, so that what the worker does next finds it known.
+fn tell(shell: &Shell, window: WindowId, tag: u64, answer: Answer, news: Option<WindowNews>) {
+    if let Some(news) = news {
+        shell.drive(Input::Window { window, news });
+    }
+    let (flags, body, fds) = match answer {
+        Ok((reply, fds)) => {
+            let flags = if fds.is_empty() { 0 } else { FLAG_FDS };
+            (flags, encode(&reply), fds)
+        }
+        Err(none) => {
+            let error = ErrorBody {
+                code: ErrorCode::WindowUnavailable,
+                message: none.to_string(),
+                retryable: false,
+            };
+            (FLAG_ERROR, encode(&error), Vec::new())
+        }
+    };
+    if let Ok(body) = body {
+        shell.send(
+            window.conn,
+            frame(Op::Window, FLAG_REPLY | flags, tag, &body),
+            fds,
+        );
+    }
+}
+
+/// The connection that a window belongs to, and the way to the core.
+struct Owner {
+    shell: Weak<Shell>,
+    id: WindowId,
+    region: u64,
+}
+
+impl Owner {
+    fn answer(&self, tag: u64, answer: Answer, memory: Option<String>) {
+        let Some(shell) = self.shell.upgrade() else {
+            return;
+        };
+        let news = match (&answer, memory) {
+            (Err(none), _) => Some(WindowNews::Unavailable {
+                reason: none.to_string(),
+            }),
+            (Ok(_), memory) => memory.map(|memory| WindowNews::Works { memory }),
+        };
+        tell(&shell, self.id, tag, answer, news);
+    }
+
+    /// Nothing is copied any more. A connection that goes on has no window then.
+    fn over(&self) {
+        if let Some(shell) = self.shell.upgrade() {
+            let (window, reason) = (self.id, "HungUp".into());
+            let news = WindowNews::Unavailable { reason };
+            shell.drive(Input::Window { window, news });
+        }
+    }
+}
+
+impl Slots for Owner {
+    fn begins(&self, order: &Order) -> Result<(), Reason> {
+        let shell = self.shell.upgrade().ok_or(Reason::Closed)?;
+        let begins =
+            shell.with_core(|core, _, _| core.window_copy_begins(self.id, self.region, order));
+        if let Err(reason) = begins {
+            let labels = [order.direction.name(), &format!("{reason:?}")];
+            shell.metrics.add("window_copies_total", &labels, 1);
+        }
+        begins
+    }
+
+    fn ended(&self, order: &Order, moved: bool) {
+        let Some(shell) = self.shell.upgrade() else {
+            return;
+        };
+        shell.with_core(|core, now, out| core.window_copy_ended(now, order, out));
+        let direction = order.direction.name();
+        let result = if moved { "Moved" } else { "CopyFailed" };
+        shell
+            .metrics
+            .add("window_copies_total", &[direction, result], 1);
+        if moved {
+            let bytes = order.runs.iter().map(|(_, run)| u64::from(run.bytes)).sum();
+            shell
+                .metrics
+                .add("window_copied_bytes_total", &[direction], bytes);
+        }
+    }
+}
+
+/// What the thread of a window has.
+struct Window {
+    mover: Mover,
+    bell: OwnedFd,
+    poke: Arc<OwnedFd>,
+    pattern: [u8; PATTERN_BYTES],
+    works: bool,
+}
+
+impl Window {
+    fn make(
+        arena: Arena,
+        device_uuid: &str,
+        bytes: u64,
+        poke: Arc<OwnedFd>,
+    ) -> Result<(Self, Passed), NoWindow> {
+        let none = |e: &dyn std::fmt::Display| NoWindow::new(Unavailable::OutOfMemory, e);
+        let stage_bytes = stage_bytes(bytes)?;
+        let bytes = stage_bytes * u64::from(STAGES);
+        let device = open(device_uuid, bytes, poke.clone())?;
+        let page = FlagPage::new(STAGES, stage_bytes).map_err(|e| none(&e))?;
+        let (bell, theirs) = socketpair(
+            AddressFamily::UNIX,
+            SocketType::STREAM,
+            SocketFlags::CLOEXEC,
+            None,
+        )
+        .map_err(|e| none(&e))?;
+        let mut pattern = [0; PATTERN_BYTES];
+        fastrand::fill(&mut pattern);
+        let mut window = Self {
+            mover: Mover::new(page, device, arena.bytes, stage_bytes),
+            bell,
+            poke,
+            pattern,
+            works: false,
+        };
+        window.mover.device().write(0, &pattern).map_err(failed)?;
+        let export = window.mover.device().export();
+        let mut names = vec!["page".to_owned(), "bell".to_owned()];
+        let mut fds = vec![window.mover.page().fd(), Arc::new(theirs)];
+        if let Some(fd) = export.fd {
+            names.insert(0, "window".into());
+            fds.insert(0, fd);
+        }
+        let reply = WindowReply {
+            working: false,
+            kind: export.kind,
+            bytes,
+            stages: STAGES,
+            stage_bytes,
+            pattern: pattern.to_vec(),
+            handle: export.handle,
+            fds: names,
+        };
+        Ok((window, (reply, fds)))
+    }
+
+    /// Until the connection is over or the worker hangs up, and then until the last copy has ended.
+    fn run(&mut self, owner: &Owner, commands: &Receiver<Command>) {
+        let mut over = false;
+        loop {
+            while !over {
+                match commands.try_recv() {
+                    Ok(Command::Confirm { tag }) => self.confirm(owner, tag),
+                    Err(TryRecvError::Empty) => break,
+                    Err(TryRecvError::Disconnected) => over = true,
+                }
+            }
+            if over {
+                self.mover.close();
+            }
+            let mut moving = 0;
+            if self.works {
+                let step = self.mover.step(owner);
+                moving = step.moving;
+                if step.answered > 0 {
+                    // A bell that is full is heard all the same; one that nobody holds any more is seen below.
+                    let _ = send(&self.bell, &[1], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+                }
+            }
+            if over && moving == 0 {
+                return;
+            }
+            over |= self.wait(moving > 0, over);
+        }
+    }
+
+    /// Sleeps until there is something to look at. True: the worker has hung up.
+    fn wait(&mut self, moving: bool, over: bool) -> bool {
+        let asks = moving && !self.mover.device().tells_ends();
+        // What is hung up stays readable.
+        let listens = if over {
+            PollFlags::empty()
+        } else {
+            PollFlags::IN
+        };
+        let mut fds = [
+            PollFd::new(&self.poke, PollFlags::IN),
+            PollFd::new(&self.bell, listens),
+        ];
+        match poll(&mut fds, asks.then_some(&ASK_EVERY)) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => tracing::warn!(%error, "waiting for a window failed"),
+        }
+        let _ = rustix::io::read(self.poke.as_fd(), &mut [0u8; 8]);
+        if over {
+            return true;
+        }
+        let mut rings = [0u8; 64];
+        match recv(&self.bell, &mut rings, RecvFlags::DONTWAIT) {
+            Ok((_, 0)) => true,
+            Ok(_) | Err(Errno::AGAIN | Errno::INTR) => false,
+            Err(_) => true,
+        }
+    }
+
+    fn confirm(&mut self, owner: &Owner, tag: u64) {
+        let mut seen = [0; PATTERN_BYTES];
+        let read = self.mover.device().read(0, &mut seen).map_err(failed);
+        let wanted = self.pattern.map(|byte| !byte);
+        let answer = match read {
+            Err(none) => Err(none),
+            Ok(()) if seen != wanted => Err(NoWindow::new(
+                Unavailable::PatternMismatch,
+                "what the worker wrote is not what is read here",
+            )),
+            Ok(()) => {
+                self.works = true;
+                let reply = WindowReply {
+                    working: true,
+                    ..WindowReply::default()
+                };
+                Ok((reply, Vec::new()))
+            }
+        };
+        let memory = self.works.then(|| self.mover.device().memory());
+        owner.answer(tag, answer, memory);
+    }
+}
+
+fn failed(error: DeviceError) -> NoWindow {
+    NoWindow::new(Unavailable::DriverFailed, error)
+}
