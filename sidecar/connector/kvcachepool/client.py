@@ -48,6 +48,8 @@ class Reply(NamedTuple):
     partial: bool
     error: ErrorBody | None
     body: bytes
+    #: Descriptors that came along; those that the callback does not take out are closed behind it.
+    fds: list[int]
 
     def read(self, kind: type[_M]) -> _M:
         """The body as a message. Raises `msgspec.DecodeError`."""
@@ -295,17 +297,19 @@ class Client:
         return greeted
 
     def _dispatch(self, header: wire.Header, body: bytes, fds: list[int]) -> None:
-        wire.close_all(fds)
         partial = bool(header.flags & wire.FLAG_PARTIAL)
         with self._lock:
             on_reply = self._asks.get(header.tag) if partial else self._asks.pop(header.tag, None)
-        if on_reply is None:
-            return
-        error = decode(body, ErrorBody) if header.flags & wire.FLAG_ERROR else None
         try:
-            on_reply(Reply(header.tag, partial, error, body))
-        except Exception:
-            logger.exception("an answer of the sidecar could not be processed")
+            if on_reply is None:
+                return
+            error = decode(body, ErrorBody) if header.flags & wire.FLAG_ERROR else None
+            try:
+                on_reply(Reply(header.tag, partial, error, body, fds))
+            except Exception:
+                logger.exception("an answer of the sidecar could not be processed")
+        finally:
+            wire.close_all(fds)
 
     # -- HELLO
 

@@ -83,7 +83,8 @@ def fence() -> None:
 _fence_lock = threading.Lock()
 
 
-def _map(fd: int, length: int, prot: int) -> int:
+def map_shared(fd: int, length: int, prot: int) -> int:
+    """Maps the first bytes of a file, kept out of forked children; returns the address. Raises `SharedMemoryError`."""
     address = _libc.mmap(None, length, prot, mmap.MAP_SHARED, fd, 0)
     if address is None or address == ctypes.c_void_p(-1).value:
         raise SharedMemoryError(f"mmap of {length} bytes failed: {os.strerror(ctypes.get_errno())}")
@@ -92,6 +93,11 @@ def _map(fd: int, length: int, prot: int) -> int:
         _libc.munmap(address, length)
         raise SharedMemoryError(f"madvise(MADV_DONTFORK) failed: {error}")
     return int(address)
+
+
+def unmap(address: int, length: int) -> None:
+    """Ends what `map_shared` mapped."""
+    _libc.munmap(address, length)
 
 
 class Mapping:
@@ -117,12 +123,12 @@ class Mapping:
         self.arena_bytes = arena_bytes
         self.table_bytes = table_bytes
         self.closed = False
-        self.table_address = _map(table_fd, table_bytes, mmap.PROT_READ)
+        self.table_address = map_shared(table_fd, table_bytes, mmap.PROT_READ)
         try:
             self._read_header()
-            self.arena_address = _map(arena_fd, arena_bytes, mmap.PROT_READ | mmap.PROT_WRITE)
+            self.arena_address = map_shared(arena_fd, arena_bytes, mmap.PROT_READ | mmap.PROT_WRITE)
         except BaseException:
-            _libc.munmap(self.table_address, table_bytes)
+            unmap(self.table_address, table_bytes)
             raise
         self.arena_fd = arena_fd
         self.table_fd = table_fd
@@ -180,8 +186,8 @@ class Mapping:
             return
         self.closed = True
         del self._rows
-        _libc.munmap(self.arena_address, self.arena_bytes)
-        _libc.munmap(self.table_address, self.table_bytes)
+        unmap(self.arena_address, self.arena_bytes)
+        unmap(self.table_address, self.table_bytes)
         self.close_descriptors()
 
     def close_descriptors(self) -> None:

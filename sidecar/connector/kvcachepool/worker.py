@@ -24,11 +24,13 @@ import torch
 
 from . import fingerprint, keys
 from .client import Client, Held, Reply, say_off
+from .copy_window import WindowCopier, WindowLostError
 from .jobs import STORE, Ended, Job, StepMetadata, WorkerReport
 from .layout import Layout, Ranks, Unserved, canonical, detect, ranks_of
 from .messages import Group, HelloReply, Register, RegisterReply, Report, Sections
 from .pieces import Piece, Plan, Planner
 from .shared import Mapping, fence, shared
+from .window import ENGINE, WINDOW, WindowKeeper
 from .wire import Op
 
 if TYPE_CHECKING:
@@ -98,6 +100,7 @@ class Worker:
         self._layout: Layout | None = None
         self._planner: Planner | None = None
         self._copier: Copier | None = None
+        self._windows: WindowKeeper | None = None
         self._client: Client | None = None
         self._register: Register | None = None
         self._thread: threading.Thread | None = None
@@ -115,6 +118,7 @@ class Worker:
             self._layout = layout
             self._planner = Planner(layout)
             self._copier = _copier(layout)
+            self._windows = WindowKeeper(layout, _device_uuid(layout.device), self._count_locked)
         except Unserved as error:
             self._go_off(error.reason, str(error))
             return
@@ -276,7 +280,8 @@ class Worker:
                         if task is None:
                             return
                         mapping = self._mapping
-                    self._run(task, mapping, copier)
+                        window = None if self._windows is None else self._windows.live
+                    self._run(task, mapping, copier, window)
         except Exception as error:
             logger.exception("the copy thread ended by a bug in the connector")
             with self._wake:
@@ -288,10 +293,12 @@ class Worker:
     def _take(self) -> _Task | None:
         """The next job, marked as begun under the lock under which HELLO's list is made. None: the thread ends."""
         while True:
+            if self._windows is not None:
+                self._windows.reap()
             if self._stopping:
                 return None
             now = time.monotonic()
-            wait: float | None = None
+            wait = None if self._windows is None else self._windows.give_back(self._client)
             for task in list(self._queue):
                 if task.job.kind == STORE and self._stores_paused:
                     left = task.queued_at + _PAUSED_STORE_S - now
@@ -308,12 +315,15 @@ class Worker:
                 return task
             self._wake.wait(wait)
 
-    def _run(self, task: _Task, mapping: Mapping | None, copier: Copier) -> None:
-        good = False
+    def _run(self, task: _Task, mapping: Mapping | None, copier: Copier, window: WindowCopier | None) -> None:
+        good = lost = False
         crashed: Exception | None = None
         start = time.monotonic()
         try:
-            good = self._copy(task, mapping, copier)
+            good = self._copy(task, mapping, copier, window)
+        except WindowLostError as error:
+            logger.warning("a window was lost in the middle of job %d: %s", task.job.id, error)
+            lost = True
         except Exception as error:
             logger.exception("copying job %d failed", task.job.id)
             crashed = error
@@ -325,7 +335,9 @@ class Worker:
                 kind = task.job.kind
                 self._report.copied_bytes[kind] = self._report.copied_bytes.get(kind, 0) + task.plan.nbytes
                 self._report.copied_seconds[kind] = self._report.copied_seconds.get(kind, 0.0) + took
-            self._finish(task, good, True)
+            if lost:
+                self._lose_window(task)
+            self._finish(task, good, not lost)
             self._failures = self._failures + 1 if crashed else 0
             if crashed:
                 self._count("copyFailed")
@@ -335,7 +347,17 @@ class Worker:
         if give_up:
             self._go_off_later("CopyFailed", str(crashed))
 
-    def _copy(self, task: _Task, mapping: Mapping | None, copier: Copier) -> bool:
+    def _lose_window(self, task: _Task) -> None:
+        """The sidecar may still copy what this job handed over. The lock is held."""
+        self._count(f"{task.job.kind}Failed/windowLost")
+        if self._windows is None:
+            return
+        self._windows.retire()
+        if task.job.kind == STORE and task.plan is not None:
+            body = Sections(region=task.job.region, refs=task.plan.packed)
+            self._windows.lose(self._client, body)
+
+    def _copy(self, task: _Task, mapping: Mapping | None, copier: Copier, window: WindowCopier | None) -> bool:
         plan = task.plan
         if plan is None or mapping is None or mapping.region != task.job.region:
             self._count_locked(f"{task.job.kind}Failed/region")
@@ -344,24 +366,37 @@ class Worker:
         if not mapping.inside(slots, plan.refs.lengths):
             self._count_locked(f"{task.job.kind}Failed/bounds")
             return False
-        mapping.populate(slots, plan.refs.lengths)
+        if window is None:
+            mapping.populate(slots, plan.refs.lengths)
         if task.job.kind == STORE:
             owner = shared().lock_number
             if owner is None or not mapping.granted_to(owner, slots, generations):
                 self._count_locked("storeDropped/notGranted")
                 return False
-            copier.copy(task.job.kind, plan.pieces, task.event)
+            if not self._move(task, plan, copier, window):
+                return False
             fence()
             return True
         if not mapping.same_generation(slots, generations):
             self._count_locked("loadFailed/generation")
             return False
-        copier.copy(task.job.kind, plan.pieces, task.event)
+        if not self._move(task, plan, copier, window):
+            return False
         fence()
         if not mapping.same_generation(slots, generations):
             self._count_locked("loadFailed/generation")
             return False
         return True
+
+    def _move(self, task: _Task, plan: Plan, copier: Copier, window: WindowCopier | None) -> bool:
+        """Moves the bytes, by the window where there is one. False: the sidecar refused, and nothing moves any more."""
+        if window is None:
+            copier.copy(task.job.kind, plan.pieces, task.event)
+            return True
+        reason = window.copy(task.job.kind, plan, task.event)
+        if reason:
+            self._count_locked(f"{task.job.kind}Failed/window{reason}")
+        return not reason
 
     def _count_locked(self, event: str) -> None:
         with self._wake:
@@ -380,7 +415,9 @@ class Worker:
             self._stores_paused = True
             tasks = [task for task in (self._running, *self._queue, *self._arrived) if task is not None]
             refs = [t.plan.packed for t in tasks if t.job.kind == STORE and t.plan is not None]
-            return Held(grants=b"".join([*refs, *(body.refs for _, body in self._outbox)]))
+            ended = [body.refs for _, body in self._outbox]
+            lost = [] if self._windows is None else [lost.body.refs for lost in self._windows.lost]
+            return Held(grants=b"".join([*refs, *ended, *lost]))
 
     def behind_hello(self) -> None:
         with self._wake:
@@ -405,6 +442,10 @@ class Worker:
         register, client = self._register, self._client
         if register is None or client is None:
             return
+        if self._windows is not None:
+            with self._wake:
+                self._windows.greeted(client, reply.boot)
+                self._wake.notify_all()
         body = self._describe(register, reply.settings.chunk_tokens)
         client.ask(Op.REGISTER, body, self._on_registered)
 
@@ -434,17 +475,27 @@ class Worker:
             return
         answer = reply.read(RegisterReply)
         logger.info("registered with the sidecar: layout %s, ready %s", answer.layout_id.hex()[:16], answer.ready)
+        if self._windows is not None and self._client is not None:
+            self._windows.registered(self._client, answer)
 
     def on_lost(self) -> None:
-        """Stores go on: what they end with waits for the next HELLO."""
+        """Stores go on: what they end with waits for the next HELLO. The window was the connection's."""
+        with self._wake:
+            if self._windows is not None:
+                self._windows.retire()
+            self._wake.notify_all()
 
     def before_unmap(self) -> None:
         with self._wake:
             self._mapping = None
             for task in [*self._queue, *self._arrived]:
                 self._drop(task, "unmapped")
+            if self._windows is not None:
+                self._windows.retire()
             while self._running is not None:
                 self._wake.wait(1.0)
+            if self._windows is not None:
+                self._windows.forget()
         if self._copier is not None:
             self._copier.detach()
 
@@ -464,7 +515,7 @@ class Worker:
                 layout=canonical(layout.descriptor),
                 device=layout.device,
                 device_uuid=_device_uuid(layout.device),
-                transfer_modes=["engine"],
+                transfer_modes=[ENGINE, WINDOW],
                 groups=[
                     Group(
                         kind=group.shape.kind,

@@ -213,6 +213,11 @@ pub const CORE: &[Metric] = &[
         "What sessions saw, by name: kinds of HELLO answers, deaths, hand-backs, schedulers that a new rank made say HELLO again.",
     ),
     gauge("sessions", &["role"], "Sessions of living processes."),
+    gauge(
+        "worker_transfer",
+        &["mode", "reason"],
+        "Registered workers by how their bytes move (engine, cuda_window) and why not the other way, by name.",
+    ),
     counter("stored_chunks_total", &[], "Chunks that became readable."),
     counter(
         "adopted_chunks_total",

@@ -119,6 +119,7 @@ impl Daemon {
         if let Some(shell) = self.shell.get() {
             metrics.clear("slots");
             metrics.clear("sessions");
+            metrics.clear("worker_transfer");
             metrics.clear("tier_server_up");
             shell.with_core(|core, _, _| {
                 core.metrics(&mut |name, labels, value| metrics.take(name, labels, value));

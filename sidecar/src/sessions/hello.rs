@@ -222,6 +222,7 @@ impl<H: Host> Core<H> {
                 oldest_job_ms: 0,
                 prefill_tokens_per_s: 0,
                 transfer: Mode::default(),
+                had_window: false,
             };
             self.peers.sessions.insert(id, session);
             if let Some(p) = self.peers.processes.get_mut(&process) {

@@ -52,6 +52,8 @@ pub(super) struct Session {
     pub prefill_tokens_per_s: u64,
     /// Of a worker.
     pub transfer: Mode,
+    /// It asked for a window once: its ABORTs are answered from then on.
+    pub had_window: bool,
 }
 
 /// All of them.

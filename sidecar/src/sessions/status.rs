@@ -382,6 +382,9 @@ impl<H: Host> Core<H> {
                 count as f64,
             );
         }
+        for ((mode, reason), workers) in self.transfers() {
+            put("worker_transfer", &[mode, &reason], f64::from(workers));
+        }
         let oldest = self
             .peers
             .sessions

@@ -6,6 +6,7 @@ use crate::engine::config::Transfer;
 use crate::engine::mistake::{Mistake, made};
 use kvcachepool_protocol::message::{self, AbortReply, ErrorCode, Register, Role, Window};
 use kvcachepool_protocol::window::{Order, Reason, Unavailable};
+use std::collections::BTreeMap;
 
 /// vLLM's worker copies between its KV blocks and the arena.
 pub(super) const ENGINE: &str = "engine";
@@ -106,6 +107,7 @@ impl<H: Host> Core<H> {
             );
             return Err(unavailable(Unavailable::WindowTooLarge, &said));
         }
+        s.had_window = true;
         s.transfer.asked = Some(WindowId { conn, tag });
         s.transfer.works = false;
         out.push(Output::OpenWindow {
@@ -131,6 +133,23 @@ impl<H: Host> Core<H> {
             && maps.is_some()
             && maps == self.region()
             && instance.is_some_and(|i| i.ranks.values().any(|(id, _)| *id == session))
+    }
+
+    /// Registered workers by mode in use and the name of the reason.
+    pub(super) fn transfers(&self) -> BTreeMap<(&'static str, String), u32> {
+        let mut counts = BTreeMap::new();
+        for (id, s) in &self.peers.sessions {
+            if self.registered_rank(*id) {
+                let name = match s.transfer.works {
+                    true => "",
+                    false => s.transfer.reason.split(':').next().unwrap_or_default(),
+                };
+                *counts
+                    .entry((s.transfer.name(), name.to_owned()))
+                    .or_default() += 1;
+            }
+        }
+        counts
     }
 
     /// What became of a window that was asked for.
@@ -201,7 +220,7 @@ impl<H: Host> Core<H> {
         self.act(now, out);
     }
 
-    /// Answers the ABORT of a worker with a window, now or when the copies into its slots have ended.
+    /// Answers the ABORT of a worker that has or had a window, now or when the copies into its slots have ended.
     pub(super) fn answer_abort(
         &mut self,
         asked: Asked,
@@ -210,12 +229,12 @@ impl<H: Host> Core<H> {
         freed: u32,
         out: &mut Vec<Output>,
     ) {
-        let has_window = self
+        if self
             .peers
             .sessions
             .get(&session)
-            .is_some_and(|s| s.transfer.asked.is_some());
-        if has_window {
+            .is_some_and(|s| s.had_window)
+        {
             self.waiting_aborts.push(WaitingAbort {
                 asked,
                 slots,

@@ -13,7 +13,8 @@ pub struct Process {
 }
 
 impl Process {
-    /// `task` is `store` (stores chunks of prompt 1 and stays) or `grant` (is granted chunks of prompt 2, writes and stays).
+    /// `task` is `store` (stores chunks of prompt 1 and stays) or `grant` (is granted chunks of prompt 2, writes and stays) or
+    /// `window` (does what it is told with a window: see there).
     pub fn start(task: &str, socket: &Path) -> Self {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "child::body", "--nocapture"])
@@ -41,13 +42,18 @@ impl Process {
 
     /// Tells it that the sidecar was restarted; returns when it is attached again.
     pub fn reattach(&mut self) {
-        self.child
-            .stdin
-            .as_mut()
-            .unwrap()
-            .write_all(b"reattach\n")
-            .unwrap();
+        self.tell("reattach");
+    }
+
+    /// Tells it something and waits until it is ready again.
+    pub fn tell(&mut self, word: &str) {
+        let input = self.child.stdin.as_mut().unwrap();
+        input.write_all(format!("{word}\n").as_bytes()).unwrap();
         self.wait_line("ready");
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
     }
 
     pub fn kill(&mut self) {
@@ -81,6 +87,7 @@ fn body() {
                 vllm.write(slot, &content(hash));
             }
         }
+        "window" => return crate::window::child(vllm),
         other => panic!("unknown task {other}"),
     }
     println!("\nready");

@@ -26,3 +26,4 @@ mod tiers;
 mod tools;
 mod vllm;
 mod wait;
+mod window;

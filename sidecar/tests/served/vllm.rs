@@ -236,13 +236,18 @@ impl Vllm {
 
     /// New connections after the sidecar went away; the process, its lock and its mappings are as before.
     pub fn reconnect(&mut self) {
+        self.reconnect_with(Self::register);
+    }
+
+    /// The same, with another way to register.
+    pub fn reconnect_with(&mut self, register: impl FnOnce(&mut Self)) {
         wait_for("the socket", || {
             std::os::unix::net::UnixStream::connect(&self.socket).ok()
         });
         self.worker = Connection::open(&self.socket);
         self.scheduler = Connection::open(&self.socket);
         self.hello_until_mapped();
-        self.register();
+        register(self);
     }
 
     pub fn probe_message(&self, request: &str, hashes: &[[u8; 32]]) -> Probe {

@@ -1,0 +1,150 @@
+"""A worker's window from REGISTER's answer to its end, and the grants of stores that were lost with one.
+
+What the sidecar had begun to copy when it died may still move for a moment, and no later boot knows of it. So the
+grants of such a store stay in the list of every HELLO until its ABORT was answered by the boot that copied, or until
+`_DEAD_COPIES_S` after that boot was gone.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from .client import Client, Reply
+from .copy_window import WindowCopier
+from .messages import RegisterReply, Sections, Window, WindowReply
+from .shared import SharedMemoryError
+from .wire import Op
+
+if TYPE_CHECKING:
+    from .layout import Layout
+
+logger = logging.getLogger("kvcachepool")
+
+#: Transfer modes, as REGISTER names them.
+ENGINE, WINDOW = "engine", "cuda_window"
+_DEAD_COPIES_S = 30.0
+
+
+class Lost:
+    """Grants of a store that the sidecar may still copy for. `boot`: which did; `gone_at`: when that was seen gone."""
+
+    def __init__(self, body: Sections, boot: int) -> None:
+        self.body = body
+        self.boot = boot
+        self.gone_at: float | None = None
+
+
+class WindowKeeper:
+    """The window in use, if any. Answers come on the client's reader thread, all else under the owner's lock."""
+
+    def __init__(self, layout: Layout, device_uuid: str, count: Callable[[str], None]) -> None:
+        """`count` counts a named event and is called with the owner's lock held or not."""
+        self._layout = layout
+        self._device_uuid = device_uuid
+        self._count = count
+        #: Copies go through it.
+        self.live: WindowCopier | None = None
+        self._asked: WindowCopier | None = None
+        self._retired: list[WindowCopier] = []
+        self.lost: list[Lost] = []
+        #: Why there is no window, by name.
+        self.reason = ""
+
+    # -- making one
+
+    def registered(self, client: Client, answer: RegisterReply) -> None:
+        """REGISTER was answered: asks for a window where the sidecar wants one."""
+        if answer.transfer == WINDOW:
+            client.ask(Op.WINDOW, Window(device_uuid=self._device_uuid), lambda reply: self._made(client, reply))
+
+    def _made(self, client: Client, reply: Reply) -> None:
+        if reply.error is not None:
+            self._none(reply.error.message)
+            return
+        answer = reply.read(WindowReply)
+        fds = list(reply.fds)
+        reply.fds.clear()
+        try:
+            self._asked = WindowCopier(self._layout, answer, fds)
+        except (SharedMemoryError, OSError, RuntimeError) as error:
+            self._none(f"NotMapped: {error}")
+            return
+        asked = self._asked
+        client.ask(Op.WINDOW, Window(seen=True), lambda reply: self._seen(asked, reply))
+
+    def _seen(self, asked: WindowCopier, reply: Reply) -> None:
+        if self._asked is not asked:
+            return
+        self._asked = None
+        if reply.error is not None or not reply.read(WindowReply).working:
+            self._retired.append(asked)
+            self._none(reply.error.message if reply.error is not None else "NotMapped: it does not work")
+            return
+        logger.info("bytes go by a window of the sidecar in %s", asked.memory.where)
+        self.reason = ""
+        self.live = asked
+
+    def _none(self, message: str) -> None:
+        self.reason = message.split(":")[0]
+        self._count(f"windowUnavailable/{self.reason}")
+        logger.warning("no window, this worker copies itself: %s", message)
+
+    # -- its end
+
+    def retire(self) -> None:
+        """No further copy goes through the window; the copy thread unmaps it when it has done with it."""
+        for window in (self.live, self._asked):
+            if window is not None:
+                self._retired.append(window)
+        self.live = self._asked = None
+
+    def reap(self) -> None:
+        """Unmaps what was retired. On the copy thread, between two copies."""
+        while self._retired:
+            self._retired.pop().close()
+
+    # -- grants that were lost with it
+
+    def lose(self, client: Client | None, body: Sections) -> None:
+        """The window ended in the middle of a store of these sections."""
+        hello = None if client is None else client.hello
+        lost = Lost(body, 0 if hello is None else hello.boot)
+        self.lost.append(lost)
+        self._ask_back(client, lost)
+
+    def _ask_back(self, client: Client | None, lost: Lost) -> None:
+        if client is not None and lost.gone_at is None:
+            client.ask(Op.ABORT, lost.body, lambda reply: self._answered(lost))
+
+    def _answered(self, lost: Lost) -> None:
+        """No copy of it runs any more: the boot that copied says so."""
+        if lost in self.lost:
+            self.lost.remove(lost)
+
+    def greeted(self, client: Client, boot: int) -> None:
+        """HELLO was answered by this boot."""
+        for lost in self.lost:
+            if lost.boot != boot and lost.gone_at is None:
+                lost.gone_at = time.monotonic()
+            self._ask_back(client, lost)
+
+    def give_back(self, client: Client | None) -> float | None:
+        """Sends the ABORT of what no dead boot can write to any more. Returns in how many seconds to ask again."""
+        wait: float | None = None
+        for lost in [lost for lost in self.lost if lost.gone_at is not None]:
+            assert lost.gone_at is not None
+            left = lost.gone_at + _DEAD_COPIES_S - time.monotonic()
+            if left <= 0 and client is not None and client.send(Op.ABORT, lost.body):
+                self.lost.remove(lost)
+                self._count("storeGivenBack/window")
+                continue
+            left = max(left, 1.0) if left <= 0 else left
+            wait = left if wait is None else min(wait, left)
+        return wait
+
+    def forget(self) -> None:
+        """The region is unmapped: what was granted in it means nothing any more."""
+        self.lost.clear()

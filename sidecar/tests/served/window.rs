@@ -1,0 +1,406 @@
+//! Windows between the real sidecar and workers that are killed and stopped at every state of a stage.
+
+use crate::child::Process;
+use crate::client::Answer;
+use crate::harness::{Sidecar, children, signal_to, wait_for};
+use crate::vllm::{CHUNK_BYTES, Vllm, content, hashes, scheduler_register, worker_register};
+use kvcachepool_protocol::frame::Op;
+use kvcachepool_protocol::message::{
+    AbortReply, ErrorCode, Register, RegisterReply, Sections, Window, WindowKind, WindowReply,
+};
+use kvcachepool_protocol::refs::{SectionRef, pack, unpack};
+use kvcachepool_protocol::window::{
+    PATTERN_BYTES, Reason, Run, State, Word, encode, page_bytes, record_at,
+};
+use kvcachepool_sidecar::shm::mapping::Mapping;
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::net::{RecvFlags, SendFlags, recv, send};
+use rustix::process::Signal;
+use std::path::Path;
+use std::sync::atomic::Ordering;
+
+const CONFIG: &str = "memory: {size: 64Mi}\ntransfer: {mode: CudaWindow, windowSize: 16Mi}\n";
+/// Chunks of each test: all in one stage.
+const CHUNKS: u32 = 4;
+
+fn served() -> Sidecar {
+    let sidecar = Sidecar::start(CONFIG);
+    sidecar.wait_populated();
+    sidecar
+}
+
+/// A worker with a window.
+struct Windowed {
+    vllm: Vllm,
+    window: Mapping,
+    page: Mapping,
+    bell: OwnedFd,
+    reply: WindowReply,
+    sequence: u64,
+}
+
+fn offering() -> Register {
+    Register {
+        transfer_modes: vec!["engine".into(), "cuda_window".into()],
+        ..worker_register()
+    }
+}
+
+fn register(vllm: &mut Vllm) {
+    let reply: RegisterReply = vllm.worker.ask(Op::Register, &offering()).read();
+    assert_eq!(reply.transfer, "cuda_window");
+    let _: RegisterReply = vllm
+        .scheduler
+        .ask(Op::Register, &scheduler_register())
+        .read();
+}
+
+impl Windowed {
+    fn attach(socket: &Path) -> Self {
+        let mut vllm = Vllm::silent(socket);
+        vllm.hello_until_mapped();
+        register(&mut vllm);
+        Self::ask(vllm)
+    }
+
+    fn ask(mut vllm: Vllm) -> Self {
+        let answer = vllm.worker.ask(Op::Window, &Window::default());
+        let reply: WindowReply = answer.read();
+        assert_eq!((reply.kind, reply.working), (WindowKind::Host, false));
+        assert_eq!(reply.fds, ["window", "page", "bell"]);
+        let [window, page, bell] = <[OwnedFd; 3]>::try_from(answer.fds).unwrap();
+        Self {
+            vllm,
+            window: Mapping::new(window.as_fd(), reply.bytes).unwrap(),
+            page: Mapping::new(page.as_fd(), page_bytes(reply.stages)).unwrap(),
+            bell,
+            reply,
+            sequence: 0,
+        }
+    }
+
+    /// Shows the sidecar that both see the same memory.
+    fn confirm(&mut self) -> Answer {
+        let mut pattern = vec![0; PATTERN_BYTES];
+        self.window.read(0, &mut pattern);
+        assert_eq!(pattern, self.reply.pattern);
+        let complement: Vec<u8> = pattern.iter().map(|b| !b).collect();
+        self.window.write(0, &complement);
+        let seen = Window {
+            seen: true,
+            ..Window::default()
+        };
+        self.vllm.worker.ask(Op::Window, &seen)
+    }
+
+    fn working(socket: &Path) -> Self {
+        let mut this = Self::attach(socket);
+        let reply: WindowReply = this.confirm().read();
+        assert!(reply.working);
+        this
+    }
+
+    fn runs(refs: &[SectionRef]) -> Vec<Run> {
+        let run = |r: &SectionRef| Run {
+            slot: r.slot.get(),
+            generation: r.generation.get(),
+            offset: 0,
+            bytes: r.length.get(),
+        };
+        refs.iter().map(run).collect()
+    }
+
+    fn hand_over(&mut self, state: State, runs: &[Run]) {
+        self.sequence += 1;
+        let at = record_at(0);
+        self.page.write(at + 8, &encode(runs)[8..]);
+        let word = Word {
+            state,
+            reason: Reason::None,
+            sequence: self.sequence,
+        };
+        let shared = self.page.word64(at).unwrap();
+        shared.store(word.encode(), Ordering::Release);
+        // A bell that nobody hears is seen by its end.
+        let _ = send(&self.bell, &[1], SendFlags::NOSIGNAL);
+    }
+
+    fn fill(&mut self, chunks: &[[u8; 32]], refs: &[SectionRef]) {
+        for (i, hash) in (0u64..).zip(chunks) {
+            self.window.write(i * CHUNK_BYTES, &content(hash));
+        }
+        self.hand_over(State::Filled, &Self::runs(refs));
+    }
+
+    fn word(&self) -> Word {
+        let shared = self.page.word64(record_at(0)).unwrap();
+        Word::decode(shared.load(Ordering::Acquire)).unwrap()
+    }
+
+    /// The word with which the stage came back.
+    fn back(&self) -> Word {
+        wait_for("the stage", || {
+            let word = self.word();
+            matches!(word.state, State::Moved | State::Refused).then_some(word)
+        })
+    }
+
+    fn hung_up(&self) -> bool {
+        let mut rings = [0u8; 16];
+        wait_for("the bell's end", || {
+            matches!(
+                recv(&self.bell, &mut rings, RecvFlags::empty()),
+                Ok((_, 0)) | Err(_)
+            )
+            .then_some(true)
+        })
+    }
+
+    fn moved(&mut self, state: State, refs: &[SectionRef]) -> Word {
+        self.hand_over(state, &Self::runs(refs));
+        self.back()
+    }
+
+    fn abort(&mut self, refs: &[SectionRef]) {
+        let message = Sections {
+            region: self.vllm.memory.as_ref().unwrap().region,
+            refs: pack(refs),
+        };
+        let reply: AbortReply = self.vllm.worker.ask(Op::Abort, &message).read();
+        assert_eq!(reply.freed as usize, refs.len());
+        self.vllm.grants.retain(|g| !refs.contains(g));
+    }
+}
+
+/// A process of its own that fills, wants and waits as its input says. `grants` first, so that a stopped sidecar need not answer.
+pub fn child(vllm: Vllm) {
+    let socket = vllm.socket.clone();
+    drop(vllm);
+    let mut worker = Windowed::working(&socket);
+    let chunks = hashes(2, CHUNKS);
+    let refs = worker.vllm.grant("r", &chunks);
+    println!("\nready");
+    for line in std::io::stdin().lines() {
+        match line.unwrap().as_str() {
+            "fill" => worker.fill(&chunks, &refs),
+            "want" => worker.hand_over(State::Wanted, &Windowed::runs(&refs)),
+            "moved" => assert_eq!(worker.back().state, State::Moved),
+            other => panic!("unknown word {other}"),
+        }
+        println!("\nready");
+    }
+}
+
+fn stop(sidecar: &Sidecar, signal: Signal) {
+    let supervisor = sidecar.supervisor();
+    for pid in children(supervisor).into_iter().chain([supervisor]) {
+        signal_to(pid, signal);
+    }
+}
+
+fn slots(sidecar: &Sidecar, state: &str) -> u64 {
+    sidecar.status()["memory"]["slots"][state].as_u64().unwrap()
+}
+
+#[test]
+fn bytes_go_through_a_window_both_ways_and_status_and_metrics_say_so() {
+    let sidecar = served();
+    let mut worker = Windowed::working(&sidecar.socket());
+    let chunks = hashes(1, CHUNKS);
+    let refs = worker.vllm.grant("r", &chunks);
+    worker.fill(&chunks, &refs);
+    assert_eq!(worker.back().state, State::Moved);
+    worker.vllm.commit(&refs);
+    worker.vllm.check("r", &chunks);
+    worker
+        .window
+        .write(0, &vec![0; CHUNK_BYTES as usize * chunks.len()]);
+    let (_, reply) = worker.vllm.probe("l", &chunks);
+    let found = unpack(&reply.refs).unwrap();
+    assert_eq!(worker.moved(State::Wanted, &found).state, State::Moved);
+    for (i, hash) in (0u64..).zip(&chunks) {
+        let mut bytes = vec![0; CHUNK_BYTES as usize];
+        worker.window.read(i * CHUNK_BYTES, &mut bytes);
+        assert_eq!(bytes, content(hash));
+    }
+    let session = sidecar.status()["sessions"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|s| s["role"] == "worker")
+        .unwrap()
+        .clone();
+    assert_eq!(session["transfer"], "cuda_window");
+    assert_eq!(session["transfer_reason"], "host memory");
+    let bytes = CHUNK_BYTES as f64 * f64::from(CHUNKS);
+    for direction in ["store", "load"] {
+        let name = format!("window_copied_bytes_total{{direction=\"{direction}\"}}");
+        assert_eq!(sidecar.metric(&name), bytes, "{name}");
+    }
+    assert_eq!(
+        sidecar.metric("worker_transfer{mode=\"cuda_window\",reason=\"\"}"),
+        1.0
+    );
+}
+
+#[test]
+fn a_window_that_one_side_does_not_see_is_refused_and_stages_of_it_are_not_moved() {
+    let sidecar = served();
+    let mut worker = Windowed::attach(&sidecar.socket());
+    let seen = Window {
+        seen: true,
+        ..Window::default()
+    };
+    let error = worker.vllm.worker.ask(Op::Window, &seen).error().unwrap();
+    assert_eq!(error.code, ErrorCode::WindowUnavailable);
+    assert!(error.message.starts_with("PatternMismatch"), "{error:?}");
+    let reason = "worker_transfer{mode=\"engine\",reason=\"PatternMismatch\"}";
+    sidecar.wait_metric(reason, 1.0);
+    // the worker copies itself, as ever
+    worker.vllm.store("r", &hashes(1, 1));
+    worker.vllm.check("r", &hashes(1, 1));
+}
+
+#[test]
+fn what_a_worker_may_not_ask_for_is_refused_by_name_and_writes_nothing() {
+    let sidecar = served();
+    let mut worker = Windowed::working(&sidecar.socket());
+    let mut other = Windowed::working(&sidecar.socket());
+    let theirs = other.vllm.grant("r", &hashes(5, 1));
+    other.vllm.write(&theirs[0], &content(&hashes(5, 1)[0]));
+    let before = other.vllm.read(&theirs[0]);
+    worker.window.write(0, &vec![9; CHUNK_BYTES as usize]);
+    let refused = |word: Word| (word.state, word.reason);
+    assert_eq!(
+        refused(worker.moved(State::Filled, &theirs)),
+        (State::Refused, Reason::NotGranted)
+    );
+    let outside = Run {
+        slot: u32::MAX,
+        ..Windowed::runs(&theirs)[0]
+    };
+    worker.hand_over(State::Filled, &[outside]);
+    assert_eq!(refused(worker.back()), (State::Refused, Reason::BadRecord));
+    worker.hand_over(State::Filled, &[]);
+    assert_eq!(refused(worker.back()), (State::Refused, Reason::BadRecord));
+    assert_eq!(other.vllm.read(&theirs[0]), before);
+    let name = "window_copies_total{direction=\"store\",result=\"NotGranted\"}";
+    assert_eq!(sidecar.metric(name), 1.0);
+    // the window goes on
+    let chunks = hashes(1, 1);
+    let refs = worker.vllm.grant("r", &chunks);
+    worker.fill(&chunks, &refs);
+    assert_eq!(worker.back().state, State::Moved);
+}
+
+#[test]
+fn a_worker_killed_at_any_state_of_a_stage_leaves_nothing_readable_and_all_its_slots_come_back() {
+    let sidecar = served();
+    for words in [
+        &[][..],
+        &["fill"],
+        &["fill", "moved"],
+        &["want"],
+        &["want", "moved"],
+    ] {
+        for stopped in [false, true] {
+            if stopped && words.contains(&"moved") {
+                continue;
+            }
+            let mut worker = Process::start("window", &sidecar.socket());
+            assert_eq!(slots(&sidecar, "granted"), u64::from(CHUNKS));
+            if stopped {
+                stop(&sidecar, Signal::STOP);
+            }
+            for word in words {
+                worker.tell(word);
+            }
+            worker.kill();
+            stop(&sidecar, Signal::CONT);
+            wait_for("the slots", || {
+                (slots(&sidecar, "granted") + slots(&sidecar, "quarantined") == 0).then_some(())
+            });
+            let mut vllm = Vllm::attach(&sidecar.socket());
+            assert_eq!(
+                vllm.ready("r", &hashes(2, CHUNKS)),
+                0,
+                "{words:?} {stopped}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_sidecar_killed_at_any_state_of_a_stage_leaves_the_worker_its_slots_until_it_gives_them_back() {
+    let sidecar = served();
+    let chunks = hashes(3, CHUNKS);
+    let mut worker = Windowed::working(&sidecar.socket());
+    for state in [State::Free, State::Filled, State::Moved] {
+        let refs = worker.vllm.grant("r", &chunks);
+        let engine = sidecar.engine();
+        if state == State::Moved {
+            worker.fill(&chunks, &refs);
+            assert_eq!(worker.back().state, State::Moved);
+        }
+        if state == State::Filled {
+            signal_to(engine, Signal::STOP);
+            worker.fill(&chunks, &refs);
+        }
+        signal_to(engine, Signal::KILL);
+        assert!(worker.hung_up());
+        assert_eq!(worker.word().state, state);
+        wait_for("the next engine", || {
+            (sidecar.engine() != engine).then_some(())
+        });
+        let mut vllm = worker.vllm;
+        vllm.reconnect_with(register);
+        assert_eq!(slots(&sidecar, "granted"), u64::from(CHUNKS), "{state:?}");
+        assert_eq!(vllm.ready("p", &chunks), 0);
+        worker = Windowed::ask(vllm);
+        let reply: WindowReply = worker.confirm().read();
+        assert!(reply.working, "a window of the next boot");
+        worker.abort(&refs);
+        assert_eq!(slots(&sidecar, "granted"), 0);
+    }
+    let refs = worker.vllm.grant("r", &chunks);
+    worker.fill(&chunks, &refs);
+    assert_eq!(worker.back().state, State::Moved);
+    worker.vllm.commit(&refs);
+    worker.vllm.check("r", &chunks);
+}
+
+#[test]
+fn a_stopped_worker_keeps_its_slots_and_a_stopped_sidecar_moves_what_waits_when_it_goes_on() {
+    let sidecar = served();
+    let mut child = Process::start("window", &sidecar.socket());
+    child.tell("fill");
+    child.tell("moved");
+    signal_to(child.pid(), Signal::STOP);
+    let mut worker = Windowed::working(&sidecar.socket());
+    let chunks = hashes(1, CHUNKS);
+    let refs = worker.vllm.grant("r", &chunks);
+    stop(&sidecar, Signal::STOP);
+    worker.fill(&chunks, &refs);
+    let given_up = worker.vllm.worker.send(
+        Op::Abort,
+        &Sections {
+            region: worker.vllm.memory.as_ref().unwrap().region,
+            refs: pack(&refs),
+        },
+        &[],
+    );
+    stop(&sidecar, Signal::CONT);
+    let answer = worker.vllm.worker.answer(given_up).unwrap();
+    let reply: AbortReply = answer.read();
+    assert_eq!(reply.freed, CHUNKS);
+    // whichever of the two was first: the copy had ended before the slots were anybody else's
+    worker.back();
+    assert_eq!(
+        slots(&sidecar, "granted"),
+        u64::from(CHUNKS),
+        "those of the stopped worker"
+    );
+    signal_to(child.pid(), Signal::CONT);
+    child.tell("fill");
+    child.tell("moved");
+}

@@ -1,0 +1,217 @@
+"""One rank with a window against the real sidecar, which is stopped and killed in the middle of its copies."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm", reason="needs vLLM")
+
+from kv_fixture import BLOCK_BYTES, fill
+from test_worker_sidecar import BLOCKS, HASHES, OTHERS, PRESSURE, Engine, loaded, stored, until
+
+import kvcachepool.copy_window as copy_window
+import kvcachepool.shared as shared_module
+import kvcachepool.window as window_module
+import kvcachepool.worker as worker_module
+from kvcachepool.jobs import Chunk, Ended, Job
+from kvcachepool.layout import Ranks
+from kvcachepool.shared import Shared
+from servers import paths
+from servers.sidecar import Sidecar
+from servers.waiting import wait_for
+
+STORE = "kvcachepool_window_copied_bytes_total"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def binary() -> None:
+    try:
+        paths.sidecar_binary()
+    except Exception as error:
+        pytest.skip(f"no sidecar binary: {error}")
+
+
+@pytest.fixture
+def sidecar(tmp_path: Path) -> Iterator[Sidecar]:
+    config = {
+        "memory": {"evictionPolicy": "FIFO"},
+        "transfer": {"mode": "CudaWindow", "windowSize": "16Mi"},
+    }
+    made = Sidecar(tmp_path / "pod", memory="64Mi", config=config).start()
+    yield made
+    go_on(made)
+    made.stop()
+
+
+def begun(sidecar: Sidecar, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
+    monkeypatch.setattr(shared_module, "_shared", Shared())
+    monkeypatch.setattr(worker_module, "_ranks", lambda config: Ranks())
+    return Engine(sidecar, folder)
+
+
+@pytest.fixture
+def engine(sidecar: Sidecar, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+    made = begun(sidecar, tmp_path, monkeypatch)
+    until(lambda: live(made), "a window")
+    yield made
+    go_on(sidecar)
+    made.close()
+
+
+def live(engine: Engine) -> Any:
+    return engine.worker._windows and engine.worker._windows.live
+
+
+def worker_of(sidecar: Sidecar) -> dict[str, Any]:
+    sessions = sidecar.status()["sessions"]
+    return next(session for session in sessions if session["role"] == "worker")
+
+
+def granted(sidecar: Sidecar) -> int:
+    return int(sidecar.status()["memory"]["slots"]["granted"])
+
+
+def stop(sidecar: Sidecar) -> None:
+    """SIGSTOP to the sidecar's engine; every thread of it has stopped when this returns."""
+    engine = sidecar.engine_pid
+    os.kill(engine, signal.SIGSTOP)
+    tasks = Path(f"/proc/{engine}/task")
+    until(lambda: all(" T " in (task / "stat").read_text() for task in tasks.iterdir()), "all threads to stop")
+
+
+def go_on(sidecar: Sidecar) -> None:
+    """SIGCONT to the sidecar's engine; harmless where it runs."""
+    os.kill(sidecar.engine_pid, signal.SIGCONT)
+
+
+def ships(engine: Engine, sidecar: Sidecar) -> set[int]:
+    """The sidecar's engine is stopped, then a store job of all chunks goes to the worker; returns its slots."""
+    said = engine.grant(HASHES)
+    stop(sidecar)
+    engine.jobs += 1
+    chunks = [Chunk(said.refs[i * 16 : i * 16 + 16], (ids,)) for i, ids in enumerate(BLOCKS)]
+    engine.step(Job(engine.jobs, "store", "s", said.region, chunks))
+    return {int.from_bytes(said.refs[i * 16 : i * 16 + 4], "little") for i in range(len(HASHES))}
+
+
+def ended(engine: Engine) -> Ended:
+    """How the store that was shipped last ends."""
+    stores: dict[int, Ended] = {}
+
+    def there() -> bool:
+        stores.update(engine.step()[1])
+        return engine.jobs in stores
+
+    until(there, "the end of the store")
+    return stores[engine.jobs]
+
+
+def test_bytes_go_by_the_window_both_ways_and_everybody_says_so(engine: Engine, sidecar: Sidecar) -> None:
+    expected = stored(engine)
+    assert len(expected) == 6 * BLOCK_BYTES
+    assert loaded(engine, "a") == expected
+    metrics = sidecar.metrics()
+    for direction in ("store", "load"):
+        assert metrics.total(STORE, direction=direction) == len(expected)
+    worker = worker_of(sidecar)
+    assert (worker["transfer"], worker["transfer_reason"]) == ("cuda_window", "host memory")
+
+
+def test_a_job_that_needs_more_stages_than_there_are_goes_round(
+    engine: Engine, sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live(engine), "_stages", 2)
+    cut = copy_window.stage
+    monkeypatch.setattr(copy_window, "stage", lambda p, r, b, nbytes: cut(p, r, b, BLOCK_BYTES))
+    expected = stored(engine)
+    assert loaded(engine, "a") == expected
+    assert sidecar.metrics().total("kvcachepool_window_copies_total", result="Moved") == 12
+
+
+def test_after_the_death_of_the_sidecars_engine_there_is_another_window(engine: Engine, sidecar: Sidecar) -> None:
+    expected = stored(engine)
+    assert loaded(engine, "a") == expected
+    first = live(engine)
+    sidecar.kill_engine()
+    until(lambda: live(engine) not in (None, first), "another window")
+    assert loaded(engine, "b") == expected
+    assert sidecar.metrics().total(STORE, direction="load") == len(expected)
+
+
+def test_a_store_whose_sidecar_dies_keeps_its_slots_until_no_dead_copy_can_reach_them(
+    engine: Engine, sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for ids in BLOCKS:
+        for block in ids:
+            fill(engine.caches, block, block)
+    slots = ships(engine, sidecar)
+    sidecar.kill_engine()
+    assert ended(engine) == Ended(1, 1), "nothing of it is committed"
+    keeper = engine.worker._windows
+    assert keeper is not None
+    until(lambda: keeper.lost and keeper.lost[0].gone_at and live(engine), "the next boot")
+    assert not engine.fill_up(PRESSURE) & slots, "a slot that a dead copy may reach was given to somebody else"
+    wait_for(lambda: granted(sidecar) == len(HASHES), 20, "all others to be committed")
+    monkeypatch.setattr(window_module, "_DEAD_COPIES_S", 0.0)
+    with engine.worker._wake:
+        engine.worker._wake.notify_all()
+    wait_for(lambda: granted(sidecar) == 0 and not keeper.lost, 20, "the slots to come back")
+    assert stored(engine) == loaded(engine, "b")
+
+
+def test_a_sidecar_that_does_not_answer_loses_its_window_and_the_worker_copies_itself(
+    engine: Engine, sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copy_window, "_PATIENCE_S", 0.3)
+    ships(engine, sidecar)
+    assert ended(engine) == Ended(1, 1)
+    keeper = engine.worker._windows
+    assert keeper is not None
+    assert len(keeper.lost) == 1
+    assert live(engine) is None
+    go_on(sidecar)
+    until(lambda: not keeper.lost, "the answer that no copy runs any more")
+    assert granted(sidecar) == 0
+    before = sidecar.metrics().total(STORE)
+    assert stored(engine) == loaded(engine, "a")
+    assert sidecar.metrics().total(STORE) == before
+    wait_for(lambda: worker_of(sidecar)["transfer_reason"] == "HungUp", 20, "the reason")
+
+
+def test_a_load_whose_sidecar_is_frozen_fails_in_time(
+    engine: Engine, sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copy_window, "_PATIENCE_S", 0.3)
+    expected = stored(engine)
+    said = engine.probe(HASHES, "a")
+    stop(sidecar)
+    engine.jobs += 1
+    chunks = [Chunk(said.refs[i * 16 : i * 16 + 16], (ids,)) for i, ids in enumerate(OTHERS)]
+    finished, _ = engine.step(Job(engine.jobs, "load", "a", said.region, chunks))
+    while "a" not in finished:
+        finished, _ = engine.step()
+    assert engine.failed == {"a"}
+    go_on(sidecar)
+    assert loaded(engine, "b") == expected
+
+
+def test_a_window_that_is_not_seen_from_both_sides_is_not_used(
+    sidecar: Sidecar, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copy_window.HostMemory, "write", lambda memory, content: None)
+    engine = begun(sidecar, tmp_path, monkeypatch)
+    try:
+        until(lambda: engine.worker._windows and engine.worker._windows.reason == "PatternMismatch", "the reason")
+        assert stored(engine) == loaded(engine, "a")
+        assert sidecar.metrics().total(STORE) == 0
+        worker = worker_of(sidecar)
+        assert worker["transfer"] == "engine"
+        assert worker["transfer_reason"].startswith("PatternMismatch")
+    finally:
+        engine.close()
