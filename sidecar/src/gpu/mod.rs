@@ -1,6 +1,7 @@
 //! Windows: staging memory that a worker maps, and the copies between it and the arena. Here lives how bytes move and in what order a
 //! stage changes hands; whose slots they may touch is asked of `sessions`, sockets and threads are in `serve`.
 
+pub mod cuda;
 pub mod device;
 pub mod host;
 pub mod mover;
@@ -40,8 +41,5 @@ pub fn open(
     if device_uuid.is_empty() {
         return Ok(Box::new(host::HostDevice::new(bytes, ended)?));
     }
-    Err(NoWindow::new(
-        Unavailable::DriverFailed,
-        "this version has windows in host memory only",
-    ))
+    cuda::open(device_uuid, bytes)
 }

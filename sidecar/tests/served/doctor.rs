@@ -233,7 +233,7 @@ fn in_a_container_that_is_nearly_full_no_memory_is_taken() {
 }
 
 /// A folder with a driver of made-up devices, for `LD_LIBRARY_PATH`.
-fn fake_driver() -> tempfile::TempDir {
+pub fn fake_driver() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/served/fake_driver.c");
     let library = folder.path().join("libcuda.so.1");

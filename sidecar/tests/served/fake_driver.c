@@ -1,8 +1,12 @@
 // A driver with made-up devices, built as libcuda.so.1 and libnvidia-ml.so.1: what the doctor asks, by the interfaces of cuda.h and
-// nvml.h. FAKE_INIT is the result of cuInit; "hang" never returns.
+// nvml.h, and memory that a window can be in: memfds. FAKE_INIT is the result of cuInit; "hang" never returns. FAKE_NO_FD: memory cannot
+// be passed by descriptor. FAKE_FULL: there is none left.
+#define _GNU_SOURCE
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 enum { DEVICES = 3, COMPUTE_MODE = 20, MAJOR = 75, MINOR = 76 };
@@ -37,6 +41,73 @@ int cuDeviceGetAttribute(int *value, int attribute, int device) {
     default: return 1;
   }
 }
+
+// One context at a time, as calls that need one ask for it.
+static __thread void *current;
+static char contexts[DEVICES];
+int cuDevicePrimaryCtxRetain(void **context, int device) { return *context = &contexts[at(device)], 0; }
+int cuCtxSetCurrent(void *context) { return current = context, 0; }
+int cuCtxGetStreamPriorityRange(int *least, int *greatest) { return *least = 0, *greatest = -5, 0; }
+static char streams[2];
+int cuStreamCreateWithPriority(void **stream, unsigned flags, int priority) {
+  if (!current || flags != 1 || priority != 0) return 201;
+  return *stream = streams, 0;
+}
+int cuStreamSynchronize(void *stream) { return stream == streams && current ? 0 : 400; }
+int cuStreamDestroy_v2(void *stream) { return stream == streams ? 0 : 400; }
+// An event is not ready the first two times that it is asked.
+int cuEventCreate(void **event, unsigned flags) { return *event = calloc(1, sizeof(int)), flags == 2 ? 0 : 1; }
+int cuEventRecord(void *event, void *stream) { return event && stream == streams ? 0 : 400; }
+int cuEventQuery(void *event) { return ++*(int *)event > 2 ? 0 : 600; }
+int cuEventDestroy_v2(void *event) { return free(event), 0; }
+static int copy(void *to, const void *from, size_t bytes) { return current ? (memcpy(to, from, bytes), 0) : 201; }
+int cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t bytes) { return copy((void *)to, from, bytes); }
+int cuMemcpyDtoH_v2(void *to, uint64_t from, size_t bytes) { return copy(to, (void *)from, bytes); }
+int cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t bytes, void *stream) {
+  return stream == streams ? copy((void *)to, from, bytes) : 400;
+}
+int cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t bytes, void *stream) {
+  return stream == streams ? copy(to, (void *)from, bytes) : 400;
+}
+int cuMemHostRegister_v2(void *start, size_t bytes, unsigned flags) { return start && bytes && flags == 1 && current ? 0 : 1; }
+struct location { int kind, id; };
+struct prop { int kind, handles; struct location location; void *win32; unsigned char flags[8]; };
+int cuMemGetAllocationGranularity(size_t *unit, const struct prop *prop, int option) {
+  return *unit = 2 << 20, prop->location.kind == 1 && option == 0 ? 0 : 1;
+}
+int cuMemCreate(uint64_t *allocation, size_t bytes, const struct prop *prop, unsigned long long flags) {
+  if (getenv("FAKE_FULL")) return 2;
+  if (getenv("FAKE_NO_FD")) return 801;
+  if (prop->kind != 1 || prop->handles != 1 || prop->location.id < 40 || flags) return 1;
+  int fd = memfd_create("fake-device-memory", MFD_CLOEXEC);
+  return *allocation = fd, ftruncate(fd, bytes);
+}
+int cuMemRelease(uint64_t allocation) { return close((int)allocation); }
+int cuMemExportToShareableHandle(int *fd, uint64_t allocation, int kind, unsigned long long flags) {
+  return *fd = dup((int)allocation), kind == 1 && !flags && *fd >= 0 ? 0 : 1;
+}
+int cuMemAddressReserve(uint64_t *address, size_t bytes, size_t align, uint64_t wish, unsigned long long flags) {
+  if (align || wish || flags) return 1;
+  void *start = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  return *address = (uint64_t)start, start == MAP_FAILED ? 2 : 0;
+}
+int cuMemMap(uint64_t address, size_t bytes, size_t offset, uint64_t allocation, unsigned long long flags) {
+  if (flags) return 1;
+  return mmap((void *)address, bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, (int)allocation, offset) == MAP_FAILED;
+}
+struct access { struct location location; int flags; };
+int cuMemSetAccess(uint64_t address, size_t bytes, const struct access *access, size_t count) {
+  if (count != 1 || access->flags != 3 || access->location.id < 40) return 1;
+  return mprotect((void *)address, bytes, PROT_READ | PROT_WRITE) != 0;
+}
+int cuMemUnmap(uint64_t address, size_t bytes) { return mprotect((void *)address, bytes, PROT_NONE) != 0; }
+int cuMemAddressFree(uint64_t address, size_t bytes) { return munmap((void *)address, bytes) != 0; }
+int cuMemAlloc_v2(uint64_t *address, size_t bytes) {
+  if (!current || getenv("FAKE_FULL")) return 2;
+  return *address = (uint64_t)calloc(1, bytes), *address ? 0 : 2;
+}
+int cuMemFree_v2(uint64_t address) { return free((void *)address), 0; }
+int cuIpcGetMemHandle(unsigned char *handle, uint64_t address) { return memset(handle, 7, 64), address ? 0 : 1; }
 
 struct memory { unsigned long long total, free, used; };
 int nvmlInit_v2(void) { return 0; }

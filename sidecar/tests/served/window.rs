@@ -55,6 +55,13 @@ fn register(vllm: &mut Vllm) {
         .read();
 }
 
+fn on(device_uuid: &str) -> Window {
+    Window {
+        device_uuid: device_uuid.into(),
+        ..Window::default()
+    }
+}
+
 impl Windowed {
     fn attach(socket: &Path) -> Self {
         let mut vllm = Vllm::silent(socket);
@@ -63,10 +70,15 @@ impl Windowed {
         Self::ask(vllm)
     }
 
-    fn ask(mut vllm: Vllm) -> Self {
-        let answer = vllm.worker.ask(Op::Window, &Window::default());
+    fn ask(vllm: Vllm) -> Self {
+        Self::ask_on(vllm, "", WindowKind::Host)
+    }
+
+    /// The device's memory can be mapped like any file: it is that of the made-up driver, or the host's.
+    fn ask_on(mut vllm: Vllm, uuid: &str, kind: WindowKind) -> Self {
+        let answer = vllm.worker.ask(Op::Window, &on(uuid));
         let reply: WindowReply = answer.read();
-        assert_eq!((reply.kind, reply.working), (WindowKind::Host, false));
+        assert_eq!((reply.kind, reply.working), (kind, false));
         assert_eq!(reply.fds, ["window", "page", "bell"]);
         let [window, page, bell] = <[OwnedFd; 3]>::try_from(answer.fds).unwrap();
         Self {
@@ -403,4 +415,88 @@ fn a_stopped_worker_keeps_its_slots_and_a_stopped_sidecar_moves_what_waits_when_
     signal_to(child.pid(), Signal::CONT);
     child.tell("fill");
     child.tell("moved");
+}
+
+/// A sidecar over the made-up driver, and a worker that has registered with it.
+fn over_driver(set: &str) -> (tempfile::TempDir, Sidecar, Vllm) {
+    let folder = crate::doctor::fake_driver();
+    let mut sidecar = Sidecar::prepare(CONFIG);
+    let path = folder.path().display();
+    sidecar.run_by(&format!("LD_LIBRARY_PATH={path} {set} exec \"$@\""));
+    sidecar.wait_socket();
+    sidecar.wait_populated();
+    let mut vllm = Vllm::silent(&sidecar.socket());
+    vllm.hello_until_mapped();
+    register(&mut vllm);
+    (folder, sidecar, vllm)
+}
+
+const FIRST: &str = "11111111-1111-1111-1111-111111111100";
+
+#[test]
+fn bytes_go_through_a_window_in_the_memory_of_a_made_up_device() {
+    let (_folder, sidecar, vllm) = over_driver("");
+    let mut worker = Windowed::ask_on(vllm, FIRST, WindowKind::PosixFd);
+    let reply: WindowReply = worker.confirm().read();
+    assert!(reply.working);
+    let chunks = hashes(1, CHUNKS);
+    let refs = worker.vllm.grant("r", &chunks);
+    worker.fill(&chunks, &refs);
+    assert_eq!(worker.back().state, State::Moved);
+    worker.vllm.commit(&refs);
+    worker.vllm.check("r", &chunks);
+    worker.window.write(0, &vec![0; CHUNK_BYTES as usize]);
+    let (_, reply) = worker.vllm.probe("l", &chunks[..1]);
+    let found = unpack(&reply.refs).unwrap();
+    assert_eq!(worker.moved(State::Wanted, &found).state, State::Moved);
+    let mut bytes = vec![0; CHUNK_BYTES as usize];
+    worker.window.read(0, &mut bytes);
+    assert_eq!(bytes, content(&chunks[0]));
+    let sessions = sidecar.status()["sessions"].clone();
+    let memory = &sessions
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|s| s["role"] == "worker");
+    let said = memory.unwrap()["transfer_reason"].clone();
+    assert_eq!(said, "memory of Fake H100, by descriptor");
+}
+
+#[test]
+fn memory_that_no_descriptor_can_pass_is_named_by_an_ipc_handle() {
+    let (_folder, _sidecar, mut vllm) = over_driver("FAKE_NO_FD=1");
+    let answer = vllm.worker.ask(Op::Window, &on(FIRST));
+    let reply: WindowReply = answer.read();
+    assert_eq!(reply.kind, WindowKind::IpcHandle);
+    assert_eq!(
+        (reply.handle, reply.fds),
+        (vec![7; 64], vec!["page".into(), "bell".into()])
+    );
+}
+
+#[test]
+fn why_a_device_gives_no_window_has_a_name_and_the_worker_copies_itself() {
+    let devices = [
+        ("", "11111111-1111-1111-1111-111111111101", "MigEnabled"),
+        (
+            "",
+            "GPU-11111111-1111-1111-1111-111111111102",
+            "ExclusiveProcess",
+        ),
+        ("", "11111111-1111-1111-1111-111111111109", "NoDevice"),
+        ("FAKE_FULL=1", FIRST, "OutOfMemory"),
+        ("FAKE_INIT=803", FIRST, "NoDriver"),
+    ];
+    for (set, uuid, reason) in devices {
+        let (_folder, sidecar, mut vllm) = over_driver(set);
+        let error = vllm.worker.ask(Op::Window, &on(uuid)).error().unwrap();
+        assert_eq!(error.code, ErrorCode::WindowUnavailable);
+        assert!(
+            error.message.starts_with(&format!("{reason}:")),
+            "{error:?}"
+        );
+        let metric = format!("worker_transfer{{mode=\"engine\",reason=\"{reason}\"}}");
+        sidecar.wait_metric(&metric, 1.0);
+        vllm.store("r", &hashes(1, 1));
+    }
 }

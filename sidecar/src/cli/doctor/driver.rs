@@ -2,9 +2,8 @@
 //! or not at all, so they are opened when they are asked. No context is made: that would take some 0.5 GiB of device memory from a vLLM.
 #![allow(unsafe_code)]
 
+use crate::gpu::cuda::library::Library;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
-use std::mem::transmute_copy;
-use std::ptr::NonNull;
 
 /// What was asked, as it was answered.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -65,42 +64,6 @@ pub fn ask() -> Answers {
         management.complete(&mut answers);
     }
     answers
-}
-
-/// An opened library. It stays open: drivers have threads of their own.
-struct Library(NonNull<c_void>);
-
-impl Library {
-    fn open(name: &CStr) -> Result<Self, String> {
-        // SAFETY: the name is a C string; what the library's constructors do is NVIDIA's, as in every program that uses a GPU.
-        let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
-        NonNull::new(handle).map(Self).ok_or_else(|| {
-            // SAFETY: no other thread of this program opens libraries, so the text stays until the next call here.
-            let text = unsafe { libc::dlerror() };
-            if text.is_null() {
-                return "dlopen failed".to_owned();
-            }
-            // SAFETY: dlerror gave a C string.
-            unsafe { CStr::from_ptr(text) }
-                .to_string_lossy()
-                .into_owned()
-        })
-    }
-
-    /// A function of the library.
-    ///
-    /// # Safety
-    /// `F` is the type of the C function of that name.
-    unsafe fn function<F: Copy>(&self, name: &'static CStr) -> Result<F, &'static str> {
-        const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
-        // SAFETY: the handle is that of an open library, the name a C string.
-        let found = unsafe { libc::dlsym(self.0.as_ptr(), name.as_ptr()) };
-        if found.is_null() {
-            return Err(name.to_str().unwrap_or("?"));
-        }
-        // SAFETY: an address is as large as a function pointer, and the caller vouches for the type behind it.
-        Ok(unsafe { transmute_copy(&found) })
-    }
 }
 
 /// `CU_DEVICE_ATTRIBUTE_*` of `cuda.h`.

@@ -1,0 +1,254 @@
+//! A window in a device's memory: copies on a stream of lowest priority for each direction, an event behind each, asked whether it came.
+//! No kernel runs in this context: on a GPU that serves, a second context's kernels would take turns with the engine's.
+#![allow(unsafe_code)]
+
+use super::api::{Failed, NOT_READY, Opaque, done};
+use super::context::{Context, refused};
+use super::memory::Memory;
+use super::pins;
+use crate::gpu::device::{Device, DeviceError, Export, NoWindow, Part, Progress, Ticket};
+use crate::shm::mapping::Mapping;
+use kvcachepool_protocol::message::WindowKind;
+use kvcachepool_protocol::window::{Direction, Unavailable};
+use std::collections::HashMap;
+use std::ptr::null_mut;
+use std::sync::Arc;
+
+/// `CU_STREAM_NON_BLOCKING`, `CU_EVENT_DISABLE_TIMING`.
+const NON_BLOCKING: u32 = 1;
+const NO_TIMING: u32 = 2;
+
+struct Running {
+    event: Opaque,
+    /// Kept until the copy has ended.
+    _arena: Arc<Mapping>,
+}
+
+/// Memory, streams and events of one window.
+pub struct CudaDevice {
+    running: HashMap<Ticket, Running>,
+    next: u64,
+    store: Opaque,
+    load: Opaque,
+    memory: Memory,
+    context: Arc<Context>,
+}
+
+// SAFETY: streams and events may be used from any thread; every call makes its context current first.
+unsafe impl Send for CudaDevice {}
+
+impl CudaDevice {
+    /// Memory of so many bytes on the context's device.
+    pub fn new(context: Arc<Context>, bytes: u64) -> Result<Self, NoWindow> {
+        context.enter().map_err(refused)?;
+        let size =
+            usize::try_from(bytes).map_err(|e| NoWindow::new(Unavailable::WindowTooLarge, e))?;
+        let memory = Memory::new(context.clone(), size)?;
+        let mut this = Self {
+            running: HashMap::new(),
+            next: 0,
+            store: null_mut(),
+            load: null_mut(),
+            memory,
+            context,
+        };
+        this.make_streams().map_err(refused)?;
+        Ok(this)
+    }
+
+    fn make_streams(&mut self) -> Result<(), Failed> {
+        let (mut least, mut greatest) = (0, 0);
+        let api = self.context.api;
+        // SAFETY: pointers to numbers and handles of ours; the context is current.
+        unsafe {
+            done(
+                "cuCtxGetStreamPriorityRange",
+                (api.priorities)(&mut least, &mut greatest),
+            )?;
+            for stream in [&mut self.store, &mut self.load] {
+                let made = (api.stream_create)(stream, NON_BLOCKING, least);
+                done("cuStreamCreateWithPriority", made)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn submit(
+        &self,
+        direction: Direction,
+        arena: &Mapping,
+        part: &Part,
+    ) -> Result<(), DeviceError> {
+        let api = self.context.api;
+        let window = self
+            .memory
+            .at(part.window, part.bytes)
+            .ok_or_else(outside)?;
+        let host = arena.address(part.arena, part.bytes).ok_or_else(outside)?;
+        let (host, bytes) = (host.as_ptr().cast(), part.bytes as usize);
+        // SAFETY: both ranges were checked; the arena is kept until the copy's event has come, and what other processes write there
+        // meanwhile is a matter of the slot table.
+        let submitted = unsafe {
+            match direction {
+                Direction::Store => done(
+                    "cuMemcpyDtoHAsync",
+                    (api.copy_out_async)(host, window, bytes, self.store),
+                ),
+                Direction::Load => done(
+                    "cuMemcpyHtoDAsync",
+                    (api.copy_in_async)(window, host, bytes, self.load),
+                ),
+            }
+        };
+        submitted.map_err(DeviceError::from)
+    }
+
+    fn stream(&self, direction: Direction) -> Opaque {
+        match direction {
+            Direction::Store => self.store,
+            Direction::Load => self.load,
+        }
+    }
+
+    /// Puts an event behind what was submitted.
+    fn mark(&self, direction: Direction) -> Result<Opaque, Failed> {
+        let (api, mut event) = (self.context.api, null_mut());
+        // SAFETY: a pointer to a handle of ours, then a stream and an event that the driver gave.
+        unsafe {
+            done("cuEventCreate", (api.event_create)(&mut event, NO_TIMING))?;
+            if let Err(failed) = done(
+                "cuEventRecord",
+                (api.event_record)(event, self.stream(direction)),
+            ) {
+                (api.event_destroy)(event);
+                return Err(failed);
+            }
+        }
+        Ok(event)
+    }
+
+    /// Nothing submitted before runs any more.
+    fn synchronize(&self, direction: Direction) {
+        // SAFETY: the stream is one of ours. A result other than success means that the context is lost, and with it all copies.
+        let ended = unsafe { (self.context.api.stream_synchronize)(self.stream(direction)) };
+        if ended != 0 {
+            tracing::warn!(result = ended, "a copy stream of a window failed");
+        }
+    }
+}
+
+impl Device for CudaDevice {
+    fn memory(&self) -> String {
+        let passed = match self.memory.export().kind {
+            WindowKind::IpcHandle => "IPC handle",
+            WindowKind::PosixFd | WindowKind::Host => "descriptor",
+        };
+        format!("memory of {}, by {passed}", self.context.name)
+    }
+
+    fn export(&self) -> Export {
+        self.memory.export()
+    }
+
+    fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), DeviceError> {
+        self.context.enter()?;
+        let to = self
+            .memory
+            .at(offset, bytes.len() as u64)
+            .ok_or_else(outside)?;
+        // SAFETY: the range was checked; the call returns when the bytes are taken.
+        let copied = unsafe { (self.context.api.copy_in)(to, bytes.as_ptr().cast(), bytes.len()) };
+        Ok(done("cuMemcpyHtoD", copied)?)
+    }
+
+    fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), DeviceError> {
+        self.context.enter()?;
+        let from = self
+            .memory
+            .at(offset, into.len() as u64)
+            .ok_or_else(outside)?;
+        // SAFETY: the range was checked; the call returns when the bytes are there.
+        let copied =
+            unsafe { (self.context.api.copy_out)(into.as_mut_ptr().cast(), from, into.len()) };
+        Ok(done("cuMemcpyDtoH", copied)?)
+    }
+
+    fn begin(
+        &mut self,
+        direction: Direction,
+        arena: &Arc<Mapping>,
+        parts: Vec<Part>,
+    ) -> Result<Ticket, DeviceError> {
+        self.context.enter()?;
+        for part in &parts {
+            pins::lock(self.context.api, arena, part.arena, part.bytes);
+        }
+        let submitted = parts
+            .iter()
+            .try_for_each(|part| self.submit(direction, arena, part));
+        let marked = submitted.and_then(|()| Ok(self.mark(direction)?));
+        let event = match marked {
+            Ok(event) => event,
+            Err(error) => {
+                // Some parts may be under way, and nothing tells of them later.
+                self.synchronize(direction);
+                return Err(error);
+            }
+        };
+        self.next += 1;
+        let ticket = Ticket(self.next);
+        let running = Running {
+            event,
+            _arena: arena.clone(),
+        };
+        self.running.insert(ticket, running);
+        Ok(ticket)
+    }
+
+    fn progress(&mut self, ticket: Ticket) -> Progress {
+        let Some(running) = self.running.get(&ticket) else {
+            return Progress::Failed(DeviceError("an unknown ticket".into()));
+        };
+        if let Err(failed) = self.context.enter() {
+            return Progress::Failed(failed.into());
+        }
+        let api = self.context.api;
+        // SAFETY: the event was recorded and is destroyed only below.
+        let result = unsafe { (api.event_query)(running.event) };
+        if result == NOT_READY {
+            return Progress::Running;
+        }
+        if let Some(running) = self.running.remove(&ticket) {
+            // SAFETY: nobody asks for it any more.
+            unsafe { (api.event_destroy)(running.event) };
+        }
+        // Any other result is that of a lost context: the driver has ended all copies of it.
+        match done("cuEventQuery", result) {
+            Ok(()) => Progress::Done,
+            Err(failed) => Progress::Failed(failed.into()),
+        }
+    }
+
+    fn tells_ends(&self) -> bool {
+        false
+    }
+}
+
+impl Drop for CudaDevice {
+    fn drop(&mut self) {
+        if self.context.enter().is_err() {
+            return;
+        }
+        for (stream, direction) in [(self.store, Direction::Store), (self.load, Direction::Load)] {
+            if !stream.is_null() {
+                self.synchronize(direction);
+                // SAFETY: the stream is one of ours, and nothing runs on it.
+                unsafe { (self.context.api.stream_destroy)(stream) };
+            }
+        }
+    }
+}
+
+fn outside() -> DeviceError {
+    DeviceError("a part lies outside of window or arena".into())
+}

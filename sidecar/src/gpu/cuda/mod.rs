@@ -1,0 +1,17 @@
+//! Windows in a CUDA device's memory, by the driver's C interface, opened at run time. Here lives all that calls the driver to move bytes; what
+//! the driver says of devices without a context is asked by the doctor. Never run on a GPU yet: tests run it over a made-up driver.
+
+mod api;
+mod context;
+mod device;
+pub mod library;
+mod memory;
+mod pins;
+
+use super::device::{Device, NoWindow};
+
+/// A window of `bytes` bytes on the device of this UUID, however it is written (`GPU-...` or bare).
+pub fn open(device_uuid: &str, bytes: u64) -> Result<Box<dyn Device>, NoWindow> {
+    let context = context::of(device_uuid)?;
+    Ok(Box::new(device::CudaDevice::new(context, bytes)?))
+}
