@@ -164,6 +164,11 @@ def _vllm_submit() -> Submit:
     return submit
 
 
+def batch_submit() -> Submit:
+    """The best way here to submit many copies at once."""
+    return _driver_submit() or _vllm_submit()
+
+
 class CudaCopier:
     """Moves blocks of one rank's KV cache. `attach`, `detach` and `record` run on other threads than the copies."""
 
@@ -173,7 +178,7 @@ class CudaCopier:
         self._bases = [storage.data_ptr() for storage in layout.storages]
         lowest, _ = torch.cuda.Stream.priority_range()
         self._stream = torch.cuda.Stream(device=self._device, priority=lowest)
-        self._submit = _driver_submit() or _vllm_submit()
+        self._submit = batch_submit()
         self._ring: torch.Tensor | None = None
         self._mapping: Mapping | None = None
         self._pins: _Pins | None = None

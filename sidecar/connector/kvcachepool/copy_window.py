@@ -268,4 +268,8 @@ def _hang_up(bell: socket.socket) -> None:
 def _memory(layout: Layout, reply: WindowReply, fd: int | None) -> Memory:
     if reply.kind == "host" and layout.device == "cpu" and fd is not None:
         return HostMemory(layout, fd, reply.bytes)
+    if reply.kind in ("posix_fd", "ipc_handle") and layout.device == "cuda":
+        from .cuda_window import CudaMemory
+
+        return CudaMemory(layout, reply, fd)
     raise SharedMemoryError(f"a window of kind {reply.kind} is of no use to KV blocks on {layout.device}")
