@@ -25,7 +25,7 @@ pub struct Sidecar {
     #[serde(skip_serializing_if = "is_default")]
     #[schemars(schema_with = "schema::bounded::<ResourceRequirements>")]
     pub resources: ResourceRequirements,
-    /// Who moves bytes between GPU and cache: vLLM's own worker, or a window of the sidecar.
+    /// Who moves bytes between vLLM and the cache: vLLM's own worker, or the sidecar by a window, which for GPUs needs gpuAccess.
     pub transfer: Transfer,
     /// How the sidecar sees the GPUs of vLLM's container: not at all, by NVIDIA_VISIBLE_DEVICES, which the node's container runtime
     /// must heed, or by the resource claims of that container. A pod that has none gets a sidecar without; docs/gpu.md says more.
@@ -59,12 +59,12 @@ pub enum ImagePullPolicy {
 /// Who moves bytes between GPU and cache.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Transfer {
-    /// What is known to be better on the machine.
+    /// What is known to be better on the machine: so far the worker.
     #[default]
     Auto,
     /// vLLM's worker.
     Engine,
-    /// A window of device memory that the sidecar owns.
+    /// The sidecar, by a window of device memory; of host memory where vLLM runs on CPUs.
     CudaWindow,
 }
 

@@ -153,6 +153,11 @@ pub(super) fn placed(pool: &KVCachePool) -> Vec<Placed> {
             s3.expire_after.as_ref().map_or(json!("0s"), text),
         ),
         field(
+            "transfer.mode",
+            "spec.sidecar.transfer",
+            named(pool.spec.sidecar.transfer),
+        ),
+        field(
             "log.level",
             "spec.sidecar.logLevel",
             named(pool.spec.sidecar.log_level),

@@ -192,7 +192,8 @@ mod tests {
     use crate::inject::Holder;
     use crate::names;
     use kvcachepool_protocol::config::{
-        Admission, ByteSize, Codec, EvictionPolicy, HugePages, LogLevel, Verify, WritePolicy,
+        Admission, ByteSize, Codec, EvictionPolicy, HugePages, LogLevel, TransferMode, Verify,
+        WritePolicy,
     };
     use kvcachepool_protocol::message::Save;
     use serde_json::json;
@@ -240,7 +241,7 @@ mod tests {
             "sidecar": {
                 "image": "mine:1", "imagePullPolicy": "Never", "imagePullSecrets": [{"name": "regcred"}],
                 "resources": {"requests": {"cpu": "2"}}, "logLevel": "warn", "env": [{"name": "A", "value": "b"}],
-                "gpuAccess": "VisibleDevices",
+                "gpuAccess": "VisibleDevices", "transfer": "CudaWindow",
                 "settings": {"gpu": {"contextMemory": "1Gi"}, "limits": {"connections": 512}, "memory": {"verify": "Always", "verifyAge": "5m"}},
             },
         }));
@@ -339,6 +340,7 @@ mod tests {
         assert_eq!(got.resources.requests.unwrap()["cpu"].0, "2");
         assert_eq!(got.gpu_access, inject::GpuAccess::VisibleDevices);
         assert_eq!(got.config.gpu.context_memory, ByteSize(1 << 30));
+        assert_eq!(got.config.transfer.mode, TransferMode::CudaWindow);
     }
 
     #[test]

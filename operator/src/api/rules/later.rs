@@ -1,22 +1,15 @@
 //! Fields that the schema has for later versions.
 
-use crate::api::{Codec, KVCachePoolSpec, Transfer};
+use crate::api::{Codec, KVCachePoolSpec};
 
 /// The fields of a spec that this version does nothing for, with what to do instead.
 pub(super) fn used(spec: &KVCachePoolSpec) -> Vec<(&'static str, String)> {
-    let (write, sidecar) = (&spec.write, &spec.sidecar);
-    let fields = [
-        (
-            "spec.write.codec",
-            write.codec == Codec::CacheGen,
-            "None, Lossless, FP8, INT8 or INT4",
-        ),
-        (
-            "spec.sidecar.transfer",
-            sidecar.transfer == Transfer::CudaWindow,
-            "Auto",
-        ),
-    ];
+    let write = &spec.write;
+    let fields = [(
+        "spec.write.codec",
+        write.codec == Codec::CacheGen,
+        "None, Lossless, FP8, INT8 or INT4",
+    )];
     let used = fields.into_iter().filter(|(_, used, _)| *used);
     used.map(|(field, _, instead)| (field, message(instead)))
         .collect()

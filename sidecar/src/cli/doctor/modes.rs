@@ -1,7 +1,7 @@
 //! Ways for KV between a GPU and the arena: which one works here, and why the other does not. No byte of device memory is moved here, so
 //! of a way over a GPU nothing more is said than that nothing is known to stand against it.
 
-use super::gpu::{DeviceLimit, Gpu, GpuReason};
+use super::gpu::{Device, DeviceLimit, Gpu, GpuReason};
 use super::report::{Facility, FacilityName};
 use serde::Serialize;
 
@@ -40,16 +40,11 @@ pub enum ModeState {
 
 /// Both ways.
 pub fn judged(gpu: &Gpu, facilities: &[Facility]) -> Vec<Mode> {
-    vec![engine(gpu, facilities), window(gpu)]
+    vec![engine(gpu, facilities), window(gpu, facilities)]
 }
 
 fn engine(gpu: &Gpu, facilities: &[Facility]) -> Mode {
-    let needed = [FacilityName::Memfd, FacilityName::PassDescriptors];
-    let missing = facilities.iter().filter(|f| needed.contains(&f.name));
-    let missing: Vec<String> = missing
-        .filter(|f| !f.works)
-        .map(|f| format!("{:?}", f.name))
-        .collect();
+    let missing = missing(facilities);
     let (state, reasons, detail) = if !missing.is_empty() {
         let detail = "vLLM cannot be given the arena";
         (ModeState::Unavailable, missing, detail)
@@ -99,23 +94,45 @@ fn gpu_reasons(gpu: &Gpu) -> Vec<String> {
     reason.into_iter().collect()
 }
 
-fn window(gpu: &Gpu) -> Mode {
-    let mut reasons = vec!["NotBuilt".to_owned()];
-    reasons.extend(gpu_reasons(gpu));
-    reasons.extend(limits(gpu, |limit| limit != DeviceLimit::DriverTooOld));
+fn window(gpu: &Gpu, facilities: &[Facility]) -> Mode {
+    let missing = missing(facilities);
+    let bars = |limit: DeviceLimit| limit != DeviceLimit::DriverTooOld;
+    let barred = |device: &Device| device.limits.iter().any(|limit| bars(*limit));
+    let (state, reasons, detail) = if !missing.is_empty() {
+        let detail = "vLLM cannot be given the arena";
+        (ModeState::Unavailable, missing, detail)
+    } else if gpu.reason.is_some() {
+        let detail = "for a vLLM on CPUs: a window in host memory. For one on GPUs the sidecar would need to see them";
+        (ModeState::Works, gpu_reasons(gpu), detail)
+    } else {
+        let detail = "a window in device memory; none was made from here, and this version's was never run on a GPU";
+        let state = match gpu.devices.iter().all(barred) {
+            true => ModeState::Unavailable,
+            false => ModeState::NotTried,
+        };
+        (state, limits(gpu, bars), detail)
+    };
     Mode {
         name: ModeName::CudaWindow,
-        state: ModeState::Unavailable,
+        state,
         reasons,
-        detail: "this version has no window; what else would stand against one is named beside it"
-            .into(),
+        detail: detail.into(),
     }
+}
+
+/// What passing memory to vLLM needs and is not there.
+fn missing(facilities: &[Facility]) -> Vec<String> {
+    let needed = [FacilityName::Memfd, FacilityName::PassDescriptors];
+    let missing = facilities.iter().filter(|f| needed.contains(&f.name));
+    missing
+        .filter(|f| !f.works)
+        .map(|f| format!("{:?}", f.name))
+        .collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::doctor::gpu::Device;
 
     fn with(limits: &[DeviceLimit]) -> Gpu {
         Gpu {
@@ -142,41 +159,41 @@ mod tests {
     fn each_way_says_what_is_known_of_it_and_never_more() {
         use DeviceLimit::{DriverTooOld, ExclusiveProcess, MigEnabled, Prohibited};
         use ModeState::{NotTried, Unavailable, Works};
-        for (gpu, state, engine, window) in [
+        for (gpu, states, engine, window) in [
             (
                 without(GpuReason::NoDriver),
-                Works,
+                (Works, Works),
                 vec!["NoDriver"],
-                vec!["NotBuilt", "NoDriver"],
+                vec!["NoDriver"],
             ),
-            (
-                without(GpuReason::NoDevice),
-                Works,
-                vec!["NoDevice"],
-                vec!["NotBuilt", "NoDevice"],
-            ),
-            (with(&[]), NotTried, vec![], vec!["NotBuilt"]),
+            (with(&[]), (NotTried, NotTried), vec![], vec![]),
             (
                 with(&[MigEnabled]),
-                NotTried,
+                (NotTried, Unavailable),
                 vec![],
-                vec!["NotBuilt", "MigEnabled"],
+                vec!["MigEnabled"],
             ),
             (
                 with(&[ExclusiveProcess, DriverTooOld]),
-                NotTried,
+                (NotTried, Unavailable),
                 vec!["DriverTooOld"],
-                vec!["NotBuilt", "ExclusiveProcess"],
+                vec!["ExclusiveProcess"],
+            ),
+            (
+                with(&[DriverTooOld]),
+                (NotTried, NotTried),
+                vec!["DriverTooOld"],
+                vec![],
             ),
             (
                 with(&[Prohibited]),
-                Unavailable,
+                (Unavailable, Unavailable),
                 vec!["Prohibited"],
-                vec!["NotBuilt", "Prohibited"],
+                vec!["Prohibited"],
             ),
         ] {
             let modes = judged(&gpu, &[]);
-            assert_eq!((modes[0].state, modes[1].state), (state, Unavailable));
+            assert_eq!((modes[0].state, modes[1].state), states);
             assert_eq!(
                 (&modes[0].reasons, &modes[1].reasons),
                 (&named(&engine), &named(&window))
@@ -193,7 +210,9 @@ mod tests {
             detail: String::new(),
         };
         let modes = judged(&without(GpuReason::NoDriver), &[refused]);
-        assert_eq!(modes[0].state, ModeState::Unavailable);
-        assert_eq!(modes[0].reasons, ["Memfd"]);
+        for mode in modes {
+            assert_eq!(mode.state, ModeState::Unavailable);
+            assert_eq!(mode.reasons, ["Memfd"]);
+        }
     }
 }

@@ -231,7 +231,7 @@ mod tests {
             "  driver           version unknown, CUDA 12.8\n",
             "  Some GPU         GPU-1, unknown free of 80Gi, compute 9.0, mode ExclusiveProcess, ExclusiveProcess\n",
             "  Engine           not tried: copies run in vLLM's process",
-            "  CudaWindow       unavailable (NotBuilt, ExclusiveProcess): this version has no window",
+            "  CudaWindow       unavailable (ExclusiveProcess): a window in device memory",
         ] {
             assert!(text.contains(line), "{text}");
         }
