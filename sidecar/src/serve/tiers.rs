@@ -328,9 +328,8 @@ impl Shared {
             layers,
         };
         self.open.lock().insert(kind, open);
-        self.complaints.up_again(kind);
-        self.is_now(kind, None);
-        let (mut down, mut doubted) = (None::<TierError>, 0);
+        // Not known before it answered for the first time: some are open without having been asked anything.
+        let (mut known, mut doubted) = (None::<Option<TierError>>, 0);
         loop {
             // One that failed is tried again by whatever asks for it: this does, also where nobody else would.
             let now_down = match tier.usage().await {
@@ -341,19 +340,19 @@ impl Shared {
                 }
                 Err(e) if too_much(e.cause) && doubted < DOUBTED => {
                     doubted += 1;
-                    down.clone()
+                    known.clone().flatten()
                 }
                 Err(e) => {
                     self.told(&e);
                     Some(e)
                 }
             };
-            if now_down != down {
+            if known.as_ref() != Some(&now_down) {
                 if now_down.is_none() {
                     self.complaints.up_again(kind);
                 }
                 self.is_now(kind, now_down.as_ref());
-                down = now_down;
+                known = Some(now_down);
             }
             tokio::time::sleep(USAGE_EVERY).await;
         }

@@ -182,6 +182,20 @@ fn one_of_several_servers_that_dies_is_named_while_the_tier_serves_on() {
 }
 
 #[test]
+fn a_tier_whose_servers_never_answered_is_not_said_to_be_ready() {
+    let mut servers = [Redis::start()];
+    servers[0].kill();
+    let sidecar = Sidecar::start(&config(&servers));
+    let known = wait_for("the tier to be known", || {
+        let tier = sidecar.tier("redis");
+        (tier["state"] != "starting").then_some(tier)
+    });
+    assert_eq!(known["state"], "off", "{known}");
+    servers[0].run();
+    sidecar.wait_tier("redis", "ready");
+}
+
+#[test]
 fn settings_that_cannot_be_right_are_named_and_memory_serves_on() {
     for (redis, reason) in [
         ("{urls: ['http://u:secret@host']}", "Config"),
