@@ -1,4 +1,5 @@
-//! Reading: the head and the sections of an object in one request where they are small, in several ranges at once where they are large.
+//! Reading: the head and the sections of an object in one request where they are small, or others are read beside it; else in several
+//! ranges at once.
 //! Bytes are received into their place where the connection allows it, else copied there once from its buffer.
 
 use super::fault::found;
@@ -7,8 +8,9 @@ use super::stream::Stream;
 use crate::tiers::{Cause, Get, Kind, Running, Span, TierError};
 use futures::stream::{StreamExt, TryStreamExt};
 use kvcachepool_protocol::object::{
-    ALIGN, BadObject, HEADER_BYTES, Object, ObjectName, head_bytes,
+    ALIGN, BadObject, HEADER_BYTES, MAX_BYTES, Object, ObjectName, head_bytes,
 };
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 /// Most heads are no longer than this.
 const HEAD_BYTES: u64 = 16 << 10;
@@ -18,13 +20,30 @@ const GAP_BYTES: u64 = 64 << 10;
 /// After so many bytes the others of the thread have their turn.
 const TURN_BYTES: u64 = 2 << 20;
 
-/// How large objects are read.
+/// How large objects are read: in ranges, several at once, while few objects are read; each in one go while there are as many objects as
+/// there would be ranges.
 #[derive(Debug, Clone, Copy)]
 pub struct Parts {
     /// Bytes of a range.
     pub bytes: u64,
     /// Ranges at once, beside the first.
     pub at_once: usize,
+}
+
+/// An object that is being read.
+struct Reading<'a>(&'a AtomicUsize);
+
+impl<'a> Reading<'a> {
+    /// One more; and how many there are now.
+    fn begin(all: &'a AtomicUsize) -> (Self, usize) {
+        (Self(all), all.fetch_add(1, Relaxed) + 1)
+    }
+}
+
+impl Drop for Reading<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Relaxed);
+    }
 }
 
 /// Where bytes of an object go.
@@ -51,18 +70,23 @@ impl Requests {
     /// Reads sections into their places.
     pub async fn get(&self, get: &Get, parts: Parts) -> Result<Object, TierError> {
         let key = self.key(&get.name);
+        let (_reading, readers) = Reading::begin(&self.reading);
+        let longest = match readers > parts.at_once {
+            true => MAX_BYTES,
+            false => parts.bytes,
+        };
         let wanted = get
             .places
             .iter()
             .map(|place| place.span.length.next_multiple_of(ALIGN));
         let wanted = wanted.fold(HEAD_BYTES, u64::saturating_add);
-        let first = (0, reach(0, wanted, parts.bytes.max(HEAD_BYTES)));
+        let first = (0, reach(0, wanted, longest.max(HEAD_BYTES)));
         let mut stream = self.range(&key, first, None).await?;
         let object = self.read_head(&mut stream, &get.name, &key).await?;
         let landings = landings(&object, get)?;
         let version = stream.version.clone();
         let (read_to, end) = (stream.at, stream.end);
-        let rest = ranges(&landings, end, parts.bytes);
+        let rest = ranges(&landings, end, longest);
         // What lies within the first answer, if any of it is wanted; else nobody reads on, and it must not stand in the way of the others.
         let here = landings.iter().any(|l| l.start < end && l.end() > read_to);
         let first = here.then_some(stream);

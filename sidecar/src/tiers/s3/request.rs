@@ -9,7 +9,7 @@ use aws_sdk_s3::types::ChecksumAlgorithm;
 use kvcachepool_protocol::config::{self, Checksums};
 use kvcachepool_protocol::object::ObjectName;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
 /// What names behind the prefix begin with that are ours and no objects of the cache.
 pub const OWN: &str = ".kvcachepool-";
@@ -33,6 +33,8 @@ pub struct Requests {
     pub tags: Tags,
     /// What S3 sums up parts of uploads by.
     pub checksum: Option<ChecksumAlgorithm>,
+    /// Objects that are being read.
+    pub reading: AtomicUsize,
     /// The server refuses to put over an object that is there.
     conditional: AtomicBool,
     /// The server removes many objects at once.
@@ -51,6 +53,7 @@ impl Requests {
             bound: Bound::new(config.max_concurrency as usize),
             tags: Tags::default(),
             checksum: summed.then_some(ChecksumAlgorithm::Crc32),
+            reading: AtomicUsize::new(0),
             conditional: AtomicBool::new(true),
             batches: AtomicBool::new(true),
         }

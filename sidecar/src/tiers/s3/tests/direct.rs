@@ -70,6 +70,26 @@ async fn bytes_come_whole_whatever_way_they_take_and_are_seen_where_they_come_in
 }
 
 #[tokio::test]
+async fn an_object_is_read_in_ranges_when_it_is_alone_and_in_one_go_beside_others() {
+    let (server, sample) = served(|asked, object| {
+        let part = Reply::part(asked, object);
+        Reply::Later(Duration::from_millis(20), Box::new(part))
+    })
+    .await;
+    let requests = server.requests().await;
+    read(&requests, &sample, 16 << 10).await.unwrap();
+    let alone = server.count("GET");
+    assert!(alone > 1);
+    let gets = (0..10).map(|_| read(&requests, &sample, 16 << 10));
+    let seen = futures::future::try_join_all(gets).await.unwrap();
+    // As many as there may be ranges at once are read as before; they do not know of those that come.
+    assert_eq!(server.count("GET"), alone + 4 * alone + 6);
+    assert_eq!(seen[9], [true, true]);
+    read(&requests, &sample, 16 << 10).await.unwrap();
+    assert_eq!(server.count("GET"), 6 * alone + 6);
+}
+
+#[tokio::test]
 async fn what_an_earlier_try_saw_does_not_count() {
     let asked = AtomicUsize::new(0);
     let (server, sample) = served(move |request, object| {
