@@ -19,6 +19,7 @@ import kvcachepool.copy_window as copy_window
 import kvcachepool.shared as shared_module
 import kvcachepool.window as window_module
 import kvcachepool.worker as worker_module
+from kvcachepool import messages
 from kvcachepool.jobs import Chunk, Ended, Job
 from kvcachepool.layout import Ranks
 from kvcachepool.shared import Shared
@@ -215,3 +216,34 @@ def test_a_window_that_is_not_seen_from_both_sides_is_not_used(
         assert worker["transfer_reason"].startswith("PatternMismatch")
     finally:
         engine.close()
+
+
+def test_a_window_whose_end_is_seen_behind_the_next_boots_hello_gives_nothing_to_that_boot(engine: Engine) -> None:
+    keeper, client = engine.worker._windows, engine.worker._client
+    assert keeper is not None
+    assert client is not None
+    body = messages.Sections(region=1, refs=bytes(range(16)))
+    assert client.hello is not None
+    with engine.worker._wake:
+        keeper.lose(client, client.hello.boot - 1, body)
+        assert keeper.lost[0].gone_at is not None
+        assert keeper.lost[0].body.refs in engine.worker.held().grants
+
+
+def test_a_copy_that_fails_while_the_sidecar_has_stages_ends_the_window(
+    engine: Engine, sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = stored(engine)
+    cut = copy_window.stage
+    monkeypatch.setattr(copy_window, "stage", lambda p, r, b, nbytes: cut(p, r, b, BLOCK_BYTES))
+    copy = copy_window.HostMemory.copy
+
+    def fails(memory: copy_window.HostMemory, kind: str, pieces: Any, event: object) -> None:
+        monkeypatch.setattr(copy_window.HostMemory, "copy", copy)
+        raise RuntimeError("no such luck")
+
+    monkeypatch.setattr(copy_window.HostMemory, "copy", fails)
+    assert not engine.load(HASHES, OTHERS, "a")
+    assert live(engine) is None
+    engine.failed.clear()
+    assert loaded(engine, "b") == expected, "the worker copies itself"

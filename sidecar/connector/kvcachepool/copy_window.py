@@ -141,10 +141,10 @@ def _placed(pieces: Sequence[Piece], base: int) -> list[Piece]:
 class WindowCopier:
     """One window. Made on the client's reader thread, used by the copy thread, closed when no copy uses it any more."""
 
-    def __init__(self, layout: Layout, reply: WindowReply, fds: list[int]) -> None:
-        """Maps what came with the sidecar's answer and puts the complement of the pattern in its place. Takes the
-        descriptors. Raises `SharedMemoryError`, also where the pattern is not there: each side must see what the other
-        writes.
+    def __init__(self, layout: Layout, reply: WindowReply, fds: list[int], boot: int) -> None:
+        """Maps what came with the answer of the sidecar's boot with this token, and puts the complement of the pattern
+        in its place. Takes the descriptors. Raises `SharedMemoryError`, also where the pattern is not there: each side
+        must see what the other writes.
         """
         named = dict(zip(reply.fds, fds, strict=False))
         self._bell = socket.socket(fileno=named.pop("bell")) if "bell" in named else None
@@ -170,7 +170,10 @@ class WindowCopier:
         finally:
             for fd in named.values():
                 os.close(fd)
+        self.boot = boot
         self._stages = reply.stages
+        #: Stages that the sidecar has.
+        self._out: set[int] = set()
         self._prepared = False
 
     def copy(self, kind: str, plan: Plan, event: Any) -> str:
@@ -181,7 +184,15 @@ class WindowCopier:
             self.memory.begin_thread()
             self._prepared = True
         parts = stage(plan.pieces, plan.refs, self._block_bytes, self._stage_bytes)
-        return self._load(parts, event) if kind == "load" else self._store(parts, event)
+        try:
+            return self._load(parts, event) if kind == "load" else self._store(parts, event)
+        except WindowLostError:
+            raise
+        except Exception as error:
+            if self._out:
+                # What the sidecar still has must not be used again.
+                raise WindowLostError(f"a copy failed while the sidecar had stages: {error}") from error
+            raise
 
     def close(self) -> None:
         """Hangs up and unmaps: the sidecar ends what it copies and frees the window."""
@@ -226,6 +237,7 @@ class WindowCopier:
         return reason
 
     def _hand_over(self, at: int, state: State, part: Staged) -> None:
+        self._out.add(at)
         self._page.hand_over(at, state, part.runs)
         assert self._bell is not None
         # One that is full is heard all the same; one that nobody holds is seen while waiting.
@@ -245,6 +257,7 @@ class WindowCopier:
             except ValueError as error:
                 raise WindowLostError(f"the flag page is torn: {error}") from None
             if word is not None:
+                self._out.discard(at)
                 return "" if word.state == State.MOVED else word.reason
             left = deadline - time.monotonic()
             if over or left <= 0:

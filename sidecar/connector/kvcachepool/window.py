@@ -68,7 +68,8 @@ class WindowKeeper:
         fds = list(reply.fds)
         reply.fds.clear()
         try:
-            self._asked = WindowCopier(self._layout, answer, fds)
+            boot = 0 if client.hello is None else client.hello.boot
+            self._asked = WindowCopier(self._layout, answer, fds, boot)
         except (SharedMemoryError, OSError, RuntimeError) as error:
             self._none(f"NotMapped: {error}")
             return
@@ -108,15 +109,21 @@ class WindowKeeper:
 
     # -- grants that were lost with it
 
-    def lose(self, client: Client | None, body: Sections) -> None:
-        """The window ended in the middle of a store of these sections."""
-        hello = None if client is None else client.hello
-        lost = Lost(body, 0 if hello is None else hello.boot)
+    def lose(self, client: Client | None, boot: int, body: Sections) -> None:
+        """A window of this boot ended in the middle of a store of these sections."""
+        lost = Lost(body, boot)
         self.lost.append(lost)
+        # The next boot may have greeted before the end of the window was seen.
+        if client is not None and client.hello is not None:
+            self._meet(client, lost, client.hello.boot)
+
+    def _meet(self, client: Client, lost: Lost, boot: int) -> None:
+        if lost.boot != boot and lost.gone_at is None:
+            lost.gone_at = time.monotonic()
         self._ask_back(client, lost)
 
-    def _ask_back(self, client: Client | None, lost: Lost) -> None:
-        if client is not None and lost.gone_at is None:
+    def _ask_back(self, client: Client, lost: Lost) -> None:
+        if lost.gone_at is None:
             client.ask(Op.ABORT, lost.body, lambda reply: self._answered(lost))
 
     def _answered(self, lost: Lost) -> None:
@@ -127,9 +134,7 @@ class WindowKeeper:
     def greeted(self, client: Client, boot: int) -> None:
         """HELLO was answered by this boot."""
         for lost in self.lost:
-            if lost.boot != boot and lost.gone_at is None:
-                lost.gone_at = time.monotonic()
-            self._ask_back(client, lost)
+            self._meet(client, lost, boot)
 
     def give_back(self, client: Client | None) -> float | None:
         """Sends the ABORT of what no dead boot can write to any more. Returns in how many seconds to ask again."""

@@ -335,8 +335,8 @@ class Worker:
                 kind = task.job.kind
                 self._report.copied_bytes[kind] = self._report.copied_bytes.get(kind, 0) + task.plan.nbytes
                 self._report.copied_seconds[kind] = self._report.copied_seconds.get(kind, 0.0) + took
-            if lost:
-                self._lose_window(task)
+            if lost and window is not None:
+                self._lose_window(task, window)
             self._finish(task, good, not lost)
             self._failures = self._failures + 1 if crashed else 0
             if crashed:
@@ -347,15 +347,16 @@ class Worker:
         if give_up:
             self._go_off_later("CopyFailed", str(crashed))
 
-    def _lose_window(self, task: _Task) -> None:
+    def _lose_window(self, task: _Task, window: WindowCopier) -> None:
         """The sidecar may still copy what this job handed over. The lock is held."""
         self._count(f"{task.job.kind}Failed/windowLost")
         if self._windows is None:
             return
-        self._windows.retire()
+        if self._windows.live is window:
+            self._windows.retire()
         if task.job.kind == STORE and task.plan is not None:
             body = Sections(region=task.job.region, refs=task.plan.packed)
-            self._windows.lose(self._client, body)
+            self._windows.lose(self._client, window.boot, body)
 
     def _copy(self, task: _Task, mapping: Mapping | None, copier: Copier, window: WindowCopier | None) -> bool:
         plan = task.plan
