@@ -1,4 +1,4 @@
-//! Mistakes that the simulation makes on purpose, to show that it would see them. In a production build `made` is a constant
+//! Mistakes that the simulation and tests make on purpose, to show that they would see them. In a production build `made` is a constant
 //! `false`: no branch is left of any of them.
 
 /// One rule of the protocol left out, on the sidecar's side. Names as in the design's model of the slot protocol.

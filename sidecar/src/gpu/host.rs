@@ -48,6 +48,8 @@ impl HostDevice {
         let none = |e: &dyn std::fmt::Display| NoWindow::new(Unavailable::OutOfMemory, e);
         let fd = sealed("kvcachepool-window", bytes, Pages::Base).map_err(|e| none(&e))?;
         let window = Arc::new(Mapping::new(fd.as_fd(), bytes).map_err(|e| none(&e))?);
+        // All pages now: whoever touches one first is charged for it, and the worker shall not be.
+        window.populate(0, bytes).map_err(|e| none(&e))?;
         let (jobs, queue) = channel::<Job>();
         let memory = window.clone();
         std::thread::Builder::new()

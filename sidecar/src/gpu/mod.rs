@@ -6,6 +6,7 @@ pub mod device;
 pub mod host;
 pub mod mover;
 pub mod page;
+pub mod room;
 
 #[cfg(test)]
 mod tests;

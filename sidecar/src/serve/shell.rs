@@ -13,6 +13,7 @@ use crate::sessions::{ConnId, Core, FdFacts, FdKind, Input, Now, Output, WindowI
 use crate::shm::facts;
 use crate::shm::lockfile::{LockFile, LockFileError};
 use crate::verify::{Job, Pool};
+use kvcachepool_protocol::config::Config;
 use kvcachepool_protocol::frame::{FLAG_ERROR, FLAG_REPLY, FrameError, Header, Op, frame};
 use kvcachepool_protocol::message::{ErrorBody, ErrorCode, encode};
 use kvcachepool_protocol::table::ROW_BYTES;
@@ -166,6 +167,11 @@ impl Shell {
     /// Gives the core one input and carries out what it wants.
     pub fn drive(&self, input: Input<'_>) {
         self.with_core(|core, now, out| core.handle(now, input, out));
+    }
+
+    /// The config in effect.
+    pub fn config(&self) -> Config {
+        self.daemon.config().effective
     }
 
     /// Digests that wait for a thread: urgent, background.

@@ -5,9 +5,12 @@ use super::shell::Shell;
 use crate::gpu::device::{DeviceError, NoWindow};
 use crate::gpu::mover::{Mover, Slots};
 use crate::gpu::page::FlagPage;
+use crate::gpu::room::{Place, Room};
 use crate::gpu::{STAGES, open, stage_bytes};
 use crate::sessions::{ConnId, Input, WindowId, WindowNews};
 use crate::shm::arena::Arena;
+use crate::shm::limit;
+use crate::shm::memfd::Pages;
 use kvcachepool_protocol::frame::{FLAG_ERROR, FLAG_FDS, FLAG_REPLY, Op, frame};
 use kvcachepool_protocol::message::{ErrorBody, ErrorCode, WindowReply, encode};
 use kvcachepool_protocol::window::{Order, PATTERN_BYTES, Reason, Unavailable};
@@ -61,6 +64,7 @@ impl Drop for Handle {
 #[derive(Default)]
 pub struct Windows {
     by_conn: Mutex<HashMap<ConnId, Handle>>,
+    host_room: Arc<Room>,
 }
 
 impl Windows {
@@ -75,7 +79,10 @@ impl Windows {
     ) {
         let begun = arena
             .ok_or_else(|| NoWindow::new(Unavailable::Busy, "there is no arena now"))
-            .and_then(|arena| begin(shell.clone(), arena, window, device_uuid, bytes));
+            .and_then(|arena| {
+                let room = self.host_room.clone();
+                begin(shell.clone(), arena, room, window, device_uuid, bytes)
+            });
         match begun {
             Ok(handle) => {
                 self.by_conn.lock().insert(window.conn, handle);
@@ -109,6 +116,7 @@ impl Windows {
 fn begin(
     shell: Weak<Shell>,
     arena: Arena,
+    room: Arc<Room>,
     window: WindowId,
     device_uuid: String,
     bytes: u64,
@@ -129,8 +137,16 @@ fn begin(
                 id: window,
                 region: arena.geometry.region,
             };
-            match Window::make(arena, &device_uuid, bytes, poke) {
-                Ok((mut made, reply)) => {
+            let place = match device_uuid.is_empty() {
+                true => owner.host_place(&room, &arena, bytes).map(Some),
+                false => Ok(None),
+            };
+            let made = place.and_then(|place| {
+                let (made, reply) = Window::make(arena, &device_uuid, bytes, poke)?;
+                Ok((place, made, reply))
+            });
+            match made {
+                Ok((_place, mut made, reply)) => {
                     owner.answer(window.tag, Ok(reply), None);
                     made.run(&owner, &queue);
                     owner.over();
@@ -206,6 +222,17 @@ impl Owner {
             (Ok(_), memory) => memory.map(|memory| WindowNews::Works { memory }),
         };
         tell(&shell, self.id, tag, answer, news);
+    }
+
+    /// Room for a window in host memory, beside the arena and all others.
+    fn host_place(&self, room: &Arc<Room>, arena: &Arena, bytes: u64) -> Result<Place, NoWindow> {
+        let shell = self.shell.upgrade();
+        let config = shell.map(|shell| shell.config()).unwrap_or_default();
+        let (geometry, pages) = (arena.geometry, Pages::of(&arena.arena_fd));
+        room.take(|windows| {
+            let others = config.extras_bytes() + (windows - 1) * bytes;
+            limit::check(&geometry, pages, others).map_err(|e| e.to_string())
+        })
     }
 
     /// Nothing is copied any more. A connection that goes on has no window then.

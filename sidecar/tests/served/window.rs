@@ -1,9 +1,11 @@
 //! Windows between the real sidecar and workers that are killed and stopped at every state of a stage.
 
+use crate::cgroup::Cgroup;
 use crate::child::Process;
 use crate::client::Answer;
 use crate::harness::{Sidecar, children, signal_to, wait_for};
 use crate::vllm::{CHUNK_BYTES, Vllm, content, hashes, scheduler_register, worker_register};
+use kvcachepool_protocol::config::Config;
 use kvcachepool_protocol::frame::Op;
 use kvcachepool_protocol::message::{
     AbortReply, ErrorCode, Register, RegisterReply, Sections, Window, WindowKind, WindowReply,
@@ -499,4 +501,27 @@ fn why_a_device_gives_no_window_has_a_name_and_the_worker_copies_itself() {
         sidecar.wait_metric(&metric, 1.0);
         vllm.store("r", &hashes(1, 1));
     }
+}
+
+#[test]
+fn where_the_containers_limit_has_room_for_one_window_the_next_worker_waits_for_it_or_copies_itself()
+ {
+    let (config, _) = Config::parse(CONFIG, false).unwrap();
+    let Some(cgroup) = Cgroup::with_limit(config.container_memory_bytes() + (8 << 20)) else {
+        return;
+    };
+    let mut sidecar = Sidecar::prepare(CONFIG);
+    sidecar.run_below(&cgroup.procs());
+    sidecar.wait_socket();
+    sidecar.wait_populated();
+    let first = Windowed::working(&sidecar.socket());
+    let mut vllm = Vllm::silent(&sidecar.socket());
+    vllm.hello_until_mapped();
+    register(&mut vllm);
+    let refused = vllm.worker.ask(Op::Window, &Window::default()).error();
+    let refused = refused.unwrap().message;
+    assert!(refused.starts_with("OutOfMemory: "), "{refused}");
+    drop(first);
+    let reply: WindowReply = Windowed::ask(vllm).confirm().read();
+    assert!(reply.working);
 }
