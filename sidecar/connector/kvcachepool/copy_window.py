@@ -29,8 +29,10 @@ from .messages import WindowReply
 from .pieces import Piece, Plan
 from .shared import ROW_BYTES, Refs, SharedMemoryError, map_shared, unmap
 
-#: A stage that the sidecar has for so long is lost, and the window with it.
+#: A stage that the sidecar has for so long is lost, and the window with it; and so is one of a job that takes longer than
+#: this and its bytes at a speed that any machine has.
 _PATIENCE_S = 5.0
+_LEAST_BYTES_PER_S = 250e6
 
 
 class WindowLostError(Exception):
@@ -175,6 +177,8 @@ class WindowCopier:
         #: Stages that the sidecar has.
         self._out: set[int] = set()
         self._prepared = False
+        #: When the job that is being copied is given up.
+        self._until = 0.0
 
     def copy(self, kind: str, plan: Plan, event: Any) -> str:
         """Moves all pieces of a plan behind `event`. Returns "" when the bytes are there, or why the sidecar refused a
@@ -184,6 +188,7 @@ class WindowCopier:
             self.memory.begin_thread()
             self._prepared = True
         parts = stage(plan.pieces, plan.refs, self._block_bytes, self._stage_bytes)
+        self._until = time.monotonic() + _PATIENCE_S + sum(int(part.runs[:, 3].sum()) for part in parts) / _LEAST_BYTES_PER_S
         try:
             return self._load(parts, event) if kind == "load" else self._store(parts, event)
         except WindowLostError:
@@ -212,7 +217,8 @@ class WindowCopier:
             filled.append(at)
         # All come back, also behind a refusal: then nothing of this job is copied any more.
         for at in filled:
-            reason = self._back(at) or reason
+            back = self._back(at)
+            reason = reason or back
         return reason
 
     def _load(self, parts: list[Staged], event: Any) -> str:
@@ -226,8 +232,10 @@ class WindowCopier:
             at = number % self._stages
             self._hand_over(at, State.WANTED, part)
             wanted.append((at, part))
+        # All come back, also behind a refusal, which no later stage makes good.
         for at, part in wanted:
-            reason = self._back(at) if reason else self._scatter(at, part, event)
+            back = self._back(at) if reason else self._scatter(at, part, event)
+            reason = reason or back
         return reason
 
     def _scatter(self, at: int, part: Staged, event: Any) -> str:
@@ -249,7 +257,7 @@ class WindowCopier:
         assert self._bell is not None
         poll = select.poll()
         poll.register(self._bell, select.POLLIN)
-        deadline = time.monotonic() + _PATIENCE_S
+        deadline = min(self._until, time.monotonic() + _PATIENCE_S)
         over = False
         while True:
             try:
@@ -261,7 +269,7 @@ class WindowCopier:
                 return "" if word.state == State.MOVED else word.reason
             left = deadline - time.monotonic()
             if over or left <= 0:
-                raise WindowLostError("the sidecar hung up" if over else f"no answer in {_PATIENCE_S} s")
+                raise WindowLostError("the sidecar hung up" if over else "no answer in time")
             if poll.poll(left * 1000):
                 try:
                     over = not self._bell.recv(64, socket.MSG_DONTWAIT)

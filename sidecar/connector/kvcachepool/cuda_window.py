@@ -109,12 +109,15 @@ class CudaMemory:
         with torch.cuda.stream(self._stream):
             if event is not None:
                 self._stream.wait_event(event)
-            for piece in pieces:
-                batch = Batch.of(self._layout.groups[piece.group], self._bases, piece.blocks, piece.offsets)
-                window = batch.arena + np.uint64(self._address.value)
-                to, source = (batch.device, window) if kind == "load" else (window, batch.device)
-                self._submit(to, source, batch.sizes, False, self._stream.cuda_stream)
-            self._stream.synchronize()
+            try:
+                for piece in pieces:
+                    batch = Batch.of(self._layout.groups[piece.group], self._bases, piece.blocks, piece.offsets)
+                    window = batch.arena + np.uint64(self._address.value)
+                    to, source = (batch.device, window) if kind == "load" else (window, batch.device)
+                    self._submit(to, source, batch.sizes, False, self._stream.cuda_stream)
+            finally:
+                # Also what was submitted before an error has ended when the caller goes on.
+                self._stream.synchronize()
 
     def close(self) -> None:
         """Unmaps it; what fails then is the driver's to clean up."""

@@ -124,11 +124,11 @@ class WindowKeeper:
 
     def _ask_back(self, client: Client, lost: Lost) -> None:
         if lost.gone_at is None:
-            client.ask(Op.ABORT, lost.body, lambda reply: self._answered(lost))
+            client.ask(Op.ABORT, lost.body, lambda reply: self._answered(lost, reply))
 
-    def _answered(self, lost: Lost) -> None:
-        """No copy of it runs any more: the boot that copied says so."""
-        if lost in self.lost:
+    def _answered(self, lost: Lost, reply: Reply) -> None:
+        """No copy of it runs any more: the boot that copied says so. One that refused to say is asked again later."""
+        if reply.error is None and lost in self.lost:
             self.lost.remove(lost)
 
     def greeted(self, client: Client, boot: int) -> None:

@@ -42,6 +42,8 @@ logger = logging.getLogger("kvcachepool")
 _IDLE_WAIT_S = 0.002
 _PAUSED_STORE_S = 1.0
 _REPORT_EVERY_S = 1.0
+#: Refusals of a stage that say more of the window than of the job.
+_BROKEN_WINDOW = ("CopyFailed", "BadRecord", "Closed")
 _MAX_FAILURES_IN_A_ROW = 3
 _EXIT_WAIT_S = 2.0
 #: Refusals of REGISTER that end the cache in this vLLM; others may pass at the next HELLO.
@@ -396,7 +398,12 @@ class Worker:
             return True
         reason = window.copy(task.job.kind, plan, task.event)
         if reason:
-            self._count_locked(f"{task.job.kind}Failed/window{reason}")
+            with self._wake:
+                self._count(f"{task.job.kind}Failed/window{reason}")
+                if reason in _BROKEN_WINDOW and self._windows is not None and self._windows.live is window:
+                    logger.warning("the window is not used any more, this worker copies itself: %s", reason)
+                    self._windows.retire()
+                    self._windows.reason = reason
         return not reason
 
     def _count_locked(self, event: str) -> None:

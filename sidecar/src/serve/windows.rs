@@ -367,17 +367,14 @@ impl Window {
     /// Sleeps until there is something to look at. True: the worker has hung up.
     fn wait(&mut self, moving: bool, over: bool) -> bool {
         let asks = moving && !self.mover.device().tells_ends();
-        // What is hung up stays readable.
-        let listens = if over {
-            PollFlags::empty()
-        } else {
-            PollFlags::IN
-        };
         let mut fds = [
             PollFd::new(&self.poke, PollFlags::IN),
-            PollFd::new(&self.bell, listens),
+            PollFd::new(&self.bell, PollFlags::IN),
         ];
-        match poll(&mut fds, asks.then_some(&ASK_EVERY)) {
+        // What is hung up says so for ever.
+        let listens = if over { 1 } else { fds.len() };
+        let fds = fds.split_at_mut(listens).0;
+        match poll(fds, asks.then_some(&ASK_EVERY)) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(error) => tracing::warn!(%error, "waiting for a window failed"),
         }

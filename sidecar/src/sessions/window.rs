@@ -33,6 +33,9 @@ impl Mode {
     }
 }
 
+/// Of one connection. A copy takes milliseconds.
+const WAITING_ABORTS_MAX: usize = 256;
+
 /// An ABORT that is answered when no copy into its slots runs any more.
 #[derive(Debug)]
 pub(super) struct WaitingAbort {
@@ -98,6 +101,10 @@ impl<H: Host> Core<H> {
             }
             out.push(Output::ConfirmWindow { conn, tag });
             return Ok(());
+        }
+        if s.transfer.asked.is_some_and(|w| w.conn == conn) {
+            let said = "this connection has a window, or one is being made";
+            return Err(unavailable(Unavailable::Busy, said));
         }
         let most = self.config.window_bytes;
         if window.bytes > most {
@@ -225,23 +232,28 @@ impl<H: Host> Core<H> {
         &mut self,
         asked: Asked,
         session: u64,
-        slots: Vec<u32>,
+        mut slots: Vec<u32>,
         freed: u32,
         out: &mut Vec<Output>,
-    ) {
-        if self
-            .peers
-            .sessions
-            .get(&session)
-            .is_some_and(|s| s.had_window)
-        {
-            self.waiting_aborts.push(WaitingAbort {
-                asked,
-                slots,
-                freed,
-            });
-            self.answer_aborts(out);
+    ) -> Result<(), Refusal> {
+        let session = self.peers.sessions.get(&session);
+        if !session.is_some_and(|s| s.had_window) {
+            return Ok(());
         }
+        let same = |w: &&WaitingAbort| w.asked.conn == asked.conn;
+        if self.waiting_aborts.iter().filter(same).count() >= WAITING_ABORTS_MAX {
+            let said = "many wait for the same copies: ask again when they are answered";
+            return Err(Refusal::later(ErrorCode::LimitReached, said));
+        }
+        let engine = self.engine.as_ref();
+        slots.retain(|slot| engine.is_some_and(|e| e.copies_into(std::iter::once(*slot))));
+        self.waiting_aborts.push(WaitingAbort {
+            asked,
+            slots,
+            freed,
+        });
+        self.answer_aborts(out);
+        Ok(())
     }
 
     fn answer_aborts(&mut self, out: &mut Vec<Output>) {

@@ -87,8 +87,7 @@ impl<H: Host> Core<H> {
             }
         }
         let slots = sections.iter().map(|s| s.slot.get()).collect();
-        self.answer_abort(asked, session, slots, freed, out);
-        Ok(())
+        self.answer_abort(asked, session, slots, freed, out)
     }
 
     /// Sections of a worker's message; none where they lie in another region than the live one.

@@ -1,0 +1,70 @@
+"""The order of a window's stages within a job, with a sidecar that answers what a test says."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvcachepool.copy_window import Staged, WindowCopier
+from kvcachepool.flag_page import State
+
+
+class Memory:
+    def __init__(self) -> None:
+        self.copied = 0
+
+    def copy(self, kind: str, pieces: Any, event: Any) -> None:
+        self.copied += 1
+
+
+class Scripted(WindowCopier):
+    """Gives stages back with these answers, in order."""
+
+    def __init__(self, stages: int, answers: list[str]) -> None:
+        self.memory: Any = Memory()
+        self._stages, self._stage_bytes = stages, 4096
+        self._answers = list(answers)
+        self._out: set[int] = set()
+        self._until = time.monotonic() + 60
+
+    def _hand_over(self, at: int, state: State, part: Staged) -> None:
+        assert at not in self._out, "a stage that the sidecar has is not handed over another time"
+        self._out.add(at)
+
+    def _back(self, at: int) -> str:
+        self._out.remove(at)
+        return self._answers.pop(0)
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        ["CopyFailed", ""],
+        ["CopyFailed", "", ""],
+        ["", "Generation", "", ""],
+        ["", "", "Closed"],
+        ["BadRecord", "Generation", ""],
+        ["", "", "", "", "Generation", "", ""],
+    ],
+)
+@pytest.mark.parametrize("kind", ["load", "store"])
+def test_a_refused_stage_is_the_jobs_answer_whatever_comes_after_it(kind: str, answers: list[str]) -> None:
+    parts = [Staged(np.zeros((1, 4), dtype=np.uint32), []) for _ in answers]
+    copier = Scripted(3, answers)
+    run = copier._load if kind == "load" else copier._store
+    first = next(answer for answer in answers if answer)
+    assert run(parts, None) == first
+    assert not copier._out, "all stages are back"
+    if kind == "load":
+        assert copier.memory.copied == answers.index(first), "nothing is scattered behind a refusal"
+
+
+def test_stages_that_all_come_back_are_a_job_that_is_done() -> None:
+    for kind in ("load", "store"):
+        copier = Scripted(3, [""] * 7)
+        parts = [Staged(np.zeros((1, 4), dtype=np.uint32), []) for _ in range(7)]
+        assert (copier._load if kind == "load" else copier._store)(parts, None) == ""
+        assert (copier.memory.copied, copier._out) == (7, set())
