@@ -15,6 +15,7 @@ mod reload;
 mod shell;
 mod tiers;
 mod watch;
+mod window;
 mod windows;
 
 pub use process::run;

@@ -1,42 +1,32 @@
-//! Windows of workers: one thread each, which makes the memory, lets both sides see that it is the same, and moves stages. Its memory and
-//! its thread end with the connection that asked for it, after the copies under way.
+//! Windows of workers: one thread each (`window.rs`), and what passes between them, the core and the socket. A window ends with the
+//! connection that asked for it, after the copies under way.
 
 use super::shell::Shell;
-use crate::gpu::device::{DeviceError, NoWindow};
-use crate::gpu::mover::{Mover, Slots};
-use crate::gpu::page::FlagPage;
+use super::window::Window;
+use crate::gpu::device::NoWindow;
+use crate::gpu::mover::Slots;
 use crate::gpu::room::{Place, Room};
-use crate::gpu::{STAGES, open, stage_bytes};
 use crate::sessions::{ConnId, Input, WindowId, WindowNews};
 use crate::shm::arena::Arena;
 use crate::shm::limit;
 use crate::shm::memfd::Pages;
 use kvcachepool_protocol::frame::{FLAG_ERROR, FLAG_FDS, FLAG_REPLY, Op, frame};
 use kvcachepool_protocol::message::{ErrorBody, ErrorCode, WindowReply, encode};
-use kvcachepool_protocol::window::{Order, PATTERN_BYTES, Reason, Unavailable};
+use kvcachepool_protocol::window::{Order, Reason, Unavailable};
 use parking_lot::Mutex;
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsFd, OwnedFd};
-use rustix::io::Errno;
-use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair,
-};
 use std::collections::HashMap;
-use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Weak};
 
-/// A device that does not tell the end of its copies is asked for it so often.
-const ASK_EVERY: Timespec = Timespec {
-    tv_sec: 0,
-    tv_nsec: 50_000,
-};
-
 /// What a window answers to WINDOW.
-type Answer = Result<Passed, NoWindow>;
+pub(super) type Answer = Result<Passed, NoWindow>;
 /// The body of a good answer and its descriptors.
-type Passed = (WindowReply, Vec<Arc<OwnedFd>>);
+pub(super) type Passed = (WindowReply, Vec<Arc<OwnedFd>>);
 
-enum Command {
+pub(super) enum Command {
+    /// The worker says that the pattern's complement is in place.
     Confirm { tag: u64 },
 }
 
@@ -204,14 +194,15 @@ fn tell(shell: &Shell, window: WindowId, tag: u64, answer: Answer, news: Option<
 }
 
 /// The connection that a window belongs to, and the way to the core.
-struct Owner {
+pub(super) struct Owner {
     shell: Weak<Shell>,
     id: WindowId,
     region: u64,
 }
 
 impl Owner {
-    fn answer(&self, tag: u64, answer: Answer, memory: Option<String>) {
+    /// Answers WINDOW; with `memory` the window works from now on.
+    pub(super) fn answer(&self, tag: u64, answer: Answer, memory: Option<String>) {
         let Some(shell) = self.shell.upgrade() else {
             return;
         };
@@ -274,146 +265,4 @@ impl Slots for Owner {
                 .add("window_copied_bytes_total", &[direction], bytes);
         }
     }
-}
-
-/// What the thread of a window has.
-struct Window {
-    mover: Mover,
-    bell: OwnedFd,
-    poke: Arc<OwnedFd>,
-    pattern: [u8; PATTERN_BYTES],
-    works: bool,
-}
-
-impl Window {
-    fn make(
-        arena: Arena,
-        device_uuid: &str,
-        bytes: u64,
-        poke: Arc<OwnedFd>,
-    ) -> Result<(Self, Passed), NoWindow> {
-        let none = |e: &dyn std::fmt::Display| NoWindow::new(Unavailable::OutOfMemory, e);
-        let stage_bytes = stage_bytes(bytes)?;
-        let bytes = stage_bytes * u64::from(STAGES);
-        let device = open(device_uuid, bytes, poke.clone())?;
-        let page = FlagPage::new(STAGES, stage_bytes).map_err(|e| none(&e))?;
-        let (bell, theirs) = socketpair(
-            AddressFamily::UNIX,
-            SocketType::STREAM,
-            SocketFlags::CLOEXEC,
-            None,
-        )
-        .map_err(|e| none(&e))?;
-        let mut pattern = [0; PATTERN_BYTES];
-        fastrand::fill(&mut pattern);
-        let mut window = Self {
-            mover: Mover::new(page, device, arena.bytes, stage_bytes),
-            bell,
-            poke,
-            pattern,
-            works: false,
-        };
-        window.mover.device().write(0, &pattern).map_err(failed)?;
-        let export = window.mover.device().export();
-        let mut names = vec!["page".to_owned(), "bell".to_owned()];
-        let mut fds = vec![window.mover.page().fd(), Arc::new(theirs)];
-        if let Some(fd) = export.fd {
-            names.insert(0, "window".into());
-            fds.insert(0, fd);
-        }
-        let reply = WindowReply {
-            working: false,
-            kind: export.kind,
-            bytes,
-            stages: STAGES,
-            stage_bytes,
-            pattern: pattern.to_vec(),
-            handle: export.handle,
-            fds: names,
-        };
-        Ok((window, (reply, fds)))
-    }
-
-    /// Until the connection is over or the worker hangs up, and then until the last copy has ended.
-    fn run(&mut self, owner: &Owner, commands: &Receiver<Command>) {
-        let mut over = false;
-        loop {
-            while !over {
-                match commands.try_recv() {
-                    Ok(Command::Confirm { tag }) => self.confirm(owner, tag),
-                    Err(TryRecvError::Empty) => break,
-                    Err(TryRecvError::Disconnected) => over = true,
-                }
-            }
-            if over {
-                self.mover.close();
-            }
-            let mut moving = 0;
-            if self.works {
-                let step = self.mover.step(owner);
-                moving = step.moving;
-                if step.answered > 0 {
-                    // A bell that is full is heard all the same; one that nobody holds any more is seen below.
-                    let _ = send(&self.bell, &[1], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
-                }
-            }
-            if over && moving == 0 {
-                return;
-            }
-            over |= self.wait(moving > 0, over);
-        }
-    }
-
-    /// Sleeps until there is something to look at. True: the worker has hung up.
-    fn wait(&mut self, moving: bool, over: bool) -> bool {
-        let asks = moving && !self.mover.device().tells_ends();
-        let mut fds = [
-            PollFd::new(&self.poke, PollFlags::IN),
-            PollFd::new(&self.bell, PollFlags::IN),
-        ];
-        // What is hung up says so for ever.
-        let listens = if over { 1 } else { fds.len() };
-        let fds = fds.split_at_mut(listens).0;
-        match poll(fds, asks.then_some(&ASK_EVERY)) {
-            Ok(_) | Err(Errno::INTR) => {}
-            Err(error) => tracing::warn!(%error, "waiting for a window failed"),
-        }
-        let _ = rustix::io::read(self.poke.as_fd(), &mut [0u8; 8]);
-        if over {
-            return true;
-        }
-        let mut rings = [0u8; 64];
-        match recv(&self.bell, &mut rings, RecvFlags::DONTWAIT) {
-            Ok((_, 0)) => true,
-            Ok(_) | Err(Errno::AGAIN | Errno::INTR) => false,
-            Err(_) => true,
-        }
-    }
-
-    fn confirm(&mut self, owner: &Owner, tag: u64) {
-        let mut seen = [0; PATTERN_BYTES];
-        let read = self.mover.device().read(0, &mut seen).map_err(failed);
-        let wanted = self.pattern.map(|byte| !byte);
-        let answer = match read {
-            Err(none) => Err(none),
-            Ok(()) if seen != wanted => Err(NoWindow::new(
-                Unavailable::PatternMismatch,
-                "what the worker wrote is not what is read here",
-            )),
-            Ok(()) => {
-                self.works = true;
-                let reply = WindowReply {
-                    working: true,
-                    ..WindowReply::default()
-                };
-                Ok((reply, Vec::new()))
-            }
-        };
-        let memory = self.works.then(|| self.mover.device().memory());
-        owner.answer(tag, answer, memory);
-    }
-}
-
-fn failed(error: DeviceError) -> NoWindow {
-    NoWindow::new(Unavailable::DriverFailed, error)
 }

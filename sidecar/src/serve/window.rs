@@ -1,0 +1,167 @@
+//! The thread of one window: it lets both sides see that the memory is the same, then moves stages until the connection or the bell ends.
+
+use super::windows::{Command, Owner, Passed};
+use crate::gpu::device::{DeviceError, NoWindow};
+use crate::gpu::mover::Mover;
+use crate::gpu::page::FlagPage;
+use crate::gpu::{STAGES, open, stage_bytes};
+use crate::shm::arena::Arena;
+use kvcachepool_protocol::message::WindowReply;
+use kvcachepool_protocol::window::{PATTERN_BYTES, Unavailable};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair,
+};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, TryRecvError};
+
+/// A device that does not tell the end of its copies is asked for it so often.
+const ASK_EVERY: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 50_000,
+};
+
+/// What the thread of a window has.
+pub(super) struct Window {
+    mover: Mover,
+    bell: OwnedFd,
+    poke: Arc<OwnedFd>,
+    pattern: [u8; PATTERN_BYTES],
+    works: bool,
+}
+
+impl Window {
+    /// Makes the memory and what beside it is passed to the worker.
+    pub(super) fn make(
+        arena: Arena,
+        device_uuid: &str,
+        bytes: u64,
+        poke: Arc<OwnedFd>,
+    ) -> Result<(Self, Passed), NoWindow> {
+        let none = |e: &dyn std::fmt::Display| NoWindow::new(Unavailable::OutOfMemory, e);
+        let stage_bytes = stage_bytes(bytes)?;
+        let bytes = stage_bytes * u64::from(STAGES);
+        let device = open(device_uuid, bytes, poke.clone())?;
+        let page = FlagPage::new(STAGES, stage_bytes).map_err(|e| none(&e))?;
+        let (bell, theirs) = socketpair(
+            AddressFamily::UNIX,
+            SocketType::STREAM,
+            SocketFlags::CLOEXEC,
+            None,
+        )
+        .map_err(|e| none(&e))?;
+        let mut pattern = [0; PATTERN_BYTES];
+        fastrand::fill(&mut pattern);
+        let mut window = Self {
+            mover: Mover::new(page, device, arena.bytes, stage_bytes),
+            bell,
+            poke,
+            pattern,
+            works: false,
+        };
+        window.mover.device().write(0, &pattern).map_err(failed)?;
+        let export = window.mover.device().export();
+        let mut names = vec!["page".to_owned(), "bell".to_owned()];
+        let mut fds = vec![window.mover.page().fd(), Arc::new(theirs)];
+        if let Some(fd) = export.fd {
+            names.insert(0, "window".into());
+            fds.insert(0, fd);
+        }
+        let reply = WindowReply {
+            working: false,
+            kind: export.kind,
+            bytes,
+            stages: STAGES,
+            stage_bytes,
+            pattern: pattern.to_vec(),
+            handle: export.handle,
+            fds: names,
+        };
+        Ok((window, (reply, fds)))
+    }
+
+    /// Until the connection is over or the worker hangs up, and then until the last copy has ended.
+    pub(super) fn run(&mut self, owner: &Owner, commands: &Receiver<Command>) {
+        let mut over = false;
+        loop {
+            while !over {
+                match commands.try_recv() {
+                    Ok(Command::Confirm { tag }) => self.confirm(owner, tag),
+                    Err(TryRecvError::Empty) => break,
+                    Err(TryRecvError::Disconnected) => over = true,
+                }
+            }
+            if over {
+                self.mover.close();
+            }
+            let mut moving = 0;
+            if self.works {
+                let step = self.mover.step(owner);
+                moving = step.moving;
+                if step.answered > 0 {
+                    // A bell that is full is heard all the same; one that nobody holds any more is seen below.
+                    let _ = send(&self.bell, &[1], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+                }
+            }
+            if over && moving == 0 {
+                return;
+            }
+            over |= self.wait(moving > 0, over);
+        }
+    }
+
+    /// Sleeps until there is something to look at. True: the worker has hung up.
+    fn wait(&mut self, moving: bool, over: bool) -> bool {
+        let asks = moving && !self.mover.device().tells_ends();
+        let mut fds = [
+            PollFd::new(&self.poke, PollFlags::IN),
+            PollFd::new(&self.bell, PollFlags::IN),
+        ];
+        // What is hung up says so for ever.
+        let listens = if over { 1 } else { fds.len() };
+        let fds = fds.split_at_mut(listens).0;
+        match poll(fds, asks.then_some(&ASK_EVERY)) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => tracing::warn!(%error, "waiting for a window failed"),
+        }
+        let _ = rustix::io::read(self.poke.as_fd(), &mut [0u8; 8]);
+        if over {
+            return true;
+        }
+        let mut rings = [0u8; 64];
+        match recv(&self.bell, &mut rings, RecvFlags::DONTWAIT) {
+            Ok((_, 0)) => true,
+            Ok(_) | Err(Errno::AGAIN | Errno::INTR) => false,
+            Err(_) => true,
+        }
+    }
+
+    fn confirm(&mut self, owner: &Owner, tag: u64) {
+        let mut seen = [0; PATTERN_BYTES];
+        let read = self.mover.device().read(0, &mut seen).map_err(failed);
+        let wanted = self.pattern.map(|byte| !byte);
+        let answer = match read {
+            Err(none) => Err(none),
+            Ok(()) if seen != wanted => Err(NoWindow::new(
+                Unavailable::PatternMismatch,
+                "what the worker wrote is not what is read here",
+            )),
+            Ok(()) => {
+                self.works = true;
+                let reply = WindowReply {
+                    working: true,
+                    ..WindowReply::default()
+                };
+                Ok((reply, Vec::new()))
+            }
+        };
+        let memory = self.works.then(|| self.mover.device().memory());
+        owner.answer(tag, answer, memory);
+    }
+}
+
+fn failed(error: DeviceError) -> NoWindow {
+    NoWindow::new(Unavailable::DriverFailed, error)
+}
