@@ -102,8 +102,9 @@ impl<H: Host> Core<H> {
             out.push(Output::ConfirmWindow { conn, tag });
             return Ok(());
         }
-        if s.transfer.asked.is_some_and(|w| w.conn == conn) {
-            let said = "this connection has a window, or one is being made";
+        let asked = s.transfer.asked.is_some_and(|w| w.conn == conn);
+        if asked && !s.transfer.works {
+            let said = "a window is being made for this connection";
             return Err(unavailable(Unavailable::Busy, said));
         }
         let most = self.config.window_bytes;

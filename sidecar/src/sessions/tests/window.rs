@@ -296,6 +296,40 @@ fn an_abort_waits_for_the_last_of_several_stages() {
 }
 
 #[test]
+fn no_more_aborts_of_a_connection_wait_than_their_bound() {
+    let mut rig = Rig::new();
+    let (_, section) = rig.granted(1);
+    let order = rig.store_begins(&section);
+    let abort = |rig: &mut Rig| {
+        let body = Rig::sections(&section);
+        rig.w.say(rig.worker, Op::Abort, &body, NO_FDS)
+    };
+    let waiting: Vec<u64> = (0..256).map(|_| abort(&mut rig)).collect();
+    let refused = abort(&mut rig);
+    assert_eq!(rig.w.error(refused).0, ErrorCode::LimitReached);
+    rig.ended(&order);
+    assert!(waiting.iter().all(|tag| rig.answered(*tag)));
+    assert_eq!(rig.state(&section), FREE);
+    let later = abort(&mut rig);
+    assert!(rig.answered(later));
+}
+
+#[test]
+fn one_window_is_made_at_a_time_for_a_connection() {
+    let mut w = world();
+    let worker = w.attach(Role::Worker, 1);
+    let _: RegisterReply = w.ask(worker, Op::Register, &offering());
+    let window = open(&mut w, worker);
+    let second = w.say(worker, Op::Window, &Window::default(), NO_FDS);
+    assert_eq!(w.error(second).0, ErrorCode::WindowUnavailable);
+    let news = WindowNews::Unavailable {
+        reason: "OutOfMemory".into(),
+    };
+    w.input(Input::Window { window, news });
+    open(&mut w, worker);
+}
+
+#[test]
 fn a_dead_workers_slots_come_back_only_when_the_copy_has_ended() {
     let (kept, broken) = with_and_without(Mistake::CopyOutlives, || {
         let mut rig = Rig::new();
