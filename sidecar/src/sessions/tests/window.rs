@@ -401,14 +401,23 @@ fn a_commit_counts_only_when_the_copy_has_ended() {
 }
 
 #[test]
-fn another_register_or_window_ends_what_the_window_before_it_may_do() {
+fn another_register_ends_what_the_window_before_it_may_do_and_lets_ask_for_another() {
     let mut rig = Rig::new();
     let (_, section) = rig.granted(1);
-    let newer = open(&mut rig.w, rig.worker);
+    let again = rig
+        .w
+        .say(rig.worker, Op::Window, &Window::default(), NO_FDS);
+    assert_eq!(
+        rig.w.error(again).0,
+        ErrorCode::WindowUnavailable,
+        "one at a time"
+    );
+    let _: RegisterReply = rig.w.ask(rig.worker, Op::Register, &offering());
     assert_eq!(
         rig.begins(Direction::Store, vec![run(&section)]),
         Err(Reason::Closed)
     );
+    let newer = open(&mut rig.w, rig.worker);
     let older = rig.window;
     let news = WindowNews::Unavailable {
         reason: "HungUp".into(),
@@ -419,9 +428,4 @@ fn another_register_or_window_ends_what_the_window_before_it_may_do() {
     });
     rig.window = newer;
     assert!(rig.begins(Direction::Store, vec![run(&section)]).is_ok());
-    let _: RegisterReply = rig.w.ask(rig.worker, Op::Register, &offering());
-    assert_eq!(
-        rig.begins(Direction::Store, vec![run(&section)]),
-        Err(Reason::Closed)
-    );
 }
