@@ -194,9 +194,13 @@ class Process:
         return [self.pid, *descendants(self.pid)]
 
     def signal_all(self, number: signal.Signals) -> None:
-        """Sends a signal to the whole group."""
+        """Sends a signal to the whole group, and to all below the process that have groups of their own."""
+        below = self.tree()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, number)
+        for pid in below:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
 
     def kill(self) -> None:
         """SIGKILL to all processes at once, as a container's end does, and waits until nothing of them is left."""

@@ -102,9 +102,8 @@ impl<H: Host> Core<H> {
             out.push(Output::ConfirmWindow { conn, tag });
             return Ok(());
         }
-        let asked = s.transfer.asked.is_some_and(|w| w.conn == conn);
-        if asked && !s.transfer.works {
-            let said = "a window is being made for this connection";
+        if s.transfer.asked.is_some_and(|w| w.conn == conn) {
+            let said = "this connection has a window, or one is being made; another needs another REGISTER";
             return Err(unavailable(Unavailable::Busy, said));
         }
         let most = self.config.window_bytes;
