@@ -29,8 +29,8 @@ from .messages import WindowReply
 from .pieces import Piece, Plan
 from .shared import ROW_BYTES, Refs, SharedMemoryError, map_shared, unmap
 
-#: A stage that the sidecar has for so long is lost, and the window with it; and so is one of a job that takes longer than
-#: this and its bytes at a speed that any machine has.
+#: A stage that the sidecar has for so long is lost, and the window with it; and so is one of a job that takes longer
+#: than this and its bytes at a speed that any machine has.
 _PATIENCE_S = 5.0
 _LEAST_BYTES_PER_S = 250e6
 
@@ -188,7 +188,9 @@ class WindowCopier:
             self.memory.begin_thread()
             self._prepared = True
         parts = stage(plan.pieces, plan.refs, self._block_bytes, self._stage_bytes)
-        self._until = time.monotonic() + _PATIENCE_S + sum(int(part.runs[:, 3].sum()) for part in parts) / _LEAST_BYTES_PER_S
+        self._until = (
+            time.monotonic() + _PATIENCE_S + sum(int(part.runs[:, 3].sum()) for part in parts) / _LEAST_BYTES_PER_S
+        )
         try:
             return self._load(parts, event) if kind == "load" else self._store(parts, event)
         except WindowLostError:
