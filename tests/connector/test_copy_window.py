@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,7 @@ class Scripted(WindowCopier):
         self._stages, self._stage_bytes = stages, 4096
         self._answers = list(answers)
         self._out: set[int] = set()
-        self._until = time.monotonic() + 60
+        self._patience_s = 60.0
 
     def _hand_over(self, at: int, state: State, part: Staged) -> None:
         assert at not in self._out, "a stage that the sidecar has is not handed over another time"

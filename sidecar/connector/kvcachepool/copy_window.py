@@ -29,8 +29,8 @@ from .messages import WindowReply
 from .pieces import Piece, Plan
 from .shared import ROW_BYTES, Refs, SharedMemoryError, map_shared, unmap
 
-#: A stage that the sidecar has for so long is lost, and the window with it; and so is one of a job that takes longer
-#: than this and its bytes at a speed that any machine has.
+#: A stage that the sidecar has for so long is lost, and the window with it; and so is one of a job that waited longer
+#: than this and for its bytes at a speed that any machine has.
 _PATIENCE_S = 5.0
 _LEAST_BYTES_PER_S = 250e6
 
@@ -177,8 +177,8 @@ class WindowCopier:
         #: Stages that the sidecar has.
         self._out: set[int] = set()
         self._prepared = False
-        #: When the job that is being copied is given up.
-        self._until = 0.0
+        #: How long the job that is being copied may still wait for the sidecar.
+        self._patience_s = 0.0
 
     def copy(self, kind: str, plan: Plan, event: Any) -> str:
         """Moves all pieces of a plan behind `event`. Returns "" when the bytes are there, or why the sidecar refused a
@@ -188,9 +188,8 @@ class WindowCopier:
             self.memory.begin_thread()
             self._prepared = True
         parts = stage(plan.pieces, plan.refs, self._block_bytes, self._stage_bytes)
-        self._until = (
-            time.monotonic() + _PATIENCE_S + sum(int(part.runs[:, 3].sum()) for part in parts) / _LEAST_BYTES_PER_S
-        )
+        nbytes = sum(int(part.runs[:, 3].sum()) for part in parts)
+        self._patience_s = _PATIENCE_S + nbytes / _LEAST_BYTES_PER_S
         try:
             return self._load(parts, event) if kind == "load" else self._store(parts, event)
         except WindowLostError:
@@ -259,7 +258,8 @@ class WindowCopier:
         assert self._bell is not None
         poll = select.poll()
         poll.register(self._bell, select.POLLIN)
-        deadline = min(self._until, time.monotonic() + _PATIENCE_S)
+        began = time.monotonic()
+        deadline = began + min(_PATIENCE_S, self._patience_s)
         over = False
         while True:
             try:
@@ -268,6 +268,7 @@ class WindowCopier:
                 raise WindowLostError(f"the flag page is torn: {error}") from None
             if word is not None:
                 self._out.discard(at)
+                self._patience_s -= time.monotonic() - began
                 return "" if word.state == State.MOVED else word.reason
             left = deadline - time.monotonic()
             if over or left <= 0:
