@@ -248,21 +248,15 @@ impl<T: Table> Engine<T> {
         std::mem::take(&mut self.actions)
     }
 
-    /// Takes a changed configuration; sizes, the policy, what is lost and which tiers there are stay.
+    /// Takes a changed configuration; sizes, the policy and which tiers there are stay.
     pub fn configure(&mut self, config: &Config) {
-        let Config {
-            arena_bytes,
-            policy,
-            fidelity,
-            ..
-        } = self.config;
+        let (arena_bytes, policy) = (self.config.arena_bytes, self.config.policy);
         self.lower.configure(&config.tiers);
         self.reads.configure(config.read_bytes_per_s);
         self.writes.configure(config.write_bytes_per_s);
         self.config = Config {
             arena_bytes,
             policy,
-            fidelity,
             ..config.clone()
         };
     }

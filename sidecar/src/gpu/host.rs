@@ -2,7 +2,6 @@
 
 use super::device::{Device, DeviceError, Export, NoWindow, Part, Progress, Ticket};
 use crate::shm::mapping::Mapping;
-use crate::shm::memfd::{Pages, sealed};
 use kvcachepool_protocol::message::WindowKind;
 use kvcachepool_protocol::window::{Direction, Unavailable};
 use rustix::fd::{AsFd, OwnedFd};
@@ -46,8 +45,9 @@ impl HostDevice {
     /// The same, with something to do in the middle of every copy.
     pub fn with(bytes: u64, ended: Arc<OwnedFd>, half_way: HalfWay) -> Result<Self, NoWindow> {
         let none = |e: &dyn std::fmt::Display| NoWindow::new(Unavailable::OutOfMemory, e);
-        let fd = sealed("kvcachepool-window", bytes, Pages::Base).map_err(|e| none(&e))?;
-        let window = Arc::new(Mapping::new(fd.as_fd(), bytes).map_err(|e| none(&e))?);
+        let mapped = Mapping::with_fd("kvcachepool-window", bytes);
+        let (fd, window) = mapped.map_err(|e| none(&e))?;
+        let window = Arc::new(window);
         // All pages now: whoever touches one first is charged for it, and the worker shall not be.
         window.populate(0, bytes).map_err(|e| none(&e))?;
         let (jobs, queue) = channel::<Job>();

@@ -1,11 +1,11 @@
 //! The flag page of a window, as the sidecar uses it: words are read, records copied, and a word that still stands is answered.
 
 use crate::shm::mapping::Mapping;
-use crate::shm::memfd::{MemfdError, Pages, sealed};
+use crate::shm::memfd::MemfdError;
 use kvcachepool_protocol::window::{
     Header, RECORD_BYTES, Reason, State, Word, page_bytes, record_at,
 };
-use rustix::fd::{AsFd, OwnedFd};
+use rustix::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use zerocopy::IntoBytes;
@@ -22,13 +22,7 @@ impl FlagPage {
     /// A page for so many stages, all free.
     pub fn new(stages: u32, stage_bytes: u64) -> Result<Self, MemfdError> {
         let bytes = page_bytes(stages);
-        let fd = sealed("kvcachepool-page", bytes, Pages::Base)?;
-        let map = Mapping::new(fd.as_fd(), bytes).map_err(|source| MemfdError {
-            name: "kvcachepool-page",
-            bytes,
-            step: "mmap",
-            source,
-        })?;
+        let (fd, map) = Mapping::with_fd("kvcachepool-page", bytes)?;
         map.write(0, Header::new(stages, stage_bytes).as_bytes());
         Ok(Self {
             fd: Arc::new(fd),

@@ -188,11 +188,19 @@ impl<H: Host> Core<H> {
         if config.policy != self.config.policy {
             restart.push("memory.evictionPolicy");
         }
+        if config.fidelity != self.config.fidelity {
+            restart.push("write.codec");
+        }
         let kinds = |c: &Config| c.tiers.iter().map(|t| t.kind).collect::<Vec<_>>();
         if kinds(&config) != kinds(&self.config) {
             restart.push("tiers");
         }
-        let (arena_bytes, policy) = (self.config.arena_bytes, self.config.policy);
+        let Config {
+            arena_bytes,
+            policy,
+            fidelity,
+            ..
+        } = self.config;
         let mut tiers = std::mem::take(&mut self.config.tiers);
         for tier in &mut tiers {
             if let Some(changed) = config.tiers.iter().find(|c| c.kind == tier.kind) {
@@ -202,6 +210,7 @@ impl<H: Host> Core<H> {
         self.config = Config {
             arena_bytes,
             policy,
+            fidelity,
             tiers,
             ..config
         };

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use super::memfd::{MemfdError, Pages, sealed};
-use rustix::fd::{AsFd, BorrowedFd};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 use std::ptr::NonNull;
@@ -58,13 +58,21 @@ impl Mapping {
 
     /// Maps memory of its own, which nobody else has; `name` is for people who look at what a process maps.
     pub fn private(name: &'static str, bytes: u64) -> Result<Self, MemfdError> {
+        Ok(Self::with_fd(name, bytes)?.1)
+    }
+
+    /// The same, with the descriptor by which others may map it.
+    pub fn with_fd(name: &'static str, bytes: u64) -> Result<(OwnedFd, Self), MemfdError> {
         let fd = sealed(name, bytes, Pages::Base)?;
-        Self::new(fd.as_fd(), bytes).map_err(|source| MemfdError {
-            name,
-            bytes,
-            step: "mmap",
-            source,
-        })
+        match Self::new(fd.as_fd(), bytes) {
+            Ok(mapping) => Ok((fd, mapping)),
+            Err(source) => Err(MemfdError {
+                name,
+                bytes,
+                step: "mmap",
+                source,
+            }),
+        }
     }
 
     /// Mapped bytes.

@@ -13,6 +13,7 @@ use crate::tiers::{
 use kvcachepool_protocol::object::{Codec, Fidelity, Object, ObjectName, Section, digest};
 use scratch::{Room, Scratch};
 use section::longest;
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -109,16 +110,18 @@ impl Packing {
         }
     }
 
-    fn all_inside(&self, names: &[ObjectName]) -> Vec<ObjectName> {
-        names.iter().map(|name| self.inside(name)).collect()
+    fn all_inside<'a>(&self, names: &'a [ObjectName]) -> Cow<'a, [ObjectName]> {
+        match self.codec.fidelity() {
+            Fidelity::Exact => Cow::Borrowed(names),
+            _ => names.iter().map(|name| self.inside(name)).collect(),
+        }
     }
 
-    /// What an object of the tier is called outside of this layer.
-    fn outside(&self, mut name: ObjectName) -> ObjectName {
+    /// Calls an object of the tier what it is called outside of this layer.
+    fn outside(&self, name: &mut ObjectName) {
         if name.fidelity == self.codec.fidelity() {
             name.fidelity = Fidelity::Exact;
         }
-        name
     }
 
     async fn read(&self, mut get: Get) -> Result<Object, TierError> {
@@ -352,7 +355,7 @@ impl Tier for Packing {
         Box::pin(async move {
             let mut page = self.inner.list(from, limit).await?;
             for listed in &mut page.objects {
-                listed.name = self.outside(listed.name.clone());
+                self.outside(&mut listed.name);
             }
             Ok(page)
         })

@@ -57,6 +57,14 @@ impl Landing {
     fn end(&self) -> u64 {
         self.start + self.span.length
     }
+
+    /// Bytes of it came, from `at` on, in a stream that ends at `end`. The digest of one that is longer does not run here: the rest comes
+    /// in another stream, perhaps before this.
+    fn came(&self, at: u64, bytes: u64, end: u64, running: &mut Running) {
+        if self.end() <= end {
+            running.came(&self.span, at, bytes);
+        }
+    }
 }
 
 impl Requests {
@@ -189,10 +197,7 @@ async fn land(stream: &mut Stream<'_>, landings: &[Landing]) -> Result<u64, Tier
                     moved = 0;
                     tokio::task::yield_now().await;
                 }
-                // The rest of one that is longer comes in another stream, perhaps before this.
-                if landing.end() <= stream.end {
-                    running.came(&landing.span, at, received);
-                }
+                landing.came(at, received, stream.end, &mut running);
                 continue;
             }
         }
@@ -206,9 +211,7 @@ async fn land(stream: &mut Stream<'_>, landings: &[Landing]) -> Result<u64, Tier
             let piece = bytes.get((from - at) as usize..(to - at) as usize);
             if piece.is_some_and(|piece| landing.span.write(from - landing.start, piece)) {
                 landed += to - from;
-                if landing.end() <= stream.end {
-                    running.came(&landing.span, from - landing.start, to - from);
-                }
+                landing.came(from - landing.start, to - from, stream.end, &mut running);
             }
         }
     }
