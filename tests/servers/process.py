@@ -54,11 +54,12 @@ def die_with_parent() -> None:
 
 
 def children(pid: int) -> list[int]:
-    """Direct children of a process."""
+    """Direct children of a process: none of one that is gone, also where it goes while we look."""
     found: list[int] = []
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(OSError):
-            found += [int(child) for child in task.read_text().split()]
+    with contextlib.suppress(OSError):
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError):
+                found += [int(child) for child in Path(f"/proc/{pid}/task/{task}/children").read_text().split()]
     return found
 
 
