@@ -2,7 +2,8 @@
 
 The arena is page-locked segment by segment: only segments that this rank's jobs touched, one at a time with pauses,
 never before the first job ended (a large pin stalls CUDA calls of the whole node). Until its segment is locked, a job
-goes through a small pinned ring. The pure part (`Batch`) is tested without a device.
+goes through a small pinned ring. All that other threads than vLLM's call is called beside captures of its CUDA graphs.
+The pure part (`Batch`) is tested without a device, what is called and how over a made-up driver.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from . import cuda_driver
+from .cuda_driver import beside_captures
 from .layout import GroupLayout, Layout
 from .pieces import Piece
 from .shared import Mapping
@@ -113,7 +116,7 @@ Submit = Callable[[npt.NDArray[np.uint64], npt.NDArray[np.uint64], npt.NDArray[n
 def _driver_submit() -> Submit | None:
     """`cuMemcpyBatchAsync` of the driver, None where it has none (before CUDA 12.8)."""
     try:
-        driver = ctypes.CDLL("libcuda.so.1")
+        driver = cuda_driver.library()
         entry = ctypes.c_void_p()
         error = driver.cuGetProcAddress_v2(
             b"cuMemcpyBatchAsync", ctypes.byref(entry), _CUDA_MEMCPY_BATCH_SINCE, ctypes.c_uint64(0), None
@@ -183,6 +186,7 @@ class CudaCopier:
         self._mapping: Mapping | None = None
         self._pins: _Pins | None = None
 
+    @beside_captures()
     def begin_thread(self) -> None:
         """Makes the rank's device current on the copy thread."""
         torch.cuda.set_device(self._device)
@@ -205,6 +209,7 @@ class CudaCopier:
         event.record(torch.cuda.current_stream(self._device))
         return event
 
+    @beside_captures()
     def copy(self, kind: str, pieces: Sequence[Piece], event: Any) -> None:
         """Moves all pieces behind `event`; returns when the bytes are there."""
         pins, mapping = self._pins, self._mapping
@@ -221,6 +226,7 @@ class CudaCopier:
             self._stream.synchronize()
         pins.want(pieces)
 
+    @beside_captures()
     def synchronize(self) -> None:
         """Waits for all copies begun."""
         self._stream.synchronize()
@@ -293,6 +299,7 @@ class _Pins:
             self._wanted += [s for s in sorted(touched) if not self._done[s] and s not in self._wanted]
             self._wake.notify_all()
 
+    @beside_captures()
     def close(self) -> None:
         """Ends the thread and releases all locks."""
         with self._wake:
@@ -304,6 +311,7 @@ class _Pins:
             runtime.cudaHostUnregister(self._mapping.arena_address + segment * self._segment)
         self._done[:] = False
 
+    @beside_captures()
     def _work(self) -> None:
         torch.cuda.set_device(self._device)
         while True:

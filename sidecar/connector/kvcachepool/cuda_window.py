@@ -1,6 +1,8 @@
 """A window in device memory, imported from the sidecar by the driver's C interface.
 
-Copies to and from KV blocks stay on the device. Never run on a GPU yet: its tests run it over a made-up driver.
+Copies to and from KV blocks stay on the device. All calls are made beside captures of vLLM's CUDA graphs, and none on
+the default stream, whose work a capture may be made to wait for. Never run on a GPU yet: its tests run it over a
+made-up driver.
 """
 
 from __future__ import annotations
@@ -12,7 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from . import cuda_driver
 from .copy_cuda import Batch, batch_submit
+from .cuda_driver import beside_captures
 from .layout import Layout
 from .messages import WindowReply
 from .pieces import Piece
@@ -34,10 +38,6 @@ class _AccessDesc(ctypes.Structure):
     _fields_ = [("kind", ctypes.c_int), ("id", ctypes.c_int), ("flags", ctypes.c_int)]
 
 
-def _driver() -> ctypes.CDLL:
-    return ctypes.CDLL("libcuda.so.1")
-
-
 def _device_number(device: torch.device) -> int:
     return torch.cuda.current_device() if device.index is None else device.index
 
@@ -47,16 +47,20 @@ class CudaMemory:
 
     where = "device memory"
 
+    @beside_captures()
     def __init__(self, layout: Layout, reply: WindowReply, fd: int | None) -> None:
         """Imports it; the descriptor stays the caller's. Raises `SharedMemoryError`."""
         self._layout = layout
         self._device = layout.storages[0].device
         self._bases = [storage.data_ptr() for storage in layout.storages]
         self._bytes = reply.bytes
-        self._cuda = _driver()
+        self._cuda = cuda_driver.library()
         self._imported = ctypes.c_uint64(0)
         self._address = ctypes.c_uint64(0)
         self._by_handle = reply.kind == "ipc_handle"
+        torch.cuda.set_device(self._device)
+        lowest, _ = torch.cuda.Stream.priority_range()
+        self._stream = torch.cuda.Stream(device=self._device, priority=lowest)
         self.begin_thread()
         if self._by_handle:
             handle = _IpcHandle.from_buffer_copy(reply.handle.ljust(64, b"\0")[:64])
@@ -69,8 +73,6 @@ class CudaMemory:
             except SharedMemoryError:
                 self.close()
                 raise
-        lowest, _ = torch.cuda.Stream.priority_range()
-        self._stream = torch.cuda.Stream(device=self._device, priority=lowest)
         self._submit = batch_submit()
 
     def _map(self, fd: int) -> None:
@@ -89,21 +91,33 @@ class CudaMemory:
         if code != 0:
             raise SharedMemoryError(f"{name} failed with {code}")
 
+    @beside_captures()
     def read(self, nbytes: int) -> bytes:
         """The window's first bytes."""
         content = ctypes.create_string_buffer(nbytes)
-        self._call("cuMemcpyDtoH_v2", content, self._address, ctypes.c_size_t(nbytes))
+        stream = ctypes.c_void_p(self._stream.cuda_stream)
+        try:
+            self._call("cuMemcpyDtoHAsync_v2", content, self._address, ctypes.c_size_t(nbytes), stream)
+        finally:
+            self._stream.synchronize()
         return content.raw
 
+    @beside_captures()
     def write(self, content: bytes) -> None:
         """Replaces the window's first bytes."""
-        self._call("cuMemcpyHtoD_v2", self._address, content, ctypes.c_size_t(len(content)))
+        stream = ctypes.c_void_p(self._stream.cuda_stream)
+        try:
+            self._call("cuMemcpyHtoDAsync_v2", self._address, content, ctypes.c_size_t(len(content)), stream)
+        finally:
+            self._stream.synchronize()
 
+    @beside_captures()
     def begin_thread(self) -> None:
         """Makes the device's context current on this thread."""
         torch.cuda.set_device(self._device)
-        torch.cuda.current_stream(self._device).synchronize()
+        self._stream.synchronize()
 
+    @beside_captures()
     def copy(self, kind: str, pieces: Sequence[Piece], event: Any) -> None:
         """Moves pieces, whose offsets are in the window, behind `event`; returns when the bytes are there."""
         with torch.cuda.stream(self._stream):
@@ -119,6 +133,7 @@ class CudaMemory:
                 # Also what was submitted before an error has ended when the caller goes on.
                 self._stream.synchronize()
 
+    @beside_captures()
     def close(self) -> None:
         """Unmaps it; what fails then is the driver's to clean up."""
         address, imported = self._address, self._imported

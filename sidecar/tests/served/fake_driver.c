@@ -1,6 +1,6 @@
 // A driver with made-up devices, built as libcuda.so.1 and libnvidia-ml.so.1: what the doctor asks, by the interfaces of cuda.h and
 // nvml.h, and memory that a window can be in: memfds. FAKE_INIT is the result of cuInit; "hang" never returns. FAKE_NO_FD: memory cannot
-// be passed by descriptor. FAKE_FULL: there is none left.
+// be passed by descriptor. FAKE_FULL: there is none left. FAKE_CAPTURE: some thread captures a graph in the global mode.
 #define _GNU_SOURCE
 #include <stdint.h>
 #include <stdio.h>
@@ -42,6 +42,18 @@ int cuDeviceGetAttribute(int *value, int attribute, int device) {
   }
 }
 
+// What a capture forbids to every thread that did not say that its calls are none of it (relaxed, 2): the call fails, the capture ends.
+static __thread int capture_mode;
+static int captures_ended;
+int fake_captures_ended(void) { return captures_ended; }
+int cuThreadExchangeStreamCaptureMode(int *mode) {
+  int before = capture_mode;
+  if (*mode < 0 || *mode > 2) return 1;
+  return capture_mode = *mode, *mode = before, 0;
+}
+static int captured(void) { return getenv("FAKE_CAPTURE") && capture_mode != 2 && ++captures_ended; }
+#define BESIDE_CAPTURES if (captured()) return 900
+
 // One context at a time, as calls that need one ask for it. FAKE_CURRENT: one that somebody else in the process made.
 static __thread void *made;
 #define current (made || getenv("FAKE_CURRENT"))
@@ -51,75 +63,86 @@ int cuCtxSetCurrent(void *context) { return made = context, 0; }
 int cuCtxGetStreamPriorityRange(int *least, int *greatest) { return *least = 0, *greatest = -5, 0; }
 static char streams[2];
 int cuStreamCreateWithPriority(void **stream, unsigned flags, int priority) {
+  BESIDE_CAPTURES;
   if (!current || flags != 1 || priority != 0) return 201;
   return *stream = streams, 0;
 }
-int cuStreamSynchronize(void *stream) { return stream == streams && current ? 0 : 400; }
+int cuStreamSynchronize(void *stream) { BESIDE_CAPTURES; return stream == streams && current ? 0 : 400; }
 int cuStreamDestroy_v2(void *stream) { return stream == streams ? 0 : 400; }
 // An event is not ready the first two times that it is asked.
 int cuEventCreate(void **event, unsigned flags) { return *event = calloc(1, sizeof(int)), flags == 2 ? 0 : 1; }
 int cuEventRecord(void *event, void *stream) { return event && stream == streams ? 0 : 400; }
-int cuEventQuery(void *event) { return ++*(int *)event > 2 ? 0 : 600; }
+int cuEventQuery(void *event) { BESIDE_CAPTURES; return ++*(int *)event > 2 ? 0 : 600; }
 int cuEventDestroy_v2(void *event) { return free(event), 0; }
 static int copy(void *to, const void *from, size_t bytes) { return current ? (memcpy(to, from, bytes), 0) : 201; }
-int cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t bytes) { return copy((void *)to, from, bytes); }
-int cuMemcpyDtoH_v2(void *to, uint64_t from, size_t bytes) { return copy(to, (void *)from, bytes); }
+int cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t bytes) { BESIDE_CAPTURES; return copy((void *)to, from, bytes); }
+int cuMemcpyDtoH_v2(void *to, uint64_t from, size_t bytes) { BESIDE_CAPTURES; return copy(to, (void *)from, bytes); }
 int cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t bytes, void *stream) {
+  BESIDE_CAPTURES;
   return stream == streams ? copy((void *)to, from, bytes) : 400;
 }
 int cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t bytes, void *stream) {
+  BESIDE_CAPTURES;
   return stream == streams ? copy(to, (void *)from, bytes) : 400;
 }
-int cuMemHostRegister_v2(void *start, size_t bytes, unsigned flags) { return start && bytes && flags == 1 && current ? 0 : 1; }
+int cuMemHostRegister_v2(void *start, size_t bytes, unsigned flags) { BESIDE_CAPTURES; return start && bytes && flags == 1 && current ? 0 : 1; }
+int cuMemHostUnregister(void *start) { BESIDE_CAPTURES; return start ? 0 : 1; }
 struct location { int kind, id; };
 struct prop { int kind, handles; struct location location; void *win32; unsigned char flags[8]; };
 int cuMemGetAllocationGranularity(size_t *unit, const struct prop *prop, int option) {
   return *unit = 2 << 20, prop->location.kind == 1 && option == 0 ? 0 : 1;
 }
 int cuMemCreate(uint64_t *allocation, size_t bytes, const struct prop *prop, unsigned long long flags) {
+  BESIDE_CAPTURES;
   if (getenv("FAKE_FULL")) return 2;
   if (getenv("FAKE_NO_FD")) return 801;
   if (prop->kind != 1 || prop->handles != 1 || prop->location.id < 40 || flags) return 1;
   int fd = memfd_create("fake-device-memory", MFD_CLOEXEC);
   return *allocation = fd, ftruncate(fd, bytes);
 }
-int cuMemRelease(uint64_t allocation) { return close((int)allocation); }
+int cuMemRelease(uint64_t allocation) { BESIDE_CAPTURES; return close((int)allocation); }
 int cuMemExportToShareableHandle(int *fd, uint64_t allocation, int kind, unsigned long long flags) {
   return *fd = dup((int)allocation), kind == 1 && !flags && *fd >= 0 ? 0 : 1;
 }
 int cuMemAddressReserve(uint64_t *address, size_t bytes, size_t align, uint64_t wish, unsigned long long flags) {
+  BESIDE_CAPTURES;
   if (align || wish || flags) return 1;
   void *start = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   return *address = (uint64_t)start, start == MAP_FAILED ? 2 : 0;
 }
 int cuMemMap(uint64_t address, size_t bytes, size_t offset, uint64_t allocation, unsigned long long flags) {
+  BESIDE_CAPTURES;
   if (flags) return 1;
   return mmap((void *)address, bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, (int)allocation, offset) == MAP_FAILED;
 }
 struct access { struct location location; int flags; };
 int cuMemSetAccess(uint64_t address, size_t bytes, const struct access *access, size_t count) {
+  BESIDE_CAPTURES;
   if (count != 1 || access->flags != 3 || access->location.kind != 1) return 1;
   return mprotect((void *)address, bytes, PROT_READ | PROT_WRITE) != 0;
 }
-int cuMemUnmap(uint64_t address, size_t bytes) { return mprotect((void *)address, bytes, PROT_NONE) != 0; }
-int cuMemAddressFree(uint64_t address, size_t bytes) { return munmap((void *)address, bytes) != 0; }
+int cuMemUnmap(uint64_t address, size_t bytes) { BESIDE_CAPTURES; return mprotect((void *)address, bytes, PROT_NONE) != 0; }
+int cuMemAddressFree(uint64_t address, size_t bytes) { BESIDE_CAPTURES; return munmap((void *)address, bytes) != 0; }
 int cuMemAlloc_v2(uint64_t *address, size_t bytes) {
+  BESIDE_CAPTURES;
   if (!current || getenv("FAKE_FULL")) return 2;
   return *address = (uint64_t)calloc(1, bytes), *address ? 0 : 2;
 }
-int cuMemFree_v2(uint64_t address) { return free((void *)address), 0; }
+int cuMemFree_v2(uint64_t address) { BESIDE_CAPTURES; return free((void *)address), 0; }
 int cuIpcGetMemHandle(unsigned char *handle, uint64_t address) { return memset(handle, 7, 64), address ? 0 : 1; }
 
 // What a process does that is given memory: the descriptor comes as a pointer; a handle is that of no memory here.
 int cuMemImportFromShareableHandle(uint64_t *allocation, void *fd, int kind) {
+  BESIDE_CAPTURES;
   int own = dup((int)(intptr_t)fd);
   return *allocation = own, kind == 1 && own >= 0 ? 0 : 1;
 }
 struct handle { unsigned char bytes[64]; };
 int cuIpcOpenMemHandle_v2(uint64_t *address, struct handle handle, unsigned flags) {
-  return *address = (uint64_t)calloc(1, 4096), handle.bytes[63] == 7 && flags == 1 ? 0 : 1;
+  BESIDE_CAPTURES;
+  return *address = (uint64_t)calloc(1, 4 << 20), handle.bytes[63] == 7 && flags == 1 ? 0 : 1;
 }
-int cuIpcCloseMemHandle(uint64_t address) { return free((void *)address), 0; }
+int cuIpcCloseMemHandle(uint64_t address) { BESIDE_CAPTURES; return free((void *)address), 0; }
 
 struct memory { unsigned long long total, free, used; };
 int nvmlInit_v2(void) { return 0; }
