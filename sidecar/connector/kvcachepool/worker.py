@@ -103,6 +103,7 @@ class Worker:
         self._planner: Planner | None = None
         self._copier: Copier | None = None
         self._windows: WindowKeeper | None = None
+        self._device_uuid = ""
         self._client: Client | None = None
         self._register: Register | None = None
         self._thread: threading.Thread | None = None
@@ -120,7 +121,9 @@ class Worker:
             self._layout = layout
             self._planner = Planner(layout)
             self._copier = _copier(layout)
-            self._windows = WindowKeeper(layout, _device_uuid(layout.device), self._count_locked)
+            # Here, because no other thread has the rank's device as its current one.
+            self._device_uuid = _device_uuid(layout.device)
+            self._windows = WindowKeeper(layout, self._device_uuid, self._count_locked)
         except Unserved as error:
             self._go_off(error.reason, str(error))
             return
@@ -522,7 +525,7 @@ class Worker:
                 model=canonical(model),
                 layout=canonical(layout.descriptor),
                 device=layout.device,
-                device_uuid=_device_uuid(layout.device),
+                device_uuid=self._device_uuid,
                 transfer_modes=[ENGINE, WINDOW],
                 groups=[
                     Group(
