@@ -1,4 +1,5 @@
-//! The functions of `cuda.h` that a window needs. Every result is a `CUresult`, 0 for success.
+//! The functions of `cuda.h` that are called: those of windows, and those that kernels and measurements need besides. Every result is a
+//! `CUresult`, 0 for success.
 #![allow(unsafe_code)]
 
 use super::library::Library;
@@ -47,15 +48,28 @@ pub const NO_DEVICE: c_int = 100;
 pub const NOT_READY: c_int = 600;
 pub const ALREADY_REGISTERED: c_int = 712;
 
+/// What a driver says of PTX that it cannot load.
+pub const INVALID_IMAGE: c_int = 200;
+pub const NO_BINARY_FOR_DEVICE: c_int = 209;
+pub const INVALID_PTX: c_int = 218;
+pub const NO_PTX_COMPILER: c_int = 221;
+pub const UNSUPPORTED_PTX_VERSION: c_int = 222;
+pub const PTX_COMPILER_OFF: c_int = 223;
+
+/// `CUipcMemHandle`, which is passed by value.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct IpcHandle(pub [u8; IPC_HANDLE_BYTES]);
+
 macro_rules! functions {
-    ($($(#[$doc:meta])* $field:ident = $symbol:literal ($($arg:ty),*);)+) => {
-        /// The functions, by what they do.
+    ($(#[$of:meta])* $table:ident: $($field:ident = $symbol:literal ($($arg:ty),*);)+) => {
+        $(#[$of])*
         #[allow(missing_docs)]
-        pub struct Api {
+        pub struct $table {
             $(pub $field: unsafe extern "C" fn($($arg),*) -> c_int),+
         }
 
-        impl Api {
+        impl $table {
             /// Fails with the name of what the library lacks.
             pub fn of(library: &Library) -> Result<Self, &'static str> {
                 // SAFETY: the types are those of cuda.h for these symbols: CUdevice is an int, handles are pointers or 64-bit words.
@@ -68,6 +82,8 @@ macro_rules! functions {
 }
 
 functions! {
+    /// What a window needs, by what it does.
+    Api:
     init = c"cuInit" (c_uint);
     device_count = c"cuDeviceGetCount" (*mut c_int);
     device_get = c"cuDeviceGet" (*mut c_int, c_int);
@@ -103,8 +119,26 @@ functions! {
     ipc_handle = c"cuIpcGetMemHandle" (*mut u8, DevicePtr);
 }
 
+functions! {
+    /// What kernels, tests and measurements need besides. A window does without.
+    Compute:
+    version = c"cuDriverGetVersion" (*mut c_int);
+    memory = c"cuMemGetInfo_v2" (*mut usize, *mut usize);
+    context_synchronize = c"cuCtxSynchronize" ();
+    module_load = c"cuModuleLoadDataEx" (*mut Opaque, *const c_void, c_uint, *mut c_int, *mut *mut c_void);
+    module_unload = c"cuModuleUnload" (Opaque);
+    function = c"cuModuleGetFunction" (*mut Opaque, Opaque, *const c_char);
+    launch = c"cuLaunchKernel" (Opaque, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Opaque, *mut *mut c_void, *mut *mut c_void);
+    copy_within_async = c"cuMemcpyDtoDAsync_v2" (DevicePtr, DevicePtr, usize, Opaque);
+    unregister = c"cuMemHostUnregister" (*mut c_void);
+    import = c"cuMemImportFromShareableHandle" (*mut Allocation, *mut c_void, c_int);
+    ipc_open = c"cuIpcOpenMemHandle_v2" (*mut DevicePtr, IpcHandle, c_uint);
+    ipc_close = c"cuIpcCloseMemHandle" (DevicePtr);
+}
+
 /// A function of the driver failed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("{call} failed with {result}")]
 pub struct Failed {
     /// Which.
     pub call: &'static str,
@@ -114,7 +148,7 @@ pub struct Failed {
 
 impl From<Failed> for DeviceError {
     fn from(failed: Failed) -> Self {
-        Self(format!("{} failed with {}", failed.call, failed.result))
+        Self(failed.to_string())
     }
 }
 

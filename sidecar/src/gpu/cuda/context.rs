@@ -1,7 +1,9 @@
 //! One context per device and process: it costs some 0.5 GiB of the device's memory, whatever the number of windows.
 #![allow(unsafe_code)]
 
-use super::api::{Api, DEVICE_UNAVAILABLE, Failed, NO_DEVICE, OUT_OF_MEMORY, Opaque, done};
+use super::api::{
+    Api, Compute, DEVICE_UNAVAILABLE, Failed, NO_DEVICE, OUT_OF_MEMORY, Opaque, done,
+};
 use super::library::Library;
 use crate::gpu::device::NoWindow;
 use kvcachepool_protocol::window::Unavailable;
@@ -17,8 +19,13 @@ const NAME_BYTES: usize = 256;
 
 /// A device with its primary context. It lives as long as the process.
 pub struct Context {
-    pub api: &'static Api,
-    pub device: c_int,
+    /// Functions of the driver.
+    pub(super) api: &'static Api,
+    /// Those that a window does without; or the name of what the driver lacks of them.
+    compute: Result<&'static Compute, &'static str>,
+    /// `CUdevice`.
+    pub(super) device: c_int,
+    /// What the driver calls the device.
     pub name: String,
     context: Opaque,
 }
@@ -29,6 +36,43 @@ unsafe impl Send for Context {}
 unsafe impl Sync for Context {}
 
 impl Context {
+    /// Functions for kernels and measurements; fails where the driver lacks one.
+    pub(super) fn compute(&self) -> Result<&'static Compute, Failed> {
+        // `CUDA_ERROR_NOT_FOUND`
+        self.compute.map_err(|call| Failed { call, result: 500 })
+    }
+
+    /// Bytes of the device's memory that are free, and all.
+    pub fn memory(&self) -> Result<(u64, u64), Failed> {
+        self.enter()?;
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: pointers to two sizes of ours; the context is current.
+        let asked = unsafe { (self.compute()?.memory)(&mut free, &mut total) };
+        done("cuMemGetInfo", asked)?;
+        Ok((free as u64, total as u64))
+    }
+
+    /// The CUDA that the driver came with: 12080 is 12.8.
+    pub fn cuda(&self) -> Result<i32, Failed> {
+        let mut version = 0;
+        // SAFETY: a pointer to an int of ours.
+        let asked = unsafe { (self.compute()?.version)(&mut version) };
+        done("cuDriverGetVersion", asked)?;
+        Ok(version)
+    }
+
+    /// Nothing that was asked of the device before runs any more. A failure means that the context is lost, and all work with it.
+    pub(super) fn settle(&self) {
+        let settled = self.enter().and_then(|()| {
+            // SAFETY: no arguments; the context is current.
+            let settled = unsafe { (self.compute()?.context_synchronize)() };
+            done("cuCtxSynchronize", settled)
+        });
+        if let Err(failed) = settled {
+            tracing::warn!(%failed, "the work of a device failed");
+        }
+    }
+
     /// What the calls of this thread go to from now on.
     pub fn enter(&self) -> Result<(), Failed> {
         // SAFETY: the context was retained and is never released.
@@ -46,26 +90,48 @@ pub fn refused(failed: Failed) -> NoWindow {
         NO_DEVICE => Unavailable::NoDevice,
         _ => Unavailable::DriverFailed,
     };
-    NoWindow::new(
-        why,
-        format!("{} failed with {}", failed.call, failed.result),
-    )
+    NoWindow::new(why, failed)
 }
 
-fn api() -> Result<&'static Api, NoWindow> {
-    static API: OnceLock<Result<Api, String>> = OnceLock::new();
-    let opened = API.get_or_init(|| {
-        let library = Library::open(c"libcuda.so.1")?;
-        let api = Api::of(&library).map_err(|name| format!("libcuda.so.1 has no {name}"))?;
+/// The functions of one driver.
+pub(super) struct Driver {
+    api: Api,
+    compute: Result<Compute, &'static str>,
+}
+
+impl Driver {
+    /// Those of a library, which is started.
+    pub(super) fn of(library: &Library) -> Result<Self, String> {
+        let api = Api::of(library).map_err(|name| format!("libcuda.so.1 has no {name}"))?;
         // SAFETY: no argument but the flags, which must be 0.
         match unsafe { (api.init)(0) } {
-            0 => Ok(api),
+            0 => Ok(Self {
+                api,
+                compute: Compute::of(library),
+            }),
             result => Err(format!("cuInit failed with {result}")),
         }
-    });
+    }
+}
+
+fn driver() -> Result<&'static Driver, NoWindow> {
+    static DRIVER: OnceLock<Result<Driver, String>> = OnceLock::new();
+    let opened = DRIVER.get_or_init(|| Driver::of(&Library::open(c"libcuda.so.1")?));
     match opened {
-        Ok(api) => Ok(api),
+        Ok(driver) => Ok(driver),
         Err(reason) => Err(NoWindow::new(Unavailable::NoDriver, reason)),
+    }
+}
+
+/// UUIDs of the devices that this process sees, in the driver's order; at least one.
+pub fn devices() -> Result<Vec<String>, NoWindow> {
+    let found = uuids(&driver()?.api)?;
+    match found.is_empty() {
+        true => Err(NoWindow::new(
+            Unavailable::NoDevice,
+            "the driver shows no device to this process",
+        )),
+        false => Ok(found.into_iter().map(|(_, uuid)| uuid).collect()),
     }
 }
 
@@ -77,7 +143,7 @@ pub fn of(uuid: &str) -> Result<Arc<Context>, NoWindow> {
     if let Some((_, context)) = made.iter().find(|(known, _)| *known == wanted) {
         return Ok(context.clone());
     }
-    let context = Arc::new(make(api()?, &wanted)?);
+    let context = Arc::new(make(driver()?, &wanted)?);
     made.push((wanted, context.clone()));
     Ok(context)
 }
@@ -89,25 +155,34 @@ fn digits(uuid: &str) -> String {
     hex.collect::<String>().to_ascii_lowercase()
 }
 
-fn make(api: &'static Api, wanted: &str) -> Result<Context, NoWindow> {
+/// Devices with their UUIDs as digits.
+fn uuids(api: &Api) -> Result<Vec<(c_int, String)>, NoWindow> {
     let mut count = 0;
     // SAFETY: the pointer is to an int of ours; cuInit has succeeded.
     done("cuDeviceGetCount", unsafe {
         (api.device_count)(&mut count)
     })
     .map_err(refused)?;
-    let found = (0..count).find_map(|ordinal| {
+    let uuid = |ordinal| {
         let (mut device, mut uuid) = (0, [0u8; 16]);
         // SAFETY: pointers to an int and to 16 bytes of ours.
         let answered = unsafe {
             (api.device_get)(&mut device, ordinal) == 0
                 && (api.device_uuid)(uuid.as_mut_ptr(), device) == 0
         };
-        let text: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
-        (answered && text == wanted).then_some(device)
-    });
-    let Some(device) = found else {
-        let said = format!("none of {count} devices has UUID {wanted}");
+        let text = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
+        answered.then_some((device, text))
+    };
+    Ok((0..count).filter_map(uuid).collect())
+}
+
+/// The context of the device whose UUID has these digits.
+pub(super) fn make(driver: &'static Driver, wanted: &str) -> Result<Context, NoWindow> {
+    let api = &driver.api;
+    let known = uuids(api)?;
+    let found = known.iter().find(|(_, uuid)| uuid == wanted);
+    let Some((device, _)) = found.cloned() else {
+        let said = format!("none of {} devices has UUID {wanted}", known.len());
         return Err(NoWindow::new(Unavailable::NoDevice, said));
     };
     let (mut name, mut mode, mut context) = ([0u8; NAME_BYTES], 0, null_mut());
@@ -130,6 +205,7 @@ fn make(api: &'static Api, wanted: &str) -> Result<Context, NoWindow> {
     done("cuDevicePrimaryCtxRetain", retained).map_err(refused)?;
     Ok(Context {
         api,
+        compute: driver.compute.as_ref().map_err(|name| *name),
         device,
         name,
         context,

@@ -2,13 +2,23 @@
 //! the driver says of devices without a context is asked by the doctor. Never run on a GPU yet: tests run it over a made-up driver.
 
 mod api;
-mod context;
+pub mod buffer;
+pub mod context;
 mod device;
+pub mod families;
+pub mod import;
+pub mod launch;
 pub mod library;
 mod memory;
 mod pins;
+pub mod stream;
+
+#[cfg(test)]
+mod tests;
 
 use super::device::{Device, NoWindow};
+
+pub use api::Failed;
 
 /// A window of `bytes` bytes on the device of this UUID, however it is written (`GPU-...` or bare).
 pub fn open(device_uuid: &str, bytes: u64) -> Result<Box<dyn Device>, NoWindow> {

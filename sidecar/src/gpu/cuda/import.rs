@@ -1,0 +1,138 @@
+//! Another process's window, as a worker maps it: for the program that checks windows on a device. Engines do the same in Python.
+#![allow(unsafe_code)]
+
+use super::api::{
+    AccessDesc, Allocation, DevicePtr, Failed, IPC_HANDLE_BYTES, IpcHandle, Location, done,
+};
+use super::context::Context;
+use rustix::fd::{AsRawFd, BorrowedFd};
+use std::sync::Arc;
+
+/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`, `CU_MEM_LOCATION_TYPE_DEVICE`, `CU_MEM_ACCESS_FLAGS_PROT_READWRITE`,
+/// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`.
+const POSIX_FD: i32 = 1;
+const ON_DEVICE: i32 = 1;
+const READ_WRITE: i32 = 3;
+const LAZY_PEER_ACCESS: u32 = 1;
+/// `CUDA_ERROR_INVALID_VALUE`.
+const INVALID: i32 = 1;
+
+/// Memory that another process made.
+pub struct Imported {
+    context: Arc<Context>,
+    /// None: it came by IPC handle.
+    allocation: Option<Allocation>,
+    address: DevicePtr,
+    bytes: usize,
+}
+
+impl Imported {
+    /// Maps memory of so many bytes that a descriptor stands for.
+    pub fn by_descriptor(
+        context: &Arc<Context>,
+        fd: BorrowedFd<'_>,
+        bytes: usize,
+    ) -> Result<Self, Failed> {
+        context.enter()?;
+        let (api, compute) = (context.api, context.compute()?);
+        let mut allocation = 0;
+        // The descriptor goes in the pointer's place.
+        let number = fd.as_raw_fd() as usize as *mut std::ffi::c_void;
+        // SAFETY: the pointer is to a handle of ours; the driver does not follow the other.
+        done("cuMemImportFromShareableHandle", unsafe {
+            (compute.import)(&mut allocation, number, POSIX_FD)
+        })?;
+        // Given back on the way out, whatever fails below.
+        let mut this = Self {
+            context: context.clone(),
+            allocation: Some(allocation),
+            address: 0,
+            bytes,
+        };
+        let location = Location {
+            kind: ON_DEVICE,
+            id: context.device,
+        };
+        let access = AccessDesc {
+            location,
+            flags: READ_WRITE,
+        };
+        // SAFETY: pointers to an address and a structure of ours; what is reserved is as large as what is mapped there.
+        unsafe {
+            done(
+                "cuMemAddressReserve",
+                (api.reserve)(&mut this.address, bytes, 0, 0, 0),
+            )?;
+            done("cuMemMap", (api.map)(this.address, bytes, 0, allocation, 0))?;
+            done(
+                "cuMemSetAccess",
+                (api.set_access)(this.address, bytes, &access, 1),
+            )?;
+        }
+        Ok(this)
+    }
+
+    /// Maps memory of so many bytes that a legacy IPC handle names.
+    pub fn by_handle(context: &Arc<Context>, handle: &[u8], bytes: usize) -> Result<Self, Failed> {
+        context.enter()?;
+        let whole: Result<[u8; IPC_HANDLE_BYTES], _> = handle.try_into();
+        let handle = whole.map(IpcHandle).map_err(|_| Failed {
+            call: "an IPC handle of another size",
+            result: INVALID,
+        })?;
+        let mut address = 0;
+        // SAFETY: the pointer is to an address of ours; the handle goes by value.
+        done("cuIpcOpenMemHandle", unsafe {
+            (context.compute()?.ipc_open)(&mut address, handle, LAZY_PEER_ACCESS)
+        })?;
+        Ok(Self {
+            context: context.clone(),
+            allocation: None,
+            address,
+            bytes,
+        })
+    }
+
+    /// Its first bytes.
+    pub fn read(&self, into: &mut [u8]) -> Result<(), Failed> {
+        self.context.enter()?;
+        let bytes = into.len().min(self.bytes);
+        // SAFETY: as many bytes as both sides have.
+        done("cuMemcpyDtoH", unsafe {
+            (self.context.api.copy_out)(into.as_mut_ptr().cast(), self.address, bytes)
+        })
+    }
+
+    /// Replaces its first bytes.
+    pub fn write(&self, bytes: &[u8]) -> Result<(), Failed> {
+        self.context.enter()?;
+        let length = bytes.len().min(self.bytes);
+        // SAFETY: as many bytes as both sides have.
+        done("cuMemcpyHtoD", unsafe {
+            (self.context.api.copy_in)(self.address, bytes.as_ptr().cast(), length)
+        })
+    }
+}
+
+impl Drop for Imported {
+    fn drop(&mut self) {
+        self.context.settle();
+        let api = self.context.api;
+        // SAFETY: address and allocation are those that were given for this memory, and nothing uses it any more.
+        unsafe {
+            match (self.allocation, self.context.compute()) {
+                (Some(allocation), _) => {
+                    if self.address != 0 {
+                        (api.unmap)(self.address, self.bytes);
+                        (api.unreserve)(self.address, self.bytes);
+                    }
+                    (api.release)(allocation);
+                }
+                (None, Ok(compute)) => {
+                    (compute.ipc_close)(self.address);
+                }
+                (None, Err(_)) => {}
+            }
+        }
+    }
+}

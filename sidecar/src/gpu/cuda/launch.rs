@@ -1,0 +1,315 @@
+//! Kernels from the PTX of the crate `kernels`, launched as its manifest says: entry, arguments and grid are read there and written
+//! nowhere else. For tests, benchmarks and the doctor; a sidecar that serves runs no kernel.
+#![allow(unsafe_code)]
+
+use super::api::{
+    DevicePtr, Failed, INVALID_IMAGE, INVALID_PTX, NO_BINARY_FOR_DEVICE, NO_PTX_COMPILER, Opaque,
+    PTX_COMPILER_OFF, UNSUPPORTED_PTX_VERSION, done,
+};
+use super::context::Context;
+use super::stream::Stream;
+use kvcachepool_kernels::manifest::{ArgumentType, Count, Entry, Manifest};
+use kvcachepool_kernels::pages::PagesError;
+use std::collections::HashMap;
+use std::ffi::{CString, c_void};
+use std::ptr::null_mut;
+use std::sync::Arc;
+
+/// A kernel was not launched.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum LaunchError {
+    /// The manifest cannot be read, or names a module whose PTX is not in this binary.
+    #[error("the launch manifest of this build cannot be used: {0}")]
+    Manifest(String),
+    /// No module has it.
+    #[error("no kernel is named {0}")]
+    UnknownKernel(String),
+    /// Arguments are not those of the manifest.
+    #[error("{kernel}: {why}")]
+    Arguments {
+        /// Which kernel.
+        kernel: String,
+        /// What is wrong with them.
+        why: String,
+    },
+    /// Memory that is shorter than what the kernel would touch.
+    #[error("{what} has {got} bytes where {want} are needed")]
+    TooSmall {
+        /// Which memory.
+        what: &'static str,
+        /// Bytes there are.
+        got: u64,
+        /// Bytes there must be.
+        want: u64,
+    },
+    /// The driver is older than the PTX: copies and the references on the CPU do without it.
+    #[error(
+        "the driver does not know PTX {version} of the module {module}: a driver of CUDA 12.0 or newer does"
+    )]
+    PtxTooNew {
+        /// Name of the module.
+        module: String,
+        /// Version of its PTX.
+        version: String,
+    },
+    /// The device is older than what the PTX was built for.
+    #[error("the device is older than the target of the module {module} ({flags})")]
+    DeviceTooOld {
+        /// Name of the module.
+        module: String,
+        /// What nvcc was called with.
+        flags: String,
+    },
+    /// The driver came without what compiles PTX, or it is switched off.
+    #[error(
+        "the driver cannot compile PTX here ({0}): libnvidia-ptxjitcompiler is missing, or switched off"
+    )]
+    NoPtxCompiler(Failed),
+    /// The driver refuses the PTX of this build.
+    #[error("the driver refuses the PTX of the module {module}: {failed}")]
+    PtxRefused {
+        /// Name of the module.
+        module: String,
+        /// What the driver said.
+        failed: Failed,
+    },
+    /// Sizes that the references refuse too.
+    #[error(transparent)]
+    Pages(#[from] PagesError),
+    /// Another function of the driver failed.
+    #[error(transparent)]
+    Driver(#[from] Failed),
+}
+
+impl LaunchError {
+    /// A stable name, for reports.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Manifest(_) => "Manifest",
+            Self::UnknownKernel(_) => "UnknownKernel",
+            Self::Arguments { .. } => "Arguments",
+            Self::TooSmall { .. } => "TooSmall",
+            Self::PtxTooNew { .. } => "PtxTooNew",
+            Self::DeviceTooOld { .. } => "DeviceTooOld",
+            Self::NoPtxCompiler(_) => "NoPtxCompiler",
+            Self::PtxRefused { .. } => "PtxRefused",
+            Self::Pages(_) => "Pages",
+            Self::Driver(_) => "DriverFailed",
+        }
+    }
+}
+
+/// One argument of a kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Value {
+    /// Address that the device reaches.
+    Pointer(DevicePtr),
+    /// 4 bytes.
+    U32(u32),
+    /// 8 bytes.
+    U64(u64),
+}
+
+impl Value {
+    fn kind(self) -> ArgumentType {
+        match self {
+            Self::Pointer(_) => ArgumentType::Pointer,
+            Self::U32(_) => ArgumentType::U32,
+            Self::U64(_) => ArgumentType::U64,
+        }
+    }
+
+    /// Its bytes from the start of a word, as the driver reads them through a pointer.
+    fn word(self) -> u64 {
+        match self {
+            Self::Pointer(word) | Self::U64(word) => word,
+            Self::U32(number) => {
+                let mut word = [0; 8];
+                word[..4].copy_from_slice(&number.to_ne_bytes());
+                u64::from_ne_bytes(word)
+            }
+        }
+    }
+}
+
+/// The kernels of this build, loaded into a device's context.
+pub struct Kernels {
+    functions: HashMap<String, (Entry, Opaque)>,
+    modules: Vec<Opaque>,
+    context: Arc<Context>,
+}
+
+// SAFETY: modules and functions may be used from any thread; every call makes the context current first.
+unsafe impl Send for Kernels {}
+// SAFETY: as above; nothing of it changes.
+unsafe impl Sync for Kernels {}
+
+impl Kernels {
+    /// Has the driver compile all modules.
+    pub fn load(context: &Arc<Context>) -> Result<Self, LaunchError> {
+        context.enter()?;
+        let compute = context.compute()?;
+        let manifest = Manifest::load().map_err(|e| LaunchError::Manifest(e.to_string()))?;
+        let mut this = Self {
+            functions: HashMap::new(),
+            modules: Vec::new(),
+            context: context.clone(),
+        };
+        for module in &manifest.modules {
+            let text = module.ptx().and_then(|ptx| CString::new(ptx).ok());
+            let ptx =
+                text.ok_or_else(|| LaunchError::Manifest(format!("no {}.ptx", module.name)))?;
+            let mut handle = null_mut();
+            // SAFETY: a pointer to a handle of ours, a C string, and no options.
+            let loaded = unsafe {
+                (compute.module_load)(&mut handle, ptx.as_ptr().cast(), 0, null_mut(), null_mut())
+            };
+            done("cuModuleLoadDataEx", loaded)
+                .map_err(|failed| refused(&manifest, &module.name, failed))?;
+            this.modules.push(handle);
+            for entry in &module.entries {
+                let name = CString::new(entry.name.as_str())
+                    .map_err(|e| LaunchError::Manifest(e.to_string()))?;
+                let mut function = null_mut();
+                // SAFETY: a pointer to a handle of ours, a module that was just loaded, a C string.
+                let found = unsafe { (compute.function)(&mut function, handle, name.as_ptr()) };
+                done("cuModuleGetFunction", found)?;
+                let known = (entry.clone(), function);
+                this.functions.insert(entry.name.clone(), known);
+            }
+        }
+        Ok(this)
+    }
+
+    /// The device that they are for.
+    pub fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
+    /// Asks a stream to run a kernel with these arguments, by name and in the manifest's order. `of` says how much work there is.
+    ///
+    /// # Safety
+    /// Every pointer is to device memory that is as large as what the kernel touches for these arguments, and that stays until the kernel
+    /// has run.
+    pub unsafe fn launch(
+        &self,
+        stream: &Stream,
+        kernel: &str,
+        arguments: &[(&str, Value)],
+        of: impl Fn(Count) -> u64,
+    ) -> Result<(), LaunchError> {
+        let unknown = || LaunchError::UnknownKernel(kernel.to_owned());
+        let (entry, function) = self.functions.get(kernel).ok_or_else(unknown)?;
+        let mut words = packed(entry, arguments)?;
+        let mut pointers: Vec<*mut c_void> =
+            words.iter_mut().map(|w| (&raw mut *w).cast()).collect();
+        let [x, y] = entry.grid_of(of);
+        let [threads_x, threads_y] = entry.block;
+        self.context.enter()?;
+        // SAFETY: the function takes what the manifest says, which tests compare with the sources, and each pointer is to a word of that
+        // type; the driver has read them when it returns. What the arguments point to is the caller's to vouch for.
+        let launched = unsafe {
+            (self.context.compute()?.launch)(
+                *function,
+                x,
+                y,
+                1,
+                threads_x,
+                threads_y,
+                1,
+                entry.shared_bytes,
+                stream.raw(),
+                pointers.as_mut_ptr(),
+                null_mut(),
+            )
+        };
+        Ok(done("cuLaunchKernel", launched)?)
+    }
+}
+
+impl Drop for Kernels {
+    fn drop(&mut self) {
+        self.context.settle();
+        if let Ok(compute) = self.context.compute() {
+            for module in &self.modules {
+                // SAFETY: the module was loaded here, and none of its kernels runs any more.
+                unsafe { (compute.module_unload)(*module) };
+            }
+        }
+    }
+}
+
+/// Words that hold the arguments of an entry; an error says which is not as the manifest has it.
+fn packed(entry: &Entry, arguments: &[(&str, Value)]) -> Result<Vec<u64>, LaunchError> {
+    let wrong = |why: String| LaunchError::Arguments {
+        kernel: entry.name.clone(),
+        why,
+    };
+    if arguments.len() != entry.arguments.len() {
+        return Err(wrong(format!(
+            "{} arguments were given, it takes {}",
+            arguments.len(),
+            entry.arguments.len()
+        )));
+    }
+    let both = entry.arguments.iter().zip(arguments);
+    for (at, (wanted, (name, value))) in both.enumerate() {
+        if wanted.name != *name {
+            return Err(wrong(format!(
+                "argument {at} is {}, not {name}",
+                wanted.name
+            )));
+        }
+        if wanted.kind != value.kind() {
+            let (is, given) = (wanted.kind, value.kind());
+            return Err(wrong(format!("{name} is a {is:?}, not a {given:?}")));
+        }
+    }
+    Ok(arguments.iter().map(|(_, value)| value.word()).collect())
+}
+
+/// Why a module was not loaded.
+fn refused(manifest: &Manifest, module: &str, failed: Failed) -> LaunchError {
+    let module = module.to_owned();
+    match failed.result {
+        UNSUPPORTED_PTX_VERSION => LaunchError::PtxTooNew {
+            module,
+            version: manifest.ptx_version.clone(),
+        },
+        NO_BINARY_FOR_DEVICE => LaunchError::DeviceTooOld {
+            module,
+            flags: manifest.flags.join(" "),
+        },
+        NO_PTX_COMPILER | PTX_COMPILER_OFF => LaunchError::NoPtxCompiler(failed),
+        INVALID_IMAGE | INVALID_PTX => LaunchError::PtxRefused { module, failed },
+        _ => LaunchError::Driver(failed),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ptx_that_is_not_loaded_has_a_name() {
+        let manifest = Manifest::load().unwrap();
+        for (result, name) in [
+            (UNSUPPORTED_PTX_VERSION, "PtxTooNew"),
+            (NO_BINARY_FOR_DEVICE, "DeviceTooOld"),
+            (NO_PTX_COMPILER, "NoPtxCompiler"),
+            (PTX_COMPILER_OFF, "NoPtxCompiler"),
+            (INVALID_PTX, "PtxRefused"),
+            (2, "DriverFailed"),
+        ] {
+            let call = "cuModuleLoadDataEx";
+            let error = refused(&manifest, "pages", Failed { call, result });
+            assert_eq!(error.name(), name, "{error}");
+        }
+    }
+
+    #[test]
+    fn a_small_number_lies_in_the_first_bytes_of_its_word() {
+        let word = Value::U32(0x0102_0304).word().to_ne_bytes();
+        assert_eq!(word[..4], 0x0102_0304u32.to_ne_bytes());
+    }
+}

@@ -1,0 +1,65 @@
+//! Queues of work, for kernels and measurements: a window has streams of its own.
+#![allow(unsafe_code)]
+
+use super::api::{Failed, Opaque, done};
+use super::context::Context;
+use std::ptr::null_mut;
+use std::sync::Arc;
+
+/// `CU_STREAM_NON_BLOCKING`: not ordered with the default stream.
+const NON_BLOCKING: u32 = 1;
+
+/// Work that is done in order, of lowest priority: that is the default one, and torch's.
+pub struct Stream {
+    stream: Opaque,
+    context: Arc<Context>,
+}
+
+// SAFETY: a stream may be used from any thread; every call makes its context current first.
+unsafe impl Send for Stream {}
+// SAFETY: as above; the driver orders calls of several threads itself.
+unsafe impl Sync for Stream {}
+
+impl Stream {
+    /// An empty one.
+    pub fn new(context: &Arc<Context>) -> Result<Self, Failed> {
+        context.enter()?;
+        let (mut least, mut greatest, mut stream) = (0, 0, null_mut());
+        // SAFETY: pointers to numbers and a handle of ours; the context is current.
+        unsafe {
+            done(
+                "cuCtxGetStreamPriorityRange",
+                (context.api.priorities)(&mut least, &mut greatest),
+            )?;
+            let made = (context.api.stream_create)(&mut stream, NON_BLOCKING, least);
+            done("cuStreamCreateWithPriority", made)?;
+        }
+        Ok(Self {
+            stream,
+            context: context.clone(),
+        })
+    }
+
+    /// Returns when all that was asked of it is done; fails where some of it failed.
+    pub fn synchronize(&self) -> Result<(), Failed> {
+        self.context.enter()?;
+        // SAFETY: the stream is ours and lives.
+        done("cuStreamSynchronize", unsafe {
+            (self.context.api.stream_synchronize)(self.stream)
+        })
+    }
+
+    /// For calls of the driver.
+    pub(super) fn raw(&self) -> Opaque {
+        self.stream
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        if self.context.enter().is_ok() {
+            // SAFETY: nobody uses the stream any more; the driver keeps it until its work is done.
+            unsafe { (self.context.api.stream_destroy)(self.stream) };
+        }
+    }
+}
