@@ -202,6 +202,22 @@ def test_a_load_whose_sidecar_is_frozen_fails_in_time(
     assert loaded(engine, "b") == expected
 
 
+def test_a_window_in_device_memory_is_asked_for_when_vllm_serves(
+    sidecar: Sidecar, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(window_module, "_EARLY", ())
+    engine = begun(sidecar, tmp_path, monkeypatch)
+    try:
+        until(lambda: engine.worker._windows and engine.worker._windows._wanted, "the sidecar's wish")
+        assert worker_of(sidecar)["transfer_reason"] == "WindowAsked"
+        expected = stored(engine)
+        until(lambda: live(engine), "a window")
+        assert loaded(engine, "a") == expected
+        assert sidecar.metrics().total(STORE, direction="load") == len(expected)
+    finally:
+        engine.close()
+
+
 def test_a_window_that_is_not_seen_from_both_sides_is_not_used(
     sidecar: Sidecar, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,6 +26,9 @@ logger = logging.getLogger("kvcachepool")
 #: Transfer modes, as REGISTER names them.
 ENGINE, WINDOW = "engine", "cuda_window"
 _DEAD_COPIES_S = 30.0
+#: Where a window may be made before vLLM serves. In device memory it may not: vLLM sizes its KV cache first, then warms
+#: up and captures graphs, and what memory it needs besides is seen when it has.
+_EARLY = ("cpu",)
 
 
 class Lost:
@@ -38,7 +41,9 @@ class Lost:
 
 
 class WindowKeeper:
-    """The window in use, if any. Answers come on the client's reader thread, all else under the owner's lock."""
+    """The window in use, if any. Answers to WINDOW come on the client's reader thread, all else under the owner's
+    lock.
+    """
 
     def __init__(self, layout: Layout, device_uuid: str, count: Callable[[str], None]) -> None:
         """`count` counts a named event and is called with the owner's lock held or not."""
@@ -49,6 +54,9 @@ class WindowKeeper:
         self.live: WindowCopier | None = None
         self._asked: WindowCopier | None = None
         self._retired: list[WindowCopier] = []
+        #: To be asked for a window.
+        self._wanted: Client | None = None
+        self._serving = layout.device in _EARLY
         self.lost: list[Lost] = []
         #: Why there is no window, by name.
         self.reason = ""
@@ -56,9 +64,21 @@ class WindowKeeper:
     # -- making one
 
     def registered(self, client: Client, answer: RegisterReply) -> None:
-        """REGISTER was answered: asks for a window where the sidecar wants one."""
-        if answer.transfer == WINDOW:
-            client.ask(Op.WINDOW, Window(device_uuid=self._device_uuid), lambda reply: self._made(client, reply))
+        """REGISTER was answered: a window is asked for where the sidecar wants one, now or with the first job."""
+        self._wanted = client if answer.transfer == WINDOW else None
+        self._ask()
+
+    def job_begins(self) -> None:
+        """vLLM serves requests."""
+        self._serving = True
+        self._ask()
+
+    def _ask(self) -> None:
+        client = self._wanted
+        if client is None or not self._serving:
+            return
+        self._wanted = None
+        client.ask(Op.WINDOW, Window(device_uuid=self._device_uuid), lambda reply: self._made(client, reply))
 
     def _made(self, client: Client, reply: Reply) -> None:
         if reply.error is not None:
@@ -100,7 +120,7 @@ class WindowKeeper:
         for window in (self.live, self._asked):
             if window is not None:
                 self._retired.append(window)
-        self.live = self._asked = None
+        self.live = self._asked = self._wanted = None
 
     def reap(self) -> None:
         """Unmaps what was retired. On the copy thread, between two copies."""

@@ -317,6 +317,8 @@ class Worker:
                 self._queue.remove(task)
                 task.begun = True
                 self._running = task
+                if self._windows is not None:
+                    self._windows.job_begins()
                 return task
             self._wake.wait(wait)
 
@@ -487,7 +489,8 @@ class Worker:
         answer = reply.read(RegisterReply)
         logger.info("registered with the sidecar: layout %s, ready %s", answer.layout_id.hex()[:16], answer.ready)
         if self._windows is not None and self._client is not None:
-            self._windows.registered(self._client, answer)
+            with self._wake:
+                self._windows.registered(self._client, answer)
 
     def on_lost(self) -> None:
         """Stores go on: what they end with waits for the next HELLO. The window was the connection's."""

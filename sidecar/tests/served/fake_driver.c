@@ -1,6 +1,7 @@
 // A driver with made-up devices, built as libcuda.so.1 and libnvidia-ml.so.1: what the doctor asks, by the interfaces of cuda.h and
 // nvml.h, and memory that a window can be in: memfds. FAKE_INIT is the result of cuInit; "hang" never returns. FAKE_NO_FD: memory cannot
 // be passed by descriptor. FAKE_FULL: there is none left. FAKE_CAPTURE: some thread captures a graph in the global mode.
+// FAKE_FREE, FAKE_FREE_WITHIN: MiB of memory that are free, as they are told without a context and within one. FAKE_NO_CONTEXT: none is made.
 #define _GNU_SOURCE
 #include <stdint.h>
 #include <stdio.h>
@@ -58,7 +59,17 @@ static int captured(void) { return getenv("FAKE_CAPTURE") && capture_mode != 2 &
 static __thread void *made;
 #define current (made || getenv("FAKE_CURRENT"))
 static char contexts[DEVICES];
-int cuDevicePrimaryCtxRetain(void **context, int device) { return *context = &contexts[at(device)], 0; }
+int cuDevicePrimaryCtxRetain(void **context, int device) {
+  if (getenv("FAKE_NO_CONTEXT")) return 999;
+  return *context = &contexts[at(device)], 0;
+}
+static uint64_t free_bytes(const char *name) {
+  const char *said = getenv(name);
+  return said ? strtoull(said, NULL, 10) << 20 : 1ull << 33;
+}
+int cuMemGetInfo_v2(size_t *left, size_t *total) {
+  return *left = free_bytes("FAKE_FREE_WITHIN"), *total = 1ull << 36, current ? 0 : 201;
+}
 int cuCtxSetCurrent(void *context) { return made = context, 0; }
 int cuCtxGetStreamPriorityRange(int *least, int *greatest) { return *least = 0, *greatest = -5, 0; }
 static char streams[2];
@@ -153,5 +164,6 @@ int nvmlDeviceGetHandleByUUID(const char *uuid, void **device) {
 }
 int nvmlDeviceGetMemoryInfo(void *device, struct memory *memory) {
   (void)device;
-  return *memory = (struct memory){1ull << 36, 1ull << 33, (1ull << 36) - (1ull << 33)}, 0;
+  unsigned long long left = free_bytes("FAKE_FREE");
+  return *memory = (struct memory){1ull << 36, left, (1ull << 36) - left}, 0;
 }

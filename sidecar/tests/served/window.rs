@@ -477,6 +477,15 @@ fn memory_that_no_descriptor_can_pass_is_named_by_an_ipc_handle() {
 }
 
 #[test]
+fn where_nobody_says_how_much_device_memory_is_free_none_is_taken() {
+    let (folder, _sidecar, mut vllm) = over_driver("FAKE_NO_CONTEXT=1");
+    std::fs::remove_file(folder.path().join("libnvidia-ml.so.1")).unwrap();
+    let error = vllm.worker.ask(Op::Window, &on(FIRST)).error().unwrap();
+    let wanted = "NoDriver: libnvidia-ml.so.1: ";
+    assert!(error.message.starts_with(wanted), "{error:?}");
+}
+
+#[test]
 fn why_a_device_gives_no_window_has_a_name_and_the_worker_copies_itself() {
     let devices = [
         ("", "11111111-1111-1111-1111-111111111101", "MigEnabled"),
@@ -487,6 +496,10 @@ fn why_a_device_gives_no_window_has_a_name_and_the_worker_copies_itself() {
         ),
         ("", "11111111-1111-1111-1111-111111111109", "NoDevice"),
         ("FAKE_FULL=1", FIRST, "OutOfMemory"),
+        // 640 for a context, 16 for the window, 256 that are left to vLLM: asked before there is a context
+        ("FAKE_NO_CONTEXT=1 FAKE_FREE=911", FIRST, "OutOfMemory"),
+        ("FAKE_NO_CONTEXT=1 FAKE_FREE=912", FIRST, "DriverFailed"),
+        ("FAKE_FREE_WITHIN=271", FIRST, "OutOfMemory"),
         ("FAKE_INIT=803", FIRST, "NoDriver"),
     ];
     for (set, uuid, reason) in devices {

@@ -3,7 +3,8 @@
 #![allow(unsafe_code)]
 
 use crate::gpu::cuda::library::Library;
-use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use crate::gpu::cuda::management::Management;
+use std::ffi::{CStr, c_char, c_int, c_uint};
 
 /// What was asked, as it was answered.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -60,8 +61,8 @@ pub fn ask() -> Answers {
         }
     };
     let mut answers = cuda.ask();
-    if let Some(management) = Management::open() {
-        management.complete(&mut answers);
+    if let Ok(management) = Management::open() {
+        complete(&mut answers, &management);
     }
     answers
 }
@@ -148,68 +149,10 @@ fn text(bytes: &[u8]) -> String {
     text.to_string_lossy().into_owned()
 }
 
-/// `nvmlMemory_t`: total, free, used.
-#[repr(C)]
-#[derive(Default)]
-struct Memory {
-    total: u64,
-    free: u64,
-    used: u64,
-}
-
-/// NVML, for what the driver API says only within a context; every result is an `nvmlReturn_t`, 0 for success.
-struct Management {
-    version: unsafe extern "C" fn(*mut c_char, c_uint) -> c_int,
-    by_uuid: unsafe extern "C" fn(*const c_char, *mut *mut c_void) -> c_int,
-    memory: unsafe extern "C" fn(*mut c_void, *mut Memory) -> c_int,
-}
-
-impl Management {
-    /// `None` without the library, or where it does not start.
-    fn open() -> Option<Self> {
-        let library = Library::open(c"libnvidia-ml.so.1").ok()?;
-        // SAFETY: the types are those of nvml.h: nvmlDevice_t is a pointer.
-        unsafe {
-            let init: unsafe extern "C" fn() -> c_int = library.function(c"nvmlInit_v2").ok()?;
-            let this = Self {
-                version: library.function(c"nvmlSystemGetDriverVersion").ok()?,
-                by_uuid: library.function(c"nvmlDeviceGetHandleByUUID").ok()?,
-                memory: library.function(c"nvmlDeviceGetMemoryInfo").ok()?,
-            };
-            (init() == 0).then_some(this)
-        }
+/// What the driver API says only within a context.
+fn complete(answers: &mut Answers, management: &Management) {
+    answers.driver = management.driver_version();
+    for device in &mut answers.devices {
+        device.memory_free_bytes = management.free_bytes(&device.uuid);
     }
-
-    fn complete(&self, answers: &mut Answers) {
-        let mut version = [0u8; NAME_BYTES];
-        // SAFETY: the pointer is to as many bytes as are said beside it.
-        unsafe { (self.version)(version.as_mut_ptr().cast(), NAME_BYTES as c_uint) };
-        answers.driver = text(&version);
-        for device in &mut answers.devices {
-            device.memory_free_bytes = self.free(&uuid_text("GPU", &device.uuid));
-        }
-    }
-
-    fn free(&self, uuid: &str) -> Option<u64> {
-        let uuid = std::ffi::CString::new(uuid).ok()?;
-        let (mut device, mut memory) = (std::ptr::null_mut(), Memory::default());
-        // SAFETY: a C string, and pointers to a handle and a structure of ours; the handle is used only when it was given.
-        let found = unsafe {
-            (self.by_uuid)(uuid.as_ptr(), &mut device) == 0
-                && (self.memory)(device, &mut memory) == 0
-        };
-        (found && memory.free.saturating_add(memory.used) > 0).then_some(memory.free)
-    }
-}
-
-/// A UUID as NVIDIA's tools write it; `kind` is `GPU`, or `MIG` for an instance.
-pub fn uuid_text(kind: &str, uuid: &[u8; 16]) -> String {
-    let mut out = format!("{kind}-");
-    for (at, byte) in uuid.iter().enumerate() {
-        if [4, 6, 8, 10].contains(&at) {
-            out.push('-');
-        }
-        out += &format!("{byte:02x}");
-    }
-    out
 }

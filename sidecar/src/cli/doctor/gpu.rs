@@ -1,6 +1,7 @@
 //! GPUs of the node and what their driver can do: from what was answered to facts with names.
 
-use super::driver::{Answer, Answers, uuid_text};
+use super::driver::{Answer, Answers};
+use crate::gpu::cuda::management::uuid_text;
 use serde::Serialize;
 
 /// GPUs and their driver.

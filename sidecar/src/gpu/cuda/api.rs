@@ -114,6 +114,7 @@ functions! {
     map = c"cuMemMap" (DevicePtr, usize, usize, Allocation, c_ulonglong);
     unmap = c"cuMemUnmap" (DevicePtr, usize);
     set_access = c"cuMemSetAccess" (DevicePtr, usize, *const AccessDesc, usize);
+    memory = c"cuMemGetInfo_v2" (*mut usize, *mut usize);
     alloc = c"cuMemAlloc_v2" (*mut DevicePtr, usize);
     free = c"cuMemFree_v2" (DevicePtr);
     ipc_handle = c"cuIpcGetMemHandle" (*mut u8, DevicePtr);
@@ -123,7 +124,6 @@ functions! {
     /// What kernels, tests and measurements need besides. A window does without.
     Compute:
     version = c"cuDriverGetVersion" (*mut c_int);
-    memory = c"cuMemGetInfo_v2" (*mut usize, *mut usize);
     context_synchronize = c"cuCtxSynchronize" ();
     module_load = c"cuModuleLoadDataEx" (*mut Opaque, *const c_void, c_uint, *mut c_int, *mut *mut c_void);
     module_unload = c"cuModuleUnload" (Opaque);

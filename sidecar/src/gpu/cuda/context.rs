@@ -5,6 +5,7 @@ use super::api::{
     Api, Compute, DEVICE_UNAVAILABLE, Failed, NO_DEVICE, OUT_OF_MEMORY, Opaque, done,
 };
 use super::library::Library;
+use super::management::Management;
 use crate::gpu::device::NoWindow;
 use kvcachepool_protocol::window::Unavailable;
 use parking_lot::Mutex;
@@ -17,6 +18,12 @@ const COMPUTE_MODE: c_int = 20;
 /// Most bytes of a name.
 const NAME_BYTES: usize = 256;
 
+/// What a context takes of the device's memory, at the most: 520 to 616 MiB were seen by others on data-centre GPUs.
+const CONTEXT_BYTES: u64 = 640 << 20;
+/// What is left to a vLLM beside us whatever we take. It sized its KV cache before, and allocates little more while it serves; where it has
+/// nothing left it fails.
+const MARGIN_BYTES: u64 = 256 << 20;
+
 /// A device with its primary context. It lives as long as the process.
 pub struct Context {
     /// Functions of the driver.
@@ -28,6 +35,8 @@ pub struct Context {
     /// What the driver calls the device.
     pub name: String,
     context: Opaque,
+    /// Held from the look at what is free until it was taken.
+    taking: Mutex<()>,
 }
 
 // SAFETY: a context may be current on any thread, and on several; all other fields are plain.
@@ -42,12 +51,24 @@ impl Context {
         self.compute.map_err(|call| Failed { call, result: 500 })
     }
 
+    /// Takes memory by `take`, where the device has so many bytes to spare. The context is current.
+    pub(super) fn spare<T>(
+        &self,
+        bytes: u64,
+        take: impl FnOnce() -> Result<T, NoWindow>,
+    ) -> Result<T, NoWindow> {
+        let _taking = self.taking.lock();
+        let (free, _) = self.memory().map_err(refused)?;
+        spared(free, bytes)?;
+        take()
+    }
+
     /// Bytes of the device's memory that are free, and all.
     pub fn memory(&self) -> Result<(u64, u64), Failed> {
         self.enter()?;
         let (mut free, mut total) = (0, 0);
         // SAFETY: pointers to two sizes of ours; the context is current.
-        let asked = unsafe { (self.compute()?.memory)(&mut free, &mut total) };
+        let asked = unsafe { (self.api.memory)(&mut free, &mut total) };
         done("cuMemGetInfo", asked)?;
         Ok((free as u64, total as u64))
     }
@@ -80,6 +101,34 @@ impl Context {
             (self.api.context_set)(self.context)
         })
     }
+}
+
+/// A device with `free` bytes of memory free has `bytes` to spare.
+fn spared(free: u64, bytes: u64) -> Result<(), NoWindow> {
+    let needed = bytes.saturating_add(MARGIN_BYTES);
+    if free >= needed {
+        return Ok(());
+    }
+    let mib = |bytes: u64| bytes >> 20;
+    let said = format!(
+        "{} MiB of the device's memory are free, {} are needed, {} of them to be left to vLLM: lower its --gpu-memory-utilization",
+        mib(free),
+        mib(needed),
+        mib(MARGIN_BYTES)
+    );
+    Err(NoWindow::new(Unavailable::OutOfMemory, said))
+}
+
+/// The device of this UUID has memory to spare for a context and a window. The driver says what is free only within a context, and that
+/// would have taken its part by then.
+fn has_room(uuid: &Uuid, window_bytes: u64) -> Result<(), NoWindow> {
+    let management =
+        Management::open().map_err(|reason| NoWindow::new(Unavailable::NoDriver, reason))?;
+    let free = management.free_bytes(uuid).ok_or_else(|| {
+        let said = "NVML does not say how much memory of the device is free";
+        NoWindow::new(Unavailable::DriverFailed, said)
+    })?;
+    spared(free, CONTEXT_BYTES.saturating_add(window_bytes))
 }
 
 /// Why there is no window where a call of the driver failed.
@@ -131,19 +180,31 @@ pub fn devices() -> Result<Vec<String>, NoWindow> {
             Unavailable::NoDevice,
             "the driver shows no device to this process",
         )),
-        false => Ok(found.into_iter().map(|(_, uuid)| uuid).collect()),
+        false => Ok(found.iter().map(|(_, uuid)| hex(uuid)).collect()),
     }
 }
 
-/// The context of the device of this UUID, made where there is none yet.
+/// The context of the device of this UUID, made where there is none yet, whatever memory is left.
 pub fn of(uuid: &str) -> Result<Arc<Context>, NoWindow> {
+    known_or_made(uuid, |_| Ok(()))
+}
+
+/// The same for a window beside a vLLM: made only where the device has memory to spare for both.
+pub fn beside_vllm(uuid: &str, window_bytes: u64) -> Result<Arc<Context>, NoWindow> {
+    known_or_made(uuid, |uuid| has_room(uuid, window_bytes))
+}
+
+fn known_or_made(
+    uuid: &str,
+    may: impl FnOnce(&Uuid) -> Result<(), NoWindow>,
+) -> Result<Arc<Context>, NoWindow> {
     static MADE: Mutex<Vec<(String, Arc<Context>)>> = Mutex::new(Vec::new());
     let wanted = digits(uuid);
     let mut made = MADE.lock();
     if let Some((_, context)) = made.iter().find(|(known, _)| *known == wanted) {
         return Ok(context.clone());
     }
-    let context = Arc::new(make(driver()?, &wanted)?);
+    let context = Arc::new(make_where(driver()?, &wanted, may)?);
     made.push((wanted, context.clone()));
     Ok(context)
 }
@@ -155,8 +216,14 @@ fn digits(uuid: &str) -> String {
     hex.collect::<String>().to_ascii_lowercase()
 }
 
-/// Devices with their UUIDs as digits.
-fn uuids(api: &Api) -> Result<Vec<(c_int, String)>, NoWindow> {
+type Uuid = [u8; 16];
+
+fn hex(uuid: &Uuid) -> String {
+    uuid.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Devices with their UUIDs.
+fn uuids(api: &Api) -> Result<Vec<(c_int, Uuid)>, NoWindow> {
     let mut count = 0;
     // SAFETY: the pointer is to an int of ours; cuInit has succeeded.
     done("cuDeviceGetCount", unsafe {
@@ -164,24 +231,32 @@ fn uuids(api: &Api) -> Result<Vec<(c_int, String)>, NoWindow> {
     })
     .map_err(refused)?;
     let uuid = |ordinal| {
-        let (mut device, mut uuid) = (0, [0u8; 16]);
+        let (mut device, mut uuid) = (0, Uuid::default());
         // SAFETY: pointers to an int and to 16 bytes of ours.
         let answered = unsafe {
             (api.device_get)(&mut device, ordinal) == 0
                 && (api.device_uuid)(uuid.as_mut_ptr(), device) == 0
         };
-        let text = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
-        answered.then_some((device, text))
+        answered.then_some((device, uuid))
     };
     Ok((0..count).filter_map(uuid).collect())
 }
 
 /// The context of the device whose UUID has these digits.
+#[cfg(test)]
 pub(super) fn make(driver: &'static Driver, wanted: &str) -> Result<Context, NoWindow> {
+    make_where(driver, wanted, |_| Ok(()))
+}
+
+fn make_where(
+    driver: &'static Driver,
+    wanted: &str,
+    may: impl FnOnce(&Uuid) -> Result<(), NoWindow>,
+) -> Result<Context, NoWindow> {
     let api = &driver.api;
     let known = uuids(api)?;
-    let found = known.iter().find(|(_, uuid)| uuid == wanted);
-    let Some((device, _)) = found.cloned() else {
+    let found = known.iter().find(|(_, uuid)| hex(uuid) == wanted);
+    let Some((device, uuid)) = found.copied() else {
         let said = format!("none of {} devices has UUID {wanted}", known.len());
         return Err(NoWindow::new(Unavailable::NoDevice, said));
     };
@@ -200,6 +275,7 @@ pub(super) fn make(driver: &'static Driver, wanted: &str) -> Result<Context, NoW
         let said = format!("{name} has compute mode {mode}");
         return Err(NoWindow::new(Unavailable::ExclusiveProcess, said));
     }
+    may(&uuid)?;
     // SAFETY: the pointer is to a handle of ours, the device is one that the driver named.
     let retained = unsafe { (api.context_retain)(&mut context, device) };
     done("cuDevicePrimaryCtxRetain", retained).map_err(refused)?;
@@ -209,6 +285,7 @@ pub(super) fn make(driver: &'static Driver, wanted: &str) -> Result<Context, NoW
         device,
         name,
         context,
+        taking: Mutex::new(()),
     })
 }
 
@@ -226,6 +303,14 @@ mod tests {
         ] {
             assert_eq!(digits(uuid), wanted);
         }
+    }
+
+    #[test]
+    fn what_is_taken_leaves_the_margin() {
+        assert_eq!(spared((100 << 20) + MARGIN_BYTES, 100 << 20), Ok(()));
+        let none = spared((100 << 20) + MARGIN_BYTES - 1, 100 << 20).unwrap_err();
+        assert_eq!(none.why, Unavailable::OutOfMemory);
+        assert!(none.detail.starts_with("355 MiB"), "{none}");
     }
 
     #[test]

@@ -43,7 +43,7 @@ impl CudaDevice {
         context.enter().map_err(refused)?;
         let size =
             usize::try_from(bytes).map_err(|e| NoWindow::new(Unavailable::WindowTooLarge, e))?;
-        let memory = Memory::new(context.clone(), size)?;
+        let memory = context.spare(bytes, || Memory::new(context.clone(), size))?;
         let mut this = Self {
             running: HashMap::new(),
             next: 0,

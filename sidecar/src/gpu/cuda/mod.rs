@@ -9,6 +9,7 @@ pub mod families;
 pub mod import;
 pub mod launch;
 pub mod library;
+pub mod management;
 mod memory;
 mod pins;
 pub mod stream;
@@ -22,6 +23,6 @@ pub use api::Failed;
 
 /// A window of `bytes` bytes on the device of this UUID, however it is written (`GPU-...` or bare).
 pub fn open(device_uuid: &str, bytes: u64) -> Result<Box<dyn Device>, NoWindow> {
-    let context = context::of(device_uuid)?;
+    let context = context::beside_vllm(device_uuid, bytes)?;
     Ok(Box::new(device::CudaDevice::new(context, bytes)?))
 }
