@@ -139,6 +139,8 @@ pub struct MemoryTier {
     pub capacity_bytes: u64,
     /// Bytes whose pages are present.
     pub populated_bytes: u64,
+    /// Bytes that are page-locked for copies to and from GPUs.
+    pub locked_bytes: u64,
     /// Bytes of slots that are not free.
     pub used_bytes: u64,
     /// Chunks that can be read.

@@ -84,6 +84,11 @@ pub const SHELL: &[Metric] = &[
         "Bytes that the sidecar moved between windows and the memory tier.",
     ),
     gauge(
+        "memory_locked_bytes",
+        &[],
+        "Bytes of the arena that are page-locked for copies to and from GPUs.",
+    ),
+    gauge(
         "digests_waiting",
         &["queue"],
         "Digests that wait for a thread: urgent (somebody waits) or background.",

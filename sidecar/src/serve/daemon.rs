@@ -129,6 +129,11 @@ impl Daemon {
             }
             metrics.set("connections", &[], shell.connection_count() as f64);
             let (urgent, background) = shell.digests_waiting();
+            metrics.set(
+                "memory_locked_bytes",
+                &[],
+                crate::gpu::cuda::locked_bytes() as f64,
+            );
             metrics.set("digests_waiting", &["urgent"], urgent as f64);
             metrics.set("digests_waiting", &["background"], background as f64);
         }
@@ -194,6 +199,7 @@ impl Daemon {
                 }
             }
         }
+        status.memory.locked_bytes = crate::gpu::cuda::locked_bytes();
         let config = self.config();
         status.version = VERSION.into();
         status.protocol = PROTOCOL_VERSION;

@@ -43,7 +43,7 @@ impl Window {
         let none = |e: &dyn std::fmt::Display| NoWindow::new(Unavailable::OutOfMemory, e);
         let stage_bytes = stage_bytes(bytes)?;
         let bytes = stage_bytes * u64::from(STAGES);
-        let device = open(device_uuid, bytes, poke.clone())?;
+        let device = open(device_uuid, bytes, &arena, poke.clone())?;
         let page = FlagPage::new(STAGES, stage_bytes).map_err(|e| none(&e))?;
         let (bell, theirs) = socketpair(
             AddressFamily::UNIX,

@@ -173,6 +173,8 @@ impl<H: Host> Core<H> {
             region: Some(geometry.region),
             capacity_bytes: geometry.arena_bytes,
             populated_bytes: u64::from(engine.populated_rows()) * ROW_BYTES,
+            // The shell knows it.
+            locked_bytes: 0,
             used_bytes: usage.used_bytes,
             chunks: usage.chunks,
             incomplete_chunks: usage.incomplete_chunks,

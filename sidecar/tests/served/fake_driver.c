@@ -88,16 +88,40 @@ int cuEventDestroy_v2(void *event) { return free(event), 0; }
 static int copy(void *to, const void *from, size_t bytes) { return current ? (memcpy(to, from, bytes), 0) : 201; }
 int cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t bytes) { BESIDE_CAPTURES; return copy((void *)to, from, bytes); }
 int cuMemcpyDtoH_v2(void *to, uint64_t from, size_t bytes) { BESIDE_CAPTURES; return copy(to, (void *)from, bytes); }
+// A range of host memory that was registered in part, or by parts, is refused.
+static struct { char *start; size_t bytes; } locked[64];
+static int partly_locked(const char *host, size_t bytes) {
+  for (int i = 0; i < 64; i++) {
+    if (!locked[i].start) continue;
+    char *start = locked[i].start, *end = start + locked[i].bytes;
+    if (host < end && host + bytes > start && (host < start || host + bytes > end)) return 1;
+  }
+  return 0;
+}
 int cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t bytes, void *stream) {
   BESIDE_CAPTURES;
+  if (partly_locked(from, bytes)) return 1;
   return stream == streams ? copy((void *)to, from, bytes) : 400;
 }
 int cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t bytes, void *stream) {
   BESIDE_CAPTURES;
+  if (partly_locked(to, bytes)) return 1;
   return stream == streams ? copy(to, (void *)from, bytes) : 400;
 }
-int cuMemHostRegister_v2(void *start, size_t bytes, unsigned flags) { BESIDE_CAPTURES; return start && bytes && flags == 1 && current ? 0 : 1; }
-int cuMemHostUnregister(void *start) { BESIDE_CAPTURES; return start ? 0 : 1; }
+int cuMemHostRegister_v2(void *start, size_t bytes, unsigned flags) {
+  BESIDE_CAPTURES;
+  for (int i = 0; i < 64 && start && bytes && flags == 1 && current; i++) {
+    if (!locked[i].start) return locked[i].bytes = bytes, locked[i].start = start, 0;
+  }
+  return 1;
+}
+int cuMemHostUnregister(void *start) {
+  BESIDE_CAPTURES;
+  for (int i = 0; i < 64 && start; i++) {
+    if (locked[i].start == start) return locked[i].start = NULL, 0;
+  }
+  return 1;
+}
 struct location { int kind, id; };
 struct prop { int kind, handles; struct location location; void *win32; unsigned char flags[8]; };
 int cuMemGetAllocationGranularity(size_t *unit, const struct prop *prop, int option) {

@@ -462,6 +462,12 @@ fn bytes_go_through_a_window_in_the_memory_of_a_made_up_device() {
         .find(|s| s["role"] == "worker");
     let said = memory.unwrap()["transfer_reason"].clone();
     assert_eq!(said, "memory of Fake H100, by descriptor");
+    // in the background, whatever was copied
+    wait_for("the page locks", || {
+        let memory = sidecar.status()["memory"].clone();
+        (memory["locked_bytes"] == memory["capacity_bytes"]).then_some(())
+    });
+    sidecar.wait_metric("memory_locked_bytes", f64::from(64 << 20));
 }
 
 #[test]

@@ -180,12 +180,10 @@ impl Device for CudaDevice {
         parts: Vec<Part>,
     ) -> Result<Ticket, DeviceError> {
         self.context.enter()?;
-        for part in &parts {
-            pins::lock(self.context.api, arena, part.arena, part.bytes);
-        }
         let submitted = parts
-            .iter()
-            .try_for_each(|part| self.submit(direction, arena, part));
+            .into_iter()
+            .flat_map(pins::cut)
+            .try_for_each(|part| self.submit(direction, arena, &part));
         let marked = submitted.and_then(|()| Ok(self.mark(direction)?));
         let event = match marked {
             Ok(event) => event,

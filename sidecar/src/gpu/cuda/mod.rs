@@ -18,11 +18,15 @@ pub mod stream;
 mod tests;
 
 use super::device::{Device, NoWindow};
+use crate::shm::arena::Arena;
 
 pub use api::Failed;
+pub use pins::locked_bytes;
 
-/// A window of `bytes` bytes on the device of this UUID, however it is written (`GPU-...` or bare).
-pub fn open(device_uuid: &str, bytes: u64) -> Result<Box<dyn Device>, NoWindow> {
+/// A window of `bytes` bytes on the device of this UUID, however it is written (`GPU-...` or bare), for copies from and to this arena.
+pub fn open(device_uuid: &str, bytes: u64, arena: &Arena) -> Result<Box<dyn Device>, NoWindow> {
     let context = context::beside_vllm(device_uuid, bytes)?;
-    Ok(Box::new(device::CudaDevice::new(context, bytes)?))
+    let device = device::CudaDevice::new(context.clone(), bytes)?;
+    pins::begin(&context, arena);
+    Ok(Box::new(device))
 }
