@@ -6,6 +6,8 @@ CACHE := $(KVCACHEPOOL_CACHE)
 VLLM ?= 0.32.0
 IMAGE ?= kvcachepool:dev
 PYTHON = $(CACHE)/venvs/vllm-$(VLLM)/bin/python
+# Where torch sees a GPU; that of the cache has a torch for CPUs.
+GPU_PYTHON ?= python3
 FUZZ_SECONDS ?= 10
 SOAK_SECONDS ?= 1800
 NODES ?= 1
@@ -13,7 +15,7 @@ NODES ?= 1
 ifeq ($(origin KUBECONFIG),command line)
 export KVCACHEPOOL_TEST_KUBECONFIG := $(KUBECONFIG)
 endif
-.PHONY: help setup cluster-up cluster-down demo demo-local test test-vllm test-cluster bench bench-operator bench-tiers soak image push check fuzz fmt
+.PHONY: help setup cluster-up cluster-down demo demo-local test test-vllm test-cluster test-gpu bench bench-operator bench-tiers soak image push check fuzz fmt
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /  make \1 |/p' $(MAKEFILE_LIST) | column -t -s '|'
 setup:  ## install what is missing: apt packages, Rust, vLLM for CPUs
@@ -44,6 +46,9 @@ test-vllm: setup  ## the connector's tests with another vLLM: VLLM=0.31.0
 test-cluster: setup  ## tests on a Kubernetes of their own, or with KUBECONFIG=file on that one where they can
 	@tools/setup.sh cluster
 	@$(PYTHON) tools/run_tests.py cluster
+test-gpu:  ## what only a GPU can say: kernels, windows, the worker's copies; needs torch alone. GPU_PYTHON=python3, ONLY=window
+	@cargo build --quiet --bin kvcachepool-sidecar --example gpu_check
+	@PYTHONPATH=tests $(GPU_PYTHON) -m gpu $(ONLY)
 bench: setup  ## benchmarks: a table and target/bench/results.json. ONLY=copy,ttft
 	@cargo build --quiet --bins --examples --features simulation
 	@PYTHONPATH=tests:sidecar/connector $(PYTHON) -m bench $(ONLY)
@@ -72,7 +77,7 @@ check: setup  ## formatting, lints, licences, docs, generated files, types, a sh
 	tools/check_generated.sh
 	$(PYTHON) -m ruff check sidecar/connector tests tools
 	$(PYTHON) -m ruff format --check sidecar/connector tests tools
-	$(PYTHON) -m mypy sidecar/connector/kvcachepool tests/servers tests/demo tests/vllm tests/bench tests/cluster tools/run_tests.py
+	$(PYTHON) -m mypy sidecar/connector/kvcachepool tests/servers tests/demo tests/vllm tests/bench tests/cluster tests/gpu tools/run_tests.py
 	@$(MAKE) --no-print-directory fuzz
 fuzz:  ## every fuzz target for FUZZ_SECONDS
 	@tools/setup.sh check

@@ -71,5 +71,4 @@ int cuCtxSynchronize() { return 0; }
 int cuMemcpyDtoDAsync_v2(u64 to, u64 from, size_t bytes, void* stream) {
     return stream ? (std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<void*>(from), bytes), 0) : 400;
 }
-__attribute__((weak)) int cuMemHostUnregister(void* start) { return start ? 0 : 1; }
 }

@@ -2,7 +2,7 @@
 //! runs any more, so that work which is under way never outlives what it works on.
 #![allow(unsafe_code)]
 
-use super::api::{DevicePtr, Failed, done};
+use super::api::{DevicePtr, Failed, IPC_HANDLE_BYTES, done};
 use super::context::Context;
 use super::stream::Stream;
 use crate::shm::mapping::Mapping;
@@ -50,6 +50,16 @@ impl Buffer {
     /// The device's.
     pub(super) fn context(&self) -> &Arc<Context> {
         &self.context
+    }
+
+    /// A legacy handle by which another process can map it.
+    pub fn ipc_handle(&self) -> Result<Vec<u8>, Failed> {
+        self.context.enter()?;
+        let mut handle = vec![0; IPC_HANDLE_BYTES];
+        // SAFETY: the pointer is to as many bytes as the call writes; the address is that of an allocation's begin.
+        let named = unsafe { (self.context.api.ipc_handle)(handle.as_mut_ptr(), self.address) };
+        done("cuIpcGetMemHandle", named)?;
+        Ok(handle)
     }
 
     /// Puts bytes at `at`; they are there when it returns. Does not wait for streams.

@@ -30,3 +30,9 @@ pub fn open(device_uuid: &str, bytes: u64, arena: &Arena) -> Result<Box<dyn Devi
     pins::begin(&context, arena);
     Ok(Box::new(device))
 }
+
+/// The same for checks and measurements: no arena is page-locked for it, and that the device has memory to spare is the caller's affair.
+pub fn open_alone(device_uuid: &str, bytes: u64) -> Result<Box<dyn Device>, NoWindow> {
+    let context = context::of(device_uuid)?;
+    Ok(Box::new(device::CudaDevice::new(context, bytes)?))
+}

@@ -1,0 +1,103 @@
+"""`make test-gpu` on a machine without a GPU: every check is skipped by name, and what can be rehearsed is right."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from servers import paths
+
+TESTS = Path(__file__).resolve().parents[1]
+SERVED = TESTS.parent / "sidecar" / "tests" / "served"
+#: A check that the made-up driver must fail: its handles are of no memory.
+NOT_SHARED = "window/an IPC handle seen by another process"
+
+
+def run(*command: str, **change: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": str(TESTS), "CUDA_VISIBLE_DEVICES": ""} | change
+    environment.pop("KVCACHEPOOL_GPU_REHEARSAL", None)
+    environment.update(change)
+    return subprocess.run(command, env=environment, cwd=TESTS, capture_output=True, text=True, timeout=300)
+
+
+def program() -> str:
+    path = paths.target() / "debug" / "examples" / "gpu_check"
+    if not path.exists():
+        pytest.skip(f"{path} is missing: cargo build --example gpu_check")
+    return str(path)
+
+
+def outcomes(output: str) -> dict[str, str]:
+    """Of the program's JSON: name and outcome, with the detail behind it."""
+    found: dict[str, Any] = json.loads(output.splitlines()[-1])
+    return {check["name"]: f"{check['outcome']} {check['detail']}" for check in found["checks"]}
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the made-up driver, which runs kernels on the host."""
+    for compiler in ("cc", "g++"):
+        if shutil.which(compiler) is None:
+            pytest.skip(f"no compiler: {compiler}")
+    folder = tmp_path_factory.mktemp("driver")
+    flags = ["-std=c++17", "-O1", "-ffp-contract=off", "-fno-strict-aliasing", "-Wno-unknown-pragmas", "-fPIC"]
+    subprocess.run(["cc", "-c", "-fPIC", "-o", folder / "driver.o", SERVED / "fake_driver.c"], check=True)
+    library = folder / "libcuda.so.1"
+    sources = [SERVED / "fake_kernels.cpp", folder / "driver.o"]
+    subprocess.run(["g++", *flags, "-shared", "-o", library, *sources], check=True)
+    return folder
+
+
+def test_without_a_device_every_check_is_skipped_by_name_and_nothing_fails() -> None:
+    program()
+    done = run(sys.executable, "-m", "gpu")
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    checks = [line for line in lines if line.startswith(("ok ", "skip ", "FAIL "))]
+    names = {line.split()[1].split("/")[0] for line in checks}
+    assert names >= {"kernels", "window"}
+    tests = [line for line in checks if " gpu.test_" in line]
+    assert {line.split()[1].split(".")[1] for line in tests} == {
+        path.stem for path in (TESTS / "gpu").glob("test_*.py")
+    }, "all files of the folder were collected"
+    assert len(tests) >= 8
+    assert all(line.startswith("skip ") for line in checks)
+    assert all("NoDevice: " in line for line in tests)
+    assert all("NoDriver: " in line or "NoDevice: " in line for line in checks)
+
+
+def test_the_tests_for_a_device_are_right_over_host_memory() -> None:
+    program()
+    done = run(sys.executable, "-m", "gpu", "gpu.test_", KVCACHEPOOL_GPU_REHEARSAL="1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    skipped = [line for line in done.stdout.splitlines() if line.startswith("skip ")]
+    assert all("Rehearsal: " in line for line in skipped), skipped
+    assert done.stdout.count("\nok ") >= 5
+
+
+def test_the_program_finds_kernels_and_windows_right_over_a_made_up_driver_and_a_mistake_wrong(driver: Path) -> None:
+    chosen = ["LBHNC/Edge", "LHBNC/Random", "kv_turn_neox_bf16/Edge", "kv_pack_int4_bf16/Edge", "window/"]
+    done = run(program(), *chosen, "kv_unpack_fp8_f16/NotFinite", LD_LIBRARY_PATH=str(driver))
+    found = outcomes(done.stdout)
+    assert len(found) == 4 + 4 + 1 + 1 + 10 + 1
+    wrong = [name for name, said in found.items() if not said.startswith("ok ")]
+    assert wrong == [NOT_SHARED], found
+    assert "is not seen here" in found[NOT_SHARED]
+    assert done.returncode == 1
+
+
+def test_a_driver_that_is_older_than_the_kernels_skips_them_by_name_and_has_windows(driver: Path) -> None:
+    done = run(program(), "kv_gather/BLHNC", "window/made", LD_LIBRARY_PATH=str(driver), FAKE_PTX="7.8")
+    found = outcomes(done.stdout)
+    kernels = {name: said for name, said in found.items() if name.startswith("kernels/")}
+    assert len(kernels) == 4
+    assert all(said.startswith("skip PtxTooNew: the driver does not know PTX 8.0") for said in kernels.values()), found
+    assert found["window/made"].startswith("ok ")
+    assert done.returncode == 0

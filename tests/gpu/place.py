@@ -1,0 +1,140 @@
+"""Where the KV blocks of a test lie: on the first GPU, or, as a rehearsal of the tests themselves, in host memory."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import math
+import os
+import sys
+import unittest
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    from kvcachepool.layout import Layout
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "sidecar" / "connector"))
+
+BLOCKS = 24
+#: Sizes of a block of the layouts here: layers, KV heads, states, bytes of a state.
+LAYERS, HEADS, STATES, STATE_BYTES = 4, 2, 16, 512
+BLOCK_BYTES = LAYERS * HEADS * STATES * STATE_BYTES
+
+
+def rehearsal() -> bool:
+    """Host memory takes the device's place."""
+    return os.environ.get("KVCACHEPOOL_GPU_REHEARSAL") == "1"
+
+
+def missing() -> str:
+    """Why nothing of this folder can run here, by name; empty where it can."""
+    for module, name in (("torch", "NoTorch"), ("numpy", "NoNumpy"), ("msgspec", "NoMsgspec")):
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            return f"{name}: {error}"
+    if rehearsal():
+        return ""
+    import torch
+
+    if not torch.cuda.is_available():
+        return "NoDevice: torch sees no CUDA device"
+    return ""
+
+
+class OnDevice(unittest.TestCase):
+    """Skips by name where there is no device."""
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        if why := missing():
+            raise unittest.SkipTest(why)
+        import torch
+
+        # Of a device that cannot be used, the first of all tests says so.
+        torch.zeros(1, device=device())
+
+
+def device() -> str:
+    """As torch names it."""
+    return "cpu" if rehearsal() else "cuda"
+
+
+def device_uuid() -> str:
+    """As a worker tells it to the sidecar."""
+    if rehearsal():
+        return ""
+    import torch
+
+    return str(torch.cuda.get_device_properties(0).uuid)
+
+
+def copier(layout: Layout) -> Any:
+    """What copies between these KV blocks and an arena."""
+    if rehearsal():
+        from kvcachepool.copy_cpu import CpuCopier
+
+        return CpuCopier(layout)
+    from kvcachepool.copy_cuda import CudaCopier
+
+    return CudaCopier(layout)
+
+
+def layouts() -> list[str]:
+    """Names of all layouts of the table that are served."""
+    from kvcachepool.layout import table
+
+    return [name for name, row in table()["layouts"].items() if row["served"] and name == row["name"]]
+
+
+def kv_cache(name: str) -> Layout:
+    """A KV cache that is densely filled in a layout of the table, with bytes that differ everywhere."""
+    import torch
+
+    from kvcachepool.layout import GroupLayout, GroupShape, Layout, Plane, ShardOf, table
+
+    order = table()["layouts"][name]["order"]
+    extents = {"L": LAYERS, "H": HEADS, "N": STATES, "C": STATE_BYTES}
+    # The dimensions left of B choose a piece of a block, those right of it are its bytes.
+    pieces = math.prod(extents[dim] for dim in itertools.takewhile(lambda dim: dim != "B", order))
+    nbytes = BLOCK_BYTES // pieces
+    planes = tuple(Plane(0, piece * nbytes * BLOCKS, nbytes, nbytes) for piece in range(pieces))
+    with torch.inference_mode():
+        storage = noise(BLOCKS * BLOCK_BYTES, 1).to(device())
+    group = GroupLayout(GroupShape("full", STATES, 1, 0), ShardOf(0, True), planes)
+    return Layout((storage,), BLOCKS, (group,), device(), {"layout": name, "order": order})
+
+
+def noise(nbytes: int, seed: int) -> torch.Tensor:
+    """Random bytes in host memory."""
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, (nbytes,), dtype=torch.uint8, generator=generator)
+
+
+def block(layout: Layout, number: int) -> bytes:
+    """The bytes of one block in section order."""
+    if device() == "cuda":
+        import torch
+
+        torch.cuda.synchronize()
+    raw = layout.storages[0].cpu().numpy().tobytes()
+    planes = layout.groups[0].planes
+    return b"".join(raw[plane.offset + number * plane.block_stride :][: plane.nbytes] for plane in planes)
+
+
+def blocks(layout: Layout) -> list[bytes]:
+    """Those of all blocks."""
+    return [block(layout, number) for number in range(layout.num_blocks)]
+
+
+def wait_for(found: Callable[[], Any], seconds: float, what: str) -> Any:
+    """Polls until `found` returns something true."""
+    from servers.waiting import wait_for as wait
+
+    return wait(found, seconds, what)
