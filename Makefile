@@ -15,7 +15,7 @@ NODES ?= 1
 ifeq ($(origin KUBECONFIG),command line)
 export KVCACHEPOOL_TEST_KUBECONFIG := $(KUBECONFIG)
 endif
-.PHONY: help setup cluster-up cluster-down demo demo-local test test-vllm test-cluster test-gpu bench bench-operator bench-tiers soak image push check fuzz fmt
+.PHONY: help setup cluster-up cluster-down demo demo-local test test-vllm test-cluster test-gpu bench bench-gpu bench-operator bench-tiers soak image push check fuzz fmt
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /  make \1 |/p' $(MAKEFILE_LIST) | column -t -s '|'
 setup:  ## install what is missing: apt packages, Rust, vLLM for CPUs
@@ -52,6 +52,9 @@ test-gpu:  ## what only a GPU can say: kernels, windows, the worker's copies; ne
 bench: setup  ## benchmarks: a table and target/bench/results.json. ONLY=copy,ttft
 	@cargo build --quiet --bins --examples --features simulation
 	@PYTHONPATH=tests:sidecar/connector $(PYTHON) -m bench $(ONLY)
+bench-gpu:  ## speeds on a GPU beside what bounds them: target/bench/gpu.json. GPU_PYTHON=python3
+	@cargo build --quiet --bin kvcachepool-sidecar --example gpu_bench
+	@PYTHONPATH=tests $(GPU_PYTHON) -m bench.gpu
 bench-operator: setup  ## 1,000 pools and 10,000 pods on a Kubernetes of its own: rows into the same results (root)
 	@tools/setup.sh cluster
 	@cargo build --quiet --bins

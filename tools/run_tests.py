@@ -38,7 +38,7 @@ def commands(suite: str) -> list[list[str]]:
     load = ["cargo", "build", "--bin", "kvcachepool-sidecar", "--example"]
     return {
         "rust": [["cargo", "test", "--workspace", "--no-fail-fast"]],
-        "connector": [[*sidecar, "--example", "gpu_check"], [*pytest, "tests/connector"]],
+        "connector": [[*sidecar, "--example", "gpu_check", "--example", "gpu_bench"], [*pytest, "tests/connector"]],
         "chart": [[*pytest, "tests/chart"]],
         "cluster": [everything, [*pytest, "--durations=8", "tests/cluster"]],
         "soak": [[*load, "soak_engine"], [*pytest, "tests/soak"]],

@@ -27,10 +27,10 @@ def run(*command: str, **change: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, cwd=TESTS, capture_output=True, text=True, timeout=300)
 
 
-def program() -> str:
-    path = paths.target() / "debug" / "examples" / "gpu_check"
+def program(name: str = "gpu_check") -> str:
+    path = paths.target() / "debug" / "examples" / name
     if not path.exists():
-        pytest.skip(f"{path} is missing: cargo build --example gpu_check")
+        pytest.skip(f"{path} is missing: cargo build --example {name}")
     return str(path)
 
 
@@ -101,3 +101,37 @@ def test_a_driver_that_is_older_than_the_kernels_skips_them_by_name_and_has_wind
     assert all(said.startswith("skip PtxTooNew: the driver does not know PTX 8.0") for said in kernels.values()), found
     assert found["window/made"].startswith("ok ")
     assert done.returncode == 0
+
+
+def test_without_a_device_nothing_is_measured_and_nothing_written(tmp_path: Path) -> None:
+    program("gpu_bench")
+    out = tmp_path / "gpu.json"
+    done = run(sys.executable, "-m", "bench.gpu", "--out", str(out))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith("skip bench-gpu: NoDriver: ") or done.stdout.startswith("skip bench-gpu: NoDevice: ")
+    assert not out.exists()
+
+
+def test_all_rows_are_measured_over_a_made_up_driver_and_host_memory(driver: Path, tmp_path: Path) -> None:
+    program("gpu_bench")
+    out = tmp_path / "gpu.json"
+    change = {"KVCACHEPOOL_GPU_REHEARSAL": "1", "LD_LIBRARY_PATH": str(driver)}
+    done = run(sys.executable, "-m", "bench.gpu", "--out", str(out), **change)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(out.read_text())
+    assert (found["device"], found["rehearsal"]) == ("Fake H100", True)
+    assert {"driver", "cuda", "commit"} <= set(found)
+    rows = {row["name"]: row for row in found["rows"]}
+    assert {
+        "h2d_vs_pinned_peak",
+        "d2h_vs_pinned_peak",
+        "window_vs_pinned_peak",
+        "both_directions_vs_one",
+        "decode_idle_p50_ms",
+        "decode_beside_engine_p50_ms",
+        "decode_beside_window_p50_ms",
+    } <= set(rows)
+    manifest = json.loads((TESTS.parent / "kernels" / "ptx" / "manifest.json").read_text())
+    for entry in (entry["name"] for module in manifest["modules"] for entry in module["entries"]):
+        assert any(name.startswith(f"gpu_{entry}_") for name in rows), f"no row of {entry}"
+    assert all(row["value"] >= 0 and row["command"] == "make bench-gpu" for row in found["rows"])

@@ -91,22 +91,23 @@ def layouts() -> list[str]:
     return [name for name, row in table()["layouts"].items() if row["served"] and name == row["name"]]
 
 
-def kv_cache(name: str) -> Layout:
+def kv_cache(name: str, blocks: int = BLOCKS, state_bytes: int = STATE_BYTES) -> Layout:
     """A KV cache that is densely filled in a layout of the table, with bytes that differ everywhere."""
     import torch
 
     from kvcachepool.layout import GroupLayout, GroupShape, Layout, Plane, ShardOf, table
 
     order = table()["layouts"][name]["order"]
-    extents = {"L": LAYERS, "H": HEADS, "N": STATES, "C": STATE_BYTES}
+    extents = {"L": LAYERS, "H": HEADS, "N": STATES, "C": state_bytes}
+    block_bytes = math.prod(extents.values())
     # The dimensions left of B choose a piece of a block, those right of it are its bytes.
     pieces = math.prod(extents[dim] for dim in itertools.takewhile(lambda dim: dim != "B", order))
-    nbytes = BLOCK_BYTES // pieces
-    planes = tuple(Plane(0, piece * nbytes * BLOCKS, nbytes, nbytes) for piece in range(pieces))
+    nbytes = block_bytes // pieces
+    planes = tuple(Plane(0, piece * nbytes * blocks, nbytes, nbytes) for piece in range(pieces))
     with torch.inference_mode():
-        storage = noise(BLOCKS * BLOCK_BYTES, 1).to(device())
+        storage = noise(blocks * block_bytes, 1).to(device())
     group = GroupLayout(GroupShape("full", STATES, 1, 0), ShardOf(0, True), planes)
-    return Layout((storage,), BLOCKS, (group,), device(), {"layout": name, "order": order})
+    return Layout((storage,), blocks, (group,), device(), {"layout": name, "order": order})
 
 
 def noise(nbytes: int, seed: int) -> torch.Tensor:
@@ -117,7 +118,7 @@ def noise(nbytes: int, seed: int) -> torch.Tensor:
     return torch.randint(0, 256, (nbytes,), dtype=torch.uint8, generator=generator)
 
 
-def block(layout: Layout, number: int) -> bytes:
+def content(layout: Layout, number: int) -> bytes:
     """The bytes of one block in section order."""
     if device() == "cuda":
         import torch
@@ -128,9 +129,9 @@ def block(layout: Layout, number: int) -> bytes:
     return b"".join(raw[plane.offset + number * plane.block_stride :][: plane.nbytes] for plane in planes)
 
 
-def blocks(layout: Layout) -> list[bytes]:
+def contents(layout: Layout) -> list[bytes]:
     """Those of all blocks."""
-    return [block(layout, number) for number in range(layout.num_blocks)]
+    return [content(layout, number) for number in range(layout.num_blocks)]
 
 
 def wait_for(found: Callable[[], Any], seconds: float, what: str) -> Any:

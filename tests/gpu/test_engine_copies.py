@@ -44,7 +44,7 @@ class EngineCopies(place.OnDevice):
         offsets = [3 * ROW_BYTES, 1 << 20, (1 << 20) + place.BLOCK_BYTES]
         arena = self.arena()
         before = arena.copy()
-        wanted = place.blocks(layout)
+        wanted = place.contents(layout)
         self.copied(made, "store", [7, 2, 23], offsets)
         for number, offset in zip((7, 2, 23), offsets, strict=True):
             before[offset : offset + place.BLOCK_BYTES] = list(wanted[number])
@@ -52,7 +52,7 @@ class EngineCopies(place.OnDevice):
         self.copied(made, "load", [4, 5, 9], offsets)
         for number, origin in ((4, 7), (5, 2), (9, 23)):
             wanted[number] = wanted[origin]
-        assert place.blocks(layout) == wanted, "a load writes its blocks and nothing else"
+        assert place.contents(layout) == wanted, "a load writes its blocks and nothing else"
         assert (arena == before).all()
 
     def page_locked(self, made: Any) -> None:
@@ -101,7 +101,7 @@ class EngineCopies(place.OnDevice):
         assert not event.query(), "the work is still to be done"
         self.copied(made, "store", [6], [0], event)
         assert event.query()
-        assert self.arena()[: place.BLOCK_BYTES].tobytes() == place.block(layout, 6)
+        assert self.arena()[: place.BLOCK_BYTES].tobytes() == place.content(layout, 6)
 
     def test_a_copy_that_fails_in_the_middle_is_over_and_the_next_one_is_right(self) -> None:
         if place.rehearsal():

@@ -1,0 +1,179 @@
+//! Every kernel beside a copy within the device's memory that moves as many bytes.
+
+use crate::{Rig, row};
+use kvcachepool_kernels::codec::Codec;
+use kvcachepool_kernels::pages::{BlockShape, Dtype, HeadMajor, Keys, PageMap, Style, Turn};
+use kvcachepool_protocol::layouts::{LAYOUTS_JSON, LayoutTable};
+use kvcachepool_sidecar::gpu::cuda::buffer::Buffer;
+use kvcachepool_sidecar::gpu::cuda::families::{Angles, Loops, Packed, Table, Way, packed_bytes};
+use kvcachepool_sidecar::gpu::cuda::launch::{Kernels, LaunchError};
+use kvcachepool_sidecar::gpu::cuda::measure::NotMeasured;
+use kvcachepool_sidecar::gpu::cuda::stream::Stream;
+use std::time::Instant;
+
+/// Launches that are asked for before the first is waited for.
+const AHEAD: u64 = 16;
+const REFERENCE: &str = "a copy within the device's memory, reads and writes";
+
+/// Where rows are measured.
+struct Bench<'a> {
+    rig: &'a Rig,
+    kernels: &'a Kernels,
+    stream: Stream,
+    /// Bytes per second that a copy reads and writes.
+    roof: f64,
+}
+
+impl Bench<'_> {
+    /// Bytes per second of something that moves so many bytes.
+    fn rate(
+        &self,
+        moved: u64,
+        one: impl Fn(&Stream) -> Result<(), LaunchError>,
+    ) -> Result<f64, NotMeasured> {
+        one(&self.stream)?;
+        self.stream.synchronize()?;
+        let (began, mut times) = (Instant::now(), 0);
+        while began.elapsed() < self.rig.time / 4 || times == 0 {
+            for _ in 0..AHEAD {
+                one(&self.stream)?;
+            }
+            self.stream.synchronize()?;
+            times += AHEAD;
+        }
+        Ok((moved * times) as f64 / began.elapsed().as_secs_f64())
+    }
+
+    fn row(
+        &self,
+        name: &str,
+        moved: u64,
+        one: impl Fn(&Stream) -> Result<(), LaunchError>,
+    ) -> Result<(), NotMeasured> {
+        let found = self.rate(moved, one)?;
+        row(
+            &format!("gpu_{name}_vs_memcpy"),
+            found,
+            REFERENCE,
+            Some(self.roof),
+        );
+        Ok(())
+    }
+
+    fn buffer(&self, bytes: u64) -> Result<Buffer, NotMeasured> {
+        Ok(Buffer::of(&self.rig.context, &vec![0; bytes as usize])?)
+    }
+}
+
+/// All rows.
+pub fn measured(rig: &Rig, kernels: &Kernels) -> Result<(), NotMeasured> {
+    let mut bench = Bench {
+        rig,
+        kernels,
+        stream: Stream::new(&rig.context)?,
+        roof: 0.0,
+    };
+    let bytes = rig.section_bytes as u64;
+    let (from, to) = (bench.buffer(bytes)?, bench.buffer(bytes)?);
+    bench.roof = bench.rate(2 * bytes, |stream| Ok(to.copy_from(stream, &from, bytes)?))?;
+    row("gpu_memcpy", bench.roof, REFERENCE, None);
+    pages(&bench, &from, &to)?;
+    turns(&bench, &from)?;
+    quantisers(&bench, &from)
+}
+
+/// A block of 16 tokens of 8 heads of 128 in bfloat16, in each layout.
+fn pages(bench: &Bench<'_>, cache: &Buffer, section: &Buffer) -> Result<(), NotMeasured> {
+    let shape = BlockShape {
+        layers: 4,
+        heads: 8,
+        kernel_blocks: 1,
+        tokens: 16,
+        state_bytes: 512,
+    };
+    let bytes = shape.block_bytes()?;
+    let cache_blocks = (cache.bytes() / bytes as u64) as u32;
+    // In no order, as after some hours of serving.
+    let mut ids: Vec<u32> = (0..cache_blocks).collect();
+    fastrand::Rng::with_seed(1).shuffle(&mut ids);
+    let words: Vec<u8> = ids.iter().flat_map(|id| id.to_ne_bytes()).collect();
+    let there = Buffer::of(&bench.rig.context, &words)?;
+    let refused = bench.buffer(4)?;
+    let moved = 2 * u64::from(cache_blocks) * bytes as u64;
+    let table = LayoutTable::parse(LAYOUTS_JSON).unwrap();
+    for layout in table.layouts.iter().filter(|layout| layout.served) {
+        let map = PageMap::dense(layout, &shape, cache_blocks)?;
+        let planes = Table::new(&map, vec![cache])?;
+        for (name, way) in [("kv_gather", Way::Pack), ("kv_scatter", Way::Unpack)] {
+            bench.row(&format!("{name}_{}", layout.name), moved, |stream| {
+                bench
+                    .kernels
+                    .transfer(stream, way, &planes, &there, section, &refused)
+            })?;
+        }
+        let change = HeadMajor::new(layout, &shape, cache_blocks as usize)?;
+        let loops = Loops::new(bench.kernels, change)?;
+        for (name, way) in [
+            ("kv_to_canonical", Way::Pack),
+            ("kv_to_verbatim", Way::Unpack),
+        ] {
+            bench.row(&format!("{name}_{}", layout.name), moved, |stream| {
+                bench.kernels.change(stream, way, &loops, cache, section)
+            })?;
+        }
+    }
+    Ok(())
+}
+
+fn turns(bench: &Bench<'_>, states: &Buffer) -> Result<(), NotMeasured> {
+    for dtype in [Dtype::Bf16, Dtype::F16, Dtype::F32] {
+        for style in [Style::NeoX, Style::GptJ] {
+            let keys = Keys {
+                state_bytes: 256 * dtype.bytes(),
+                offset: 0,
+                rotary: 128,
+                dtype,
+                style,
+            };
+            let angles = Angles::new(bench.kernels, &Turn::by_base(500_000.0, 128, 1000)?)?;
+            let name = format!("kv_turn_{style:?}_{dtype:?}").to_lowercase();
+            // Half of a state is its key, which is read and written.
+            bench.row(&name, states.bytes(), |stream| {
+                bench.kernels.turn(stream, &keys, states, &angles)
+            })?;
+        }
+    }
+    Ok(())
+}
+
+fn quantisers(bench: &Bench<'_>, raw: &Buffer) -> Result<(), NotMeasured> {
+    let numbers = raw.bytes() / 2;
+    let codecs = [
+        ("fp8", Codec::Fp8 { group: 128 }),
+        ("int8", Codec::Int8 { group: 128 }),
+        ("int4", Codec::Int4 { group: 64 }),
+    ];
+    for (name, codec) in codecs {
+        let [ends_bytes, code_bytes] = packed_bytes(codec, numbers).unwrap();
+        let (ends, codes) = (bench.buffer(ends_bytes)?, bench.buffer(code_bytes)?);
+        let refused = bench.buffer(4)?;
+        for (half, dtype) in [("bf16", Dtype::Bf16), ("f16", Dtype::F16)] {
+            let packed = Packed {
+                codec,
+                dtype,
+                numbers,
+                raw,
+                ends: &ends,
+                codes: &codes,
+                refused: &refused,
+            };
+            for (way_name, way) in [("pack", Way::Pack), ("unpack", Way::Unpack)] {
+                let moved = raw.bytes() + ends_bytes + code_bytes;
+                bench.row(&format!("kv_{way_name}_{name}_{half}"), moved, |stream| {
+                    bench.kernels.quantise(stream, way, &packed)
+                })?;
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,271 @@
+"""How fast bytes move between a GPU and the cache, by the worker's own copies and by a window of the real sidecar.
+
+    python -m bench.gpu [--out target/bench/gpu.json]
+
+Each row beside what bounds it in the same run: plain copies of 64 MiB from page-locked memory, copies within the
+device's memory, steps of an idle GPU. Written with device, driver and commit. Without a device it says so and writes
+nothing. The rows of `gpu_bench`, the program for all that Python has no part in, are among them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from bench.results import Row
+from gpu import place
+from servers import paths
+
+OUT = paths.ROOT / "target" / "bench" / "gpu.json"
+JOB_BYTES = 64 << 20
+#: What a rehearsal moves.
+SMALL_BYTES = 4 << 20
+PAGE_BYTES = 2 << 20
+PIECES = (4 << 10, 16 << 10, 64 << 10, 256 << 10, PAGE_BYTES)
+RUNS = 15
+#: Beginning of a row's name -> the least and the most of its ratio. Printed, never asserted.
+BARS: dict[str, tuple[float | None, float | None]] = {
+    "h2d_vs_pinned_peak": (0.9, None),
+    "d2h_vs_pinned_peak": (0.9, None),
+    "window_vs_pinned_peak": (0.8, None),
+    "both_directions_vs_one": (1.5, None),
+    "gpu_kv_": (0.7, None),
+    "decode_beside_": (None, 1.1),
+}
+
+
+def row(name: str, value: float, unit: str, reference: str, bound: float | None, runs: int) -> Row:
+    """One measurement and its ratio."""
+    return Row(
+        name=name,
+        value=round(value, 4),
+        unit=unit,
+        reference=reference,
+        reference_value=None if bound is None else round(bound, 4),
+        ratio=None if bound is None else round(value / bound, 4),
+        runs=runs,
+        command="make bench-gpu",
+    )
+
+
+def settled() -> None:
+    """Nothing runs on the device any more."""
+    if place.device() == "cuda":
+        import torch
+
+        torch.cuda.synchronize()
+
+
+def seconds(run: Callable[[], None]) -> float:
+    """How long it takes, with all that it asks of the device."""
+    settled()
+    start = time.perf_counter()
+    run()
+    settled()
+    return time.perf_counter() - start
+
+
+def in_turns(first: Callable[[], None], second: Callable[[], None], runs: int) -> tuple[float, float]:
+    """Median seconds of both, which take turns."""
+    pairs = [(seconds(first), seconds(second)) for _ in range(runs + 2)][2:]
+    one, other = zip(*pairs, strict=True)
+    return statistics.median(one), statistics.median(other)
+
+
+class Peak:
+    """A plain copy of a job's bytes between page-locked memory and the device."""
+
+    def __init__(self, nbytes: int) -> None:
+        import torch
+
+        pinned = place.device() == "cuda"
+        self.host = torch.zeros(nbytes, dtype=torch.uint8, pin_memory=pinned)
+        self.there = torch.zeros(nbytes, dtype=torch.uint8, device=place.device())
+
+    def copy(self, kind: str) -> None:
+        to, source = (self.there, self.host) if kind == "load" else (self.host, self.there)
+        to.copy_(source, non_blocking=True)
+
+
+def engine(piece_bytes: int, job_bytes: int, peak: Peak, runs: int) -> dict[str, tuple[float, float]]:
+    """GB/s of a worker's job, and of a plain copy of as many bytes, by kind. One `cuMemcpyBatchAsync` a job."""
+    import torch
+
+    from bench.copies import new_mapping
+    from kvcachepool.pieces import Piece
+
+    blocks = job_bytes // piece_bytes
+    layout = place.kv_cache("BLHNC", 2 * blocks, piece_bytes // (place.LAYERS * place.HEADS * place.STATES))
+    mapping = new_mapping(job_bytes)
+    copier = place.copier(layout)
+    copier.attach(mapping)
+    copier.begin_thread()
+    # No two neighbours: as many runs as blocks.
+    numbers = random.Random(1).sample(range(2 * blocks), blocks)
+    pieces = [Piece(0, numbers, list(range(0, job_bytes, piece_bytes)))]
+    found = {}
+    try:
+        with torch.inference_mode():
+            copier.copy("store", pieces, None)
+            if place.device() == "cuda":
+                pins = copier._pins
+                place.wait_for(lambda: pins._done.all() or pins._failed, 60, "the arena's page locks")
+            for kind in ("load", "store"):
+                ours, plain = in_turns(
+                    lambda kind=kind: copier.copy(kind, pieces, None),  # type: ignore[misc]
+                    lambda kind=kind: peak.copy(kind),  # type: ignore[misc]
+                    runs,
+                )
+                found[kind] = (job_bytes / ours / 1e9, job_bytes / plain / 1e9)
+    finally:
+        copier.detach()
+        mapping.close()
+    return found
+
+
+def engine_rows(job_bytes: int, runs: int) -> list[Row]:
+    """The worker's own copies, by the size of a piece."""
+    peak = Peak(job_bytes)
+    rows = []
+    reference = "a plain copy of as many bytes from page-locked memory, in turns"
+    for piece_bytes in PIECES:
+        found = engine(piece_bytes, job_bytes, peak, runs)
+        for kind, way in (("load", "h2d"), ("store", "d2h")):
+            rows.append(row(f"engine_{way}_{piece_bytes >> 10}k_gbps", *_pair(found[kind], reference), runs))
+            if piece_bytes == PAGE_BYTES:
+                rows.append(row(f"{way}_vs_pinned_peak", *_pair(found[kind], reference), runs))
+    return rows
+
+
+def _pair(found: tuple[float, float], reference: str) -> tuple[float, str, str, float]:
+    return found[0], "GB/s", reference, found[1]
+
+
+def window_rows(job_bytes: int, runs: int) -> list[Row]:
+    """Whole jobs by a window: KV blocks, stages, arena. The row without a direction is that of the slower one."""
+    from gpu.rank import CHUNK_BLOCKS, Rank
+    from servers.sidecar import Sidecar
+
+    peak = Peak(job_bytes)
+    folder = paths.short_folder()
+    config = {"transfer": {"mode": "CudaWindow"}, "memory": {"evictionPolicy": "FIFO"}}
+    sidecar = Sidecar(folder / "pod", memory="512Mi", config=config)
+    found: dict[str, tuple[float, float]] = {}
+    try:
+        sidecar.start()
+        blocks = job_bytes // PAGE_BYTES
+        rank = Rank(sidecar, place.kv_cache("BLHNC", 2 * blocks + 1, PAGE_BYTES // 128))
+        try:
+            if rank.reasons:
+                print(f"no window: {rank.reasons}", flush=True)
+                return []
+            numbers = random.Random(2).sample(range(1, 2 * blocks + 1), blocks)
+            chunks = [tuple(numbers[i : i + CHUNK_BLOCKS]) for i in range(0, blocks, CHUNK_BLOCKS)]
+            hashes = [hashlib.sha256(b"%d" % i).digest() for i in range(len(chunks))]
+            said = rank.granted(hashes)
+            for kind in ("store", "load"):
+                refs = said.refs
+                ours, plain = in_turns(
+                    lambda kind=kind, refs=refs: rank.copied(kind, refs, chunks),  # type: ignore[misc]
+                    lambda kind=kind: peak.copy(kind),  # type: ignore[misc]
+                    runs,
+                )
+                found[kind] = (job_bytes / ours / 1e9, job_bytes / plain / 1e9)
+                if kind == "store":
+                    rank.commit(said)
+                    said = rank.pinned(hashes, "loads")
+            rank.release("loads")
+        finally:
+            rank.close()
+    finally:
+        sidecar.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+    reference = "a plain copy of as many bytes from page-locked memory, in turns"
+    slower = min(found.values(), key=lambda pair: pair[0] / pair[1])
+    return [
+        row("window_h2d_vs_pinned_peak", *_pair(found["load"], reference), runs),
+        row("window_d2h_vs_pinned_peak", *_pair(found["store"], reference), runs),
+        row("window_vs_pinned_peak", *_pair(slower, reference), runs),
+    ]
+
+
+def program() -> list[dict[str, Any]]:
+    """What `gpu_bench` prints: the device first, then rows; or only why there is none."""
+    path = paths.target() / "debug" / "examples" / "gpu_bench"
+    if not path.exists():
+        raise FileNotFoundError(f"{path} is missing: cargo build --example gpu_bench (make bench-gpu does it)")
+    small = ["--small"] if place.rehearsal() else []
+    done = subprocess.run([str(path), *small], check=True, stdout=subprocess.PIPE, text=True)
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def commit() -> str:
+    """Of the sources that all this was built from."""
+    named = paths.ROOT / "commit"
+    if named.exists():
+        return named.read_text().strip()
+    done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=paths.ROOT, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+def print_rows(rows: list[Row]) -> None:
+    """A table with the bars."""
+    print(f"\n{'name':42} {'value':>10} {'unit':5} {'ratio':>7}  {'bar':>8}  met  reference")
+    for one in rows:
+        bar = next((bar for name, bar in BARS.items() if one["name"].startswith(name)), (None, None))
+        least, most = bar
+        ratio = one["ratio"]
+        met = ""
+        if ratio is not None and bar != (None, None):
+            met = "yes" if (least is None or least <= ratio) and (most is None or ratio <= most) else "NO"
+        said = f">= {least:g}" if least is not None else f"<= {most:g}" if most is not None else "report"
+        bound = "" if one["reference_value"] is None else f" {one['reference_value']:g}"
+        shown = "" if ratio is None else f"{ratio:.3f}"
+        reference = one["reference"] + bound
+        print(f"{one['name']:42} {one['value']:>10g} {one['unit']:5} {shown:>7}  {said:>8}  {met:3}  {reference}")
+
+
+def main(out: Path) -> int:
+    """All rows; 0 also without a device."""
+    head, *rest = program()
+    if "skipped" in head:
+        print(f"skip bench-gpu: {head['skipped']}")
+        return 0
+    rows = []
+    for line in rest:
+        if "skipped" in line:
+            print(f"skip {line['rows']}: {line['skipped']}")
+        else:
+            rows.append(row(line["name"], line["value"], line["unit"], line["reference"], line["reference_value"], 1))
+    if why := place.missing():
+        print(f"skip the worker's copies and windows: {why}")
+    else:
+        nbytes, runs = (SMALL_BYTES, 2) if place.rehearsal() else (JOB_BYTES, RUNS)
+        rows += engine_rows(nbytes, runs) + window_rows(nbytes, runs)
+    if place.rehearsal():
+        head["rehearsal"] = True
+    print(json.dumps(head))
+    print_rows(rows)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    staged = out.with_suffix(f".{os.getpid()}.tmp")
+    staged.write_text(json.dumps(head | {"commit": commit(), "rows": rows}, indent=1) + "\n")
+    staged.replace(out)
+    print(f"\n{out}")
+    return 0
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, default=OUT)
+    sys.exit(main(parser.parse_args().out))
