@@ -5,6 +5,7 @@ mod domain;
 pub mod gc;
 pub mod inspect;
 mod progress;
+mod reader;
 mod target;
 #[cfg(test)]
 mod tests;
@@ -150,13 +151,25 @@ async fn walk(
     tier: &dyn Tier,
     mut each: impl AsyncFnMut(Listed) -> Result<(), Stopped>,
 ) -> Result<u64, Stopped> {
+    let page = async |page: Vec<Listed>| {
+        for listed in page {
+            each(listed).await?;
+        }
+        Ok(())
+    };
+    pages(tier, page).await
+}
+
+/// The same by the page of a listing.
+async fn pages(
+    tier: &dyn Tier,
+    mut each: impl AsyncFnMut(Vec<Listed>) -> Result<(), Stopped>,
+) -> Result<u64, Stopped> {
     let (mut from, mut foreign) = (None, 0);
     loop {
         let page = tier.list(from.as_deref(), PAGE).await?;
         foreign += page.foreign;
-        for listed in page.objects {
-            each(listed).await?;
-        }
+        each(page.objects).await?;
         from = page.next;
         if from.is_none() {
             return Ok(foreign);

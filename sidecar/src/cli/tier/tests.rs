@@ -26,17 +26,22 @@ impl Rig {
     fn new() -> Self {
         let samples = [(1, 0), (1, 1), (1, 2), (2, 0), (2, 1)];
         let sample = |(seed, n): (u64, u64)| Sample::new(seed, n, &[5_000 + n, 70_000]);
-        let rig = Self {
+        let mut rig = Self {
             folder: tempfile::tempdir().unwrap(),
-            samples: samples.into_iter().map(sample).collect(),
+            samples: Vec::new(),
         };
+        rig.put(samples.into_iter().map(sample).collect());
+        rig
+    }
+
+    fn put(&mut self, samples: Vec<Sample>) {
         let memory = Memory::new(16 << 20);
-        rig.with_disk(async |disk| {
-            for sample in &rig.samples {
+        self.with_disk(async |disk| {
+            for sample in &samples {
                 disk.put(sample.put(&memory)).await.unwrap();
             }
         });
-        rig
+        self.samples.extend(samples);
     }
 
     fn path(&self) -> &Path {
@@ -228,16 +233,19 @@ fn inspect_counts_what_is_none_of_ours_and_leaves_it() {
 
 #[test]
 fn verify_reads_everything_in_as_much_memory_as_it_may_have() {
-    let rig = Rig::new();
-    // All sections at once; one at a time; and too little for the larger ones.
-    for memory in ["256Mi", "72Ki"] {
-        let (report, text) = rig.verify(false, memory);
-        assert_eq!((report.objects, report.ok), (5, 5), "{text}");
+    let mut rig = Rig::new();
+    // What fits beside a part of a larger one.
+    rig.put((0..8).map(|n| Sample::new(3, n, &[100])).collect());
+    // From one section at a time, by one and a part of the next, to all of them at once; then too little for the larger ones.
+    let sizes = (72..=1024).step_by(20).map(|kib| format!("{kib}Ki"));
+    for memory in sizes {
+        let (report, text) = rig.verify(false, &memory);
+        assert_eq!((report.objects, report.ok), (13, 13), "{memory}: {text}");
         let lengths = rig.samples.iter().flat_map(|s| &s.bytes).map(Vec::len);
         assert_eq!(report.bytes, lengths.sum::<usize>() as u64);
     }
     let (report, text) = rig.verify(false, "16Ki");
-    assert_eq!((report.ok, report.failed), (0, 5), "{text}");
+    assert_eq!((report.ok, report.failed), (8, 5), "{text}");
     assert!(text.contains("--memory 72Ki"), "{text}");
 }
 

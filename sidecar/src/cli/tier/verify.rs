@@ -1,16 +1,15 @@
 //! `verify`: reads every object of a tier and compares its bytes with their digests.
 
 use super::progress::Progress;
+use super::reader::{Memory, Reader};
 use super::target::{Output, Target};
-use super::{Failed, Stopped, count, ended, size, walk, write_json};
-use crate::shm::mapping::Mapping;
-use crate::tiers::{Cause, Get, Kind, Place, Span, Tier, TierError};
+use super::{Failed, Stopped, count, ended, pages, size, write_json};
+use crate::tiers::{Cause, Tier, TierError};
 use kvcachepool_protocol::config::ByteSize;
-use kvcachepool_protocol::object::{ALIGN, ObjectName, Section};
+use kvcachepool_protocol::object::ObjectName;
 use serde::Serialize;
 use std::io::Write;
 use std::process::ExitCode;
-use std::sync::Arc;
 
 /// Problems that a report lists; all are counted.
 const PROBLEMS_MAX: usize = 10_000;
@@ -22,7 +21,7 @@ pub struct Args {
     /// Remove objects that are corrupt.
     #[arg(long)]
     pub(super) remove_corrupt: bool,
-    /// Memory to read into; larger objects are read in parts.
+    /// Memory to read into: as many objects at once as fit, of larger ones a part.
     #[arg(long, value_name = "SIZE", default_value = "256Mi")]
     pub(super) memory: ByteSize,
 }
@@ -68,22 +67,32 @@ pub fn main(args: &Args) -> Result<ExitCode, String> {
 /// Does it and prints it.
 pub(super) fn print(args: &Args, out: &mut dyn Write) -> Result<Report, Failed> {
     let output = args.target.output;
-    let memory = memory(args.memory)?;
+    let memory = Memory::new(args.memory)?;
     args.target.with(async |tier: &dyn Tier| {
-        let reader = Reader { tier, memory };
         let mut progress = Progress::new(tier.usage().await?.objects);
         let mut report = Report::default();
-        let foreign_names = walk(tier, async |listed| {
-            progress.at(report.objects, report.bytes);
-            report.objects += 1;
-            match reader.read(&listed.name).await {
-                Ok(bytes) => {
-                    report.ok += 1;
-                    report.bytes += bytes;
+        let foreign_names = pages(tier, async |page| {
+            let names = page.into_iter().map(|listed| listed.name).collect();
+            let mut reader = Reader::new(tier, &memory, names);
+            loop {
+                let batch = reader.next().await;
+                if batch.is_empty() {
+                    return Ok(());
                 }
-                Err(e) if ends_it(e.cause) => return Err(e.into()),
-                Err(e) => {
-                    let problem = report.found(&reader, &listed.name, &e, args).await?;
+                for (name, read) in batch {
+                    report.objects += 1;
+                    let error = match read {
+                        Ok(bytes) => {
+                            report.ok += 1;
+                            report.bytes += bytes;
+                            continue;
+                        }
+                        Err(error) => error,
+                    };
+                    if ends_it(error.cause) {
+                        return Err(error.into());
+                    }
+                    let problem = report.found(tier, &name, &error, args).await?;
                     if output == Output::Text {
                         progress.clear();
                         write_problem(out, &problem)?;
@@ -92,8 +101,8 @@ pub(super) fn print(args: &Args, out: &mut dyn Write) -> Result<Report, Failed> 
                         report.problems.push(problem);
                     }
                 }
+                progress.at(report.objects, report.bytes);
             }
-            Ok(())
         })
         .await?;
         drop(progress);
@@ -110,7 +119,7 @@ impl Report {
     /// Counts what is wrong with an object, and takes it away where that was asked for.
     async fn found(
         &mut self,
-        reader: &Reader<'_>,
+        tier: &dyn Tier,
         name: &ObjectName,
         error: &TierError,
         args: &Args,
@@ -122,7 +131,7 @@ impl Report {
         };
         *counter += 1;
         let remove = args.remove_corrupt && error.cause == Cause::Corrupt;
-        let removed = remove && reader.tier.remove(std::slice::from_ref(name)).await? > 0;
+        let removed = remove && tier.remove(std::slice::from_ref(name)).await? > 0;
         self.removed += u64::from(removed);
         Ok(Problem {
             object: name.s3(""),
@@ -137,88 +146,6 @@ impl Report {
 fn ends_it(cause: Cause) -> bool {
     use Cause::{Denied, Gone, InUse, Unauthenticated, Unreachable};
     matches!(cause, Denied | Gone | InUse | Unauthenticated | Unreachable)
-}
-
-fn memory(size: ByteSize) -> Result<Arc<Mapping>, String> {
-    let bytes = size.0.max(ALIGN).next_multiple_of(ALIGN);
-    let mapping = Mapping::private("kvcachepool-verify", bytes);
-    let mapping = mapping.map_err(|e| format!("--memory {size}: {e}"))?;
-    Ok(Arc::new(mapping))
-}
-
-struct Reader<'a> {
-    tier: &'a dyn Tier,
-    memory: Arc<Mapping>,
-}
-
-impl Reader<'_> {
-    fn failed(&self, cause: Cause, name: &ObjectName, detail: impl Into<String>) -> TierError {
-        let tier: Kind = self.tier.kind();
-        TierError::new(tier, cause, detail).about(name.s3(""))
-    }
-
-    /// Reads an object and checks it; returns the bytes of its sections.
-    async fn read(&self, name: &ObjectName) -> Result<u64, TierError> {
-        let head = self.tier.head(name).await?;
-        let mut left = head.sections.as_slice();
-        loop {
-            let places = self.places(left);
-            let (part, rest) = left.split_at(places.len());
-            if part.is_empty() {
-                break;
-            }
-            self.check(name, part, places).await?;
-            left = rest;
-        }
-        if let Some(section) = left.first() {
-            let needed = ByteSize(section.stored_bytes.next_multiple_of(ALIGN));
-            let detail = format!("a section is larger than the memory; use --memory {needed}");
-            return Err(self.failed(Cause::Config, name, detail));
-        }
-        Ok(head.sections.iter().map(|s| s.stored_bytes).sum())
-    }
-
-    /// Where sections go: as many of them as there is memory for.
-    fn places(&self, sections: &[Section]) -> Vec<Place> {
-        let mut at = 0;
-        let place = |section: &Section| {
-            let span = Span::new(self.memory.clone(), at, section.stored_bytes, Arc::new(()))?;
-            at += section.stored_bytes.next_multiple_of(ALIGN);
-            Some(Place {
-                group: section.group,
-                shard: section.shard,
-                span,
-            })
-        };
-        sections.iter().map_while(place).collect()
-    }
-
-    async fn check(
-        &self,
-        name: &ObjectName,
-        sections: &[Section],
-        places: Vec<Place>,
-    ) -> Result<(), TierError> {
-        let spans: Vec<Span> = places.iter().map(|place| place.span.clone()).collect();
-        let name = name.clone();
-        let get = Get {
-            name: name.clone(),
-            places,
-        };
-        let head = self.tier.get(get).await?;
-        if head.name() != name {
-            let detail = format!("{} lies there", head.name().s3(""));
-            return Err(self.failed(Cause::Foreign, &name, detail));
-        }
-        for (section, span) in sections.iter().zip(spans) {
-            if span.digest() != Some(section.stored_digest) {
-                let (group, shard) = (section.group, section.shard);
-                let detail = format!("section {group}/{shard} is not what its digest says");
-                return Err(self.failed(Cause::Corrupt, &name, detail));
-            }
-        }
-        Ok(())
-    }
 }
 
 fn write_problem(out: &mut dyn Write, problem: &Problem) -> std::io::Result<()> {
