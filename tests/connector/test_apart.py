@@ -94,6 +94,20 @@ def test_equal_prompts_in_one_name_share(scripted: ScriptedPool, loop: Make, sam
     assert engine.generate("two", TOKENS, **same) == 256
 
 
+def test_a_name_says_whether_other_processes_can_give_it(scripted: ScriptedPool, loop: Make) -> None:
+    engine = connected(loop())
+    tagged = [{"kvcachepool.tags": f"tenant {number}"} for number in range(4)]
+    for life in ("shared", "alone"):
+        names = [f"{life} {number}" for number in range(len(tagged))]
+        for name, params in zip(names, tagged, strict=True):
+            engine.generate(name, TOKENS, params=params)
+        spaces = {space for name in names for space, _ in keys_of(scripted, name)}
+        assert [space[-1] & 1 for space in spaces] == [life == "alone"] * len(tagged)
+        engine.connector.reset_cache()
+    engine.generate("plain", TOKENS)
+    assert {space[-1] & 1 for space, _ in keys_of(scripted, "plain")} == {1}
+
+
 def test_an_image_that_a_user_named_is_not_cached(scripted: ScriptedPool, loop: Make) -> None:
     engine = connected(loop())
     engine.generate("one", TOKENS, mm_features=[image("my-image-1")])

@@ -87,6 +87,8 @@ class Uncacheable(Exception):
 def namespace(request: Request, controls: Controls, epoch: str, lora_digest: Callable[[Any], bytes]) -> bytes:
     """Namespace id of a request: empty for the default one, else SHA-256 of what keeps it apart.
 
+    Its last bit says whether an epoch is in it: then no other process can name it, and shared tiers get nothing of it.
+
     Args:
         epoch: what `reset_cache` drew last, empty before.
         lora_digest: content hash of an adapter's files; raises `Uncacheable`.
@@ -104,7 +106,9 @@ def namespace(request: Request, controls: Controls, epoch: str, lora_digest: Cal
     if not tags and content is None and not epoch:
         return b""
     canonical = json.dumps({"tags": tags, "lora": content, "epoch": epoch}, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(canonical.encode()).digest()
+    digest = bytearray(hashlib.sha256(canonical.encode()).digest())
+    digest[-1] = digest[-1] & ~1 | bool(epoch)
+    return bytes(digest)
 
 
 def names_content(identifier: Any, lora_name: str | None) -> bool:

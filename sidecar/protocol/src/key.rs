@@ -75,6 +75,14 @@ name32!(
     /// Who may share: tags, content of LoRA adapters, cache epoch; made by the connector. All zero = the default namespace.
     NamespaceId
 );
+
+impl NamespaceId {
+    /// Only the process that made it can name it: an epoch that `reset_cache` drew is in it. The connector says so in its last bit.
+    pub fn is_of_one_process(&self) -> bool {
+        self.0[31] & 1 == 1
+    }
+}
+
 name32!(
     /// vLLM's hash of a KV block with its whole prefix (`request.block_hashes[i]`, `sha256` or `sha256_cbor`).
     EngineHash

@@ -184,7 +184,8 @@ impl<T: Table> Engine<T> {
             if asking.lookup.is_some() {
                 return;
             }
-            let up = self.lower.tiers.get(tier).is_some_and(Tier::up);
+            let up = self.lower.tiers.get(tier).is_some_and(Tier::up)
+                && self.lower.serves(tier, &asking.reach.namespace);
             let mut ats = Vec::new();
             for at in 0..asking.stands.len() {
                 let open = asking.stands.get(at) == Some(&Stand::Open);

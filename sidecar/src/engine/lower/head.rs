@@ -43,10 +43,11 @@ impl<T: Table> Engine<T> {
         }
     }
 
-    /// The head of a chunk's object, and where its sections lie.
+    /// The head of a chunk's object for a tier, and where its sections lie.
     pub(super) fn object(
         &self,
         now: Time,
+        at: usize,
         chunk: Handle,
     ) -> Result<(Object, Vec<Target>), &'static str> {
         let e = self
@@ -65,7 +66,8 @@ impl<T: Table> Engine<T> {
         // other processes can write to the record: it must give the chunk's key
         let record = self.table.chunk(chunk.entry);
         let (model, last_hash) = (ModelId(record.model), EngineHash(record.last_hash));
-        if !self.lower.models.contains(&model) {
+        let namespace = NamespaceId(record.namespace);
+        if !self.lower.models.contains(&model) || !self.lower.serves(at, &namespace) {
             return Err("NotShared");
         }
         let hashes = record.block_hashes.get(..record.block_hash_count as usize);
@@ -108,7 +110,7 @@ impl<T: Table> Engine<T> {
             cipher: Cipher::None,
             model,
             layout: *layout,
-            namespace: NamespaceId(record.namespace),
+            namespace,
             last_hash,
             parent: e.parent_key,
             part: 0,

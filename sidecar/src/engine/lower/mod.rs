@@ -227,6 +227,12 @@ impl Lower {
         }
     }
 
+    /// Is the tier for chunks of this namespace? What other processes read has none that they cannot name.
+    pub fn serves(&self, at: usize, namespace: &NamespaceId) -> bool {
+        let kind = self.tiers.get(at).map(|t| t.config.kind);
+        kind == Some(Kind::Disk) || !namespace.is_of_one_process()
+    }
+
     pub fn any_up(&self) -> bool {
         self.tiers.iter().any(Tier::up)
     }

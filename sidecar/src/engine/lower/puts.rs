@@ -176,7 +176,7 @@ impl<T: Table> Engine<T> {
                 })
             });
             while let Some(waiting) = self.next_put(now, at) {
-                match self.object(now, waiting.chunk) {
+                match self.object(now, at, waiting.chunk) {
                     Ok((object, targets)) => self.begin_put(at, &waiting, object, targets),
                     Err(why) => {
                         self.writes.give_back(at, waiting.bytes);

@@ -121,6 +121,46 @@ fn a_stored_chunk_is_written_to_every_tier_under_a_lease() {
 }
 
 #[test]
+fn what_one_process_can_name_goes_to_its_disk_and_is_asked_of_nobody_else() {
+    let of_one = [[7; 31].to_vec(), vec![1]].concat();
+    let of_many = [[7; 31].to_vec(), vec![2]].concat();
+    for (namespace, tiers) in [
+        (of_one, &[Kind::Disk][..]),
+        (of_many, &[Kind::Disk, Kind::Redis, Kind::S3]),
+    ] {
+        let (mut w, scheduler, worker) = tiered(&[Kind::Disk, Kind::Redis, Kind::S3]);
+        let grant = Grant {
+            request: "r".into(),
+            namespace: namespace.clone(),
+            chunks: vec![chunk(1)],
+            ttl_s: 0,
+        };
+        let granted: GrantReply = w.ask(scheduler, Op::Grant, &grant);
+        w.commit(worker, granted.region, &granted.refs);
+        w.digest_all();
+        let written: Vec<Kind> = puts(&mut w).iter().map(|put| put.tier).collect();
+        assert_eq!(written, tiers);
+        for kind in [Kind::Disk, Kind::Redis, Kind::S3] {
+            let refused = stats(&w, kind).puts.get("NotShared").copied();
+            assert_eq!(refused, (!tiers.contains(&kind)).then_some(1));
+        }
+        let question = Probe {
+            namespace,
+            ..probe("q", &[2])
+        };
+        w.say(scheduler, Op::Probe, &question, NO_FDS);
+        let mut asked = Vec::new();
+        while let Some(Order::Lookup { lookup, tier, .. }) = orders(&mut w).pop() {
+            asked.push(tier);
+            let present = Ok(vec![false]);
+            w.input(Input::Tier(Report::LookedUp { lookup, present }));
+        }
+        assert_eq!(asked, tiers);
+        audit(&w);
+    }
+}
+
+#[test]
 fn a_chunk_is_written_once_and_not_where_it_is_known_to_be() {
     let (mut w, scheduler, worker) = tiered(&[Kind::Disk]);
     w.store(scheduler, worker, &[chunk(1)]);
