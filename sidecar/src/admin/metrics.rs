@@ -284,6 +284,11 @@ pub const CORE: &[Metric] = &[
         "Of each of several servers of a tier: 1, or 0 after it failed; what it holds is missed until it serves again.",
     ),
     counter(
+        "tier_events_total",
+        &["tier", "event"],
+        "What happened inside a tier. With Redis as the bucket's directory: chunks that it knew (DirectoryKnew) or left to the bucket (DirectoryLeft), questions without an answer (DirectorySilent), changes of its marks that were not made (DirectoryUnchanged). S3: objects over the capacity or the age that could not be removed (RemovalRefused).",
+    ),
+    counter(
         "tier_lookup_chunks_total",
         &["tier", "result"],
         "Chunks that a tier below memory was asked for, by how that ended: present, absent, cancelled, or why it failed.",

@@ -7,6 +7,7 @@ mod complaints;
 mod connection;
 pub mod daemon;
 mod descriptors;
+mod heap;
 mod host;
 mod listener;
 mod pidfd;

@@ -137,6 +137,9 @@ impl Tiers {
                 let up = f64::from(u8::from(server.up));
                 put("tier_server_up", &[tier, &server.name], up);
             }
+            for (event, count) in open.tier.counters() {
+                put("tier_events_total", &[tier, event], count as f64);
+            }
             for tally in layers.counts.tally() {
                 let operation = tally.op.name();
                 for (result, count) in &tally.results {

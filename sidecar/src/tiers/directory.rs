@@ -9,6 +9,7 @@ use kvcachepool_protocol::object::{Object, ObjectName};
 use parking_lot::Mutex;
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
@@ -42,6 +43,20 @@ pub struct Directory {
     changes: Arc<Semaphore>,
     /// Marks are left alone until then.
     pause: Mutex<Option<Instant>>,
+    counts: Arc<Counts>,
+}
+
+/// What came of marks.
+#[derive(Debug, Default)]
+struct Counts {
+    /// Names that were marked, where that was asked.
+    knew: AtomicU64,
+    /// Names that the tier itself was asked for.
+    left: AtomicU64,
+    /// Questions without an answer.
+    silent: AtomicU64,
+    /// Changes that were not made.
+    unchanged: AtomicU64,
 }
 
 enum Change {
@@ -57,6 +72,7 @@ impl Directory {
             marks,
             changes: Arc::new(Semaphore::new(CHANGES as usize)),
             pause: Mutex::default(),
+            counts: Arc::default(),
         }
     }
 
@@ -72,6 +88,7 @@ impl Directory {
         match tokio::time::timeout(QUESTION, self.marks.marked(names)).await {
             Ok(Ok(marked)) => marked.iter().take_while(|there| **there).count(),
             Ok(Err(_)) | Err(_) => {
+                self.counts.silent.fetch_add(1, Relaxed);
                 *self.pause.lock() = Some(Instant::now() + PAUSE);
                 0
             }
@@ -81,16 +98,20 @@ impl Directory {
     /// Changes marks beside what goes on. Nobody waits for it, and a change that is lost costs a question or a miss.
     fn change(&self, change: Change, names: Vec<ObjectName>) {
         let Ok(permit) = self.changes.clone().try_acquire_owned() else {
+            self.counts.unchanged.fetch_add(1, Relaxed);
             return;
         };
-        let marks = self.marks.clone();
+        let (marks, counts) = (self.marks.clone(), self.counts.clone());
         tokio::spawn(async move {
             let _permit = permit;
             let change = match change {
                 Change::Mark => marks.mark(&names),
                 Change::Unmark => marks.unmark(&names),
             };
-            let _ = tokio::time::timeout(CHANGE, change).await;
+            let done = tokio::time::timeout(CHANGE, change).await;
+            if !matches!(done, Ok(Ok(()))) {
+                counts.unchanged.fetch_add(1, Relaxed);
+            }
         });
     }
 
@@ -116,6 +137,8 @@ impl Tier for Directory {
             let known = self.marked(names).await;
             let mut there = vec![true; known];
             let rest = names.get(known..).unwrap_or_default();
+            self.counts.knew.fetch_add(known as u64, Relaxed);
+            self.counts.left.fetch_add(rest.len() as u64, Relaxed);
             if !rest.is_empty() {
                 there.extend(self.tier.lookup(rest).await?);
             }
@@ -152,13 +175,34 @@ impl Tier for Directory {
                 let _alone = self.changes.acquire_many(CHANGES).await;
                 self.marks.unmark(names).await
             };
-            let _ = tokio::time::timeout(CHANGE, unmark).await;
+            let done = tokio::time::timeout(CHANGE, unmark).await;
+            if !matches!(done, Ok(Ok(()))) {
+                self.counts.unchanged.fetch_add(1, Relaxed);
+            }
             self.tier.remove(names).await
         })
     }
 
     fn usage(&self) -> Operation<'_, Usage> {
         self.tier.usage()
+    }
+
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        let Counts {
+            knew,
+            left,
+            silent,
+            unchanged,
+        } = &*self.counts;
+        let own = [
+            ("DirectoryKnew", knew),
+            ("DirectoryLeft", left),
+            ("DirectorySilent", silent),
+            ("DirectoryUnchanged", unchanged),
+        ];
+        let mut counters = self.tier.counters();
+        counters.extend(own.map(|(name, count)| (name, count.load(Relaxed))));
+        counters
     }
 
     fn list<'a>(&'a self, from: Option<&'a str>, limit: usize) -> Operation<'a, Page> {

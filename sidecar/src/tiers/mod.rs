@@ -170,6 +170,11 @@ pub trait Tier: Send + Sync + fmt::Debug {
         Vec::new()
     }
 
+    /// What it counts of what happens inside it, by name, since it was opened.
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        Vec::new()
+    }
+
     /// Objects from `from` on (where an earlier page ended; none = the first), at most `limit`.
     fn list<'a>(&'a self, from: Option<&'a str>, limit: usize) -> Operation<'a, Page>;
 }

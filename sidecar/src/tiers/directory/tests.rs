@@ -72,6 +72,17 @@ async fn settled() {
     }
 }
 
+/// Names that were marked and that were not, questions without an answer, changes that were not made.
+fn counted(directory: &Directory) -> [u64; 4] {
+    let counters = directory.counters();
+    counters
+        .into_iter()
+        .map(|(_, count)| count)
+        .collect::<Vec<_>>()
+        .try_into()
+        .unwrap()
+}
+
 /// A shelf and its marks, opened again over the same ones.
 #[derive(Default)]
 struct Marked {
@@ -113,6 +124,7 @@ async fn what_is_marked_costs_no_question_and_the_tier_is_asked_for_the_rest_alo
     notes.unmark(&all[2..3]).await.unwrap();
     directory.lookup(&all).await.unwrap();
     assert_eq!(tier.calls(), [Op::Lookup]);
+    assert_eq!(counted(&directory), [6, 2, 0, 0]);
 }
 
 #[tokio::test]
@@ -175,4 +187,5 @@ async fn marks_that_do_not_answer_cost_a_tenth_of_a_second_now_and_then_and_no_a
     tokio::time::sleep(CHANGE).await;
     settled().await;
     assert_eq!(directory.changes.available_permits(), CHANGES as usize);
+    assert_eq!(counted(&directory), [0, 300, 2, 100]);
 }

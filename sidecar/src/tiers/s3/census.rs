@@ -10,6 +10,7 @@ use kvcachepool_protocol::object::ObjectName;
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until, timeout_at};
@@ -63,6 +64,8 @@ pub struct Census {
     sum: Mutex<Sum>,
     held: Arc<Mutex<HashMap<ObjectName, usize>>>,
     over: Notify,
+    /// Objects that had to go and could not be removed, each time anew.
+    refused: AtomicU64,
 }
 
 /// A get reads the object.
@@ -102,6 +105,7 @@ impl Census {
             sum: Mutex::new(sum),
             held: Arc::default(),
             over: Notify::new(),
+            refused: AtomicU64::new(0),
         }
     }
 
@@ -113,6 +117,16 @@ impl Census {
             bytes: sum.bytes,
             capacity_bytes: self.capacity_bytes,
         }
+    }
+
+    /// So many objects had to go and could not be removed.
+    pub fn could_not_remove(&self, objects: usize) {
+        self.refused.fetch_add(objects as u64, Relaxed);
+    }
+
+    /// How many these were so far.
+    pub fn refused(&self) -> u64 {
+        self.refused.load(Relaxed)
     }
 
     /// An object was put here.

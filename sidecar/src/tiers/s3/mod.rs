@@ -316,6 +316,10 @@ impl Tier for S3 {
         Box::pin(async move { self.live.usage(self.options.reach_every).await })
     }
 
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        vec![("RemovalRefused", self.live.census.refused())]
+    }
+
     fn list<'a>(&'a self, from: Option<&'a str>, limit: usize) -> Operation<'a, Page> {
         Box::pin(async move { self.live.seen(self.live.requests.list(from, limit)).await })
     }

@@ -46,6 +46,7 @@ impl Live {
             kept.extend(removed.kept);
             why = removed.why;
         }
+        self.census.could_not_remove(kept.len());
         let Sum { objects, bytes } = went;
         if objects > 0 {
             info!(

@@ -182,6 +182,7 @@ async fn what_cannot_be_removed_does_not_hold_up_the_rest() {
     tier.live.pass().await.unwrap();
     assert_eq!(shelf.left(), [0, 1, 4, 5]);
     assert_eq!(tier.usage().await.unwrap().bytes, 4_000);
+    assert_eq!(tier.counters(), [("RemovalRefused", 2)]);
     // What was known to be there is not any more.
     assert!(!tier.live.known.has(&all[2]) && tier.live.known.has(&all[5]));
     // Where nothing at all may be removed, that is told.
