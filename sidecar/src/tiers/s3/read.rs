@@ -72,7 +72,10 @@ impl Requests {
     pub async fn head(&self, name: &ObjectName) -> Result<Object, TierError> {
         let key = self.key(name);
         let mut stream = self.range(&key, (0, HEAD_BYTES), None).await?;
-        self.read_head(&mut stream, name, &key).await
+        let object = self.read_head(&mut stream, name, &key).await?;
+        // To its end: the connection is good for another request then, and a new one would take longer.
+        while let Ok(Some(_)) = stream.next().await {}
+        Ok(object)
     }
 
     /// Reads sections into their places.
