@@ -16,6 +16,7 @@ pub mod shelf;
 mod span;
 #[cfg(test)]
 pub(crate) mod suite;
+mod work;
 
 pub use clear::{Whose, clear};
 pub use error::{Cause, Status, TierError};
@@ -158,6 +159,12 @@ pub trait Tier: Send + Sync + fmt::Debug {
 
     /// Writes an object. When it ends, the object is durable as far as the tier is; when it fails, none is visible.
     fn put(&self, put: Put) -> Operation<'_, Stored>;
+
+    /// Does a put compare the spans with the head's digests itself, as they go out, before anything of it can be found? Else that is done
+    /// before it, and all bytes are read once more than they need be.
+    fn compares_puts(&self) -> bool {
+        false
+    }
 
     /// Removes objects; those that are not there are no error. Returns how many were there.
     fn remove<'a>(&'a self, names: &'a [ObjectName]) -> Operation<'a, u64>;

@@ -236,12 +236,12 @@ impl Packing {
     }
 }
 
-/// Runs where it keeps no socket waiting. It runs to its end also when nobody waits for that, and holds its spans until then.
+/// Runs where it keeps no socket waiting. Begun, it runs to its end also when nobody waits for that, and holds its spans until then.
 async fn apart<T: Send + 'static>(
     kind: Kind,
     work: impl FnOnce() -> Result<T, TierError> + Send + 'static,
 ) -> Result<T, TierError> {
-    let ended = tokio::task::spawn_blocking(work).await;
+    let ended = crate::tiers::work::apart(work).await;
     ended.unwrap_or_else(|e| Err(TierError::new(kind, Cause::Io, e.to_string())))
 }
 

@@ -1,8 +1,8 @@
 //! No byte passes that is not what the object's head says: after a get the digests of all places are compared, as the tier saw them when it
-//! filled the places or as they are now, before a put those of all spans. What is corrupt in the tier is removed from it, so that it is asked for once and can be written anew.
+//! filled the places or as they are now, before a put those of all spans, where the tier does not do that itself. What is corrupt in the tier is removed from it, so that it is asked for once and can be written anew.
 
 use crate::tiers::{
-    Cause, Get, Kind, Operation, Page, Place, Put, Span, Stored, Tier, TierError, Usage,
+    Cause, Get, Kind, Operation, Page, Place, Put, Span, Stored, Tier, TierError, Usage, work,
 };
 use kvcachepool_protocol::object::{Object, ObjectName};
 use std::sync::Arc;
@@ -105,7 +105,7 @@ impl Verify {
         if bytes <= HERE_BYTES_MAX {
             return Ok(all());
         }
-        let hashed = tokio::task::spawn_blocking(all).await;
+        let hashed = work::apart(all).await;
         hashed.map_err(|e| self.failed(Cause::Io, name, format!("digests were not made: {e}")))
     }
 
@@ -116,6 +116,9 @@ impl Verify {
         if !lengths.eq(put.spans.iter().map(|span| span.length)) {
             let detail = "the spans are not as long as the sections; nothing was written";
             return Err(self.failed(Cause::Shape, &name, detail));
+        }
+        if self.inner.compares_puts() {
+            return Ok(());
         }
         let found = self.digests(&name, put.spans.clone()).await?;
         let expected = put.object.sections.iter().map(|s| s.stored_digest);

@@ -259,6 +259,10 @@ impl Tier for Redis {
         apart(self.now().write(put))
     }
 
+    fn compares_puts(&self) -> bool {
+        true
+    }
+
     fn remove<'a>(&'a self, names: &'a [ObjectName]) -> Operation<'a, u64> {
         let (now, names) = (self.now(), names.to_vec());
         apart(async move {

@@ -8,7 +8,7 @@ use super::objects::{
 };
 use super::record::{Record, pieces};
 use super::resp::Reply;
-use crate::tiers::{Cause, Put, Stored};
+use crate::tiers::{Cause, Put, Running, Span, Stored};
 use kvcachepool_protocol::object::ObjectName;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use zerocopy::IntoBytes;
@@ -143,12 +143,15 @@ impl Draft<'_> {
         }
     }
 
-    /// Writes the segments.
+    /// Writes the segments, and makes their digests on the way, while the processor has the bytes at hand.
     async fn stage(&self, c: &mut Connection) -> Result<(), Fault> {
         let (mut open, mut failed) = (0, None);
         let staged_ms = STAGED.as_millis() as u64;
-        'all: for (section, span) in self.put.spans.iter().enumerate() {
+        let spans: Vec<Span> = self.put.spans.iter().map(Span::watched).collect();
+        let mut digest = Running::default();
+        'all: for (section, span) in spans.iter().enumerate() {
             for piece in pieces(&self.put.object, section) {
+                digest.came(span, piece.at, piece.bytes);
                 let key = self.name.redis_segment(&self.record.head, piece.segment);
                 c.set(&key, span, piece.at, piece.bytes, staged_ms).await?;
                 open += 1;
@@ -166,7 +169,18 @@ impl Draft<'_> {
                 failed.get_or_insert(text);
             }
         }
-        failed.map_or(Ok(()), |text| Err(Fault::Refused(text)))
+        if let Some(text) = failed {
+            return Err(Fault::Refused(text));
+        }
+        let wanted = self.put.object.sections.iter().map(|s| s.stored_digest);
+        let found = spans
+            .iter()
+            .map(|span| span.seen().or_else(|| span.digest()));
+        if !found.eq(wanted.map(Some)) {
+            let why = "the bytes in memory are not what the head says; nothing was written";
+            return Err(Fault::Of(Cause::Corrupt, why.into()));
+        }
+        Ok(())
     }
 
     /// Asks for head and segments, and from then on for any change of them.

@@ -5,6 +5,7 @@ use super::rig::{Server, Spot, open, settings};
 use crate::tiers::redis::Redis;
 use crate::tiers::suite::Sample;
 use crate::tiers::{Cause, Stored};
+use kvcachepool_protocol::object::REDIS_SEGMENT_BYTES;
 use std::time::Duration;
 
 /// Keys, and which of them nothing but somebody removes.
@@ -176,5 +177,30 @@ async fn a_put_that_was_refused_leaves_nothing_and_its_connection_watches_nothin
         let put = spot.tier.put(sample.put(&spot.memory)).await.unwrap_err();
         assert_eq!(put.cause, Cause::Denied, "{put}");
         assert_eq!(say(&["DBSIZE"]), "0");
+    }
+}
+
+#[tokio::test]
+async fn bytes_that_are_not_what_the_head_says_leave_nothing() {
+    let server = Server::start(&[]);
+    let spot = Spot::new(open(&[server.unix()]));
+    let long = 2 * REDIS_SEGMENT_BYTES + 100;
+    // Any byte of any section.
+    for (section, at) in [(0, 0), (0, long - 1), (1, REDIS_SEGMENT_BYTES), (2, 6)] {
+        let sample = Sample::new(1, 0, &[long, long, 7]);
+        let put = sample.put(&spot.memory);
+        let span = put.spans[section].clone();
+        let mut byte = [0];
+        assert!(span.read(at, &mut byte));
+        assert!(span.write(at, &[!byte[0]]));
+        let error = spot.tier.put(put).await.unwrap_err();
+        assert_eq!(error.cause, Cause::Corrupt, "{error}");
+        assert_eq!(server.say(&["DBSIZE"]), "0");
+        assert_eq!(
+            spot.tier.put(sample.put(&spot.memory)).await,
+            Ok(Stored::New)
+        );
+        spot.check(&sample).await;
+        spot.tier.remove(&[sample.name()]).await.unwrap();
     }
 }
