@@ -15,7 +15,7 @@ NODES ?= 1
 ifeq ($(origin KUBECONFIG),command line)
 export KVCACHEPOOL_TEST_KUBECONFIG := $(KUBECONFIG)
 endif
-.PHONY: help setup cluster-up cluster-down demo demo-local test test-vllm test-cluster test-gpu bench bench-gpu bench-operator bench-tiers soak image push check fuzz fmt
+.PHONY: help setup cluster-up cluster-down demo demo-local test test-vllm test-cluster test-gpu bench bench-gpu gpu-bundle bench-operator bench-tiers soak image push check fuzz fmt
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /  make \1 |/p' $(MAKEFILE_LIST) | column -t -s '|'
 setup:  ## install what is missing: apt packages, Rust, vLLM for CPUs
@@ -55,6 +55,12 @@ bench: setup  ## benchmarks: a table and target/bench/results.json. ONLY=copy,tt
 bench-gpu:  ## speeds on a GPU beside what bounds them: target/bench/gpu.json. GPU_PYTHON=python3
 	@cargo build --quiet --bin kvcachepool-sidecar --example gpu_bench
 	@PYTHONPATH=tests $(GPU_PYTHON) -m bench.gpu
+gpu-bundle: setup  ## both for a GPU host without network and toolchain: target/gpu-bundle.tar.gz, then ./run.sh test there
+	@cargo build --release --bin kvcachepool-sidecar --example gpu_check --example gpu_bench
+	@for version in 3.10 3.11 3.12 3.13 3.14; do $(PYTHON) -m pip download --quiet --no-deps --only-binary :all: \
+		--python-version $$version --platform manylinux_2_28_x86_64 --platform manylinux2014_x86_64 \
+		--dest $(CACHE)/wheels/msgspec-0.22.0 msgspec==0.22.0 || exit 1; done
+	@tools/gpu_bundle/pack.sh $(CARGO_TARGET_DIR)/release target/gpu-bundle.tar.gz $(CACHE)/wheels/msgspec-0.22.0
 bench-operator: setup  ## 1,000 pools and 10,000 pods on a Kubernetes of its own: rows into the same results (root)
 	@tools/setup.sh cluster
 	@cargo build --quiet --bins

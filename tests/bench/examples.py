@@ -7,12 +7,12 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from servers.paths import target
+from servers import paths
 
 
 def built(example: str) -> Path:
     """The program."""
-    return target() / "debug" / "examples" / example
+    return paths.example(example)
 
 
 def measured(example: str, *arguments: str) -> list[dict[str, Any]]:

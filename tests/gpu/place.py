@@ -10,7 +10,7 @@ import sys
 import unittest
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     import torch
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from kvcachepool.layout import Layout
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "sidecar" / "connector"))
+# What a Python with torch may lack, behind what it has.
+sys.path += filter(None, [os.environ.get("KVCACHEPOOL_WHEELS")])
 
 BLOCKS = 24
 #: Sizes of a block of the layouts here: layers, KV heads, states, bytes of a state.
@@ -30,13 +32,13 @@ def rehearsal() -> bool:
     return os.environ.get("KVCACHEPOOL_GPU_REHEARSAL") == "1"
 
 
-def missing() -> str:
-    """Why nothing of this folder can run here, by name; empty where it can."""
-    for module, name in (("torch", "NoTorch"), ("numpy", "NoNumpy"), ("msgspec", "NoMsgspec")):
+def missing(*more: str) -> str:
+    """Why what needs torch, numpy and these modules cannot run here, by name; empty where it can."""
+    for module in ("torch", "numpy", *more):
         try:
             importlib.import_module(module)
         except ImportError as error:
-            return f"{name}: {error}"
+            return f"No{module.capitalize()}: {error}"
     if rehearsal():
         return ""
     import torch
@@ -47,11 +49,14 @@ def missing() -> str:
 
 
 class OnDevice(unittest.TestCase):
-    """Skips by name where there is no device."""
+    """Skips by name where there is no device, or a module is missing."""
+
+    #: Modules beside torch and numpy.
+    needs: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def setUpClass(cls) -> None:
-        if why := missing():
+        if why := missing(*cls.needs):
             raise unittest.SkipTest(why)
         import torch
 

@@ -13,6 +13,7 @@ from gpu.rank import CHUNK_BLOCKS, Rank
 class Window(place.OnDevice):
     """A sidecar for all tests, an engine for each."""
 
+    needs = ("msgspec",)
     sidecar: ClassVar[Any]
 
     @classmethod

@@ -30,6 +30,14 @@ def sidecar_binary() -> Path:
     return path
 
 
+def example(name: str) -> Path:
+    """A built example; KVCACHEPOOL_EXAMPLES names another folder of them."""
+    path = Path(os.environ.get("KVCACHEPOOL_EXAMPLES") or target() / "debug" / "examples") / name
+    if not path.exists():
+        raise FileNotFoundError(f"{path} is missing: cargo build --example {name} (its make target does it)")
+    return path
+
+
 def short_folder() -> Path:
     """A fresh folder whose path leaves room for a socket's name (108 bytes in all)."""
     return Path(tempfile.mkdtemp(prefix="kvcp-", dir="/tmp"))
