@@ -105,7 +105,7 @@ fn ended(device: &mut dyn Device, ticket: Ticket) -> Result<(), Why> {
     loop {
         match device.progress(ticket) {
             Progress::Done => return Ok(()),
-            Progress::Failed(error) => return Err(error.into()),
+            Progress::Failed(error) | Progress::Unknown(error) => return Err(error.into()),
             Progress::Running => std::thread::yield_now(),
         }
         holds(begun.elapsed() < LONGEST, "a copy does not end")?;

@@ -76,7 +76,7 @@ pub const SHELL: &[Metric] = &[
     counter(
         "window_copies_total",
         &["direction", "result"],
-        "Stages of windows, by direction (store, load) and by what became of them: Moved, or why they were refused.",
+        "Stages of windows, by direction (store, load) and by what became of them: Moved, InDoubt, or why they were refused.",
     ),
     counter(
         "window_copied_bytes_total",

@@ -66,6 +66,8 @@ pub enum Progress {
     Done,
     /// Nothing of it runs any more; what bytes are there is not known.
     Failed(DeviceError),
+    /// It failed, and bytes may still move: nobody says that they do not. To be asked again.
+    Unknown(DeviceError),
 }
 
 /// A window's memory and the copies between it and an arena.
@@ -78,7 +80,7 @@ pub trait Device: Send {
     fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), DeviceError>;
     /// Takes bytes from `offset` of the window.
     fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), DeviceError>;
-    /// Begins a copy and returns at once. Parts lie in window and arena; the caller has checked them.
+    /// Begins a copy and returns at once; where it fails nothing has begun. Parts lie in window and arena; the caller has checked them.
     fn begin(
         &mut self,
         direction: Direction,

@@ -13,12 +13,15 @@ pub trait Slots {
     fn begins(&self, order: &Order) -> Result<(), Reason>;
     /// A copy has ended, well or not: nothing of it runs any more. Said before the worker can see it.
     fn ended(&self, order: &Order, moved: bool);
+    /// A copy has failed, and nobody says whether it has ended: until that is known nothing that it touches is given to anybody.
+    fn in_doubt(&self, order: &Order);
 }
 
 struct Moving {
     word: Word,
     order: Order,
     ticket: Ticket,
+    in_doubt: bool,
 }
 
 #[derive(Default)]
@@ -31,8 +34,10 @@ struct Stage {
 /// What a look at all stages did.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Step {
-    /// Copies under way.
+    /// Copies under way, or in doubt.
     pub moving: usize,
+    /// Those that failed and of which nobody says whether they have ended.
+    pub in_doubt: usize,
     /// Stages given back.
     pub answered: usize,
 }
@@ -87,7 +92,10 @@ impl Mover {
         for stage in 0..self.page.stages() {
             step.answered += usize::from(self.look(stage, slots));
         }
-        step.moving = self.stages.iter().filter(|s| s.moving.is_some()).count();
+        let moving = self.stages.iter().filter_map(|s| s.moving.as_ref());
+        (step.moving, step.in_doubt) = moving.fold((0, 0), |(moving, in_doubt), m| {
+            (moving + 1, in_doubt + usize::from(m.in_doubt))
+        });
         step
     }
 
@@ -96,9 +104,18 @@ impl Mover {
         let Some(stage) = self.stages.get_mut(number as usize) else {
             return false;
         };
-        if let Some(moving) = stage.moving.take() {
+        if let Some(mut moving) = stage.moving.take() {
             let moved = match self.device.progress(moving.ticket) {
                 Progress::Running => {
+                    stage.moving = Some(moving);
+                    return false;
+                }
+                Progress::Unknown(error) => {
+                    if !moving.in_doubt {
+                        tracing::error!(stage = number, %error, "a copy of a window failed, and nobody says whether it has ended");
+                        slots.in_doubt(&moving.order);
+                        moving.in_doubt = true;
+                    }
                     stage.moving = Some(moving);
                     return false;
                 }
@@ -163,6 +180,7 @@ impl Mover {
                 word,
                 order,
                 ticket,
+                in_doubt: false,
             }),
             Err(error) => {
                 tracing::warn!(stage = number, %error, "a copy of a window did not begin");

@@ -1,6 +1,6 @@
 //! Stages that change hands over host memory, with copies that are held in the middle.
 
-use super::device::{Device, Progress};
+use super::device::{Device, DeviceError, Export, Part, Progress, Ticket};
 use super::host::HostDevice;
 use super::mover::{Mover, Slots, Step};
 use super::page::FlagPage;
@@ -10,6 +10,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fd::{AsFd, OwnedFd};
 use std::cell::RefCell;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Instant;
 
@@ -34,6 +35,11 @@ impl Slots for Told {
         self.log
             .borrow_mut()
             .push(format!("ended {} {moved}", order.sequence));
+    }
+    fn in_doubt(&self, order: &Order) {
+        self.log
+            .borrow_mut()
+            .push(format!("in doubt {}", order.sequence));
     }
 }
 
@@ -184,7 +190,7 @@ fn a_stage_is_given_back_and_its_end_is_told_only_when_the_copy_has_ended() {
         rig.step(),
         Step {
             moving: 1,
-            answered: 0
+            ..Step::default()
         }
     );
     assert_eq!(
@@ -286,6 +292,71 @@ fn a_stage_is_moved_once_for_each_time_it_is_handed_over() {
     rig.hand_over(0, State::Filled, 4, &[run(0, 0, 100)]);
     rig.settle();
     assert_eq!(rig.log(), ["begins 4", "ended 4 true"]);
+}
+
+/// A device of which nobody says whether its copies have ended, until told.
+struct Doubtful {
+    memory: HostDevice,
+    known: Arc<AtomicBool>,
+}
+
+impl Device for Doubtful {
+    fn memory(&self) -> String {
+        self.memory.memory()
+    }
+    fn export(&self) -> Export {
+        self.memory.export()
+    }
+    fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), DeviceError> {
+        self.memory.write(offset, bytes)
+    }
+    fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), DeviceError> {
+        self.memory.read(offset, into)
+    }
+    fn begin(
+        &mut self,
+        _: Direction,
+        _: &Arc<Mapping>,
+        _: Vec<Part>,
+    ) -> Result<Ticket, DeviceError> {
+        Ok(Ticket(1))
+    }
+    fn progress(&mut self, _: Ticket) -> Progress {
+        let error = DeviceError("no such luck".into());
+        match self.known.load(Ordering::Relaxed) {
+            true => Progress::Failed(error),
+            false => Progress::Unknown(error),
+        }
+    }
+    fn tells_ends(&self) -> bool {
+        false
+    }
+}
+
+#[test]
+fn a_copy_in_doubt_gives_nothing_back_before_its_end_is_known() {
+    let mut rig = Rig::new(false);
+    let known = Arc::new(AtomicBool::new(false));
+    let device = Doubtful {
+        memory: HostDevice::new(2 * STAGE, rig.ended.clone()).unwrap(),
+        known: known.clone(),
+    };
+    let page = FlagPage::new(2, STAGE).unwrap();
+    rig.page = Mapping::new(page.fd().as_fd(), page_bytes(2)).unwrap();
+    rig.mover = Mover::new(page, Box::new(device), rig.arena.clone(), STAGE);
+    rig.hand_over(0, State::Filled, 1, &[run(0, 0, 100)]);
+    rig.step();
+    for _ in 0..3 {
+        let step = rig.step();
+        assert_eq!((step.moving, step.in_doubt, step.answered), (1, 1, 0));
+        assert_eq!(rig.word(0).state, State::Filled);
+    }
+    assert_eq!(rig.log(), ["begins 1", "in doubt 1"]);
+    known.store(true, Ordering::Relaxed);
+    let step = rig.step();
+    assert_eq!((step.moving, step.in_doubt, step.answered), (0, 0, 1));
+    assert_eq!(rig.word(0).reason, Reason::CopyFailed);
+    assert_eq!(rig.log(), ["ended 1 false"]);
 }
 
 #[test]

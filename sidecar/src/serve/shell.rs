@@ -84,11 +84,11 @@ pub struct Shell {
     pub live: Arc<Live>,
     /// Counters and gauges of the shell.
     pub metrics: Arc<Metrics>,
-    daemon: Arc<Daemon>,
+    pub(super) daemon: Arc<Daemon>,
     lock: Arc<LockFile>,
     lock_fd: Arc<OwnedFd>,
     digests: Pool,
-    windows: Windows,
+    pub(super) windows: Windows,
     /// Tiers below memory, where there are any.
     pub tiers: Option<Arc<Tiers>>,
     started: Instant,

@@ -2,7 +2,7 @@
 
 use super::windows::{Command, Owner, Passed};
 use crate::gpu::device::{DeviceError, NoWindow};
-use crate::gpu::mover::Mover;
+use crate::gpu::mover::{Mover, Step};
 use crate::gpu::page::FlagPage;
 use crate::gpu::{STAGES, open, stage_bytes};
 use crate::shm::arena::Arena;
@@ -12,7 +12,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair,
+    AddressFamily, RecvFlags, SendFlags, Shutdown, SocketFlags, SocketType, recv, send, shutdown,
+    socketpair,
 };
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError};
@@ -21,6 +22,12 @@ use std::sync::mpsc::{Receiver, TryRecvError};
 const ASK_EVERY: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 50_000,
+};
+
+/// What is in doubt is asked for so often: what settles it may take a person.
+const DOUBT_EVERY: Timespec = Timespec {
+    tv_sec: 1,
+    tv_nsec: 0,
 };
 
 /// What the thread of a window has.
@@ -84,7 +91,7 @@ impl Window {
 
     /// Until the connection is over or the worker hangs up, and then until the last copy has ended.
     pub(super) fn run(&mut self, owner: &Owner, commands: &Receiver<Command>) {
-        let mut over = false;
+        let (mut over, mut in_doubt) = (false, 0);
         loop {
             while !over {
                 match commands.try_recv() {
@@ -96,25 +103,36 @@ impl Window {
             if over {
                 self.mover.close();
             }
-            let mut moving = 0;
+            let mut step = Step::default();
             if self.works {
-                let step = self.mover.step(owner);
-                moving = step.moving;
+                step = self.mover.step(owner);
+                if in_doubt != step.in_doubt {
+                    // The worker is to see at once that no stage comes back.
+                    over = true;
+                    self.mover.close();
+                    let _ = shutdown(&self.bell, Shutdown::Both);
+                    owner.in_doubt(step.in_doubt as u64, in_doubt as u64);
+                    in_doubt = step.in_doubt;
+                }
                 if step.answered > 0 {
                     // A bell that is full is heard all the same; one that nobody holds any more is seen below.
                     let _ = send(&self.bell, &[1], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
                 }
             }
-            if over && moving == 0 {
+            if over && step.moving == 0 {
                 return;
             }
-            over |= self.wait(moving > 0, over);
+            over |= self.wait(step, over);
         }
     }
 
     /// Sleeps until there is something to look at. True: the worker has hung up.
-    fn wait(&mut self, moving: bool, over: bool) -> bool {
-        let asks = moving && !self.mover.device().tells_ends();
+    fn wait(&mut self, step: Step, over: bool) -> bool {
+        let asks = match (step.moving - step.in_doubt, step.in_doubt) {
+            (1.., _) if !self.mover.device().tells_ends() => Some(&ASK_EVERY),
+            (_, 1..) => Some(&DOUBT_EVERY),
+            _ => None,
+        };
         let mut fds = [
             PollFd::new(&self.poke, PollFlags::IN),
             PollFd::new(&self.bell, PollFlags::IN),
@@ -122,7 +140,7 @@ impl Window {
         // What is hung up says so for ever.
         let listens = if over { 1 } else { fds.len() };
         let fds = fds.split_at_mut(listens).0;
-        match poll(fds, asks.then_some(&ASK_EVERY)) {
+        match poll(fds, asks) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(error) => tracing::warn!(%error, "waiting for a window failed"),
         }

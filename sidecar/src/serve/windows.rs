@@ -20,6 +20,9 @@ use std::collections::HashMap;
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Weak};
 
+/// Why less is served than configured.
+const IN_DOUBT: &str = "CopyInDoubt";
+
 /// What a window answers to WINDOW.
 pub(super) type Answer = Result<Passed, NoWindow>;
 /// The body of a good answer and its descriptors.
@@ -55,6 +58,8 @@ impl Drop for Handle {
 pub struct Windows {
     by_conn: Mutex<HashMap<ConnId, Handle>>,
     host_room: Arc<Room>,
+    /// Copies that failed and of which nobody says whether they have ended.
+    doubts: Mutex<u64>,
 }
 
 impl Windows {
@@ -94,6 +99,20 @@ impl Windows {
         if !told {
             let none = NoWindow::new(Unavailable::Busy, "this connection has no window");
             refuse_later(shell, window, none);
+        }
+    }
+
+    fn in_doubt(&self, shell: &Shell, now: u64, before: u64) {
+        let mut doubts = self.doubts.lock();
+        *doubts = *doubts + now - before;
+        match *doubts {
+            0 => shell.daemon.recovered(IN_DOUBT),
+            copies => shell.daemon.degrade(
+                IN_DOUBT,
+                format!(
+                    "copies of a GPU that failed and may not have ended: {copies}; their slots are not used before the sidecar's next start"
+                ),
+            ),
         }
     }
 
@@ -226,6 +245,17 @@ impl Owner {
         })
     }
 
+    /// So many copies of the window are in doubt now, and so many were before.
+    pub(super) fn in_doubt(&self, now: u64, before: u64) {
+        let Some(shell) = self.shell.upgrade() else {
+            return;
+        };
+        shell.windows.in_doubt(&shell, now, before);
+        let (window, reason) = (self.id, "CopyInDoubt: nothing is copied for it".into());
+        let news = WindowNews::Unavailable { reason };
+        shell.drive(Input::Window { window, news });
+    }
+
     /// Nothing is copied any more. A connection that goes on has no window then.
     fn over(&self) {
         if let Some(shell) = self.shell.upgrade() {
@@ -246,6 +276,13 @@ impl Slots for Owner {
             shell.metrics.add("window_copies_total", &labels, 1);
         }
         begins
+    }
+
+    fn in_doubt(&self, order: &Order) {
+        if let Some(shell) = self.shell.upgrade() {
+            let labels = [order.direction.name(), "InDoubt"];
+            shell.metrics.add("window_copies_total", &labels, 1);
+        }
     }
 
     fn ended(&self, order: &Order, moved: bool) {

@@ -2,6 +2,7 @@
 // nvml.h, and memory that a window can be in: memfds. FAKE_INIT is the result of cuInit; "hang" never returns. FAKE_NO_FD: memory cannot
 // be passed by descriptor. FAKE_FULL: there is none left. FAKE_CAPTURE: some thread captures a graph in the global mode.
 // FAKE_FREE, FAKE_FREE_WITHIN: MiB of memory that are free, as they are told without a context and within one. FAKE_NO_CONTEXT: none is made.
+// FAKE_LOST: what events and streams answer.
 #define _GNU_SOURCE
 #include <stdint.h>
 #include <stdio.h>
@@ -78,13 +79,31 @@ int cuStreamCreateWithPriority(void **stream, unsigned flags, int priority) {
   if (!current || flags != 1 || priority != 0) return 201;
   return *stream = streams, 0;
 }
-int cuStreamSynchronize(void *stream) { BESIDE_CAPTURES; return stream == streams && current ? 0 : 400; }
+// What events and streams answer instead of the truth: FAKE_LOST, or what was told last; below 0 events alone.
+static int told;
+void fake_fail(int result) { told = result; }
+static int failure(int of_an_event) {
+  const char *said = getenv("FAKE_LOST");
+  int result = told || !said ? told : atoi(said);
+  return result < 0 ? (of_an_event ? -result : 0) : result;
+}
+int cuStreamSynchronize(void *stream) {
+  BESIDE_CAPTURES;
+  if (failure(0)) return failure(0);
+  return stream == streams && current ? 0 : 400;
+}
 int cuStreamDestroy_v2(void *stream) { return stream == streams ? 0 : 400; }
 // An event is not ready the first two times that it is asked.
-int cuEventCreate(void **event, unsigned flags) { return *event = calloc(1, sizeof(int)), flags == 2 ? 0 : 1; }
+static int events;
+int fake_events(void) { return events; }
+int cuEventCreate(void **event, unsigned flags) { return events++, *event = calloc(1, sizeof(int)), flags == 2 ? 0 : 1; }
 int cuEventRecord(void *event, void *stream) { return event && stream == streams ? 0 : 400; }
-int cuEventQuery(void *event) { BESIDE_CAPTURES; return ++*(int *)event > 2 ? 0 : 600; }
-int cuEventDestroy_v2(void *event) { return free(event), 0; }
+int cuEventQuery(void *event) {
+  BESIDE_CAPTURES;
+  if (failure(1)) return failure(1);
+  return ++*(int *)event > 2 ? 0 : 600;
+}
+int cuEventDestroy_v2(void *event) { return events--, free(event), 0; }
 static int copy(void *to, const void *from, size_t bytes) { return current ? (memcpy(to, from, bytes), 0) : 201; }
 int cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t bytes) { BESIDE_CAPTURES; return copy((void *)to, from, bytes); }
 int cuMemcpyDtoH_v2(void *to, uint64_t from, size_t bytes) { BESIDE_CAPTURES; return copy(to, (void *)from, bytes); }

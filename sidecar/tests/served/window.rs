@@ -186,6 +186,31 @@ impl Windowed {
     }
 }
 
+/// A process of its own that fills a stage on the made-up device, sees the window's end instead of its stage, and wants its slots back.
+pub fn doubting(vllm: Vllm) {
+    let socket = vllm.socket.clone();
+    drop(vllm);
+    let mut vllm = Vllm::silent(&socket);
+    vllm.hello_until_mapped();
+    register(&mut vllm);
+    let mut worker = Windowed::ask_on(vllm, FIRST, WindowKind::PosixFd);
+    let reply: WindowReply = worker.confirm().read();
+    assert!(reply.working);
+    let chunks = hashes(2, CHUNKS);
+    let refs = worker.vllm.grant("r", &chunks);
+    worker.fill(&chunks, &refs);
+    assert!(worker.hung_up());
+    assert_eq!(worker.word().state, State::Filled);
+    let message = Sections {
+        region: worker.vllm.memory.as_ref().unwrap().region,
+        refs: pack(&refs),
+    };
+    worker.vllm.worker.send(Op::Abort, &message, &[]);
+    println!("\nready");
+    // The end of standard input is the end of the test that started this process.
+    std::io::stdin().lines().for_each(drop);
+}
+
 /// A process of its own that fills, wants and waits as its input says. `grants` first, so that a stopped sidecar need not answer.
 pub fn child(vllm: Vllm) {
     let socket = vllm.socket.clone();
@@ -468,6 +493,38 @@ fn bytes_go_through_a_window_in_the_memory_of_a_made_up_device() {
         (memory["locked_bytes"] == memory["capacity_bytes"]).then_some(())
     });
     sidecar.wait_metric("memory_locked_bytes", f64::from(64 << 20));
+}
+
+#[test]
+fn slots_of_a_copy_in_doubt_are_given_to_nobody_even_when_its_worker_is_dead() {
+    let (_folder, sidecar, vllm) = over_driver("FAKE_LOST=719");
+    drop(vllm);
+    let mut child = Process::start("doubt", &sidecar.socket());
+    // it has seen the bell's end and asked for its slots back
+    let copies = "window_copies_total{direction=\"store\",result=\"InDoubt\"}";
+    sidecar.wait_metric(copies, 1.0);
+    let mode = "worker_transfer{mode=\"engine\",reason=\"CopyInDoubt\"}";
+    sidecar.wait_metric(mode, 1.0);
+    let status = sidecar.status();
+    assert_eq!(status["reasons"][0]["code"], "CopyInDoubt");
+    assert_eq!(status["state"], "degraded");
+    child.kill();
+    sidecar.wait_metric("session_events_total{event=\"ProcessDied\"}", 2.0);
+    let held = slots(&sidecar, "granted") + slots(&sidecar, "quarantined");
+    assert_eq!(
+        held,
+        u64::from(CHUNKS),
+        "nobody says that the copy has ended"
+    );
+    let mut vllm = Vllm::silent(&sidecar.socket());
+    vllm.hello_until_mapped();
+    register(&mut vllm);
+    let refused = vllm.worker.ask(Op::Window, &on(FIRST)).error().unwrap();
+    let wanted = "DriverFailed: copies that failed and may not have ended: 1";
+    assert!(refused.message.starts_with(wanted), "{refused:?}");
+    // the worker copies itself, into other slots
+    vllm.store("r", &hashes(2, CHUNKS));
+    vllm.check("r", &hashes(2, CHUNKS));
 }
 
 #[test]

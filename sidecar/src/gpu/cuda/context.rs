@@ -11,6 +11,7 @@ use kvcachepool_protocol::window::Unavailable;
 use parking_lot::Mutex;
 use std::ffi::{CStr, c_int};
 use std::ptr::null_mut;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 
 /// `CU_DEVICE_ATTRIBUTE_COMPUTE_MODE`; 0 is for any number of processes.
@@ -35,6 +36,8 @@ pub struct Context {
     /// What the driver calls the device.
     pub name: String,
     context: Opaque,
+    /// Copies whose end nobody says.
+    pub(super) doubts: AtomicU32,
     /// Held from the look at what is free until it was taken.
     taking: Mutex<()>,
 }
@@ -49,6 +52,17 @@ impl Context {
     pub(super) fn compute(&self) -> Result<&'static Compute, Failed> {
         // `CUDA_ERROR_NOT_FOUND`
         self.compute.map_err(|call| Failed { call, result: 500 })
+    }
+
+    /// No copy of it is in doubt: a window would be lost as well.
+    pub(super) fn trusted(&self) -> Result<(), NoWindow> {
+        match self.doubts.load(Ordering::Relaxed) {
+            0 => Ok(()),
+            copies => Err(NoWindow::new(
+                Unavailable::DriverFailed,
+                format!("copies that failed and may not have ended: {copies}"),
+            )),
+        }
     }
 
     /// Takes memory by `take`, where the device has so many bytes to spare. The context is current.
@@ -285,6 +299,7 @@ fn make_where(
         device,
         name,
         context,
+        doubts: AtomicU32::new(0),
         taking: Mutex::new(()),
     })
 }

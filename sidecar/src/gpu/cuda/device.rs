@@ -13,13 +13,20 @@ use kvcachepool_protocol::window::{Direction, Unavailable};
 use std::collections::HashMap;
 use std::ptr::null_mut;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// `CU_STREAM_NON_BLOCKING`, `CU_EVENT_DISABLE_TIMING`.
 const NON_BLOCKING: u32 = 1;
 const NO_TIMING: u32 = 2;
 
 struct Running {
+    direction: Direction,
+    /// Behind the copy; null where it could not be put there.
     event: Opaque,
+    /// What failed; from then on the stream is asked.
+    failed: Option<DeviceError>,
+    /// The context counts it among the copies whose end nobody says.
+    doubted: bool,
     /// Kept until the copy has ended.
     _arena: Arc<Mapping>,
 }
@@ -127,13 +134,30 @@ impl CudaDevice {
         Ok(event)
     }
 
-    /// Nothing submitted before runs any more.
-    fn synchronize(&self, direction: Direction) {
-        // SAFETY: the stream is one of ours. A result other than success means that the context is lost, and with it all copies.
-        let ended = unsafe { (self.context.api.stream_synchronize)(self.stream(direction)) };
-        if ended != 0 {
-            tracing::warn!(result = ended, "a copy stream of a window failed");
+    /// Has the event come? Any failure may be of the question, of the copy, or of the whole context.
+    fn query(&self, event: Opaque) -> Result<bool, Failed> {
+        self.context.enter()?;
+        // SAFETY: the event was recorded, and is destroyed only when it is not asked for any more.
+        match unsafe { (self.context.api.event_query)(event) } {
+            NOT_READY => Ok(false),
+            result => done("cuEventQuery", result).map(|()| true),
         }
+    }
+
+    fn forget(&self, event: Opaque) {
+        if !event.is_null() {
+            // SAFETY: nobody asks for it any more.
+            unsafe { (self.context.api.event_destroy)(event) };
+        }
+    }
+
+    /// Returns when nothing submitted before runs any more; where it fails that is not known.
+    fn synchronize(&self, direction: Direction) -> Result<(), Failed> {
+        self.context.enter()?;
+        // SAFETY: the stream is one of ours.
+        done("cuStreamSynchronize", unsafe {
+            (self.context.api.stream_synchronize)(self.stream(direction))
+        })
     }
 }
 
@@ -185,18 +209,18 @@ impl Device for CudaDevice {
             .flat_map(pins::cut)
             .try_for_each(|part| self.submit(direction, arena, &part));
         let marked = submitted.and_then(|()| Ok(self.mark(direction)?));
-        let event = match marked {
-            Ok(event) => event,
-            Err(error) => {
-                // Some parts may be under way, and nothing tells of them later.
-                self.synchronize(direction);
-                return Err(error);
-            }
+        // Some parts may be under way behind a failure.
+        let (event, failed) = match marked {
+            Ok(event) => (event, None),
+            Err(error) => (null_mut(), Some(error)),
         };
         self.next += 1;
         let ticket = Ticket(self.next);
         let running = Running {
+            direction,
             event,
+            failed,
+            doubted: false,
             _arena: arena.clone(),
         };
         self.running.insert(ticket, running);
@@ -204,26 +228,40 @@ impl Device for CudaDevice {
     }
 
     fn progress(&mut self, ticket: Ticket) -> Progress {
-        let Some(running) = self.running.get(&ticket) else {
+        let Some(mut running) = self.running.remove(&ticket) else {
             return Progress::Failed(DeviceError("an unknown ticket".into()));
         };
-        if let Err(failed) = self.context.enter() {
-            return Progress::Failed(failed.into());
+        if running.failed.is_none() {
+            match self.query(running.event) {
+                Ok(false) => {
+                    self.running.insert(ticket, running);
+                    return Progress::Running;
+                }
+                Ok(true) => {
+                    self.forget(running.event);
+                    return Progress::Done;
+                }
+                Err(failed) => running.failed = Some(failed.into()),
+            }
         }
-        let api = self.context.api;
-        // SAFETY: the event was recorded and is destroyed only below.
-        let result = unsafe { (api.event_query)(running.event) };
-        if result == NOT_READY {
-            return Progress::Running;
-        }
-        if let Some(running) = self.running.remove(&ticket) {
-            // SAFETY: nobody asks for it any more.
-            unsafe { (api.event_destroy)(running.event) };
-        }
-        // Any other result is that of a lost context: the driver has ended all copies of it.
-        match done("cuEventQuery", result) {
-            Ok(()) => Progress::Done,
-            Err(failed) => Progress::Failed(failed.into()),
+        let error = running.failed.clone().unwrap_or_else(outside);
+        // What failed may have been the question. That no byte moves any more is said by the stream, or by nobody.
+        match self.synchronize(running.direction) {
+            Ok(()) => {
+                self.forget(running.event);
+                if running.doubted {
+                    self.context.doubts.fetch_sub(1, Ordering::Relaxed);
+                }
+                Progress::Failed(error)
+            }
+            Err(_) => {
+                if !running.doubted {
+                    self.context.doubts.fetch_add(1, Ordering::Relaxed);
+                    running.doubted = true;
+                }
+                self.running.insert(ticket, running);
+                Progress::Unknown(error)
+            }
         }
     }
 
@@ -238,8 +276,8 @@ impl Drop for CudaDevice {
             return;
         }
         for (stream, direction) in [(self.store, Direction::Store), (self.load, Direction::Load)] {
-            if !stream.is_null() {
-                self.synchronize(direction);
+            // Every copy has ended: it was waited for.
+            if !stream.is_null() && self.synchronize(direction).is_ok() {
                 // SAFETY: the stream is one of ours, and nothing runs on it.
                 unsafe { (self.context.api.stream_destroy)(stream) };
             }

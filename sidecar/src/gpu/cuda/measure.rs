@@ -224,7 +224,9 @@ impl WindowLink {
                     None => more || bytes[at] == 0,
                     Some(ticket) => match self.device.progress(ticket) {
                         Progress::Running => false,
-                        Progress::Failed(error) => return Err(error.into()),
+                        Progress::Failed(error) | Progress::Unknown(error) => {
+                            return Err(error.into());
+                        }
                         Progress::Done => {
                             tickets[at] = None;
                             bytes[at] += self.half;

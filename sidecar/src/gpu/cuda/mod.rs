@@ -16,6 +16,8 @@ mod pins;
 pub mod stream;
 
 #[cfg(test)]
+mod device_tests;
+#[cfg(test)]
 mod tests;
 
 use super::device::{Device, NoWindow};
@@ -27,6 +29,7 @@ pub use pins::locked_bytes;
 /// A window of `bytes` bytes on the device of this UUID, however it is written (`GPU-...` or bare), for copies from and to this arena.
 pub fn open(device_uuid: &str, bytes: u64, arena: &Arena) -> Result<Box<dyn Device>, NoWindow> {
     let context = context::beside_vllm(device_uuid, bytes)?;
+    context.trusted()?;
     let device = device::CudaDevice::new(context.clone(), bytes)?;
     pins::begin(&context, arena);
     Ok(Box::new(device))

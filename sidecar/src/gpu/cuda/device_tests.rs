@@ -1,0 +1,129 @@
+//! A window's copies over a made-up driver of their own, which is told to fail.
+#![allow(unsafe_code)]
+
+use super::context::{Context, Driver, make};
+use super::device::CudaDevice;
+use super::library::Library;
+use crate::gpu::device::{Device, Part, Progress, Ticket};
+use crate::shm::mapping::Mapping;
+use kvcachepool_protocol::window::{Direction, Unavailable};
+use std::ffi::{CString, c_int};
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+
+const WINDOW: u64 = 4 << 20;
+/// `CUDA_ERROR_LAUNCH_FAILED`: every later call of the context fails with it too.
+const LOST: c_int = 719;
+
+struct Rig {
+    context: Arc<Context>,
+    device: CudaDevice,
+    arena: Arc<Mapping>,
+    /// What events and streams answer from now on; 0: the truth.
+    fail: unsafe extern "C" fn(c_int),
+    events: unsafe extern "C" fn() -> c_int,
+}
+
+impl Rig {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/served/fake_driver.c");
+        let built = folder.path().join("libcuda.so.1");
+        let compiled = Command::new("cc")
+            .args(["-shared", "-fPIC", "-o"])
+            .args([&built, &source])
+            .status();
+        assert!(compiled.unwrap().success());
+        let library = Library::open(&CString::new(built.to_str().unwrap()).unwrap()).unwrap();
+        // SAFETY: the types are those of fake_driver.c.
+        let (fail, events) = unsafe {
+            let fail = library.function(c"fake_fail").unwrap();
+            (fail, library.function(c"fake_events").unwrap())
+        };
+        let driver = Box::leak(Box::new(Driver::of(&library).unwrap()));
+        let context = Arc::new(make(driver, "11111111111111111111111111111100").unwrap());
+        Self {
+            device: CudaDevice::new(context.clone(), WINDOW).unwrap(),
+            context,
+            arena: Arc::new(Mapping::private("arena", WINDOW).unwrap()),
+            fail,
+            events,
+        }
+    }
+
+    fn fail(&self, result: c_int) {
+        // SAFETY: it takes an int.
+        unsafe { (self.fail)(result) }
+    }
+
+    /// Events that were made and not destroyed.
+    fn events(&self) -> c_int {
+        // SAFETY: it takes nothing.
+        unsafe { (self.events)() }
+    }
+
+    fn begin(&mut self, bytes: u64) -> Ticket {
+        let part = Part {
+            window: 0,
+            arena: 0,
+            bytes,
+        };
+        self.device
+            .begin(Direction::Store, &self.arena, vec![part])
+            .unwrap()
+    }
+
+    fn settled(&mut self, ticket: Ticket) -> Progress {
+        loop {
+            match self.device.progress(ticket) {
+                Progress::Running => {}
+                other => return other,
+            }
+        }
+    }
+}
+
+#[test]
+fn a_copy_whose_event_fails_has_ended_only_when_its_stream_says_so() {
+    let mut rig = Rig::new();
+    let ticket = rig.begin(4096);
+    rig.fail(LOST);
+    for _ in 0..3 {
+        let progress = rig.device.progress(ticket);
+        assert!(matches!(progress, Progress::Unknown(_)), "{progress:?}");
+        let refused = rig.context.trusted().unwrap_err();
+        assert_eq!(refused.why, Unavailable::DriverFailed, "no further window");
+    }
+    rig.fail(0);
+    let progress = rig.device.progress(ticket);
+    assert!(matches!(progress, Progress::Failed(_)), "{progress:?}");
+    assert_eq!((rig.context.trusted(), rig.events()), (Ok(()), 0));
+}
+
+#[test]
+fn an_error_of_the_question_alone_is_a_copy_that_failed_and_ended() {
+    let mut rig = Rig::new();
+    let ticket = rig.begin(4096);
+    // Events fail, streams do not.
+    rig.fail(-LOST);
+    let progress = rig.device.progress(ticket);
+    assert!(matches!(progress, Progress::Failed(_)), "{progress:?}");
+    rig.fail(0);
+    let ticket = rig.begin(4096);
+    assert_eq!(rig.settled(ticket), Progress::Done, "others go on");
+}
+
+#[test]
+fn a_copy_that_failed_half_submitted_ends_as_any_other() {
+    let mut rig = Rig::new();
+    let bytes = WINDOW + 1;
+    let ticket = rig.begin(bytes);
+    rig.fail(LOST);
+    let progress = rig.device.progress(ticket);
+    assert!(matches!(progress, Progress::Unknown(_)), "{progress:?}");
+    rig.fail(0);
+    let progress = rig.device.progress(ticket);
+    assert!(matches!(progress, Progress::Failed(_)), "{progress:?}");
+    assert_eq!(rig.events(), 0);
+}
