@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 from typing import Any
 
 import numpy as np
@@ -15,8 +17,13 @@ class Memory:
     def __init__(self) -> None:
         self.copied = 0
 
+        self.unmaps = True
+
     def copy(self, kind: str, pieces: Any, event: Any) -> None:
         self.copied += 1
+
+    def close(self) -> bool:
+        return self.unmaps
 
 
 class Scripted(WindowCopier):
@@ -67,3 +74,17 @@ def test_stages_that_all_come_back_are_a_job_that_is_done() -> None:
         parts = [Staged(np.zeros((1, 4), dtype=np.uint32), []) for _ in range(7)]
         assert (copier._load if kind == "load" else copier._store)(parts, None) == ""
         assert (copier.memory.copied, copier._out) == (7, set())
+
+
+@pytest.mark.parametrize(("unmaps", "said"), [(True, b"\x02"), (False, b"")])
+def test_a_worker_says_that_it_has_unmapped_a_window_when_it_has(unmaps: bool, said: bytes) -> None:
+    copier = Scripted(3, [])
+    copier.memory.unmaps = unmaps
+    copier._bell, theirs = socket.socketpair()
+    copier._mapped, copier._closing = True, contextlib.ExitStack()
+    copier._closing.callback(copier._hang_up)
+    copier._closing.callback(copier._unmap)
+    copier.close()
+    assert theirs.recv(64) == said
+    assert theirs.recv(64) == b"", "and hangs up"
+    theirs.close()

@@ -57,8 +57,8 @@ def test_memory_that_came_by_descriptor_is_that_of_the_sidecar(layout: Layout) -
     loaded = layout.storages[0].numpy().reshape(3, BLOCKS, 4096)
     assert (loaded[:, 9] == rows[:, 2]).all()
     assert loaded.sum() == rows[:, 2].astype(np.int64).sum(), "nothing else was written"
-    memory.close()
-    memory.close()
+    assert memory.close()
+    assert memory.close()
     os.close(fd)
 
 
@@ -66,7 +66,9 @@ def test_memory_that_came_by_handle_is_opened_and_one_that_cannot_be_is_an_error
     reply = WindowReply(kind="ipc_handle", bytes=WINDOW_BYTES, handle=bytes([7] * 64))
     memory = _memory(layout, reply, None)
     assert memory.read(4) == b"\0" * 4
-    memory.close()
+    os.environ["FAKE_STAYS"] = "1"
+    assert not memory.close(), "the driver keeps it mapped"
+    del os.environ["FAKE_STAYS"]
     with pytest.raises(SharedMemoryError, match="cuIpcOpenMemHandle_v2 failed with 1"):
         _memory(layout, WindowReply(kind="ipc_handle", bytes=WINDOW_BYTES, handle=bytes(64)), None)
     with pytest.raises(SharedMemoryError, match="without its descriptor"):

@@ -35,6 +35,10 @@ _PATIENCE_S = 5.0
 _LEAST_BYTES_PER_S = 250e6
 
 
+#: On the bell: look at the page; and the last byte that is sent: the window's memory is mapped here no more.
+_RING, _UNMAPPED = b"\x01", b"\x02"
+
+
 class WindowLostError(Exception):
     """The sidecar gave a stage not back: what it copies for it may still go on. The window is not used any more."""
 
@@ -49,7 +53,7 @@ class Memory(Protocol):
     def write(self, content: bytes) -> None: ...
     def begin_thread(self) -> None: ...
     def copy(self, kind: str, pieces: Sequence[Piece], event: Any) -> None: ...
-    def close(self) -> None: ...
+    def close(self) -> bool: ...
 
 
 class HostMemory:
@@ -86,12 +90,13 @@ class HostMemory:
         """Moves pieces, whose offsets are in the window; returns when the bytes are there."""
         self._copier.copy(kind, pieces, event)
 
-    def close(self) -> None:
+    def close(self) -> bool:
         """Unmaps it."""
         self._copier.detach()
         if self._bytes:
             unmap(self._address, self._bytes)
             self._bytes = 0
+        return True
 
 
 class Staged(NamedTuple):
@@ -151,16 +156,18 @@ class WindowCopier:
         named = dict(zip(reply.fds, fds, strict=False))
         self._bell = socket.socket(fileno=named.pop("bell")) if "bell" in named else None
         self._closing = contextlib.ExitStack()
+        self._mapped = False
         try:
             if self._bell is None or "page" not in named:
                 raise SharedMemoryError("a window came without page or bell")
-            self._closing.callback(_hang_up, self._bell)
+            self._closing.callback(self._hang_up)
             self._block_bytes = [group.block_bytes for group in layout.groups]
             self._stage_bytes = reply.stage_bytes
             if max(self._block_bytes) > self._stage_bytes:
                 raise SharedMemoryError(f"a block is larger than a stage of {self._stage_bytes} bytes")
             self.memory = _memory(layout, reply, named.get("window"))
-            self._closing.callback(self.memory.close)
+            self._mapped = True
+            self._closing.callback(self._unmap)
             self._page = FlagPage(named["page"], reply.stages, reply.stage_bytes)
             self._closing.callback(self._page.close)
             if self.memory.read(PATTERN_BYTES) != reply.pattern:
@@ -203,6 +210,20 @@ class WindowCopier:
     def close(self) -> None:
         """Hangs up and unmaps: the sidecar ends what it copies and frees the window."""
         self._closing.close()
+
+    def _unmap(self) -> None:
+        self._mapped = not self.memory.close()
+
+    def _hang_up(self) -> None:
+        """Tells the sidecar whether it may free the memory: some must not be freed while it is mapped here."""
+        assert self._bell is not None
+        # A forked child may hold the socket open: only a shutdown ends it then.
+        with contextlib.suppress(OSError):
+            if not self._mapped:
+                self._bell.send(_UNMAPPED, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+        with contextlib.suppress(OSError):
+            self._bell.shutdown(socket.SHUT_RDWR)
+        self._bell.close()
 
     def _store(self, parts: list[Staged], event: Any) -> str:
         reason = ""
@@ -251,7 +272,7 @@ class WindowCopier:
         assert self._bell is not None
         # One that is full is heard all the same; one that nobody holds is seen while waiting.
         with contextlib.suppress(OSError):
-            self._bell.send(b"\x01", socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            self._bell.send(_RING, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 
     def _back(self, at: int) -> str:
         """Waits until a stage is back. Returns why it was refused, or ""."""
@@ -280,13 +301,6 @@ class WindowCopier:
                     continue
                 except OSError:
                     over = True
-
-
-def _hang_up(bell: socket.socket) -> None:
-    # A forked child may hold the socket open: only a shutdown ends it then.
-    with contextlib.suppress(OSError):
-        bell.shutdown(socket.SHUT_RDWR)
-    bell.close()
 
 
 def _memory(layout: Layout, reply: WindowReply, fd: int | None) -> Memory:

@@ -62,9 +62,12 @@ class CudaMemory:
         lowest, _ = torch.cuda.Stream.priority_range()
         self._stream = torch.cuda.Stream(device=self._device, priority=lowest)
         self.begin_thread()
+        self._submit = batch_submit()
         if self._by_handle:
             handle = _IpcHandle.from_buffer_copy(reply.handle.ljust(64, b"\0")[:64])
-            self._call("cuIpcOpenMemHandle_v2", ctypes.byref(self._address), handle, _LAZY_PEER_ACCESS)
+            address = ctypes.c_uint64(0)
+            self._call("cuIpcOpenMemHandle_v2", ctypes.byref(address), handle, _LAZY_PEER_ACCESS)
+            self._address = address
         else:
             if fd is None:
                 raise SharedMemoryError("a window came without its descriptor")
@@ -73,7 +76,6 @@ class CudaMemory:
             except SharedMemoryError:
                 self.close()
                 raise
-        self._submit = batch_submit()
 
     def _map(self, fd: int) -> None:
         size, none = ctypes.c_size_t(self._bytes), ctypes.c_ulonglong(0)
@@ -134,15 +136,17 @@ class CudaMemory:
                 self._stream.synchronize()
 
     @beside_captures()
-    def close(self) -> None:
-        """Unmaps it; what fails then is the driver's to clean up."""
+    def close(self) -> bool:
+        """Unmaps it. False: the driver refused, and keeps it mapped."""
         address, imported = self._address, self._imported
         self._address, self._imported = ctypes.c_uint64(0), ctypes.c_uint64(0)
         size = ctypes.c_size_t(self._bytes)
+        codes = [0]
         if address.value and self._by_handle:
-            self._cuda.cuIpcCloseMemHandle(address)
+            codes.append(self._cuda.cuIpcCloseMemHandle(address))
         elif address.value:
-            self._cuda.cuMemUnmap(address, size)
-            self._cuda.cuMemAddressFree(address, size)
+            codes.append(self._cuda.cuMemUnmap(address, size))
+            codes.append(self._cuda.cuMemAddressFree(address, size))
         if imported.value:
-            self._cuda.cuMemRelease(imported)
+            codes.append(self._cuda.cuMemRelease(imported))
+        return not any(codes)

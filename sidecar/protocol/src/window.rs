@@ -31,6 +31,11 @@ pub const RUN_ALIGN: u64 = 256;
 /// Bytes at the window's start by which both sides show that they see the same memory.
 pub const PATTERN_BYTES: usize = 64;
 
+/// On the bell: look at the page.
+pub const RING: u8 = 1;
+/// On the bell, from the worker, the last that it sends: it has the window's memory mapped no more.
+pub const UNMAPPED: u8 = 2;
+
 /// First bytes of the page (native little-endian; both sides run on one machine).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
@@ -284,6 +289,6 @@ pub enum Unavailable {
     PatternMismatch,
     /// The driver can neither pass memory on by descriptor nor by handle, or failed otherwise.
     DriverFailed,
-    /// A window is in the making, or its predecessor's copies have not ended yet.
+    /// A window is in the making, its predecessor's copies have not ended yet, or the worker still has it mapped.
     Busy,
 }

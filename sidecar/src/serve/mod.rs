@@ -8,6 +8,7 @@ mod connection;
 pub mod daemon;
 mod descriptors;
 mod heap;
+mod holders;
 mod host;
 mod listener;
 mod pidfd;

@@ -9,7 +9,7 @@ use super::watch;
 use super::windows::Windows;
 use crate::admin::{self, metrics::Metrics};
 use crate::engine::Report;
-use crate::sessions::{ConnId, Core, FdFacts, FdKind, Input, Now, Output, WindowId};
+use crate::sessions::{ConnId, Core, FdFacts, FdKind, Input, Now, Output, ProcessId, WindowId};
 use crate::shm::facts;
 use crate::shm::lockfile::{LockFile, LockFileError};
 use crate::verify::{Job, Pool};
@@ -330,6 +330,12 @@ impl Shell {
         info!(conn = connection.id.0, reason, "connection closed");
     }
 
+    /// A watched process has ended.
+    pub fn died(&self, process: ProcessId) {
+        self.drive(Input::ProcessDied { process });
+        self.windows.died(process);
+    }
+
     /// The connection is over for a reason that the core did not give.
     pub fn lost(&self, conn: ConnId) {
         let mut inner = self.inner.lock();
@@ -466,6 +472,7 @@ impl Shell {
             }
             Output::OpenWindow {
                 conn,
+                process,
                 tag,
                 device_uuid,
                 bytes,
@@ -473,7 +480,7 @@ impl Shell {
                 let window = WindowId { conn, tag };
                 let live = self.live.get();
                 self.windows
-                    .open(&self.me, live, window, device_uuid, bytes);
+                    .open(&self.me, live, window, process, device_uuid, bytes);
             }
             Output::ConfirmWindow { conn, tag } => {
                 self.windows.confirm(&self.me, WindowId { conn, tag });

@@ -23,7 +23,7 @@ pub fn process(shell: Weak<Shell>, process: ProcessId, fd: OwnedFd) {
             return;
         }
         if let Some(shell) = shell.upgrade() {
-            shell.drive(Input::ProcessDied { process });
+            shell.died(process);
         }
     });
 }

@@ -6,8 +6,8 @@ use crate::gpu::mover::{Mover, Step};
 use crate::gpu::page::FlagPage;
 use crate::gpu::{STAGES, open, stage_bytes};
 use crate::shm::arena::Arena;
-use kvcachepool_protocol::message::WindowReply;
-use kvcachepool_protocol::window::{PATTERN_BYTES, Unavailable};
+use kvcachepool_protocol::message::{WindowKind, WindowReply};
+use kvcachepool_protocol::window::{PATTERN_BYTES, RING, UNMAPPED, Unavailable};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
@@ -37,6 +37,8 @@ pub(super) struct Window {
     poke: Arc<OwnedFd>,
     pattern: [u8; PATTERN_BYTES],
     works: bool,
+    /// The worker said that it has it mapped no more.
+    unmapped: bool,
 }
 
 impl Window {
@@ -67,6 +69,7 @@ impl Window {
             poke,
             pattern,
             works: false,
+            unmapped: false,
         };
         window.mover.device().write(0, &pattern).map_err(failed)?;
         let export = window.mover.device().export();
@@ -110,13 +113,17 @@ impl Window {
                     // The worker is to see at once that no stage comes back.
                     over = true;
                     self.mover.close();
-                    let _ = shutdown(&self.bell, Shutdown::Both);
+                    let _ = shutdown(&self.bell, Shutdown::Write);
                     owner.in_doubt(step.in_doubt as u64, in_doubt as u64);
                     in_doubt = step.in_doubt;
                 }
                 if step.answered > 0 {
                     // A bell that is full is heard all the same; one that nobody holds any more is seen below.
-                    let _ = send(&self.bell, &[1], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+                    let _ = send(
+                        &self.bell,
+                        &[RING],
+                        SendFlags::DONTWAIT | SendFlags::NOSIGNAL,
+                    );
                 }
             }
             if over && step.moving == 0 {
@@ -148,11 +155,42 @@ impl Window {
         if over {
             return true;
         }
+        self.hear()
+    }
+
+    /// Takes in what the worker sent on the bell. True: it has hung up.
+    fn hear(&mut self) -> bool {
         let mut rings = [0u8; 64];
         match recv(&self.bell, &mut rings, RecvFlags::DONTWAIT) {
             Ok((_, 0)) => true,
-            Ok(_) | Err(Errno::AGAIN | Errno::INTR) => false,
+            Ok((_, count)) => {
+                self.unmapped |= rings.iter().take(count).any(|ring| *ring == UNMAPPED);
+                false
+            }
+            Err(Errno::AGAIN | Errno::INTR) => false,
             Err(_) => true,
+        }
+    }
+
+    /// Keeps memory that was passed by handle: the driver frees it under the worker's copies while that has it mapped. Until it says that
+    /// it has not, or is dead.
+    pub(super) fn outlive(&mut self, owner: &Owner) {
+        if self.mover.device().export().kind != WindowKind::IpcHandle {
+            return;
+        }
+        // The worker sees the window's end, and can still say something.
+        let _ = shutdown(&self.bell, Shutdown::Write);
+        let mut hung_up = false;
+        while !self.unmapped && !owner.worker_died() {
+            let mut fds = [
+                PollFd::new(&self.poke, PollFlags::IN),
+                PollFd::new(&self.bell, PollFlags::IN),
+            ];
+            let listens = if hung_up { 1 } else { fds.len() };
+            // An error leaves no more to do than to look again.
+            let _ = poll(fds.split_at_mut(listens).0, None);
+            let _ = rustix::io::read(self.poke.as_fd(), &mut [0u8; 8]);
+            hung_up = hung_up || self.hear();
         }
     }
 

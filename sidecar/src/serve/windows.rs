@@ -1,12 +1,13 @@
 //! Windows of workers: one thread each (`window.rs`), and what passes between them, the core and the socket. A window ends with the
 //! connection that asked for it, after the copies under way.
 
+use super::holders::{Hold, Holders};
 use super::shell::Shell;
 use super::window::Window;
 use crate::gpu::device::NoWindow;
 use crate::gpu::mover::Slots;
 use crate::gpu::room::{Place, Room};
-use crate::sessions::{ConnId, Input, WindowId, WindowNews};
+use crate::sessions::{ConnId, Input, ProcessId, WindowId, WindowNews};
 use crate::shm::arena::Arena;
 use crate::shm::limit;
 use crate::shm::memfd::Pages;
@@ -27,6 +28,9 @@ const IN_DOUBT: &str = "CopyInDoubt";
 pub(super) type Answer = Result<Passed, NoWindow>;
 /// The body of a good answer and its descriptors.
 pub(super) type Passed = (WindowReply, Vec<Arc<OwnedFd>>);
+
+/// What a window takes up for as long as it is there.
+type Places = (Hold, Option<Place>);
 
 pub(super) enum Command {
     /// The worker says that the pattern's complement is in place.
@@ -58,6 +62,7 @@ impl Drop for Handle {
 pub struct Windows {
     by_conn: Mutex<HashMap<ConnId, Handle>>,
     host_room: Arc<Room>,
+    holders: Arc<Holders>,
     /// Copies that failed and of which nobody says whether they have ended.
     doubts: Mutex<u64>,
 }
@@ -69,14 +74,21 @@ impl Windows {
         shell: &Weak<Shell>,
         arena: Option<Arena>,
         window: WindowId,
+        process: ProcessId,
         device_uuid: String,
         bytes: u64,
     ) {
         let begun = arena
             .ok_or_else(|| NoWindow::new(Unavailable::Busy, "there is no arena now"))
             .and_then(|arena| {
-                let room = self.host_room.clone();
-                begin(shell.clone(), arena, room, window, device_uuid, bytes)
+                let wish = Wish {
+                    window,
+                    process,
+                    device_uuid,
+                    bytes,
+                };
+                let (room, holders) = (self.host_room.clone(), self.holders.clone());
+                begin(shell.clone(), arena, room, holders, wish)
             });
         match begun {
             Ok(handle) => {
@@ -116,19 +128,31 @@ impl Windows {
         }
     }
 
+    /// A process is proven dead; the core has heard of it.
+    pub fn died(&self, process: ProcessId) {
+        self.holders.wake(process);
+    }
+
     /// The connection is over.
     pub fn close(&self, conn: ConnId) {
         self.by_conn.lock().remove(&conn);
     }
 }
 
+/// What a worker asked for.
+struct Wish {
+    window: WindowId,
+    process: ProcessId,
+    device_uuid: String,
+    bytes: u64,
+}
+
 fn begin(
     shell: Weak<Shell>,
     arena: Arena,
     room: Arc<Room>,
-    window: WindowId,
-    device_uuid: String,
-    bytes: u64,
+    holders: Arc<Holders>,
+    wish: Wish,
 ) -> Result<Handle, NoWindow> {
     let failed = |e: &dyn std::fmt::Display| NoWindow::new(Unavailable::OutOfMemory, e);
     let poke = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
@@ -143,24 +167,18 @@ fn begin(
         .spawn(move || {
             let owner = Owner {
                 shell,
-                id: window,
+                id: wish.window,
+                process: wish.process,
                 region: arena.geometry.region,
             };
-            let place = match device_uuid.is_empty() {
-                true => owner.host_place(&room, &arena, bytes).map(Some),
-                false => Ok(None),
-            };
-            let made = place.and_then(|place| {
-                let (made, reply) = Window::make(arena, &device_uuid, bytes, poke)?;
-                Ok((place, made, reply))
-            });
-            match made {
-                Ok((_place, mut made, reply)) => {
-                    owner.answer(window.tag, Ok(reply), None);
+            match owner.make(arena, &room, &holders, &wish, poke) {
+                Ok((_places, mut made, reply)) => {
+                    owner.answer(wish.window.tag, Ok(reply), None);
                     made.run(&owner, &queue);
                     owner.over();
+                    made.outlive(&owner);
                 }
-                Err(none) => owner.answer(window.tag, Err(none), None),
+                Err(none) => owner.answer(wish.window.tag, Err(none), None),
             }
         })
         .map_err(|e| failed(&e))?;
@@ -216,6 +234,7 @@ fn tell(shell: &Shell, window: WindowId, tag: u64, answer: Answer, news: Option<
 pub(super) struct Owner {
     shell: Weak<Shell>,
     id: WindowId,
+    process: ProcessId,
     region: u64,
 }
 
@@ -232,6 +251,30 @@ impl Owner {
             (Ok(_), memory) => memory.map(|memory| WindowNews::Works { memory }),
         };
         tell(&shell, self.id, tag, answer, news);
+    }
+
+    /// The window, and what it holds for as long as it is there.
+    fn make(
+        &self,
+        arena: Arena,
+        room: &Arc<Room>,
+        holders: &Arc<Holders>,
+        wish: &Wish,
+        poke: Arc<OwnedFd>,
+    ) -> Result<(Places, Window, Passed), NoWindow> {
+        let hold = holders.take(self.process, poke.clone())?;
+        let place = match wish.device_uuid.is_empty() {
+            true => Some(self.host_place(room, &arena, wish.bytes)?),
+            false => None,
+        };
+        let (made, reply) = Window::make(arena, &wish.device_uuid, wish.bytes, poke)?;
+        Ok(((hold, place), made, reply))
+    }
+
+    /// The worker's process is proven dead. [`Windows::died`] wakes who waits for it.
+    pub(super) fn worker_died(&self) -> bool {
+        let shell = self.shell.upgrade();
+        shell.is_none_or(|shell| !shell.with_core(|core, _, _| core.lives(self.process)))
     }
 
     /// Room for a window in host memory, beside the arena and all others.

@@ -208,6 +208,8 @@ pub enum Output {
     OpenWindow {
         /// For this connection.
         conn: ConnId,
+        /// Of this process.
+        process: ProcessId,
         /// Tag of the question.
         tag: u64,
         /// Device; empty = host memory.

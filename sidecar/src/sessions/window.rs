@@ -1,7 +1,7 @@
 //! WINDOW: which transfer mode a worker uses, and what the sidecar may copy for it. The memory itself and the copies are the shell's.
 
 use super::core::{Asked, Core, Refusal, text};
-use super::seam::{ConnId, Host, Now, Output, WindowId, WindowNews};
+use super::seam::{ConnId, Host, Now, Output, ProcessId, WindowId, WindowNews};
 use crate::engine::config::Transfer;
 use crate::engine::mistake::{Mistake, made};
 use kvcachepool_protocol::message::{self, AbortReply, ErrorCode, Register, Role, Window};
@@ -119,6 +119,7 @@ impl<H: Host> Core<H> {
         s.transfer.works = false;
         out.push(Output::OpenWindow {
             conn,
+            process: s.process,
             tag,
             device_uuid: text(&window.device_uuid),
             bytes: match window.bytes {
@@ -191,6 +192,11 @@ impl<H: Host> Core<H> {
             event,
             detail: format!("rank {} of {}: {detail}", s.rank, s.instance),
         });
+    }
+
+    /// Is this process there? Not: it is proven dead.
+    pub fn lives(&self, process: ProcessId) -> bool {
+        self.peers.processes.contains_key(&process)
     }
 
     /// May the sidecar begin to copy what the window asks for, with an arena of this region? What is allowed is ended by

@@ -2,8 +2,10 @@
 // nvml.h, and memory that a window can be in: memfds. FAKE_INIT is the result of cuInit; "hang" never returns. FAKE_NO_FD: memory cannot
 // be passed by descriptor. FAKE_FULL: there is none left. FAKE_CAPTURE: some thread captures a graph in the global mode.
 // FAKE_FREE, FAKE_FREE_WITHIN: MiB of memory that are free, as they are told without a context and within one. FAKE_NO_CONTEXT: none is made.
+// FAKE_FREED: a file that is made when memory is freed that was passed by handle. FAKE_STAYS: what was passed cannot be unmapped.
 // FAKE_LOST: what events and streams answer.
 #define _GNU_SOURCE
+#include <fcntl.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -182,7 +184,12 @@ int cuMemAlloc_v2(uint64_t *address, size_t bytes) {
   if (!current || getenv("FAKE_FULL")) return 2;
   return *address = (uint64_t)calloc(1, bytes), *address ? 0 : 2;
 }
-int cuMemFree_v2(uint64_t address) { BESIDE_CAPTURES; return free((void *)address), 0; }
+int cuMemFree_v2(uint64_t address) {
+  BESIDE_CAPTURES;
+  const char *log = getenv("FAKE_FREED");
+  if (log) close(open(log, O_CREAT | O_WRONLY, 0600));
+  return free((void *)address), 0;
+}
 int cuIpcGetMemHandle(unsigned char *handle, uint64_t address) { return memset(handle, 7, 64), address ? 0 : 1; }
 
 // What a process does that is given memory: the descriptor comes as a pointer; a handle is that of no memory here.
@@ -196,7 +203,7 @@ int cuIpcOpenMemHandle_v2(uint64_t *address, struct handle handle, unsigned flag
   BESIDE_CAPTURES;
   return *address = (uint64_t)calloc(1, 4 << 20), handle.bytes[63] == 7 && flags == 1 ? 0 : 1;
 }
-int cuIpcCloseMemHandle(uint64_t address) { BESIDE_CAPTURES; return free((void *)address), 0; }
+int cuIpcCloseMemHandle(uint64_t address) { BESIDE_CAPTURES; return getenv("FAKE_STAYS") ? 999 : (free((void *)address), 0); }
 
 struct memory { unsigned long long total, free, used; };
 int nvmlInit_v2(void) { return 0; }

@@ -18,7 +18,7 @@ use kvcachepool_sidecar::shm::mapping::Mapping;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use rustix::process::Signal;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
 const CONFIG: &str = "memory: {size: 64Mi}\ntransfer: {mode: CudaWindow, windowSize: 16Mi}\n";
@@ -184,6 +184,22 @@ impl Windowed {
         assert_eq!(reply.freed as usize, refs.len());
         self.vllm.grants.retain(|g| !refs.contains(g));
     }
+}
+
+/// A process of its own that was passed device memory by handle, and hangs up.
+pub fn handled(vllm: Vllm) {
+    let socket = vllm.socket.clone();
+    drop(vllm);
+    let mut vllm = Vllm::silent(&socket);
+    vllm.hello_until_mapped();
+    register(&mut vllm);
+    let bell = bell_of_handle(&mut vllm);
+    drop(vllm);
+    ends(&bell);
+    drop(bell);
+    println!("\nready");
+    // The end of standard input is the end of the test that started this process.
+    std::io::stdin().lines().for_each(drop);
 }
 
 /// A process of its own that fills a stage on the made-up device, sees the window's end instead of its stage, and wants its slots back.
@@ -537,6 +553,74 @@ fn memory_that_no_descriptor_can_pass_is_named_by_an_ipc_handle() {
         (reply.handle, reply.fds),
         (vec![7; 64], vec!["page".into(), "bell".into()])
     );
+}
+
+/// A worker that was passed device memory by handle.
+struct ByHandle {
+    sidecar: Sidecar,
+    vllm: Vllm,
+    bell: OwnedFd,
+    /// A file that is there when the memory was freed.
+    freed: PathBuf,
+    _folders: [tempfile::TempDir; 2],
+}
+
+impl ByHandle {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let freed = folder.path().join("freed");
+        let set = format!("FAKE_NO_FD=1 FAKE_FREED={}", freed.display());
+        let (driver, sidecar, mut vllm) = over_driver(&set);
+        Self {
+            sidecar,
+            bell: bell_of_handle(&mut vllm),
+            vllm,
+            freed,
+            _folders: [folder, driver],
+        }
+    }
+}
+
+fn bell_of_handle(vllm: &mut Vllm) -> OwnedFd {
+    let answer = vllm.worker.ask(Op::Window, &on(FIRST));
+    let reply: WindowReply = answer.read();
+    assert_eq!(reply.kind, WindowKind::IpcHandle);
+    let [_page, bell] = <[OwnedFd; 2]>::try_from(answer.fds).unwrap();
+    bell
+}
+
+fn ends(bell: &OwnedFd) {
+    let ended = recv(bell, &mut [0u8; 16], RecvFlags::empty());
+    assert!(matches!(ended, Ok((_, 0))), "{ended:?}");
+}
+
+#[test]
+fn memory_that_was_passed_by_handle_is_freed_when_the_worker_says_that_it_has_unmapped_it() {
+    let mut this = ByHandle::new();
+    this.vllm.reconnect_with(register);
+    ends(&this.bell);
+    // the worker may still have it mapped: nothing is freed, and nothing more is made for it
+    let refused = this.vllm.worker.ask(Op::Window, &on(FIRST)).error();
+    let refused = refused.unwrap().message;
+    assert!(refused.starts_with("Busy: "), "{refused}");
+    assert!(!this.freed.exists());
+    send(&this.bell, &[1, 2], SendFlags::NOSIGNAL).unwrap();
+    wait_for("the memory", || this.freed.exists().then_some(()));
+    this.vllm.reconnect_with(register);
+    bell_of_handle(&mut this.vllm);
+}
+
+#[test]
+fn memory_that_was_passed_by_handle_to_a_dead_worker_is_freed_and_not_before() {
+    let this = ByHandle::new();
+    drop(this.vllm);
+    // this process lives: that it hangs up says nothing
+    ends(&this.bell);
+    drop(this.bell);
+    let mut child = Process::start("handle", &this.sidecar.socket());
+    assert!(!this.freed.exists());
+    child.kill();
+    wait_for("the memory", || this.freed.exists().then_some(()));
 }
 
 #[test]
