@@ -85,6 +85,8 @@ class Rank:
         self.layout = layout
         self.reasons: list[str] = []
         self.keeper = WindowKeeper(layout, place.device_uuid(), self.reasons.append)
+        # No engine sizes its memory here.
+        self.keeper.job_begins()
         self.planner = Planner(layout)
         group = layout.groups[0]
         tokens: dict[str, Any] = {"scheduler_block_tokens": place.STATES, "chunk_tokens": CHUNK_TOKENS}
