@@ -100,9 +100,18 @@ static int events;
 int fake_events(void) { return events; }
 int cuEventCreate(void **event, unsigned flags) { return events++, *event = calloc(1, sizeof(int)), flags == 2 ? 0 : 1; }
 int cuEventRecord(void *event, void *stream) { return event && stream == streams ? 0 : 400; }
+// FAKE_HOLD: a file; as long as it is there no event comes, and another, `.asked`, says that one was asked.
+static int held(void) {
+  const char *file = getenv("FAKE_HOLD");
+  char asked[4096];
+  if (!file || access(file, F_OK)) return 0;
+  snprintf(asked, sizeof asked, "%s.asked", file);
+  return close(open(asked, O_CREAT | O_WRONLY, 0600)), 1;
+}
 int cuEventQuery(void *event) {
   BESIDE_CAPTURES;
   if (failure(1)) return failure(1);
+  if (held()) return 600;
   return ++*(int *)event > 2 ? 0 : 600;
 }
 int cuEventDestroy_v2(void *event) { return events--, free(event), 0; }

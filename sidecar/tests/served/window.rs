@@ -512,6 +512,55 @@ fn bytes_go_through_a_window_in_the_memory_of_a_made_up_device() {
 }
 
 #[test]
+fn while_a_copy_runs_neither_abort_nor_a_hello_gives_its_slots_back_and_abort_is_answered_behind_it()
+ {
+    let folder = tempfile::tempdir().unwrap();
+    let (held, asked) = (folder.path().join("held"), folder.path().join("held.asked"));
+    std::fs::write(&held, []).unwrap();
+    let (_driver, sidecar, vllm) = over_driver(&format!("FAKE_HOLD={}", held.display()));
+    let mut worker = Windowed::ask_on(vllm, FIRST, WindowKind::PosixFd);
+    let reply: WindowReply = worker.confirm().read();
+    assert!(reply.working);
+    let chunks = hashes(1, CHUNKS);
+    let refs = worker.vllm.grant("r", &chunks);
+    worker.fill(&chunks, &refs);
+    wait_for("the copy", || asked.exists().then_some(()));
+    let message = Sections {
+        region: worker.vllm.memory.as_ref().unwrap().region,
+        refs: pack(&refs),
+    };
+    let abort = worker.vllm.worker.send(Op::Abort, &message, &[]);
+    let other = worker.vllm.worker.send(Op::Window, &on(FIRST), &[]);
+    let answer = worker.vllm.worker.next().unwrap();
+    assert_eq!(answer.header.tag, other, "ABORT was read and waits");
+    assert_eq!(worker.word().state, State::Filled);
+    assert_eq!(slots(&sidecar, "granted"), u64::from(CHUNKS));
+    std::fs::remove_file(&held).unwrap();
+    let answer = worker.vllm.worker.next().unwrap();
+    assert_eq!(answer.header.tag, abort);
+    let reply: AbortReply = answer.read();
+    assert_eq!(reply.freed, CHUNKS);
+    assert_eq!(worker.back().state, State::Moved);
+    assert_eq!(slots(&sidecar, "granted"), 0);
+
+    // the same of a HELLO that does not name them
+    std::fs::remove_file(&asked).unwrap();
+    std::fs::write(&held, []).unwrap();
+    let refs = worker.vllm.grant("r", &chunks);
+    worker.fill(&chunks, &refs);
+    wait_for("the copy", || asked.exists().then_some(()));
+    let mut vllm = worker.vllm;
+    vllm.grants.clear();
+    vllm.reconnect_with(register);
+    assert_eq!(slots(&sidecar, "granted"), u64::from(CHUNKS));
+    std::fs::remove_file(&held).unwrap();
+    wait_for("the slots", || {
+        (slots(&sidecar, "granted") == 0).then_some(())
+    });
+    assert_eq!(vllm.ready("p", &chunks), 0, "nothing of it is readable");
+}
+
+#[test]
 fn slots_of_a_copy_in_doubt_are_given_to_nobody_even_when_its_worker_is_dead() {
     let (_folder, sidecar, vllm) = over_driver("FAKE_LOST=719");
     drop(vllm);
