@@ -59,6 +59,8 @@ class EngineCopies(place.OnDevice):
         place.wait_for(lambda: made._pins._done.any() or made._pins._failed, 30, "a page lock")
 
     def test_bytes_are_the_same_in_every_layout_before_and_after_the_arena_is_page_locked(self) -> None:
+        import torch
+
         for name in place.layouts():
             with self.subTest(layout=name):
                 layout = place.kv_cache(name)
@@ -67,7 +69,8 @@ class EngineCopies(place.OnDevice):
                 if place.device() == "cuda":
                     self.page_locked(made)
                     assert not made._pins._failed, "the driver refused to page-lock the arena"
-                    layout.storages[0].copy_(place.noise(layout.storages[0].numel(), 2))
+                    with torch.inference_mode():
+                        layout.storages[0].copy_(place.noise(layout.storages[0].numel(), 2))
                     self.there_and_back(layout, made)
                 made.detach()
 

@@ -68,7 +68,9 @@ impl Buffer {
         let to = self.at(at, bytes.len() as u64)?;
         // SAFETY: the range was checked; the call returns when the bytes are taken.
         let copied = unsafe { (self.context.api.copy_in)(to, bytes.as_ptr().cast(), bytes.len()) };
-        done("cuMemcpyHtoD", copied)
+        done("cuMemcpyHtoD", copied)?;
+        // Taken into buffers of the driver: streams of ours are not ordered with what is still on its way from there.
+        self.context.finish()
     }
 
     /// Takes bytes from `at`. Does not wait for streams.

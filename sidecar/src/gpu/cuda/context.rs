@@ -96,14 +96,17 @@ impl Context {
         Ok(version)
     }
 
+    /// Returns when all that was asked of the device is done; fails where some of it failed.
+    pub(super) fn finish(&self) -> Result<(), Failed> {
+        self.enter()?;
+        // SAFETY: no arguments; the context is current.
+        let finished = unsafe { (self.compute()?.context_synchronize)() };
+        done("cuCtxSynchronize", finished)
+    }
+
     /// Nothing that was asked of the device before runs any more. A failure means that the context is lost, and all work with it.
     pub(super) fn settle(&self) {
-        let settled = self.enter().and_then(|()| {
-            // SAFETY: no arguments; the context is current.
-            let settled = unsafe { (self.compute()?.context_synchronize)() };
-            done("cuCtxSynchronize", settled)
-        });
-        if let Err(failed) = settled {
+        if let Err(failed) = self.finish() {
             tracing::warn!(%failed, "the work of a device failed");
         }
     }

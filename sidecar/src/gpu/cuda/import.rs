@@ -110,7 +110,9 @@ impl Imported {
         // SAFETY: as many bytes as both sides have.
         done("cuMemcpyHtoD", unsafe {
             (self.context.api.copy_in)(self.address, bytes.as_ptr().cast(), length)
-        })
+        })?;
+        // The driver may have taken them into buffers of its own only.
+        self.context.finish()
     }
 }
 
