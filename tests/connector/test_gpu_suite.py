@@ -52,6 +52,7 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
     library = folder / "libcuda.so.1"
     sources = [SERVED / "fake_kernels.cpp", folder / "driver.o"]
     subprocess.run(["g++", *flags, "-shared", "-o", library, *sources], check=True)
+    shutil.copy(library, folder / "libnvidia-ml.so.1")
     return folder
 
 
@@ -135,3 +136,17 @@ def test_all_rows_are_measured_over_a_made_up_driver_and_host_memory(driver: Pat
     for entry in (entry["name"] for module in manifest["modules"] for entry in module["entries"]):
         assert any(name.startswith(f"gpu_{entry}_") for name in rows), f"no row of {entry}"
     assert all(row["value"] >= 0 and row["command"] == "make bench-gpu" for row in found["rows"])
+
+
+def test_the_doctor_measures_a_device_when_it_is_asked_to(driver: Path) -> None:
+    try:
+        binary = str(paths.sidecar_binary())
+    except FileNotFoundError as error:
+        pytest.skip(f"no sidecar binary: {error}")
+    found = json.loads(run(binary, "doctor", "--json", "--measure", LD_LIBRARY_PATH=str(driver)).stdout)
+    speeds = {speed["name"]: speed for speed in found["speeds"]}
+    for name in ("pinnedToDevice", "pinnedFromDevice", "pinnedBothWays", "windowRoundTrip"):
+        assert speeds[name]["bytes_per_second"], speeds[name]
+    full = run(binary, "doctor", "--json", "--measure", LD_LIBRARY_PATH=str(driver), FAKE_FREE="100")
+    reasons = {speed["reason"] for speed in json.loads(full.stdout)["speeds"] if speed["name"].startswith("pinned")}
+    assert {reason.split(":")[0] for reason in reasons} == {"OutOfMemory"}

@@ -328,3 +328,35 @@ fn a_driver_that_refuses_or_hangs_has_a_name_and_holds_up_nothing() {
         assert_eq!(report["serves"], true);
     }
 }
+
+#[test]
+fn a_gpu_is_measured_only_when_asked_and_says_why_it_was_not() {
+    let named_speeds = |report: &Value| -> Vec<String> {
+        let speeds = report["speeds"].as_array().unwrap().iter();
+        speeds
+            .map(|s| s["name"].as_str().unwrap().to_owned())
+            .collect()
+    };
+    let folder = fake_driver();
+    let names = named_speeds(&over_driver(folder.path(), "0"));
+    assert!(!names.iter().any(|name| name.starts_with("pinned")));
+    let measured = report(&doctor(&["--json", "--measure"]));
+    for name in [
+        "pinnedToDevice",
+        "pinnedFromDevice",
+        "pinnedBothWays",
+        "windowRoundTrip",
+    ] {
+        let speed = named(&measured["speeds"], name).unwrap();
+        let reason = speed["reason"].as_str().unwrap();
+        assert_eq!(
+            speed["bytes_per_second"].is_u64(),
+            reason.is_empty(),
+            "{speed}"
+        );
+    }
+    assert!(named(&measured["speeds"], "decodeIdle").is_none());
+    let help = doctor(&["--help"]);
+    let help = String::from_utf8_lossy(&help.stdout);
+    assert!(help.contains("not beside a vLLM that serves"), "{help}");
+}

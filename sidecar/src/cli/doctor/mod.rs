@@ -1,11 +1,12 @@
 //! `doctor`: what is there on a node and what that means for the cache, without privileges, toolkit or network. Facts are gathered by
-//! `host`, `facilities`, `driver` and `speed`, each within a deadline; `gpu`, `modes` and `findings` judge them and look at nothing.
+//! `host`, `facilities`, `driver`, `speed` and `gpu_speed`, each within a deadline; `gpu`, `modes` and `findings` judge them and look at nothing.
 
 mod deadline;
 mod driver;
 mod facilities;
 mod findings;
 mod gpu;
+mod gpu_speed;
 mod host;
 mod modes;
 mod report;
@@ -37,6 +38,23 @@ pub struct Args {
     /// Print all of it as JSON.
     #[arg(long)]
     json: bool,
+    /// Also measure copies between host and GPU. Makes a CUDA context and takes some 700 MiB of the first device's memory for
+    /// seconds: not beside a vLLM that serves.
+    #[arg(long)]
+    measure: bool,
+    /// The same, and how much such copies slow down kernels like those of decoding, which are run for it.
+    #[arg(long)]
+    measure_decode: bool,
+}
+
+impl Args {
+    fn asked(&self) -> Option<gpu_speed::Asked> {
+        match (self.measure_decode, self.measure) {
+            (true, _) => Some(gpu_speed::Asked::Decode),
+            (false, true) => Some(gpu_speed::Asked::Copies),
+            (false, false) => None,
+        }
+    }
 }
 
 pub fn main(args: &Args) -> Result<ExitCode, String> {
@@ -44,7 +62,7 @@ pub fn main(args: &Args) -> Result<ExitCode, String> {
         Some(_) => Some(super::check::read(&args.files)?),
         None => None,
     };
-    let report = examined(config.as_ref());
+    let report = examined(config.as_ref(), args.asked());
     let text = match args.json {
         true => serde_json::to_string_pretty(&report).map_err(|e| e.to_string())? + "\n",
         false => table::render(&report),
@@ -58,8 +76,8 @@ pub fn main(args: &Args) -> Result<ExitCode, String> {
     })
 }
 
-fn examined(config: Option<&Config>) -> Report {
-    let facts = gathered(config);
+fn examined(config: Option<&Config>, asked: Option<gpu_speed::Asked>) -> Report {
+    let facts = gathered(config, asked);
     let findings = findings::judged(&facts);
     Report {
         version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -70,7 +88,7 @@ fn examined(config: Option<&Config>) -> Report {
     }
 }
 
-fn gathered(config: Option<&Config>) -> Facts {
+fn gathered(config: Option<&Config>, asked: Option<gpu_speed::Asked>) -> Facts {
     let deadline = Deadline::start();
     let progress = Progress::new();
     progress.at("the node");
@@ -82,7 +100,11 @@ fn gathered(config: Option<&Config>) -> Facts {
     progress.at("GPUs");
     let gpu = gpu::judged(deadline.within(DRIVER_LONGEST, driver::ask));
     progress.at("how fast memory and disk are");
-    let speeds = speed::measured(deadline, disk, room, host.cores);
+    let mut speeds = speed::measured(deadline, disk, room, host.cores);
+    if let Some(asked) = asked {
+        progress.at("how fast a GPU copies");
+        speeds.extend(gpu_speed::measured(asked));
+    }
     Facts {
         wanted: config.map(wanted),
         host,

@@ -139,6 +139,18 @@ pub enum SpeedName {
     DiskWrite,
     /// Direct reads from there.
     DiskRead,
+    /// Page-locked memory to a GPU.
+    PinnedToDevice,
+    /// A GPU to page-locked memory.
+    PinnedFromDevice,
+    /// Both at the same time, together.
+    PinnedBothWays,
+    /// A GPU's window to the host and back; each byte counts once.
+    WindowRoundTrip,
+    /// What kernels that are bound by a GPU's memory read and write, alone.
+    DecodeIdle,
+    /// The same beside copies both ways.
+    DecodeBeside,
 }
 
 /// One thing that stands against serving, or makes it slow.

@@ -1,0 +1,148 @@
+//! How fast bytes move between a GPU and the host: only when asked for, since it makes a CUDA context and takes device memory.
+
+use super::deadline::Deadline;
+use super::report::{Speed, SpeedName};
+use crate::gpu::cuda::context;
+use crate::gpu::cuda::launch::Kernels;
+use crate::gpu::cuda::measure::{Decode, JOB_BYTES, Link, NotMeasured, WindowLink};
+use kvcachepool_protocol::window::Direction;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Time that one way is measured for.
+const LONG: Duration = Duration::from_millis(300);
+/// Longest that all of it may take: a context alone takes a second or more.
+const LONGEST: Duration = Duration::from_secs(9);
+/// Bytes of the window: a small one, since loads and stores have a half each.
+const WINDOW_BYTES: u64 = JOB_BYTES;
+/// Kernels of a step and bytes of each.
+const STEP: (usize, u64) = (32, 64 << 20);
+
+/// What was asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Asked {
+    /// Copies alone.
+    Copies,
+    /// Also what a device that computes notices of them, which runs kernels.
+    Decode,
+}
+
+type Found = (SpeedName, Result<u64, String>);
+
+impl Asked {
+    fn names(self) -> &'static [SpeedName] {
+        let all = &[
+            SpeedName::PinnedToDevice,
+            SpeedName::PinnedFromDevice,
+            SpeedName::PinnedBothWays,
+            SpeedName::WindowRoundTrip,
+            SpeedName::DecodeIdle,
+            SpeedName::DecodeBeside,
+        ];
+        match self {
+            Self::Copies => all.get(..4).unwrap_or_default(),
+            Self::Decode => all,
+        }
+    }
+
+    /// Device memory that is taken beside the context's.
+    fn bytes(self) -> u64 {
+        let copies = 2 * JOB_BYTES + WINDOW_BYTES;
+        match self {
+            Self::Copies => copies,
+            Self::Decode => copies + 2 * STEP.1,
+        }
+    }
+}
+
+/// Measures the first device that this process sees.
+pub fn measured(asked: Asked) -> Vec<Speed> {
+    let found = Deadline::start().within(LONGEST, move || on_device(asked));
+    let rows: Vec<Found> = match found {
+        Some(Ok(rows)) => rows,
+        Some(Err(error)) => refused(asked, &error.to_string()),
+        None => refused(asked, "TimedOut"),
+    };
+    rows.into_iter().map(row).collect()
+}
+
+fn refused(asked: Asked, reason: &str) -> Vec<Found> {
+    let names = asked.names().iter();
+    names.map(|name| (*name, Err(reason.to_owned()))).collect()
+}
+
+fn on_device(asked: Asked) -> Result<Vec<Found>, NotMeasured> {
+    let uuid = context::devices()?.swap_remove(0);
+    // Refused by name where a vLLM has left nothing.
+    let context = context::beside_vllm(&uuid, asked.bytes())?;
+    let link = Link::new(&context)?;
+    let both = link.both(LONG)?;
+    let mut window = WindowLink::new(&context, &uuid, WINDOW_BYTES)?;
+    let mut speeds = vec![
+        link.one_way(Direction::Load, LONG)?,
+        link.one_way(Direction::Store, LONG)?,
+        both.load + both.store,
+        window.round_trip(LONG)?,
+    ];
+    let mut missing = None;
+    if asked == Asked::Decode {
+        match Kernels::load(&context) {
+            Ok(kernels) => {
+                let decode = Decode::new(Arc::new(kernels), STEP.0, STEP.1)?;
+                let idle = decode.steps(LONG)?;
+                let (beside, _) = decode.steps_beside(&link, LONG)?;
+                let bytes = decode.step_bytes() as f64;
+                speeds.extend([bytes / idle.p50, bytes / beside.p50]);
+            }
+            Err(error) => missing = Some(format!("{}: {error}", error.name())),
+        }
+    }
+    let speeds = speeds.into_iter().map(|speed| Ok(speed as u64));
+    // Those that need kernels are the last.
+    let none = missing
+        .into_iter()
+        .flat_map(|reason| [Err(reason.clone()), Err(reason)]);
+    Ok(asked
+        .names()
+        .iter()
+        .copied()
+        .zip(speeds.chain(none))
+        .collect())
+}
+
+fn row((name, found): Found) -> Speed {
+    let bounds = match name {
+        SpeedName::PinnedToDevice => "loads by vLLM's worker",
+        SpeedName::PinnedFromDevice => "stores by vLLM's worker",
+        SpeedName::PinnedBothWays => "loads and stores at the same time",
+        SpeedName::WindowRoundTrip => "a store and its load by a window",
+        SpeedName::DecodeIdle => "kernels like decoding, on an idle device",
+        _ => "the same beside copies both ways at full rate",
+    };
+    let (bytes_per_second, reason) = match found {
+        Ok(bytes) => (Some(bytes), String::new()),
+        Err(reason) => (None, reason),
+    };
+    Speed {
+        name,
+        bytes_per_second,
+        over_bytes: JOB_BYTES,
+        threads: 1,
+        bounds: bounds.into(),
+        reason,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_row_that_is_asked_for_has_its_reason_where_nothing_was_measured() {
+        for (asked, count) in [(Asked::Copies, 4), (Asked::Decode, 6)] {
+            let rows: Vec<Speed> = refused(asked, "NoDriver").into_iter().map(row).collect();
+            assert_eq!(rows.len(), count);
+            assert!(rows.iter().all(|row| row.reason == "NoDriver"), "{rows:?}");
+        }
+    }
+}
