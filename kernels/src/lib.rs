@@ -4,6 +4,7 @@
 //! No I/O, no threads, no state: bytes in, bytes out.
 
 pub mod codec;
+mod lanes;
 pub mod manifest;
 mod number;
 pub mod pages;

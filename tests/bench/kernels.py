@@ -2,7 +2,8 @@
 
 python -m bench.kernels [--rounds 15]
 
-One thread. Of pages the row has the slowest layout; what each layout and codec does is printed with it.
+One thread. Of pages the row has the slowest layout, of RoPE the slower style; what each layout, style and
+codec does is printed with it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from bench.results import Row, merge
 _CODECS = ("fp8", "int8", "int4", "cachegen", "lossless")
 _WAYS = {"": "encode", "_decode": "decode"}
 _PAGES = ("gather", "scatter", "to_canonical", "to_verbatim")
+_TYPES = ("Bf16", "F16", "F32")
 
 
 def _shown(example: str, *arguments: str) -> list[dict[str, Any]]:
@@ -62,13 +64,18 @@ def codecs(rounds: int) -> list[Row]:
 
 
 def pages() -> list[Row]:
-    """Gathering, scattering and reordering, in the layout that is slowest."""
+    """Gathering, scattering and reordering, in the layout that is slowest; RoPE, in the style that is."""
     moved = _shown("pages_bench")
-    rows = []
-    for kernel in _PAGES:
-        slowest = min((line for line in moved if line["kernel"] == kernel), key=lambda line: line["ratio"])
-        rows.append(_row(f"cpu_{kernel}_vs_memcpy", slowest["gb_s"], slowest["memcpy_gb_s"], 1))
-    return rows
+
+    def slowest(name: str, lines: list[dict[str, Any]]) -> Row:
+        line = min(lines, key=lambda line: line["ratio"])
+        return _row(f"cpu_{name}_vs_memcpy", line["gb_s"], line["memcpy_gb_s"], 1)
+
+    turned = [line for line in moved if line["kernel"] == "rope"]
+    return [
+        *(slowest(kernel, [line for line in moved if line["kernel"] == kernel]) for kernel in _PAGES),
+        *(slowest(f"rope_{dtype.lower()}", [line for line in turned if line["dtype"] == dtype]) for dtype in _TYPES),
+    ]
 
 
 if __name__ == "__main__":

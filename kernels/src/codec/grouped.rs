@@ -6,8 +6,8 @@
 //! ```
 //! Ends are numbers of the group, so that keeping them in its type loses nothing; scales are worked out from them on both sides.
 
-use super::lanes::{Work, widest};
 use super::{CodecError, Element, GROUP_MAX};
+use crate::lanes::{Work, widest};
 use crate::number::{Bf16, F16, F32, Number};
 use std::marker::PhantomData;
 

@@ -11,7 +11,6 @@ mod grouped;
 mod header;
 mod int4;
 mod int8;
-mod lanes;
 mod planes;
 mod rans;
 mod scale;

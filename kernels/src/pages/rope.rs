@@ -3,7 +3,9 @@
 //! that is needed (Su et al., RoFormer, 2021, equation 34: rotations of one plane add up). Kernels: `cuda/rope.cu`.
 
 use super::PagesError;
+use crate::lanes::{Work, widest};
 use crate::number::{Bf16, F16, F32, Number};
+use std::marker::PhantomData;
 
 /// How far `cos^2 + sin^2` may be from 1: a table rounded to bfloat16 passes, one scaled by 1.02 does not.
 const UNIT_SLACK: f32 = 0.02;
@@ -126,15 +128,22 @@ impl Keys {
     /// Errors: an odd rotary size, a key outside of its state, states cut short, a turn of another size.
     pub fn turn(&self, states: &mut [u8], turn: &Turn) -> Result<(), PagesError> {
         let end = self.check(states.len(), turn)?;
-        let keys = states
-            .chunks_exact_mut(self.state_bytes)
-            .map(|state| &mut state[self.offset..end]);
         match self.dtype {
-            Dtype::Bf16 => turn_all::<Bf16>(self.style, keys, turn),
-            Dtype::F16 => turn_all::<F16>(self.style, keys, turn),
-            Dtype::F32 => turn_all::<F32>(self.style, keys, turn),
+            Dtype::Bf16 => self.turn_all::<Bf16>(end, states, turn),
+            Dtype::F16 => self.turn_all::<F16>(end, states, turn),
+            Dtype::F32 => self.turn_all::<F32>(end, states, turn),
         }
         Ok(())
+    }
+
+    fn turn_all<N: Number>(&self, end: usize, states: &mut [u8], turn: &Turn) {
+        widest(Turning::<N> {
+            keys: *self,
+            end,
+            states,
+            turn,
+            number: PhantomData,
+        });
     }
 
     /// One behind the key's last rotated byte.
@@ -176,13 +185,33 @@ fn even(rotary: usize) -> Result<(), PagesError> {
     Ok(())
 }
 
-fn turn_all<'a, N: Number>(style: Style, keys: impl Iterator<Item = &'a mut [u8]>, turn: &Turn) {
-    match style {
-        Style::NeoX => keys.for_each(|key| turn_halves::<N>(key, turn)),
-        Style::GptJ => keys.for_each(|key| turn_neighbours::<N>(key, turn)),
+/// Keys of elements of one type, of all states.
+struct Turning<'a, N> {
+    keys: Keys,
+    /// One behind the key's last rotated byte.
+    end: usize,
+    states: &'a mut [u8],
+    turn: &'a Turn,
+    number: PhantomData<N>,
+}
+
+impl<N: Number> Work for Turning<'_, N> {
+    type Done = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let Keys { offset, style, .. } = self.keys;
+        for state in self.states.chunks_exact_mut(self.keys.state_bytes) {
+            let key = &mut state[offset..self.end];
+            match style {
+                Style::NeoX => turn_halves::<N>(key, self.turn),
+                Style::GptJ => turn_neighbours::<N>(key, self.turn),
+            }
+        }
     }
 }
 
+#[inline(always)]
 fn turn_halves<N: Number>(key: &mut [u8], turn: &Turn) {
     let (low, high) = key.split_at_mut(key.len() / 2);
     let angles = turn.cos.iter().zip(&turn.sin);
@@ -191,6 +220,7 @@ fn turn_halves<N: Number>(key: &mut [u8], turn: &Turn) {
     }
 }
 
+#[inline(always)]
 fn turn_neighbours<N: Number>(key: &mut [u8], turn: &Turn) {
     let pairs = N::all_mut(key).as_chunks_mut::<2>().0;
     let angles = turn.cos.iter().zip(&turn.sin);
@@ -199,7 +229,7 @@ fn turn_neighbours<N: Number>(key: &mut [u8], turn: &Turn) {
     }
 }
 
-#[inline]
+#[inline(always)]
 fn turned<N: Number>(a: N::Bytes, b: N::Bytes, cos: f32, sin: f32) -> (N::Bytes, N::Bytes) {
     let (x, y) = (N::value(a), N::value(b));
     (N::nearest(x * cos - y * sin), N::nearest(y * cos + x * sin))

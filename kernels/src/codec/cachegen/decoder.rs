@@ -4,7 +4,7 @@ use super::interval::{Each, Intervals};
 use super::table::{CumulativeLanes, LANES};
 use super::varint;
 use crate::codec::CodecError;
-use crate::codec::lanes::{Work, widest};
+use crate::lanes::{Work, widest};
 
 /// 2^52.
 const WHOLE: f64 = (1u64 << 52) as f64;

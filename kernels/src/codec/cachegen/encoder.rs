@@ -3,7 +3,7 @@
 use super::interval::{Each, Found, Intervals};
 use super::table::{CumulativeLanes, LANES};
 use super::varint;
-use crate::codec::lanes::{Work, widest};
+use crate::lanes::{Work, widest};
 
 /// Puts the lengths of the streams of `[tokens][channels]` levels, and the streams, behind `out`.
 pub fn encode(tables: &[CumulativeLanes], channels: usize, levels: &[u8], out: &mut Vec<u8>) {

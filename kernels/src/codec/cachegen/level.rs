@@ -1,9 +1,9 @@
 //! Rows of numbers to levels, and back. With `steps` steps to either side, level 0 is the negative of the row's largest magnitude, `steps`
 //! is zero, twice that the largest magnitude; a row of zeros has that level throughout.
 
-use crate::codec::lanes::{Work, widest};
 use crate::codec::scale::{ROUND, Scale, within};
 use crate::codec::{CodecError, Shape};
+use crate::lanes::{Work, widest};
 use crate::number::Number;
 use std::marker::PhantomData;
 

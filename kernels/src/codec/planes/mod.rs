@@ -9,8 +9,8 @@
 
 mod split;
 
-use super::lanes::widest;
 use super::{CodecError, Element, rans};
+use crate::lanes::widest;
 use split::{Join, Split};
 
 /// Raw bytes of a block: its planes and tables fit into the second cache.

@@ -1,7 +1,7 @@
 //! Numbers to planes of bytes, and back. Numbers are turned left by a bit first: the sign, which cannot be foreseen, leaves the byte of the
 //! exponent, which can.
 
-use crate::codec::lanes::Work;
+use crate::lanes::Work;
 
 /// Numbers of `B` bytes -> `B` planes one behind another, that of the exponent first.
 pub struct Split<'a, const B: usize> {

@@ -1,7 +1,7 @@
 //! The states. Each is from [`LOW`] to 2^31; it takes words of 16 bits, so that one word brings it back into that range.
 
 use super::table::{BITS, Frequencies, Slots, TOTAL};
-use crate::codec::lanes::{Work, widest};
+use crate::lanes::{Work, widest};
 
 /// States that take turns.
 pub const STATES: usize = 32;
