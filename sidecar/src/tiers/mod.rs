@@ -177,6 +177,11 @@ pub trait Tier: Send + Sync + fmt::Debug {
         Vec::new()
     }
 
+    /// What time it is for whoever says when its objects were written, in Unix seconds; none: as here, or nothing was heard of it yet.
+    fn unix_s(&self) -> Option<u64> {
+        None
+    }
+
     /// What it counts of what happens inside it, by name, since it was opened.
     fn counters(&self) -> Vec<(&'static str, u64)> {
         Vec::new()

@@ -37,7 +37,7 @@ pub(super) struct Which {
     /// Objects of every domain but this one; may stand several times.
     #[arg(long, value_name = "MODEL/LAYOUT")]
     pub all_but_domain: Vec<Domain>,
-    /// Objects that were written longer ago than this, such as 30d or 12h.
+    /// Objects that were written longer ago than this, such as 30d or 12h; in a bucket by its server's clock.
     #[arg(long, value_name = "TIME")]
     pub older_than: Option<Duration>,
 }
@@ -84,7 +84,7 @@ pub(super) fn print(args: &Args, out: &mut dyn Write) -> Result<Report, Failed> 
     args.target.with(async |tier: &dyn Tier| {
         // Removing while listing would move the pages of some tiers.
         let (mut fit, mut kept, mut sums) = (Vec::new(), 0, Sums::default());
-        let now = now_unix_s();
+        let now = tier.unix_s().unwrap_or_else(now_unix_s);
         walk(tier, async |listed| {
             if args.which.has(&listed, now) {
                 sums.add(&listed);

@@ -316,6 +316,10 @@ impl Tier for S3 {
         Box::pin(async move { self.live.usage(self.options.reach_every).await })
     }
 
+    fn unix_s(&self) -> Option<u64> {
+        self.live.requests.clock.unix_s()
+    }
+
     fn counters(&self) -> Vec<(&'static str, u64)> {
         vec![("RemovalRefused", self.live.census.refused())]
     }

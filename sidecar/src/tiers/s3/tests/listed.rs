@@ -125,6 +125,7 @@ async fn ages_are_those_of_the_server_and_not_of_this_nodes_clock() {
         let tier = tier(&server, of_an_hour(&server)).await;
         tier.live.pass().await.unwrap();
         assert_eq!(shelf.left(), left, "{date:?}");
+        assert!(tier.unix_s().is_some_and(|now| now < 1_000_000_000));
     }
     // A server that says no date wrote what it wrote last before now.
     let shelf = Shelf::new(&[(0, OLD), (1, YOUNG)]);
