@@ -130,16 +130,36 @@ def test_a_replica_is_warm_from_what_another_stored_and_all_goes_with_the_pool(
     kubernetes.wait_for(told_of, 20, "an event on the pool that was", namespace=namespace)
 
 
+def test_a_bucket_that_another_pool_has_too_is_left_as_it_is(
+    kubernetes: Kubernetes, operator: Operator, namespace: str, bucket: S3Server
+) -> None:
+    both = {"s3": _s3(bucket, "both", "bucket")}
+    kubernetes.apply(
+        [pool("goes", shared=both, deletionPolicy="Delete"), pool("stays", shared=both)], namespace=namespace
+    )
+    kubernetes.wait_for(lambda: _held(kubernetes, namespace, "goes"), 30, "the finalizer", namespace=namespace)
+    kubernetes.kubectl("delete", "kvcachepool", "goes", "--timeout=50s", namespace=namespace)
+
+    def said() -> list[str]:
+        return [f"{reason}: {note}" for _, _, reason, note in told(kubernetes, namespace) if "Purge" in reason]
+
+    kubernetes.wait_for(said, 20, "an event on the pool that was", namespace=namespace)
+    assert said() == [f"PurgeSkipped: s3 is not purged: pool {namespace}/stays has it too"]
+    assert json.loads(kubernetes.kubectl("get", "jobs", "-o", "json", namespace=namespace))["items"] == []
+
+
+def _held(kubernetes: Kubernetes, namespace: str, *pools: str) -> bool:
+    """Do all of these pools wait for their purge when they are deleted?"""
+    of = f"/apis/kvcachepool.io/v1alpha1/namespaces/{namespace}/kvcachepools/"
+    found = (kubernetes.request("GET", of + name)["metadata"] for name in pools)
+    return all("kvcachepool.io/purge" in metadata.get("finalizers", []) for metadata in found)
+
+
 def test_a_namespace_that_goes_as_a_whole_is_not_held(
     kubernetes: Kubernetes, operator: Operator, namespace: str, bucket: S3Server
 ) -> None:
     shared = {"s3": _s3(bucket, "held", "bucket")}
     kubernetes.apply(pool("demo", shared=shared, deletionPolicy="Delete"), namespace=namespace)
-    of = f"/apis/kvcachepool.io/v1alpha1/namespaces/{namespace}/kvcachepools/demo"
-
-    def held() -> bool:
-        return "kvcachepool.io/purge" in kubernetes.request("GET", of)["metadata"].get("finalizers", [])
-
-    kubernetes.wait_for(held, 30, "the finalizer", namespace=namespace)
+    kubernetes.wait_for(lambda: _held(kubernetes, namespace, "demo"), 30, "the finalizer", namespace=namespace)
     kubernetes.delete_namespace(namespace)
     kubernetes.wait("namespace", namespace, "delete")
