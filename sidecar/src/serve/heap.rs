@@ -5,8 +5,8 @@
 use std::time::Duration;
 use tokio::time::{MissedTickBehavior, interval};
 
-/// How often. It takes a millisecond or less, and for that long who allocates waits.
-const EVERY: Duration = Duration::from_secs(60);
+/// How often. It takes a millisecond or less, and for that long who allocates waits; what is kept in between grows back within some seconds.
+const EVERY: Duration = Duration::from_secs(10);
 
 /// Gives it back for ever.
 pub async fn trims() {
