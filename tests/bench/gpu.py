@@ -38,10 +38,10 @@ RUNS = 15
 BARS: dict[str, tuple[float | None, float | None]] = {
     "h2d_vs_pinned_peak": (0.9, None),
     "d2h_vs_pinned_peak": (0.9, None),
-    "window_vs_pinned_peak": (0.8, None),
-    "both_directions_vs_one": (1.5, None),
-    "gpu_kv_": (0.7, None),
-    "decode_beside_": (None, 1.1),
+    "window_vs_pinned_peak": (0.9, None),
+    "both_directions_vs_one": (1.6, None),
+    "gpu_kv_": (0.8, None),
+    "decode_beside_": (None, 1.05),
 }
 
 
