@@ -77,6 +77,23 @@ def test_memory_that_came_by_handle_is_opened_and_one_that_cannot_be_is_an_error
         _memory(layout, WindowReply(kind="host", bytes=WINDOW_BYTES), 0)
 
 
+def test_memory_is_unmapped_in_the_devices_context_whatever_thread_does_it(
+    layout: Layout, driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = _memory(layout, WindowReply(kind="ipc_handle", bytes=WINDOW_BYTES, handle=bytes([7] * 64)), None)
+    current: list[object] = []
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    assert memory.close()
+    assert current == [layout.storages[0].device]
+
+    def lost(device: object) -> None:
+        raise RuntimeError("CUDA error: unspecified launch failure")
+
+    memory = _memory(layout, WindowReply(kind="ipc_handle", bytes=WINDOW_BYTES, handle=bytes([7] * 64)), None)
+    monkeypatch.setattr(torch.cuda, "set_device", lost)
+    assert not memory.close(), "it may still be mapped"
+
+
 @pytest.mark.parametrize("kind", ["posix_fd", "ipc_handle"])
 def test_nothing_that_is_done_with_a_window_ends_a_capture_of_vllms_thread(
     layout: Layout, driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, kind: str

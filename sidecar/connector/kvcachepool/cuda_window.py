@@ -137,7 +137,12 @@ class CudaMemory:
 
     @beside_captures()
     def close(self) -> bool:
-        """Unmaps it. False: the driver refused, and keeps it mapped."""
+        """Unmaps it. False: the driver refused, and keeps it mapped, or the device's context is lost."""
+        try:
+            # Any thread may be the one that closes it.
+            self.begin_thread()
+        except RuntimeError:
+            return False
         address, imported = self._address, self._imported
         self._address, self._imported = ctypes.c_uint64(0), ctypes.c_uint64(0)
         size = ctypes.c_size_t(self._bytes)
