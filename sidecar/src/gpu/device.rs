@@ -89,6 +89,9 @@ pub trait Device: Send {
     ) -> Result<Ticket, DeviceError>;
     /// How a copy stands. A ticket is forgotten once this said that it ended.
     fn progress(&mut self, ticket: Ticket) -> Progress;
+    /// Nobody waits for this copy any more, and it has not ended: until it has, [`Device::progress`] says so as ever, and where others share
+    /// what it runs on, nothing new is begun there.
+    fn doubt(&mut self, _ticket: Ticket) {}
     /// The end of a copy adds to the eventfd that the device was opened with; otherwise it must be asked for.
     fn tells_ends(&self) -> bool;
 }

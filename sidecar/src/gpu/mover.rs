@@ -86,6 +86,22 @@ impl Mover {
         self.closed = true;
     }
 
+    /// What still runs has had its time: it counts as in doubt, and what it touches stays with it as long as it does.
+    pub fn give_up(&mut self, slots: &dyn Slots) {
+        let stages = self.stages.iter_mut().enumerate();
+        for (number, moving) in stages.filter_map(|(n, stage)| Some((n, stage.moving.as_mut()?))) {
+            if !moving.in_doubt {
+                tracing::error!(
+                    stage = number,
+                    "a copy of a window that is over does not end"
+                );
+                self.device.doubt(moving.ticket);
+                slots.in_doubt(&moving.order);
+                moving.in_doubt = true;
+            }
+        }
+    }
+
     /// Looks at every stage once.
     pub fn step(&mut self, slots: &dyn Slots) -> Step {
         let mut step = Step::default();

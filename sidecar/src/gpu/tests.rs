@@ -360,6 +360,25 @@ fn a_copy_in_doubt_gives_nothing_back_before_its_end_is_known() {
 }
 
 #[test]
+fn a_copy_that_is_given_up_keeps_its_stage_and_its_slots_until_it_ends() {
+    let mut rig = Rig::new(true);
+    rig.hand_over(0, State::Filled, 1, &[run(0, 0, 500_000)]);
+    assert_eq!(rig.step().moving, 1);
+    rig.half_way.recv().unwrap();
+    rig.mover.close();
+    for _ in 0..2 {
+        rig.mover.give_up(&rig.slots);
+        let step = rig.step();
+        assert_eq!((step.moving, step.in_doubt, step.answered), (1, 1, 0));
+    }
+    assert_eq!(rig.log(), ["begins 1", "in doubt 1"]);
+    rig.go_on.send(()).unwrap();
+    rig.settle();
+    assert_eq!(rig.step(), Step::default());
+    assert_eq!(rig.log(), ["ended 1 true"]);
+}
+
+#[test]
 fn an_unknown_ticket_never_counts_as_done() {
     let ended = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).unwrap());
     let mut device = HostDevice::new(STAGE, ended).unwrap();

@@ -17,6 +17,7 @@ use rustix::net::{
 };
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError};
+use std::time::{Duration, Instant};
 
 /// A device that does not tell the end of its copies is asked for it so often.
 const ASK_EVERY: Timespec = Timespec {
@@ -29,6 +30,9 @@ const DOUBT_EVERY: Timespec = Timespec {
     tv_sec: 1,
     tv_nsec: 0,
 };
+
+/// Copies that run so long behind their window's end are in doubt: a stage takes milliseconds.
+const OVERDUE: Duration = Duration::from_secs(10);
 
 /// What the thread of a window has.
 pub(super) struct Window {
@@ -94,7 +98,7 @@ impl Window {
 
     /// Until the connection is over or the worker hangs up, and then until the last copy has ended.
     pub(super) fn run(&mut self, owner: &Owner, commands: &Receiver<Command>) {
-        let (mut over, mut in_doubt) = (false, 0);
+        let (mut over, mut in_doubt, mut end) = (false, 0, None);
         loop {
             while !over {
                 match commands.try_recv() {
@@ -105,6 +109,10 @@ impl Window {
             }
             if over {
                 self.mover.close();
+                let end = end.get_or_insert_with(Instant::now);
+                if end.elapsed() >= OVERDUE {
+                    self.mover.give_up(owner);
+                }
             }
             let mut step = Step::default();
             if self.works {
@@ -135,9 +143,10 @@ impl Window {
 
     /// Sleeps until there is something to look at. True: the worker has hung up.
     fn wait(&mut self, step: Step, over: bool) -> bool {
-        let asks = match (step.moving - step.in_doubt, step.in_doubt) {
-            (1.., _) if !self.mover.device().tells_ends() => Some(&ASK_EVERY),
-            (_, 1..) => Some(&DOUBT_EVERY),
+        let asks = match step.moving - step.in_doubt {
+            1.. if !self.mover.device().tells_ends() => Some(&ASK_EVERY),
+            // Also for the time when what still runs is overdue: nobody wakes us then.
+            _ if over || step.in_doubt > 0 => Some(&DOUBT_EVERY),
             _ => None,
         };
         let mut fds = [

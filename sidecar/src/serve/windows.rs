@@ -63,7 +63,7 @@ pub struct Windows {
     by_conn: Mutex<HashMap<ConnId, Handle>>,
     host_room: Arc<Room>,
     holders: Arc<Holders>,
-    /// Copies that failed and of which nobody says whether they have ended.
+    /// Copies that failed or hang, and of which nobody says whether they have ended.
     doubts: Mutex<u64>,
 }
 
@@ -122,7 +122,7 @@ impl Windows {
             copies => shell.daemon.degrade(
                 IN_DOUBT,
                 format!(
-                    "copies of a GPU that failed and may not have ended: {copies}; their slots are not used before the sidecar's next start"
+                    "copies of a GPU that failed or hang, and may not have ended: {copies}; their slots are not used before the sidecar's next start"
                 ),
             ),
         }

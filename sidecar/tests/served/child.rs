@@ -14,7 +14,7 @@ pub struct Process {
 
 impl Process {
     /// `task` is `store` (stores chunks of prompt 1 and stays) or `grant` (is granted chunks of prompt 2, writes and stays) or
-    /// `window`, `doubt`, `handle` (what there does with a window).
+    /// `window`, `doubt`, `hang`, `handle` (what there does with a window).
     pub fn start(task: &str, socket: &Path) -> Self {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "child::body", "--nocapture"])
@@ -90,6 +90,7 @@ fn body() {
         "window" => return crate::window::child(vllm),
         "handle" => return crate::window::handled(vllm),
         "doubt" => return crate::window::doubting(vllm),
+        "hang" => return crate::window::hanging(vllm),
         other => panic!("unknown task {other}"),
     }
     println!("\nready");

@@ -89,9 +89,18 @@ static int failure(int of_an_event) {
   int result = told || !said ? told : atoi(said);
   return result < 0 ? (of_an_event ? -result : 0) : result;
 }
+// A stream whose earlier work is stuck: who waits for it is ended by 702 here, and never on a GPU.
+static int stuck;
+void fake_stuck(int now) { stuck = now; }
 int cuStreamSynchronize(void *stream) {
   BESIDE_CAPTURES;
   if (failure(0)) return failure(0);
+  if (stuck) return 702;
+  return stream == streams && current ? 0 : 400;
+}
+int cuStreamQuery(void *stream) {
+  if (failure(0)) return failure(0);
+  if (stuck) return 600;
   return stream == streams && current ? 0 : 400;
 }
 int cuStreamDestroy_v2(void *stream) { return stream == streams ? 0 : 400; }

@@ -227,6 +227,24 @@ pub fn doubting(vllm: Vllm) {
     std::io::stdin().lines().for_each(drop);
 }
 
+/// A process of its own that fills a stage on the made-up device, whose copies hang.
+pub fn hanging(vllm: Vllm) {
+    let socket = vllm.socket.clone();
+    drop(vllm);
+    let mut vllm = Vllm::silent(&socket);
+    vllm.hello_until_mapped();
+    register(&mut vllm);
+    let mut worker = Windowed::ask_on(vllm, FIRST, WindowKind::PosixFd);
+    let reply: WindowReply = worker.confirm().read();
+    assert!(reply.working);
+    let chunks = hashes(2, CHUNKS);
+    let refs = worker.vllm.grant("r", &chunks);
+    worker.fill(&chunks, &refs);
+    println!("\nready");
+    // The end of standard input is the end of the test that started this process.
+    std::io::stdin().lines().for_each(drop);
+}
+
 /// A process of its own that fills, wants and waits as its input says. `grants` first, so that a stopped sidecar need not answer.
 pub fn child(vllm: Vllm) {
     let socket = vllm.socket.clone();
@@ -585,11 +603,41 @@ fn slots_of_a_copy_in_doubt_are_given_to_nobody_even_when_its_worker_is_dead() {
     vllm.hello_until_mapped();
     register(&mut vllm);
     let refused = vllm.worker.ask(Op::Window, &on(FIRST)).error().unwrap();
-    let wanted = "DriverFailed: copies that failed and may not have ended: 1";
+    let wanted = "DriverFailed: copies that failed or hang, and may not have ended: 1";
     assert!(refused.message.starts_with(wanted), "{refused:?}");
     // the worker copies itself, into other slots
     vllm.store("r", &hashes(2, CHUNKS));
     vllm.check("r", &hashes(2, CHUNKS));
+}
+
+#[test]
+fn a_copy_that_hangs_is_in_doubt_some_time_after_its_workers_death_and_gives_its_slots_back_when_it_ends()
+ {
+    let folder = tempfile::tempdir().unwrap();
+    let (held, asked) = (folder.path().join("held"), folder.path().join("held.asked"));
+    std::fs::write(&held, []).unwrap();
+    let (_driver, sidecar, vllm) = over_driver(&format!("FAKE_HOLD={}", held.display()));
+    drop(vllm);
+    let mut child = Process::start("hang", &sidecar.socket());
+    wait_for("the copy", || asked.exists().then_some(()));
+    child.kill();
+    let copies = "window_copies_total{direction=\"store\",result=\"InDoubt\"}";
+    sidecar.wait_metric(copies, 1.0);
+    wait_for("the reason", || {
+        (sidecar.status()["reasons"][0]["code"] == "CopyInDoubt").then_some(())
+    });
+    let taken = || slots(&sidecar, "granted") + slots(&sidecar, "quarantined");
+    assert_eq!(taken(), u64::from(CHUNKS));
+    let mut vllm = Vllm::silent(&sidecar.socket());
+    vllm.hello_until_mapped();
+    register(&mut vllm);
+    let refused = vllm.worker.ask(Op::Window, &on(FIRST)).error().unwrap();
+    assert!(refused.message.starts_with("DriverFailed: "), "{refused:?}");
+    std::fs::remove_file(&held).unwrap();
+    wait_for("the slots", || (taken() == 0).then_some(()));
+    wait_for("the state", || {
+        (sidecar.status()["state"] != "degraded").then_some(())
+    });
 }
 
 #[test]

@@ -95,6 +95,7 @@ functions! {
     priorities = c"cuCtxGetStreamPriorityRange" (*mut c_int, *mut c_int);
     stream_create = c"cuStreamCreateWithPriority" (*mut Opaque, c_uint, c_int);
     stream_synchronize = c"cuStreamSynchronize" (Opaque);
+    stream_query = c"cuStreamQuery" (Opaque);
     stream_destroy = c"cuStreamDestroy_v2" (Opaque);
     event_create = c"cuEventCreate" (*mut Opaque, c_uint);
     event_record = c"cuEventRecord" (Opaque, Opaque);

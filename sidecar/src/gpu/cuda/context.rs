@@ -60,7 +60,7 @@ impl Context {
             0 => Ok(()),
             copies => Err(NoWindow::new(
                 Unavailable::DriverFailed,
-                format!("copies that failed and may not have ended: {copies}"),
+                format!("copies that failed or hang, and may not have ended: {copies}"),
             )),
         }
     }

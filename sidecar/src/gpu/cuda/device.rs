@@ -151,13 +151,30 @@ impl CudaDevice {
         }
     }
 
-    /// Returns when nothing submitted before runs any more; where it fails that is not known.
-    fn synchronize(&self, direction: Direction) -> Result<(), Failed> {
+    /// Does anything submitted before still run? Where it fails that is not known. Asked and not waited for: an earlier copy may be stuck.
+    fn runs(&self, direction: Direction) -> Result<bool, Failed> {
         self.context.enter()?;
         // SAFETY: the stream is one of ours.
-        done("cuStreamSynchronize", unsafe {
-            (self.context.api.stream_synchronize)(self.stream(direction))
-        })
+        match unsafe { (self.context.api.stream_query)(self.stream(direction)) } {
+            NOT_READY => Ok(true),
+            result => done("cuStreamQuery", result).map(|()| false),
+        }
+    }
+
+    /// The copy has ended.
+    fn settle(&self, running: &Running) {
+        self.forget(running.event);
+        if running.doubted {
+            self.context.doubts.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// The context counts the copy among those whose end nobody says.
+    fn doubts(&self, running: &mut Running) {
+        if !running.doubted {
+            self.context.doubts.fetch_add(1, Ordering::Relaxed);
+            running.doubted = true;
+        }
     }
 }
 
@@ -238,7 +255,7 @@ impl Device for CudaDevice {
                     return Progress::Running;
                 }
                 Ok(true) => {
-                    self.forget(running.event);
+                    self.settle(&running);
                     return Progress::Done;
                 }
                 Err(failed) => running.failed = Some(failed.into()),
@@ -246,22 +263,25 @@ impl Device for CudaDevice {
         }
         let error = running.failed.clone().unwrap_or_else(outside);
         // What failed may have been the question. That no byte moves any more is said by the stream, or by nobody.
-        match self.synchronize(running.direction) {
-            Ok(()) => {
-                self.forget(running.event);
-                if running.doubted {
-                    self.context.doubts.fetch_sub(1, Ordering::Relaxed);
-                }
-                Progress::Failed(error)
+        let progress = match self.runs(running.direction) {
+            Ok(false) => {
+                self.settle(&running);
+                return Progress::Failed(error);
             }
+            Ok(true) => Progress::Running,
             Err(_) => {
-                if !running.doubted {
-                    self.context.doubts.fetch_add(1, Ordering::Relaxed);
-                    running.doubted = true;
-                }
-                self.running.insert(ticket, running);
+                self.doubts(&mut running);
                 Progress::Unknown(error)
             }
+        };
+        self.running.insert(ticket, running);
+        progress
+    }
+
+    fn doubt(&mut self, ticket: Ticket) {
+        if let Some(mut running) = self.running.remove(&ticket) {
+            self.doubts(&mut running);
+            self.running.insert(ticket, running);
         }
     }
 
@@ -275,10 +295,9 @@ impl Drop for CudaDevice {
         if self.context.enter().is_err() {
             return;
         }
-        for (stream, direction) in [(self.store, Direction::Store), (self.load, Direction::Load)] {
-            // Every copy has ended: it was waited for.
-            if !stream.is_null() && self.synchronize(direction).is_ok() {
-                // SAFETY: the stream is one of ours, and nothing runs on it.
+        for stream in [self.store, self.load] {
+            if !stream.is_null() {
+                // SAFETY: the stream is one of ours. Every copy has ended, or its window would still wait for it.
                 unsafe { (self.context.api.stream_destroy)(stream) };
             }
         }

@@ -23,6 +23,8 @@ struct Rig {
     /// What events and streams answer from now on; 0: the truth.
     fail: unsafe extern "C" fn(c_int),
     events: unsafe extern "C" fn() -> c_int,
+    /// Whether what was asked of streams before is stuck from now on.
+    stuck: unsafe extern "C" fn(c_int),
 }
 
 impl Rig {
@@ -37,9 +39,10 @@ impl Rig {
         assert!(compiled.unwrap().success());
         let library = Library::open(&CString::new(built.to_str().unwrap()).unwrap()).unwrap();
         // SAFETY: the types are those of fake_driver.c.
-        let (fail, events) = unsafe {
+        let (fail, events, stuck) = unsafe {
             let fail = library.function(c"fake_fail").unwrap();
-            (fail, library.function(c"fake_events").unwrap())
+            let events = library.function(c"fake_events").unwrap();
+            (fail, events, library.function(c"fake_stuck").unwrap())
         };
         let driver = Box::leak(Box::new(Driver::of(&library).unwrap()));
         let context = Arc::new(make(driver, "11111111111111111111111111111100").unwrap());
@@ -49,12 +52,18 @@ impl Rig {
             arena: Arc::new(Mapping::private("arena", WINDOW).unwrap()),
             fail,
             events,
+            stuck,
         }
     }
 
     fn fail(&self, result: c_int) {
         // SAFETY: it takes an int.
         unsafe { (self.fail)(result) }
+    }
+
+    fn stuck(&self, now: bool) {
+        // SAFETY: it takes an int.
+        unsafe { (self.stuck)(c_int::from(now)) }
     }
 
     /// Events that were made and not destroyed.
@@ -112,6 +121,38 @@ fn an_error_of_the_question_alone_is_a_copy_that_failed_and_ended() {
     rig.fail(0);
     let ticket = rig.begin(4096);
     assert_eq!(rig.settled(ticket), Progress::Done, "others go on");
+}
+
+#[test]
+fn a_copy_that_failed_behind_one_that_is_stuck_runs_on_and_is_not_waited_for() {
+    let mut rig = Rig::new();
+    let ticket = rig.begin(WINDOW + 1);
+    rig.stuck(true);
+    for _ in 0..3 {
+        assert_eq!(rig.device.progress(ticket), Progress::Running);
+    }
+    assert_eq!(rig.context.trusted(), Ok(()));
+    rig.stuck(false);
+    let progress = rig.device.progress(ticket);
+    assert!(matches!(progress, Progress::Failed(_)), "{progress:?}");
+}
+
+#[test]
+fn a_copy_that_is_given_up_allows_no_window_until_it_has_ended() {
+    let mut rig = Rig::new();
+    for outcome in [0, -LOST] {
+        let ticket = rig.begin(4096);
+        assert_eq!(rig.device.progress(ticket), Progress::Running);
+        for _ in 0..2 {
+            rig.device.doubt(ticket);
+        }
+        assert_eq!(rig.device.progress(ticket), Progress::Running);
+        assert!(rig.context.trusted().is_err());
+        rig.fail(outcome);
+        let done = rig.settled(ticket) == Progress::Done;
+        rig.fail(0);
+        assert_eq!((done, rig.context.trusted()), (outcome == 0, Ok(())));
+    }
 }
 
 #[test]
