@@ -125,7 +125,13 @@ int cuEventQuery(void *event) {
 }
 int cuEventDestroy_v2(void *event) { return events--, free(event), 0; }
 static int copy(void *to, const void *from, size_t bytes) { return current ? (memcpy(to, from, bytes), 0) : 201; }
-int cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t bytes) { BESIDE_CAPTURES; return copy((void *)to, from, bytes); }
+// fake_stages: from now on, bytes from pageable memory that are told to be taken lie in buffers of the driver, and no stream brings them on.
+static int stages;
+void fake_stages(int now) { stages = now; }
+int cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t bytes) {
+  BESIDE_CAPTURES;
+  return stages ? 0 : copy((void *)to, from, bytes);
+}
 int cuMemcpyDtoH_v2(void *to, uint64_t from, size_t bytes) { BESIDE_CAPTURES; return copy(to, (void *)from, bytes); }
 // A range of host memory that was registered in part, or by parts, is refused.
 static struct { char *start; size_t bytes; } locked[64];

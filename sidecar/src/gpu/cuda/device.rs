@@ -197,9 +197,17 @@ impl Device for CudaDevice {
             .memory
             .at(offset, bytes.len() as u64)
             .ok_or_else(outside)?;
-        // SAFETY: the range was checked; the call returns when the bytes are taken.
-        let copied = unsafe { (self.context.api.copy_in)(to, bytes.as_ptr().cast(), bytes.len()) };
-        Ok(done("cuMemcpyHtoD", copied)?)
+        let api = self.context.api;
+        // What the call without a stream says to be done may lie in buffers of the driver still, and another process reads it next.
+        // SAFETY: the range was checked, and the bytes are there until the stream is done; it is one of ours. No copy is begun before the
+        // worker has seen these bytes, so that there is nothing else to wait for.
+        unsafe {
+            let from = bytes.as_ptr().cast();
+            let copied = (api.copy_in_async)(to, from, bytes.len(), self.load);
+            done("cuMemcpyHtoDAsync", copied)?;
+            done("cuStreamSynchronize", (api.stream_synchronize)(self.load))?;
+        }
+        Ok(())
     }
 
     fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), DeviceError> {

@@ -25,6 +25,8 @@ struct Rig {
     events: unsafe extern "C" fn() -> c_int,
     /// Whether what was asked of streams before is stuck from now on.
     stuck: unsafe extern "C" fn(c_int),
+    /// Whether copies that are said to be done are still on their way from now on.
+    stages: unsafe extern "C" fn(c_int),
 }
 
 impl Rig {
@@ -39,11 +41,13 @@ impl Rig {
         assert!(compiled.unwrap().success());
         let library = Library::open(&CString::new(built.to_str().unwrap()).unwrap()).unwrap();
         // SAFETY: the types are those of fake_driver.c.
-        let (fail, events, stuck) = unsafe {
+        let (fail, stuck, stages) = unsafe {
             let fail = library.function(c"fake_fail").unwrap();
-            let events = library.function(c"fake_events").unwrap();
-            (fail, events, library.function(c"fake_stuck").unwrap())
+            let stuck = library.function(c"fake_stuck").unwrap();
+            (fail, stuck, library.function(c"fake_stages").unwrap())
         };
+        // SAFETY: as above.
+        let events = unsafe { library.function(c"fake_events").unwrap() };
         let driver = Box::leak(Box::new(Driver::of(&library).unwrap()));
         let context = Arc::new(make(driver, "11111111111111111111111111111100").unwrap());
         Self {
@@ -53,6 +57,7 @@ impl Rig {
             fail,
             events,
             stuck,
+            stages,
         }
     }
 
@@ -91,6 +96,19 @@ impl Rig {
             }
         }
     }
+}
+
+#[test]
+fn what_was_written_is_there_also_where_the_driver_only_took_it() {
+    let mut rig = Rig::new();
+    // SAFETY: it takes an int.
+    unsafe { (rig.stages)(1) };
+    rig.device.write(7, b"pattern").unwrap();
+    let mut there = [0; 9];
+    rig.device.read(6, &mut there).unwrap();
+    assert_eq!(&there, b"\0pattern\0");
+    rig.stuck(true);
+    assert!(rig.device.write(0, b"late").is_err());
 }
 
 #[test]
