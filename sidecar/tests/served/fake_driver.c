@@ -3,7 +3,7 @@
 // be passed by descriptor. FAKE_FULL: there is none left. FAKE_CAPTURE: some thread captures a graph in the global mode.
 // FAKE_FREE, FAKE_FREE_WITHIN: MiB of memory that are free, as they are told without a context and within one. FAKE_NO_CONTEXT: none is made.
 // FAKE_FREED: a file that is made when memory is freed that was passed by handle. FAKE_STAYS: what was passed cannot be unmapped.
-// FAKE_LOST: what events and streams answer.
+// FAKE_LOST, from the first event on: what events and streams answer.
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdint.h>
@@ -82,10 +82,10 @@ int cuStreamCreateWithPriority(void **stream, unsigned flags, int priority) {
   return *stream = streams, 0;
 }
 // What events and streams answer instead of the truth: FAKE_LOST, or what was told last; below 0 events alone.
-static int told;
+static int told, lost;
 void fake_fail(int result) { told = result; }
 static int failure(int of_an_event) {
-  const char *said = getenv("FAKE_LOST");
+  const char *said = lost ? getenv("FAKE_LOST") : NULL;
   int result = told || !said ? told : atoi(said);
   return result < 0 ? (of_an_event ? -result : 0) : result;
 }
@@ -107,7 +107,7 @@ int cuStreamDestroy_v2(void *stream) { return stream == streams ? 0 : 400; }
 // An event is not ready the first two times that it is asked.
 static int events;
 int fake_events(void) { return events; }
-int cuEventCreate(void **event, unsigned flags) { return events++, *event = calloc(1, sizeof(int)), flags == 2 ? 0 : 1; }
+int cuEventCreate(void **event, unsigned flags) { return events++, lost = 1, *event = calloc(1, sizeof(int)), flags == 2 ? 0 : 1; }
 int cuEventRecord(void *event, void *stream) { return event && stream == streams ? 0 : 400; }
 // FAKE_HOLD: a file; as long as it is there no event comes, and another, `.asked`, says that one was asked.
 static int held(void) {
