@@ -1,5 +1,6 @@
 //! What moves bytes between a window and the arena. One device object per window, used by that window's thread alone.
 
+use crate::shm::arena::Arena;
 use crate::shm::mapping::Mapping;
 use kvcachepool_protocol::message::WindowKind;
 use kvcachepool_protocol::window::{Direction, Unavailable};
@@ -89,6 +90,8 @@ pub trait Device: Send {
     ) -> Result<Ticket, DeviceError>;
     /// How a copy stands. A ticket is forgotten once this said that it ended.
     fn progress(&mut self, ticket: Ticket) -> Progress;
+    /// Both sides have seen that they share the memory: what is kept for good, for copies from and to this arena, is taken only now.
+    fn works(&mut self, _arena: &Arena) {}
     /// Nobody waits for this copy any more, and it has not ended: until it has, [`Device::progress`] says so as ever, and where others share
     /// what it runs on, nothing new is begun there.
     fn doubt(&mut self, _ticket: Ticket) {}

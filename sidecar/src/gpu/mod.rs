@@ -11,7 +11,6 @@ pub mod room;
 #[cfg(test)]
 mod tests;
 
-use crate::shm::arena::Arena;
 use device::{Device, NoWindow};
 use kvcachepool_protocol::window::Unavailable;
 use rustix::fd::OwnedFd;
@@ -33,16 +32,15 @@ pub fn stage_bytes(window_bytes: u64) -> Result<u64, NoWindow> {
     }
 }
 
-/// Memory for a window of `bytes` bytes on the device of this UUID, in host memory where it is empty; copies are from and to this arena. `ended` is an eventfd that the
-/// device adds to when a copy has ended, where it can.
+/// Memory for a window of `bytes` bytes on the device of this UUID, in host memory where it is empty. `ended` is an eventfd that the device adds to when a copy has
+/// ended, where it can.
 pub fn open(
     device_uuid: &str,
     bytes: u64,
-    arena: &Arena,
     ended: Arc<OwnedFd>,
 ) -> Result<Box<dyn Device>, NoWindow> {
     if device_uuid.is_empty() {
         return Ok(Box::new(host::HostDevice::new(bytes, ended)?));
     }
-    cuda::open(device_uuid, bytes, arena)
+    cuda::open(device_uuid, bytes)
 }

@@ -37,6 +37,7 @@ const OVERDUE: Duration = Duration::from_secs(10);
 /// What the thread of a window has.
 pub(super) struct Window {
     mover: Mover,
+    arena: Arena,
     bell: OwnedFd,
     poke: Arc<OwnedFd>,
     pattern: [u8; PATTERN_BYTES],
@@ -56,7 +57,7 @@ impl Window {
         let none = |e: &dyn std::fmt::Display| NoWindow::new(Unavailable::OutOfMemory, e);
         let stage_bytes = stage_bytes(bytes)?;
         let bytes = stage_bytes * u64::from(STAGES);
-        let device = open(device_uuid, bytes, &arena, poke.clone())?;
+        let device = open(device_uuid, bytes, poke.clone())?;
         let page = FlagPage::new(STAGES, stage_bytes).map_err(|e| none(&e))?;
         let (bell, theirs) = socketpair(
             AddressFamily::UNIX,
@@ -68,7 +69,8 @@ impl Window {
         let mut pattern = [0; PATTERN_BYTES];
         fastrand::fill(&mut pattern);
         let mut window = Self {
-            mover: Mover::new(page, device, arena.bytes, stage_bytes),
+            mover: Mover::new(page, device, arena.bytes.clone(), stage_bytes),
+            arena,
             bell,
             poke,
             pattern,
@@ -215,6 +217,7 @@ impl Window {
             )),
             Ok(()) => {
                 self.works = true;
+                self.mover.device().works(&self.arena);
                 let reply = WindowReply {
                     working: true,
                     ..WindowReply::default()

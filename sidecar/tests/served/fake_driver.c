@@ -3,7 +3,7 @@
 // be passed by descriptor. FAKE_FULL: there is none left. FAKE_CAPTURE: some thread captures a graph in the global mode.
 // FAKE_FREE, FAKE_FREE_WITHIN: MiB of memory that are free, as they are told without a context and within one. FAKE_NO_CONTEXT: none is made.
 // FAKE_FREED: a file that is made when memory is freed that was passed by handle. FAKE_STAYS: what was passed cannot be unmapped.
-// FAKE_LOST, from the first event on: what events and streams answer.
+// FAKE_CONTEXTS: a file that says how many contexts there are. FAKE_LOST, from the first event on: what events and streams answer.
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdint.h>
@@ -62,10 +62,17 @@ static int captured(void) { return getenv("FAKE_CAPTURE") && capture_mode != 2 &
 static __thread void *made;
 #define current (made || getenv("FAKE_CURRENT"))
 static char contexts[DEVICES];
+// FAKE_CONTEXTS: a file that gets a + for a context that is retained and a - for one that is released.
+static void note(const char *sign) {
+  const char *log = getenv("FAKE_CONTEXTS");
+  int fd = log ? open(log, O_CREAT | O_WRONLY | O_APPEND, 0600) : -1;
+  if (fd >= 0 && write(fd, sign, 1) + close(fd) < 1) abort();
+}
 int cuDevicePrimaryCtxRetain(void **context, int device) {
   if (getenv("FAKE_NO_CONTEXT")) return 999;
-  return *context = &contexts[at(device)], 0;
+  return note("+"), *context = &contexts[at(device)], 0;
 }
+int cuDevicePrimaryCtxRelease_v2(int device) { return note("-"), at(device) < 0; }
 static uint64_t free_bytes(const char *name) {
   const char *said = getenv(name);
   return said ? strtoull(said, NULL, 10) << 20 : 1ull << 33;

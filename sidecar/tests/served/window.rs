@@ -721,6 +721,41 @@ fn memory_that_was_passed_by_handle_to_a_dead_worker_is_freed_and_not_before() {
 }
 
 #[test]
+fn a_window_that_never_worked_gives_the_devices_memory_back_and_locks_no_page() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("contexts");
+    let contexts = || std::fs::read_to_string(&log).unwrap();
+    let set = format!("FAKE_CONTEXTS={}", log.display());
+    // made, and then less is free than it took
+    let (_driver, _sidecar, mut vllm) = over_driver(&format!("FAKE_FREE_WITHIN=271 {set}"));
+    vllm.worker.ask(Op::Window, &on(FIRST)).error().unwrap();
+    assert_eq!(contexts(), "+-");
+
+    std::fs::remove_file(&log).unwrap();
+    let (_driver, sidecar, vllm) = over_driver(&set);
+    let mut worker = Windowed::ask_on(vllm, FIRST, WindowKind::PosixFd);
+    worker.window.write(0, b"what nobody wants");
+    let seen = Window {
+        seen: true,
+        ..Window::default()
+    };
+    worker.vllm.worker.ask(Op::Window, &seen).error().unwrap();
+    worker.vllm.reconnect_with(register);
+    wait_for("the context", || (contexts() == "+-").then_some(()));
+    assert_eq!(sidecar.status()["memory"]["locked_bytes"], 0);
+
+    // one that worked leaves it to the next
+    let mut worker = Windowed::ask_on(worker.vllm, FIRST, WindowKind::PosixFd);
+    let reply: WindowReply = worker.confirm().read();
+    assert!(reply.working);
+    sidecar.wait_metric("memory_locked_bytes", f64::from(64 << 20));
+    worker.vllm.reconnect_with(register);
+    let mut worker = Windowed::ask_on(worker.vllm, FIRST, WindowKind::PosixFd);
+    assert!(worker.confirm().read::<WindowReply>().working);
+    assert_eq!(contexts(), "+-+");
+}
+
+#[test]
 fn where_nobody_says_how_much_device_memory_is_free_none_is_taken() {
     let (folder, _sidecar, mut vllm) = over_driver("FAKE_NO_CONTEXT=1");
     std::fs::remove_file(folder.path().join("libnvidia-ml.so.1")).unwrap();

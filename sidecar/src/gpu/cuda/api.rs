@@ -91,6 +91,7 @@ functions! {
     device_uuid = c"cuDeviceGetUuid_v2" (*mut u8, c_int);
     device_attribute = c"cuDeviceGetAttribute" (*mut c_int, c_int, c_int);
     context_retain = c"cuDevicePrimaryCtxRetain" (*mut Opaque, c_int);
+    context_release = c"cuDevicePrimaryCtxRelease_v2" (c_int);
     context_set = c"cuCtxSetCurrent" (Opaque);
     priorities = c"cuCtxGetStreamPriorityRange" (*mut c_int, *mut c_int);
     stream_create = c"cuStreamCreateWithPriority" (*mut Opaque, c_uint, c_int);

@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use std::ffi::{CStr, c_int};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 
 /// `CU_DEVICE_ATTRIBUTE_COMPUTE_MODE`; 0 is for any number of processes.
 const COMPUTE_MODE: c_int = 20;
@@ -25,7 +25,7 @@ const CONTEXT_BYTES: u64 = 640 << 20;
 /// nothing left it fails.
 const MARGIN_BYTES: u64 = 256 << 20;
 
-/// A device with its primary context. It lives as long as the process.
+/// A device with its primary context, which is given back when nothing uses it any more: neither a window, nor what else holds it.
 pub struct Context {
     /// Functions of the driver.
     pub(super) api: &'static Api,
@@ -113,10 +113,33 @@ impl Context {
 
     /// What the calls of this thread go to from now on.
     pub fn enter(&self) -> Result<(), Failed> {
-        // SAFETY: the context was retained and is never released.
+        // SAFETY: the context was retained, and is released with this.
         done("cuCtxSetCurrent", unsafe {
             (self.api.context_set)(self.context)
         })
+    }
+
+    /// It is not given back as long as the process lives: a window worked, page locks stay, and who comes back finds it.
+    pub(super) fn keep(self: &Arc<Self>) {
+        static KEPT: Mutex<Vec<Arc<Context>>> = Mutex::new(Vec::new());
+        let mut kept = KEPT.lock();
+        if !kept.iter().any(|known| Arc::ptr_eq(known, self)) {
+            kept.push(self.clone());
+        }
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: nothing that was made in the context is there any more: whatever was made there holds it. This thread shall not go on
+        // with one that is gone; others enter one before they call anything.
+        let released = unsafe {
+            (self.api.context_set)(null_mut());
+            (self.api.context_release)(self.device)
+        };
+        if let Err(failed) = done("cuDevicePrimaryCtxRelease", released) {
+            tracing::warn!(%failed, "a context was not given back");
+        }
     }
 }
 
@@ -215,14 +238,16 @@ fn known_or_made(
     uuid: &str,
     may: impl FnOnce(&Uuid) -> Result<(), NoWindow>,
 ) -> Result<Arc<Context>, NoWindow> {
-    static MADE: Mutex<Vec<(String, Arc<Context>)>> = Mutex::new(Vec::new());
+    static MADE: Mutex<Vec<(String, Weak<Context>)>> = Mutex::new(Vec::new());
     let wanted = digits(uuid);
     let mut made = MADE.lock();
-    if let Some((_, context)) = made.iter().find(|(known, _)| *known == wanted) {
-        return Ok(context.clone());
+    let known = made.iter().find(|(known, _)| *known == wanted);
+    if let Some(context) = known.and_then(|(_, context)| context.upgrade()) {
+        return Ok(context);
     }
     let context = Arc::new(make_where(driver()?, &wanted, may)?);
-    made.push((wanted, context.clone()));
+    made.retain(|(known, _)| *known != wanted);
+    made.push((wanted, Arc::downgrade(&context)));
     Ok(context)
 }
 

@@ -7,6 +7,7 @@ use super::context::{Context, refused};
 use super::memory::Memory;
 use super::pins;
 use crate::gpu::device::{Device, DeviceError, Export, NoWindow, Part, Progress, Ticket};
+use crate::shm::arena::Arena;
 use crate::shm::mapping::Mapping;
 use kvcachepool_protocol::message::WindowKind;
 use kvcachepool_protocol::window::{Direction, Unavailable};
@@ -284,6 +285,11 @@ impl Device for CudaDevice {
         };
         self.running.insert(ticket, running);
         progress
+    }
+
+    fn works(&mut self, arena: &Arena) {
+        self.context.keep();
+        pins::begin(&self.context, arena);
     }
 
     fn doubt(&mut self, ticket: Ticket) {

@@ -21,21 +21,18 @@ mod device_tests;
 mod tests;
 
 use super::device::{Device, NoWindow};
-use crate::shm::arena::Arena;
 
 pub use api::Failed;
 pub use pins::locked_bytes;
 
-/// A window of `bytes` bytes on the device of this UUID, however it is written (`GPU-...` or bare), for copies from and to this arena.
-pub fn open(device_uuid: &str, bytes: u64, arena: &Arena) -> Result<Box<dyn Device>, NoWindow> {
+/// A window of `bytes` bytes on the device of this UUID, however it is written (`GPU-...` or bare).
+pub fn open(device_uuid: &str, bytes: u64) -> Result<Box<dyn Device>, NoWindow> {
     let context = context::beside_vllm(device_uuid, bytes)?;
     context.trusted()?;
-    let device = device::CudaDevice::new(context.clone(), bytes)?;
-    pins::begin(&context, arena);
-    Ok(Box::new(device))
+    Ok(Box::new(device::CudaDevice::new(context, bytes)?))
 }
 
-/// The same for checks and measurements: no arena is page-locked for it, and that the device has memory to spare is the caller's affair.
+/// The same for checks and measurements: that the device has memory to spare is the caller's affair.
 pub fn open_alone(device_uuid: &str, bytes: u64) -> Result<Box<dyn Device>, NoWindow> {
     let context = context::of(device_uuid)?;
     Ok(Box::new(device::CudaDevice::new(context, bytes)?))

@@ -1,4 +1,4 @@
-//! Page locks of the arena: one unit after another on a thread of their own, from the first window on, and for as long as the process lives:
+//! Page locks of the arena: one unit after another on a thread of their own, from the first window that works on, and for as long as the process lives:
 //! a worker that comes back finds them, and an unlock holds up the node's drivers as a lock does. No copy waits for one.
 #![allow(unsafe_code)]
 
