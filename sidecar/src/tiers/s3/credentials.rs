@@ -4,10 +4,10 @@ use crate::tiers::{Cause, Kind, TierError};
 use aws_credential_types::Credentials;
 use aws_credential_types::provider::error::CredentialsError;
 use aws_credential_types::provider::{ProvideCredentials, future};
-use parking_lot::Mutex;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
+use tokio::sync::Mutex;
 
 const ID: &str = "AWS_ACCESS_KEY_ID";
 const SECRET: &str = "AWS_SECRET_ACCESS_KEY";
@@ -38,7 +38,9 @@ impl Folder {
     }
 
     async fn credentials(&self) -> Result<Credentials, String> {
-        if let Some((at, read)) = &*self.read.lock()
+        // One request reads, the others that come meanwhile wait for it: each read takes a thread.
+        let mut fresh = self.read.lock().await;
+        if let Some((at, read)) = &*fresh
             && at.elapsed() < FRESH
         {
             return Ok(read.clone());
@@ -50,7 +52,7 @@ impl Folder {
                 let [id, secret, token] = files;
                 let token = (!token.is_empty()).then_some(token);
                 let read = Credentials::new(id, secret, token, None, "s3.auth");
-                *self.read.lock() = Some((Instant::now(), read.clone()));
+                *fresh = Some((Instant::now(), read.clone()));
                 return Ok(read);
             }
             last = files;
