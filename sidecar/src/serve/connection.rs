@@ -139,11 +139,11 @@ impl Connection {
         }
     }
 
-    /// Queues a frame and sends what fits now.
-    pub fn send(&self, bytes: Vec<u8>, fds: Vec<Arc<OwnedFd>>) -> Result<(), SendError> {
+    /// Queues a frame and sends what fits now. False: it is closed when what was queued before is sent, and takes nothing more.
+    pub fn send(&self, bytes: Vec<u8>, fds: Vec<Arc<OwnedFd>>) -> Result<bool, SendError> {
         let mut writer = self.writer.lock();
         if writer.close_when_sent {
-            return Ok(());
+            return Ok(false);
         }
         if writer.queued_bytes + bytes.len() > self.queue_bytes_max {
             return Err(SendError::SlowReader);
@@ -156,13 +156,13 @@ impl Connection {
             fds,
         });
         if waits {
-            return Ok(());
+            return Ok(true);
         }
         self.write_queue(&mut writer)?;
         if !writer.queue.is_empty() {
             self.wake.notify_one();
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Sends what fits, when the stream says that something does.

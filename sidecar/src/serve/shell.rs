@@ -356,18 +356,22 @@ impl Shell {
         true
     }
 
-    /// Sends a frame that the core did not make; a connection that is gone by now needs none.
-    pub fn send(&self, conn: ConnId, bytes: Vec<u8>, fds: Vec<Arc<OwnedFd>>) {
+    /// Sends a frame that the core did not make; a connection that is gone by now needs none. False: the peer never sees it.
+    pub fn send(&self, conn: ConnId, bytes: Vec<u8>, fds: Vec<Arc<OwnedFd>>) -> bool {
         let connection = match self.inner.lock().peers.get(&conn) {
             Some(peer) => peer.connection.clone(),
-            None => return,
+            None => return false,
         };
-        if let Err(e) = connection.send(bytes, fds) {
-            if e == SendError::SlowReader {
-                self.named_end(&connection, "SlowReader");
+        match connection.send(bytes, fds) {
+            Ok(sent) => sent,
+            Err(e) => {
+                if e == SendError::SlowReader {
+                    self.named_end(&connection, "SlowReader");
+                }
+                connection.close_now();
+                self.lost(conn);
+                false
             }
-            connection.close_now();
-            self.lost(conn);
         }
     }
 

@@ -173,12 +173,17 @@ fn begin(
             };
             match owner.make(arena, &room, &holders, &wish, poke) {
                 Ok((_places, mut made, reply)) => {
-                    owner.answer(wish.window.tag, Ok(reply), None);
+                    let passed = owner.answer(wish.window.tag, Ok(reply), None);
                     made.run(&owner, &queue);
                     owner.over();
-                    made.outlive(&owner);
+                    // Who never heard of it has nothing mapped.
+                    if passed {
+                        made.outlive(&owner);
+                    }
                 }
-                Err(none) => owner.answer(wish.window.tag, Err(none), None),
+                Err(none) => {
+                    owner.answer(wish.window.tag, Err(none), None);
+                }
             }
         })
         .map_err(|e| failed(&e))?;
@@ -202,8 +207,14 @@ fn refuse_later(shell: &Weak<Shell>, window: WindowId, none: NoWindow) {
     });
 }
 
-/// Answers WINDOW. The core hears of it first, so that what the worker does next finds it known.
-fn tell(shell: &Shell, window: WindowId, tag: u64, answer: Answer, news: Option<WindowNews>) {
+/// Answers WINDOW. The core hears of it first, so that what the worker does next finds it known. False: the worker never sees the answer.
+fn tell(
+    shell: &Shell,
+    window: WindowId,
+    tag: u64,
+    answer: Answer,
+    news: Option<WindowNews>,
+) -> bool {
     if let Some(news) = news {
         shell.drive(Input::Window { window, news });
     }
@@ -221,13 +232,10 @@ fn tell(shell: &Shell, window: WindowId, tag: u64, answer: Answer, news: Option<
             (FLAG_ERROR, encode(&error), Vec::new())
         }
     };
-    if let Ok(body) = body {
-        shell.send(
-            window.conn,
-            frame(Op::Window, FLAG_REPLY | flags, tag, &body),
-            fds,
-        );
-    }
+    body.is_ok_and(|body| {
+        let reply = frame(Op::Window, FLAG_REPLY | flags, tag, &body);
+        shell.send(window.conn, reply, fds)
+    })
 }
 
 /// The connection that a window belongs to, and the way to the core.
@@ -239,10 +247,10 @@ pub(super) struct Owner {
 }
 
 impl Owner {
-    /// Answers WINDOW; with `memory` the window works from now on.
-    pub(super) fn answer(&self, tag: u64, answer: Answer, memory: Option<String>) {
+    /// Answers WINDOW; with `memory` the window works from now on. False: the worker never sees the answer.
+    pub(super) fn answer(&self, tag: u64, answer: Answer, memory: Option<String>) -> bool {
         let Some(shell) = self.shell.upgrade() else {
-            return;
+            return false;
         };
         let news = match (&answer, memory) {
             (Err(none), _) => Some(WindowNews::Unavailable {
@@ -250,7 +258,7 @@ impl Owner {
             }),
             (Ok(_), memory) => memory.map(|memory| WindowNews::Works { memory }),
         };
-        tell(&shell, self.id, tag, answer, news);
+        tell(&shell, self.id, tag, answer, news)
     }
 
     /// The window, and what it holds for as long as it is there.

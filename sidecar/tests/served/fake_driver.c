@@ -68,7 +68,16 @@ static void note(const char *sign) {
   int fd = log ? open(log, O_CREAT | O_WRONLY | O_APPEND, 0600) : -1;
   if (fd >= 0 && write(fd, sign, 1) + close(fd) < 1) abort();
 }
+// FAKE_HOLD, FAKE_SLOW: a file; as long as it is there no event comes, or no context, and another, `.asked`, says that one was asked for.
+static int held(const char *name) {
+  const char *file = getenv(name);
+  char asked[4096];
+  if (!file || access(file, F_OK)) return 0;
+  snprintf(asked, sizeof asked, "%s.asked", file);
+  return close(open(asked, O_CREAT | O_WRONLY, 0600)), 1;
+}
 int cuDevicePrimaryCtxRetain(void **context, int device) {
+  while (held("FAKE_SLOW")) usleep(1000);
   if (getenv("FAKE_NO_CONTEXT")) return 999;
   return note("+"), *context = &contexts[at(device)], 0;
 }
@@ -116,18 +125,10 @@ static int events;
 int fake_events(void) { return events; }
 int cuEventCreate(void **event, unsigned flags) { return events++, lost = 1, *event = calloc(1, sizeof(int)), flags == 2 ? 0 : 1; }
 int cuEventRecord(void *event, void *stream) { return event && stream == streams ? 0 : 400; }
-// FAKE_HOLD: a file; as long as it is there no event comes, and another, `.asked`, says that one was asked.
-static int held(void) {
-  const char *file = getenv("FAKE_HOLD");
-  char asked[4096];
-  if (!file || access(file, F_OK)) return 0;
-  snprintf(asked, sizeof asked, "%s.asked", file);
-  return close(open(asked, O_CREAT | O_WRONLY, 0600)), 1;
-}
 int cuEventQuery(void *event) {
   BESIDE_CAPTURES;
   if (failure(1)) return failure(1);
-  if (held()) return 600;
+  if (held("FAKE_HOLD")) return 600;
   return ++*(int *)event > 2 ? 0 : 600;
 }
 int cuEventDestroy_v2(void *event) { return events--, free(event), 0; }

@@ -708,6 +708,26 @@ fn memory_that_was_passed_by_handle_is_freed_when_the_worker_says_that_it_has_un
 }
 
 #[test]
+fn memory_by_handle_whose_answer_came_to_nobody_is_freed_at_once_and_the_worker_gets_another() {
+    let folder = tempfile::tempdir().unwrap();
+    let (slow, asked) = (folder.path().join("slow"), folder.path().join("slow.asked"));
+    let freed = folder.path().join("freed");
+    std::fs::write(&slow, []).unwrap();
+    let set = format!(
+        "FAKE_NO_FD=1 FAKE_SLOW={} FAKE_FREED={}",
+        slow.display(),
+        freed.display()
+    );
+    let (_driver, _sidecar, mut vllm) = over_driver(&set);
+    vllm.worker.send(Op::Window, &on(FIRST), &[]);
+    wait_for("the context", || asked.exists().then_some(()));
+    vllm.reconnect_with(register);
+    std::fs::remove_file(&slow).unwrap();
+    wait_for("the memory", || freed.exists().then_some(()));
+    bell_of_handle(&mut vllm);
+}
+
+#[test]
 fn memory_that_was_passed_by_handle_to_a_dead_worker_is_freed_and_not_before() {
     let this = ByHandle::new();
     drop(this.vllm);
