@@ -2,10 +2,10 @@
 //! a worker that comes back finds them, and an unlock holds up the node's drivers as a lock does. No copy waits for one.
 #![allow(unsafe_code)]
 
-use super::api::{ALREADY_REGISTERED, Api};
-use super::context::Context;
+use super::api::{ALREADY_REGISTERED, Api, done};
+use super::context::{Context, refused};
 use crate::engine::table::Table;
-use crate::gpu::device::Part;
+use crate::gpu::device::{NoWindow, Part};
 use crate::shm::arena::Arena;
 use crate::shm::mapping::Mapping;
 use parking_lot::Mutex;
@@ -18,6 +18,8 @@ use std::time::Duration;
 const UNIT: u64 = 64 << 20;
 /// Between two locks, so that others get their turn.
 const PAUSE: Duration = Duration::from_millis(100);
+/// Where there is nothing to lock yet: an arena that is never populated wakes nobody often.
+const IDLE: Duration = Duration::from_secs(1);
 /// `CU_MEMHOSTREGISTER_PORTABLE`: for all contexts of this process.
 const PORTABLE: c_int = 1;
 
@@ -46,19 +48,17 @@ pub fn begin(context: &Arc<Context>, arena: &Arena) {
 }
 
 fn work(context: &Context, arena: &Arena) {
-    let refused = match context.enter() {
-        Ok(()) => lock_all(
-            &arena.bytes,
-            || u64::from(arena.table().populated_rows()) * crate::engine::table::ROW_BYTES,
-            |start, bytes| register(context.api, start, bytes),
-            || std::thread::sleep(PAUSE),
-        ),
-        Err(failed) => Some(failed.result),
-    };
-    match refused {
-        None => tracing::info!(bytes = arena.bytes.length(), "the arena is page-locked"),
-        Some(result) => {
-            tracing::warn!(result, "the arena cannot be page-locked: copies are slower");
+    let locked = lock_all(
+        &arena.bytes,
+        || u64::from(arena.table().populated_rows()) * crate::engine::table::ROW_BYTES,
+        // The driver keeps its own account of what is locked on the device: not in what is left to vLLM.
+        |start, bytes| context.spare(0, || register(context.api, start, bytes)),
+        std::thread::sleep,
+    );
+    match locked {
+        Ok(()) => tracing::info!(bytes = arena.bytes.length(), "the arena is page-locked"),
+        Err(reason) => {
+            tracing::warn!(%reason, locked_bytes = locked_bytes(), "no more of the arena is page-locked: copies are slower");
         }
     }
 }
@@ -68,29 +68,32 @@ fn work(context: &Context, arena: &Arena) {
 fn lock_all(
     arena: &Mapping,
     populated: impl Fn() -> u64,
-    lock: impl Fn(*mut u8, usize) -> c_int,
-    pause: impl Fn(),
-) -> Option<c_int> {
+    lock: impl Fn(*mut u8, usize) -> Result<(), NoWindow>,
+    pause: impl Fn(Duration),
+) -> Result<(), NoWindow> {
     let mut at = 0;
     while at < arena.length() {
         let bytes = UNIT.min(arena.length() - at);
         if populated() >= at + bytes
             && let Some(start) = arena.address(at, bytes)
         {
-            match lock(start.as_ptr(), bytes as usize) {
-                0 | ALREADY_REGISTERED => LOCKED.fetch_add(bytes, Ordering::Relaxed),
-                result => return Some(result),
-            };
+            lock(start.as_ptr(), bytes as usize)?;
+            LOCKED.fetch_add(bytes, Ordering::Relaxed);
             at += bytes;
+            pause(PAUSE);
+        } else {
+            pause(IDLE);
         }
-        pause();
     }
-    None
+    Ok(())
 }
 
-fn register(api: &Api, start: *mut u8, bytes: usize) -> c_int {
+fn register(api: &Api, start: *mut u8, bytes: usize) -> Result<(), NoWindow> {
     // SAFETY: the range lies in a mapping that is kept for ever.
-    unsafe { (api.register)(start.cast(), bytes, PORTABLE as u32) }
+    match unsafe { (api.register)(start.cast(), bytes, PORTABLE as u32) } {
+        ALREADY_REGISTERED => Ok(()),
+        result => done("cuMemHostRegister", result).map_err(refused),
+    }
 }
 
 /// A part, cut where units meet: the driver refuses a copy over memory that it knows by two locks, or by one for a part of it.
@@ -112,6 +115,7 @@ pub fn cut(part: Part) -> impl Iterator<Item = Part> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use kvcachepool_protocol::window::Unavailable;
     use std::cell::{Cell, RefCell};
 
     #[test]
@@ -147,17 +151,17 @@ mod tests {
         let start = arena.address(0, 1).unwrap().as_ptr() as usize;
         let (log, pages) = (RefCell::new(Vec::new()), Cell::new(UNIT));
         let before = locked_bytes();
-        let refused = lock_all(
+        let outcome = lock_all(
             &arena,
             || pages.get(),
             |at, bytes| {
                 let at = at as usize - start;
                 assert!((at + bytes) as u64 <= pages.get(), "pages are missing");
                 log.borrow_mut().push((at, bytes));
-                0
+                Ok(())
             },
-            || {
-                log.borrow_mut().push((0, 0));
+            |pause| {
+                log.borrow_mut().push((0, pause.as_millis() as usize));
                 if log.borrow().len() == 4 {
                     pages.set(arena.length());
                 }
@@ -166,15 +170,15 @@ mod tests {
         let unit = UNIT as usize;
         let wanted = [
             (0, unit),
-            (0, 0),
-            (0, 0),
-            (0, 0),
+            (0, 100),
+            (0, 1000),
+            (0, 1000),
             (unit, unit),
-            (0, 0),
+            (0, 100),
             (2 * unit, 4096),
-            (0, 0),
+            (0, 100),
         ];
-        assert_eq!((refused, &log.borrow()[..]), (None, &wanted[..]));
+        assert_eq!((outcome, &log.borrow()[..]), (Ok(()), &wanted[..]));
         assert_eq!(locked_bytes() - before, arena.length());
     }
 
@@ -184,9 +188,9 @@ mod tests {
         let asked = Cell::new(0);
         let refuses = |_, _| {
             asked.set(asked.get() + 1);
-            2
+            Err(NoWindow::new(Unavailable::OutOfMemory, "no more"))
         };
-        let refused = lock_all(&arena, || u64::MAX, refuses, || ());
-        assert_eq!((refused, asked.get()), (Some(2), 1));
+        let why = lock_all(&arena, || u64::MAX, refuses, |_| ()).unwrap_err();
+        assert_eq!((why.why, asked.get()), (Unavailable::OutOfMemory, 1));
     }
 }
