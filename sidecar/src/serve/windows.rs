@@ -21,9 +21,6 @@ use std::collections::HashMap;
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Weak};
 
-/// Why less is served than configured.
-const IN_DOUBT: &str = "CopyInDoubt";
-
 /// What a window answers to WINDOW.
 pub(super) type Answer = Result<Passed, NoWindow>;
 /// The body of a good answer and its descriptors.
@@ -118,9 +115,9 @@ impl Windows {
         let mut doubts = self.doubts.lock();
         *doubts = *doubts + now - before;
         match *doubts {
-            0 => shell.daemon.recovered(IN_DOUBT),
+            0 => shell.daemon.recovered("CopyInDoubt"),
             copies => shell.daemon.degrade(
-                IN_DOUBT,
+                "CopyInDoubt",
                 format!(
                     "copies of a GPU that failed or hang, and may not have ended: {copies}; their slots are not used before the sidecar's next start"
                 ),
