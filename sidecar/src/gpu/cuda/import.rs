@@ -1,18 +1,13 @@
 //! Another process's window, as a worker maps it: for the program that checks windows on a device. Engines do the same in Python.
 #![allow(unsafe_code)]
 
-use super::api::{
-    AccessDesc, Allocation, DevicePtr, Failed, IPC_HANDLE_BYTES, IpcHandle, Location, done,
-};
+use super::api::{DevicePtr, Failed, IPC_HANDLE_BYTES, IpcHandle, done};
 use super::context::Context;
+use super::mapped::{Mapped, POSIX_FD};
 use rustix::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
 
-/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`, `CU_MEM_LOCATION_TYPE_DEVICE`, `CU_MEM_ACCESS_FLAGS_PROT_READWRITE`,
 /// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`.
-const POSIX_FD: i32 = 1;
-const ON_DEVICE: i32 = 1;
-const READ_WRITE: i32 = 3;
 const LAZY_PEER_ACCESS: u32 = 1;
 /// `CUDA_ERROR_INVALID_VALUE`.
 const INVALID: i32 = 1;
@@ -21,7 +16,7 @@ const INVALID: i32 = 1;
 pub struct Imported {
     context: Arc<Context>,
     /// None: it came by IPC handle.
-    allocation: Option<Allocation>,
+    mapped: Option<Mapped>,
     address: DevicePtr,
     bytes: usize,
 }
@@ -34,7 +29,7 @@ impl Imported {
         bytes: usize,
     ) -> Result<Self, Failed> {
         context.enter()?;
-        let (api, compute) = (context.api, context.compute()?);
+        let compute = context.compute()?;
         let mut allocation = 0;
         // The descriptor goes in the pointer's place.
         let number = fd.as_raw_fd() as usize as *mut std::ffi::c_void;
@@ -42,34 +37,13 @@ impl Imported {
         done("cuMemImportFromShareableHandle", unsafe {
             (compute.import)(&mut allocation, number, POSIX_FD)
         })?;
-        // Given back on the way out, whatever fails below.
-        let mut this = Self {
+        let mapped = Mapped::of(context, allocation, bytes)?;
+        Ok(Self {
             context: context.clone(),
-            allocation: Some(allocation),
-            address: 0,
+            address: mapped.address,
+            mapped: Some(mapped),
             bytes,
-        };
-        let location = Location {
-            kind: ON_DEVICE,
-            id: context.device,
-        };
-        let access = AccessDesc {
-            location,
-            flags: READ_WRITE,
-        };
-        // SAFETY: pointers to an address and a structure of ours; what is reserved is as large as what is mapped there.
-        unsafe {
-            done(
-                "cuMemAddressReserve",
-                (api.reserve)(&mut this.address, bytes, 0, 0, 0),
-            )?;
-            done("cuMemMap", (api.map)(this.address, bytes, 0, allocation, 0))?;
-            done(
-                "cuMemSetAccess",
-                (api.set_access)(this.address, bytes, &access, 1),
-            )?;
-        }
-        Ok(this)
+        })
     }
 
     /// Maps memory of so many bytes that a legacy IPC handle names.
@@ -87,7 +61,7 @@ impl Imported {
         })?;
         Ok(Self {
             context: context.clone(),
-            allocation: None,
+            mapped: None,
             address,
             bytes,
         })
@@ -119,22 +93,11 @@ impl Imported {
 impl Drop for Imported {
     fn drop(&mut self) {
         self.context.settle();
-        let api = self.context.api;
-        // SAFETY: address and allocation are those that were given for this memory, and nothing uses it any more.
-        unsafe {
-            match (self.allocation, self.context.compute()) {
-                (Some(allocation), _) => {
-                    if self.address != 0 {
-                        (api.unmap)(self.address, self.bytes);
-                        (api.unreserve)(self.address, self.bytes);
-                    }
-                    (api.release)(allocation);
-                }
-                (None, Ok(compute)) => {
-                    (compute.ipc_close)(self.address);
-                }
-                (None, Err(_)) => {}
-            }
+        if self.mapped.is_none()
+            && let Ok(compute) = self.context.compute()
+        {
+            // SAFETY: the address is that which was given for this memory, and nothing uses it any more.
+            unsafe { (compute.ipc_close)(self.address) };
         }
     }
 }

@@ -1,10 +1,9 @@
 //! Device memory that another process can map: by a descriptor of the virtual-memory API, else by a legacy IPC handle.
 #![allow(unsafe_code)]
 
-use super::api::{
-    AccessDesc, Allocation, AllocationProp, DevicePtr, Failed, IPC_HANDLE_BYTES, Location, done,
-};
+use super::api::{AllocationProp, DevicePtr, Failed, IPC_HANDLE_BYTES, done};
 use super::context::{Context, refused};
+use super::mapped::{Mapped, POSIX_FD, on_device};
 use crate::gpu::device::{Export, NoWindow};
 use kvcachepool_protocol::message::WindowKind;
 use kvcachepool_protocol::window::Unavailable;
@@ -12,16 +11,12 @@ use rustix::fd::{FromRawFd, OwnedFd};
 use std::ptr::null_mut;
 use std::sync::Arc;
 
-/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`, `CU_MEM_LOCATION_TYPE_DEVICE`, `CU_MEM_ALLOCATION_TYPE_PINNED`,
-/// `CU_MEM_ACCESS_FLAGS_PROT_READWRITE`.
-const POSIX_FD: i32 = 1;
-const ON_DEVICE: i32 = 1;
+/// `CU_MEM_ALLOCATION_TYPE_PINNED`.
 const PINNED: i32 = 1;
-const READ_WRITE: i32 = 3;
 
 enum Kind {
     /// An allocation, mapped at the address.
-    Mapped(Allocation),
+    Mapped(#[expect(dead_code, reason = "it is given back with this")] Mapped),
     /// Memory of `cuMemAlloc`.
     Plain,
 }
@@ -53,18 +48,14 @@ impl Memory {
 
     fn mapped(context: Arc<Context>, bytes: usize) -> Result<Self, Failed> {
         let api = context.api;
-        let location = Location {
-            kind: ON_DEVICE,
-            id: context.device,
-        };
         let prop = AllocationProp {
             kind: PINNED,
             handle_types: POSIX_FD,
-            location,
+            location: on_device(&context),
             win32: null_mut(),
             flags: [0; 8],
         };
-        let (mut unit, mut allocation, mut address, mut fd) = (0, 0, 0, -1i32);
+        let (mut unit, mut allocation, mut fd) = (0, 0, -1i32);
         // SAFETY: pointers to a size and a structure of ours.
         let asked = unsafe { (api.granularity)(&mut unit, &prop, 0) };
         done("cuMemGetAllocationGranularity", asked)?;
@@ -75,47 +66,17 @@ impl Memory {
         // SAFETY: pointers to a handle and a structure of ours.
         let created = unsafe { (api.create)(&mut allocation, bytes, &prop, 0) };
         done("cuMemCreate", created)?;
-        let mut map = || {
-            // SAFETY: the handle is that of the allocation; a descriptor is an int, the pointers are to memory of ours. What is
-            // reserved is as large as what is mapped there.
-            unsafe {
-                let to = (&raw mut fd).cast();
-                done(
-                    "cuMemExportToShareableHandle",
-                    (api.export)(to, allocation, POSIX_FD, 0),
-                )?;
-                done(
-                    "cuMemAddressReserve",
-                    (api.reserve)(&mut address, bytes, 0, 0, 0),
-                )?;
-                done("cuMemMap", (api.map)(address, bytes, 0, allocation, 0))?;
-                let access = AccessDesc {
-                    location,
-                    flags: READ_WRITE,
-                };
-                done(
-                    "cuMemSetAccess",
-                    (api.set_access)(address, bytes, &access, 1),
-                )
-            }
-        };
-        let outcome = map();
+        let mapped = Mapped::of(&context, allocation, bytes)?;
+        // SAFETY: the handle is that of the allocation; a descriptor is an int.
+        done("cuMemExportToShareableHandle", unsafe {
+            (api.export)((&raw mut fd).cast(), allocation, POSIX_FD, 0)
+        })?;
         // SAFETY: the driver gave this descriptor to us and to nobody else.
         let fd = (fd >= 0).then(|| Arc::new(unsafe { OwnedFd::from_raw_fd(fd) }));
-        if let Err(failed) = outcome {
-            // SAFETY: what was reserved, and perhaps mapped, was given for this allocation, which nobody else has.
-            unsafe {
-                if address != 0 {
-                    (api.unmap)(address, bytes);
-                    (api.unreserve)(address, bytes);
-                }
-                (api.release)(allocation);
-            }
-            return Err(failed);
-        }
+        let address = mapped.address;
         Ok(Self {
             context,
-            kind: Kind::Mapped(allocation),
+            kind: Kind::Mapped(mapped),
             export: Export {
                 kind: WindowKind::PosixFd,
                 fd,
@@ -164,23 +125,11 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        let api = self.context.api;
-        if self.context.enter().is_err() {
-            return;
-        }
-        // SAFETY: the addresses and handles are those that were given for this memory, and no copy uses it any more. What a worker has
-        // mapped of it stays until that unmaps it.
-        unsafe {
-            match self.kind {
-                Kind::Mapped(allocation) => {
-                    (api.unmap)(self.address, self.bytes);
-                    (api.unreserve)(self.address, self.bytes);
-                    (api.release)(allocation);
-                }
-                Kind::Plain => {
-                    (api.free)(self.address);
-                }
-            }
+        // What is mapped gives itself back.
+        if matches!(self.kind, Kind::Plain) && self.context.enter().is_ok() {
+            // SAFETY: the address is that which was given for this memory, and no copy uses it any more. What a worker has mapped of it
+            // stays until that unmaps it.
+            unsafe { (self.context.api.free)(self.address) };
         }
     }
 }

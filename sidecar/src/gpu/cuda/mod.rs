@@ -10,6 +10,7 @@ pub mod import;
 pub mod launch;
 pub mod library;
 pub mod management;
+mod mapped;
 pub mod measure;
 mod memory;
 mod pins;
