@@ -2,6 +2,7 @@
 
 use super::deadline::Deadline;
 use super::report::{Speed, SpeedName};
+use super::speed;
 use crate::gpu::cuda::context;
 use crate::gpu::cuda::launch::Kernels;
 use crate::gpu::cuda::measure::{Decode, JOB_BYTES, Link, NotMeasured, WindowLink};
@@ -111,26 +112,7 @@ fn on_device(asked: Asked) -> Result<Vec<Found>, NotMeasured> {
 }
 
 fn row((name, found): Found) -> Speed {
-    let bounds = match name {
-        SpeedName::PinnedToDevice => "loads by vLLM's worker",
-        SpeedName::PinnedFromDevice => "stores by vLLM's worker",
-        SpeedName::PinnedBothWays => "loads and stores at the same time",
-        SpeedName::WindowRoundTrip => "a store and its load by a window",
-        SpeedName::DecodeIdle => "kernels like decoding, on an idle device",
-        _ => "the same beside copies both ways at full rate",
-    };
-    let (bytes_per_second, reason) = match found {
-        Ok(bytes) => (Some(bytes), String::new()),
-        Err(reason) => (None, reason),
-    };
-    Speed {
-        name,
-        bytes_per_second,
-        over_bytes: JOB_BYTES,
-        threads: 1,
-        bounds: bounds.into(),
-        reason,
-    }
+    speed::row(name, found, JOB_BYTES, 1)
 }
 
 #[cfg(test)]

@@ -79,7 +79,13 @@ fn timed<T: Send + 'static>(
     found.unwrap_or_else(|| Err("TimedOut".into()))
 }
 
-fn row(name: SpeedName, found: Result<u64, String>, over_bytes: u64, threads: u32) -> Speed {
+/// What was found of one way, and what of the cache that bounds.
+pub(super) fn row(
+    name: SpeedName,
+    found: Result<u64, String>,
+    over_bytes: u64,
+    threads: u32,
+) -> Speed {
     let bounds = match name {
         SpeedName::CopyOneThread => "a hit's copy to a vLLM on CPUs, by one thread",
         SpeedName::CopyAllCores => "all copies and digests of the node together",
@@ -88,8 +94,12 @@ fn row(name: SpeedName, found: Result<u64, String>, over_bytes: u64, threads: u3
         SpeedName::ArenaRead => "hits, and writes to lower tiers",
         SpeedName::DiskWrite => "stores to the disk tier, one at a time",
         SpeedName::DiskRead => "hits in the disk tier, one at a time",
-        // Those of a GPU are made where they are measured.
-        _ => "",
+        SpeedName::PinnedToDevice => "loads by vLLM's worker",
+        SpeedName::PinnedFromDevice => "stores by vLLM's worker",
+        SpeedName::PinnedBothWays => "loads and stores at the same time",
+        SpeedName::WindowRoundTrip => "a store and its load by a window",
+        SpeedName::DecodeIdle => "kernels like decoding, on an idle device",
+        SpeedName::DecodeBeside => "the same beside copies both ways at full rate",
     };
     let (bytes_per_second, reason) = match found {
         Ok(bytes) => (Some(bytes), String::new()),
