@@ -59,6 +59,16 @@ struct Counts {
     unchanged: AtomicU64,
 }
 
+impl Counts {
+    /// Makes a change, or counts that it was not made.
+    async fn made(&self, change: impl Future<Output = Result<(), TierError>>) {
+        let done = tokio::time::timeout(CHANGE, change).await;
+        if !matches!(done, Ok(Ok(()))) {
+            self.unchanged.fetch_add(1, Relaxed);
+        }
+    }
+}
+
 enum Change {
     Mark,
     Unmark,
@@ -108,10 +118,7 @@ impl Directory {
                 Change::Mark => marks.mark(&names),
                 Change::Unmark => marks.unmark(&names),
             };
-            let done = tokio::time::timeout(CHANGE, change).await;
-            if !matches!(done, Ok(Ok(()))) {
-                counts.unchanged.fetch_add(1, Relaxed);
-            }
+            counts.made(change).await;
         });
     }
 
@@ -175,10 +182,7 @@ impl Tier for Directory {
                 let _alone = self.changes.acquire_many(CHANGES).await;
                 self.marks.unmark(names).await
             };
-            let done = tokio::time::timeout(CHANGE, unmark).await;
-            if !matches!(done, Ok(Ok(()))) {
-                self.counts.unchanged.fetch_add(1, Relaxed);
-            }
+            self.counts.made(unmark).await;
             self.tier.remove(names).await
         })
     }
