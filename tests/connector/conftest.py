@@ -28,6 +28,19 @@ def volume() -> Iterator[Path]:
 
 
 @pytest.fixture
+def mapping() -> Iterator[Any]:
+    """Memory of a sidecar as a worker has it mapped."""
+    from stub_sidecar import Memory
+
+    from kvcachepool.shared import Mapping
+
+    memory = Memory(1, 64)
+    made = Mapping(1, os.dup(memory.arena_fd), os.dup(memory.table_fd), memory.arena_bytes, memory.table_bytes)
+    yield made
+    made.close()
+
+
+@pytest.fixture
 def pool(volume: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A sidecar that is ready; its socket is the connector's."""
     from steps import CACHE

@@ -8,12 +8,10 @@ import os
 import random
 import resource
 import struct
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
 import torch
-from stub_sidecar import Memory
 
 from kvcachepool.copy_cpu import CpuCopier
 from kvcachepool.copy_cuda import Batch, packed_offsets
@@ -38,14 +36,6 @@ def block_outermost(nbytes: int, layers: int = 3) -> list[Plane]:
 
 def uneven(nbytes: int) -> list[Plane]:
     return [Plane(0, 0, nbytes, nbytes), Plane(0, nbytes * BLOCKS + 7, nbytes + 5, nbytes - 3)]
-
-
-@pytest.fixture
-def mapping() -> Iterator[Mapping]:
-    memory = Memory(1, 64)
-    made = Mapping(1, os.dup(memory.arena_fd), os.dup(memory.table_fd), memory.arena_bytes, memory.table_bytes)
-    yield made
-    made.close()
 
 
 def layout_of(planes: list[Plane]) -> Layout:

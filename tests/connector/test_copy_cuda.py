@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-import os
-from collections.abc import Iterator
 
 import made_up_cuda
 import numpy as np
 import pytest
 import torch
-from stub_sidecar import Memory
 from test_copy import BLOCKS, arena, group, layer_outermost
 
 import kvcachepool.copy_cuda as copy_cuda
@@ -24,14 +21,6 @@ from servers.waiting import wait_for
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     return made_up_cuda.built(tmp_path_factory.mktemp("driver"))
-
-
-@pytest.fixture
-def mapping() -> Iterator[Mapping]:
-    memory = Memory(1, 64)
-    made = Mapping(1, os.dup(memory.arena_fd), os.dup(memory.table_fd), memory.arena_bytes, memory.table_bytes)
-    yield made
-    made.close()
 
 
 def test_neither_copies_nor_page_locks_end_a_capture_of_vllms_thread(

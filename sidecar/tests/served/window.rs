@@ -57,6 +57,27 @@ fn register(vllm: &mut Vllm) {
         .read();
 }
 
+/// An engine that the sidecar has promised a window.
+fn registered(socket: &Path) -> Vllm {
+    let mut vllm = Vllm::silent(socket);
+    vllm.hello_until_mapped();
+    register(&mut vllm);
+    vllm
+}
+
+/// The same in place of one, for a process of its own.
+fn instead_of(vllm: Vllm) -> Vllm {
+    let socket = vllm.socket.clone();
+    drop(vllm);
+    registered(&socket)
+}
+
+/// Says that all is done, and stays until the end of standard input, which is that of the test that started this process.
+fn stay() {
+    println!("\nready");
+    std::io::stdin().lines().for_each(drop);
+}
+
 fn on(device_uuid: &str) -> Window {
     Window {
         device_uuid: device_uuid.into(),
@@ -66,10 +87,7 @@ fn on(device_uuid: &str) -> Window {
 
 impl Windowed {
     fn attach(socket: &Path) -> Self {
-        let mut vllm = Vllm::silent(socket);
-        vllm.hello_until_mapped();
-        register(&mut vllm);
-        Self::ask(vllm)
+        Self::ask(registered(socket))
     }
 
     fn ask(vllm: Vllm) -> Self {
@@ -108,10 +126,19 @@ impl Windowed {
     }
 
     fn working(socket: &Path) -> Self {
-        let mut this = Self::attach(socket);
-        let reply: WindowReply = this.confirm().read();
+        Self::attach(socket).works()
+    }
+
+    /// With a window in the memory of the made-up device.
+    fn on_device(vllm: Vllm) -> Self {
+        Self::ask_on(vllm, FIRST, WindowKind::PosixFd).works()
+    }
+
+    /// Both sides have seen that it is the same memory.
+    fn works(mut self) -> Self {
+        let reply: WindowReply = self.confirm().read();
         assert!(reply.working);
-        this
+        self
     }
 
     fn runs(refs: &[SectionRef]) -> Vec<Run> {
@@ -188,30 +215,17 @@ impl Windowed {
 
 /// A process of its own that was passed device memory by handle, and hangs up.
 pub fn handled(vllm: Vllm) {
-    let socket = vllm.socket.clone();
-    drop(vllm);
-    let mut vllm = Vllm::silent(&socket);
-    vllm.hello_until_mapped();
-    register(&mut vllm);
+    let mut vllm = instead_of(vllm);
     let bell = bell_of_handle(&mut vllm);
     drop(vllm);
     ends(&bell);
     drop(bell);
-    println!("\nready");
-    // The end of standard input is the end of the test that started this process.
-    std::io::stdin().lines().for_each(drop);
+    stay();
 }
 
 /// A process of its own that fills a stage on the made-up device, sees the window's end instead of its stage, and wants its slots back.
 pub fn doubting(vllm: Vllm) {
-    let socket = vllm.socket.clone();
-    drop(vllm);
-    let mut vllm = Vllm::silent(&socket);
-    vllm.hello_until_mapped();
-    register(&mut vllm);
-    let mut worker = Windowed::ask_on(vllm, FIRST, WindowKind::PosixFd);
-    let reply: WindowReply = worker.confirm().read();
-    assert!(reply.working);
+    let mut worker = Windowed::on_device(instead_of(vllm));
     let chunks = hashes(2, CHUNKS);
     let refs = worker.vllm.grant("r", &chunks);
     worker.fill(&chunks, &refs);
@@ -222,27 +236,16 @@ pub fn doubting(vllm: Vllm) {
         refs: pack(&refs),
     };
     worker.vllm.worker.send(Op::Abort, &message, &[]);
-    println!("\nready");
-    // The end of standard input is the end of the test that started this process.
-    std::io::stdin().lines().for_each(drop);
+    stay();
 }
 
 /// A process of its own that fills a stage on the made-up device, whose copies hang.
 pub fn hanging(vllm: Vllm) {
-    let socket = vllm.socket.clone();
-    drop(vllm);
-    let mut vllm = Vllm::silent(&socket);
-    vllm.hello_until_mapped();
-    register(&mut vllm);
-    let mut worker = Windowed::ask_on(vllm, FIRST, WindowKind::PosixFd);
-    let reply: WindowReply = worker.confirm().read();
-    assert!(reply.working);
+    let mut worker = Windowed::on_device(instead_of(vllm));
     let chunks = hashes(2, CHUNKS);
     let refs = worker.vllm.grant("r", &chunks);
     worker.fill(&chunks, &refs);
-    println!("\nready");
-    // The end of standard input is the end of the test that started this process.
-    std::io::stdin().lines().for_each(drop);
+    stay();
 }
 
 /// A process of its own that fills, wants and waits as its input says. `grants` first, so that a stopped sidecar need not answer.
@@ -486,9 +489,7 @@ fn over_driver(set: &str) -> (tempfile::TempDir, Sidecar, Vllm) {
     sidecar.run_by(&format!("LD_LIBRARY_PATH={path} {set} exec \"$@\""));
     sidecar.wait_socket();
     sidecar.wait_populated();
-    let mut vllm = Vllm::silent(&sidecar.socket());
-    vllm.hello_until_mapped();
-    register(&mut vllm);
+    let vllm = registered(&sidecar.socket());
     (folder, sidecar, vllm)
 }
 
@@ -497,9 +498,7 @@ const FIRST: &str = "11111111-1111-1111-1111-111111111100";
 #[test]
 fn bytes_go_through_a_window_in_the_memory_of_a_made_up_device() {
     let (_folder, sidecar, vllm) = over_driver("");
-    let mut worker = Windowed::ask_on(vllm, FIRST, WindowKind::PosixFd);
-    let reply: WindowReply = worker.confirm().read();
-    assert!(reply.working);
+    let mut worker = Windowed::on_device(vllm);
     let chunks = hashes(1, CHUNKS);
     let refs = worker.vllm.grant("r", &chunks);
     worker.fill(&chunks, &refs);
@@ -536,9 +535,7 @@ fn while_a_copy_runs_neither_abort_nor_a_hello_gives_its_slots_back_and_abort_is
     let (held, asked) = (folder.path().join("held"), folder.path().join("held.asked"));
     std::fs::write(&held, []).unwrap();
     let (_driver, sidecar, vllm) = over_driver(&format!("FAKE_HOLD={}", held.display()));
-    let mut worker = Windowed::ask_on(vllm, FIRST, WindowKind::PosixFd);
-    let reply: WindowReply = worker.confirm().read();
-    assert!(reply.working);
+    let mut worker = Windowed::on_device(vllm);
     let chunks = hashes(1, CHUNKS);
     let refs = worker.vllm.grant("r", &chunks);
     worker.fill(&chunks, &refs);
@@ -599,9 +596,7 @@ fn slots_of_a_copy_in_doubt_are_given_to_nobody_even_when_its_worker_is_dead() {
         u64::from(CHUNKS),
         "nobody says that the copy has ended"
     );
-    let mut vllm = Vllm::silent(&sidecar.socket());
-    vllm.hello_until_mapped();
-    register(&mut vllm);
+    let mut vllm = registered(&sidecar.socket());
     let refused = vllm.worker.ask(Op::Window, &on(FIRST)).error().unwrap();
     let wanted = "DriverFailed: copies that failed or hang, and may not have ended: 1";
     assert!(refused.message.starts_with(wanted), "{refused:?}");
@@ -628,9 +623,7 @@ fn a_copy_that_hangs_is_in_doubt_some_time_after_its_workers_death_and_gives_its
     });
     let taken = || slots(&sidecar, "granted") + slots(&sidecar, "quarantined");
     assert_eq!(taken(), u64::from(CHUNKS));
-    let mut vllm = Vllm::silent(&sidecar.socket());
-    vllm.hello_until_mapped();
-    register(&mut vllm);
+    let mut vllm = registered(&sidecar.socket());
     let refused = vllm.worker.ask(Op::Window, &on(FIRST)).error().unwrap();
     assert!(refused.message.starts_with("DriverFailed: "), "{refused:?}");
     std::fs::remove_file(&held).unwrap();
@@ -765,13 +758,10 @@ fn a_window_that_never_worked_gives_the_devices_memory_back_and_locks_no_page() 
     assert_eq!(sidecar.status()["memory"]["locked_bytes"], 0);
 
     // one that worked leaves it to the next
-    let mut worker = Windowed::ask_on(worker.vllm, FIRST, WindowKind::PosixFd);
-    let reply: WindowReply = worker.confirm().read();
-    assert!(reply.working);
+    let mut worker = Windowed::on_device(worker.vllm);
     sidecar.wait_metric("memory_locked_bytes", f64::from(64 << 20));
     worker.vllm.reconnect_with(register);
-    let mut worker = Windowed::ask_on(worker.vllm, FIRST, WindowKind::PosixFd);
-    assert!(worker.confirm().read::<WindowReply>().working);
+    let _next = Windowed::on_device(worker.vllm);
     assert_eq!(contexts(), "+-+");
 }
 
@@ -827,9 +817,7 @@ fn where_the_containers_limit_has_room_for_one_window_the_next_worker_waits_for_
     sidecar.wait_socket();
     sidecar.wait_populated();
     let first = Windowed::working(&sidecar.socket());
-    let mut vllm = Vllm::silent(&sidecar.socket());
-    vllm.hello_until_mapped();
-    register(&mut vllm);
+    let mut vllm = registered(&sidecar.socket());
     let refused = vllm.worker.ask(Op::Window, &Window::default()).error();
     let refused = refused.unwrap().message;
     assert!(refused.starts_with("OutOfMemory: "), "{refused}");
