@@ -64,6 +64,8 @@ fn built(compiler: &OsStr) -> PathBuf {
                 "-ffp-contract=off",
                 "-fno-strict-aliasing",
             ])
+            // A device does not read words that are not aligned: nor shall this.
+            .args(["-fsanitize=alignment", "-fsanitize-undefined-trap-on-error"])
             .args(["-Wno-unknown-pragmas", "-o"])
             .args([&unfinished, &crate_folder.join("tests/emulated/host.cpp")])
             .output()
@@ -106,7 +108,8 @@ pub fn run(host: &Path, kernel: &str, launch: Launch, arguments: &[Argument<'_>]
     let done = child.wait_with_output().unwrap();
     assert!(
         done.status.success(),
-        "{kernel}: {}",
+        "{kernel}: {}: {}",
+        done.status,
         String::from_utf8_lossy(&done.stderr)
     );
     let mut rest = done.stdout.as_slice();
