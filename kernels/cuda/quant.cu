@@ -8,8 +8,6 @@
 #include "numbers.cuh"
 #include "scale.cuh"
 
-static const u32 ALL_LANES = 0xffffffffu;
-
 // One code per byte; stored is the largest magnitude.
 template <typename Number, typename Code>
 struct Whole {

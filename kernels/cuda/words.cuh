@@ -1,10 +1,12 @@
-// Integer types by their width, and copies of runs of bytes by several threads.
+// Integer types by their width, threads of a warp, and copies of runs of bytes by several threads.
 #pragma once
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef unsigned short u16;
 typedef unsigned char u8;
+
+static const u32 ALL_LANES = 0xffffffffu;
 
 // Copies this thread's words of a run: number `first` and every `step`th after it. Four loads are under way before the first store: memory
 // answers late, and the compiler does not reorder them where it cannot tell source and target apart.

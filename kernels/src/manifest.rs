@@ -108,6 +108,8 @@ pub enum Count {
     States,
     /// Groups of numbers that are quantised together.
     Groups,
+    /// Sections whose digests are taken.
+    Sections,
 }
 
 impl Manifest {
@@ -129,6 +131,7 @@ impl Module {
     /// The PTX of this build.
     pub fn ptx(&self) -> Option<&'static str> {
         match self.name.as_str() {
+            "digest" => Some(include_str!("../ptx/digest.ptx")),
             "layout" => Some(include_str!("../ptx/layout.ptx")),
             "pages" => Some(include_str!("../ptx/pages.ptx")),
             "quant" => Some(include_str!("../ptx/quant.ptx")),

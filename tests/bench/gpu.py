@@ -40,6 +40,8 @@ BARS: dict[str, tuple[float | None, float | None]] = {
     "d2h_vs_pinned_peak": (0.9, None),
     "window_vs_pinned_peak": (0.9, None),
     "both_directions_vs_one": (1.6, None),
+    "gpu_kv_digest_of_256_": (None, None),
+    "gpu_kv_digest_of_16_": (None, None),
     "gpu_kv_": (0.8, None),
     "decode_beside_": (None, 1.05),
 }

@@ -3,6 +3,7 @@
 #define KV_ON_HOST
 #define __global__
 #define __device__
+#define __constant__
 
 #include <ucontext.h>
 
@@ -20,6 +21,14 @@ static Dim3 gridDim, blockDim, blockIdx, threadIdx;
 struct alignas(16) uint4 {
     unsigned x, y, z, w;
 };
+
+struct alignas(16) ulonglong2 {
+    unsigned long long x, y;
+};
+
+static unsigned long long __umul64hi(unsigned long long x, unsigned long long y) {
+    return static_cast<unsigned long long>(static_cast<unsigned __int128>(x) * y >> 64);
+}
 
 static unsigned atomicAdd(unsigned* at, unsigned value) {
     const unsigned before = *at;
@@ -45,26 +54,35 @@ struct Warp {
 static Warp warp;
 
 // Values of the two latest collectives: a lane is at most one ahead of another.
-static int given[2][Warp::LANES];
+static unsigned long long given[2][Warp::LANES];
 
 // Waits until all lanes of the warp have given a value.
-static const int* all_given(int value) {
+static const unsigned long long* all_given(unsigned long long value) {
     Warp::Fiber& fiber = warp.fibers[warp.lane];
     fiber.round ^= 1;
-    const int* values = given[fiber.round];
+    const unsigned long long* values = given[fiber.round];
     given[fiber.round][warp.lane] = value;
     swapcontext(&fiber.context, &warp.scheduler);
     return values;
 }
 
+// Of the `int`s that were given.
+static bool less(unsigned long long one, unsigned long long other) {
+    return static_cast<int>(one) < static_cast<int>(other);
+}
+
 static int __reduce_max_sync(unsigned, int value) {
-    const int* values = all_given(value);
-    return *std::max_element(values, values + Warp::LANES);
+    const unsigned long long* values = all_given(value);
+    return static_cast<int>(*std::max_element(values, values + Warp::LANES, less));
 }
 
 static int __reduce_min_sync(unsigned, int value) {
-    const int* values = all_given(value);
-    return *std::min_element(values, values + Warp::LANES);
+    const unsigned long long* values = all_given(value);
+    return static_cast<int>(*std::min_element(values, values + Warp::LANES, less));
+}
+
+static unsigned long long __shfl_sync(unsigned, unsigned long long value, unsigned lane) {
+    return all_given(value)[lane % Warp::LANES];
 }
 
 static void enter() {

@@ -5,6 +5,7 @@
 #include "device.h"
 #include "numbers.h"
 
+#include "../../cuda/digest.cu"
 #include "../../cuda/layout.cu"
 #include "../../cuda/pages.cu"
 #include "../../cuda/quant.cu"
@@ -62,9 +63,10 @@ static T* in(size_t buffer) {
 
 static u32 small(size_t number) { return static_cast<u32>(numbers.at(number)); }
 
-// Planes come with offsets into the cache, the last buffer.
+// Rows of the first buffer come with offsets into the last one.
+template <typename Row>
 static void relocate(u64 by) {
-    for (u32 i = 0; i < small(0); ++i) in<Plane>(0)[i].address += by;
+    for (u64 i = 0; i < numbers.at(0); ++i) in<Row>(0)[i].address += by;
 }
 
 int main(int count, char** words) {
@@ -87,13 +89,14 @@ int main(int count, char** words) {
         {"kv_unpack_int8_bf16", kv_unpack_int8_bf16}, {"kv_unpack_int8_f16", kv_unpack_int8_f16},
         {"kv_pack_int4_bf16", kv_pack_int4_bf16},     {"kv_pack_int4_f16", kv_pack_int4_f16},
         {"kv_unpack_int4_bf16", kv_unpack_int4_bf16}, {"kv_unpack_int4_f16", kv_unpack_int4_f16}};
+    const std::map<std::string, decltype(&kv_digest)> digests = {{"kv_digest", kv_digest}};
     if (transfers.count(kernel)) {
         const u64 cache = reinterpret_cast<u64>(in<u8>(4));
-        relocate(cache);
+        relocate<Plane>(cache);
         launch(grid, block, [&] {
             transfers.at(kernel)(in<Plane>(0), small(0), in<u32>(1), small(1), small(2), in<u8>(2), numbers.at(3), in<u32>(3));
         });
-        relocate(0 - cache);
+        relocate<Plane>(0 - cache);
     } else if (changes.count(kernel)) {
         launch(grid, block, [&] { changes.at(kernel)(in<u8>(0), in<u8>(1), in<Loop>(2), numbers.at(0)); });
     } else if (turns.count(kernel)) {
@@ -104,6 +107,11 @@ int main(int count, char** words) {
         launch(grid, block, [&] {
             quantisers.at(kernel)(in<u16>(0), numbers.at(0), small(1), in<u16>(1), in<u8>(2), in<u32>(3));
         });
+    } else if (digests.count(kernel)) {
+        const u64 bytes = reinterpret_cast<u64>(in<u8>(2));
+        relocate<Section>(bytes);
+        launch(grid, block, [&] { digests.at(kernel)(in<Section>(0), numbers.at(0), in<u64>(1)); });
+        relocate<Section>(0 - bytes);
     } else {
         fail("no such kernel");
     }

@@ -34,12 +34,12 @@ fn any_launch(rows: u32) -> impl Strategy<Value = Launch> {
     })
 }
 
-fn pattern(bytes: usize, seed: u32) -> Vec<u8> {
+pub fn pattern(bytes: usize, seed: u32) -> Vec<u8> {
     let mix = |i: usize| (i as u32 ^ seed).wrapping_mul(0x9e37_79b1) >> 24;
     (0..bytes).map(|i| mix(i) as u8).collect()
 }
 
-fn words(numbers: impl IntoIterator<Item = u64>) -> Vec<u8> {
+pub fn words(numbers: impl IntoIterator<Item = u64>) -> Vec<u8> {
     numbers.into_iter().flat_map(u64::to_ne_bytes).collect()
 }
 

@@ -5,7 +5,9 @@ use kvcachepool_kernels::codec::Codec;
 use kvcachepool_kernels::pages::{BlockShape, Dtype, HeadMajor, Keys, PageMap, Style, Turn};
 use kvcachepool_protocol::layouts::{LAYOUTS_JSON, LayoutTable};
 use kvcachepool_sidecar::gpu::cuda::buffer::Buffer;
-use kvcachepool_sidecar::gpu::cuda::families::{Angles, Loops, Packed, Table, Way, packed_bytes};
+use kvcachepool_sidecar::gpu::cuda::families::{
+    Angles, Loops, Packed, Sections, Table, Way, packed_bytes,
+};
 use kvcachepool_sidecar::gpu::cuda::launch::{Kernels, LaunchError};
 use kvcachepool_sidecar::gpu::cuda::measure::NotMeasured;
 use kvcachepool_sidecar::gpu::cuda::stream::Stream;
@@ -79,7 +81,8 @@ pub fn measured(rig: &Rig, kernels: &Kernels) -> Result<(), NotMeasured> {
     row("gpu_memcpy", bench.roof, REFERENCE, None);
     pages(&bench, &from, &to)?;
     turns(&bench, &from)?;
-    quantisers(&bench, &from)
+    quantisers(&bench, &from)?;
+    digests(&bench, &from)
 }
 
 /// A block of 16 tokens of 8 heads of 128 in bfloat16, in each layout.
@@ -174,6 +177,20 @@ fn quantisers(bench: &Bench<'_>, raw: &Buffer) -> Result<(), NotMeasured> {
                 })?;
             }
         }
+    }
+    Ok(())
+}
+
+/// The same bytes as many short sections and as few long ones: what is digested at once is what there are sections.
+fn digests(bench: &Bench<'_>, bytes: &Buffer) -> Result<(), NotMeasured> {
+    for count in [4096, 256, 16] {
+        let each = bytes.bytes() / count;
+        let list: Vec<_> = (0..count).map(|i| (bytes, i * each, each)).collect();
+        let sections = Sections::new(bench.kernels, &list)?;
+        let digests = bench.buffer(16 * count)?;
+        bench.row(&format!("kv_digest_of_{count}"), bytes.bytes(), |stream| {
+            bench.kernels.digest(stream, &sections, &digests)
+        })?;
     }
     Ok(())
 }

@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used, reason = "a tool for developers")]
 
 mod data;
+mod digests;
 mod kernels;
 mod numbers;
 mod other;
@@ -58,6 +59,7 @@ impl Rig {
 fn checks() -> Vec<Check> {
     let mut checks = kernels::checks();
     checks.extend(numbers::checks());
+    checks.extend(digests::checks());
     checks.extend(window::checks());
     checks
 }

@@ -4,6 +4,7 @@
 #include "../../../kernels/tests/emulated/device.h"
 #include "../../../kernels/tests/emulated/numbers.h"
 
+#include "../../../kernels/cuda/digest.cu"
 #include "../../../kernels/cuda/layout.cu"
 #include "../../../kernels/cuda/pages.cu"
 #include "../../../kernels/cuda/quant.cu"
@@ -40,7 +41,7 @@ static const std::map<std::string, Run> KERNELS = {
     KERNEL(kv_turn_gptj_f16),   KERNEL(kv_turn_gptj_f32),   KERNEL(kv_pack_fp8_bf16),   KERNEL(kv_pack_fp8_f16),
     KERNEL(kv_unpack_fp8_bf16), KERNEL(kv_unpack_fp8_f16),  KERNEL(kv_pack_int8_bf16),  KERNEL(kv_pack_int8_f16),
     KERNEL(kv_unpack_int8_bf16), KERNEL(kv_unpack_int8_f16), KERNEL(kv_pack_int4_bf16), KERNEL(kv_pack_int4_f16),
-    KERNEL(kv_unpack_int4_bf16), KERNEL(kv_unpack_int4_f16),
+    KERNEL(kv_unpack_int4_bf16), KERNEL(kv_unpack_int4_f16), KERNEL(kv_digest),
 };
 
 extern "C" {

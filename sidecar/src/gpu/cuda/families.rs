@@ -106,6 +106,30 @@ impl Angles {
     }
 }
 
+/// Sections whose digests are taken: any ranges of device memory.
+pub struct Sections<'a> {
+    rows: Buffer,
+    count: u64,
+    /// Kept, since the rows have their addresses.
+    _memory: Vec<&'a Buffer>,
+}
+
+impl<'a> Sections<'a> {
+    /// So many bytes of a buffer from `at` on, each.
+    pub fn new(kernels: &Kernels, list: &[(&'a Buffer, u64, u64)]) -> Result<Self, LaunchError> {
+        let mut rows = Vec::new();
+        for (buffer, at, bytes) in list {
+            let row = [buffer.at(*at, *bytes)?, *bytes];
+            rows.extend(row.into_iter().flat_map(u64::to_ne_bytes));
+        }
+        Ok(Self {
+            rows: Buffer::of(kernels.context(), &rows)?,
+            count: list.len() as u64,
+            _memory: list.iter().map(|(buffer, ..)| *buffer).collect(),
+        })
+    }
+}
+
 /// Numbers of 16 bits and what they are packed to.
 pub struct Packed<'a> {
     /// FP8, INT8 or INT4 with its group.
@@ -311,6 +335,29 @@ impl Kernels {
         };
         // SAFETY: numbers, ends and codes of all groups are there; buffers wait for the device before they go.
         unsafe { self.launch(stream, &name, &arguments, of) }
+    }
+
+    /// Takes the digests of sections, 16 bytes each.
+    pub fn digest(
+        &self,
+        stream: &Stream,
+        sections: &Sections<'_>,
+        digests: &Buffer,
+    ) -> Result<(), LaunchError> {
+        let count = sections.count;
+        holds("digests", digests, count.saturating_mul(16))?;
+        let arguments = [
+            ("sections", pointer(&sections.rows)?),
+            ("section_count", Value::U64(count)),
+            ("digests", pointer(digests)?),
+        ];
+        let of = |work| match work {
+            Count::Sections => count,
+            _ => 1,
+        };
+        // SAFETY: each row is a range of a buffer that the list keeps, and there is room for all digests; buffers wait for the device
+        // before they go.
+        unsafe { self.launch(stream, "kv_digest", &arguments, of) }
     }
 }
 

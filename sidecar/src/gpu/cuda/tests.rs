@@ -4,7 +4,7 @@
 
 use super::buffer::{Buffer, Pinned};
 use super::context::{Context, Driver, make};
-use super::families::{Angles, Packed, Table, Way, packed_bytes};
+use super::families::{Angles, Packed, Sections, Table, Way, packed_bytes};
 use super::launch::{Kernels, LaunchError, Value};
 use super::library::Library;
 use super::stream::Stream;
@@ -103,8 +103,8 @@ fn arguments_that_the_manifest_does_not_have_are_refused_by_name() {
         assert!(said.contains(words), "{said}");
     }
     // SAFETY: as above.
-    let refused = unsafe { kernels.launch(&stream, "kv_digest", &right, |_| 1) };
-    let unknown = LaunchError::UnknownKernel("kv_digest".into());
+    let refused = unsafe { kernels.launch(&stream, "kv_nothing", &right, |_| 1) };
+    let unknown = LaunchError::UnknownKernel("kv_nothing".into());
     assert_eq!(refused.unwrap_err(), unknown);
 }
 
@@ -182,6 +182,15 @@ fn memory_that_is_too_short_is_refused_before_a_launch() {
         };
         let launched = kernels.quantise(&stream, Way::Pack, &packed);
         assert_eq!(u64::from(launched.is_ok()), outcome, "{launched:?}");
+    }
+
+    let list = [(&cache, 0, 256), (&short, 255, 0), (&short, 15, 240)];
+    let sections = Sections::new(&kernels, &list).unwrap();
+    assert!(kernels.digest(&stream, &sections, &buffer(48)).is_ok());
+    let digested = kernels.digest(&stream, &sections, &buffer(47));
+    assert_eq!(digested.unwrap_err().name(), "TooSmall");
+    for (at, bytes) in [(0, 256), (16, 240), (256, 0), (1, u64::MAX)] {
+        assert!(Sections::new(&kernels, &[(&short, at, bytes)]).is_err());
     }
 }
 
