@@ -1,4 +1,4 @@
-//! Speed of the page kernels on one core beside a memcpy of as many bytes, all with cold caches: `cargo run --example pages_bench`.
+//! Speed of the page kernels and of the digest on one core beside a memcpy of as many bytes, all with cold caches: `cargo run --example pages_bench`.
 //!
 //! One JSON line per row. `gb_s` (1e9 bytes of a section per second) and `memcpy_gb_s` are medians of steps that take turns, so that both
 //! see the same machine; `ratio` is one over the other. Takes 3 GiB of memory: nothing is touched again before 2 GiB of other bytes were,
@@ -8,7 +8,9 @@
 
 use kvcachepool_kernels::pages::{BlockShape, Dtype, HeadMajor, Keys, PageMap, Style, Turn};
 use kvcachepool_protocol::layouts::{LAYOUTS_JSON, Layout, LayoutTable};
+use kvcachepool_protocol::object::digest;
 use serde_json::{Value, json};
+use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 /// Bytes of a section: a block of 16 tokens of a model with 32 layers, 8 KV heads of 128 and bfloat16.
@@ -146,6 +148,13 @@ fn turns(memory: &mut Memory, dtype: Dtype, style: Style) {
     memory.row(named, |_, _, section| keys.turn(section, &turn).unwrap());
 }
 
+fn digests(memory: &mut Memory) {
+    memory.row(json!({"kernel": "digest"}), |step, cache, _| {
+        let from = shuffled(step) * SECTION;
+        black_box(digest(&cache[from..from + SECTION]));
+    });
+}
+
 fn main() {
     let table = LayoutTable::parse(LAYOUTS_JSON).unwrap();
     let mut memory = Memory::new();
@@ -165,4 +174,5 @@ fn main() {
         turns(&mut memory, dtype, Style::NeoX);
         turns(&mut memory, dtype, Style::GptJ);
     }
+    digests(&mut memory);
 }

@@ -64,7 +64,7 @@ def codecs(rounds: int) -> list[Row]:
 
 
 def pages() -> list[Row]:
-    """Gathering, scattering and reordering, in the layout that is slowest; RoPE, in the style that is."""
+    """Gathering, scattering and reordering, in the layout that is slowest; RoPE, in the style that is; digests."""
     moved = _shown("pages_bench")
 
     def slowest(name: str, lines: list[dict[str, Any]]) -> Row:
@@ -75,6 +75,7 @@ def pages() -> list[Row]:
     return [
         *(slowest(kernel, [line for line in moved if line["kernel"] == kernel]) for kernel in _PAGES),
         *(slowest(f"rope_{dtype.lower()}", [line for line in turned if line["dtype"] == dtype]) for dtype in _TYPES),
+        slowest("digest", [line for line in moved if line["kernel"] == "digest"]),
     ]
 
 
