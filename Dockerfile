@@ -8,7 +8,9 @@ FROM ${BUILD_IMAGE} AS build
 WORKDIR /src
 COPY . .
 ENV CARGO_TARGET_DIR=/target CARGO_PROFILE_RELEASE_STRIP=debuginfo
+# Kernels for aarch64 have pages of 4 or of 64 KiB: an allocator built for the larger ones works with both.
 RUN --mount=type=cache,target=/usr/local/cargo/registry --mount=type=cache,target=/target \
+    if [ "$(uname -m)" = aarch64 ]; then export JEMALLOC_SYS_WITH_LG_PAGE=16; fi && \
     cargo build --release --locked --bins && tools/image/rootfs.sh /target/release /rootfs
 
 FROM ${BASE_IMAGE}

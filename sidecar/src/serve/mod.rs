@@ -7,7 +7,6 @@ mod complaints;
 mod connection;
 pub mod daemon;
 mod descriptors;
-mod heap;
 mod holders;
 mod host;
 mod listener;

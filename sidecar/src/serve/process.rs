@@ -6,7 +6,7 @@ use super::descriptors::Descriptors;
 use super::host::{Live, Machine};
 use super::shell::{Parts, Posted, Shell};
 use super::tiers::Tiers;
-use super::{heap, listener, reload, watch};
+use super::{listener, reload, watch};
 use crate::config_file::{self, Files, Loaded, core_config};
 use crate::sessions::{Core, Input, Start};
 use crate::shm::arena::Arena;
@@ -72,7 +72,6 @@ pub fn run(config_files: &Files) -> Result<i32, EngineError> {
         .build()?;
     let code = runtime.block_on(async {
         tokio::spawn(beat(daemon.clone(), link.clone()));
-        tokio::spawn(heap::trims());
         let mut term = signal(SignalKind::terminate())?;
         let mut int = signal(SignalKind::interrupt())?;
         let hangup = signal(SignalKind::hangup())?;

@@ -15,9 +15,12 @@ pub const SUBCOMMAND: &str = "engine";
 /// and no mending of earlier ones.
 pub const EXIT_RESTART: i32 = 75;
 
-/// The allocator's heaps. Of itself it makes 8 per core, and what is freed in one is lost to the others: RssAnon goes up and down by
-/// megabytes with which thread had what to do.
-const ALLOCATOR_HEAPS: (&str, &str) = ("MALLOC_ARENA_MAX", "2");
+/// How the engine's allocator works: a thread of its own gives freed memory back to the node a second later, and two arenas serve all
+/// threads, as what is freed in one is lost to the others.
+const ALLOCATOR: (&str, &str) = (
+    "MALLOC_CONF",
+    "narenas:2,background_thread:true,dirty_decay_ms:1000,muzzy_decay_ms:0",
+);
 
 /// Starts the engine. Its end is seen by reaping, so the handle is not kept.
 pub fn spawn(config: &Files, link: OwnedFd) -> std::io::Result<Pid> {
@@ -25,7 +28,7 @@ pub fn spawn(config: &Files, link: OwnedFd) -> std::io::Result<Pid> {
     command
         .arg0("kvcachepool-sidecar")
         .arg(SUBCOMMAND)
-        .env(ALLOCATOR_HEAPS.0, ALLOCATOR_HEAPS.1)
+        .env(ALLOCATOR.0, ALLOCATOR.1)
         .stdin(Stdio::from(link))
         .process_group(0);
     if let Some(pod) = &config.pod {
