@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cluster.kubernetes import Kubernetes, Object, Refused
-from cluster.product import Operator, conditions, pool, status
+from cluster.product import Operator, pool
 from servers.paths import ROOT
 
 _TABLE = json.loads((ROOT / "operator" / "tests" / "rules.json").read_text())
@@ -100,26 +100,3 @@ def test_managed_and_external_redis_are_not_exchanged_in_one_step(kubernetes: Ku
     between = kubernetes.request("PUT", at, none)
     managed["metadata"]["resourceVersion"] = between["metadata"]["resourceVersion"]
     assert _broken(kubernetes, "PUT", at, managed) == set()
-
-
-def test_a_field_of_a_later_version_is_stored_and_not_accepted_by_name(kubernetes: Kubernetes, pools: str) -> None:
-    for number, later in enumerate(_TABLE["later"]):
-        made = _with(later["field"], later["value"])
-        made["metadata"]["name"] = f"later-{number}"
-        kubernetes.request("POST", pools, made)
-
-    def told(number: int, later: Any) -> bool:
-        now = status(kubernetes, "schema", f"later-{number}")
-        accepted = [each for each in now.get("conditions", []) if each["type"] == "Accepted"]
-        if not accepted:
-            return False
-        message = accepted[0]["message"]
-        assert conditions(now)["Accepted"] == ("False", "NotYetSupported")
-        assert message.startswith(f"{later['field']}: "), message
-        assert message.endswith(later["instead"]), message
-        return True
-
-    def all_told() -> bool:
-        return all(told(number, later) for number, later in enumerate(_TABLE["later"]))
-
-    kubernetes.wait_for(all_told, 30, "Accepted=False/NotYetSupported for each", namespace="schema")

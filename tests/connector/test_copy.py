@@ -15,7 +15,8 @@ import torch
 
 from kvcachepool.copy_cpu import CpuCopier
 from kvcachepool.copy_cuda import Batch, packed_offsets
-from kvcachepool.layout import GroupLayout, GroupShape, Layout, Plane, ShardOf
+from kvcachepool.forms import Plane
+from kvcachepool.layout import GroupLayout, GroupShape, Layout, ShardOf
 from kvcachepool.pieces import Piece, Planner
 from kvcachepool.shared import NO_SLOT, ROW_BYTES, Mapping
 

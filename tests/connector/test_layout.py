@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,8 @@ import pytest
 import torch
 
 from kvcachepool import layout
-from kvcachepool.layout import Plane, Ranks, ShardOf, Strip, Unserved, merged, runs, shard_of, shards_in_tp, strips
+from kvcachepool.forms import Member, Plane, form
+from kvcachepool.layout import Ranks, ShardOf, Strip, Unserved, merged, runs, shard_of, shards_in_tp, strips
 
 HEADS, TOKENS, SIZE, LAYERS, BLOCKS = 2, 16, 32, 3, 8
 
@@ -190,6 +192,63 @@ def test_every_layout_of_the_table_covers_each_byte_of_a_block_once(
     for block in range(BLOCKS):
         whole = b"".join(block_by_shape(tensor, block) for tensor in caches.values())
         assert sorted(block_by_planes(found, block)) == sorted(whole)
+
+
+def arranged(found: layout.Layout, block: int) -> torch.Tensor:
+    """A block as `[layers][halves][tokens][channels]`, by nothing but its bytes and the form that is said of them."""
+    dims = found.descriptor["groups"][0]["form"]
+    flat = torch.frombuffer(bytearray(block_by_planes(found, block)), dtype=torch.bfloat16)
+    order = ["layer", "half", "token", "channel"]
+    by_axis = sorted(range(len(dims)), key=lambda at: order.index(dims[at][0]))
+    sizes = [math.prod(size for axis, size in dims if axis == name) for name in order]
+    return flat.view([size for _, size in dims]).permute(by_axis).reshape(sizes)
+
+
+@pytest.mark.parametrize("content", ["halves", "one", "own"])
+@pytest.mark.parametrize(
+    ("name", "kernel"),
+    [(name, None) for name in ("LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC")]
+    # vLLM splits the blocks of these only.
+    + [("LBHNC", TOKENS // 2), ("LBNHC", TOKENS // 2)],
+)
+def test_the_form_says_which_numbers_of_a_block_are_whose(
+    name: str, kernel: int | None, content: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = dict(layout.table())
+    known["backends"] = {"CPU_ATTN": known["backends"]["CPU_ATTN"] | {"layouts": [name], "content": content}}
+    monkeypatch.setattr(layout, "table", lambda: known)
+    config, caches = cache("a", device_layout=name, kernel=kernel)
+    found = detect(config, caches)
+    if content == "own":
+        assert found.descriptor["groups"][0]["form"] is None
+        return
+    for block in (0, BLOCKS - 1):
+        # A layer as vLLM sees it: [kernel blocks, heads, tokens, key and value].
+        ratio = next(iter(caches.values())).shape[0] // BLOCKS
+        whole = torch.stack([tensor[block * ratio : (block + 1) * ratio] for tensor in caches.values()])
+        parts = whole.unflatten(-1, (2, SIZE) if content == "halves" else (1, 2 * SIZE))
+        # From [layers, kernel blocks, heads, tokens, halves, numbers].
+        wanted = parts.permute(0, 4, 1, 3, 2, 5).reshape(LAYERS, parts.shape[4], TOKENS, -1)
+        assert torch.equal(arranged(found, block).view(torch.int16), wanted.contiguous().view(torch.int16))
+
+
+def test_planes_that_do_not_lie_as_the_layout_says_have_no_form() -> None:
+    member = Member(0, 0, (1, 2, 4, 8), (64, 32, 8, 1), "torch.bfloat16", 2)
+    planes = [Plane(0, 0, 128, 128)]
+    known = form(["L", "B", "H", "N", "C"], True, [member], planes)
+    assert known == [["channel", 2], ["token", 4], ["half", 2], ["channel", 4]]
+    swapped = member._replace(strides=(64, 8, 16, 1))
+    for order, members, found in [
+        (["L", "B", "N", "H", "C"], [member], planes),
+        (["L", "B", "H", "N", "C"], [swapped], planes),
+        (["L", "B", "H", "N", "C"], [member, member._replace(offset=256)], planes),
+        (["L", "B", "H", "N", "C"], [member, swapped], planes * 2),
+        (["L", "B", "H", "N", "C"], [member], [Plane(1, 0, 128, 128)]),
+        (["L", "B", "H", "N", "C"], [member], [Plane(0, 0, 128, 120)]),
+        (["L", "B", "H", "C", "N"], [member], planes),
+        (["L", "B", "H", "N", "C"], [member._replace(shape=(1, 8), strides=(8, 1))], planes),
+    ]:
+        assert form(order, True, members, found) is None
 
 
 def test_hybrid_groups_have_planes_of_their_own() -> None:

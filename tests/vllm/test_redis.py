@@ -100,6 +100,32 @@ def test_what_may_have_lost_something_is_read_by_pods_that_take_it_and_by_no_oth
     assert (warm.computed, warm.local, warm.external) == (80, 0, 1920)
 
 
+def test_cachegen_knows_layers_tokens_and_channels_of_what_it_packs(new_pod: NewPod) -> None:
+    redis, prompt = RedisServer(), token_ids(2000, 96)
+    config = {"redis": redis.config(), "cache": {"loadTimeout": "20s"}, "write": {"codec": "CacheGen"}}
+
+    def ask() -> tuple[Pod, int]:
+        pod = new_pod(config=config)
+        pod.sidecar.start()
+        # The processor's own order of keys in other caches on CPUs is known to nobody else.
+        pod.start_engine("mla", attention_backend="CPU_MLA")
+        pod.attach()
+        return pod, pod.ask(prompt).external
+
+    first, external = ask()
+    assert external == 0
+    wait_for(lambda: first.sidecar.written_to("redis"), 30, "every chunk in the server")
+    raw, stored = (_total(first, "tier_packed_bytes_total", operation="put", which=w) for w in ("raw", "stored"))
+    assert 0 < stored < 0.25 * raw, f"CacheGen of float32: {stored} of {raw} bytes"
+    assert 0 < _total(first, "tier_packing_error_ratio") < 0.1
+    first.engine.stop()
+    first.sidecar.kill_tree()
+    second, external = ask()
+    assert external >= 1920
+    assert _total(second, "tier_corrupt_objects_total") == 0
+    redis.stop()
+
+
 def test_a_server_that_dies_during_loads_and_stores_costs_no_answer(shared: Shared, truth: Truth) -> None:
     redis, pod, new = shared.redis, shared.pod, token_ids(2000, 99)
     pod.engine.add("loading", _DURING)

@@ -4,6 +4,7 @@
 //! ends with numbers or a [`CodecError`], in time and memory bounded by the raw bytes that were asked for. Here is no digest: objects have
 //! one of the stored and one of the raw bytes.
 
+mod arrange;
 mod cachegen;
 mod error;
 mod fp8;
@@ -17,6 +18,7 @@ mod scale;
 #[cfg(test)]
 mod tests;
 
+pub use arrange::{arrange, restore, shape_of};
 pub use error::relative_error;
 pub use header::HEADER_BYTES;
 pub use kvcachepool_protocol::object::Element;
@@ -99,6 +101,9 @@ pub enum CodecError {
         /// Raw bytes.
         raw: usize,
     },
+    /// CacheGen keeps a table per channel.
+    #[error("a token of {0} numbers is too wide for this codec: use another one")]
+    TooWide(u32),
     /// The codec has no code for NaN or infinity: the section is to be stored as it is.
     #[error("a number near element {at} is not finite: store this section without a lossy codec")]
     NotFinite {

@@ -6,6 +6,5 @@ crate::reasons::reasons! {
     Accepted = "The pool's spec is in order.",
     InvalidSpec = "A field has a value that it cannot have; the message names the field and says what to write. The object was stored before the rule existed.",
     InvalidSettings = "A key of `spec.sidecar.settings` is unknown, has a wrong value, or belongs to another field of the pool; the message names it.",
-    NotYetSupported = "A field asks for something that this version does not do; the message names it. Remove the field or set it to its default.",
     Malformed = "The stored object cannot be read by this version: a field has another type than the schema says, or a value that only a newer version knows. Write the pool anew, or update the operator.",
 }

@@ -1,7 +1,6 @@
 //! The rules of a spec, each once: where it stands in the schema, as CEL for the API server, as a function for [`check`], and the
-//! message that both give. Fields of later versions are no rules: the API server takes them, and [`check`] says that they do nothing.
+//! message that both give.
 
-mod later;
 mod sidecar;
 mod table;
 #[cfg(test)]
@@ -55,20 +54,13 @@ pub fn rules() -> &'static [Rule] {
     &RULES
 }
 
-/// All that is wrong with a pool: broken rules first, then fields that this version does nothing for.
+/// All that is wrong with a pool.
 pub fn check(pool: &KVCachePool) -> Vec<Problem> {
     let broken = rules().iter().filter(|rule| !rule.holds(pool));
-    let broken = broken.map(|rule| Problem {
+    let problem = |rule: &Rule| Problem {
         reason: Reason::InvalidSpec,
         field: rule.at.to_string(),
         message: rule.message.clone(),
-    });
-    let later = later::used(&pool.spec)
-        .into_iter()
-        .map(|(field, message)| Problem {
-            reason: Reason::NotYetSupported,
-            field: field.to_string(),
-            message,
-        });
-    broken.chain(later).collect()
+    };
+    broken.map(problem).collect()
 }

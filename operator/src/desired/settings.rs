@@ -444,19 +444,13 @@ mod tests {
         let settings =
             json!({"limits": {"connections": 1, "sesions": 8}, "memory": {"size": "1Gi"}});
         let problems = super::settings(
-            &pool(
-                json!({"cache": {"chunkTokens": 0}, "sidecar": {"settings": settings}, "write": {"codec": "CacheGen"}}),
-            ),
+            &pool(json!({"cache": {"chunkTokens": 0}, "sidecar": {"settings": settings}})),
             &defaults(),
         );
         let problems = problems.unwrap_err();
         let reasons: Vec<_> = problems.iter().map(|p| p.reason).collect();
-        let [bad, later, wrong] = [
-            Reason::InvalidSpec,
-            Reason::NotYetSupported,
-            Reason::InvalidSettings,
-        ];
-        assert_eq!(reasons, [bad, later, wrong, wrong, wrong], "{problems:?}");
+        let [bad, wrong] = [Reason::InvalidSpec, Reason::InvalidSettings];
+        assert_eq!(reasons, [bad, wrong, wrong, wrong], "{problems:?}");
     }
 
     #[test]

@@ -15,6 +15,8 @@ from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from kvcachepool.forms import Member, Plane, form
+
 if TYPE_CHECKING:
     import torch
 
@@ -65,15 +67,6 @@ class Ranks(NamedTuple):
     def rank(self) -> int:
         """Number of this rank in the instance."""
         return self.pp_rank * self.tp + self.tp_rank
-
-
-class Plane(NamedTuple):
-    """One run of bytes per block. `offset`: of block 0, in bytes from the start of storage `storage`."""
-
-    storage: int
-    offset: int
-    block_stride: int
-    nbytes: int
 
 
 class GroupLayout(NamedTuple):
@@ -238,10 +231,8 @@ def merged(planes: list[Plane]) -> list[Plane]:
     return out
 
 
-def _layer_planes(
-    tensor: torch.Tensor, num_blocks: int, placed: Any, index: int, storage: int
-) -> tuple[list[Plane], int]:
-    """Planes of one layer and the kernel blocks per block id."""
+def _member(tensor: torch.Tensor, num_blocks: int, placed: Any, index: int, storage: int) -> tuple[Member, list[Plane]]:
+    """One layer and its planes."""
     itemsize = tensor.element_size()
     ratio, rest = divmod(tensor.shape[0], num_blocks)
     if rest or ratio == 0:
@@ -256,7 +247,9 @@ def _layer_planes(
     offsets, length = runs(shape, tuple(tensor.stride()), itemsize)
     if length * len(offsets) != math.prod(shape) * itemsize or len(offsets) > 1024:
         raise Unserved("LayoutUnknown/Strides", f"a block of shape {shape} has {len(offsets)} runs of {length} bytes")
-    return [Plane(storage, base + offset, block_stride, length) for offset in offsets], ratio
+    strides = tuple(tensor.stride())
+    member = Member(storage, base, shape, strides, str(tensor.dtype), itemsize)
+    return member, [Plane(storage, base + offset, block_stride, length) for offset in offsets]
 
 
 def detect(
@@ -280,8 +273,7 @@ def detect(
     device = ""
     for group, shape in zip(kv_cache_config.kv_cache_groups, shapes, strict=True):
         planes: list[Plane] = []
-        layers: list[str] = []
-        box: set[tuple[Any, ...]] = set()
+        layers: dict[str, Member] = {}
         for placed in kv_cache_config.kv_cache_tensors:
             inside: list[Plane] = []
             for index, layer in enumerate(placed.layers):
@@ -298,12 +290,13 @@ def detect(
                         flat.append(
                             torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
                         )
-                found, ratio = _layer_planes(tensor, kv_cache_config.num_blocks, placed, index, storages[key])
+                if layer in layers:
+                    raise Unserved("LayoutUnknown/Layers", f"layer {layer} has two places in the KV cache")
+                member, found = _member(tensor, kv_cache_config.num_blocks, placed, index, storages[key])
                 inside += found
-                layers.append(layer)
-                box.add((ratio, tuple(tensor.shape[1:]), tuple(tensor.stride()[1:]), str(tensor.dtype)))
+                layers[layer] = member
             planes += merged(inside)
-        if set(layers) != set(group.layer_names) or len(layers) != len(group.layer_names):
+        if set(layers) != set(group.layer_names):
             raise Unserved("LayoutUnknown/Layers", "not every layer of a group has a place in the KV cache")
         for plane in planes:
             end = plane.offset + (kv_cache_config.num_blocks - 1) * plane.block_stride + plane.nbytes
@@ -314,7 +307,7 @@ def detect(
         heads = _heads(vllm_config, spec, spec_row)
         sharded = _context_sharded(spec)
         groups.append(GroupLayout(shape, shard_of(ranks, shape.shards, heads, sharded), tuple(planes)))
-        described.append(_describe(vllm_config, spec, shape, layers, box, row, device, ranks))
+        described.append(_describe(vllm_config, spec, shape, layers, planes, row, device, ranks))
     sizes = {"tp": ranks.tp, "pp": ranks.pp, "dcp": ranks.dcp}
     sizes["cp_interleave"] = int(getattr(vllm_config.parallel_config, "cp_kv_cache_interleave_size", None) or 1)
     descriptor = {
@@ -339,8 +332,8 @@ def _describe(
     vllm_config: Any,
     spec: Any,
     shape: GroupShape,
-    layers: list[str],
-    box: set[tuple[Any, ...]],
+    layers: dict[str, Member],
+    planes: list[Plane],
     row: dict[str, Any],
     device: str,
     ranks: Ranks,
@@ -348,7 +341,7 @@ def _describe(
     """What decides the arrangement of one group; nothing that depends on the rank or on the number of blocks."""
     spec_name = type(spec).__name__
     modules = vllm_config.compilation_config.static_forward_context
-    backends, paths = set(), set()
+    backends, paths, contents = set(), set(), set()
     for layer in layers:
         module = modules.get(layer)
         if module is None:
@@ -366,6 +359,12 @@ def _describe(
             raise Unserved(
                 f"LayoutUnknown/{backend}", f"{spec_name} in {row['name']} on {device} is not in the layout table"
             )
+        contents.add(known["content"])
+    head_size = [int(spec.head_size), int(getattr(spec, "head_size_v", spec.head_size) or 0)]
+    members = list(layers.values())
+    # Where key and value have two lengths, or something lies between, nobody takes a state apart.
+    halves = contents == {"halves"} and head_size == [members[0].shape[-1] // 2] * 2
+    known_form = form(row["order"], halves, members, planes) if halves or contents == {"one"} else None
     return {
         "kind": shape.kind,
         "spec": spec_name,
@@ -373,14 +372,18 @@ def _describe(
         "isa": sorted(paths),
         # With pipeline stages each rank sees layers of its own only, so they are described by their number in the
         # model.
-        "layers": layers if ranks.pp == 1 else vllm_config.model_config.get_total_num_hidden_layers(),
+        "layers": list(layers) if ranks.pp == 1 else vllm_config.model_config.get_total_num_hidden_layers(),
         "block_tokens": shape.block_tokens,
         "window_tokens": shape.window_tokens,
         "shards": shape.shards,
-        "head_size": [int(spec.head_size), int(getattr(spec, "head_size_v", spec.head_size) or 0)],
+        "head_size": head_size,
+        "form": known_form,
         "page_bytes": int(spec.page_size_bytes),
         "tensors": sorted(
-            ({"kernel_blocks": r, "shape": list(s), "strides": list(t), "dtype": d} for r, s, t, d in box),
+            (
+                {"kernel_blocks": r, "shape": list(s), "strides": list(t), "dtype": d}
+                for r, s, t, d in {m.box for m in members}
+            ),
             key=lambda item: json.dumps(item, sort_keys=True),
         ),
     }

@@ -1,7 +1,7 @@
 //! Objects to put and places to get them into: one section each, from and to slots of an arena.
 
 use kvcachepool_protocol::key::{ChunkKey, EngineHash, KeyKind, LayoutId, ModelId, NamespaceId};
-use kvcachepool_protocol::object::{Cipher, Codec, Element, Fidelity, Object, Section};
+use kvcachepool_protocol::object::{Cipher, Codec, Fidelity, Form, Object, Section};
 use kvcachepool_sidecar::shm::mapping::Mapping;
 use kvcachepool_sidecar::shm::memfd::{Pages, sealed};
 use kvcachepool_sidecar::tiers::{Get, Place, Put, Span};
@@ -79,7 +79,7 @@ fn object(number: u64, bytes: u64, digest: [u8; 16]) -> Object {
         kind: KeyKind::Prefix,
         codec: Codec::None,
         fidelity: Fidelity::Exact,
-        element: Element::default(),
+        form: Form::default(),
         cipher: Cipher::None,
         model: ModelId(model),
         layout: LayoutId([0xB4; 32]),

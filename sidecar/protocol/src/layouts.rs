@@ -19,6 +19,8 @@ pub struct LayoutTable {
     pub engine: String,
     /// What the dimensions count.
     pub dims: std::collections::BTreeMap<Dim, String>,
+    /// What a state holds.
+    pub contents: std::collections::BTreeMap<Content, String>,
     /// Orders of the dimensions in memory.
     pub layouts: Vec<Layout>,
     /// Kinds of KV groups.
@@ -94,12 +96,26 @@ pub enum Shards {
     One,
 }
 
+/// What a state of a block holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Content {
+    /// A key and a value, side by side.
+    Halves,
+    /// One vector.
+    One,
+    /// Nobody else knows.
+    Own,
+}
+
 /// One attention backend.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Backend {
     /// vLLM's name of it.
     pub name: String,
+    /// What its states hold.
+    pub content: Content,
     /// `cpu`, `cuda`.
     pub devices: Vec<String>,
     /// Specs it is served with.

@@ -3,7 +3,7 @@
 
 use kvcachepool_protocol::domain::*;
 use kvcachepool_protocol::message::{ErrorCode, Group, Hashing, Register};
-use kvcachepool_protocol::object::{Element, Fidelity};
+use kvcachepool_protocol::object::{Axis, Dim, Element, Fidelity, Form};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -367,7 +367,7 @@ fn numbers_are_what_the_layout_says_of_every_tensor() {
         (alone.world, alone.local_world) = (1, 1);
         let rank = RankPart::check(&register).unwrap();
         let alone = SchedulerPart::check(&alone).unwrap();
-        join(&alone, &[&rank], Fidelity::Exact).unwrap().element
+        join(&alone, &[&rank], Fidelity::Exact).unwrap().form
     };
     for (dtypes, element) in [
         (&["torch.bfloat16"][..], Element::Bf16),
@@ -377,7 +377,68 @@ fn numbers_are_what_the_layout_says_of_every_tensor() {
         (&["torch.uint8"], Element::Opaque),
         (&[], Element::Opaque),
     ] {
-        assert_eq!(said(dtypes), element, "{dtypes:?}");
+        assert_eq!(said(dtypes), Form::flat(element), "{dtypes:?}");
+    }
+}
+
+#[test]
+fn a_form_is_what_the_layout_says_of_every_group_and_what_its_blocks_hold() {
+    let said = |blocks: &[u64], forms: &[Value]| {
+        let tensors = json!([{"dtype": "torch.bfloat16"}]);
+        let described: Vec<_> = forms
+            .iter()
+            .map(|form| json!({"tensors": tensors, "form": form}))
+            .collect();
+        let groups = blocks.iter().map(|bytes| group("full", *bytes, 1, 0));
+        let mut register = worker(groups.collect());
+        (register.world, register.local_world) = (1, 1);
+        register.layout = json!({"groups": described}).to_string();
+        let mut alone = scheduler();
+        (alone.world, alone.local_world) = (1, 1);
+        let rank = RankPart::check(&register).unwrap();
+        let alone = SchedulerPart::check(&alone).unwrap();
+        join(&alone, &[&rank], Fidelity::Exact).unwrap().form
+    };
+    let list = json!([["layer", 2], ["token", 16], ["half", 2], ["channel", 32]]);
+    let dims = [
+        (Axis::Layer, 2),
+        (Axis::Token, 16),
+        (Axis::Half, 2),
+        (Axis::Channel, 32),
+    ];
+    let dims = dims.map(|(axis, size)| Dim { axis, size });
+    let (form, flat) = (
+        Form::new(Element::Bf16, &dims).unwrap(),
+        Form::flat(Element::Bf16),
+    );
+    assert_eq!(said(&[4096], std::slice::from_ref(&list)), form);
+    assert_eq!(said(&[4096, 4096], &[list.clone(), list.clone()]), form);
+    let shorter = json!([["layer", 1], ["token", 16], ["half", 2], ["channel", 64]]);
+    for (blocks, forms, why) in [
+        (vec![4096], vec![json!(null)], "nobody knows"),
+        (vec![4096], vec![json!({"token": 2048})], "no list"),
+        (vec![8192], vec![list.clone()], "blocks are longer"),
+        (
+            vec![4096, 8192],
+            vec![list.clone(), list.clone()],
+            "some are",
+        ),
+        (
+            vec![4096, 4096],
+            vec![list.clone(), shorter],
+            "another form",
+        ),
+        (
+            vec![4096, 4096],
+            vec![list.clone(), json!(null)],
+            "one unknown",
+        ),
+        (vec![4096], vec![json!([["head", 2048]])], "unknown axis"),
+        (vec![4096], vec![json!([["token", -2048]])], "negative"),
+        (vec![4096], vec![json!([["token", 2048, 1]])], "three"),
+        (vec![4096], vec![json!([["half", 2048]])], "halves"),
+    ] {
+        assert_eq!(said(&blocks, &forms), flat, "{why}");
     }
 }
 

@@ -22,6 +22,11 @@ fn header(bytes: &[u8]) -> HeaderRecord {
 }
 
 /// Changes the header and makes its digest right again.
+fn dim(axis: u8, size: u32) -> DimRecord {
+    let size = size.into();
+    DimRecord { axis, size }
+}
+
 fn changed(bytes: &[u8], change: impl FnOnce(&mut HeaderRecord)) -> Result<Object, BadObject> {
     let mut bytes = bytes.to_vec();
     let mut record = header(&bytes);
@@ -137,17 +142,28 @@ fn every_lie_of_a_header_has_its_name() {
         unsupported("flags", 1)
     );
     assert_eq!(changed(&bytes, |h| h.kind = 9), unsupported("key kind", 9));
-    assert_eq!(changed(&bytes, |h| h.codec = 5), unsupported("codec", 5));
+    assert_eq!(changed(&bytes, |h| h.codec = 6), unsupported("codec", 6));
     assert_eq!(
-        changed(&bytes, |h| h.fidelity = 4),
-        unsupported("fidelity", 4)
+        changed(&bytes, |h| h.fidelity = 5),
+        unsupported("fidelity", 5)
     );
     assert_eq!(
         changed(&bytes, |h| h.element = 4),
         unsupported("element", 4)
     );
     assert_eq!(changed(&bytes, |h| h.cipher = 3), unsupported("cipher", 3));
-    let invalid: [(&str, Change); 14] = [
+    assert_eq!(
+        changed(&bytes, |h| h.dims[0] = dim(5, 1)),
+        unsupported("axis", 5)
+    );
+    let invalid: [(&str, Change); 18] = [
+        ("a form that no", &|h| h.dims[0] = dim(3, 0)),
+        ("a form that no", &|h| h.dims[0] = dim(2, 3)),
+        ("a form that no", &|h| {
+            h.element = 1;
+            h.dims[0] = dim(3, u32::MAX)
+        }),
+        ("a form that no", &|h| h.dims[4] = dim(3, 1)),
         ("a codec loses what", &|h| h.codec = 2),
         ("the head is no multiple", &|h| h.head_bytes = 100.into()),
         ("the head is no multiple", &|h| h.head_bytes = 0.into()),
@@ -235,9 +251,16 @@ fn what_may_be_lost_and_what_numbers_are_stand_in_name_and_head() {
     let mut names = Vec::new();
     for fidelity in Fidelity::ALL {
         for element in [Element::Opaque, Element::Bf16, Element::F16, Element::F32] {
-            (object.fidelity, object.element) = (fidelity, element);
-            let read = Object::decode(&object.encode().unwrap()).unwrap();
-            assert_eq!(read, object);
+            let two = Axis::ALL.map(|axis| Dim { axis, size: 2 });
+            let most = [Dim {
+                axis: Axis::Token,
+                size: 3,
+            }; MAX_DIMS];
+            for dims in [&[][..], &two, &most] {
+                (object.fidelity, object.form) = (fidelity, Form::new(element, dims).unwrap());
+                let read = Object::decode(&object.encode().unwrap()).unwrap();
+                assert_eq!(read, object);
+            }
         }
         let name = object.name();
         assert_eq!(ObjectName::from_s3("p", &name.s3("p")), Ok(name.clone()));

@@ -15,7 +15,7 @@ use kvcachepool_protocol::domain::Domain;
 use kvcachepool_protocol::key::{
     ChunkKey, EngineHash, KeyKind, NamespaceId, chunk_key, unpack_hashes,
 };
-use kvcachepool_protocol::object::{Cipher, Codec, Element, Fidelity, Object, Section};
+use kvcachepool_protocol::object::{Cipher, Codec, Fidelity, Form, Object, Section};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Bounds of every tier here.
@@ -208,7 +208,7 @@ impl World {
             kind: KeyKind::Prefix,
             codec: Codec::None,
             fidelity: Fidelity::Exact,
-            element: Element::default(),
+            form: Form::default(),
             cipher: Cipher::None,
             model: domain.model_id,
             layout: domain.layout_id,

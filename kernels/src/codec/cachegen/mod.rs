@@ -24,6 +24,8 @@ use crate::number::{Bf16, F16, F32, Number};
 use level::{quantise, restore, steps};
 use table::Counts;
 
+/// Most channels: their tables take some 200 bytes each.
+const CHANNELS_MAX: u32 = 1 << 16;
 /// Tokens of a stream.
 const STREAM_TOKENS: usize = 256;
 
@@ -63,6 +65,9 @@ impl Sizes {
         });
         if bytes != Some(raw) {
             return Err(CodecError::RawLength { raw });
+        }
+        if shape.channels > CHANNELS_MAX {
+            return Err(CodecError::TooWide(shape.channels));
         }
         // Where raw bytes are that many, their factors cannot overflow.
         Ok((raw > 0).then(|| Self {

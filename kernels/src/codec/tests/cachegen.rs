@@ -126,6 +126,12 @@ fn a_shape_must_be_that_of_the_bytes() {
         let packed = encode(Codec::CacheGen, &shape, &raw, &mut Vec::new());
         assert_eq!(packed, Err(CodecError::RawLength { raw: raw.len() }));
     }
+    let wide = Shape {
+        channels: 1 << 17,
+        ..shape(Element::Bf16, 1, 1)
+    };
+    let packed = encode(Codec::CacheGen, &wide, &[0; 1 << 19], &mut Vec::new());
+    assert_eq!(packed, Err(CodecError::TooWide(1 << 17)));
     let empty = Shape {
         layers: u32::MAX,
         tokens: 0,

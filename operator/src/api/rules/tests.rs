@@ -18,7 +18,6 @@ use std::sync::{Arc, LazyLock};
 struct Table {
     specs: HashMap<String, Json>,
     cases: Vec<Case>,
-    later: Vec<Later>,
 }
 
 /// Values of one field of one of the specs: those that are taken, and those that break one rule and no other.
@@ -30,14 +29,6 @@ struct Case {
     message: String,
     good: Vec<Json>,
     bad: Vec<Json>,
-}
-
-/// A field of a later version, and the end of what is said of it.
-#[derive(Deserialize)]
-struct Later {
-    field: String,
-    value: Json,
-    instead: String,
 }
 
 fn table() -> Table {
@@ -188,25 +179,6 @@ fn managed_and_external_redis_are_not_exchanged_in_one_step() {
     assert!(evaluate(&rule.cel, &managed, Some(&managed)));
     assert!(!evaluate(&rule.cel, &managed, Some(&external)));
     assert!(!evaluate(&rule.cel, &external, Some(&managed)));
-}
-
-#[test]
-fn fields_of_later_versions_are_named_and_break_no_rule() {
-    let table = table();
-    for later in &table.later {
-        let at = &later.field;
-        let pool = set(table.pool("smallest"), at, later.value.clone());
-        assert_eq!(broken_for_server(&pool), BTreeSet::new());
-        let problems = check(&serde_json::from_value(pool).unwrap());
-        let [problem] = problems.as_slice() else {
-            panic!("{at}: {problems:?}")
-        };
-        assert_eq!(
-            (problem.reason, problem.field.as_str()),
-            (Reason::NotYetSupported, at.as_str())
-        );
-        assert!(problem.message.ends_with(&later.instead), "{problem}");
-    }
 }
 
 #[test]

@@ -174,9 +174,9 @@ async fn an_api_server_that_refuses_or_is_slow_makes_no_pod_wait() {
 #[tokio::test]
 async fn a_stored_pool_that_cannot_be_read_or_accepted_refuses_its_pods_alone() {
     let malformed = stored("malformed", json!({"local": 5}));
-    let later = json!({"local": {"memory": {"perPod": "1Gi"}}, "write": {"codec": "CacheGen"}});
-    let (pools, _) = pools(&[malformed, stored("later", later), stored("p", plain())]).await;
-    for name in ["malformed", "later"] {
+    let wrong = json!({"local": {"memory": {"perPod": "1Gi"}}, "cache": {"chunkTokens": 0}});
+    let (pools, _) = pools(&[malformed, stored("wrong", wrong), stored("p", plain())]).await;
+    for name in ["malformed", "wrong"] {
         let (reason, message) = refused(pools.find("serving", name, POD).await);
         assert_eq!(reason, Reason::PoolNotAccepted, "{name}");
         assert!(!message.is_empty());

@@ -249,7 +249,7 @@ pub(super) fn keys(c: &mut Config) -> Vec<Key<'_>> {
             "write.codec",
             Restart,
             Slot::Choice(&mut c.write.codec),
-            "How chunks are packed in the tiers below: not at all, without loss, for three quarters of the bytes and some time of a core, or with loss (FP8, INT8, INT4). None and Lossless read what the other wrote; what loses something shares nothing with any other.",
+            "How chunks are packed in the tiers below: not at all, without loss, for three quarters of the bytes and some time of a core, or with loss (FP8, INT8, INT4, CacheGen). None and Lossless read what the other wrote; what loses something shares nothing with any other.",
         ),
         key(
             "s3.bucket",

@@ -330,6 +330,8 @@ choice!(
         Int8 = "INT8",
         /// As whole numbers of 4 bits between the least and the greatest of 64: much is lost.
         Int4 = "INT4",
+        /// As few steps per token and layer, then an entropy coder: most is lost, and most is saved.
+        CacheGen = "CacheGen",
     }
 );
 impl Codec {
@@ -341,6 +343,7 @@ impl Codec {
             Self::Fp8 => object::Codec::Fp8,
             Self::Int8 => object::Codec::Int8,
             Self::Int4 => object::Codec::Int4,
+            Self::CacheGen => object::Codec::CacheGen,
         }
     }
 }

@@ -9,11 +9,13 @@
 //! ```
 //! There is one encoding of an object, and the decoder takes no other: no gaps, no unknown flags, no other order.
 
+mod form;
 mod names;
 mod wire;
 
+pub use form::{Axis, Dim, Element, Form, MAX_DIMS};
 pub use names::{BadName, ObjectName, REDIS_PREFIX, REDIS_SEGMENT_BYTES};
-pub use wire::{BadObject, HEADER_BYTES, HeaderRecord, SectionRecord, head_bytes};
+pub use wire::{BadObject, DimRecord, HEADER_BYTES, HeaderRecord, SectionRecord, head_bytes};
 
 use crate::key::{ChunkKey, EngineHash, KeyKind, LayoutId, ModelId, NamespaceId, chunk_key};
 use xxhash_rust::xxh3::xxh3_128;
@@ -46,6 +48,8 @@ pub enum Codec {
     Int8 = 3,
     /// Whole numbers of 4 bits between the least and the greatest of 64.
     Int4 = 4,
+    /// Few steps per token and layer, then an arithmetic coder per channel.
+    CacheGen = 5,
 }
 
 impl Codec {
@@ -57,6 +61,7 @@ impl Codec {
             Self::Fp8 => "FP8",
             Self::Int8 => "INT8",
             Self::Int4 => "INT4",
+            Self::CacheGen => "CacheGen",
         }
     }
 
@@ -67,42 +72,7 @@ impl Codec {
             Self::Fp8 => Fidelity::Fp8,
             Self::Int8 => Fidelity::Int8,
             Self::Int4 => Fidelity::Int4,
-        }
-    }
-}
-
-/// What the bytes of the engine's KV are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
-#[repr(u8)]
-pub enum Element {
-    /// Bytes, of which nothing is known.
-    #[default]
-    Opaque = 0,
-    /// bfloat16, little-endian.
-    Bf16 = 1,
-    /// IEEE half precision, little-endian.
-    F16 = 2,
-    /// IEEE single precision, little-endian.
-    F32 = 3,
-}
-
-impl Element {
-    /// Bytes of one.
-    pub fn bytes(self) -> usize {
-        match self {
-            Self::Opaque => 1,
-            Self::Bf16 | Self::F16 => 2,
-            Self::F32 => 4,
-        }
-    }
-
-    /// Of the name that torch has for it; [`Element::Opaque`] for all others.
-    pub fn of_torch(name: &str) -> Self {
-        match name {
-            "torch.bfloat16" => Self::Bf16,
-            "torch.float16" => Self::F16,
-            "torch.float32" => Self::F32,
-            _ => Self::Opaque,
+            Self::CacheGen => Fidelity::CacheGen,
         }
     }
 }
@@ -120,11 +90,19 @@ pub enum Fidelity {
     Int8 = 2,
     /// As much as [`Codec::Int4`] loses, or less.
     Int4 = 3,
+    /// As much as [`Codec::CacheGen`] loses, or less.
+    CacheGen = 4,
 }
 
 impl Fidelity {
     /// All of them.
-    pub const ALL: [Self; 4] = [Self::Exact, Self::Fp8, Self::Int8, Self::Int4];
+    pub const ALL: [Self; 5] = [
+        Self::Exact,
+        Self::Fp8,
+        Self::Int8,
+        Self::Int4,
+        Self::CacheGen,
+    ];
 
     /// Name in object names.
     pub fn name(self) -> &'static str {
@@ -133,6 +111,7 @@ impl Fidelity {
             Self::Fp8 => "fp8",
             Self::Int8 => "int8",
             Self::Int4 => "int4",
+            Self::CacheGen => "cachegen",
         }
     }
 
@@ -208,7 +187,7 @@ pub struct Object {
     /// What was lost.
     pub fidelity: Fidelity,
     /// What the raw bytes of all sections are.
-    pub element: Element,
+    pub form: Form,
     /// How sections are encrypted.
     pub cipher: Cipher,
     /// What decides KV values.

@@ -109,10 +109,34 @@ pub struct HeaderRecord {
     pub table_digest: [u8; 16],
     /// [`Element`].
     pub element: u8,
+    /// Dimensions of a block, from the outermost to the innermost, then zeros.
+    pub dims: [DimRecord; MAX_DIMS],
     /// Zero.
-    pub reserved: [u8; 119],
+    pub reserved: [u8; 79],
     /// xxh3-128 of all before.
     pub digest: [u8; 16],
+}
+
+/// A dimension of a block as it lies in an object.
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    Default,
+    PartialEq,
+    Eq,
+    FromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+    Unaligned,
+)]
+#[repr(C)]
+pub struct DimRecord {
+    /// [`Axis`], 0 = no dimension.
+    pub axis: u8,
+    /// How many.
+    pub size: U32,
 }
 
 /// An entry of the section table as it lies in an object.
@@ -196,8 +220,9 @@ impl Object {
             engine_version: padded(&self.engine_version)?,
             nonce: self.nonce,
             table_digest: digest(&out[HEADER_BYTES..]),
-            element: self.element as u8,
-            reserved: [0; 119],
+            element: self.form.element() as u8,
+            dims: dim_records(&self.form),
+            reserved: [0; 79],
             digest: [0; 16],
         };
         header.digest = digest(&header.as_bytes()[..DIGEST_AT]);
@@ -239,7 +264,7 @@ impl Object {
             codec: codec(header.codec)?,
             fidelity: Fidelity::numbered(header.fidelity)
                 .ok_or_else(|| unsupported("fidelity", header.fidelity))?,
-            element: element(header.element)?,
+            form: form(&header)?,
             cipher: cipher(header.cipher)?,
             model: ModelId(header.model),
             layout: LayoutId(header.layout),
@@ -370,7 +395,7 @@ fn header_record(bytes: &[u8]) -> Result<HeaderRecord, BadObject> {
     if header.flags.get() != 0 {
         return Err(unsupported_value("flags", header.flags.get()));
     }
-    if header.reserved != [0; 119] {
+    if header.reserved != [0; 79] {
         return Err(BadObject::Invalid(
             "bytes stand where the header must be zero",
         ));
@@ -411,6 +436,7 @@ fn codec(value: u8) -> Result<Codec, BadObject> {
         2 => Ok(Codec::Fp8),
         3 => Ok(Codec::Int8),
         4 => Ok(Codec::Int4),
+        5 => Ok(Codec::CacheGen),
         _ => Err(unsupported("codec", value)),
     }
 }
@@ -423,6 +449,34 @@ fn element(value: u8) -> Result<Element, BadObject> {
         3 => Ok(Element::F32),
         _ => Err(unsupported("element", value)),
     }
+}
+
+fn dim_records(form: &Form) -> [DimRecord; MAX_DIMS] {
+    let mut records = [DimRecord::default(); MAX_DIMS];
+    for (record, dim) in records.iter_mut().zip(form.dims()) {
+        *record = DimRecord {
+            axis: dim.axis as u8,
+            size: dim.size.into(),
+        };
+    }
+    records
+}
+
+fn form(header: &HeaderRecord) -> Result<Form, BadObject> {
+    let none = DimRecord::default();
+    let there = header.dims.iter().take_while(|dim| **dim != none).count();
+    let (there, rest) = header.dims.split_at(there);
+    let dim = |record: &DimRecord| {
+        let axis = Axis::numbered(record.axis).ok_or_else(|| unsupported("axis", record.axis))?;
+        Ok(Dim {
+            axis,
+            size: record.size.get(),
+        })
+    };
+    let dims: Vec<_> = there.iter().map(dim).collect::<Result<_, _>>()?;
+    let sound = rest.iter().all(|dim| *dim == none);
+    let form = Form::new(element(header.element)?, &dims).filter(|_| sound);
+    form.ok_or(BadObject::Invalid("a form that no section can have"))
 }
 
 fn cipher(value: u8) -> Result<Cipher, BadObject> {

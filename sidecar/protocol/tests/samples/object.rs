@@ -16,7 +16,7 @@ pub fn object(sections: usize, hashes: usize, ids: bool) -> (Object, Vec<Vec<u8>
         kind: KeyKind::Prefix,
         codec: Codec::None,
         fidelity: Fidelity::Exact,
-        element: Element::default(),
+        form: Form::default(),
         cipher: Cipher::None,
         model: ModelId([1; 32]),
         layout: LayoutId([2; 32]),

@@ -3,7 +3,7 @@
 use crate::shm::mapping::Mapping;
 use crate::tiers::{Cause, Get, Place, Put, Span, Tier, TierError};
 use kvcachepool_protocol::key::{ChunkKey, EngineHash, KeyKind, LayoutId, ModelId, NamespaceId};
-use kvcachepool_protocol::object::{Cipher, Codec, Element, Fidelity, Object, Section, digest};
+use kvcachepool_protocol::object::{Cipher, Codec, Fidelity, Form, Object, Section, digest};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -84,7 +84,7 @@ fn object() -> Object {
         kind: KeyKind::Prefix,
         codec: Codec::None,
         fidelity: Fidelity::Exact,
-        element: Element::default(),
+        form: Form::default(),
         cipher: Cipher::None,
         model: ModelId(id("kvcachepool check")),
         layout: LayoutId(id("kvcachepool check")),

@@ -7,7 +7,7 @@ use super::super::{Engine, Time};
 use super::Target;
 use kvcachepool_protocol::domain::{Domain, SectionPlan};
 use kvcachepool_protocol::key::{EngineHash, KeyKind, ModelId, NamespaceId};
-use kvcachepool_protocol::object::{Cipher, Codec, Element, Fidelity, Object, Section};
+use kvcachepool_protocol::object::{Cipher, Codec, Fidelity, Form, Object, Section};
 use kvcachepool_protocol::refs::SectionRef;
 
 /// Longest name and version of an engine in an object's head, in bytes.
@@ -18,7 +18,7 @@ const ENGINE_VERSION_BYTES: usize = 32;
 #[derive(Debug, Clone)]
 pub(crate) struct Origin {
     plan: SectionPlan,
-    element: Element,
+    form: Form,
     engine: String,
     engine_version: String,
 }
@@ -33,7 +33,7 @@ impl<T: Table> Engine<T> {
         let layout = self.layout_number(domain.layout_id);
         let origin = || Origin {
             plan: domain.plan.clone(),
-            element: domain.element,
+            form: domain.form,
             engine: within(engine, ENGINE_BYTES),
             engine_version: within(engine_version, ENGINE_VERSION_BYTES),
         };
@@ -106,7 +106,7 @@ impl<T: Table> Engine<T> {
             kind: KeyKind::Prefix,
             codec: Codec::None,
             fidelity: Fidelity::Exact,
-            element: origin.element,
+            form: origin.form,
             cipher: Cipher::None,
             model,
             layout: *layout,

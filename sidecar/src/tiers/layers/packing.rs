@@ -12,7 +12,7 @@ use crate::tiers::{
 };
 use kvcachepool_protocol::object::{Codec, Fidelity, Object, ObjectName, Section, digest};
 use scratch::{Room, Scratch};
-use section::longest;
+use section::{copies, longest};
 use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -160,7 +160,7 @@ impl Packing {
             return Err(error.about(get.name.s3("")));
         }
         let lengths: Vec<u64> = sections.iter().map(|s| s.stored_bytes).collect();
-        let hold = self.room.take(&lengths).await.ok_or_else(|| {
+        let hold = self.room.take(&lengths, copies(head.codec)).await.ok_or_else(|| {
             let detail = "it is packed, and larger than there is room to unpack it: with write.codec there is more";
             TierError::new(kind, Cause::Shape, detail).about(get.name.s3(""))
         })?;
@@ -214,7 +214,7 @@ impl Packing {
             return self.inner.put(put).await;
         }
         let lengths: Vec<u64> = put.spans.iter().map(|span| longest(span.length)).collect();
-        let Some(hold) = self.room.take(&lengths).await else {
+        let Some(hold) = self.room.take(&lengths, copies(self.codec)).await else {
             return self.inner.put(put).await;
         };
         let scratch = Scratch::new(kind, &lengths, hold)?;
@@ -266,7 +266,7 @@ fn unpack_section(
 ) -> Result<(), String> {
     let mut stored = vec![0; from.length as usize];
     let read = from.read(0, &mut stored);
-    let raw = section::unpack(object.codec, object.element, section, &stored)?;
+    let raw = section::unpack(object.codec, &object.form, section, &stored)?;
     match read && to.write(0, &raw) {
         true => Ok(()),
         false => Err("its place is gone".into()),
@@ -289,7 +289,7 @@ fn pack(
             let detail = "the bytes in memory are not what the head says; nothing was written";
             return Err(TierError::new(kind, Cause::Corrupt, detail));
         }
-        let Ok(packed) = section::pack(codec, object.element, section, raw) else {
+        let Ok(packed) = section::pack(codec, &object.form, section, raw) else {
             return Ok(None);
         };
         if !scratch.fill(index, &packed.stored) {

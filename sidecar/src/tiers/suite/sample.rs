@@ -5,7 +5,7 @@ use crate::shm::memfd::{Pages, sealed};
 use crate::sim::rng::Rng;
 use crate::tiers::{Get, Place, Put, Span};
 use kvcachepool_protocol::key::{ChunkKey, EngineHash, KeyKind, LayoutId, ModelId, NamespaceId};
-use kvcachepool_protocol::object::{Cipher, Codec, Element, Fidelity, Object, ObjectName, Section};
+use kvcachepool_protocol::object::{Cipher, Codec, Fidelity, Form, Object, ObjectName, Section};
 use rustix::fd::AsFd;
 use std::any::Any;
 use std::sync::Arc;
@@ -98,7 +98,7 @@ impl Sample {
             kind: KeyKind::Prefix,
             codec: Codec::None,
             fidelity: Fidelity::Exact,
-            element: Element::default(),
+            form: Form::default(),
             cipher: Cipher::None,
             model: ModelId(digits(seed, u64::MAX)),
             layout: LayoutId(digits(seed, u64::MAX - 1)),

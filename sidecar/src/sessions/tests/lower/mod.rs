@@ -18,7 +18,7 @@ use crate::tiers::{Cause, Kind};
 use kvcachepool_protocol::frame::Op;
 use kvcachepool_protocol::key::{ChunkKey, KeyKind, LayoutId, ModelId, NamespaceId, chunk_key};
 use kvcachepool_protocol::message::*;
-use kvcachepool_protocol::object::{Cipher, Codec, Element, Fidelity, Object, Section};
+use kvcachepool_protocol::object::{Cipher, Codec, Fidelity, Form, Object, Section};
 
 /// Tiers that are only read from.
 fn config(tiers: &[Kind]) -> Config {
@@ -93,7 +93,7 @@ fn object(w: &World, n: u8, digest: u8) -> Object {
         kind: KeyKind::Prefix,
         codec: Codec::None,
         fidelity: Fidelity::Exact,
-        element: Element::default(),
+        form: Form::default(),
         cipher: Cipher::None,
         model,
         layout,

@@ -10,7 +10,7 @@ use crate::shm::memfd::{Pages, sealed};
 use crate::tiers::{Cause, Get, Place, Put, Span, Stored, Tier, TierError};
 use kvcachepool_protocol::key::{ChunkKey, EngineHash, KeyKind, LayoutId, ModelId, NamespaceId};
 use kvcachepool_protocol::object::{
-    Cipher, Codec, Element, Fidelity, Object, ObjectName, Section, digest,
+    Cipher, Codec, Fidelity, Form, Object, ObjectName, Section, digest,
 };
 use parking_lot::{Condvar, Mutex};
 use rustix::fd::AsFd;
@@ -62,7 +62,7 @@ pub fn object(i: u32, lengths: &[u64]) -> Object {
         kind: KeyKind::Prefix,
         codec: Codec::None,
         fidelity: Fidelity::Exact,
-        element: Element::default(),
+        form: Form::default(),
         cipher: Cipher::None,
         model: ModelId([1; 32]),
         layout: LayoutId([2; 32]),

@@ -35,11 +35,11 @@ impl Room {
         }
     }
 
-    /// Waits for room for sections of these lengths, packed, and for one of them at a time as it is packed or unpacked. None: there is
-    /// less room altogether.
-    pub async fn take(&self, lengths: &[u64]) -> Option<Hold> {
+    /// Waits for room for sections of these lengths, packed, and for so many copies of one of them at a time as it is packed or unpacked.
+    /// None: there is less room altogether.
+    pub async fn take(&self, lengths: &[u64], copies: u64) -> Option<Hold> {
         let longest = lengths.iter().copied().max().unwrap_or_default();
-        let bytes = lengths.iter().sum::<u64>() + 2 * longest;
+        let bytes = lengths.iter().sum::<u64>() + copies * longest;
         let wanted = bytes.div_ceil(MI).max(1);
         if wanted > self.all {
             return None;

@@ -2,22 +2,33 @@
 
 use super::*;
 use kvcachepool_kernels::codec::relative_error;
-use kvcachepool_protocol::object::{Element, Fidelity};
+use kvcachepool_protocol::object::{Axis, Dim, Element, Fidelity, Form};
 
-const LOSSY: [(Codec, f64, u64); 3] = [
+const LOSSY: [(Codec, f64, u64); 4] = [
     (Codec::Fp8, 0.05, 60),
     (Codec::Int8, 0.05, 60),
     (Codec::Int4, 0.3, 40),
+    (Codec::CacheGen, 0.3, 40),
 ];
 
 fn around(shelf: &Shelf, codec: Codec) -> Packing {
     Packing::new(Arc::new(shelf.clone()), codec, Arc::default())
 }
 
-/// Numbers of two bytes.
+/// Blocks of 3 layers with 4 heads of 16 tokens, numbers of two bytes.
 fn numbers(number: u64) -> Sample {
-    let mut sample = Sample::new(1, number, &[300_000, 7_002, 65_536]);
-    sample.object.element = Element::Bf16;
+    let dim = |(axis, size)| Dim { axis, size };
+    let dims = [
+        (Axis::Layer, 3),
+        (Axis::Channel, 4),
+        (Axis::Token, 16),
+        (Axis::Half, 2),
+        (Axis::Channel, 8),
+    ];
+    let form = Form::new(Element::Bf16, &dims.map(dim)).unwrap();
+    let block = u64::from(form.block_bytes().unwrap());
+    let mut sample = Sample::new(1, number, &[49 * block, block, 10 * block]);
+    sample.object.form = form;
     sample
 }
 
@@ -67,7 +78,13 @@ async fn what_may_have_lost_something_is_there_for_its_own_codec_and_for_no_othe
     let writer = around(&shelf, Codec::Fp8);
     writer.put(sample.put(&memory)).await.unwrap();
     let name = sample.name();
-    for codec in [Codec::None, Codec::Lossless, Codec::Int8, Codec::Int4] {
+    for codec in [
+        Codec::None,
+        Codec::Lossless,
+        Codec::Int8,
+        Codec::Int4,
+        Codec::CacheGen,
+    ] {
         let other = around(&shelf, codec);
         assert_eq!(
             other.lookup(std::slice::from_ref(&name)).await,
@@ -96,8 +113,25 @@ async fn bytes_that_a_codec_has_nothing_for_are_stored_as_they_are() {
     infinite.object.sections[0].raw_digest = digest(&infinite.bytes[0]);
     infinite.object.sections[0].stored_digest = digest(&infinite.bytes[0]);
     let unknown = Sample::new(1, 2, &[20_000]);
-    for sample in [infinite, unknown] {
-        let tier = around(&shelf, Codec::Int8);
+    let mut flat = numbers(3);
+    flat.object.form = Form::flat(Element::Bf16);
+    let mut torn = numbers(4);
+    torn.object.form = Form::new(
+        Element::Bf16,
+        &[Dim {
+            axis: Axis::Token,
+            size: 5_000,
+        }],
+    )
+    .unwrap();
+    for (codec, sample) in [
+        (Codec::Int8, infinite.clone()),
+        (Codec::Int8, unknown),
+        (Codec::CacheGen, infinite),
+        (Codec::CacheGen, flat),
+        (Codec::CacheGen, torn),
+    ] {
+        let (shelf, tier) = (shelf.clone(), around(&shelf, codec));
         tier.put(sample.put(&memory)).await.unwrap();
         let get = sample.get_all(&memory);
         assert_eq!(tier.get(get.clone()).await, Ok(sample.object.clone()));
@@ -115,7 +149,7 @@ async fn packed_numbers_that_changed_are_never_a_hit() {
             (Shelf::new(Kind::Disk, 0), numbers(0), Memory::new(64 << 20));
         let tier = around(&shelf, codec);
         let name = tier.inside(&sample.name());
-        for byte in (0..30_000).step_by(2_999) {
+        for byte in (0..15_000).step_by(1_499) {
             tier.put(sample.put(&memory)).await.unwrap();
             assert!(shelf.spoil(&name, 0, byte));
             let get = sample.get_all(&memory);
