@@ -251,6 +251,16 @@ def test_planes_that_do_not_lie_as_the_layout_says_have_no_form() -> None:
         assert form(order, True, members, found) is None
 
 
+def test_a_form_is_told_from_one_that_is_a_byte_off_in_a_large_cache() -> None:
+    nbytes, far = 8 * 256 * 2, 1 << 40
+    layers = [Member(0, far + at * nbytes, (1, 8, 1, 256), (2048, 256, 256, 1), "torch.int16", 2) for at in range(80)]
+    planes = [Plane(0, layer.offset, nbytes, nbytes) for layer in layers]
+    known = form(["L", "B", "N", "H", "C"], False, layers, planes)
+    assert known == [["layer", 80], ["channel", 8], ["channel", 256]]
+    planes[-1] = planes[-1]._replace(offset=planes[-1].offset + 1)
+    assert form(["L", "B", "N", "H", "C"], False, layers, planes) is None
+
+
 def test_hybrid_groups_have_planes_of_their_own() -> None:
     config, caches = cache("a", groups=2)
     found = detect(config, caches)

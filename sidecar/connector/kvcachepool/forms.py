@@ -6,7 +6,6 @@ how vLLM laid them out, so it says it in the layout descriptor, and only where e
 
 from __future__ import annotations
 
-import itertools
 from typing import Any, NamedTuple
 
 
@@ -41,22 +40,31 @@ def form(order: list[str], halves: bool, layers: list[Member], planes: list[Plan
     order: the layout's dimensions, of which B stands for the kernel blocks of a block. halves: a state is a key and a
     value. None: the planes are not what that order says.
     """
+    import torch
+
     first = layers[0]
     names = {4: "BHNC", 3: "BNC"}.get(len(first.shape))
     if names is None or any(layer.box != first.box for layer in layers):
         return None
     sizes = {"L": len(layers), "H": 1} | dict(zip(names, first.shape, strict=True))
-    steps = dict(zip(names, first.strides, strict=True))
+    steps = {"H": 0} | dict(zip(names, first.strides, strict=True))
     state = sizes["C"] * first.itemsize
-    outer = [dim for dim in order if dim != "C"]
-    said = []
-    for at in itertools.product(*(range(sizes[dim]) for dim in outer)):
-        index = dict(zip(outer, at, strict=True))
-        layer = layers[index.pop("L")]
-        inside = sum(steps.get(dim, 0) * number for dim, number in index.items())
-        said.append((layer.storage, layer.offset + inside * layer.itemsize))
-    found = [(plane.storage, plane.offset + at) for plane in planes for at in range(0, plane.nbytes, state)]
-    if order[-1] != "C" or steps["C"] != 1 or said != found or any(plane.nbytes % state for plane in planes):
+    if order[-1] != "C" or steps["C"] != 1 or any(plane.nbytes % state for plane in planes):
+        return None
+    # Where each state of a block lies, by that order and by the planes: storage, and bytes from its start.
+    outer = order[:-1]
+    said = torch.zeros((2,), dtype=torch.int64, device="cpu")
+    for dim in outer:
+        if dim == "L":
+            step = torch.tensor([(layer.storage, layer.offset) for layer in layers], device="cpu").T
+        else:
+            along = torch.arange(sizes[dim], device="cpu") * (steps[dim] * first.itemsize)
+            step = torch.stack((torch.zeros_like(along), along))
+        said = said.unsqueeze(-1) + step.view(2, *[1] * (said.dim() - 1), -1)
+    starts = [plane.offset + torch.arange(0, plane.nbytes, state, device="cpu") for plane in planes]
+    storages = [torch.full_like(at, plane.storage) for plane, at in zip(planes, starts, strict=True)]
+    found = torch.stack((torch.cat(storages), torch.cat(starts)))
+    if not torch.equal(said.flatten(1), found):
         return None
     axes = {"L": "layer", "B": "token", "H": "channel", "N": "token"}
     dims: list[list[Any]] = [[axes[dim], sizes[dim]] for dim in outer if sizes[dim] > 1]
