@@ -1,6 +1,7 @@
 //! Windows: staging memory that a worker maps, and the copies between it and the arena. Here lives how bytes move and in what order a
 //! stage changes hands; whose slots they may touch is asked of `sessions`, sockets and threads are in `serve`.
 
+pub mod course;
 pub mod cuda;
 pub mod device;
 pub mod host;

@@ -1,6 +1,7 @@
 //! The thread of one window: it lets both sides see that the memory is the same, then moves stages until the connection or the bell ends.
 
 use super::windows::{Command, Owner, Passed};
+use crate::gpu::course::{Course, Turn};
 use crate::gpu::device::{DeviceError, NoWindow};
 use crate::gpu::mover::{Mover, Step};
 use crate::gpu::page::FlagPage;
@@ -17,7 +18,7 @@ use rustix::net::{
 };
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// A device that does not tell the end of its copies is asked for it so often.
 const ASK_EVERY: Timespec = Timespec {
@@ -31,9 +32,6 @@ const DOUBT_EVERY: Timespec = Timespec {
     tv_nsec: 0,
 };
 
-/// Copies that run so long behind their window's end are in doubt: a stage takes milliseconds.
-const OVERDUE: Duration = Duration::from_secs(10);
-
 /// What the thread of a window has.
 pub(super) struct Window {
     mover: Mover,
@@ -41,7 +39,7 @@ pub(super) struct Window {
     bell: OwnedFd,
     poke: Arc<OwnedFd>,
     pattern: [u8; PATTERN_BYTES],
-    works: bool,
+    course: Course,
     /// The worker said that it has it mapped no more.
     unmapped: bool,
 }
@@ -74,7 +72,7 @@ impl Window {
             bell,
             poke,
             pattern,
-            works: false,
+            course: Course::default(),
             unmapped: false,
         };
         window.mover.device().write(0, &pattern).map_err(failed)?;
@@ -100,51 +98,44 @@ impl Window {
 
     /// Until the connection is over or the worker hangs up, and then until the last copy has ended.
     pub(super) fn run(&mut self, owner: &Owner, commands: &Receiver<Command>) {
-        let (mut over, mut in_doubt, mut end) = (false, 0, None);
+        let begun = Instant::now();
         loop {
-            while !over {
+            while !self.course.is_over() {
                 match commands.try_recv() {
                     Ok(Command::Confirm { tag }) => self.confirm(owner, tag),
                     Err(TryRecvError::Empty) => break,
-                    Err(TryRecvError::Disconnected) => over = true,
+                    Err(TryRecvError::Disconnected) => self.course.end(),
                 }
             }
-            if over {
-                self.mover.close();
-                let end = end.get_or_insert_with(Instant::now);
-                if end.elapsed() >= OVERDUE {
-                    self.mover.give_up(owner);
-                }
+            let Turn {
+                step,
+                doubted,
+                ended,
+            } = self.course.turn(&mut self.mover, owner, begun.elapsed());
+            if let Some(before) = doubted {
+                let _ = shutdown(&self.bell, Shutdown::Write);
+                owner.in_doubt(step.in_doubt as u64, before as u64);
             }
-            let mut step = Step::default();
-            if self.works {
-                step = self.mover.step(owner);
-                if in_doubt != step.in_doubt {
-                    // The worker is to see at once that no stage comes back.
-                    over = true;
-                    self.mover.close();
-                    let _ = shutdown(&self.bell, Shutdown::Write);
-                    owner.in_doubt(step.in_doubt as u64, in_doubt as u64);
-                    in_doubt = step.in_doubt;
-                }
-                if step.answered > 0 {
-                    // A bell that is full is heard all the same; one that nobody holds any more is seen below.
-                    let _ = send(
-                        &self.bell,
-                        &[RING],
-                        SendFlags::DONTWAIT | SendFlags::NOSIGNAL,
-                    );
-                }
+            if step.answered > 0 {
+                // A bell that is full is heard all the same; one that nobody holds any more is seen below.
+                let _ = send(
+                    &self.bell,
+                    &[RING],
+                    SendFlags::DONTWAIT | SendFlags::NOSIGNAL,
+                );
             }
-            if over && step.moving == 0 {
+            if ended {
                 return;
             }
-            over |= self.wait(step, over);
+            if self.hangs_up(step) {
+                self.course.end();
+            }
         }
     }
 
     /// Sleeps until there is something to look at. True: the worker has hung up.
-    fn wait(&mut self, step: Step, over: bool) -> bool {
+    fn hangs_up(&mut self, step: Step) -> bool {
+        let over = self.course.is_over();
         let asks = match step.moving - step.in_doubt {
             1.. if !self.mover.device().tells_ends() => Some(&ASK_EVERY),
             // Also for the time when what still runs is overdue: nobody wakes us then.
@@ -216,7 +207,7 @@ impl Window {
                 "what the worker wrote is not what is read here",
             )),
             Ok(()) => {
-                self.works = true;
+                self.course.works();
                 self.mover.device().works(&self.arena);
                 let reply = WindowReply {
                     working: true,
@@ -225,7 +216,7 @@ impl Window {
                 Ok((reply, Vec::new()))
             }
         };
-        let memory = self.works.then(|| self.mover.device().memory());
+        let memory = answer.is_ok().then(|| self.mover.device().memory());
         owner.answer(tag, answer, memory);
     }
 }
