@@ -88,6 +88,14 @@ pub enum Mistake {
     CopyOutlives,
     /// COMMIT is accepted while the sidecar copies into the slot.
     CopyCommit,
+    /// A stage is given back when its copy has begun.
+    StageEarly,
+    /// A copy that runs counts as ended.
+    CopyEnds,
+    /// A copy of which nobody says that it has ended counts as ended.
+    DoubtEnds,
+    /// A window's end does not wait for its copies.
+    WindowEnds,
 }
 
 #[cfg(any(test, feature = "simulation"))]

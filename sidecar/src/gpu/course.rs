@@ -2,6 +2,7 @@
 //! is left that copies.
 
 use super::mover::{Mover, Slots, Step};
+use crate::engine::mistake::{Mistake, made};
 use std::time::Duration;
 
 /// Copies that run so long behind their window's end are in doubt: a stage takes milliseconds.
@@ -65,7 +66,7 @@ impl Course {
         Turn {
             step,
             doubted,
-            ended: self.over && step.moving == 0,
+            ended: self.over && (step.moving == 0 || made(Mistake::WindowEnds)),
         }
     }
 }

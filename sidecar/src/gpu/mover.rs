@@ -3,6 +3,7 @@
 
 use super::device::{Device, Part, Progress, Ticket};
 use super::page::FlagPage;
+use crate::engine::mistake::{Mistake, made};
 use crate::shm::mapping::Mapping;
 use kvcachepool_protocol::window::{Order, Reason, State, Word, decode};
 use std::sync::Arc;
@@ -122,6 +123,8 @@ impl Mover {
         };
         if let Some(mut moving) = stage.moving.take() {
             let moved = match self.device.progress(moving.ticket) {
+                Progress::Running if made(Mistake::CopyEnds) => true,
+                Progress::Unknown(_) if made(Mistake::DoubtEnds) => false,
                 Progress::Running => {
                     stage.moving = Some(moving);
                     return false;
@@ -159,6 +162,9 @@ impl Mover {
         stage.looked_at = word.sequence;
         match self.begin(number, word, slots) {
             Ok(moving) => {
+                if made(Mistake::StageEarly) {
+                    self.page.answer(number, word, State::Moved, Reason::None);
+                }
                 if let Some(stage) = self.stages.get_mut(number as usize) {
                     stage.moving = Some(moving);
                 }

@@ -25,6 +25,7 @@ impl World {
             r.off,
             r.clear,
             r.tier,
+            r.window,
         ];
         let mut pick = self.rng.below(1000) as u32;
         for (kind, rate) in rates.into_iter().enumerate() {
@@ -110,6 +111,7 @@ impl World {
             12 if self.rng.chance(300) => self.flush(),
             12 => self.clear(),
             13 => self.tier_fault(),
+            14 if self.rng.chance(300) => self.withdraw(),
             _ => false,
         }
     }
@@ -155,6 +157,10 @@ impl World {
             self.instances[instance].workers[rank].queue.push_back(job);
         }
         self.fail_queue(instance, rank);
+        self.keeper_ends(Part {
+            instance,
+            rank: Some(rank),
+        });
         self.end_process(pid);
         let fresh = self.rng.bits().to_le_bytes();
         let p = &mut self.procs[pid];

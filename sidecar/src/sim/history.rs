@@ -60,6 +60,9 @@ impl World {
         if self.rng.chance(40) {
             self.wake();
         }
+        if self.p.windows != 0 && self.rng.chance(350) {
+            return self.window_step();
+        }
         match self.rng.below(100) {
             0..20 => self.sidecar_step(),
             20..36 => self.answer_step(),
@@ -240,6 +243,7 @@ impl World {
         if !self.side.jobs.is_empty() {
             any |= self.tier_step();
         }
+        any |= self.windows_move();
         any && self.violation.is_none()
     }
 
@@ -325,6 +329,7 @@ impl World {
         if back > 0 {
             self.broke(Rule::L1, || format!("{back} ABORTs are never answered"));
         }
+        self.windows_rest();
         let supervisor = self.memory.borrow().supervisor;
         let Some(at) = supervisor else {
             self.broke(Rule::L1, || "there is no memory tier".into());

@@ -138,7 +138,12 @@ impl World {
             layout: String::new(),
             device: String::new(),
             device_uuid: String::new(),
-            transfer_modes: vec!["engine".into()],
+            transfer_modes: match part.rank {
+                Some(rank) if self.p.windows >> rank & 1 == 1 => {
+                    vec!["engine".into(), "cuda_window".into()]
+                }
+                _ => vec!["engine".into()],
+            },
             groups: Vec::new(),
             scheduler_block_tokens: BLOCK_TOKENS,
             chunk_tokens: CHUNK_TOKENS,
@@ -197,9 +202,17 @@ impl World {
                 self.link(part).registered = true;
                 if part.rank.is_none() {
                     self.instances[part.instance].scheduler.ready = reply.ready;
+                } else {
+                    self.keeper_registered(part, &reply.transfer);
                 }
             }
-        } else if part.rank.is_none() {
+        } else if part.rank.is_some() {
+            match wire.op {
+                Op::Window => self.read_window(part, &wire),
+                Op::Abort => self.abort_answered(part, wire.tag),
+                _ => {}
+            }
+        } else {
             self.scheduler_reads(
                 part.instance,
                 wire.op,
@@ -225,6 +238,7 @@ impl World {
                 | ErrorCode::NoArena
                 | ErrorCode::LimitReached
                 | ErrorCode::NotRegistered
+                | ErrorCode::WindowUnavailable
         );
         if !expected {
             self.broke(Rule::P1, || {
@@ -239,6 +253,9 @@ impl World {
         if wire.op == Op::Register && wire.tag == link.register_tag {
             link.register_tag = 0;
             link.at = now + 200;
+        }
+        if wire.op == Op::Window {
+            self.read_window(part, wire);
         }
         if wire.op == Op::Grant || wire.op == Op::Probe {
             self.scheduler_refused(part.instance, wire.tag);
@@ -310,6 +327,9 @@ impl World {
         link.phase = Phase::Up;
         link.at = 0;
         link.boot = boot;
+        if part.rank.is_some() {
+            self.greeted(part, boot);
+        }
     }
 
     /// What a process maps is given up once none of its workers touches it.
@@ -330,6 +350,10 @@ impl World {
             for rank in 0..self.p.world as usize {
                 if self.instances[at].workers[rank].pid == pid {
                     self.fail_queue(at, rank);
+                    self.keeper_ends(Part {
+                        instance: at,
+                        rank: Some(rank),
+                    });
                 }
             }
         }

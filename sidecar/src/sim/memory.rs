@@ -44,9 +44,9 @@ pub fn short(hash: &[u8; 32]) -> u64 {
 /// Somebody's bytes change.
 #[derive(Debug, Clone)]
 pub struct Writer {
-    /// Process, or [`ENGINE`].
+    /// Process, [`ENGINE`], or [`COPIES`].
     pub pid: usize,
-    /// First row of the slot.
+    /// First row that it writes.
     pub slot: u32,
     /// Rows that it writes.
     pub rows: u32,
@@ -56,6 +56,8 @@ pub struct Writer {
 
 /// The engine itself, as a writer.
 pub const ENGINE: usize = usize::MAX;
+/// What the sidecar copies from windows, as a writer.
+pub const COPIES: usize = ENGINE - 1;
 
 /// One arena with its slot table.
 #[derive(Debug)]
@@ -110,6 +112,8 @@ pub enum FdObject {
     Arena(usize),
     Table(usize),
     Lock,
+    /// Memory, page and bell of a window.
+    Window(usize),
     Junk,
 }
 
@@ -208,66 +212,6 @@ impl Memory {
         let content = &self.regions[region].content;
         let row = |at| content.get((slot + at) as usize).copied().unwrap_or(0);
         digest_of(length, (0..rows_of(length)).map(row))
-    }
-
-    /// Somebody begins to write: the slot must be his.
-    pub fn begin_write(
-        &mut self,
-        region: usize,
-        pid: usize,
-        owner: u32,
-        slot: u32,
-        generation: u32,
-        length: u64,
-    ) {
-        let rows = rows_of(length);
-        let row = self.regions[region]
-            .rows
-            .get(slot as usize)
-            .copied()
-            .unwrap_or_default();
-        if row.state != GRANTED || row.owner != owner || row.generation != generation {
-            self.broke(Rule::S3, || {
-                format!("owner {owner} begins to write slot {slot} generation {generation}, which is {row:?}")
-            });
-        }
-        if let Some(other) = self.regions[region]
-            .writers
-            .iter()
-            .find(|w| overlap(w.slot, w.rows, slot, rows))
-        {
-            let other = other.clone();
-            self.broke(Rule::S3, || {
-                format!("owner {owner} writes slot {slot} while {other:?} does")
-            });
-        }
-        self.regions[region].writers.push(Writer {
-            pid,
-            slot,
-            rows,
-            ghost_until: None,
-        });
-        self.tear(region, slot, rows);
-    }
-
-    /// A write ended; whole or not.
-    pub fn end_write(&mut self, region: usize, pid: usize, slot: u32, whole: Option<(u64, u32)>) {
-        let r = &mut self.regions[region];
-        let Some(at) = r
-            .writers
-            .iter()
-            .position(|w| w.pid == pid && w.slot == slot && w.ghost_until.is_none())
-        else {
-            return;
-        };
-        let w = r.writers.swap_remove(at);
-        if let Some((hash, section)) = whole {
-            for at in 0..w.rows {
-                if let Some(c) = r.content.get_mut((w.slot + at) as usize) {
-                    *c = right(hash, section, at);
-                }
-            }
-        }
     }
 
     pub(super) fn state_changes(&mut self, region: usize, row: u32, state: u32) {

@@ -1,6 +1,6 @@
-//! A deterministic simulation of the pod around the real state machine (`sessions::Core`): model connectors with all their rules,
-//! memory that outlives an engine that dies at any table write, a model of the bytes, and faults. A history is a function of its
-//! seed. Each rule can be left out on purpose, to show that the simulation sees it.
+//! A deterministic simulation of the pod around the real state machine (`sessions::Core`) and the real windows (`gpu::mover`,
+//! `gpu::course`): model connectors with all their rules, memory that outlives an engine that dies at any table write, a model of
+//! the bytes, and faults. A history is a function of its seed. Each rule can be left out on purpose, to show that the simulation sees it.
 //!
 //! For tests and `examples/simulate` only.
 #![allow(
@@ -12,11 +12,13 @@
 mod answers;
 mod check;
 mod counts;
+mod device;
 mod digests;
 mod faults;
 mod fetching;
 mod history;
 mod host;
+mod keeper;
 mod link;
 mod lower;
 mod many;
@@ -27,13 +29,17 @@ mod profile;
 pub(crate) mod rng;
 mod rules;
 mod scheduler;
+mod shapes;
 mod sidecar;
+mod stages;
 mod table;
 #[cfg(test)]
 mod tests;
 mod text;
+mod windows;
 mod worker;
 mod world;
+mod writers;
 mod writing;
 
 pub use counts::{ALL, Counts, FAULTS, Fault};

@@ -30,6 +30,14 @@ pub enum Slip {
     ReplyFirst,
     /// A job of a region that is not mapped is done all the same.
     Regions,
+    /// The worker fills a stage without looking at the row.
+    StageUnchecked,
+    /// COMMIT before the stages of a store are back.
+    StageUnwaited,
+    /// The grants of a store that was lost with a window are not kept.
+    ForgetLost,
+    /// They are given back as soon as another boot answers.
+    LostAtOnce,
 }
 
 /// Per thousand steps.
@@ -54,6 +62,8 @@ pub struct Rates {
     pub fetch: u32,
     pub clear: u32,
     pub tier: u32,
+    /// Also per thousand copies of windows, and windows that are made.
+    pub window: u32,
 }
 
 /// One kind of history.
@@ -98,6 +108,11 @@ pub struct Profile {
     /// The history ends with a sidecar that is gone, to see whether vLLM waits.
     pub frozen_end: bool,
     pub slips: u32,
+    /// A bit for each rank whose worker copies through a window.
+    pub windows: u32,
+    /// Stages of a window, and rows of a stage.
+    pub stages: u32,
+    pub stage_rows: u32,
 }
 
 impl Profile {
@@ -134,6 +149,7 @@ impl Profile {
             fetch: on(30),
             clear: on(4),
             tier: 0,
+            window: 0,
         };
         let tiers = if rates.fetch > 0 {
             1 + rates.fetch as usize % 3
@@ -183,6 +199,9 @@ impl Profile {
             events: 1000,
             frozen_end: r.chance(500),
             slips: 0,
+            windows: 0,
+            stages: 1,
+            stage_rows: 64,
         };
         if r.chance(450) {
             profile.rates.tier = 1 + r.below(12) as u32;
@@ -190,6 +209,14 @@ impl Profile {
         profile.min_load_tokens = [0, 0, 64, 128][r.below(4)];
         if r.chance(300) {
             profile.paces = [4 << 20, 64 << 20];
+        }
+        if r.chance(400) {
+            profile.windows = 1 + r.below(3) as u32;
+            profile.stages = 1 + r.below(3) as u32;
+            profile.stage_rows = [4, 8, 16, 64][r.below(4)];
+            if r.chance(600) {
+                profile.rates.window = 1 + r.below(60) as u32;
+            }
         }
         profile.fitting()
     }

@@ -25,6 +25,8 @@ pub enum Rule {
     S10,
     /// What is asked of tiers is waited for, bounded, and adds up.
     S11,
+    /// The memory of a window changes hands only when nothing copies from or to it.
+    S12,
     /// Every slot comes back, every lease ends, every request ends, and a new one is served.
     L1,
     /// vLLM waits for nobody but itself.

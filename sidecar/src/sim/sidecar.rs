@@ -4,15 +4,16 @@ use super::counts::Fault;
 use super::digests::DigestJob;
 use super::host::SimHost;
 use super::lower::{TierJob, configs};
-use super::memory::{ENGINE, EngineDied, FdObject};
+use super::memory::{COPIES, ENGINE, EngineDied, FdObject};
 use super::profile::{Profile, Slip};
 use super::table::SimTable;
+use super::windows::{Window, Wish};
 use super::world::{Wire, World, say};
-use crate::engine::config::{Config, Limits};
+use crate::engine::config::{Config, Limits, Transfer};
 use crate::engine::mistake::{Mistake, made};
 use crate::engine::table::ROW_BYTES;
 use crate::sessions::{
-    ConnId, Core, FdFacts, FdId, FdKind, FdType, Input, Now, Output, ProcessId, Start,
+    ConnId, Core, FdFacts, FdId, FdKind, FdType, Input, Now, Output, ProcessId, Start, WindowId,
 };
 use kvcachepool_protocol::PROTOCOL_VERSION;
 use kvcachepool_protocol::frame::Header;
@@ -60,6 +61,10 @@ pub struct Sidecar {
     /// Rows whose bytes flipped before this boot.
     pub stale_flips: Vec<u32>,
     pub mismatches: Vec<(u32, u32, u32)>,
+    /// Windows that are to be made, that a worker says to see, and that are there.
+    pub wishes: Vec<Wish>,
+    pub confirms: Vec<WindowId>,
+    pub windows: Vec<Window>,
     pub out: Vec<Output>,
 }
 
@@ -81,6 +86,10 @@ fn config(p: &Profile) -> Config {
         tiers: configs(p.tiers),
         read_bytes_per_s: p.paces[0],
         write_bytes_per_s: p.paces[1],
+        transfer: match p.windows {
+            0 => Transfer::Auto,
+            _ => Transfer::CudaWindow,
+        },
         ..base
     }
 }
@@ -194,6 +203,7 @@ impl World {
             conn.server_open = false;
             conn.up.clear();
         }
+        self.windows_die();
         let until = self.now + self.rng.span(0, 29_000);
         let mut outlives = false;
         {
@@ -212,6 +222,12 @@ impl World {
                 }
                 if !self.p.fetch_outlives {
                     region.writers.retain(|w| w.pid != ENGINE);
+                }
+                for w in region.writers.iter_mut().filter(|w| w.pid == COPIES) {
+                    w.ghost_until.get_or_insert(until);
+                }
+                if !self.p.gpu {
+                    region.writers.retain(|w| w.pid != COPIES);
                 }
             }
         }
@@ -284,6 +300,7 @@ impl World {
                 id.0
             );
             self.answers_lost(id);
+            self.close_window(id);
             self.drive(Input::Disconnected { conn: id });
             return true;
         };
@@ -299,6 +316,7 @@ impl World {
                     id.0
                 );
                 self.answers_lost(id);
+                self.close_window(id);
                 self.drive(Input::Disconnected { conn: id });
                 return true;
             }
@@ -333,7 +351,7 @@ impl World {
                     sealed: true,
                     live: m.supervisor == Some(*at),
                 },
-                FdObject::Lock | FdObject::Junk => FdType::Other,
+                FdObject::Lock | FdObject::Window(_) | FdObject::Junk => FdType::Other,
             };
             facts.push(FdFacts { id, kind });
         }
@@ -432,6 +450,7 @@ impl World {
             }
             Output::Close { conn, reason } => {
                 say!(self, "sidecar closes connection {}: {reason}", conn.0);
+                self.close_window(conn);
                 let old = made(Mistake::OldFrames);
                 if let Some(c) = self.conn(conn.0) {
                     c.server_open = false;
@@ -479,8 +498,13 @@ impl World {
                 }
             }
             Output::Tier(order) => self.tier_ordered(order),
-            // Workers of the simulation copy themselves.
-            Output::Admin { .. } | Output::OpenWindow { .. } | Output::ConfirmWindow { .. } => {}
+            Output::OpenWindow {
+                conn, process, tag, ..
+            } => self.open_window(WindowId { conn, tag }, process),
+            Output::ConfirmWindow { conn, tag } => {
+                self.side.confirms.push(WindowId { conn, tag });
+            }
+            Output::Admin { .. } => {}
             Output::Log { event, detail } => {
                 if event == "ArenaAdopted" {
                     self.hit(Fault::HandedBack);

@@ -53,9 +53,31 @@ fn every_mistake_is_seen_and_without_it_the_same_histories_are_clean() {
 }
 
 #[test]
+fn what_a_worker_does_not_look_at_the_sidecar_refuses() {
+    let slip = Wrong {
+        connector: &[Slip::StageUnchecked],
+        ..Wrong::NOTHING
+    };
+    let unowned = MISTAKES
+        .iter()
+        .find(|m| m.wrong.connector == slip.connector)
+        .unwrap();
+    let summary = run_many(1, 200, threads(), 1, slip, &unowned.shape);
+    assert_eq!(summary.broken, []);
+    assert!(summary.counts.faults[Fault::StageRefused as usize] > 0);
+}
+
+#[test]
 fn a_history_is_a_function_of_its_seed() {
+    let windows = |p| Profile {
+        windows: 3,
+        stages: 2,
+        stage_rows: 8,
+        ..p
+    };
     for seed in [3, 77, 1_024] {
-        let [one, other] = [(); 2].map(|()| run(seed, Wrong::NOTHING, &|p| p, false).counts);
+        let [one, other] = [(); 2].map(|()| run(seed, Wrong::NOTHING, &windows, false).counts);
+        assert!(one.faults[Fault::StageStored as usize] > 0);
         assert_eq!((one.events, one.faults), (other.events, other.faults));
         assert_eq!(
             (one.loads_good, one.stores_done),

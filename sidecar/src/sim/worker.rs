@@ -1,9 +1,11 @@
 //! A rank's copy thread: jobs, rows checked before the first write, COMMIT after the copy, generations compared after it.
 
 use super::counts::Fault;
+use super::keeper::Keeper;
 use super::memory::{Bytes, Writer, rows_of};
 use super::profile::Slip;
 use super::rules::Rule;
+use super::stages::Through;
 use super::world::{Link, Part, Phase, World, say};
 use crate::engine::table::GRANTED;
 use kvcachepool_protocol::frame::Op;
@@ -44,6 +46,8 @@ pub enum Step {
     Idle,
     Taken,
     Checked,
+    /// It goes through a window.
+    Through,
     Writing,
     Written,
     Reading,
@@ -66,6 +70,9 @@ pub struct Worker {
     pub clean: bool,
     /// The current job was ABORTed by COMMITting too early.
     pub said: bool,
+    pub keeper: Keeper,
+    /// Where the current job is with its window.
+    pub through: Option<Through>,
 }
 
 impl Worker {
@@ -79,6 +86,7 @@ impl Worker {
         let list: Vec<SectionRef> = jobs
             .filter(|j| !j.load)
             .flat_map(|j| &j.pieces)
+            .chain(self.keeper.held())
             .map(reference)
             .collect();
         pack(&list)
@@ -107,10 +115,18 @@ impl World {
             self.worker(instance, rank).queue.push_back(job);
             return true;
         }
+        let part = Part {
+            instance,
+            rank: Some(rank),
+        };
+        if self.keeper_step(part) {
+            return true;
+        }
         match self.instances[instance].workers[rank].step {
             Step::Idle => self.take_job(instance, rank, pid),
             Step::Taken => self.check_rows(instance, rank, pid),
             Step::Checked => self.begin_copy(instance, rank, pid),
+            Step::Through => self.through_step(part),
             Step::Writing => self.end_copy(instance, rank, pid),
             Step::Written => self.commit(instance, rank),
             Step::Reading => self.end_read(instance, rank, pid),
@@ -179,11 +195,15 @@ impl World {
                 job.pieces
             );
             let load = job.load;
+            self.goes_through(instance, rank, &job);
             let w = self.worker(instance, rank);
             w.current = Some(job);
             w.said = false;
             if load {
-                w.step = Step::Reading;
+                w.step = match w.through {
+                    Some(_) => Step::Through,
+                    None => Step::Reading,
+                };
                 w.reading = mapped;
                 w.clean = true;
             } else {
@@ -191,6 +211,17 @@ impl World {
             }
             return true;
         }
+    }
+
+    /// A job that is begun goes through the window of the moment.
+    fn goes_through(&mut self, instance: usize, rank: usize, job: &Job) {
+        let w = &self.instances[instance].workers[rank];
+        let (live, had) = (w.keeper.live, w.keeper.had);
+        if had && live.is_none() {
+            self.hit(Fault::PlainAfterWindow);
+        }
+        let through = live.map(|pane| Through::new(pane, job, self.panes[pane].stage_bytes));
+        self.worker(instance, rank).through = through;
     }
 
     fn check_rows(&mut self, instance: usize, rank: usize, pid: usize) -> bool {
@@ -225,7 +256,9 @@ impl World {
                 })
             })
         };
-        if mine || self.p.slips(Slip::NoJobCheck) {
+        let through = self.instances[instance].workers[rank].through.is_some();
+        let unchecked = through && self.p.slips(Slip::StageUnchecked);
+        if mine || unchecked || self.p.slips(Slip::NoJobCheck) {
             self.worker(instance, rank).step = Step::Checked;
             return true;
         }
@@ -253,6 +286,10 @@ impl World {
             self.end_job(instance, rank, false);
             return true;
         };
+        if self.instances[instance].workers[rank].through.is_some() {
+            self.worker(instance, rank).step = Step::Through;
+            return true;
+        }
         if self.p.slips(Slip::EarlyCommit) && self.may_say(part) {
             self.say_sections(part, Op::Commit, &job);
             self.worker(instance, rank).said = true;
@@ -346,14 +383,14 @@ impl World {
                     .is_some_and(|r| r.generation == p.generation)
             });
             good = same || self.p.slips(Slip::NoGenCheck);
-            let wrong = job
-                .pieces
-                .iter()
-                .find(|p| {
-                    let rows = rows_of(u64::from(p.length));
-                    m.compare(region, p.slot, rows, p.hash, p.section) == Bytes::Wrong
-                })
-                .copied();
+            let of_region = |p: &&JobPiece| {
+                let rows = rows_of(u64::from(p.length));
+                m.compare(region, p.slot, rows, p.hash, p.section) == Bytes::Wrong
+            };
+            let wrong = match &self.instances[instance].workers[rank].through {
+                Some(through) => through.wrong,
+                None => job.pieces.iter().find(of_region).copied(),
+            };
             drop(m);
             if good && (!clean || wrong.is_some()) {
                 self.broke(Rule::S1, || {
@@ -376,7 +413,8 @@ impl World {
         true
     }
 
-    fn say_sections(&mut self, part: Part, op: Op, job: &Job) {
+    /// Names the sections of a job. Returns the tag.
+    pub(super) fn say_sections(&mut self, part: Part, op: Op, job: &Job) -> u64 {
         let refs: Vec<SectionRef> = job.pieces.iter().map(reference).collect();
         let body = message::encode(&Sections {
             region: job.region,
@@ -385,10 +423,11 @@ impl World {
         .unwrap();
         let tag = self.tag(part);
         self.send(part, op, tag, body, Vec::new());
+        tag
     }
 
     /// Says that slots of a job will not be written, where that can be said; else the next HELLO does not name them.
-    fn abort_slots(&mut self, part: Part, job: &Job) {
+    pub(super) fn abort_slots(&mut self, part: Part, job: &Job) {
         let phase = self.link_of(part).phase;
         if phase == Phase::Up || (self.may_say(part) && !self.p.slips(Slip::Behind)) {
             if phase != Phase::Up {
@@ -413,10 +452,10 @@ impl World {
         }
     }
 
-    fn end_job(&mut self, instance: usize, rank: usize, good: bool) {
+    pub(super) fn end_job(&mut self, instance: usize, rank: usize, good: bool) {
         let w = self.worker(instance, rank);
         let job = w.current.take();
-        (w.step, w.reading, w.said) = (Step::Idle, None, false);
+        (w.step, w.reading, w.said, w.through) = (Step::Idle, None, false, None);
         if let Some(job) = job {
             self.report(instance, job.request, rank, good);
         }
@@ -438,8 +477,10 @@ impl World {
         }
     }
 
-    /// Its connection broke. Jobs stay: the next HELLO names what is held.
-    pub fn worker_lost(&mut self, _instance: usize, _rank: usize) {}
+    /// Its connection broke, and took its window with it. Jobs stay: the next HELLO names what is held.
+    pub fn worker_lost(&mut self, instance: usize, rank: usize) {
+        self.worker(instance, rank).keeper.retire();
+    }
 
     /// Its process died: half-written bytes stay torn, and its device may write on.
     pub fn worker_dies(&mut self, instance: usize, rank: usize) {
@@ -447,6 +488,14 @@ impl World {
         let until = self.now + self.rng.span(0, GHOST_MS);
         let w = &mut self.instances[instance].workers[rank];
         let (pid, writing) = (w.pid, w.step == Step::Writing);
+        let load = w.current.as_ref().is_some_and(|job| job.load);
+        if let Some(through) = w.through.take() {
+            self.died_within(&through, load);
+        }
+        for pane in self.panes.iter_mut().filter(|p| p.pid == pid) {
+            pane.worker_there = false;
+        }
+        let w = &mut self.instances[instance].workers[rank];
         *w = Worker {
             pid,
             rank,

@@ -1,6 +1,7 @@
 //! One history: a pod with its sidecar, its vLLM instances and what lies between them.
 
 use super::counts::{Counts, Fault};
+use super::device::Pane;
 use super::lower::Lower;
 use super::memory::{FdObject, Memory, Shared};
 use super::profile::{Profile, Slip};
@@ -115,6 +116,8 @@ pub struct World {
     pub memory: Shared,
     pub side: Sidecar,
     pub lower: Lower,
+    /// What was shared by windows, the last ones last.
+    pub panes: Vec<Pane>,
     pub procs: Vec<Process>,
     pub instances: Vec<Instance>,
     pub conns: Vec<Conn>,
@@ -139,6 +142,7 @@ impl World {
             memory: Rc::new(RefCell::new(memory)),
             side: Sidecar::default(),
             lower: Lower::default(),
+            panes: Vec::new(),
             procs: Vec::new(),
             instances: Vec::new(),
             conns: Vec::new(),
