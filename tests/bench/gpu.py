@@ -23,6 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from bench import mps
 from bench.results import Row
 from gpu import place
 from servers import paths
@@ -43,7 +44,7 @@ BARS: dict[str, tuple[float | None, float | None]] = {
     "gpu_kv_digest_of_256_": (None, None),
     "gpu_kv_digest_of_16_": (None, None),
     "gpu_kv_": (0.8, None),
-    "decode_beside_": (None, 1.05),
+    "decode_beside_engine_": (None, 1.05),
 }
 
 
@@ -202,12 +203,36 @@ def window_rows(job_bytes: int, runs: int) -> list[Row]:
     ]
 
 
-def program() -> list[dict[str, Any]]:
+def program(*arguments: str, **change: str) -> list[dict[str, Any]]:
     """What `gpu_bench` prints: the device first, then rows; or only why there is none."""
     path = paths.example("gpu_bench")
     small = ["--small"] if place.rehearsal() else []
-    done = subprocess.run([str(path), *small], check=True, stdout=subprocess.PIPE, text=True)
+    environment = os.environ | change
+    command = [str(path), *small, *arguments]
+    done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
     return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def rows_of(lines: list[dict[str, Any]]) -> list[Row]:
+    """Its rows; what it skipped is said."""
+    rows = []
+    for line in lines:
+        if "skipped" in line:
+            print(f"skip {line.get('rows', 'all')}: {line['skipped']}")
+        else:
+            rows.append(row(line["name"], line["value"], line["unit"], line["reference"], line["reference_value"], 1))
+    return rows
+
+
+def mps_rows() -> list[Row]:
+    """Decoding beside a window's copies where both processes are clients of MPS."""
+    try:
+        with mps.daemon() as environment:
+            head, *rest = program("--mps", **environment)
+    except mps.NoMps as none:
+        print(f"skip decode_beside_window_mps: {none}")
+        return []
+    return rows_of([head] if "skipped" in head else rest)
 
 
 def commit() -> str:
@@ -242,12 +267,7 @@ def main(out: Path) -> int:
     if "skipped" in head:
         print(f"skip bench-gpu: {head['skipped']}")
         return 0
-    rows = []
-    for line in rest:
-        if "skipped" in line:
-            print(f"skip {line['rows']}: {line['skipped']}")
-        else:
-            rows.append(row(line["name"], line["value"], line["unit"], line["reference"], line["reference_value"], 1))
+    rows = rows_of(rest) + mps_rows()
     if why := place.missing():
         print(f"skip the worker's copies and whole jobs by a window: {why}")
     else:

@@ -113,10 +113,53 @@ def test_without_a_device_nothing_is_measured_and_nothing_written(tmp_path: Path
     assert not out.exists()
 
 
-def test_all_rows_are_measured_over_a_made_up_driver_and_host_memory(driver: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def mps(tmp_path: Path) -> Path:
+    """A folder with a made-up MPS, which writes down what it is told."""
+    folder = tmp_path / "mps"
+    folder.mkdir()
+    control = folder / "nvidia-cuda-mps-control"
+    told = folder / "told"
+    control.write_text(
+        f"""#!/bin/sh
+[ -d "$CUDA_MPS_PIPE_DIRECTORY" ] || exit 1
+if [ "${{1:-}}" = -d ]; then echo start >>{told}; exit; fi
+read -r said; echo "$said" >>{told}
+[ "$said" != get_server_list ] || cat {folder}/servers
+"""
+    )
+    control.chmod(0o755)
+    (folder / "servers").write_text("1234\n")
+    return folder
+
+
+def test_where_mps_serves_nobody_or_does_not_start_its_rows_are_skipped_by_name(
+    driver: Path, mps: Path, tmp_path: Path
+) -> None:
+    program("gpu_bench")
+    for change, why in [("servers", "MpsUnused: its daemon served no client"), ("start", "MpsFailed: ")]:
+        if change == "servers":
+            (mps / "servers").write_text("")
+        else:
+            (mps / "nvidia-cuda-mps-control").write_text("#!/bin/sh\necho no daemon >&2; exit 1\n")
+        done = run(
+            sys.executable,
+            "-c",
+            "from bench.gpu import mps_rows; assert mps_rows() == []",
+            KVCACHEPOOL_GPU_REHEARSAL="1",
+            LD_LIBRARY_PATH=str(driver),
+            PATH=f"{mps}:{os.environ['PATH']}",
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert f"skip decode_beside_window_mps: {why}" in done.stdout
+    assert (mps / "told").read_text().split() == ["start", "get_server_list", "quit"]
+
+
+def test_all_rows_are_measured_over_a_made_up_driver_and_host_memory(driver: Path, mps: Path, tmp_path: Path) -> None:
     program("gpu_bench")
     out = tmp_path / "gpu.json"
     change = {"KVCACHEPOOL_GPU_REHEARSAL": "1", "LD_LIBRARY_PATH": str(driver)}
+    change["PATH"] = f"{mps}:{os.environ['PATH']}"
     done = run(sys.executable, "-m", "bench.gpu", "--out", str(out), **change)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(out.read_text())
@@ -131,6 +174,8 @@ def test_all_rows_are_measured_over_a_made_up_driver_and_host_memory(driver: Pat
         "decode_idle_p50_ms",
         "decode_beside_engine_p50_ms",
         "decode_beside_window_p50_ms",
+        "decode_idle_mps_p50_ms",
+        "decode_beside_window_mps_p50_ms",
     } <= set(rows)
     manifest = json.loads((TESTS.parent / "kernels" / "ptx" / "manifest.json").read_text())
     for entry in (entry["name"] for module in manifest["modules"] for entry in module["entries"]):

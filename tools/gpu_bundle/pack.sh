@@ -26,7 +26,7 @@ done
 cd "$ROOT"
 # Of what git knows, so that nothing else that lies about comes along.
 git ls-files -z -- sidecar/connector/kvcachepool tests/gpu tests/servers tests/bench/__init__.py tests/bench/gpu.py \
-    tests/bench/copies.py tests/bench/results.py | xargs -0 cp --parents -t "$tree"
+    tests/bench/copies.py tests/bench/mps.py tests/bench/results.py | xargs -0 cp --parents -t "$tree"
 cp tools/gpu_bundle/run.sh "$tree/run.sh"
 git describe --always --dirty --abbrev=40 >"$tree/commit"
 objdump -T "$tree"/bin/* | grep -o 'GLIBC_[0-9.]*' | sort -Vu | tail -n 1 | cut -d_ -f2 >"$tree/glibc"

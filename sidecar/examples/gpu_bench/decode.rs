@@ -14,20 +14,42 @@ use std::sync::atomic::{AtomicBool, Ordering};
 pub const ARGUMENT: &str = "--window-of";
 
 pub fn measured(rig: &Rig, kernels: Arc<Kernels>, link: &Link) -> Result<(), NotMeasured> {
-    let (layers, bytes) = rig.step;
-    let decode = Decode::new(kernels, layers, bytes)?;
-    let idle = decode.steps(rig.time)?;
-    let moved = decode.step_bytes() as f64 / idle.p50;
-    let said = format!("{layers} kernels, {:.0} GB/s", moved / 1e9);
-    shown("decode_idle_p50_ms", idle.p50 * 1e3, "ms", &said, None);
-    shown("decode_idle_p99_ms", idle.p99 * 1e3, "ms", &said, None);
+    let decode = Decode::new(kernels, rig.step.0, rig.step.1)?;
+    let idle = alone(&decode, "idle", rig)?;
     let (steps, both) = decode.steps_beside(link, rig.time)?;
     beside("engine", idle, steps, both.load, both.store);
+    beside_window(&decode, "window", idle, rig)
+}
+
+/// What a window's copies do where both processes share a context's time by MPS: they are its clients.
+pub fn measured_with_mps(rig: &Rig, kernels: Arc<Kernels>) -> Result<(), NotMeasured> {
+    let decode = Decode::new(kernels, rig.step.0, rig.step.1)?;
+    let idle = alone(&decode, "idle_mps", rig)?;
+    beside_window(&decode, "window_mps", idle, rig)
+}
+
+fn alone(decode: &Decode, what: &str, rig: &Rig) -> Result<Steps, NotMeasured> {
+    let idle = decode.steps(rig.time)?;
+    let moved = decode.step_bytes() as f64 / idle.p50;
+    let said = format!("{} kernels, {:.0} GB/s", rig.step.0, moved / 1e9);
+    for (name, value) in [("p50", idle.p50), ("p99", idle.p99)] {
+        shown(
+            &format!("decode_{what}_{name}_ms"),
+            value * 1e3,
+            "ms",
+            &said,
+            None,
+        );
+    }
+    Ok(idle)
+}
+
+fn beside_window(decode: &Decode, what: &str, idle: Steps, rig: &Rig) -> Result<(), NotMeasured> {
     let window = Window::start(&rig.uuid)?;
     let steps = decode.steps(rig.time)?;
     let found = window.end()?;
     let speed = |name: &str| found[name].as_f64().unwrap_or(0.0);
-    beside("window", idle, steps, speed("load"), speed("store"));
+    beside(what, idle, steps, speed("load"), speed("store"));
     Ok(())
 }
 

@@ -1,7 +1,8 @@
 //! Speeds on a GPU, each beside what bounds it in the same run: `cargo run --example gpu_bench`.
 //!
 //! The first line says what device that was, each other line is a row: name, value, unit, reference. Without a GPU the only line says why.
-//! `--small` moves little: for tests of this program. Takes 1.5 GiB of the device.
+//! `--small` moves little: for tests of this program. `--mps`, in the environment of an MPS daemon, measures only what that may change.
+//! Takes 1.5 GiB of the device.
 
 #![allow(clippy::unwrap_used, reason = "a tool for developers")]
 
@@ -120,18 +121,27 @@ fn measured(rig: &Rig) -> Result<(), NotMeasured> {
     let lanes = Link::new(&rig.context)?;
     let peaks = link(rig, &lanes)?;
     window(rig, peaks)?;
-    let kernels = match Kernels::load(&rig.context) {
-        Ok(kernels) => Arc::new(kernels),
-        Err(error) => {
-            println!(
-                "{}",
-                json!({"skipped": format!("{}: {error}", error.name()), "rows": "kernels and decoding"})
-            );
-            return Ok(());
-        }
+    let Some(kernels) = kernels(rig) else {
+        return Ok(());
     };
     rooflines::measured(rig, &kernels)?;
     decode::measured(rig, kernels, &lanes)
+}
+
+fn measured_with_mps(rig: &Rig) -> Result<(), NotMeasured> {
+    kernels(rig).map_or(Ok(()), |kernels| decode::measured_with_mps(rig, kernels))
+}
+
+/// None: the driver does not take them, which is said.
+fn kernels(rig: &Rig) -> Option<Arc<Kernels>> {
+    let loaded = Kernels::load(&rig.context).map_err(|error| {
+        let why = format!("{}: {error}", error.name());
+        println!(
+            "{}",
+            json!({"skipped": why, "rows": "kernels and decoding"})
+        );
+    });
+    loaded.ok().map(Arc::new)
 }
 
 fn main() -> ExitCode {
@@ -141,7 +151,8 @@ fn main() -> ExitCode {
     {
         return decode::other(uuid);
     }
-    let rig = match Rig::open(arguments.iter().any(|one| one == "--small")) {
+    let asked = |name: &str| arguments.iter().any(|one| one == name);
+    let rig = match Rig::open(asked("--small")) {
         Ok(rig) => rig,
         Err(none) => {
             println!("{}", json!({"skipped": none.to_string()}));
@@ -157,7 +168,11 @@ fn main() -> ExitCode {
         "memory_bytes": rig.context.memory().ok().map(|(_, total)| total),
     });
     println!("{device}");
-    match measured(&rig) {
+    let measured = match asked("--mps") {
+        true => measured_with_mps(&rig),
+        false => measured(&rig),
+    };
+    match measured {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("{error}");

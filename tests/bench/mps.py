@@ -1,0 +1,50 @@
+"""NVIDIA's MPS, which lets processes share a GPU without time slices: a daemon for as long as something is measured."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+
+from servers.paths import short_folder
+
+_CONTROL = "nvidia-cuda-mps-control"
+
+
+class NoMps(Exception):
+    """There is none on this machine, or it does not start, or nobody is served by it."""
+
+
+def _tell(command: list[str], environment: dict[str, str], said: str = "") -> str:
+    try:
+        done = subprocess.run(
+            command, env=os.environ | environment, input=said, capture_output=True, text=True, timeout=60, check=True
+        )
+    except FileNotFoundError:
+        raise NoMps(f"NoMps: {_CONTROL} is not on this machine") from None
+    except subprocess.CalledProcessError as error:
+        raise NoMps(f"MpsFailed: {' '.join(command)}: {error.stderr.strip() or error}") from None
+    except subprocess.TimeoutExpired as error:
+        raise NoMps(f"MpsFailed: {error}") from None
+    return done.stdout.strip()
+
+
+@contextlib.contextmanager
+def daemon() -> Iterator[dict[str, str]]:
+    """The environment of its clients. Raises `NoMps`, at the end too if nobody was served."""
+    folder = short_folder()
+    environment = {"CUDA_MPS_PIPE_DIRECTORY": str(folder / "pipe"), "CUDA_MPS_LOG_DIRECTORY": str(folder / "log")}
+    for path in environment.values():
+        os.mkdir(path)
+    try:
+        _tell([_CONTROL, "-d"], environment)
+        try:
+            yield environment
+            if not _tell([_CONTROL], environment, "get_server_list\n"):
+                raise NoMps("MpsUnused: its daemon served no client")
+        finally:
+            _tell([_CONTROL], environment, "quit\n")
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
