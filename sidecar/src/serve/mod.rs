@@ -7,6 +7,7 @@ mod complaints;
 mod connection;
 pub mod daemon;
 mod descriptors;
+mod exit;
 mod holders;
 mod host;
 mod listener;

@@ -6,7 +6,7 @@ use super::descriptors::Descriptors;
 use super::host::{Live, Machine};
 use super::shell::{Parts, Posted, Shell};
 use super::tiers::Tiers;
-use super::{listener, reload, watch};
+use super::{exit, listener, reload, watch};
 use crate::config_file::{self, Files, Loaded, core_config};
 use crate::sessions::{Core, Input, Start};
 use crate::shm::arena::Arena;
@@ -81,8 +81,7 @@ pub fn run(config_files: &Files) -> Result<i32, EngineError> {
             _ = int.recv() => drain(&daemon, &link).await,
         }
     })?;
-    // Threads may be inside a long system call; nothing of theirs needs an orderly end.
-    std::process::exit(code)
+    exit::now(code)
 }
 
 fn serve_admin(daemon: &Arc<Daemon>, link: &Link, listener: TcpListener) -> std::io::Result<()> {

@@ -9,6 +9,7 @@ use super::management::Management;
 use crate::gpu::device::NoWindow;
 use kvcachepool_protocol::window::Unavailable;
 use parking_lot::Mutex;
+use std::collections::BTreeMap;
 use std::ffi::{CStr, c_int};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -238,17 +239,35 @@ fn known_or_made(
     uuid: &str,
     may: impl FnOnce(&Uuid) -> Result<(), NoWindow>,
 ) -> Result<Arc<Context>, NoWindow> {
-    static MADE: Mutex<Vec<(String, Weak<Context>)>> = Mutex::new(Vec::new());
-    let wanted = digits(uuid);
-    let mut made = MADE.lock();
-    let known = made.iter().find(|(known, _)| *known == wanted);
-    if let Some(context) = known.and_then(|(_, context)| context.upgrade()) {
-        return Ok(context);
+    static CONTEXTS: Contexts = Contexts::new();
+    CONTEXTS.of(driver()?, &digits(uuid), may)
+}
+
+/// The context of each device that has one. A driver that hangs at one device holds up nobody at another.
+pub(super) struct Contexts(Mutex<BTreeMap<c_int, Arc<Mutex<Weak<Context>>>>>);
+
+impl Contexts {
+    pub(super) const fn new() -> Self {
+        Self(Mutex::new(BTreeMap::new()))
     }
-    let context = Arc::new(make_where(driver()?, &wanted, may)?);
-    made.retain(|(known, _)| *known != wanted);
-    made.push((wanted, Arc::downgrade(&context)));
-    Ok(context)
+
+    /// That of the device whose UUID has these digits: the known one, or a new one where there may be one.
+    pub(super) fn of(
+        &self,
+        driver: &'static Driver,
+        wanted: &str,
+        may: impl FnOnce(&Uuid) -> Result<(), NoWindow>,
+    ) -> Result<Arc<Context>, NoWindow> {
+        let (device, uuid) = find(&driver.api, wanted)?;
+        let place = self.0.lock().entry(device).or_default().clone();
+        let mut known = place.lock();
+        if let Some(context) = known.upgrade() {
+            return Ok(context);
+        }
+        let context = Arc::new(make(driver, device, || may(&uuid))?);
+        *known = Arc::downgrade(&context);
+        Ok(context)
+    }
 }
 
 /// A UUID without what differs between those who write it: prefix, dashes, case.
@@ -284,24 +303,21 @@ fn uuids(api: &Api) -> Result<Vec<(c_int, Uuid)>, NoWindow> {
     Ok((0..count).filter_map(uuid).collect())
 }
 
-/// The context of the device whose UUID has these digits.
-#[cfg(test)]
-pub(super) fn make(driver: &'static Driver, wanted: &str) -> Result<Context, NoWindow> {
-    make_where(driver, wanted, |_| Ok(()))
-}
-
-fn make_where(
-    driver: &'static Driver,
-    wanted: &str,
-    may: impl FnOnce(&Uuid) -> Result<(), NoWindow>,
-) -> Result<Context, NoWindow> {
-    let api = &driver.api;
+fn find(api: &Api, wanted: &str) -> Result<(c_int, Uuid), NoWindow> {
     let known = uuids(api)?;
     let found = known.iter().find(|(_, uuid)| hex(uuid) == wanted);
-    let Some((device, uuid)) = found.copied() else {
+    found.copied().ok_or_else(|| {
         let said = format!("none of {} devices has UUID {wanted}", known.len());
-        return Err(NoWindow::new(Unavailable::NoDevice, said));
-    };
+        NoWindow::new(Unavailable::NoDevice, said)
+    })
+}
+
+fn make(
+    driver: &'static Driver,
+    device: c_int,
+    may: impl FnOnce() -> Result<(), NoWindow>,
+) -> Result<Context, NoWindow> {
+    let api = &driver.api;
     let (mut name, mut mode, mut context) = ([0u8; NAME_BYTES], 0, null_mut());
     // SAFETY: pointers to NAME_BYTES bytes, with their number beside them, and to an int of ours.
     unsafe {
@@ -317,7 +333,7 @@ fn make_where(
         let said = format!("{name} has compute mode {mode}");
         return Err(NoWindow::new(Unavailable::ExclusiveProcess, said));
     }
-    may(&uuid)?;
+    may()?;
     // SAFETY: the pointer is to a handle of ours, the device is one that the driver named.
     let retained = unsafe { (api.context_retain)(&mut context, device) };
     done("cuDevicePrimaryCtxRetain", retained).map_err(refused)?;

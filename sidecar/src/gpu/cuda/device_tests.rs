@@ -1,17 +1,22 @@
 //! A window's copies over a made-up driver of their own, which is told to fail.
 #![allow(unsafe_code)]
 
-use super::context::{Context, Driver, make};
+use super::context::{Context, Contexts, Driver};
 use super::device::CudaDevice;
 use super::library::Library;
-use crate::gpu::device::{Device, Part, Progress, Ticket};
+use crate::gpu::device::{Device, NoWindow, Part, Progress, Ticket};
 use crate::shm::mapping::Mapping;
 use kvcachepool_protocol::window::{Direction, Unavailable};
 use std::ffi::{CString, c_int};
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::time::Duration;
 
+const FIRST: &str = "11111111111111111111111111111100";
+/// An instance of a partitioned device.
+const SECOND: &str = "11111111111111111111111111111101";
 const WINDOW: u64 = 4 << 20;
 /// `CUDA_ERROR_LAUNCH_FAILED`: every later call of the context fails with it too.
 const LOST: c_int = 719;
@@ -29,17 +34,22 @@ struct Rig {
     stages: unsafe extern "C" fn(c_int),
 }
 
+/// A made-up driver that nobody else has.
+fn library() -> Library {
+    let folder = tempfile::tempdir().unwrap();
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/served/fake_driver.c");
+    let built = folder.path().join("libcuda.so.1");
+    let compiled = Command::new("cc")
+        .args(["-shared", "-fPIC", "-o"])
+        .args([&built, &source])
+        .status();
+    assert!(compiled.unwrap().success());
+    Library::open(&CString::new(built.to_str().unwrap()).unwrap()).unwrap()
+}
+
 impl Rig {
     fn new() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/served/fake_driver.c");
-        let built = folder.path().join("libcuda.so.1");
-        let compiled = Command::new("cc")
-            .args(["-shared", "-fPIC", "-o"])
-            .args([&built, &source])
-            .status();
-        assert!(compiled.unwrap().success());
-        let library = Library::open(&CString::new(built.to_str().unwrap()).unwrap()).unwrap();
+        let library = library();
         // SAFETY: the types are those of fake_driver.c.
         let (fail, stuck, stages) = unsafe {
             let fail = library.function(c"fake_fail").unwrap();
@@ -49,7 +59,7 @@ impl Rig {
         // SAFETY: as above.
         let events = unsafe { library.function(c"fake_events").unwrap() };
         let driver = Box::leak(Box::new(Driver::of(&library).unwrap()));
-        let context = Arc::new(make(driver, "11111111111111111111111111111100").unwrap());
+        let context = Contexts::new().of(driver, FIRST, |_| Ok(())).unwrap();
         Self {
             device: CudaDevice::new(context.clone(), WINDOW).unwrap(),
             context,
@@ -96,6 +106,33 @@ impl Rig {
             }
         }
     }
+}
+
+#[test]
+fn a_driver_that_hangs_at_one_device_holds_up_nobody_at_another() {
+    let driver: &'static Driver = Box::leak(Box::new(Driver::of(&library()).unwrap()));
+    let contexts = Contexts::new();
+    let ((began, begun), (go, told)) = (channel(), channel::<()>());
+    std::thread::scope(|scope| {
+        let known = &contexts;
+        let hung = move || {
+            known.of(driver, FIRST, |_| {
+                began.send(()).unwrap();
+                let told = told.recv_timeout(Duration::from_secs(20));
+                told.map_err(|_| NoWindow::new(Unavailable::DriverFailed, "held up the other"))
+            })
+        };
+        let first = scope.spawn(hung);
+        begun.recv().unwrap();
+        let second = contexts.of(driver, SECOND, |_| Ok(()));
+        assert_eq!(second.err().unwrap().why, Unavailable::MigEnabled);
+        go.send(()).unwrap();
+        let first = first.join().unwrap().unwrap();
+        let again = contexts.of(driver, FIRST, |_| unreachable!("it is there"));
+        assert!(Arc::ptr_eq(&first, &again.unwrap()));
+    });
+    let unknown = contexts.of(driver, "00", |_| Ok(())).err().unwrap();
+    assert_eq!(unknown.why, Unavailable::NoDevice);
 }
 
 #[test]

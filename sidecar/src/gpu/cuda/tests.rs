@@ -3,7 +3,7 @@
 #![allow(unsafe_code)]
 
 use super::buffer::{Buffer, Pinned};
-use super::context::{Context, Driver, make};
+use super::context::{Context, Contexts, Driver};
 use super::families::{Angles, Packed, Sections, Table, Way, packed_bytes};
 use super::launch::{Kernels, LaunchError, Value};
 use super::library::Library;
@@ -56,7 +56,8 @@ fn opened() -> Option<Arc<Context>> {
     assert!(built.success());
     let path = CString::new(library.to_str().unwrap()).unwrap();
     let driver = Driver::of(&Library::open(&path).unwrap()).unwrap();
-    Some(Arc::new(make(Box::leak(Box::new(driver)), FIRST).unwrap()))
+    let driver = Box::leak(Box::new(driver));
+    Some(Contexts::new().of(driver, FIRST, |_| Ok(())).unwrap())
 }
 
 fn arguments_error(error: LaunchError) -> String {
