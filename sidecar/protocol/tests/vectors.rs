@@ -8,6 +8,7 @@ use kvcachepool_protocol::config::Config;
 use kvcachepool_protocol::frame::*;
 use kvcachepool_protocol::key::*;
 use kvcachepool_protocol::message::*;
+use kvcachepool_protocol::object::{Axis, Dim, Element, Form};
 use kvcachepool_protocol::{PROTOCOL_VERSION, lockfile, refs, table, window};
 use samples::{messages, object::object};
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
@@ -357,6 +358,11 @@ fn seeds_of_the_fuzzers() {
         "fuzz/seeds/object/sections",
         &object(3, 16, true).0.encode().unwrap(),
     );
+    let mut with_form = object(1, 0, false).0;
+    let dims = [(Axis::Token, 16), (Axis::Half, 2), (Axis::Channel, 8)];
+    let dims = dims.map(|(axis, size)| Dim { axis, size });
+    with_form.form = Form::new(Element::Bf16, &dims).unwrap();
+    must_be("fuzz/seeds/object/form", &with_form.encode().unwrap());
     must_be(
         "fuzz/seeds/table/rows",
         &[

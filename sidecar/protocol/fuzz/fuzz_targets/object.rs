@@ -34,7 +34,11 @@ fn sealed(bytes: &[u8]) -> Option<Vec<u8>> {
     header.magic = kvcachepool_protocol::object::MAGIC;
     header.version = 1.into();
     header.flags = 0.into();
-    header.reserved = [0; 120];
+    header.reserved.fill(0);
+    header.element %= 4;
+    for dim in &mut header.dims {
+        dim.axis %= 5;
+    }
     header.head_bytes = ((header.head_bytes.get() % 16 + 1) * 4096).into();
     bytes.resize(bytes.len().max(header.head_bytes.get() as usize), 0);
     let counts = [
