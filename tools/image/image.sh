@@ -35,6 +35,8 @@ build() {
 # No registry and no daemon is needed; the libraries are this machine's.
 archive() {
     mkdir -p "$(dirname "$ARCHIVE")"
+    # As in the Dockerfile.
+    if [ "$(uname -m)" = aarch64 ]; then export JEMALLOC_SYS_WITH_LG_PAGE=16; fi
     CARGO_PROFILE_RELEASE_STRIP=debuginfo cargo build --release --bins
     python3 tools/image/archive.py "$1" "${CARGO_TARGET_DIR:-target}/release" "$ARCHIVE"
     say "no docker, podman or buildah runs here: $1 is in $ARCHIVE (docker load, podman load, ctr images import)"

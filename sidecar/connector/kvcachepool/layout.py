@@ -363,7 +363,7 @@ def _describe(
     head_size = [int(spec.head_size), int(getattr(spec, "head_size_v", spec.head_size) or 0)]
     members = list(layers.values())
     # Where key and value have two lengths, or something lies between, nobody takes a state apart.
-    halves = contents == {"halves"} and head_size == [members[0].shape[-1] // 2] * 2
+    halves = contents == {"halves"} and [2 * size for size in head_size] == [members[0].shape[-1]] * 2
     known_form = form(row["order"], halves, members, planes) if halves or contents == {"one"} else None
     return {
         "kind": shape.kind,

@@ -398,6 +398,11 @@ pub const CORE: &[Metric] = &[
         &["tier"],
         "Relative error of what was packed last for a tier below memory: root of the mean square of what was lost, of that of the numbers. 0 where every bit comes back.",
     ),
+    counter(
+        "tier_plain_objects_total",
+        &["tier", "reason"],
+        "Objects that write.codec did not pack for a tier below memory, and that were written as they are: TooLarge (packing them takes more memory than there is for it), Unsuited (no numbers, not finite ones, or a form that the codec does not know), NotSmaller.",
+    ),
     counter("tier_retries_total", &["tier"], "Attempts after the first."),
     counter(
         "tier_corrupt_objects_total",

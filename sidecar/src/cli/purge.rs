@@ -73,7 +73,9 @@ pub fn main(args: &Args) -> Result<ExitCode, String> {
 async fn one(opening: &Opening, dry_run: bool) -> Result<Purged, TierError> {
     let tier = opening.open().await?;
     purge(
-        layered(tier, &patient(opening.layers)).tier.as_ref(),
+        layered(tier, &patient(opening.layers.clone()))
+            .tier
+            .as_ref(),
         dry_run,
     )
     .await

@@ -166,6 +166,10 @@ impl Tiers {
                 }
                 put("tier_packing_seconds_total", &[tier, operation], took);
             }
+            for (why, objects) in layers.packed.plain() {
+                let labels = [tier, why.name()];
+                put("tier_plain_objects_total", &labels, objects as f64);
+            }
             let error = layers.packed.error();
             put("tier_packing_error_ratio", &[tier], error);
             put("tier_retries_total", &[tier], layers.retried() as f64);

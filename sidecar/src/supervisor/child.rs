@@ -28,9 +28,11 @@ pub fn spawn(config: &Files, link: OwnedFd) -> std::io::Result<Pid> {
     command
         .arg0("kvcachepool-sidecar")
         .arg(SUBCOMMAND)
-        .env(ALLOCATOR.0, ALLOCATOR.1)
         .stdin(Stdio::from(link))
         .process_group(0);
+    if std::env::var_os(ALLOCATOR.0).is_none() {
+        command.env(ALLOCATOR.0, ALLOCATOR.1);
+    }
     if let Some(pod) = &config.pod {
         command.arg("--config").arg(pod);
     }

@@ -2,7 +2,7 @@
 
 use super::directory::Directory;
 use super::disk::{self, Disk};
-use super::layers::{LimitOptions, Options};
+use super::layers::{LimitOptions, Options, PackingOptions};
 use super::redis::{self, Marks, Redis};
 use super::s3::{self, S3};
 use super::{Cause, Kind, Operation, Tier, TierError};
@@ -51,6 +51,7 @@ impl fmt::Debug for Opening {
 pub fn configured(config: &Config) -> Vec<Opening> {
     let redis = Redis::open(&settings(&config.redis));
     let directory = redis.clone().ok().filter(|_| !config.redis.urls.is_empty());
+    let packing = PackingOptions::new(config.write.codec.of_objects());
     let opening = |kind| {
         let mut opening = match kind {
             Kind::Disk => of_disk(
@@ -60,7 +61,7 @@ pub fn configured(config: &Config) -> Vec<Opening> {
             Kind::Redis => of_redis(redis.clone()),
             Kind::S3 => of_s3(config.s3.clone(), directory.clone()),
         };
-        opening.layers.codec = config.write.codec.of_objects();
+        opening.layers.packing = packing.clone();
         opening
     };
     kinds(config).map(opening).collect()

@@ -25,7 +25,7 @@ const S3_REQUEST_BYTES: u64 = 512 << 10;
 /// Bytes that packing and unpacking take at once: objects as they are packed, and a section of each as it is not.
 pub const PACKING_BYTES: u64 = 128 << 20;
 /// The same where nothing is packed, and what others packed is read all the same: within what every sidecar has to spare.
-pub const UNPACKING_BYTES: u64 = 64 << 20;
+pub const UNPACKING_BYTES: u64 = 80 << 20;
 /// Bytes of the container's memory that CUDA contexts of a sidecar with a GPU are given, whatever their number, where nothing else is
 /// said (`gpu.contextMemory`). An estimate: it was never measured on a GPU.
 pub const CONTEXT_BYTES: u64 = 512 << 20;

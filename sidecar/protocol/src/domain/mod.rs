@@ -2,6 +2,7 @@
 //! keys unknown here are kept and hashed like all others.
 
 mod canonical;
+mod numbers;
 mod plan;
 mod register;
 

@@ -1,10 +1,11 @@
 //! REGISTER messages of the ranks and of the scheduler, checked one by one and joined to a domain.
 
+use super::numbers::form;
 use super::{BadDescriptor, BadPlan, Descriptor, GroupKind, GroupPlan, SectionPlan};
 use crate::key::{LayoutId, ModelId};
 use crate::message::{ErrorCode, Group, Hashing, Register};
-use crate::object::{Axis, Dim, Element, Fidelity, Form};
-use serde_json::{Value, json};
+use crate::object::{Fidelity, Form};
+use serde_json::json;
 
 /// Ranks of an instance.
 const MAX_WORLD: u32 = 1_024;
@@ -296,51 +297,6 @@ pub fn model_identity(
     model
         .with("hashing", hashing)?
         .with("chunk_tokens", chunk_tokens.into())
-}
-
-/// What the layout says of every group's blocks, where it says the same of all.
-fn form(layout: &Descriptor, plan: &SectionPlan) -> Form {
-    let layout = layout.to_value();
-    let groups = list(&layout, "groups");
-    let mut elements = groups.iter().flat_map(|group| {
-        let tensors = list(group, "tensors").iter();
-        tensors.map(|tensor| {
-            let dtype = tensor.get("dtype").and_then(Value::as_str);
-            dtype.map(Element::of_torch).unwrap_or_default()
-        })
-    });
-    let first = elements.next().unwrap_or_default();
-    if !elements.all(|element| element == first) {
-        return Form::default();
-    }
-    let mut forms = groups.iter().map(|group| dims(list(group, "form")));
-    let dims = forms.next().flatten().unwrap_or_default();
-    let same = forms.all(|other| other.as_ref() == Some(&dims));
-    let form = Form::new(first, &dims).filter(|form| {
-        let bytes = form.block_bytes().map(u64::from);
-        let mut plans = plan.groups().iter();
-        same && plans.all(|group| bytes == Some(group.block_bytes))
-    });
-    form.unwrap_or(Form::flat(first))
-}
-
-/// Dimensions of a block, e.g. `[["layer", 2], ["token", 16], ["channel", 128]]`.
-fn dims(list: &[Value]) -> Option<Vec<Dim>> {
-    let dim = |value: &Value| {
-        let [axis, size] = value.as_array()?.as_slice() else {
-            return None;
-        };
-        Some(Dim {
-            axis: Axis::named(axis.as_str()?)?,
-            size: u32::try_from(size.as_u64()?).ok()?,
-        })
-    };
-    list.iter().map(dim).collect()
-}
-
-fn list<'a>(value: &'a Value, key: &str) -> &'a [Value] {
-    let list = value.get(key).and_then(Value::as_array);
-    list.map(Vec::as_slice).unwrap_or_default()
 }
 
 fn check_world(register: &Register) -> Result<(), Refused> {

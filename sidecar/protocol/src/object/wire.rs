@@ -395,10 +395,9 @@ fn header_record(bytes: &[u8]) -> Result<HeaderRecord, BadObject> {
     if header.flags.get() != 0 {
         return Err(unsupported_value("flags", header.flags.get()));
     }
-    if header.reserved != [0; 79] {
-        return Err(BadObject::Invalid(
-            "bytes stand where the header must be zero",
-        ));
+    // What a later version says there. The digest holds, so it is not damaged.
+    if let Some(said) = header.reserved.iter().find(|byte| **byte != 0) {
+        return Err(unsupported("a field of the header", *said));
     }
     let head = header.head_bytes.get();
     if head < ALIGN || !head.is_multiple_of(ALIGN) {

@@ -22,13 +22,12 @@ pub use chaos::{Chaos, Faults};
 pub use counts::{Counts, SECONDS, Tally};
 pub use deadline::Options as DeadlineOptions;
 pub use limits::{Budget, Limits, Load, Options as LimitOptions};
-pub use packing::{Amount, Packed};
+pub use packing::{Amount, Packed, PackingOptions};
 pub use retry::Options as RetryOptions;
 
 use super::Tier;
 use around::Layer;
 use deadline::Deadline;
-use kvcachepool_protocol::object::Codec;
 use packing::Packing;
 use retry::Retry;
 use std::sync::Arc;
@@ -36,7 +35,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use verify::Verify;
 
 /// Settings of all layers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Options {
     /// How long operations may take.
     pub deadline: DeadlineOptions,
@@ -47,7 +46,7 @@ pub struct Options {
     /// What may be under way at once.
     pub limits: LimitOptions,
     /// How objects are packed.
-    pub codec: Codec,
+    pub packing: PackingOptions,
 }
 
 /// A tier with its layers, and what status shows of them.
@@ -94,7 +93,7 @@ pub fn layered(tier: Arc<dyn Tier>, options: &Options) -> Layered {
     let deadline = Arc::new(Deadline::new(options.deadline));
     let timed = Layer::new(deadline, Arc::new(retry));
     let counted = Arc::new(Layer::new(counts.clone(), Arc::new(timed)));
-    let packing = Packing::new(counted, options.codec, corrupt.clone());
+    let packing = Packing::new(counted, options.packing.clone(), corrupt.clone());
     let packed = packing.packed();
     Layered {
         tier: Arc::new(packing),

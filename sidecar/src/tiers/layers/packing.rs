@@ -3,6 +3,7 @@
 //!
 //! Raw bytes are compared with the head's digests here, on both ways, so that an error of a codec is as little a hit as one of a disk.
 
+mod packed;
 mod scratch;
 mod section;
 
@@ -10,13 +11,14 @@ use super::verify::discard;
 use crate::tiers::{
     Cause, Get, Kind, Operation, Page, Place, Put, Server, Span, Stored, Tier, TierError, Usage,
 };
-use kvcachepool_protocol::object::{Codec, Fidelity, Object, ObjectName, Section, digest};
+use kvcachepool_protocol::object::{Codec, Fidelity, Form, Object, ObjectName, Section, digest};
+pub use packed::{Amount, Packed, Plain};
 use scratch::{Room, Scratch};
-use section::{copies, longest};
+use section::{longest, packing_bytes, unpacking_bytes};
 use std::borrow::Cow;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::{Duration, Instant};
+use std::sync::atomic::AtomicU64;
+use std::time::Instant;
 
 /// The layer.
 #[derive(Debug)]
@@ -29,69 +31,40 @@ pub struct Packing {
     corrupt: Arc<AtomicU64>,
 }
 
-/// What was packed and unpacked.
-#[derive(Debug, Default)]
-pub struct Packed {
-    put: Way,
-    get: Way,
-    /// Bits of an f64.
-    error: AtomicU64,
+/// Settings of the layer, the same for all tiers of a sidecar.
+#[derive(Debug, Clone)]
+pub struct PackingOptions {
+    codec: Codec,
+    room: Room,
 }
 
-#[derive(Debug, Default)]
-struct Way {
-    raw_bytes: AtomicU64,
-    stored_bytes: AtomicU64,
-    micros: AtomicU64,
-}
-
-/// What went one way.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Amount {
-    /// `put` or `get`.
-    pub operation: &'static str,
-    /// Bytes in memory.
-    pub raw_bytes: u64,
-    /// The same in the tier.
-    pub stored_bytes: u64,
-    /// Time of a core that it took.
-    pub took: Duration,
-}
-
-impl Packed {
-    /// Relative error of what was packed last; 0 where nothing is lost.
-    pub fn error(&self) -> f64 {
-        f64::from_bits(self.error.load(Relaxed))
+impl PackingOptions {
+    /// How objects are packed, and room for that. Clones share the room.
+    pub fn new(codec: Codec) -> Self {
+        let room = Room::new(codec);
+        Self { codec, room }
     }
 
-    /// Both ways.
-    pub fn amounts(&self) -> [Amount; 2] {
-        [("put", &self.put), ("get", &self.get)].map(|(operation, way)| Amount {
-            operation,
-            raw_bytes: way.raw_bytes.load(Relaxed),
-            stored_bytes: way.stored_bytes.load(Relaxed),
-            took: Duration::from_micros(way.micros.load(Relaxed)),
-        })
+    /// How objects are packed.
+    pub fn codec(&self) -> Codec {
+        self.codec
     }
 }
 
-impl Way {
-    fn went(&self, sections: &[Section], took: Duration) {
-        let sum = |bytes: fn(&Section) -> u64| sections.iter().map(bytes).sum();
-        self.raw_bytes.fetch_add(sum(|s| s.raw_bytes), Relaxed);
-        self.stored_bytes
-            .fetch_add(sum(|s| s.stored_bytes), Relaxed);
-        self.micros.fetch_add(took.as_micros() as u64, Relaxed);
+impl Default for PackingOptions {
+    fn default() -> Self {
+        Self::new(Codec::None)
     }
 }
 
 impl Packing {
     /// Around a tier with its other layers. Objects that cannot be unpacked are counted as `corrupt`.
-    pub fn new(inner: Arc<dyn Tier>, codec: Codec, corrupt: Arc<AtomicU64>) -> Self {
+    pub fn new(inner: Arc<dyn Tier>, options: PackingOptions, corrupt: Arc<AtomicU64>) -> Self {
+        let PackingOptions { codec, room } = options;
         Self {
             inner,
             codec,
-            room: Room::new(codec),
+            room,
             packed: Arc::default(),
             corrupt,
         }
@@ -160,7 +133,8 @@ impl Packing {
             return Err(error.about(get.name.s3("")));
         }
         let lengths: Vec<u64> = sections.iter().map(|s| s.stored_bytes).collect();
-        let hold = self.room.take(&lengths, copies(head.codec)).await.ok_or_else(|| {
+        let bytes = unpacking_bytes(head.codec, &sections);
+        let hold = self.room.take(bytes).await.ok_or_else(|| {
             let detail = "it is packed, and larger than there is room to unpack it: with write.codec there is more";
             TierError::new(kind, Cause::Shape, detail).about(get.name.s3(""))
         })?;
@@ -204,6 +178,10 @@ impl Packing {
 
     async fn write(&self, mut put: Put) -> Result<Stored, TierError> {
         put.object.fidelity = put.object.fidelity.max(self.codec.fidelity());
+        if self.codec != Codec::CacheGen {
+            // Nobody else needs it, and sidecars that do not know it read what has none.
+            put.object.form = Form::flat(put.object.form.element());
+        }
         if self.codec == Codec::None || put.object.codec != Codec::None {
             return self.inner.put(put).await;
         }
@@ -213,22 +191,26 @@ impl Packing {
             // The layers within say what is wrong with it.
             return self.inner.put(put).await;
         }
-        let lengths: Vec<u64> = put.spans.iter().map(|span| longest(span.length)).collect();
-        let Some(hold) = self.room.take(&lengths, copies(self.codec)).await else {
+        // What is longer than its raw bytes is not stored packed.
+        let lengths: Vec<u64> = put.spans.iter().map(|span| span.length).collect();
+        let Some(hold) = self.room.take(packing_bytes(&lengths)).await else {
+            self.packed.left_plain(Plain::TooLarge);
             return self.inner.put(put).await;
         };
         let scratch = Scratch::new(kind, &lengths, hold)?;
         let (codec, packed) = (self.codec, self.packed.clone());
         let work = move || {
             let began = Instant::now();
-            let smaller = pack(kind, codec, &put, scratch)?;
-            Ok(match smaller {
-                Some((smaller, error)) => {
+            Ok(match pack(kind, codec, &put, scratch)? {
+                Ok((smaller, error)) => {
                     packed.put.went(&smaller.object.sections, began.elapsed());
-                    packed.error.store(error.to_bits(), Relaxed);
+                    packed.lost(error);
                     smaller
                 }
-                None => put,
+                Err(why) => {
+                    packed.left_plain(why);
+                    put
+                }
             })
         };
         let put = apart(kind, work).await.map_err(|e| e.about(name.s3("")))?;
@@ -273,14 +255,13 @@ fn unpack_section(
     }
 }
 
-/// The same put with packed sections, and the largest relative error of one. None: they would be no smaller, or the codec has nothing for
-/// such bytes.
+/// The same put with packed sections, and the largest relative error of one; or why there is none.
 fn pack(
     kind: Kind,
     codec: Codec,
     put: &Put,
     mut scratch: Scratch,
-) -> Result<Option<(Put, f64)>, TierError> {
+) -> Result<Result<(Put, f64), Plain>, TierError> {
     let (mut object, mut error) = (put.object.clone(), 0f64);
     object.codec = codec;
     for (index, (section, span)) in object.sections.iter_mut().zip(&put.spans).enumerate() {
@@ -290,10 +271,10 @@ fn pack(
             return Err(TierError::new(kind, Cause::Corrupt, detail));
         }
         let Ok(packed) = section::pack(codec, &object.form, section, raw) else {
-            return Ok(None);
+            return Ok(Err(Plain::Unsuited));
         };
         if !scratch.fill(index, &packed.stored) {
-            return Ok(None);
+            return Ok(Err(Plain::NotSmaller));
         }
         *section = packed.section;
         error = error.max(packed.error);
@@ -304,7 +285,7 @@ fn pack(
         object,
         spans: scratch.spans,
     };
-    Ok(smaller.then_some((put, error)))
+    Ok(smaller.then_some((put, error)).ok_or(Plain::NotSmaller))
 }
 
 /// The head of an object as it would be if it were not packed.

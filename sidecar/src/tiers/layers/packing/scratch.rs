@@ -15,8 +15,8 @@ const MI: u64 = 1 << 20;
 /// What keeps an operation's share of the room: until the last span is gone, and whoever else has a clone.
 pub type Hold = Arc<dyn Any + Send + Sync>;
 
-/// Room for all operations at once, in MiB.
-#[derive(Debug)]
+/// Room for all operations at once, in MiB. Clones share it.
+#[derive(Debug, Clone)]
 pub struct Room {
     left: Arc<Semaphore>,
     all: u64,
@@ -35,11 +35,8 @@ impl Room {
         }
     }
 
-    /// Waits for room for sections of these lengths, packed, and for so many copies of one of them at a time as it is packed or unpacked.
-    /// None: there is less room altogether.
-    pub async fn take(&self, lengths: &[u64], copies: u64) -> Option<Hold> {
-        let longest = lengths.iter().copied().max().unwrap_or_default();
-        let bytes = lengths.iter().sum::<u64>() + copies * longest;
+    /// Waits for so much of it. None: there is less altogether.
+    pub async fn take(&self, bytes: u64) -> Option<Hold> {
         let wanted = bytes.div_ceil(MI).max(1);
         if wanted > self.all {
             return None;

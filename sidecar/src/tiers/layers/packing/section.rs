@@ -6,8 +6,14 @@ use kvcachepool_kernels::codec::{
 use kvcachepool_protocol::object::{Codec, Form, Section, digest};
 use std::borrow::Cow;
 
-/// Bytes of a section of which it is measured what was lost.
-const MEASURED_BYTES: usize = 64 << 10;
+/// What was lost is measured in so many pieces of a section, which lie at equal distances: layers, keys and values differ.
+const MEASURED_PIECES: usize = 16;
+/// Bytes of a piece: whole numbers of every element.
+const MEASURED_BYTES: usize = 4 << 10;
+/// Fewest tokens: with fewer, a table per channel is longer than what it is for.
+const TOKENS_MIN: u32 = 16;
+/// Fewest numbers of a layer's half: with fewer, making tables is all of the work.
+const PLANE_MIN: u64 = 1 << 10;
 /// Numbers that share a scale, as docs/codecs.md measures them.
 const GROUP: u16 = 128;
 /// The same where each has 4 bits.
@@ -18,12 +24,19 @@ pub fn longest(raw_bytes: u64) -> u64 {
     raw_bytes + raw_bytes / 16 + 4096
 }
 
-/// Times a section's bytes are held while it is packed or unpacked: raw, packed, and in the order that its codec wants.
-pub fn copies(codec: Codec) -> u64 {
-    match codec {
-        Codec::CacheGen => 3,
-        _ => 2,
-    }
+/// Bytes that packing sections of these lengths takes at the most: all of them packed, and one as it is and as it was. Where a codec wants
+/// another order, that lies where the packed bytes will.
+pub fn packing_bytes(lengths: &[u64]) -> u64 {
+    lengths.iter().sum::<u64>() + 2 * lengths.iter().max().unwrap_or(&0)
+}
+
+/// Bytes that unpacking sections takes at the most: all of them packed, and of one at a time what is unpacked, what comes out, and that in
+/// the order which its codec has.
+pub fn unpacking_bytes(codec: Codec, sections: &[Section]) -> u64 {
+    let stored = sections.iter().map(|s| s.stored_bytes);
+    let raw = sections.iter().map(|s| s.raw_bytes).max().unwrap_or(0);
+    let copies = if codec == Codec::CacheGen { 2 } else { 1 };
+    stored.clone().sum::<u64>() + stored.max().unwrap_or(0) + copies * raw
 }
 
 /// A packed section.
@@ -67,11 +80,16 @@ impl How {
                 let group = GROUP_OF_INT4;
                 flat(codec::Codec::Int4 { group }, element)
             }
-            Codec::CacheGen => Self {
-                codec: codec::Codec::CacheGen,
-                shape: shape_of(form, usize::try_from(raw_bytes).ok()?)?,
-                form: Some(*form),
-            },
+            Codec::CacheGen => {
+                let shape = shape_of(form, usize::try_from(raw_bytes).ok()?)?;
+                let plane = u64::from(shape.tokens) * u64::from(shape.channels);
+                let worth = shape.tokens >= TOKENS_MIN && plane >= PLANE_MIN;
+                (element != Element::Opaque && worth).then_some(Self {
+                    codec: codec::Codec::CacheGen,
+                    shape,
+                    form: Some(*form),
+                })?
+            }
         })
     }
 
@@ -104,15 +122,15 @@ pub fn pack(
     mut raw: Vec<u8>,
 ) -> Result<Packed, CodecError> {
     let how = How::new(codec, form, section.raw_bytes).ok_or(CodecError::NotNumbers)?;
-    let mut stored = Vec::new();
+    // Memory that is not written to takes no room.
+    let mut stored = Vec::with_capacity(longest(section.raw_bytes) as usize);
     how.encode(&raw, &mut stored)?;
     let (mut section, mut error) = (*section, 0.0);
     if !how.codec.is_lossless() {
-        // Whole numbers of every element.
-        let measured = raw.get(..raw.len().min(MEASURED_BYTES)).map(<[u8]>::to_vec);
+        let before = measured(&raw);
         how.decode(&stored, &mut raw)?;
         section.raw_digest = digest(&raw);
-        error = relative_error(form.element(), &measured.unwrap_or_default(), &raw);
+        error = relative_error(form.element(), &before, &measured(&raw));
     }
     section.stored_bytes = stored.len() as u64;
     section.stored_digest = digest(&stored);
@@ -123,6 +141,14 @@ pub fn pack(
     })
 }
 
+/// Pieces from all over a section; all of a short one.
+fn measured(raw: &[u8]) -> Vec<u8> {
+    let apart = (raw.len() / MEASURED_PIECES).next_multiple_of(MEASURED_BYTES);
+    let pieces = raw.chunks(apart.max(MEASURED_BYTES));
+    let piece = |piece: &[u8]| piece[..piece.len().min(MEASURED_BYTES)].to_vec();
+    pieces.flat_map(piece).collect()
+}
+
 /// Unpacks what [`pack`] made; the digest of what comes out is that of the section, or it is an error.
 pub fn unpack(
     codec: Codec,
@@ -130,7 +156,8 @@ pub fn unpack(
     section: &Section,
     stored: &[u8],
 ) -> Result<Vec<u8>, String> {
-    let how = How::new(codec, form, section.raw_bytes).ok_or("it is not packed")?;
+    let how =
+        How::new(codec, form, section.raw_bytes).ok_or("its codec has nothing for its form")?;
     let mut raw = vec![0; section.raw_bytes as usize];
     how.decode(stored, &mut raw).map_err(|e| e.to_string())?;
     match digest(&raw) == section.raw_digest {

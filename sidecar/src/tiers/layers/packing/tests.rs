@@ -4,7 +4,8 @@ use super::*;
 use crate::tiers::layers::{Options, layered};
 use crate::tiers::shelf::Shelf;
 use crate::tiers::suite::{Memory, Sample, bytes_of, untouched};
-use kvcachepool_protocol::config::{PACKING_BYTES, UNPACKING_BYTES};
+use kvcachepool_protocol::config::PACKING_BYTES;
+use std::sync::atomic::Ordering::Relaxed;
 use tokio::task::JoinSet;
 
 struct Rig {
@@ -17,7 +18,13 @@ struct Rig {
 impl Rig {
     fn new() -> Self {
         let shelf = Shelf::new(Kind::Disk, 0);
-        let around = |codec| Packing::new(Arc::new(shelf.clone()), codec, Arc::default());
+        let around = |codec| {
+            Packing::new(
+                Arc::new(shelf.clone()),
+                PackingOptions::new(codec),
+                Arc::default(),
+            )
+        };
         Self {
             packing: around(Codec::Lossless),
             plain: around(Codec::None),
@@ -160,7 +167,7 @@ async fn what_there_is_no_room_for_is_not_packed_and_packed_by_others_not_read()
     rig.packing.put(huge.put(&memory)).await.unwrap();
     assert_eq!(rig.at_rest(&huge).await, huge.object);
     // Who packs nothing has less room.
-    let large = Sample::new(1, 1, &[UNPACKING_BYTES * 9 / 16]);
+    let large = Sample::new(1, 1, &[PACKING_BYTES / 3 - (1 << 20)]);
     rig.packing.put(large.put(&memory)).await.unwrap();
     assert_eq!(rig.at_rest(&large).await.codec, Codec::Lossless);
     let get = large.get_all(&memory);
@@ -175,7 +182,7 @@ async fn what_there_is_no_room_for_is_not_packed_and_packed_by_others_not_read()
 async fn the_layers_within_count_what_the_tier_has() {
     let shelf = Shelf::new(Kind::Disk, 0);
     let options = Options {
-        codec: Codec::Lossless,
+        packing: PackingOptions::new(Codec::Lossless),
         ..Options::default()
     };
     let stack = layered(Arc::new(shelf.clone()), &options);

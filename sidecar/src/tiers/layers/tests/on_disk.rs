@@ -50,7 +50,7 @@ impl Subject for Folder {
     }
 
     fn packs(&self) -> bool {
-        self.options.codec == Codec::Lossless
+        self.options.packing.codec() == Codec::Lossless
     }
 }
 
@@ -64,7 +64,7 @@ mod that_packs {
 
     fn packs(options: Options) -> Options {
         Options {
-            codec: Codec::Lossless,
+            packing: PackingOptions::new(Codec::Lossless),
             ..options
         }
     }
@@ -83,7 +83,7 @@ mod that_loses_something {
     // Nothing is known of the suite's bytes, so that all come back; what they are called within is another name.
     passes_the_suite!(Folder::new(
         Options {
-            codec: Codec::Fp8,
+            packing: PackingOptions::new(Codec::Fp8),
             ..Options::default()
         },
         Faults::none(1)

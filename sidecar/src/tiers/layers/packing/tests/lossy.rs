@@ -12,7 +12,11 @@ const LOSSY: [(Codec, f64, u64); 4] = [
 ];
 
 fn around(shelf: &Shelf, codec: Codec) -> Packing {
-    Packing::new(Arc::new(shelf.clone()), codec, Arc::default())
+    Packing::new(
+        Arc::new(shelf.clone()),
+        PackingOptions::new(codec),
+        Arc::default(),
+    )
 }
 
 /// Blocks of 3 layers with 4 heads of 16 tokens, numbers of two bytes.
@@ -23,11 +27,17 @@ fn numbers(number: u64) -> Sample {
         (Axis::Channel, 4),
         (Axis::Token, 16),
         (Axis::Half, 2),
-        (Axis::Channel, 8),
+        (Axis::Channel, 32),
     ];
     let form = Form::new(Element::Bf16, &dims.map(dim)).unwrap();
+    of(form, number, &[12, 1, 3])
+}
+
+/// Sections of so many blocks.
+fn of(form: Form, number: u64, blocks: &[u64]) -> Sample {
     let block = u64::from(form.block_bytes().unwrap());
-    let mut sample = Sample::new(1, number, &[49 * block, block, 10 * block]);
+    let lengths: Vec<_> = blocks.iter().map(|blocks| blocks * block).collect();
+    let mut sample = Sample::new(1, number, &lengths);
     sample.object.form = form;
     sample
 }
@@ -134,9 +144,15 @@ async fn bytes_that_a_codec_has_nothing_for_are_stored_as_they_are() {
         let (shelf, tier) = (shelf.clone(), around(&shelf, codec));
         tier.put(sample.put(&memory)).await.unwrap();
         let get = sample.get_all(&memory);
-        assert_eq!(tier.get(get.clone()).await, Ok(sample.object.clone()));
+        let mut object = sample.object.clone();
+        if codec != Codec::CacheGen {
+            object.form = Form::flat(object.form.element());
+        }
+        assert_eq!(tier.get(get.clone()).await, Ok(object));
         assert!(sample.lies_in(&get.places));
         assert_eq!(tier.packed().amounts()[0].raw_bytes, 0);
+        let plain = tier.packed().plain();
+        assert_eq!(plain.map(|(_, objects)| objects), [0, 1, 0], "{codec:?}");
         let exact = around(&shelf, Codec::None);
         assert_eq!(exact.lookup(&[sample.name()]).await, Ok(vec![false]));
     }
@@ -162,4 +178,84 @@ async fn packed_numbers_that_changed_are_never_a_hit() {
             assert!(untouched(&get.places[0].span), "{byte}");
         }
     }
+}
+
+#[tokio::test]
+async fn forms_stand_in_heads_where_a_codec_needs_them_and_nowhere_else() {
+    for (codec, known) in [
+        (Codec::None, false),
+        (Codec::Lossless, false),
+        (Codec::Fp8, false),
+        (Codec::CacheGen, true),
+    ] {
+        let (shelf, sample, memory) =
+            (Shelf::new(Kind::Disk, 0), numbers(0), Memory::new(64 << 20));
+        let tier = around(&shelf, codec);
+        tier.put(sample.put(&memory)).await.unwrap();
+        let head = shelf.head(&tier.inside(&sample.name())).await.unwrap();
+        assert_eq!(head.form.element(), Element::Bf16, "{codec:?}");
+        assert_eq!(head.form.block_bytes().is_some(), known, "{codec:?}");
+    }
+}
+
+/// 256 tokens of 32 layers with 8 heads of 128 numbers, keys and values, on one GPU: sections that most pools have.
+#[tokio::test]
+async fn chunks_of_common_models_find_room_with_every_codec() {
+    let dim = |(axis, size)| Dim { axis, size };
+    let dims = [
+        (Axis::Layer, 32),
+        (Axis::Token, 16),
+        (Axis::Channel, 8),
+        (Axis::Half, 2),
+        (Axis::Channel, 128),
+    ];
+    let form = Form::new(Element::Bf16, &dims.map(dim)).unwrap();
+    let (sample, two) = (of(form, 0, &[16]), of(form, 1, &[16, 16]));
+    assert_eq!(sample.bytes[0].len(), 32 << 20);
+    for codec in [Codec::Lossless, Codec::Int4, Codec::CacheGen] {
+        for sample in [&sample, &two] {
+            let (shelf, memory) = (Shelf::new(Kind::Disk, 0), Memory::new(256 << 20));
+            let tier = around(&shelf, codec);
+            tier.put(sample.put(&memory)).await.unwrap();
+            assert!(tier.packed().amounts()[0].raw_bytes > 0, "{codec:?}");
+            let name = tier.inside(&sample.name());
+            assert_eq!(shelf.head(&name).await.unwrap().codec, codec);
+            tier.get(sample.get_all(&memory)).await.unwrap();
+            // Who does not pack has room for one of them.
+            if codec == Codec::Lossless && sample.bytes.len() == 1 {
+                let plain = around(&shelf, Codec::None);
+                plain.get(sample.get_all(&memory)).await.unwrap();
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_is_unpacked_is_held_as_long_as_it_is_and_in_its_codecs_order() {
+    let section = |raw_bytes, stored_bytes| Section {
+        raw_bytes,
+        stored_bytes,
+        ..Section::exact(0, 0, &[])
+    };
+    let sections = [section(800, 100), section(400, 300)];
+    assert_eq!(unpacking_bytes(Codec::Int4, &sections), 400 + 300 + 800);
+    assert_eq!(
+        unpacking_bytes(Codec::CacheGen, &sections),
+        400 + 300 + 1600
+    );
+    assert_eq!(packing_bytes(&[800, 400]), 1200 + 1600);
+}
+
+#[tokio::test]
+async fn the_tiers_of_a_sidecar_share_one_room() {
+    let options = PackingOptions::new(Codec::Int8);
+    let held = options.clone().room.take(PACKING_BYTES - 1).await;
+    assert!(held.is_some());
+    let (shelf, memory, sample) = (Shelf::new(Kind::Disk, 0), Memory::new(64 << 20), numbers(0));
+    let tier = Packing::new(Arc::new(shelf.clone()), options, Arc::default());
+    let soon = std::time::Duration::from_millis(20);
+    let put = tokio::time::timeout(soon, tier.put(sample.put(&memory))).await;
+    assert!(put.is_err(), "it waits");
+    drop(held);
+    tier.put(sample.put(&memory)).await.unwrap();
 }
