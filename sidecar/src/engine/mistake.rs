@@ -90,6 +90,8 @@ pub enum Mistake {
     CopyCommit,
     /// A stage is given back when its copy has begun.
     StageEarly,
+    /// A stage is given back before the state machine hears of its copy's end.
+    FlagFirst,
     /// A copy that runs counts as ended.
     CopyEnds,
     /// A copy of which nobody says that it has ended counts as ended.

@@ -144,11 +144,14 @@ impl Mover {
                     false
                 }
             };
-            slots.ended(&moving.order, moved);
             let (state, reason) = match moved {
                 true => (State::Moved, Reason::None),
                 false => (State::Refused, Reason::CopyFailed),
             };
+            if made(Mistake::FlagFirst) {
+                self.page.answer(number, moving.word, state, reason);
+            }
+            slots.ended(&moving.order, moved);
             self.page.answer(number, moving.word, state, reason);
             return true;
         }

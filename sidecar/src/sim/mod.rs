@@ -25,6 +25,7 @@ mod many;
 mod memory;
 mod mistakes;
 mod orders;
+mod owner;
 mod profile;
 pub(crate) mod rng;
 mod rules;

@@ -2,20 +2,20 @@
 
 use super::counts::Fault;
 use super::device::{Copies, Pane, SimDevice, State};
-use super::host::SimHost;
 use super::memory::{FdObject, rows_of};
+use super::owner::Owner;
 use super::rules::Rule;
 use super::sidecar::survives;
 use super::world::{Wire, World, say};
 use crate::gpu::course::{Course, Turn};
-use crate::gpu::mover::{Mover, Slots};
+use crate::gpu::mover::Mover;
 use crate::gpu::page::FlagPage;
-use crate::sessions::{ConnId, Core, Input, Now, Output, ProcessId, WindowId, WindowNews};
+use crate::sessions::{ConnId, Input, ProcessId, WindowId, WindowNews};
 use crate::shm::mapping::Mapping;
 use kvcachepool_protocol::frame::{FLAG_ERROR, FLAG_FDS, FLAG_REPLY, Op};
 use kvcachepool_protocol::message::{ErrorBody, ErrorCode, WindowReply, encode};
 use kvcachepool_protocol::table::ROW_BYTES;
-use kvcachepool_protocol::window::{Direction, Order, Reason, Unavailable, page_bytes};
+use kvcachepool_protocol::window::{Direction, Order, Unavailable, page_bytes};
 use parking_lot::Mutex;
 use rustix::fd::AsFd;
 use std::cell::{Cell, RefCell};
@@ -50,39 +50,6 @@ impl Window {
     /// No copy of it begins any more.
     pub fn is_over(&self) -> bool {
         self.course.is_over()
-    }
-}
-
-/// Whose slots are whose, asked of the state machine.
-struct Owner {
-    core: RefCell<Core<SimHost>>,
-    out: RefCell<Vec<Output>>,
-    id: WindowId,
-    region: u64,
-    now: Now,
-    begun: RefCell<Vec<Order>>,
-    refused: Cell<u32>,
-    doubted: Cell<u32>,
-}
-
-impl Slots for Owner {
-    fn begins(&self, order: &Order) -> Result<(), Reason> {
-        let mut core = self.core.borrow_mut();
-        let begins = core.window_copy_begins(self.id, self.region, order);
-        match begins {
-            Ok(()) => self.begun.borrow_mut().push(order.clone()),
-            Err(_) => self.refused.set(self.refused.get() + 1),
-        }
-        begins
-    }
-
-    fn ended(&self, order: &Order, _: bool) {
-        let (mut core, mut out) = (self.core.borrow_mut(), self.out.borrow_mut());
-        core.window_copy_ended(self.now, order, &mut out);
-    }
-
-    fn in_doubt(&self, _: &Order) {
-        self.doubted.set(self.doubted.get() + 1);
     }
 }
 
@@ -310,22 +277,38 @@ impl World {
             id,
             region: window.region,
             now: self.core_now(),
+            page: &self.panes[pane].page,
             begun: RefCell::default(),
             refused: Cell::default(),
             doubted: Cell::default(),
+            early: Cell::default(),
         };
         let now = Duration::from_millis(self.now);
         let turn = survives(|| window.course.turn(&mut window.mover, &owner, now));
-        self.side.core = Some(owner.core.into_inner());
+        let Owner {
+            core,
+            out,
+            begun,
+            refused,
+            doubted,
+            early,
+            ..
+        } = owner;
+        self.side.core = Some(core.into_inner());
         self.side.windows.insert(at, window);
-        let begun = owner.begun.into_inner();
-        let moved = !begun.is_empty() || owner.refused.get() > 0;
+        let begun = begun.into_inner();
+        if early.get() {
+            self.broke(Rule::S12, || {
+                format!("a stage of window {pane} is back before its copy's end is known")
+            });
+        }
+        let moved = !begun.is_empty() || refused.get() > 0;
         self.copies_begin(pane, begun);
-        for _ in 0..owner.refused.get() {
+        for _ in 0..refused.get() {
             self.hit(Fault::StageRefused);
         }
-        self.overdue(pane, owner.doubted.get());
-        self.after(owner.out.into_inner(), Some(Fault::CrashAtTableWrite));
+        self.overdue(pane, doubted.get());
+        self.after(out.into_inner(), Some(Fault::CrashAtTableWrite));
         let Some(turn) = turn else { return true };
         self.turned(id, pane, turn);
         moved || turn.step.answered > 0 || turn.doubted.is_some() || turn.ended
