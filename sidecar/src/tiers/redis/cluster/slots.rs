@@ -84,7 +84,10 @@ fn read(answer: &Reply, own: &str) -> Option<Vec<Option<Address>>> {
         let address = Address::Tcp(host, u16::try_from(*port).ok()?);
         let (from, to) = (usize::try_from(*from).ok()?, usize::try_from(*to).ok()?);
         for owner in slots.get_mut(from..=to)? {
-            *owner = Some(address.clone());
+            // With one owner each, any answer is read in a bounded time.
+            if owner.replace(address.clone()).is_some() {
+                return None;
+            }
         }
     }
     Some(slots)
@@ -125,6 +128,8 @@ mod tests {
         assert_eq!(slots[99], Some(Address::Tcp("a".into(), 1)));
         assert_eq!(slots[100], None);
         assert_eq!(slots[16_383], Some(Address::Tcp("own".into(), 2)));
+        let twice = Reply::Array(vec![range(0, 9, bulk("a"), 1), range(9, 9, bulk("b"), 1)]);
+        assert_eq!(read(&twice, "own"), None, "slot 9 has two owners");
         for wrong in [
             range(0, 16_384, bulk("a"), 1),
             range(-1, 5, bulk("a"), 1),
