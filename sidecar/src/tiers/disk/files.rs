@@ -11,8 +11,8 @@ pub const LOCK: &str = "lock";
 pub const PROBE: &str = "probe";
 /// Most units of a slot: sums of bytes cannot overflow.
 const UNITS_MAX: u32 = 2 * (MAX_BYTES / UNIT) as u32;
-/// Highest number of a container: there is always a next one.
-const ID_MAX: u32 = u32::MAX / 2;
+/// Highest number of a container. What says that there is a higher one was not written by us.
+pub const ID_MAX: u32 = u32::MAX / 2;
 /// End of names of files that are not finished: removed at the next open.
 const NEW: &str = ".new";
 
@@ -120,6 +120,7 @@ pub fn new_file(name: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     #[test]
     fn names_are_read_back_and_have_one_spelling() {
@@ -145,5 +146,23 @@ mod tests {
         assert_eq!(generation(&journal_file(9), journal_file), Some(9));
         assert_eq!(generation(&journal_file(9), snapshot_file), None);
         assert_eq!(generation("journal-9", journal_file), None);
+    }
+
+    proptest! {
+        #[test]
+        fn any_name_of_a_container_is_its_own_and_its_bytes_are_countable(
+            kind in "slots|snapshot|journal|[a-z]{0,3}", numbers in prop::collection::vec("[0-9a-f]{8}|0000000[0-9a-f]|[0-9a-f]{16}|[+A-Fé]{0,9}", 0..4),
+        ) {
+            let name = [vec![kind], numbers].concat().join("-");
+            match Name::read(&name) {
+                Name::Container(file) => {
+                    prop_assert_eq!(file.name(), name);
+                    prop_assert!(file.bytes() > 0 && file.id <= ID_MAX);
+                }
+                Name::Snapshot(number) => prop_assert_eq!(snapshot_file(number), name),
+                Name::Journal(number) => prop_assert_eq!(journal_file(number), name),
+                Name::Known | Name::Unfinished | Name::Foreign => {}
+            }
+        }
     }
 }

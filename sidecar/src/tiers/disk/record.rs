@@ -1,5 +1,6 @@
 //! Records of journals and snapshots: 88 bytes each, with a length and a checksum. Files of records have nothing else in them.
 
+use super::files::ID_MAX;
 use super::name::NameKey;
 use super::space::At;
 use std::fs::File;
@@ -86,6 +87,7 @@ impl Record {
         let packed = Packed::read_from_bytes(bytes).ok()?;
         let sound = packed.length.get() == RECORD_BYTES as u16
             && packed.checksum.get() == checksum(&packed)
+            && packed.container.get() <= ID_MAX
             && packed.zero == [0; 4];
         let what = match packed.what {
             1 => What::Put,
@@ -241,6 +243,15 @@ mod tests {
         let (read, scan) = scanned(&bytes);
         assert!(read.iter().enumerate().all(|(i, r)| r.bytes == i as u64));
         assert_eq!(scan.records, READ_RECORDS as u64 * 2 + 3);
+    }
+
+    #[test]
+    fn a_container_whose_file_is_none_of_ours_is_in_no_record() {
+        for (container, there) in [(ID_MAX, true), (ID_MAX + 1, false), (u32::MAX, false)] {
+            let at = At { container, slot: 0 };
+            let bytes = file_of(&[Record { at, ..record(1) }]);
+            assert_eq!(Record::read(&bytes).is_some(), there, "{container}");
+        }
     }
 
     proptest! {

@@ -1,6 +1,7 @@
 //! Containers and their slots: which are free, held or of an object. No I/O.
 
 use super::classes::slot_bytes;
+use super::files::ID_MAX;
 use rustix::fd::OwnedFd;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -74,11 +75,11 @@ impl Space {
         self.containers.get(&id)
     }
 
-    /// A number that no container ever had.
-    pub fn next_id(&mut self) -> u32 {
+    /// A number that no container ever had. None: there is none left whose file would be known as ours at the next open.
+    pub fn next_id(&mut self) -> Option<u32> {
         let id = self.next;
-        self.next = self.next.saturating_add(1);
-        id
+        self.saw_id(id);
+        (id <= ID_MAX).then_some(id)
     }
 
     /// This number was seen.
@@ -317,7 +318,7 @@ mod tests {
         assert_eq!(taken, [at(1, 0), at(3, 0), at(3, 1)]);
         assert_eq!(space.take(7), None);
         assert_eq!(space.bytes(), (3 * 2 + 5) * 4096);
-        assert_eq!(space.next_id(), 4);
+        assert_eq!(space.next_id(), Some(4));
     }
 
     #[test]

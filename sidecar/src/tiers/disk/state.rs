@@ -269,11 +269,11 @@ impl State {
         let fit = u32::try_from(room / slot_bytes(units)).unwrap_or(u32::MAX);
         let wanted = slots(units, self.bounds.capacity);
         let slots = wanted.min(fit);
-        (slots > 0 && slots >= wanted / worth).then(|| ContainerFile {
-            id: self.space.next_id(),
-            units,
-            slots,
-        })
+        if slots == 0 || slots < wanted / worth {
+            return None;
+        }
+        let id = self.space.next_id()?;
+        Some(ContainerFile { id, units, slots })
     }
 
     /// Objects of a class that nobody reads, of the `within` least recently used ones.

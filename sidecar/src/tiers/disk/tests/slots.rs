@@ -1,5 +1,6 @@
 //! What index and slots know together, without any file.
 
+use super::super::files::{ID_MAX, Name};
 use super::super::name::NameKey;
 use super::super::record::{Record, What};
 use super::super::space::At;
@@ -139,7 +140,21 @@ fn a_record_of_what_is_not_there_ends_what_its_name_meant() {
     assert_eq!(state.counts.stray_records, 3);
     assert_eq!(
         state.space.next_id(),
-        8,
+        Some(8),
         "a number that a record names is not given again"
     );
+}
+
+#[test]
+fn no_container_is_made_whose_file_the_next_open_would_not_know() {
+    let mut state = state(1);
+    state.space.take(UNITS).unwrap();
+    state.space.remove(0);
+    state.space.saw_id(ID_MAX - 1);
+    let Plan::Make(last) = state.plan(UNITS, false) else {
+        panic!("there is room for it");
+    };
+    assert_eq!(Name::read(&last.name()), Name::Container(last));
+    assert_eq!(state.plan(UNITS, false), Plan::Full);
+    assert_eq!(state.plan(UNITS, false), Plan::Full);
 }
