@@ -5,6 +5,7 @@ mod holds;
 mod many;
 mod objects;
 mod sample;
+pub mod seeds;
 
 pub use holds::*;
 pub use many::*;

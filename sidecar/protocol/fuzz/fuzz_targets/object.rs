@@ -16,6 +16,9 @@ fuzz_target!(|bytes: &[u8]| {
         if let Ok(read) = ObjectName::from_s3("", name) {
             assert_eq!(read.s3(""), name);
         }
+        if let Ok((read, false)) = ObjectName::from_redis(name) {
+            assert_eq!(read.redis(), name);
+        }
     }
 });
 

@@ -169,6 +169,7 @@ fn fill(file: &File, buffer: &mut [u8], at: u64) -> io::Result<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tiers::suite::seeds::must_be;
     use proptest::prelude::*;
     use std::io::Write;
 
@@ -252,6 +253,22 @@ mod tests {
             let bytes = file_of(&[Record { at, ..record(1) }]);
             assert_eq!(Record::read(&bytes).is_some(), there, "{container}");
         }
+    }
+
+    #[test]
+    fn the_seed_of_the_fuzzer_has_two_containers_and_records_of_both() {
+        // Number, units and slots of each; no room is wanted.
+        let mut seed = vec![2, 0, 0, 0, 3, 1, 1, 3];
+        for (i, container, slot) in [(1, 0, 0), (2, 1, 3), (1, 1, 0), (3, 1, 3)] {
+            let at = At { container, slot };
+            let bytes = 4000;
+            seed.extend(file_of(&[Record {
+                at,
+                bytes,
+                ..record(i)
+            }]));
+        }
+        must_be("journal/records", &seed);
     }
 
     proptest! {

@@ -102,6 +102,7 @@ pub fn pieces(object: &Object, section: usize) -> impl Iterator<Item = Piece> + 
 mod tests {
     use super::*;
     use crate::tiers::suite::Sample;
+    use crate::tiers::suite::seeds::must_be;
     use proptest::prelude::*;
 
     #[test]
@@ -131,6 +132,16 @@ mod tests {
             many.segments = (segments_max as u32 + 1).into();
             assert_eq!(Record::read(many.as_bytes()), None, "{bytes}");
         }
+    }
+
+    #[test]
+    fn the_seed_of_the_fuzzer_is_an_answer_with_a_value() {
+        let object = Sample::new(1, 0, &[1, 3 << 20]).object;
+        let record = Record::new(&object, &object.encode().unwrap(), 77);
+        let mut seed = b"*4\r\n:-7\r\n+OK\r\n$-1\r\n$48\r\n".to_vec();
+        seed.extend_from_slice(record.as_bytes());
+        seed.extend_from_slice(b"\r\n-ERR no\r\n");
+        must_be("resp/answer", &seed);
     }
 
     proptest! {

@@ -175,6 +175,7 @@ pub async fn memory(c: &mut Connection) -> Result<Usage, Fault> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     #[test]
     fn a_place_reads_back_and_other_texts_are_none() {
@@ -195,6 +196,15 @@ mod tests {
         }
         for wrong in ["", "1", "1/2", "x/1/", "1/x/", "1/-1/"] {
             assert!(wrong.parse::<Place>().is_err(), "{wrong}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_a_place_that_reads_back_or_an_error(text in "[0-9]{0,3}/?[0-9]{0,21}/?[ -~é,]{0,40}") {
+            if let Ok(place) = text.parse::<Place>() {
+                prop_assert_eq!(place.to_string().parse(), Ok(place));
+            }
         }
     }
 }

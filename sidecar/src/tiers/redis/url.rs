@@ -221,6 +221,7 @@ fn decoded(text: &str) -> Result<String, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     fn read(urls: &[&str]) -> Result<Servers, String> {
         servers(&urls.iter().map(|u| u.to_string()).collect::<Vec<_>>())
@@ -360,5 +361,24 @@ mod tests {
     fn nothing_that_is_printed_shows_a_password() {
         let read = read(&["redis://u:secret@a"]).unwrap();
         assert!(!format!("{read:?}").contains("secret"));
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_gives_addresses_that_are_printed_as_they_are_written_or_an_error(
+            scheme in "rediss?|redis\\+unix|redis-(sentinel|cluster)|[a-z]?", rest in "[a-c0-9.:@%/?=,\\[\\]é-]{0,40}",
+        ) {
+            let addresses: Vec<Address> = match read(&[&format!("{scheme}://{rest}")]) {
+                Ok(Servers::Shards(shards)) => shards.into_iter().map(|(address, _)| address).collect(),
+                Ok(Servers::Sentinel(addresses, _, _) | Servers::Cluster(addresses, _)) => addresses,
+                Err(_) => vec![],
+            };
+            for address in addresses {
+                if let Address::Tcp(..) = address {
+                    let again = read(&[&format!("redis://{address}")]);
+                    prop_assert_eq!(again, Ok(Servers::Shards(vec![(address, how())])));
+                }
+            }
+        }
     }
 }

@@ -1,0 +1,45 @@
+//! Any bytes of a Redis give a reply that takes exactly its own bytes, a wish for more, or a named error; any value a record with no more
+//! segments than it can have, or none.
+#![no_main]
+// Both are built here by themselves: the sidecar's clients and TLS would take minutes to build with sanitizers.
+#![allow(dead_code)]
+
+#[path = "../../src/tiers/redis/record.rs"]
+mod record;
+#[path = "../../src/tiers/redis/resp.rs"]
+mod resp;
+
+use kvcachepool_protocol::object::{MAX_SECTIONS, REDIS_SEGMENT_BYTES};
+use libfuzzer_sys::fuzz_target;
+use record::Record;
+use resp::{Reply, reply};
+
+fuzz_target!(|bytes: &[u8]| {
+    match reply(bytes) {
+        Ok(Some((read, used))) => {
+            assert_eq!(reply(&bytes[..used - 1]), Ok(None));
+            values(&read);
+            assert_eq!(reply(&bytes[..used]), Ok(Some((read, used))));
+        }
+        // Fewer bytes are no reply either, and more mend none.
+        Ok(None) => assert_eq!(reply(&bytes[..bytes.len() / 2]), Ok(None)),
+        Err(error) => assert_eq!(reply(&[bytes, b"\r\n"].concat()), Err(error)),
+    }
+    value(bytes);
+});
+
+fn values(read: &Reply) {
+    match read {
+        Reply::Array(parts) => parts.iter().for_each(values),
+        Reply::Bulk(bytes) => value(bytes),
+        _ => {}
+    }
+}
+
+fn value(bytes: &[u8]) {
+    if let Some(record) = Record::read(bytes) {
+        let full = record.bytes.get().div_ceil(REDIS_SEGMENT_BYTES);
+        assert!(u64::from(record.segments.get()) <= full + MAX_SECTIONS as u64);
+        assert!(!Record::is_of_another_version(bytes));
+    }
+}
