@@ -7,7 +7,7 @@ use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
-use twox_hash::xxhash3_128::Hasher;
+use xxhash_rust::xxh3::Xxh3;
 
 /// Bytes that are copied out at a time to be hashed: they stay in the L1 cache on the way.
 const HASH_BYTES: usize = 16 << 10;
@@ -160,13 +160,13 @@ impl Mapping {
     /// xxh3-128 (little-endian) of `length` bytes at `offset`, `None` out of range. A writer beside it changes the result, nothing else:
     /// the caller counts it only if the slot still has the state and generation that it began with.
     pub fn xxh3_128(&self, offset: u64, length: u64) -> Option<[u8; 16]> {
-        let mut hash = Hasher::new();
+        let mut hash = Xxh3::new();
         self.hash(offset, length, &mut hash)
-            .then(|| hash.finish_128().to_le_bytes())
+            .then(|| hash.digest128().to_le_bytes())
     }
 
     /// Adds `length` bytes at `offset` to a digest; false and nothing done when out of range.
-    pub fn hash(&self, offset: u64, length: u64, into: &mut Hasher) -> bool {
+    pub fn hash(&self, offset: u64, length: u64, into: &mut Xxh3) -> bool {
         let end = offset.checked_add(length);
         let Some(end) = end.filter(|end| *end <= self.length()) else {
             return false;
@@ -176,7 +176,7 @@ impl Mapping {
             let bytes = (end - at).min(HASH_BYTES as u64);
             let part = copy.split_at_mut(bytes as usize).0;
             self.read(at, part);
-            into.write(part);
+            into.update(part);
             at += bytes;
         }
         true
@@ -271,7 +271,7 @@ impl Drop for Mapping {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use twox_hash::XxHash3_128;
+    use xxhash_rust::xxh3::xxh3_128;
 
     fn filled(length: usize) -> (Mapping, Vec<u8>) {
         let fd = sealed("mapping-test", length as u64, Pages::Base).unwrap();
@@ -323,7 +323,7 @@ mod tests {
             HASH_BYTES + 1,
             3 * HASH_BYTES - 4,
         ] {
-            let expected = XxHash3_128::oneshot(&bytes[4..4 + length]).to_le_bytes();
+            let expected = xxh3_128(&bytes[4..4 + length]).to_le_bytes();
             assert_eq!(
                 mapping.xxh3_128(4, length as u64),
                 Some(expected),

@@ -5,7 +5,7 @@ use parking_lot::Mutex;
 use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
-use twox_hash::xxhash3_128::Hasher;
+use xxhash_rust::xxh3::Xxh3;
 
 /// Bytes of the arena, and a hold on their slot. Whatever may still read or write them keeps a clone: a task, a thread, a request in the
 /// kernel. The slot is free when the last clone is gone, not when somebody stops to wait for an answer.
@@ -87,7 +87,7 @@ pub struct Running {
     offset: u64,
     /// Up to where its bytes are in the digest.
     to: u64,
-    hash: Hasher,
+    hash: Xxh3,
 }
 
 impl Running {
@@ -95,14 +95,14 @@ impl Running {
     pub fn came(&mut self, span: &Span, at: u64, bytes: u64) {
         if at == 0 {
             (self.offset, self.to) = (span.offset, 0);
-            self.hash = Hasher::new();
+            self.hash.reset();
         }
         let next =
             (self.offset, self.to) == (span.offset, at) && bytes <= span.length.saturating_sub(at);
         if next && span.arena.hash(span.offset + at, bytes, &mut self.hash) {
             self.to += bytes;
             if self.to == span.length {
-                span.saw(Some(self.hash.finish_128().to_le_bytes()));
+                span.saw(Some(self.hash.digest128().to_le_bytes()));
             }
         }
     }

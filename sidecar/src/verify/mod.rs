@@ -335,7 +335,7 @@ mod tests {
         done.sort_unstable();
         let slots: Vec<u32> = done.iter().map(|(slot, _)| *slot).collect();
         assert_eq!(slots, [0, 1, 2, 3, 4, 100]);
-        let expected = twox_hash::XxHash3_128::oneshot(b"bytes").to_le_bytes();
+        let expected = xxhash_rust::xxh3::xxh3_128(b"bytes").to_le_bytes();
         assert_eq!(done[5].1, Some(expected));
         assert_eq!(pool.waiting(), (0, 0));
     }

@@ -18,7 +18,7 @@ pub use names::{BadName, ObjectName, REDIS_PREFIX, REDIS_SEGMENT_BYTES};
 pub use wire::{BadObject, DimRecord, HEADER_BYTES, HeaderRecord, SectionRecord, head_bytes};
 
 use crate::key::{ChunkKey, EngineHash, KeyKind, LayoutId, ModelId, NamespaceId, chunk_key};
-use twox_hash::XxHash3_128;
+use xxhash_rust::xxh3::xxh3_128;
 
 /// First bytes of an object.
 pub const MAGIC: [u8; 8] = *b"KVCPOBJ1";
@@ -174,7 +174,7 @@ impl Section {
 
 /// xxh3-128, little-endian: the digest of everything here and of slots.
 pub fn digest(bytes: &[u8]) -> [u8; 16] {
-    XxHash3_128::oneshot(bytes).to_le_bytes()
+    xxh3_128(bytes).to_le_bytes()
 }
 
 /// Everything of an object but the bytes of its sections.

@@ -6,7 +6,7 @@ use super::space::At;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
-use twox_hash::XxHash3_64;
+use xxhash_rust::xxh3::xxh3_64;
 use zerocopy::{
     FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned,
     little_endian::{U16, U32, U64},
@@ -109,7 +109,7 @@ impl Record {
 
 fn checksum(packed: &Packed) -> u64 {
     let bytes = packed.as_bytes();
-    XxHash3_64::oneshot(bytes.get(..SUMMED).unwrap_or(bytes))
+    xxh3_64(bytes.get(..SUMMED).unwrap_or(bytes))
 }
 
 /// What a file of records held.

@@ -8,7 +8,7 @@ use super::{Redis, apart, objects};
 use crate::tiers::{Operation, directory};
 use kvcachepool_protocol::object::ObjectName;
 use std::sync::Arc;
-use twox_hash::XxHash3_64;
+use xxhash_rust::xxh3::xxh3_64;
 
 /// Between the name of an object and the place of the tier that has it.
 const SIGN: &str = ":at:";
@@ -31,7 +31,7 @@ pub struct Marks {
 impl Marks {
     /// `place` tells the tier from any other: a text that is the same for all who use it.
     pub fn new(redis: Redis, place: &str) -> Self {
-        let end = format!("{SIGN}{:016x}", XxHash3_64::oneshot(place.as_bytes())).into();
+        let end = format!("{SIGN}{:016x}", xxh3_64(place.as_bytes())).into();
         Self { redis, end }
     }
 

@@ -10,7 +10,7 @@ use super::{REDIRECTS_MAX, Settings};
 use crate::tiers::{Cause, TierError};
 use kvcachepool_protocol::object::ObjectName;
 use std::sync::Arc;
-use twox_hash::XxHash3_64;
+use xxhash_rust::xxh3::xxh3_64;
 
 /// All servers of a tier.
 pub struct Servers {
@@ -226,7 +226,7 @@ impl Servers {
 /// Rendezvous hashing: an object lies on the server with the highest score. Another server more or less moves nothing between the others.
 fn score(server: &str, key: &str) -> u64 {
     let both = [server.as_bytes(), b"\0", key.as_bytes()].concat();
-    XxHash3_64::oneshot(&both)
+    xxh3_64(&both)
 }
 
 #[cfg(test)]
