@@ -5,7 +5,7 @@
 //! one of the stored and one of the raw bytes.
 
 mod arrange;
-mod cachegen;
+pub mod cachegen;
 mod error;
 mod fp8;
 mod grouped;

@@ -16,8 +16,12 @@ mod decoder;
 mod encoder;
 mod interval;
 mod level;
+mod parts;
 mod table;
 mod varint;
+
+pub use parts::{Parts, Planes, STREAM_BYTES};
+pub use table::LEVELS;
 
 use super::{CodecError, Element, Shape};
 use crate::number::{Bf16, F16, F32, Number};
@@ -30,7 +34,7 @@ const CHANNELS_MAX: u32 = 1 << 16;
 const STREAM_TOKENS: usize = 256;
 
 /// Packs numbers of a shape with all sizes.
-pub fn pack(shape: &Shape, raw: &[u8], out: &mut Vec<u8>) -> Result<(), CodecError> {
+pub(super) fn pack(shape: &Shape, raw: &[u8], out: &mut Vec<u8>) -> Result<(), CodecError> {
     match shape.element {
         Element::Opaque => Err(CodecError::NotNumbers),
         Element::Bf16 => pack_numbers::<Bf16>(shape, raw, out),
@@ -40,7 +44,7 @@ pub fn pack(shape: &Shape, raw: &[u8], out: &mut Vec<u8>) -> Result<(), CodecErr
 }
 
 /// Unpacks numbers of a shape with all sizes.
-pub fn unpack(shape: &Shape, packed: &[u8], raw: &mut [u8]) -> Result<(), CodecError> {
+pub(super) fn unpack(shape: &Shape, packed: &[u8], raw: &mut [u8]) -> Result<(), CodecError> {
     match shape.element {
         Element::Opaque => Err(CodecError::NotNumbers),
         Element::Bf16 => unpack_numbers::<Bf16>(shape, packed, raw),

@@ -19,6 +19,16 @@ pub type CumulativeLanes = [[u16; LANES]; LEVELS + 1];
 pub struct Counts([u32; LEVELS]);
 
 impl Counts {
+    /// Those of all levels.
+    pub fn of(counts: [u32; LEVELS]) -> Self {
+        Self(counts)
+    }
+
+    /// How often each level occurs.
+    pub fn each(&self) -> &[u32; LEVELS] {
+        &self.0
+    }
+
     /// Counts a level.
     #[inline(always)]
     pub fn add(&mut self, level: u8) {

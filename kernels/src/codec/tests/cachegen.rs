@@ -1,7 +1,8 @@
 //! CacheGen's error, what it refuses, and that it gets small.
 
 use super::sections::{bytes, finite, there_and_back};
-use crate::codec::{Codec, CodecError, Element, Shape, encode};
+use crate::codec::cachegen::{LEVELS, Parts, Planes};
+use crate::codec::{Codec, CodecError, Element, HEADER_BYTES, Shape, encode};
 use crate::number::{Bf16, F16, F32, Number};
 use proptest::prelude::*;
 
@@ -75,6 +76,60 @@ proptest! {
         holds::<Bf16>(&shape(Element::Bf16, layers, tokens), &brains, 1.0 / 256.0, 4.6e-41)?;
         holds::<F16>(&shape(Element::F16, layers, tokens), &halves, 1.0 / 2_048.0, 3e-8)?;
         holds::<F32>(&shape(Element::F32, layers, tokens), &singles, 1.0 / 16_777_216.0, 1.5e-45)?;
+    }
+}
+
+/// A section whose last tokens are no whole group, packed.
+fn packed() -> (Planes, Vec<u8>) {
+    let shape = shape(Element::Bf16, 1, 300);
+    let numbers: Vec<_> = (0..2 * 300 * CHANNELS)
+        .map(|n| Bf16::nearest((n as f32 * 0.7).sin()))
+        .collect();
+    let raw = bytes::<Bf16>(&numbers);
+    let mut stored = Vec::new();
+    encode(Codec::CacheGen, &shape, &raw, &mut stored).unwrap();
+    let planes = Planes::of(&shape, raw.len()).unwrap();
+    (planes, stored.split_off(HEADER_BYTES))
+}
+
+#[test]
+fn parts_of_a_container_make_up_that_container() {
+    let (planes, container) = packed();
+    let parts = Parts::of(&planes, &container).unwrap();
+    assert_eq!(parts.lengths.len(), planes.streams());
+    assert_eq!(planes.streams(), 2 * 2 * CHANNELS as usize);
+    for counts in parts.counts.chunks(LEVELS) {
+        assert_eq!(counts.iter().sum::<u32>(), 300);
+    }
+    let mut again = b"before".to_vec();
+    parts.write(&planes, &mut again).unwrap();
+    assert_eq!(again.strip_prefix(b"before"), Some(container.as_slice()));
+
+    let mut wrong = Parts::of(&planes, &container).unwrap();
+    wrong.offsets[5] = u64::MAX;
+    let written = wrong.write(&planes, &mut Vec::new());
+    assert_eq!(written, Err(CodecError::StoredLength));
+    wrong.offsets.pop();
+    let written = wrong.write(&planes, &mut Vec::new());
+    assert_eq!(written, Err(CodecError::StoredLength));
+}
+
+proptest! {
+    #[test]
+    fn streams_of_any_container_lie_inside_of_it(
+        changes in proptest::collection::vec((any::<proptest::sample::Index>(), any::<u8>()), 1..8), cut in any::<proptest::sample::Index>(),
+    ) {
+        let (planes, mut container) = packed();
+        prop_assert!(Parts::of(&planes, &container[..cut.index(container.len())]).is_err());
+        for (at, change) in changes {
+            let at = at.index(container.len());
+            container[at] ^= change;
+        }
+        if let Ok(parts) = Parts::of(&planes, &container) {
+            for (offset, length) in parts.offsets.iter().zip(&parts.lengths) {
+                prop_assert!(offset + u64::from(*length) <= container.len() as u64);
+            }
+        }
     }
 }
 
