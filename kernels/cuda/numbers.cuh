@@ -45,6 +45,7 @@ struct F16 {
 
 struct F32 {
     typedef u32 Bits;
+    static const int INFINITE = 0x7f800000;
     static __device__ float value(u32 bits) { return __uint_as_float(bits); }
     static __device__ u32 nearest(float value) { return __float_as_uint(value); }
 };
@@ -62,4 +63,8 @@ static __device__ u16 at_order(int order) {
 
 static __device__ int magnitude_of(u16 bits) {
     return bits & 0x7fff;
+}
+
+static __device__ int magnitude_of(u32 bits) {
+    return static_cast<int>(bits & 0x7fffffffu);
 }

@@ -8,6 +8,11 @@ typedef unsigned char u8;
 
 static const u32 ALL_LANES = 0xffffffffu;
 
+// The same bytes, the last one first.
+static __device__ u32 swapped(u32 word) {
+    return word << 24 | (word & 0xff00u) << 8 | (word >> 8 & 0xff00u) | word >> 24;
+}
+
 // Copies this thread's words of a run: number `first` and every `step`th after it. Four loads are under way before the first store: memory
 // answers late, and the compiler does not reorder them where it cannot tell source and target apart.
 template <typename Word>

@@ -46,10 +46,6 @@ static __device__ Word word_at(const u8* at) {
     return word;
 }
 
-static __device__ u32 swapped(u32 word) {
-    return word << 24 | (word & 0xff00u) << 8 | (word >> 8 & 0xff00u) | word >> 24;
-}
-
 static __device__ u64 swapped(u64 word) {
     return static_cast<u64>(swapped(static_cast<u32>(word))) << 32 | swapped(static_cast<u32>(word >> 32));
 }

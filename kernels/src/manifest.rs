@@ -110,6 +110,12 @@ pub enum Count {
     Groups,
     /// Sections whose digests are taken.
     Sections,
+    /// Tokens of all planes, each of which is quantised by its largest number.
+    Rows,
+    /// Channels of all planes, each of which has a table.
+    Channels,
+    /// Streams of an arithmetic coder.
+    Streams,
 }
 
 impl Manifest {
@@ -131,6 +137,7 @@ impl Module {
     /// The PTX of this build.
     pub fn ptx(&self) -> Option<&'static str> {
         match self.name.as_str() {
+            "cachegen" => Some(include_str!("../ptx/cachegen.ptx")),
             "digest" => Some(include_str!("../ptx/digest.ptx")),
             "layout" => Some(include_str!("../ptx/layout.ptx")),
             "pages" => Some(include_str!("../ptx/pages.ptx")),

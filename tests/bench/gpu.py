@@ -43,6 +43,9 @@ BARS: dict[str, tuple[float | None, float | None]] = {
     "both_directions_vs_one": (1.6, None),
     "gpu_kv_digest_of_256_": (None, None),
     "gpu_kv_digest_of_16_": (None, None),
+    "gpu_kv_cachegen_count_": (None, None),
+    "gpu_kv_cachegen_encode_": (None, None),
+    "gpu_kv_cachegen_decode_": (None, None),
     "gpu_kv_": (0.8, None),
     "decode_beside_engine_": (None, 1.05),
 }

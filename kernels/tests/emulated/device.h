@@ -36,6 +36,17 @@ static unsigned atomicAdd(unsigned* at, unsigned value) {
     return before;
 }
 
+static unsigned long long atomicMin(unsigned long long* at, unsigned long long value) {
+    const unsigned long long before = *at;
+    *at = std::min(before, value);
+    return before;
+}
+
+// Zeros before the highest one.
+static int __clz(int bits) {
+    return bits == 0 ? 32 : __builtin_clz(static_cast<unsigned>(bits));
+}
+
 // One warp of 32 fibers.
 struct Warp {
     static constexpr unsigned LANES = 32;

@@ -5,6 +5,7 @@
 #include "device.h"
 #include "numbers.h"
 
+#include "../../cuda/cachegen.cu"
 #include "../../cuda/digest.cu"
 #include "../../cuda/layout.cu"
 #include "../../cuda/pages.cu"
@@ -90,6 +91,14 @@ int main(int count, char** words) {
         {"kv_pack_int4_bf16", kv_pack_int4_bf16},     {"kv_pack_int4_f16", kv_pack_int4_f16},
         {"kv_unpack_int4_bf16", kv_unpack_int4_bf16}, {"kv_unpack_int4_f16", kv_unpack_int4_f16}};
     const std::map<std::string, decltype(&kv_digest)> digests = {{"kv_digest", kv_digest}};
+    const std::map<std::string, decltype(&kv_cachegen_restore_f16)> halves_of_rows = {
+        {"kv_cachegen_quantise_bf16", kv_cachegen_quantise_bf16}, {"kv_cachegen_quantise_f16", kv_cachegen_quantise_f16},
+        {"kv_cachegen_restore_bf16", kv_cachegen_restore_bf16},   {"kv_cachegen_restore_f16", kv_cachegen_restore_f16}};
+    const std::map<std::string, decltype(&kv_cachegen_restore_f32)> singles_of_rows = {
+        {"kv_cachegen_quantise_f32", kv_cachegen_quantise_f32}, {"kv_cachegen_restore_f32", kv_cachegen_restore_f32}};
+    const std::map<std::string, decltype(&kv_cachegen_count)> counts = {{"kv_cachegen_count", kv_cachegen_count}};
+    const std::map<std::string, decltype(&kv_cachegen_encode)> encoders = {{"kv_cachegen_encode", kv_cachegen_encode}};
+    const std::map<std::string, decltype(&kv_cachegen_decode)> decoders = {{"kv_cachegen_decode", kv_cachegen_decode}};
     if (transfers.count(kernel)) {
         const u64 cache = reinterpret_cast<u64>(in<u8>(4));
         relocate<Plane>(cache);
@@ -112,6 +121,23 @@ int main(int count, char** words) {
         relocate<Section>(bytes);
         launch(grid, block, [&] { digests.at(kernel)(in<Section>(0), numbers.at(0), in<u64>(1)); });
         relocate<Section>(0 - bytes);
+    } else if (halves_of_rows.count(kernel)) {
+        launch(grid, block, [&] {
+            halves_of_rows.at(kernel)(in<u16>(0), numbers.at(0), small(1), small(2), in<u8>(1), in<u16>(2), in<u8>(3), in<u64>(4));
+        });
+    } else if (singles_of_rows.count(kernel)) {
+        launch(grid, block, [&] {
+            singles_of_rows.at(kernel)(in<u32>(0), numbers.at(0), small(1), small(2), in<u8>(1), in<u32>(2), in<u8>(3), in<u64>(4));
+        });
+    } else if (counts.count(kernel)) {
+        launch(grid, block, [&] { counts.at(kernel)(in<u8>(0), small(0), small(1), small(2), in<u32>(1), in<u16>(2)); });
+    } else if (encoders.count(kernel)) {
+        launch(grid, block, [&] { encoders.at(kernel)(in<u8>(0), small(0), small(1), small(2), in<u16>(1), in<u8>(2), in<u32>(3)); });
+    } else if (decoders.count(kernel)) {
+        launch(grid, block, [&] {
+            decoders.at(kernel)(in<u8>(0), numbers.at(0), in<u64>(1), in<u32>(2), small(1), small(2), small(3), in<u8>(3),
+                                in<u16>(4), in<u8>(5));
+        });
     } else {
         fail("no such kernel");
     }

@@ -2,6 +2,7 @@
 //! computes what it should for any grid; nothing about races between threads, or speed.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 
+mod cachegen;
 mod digest;
 mod host;
 mod pages;

@@ -1,10 +1,12 @@
 //! Every kernel beside a copy within the device's memory that moves as many bytes.
 
 use crate::{Rig, row};
-use kvcachepool_kernels::codec::Codec;
+use kvcachepool_kernels::codec::cachegen::{LEVELS, Planes, STREAM_BYTES};
+use kvcachepool_kernels::codec::{Codec, Element, Shape};
 use kvcachepool_kernels::pages::{BlockShape, Dtype, HeadMajor, Keys, PageMap, Style, Turn};
 use kvcachepool_protocol::layouts::{LAYOUTS_JSON, LayoutTable};
 use kvcachepool_sidecar::gpu::cuda::buffer::Buffer;
+use kvcachepool_sidecar::gpu::cuda::families::cachegen::{CacheGen, Rows, Streams};
 use kvcachepool_sidecar::gpu::cuda::families::{
     Angles, Loops, Packed, Sections, Table, Way, packed_bytes,
 };
@@ -82,7 +84,8 @@ pub fn measured(rig: &Rig, kernels: &Kernels) -> Result<(), NotMeasured> {
     pages(&bench, &from, &to)?;
     turns(&bench, &from)?;
     quantisers(&bench, &from)?;
-    digests(&bench, &from)
+    digests(&bench, &from)?;
+    cachegen(&bench, bytes)
 }
 
 /// A block of 16 tokens of 8 heads of 128 in bfloat16, in each layout.
@@ -193,4 +196,109 @@ fn digests(bench: &Bench<'_>, bytes: &Buffer) -> Result<(), NotMeasured> {
         })?;
     }
     Ok(())
+}
+
+/// Channels of a plane that CacheGen packs: 8 heads of 128.
+const CHANNELS: u32 = 1024;
+
+/// A section of up to 32 layers, with numbers of four powers of two.
+fn cachegen(bench: &Bench<'_>, bytes: u64) -> Result<(), NotMeasured> {
+    let types = [
+        ("f32", Element::F32, 0x7f80_0000u32, 4),
+        ("f16", Element::F16, 0x7c00, 2),
+        ("bf16", Element::Bf16, 0x7f80, 2),
+    ];
+    let layers = (bytes >> 23).clamp(1, 32) as u32;
+    for (name, element, infinite, width) in types {
+        let tokens = (bytes / width) as u32 / (2 * layers * CHANNELS);
+        let shape = Shape {
+            element,
+            layers,
+            halves: 2,
+            tokens,
+            channels: CHANNELS,
+        };
+        let mut random = fastrand::Rng::with_seed(2);
+        let few = 3 << infinite.trailing_zeros();
+        let mut number = || {
+            let bits = random.u32(..) >> (32 - 8 * width);
+            (bits & (!infinite | few) | infinite >> 1 & infinite & !few).to_le_bytes()
+        };
+        let numbers = (0..bytes / width).map(|_| number());
+        let raw: Vec<u8> = numbers
+            .flat_map(|word| word.into_iter().take(width as usize))
+            .collect();
+        let planes = Planes::of(&shape, raw.len()).unwrap();
+        let section = CacheGen::new(bench.kernels, planes)?;
+        let levels = bench.buffer(section.planes().numbers() as u64)?;
+        rows_of_cachegen(bench, name, &section, &raw, &levels)?;
+        if element == Element::Bf16 {
+            streams_of_cachegen(bench, &section, &levels)?;
+        }
+    }
+    Ok(())
+}
+
+fn rows_of_cachegen(
+    bench: &Bench<'_>,
+    name: &str,
+    section: &CacheGen,
+    raw: &[u8],
+    levels: &Buffer,
+) -> Result<(), NotMeasured> {
+    let planes = section.planes();
+    let raw = Buffer::of(&bench.rig.context, raw)?;
+    let largest = bench.buffer((planes.rows() * planes.element().bytes()) as u64)?;
+    let refused = bench.buffer(8)?;
+    let rows = Rows {
+        raw: &raw,
+        largest: &largest,
+        levels,
+        refused: &refused,
+    };
+    let moved = raw.bytes() + levels.bytes() + largest.bytes();
+    for (way_name, way) in [("quantise", Way::Pack), ("restore", Way::Unpack)] {
+        bench.row(&format!("kv_cachegen_{way_name}_{name}"), moved, |stream| {
+            bench.kernels.cachegen_rows(stream, way, section, &rows)
+        })?;
+    }
+    Ok(())
+}
+
+/// Counted, coded and decoded. Of the streams count the bytes that they have, not their places.
+fn streams_of_cachegen(
+    bench: &Bench<'_>,
+    section: &CacheGen,
+    levels: &Buffer,
+) -> Result<(), NotMeasured> {
+    let (kernels, planes) = (bench.kernels, section.planes());
+    let counts = bench.buffer((planes.tables() * LEVELS * 4) as u64)?;
+    let tables = bench.buffer((planes.tables() * (LEVELS + 1) * 2) as u64)?;
+    let places = bench.buffer((planes.streams() * STREAM_BYTES) as u64)?;
+    let lengths = bench.buffer((planes.streams() * 4) as u64)?;
+    let moved = levels.bytes() + counts.bytes() + tables.bytes();
+    bench.row("kv_cachegen_count", moved, |stream| {
+        kernels.cachegen_count(stream, section, levels, &counts, &tables)
+    })?;
+    let encode = |stream: &Stream| {
+        kernels.cachegen_encode(stream, section, levels, &tables, &places, &lengths)
+    };
+    encode(&bench.stream)?;
+    bench.stream.synchronize()?;
+    let found = lengths.content()?;
+    let found = found.as_chunks().0.iter();
+    let streams: u64 = found.map(|word| u64::from(u32::from_ne_bytes(*word))).sum();
+    let moved = levels.bytes() + tables.bytes() + streams + lengths.bytes();
+    bench.row("kv_cachegen_encode", moved, encode)?;
+    let begin = (0..planes.streams()).map(|at| (at * STREAM_BYTES) as u64);
+    let begin: Vec<u8> = begin.flat_map(u64::to_ne_bytes).collect();
+    let streams = Streams {
+        packed: &places,
+        offsets: &Buffer::of(&bench.rig.context, &begin)?,
+        lengths: &lengths,
+    };
+    let moved = moved + streams.offsets.bytes();
+    bench.row("kv_cachegen_decode", moved, |stream| {
+        kernels.cachegen_decode(stream, section, &streams, &tables, levels)
+    })
 }

@@ -62,7 +62,7 @@ impl Data {
             .collect()
     }
 
-    /// Bits of finite numbers of 32 bits.
+    /// Bits of numbers of 32 bits.
     pub fn wholes(self, count: usize, seed: u64) -> Vec<u32> {
         let mut random = fastrand::Rng::with_seed(seed);
         let edges = [
@@ -75,6 +75,7 @@ impl Data {
             0x3f7f_ffff,
             0x0080_0000,
         ];
+        let special = [0x7f80_0000, 0xff80_0000, 0x7f80_0001];
         (0..count)
             .map(|at| match self {
                 Self::Random => {
@@ -84,6 +85,7 @@ impl Data {
                         _ => bits,
                     }
                 }
+                Self::NotFinite if at % 7 == 3 => special[at / 7 % special.len()],
                 Self::Edge | Self::NotFinite => edges[at % edges.len()],
                 Self::Equal => 0x3fc0_0001,
             })

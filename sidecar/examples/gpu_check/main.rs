@@ -5,6 +5,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a tool for developers")]
 
+mod cachegen;
 mod data;
 mod digests;
 mod kernels;
@@ -60,6 +61,7 @@ fn checks() -> Vec<Check> {
     let mut checks = kernels::checks();
     checks.extend(numbers::checks());
     checks.extend(digests::checks());
+    checks.extend(cachegen::checks());
     checks.extend(window::checks());
     checks
 }

@@ -4,6 +4,7 @@
 #include "../../../kernels/tests/emulated/device.h"
 #include "../../../kernels/tests/emulated/numbers.h"
 
+#include "../../../kernels/cuda/cachegen.cu"
 #include "../../../kernels/cuda/digest.cu"
 #include "../../../kernels/cuda/layout.cu"
 #include "../../../kernels/cuda/pages.cu"
@@ -42,6 +43,9 @@ static const std::map<std::string, Run> KERNELS = {
     KERNEL(kv_unpack_fp8_bf16), KERNEL(kv_unpack_fp8_f16),  KERNEL(kv_pack_int8_bf16),  KERNEL(kv_pack_int8_f16),
     KERNEL(kv_unpack_int8_bf16), KERNEL(kv_unpack_int8_f16), KERNEL(kv_pack_int4_bf16), KERNEL(kv_pack_int4_f16),
     KERNEL(kv_unpack_int4_bf16), KERNEL(kv_unpack_int4_f16), KERNEL(kv_digest),
+    KERNEL(kv_cachegen_quantise_bf16), KERNEL(kv_cachegen_quantise_f16), KERNEL(kv_cachegen_quantise_f32),
+    KERNEL(kv_cachegen_restore_bf16), KERNEL(kv_cachegen_restore_f16), KERNEL(kv_cachegen_restore_f32),
+    KERNEL(kv_cachegen_count),  KERNEL(kv_cachegen_encode), KERNEL(kv_cachegen_decode),
 };
 
 extern "C" {

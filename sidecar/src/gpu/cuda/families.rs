@@ -3,6 +3,8 @@
 
 #![allow(unsafe_code)]
 
+pub mod cachegen;
+
 use super::buffer::Buffer;
 use super::launch::{Kernels, LaunchError, Value};
 use super::stream::Stream;

@@ -4,12 +4,14 @@
 
 use super::buffer::{Buffer, Pinned};
 use super::context::{Context, Contexts, Driver};
+use super::families::cachegen::{CacheGen, Rows, Streams};
 use super::families::{Angles, Packed, Sections, Table, Way, packed_bytes};
 use super::launch::{Kernels, LaunchError, Value};
 use super::library::Library;
 use super::stream::Stream;
 use crate::shm::mapping::Mapping;
-use kvcachepool_kernels::codec::Codec;
+use kvcachepool_kernels::codec::cachegen::Planes;
+use kvcachepool_kernels::codec::{Codec, Element, Shape};
 use kvcachepool_kernels::manifest::Manifest;
 use kvcachepool_kernels::pages::{Dtype, Keys, PageMap, Plane, Style, Turn};
 use std::ffi::CString;
@@ -193,6 +195,82 @@ fn memory_that_is_too_short_is_refused_before_a_launch() {
     for (at, bytes) in [(0, 256), (16, 240), (256, 0), (1, u64::MAX)] {
         assert!(Sections::new(&kernels, &[(&short, at, bytes)]).is_err());
     }
+}
+
+#[test]
+fn memory_that_is_too_short_for_cachegen_is_refused_before_a_launch() {
+    let Some(context) = context() else { return };
+    let kernels = Kernels::load(&context).unwrap();
+    let stream = Stream::new(&context).unwrap();
+    let shape = Shape {
+        element: Element::F32,
+        layers: 1,
+        halves: 2,
+        tokens: 300,
+        channels: 3,
+    };
+    let section = CacheGen::new(&kernels, Planes::of(&shape, 7200).unwrap()).unwrap();
+    let zeros = |bytes| Buffer::of(&context, &vec![0; bytes]).unwrap();
+    /// Calls it with all that is needed, and with a byte less of each.
+    fn each<const N: usize>(
+        bytes: [usize; N],
+        zeros: impl Fn(usize) -> Buffer,
+        call: impl Fn([&Buffer; N]) -> Result<(), LaunchError>,
+    ) {
+        let enough = bytes.map(&zeros);
+        call(enough.each_ref()).unwrap();
+        for short in 0..N {
+            let less = zeros(bytes[short] - 1);
+            let mut given = enough.each_ref();
+            given[short] = &less;
+            assert_eq!(call(given).unwrap_err().name(), "TooSmall", "{short}");
+        }
+    }
+    // 600 rows of 3 channels; 6 channels in both planes, with a stream for 256 tokens and one for the rest.
+    let (levels, tables, lengths) = (1800, 6 * 66, 12 * 4);
+    for way in [Way::Pack, Way::Unpack] {
+        each(
+            [7200, 2400, levels, 8],
+            zeros,
+            |[raw, largest, levels, refused]| {
+                let rows = Rows {
+                    raw,
+                    largest,
+                    levels,
+                    refused,
+                };
+                kernels.cachegen_rows(&stream, way, &section, &rows)
+            },
+        );
+    }
+    each(
+        [levels, 6 * 128, tables],
+        zeros,
+        |[levels, counts, tables]| {
+            kernels.cachegen_count(&stream, &section, levels, counts, tables)
+        },
+    );
+    let streams = 12 * 516;
+    each(
+        [levels, tables, streams, lengths],
+        zeros,
+        |[levels, tables, streams, lengths]| {
+            kernels.cachegen_encode(&stream, &section, levels, tables, streams, lengths)
+        },
+    );
+    let packed = zeros(7);
+    each(
+        [12 * 8, lengths, tables, levels],
+        zeros,
+        |[offsets, lengths, tables, levels]| {
+            let streams = Streams {
+                packed: &packed,
+                offsets,
+                lengths,
+            };
+            kernels.cachegen_decode(&stream, &section, &streams, tables, levels)
+        },
+    );
 }
 
 #[test]
