@@ -27,7 +27,7 @@ use record::{RECORD_BYTES, Record};
 use space::At;
 use state::{Bounds, Plan, State};
 use std::collections::BTreeMap;
-use twox_hash::XxHash3_64;
+use xxhash_rust::xxh3::xxh3_64;
 
 const BOUNDS: Bounds = Bounds {
     capacity: 1 << 20,
@@ -101,7 +101,7 @@ fn sealed(mut bytes: [u8; RECORD_BYTES]) -> [u8; RECORD_BYTES] {
     bytes[..2].copy_from_slice(&(RECORD_BYTES as u16).to_le_bytes());
     bytes[2] = bytes[2].wrapping_sub(1) % 2 + 1;
     bytes[76..80].fill(0);
-    let checksum = XxHash3_64::oneshot(&bytes[..80]);
+    let checksum = xxh3_64(&bytes[..80]);
     bytes[80..].copy_from_slice(&checksum.to_le_bytes());
     bytes
 }
