@@ -361,6 +361,7 @@ def test_what_is_there_is_not_asked_for(scripted: ScriptedPool, loop: Make) -> N
     engine = connected(loop())
     tokens = prompt(512, 1)
     engine.generate("cold", tokens)
+    engine.drain()
     engine.forget_local()
     before = len(asked(scripted))
     engine.generate("warm", tokens)
