@@ -61,7 +61,7 @@ pub fn configured(config: &Config) -> Vec<Opening> {
             Kind::Redis => of_redis(redis.clone()),
             Kind::S3 => of_s3(config.s3.clone(), directory.clone()),
         };
-        opening.layers.packing = packing.clone();
+        opening.layers.packing = packing.of_another();
         opening
     };
     kinds(config).map(opening).collect()

@@ -22,9 +22,9 @@ const DISK_SPARE_BYTES: u64 = 1 << 30;
 const TIER_BYTES: u64 = 32 << 20;
 /// Bytes that a request to S3 takes beside the place that it is for: what a connection reads ahead, or keeps to send, some 400 KiB.
 const S3_REQUEST_BYTES: u64 = 512 << 10;
-/// Bytes that packing and unpacking take at once: objects as they are packed, and a section of each as it is not.
+/// Bytes that packing and unpacking take at once for each tier: objects as they are packed, and a section of each as it is not.
 pub const PACKING_BYTES: u64 = 128 << 20;
-/// The same where nothing is packed, and what others packed is read all the same: within what every sidecar has to spare.
+/// The same of all tiers where nothing is packed, and what others packed is read all the same: within what every sidecar has to spare.
 pub const UNPACKING_BYTES: u64 = 80 << 20;
 /// Bytes of the container's memory that CUDA contexts of a sidecar with a GPU are given, whatever their number, where nothing else is
 /// said (`gpu.contextMemory`). An estimate: it was never measured on a GPU.
@@ -56,10 +56,12 @@ impl Config {
         let redis = (!self.redis.urls.is_empty()).then_some(TIER_BYTES);
         let s3_requests = u64::from(self.s3.max_concurrency) * S3_REQUEST_BYTES;
         let s3 = (!self.s3.bucket.is_empty()).then_some(TIER_BYTES.max(s3_requests));
-        let some = disk.or(redis).or(s3).is_some();
-        let packs = some && self.write.codec != Codec::None;
-        let packing = packs.then_some(PACKING_BYTES);
-        [disk, redis, s3, packing].into_iter().flatten().sum()
+        let packing = match self.write.codec {
+            Codec::None => 0,
+            _ => PACKING_BYTES,
+        };
+        let tiers = [disk, redis, s3].into_iter().flatten();
+        tiers.map(|bytes| bytes + packing).sum()
     }
 
     /// Bytes beside the arena that do not grow with it: tiers below memory, CUDA contexts, a window.
@@ -124,6 +126,19 @@ mod tests {
         assert_eq!(config.tiers_bytes(), TIER_BYTES);
         config.s3.max_concurrency = 1_024;
         assert_eq!(config.tiers_bytes(), 512 << 20);
+    }
+
+    #[test]
+    fn each_tier_has_room_to_pack() {
+        let mut config = Config::default();
+        config.write.codec = Codec::Int8;
+        assert_eq!(config.tiers_bytes(), 0);
+        config.s3.bucket = "kv-cache".into();
+        assert_eq!(config.tiers_bytes(), TIER_BYTES + PACKING_BYTES);
+        config.redis.urls = vec!["redis://127.0.0.1".into()];
+        assert_eq!(config.tiers_bytes(), 2 * (TIER_BYTES + PACKING_BYTES));
+        config.write.codec = Codec::None;
+        assert_eq!(config.tiers_bytes(), 2 * TIER_BYTES);
     }
 
     #[test]

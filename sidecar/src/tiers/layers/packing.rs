@@ -31,7 +31,7 @@ pub struct Packing {
     corrupt: Arc<AtomicU64>,
 }
 
-/// Settings of the layer, the same for all tiers of a sidecar.
+/// Settings of the layer around one tier. Clones share the room.
 #[derive(Debug, Clone)]
 pub struct PackingOptions {
     codec: Codec,
@@ -39,10 +39,19 @@ pub struct PackingOptions {
 }
 
 impl PackingOptions {
-    /// How objects are packed, and room for that. Clones share the room.
+    /// How objects are packed, and room for that.
     pub fn new(codec: Codec) -> Self {
         let room = Room::new(codec);
         Self { codec, room }
+    }
+
+    /// The same for another tier of the sidecar. Where objects are packed each tier has room of its own, so that one that hangs with all of
+    /// it in use holds up no other; where they only may have to be unpacked, all share what every sidecar has to spare.
+    pub fn of_another(&self) -> Self {
+        match self.codec {
+            Codec::None => self.clone(),
+            codec => Self::new(codec),
+        }
     }
 
     /// How objects are packed.

@@ -2,7 +2,9 @@
 
 use super::*;
 use kvcachepool_kernels::codec::relative_error;
+use kvcachepool_protocol::config::UNPACKING_BYTES;
 use kvcachepool_protocol::object::{Axis, Dim, Element, Fidelity, Form};
+use std::time::Duration;
 
 const LOSSY: [(Codec, f64, u64); 4] = [
     (Codec::Fp8, 0.05, 60),
@@ -247,15 +249,25 @@ async fn what_is_unpacked_is_held_as_long_as_it_is_and_in_its_codecs_order() {
 }
 
 #[tokio::test]
-async fn the_tiers_of_a_sidecar_share_one_room() {
+async fn a_tier_that_holds_all_of_its_room_holds_up_no_other() {
     let options = PackingOptions::new(Codec::Int8);
-    let held = options.clone().room.take(PACKING_BYTES - 1).await;
-    assert!(held.is_some());
-    let (shelf, memory, sample) = (Shelf::new(Kind::Disk, 0), Memory::new(64 << 20), numbers(0));
-    let tier = Packing::new(Arc::new(shelf.clone()), options, Arc::default());
-    let soon = std::time::Duration::from_millis(20);
-    let put = tokio::time::timeout(soon, tier.put(sample.put(&memory))).await;
-    assert!(put.is_err(), "it waits");
+    let (hung, other) = (options.of_another(), options.of_another());
+    let held = hung.room.take(PACKING_BYTES - 1).await;
+    let put = async |options: PackingOptions| {
+        let (shelf, memory) = (Shelf::new(Kind::Disk, 0), Memory::new(64 << 20));
+        let tier = Packing::new(Arc::new(shelf), options, Arc::default());
+        tier.put(numbers(0).put(&memory)).await
+    };
+    put(other).await.unwrap();
+    let soon = Duration::from_millis(20);
+    let waits = tokio::time::timeout(soon, put(hung.clone())).await;
+    assert!(waits.is_err());
     drop(held);
-    tier.put(sample.put(&memory)).await.unwrap();
+    put(hung).await.unwrap();
+    // Where nothing is packed there is one room for all.
+    let plain = PackingOptions::new(Codec::None);
+    let held = plain.of_another().room.take(UNPACKING_BYTES - 1).await;
+    let more = plain.of_another();
+    let waits = tokio::time::timeout(soon, more.room.take(4 << 20)).await;
+    assert!(held.is_some() && waits.is_err());
 }
