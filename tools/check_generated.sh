@@ -7,6 +7,10 @@ same() {
     cmp -s "$1" "$2" || { echo "$2 differs from $1: copy it anew" >&2; failed=1; }
 }
 same sidecar/protocol/layouts.json sidecar/connector/kvcachepool/layouts.json
+same kernels/ptx/manifest.json sidecar/connector/kvcachepool/kernels.json
+same kernels/ptx/pages.ptx sidecar/connector/kvcachepool/pages.ptx
+grep -q "^_PTX_SHA256 = \"$(sha256sum kernels/ptx/pages.ptx | cut -d' ' -f1)\"$" sidecar/connector/kvcachepool/page_kernels.py ||
+    { echo "sidecar/connector/kvcachepool/page_kernels.py has another hash than pages.ptx: see whether they go together" >&2; failed=1; }
 crate="$(sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"/\1/p' Cargo.toml)"
 package="$(sed -n 's/^version = "\(.*\)"/\1/p' sidecar/connector/pyproject.toml)"
 [ "$crate" = "$package" ] || { echo "Cargo.toml says version $crate, sidecar/connector/pyproject.toml $package" >&2; failed=1; }

@@ -2,7 +2,7 @@
 # PTX of the GPU kernels, built from kernels/cuda and committed, so that no build needs CUDA.
 #
 #   tools/ptx.sh setup   installs nvcc and ptxas from PyPI (514 MB) outside the checkout
-#   tools/ptx.sh build   writes kernels/ptx/*.ptx and the hashes in kernels/ptx/manifest.json
+#   tools/ptx.sh build   writes kernels/ptx/*.ptx and the hashes in kernels/ptx/manifest.json, and the connector's copies
 #   tools/ptx.sh check   does the PTX belong to the sources? With nvcc by compiling anew, and ptxas assembles it for sm_80 and sm_90;
 #                        without nvcc by hashes alone
 set -euo pipefail
@@ -48,6 +48,8 @@ build() {
     for name in $(modules); do compile "$cuda" "$name" "$PWD/kernels/ptx/$name.ptx"; done
     manifest >"$MANIFEST.new"
     mv "$MANIFEST.new" "$MANIFEST"
+    cp "$MANIFEST" sidecar/connector/kvcachepool/kernels.json
+    cp kernels/ptx/pages.ptx sidecar/connector/kvcachepool/pages.ptx
 }
 
 check() {

@@ -2,7 +2,7 @@
 //! compares every byte. It lives on while the sidecar is away, as vLLM does, and ends with exit code 1 on the first wrong byte.
 //!
 //! ```text
-//! stand_in_engine [FOLDER=/kvcachepool] [ROUNDS=0]      a line of JSON per round; 0 = for ever
+//! stand_in_engine [FOLDER=/kvcachepool] [ROUNDS=0] [PROMPTS=1] [CHUNKS=16]      a line of JSON per round; 0 = for ever
 //! ```
 // A connection that is cut ends a round by a panic, which is caught.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
@@ -23,28 +23,41 @@ use std::path::Path;
 use std::time::Duration;
 use vllm::{Vllm, content, hashes};
 
-/// Chunks of the prompt.
-const CHUNKS: u32 = 16;
 /// From round to round.
 const PACE: Duration = Duration::from_millis(500);
+
+/// What a round found, over all prompts.
+#[derive(Default)]
+struct Round {
+    hits: usize,
+    /// Numbers of the tiers that the hits came from.
+    tiers: BTreeSet<u8>,
+    /// Prompts that were not there as a whole.
+    missed: Vec<u64>,
+}
 
 fn main() {
     let mut args = std::env::args().skip(1);
     let folder = args.next().unwrap_or("/kvcachepool".into());
-    let rounds: u64 = args
-        .next()
-        .map_or(0, |n| n.parse().expect("ROUNDS is a number"));
+    let mut number = |absent: u64| {
+        let given = args.next();
+        given.map_or(absent, |n| n.parse().expect("a number"))
+    };
+    let (rounds, prompts, chunks) = (number(0), number(1), number(16) as u32);
     let socket = Path::new(&folder).join("sidecar.sock");
     let mut engine = attach(&socket);
     let mut round = 0;
     while rounds == 0 || round < rounds {
-        match catch_unwind(AssertUnwindSafe(|| play(&mut engine))) {
-            Ok((hits, tiers)) => {
+        match catch_unwind(AssertUnwindSafe(|| play(&mut engine, prompts, chunks))) {
+            Ok(found) => {
                 round += 1;
                 let region = engine.memory.as_ref().map(|m| m.region);
                 println!(
                     "{}",
-                    serde_json::json!({"round": round, "hits": hits, "chunks": CHUNKS, "tiers": tiers, "region": region})
+                    serde_json::json!({
+                        "round": round, "hits": found.hits, "chunks": prompts * u64::from(chunks),
+                        "tiers": found.tiers, "missed": found.missed, "region": region,
+                    })
                 );
                 std::thread::sleep(PACE);
             }
@@ -68,18 +81,31 @@ fn attach(socket: &Path) -> Vllm {
     }
 }
 
-/// Loads what is there, in memory or below it, and compares it; stores the prompt where nothing is there. Returns the hits, and the
-/// numbers of the tiers that they came from.
-fn play(engine: &mut Vllm) -> (usize, BTreeSet<u8>) {
-    let chunks = hashes(1, CHUNKS);
-    let reply = engine.probe_below("load", &chunks);
+/// Asks for every prompt once.
+fn play(engine: &mut Vllm, prompts: u64, chunks: u32) -> Round {
+    let mut round = Round::default();
+    for prompt in 1..=prompts {
+        let (hits, tiers) = ask(engine, &hashes(prompt, chunks));
+        round.hits += hits;
+        round.tiers.extend(tiers);
+        if hits < chunks as usize {
+            round.missed.push(prompt);
+        }
+    }
+    round
+}
+
+/// Loads what is there of a prompt, in memory or below it, and compares it; stores the prompt where nothing is there. Returns the hits,
+/// and the numbers of the tiers that they came from.
+fn ask(engine: &mut Vllm, chunks: &[[u8; 32]]) -> (usize, Vec<u8>) {
+    let reply = engine.probe_below("load", chunks);
     let slots = unpack(&reply.refs).unwrap();
     let ready = reply
         .states
         .iter()
         .take_while(|s| **s == CHUNK_READY)
         .count();
-    for (slot, hash) in slots.iter().zip(&chunks).take(ready) {
+    for (slot, hash) in slots.iter().zip(chunks).take(ready) {
         if engine.read(slot) != content(hash) {
             println!(
                 "{}",
@@ -90,7 +116,7 @@ fn play(engine: &mut Vllm) -> (usize, BTreeSet<u8>) {
     }
     engine.release("load");
     if ready == 0 {
-        engine.store("store", &chunks);
+        engine.store("store", chunks);
     }
     (ready, reply.tiers.into_iter().take(ready).collect())
 }

@@ -65,17 +65,16 @@ def compiled_memcpy(folder: str) -> ctypes.CDLL:
     return ctypes.CDLL(str(library))
 
 
-def new_mapping(arena_bytes: int) -> Mapping:
-    """An arena with an empty slot table, as the sidecar hands it out."""
+def new_mapping(arena_bytes: int, segments: int = 1) -> Mapping:
+    """An arena of equal segments with an empty slot table, as the sidecar hands it out."""
     rows = arena_bytes // ROW_BYTES
     table_bytes = 4096 + rows * 64
     arena, table = (os.memfd_create(name, os.MFD_ALLOW_SEALING) for name in ("arena", "table"))
     for fd, size in ((arena, arena_bytes), (table, table_bytes)):
         os.ftruncate(fd, size)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
-    header = struct.pack(
-        "<8sIIQQIIQQQI", b"KVCPSLOT", 1, ROW_BYTES, 1, arena_bytes, rows, 0, arena_bytes, 4096, 4096, rows
-    )
+    sizes = (arena_bytes, rows, 0, arena_bytes // segments, 4096, 4096, rows)
+    header = struct.pack("<8sIIQQIIQQQI", b"KVCPSLOT", 1, ROW_BYTES, 1, *sizes)
     os.pwrite(table, header, 0)
     populate = mmap.mmap(arena, arena_bytes)
     np.frombuffer(populate, dtype=np.uint8)[:] = 1

@@ -4,7 +4,8 @@
 
 Each row beside what bounds it in the same run: plain copies of 64 MiB from page-locked memory, copies within the
 device's memory, steps of an idle GPU. Written with device, driver and commit. Without a device it says so and writes
-nothing. The rows of `gpu_bench`, the program for all that Python has no part in, are among them.
+nothing. The rows of `gpu_bench`, the program for all that Python has no part in, are among them. What fails takes
+nothing from what was measured before and else: it is named, in the file too, and the command ends with 1.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bench import mps
 from bench.results import Row
@@ -34,6 +36,8 @@ JOB_BYTES = 64 << 20
 SMALL_BYTES = 4 << 20
 PAGE_BYTES = 2 << 20
 PIECES = (4 << 10, 16 << 10, 64 << 10, 256 << 10, PAGE_BYTES)
+#: Of the blocks that lie side by side, and segments of the arena that they fill.
+NEIGHBOUR_BYTES, SEGMENTS = 256 << 10, 4
 RUNS = 15
 #: Beginning of a row's name -> the least and the most of its ratio. Printed, never asserted.
 BARS: dict[str, tuple[float | None, float | None]] = {
@@ -104,8 +108,13 @@ class Peak:
         to.copy_(source, non_blocking=True)
 
 
-def engine(piece_bytes: int, job_bytes: int, peak: Peak, runs: int) -> dict[str, tuple[float, float]]:
-    """GB/s of a worker's job, and of a plain copy of as many bytes, by kind. One `cuMemcpyBatchAsync` a job."""
+def engine(
+    piece_bytes: int, job_bytes: int, peak: Peak, runs: int, *, neighbours: bool = False
+) -> dict[str, tuple[float, float]]:
+    """GB/s of a worker's job, and of a plain copy of as many bytes, by kind. One `cuMemcpyBatchAsync` a job.
+
+    neighbours: the blocks lie side by side, in cache and arena, over several segments; else drawn at random.
+    """
     import torch
 
     from bench.copies import new_mapping
@@ -113,12 +122,12 @@ def engine(piece_bytes: int, job_bytes: int, peak: Peak, runs: int) -> dict[str,
 
     blocks = job_bytes // piece_bytes
     layout = place.kv_cache("BLHNC", 2 * blocks, piece_bytes // (place.LAYERS * place.HEADS * place.STATES))
-    mapping = new_mapping(job_bytes)
+    mapping = new_mapping(job_bytes, SEGMENTS if neighbours else 1)
     copier = place.copier(layout)
     copier.attach(mapping)
     copier.begin_thread()
-    # No two neighbours: as many runs as blocks.
-    numbers = random.Random(1).sample(range(2 * blocks), blocks)
+    # Drawn at random, they are as many runs as blocks, but for a few.
+    numbers = list(range(blocks)) if neighbours else random.Random(1).sample(range(2 * blocks), blocks)
     pieces = [Piece(0, numbers, list(range(0, job_bytes, piece_bytes)))]
     found = {}
     try:
@@ -140,25 +149,32 @@ def engine(piece_bytes: int, job_bytes: int, peak: Peak, runs: int) -> dict[str,
     return found
 
 
-def engine_rows(job_bytes: int, runs: int) -> list[Row]:
+def engine_rows(job_bytes: int, runs: int) -> Iterator[Row]:
     """The worker's own copies, by the size of a piece."""
     peak = Peak(job_bytes)
-    rows = []
     reference = "a plain copy of as many bytes from page-locked memory, in turns"
     for piece_bytes in PIECES:
         found = engine(piece_bytes, job_bytes, peak, runs)
         for kind, way in (("load", "h2d"), ("store", "d2h")):
-            rows.append(row(f"engine_{way}_{piece_bytes >> 10}k_gbps", *_pair(found[kind], reference), runs))
+            yield row(f"engine_{way}_{piece_bytes >> 10}k_gbps", *_pair(found[kind], reference), runs)
             if piece_bytes == PAGE_BYTES:
-                rows.append(row(f"{way}_vs_pinned_peak", *_pair(found[kind], reference), runs))
-    return rows
+                yield row(f"{way}_vs_pinned_peak", *_pair(found[kind], reference), runs)
+    found = engine(NEIGHBOUR_BYTES, job_bytes, peak, runs, neighbours=True)
+    for kind, way in (("load", "h2d"), ("store", "d2h")):
+        yield row(f"engine_{way}_neighbours_gbps", *_pair(found[kind], reference), runs)
 
 
 def _pair(found: tuple[float, float], reference: str) -> tuple[float, str, str, float]:
     return found[0], "GB/s", reference, found[1]
 
 
-def window_rows(job_bytes: int, runs: int) -> list[Row]:
+def page_locked(sidecar: Any) -> bool:
+    """Has it locked all of its cache?"""
+    memory = sidecar.status()["memory"]
+    return bool(memory["locked_bytes"] == memory["capacity_bytes"])
+
+
+def window_rows(job_bytes: int, runs: int) -> Iterator[Row]:
     """Whole jobs by a window: KV blocks, stages, arena. The row without a direction is that of the slower one."""
     from gpu.rank import CHUNK_BLOCKS, Rank
     from servers.sidecar import Sidecar
@@ -175,7 +191,9 @@ def window_rows(job_bytes: int, runs: int) -> list[Row]:
         try:
             if rank.reasons:
                 print(f"no window: {rank.reasons}", flush=True)
-                return []
+                return
+            if place.device() == "cuda":
+                place.wait_for(lambda: page_locked(sidecar), 120, "the page locks of the sidecar's cache")
             numbers = random.Random(2).sample(range(1, 2 * blocks + 1), blocks)
             chunks = [tuple(numbers[i : i + CHUNK_BLOCKS]) for i in range(0, blocks, CHUNK_BLOCKS)]
             hashes = [hashlib.sha256(b"%d" % i).digest() for i in range(len(chunks))]
@@ -199,43 +217,56 @@ def window_rows(job_bytes: int, runs: int) -> list[Row]:
         shutil.rmtree(folder, ignore_errors=True)
     reference = "a plain copy of as many bytes from page-locked memory, in turns"
     slower = min(found.values(), key=lambda pair: pair[0] / pair[1])
-    return [
-        row("window_h2d_vs_pinned_peak", *_pair(found["load"], reference), runs),
-        row("window_d2h_vs_pinned_peak", *_pair(found["store"], reference), runs),
-        row("window_vs_pinned_peak", *_pair(slower, reference), runs),
-    ]
+    yield row("window_h2d_vs_pinned_peak", *_pair(found["load"], reference), runs)
+    yield row("window_d2h_vs_pinned_peak", *_pair(found["store"], reference), runs)
+    yield row("window_vs_pinned_peak", *_pair(slower, reference), runs)
 
 
-def program(*arguments: str, **change: str) -> list[dict[str, Any]]:
-    """What `gpu_bench` prints: the device first, then rows; or only why there is none."""
+class Failed(Exception):
+    """A part could not be measured to its end."""
+
+
+class Said(NamedTuple):
+    """What `gpu_bench` printed: the device first, then rows; or only why there is none."""
+
+    lines: list[dict[str, Any]]
+    #: "" where it did not fail.
+    failure: str
+
+
+def program(*arguments: str, **change: str) -> Said:
+    """Runs `gpu_bench`; what it printed counts also where it failed."""
     path = paths.example("gpu_bench")
     small = ["--small"] if place.rehearsal() else []
     environment = os.environ | change
     command = [str(path), *small, *arguments]
-    done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    done = subprocess.run(command, env=environment, check=False, stdout=subprocess.PIPE, text=True)
+    # A line that it was ended in the middle of has no end.
+    whole = [line for line in done.stdout.splitlines(keepends=True) if line.endswith("\n")]
+    failure = f"{path.name} ended with {done.returncode}" if done.returncode else ""
+    return Said([json.loads(line) for line in whole], failure)
 
 
-def rows_of(lines: list[dict[str, Any]]) -> list[Row]:
-    """Its rows; what it skipped is said."""
-    rows = []
-    for line in lines:
+def rows_of(said: Said) -> Iterator[Row]:
+    """Its rows; what it skipped is said. Raises `Failed` behind them where it failed."""
+    for line in said.lines:
         if "skipped" in line:
             print(f"skip {line.get('rows', 'all')}: {line['skipped']}")
-        else:
-            rows.append(row(line["name"], line["value"], line["unit"], line["reference"], line["reference_value"], 1))
-    return rows
+        elif "name" in line:
+            yield row(line["name"], line["value"], line["unit"], line["reference"], line["reference_value"], 1)
+    if said.failure:
+        raise Failed(said.failure)
 
 
-def mps_rows() -> list[Row]:
+def mps_rows() -> Iterator[Row]:
     """Decoding beside a window's copies where both processes are clients of MPS."""
     try:
         with mps.daemon() as environment:
-            head, *rest = program("--mps", **environment)
+            said = program("--mps", **environment)
     except mps.NoMps as none:
         print(f"skip decode_beside_window_mps: {none}")
-        return []
-    return rows_of([head] if "skipped" in head else rest)
+        return
+    yield from rows_of(said)
 
 
 def commit() -> str:
@@ -264,32 +295,61 @@ def print_rows(rows: list[Row]) -> None:
         print(f"{one['name']:42} {one['value']:>10g} {one['unit']:5} {shown:>7}  {said:>8}  {met:3}  {reference}")
 
 
+class Report:
+    """All that was found so far, in a file that is written anew after each part."""
+
+    def __init__(self, out: Path, head: dict[str, Any]) -> None:
+        self._out = out
+        self._head = head | {"commit": commit()}
+        self.rows: list[Row] = []
+        self.failed: list[str] = []
+
+    def part(self, name: str, rows: Iterator[Row]) -> None:
+        """Measures; what fails is named, and keeps the rows before it."""
+        try:
+            for one in rows:
+                self.rows.append(one)
+        except Exception as error:
+            traceback.print_exc()
+            self.failed.append(f"{name}: {error}")
+        finally:
+            self._write()
+
+    def _write(self) -> None:
+        found = self._head | {"failed": self.failed, "rows": self.rows}
+        self._out.parent.mkdir(parents=True, exist_ok=True)
+        staged = self._out.with_suffix(f".{os.getpid()}.tmp")
+        staged.write_text(json.dumps(found, indent=1) + "\n")
+        staged.replace(self._out)
+
+
 def main(out: Path) -> int:
-    """All rows; 0 also without a device."""
-    head, *rest = program()
+    """All rows; 0 also without a device, 1 where something failed."""
+    said = program()
+    head = said.lines[0] if said.lines else {}
     if "skipped" in head:
         print(f"skip bench-gpu: {head['skipped']}")
         return 0
-    rows = rows_of(rest) + mps_rows()
+    if place.rehearsal():
+        head["rehearsal"] = True
+    report = Report(out, head)
+    report.part("gpu_bench", rows_of(said))
+    report.part("decoding beside a window under MPS", mps_rows())
     if why := place.missing():
         print(f"skip the worker's copies and whole jobs by a window: {why}")
     else:
         nbytes, runs = (SMALL_BYTES, 2) if place.rehearsal() else (JOB_BYTES, RUNS)
-        rows += engine_rows(nbytes, runs)
+        report.part("the worker's copies", engine_rows(nbytes, runs))
         if why := place.missing("msgspec"):
             print(f"skip whole jobs by a window: {why}")
         else:
-            rows += window_rows(nbytes, runs)
-    if place.rehearsal():
-        head["rehearsal"] = True
+            report.part("whole jobs by a window", window_rows(nbytes, runs))
     print(json.dumps(head))
-    print_rows(rows)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    staged = out.with_suffix(f".{os.getpid()}.tmp")
-    staged.write_text(json.dumps(head | {"commit": commit(), "rows": rows}, indent=1) + "\n")
-    staged.replace(out)
+    print_rows(report.rows)
+    for failure in report.failed:
+        print(f"FAIL {failure}")
     print(f"\n{out}")
-    return 0
+    return 1 if report.failed else 0
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""What is done to KV bytes on CPUs, against memcpy in the same run: `codec_bench` and `pages_bench` as rows.
+"""What is done to KV bytes on CPUs, against memcpy in the same run: `codec_bench` and `pages_bench` as rows; digests of
+the arena, against those of a copy: `digest_bench`.
 
 python -m bench.kernels [--rounds 15]
 
@@ -79,7 +80,24 @@ def pages() -> list[Row]:
     ]
 
 
+def digests() -> list[Row]:
+    """Digests of the arena where its bytes lie, in the processor's cache and not."""
+    return [
+        Row(
+            name=f"arena_digest_{line['row']}_vs_copied",
+            value=line["gb_s"],
+            unit="GB/s",
+            reference="copied out, then digested",
+            reference_value=line["copied_gb_s"],
+            ratio=line["ratio"],
+            runs=1,
+            command="make bench ONLY=kernels",
+        )
+        for line in _shown("digest_bench")
+    ]
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=15)
-    merge([*codecs(parser.parse_args().rounds), *pages()])
+    merge([*codecs(parser.parse_args().rounds), *pages(), *digests()])

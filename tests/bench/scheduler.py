@@ -84,7 +84,7 @@ class Apart(Loop):
 
 def work(pipe: Any, config: Any, kv_cache_config: Any, caches: dict[str, torch.Tensor]) -> None:
     """The worker's process: one message per step."""
-    worker_module._ranks = lambda vllm_config: Ranks()
+    worker_module.current_ranks = lambda vllm_config: Ranks()
     module = SimpleNamespace(get_attn_backend=lambda: SimpleNamespace(get_name=lambda: "CPU_ATTN"), isa="vec")
     config.compilation_config.static_forward_context = dict.fromkeys(caches, module)
     connector = KVCachePoolConnector(config, KVConnectorRole.WORKER, kv_cache_config)
@@ -200,7 +200,7 @@ def p99(values: list[float]) -> float:
 
 def measure(steps: int) -> list[Row]:
     """Runs both scenes with the worker at both places. Returns the rows."""
-    worker_module._ranks = lambda vllm_config: Ranks()
+    worker_module.current_ranks = lambda vllm_config: Ranks()
     rows = []
     for kind, name in ((Loop, ""), (Apart, "apart_")):
         folder = short_folder()

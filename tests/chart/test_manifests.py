@@ -79,6 +79,18 @@ def test_examples_name_only_what_exists(file: Path):
         jsonschema.validate(pool, _pool_schema() | {"additionalProperties": True})
 
 
+def test_the_readme_names_a_pool_with_the_tiers_that_it_shows():
+    text = (ROOT / "README.md").read_text()
+    name = re.search(r"kubectl kvcachepool check (\S+)", text)[1]  # type: ignore[index]
+    file = ROOT / re.search(r"kubectl apply -f (\S+tiers\S+)", text)[1]  # type: ignore[index]
+    (pool,) = (o for o in yaml.safe_load_all(file.read_text()) if o["kind"] == "KVCachePool")
+    assert pool["metadata"]["name"] == name
+    spec = pool["spec"]
+    shown = re.findall(r"^\| \w+ \| `(local|shared)\.(\w+)`", text, re.M)
+    assert {part for _, part in shown} == {"disk", "redis", "s3"}
+    assert all(part in spec[group] for group, part in shown)
+
+
 def test_every_quickstart_shows_the_example():
     example = yaml.safe_load((ROOT / "manifests" / "kvcachepool.yaml").read_text())
     page = (ROOT / "docs" / "quickstart-kubernetes.md").read_text()

@@ -64,6 +64,14 @@ def test_every_label_of_an_alerts_text_is_one_of_its_result():
             assert used <= (by or {"namespace", "pod"}), rule["alert"]
 
 
+@pytest.mark.parametrize(
+    "metric", ["tier_down", "tier_breaker_open", "tier_corrupt_objects_total", "tier_write_chunks_total"]
+)
+def test_trouble_with_a_tier_is_shown_and_alerted_on(metric):
+    where = {where.split()[0] for where, expression in _expressions() if f"kvcachepool_{metric}" in expression}
+    assert where == {"panel", "alert"}
+
+
 def test_nothing_is_made_for_a_monitoring_stack_unless_asked(render):
     kinds = {o["kind"] for o in render()}
     assert not kinds & {"PodMonitor", "ServiceMonitor", "PrometheusRule"}

@@ -39,8 +39,23 @@ def pool(name: str, **spec: object) -> Object:
     return product.pool(name, sidecar=sidecar, **spec)
 
 
+# A sidecar opens its tiers beside its start: an engine that came sooner would find nothing in them, and they would lack
+# what it stores.
+_ONCE_OPEN = """
+up() { wget -qO- http://127.0.0.1:9797/metrics | grep -c '^kvcachepool_tier_up{[^}]*} 1$'; }
+until [ "$(up)" -ge "$1" ]; do sleep 0.2; done
+shift
+exec stand_in_engine "$@"
+"""
+
+
+def command(*, tiers: int = 0, prompts: int = 1, chunks: int = 16) -> list[str]:
+    """Rounds without end, as soon as so many tiers below memory are open."""
+    return ["sh", "-c", _ONCE_OPEN, "sh", str(tiers), "/kvcachepool", "0", str(prompts), str(chunks)]
+
+
 class Engine:
-    """A pod `name` that serves nobody: it stores a prompt once, and loads and compares it every half second."""
+    """A pod `name` that serves nobody: it stores what it does not find, and loads and compares it round by round."""
 
     def __init__(self, cluster: Cluster, namespace: str, name: str) -> None:
         self.name = name
@@ -48,10 +63,10 @@ class Engine:
         self._cluster = cluster
         self._kubernetes = cluster.kubernetes
 
-    def manifest(self, of: str) -> Object:
+    def manifest(self, of: str, **how: int) -> Object:
         """The pod, labelled for a pool; Pod Security `restricted` admits it."""
         pod = product.pod(images.STAND_IN, self.name, of, terminationGracePeriodSeconds=30)
-        pod["spec"]["containers"][0]["command"] = ["/usr/bin/stand_in_engine"]
+        pod["spec"]["containers"][0]["command"] = command(**how)
         return pod
 
     def pod(self) -> Object:
@@ -95,14 +110,14 @@ class Engine:
             return []
         return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
 
-    def wait_warm(self) -> Object:
+    def wait_warm(self, seconds: float = 60) -> Object:
         """Waits until it has loaded what it had stored, and returns that round."""
 
         def warm() -> Object | None:
             last = [line for line in self.said() if line.get("hits") == line.get("chunks", 0)]
             return last[-1] if last else None
 
-        found: Object = self.wait_for(warm, "loads what it has stored", 60)
+        found: Object = self.wait_for(warm, "loads what it has stored", seconds)
         return found
 
     def wait_attached(self) -> None:

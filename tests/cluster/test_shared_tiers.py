@@ -10,7 +10,7 @@ import pytest
 
 from cluster import images
 from cluster.cluster import Cluster
-from cluster.engine import Engine, pool
+from cluster.engine import Engine, command, pool
 from cluster.kubernetes import Kubernetes, Object
 from cluster.product import RIGHTS, Operator, deployment, plugin, told
 from servers import web
@@ -18,14 +18,9 @@ from servers.s3 import BUCKET, S3Server
 
 VALUES = RIGHTS
 
-#: The number of Redis among tiers.
-_REDIS = 3
-#: A sidecar opens its tiers beside its start: an engine that came sooner would find nothing in them.
-_ONCE_OPEN = """
-up() { wget -qO- http://127.0.0.1:9797/metrics | grep -c '^kvcachepool_tier_up{[^}]*} 1$'; }
-until [ "$(up)" = 2 ]; do sleep 0.2; done
-exec stand_in_engine
-"""
+#: The numbers of Redis and S3 among tiers.
+_REDIS, _S3 = 3, 4
+_FLUSH = 'REDISCLI_AUTH="$(cat /etc/kvcachepool/password)" redis-cli flushall'
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +43,7 @@ def _secret(bucket: S3Server) -> Object:
 
 def _replicas(number: int) -> Object:
     made = deployment(images.STAND_IN, "web", "demo", replicas=number)
-    made["spec"]["template"]["spec"]["containers"][0]["command"] = ["sh", "-c", _ONCE_OPEN]
+    made["spec"]["template"]["spec"]["containers"][0]["command"] = command(tiers=2)
     return made
 
 
@@ -101,12 +96,21 @@ def test_a_replica_is_warm_from_what_another_stored_and_all_goes_with_the_pool(
     first.wait_for(lambda: _written(kubernetes, namespace, first.name) == {"redis", "s3"}, "all is written down", 60)
     assert len(bucket.objects()) == 16
 
-    kubernetes.apply(_replicas(2), namespace=namespace)
-    second = kubernetes.wait_for(
-        lambda: next((each for each in engines() if each.name != first.name), None), 30, "the second replica"
-    )
-    found = second.wait_first_round(after_loss=False)
-    assert (found["hits"], found["tiers"]) == (found["chunks"], [_REDIS])
+    # The second comes while Redis has everything, the third after it lost everything.
+    known = {first.name}
+    for number, tier in ((2, _REDIS), (3, _S3)):
+        if tier == _S3:
+            kubernetes.exec(namespace, "kvcachepool-demo-0", "sh", "-c", _FLUSH)
+        kubernetes.apply(_replicas(number), namespace=namespace)
+        another = kubernetes.wait_for(
+            lambda: next((each for each in engines() if each.name not in known), None),
+            30,
+            f"replica {number}",
+            namespace=namespace,
+        )
+        known.add(another.name)
+        found = another.wait_first_round(after_loss=False)
+        assert (found["hits"], found["tiers"]) == (found["chunks"], [tier])
 
     assert _checked(kubernetes, namespace, "demo") == (True, {"redis": ("", ""), "s3": ("", "")})
     ready, tiers = _checked(kubernetes, namespace, "lacking")

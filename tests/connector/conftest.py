@@ -55,16 +55,18 @@ def pool(volume: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 @pytest.fixture
-def loop(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
+def loop(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
     """Makes engines; all end with the test. One process plays one engine at a time."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    from stub_sidecar import StubSidecar
+
     import kvcachepool.shared as shared_module
     import kvcachepool.worker as worker_module
     from kvcachepool.layout import Ranks
     from kvcachepool.lookups import Patience
     from kvcachepool.shared import Shared
 
-    monkeypatch.setattr(worker_module, "_ranks", lambda config: Ranks())
+    monkeypatch.setattr(worker_module, "current_ranks", lambda config: Ranks())
     # A machine that runs tests may be busy for longer than a request waits elsewhere.
     monkeypatch.setattr(Patience, "_LATE_S", 1.0)
     made: list[Any] = []
@@ -77,6 +79,9 @@ def loop(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
         made.clear()
         monkeypatch.setattr(shared_module, "_shared", Shared())
         made.append(Loop(**options))
+        for fixture in map(request.getfixturevalue, request.fixturenames):
+            if isinstance(fixture, StubSidecar):
+                made[-1].was_heard = fixture.heard_all
         return made[-1]
 
     yield make

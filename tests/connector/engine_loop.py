@@ -123,6 +123,7 @@ class Loop:
         self.rewrite_metadata: Callable[[Any], None] | None = None
         self.rewrite_output: Callable[[KVConnectorOutput], None] | None = None
         self.hold_results = False
+        self.was_heard: Callable[[], bool] = lambda: True
         self.steps = 0
 
     def make_worker(self) -> Any:
@@ -215,8 +216,9 @@ class Loop:
         self.until(lambda: all(name in self.done for name in names), seconds, f"end of {names}")
 
     def drain(self, seconds: float = 20.0) -> None:
-        """Steps until no store is under way, and the sidecar has had time to take its digests (it is asked)."""
+        """Steps until no store is under way, and what the worker said of them was heard."""
         self.until(lambda: not self.connector.has_pending_push_work(), seconds, "stores drained")
+        self.until(self.was_heard, seconds, "COMMITs heard")
 
     def generate(self, name: str, tokens: list[int], **more: Any) -> int:
         """Runs one request to its end. Returns the tokens that came from the pool."""

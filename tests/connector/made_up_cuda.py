@@ -6,27 +6,38 @@ import contextlib
 import ctypes
 import shutil
 import subprocess
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
 import torch
 
 import kvcachepool.cuda_driver as cuda_driver
-import kvcachepool.cuda_window as cuda_window
 
-SOURCE = Path(__file__).parents[2] / "sidecar" / "tests" / "served" / "fake_driver.c"
+T = TypeVar("T")
+SERVED = Path(__file__).parents[2] / "sidecar" / "tests" / "served"
+
+
+def build(folder: Path) -> Path:
+    """The driver with its kernels, which run on the host, as a library in this folder."""
+    for compiler in ("cc", "g++"):
+        if shutil.which(compiler) is None:
+            pytest.skip(f"no compiler: {compiler}")
+    flags = ["-std=c++17", "-O1", "-ffp-contract=off", "-fno-strict-aliasing", "-Wno-unknown-pragmas", "-fPIC"]
+    subprocess.run(["cc", "-c", "-fPIC", "-o", folder / "driver.o", SERVED / "fake_driver.c"], check=True)
+    library = folder / "libcuda.so.1"
+    sources = [SERVED / "fake_kernels.cpp", folder / "driver.o"]
+    subprocess.run(["g++", *flags, "-shared", "-o", library, *sources], check=True)
+    return library
 
 
 def built(folder: Path) -> ctypes.CDLL:
     """The driver. It is one for all tests of the process, as its memory is."""
-    if shutil.which("cc") is None:
-        pytest.skip("no C compiler: cc")
-    path = folder / "libcuda.so.1"
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", str(path), str(SOURCE)], check=True)
-    return ctypes.CDLL(str(path))
+    return ctypes.CDLL(str(build(folder)))
 
 
 def capture_mode(driver: ctypes.CDLL) -> int:
@@ -38,33 +49,48 @@ def capture_mode(driver: ctypes.CDLL) -> int:
     return said
 
 
-def install(driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Puts it in the place of the real ones. What is copied by torch's streams is copied at once."""
+def elsewhere(run: Callable[[], T]) -> T:
+    """Its result on a thread of its own, whose errors are the test's."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(run).result()
+
+
+class Recorded:
+    """The driver, and the names of what was called, in order."""
+
+    def __init__(self, driver: ctypes.CDLL) -> None:
+        self._driver = driver
+        self.calls: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        function = getattr(self._driver, name)
+
+        def call(*arguments: Any) -> int:
+            self.calls.append(name)
+            return int(function(*arguments))
+
+        return call
+
+
+def install(driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Puts it in the place of the real ones. Returns what the connector calls from now on."""
+    recorded = Recorded(driver)
 
     class Stream:
         """A stream of the driver, and what was asked of it."""
 
-        def __init__(self, **options: Any) -> None:
-            made = ctypes.c_void_p(0)
-            assert driver.cuStreamCreateWithPriority(ctypes.byref(made), 1, options["priority"]) == 0
-            self.cuda_stream = made.value
+        def __init__(self, stream: int, device: object) -> None:
+            self.cuda_stream = stream
             self.asked: list[str] = []
 
         def wait_event(self, event: object) -> None:
             self.asked.append(f"wait {event}")
+            recorded.calls.append(f"wait {event}")
 
         def synchronize(self) -> None:
             assert driver.cuStreamSynchronize(ctypes.c_void_p(self.cuda_stream)) == 0
             self.asked.append("synchronize")
-
-        @staticmethod
-        def priority_range() -> tuple[int, int]:
-            return 0, -5
-
-    def submit(to: Any, source: Any, sizes: Any, stable: bool, stream: int) -> None:
-        for target, origin, size in zip(to.tolist(), source.tolist(), sizes.tolist(), strict=True):
-            where = (ctypes.c_uint64(target), ctypes.c_void_p(origin), ctypes.c_size_t(size))
-            assert driver.cuMemcpyHtoDAsync_v2(*where, ctypes.c_void_p(stream)) == 0
+            recorded.calls.append("synchronize")
 
     def register(address: int, nbytes: int, flags: int) -> int:
         return int(driver.cuMemHostRegister_v2(ctypes.c_void_p(address), ctypes.c_size_t(nbytes), 1))
@@ -76,13 +102,12 @@ def install(driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
         return ring
 
     monkeypatch.setenv("FAKE_CURRENT", "1")
-    monkeypatch.setattr(cuda_driver, "library", lambda: driver)
-    monkeypatch.setattr(cuda_window, "_device_number", lambda device: 0)
-    for module in ("kvcachepool.cuda_window", "kvcachepool.copy_cuda"):
-        monkeypatch.setattr(f"{module}.batch_submit", lambda: submit)
+    monkeypatch.setattr(cuda_driver, "library", lambda: recorded)
+    monkeypatch.setattr(cuda_driver, "device_number", lambda device: 0)
     fake = SimpleNamespace(
         set_device=lambda device: None,
-        Stream=Stream,
+        ExternalStream=Stream,
+        device=lambda device: contextlib.nullcontext(),
         stream=lambda stream: contextlib.nullcontext(),
         cudart=lambda: SimpleNamespace(
             cudaHostRegister=register,
@@ -91,6 +116,7 @@ def install(driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setattr(torch, "cuda", fake)
     monkeypatch.setattr("kvcachepool.copy_cuda.torch", _Torch(pinned))
+    return recorded.calls
 
 
 class _Torch:

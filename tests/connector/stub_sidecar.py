@@ -9,6 +9,7 @@ import mmap
 import os
 import socket
 import struct
+import termios
 import threading
 import time
 from collections.abc import Callable
@@ -55,7 +56,7 @@ def memfd(name: str, size: int) -> int:
 class Memory:
     """An arena and its slot table, as the engine would make them."""
 
-    def __init__(self, region: int, rows: int) -> None:
+    def __init__(self, region: int, rows: int, segments: int = 1) -> None:
         self.region = region
         self.rows = rows
         self.arena_bytes = rows * ROW_BYTES
@@ -68,7 +69,8 @@ class Memory:
             "<8sIIQQIIQQQI",
             self.table,
             0,
-            *(b"KVCPSLOT", 1, ROW_BYTES, region, self.arena_bytes, rows, 0, self.arena_bytes, 4096, 4096, rows),
+            *(b"KVCPSLOT", 1, ROW_BYTES, region, self.arena_bytes, rows, 0),
+            *(self.arena_bytes // segments, 4096, 4096, rows),
         )
         self._view = np.frombuffer(self.table, dtype=np.uint32, offset=4096).reshape(rows, 16)
 
@@ -113,6 +115,7 @@ class StubSidecar:
         self.boot = 1
         self._changed = threading.Condition()
         self._connections: dict[int, socket.socket] = {}
+        self._busy: set[int] = set()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(self.path)
         self._listener.listen(16)
@@ -140,6 +143,12 @@ class StubSidecar:
     def hello(self, nth: int) -> Received:
         """The nth HELLO, counted from 1."""
         return self.wait_for(lambda all_: [f for f in all_ if f.op == Op.HELLO][nth - 1 : nth])[0]
+
+    def heard_all(self) -> bool:
+        """Everything that was sent so far has been acted on: frames of several connections have no other order."""
+        with self._changed:
+            unread = (fcntl.ioctl(one, termios.FIONREAD, b"\0" * 4) for one in self._connections.values())
+            return not self._busy and not any(map(any, unread))
 
     def cut(self) -> None:
         """Closes all connections."""
@@ -190,6 +199,9 @@ class StubSidecar:
         buffer, fds = b"", []
         with contextlib.suppress(OSError):
             while True:
+                connection.recv(1, socket.MSG_PEEK)  # what lies here is unread or this connection is busy, at any time
+                with self._changed:
+                    self._busy.add(number)
                 data, ancillary, _, _ = connection.recvmsg(1 << 20, socket.CMSG_SPACE(64))
                 for _, _, payload in ancillary:
                     fds += list(array.array("i", payload))
@@ -211,7 +223,10 @@ class StubSidecar:
                     with self._changed:
                         self.received.append(frame)
                         self._changed.notify_all()
+                with self._changed:
+                    self._busy.discard(number)
         with self._changed:
+            self._busy.discard(number)
             self._connections.pop(number, None)
         connection.close()
 

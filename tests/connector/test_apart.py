@@ -30,6 +30,7 @@ TOKENS = prompt(256, 7)
 
 def keys_of(pool: ScriptedPool, name: str) -> set[tuple[bytes, bytes]]:
     """(namespace, hash) of everything that a request asked for, loads and stores."""
+    wait_for(pool.heard_all, 10, "all frames heard")
     frames = [f for op in (Op.PROBE, Op.GRANT) for f in pool.frames(op) if f.body["request"] == name]
     return {key for frame in frames for key in pool.keys(frame)}
 
@@ -229,7 +230,12 @@ def test_what_runs_while_its_adapter_is_replaced_stores_nothing_more(
     one = adapter(tmp_path / "one", b"first")
     hashed(engine, one)
     request = engine.add("running", prompt(2048, 7), lora_request=one)
-    engine.until(lambda: scripted.chunks, what="the first chunk is stored")
+    scheduler = engine.connector._scheduler
+    assert scheduler is not None
+    engine.until(lambda: scheduler._stores._open, what="the first chunk is asked for")
+    wait_for(lambda: not scheduler._stores._open, 10, "the first chunk is granted")
+    engine.step()
+    wait_for(lambda: scripted.chunks, 10, "the first chunk is stored")
     engine.connector.adapter_loaded(adapter(tmp_path / "two", b"second", in_place=True))
     computed = request.num_computed_tokens
     assert computed < 2000

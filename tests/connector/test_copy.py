@@ -189,6 +189,21 @@ def test_neighbours_on_both_sides_become_one_run() -> None:
     assert [column.tolist() for column in batch] == [[1200, 2700], [0, 900], [900, 300]]
 
 
+def test_no_run_crosses_a_segment() -> None:
+    def cut(*columns: list[int]) -> list[list[int]]:
+        batch = Batch(*(np.array(column, dtype=np.uint64) for column in columns))
+        return [column.tolist() for column in batch.cut(1000)]
+
+    whole = [[7, 9000], [0, 1999], [1000, 1]]
+    assert cut(*whole) == whole
+    assert cut([7, 90000, 500], [990, 1500, 5000], [10, 2501, 20]) == [
+        [7, 90000, 90500, 91500, 92500, 500],
+        [990, 1500, 2000, 3000, 4000, 5000],
+        [10, 500, 1000, 1000, 1, 20],
+    ]
+    assert cut([], [], []) == [[], [], []]
+
+
 def test_a_batch_is_cut_to_the_rings_size() -> None:
     batch = Batch(*(np.array(column, dtype=np.uint64) for column in ([0, 1000], [5000, 9000], [250, 130])))
     parts = [[column.tolist() for column in part] for part in batch.slices(100)]

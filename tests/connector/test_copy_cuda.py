@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import sys
+from collections.abc import Iterator
+from types import ModuleType, SimpleNamespace
 
 import made_up_cuda
 import numpy as np
 import pytest
 import torch
-from test_copy import BLOCKS, arena, group, layer_outermost
+from stub_sidecar import Memory
+from test_copy import BLOCKS, arena, block_outermost, group, layer_outermost
 
 import kvcachepool.copy_cuda as copy_cuda
+from gpu import place
 from kvcachepool.copy_cuda import CudaCopier
-from kvcachepool.layout import Layout
+from kvcachepool.layout import Layout, Unserved
 from kvcachepool.pieces import Piece
-from kvcachepool.shared import Mapping
+from kvcachepool.shared import ROW_BYTES, Mapping
 from servers.waiting import wait_for
+
+
+def ignored(event: str) -> None:
+    """An event that a test does not ask for."""
+
+
+def lost(device: object) -> None:
+    """A device that nobody can use any more."""
+    raise RuntimeError("CUDA error: unspecified launch failure")
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +44,7 @@ def test_neither_copies_nor_page_locks_end_a_capture_of_vllms_thread(
     made_up_cuda.install(driver, monkeypatch)
     monkeypatch.setattr(copy_cuda, "_PIN_PAUSE_S", 0.0)
     storage = torch.from_numpy(np.random.default_rng(2).integers(0, 256, 3 * 4096 * BLOCKS, dtype=np.uint8))
-    copier = CudaCopier(Layout((storage,), BLOCKS, (group(layer_outermost(4096)),), "cuda", {}))
+    copier = CudaCopier(Layout((storage,), BLOCKS, (group(layer_outermost(4096)),), "cuda", {}), ignored)
     copier.attach(mapping)
     monkeypatch.setenv("FAKE_CAPTURE", "1")
     before = driver.fake_captures_ended()
@@ -48,3 +63,237 @@ def test_neither_copies_nor_page_locks_end_a_capture_of_vllms_thread(
     copier.detach()
     assert driver.fake_captures_ended() == before
     assert made_up_cuda.capture_mode(driver) == 0
+
+
+def page_locked(mapping: Mapping, monkeypatch: pytest.MonkeyPatch) -> CudaCopier:
+    """A copier that has page-locked the one segment of this arena."""
+    monkeypatch.setattr(copy_cuda, "_PIN_PAUSE_S", 0.0)
+    storage = torch.from_numpy(np.zeros(3 * 4096 * BLOCKS, dtype=np.uint8))
+    copier = CudaCopier(Layout((storage,), BLOCKS, (group(layer_outermost(4096)),), "cuda", {}), ignored)
+    copier.attach(mapping)
+    copier.begin_thread()
+    copier.copy("store", [Piece(0, [5], [65536])], None)
+    pins = copier._pins
+    assert pins is not None
+    wait_for(lambda: pins._done.all(), 20, "the page lock")
+    return copier
+
+
+def test_page_locks_are_released_in_the_devices_context_whatever_thread_does_it(
+    mapping: Mapping, driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    made_up_cuda.install(driver, monkeypatch)
+    copier = page_locked(mapping, monkeypatch)
+    steps: list[object] = []
+    runtime = torch.cuda.cudart()
+
+    def unregister(address: int) -> int:
+        steps.append(address)
+        return int(runtime.cudaHostUnregister(address))
+
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: SimpleNamespace(cudaHostUnregister=unregister))
+    monkeypatch.setattr(torch.cuda, "set_device", steps.append)
+    copier.detach()
+    assert steps == [copier._device, mapping.arena_address]
+    assert caplog.records == []
+
+
+def test_page_locks_that_cannot_be_released_are_told_of(
+    mapping: Mapping, driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    made_up_cuda.install(driver, monkeypatch)
+    copier = page_locked(mapping, monkeypatch)
+    released = torch.cuda.cudart()
+    with monkeypatch.context() as refusing:
+        refusing.setattr(torch.cuda, "cudart", lambda: SimpleNamespace(cudaHostUnregister=lambda address: 713))
+        copier.detach()
+    assert [record.message for record in caplog.records] == ["1 of 1 page locks of the arena were not released: 713"]
+    assert released.cudaHostUnregister(mapping.arena_address) == 0
+
+    caplog.clear()
+    copier = page_locked(mapping, monkeypatch)
+    monkeypatch.setattr(torch.cuda, "set_device", lost)
+    copier.detach()
+    assert len(caplog.records) == 1
+    assert "unspecified launch failure" in caplog.records[0].message
+    assert released.cudaHostUnregister(mapping.arena_address) == 0
+
+
+def three_rows(mapping: Mapping) -> tuple[CudaCopier, torch.Tensor, list[str]]:
+    """A copier of blocks in three runs, its cache, and the events that it counts."""
+    storage = torch.from_numpy(np.random.default_rng(5).integers(0, 256, 3 * 4096 * BLOCKS, dtype=np.uint8))
+    counted: list[str] = []
+    layout = Layout((storage,), BLOCKS, (group(layer_outermost(4096)),), "cuda", {})
+    copier = CudaCopier(layout, counted.append)
+    copier.attach(mapping)
+    copier.begin_thread()
+    return copier, storage, counted
+
+
+def content(storage: torch.Tensor, block: int) -> bytes:
+    return storage.numpy().reshape(3, BLOCKS, 4096)[:, block].tobytes()
+
+
+def test_a_job_is_one_batch_of_the_driver(
+    mapping: Mapping, driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made_up_cuda.install(driver, monkeypatch)
+    copier, storage, counted = three_rows(mapping)
+    driver.fake_batches()
+    copier.copy("store", [Piece(0, [5, 7], [0, 65536])], None)
+    assert arena(mapping)[: 3 * 4096].tobytes() == content(storage, 5)
+    assert arena(mapping)[65536:][: 3 * 4096].tobytes() == content(storage, 7)
+    assert driver.fake_batches() == 1
+    copier.copy("load", [Piece(0, [2], [65536])], None)
+    assert content(storage, 2) == content(storage, 7)
+    assert driver.fake_batches() == 1
+    copier.detach()
+    assert counted == []
+
+
+def test_a_copy_of_a_batch_that_fails_is_told_with_its_place(
+    mapping: Mapping, driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made_up_cuda.install(driver, monkeypatch)
+    copier, storage, _ = three_rows(mapping)
+    monkeypatch.setenv("FAKE_BATCH_FAILS", "1")
+    with pytest.raises(RuntimeError, match=r"^cuMemcpyBatchAsync failed with 1 at run 1 of 3$"):
+        copier.copy("store", [Piece(0, [5], [0])], None)
+    monkeypatch.delenv("FAKE_BATCH_FAILS")
+    stream = copier._stream.cuda_stream
+    copier._stream.cuda_stream = 0  # type: ignore[misc]
+    with pytest.raises(RuntimeError, match=r"^cuMemcpyBatchAsync failed with 400, 3 runs$"):
+        copier.copy("store", [Piece(0, [5], [0])], None)
+    copier._stream.cuda_stream = stream  # type: ignore[misc]
+    copier.copy("store", [Piece(0, [6], [0])], None)
+    assert arena(mapping)[: 3 * 4096].tobytes() == content(storage, 6)
+    copier.detach()
+
+
+def test_a_copy_thread_without_a_context_gets_that_of_the_device(
+    mapping: Mapping, driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made_up_cuda.install(driver, monkeypatch)
+    copier, storage, _ = three_rows(mapping)
+    monkeypatch.delenv("FAKE_CURRENT")
+
+    def copied() -> None:
+        copier.begin_thread()
+        copier.copy("store", [Piece(0, [5], [0])], None)
+
+    made_up_cuda.elsewhere(copied)
+    assert arena(mapping)[: 3 * 4096].tobytes() == content(storage, 5)
+    made_up_cuda.elsewhere(copier.detach)
+
+
+@pytest.mark.parametrize(("code", "reason"), [(2, "OutOfMemory"), (712, "DriverFailed"), (None, "DriverFailed")])
+def test_that_no_segment_is_page_locked_any_more_is_counted_once_by_name(
+    mapping: Mapping, driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, code: int | None, reason: str
+) -> None:
+    made_up_cuda.install(driver, monkeypatch)
+    copier, storage, counted = three_rows(mapping)
+    copier.detach()
+    if code is None:
+        monkeypatch.setattr(copy_cuda, "make_current", lost)
+    else:
+        monkeypatch.setattr(torch.cuda, "cudart", lambda: SimpleNamespace(cudaHostRegister=lambda *where: code))
+    copier.attach(mapping)
+    for block in (5, 6):
+        copier.copy("store", [Piece(0, [block], [0])], None)
+        assert arena(mapping)[: 3 * 4096].tobytes() == content(storage, block)
+        wait_for(lambda: counted, 20, "the event")
+    pins = copier._pins
+    assert pins is not None
+    assert pins._failed
+    copier.detach()
+    assert counted == [f"copiesWithoutPageLocks/{reason}"]
+
+
+def vllm_with(monkeypatch: pytest.MonkeyPatch, **functions: object) -> None:
+    """A vLLM whose `_custom_ops` has only these."""
+    vllm, ops = ModuleType("vllm"), ModuleType("vllm._custom_ops")
+    vars(ops).update(functions)
+    vars(vllm)["_custom_ops"] = ops
+    monkeypatch.setitem(sys.modules, "vllm", vllm)
+    monkeypatch.setitem(sys.modules, "vllm._custom_ops", ops)
+
+
+def test_with_a_driver_before_12_8_vllms_function_copies_and_it_is_named(
+    mapping: Mapping, driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    made_up_cuda.install(driver, monkeypatch)
+    monkeypatch.setenv("FAKE_NO_BATCH", "1")
+    orders: list[bool] = []
+
+    def swap(source: torch.Tensor, to: torch.Tensor, sizes: torch.Tensor, is_src_access_order_any: bool) -> None:
+        orders.append(is_src_access_order_any)
+        for origin, target, size in zip(source.tolist(), to.tolist(), sizes.tolist(), strict=True):
+            ctypes.memmove(target, origin, size)
+
+    vllm_with(monkeypatch, swap_blocks_batch=swap)
+    copier, storage, counted = three_rows(mapping)
+    driver.fake_batches()
+    copier.copy("store", [Piece(0, [5], [0])], None)
+    assert arena(mapping)[: 3 * 4096].tobytes() == content(storage, 5)
+    copier.copy("load", [Piece(0, [2], [0])], None)
+    assert content(storage, 2) == content(storage, 5)
+    copier.detach()
+    assert orders == [False, True]
+    assert driver.fake_batches() == 0
+    assert counted == ["copiesWithoutBatchCall/DriverTooOld"]
+    assert [record.message for record in caplog.records] == [
+        "DriverTooOld: the driver is older than CUDA 12.8, vLLM's function copies instead of one call a job"
+    ]
+
+
+def test_without_the_call_and_without_vllms_function_there_are_no_copies_and_tests_for_gpus_skip_by_name(
+    driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made_up_cuda.install(driver, monkeypatch)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True, raising=False)
+    assert place.missing() == ""
+    monkeypatch.setenv("FAKE_NO_BATCH", "1")
+    for lacks in ("function", "vllm"):
+        vllm_with(monkeypatch)
+        if lacks == "vllm":
+            monkeypatch.setitem(sys.modules, "vllm", None)
+        with pytest.raises(Unserved, match=r"^DriverTooOld: .* older than CUDA 12\.8") as refused:
+            copy_cuda.batch_submit()
+        assert place.missing() == str(refused.value)
+    monkeypatch.setenv("KVCACHEPOOL_GPU_REHEARSAL", "1")
+    assert place.missing() == ""
+
+
+@pytest.fixture
+def segmented() -> Iterator[Mapping]:
+    """Memory of a sidecar whose arena has three segments."""
+    memory = Memory(1, 4 * BLOCKS, segments=3)
+    made = Mapping(1, os.dup(memory.arena_fd), os.dup(memory.table_fd), memory.arena_bytes, memory.table_bytes)
+    yield made
+    made.close()
+
+
+def test_neighbours_in_locked_segments_are_copied_directly(
+    segmented: Mapping, driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made_up_cuda.install(driver, monkeypatch)
+    monkeypatch.setattr(copy_cuda, "_PIN_PAUSE_S", 0.0)
+    size = 4 * ROW_BYTES
+    content = np.random.default_rng(4).integers(0, 256, size * BLOCKS, dtype=np.uint8)
+    storage = torch.from_numpy(content.copy())
+    copier = CudaCopier(Layout((storage,), BLOCKS, (group(block_outermost(size, layers=1)),), "cuda", {}), ignored)
+    copier.attach(segmented)
+    copier.begin_thread()
+    side_by_side = [Piece(0, list(range(BLOCKS)), [number * size for number in range(BLOCKS)])]
+    copier.copy("store", side_by_side, None)
+    pins = copier._pins
+    assert pins is not None
+    wait_for(lambda: pins._done.all(), 20, "the page locks")
+    monkeypatch.setattr(copy_cuda, "_memmove", lambda *runs: pytest.fail("through the ring"))
+    arena(segmented)[:] = 0
+    copier.copy("store", side_by_side, None)
+    assert (arena(segmented)[: len(content)] == content).all()
+    storage.zero_()
+    copier.copy("load", side_by_side, None)
+    assert (storage.numpy() == content).all()
+    copier.detach()

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import socket
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from stub_sidecar import memfd
+from test_copy import block_outermost, layout_of
 
+from kvcachepool import copy_window, window
 from kvcachepool.copy_window import Staged, WindowCopier
 from kvcachepool.flag_page import State
+from kvcachepool.messages import WindowReply
+from kvcachepool.shared import SharedMemoryError, StillMappedError
+from kvcachepool.window import WindowKeeper
+
+LAYOUT = layout_of(block_outermost(64))
 
 
 class Memory:
@@ -88,3 +97,67 @@ def test_a_worker_says_that_it_has_unmapped_a_window_when_it_has(unmaps: bool, s
     assert theirs.recv(64) == said
     assert theirs.recv(64) == b"", "and hangs up"
     theirs.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "said"), [(SharedMemoryError("no"), b"\x02"), (StillMappedError("no"), b""), (KeyError("no"), b"\x02")]
+)
+def test_a_window_that_could_not_be_made_says_whether_it_is_mapped(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, said: bytes
+) -> None:
+    def refused(*arguments: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(copy_window, "_memory", refused)
+    ours, theirs = socket.socketpair()
+    reply = WindowReply(fds=["bell", "page"], stages=2, stage_bytes=4096, bytes=8192)
+    with pytest.raises(type(error)):
+        WindowCopier(LAYOUT, reply, [ours.detach(), memfd("page", 4096)], 0)
+    assert theirs.recv(64) == said
+    assert theirs.recv(64) == b"", "and hangs up"
+    theirs.close()
+
+
+def test_a_window_that_is_shorter_than_its_stages_is_not_mapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copy_window, "_memory", lambda *arguments: pytest.fail("it was mapped"))
+    ours, theirs = socket.socketpair()
+    reply = WindowReply(fds=["bell", "page"], stages=2, stage_bytes=4096, bytes=8191)
+    with pytest.raises(SharedMemoryError, match="longer than the window"):
+        WindowCopier(LAYOUT, reply, [ours.detach(), memfd("page", 4096)], 0)
+    theirs.close()
+
+
+def test_a_window_whose_connection_ended_while_it_was_made_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[str] = []
+
+    class Made:
+        def __init__(self, *arguments: Any) -> None:
+            pass
+
+        def close(self) -> None:
+            closed.append("closed")
+
+    monkeypatch.setattr(window, "WindowCopier", Made)
+    keeper = WindowKeeper(LAYOUT, "", pytest.fail)
+    answer: Any = SimpleNamespace(error=None, read=lambda kind: WindowReply(), fds=[])
+    gone: Any = SimpleNamespace(hello=None, ask=lambda *arguments: None)
+    keeper._made(gone, answer)
+    assert closed == ["closed"]
+    there: Any = SimpleNamespace(hello=None, ask=lambda *arguments: 7)
+    keeper._made(there, answer)
+    assert closed == ["closed"]
+    keeper.retire()
+    keeper.reap()
+    assert closed == ["closed"] * 2
+
+
+def test_whatever_goes_wrong_while_a_window_is_made_the_worker_copies_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    def odd(*arguments: Any) -> None:
+        raise OverflowError("of some kind")
+
+    monkeypatch.setattr(window, "WindowCopier", odd)
+    counted: list[str] = []
+    keeper = WindowKeeper(LAYOUT, "", counted.append)
+    answer: Any = SimpleNamespace(error=None, read=lambda kind: WindowReply(), fds=[])
+    keeper._made(SimpleNamespace(hello=None), answer)  # type: ignore[arg-type]
+    assert (counted, keeper.reason) == (["windowUnavailable/NotMapped"], "NotMapped")

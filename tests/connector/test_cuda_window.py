@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import os
+from pathlib import Path
 
 import made_up_cuda
 import numpy as np
 import pytest
 import torch
-from made_up_cuda import capture_mode
+from made_up_cuda import capture_mode, elsewhere
 from stub_sidecar import memfd
 from test_copy import group, layer_outermost
 
@@ -77,6 +78,34 @@ def test_memory_that_came_by_handle_is_opened_and_one_that_cannot_be_is_an_error
         _memory(layout, WindowReply(kind="host", bytes=WINDOW_BYTES), 0)
 
 
+@pytest.mark.parametrize(("kind", "unmaps"), [("posix_fd", "cuMemUnmap"), ("ipc_handle", "cuIpcCloseMemHandle")])
+def test_memory_of_another_device_is_refused_and_unmapped(
+    layout: Layout, driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, kind: str, unmaps: str
+) -> None:
+    calls = made_up_cuda.install(driver, monkeypatch)
+    monkeypatch.setenv("FAKE_FOREIGN", "2")
+    fd = memfd("device", WINDOW_BYTES)
+    with pytest.raises(SharedMemoryError, match=r"^the window is memory of device 2, the KV blocks are on device 0$"):
+        _memory(layout, WindowReply(kind=kind, bytes=WINDOW_BYTES, handle=bytes([7] * 64)), fd)
+    os.close(fd)
+    assert calls.count(unmaps) == 1
+
+
+def test_a_window_copies_on_a_stream_of_its_own_and_gives_it_back_also_where_it_is_not_mapped(
+    layout: Layout, driver: ctypes.CDLL
+) -> None:
+    assert not hasattr(torch.cuda, "Stream"), "torch's streams are everybody's"
+    before = driver.fake_streams()
+    memory = _memory(layout, WindowReply(kind="ipc_handle", bytes=WINDOW_BYTES, handle=bytes([7] * 64)), None)
+    assert driver.fake_streams() == before + 1
+    assert memory.close()
+    assert memory.close()
+    for kind in ("ipc_handle", "posix_fd"):
+        with pytest.raises(SharedMemoryError):
+            _memory(layout, WindowReply(kind=kind, bytes=WINDOW_BYTES, handle=bytes(64)), None)
+    assert driver.fake_streams() == before
+
+
 def test_memory_is_unmapped_in_the_devices_context_whatever_thread_does_it(
     layout: Layout, driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,6 +121,29 @@ def test_memory_is_unmapped_in_the_devices_context_whatever_thread_does_it(
     memory = _memory(layout, WindowReply(kind="ipc_handle", bytes=WINDOW_BYTES, handle=bytes([7] * 64)), None)
     monkeypatch.setattr(torch.cuda, "set_device", lost)
     assert not memory.close(), "it may still be mapped"
+
+
+def test_on_threads_without_a_context_that_of_the_device_becomes_current(
+    layout: Layout, driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("FAKE_CURRENT")
+    log = tmp_path / "contexts"
+    monkeypatch.setenv("FAKE_CONTEXTS", str(log))
+    reply = WindowReply(kind="ipc_handle", bytes=WINDOW_BYTES, handle=bytes([7] * 64))
+    memory = elsewhere(lambda: _memory(layout, reply, None))
+    assert log.read_text() == "+-", "once, and the count of those who use it is as before"
+
+    def copied() -> bytes:
+        memory.begin_thread()
+        memory.copy("store", [Piece(0, [7], [0])], None)
+        return memory.read(4096)
+
+    assert elsewhere(copied) == layout.storages[0][7 * 4096 :][:4096].numpy().tobytes()
+    assert elsewhere(memory.close)
+    assert log.read_text() == "+-+-+-"
+    monkeypatch.setenv("FAKE_NO_CONTEXT", "1")
+    with pytest.raises(RuntimeError, match="no context: the driver failed with 999"):
+        elsewhere(lambda: _memory(layout, reply, None))
 
 
 @pytest.mark.parametrize("kind", ["posix_fd", "ipc_handle"])

@@ -10,12 +10,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import made_up_cuda
 import pytest
 
 from servers import paths
 
 TESTS = Path(__file__).resolve().parents[1]
-SERVED = TESTS.parent / "sidecar" / "tests" / "served"
 #: A check that the made-up driver must fail: its handles are of no memory.
 NOT_SHARED = "window/an IPC handle seen by another process"
 
@@ -43,16 +43,8 @@ def outcomes(output: str) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the made-up driver, which runs kernels on the host."""
-    for compiler in ("cc", "g++"):
-        if shutil.which(compiler) is None:
-            pytest.skip(f"no compiler: {compiler}")
     folder = tmp_path_factory.mktemp("driver")
-    flags = ["-std=c++17", "-O1", "-ffp-contract=off", "-fno-strict-aliasing", "-Wno-unknown-pragmas", "-fPIC"]
-    subprocess.run(["cc", "-c", "-fPIC", "-o", folder / "driver.o", SERVED / "fake_driver.c"], check=True)
-    library = folder / "libcuda.so.1"
-    sources = [SERVED / "fake_kernels.cpp", folder / "driver.o"]
-    subprocess.run(["g++", *flags, "-shared", "-o", library, *sources], check=True)
-    shutil.copy(library, folder / "libnvidia-ml.so.1")
+    shutil.copy(made_up_cuda.build(folder), folder / "libnvidia-ml.so.1")
     return folder
 
 
@@ -151,7 +143,7 @@ def test_where_mps_serves_nobody_or_does_not_start_its_rows_are_skipped_by_name(
         done = run(
             sys.executable,
             "-c",
-            "from bench.gpu import mps_rows; assert mps_rows() == []",
+            "from bench.gpu import mps_rows; assert list(mps_rows()) == []",
             KVCACHEPOOL_GPU_REHEARSAL="1",
             LD_LIBRARY_PATH=str(driver),
             PATH=f"{mps}:{os.environ['PATH']}",
@@ -175,6 +167,8 @@ def test_all_rows_are_measured_over_a_made_up_driver_and_host_memory(driver: Pat
     assert {
         "h2d_vs_pinned_peak",
         "d2h_vs_pinned_peak",
+        "engine_h2d_neighbours_gbps",
+        "engine_d2h_neighbours_gbps",
         "window_vs_pinned_peak",
         "both_directions_vs_one",
         "decode_idle_p50_ms",
@@ -187,6 +181,27 @@ def test_all_rows_are_measured_over_a_made_up_driver_and_host_memory(driver: Pat
     for entry in (entry["name"] for module in manifest["modules"] for entry in module["entries"]):
         assert any(name.startswith(f"gpu_{entry}_") for name in rows), f"no row of {entry}"
     assert all(row["value"] >= 0 and row["command"] == "make bench-gpu" for row in found["rows"])
+
+
+def test_what_was_measured_before_something_fails_is_kept_and_the_failure_named(tmp_path: Path) -> None:
+    line = {"value": 1.0, "unit": "GB/s", "reference": "nothing", "reference_value": None}
+    said = [json.dumps({"device": "Broken"}), json.dumps({"name": "first", **line}), '{"name": "torn']
+    broken = tmp_path / "gpu_bench"
+    broken.write_text("#!/bin/sh\nprintf %s '" + "\n".join(said) + "'\necho out of luck >&2\nexit 3\n")
+    broken.chmod(0o755)
+    out = tmp_path / "gpu.json"
+    change = {"KVCACHEPOOL_EXAMPLES": str(tmp_path), "KVCACHEPOOL_SIDECAR": str(tmp_path / "nothing")}
+    done = run(sys.executable, "-m", "bench.gpu", "--out", str(out), KVCACHEPOOL_GPU_REHEARSAL="1", **change)
+    assert done.returncode == 1, done.stdout + done.stderr
+    failed = [line for line in done.stdout.splitlines() if line.startswith("FAIL ")]
+    assert [line.split(":")[0] for line in failed] == ["FAIL gpu_bench", "FAIL whole jobs by a window"], failed
+    assert "gpu_bench ended with 3" in failed[0]
+    assert "out of luck" in done.stderr
+    found = json.loads(out.read_text())
+    assert found["failed"] == [line.removeprefix("FAIL ") for line in failed]
+    names = [row["name"] for row in found["rows"]]
+    assert (found["device"], names[0]) == ("Broken", "first")
+    assert "h2d_vs_pinned_peak" in names
 
 
 def test_the_doctor_measures_a_device_when_it_is_asked_to(driver: Path) -> None:

@@ -66,6 +66,13 @@ def test_a_vllm_without_a_hook_is_too_old(monkeypatch: pytest.MonkeyPatch, hook:
     assert preflight.arguments_refusal(arguments(), "Refuse", {}) == "VllmTooOld"
 
 
+def test_vllms_function_that_copies_for_older_drivers_takes_what_it_is_given() -> None:
+    from vllm._custom_ops import swap_blocks_batch
+
+    taken = list(inspect.signature(swap_blocks_batch).parameters)
+    assert taken[:4] == ["src_ptrs", "dst_ptrs", "sizes", "is_src_access_order_any"]
+
+
 @pytest.mark.parametrize(
     ("config", "existing", "reason"),
     [

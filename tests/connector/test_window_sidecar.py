@@ -52,7 +52,7 @@ def sidecar(tmp_path: Path) -> Iterator[Sidecar]:
 
 def begun(sidecar: Sidecar, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
     monkeypatch.setattr(shared_module, "_shared", Shared())
-    monkeypatch.setattr(worker_module, "_ranks", lambda config: Ranks())
+    monkeypatch.setattr(worker_module, "current_ranks", lambda config: Ranks())
     return Engine(sidecar, folder)
 
 

@@ -15,6 +15,7 @@ from scripted_pool import ScriptedPool
 from steps import connected, loads_of
 
 from kvcachepool.shared import NO_SLOT
+from servers.waiting import wait_for
 
 Make = Callable[..., Loop]
 
@@ -85,6 +86,7 @@ def test_blocks_that_the_engine_has_freed_are_not_stored(hybrid: ScriptedPool, l
     engine.add("cold", prompt(500, 1), output=4000)
     for _ in range(12):
         engine.step()
+    wait_for(hybrid.heard_all, 10, "all of these were refused")
     full[0] = False
     engine.until(lambda: len(hybrid.chunks) >= 7, what="the backlog is stored")
     first = next(iter(hybrid.chunks.values()))

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from kv_fixture import BLOCK_BYTES, BLOCKS, content, fill, kv_cache, vllm_config
 from stub_sidecar import Memory, Received, StubSidecar
 
 import kvcachepool.shared as shared_module
+import kvcachepool.window as window_module
 import kvcachepool.worker as worker_module
 from kvcachepool.jobs import Chunk, Ended, Job, StepMetadata
 from kvcachepool.layout import Ranks
@@ -90,7 +92,7 @@ class Rank:
 @pytest.fixture(autouse=True)
 def one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_module, "_shared", Shared())
-    monkeypatch.setattr(worker_module, "_ranks", lambda config: Ranks())
+    monkeypatch.setattr(worker_module, "current_ranks", lambda config: Ranks())
 
 
 @pytest.fixture
@@ -230,13 +232,13 @@ class Slowed:
 @pytest.fixture
 def slowed(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> Slowed:
     made: list[Slowed] = []
-    original = worker_module._copier
+    original = worker_module.copier_of
 
-    def wrapped(layout: Any) -> Any:
-        made.append(Slowed(original(layout)))
+    def wrapped(layout: Any, count: Any) -> Any:
+        made.append(Slowed(original(layout, count)))
         return made[0]
 
-    monkeypatch.setattr(worker_module, "_copier", wrapped)
+    monkeypatch.setattr(worker_module, "copier_of", wrapped)
     rank.start()
     return made[0]
 
@@ -547,7 +549,7 @@ def test_without_a_sidecar_loads_fail_and_nothing_blocks(rank: Rank, sidecar: St
 def test_a_replica_that_does_not_write_ends_its_stores_at_once(
     rank: Rank, sidecar: StubSidecar, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_module, "_ranks", lambda config: Ranks(tp=2, tp_rank=1))
+    monkeypatch.setattr(worker_module, "current_ranks", lambda config: Ranks(tp=2, tp_rank=1))
     rank.worker._config.model_config.get_total_num_kv_heads = lambda: 1
     rank.start()
     group = sidecar.frames(Op.REGISTER)[0].body["groups"][0]
@@ -590,6 +592,42 @@ def test_at_exit_the_copy_under_way_is_waited_for_but_not_for_ever(rank: Rank, s
     slowed.go.set()
     rank.worker.end_copies(10)
     assert slowed.copied == ["load"]
+
+
+def test_a_window_is_unmapped_when_the_connection_ends_behind_the_copy_thread(rank: Rank) -> None:
+    said: list[str] = []
+    rank.worker.end_copies(1)
+    keeper: Any = SimpleNamespace(retire=lambda: said.append("retired"), reap=lambda: said.append("reaped"))
+    with rank.worker._wake:
+        kept, rank.worker._windows = rank.worker._windows, keeper
+        rank.worker.on_lost()
+        running: Any = object()
+        rank.worker._running = running
+        rank.worker.on_lost()
+        rank.worker._running, rank.worker._windows = None, kept
+    assert said == ["retired", "reaped", "retired"], "nothing is unmapped under a copy"
+
+
+def test_a_sidecar_that_never_answers_for_a_window_is_late_by_name_and_the_worker_copies_itself(
+    rank: Rank, sidecar: StubSidecar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(window_module, "_ANSWER_S", 0.0)
+    registered = {"ready": True, "layout_id": b"l" * 32, "model_id": b"m" * 32, "transfer": "cuda_window"}
+    sidecar.answer = lambda frame: {Op.REGISTER: registered, Op.WINDOW: False}.get(Op(frame.op))
+    rank.start()
+    asked = sidecar.wait_for(lambda all_: [f for f in all_ if f.op == Op.WINDOW])[0]
+    keeper = rank.worker._windows
+    assert keeper is not None
+    until(lambda: keeper.reason)
+    assert keeper.reason == "TimedOut"
+    assert rank.worker._report.events == {"windowUnavailable/TimedOut": 1}
+    expected = fill(rank.caches, 5, 1)
+    rank.step(store(1, rank.granted(8, blocks=1), 5))
+    rank.until_done(lambda: rank.stores)
+    assert rank.stores == {1: Ended(1, 0)}
+    assert rank.memory().read(8, len(expected)) == expected
+    sidecar.refuse(asked, "Busy")
+    until(lambda: keeper.reason == "by the test")
 
 
 def test_shutdown_waits_for_the_copy_and_then_unmaps(rank: Rank, slowed: Slowed) -> None:

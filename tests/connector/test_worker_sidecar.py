@@ -199,7 +199,7 @@ def sidecar(tmp_path: Path) -> Iterator[Sidecar]:
 @pytest.fixture
 def engine(sidecar: Sidecar, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     monkeypatch.setattr(shared_module, "_shared", Shared())
-    monkeypatch.setattr(worker_module, "_ranks", lambda config: Ranks())
+    monkeypatch.setattr(worker_module, "current_ranks", lambda config: Ranks())
     made = Engine(sidecar, tmp_path)
     yield made
     made.close()

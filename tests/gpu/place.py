@@ -45,6 +45,13 @@ def missing(*more: str) -> str:
 
     if not torch.cuda.is_available():
         return "NoDevice: torch sees no CUDA device"
+    from kvcachepool.copy_cuda import batch_submit
+    from kvcachepool.layout import Unserved
+
+    try:
+        batch_submit()
+    except Unserved as error:
+        return str(error)
     return ""
 
 
@@ -86,7 +93,7 @@ def copier(layout: Layout) -> Any:
         return CpuCopier(layout)
     from kvcachepool.copy_cuda import CudaCopier
 
-    return CudaCopier(layout)
+    return CudaCopier(layout, lambda event: None)
 
 
 def layouts() -> list[str]:

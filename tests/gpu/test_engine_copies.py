@@ -74,6 +74,30 @@ class EngineCopies(place.OnDevice):
                     self.there_and_back(layout, made)
                 made.detach()
 
+    def test_neighbours_over_segments_are_copied_right_before_and_after_all_are_page_locked(self) -> None:
+        import torch
+
+        from bench.copies import new_mapping
+
+        layout = place.kv_cache("BLHNC")
+        numbers = list(range(place.BLOCKS))
+        offsets = [number * place.BLOCK_BYTES for number in numbers]
+        self.mapping = new_mapping(place.BLOCKS * place.BLOCK_BYTES, segments=3)
+        self.addCleanup(self.mapping.close)
+        made = self.copier(layout)
+        wanted = place.contents(layout)
+        for _ in range(2):
+            self.arena()[:] = 0
+            self.copied(made, "store", numbers, offsets)
+            assert self.arena().tobytes() == b"".join(wanted)
+            with torch.inference_mode():
+                layout.storages[0].zero_()
+            self.copied(made, "load", numbers, offsets)
+            assert place.contents(layout) == wanted
+            if place.device() == "cuda":
+                place.wait_for(lambda: made._pins._done.all() or made._pins._failed, 30, "the page locks")
+                assert not made._pins._failed, "the driver refused to page-lock the arena"
+
     def test_a_copier_that_ended_leaves_no_page_lock(self) -> None:
         layout = place.kv_cache("BLHNC")
         for _ in range(2):

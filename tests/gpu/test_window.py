@@ -48,6 +48,11 @@ class Window(place.OnDevice):
             for number, source in zip(into, origin, strict=True):
                 wanted[number] = wanted[source]
         assert place.contents(layout) == wanted
+        memory = rank.live.memory
+        if not place.rehearsal():
+            pieces = {plane.nbytes for plane in layout.groups[0].planes}
+            assert (memory._kernels is not None) == (max(pieces) < 28 << 10), "small pieces are the kernels' business"
+        assert memory.no_kernels == "", "and stayed it"
         rank.close()
 
     def test_bytes_go_by_the_window_and_come_back_the_same_in_every_layout(self) -> None:

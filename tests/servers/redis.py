@@ -1,4 +1,4 @@
-"""A real Redis server on loopback, for tests and benchmarks: in memory alone, evicting what was used longest ago."""
+"""A real Redis server, for tests and benchmarks: in memory alone, evicting what was used longest ago."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import shutil
 import socket
 import subprocess
+from collections.abc import Sequence
 from typing import Any
 
 from servers import paths
@@ -14,10 +15,12 @@ from servers.waiting import wait_for
 
 
 class RedisServer:
-    """A server that is empty whenever it is started."""
+    """A server that is empty whenever it is started; with further settings, as its command line has them."""
 
-    def __init__(self, *, memory: str = "1gb") -> None:
+    def __init__(self, host: str = "127.0.0.1", *, memory: str = "1gb", settings: Sequence[str] = ()) -> None:
+        self.host = host
         self._memory = memory
+        self._settings = settings
         self.folder = paths.short_folder()
         self.port = paths.free_port()
         self._process: Process | None = None
@@ -26,7 +29,7 @@ class RedisServer:
     @property
     def url(self) -> str:
         """As a sidecar's config has it."""
-        return f"redis://127.0.0.1:{self.port}"
+        return f"redis://{self.host}:{self.port}"
 
     def config(self) -> dict[str, Any]:
         """The section `redis` of a sidecar's config."""
@@ -35,8 +38,9 @@ class RedisServer:
     def start(self) -> None:
         """Starts it, on the same port each time."""
         assert self._process is None
-        command = ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
+        command = ["redis-server", "--port", str(self.port), "--bind", self.host, "--save", "", "--appendonly", "no"]
         command += ["--maxmemory", self._memory, "--maxmemory-policy", "allkeys-lru", "--dir", str(self.folder)]
+        command += self._settings
         self._process = Process("redis-server", command, self.folder / "log")
         wait_for(self._answers, 20, "a Redis server that answers")
 
@@ -44,14 +48,14 @@ class RedisServer:
         assert self._process is not None
         assert self._process.running(), f"the Redis server ended:\n{self._process.tail()}"
         with contextlib.suppress(OSError):
-            return self.ask("PING") == b"+PONG"
+            return self.ask("PING").startswith((b"+PONG", b"-NOAUTH"))
         return False
 
     def ask(self, *words: str | bytes) -> bytes:
         """Sends one command, and returns the first line of its answer and what follows at once."""
         parts = [word.encode() if isinstance(word, str) else word for word in words]
         request = b"*%d\r\n" % len(parts) + b"".join(b"$%d\r\n%s\r\n" % (len(part), part) for part in parts)
-        with socket.create_connection(("127.0.0.1", self.port), 10) as connection:
+        with socket.create_connection((self.host, self.port), 10) as connection:
             connection.sendall(request)
             return connection.recv(1 << 20).rstrip(b"\r\n")
 
@@ -61,7 +65,7 @@ class RedisServer:
 
     def keys(self) -> set[bytes]:
         """All of them."""
-        command = ["redis-cli", "-p", str(self.port), "KEYS", "*"]
+        command = ["redis-cli", "-h", self.host, "-p", str(self.port), "KEYS", "*"]
         return set(subprocess.run(command, check=True, capture_output=True).stdout.split())
 
     def kill(self) -> None:

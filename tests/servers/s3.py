@@ -17,11 +17,17 @@ BUCKET = "kv-bucket"
 
 
 class S3Server:
-    """A server with an empty bucket."""
+    """A server with an empty bucket; with a certificate, as files of it and of its key, it speaks TLS alone."""
 
     key_id, secret = "kvcachepool-test", "only-for-this-test"
 
-    def __init__(self, host: str = "127.0.0.1") -> None:
+    def __init__(
+        self,
+        host: str = "127.0.0.1",
+        *,
+        region: str = "us-east-1",
+        certificate: tuple[Path, Path] | None = None,
+    ) -> None:
         program = paths.cache() / "tools/bin/versitygw"
         assert program.exists(), f"{program} is not there: run `tools/setup.sh servers`"
         self.folder = paths.short_folder()
@@ -33,7 +39,12 @@ class S3Server:
         for name, text in (("AWS_ACCESS_KEY_ID", self.key_id), ("AWS_SECRET_ACCESS_KEY", self.secret)):
             (self.folder / "auth" / name).write_text(text)
         command = [str(program), "--access", self.key_id, "--secret", self.secret, "--quiet", "--keep-alive"]
-        command += ["--port", f"{host}:{self.port}", "posix", str(self.data)]
+        command += ["--region", region, "--port", f"{host}:{self.port}"]
+        self.endpoint = f"http://{host}:{self.port}"
+        if certificate is not None:
+            command += ["--cert", str(certificate[0]), "--key", str(certificate[1])]
+            self.endpoint = f"https://{host}:{self.port}"
+        command += ["posix", str(self.data)]
         env = {**os.environ, "HOME": str(self.folder)}
         self.process = Process("versitygw", command, self.folder / "log", env=env)
         wait_for(self._listens, 20, "an S3 server that listens")
@@ -45,7 +56,7 @@ class S3Server:
 
     def config(self) -> dict[str, Any]:
         """The section `s3` of a sidecar's config."""
-        return {"bucket": BUCKET, "endpoint": f"http://{self.host}:{self.port}", "auth": str(self.folder / "auth")}
+        return {"bucket": BUCKET, "endpoint": self.endpoint, "auth": str(self.folder / "auth")}
 
     def objects(self) -> list[Path]:
         """Files of cache objects."""

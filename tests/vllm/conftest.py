@@ -13,6 +13,8 @@ from servers import paths
 from servers.engine import Engine
 from servers.models import model
 from servers.pod import Pod
+from servers.redis import RedisServer
+from servers.s3 import S3Server
 from servers.sidecar import export_connector
 from servers.versions import too_old
 
@@ -118,3 +120,19 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, None]:
         for each in _pods:
             for log in sorted(each.folder.glob("*.log")):
                 report.sections.append((str(log), "\n".join(log.read_text(errors="replace").splitlines()[-30:])))
+
+
+@pytest.fixture
+def redis() -> Iterator[RedisServer]:
+    """A server that outlives the pods of a test."""
+    server = RedisServer()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def s3() -> Iterator[S3Server]:
+    """A server that outlives the pods of a test."""
+    server = S3Server()
+    yield server
+    server.stop()

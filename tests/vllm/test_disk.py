@@ -45,6 +45,37 @@ def test_a_fresh_pod_is_warm_from_the_disk_of_one_that_is_gone(
     wait_for(lambda: hits().total("kvcachepool_hit_tokens_total", tier="disk") == 1920, 10, "the hit under its tier")
 
 
+def test_wrong_bytes_are_caught_counted_and_computed_anew(
+    new_pod: Callable[..., Pod], truth: Truth, disk: Path
+) -> None:
+    config: dict[str, Any] = {"disk": {"path": str(disk), "size": "1Gi"}, "cache": {"loadTimeout": "20s"}}
+    prompt = token_ids(2000, 72)
+    first = new_pod(config=config).start()
+    first.ask(prompt)
+    wait_for(lambda: first.sidecar.written_to("disk"), 20, "every chunk on disk")
+    first.engine.stop()
+    first.sidecar.kill_tree()
+    containers = [file for file in disk.rglob("*") if file.is_file() and file.stat().st_size > 1 << 20]
+    assert containers
+    for container in containers:
+        with container.open("r+b") as opened:
+            for place in range(40_000, container.stat().st_size, 1 << 16):
+                opened.seek(place)
+                opened.write(b"not what was written")
+
+    second = new_pod(config=config).start()
+    answer = second.ask(prompt)
+    assert (answer.computed, answer.local, answer.external) == (2000, 0, 0)
+    assert answer.tokens == truth(prompt)
+    metrics = second.sidecar.metrics
+    assert metrics().total("kvcachepool_tier_corrupt_objects_total", tier="disk") > 0
+    # What was found out is written anew; what lies behind it was not read, and is found out when it is.
+    written = "kvcachepool_tier_write_chunks_total"
+    wait_for(lambda: metrics().total(written, tier="disk", result="stored") > 0, 20, "chunks written anew")
+    again = second.ask_again(prompt)
+    assert (again.external, again.tokens) == (1920, truth(prompt))
+
+
 def test_what_takes_longer_to_load_than_to_compute_is_computed(
     new_pod: Callable[..., Pod], truth: Truth, disk: Path
 ) -> None:

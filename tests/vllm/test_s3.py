@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
-
-import pytest
 
 from servers.models import token_ids
 from servers.pod import Pod
@@ -14,14 +12,6 @@ from servers.waiting import wait_for
 
 Truth = Callable[..., list[int]]
 NewPod = Callable[..., Pod]
-
-
-@pytest.fixture
-def s3() -> Iterator[S3Server]:
-    """A server that outlives the pods of a test."""
-    server = S3Server()
-    yield server
-    server.stop()
 
 
 def _config(s3: S3Server, load_timeout: str) -> dict[str, Any]:
@@ -51,6 +41,23 @@ def test_a_fresh_pod_is_warm_from_the_bucket_that_one_that_is_gone_wrote_to(
     assert warm.tokens == cold == truth(prompt)
     hits = second.sidecar.metrics
     wait_for(lambda: hits().total("kvcachepool_hit_tokens_total", tier="s3") == 1920, 10, "the hit under its tier")
+
+
+def test_wrong_bytes_are_caught_counted_and_computed_anew(new_pod: NewPod, truth: Truth, s3: S3Server) -> None:
+    prompt = token_ids(2000, 85)
+    _stored(new_pod, s3, [prompt])
+    for written in s3.objects():
+        with written.open("r+b") as opened:
+            opened.seek(written.stat().st_size // 2)
+            opened.write(b"not what was written")
+    pod = new_pod(config=_config(s3, "20s")).start()
+    answer = pod.ask(prompt)
+    assert (answer.computed, answer.local, answer.external) == (2000, 0, 0)
+    assert answer.tokens == truth(prompt)
+    metrics = pod.sidecar.metrics
+    assert metrics().total("kvcachepool_tier_corrupt_objects_total", tier="s3") > 0
+    again = pod.ask_again(prompt)
+    assert (again.external, again.tokens) == (1920, truth(prompt))
 
 
 def test_a_server_that_hangs_during_loads_and_stores_costs_no_answer(

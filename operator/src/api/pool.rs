@@ -138,7 +138,7 @@ pub enum Save {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Write {
-    /// When a chunk goes to lower tiers: as soon as it is complete, when it leaves memory, or never.
+    /// When a chunk goes to lower tiers: as soon as it is complete, a minute later or sooner where much waits, or never.
     pub policy: WritePolicy,
     /// Which chunks go there: all, or those that were hit once.
     pub admission: Admission,
@@ -152,7 +152,7 @@ pub enum WritePolicy {
     /// When it is complete.
     #[default]
     WriteThrough,
-    /// When it leaves memory.
+    /// A minute after it is complete, sooner where much waits, and all at a flush; what leaves memory before that is lost.
     WriteBack,
     /// Never.
     None,

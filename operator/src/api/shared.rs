@@ -33,7 +33,7 @@ pub struct Redis {
     /// Servers that are there already.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub external: Option<RedisEndpoint>,
-    /// After this time without a write a chunk goes.
+    /// After this time without being written or read a chunk goes.
     #[serde(default = "a_day")]
     pub ttl: Duration,
 }
@@ -89,7 +89,7 @@ fn one() -> i64 {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct RedisEndpoint {
-    /// Where it is: redis:// or rediss:// (TLS); redis-sentinel://host,host/name or redis-cluster://host,host where several servers are one.
+    /// Where it is: redis:// or rediss:// (TLS); redis-sentinel://host,host/name or redis-cluster://host,host where several servers are one, with ?tls=true behind it for TLS.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::url")]
     pub url: Option<String>,
@@ -259,7 +259,7 @@ pub enum Checksums {
 /// HTTP version.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum HttpVersion {
-    /// What the service offers.
+    /// HTTP/1.1: objects are long, and each has a connection of its own.
     #[default]
     Auto,
     /// HTTP/1.1.

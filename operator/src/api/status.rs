@@ -128,7 +128,7 @@ pub enum TierState {
     Unavailable,
     /// Nobody could be asked of late.
     Stale,
-    /// Nobody was asked yet.
+    /// Nobody was asked yet, or none has opened it yet.
     #[default]
     Unknown,
 }

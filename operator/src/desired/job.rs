@@ -110,7 +110,8 @@ fn servers(pool: &KVCachePool) -> BTreeSet<String> {
         } else {
             6379
         };
-        let hosts = rest.split('/').next().unwrap_or_default().split(',');
+        let hosts = rest.split(['/', '?']).next().unwrap_or_default();
+        let hosts = hosts.split(',');
         let named = hosts.map(|host| {
             let host = host.to_ascii_lowercase();
             let after = host.rsplit(']').next().unwrap_or_default();
@@ -241,6 +242,8 @@ mod tests {
         assert_eq!(of("redis://[fd00::1]/2"), ["[fd00::1]:6379"]);
         assert_eq!(of("redis://[fd00::1]:7"), ["[fd00::1]:7"]);
         assert_eq!(of("redis-sentinel://a,b:7/m"), ["a:26379", "b:7"]);
+        assert_eq!(of("redis-sentinel://a/m?tls=true"), ["a:26379"]);
+        assert_eq!(of("redis-cluster://a:1,b?tls=true"), ["a:1", "b:6379"]);
     }
 
     #[test]

@@ -232,7 +232,7 @@ mod tests {
                 "ttl": "1h",
             }, "s3": {
                 "bucket": "kv-cache", "region": "eu-central-1", "endpoint": "https://s3.example.com", "prefix": "prod",
-                "addressingStyle": "Path", "accelerate": true, "auth": {"secretName": "keys"},
+                "addressingStyle": "Path", "auth": {"secretName": "keys"},
                 "ca": {"kind": "Secret", "name": "bundle", "key": "all.pem"}, "checksums": "WhenSupported",
                 "httpVersion": "HTTP2", "maxConcurrency": 8, "capacity": "2Ti", "evictAtPercent": 95,
                 "evictToPercent": 70, "expireAfter": "168h",
@@ -268,7 +268,7 @@ mod tests {
             endpoint: "https://s3.example.com".to_string(),
             prefix: "prod".to_string(),
             addressing_style: config::AddressingStyle::Path,
-            accelerate: true,
+            accelerate: false,
             auth: Some("/etc/kvcachepool/s3".into()),
             ca: Some("/etc/kvcachepool/s3-ca.crt".into()),
             checksums: config::Checksums::WhenSupported,
@@ -280,6 +280,8 @@ mod tests {
             expire_after: config::Duration::from_ms(168 * 3_600_000),
         };
         assert_eq!(s3, expected);
+        let fast = json!({"shared": {"s3": {"bucket": "kv-cache", "accelerate": true}}});
+        assert!(of(fast).config.s3.accelerate);
         let expected = config::Redis {
             urls: vec!["redis://a:1".to_string(), "redis://b".to_string()],
             auth: Some("/etc/kvcachepool/redis".into()),

@@ -57,7 +57,7 @@ struct Answer {
 pub struct TierUse {
     /// `memory`, ...
     pub name: Box<str>,
-    /// Of one: its state. Of all: `Ready`, `Degraded` where some are not, `Off` where none serves.
+    /// Of one: its state. Of all: `Ready`, `Degraded` where some are not, `Off` where none serves, `Starting` where none has opened it yet.
     pub state: State,
     /// Code of a reason.
     pub reason: Box<str>,
@@ -315,8 +315,8 @@ impl Tally {
             self.used = self.used.saturating_add(tier.used);
             self.capacity = self.capacity.saturating_add(tier.capacity);
         }
-        self.serves += u32::from(tier.state != State::Off);
-        // Starting and draining pass by themselves.
+        // Starting and draining pass by themselves: neither serves nor fails.
+        self.serves += u32::from(matches!(tier.state, State::Ready | State::Degraded));
         if matches!(tier.state, State::Degraded | State::Off) {
             self.fails += 1;
             if self.example.is_empty() {
@@ -331,6 +331,7 @@ impl Tally {
         TierUse {
             name,
             state: match (self.serves, self.fails) {
+                (0, 0) => State::Starting,
                 (0, _) => State::Off,
                 (_, 0) => State::Ready,
                 _ => State::Degraded,
@@ -428,6 +429,29 @@ mod tests {
             .map(|t| (&*t.name, t.used, t.capacity))
             .collect();
         assert_eq!(bytes, [("disk", 20, 200), ("redis", 10, 100)]);
+    }
+
+    #[test]
+    fn a_tier_serves_once_a_sidecar_has_opened_it() {
+        let pods = arcs([running("a"), running("b")]);
+        let table = [
+            (["starting", "starting"], State::Starting),
+            (["starting", "ready"], State::Ready),
+            (["starting", "off"], State::Off),
+            (["ready", "off"], State::Degraded),
+        ];
+        for (said, state) in table {
+            let mut usage = PoolUsage::default();
+            for (pod, state) in pods.iter().zip(said) {
+                let answer = json!({"tiers": [{"name": "s3", "state": state, "reason": "why"}]});
+                usage.take(pod, Ok(status(answer)), at(0));
+            }
+            assert_eq!(
+                usage.summary(&pods, at(1)).tiers[0].state,
+                state,
+                "{said:?}"
+            );
+        }
     }
 
     #[test]

@@ -191,14 +191,18 @@ impl Pod {
     /// A pod from its JSON; `None` without a name, a namespace or the name of its pool, by label or by annotation.
     #[must_use]
     pub fn read(mut pod: serde_json::Value) -> Option<Self> {
-        let meta = pod.get_mut("metadata")?;
-        if meta["labels"][names::POOL].is_null()
-            && let Some(asked) = meta
-                .pointer("/annotations")
-                .and_then(|a| a.get(names::POOL))
-        {
-            let asked = asked.clone();
-            meta["labels"][names::POOL] = asked;
+        let meta = pod.get_mut("metadata")?.as_object_mut()?;
+        let asked = meta.get("annotations").and_then(|a| a.get(names::POOL));
+        if let Some(asked) = asked.cloned() {
+            let labels = meta.entry("labels").or_insert(serde_json::Value::Null);
+            if labels.is_null() {
+                *labels = serde_json::Map::new().into();
+            }
+            let label = labels.as_object_mut()?.entry(names::POOL);
+            let label = label.or_insert(serde_json::Value::Null);
+            if label.is_null() {
+                *label = asked;
+            }
         }
         serde_json::from_value::<WirePod>(pod).ok()?.into_pod()
     }

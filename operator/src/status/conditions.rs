@@ -259,14 +259,20 @@ fn shared_tier(name: &str, seen: &Seen<'_>) -> Verdict {
     match tier.state {
         State::Off => verdict(FALSE, Reason::SharedTierDown, said()),
         State::Degraded => verdict(TRUE, Reason::SomeDegraded, said()),
-        State::Starting | State::Ready | State::Draining => verdict(TRUE, Reason::TiersServe, ""),
+        State::Starting | State::Draining => verdict(
+            UNKNOWN,
+            Reason::TierStarting,
+            format!("{name}: no sidecar has opened it yet"),
+        ),
+        State::Ready => verdict(TRUE, Reason::TiersServe, ""),
     }
 }
 
 /// Until sidecars were asked, what they told the last leader.
 fn shared_or_told(seen: &Seen<'_>, previous: &[Condition]) -> Verdict {
     let verdict = shared(seen);
-    if seen.usage.known || verdict.reason != Reason::NoSidecarYet.name() {
+    let nothing = [Reason::NoSidecarYet, Reason::TierStarting];
+    if seen.usage.known || nothing.iter().all(|r| r.name() != verdict.reason) {
         return verdict;
     }
     kept(previous, SHARED_TIERS_READY, &OF_TIERS).unwrap_or(verdict)

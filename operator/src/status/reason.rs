@@ -27,6 +27,7 @@ crate::reasons::reasons! {
     SidecarsOff = "Sidecars run and serve nothing; the message has the sidecar's own reason. vLLM works without a cache.",
     PodsRefused = "The cluster refuses to create pods of a workload with this pool's label (quota, limit range, validation); the message has the API server's words. It is no error while sidecars of other pods run. The sidecar's resources are added to those of the pod.",
     NoSidecarYet = "No sidecar has said anything about this tier yet.",
+    TierStarting = "Sidecars run, and none has opened this tier yet. Within seconds it serves, or they say what it lacks.",
     Unreachable = "No sidecar could be asked: port 9797 of the pods is closed to the operator (NetworkPolicy, strict mTLS). Caching works; numbers in the status are old.",
     Missed = "The pod has the label and was created without the webhook being asked: the operator was away, or its namespace is excluded. It runs without a cache until it is created again; `injection.onMissed: Evict` has that done.",
     Evicted = "A missed pod was evicted (`injection.onMissed: Evict`), so that its controller makes one with a sidecar.",

@@ -8,6 +8,8 @@ use kvcachepool_protocol::status::State;
 use proptest::prelude::*;
 use serde_json::json;
 
+mod shared;
+
 /// A scene with everything in order, changed by each test.
 struct Scene {
     pool: KVCachePool,
@@ -337,7 +339,7 @@ fn tiers_say_what_sidecars_say() {
     );
     let table = [
         (State::Ready, TierState::Ready, ""),
-        (State::Starting, TierState::Ready, ""),
+        (State::Starting, TierState::Unknown, "TierStarting"),
         (State::Degraded, TierState::Degraded, "HugePagesUnavailable"),
         (State::Off, TierState::Unavailable, "HugePagesUnavailable"),
     ];
@@ -588,64 +590,4 @@ fn what_keeps_pods_from_being_updated_is_told_and_does_not_end_readiness() {
     let mut scene = scene([waiting("a", "ErrImagePull")]);
     scene.setback = Some(Setback::RolledBack(said()));
     expect(&scene.status(), SIDECARS_READY, "False", "SidecarsFailing");
-}
-
-/// A scene of a pool with both shared tiers, in which sidecars say this of them.
-fn sharing(said: &[(&str, State, &str)]) -> Scene {
-    let mut scene = scene([running("a")]);
-    scene.pool.spec.shared = serde_json::from_value(json!({
-        "redis": {"external": {"url": "redis://a"}}, "s3": {"bucket": "kv-cache"},
-    }))
-    .unwrap();
-    scene.usage.tiers = said
-        .iter()
-        .map(|(name, state, reason)| TierUse {
-            name: (*name).into(),
-            state: *state,
-            reason: (*reason).into(),
-            message: "may not s3:PutObject".into(),
-            example: "a".into(),
-            ..TierUse::default()
-        })
-        .collect();
-    scene
-}
-
-#[test]
-fn shared_tiers_are_ready_when_sidecars_say_so() {
-    let (redis, s3) = (("redis", State::Ready, ""), ("s3", State::Ready, ""));
-    let face_of = |said: &[(&str, State, &str)]| face(&sharing(said).status(), SHARED_TIERS_READY);
-    let is = |status: &str, reason: &str| (status.to_owned(), reason.to_owned());
-    assert_eq!(face_of(&[]), is("Unknown", "NoSidecarYet"));
-    assert_eq!(face_of(&[redis]), is("Unknown", "NoSidecarYet"));
-    assert_eq!(face_of(&[redis, s3]), is("True", "TiersServe"));
-    let some = ("s3", State::Degraded, "Denied");
-    assert_eq!(face_of(&[redis, some]), is("True", "SomeDegraded"));
-    let down = sharing(&[redis, ("s3", State::Off, "Denied")]).status();
-    expect(&down, SHARED_TIERS_READY, "False", "SharedTierDown");
-    let said = &condition(&down.conditions, SHARED_TIERS_READY)
-        .unwrap()
-        .message;
-    assert_eq!(said, "s3: Denied: may not s3:PutObject (pod a)");
-}
-
-#[test]
-fn a_tier_of_the_spec_is_listed_before_anybody_speaks_of_it() {
-    let status = sharing(&[]).status();
-    let tiers: Vec<_> = status
-        .tiers
-        .iter()
-        .map(|t| (&*t.name, t.state, &*t.reason))
-        .collect();
-    let unknown = |name| (name, TierState::Unknown, "NoSidecarYet");
-    assert_eq!(tiers[1..], [unknown("redis"), unknown("s3")]);
-}
-
-#[test]
-fn a_new_leader_keeps_what_sidecars_said_of_shared_tiers_until_it_has_asked_them() {
-    let before = sharing(&[("redis", State::Ready, ""), ("s3", State::Off, "Denied")]).status();
-    let mut after = sharing(&[]);
-    after.usage.known = false;
-    let after = after.after(&before, at(20));
-    assert_eq!(face(&after, SHARED_TIERS_READY).1, "SharedTierDown");
 }

@@ -48,7 +48,8 @@ fn tier(name: &str, seen: &Seen<'_>, said: Option<&TierUse>, before: Option<&Tie
         Some(tier) => match tier.state {
             State::Off => (TierState::Unavailable, &*tier.reason),
             State::Degraded => (TierState::Degraded, &*tier.reason),
-            State::Starting | State::Ready | State::Draining => (TierState::Ready, ""),
+            State::Starting | State::Draining => (TierState::Unknown, Reason::TierStarting.name()),
+            State::Ready => (TierState::Ready, ""),
         },
     };
     Tier {

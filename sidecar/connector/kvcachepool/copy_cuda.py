@@ -20,8 +20,8 @@ import numpy.typing as npt
 import torch
 
 from . import cuda_driver
-from .cuda_driver import beside_captures
-from .layout import GroupLayout, Layout
+from .cuda_driver import beside_captures, make_current, own_stream
+from .layout import GroupLayout, Layout, Unserved
 from .pieces import Piece
 from .shared import Mapping
 
@@ -32,6 +32,8 @@ _SOURCE_ANY_ORDER = 3
 _RING_BYTES = 32 << 20
 _PIN_PAUSE_S = 0.5
 _CUDA_MEMCPY_BATCH_SINCE = 12080
+#: `cudaErrorMemoryAllocation`.
+_OUT_OF_MEMORY = 2
 
 
 class Batch(NamedTuple):
@@ -63,6 +65,22 @@ class Batch(NamedTuple):
         starts = np.concatenate(([True], (ends_device != self.device[1:]) | (ends_arena != self.arena[1:])))
         at = np.flatnonzero(starts)
         return Batch(self.device[at], self.arena[at], np.add.reduceat(self.sizes, at))
+
+    def cut(self, segment: int) -> Batch:
+        """The same bytes in runs of which none goes over a multiple of `segment` in the arena: a driver copies neither
+        to nor from host memory that was page-locked by parts.
+        """
+        unit = np.uint64(segment)
+        first = self.arena // unit
+        parts = ((self.arena + self.sizes - np.uint64(1)) // unit - first + np.uint64(1)).astype(np.intp)
+        if not (parts > 1).any():
+            return self
+        run: npt.NDArray[np.intp] = np.repeat(np.arange(len(parts)), parts)
+        nth = np.arange(len(run)) - np.repeat(np.cumsum(parts) - parts, parts)
+        edges = (first[run] + nth.astype(np.uint64)) * unit
+        starts = np.maximum(self.arena[run], edges)
+        ends = np.minimum(self.arena[run] + self.sizes[run], edges + unit)
+        return Batch(self.device[run] + (starts - self.arena[run]), starts, ends - starts)
 
     def within(self, keep: npt.NDArray[np.bool_]) -> Batch:
         """The runs that `keep` marks."""
@@ -145,14 +163,22 @@ def _driver_submit() -> Submit | None:
             *(ctypes.addressof(attributes), ctypes.addressof(index), 1, ctypes.addressof(failed), stream),
         )
         if code != 0:
-            raise RuntimeError(f"cuMemcpyBatchAsync failed with {code} at run {failed.value} of {len(sizes)}")
+            runs = len(sizes)
+            # A failure of no run in particular has a number behind all of them.
+            where = f" at run {failed.value} of {runs}" if failed.value < runs else f", {runs} runs"
+            raise RuntimeError(f"cuMemcpyBatchAsync failed with {code}{where}")
 
     return submit
 
 
-def _vllm_submit() -> Submit:
-    """vLLM's own batched copy, for drivers without the batch call."""
-    from vllm import _custom_ops as ops
+def _vllm_submit() -> Submit | None:
+    """vLLM's own batched copy, None where there is none."""
+    try:
+        from vllm import _custom_ops as ops
+
+        swap = ops.swap_blocks_batch
+    except (ImportError, AttributeError):
+        return None
 
     def submit(
         to: npt.NDArray[np.uint64],
@@ -162,26 +188,37 @@ def _vllm_submit() -> Submit:
         stream: int,
     ) -> None:
         arrays = (torch.from_numpy(array.view(np.int64)) for array in (source, to, sizes))
-        ops.swap_blocks_batch(*arrays, is_src_access_order_any=stable)
+        swap(*arrays, is_src_access_order_any=stable)
 
     return submit
 
 
-def batch_submit() -> Submit:
-    """The best way here to submit many copies at once."""
-    return _driver_submit() or _vllm_submit()
+def batch_submit() -> tuple[Submit, str]:
+    """The best way here to submit many copies at once, and why it is not the driver's own, by name; "" = it is. Raises
+    `Unserved` where there is neither.
+    """
+    if (best := _driver_submit()) is not None:
+        return best, ""
+    if (other := _vllm_submit()) is None:
+        raise Unserved("DriverTooOld", "the driver is older than CUDA 12.8, and no function of vLLM copies instead")
+    said = "the driver is older than CUDA 12.8, vLLM's function copies instead of one call a job"
+    logger.warning("DriverTooOld: %s", said)
+    return other, "DriverTooOld"
 
 
 class CudaCopier:
     """Moves blocks of one rank's KV cache. `attach`, `detach` and `record` run on other threads than the copies."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: Layout, count: Callable[[str], None]) -> None:
+        """`count` counts a named event, on any thread. Raises `Unserved` and `RuntimeError`."""
         self._layout = layout
+        self._count = count
         self._device = layout.storages[0].device
         self._bases = [storage.data_ptr() for storage in layout.storages]
-        lowest, _ = torch.cuda.Stream.priority_range()
-        self._stream = torch.cuda.Stream(device=self._device, priority=lowest)
-        self._submit = batch_submit()
+        self._submit, without = batch_submit()
+        self._stream = own_stream(self._device)
+        if without:
+            count(f"copiesWithoutBatchCall/{without}")
         self._ring: torch.Tensor | None = None
         self._mapping: Mapping | None = None
         self._pins: _Pins | None = None
@@ -189,11 +226,11 @@ class CudaCopier:
     @beside_captures()
     def begin_thread(self) -> None:
         """Makes the rank's device current on the copy thread."""
-        torch.cuda.set_device(self._device)
+        make_current(self._device)
 
     def attach(self, mapping: Mapping) -> None:
         """Begins to use this arena; nothing is page-locked yet."""
-        self._pins = _Pins(mapping, self._device)
+        self._pins = _Pins(mapping, self._device, self._count)
         self._mapping = mapping
 
     def detach(self) -> None:
@@ -219,7 +256,8 @@ class CudaCopier:
             if event is not None:
                 self._stream.wait_event(event)
             for piece in pieces:
-                batch = Batch.of(self._layout.groups[piece.group], self._bases, piece.blocks, piece.offsets)
+                group = self._layout.groups[piece.group]
+                batch = Batch.of(group, self._bases, piece.blocks, piece.offsets).cut(mapping.segment_bytes)
                 locked = pins.locked(batch)
                 self._direct(kind, batch.within(locked), mapping)
                 self._through_ring(kind, batch.within(~locked), mapping)
@@ -273,12 +311,12 @@ def _memmove(to: npt.NDArray[np.uint64], source: npt.NDArray[np.uint64], sizes: 
 class _Pins:
     """Page locks of one mapping, by segment; taken on a thread of their own."""
 
-    def __init__(self, mapping: Mapping, device: torch.device) -> None:
+    def __init__(self, mapping: Mapping, device: torch.device, count: Callable[[str], None]) -> None:
         self._mapping = mapping
+        self._count = count
         self._device = device
         self._segment = mapping.segment_bytes
-        count = -(-mapping.arena_bytes // self._segment)
-        self._done = np.zeros(count, dtype=bool)
+        self._done = np.zeros(-(-mapping.arena_bytes // self._segment), dtype=bool)
         self._wanted: list[int] = []
         self._failed = False
         self._wake = threading.Condition()
@@ -287,10 +325,8 @@ class _Pins:
         self._thread.start()
 
     def locked(self, batch: Batch) -> npt.NDArray[np.bool_]:
-        """Which runs lie wholly in page-locked segments."""
-        first = batch.arena // np.uint64(self._segment)
-        last = (batch.arena + batch.sizes - np.uint64(1)) // np.uint64(self._segment)
-        return np.asarray(self._done[first] & self._done[last] & (first == last))
+        """Which runs lie in page-locked segments; none goes over two."""
+        return np.asarray(self._done[batch.arena // np.uint64(self._segment)])
 
     def want(self, pieces: Sequence[Piece]) -> None:
         """Asks for the segments of a job that has ended."""
@@ -306,14 +342,30 @@ class _Pins:
             self._closing = True
             self._wake.notify_all()
         self._thread.join()
-        runtime = torch.cuda.cudart()
-        for segment in np.flatnonzero(self._done).tolist():
-            runtime.cudaHostUnregister(self._mapping.arena_address + segment * self._segment)
+        segments = np.flatnonzero(self._done).tolist()
         self._done[:] = False
+        if not segments:
+            return
+        try:
+            # Any thread may be the one that closes them; on a thread without a device the first one would be meant.
+            make_current(self._device)
+        except RuntimeError as error:
+            logger.warning("%d page locks of the arena were not released: %s", len(segments), error)
+            return
+        runtime = torch.cuda.cudart()
+        starts = (self._mapping.arena_address + segment * self._segment for segment in segments)
+        refused = [code for code in (int(runtime.cudaHostUnregister(start)) for start in starts) if code]
+        if refused:
+            said = (len(refused), len(segments), refused[0])
+            logger.warning("%d of %d page locks of the arena were not released: %d", *said)
 
     @beside_captures()
     def _work(self) -> None:
-        torch.cuda.set_device(self._device)
+        try:
+            make_current(self._device)
+        except RuntimeError as error:
+            self._give_up("DriverFailed", str(error))
+            return
         while True:
             with self._wake:
                 while not self._closing and (self._failed or not self._wanted):
@@ -332,7 +384,13 @@ class _Pins:
         size = min(self._segment, self._mapping.arena_bytes - start)
         error = int(torch.cuda.cudart().cudaHostRegister(self._mapping.arena_address + start, size, 0))
         if error:
-            logger.warning("a segment of the arena cannot be page-locked (%d): copies go through the ring", error)
-            self._failed = True
+            reason = "OutOfMemory" if error == _OUT_OF_MEMORY else "DriverFailed"
+            self._give_up(reason, f"cudaHostRegister failed with {error}")
             return
         self._done[segment] = True
+
+    def _give_up(self, reason: str, why: str) -> None:
+        """Locks nothing more: what was refused once would be again, and each try holds up the node."""
+        logger.warning("no more of the arena is page-locked, copies go through the ring: %s: %s", reason, why)
+        self._failed = True
+        self._count(f"copiesWithoutPageLocks/{reason}")

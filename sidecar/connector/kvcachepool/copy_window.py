@@ -27,7 +27,7 @@ from .flag_page import PATTERN_BYTES, RUN_ALIGN, RUNS_MAX, FlagPage, State
 from .layout import Layout
 from .messages import WindowReply
 from .pieces import Piece, Plan
-from .shared import ROW_BYTES, Refs, SharedMemoryError, map_shared, unmap
+from .shared import ROW_BYTES, Refs, SharedMemoryError, StillMappedError, map_shared, unmap
 
 #: A stage that the sidecar has for so long is lost, and the window with it; and so is one of a job that waited longer
 #: than this and for its bytes at a speed that any machine has.
@@ -48,6 +48,8 @@ class Memory(Protocol):
 
     #: Where it is, for people.
     where: str
+    #: Why kernels that would move small pieces do not, by name; "" = they do, or there are no small pieces.
+    no_kernels: str
 
     def read(self, nbytes: int) -> bytes: ...
     def write(self, content: bytes) -> None: ...
@@ -60,6 +62,7 @@ class HostMemory:
     """A window in host memory: the copies of an engine on CPUs, with the window in the arena's place."""
 
     where = "host memory"
+    no_kernels = ""
 
     def __init__(self, layout: Layout, fd: int, nbytes: int) -> None:
         """Maps it; the descriptor stays the caller's. Raises `SharedMemoryError`."""
@@ -161,11 +164,17 @@ class WindowCopier:
             if self._bell is None or "page" not in named:
                 raise SharedMemoryError("a window came without page or bell")
             self._closing.callback(self._hang_up)
+            if reply.stages * reply.stage_bytes > reply.bytes:
+                raise SharedMemoryError("the stages of a window are longer than the window")
             self._block_bytes = [group.block_bytes for group in layout.groups]
             self._stage_bytes = reply.stage_bytes
             if max(self._block_bytes) > self._stage_bytes:
                 raise SharedMemoryError(f"a block is larger than a stage of {self._stage_bytes} bytes")
-            self.memory = _memory(layout, reply, named.get("window"))
+            try:
+                self.memory = _memory(layout, reply, named.get("window"))
+            except StillMappedError:
+                self._mapped = True
+                raise
             self._mapped = True
             self._closing.callback(self._unmap)
             self._page = FlagPage(named["page"], reply.stages, reply.stage_bytes)

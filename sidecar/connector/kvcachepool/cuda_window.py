@@ -1,13 +1,14 @@
 """A window in device memory, imported from the sidecar by the driver's C interface.
 
-Copies to and from KV blocks stay on the device. All calls are made beside captures of vLLM's CUDA graphs, and none on
-the default stream, whose work a capture may be made to wait for. Never run on a GPU yet: its tests run it over a
-made-up driver.
+Copies to and from KV blocks stay on the device, by kernels where blocks lie in small pieces and the driver takes them,
+else by copy engines. All calls are made beside captures of vLLM's CUDA graphs, and none on the default stream, whose
+work a capture may be made to wait for. Never run on a GPU yet: its tests run it over a made-up driver.
 """
 
 from __future__ import annotations
 
 import ctypes
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,16 +17,21 @@ import torch
 
 from . import cuda_driver
 from .copy_cuda import Batch, batch_submit
-from .cuda_driver import beside_captures
+from .cuda_driver import beside_captures, destroy, make_current, own_stream
 from .layout import Layout
 from .messages import WindowReply
+from .page_kernels import NoKernelsError, PageKernels, small_groups
 from .pieces import Piece
-from .shared import SharedMemoryError
+from .shared import SharedMemoryError, StillMappedError
+
+logger = logging.getLogger("kvcachepool")
 
 _POSIX_FD = 1
 _ON_DEVICE = 1
 _READ_WRITE = 3
 _LAZY_PEER_ACCESS = 1
+#: `CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL`.
+_ORDINAL = 9
 
 
 class _IpcHandle(ctypes.Structure):
@@ -38,10 +44,6 @@ class _AccessDesc(ctypes.Structure):
     _fields_ = [("kind", ctypes.c_int), ("id", ctypes.c_int), ("flags", ctypes.c_int)]
 
 
-def _device_number(device: torch.device) -> int:
-    return torch.cuda.current_device() if device.index is None else device.index
-
-
 class CudaMemory:
     """A window's memory in this process's address space, and copies between it and KV blocks of the same device."""
 
@@ -49,7 +51,9 @@ class CudaMemory:
 
     @beside_captures()
     def __init__(self, layout: Layout, reply: WindowReply, fd: int | None) -> None:
-        """Imports it; the descriptor stays the caller's. Raises `SharedMemoryError`."""
+        """Imports it; the descriptor stays the caller's. Raises `SharedMemoryError`, `RuntimeError`, and, where it was
+        imported and could not be given back, `StillMappedError`.
+        """
         self._layout = layout
         self._device = layout.storages[0].device
         self._bases = [storage.data_ptr() for storage in layout.storages]
@@ -58,32 +62,62 @@ class CudaMemory:
         self._imported = ctypes.c_uint64(0)
         self._address = ctypes.c_uint64(0)
         self._by_handle = reply.kind == "ipc_handle"
-        torch.cuda.set_device(self._device)
-        lowest, _ = torch.cuda.Stream.priority_range()
-        self._stream = torch.cuda.Stream(device=self._device, priority=lowest)
-        self.begin_thread()
-        self._submit = batch_submit()
-        if self._by_handle:
-            handle = _IpcHandle.from_buffer_copy(reply.handle.ljust(64, b"\0")[:64])
-            address = ctypes.c_uint64(0)
-            self._call("cuIpcOpenMemHandle_v2", ctypes.byref(address), handle, _LAZY_PEER_ACCESS)
-            self._address = address
-        else:
-            if fd is None:
+        self._closed = False
+        self._kernels: PageKernels | None = None
+        self.no_kernels = ""
+        make_current(self._device)
+        self._stream = own_stream(self._device)
+        try:
+            self.begin_thread()
+            self._submit, _ = batch_submit()
+            if self._by_handle:
+                self._open(reply.handle)
+            elif fd is None:
                 raise SharedMemoryError("a window came without its descriptor")
-            try:
+            else:
                 self._map(fd)
-            except SharedMemoryError:
-                self.close()
-                raise
+            self._check_device()
+            self._load_kernels()
+        except BaseException as error:
+            if not self.close():
+                raise StillMappedError(str(error)) from error
+            raise
+
+    def _open(self, handle: bytes) -> None:
+        given = _IpcHandle.from_buffer_copy(handle.ljust(64, b"\0")[:64])
+        address = ctypes.c_uint64(0)
+        self._call("cuIpcOpenMemHandle_v2", ctypes.byref(address), given, _LAZY_PEER_ACCESS)
+        self._address = address
 
     def _map(self, fd: int) -> None:
         size, none = ctypes.c_size_t(self._bytes), ctypes.c_ulonglong(0)
         self._call("cuMemImportFromShareableHandle", ctypes.byref(self._imported), ctypes.c_void_p(fd), _POSIX_FD)
         self._call("cuMemAddressReserve", ctypes.byref(self._address), size, ctypes.c_size_t(0), none, none)
         self._call("cuMemMap", self._address, size, ctypes.c_size_t(0), self._imported, none)
-        access = _AccessDesc(_ON_DEVICE, _device_number(self._device), _READ_WRITE)
+        access = _AccessDesc(_ON_DEVICE, cuda_driver.device_number(self._device), _READ_WRITE)
         self._call("cuMemSetAccess", self._address, size, ctypes.byref(access), ctypes.c_size_t(1))
+
+    def _check_device(self) -> None:
+        """Memory of another device can be mapped, too: all bytes would go from one to the other, right and slowly."""
+        lies, own = ctypes.c_int(-1), cuda_driver.device_number(self._device)
+        self._call("cuPointerGetAttribute", ctypes.byref(lies), _ORDINAL, self._address)
+        if lies.value != own:
+            raise SharedMemoryError(f"the window is memory of device {lies.value}, the KV blocks are on device {own}")
+
+    def _load_kernels(self) -> None:
+        """A window works without them, whatever the reason."""
+        address, stream = self._address.value, self._stream.cuda_stream
+        try:
+            if groups := small_groups(self._layout, self._bases):
+                self._kernels = PageKernels(groups, self._layout.num_blocks, address, self._bytes, stream)
+        except NoKernelsError as error:
+            self._do_without(error)
+        except (OSError, LookupError, TypeError, ValueError) as error:
+            self._do_without(NoKernelsError("BadPackage", repr(error)))
+
+    def _do_without(self, error: NoKernelsError) -> None:
+        self.no_kernels = error.reason
+        logger.warning("no kernels for small pieces of KV blocks, copy engines move them: %s", error)
 
     def _call(self, name: str, *arguments: Any) -> None:
         try:
@@ -116,17 +150,21 @@ class CudaMemory:
     @beside_captures()
     def begin_thread(self) -> None:
         """Makes the device's context current on this thread."""
-        torch.cuda.set_device(self._device)
+        make_current(self._device)
         self._stream.synchronize()
 
     @beside_captures()
     def copy(self, kind: str, pieces: Sequence[Piece], event: Any) -> None:
         """Moves pieces, whose offsets are in the window, behind `event`; returns when the bytes are there."""
         with torch.cuda.stream(self._stream):
-            if event is not None:
-                self._stream.wait_event(event)
             try:
+                small = self._placed(pieces)
+                if event is not None:
+                    self._stream.wait_event(event)
+                moved = self._launched(kind, small)
                 for piece in pieces:
+                    if piece.group in moved:
+                        continue
                     batch = Batch.of(self._layout.groups[piece.group], self._bases, piece.blocks, piece.offsets)
                     window = batch.arena + np.uint64(self._address.value)
                     to, source = (batch.device, window) if kind == "load" else (window, batch.device)
@@ -134,24 +172,65 @@ class CudaMemory:
             finally:
                 # Also what was submitted before an error has ended when the caller goes on.
                 self._stream.synchronize()
+        if moved and self._kernels is not None and self._kernels.refused(self._stream.cuda_stream):
+            raise RuntimeError("kernels were given blocks that the KV cache has not")
+
+    def _placed(self, pieces: Sequence[Piece]) -> list[Piece]:
+        """Those that kernels shall move, of which they know the blocks now."""
+        if self._kernels is None:
+            return []
+        small = [piece for piece in pieces if self._kernels.takes(piece)]
+        try:
+            if small:
+                self._kernels.place(small, self._stream.cuda_stream)
+        except NoKernelsError as error:
+            self._lose_kernels(error)
+            return []
+        return small
+
+    def _launched(self, kind: str, pieces: Sequence[Piece]) -> set[int]:
+        """Has kernels move them. Returns the groups that they move."""
+        if self._kernels is None:
+            return set()
+        try:
+            self._kernels.copy(kind, pieces, self._stream.cuda_stream)
+        except NoKernelsError as error:
+            self._lose_kernels(error)
+            return set()
+        return {piece.group for piece in pieces}
+
+    def _lose_kernels(self, error: NoKernelsError) -> None:
+        """Copies do without them from now on, also of what was just launched."""
+        # What was launched reads their tables.
+        self._stream.synchronize()
+        self._give_kernels_back()
+        self._do_without(error)
+
+    def _give_kernels_back(self) -> None:
+        if self._kernels is not None:
+            self._kernels.close()
+        self._kernels = None
 
     @beside_captures()
     def close(self) -> bool:
         """Unmaps it. False: the driver refused, and keeps it mapped, or the device's context is lost."""
+        if self._closed:
+            return True
         try:
             # Any thread may be the one that closes it.
             self.begin_thread()
         except RuntimeError:
             return False
-        address, imported = self._address, self._imported
-        self._address, self._imported = ctypes.c_uint64(0), ctypes.c_uint64(0)
+        self._closed = True
+        self._give_kernels_back()
+        destroy(self._stream)
         size = ctypes.c_size_t(self._bytes)
         codes = [0]
-        if address.value and self._by_handle:
-            codes.append(self._cuda.cuIpcCloseMemHandle(address))
-        elif address.value:
-            codes.append(self._cuda.cuMemUnmap(address, size))
-            codes.append(self._cuda.cuMemAddressFree(address, size))
-        if imported.value:
-            codes.append(self._cuda.cuMemRelease(imported))
+        if self._address.value and self._by_handle:
+            codes.append(self._cuda.cuIpcCloseMemHandle(self._address))
+        elif self._address.value:
+            codes.append(self._cuda.cuMemUnmap(self._address, size))
+            codes.append(self._cuda.cuMemAddressFree(self._address, size))
+        if self._imported.value:
+            codes.append(self._cuda.cuMemRelease(self._imported))
         return not any(codes)

@@ -55,6 +55,10 @@ class SharedMemoryError(Exception):
     """Descriptors from the sidecar cannot be used; the message says why."""
 
 
+class StillMappedError(SharedMemoryError):
+    """As that, and what was mapped of them could not be unmapped."""
+
+
 class Refs(NamedTuple):
     """Packed section references, read: one entry per section, each array of the same length."""
 

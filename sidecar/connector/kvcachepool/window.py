@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 from .client import Client, Reply
 from .copy_window import WindowCopier
 from .messages import RegisterReply, Sections, Window, WindowReply
-from .shared import SharedMemoryError
 from .wire import Op
 
 if TYPE_CHECKING:
@@ -26,6 +25,8 @@ logger = logging.getLogger("kvcachepool")
 #: Transfer modes, as REGISTER names them.
 ENGINE, WINDOW = "engine", "cuda_window"
 _DEAD_COPIES_S = 30.0
+#: A sidecar that has not answered for so long is said to be late. To make a context on a sleeping device takes seconds.
+_ANSWER_S = 30.0
 #: Where a window may be made before vLLM serves. In device memory it may not: vLLM sizes its KV cache first, then warms
 #: up and captures graphs, and what memory it needs besides is seen when it has.
 _EARLY = ("cpu",)
@@ -56,10 +57,13 @@ class WindowKeeper:
         self._retired: list[WindowCopier] = []
         #: To be asked for a window.
         self._wanted: Client | None = None
+        #: When the answer that is waited for is late. Nothing waits with it: the worker copies itself meanwhile.
+        self._late_at: float | None = None
         self._serving = layout.device in _EARLY
         self.lost: list[Lost] = []
-        #: Why there is no window, by name.
+        #: Why there is no window, by name; and why the one in use does without kernels.
         self.reason = ""
+        self._no_kernels = ""
 
     # -- making one
 
@@ -78,6 +82,7 @@ class WindowKeeper:
         if client is None or not self._serving:
             return
         self._wanted = None
+        self._late_at = time.monotonic() + _ANSWER_S
         client.ask(Op.WINDOW, Window(device_uuid=self._device_uuid), lambda reply: self._made(client, reply))
 
     def _made(self, client: Client, reply: Reply) -> None:
@@ -89,29 +94,54 @@ class WindowKeeper:
         reply.fds.clear()
         try:
             boot = 0 if client.hello is None else client.hello.boot
-            self._asked = WindowCopier(self._layout, answer, fds, boot)
-        except (SharedMemoryError, OSError, RuntimeError) as error:
+            asked = WindowCopier(self._layout, answer, fds, boot)
+        except Exception as error:
+            # Whatever it was, the worker can copy without a window.
             self._none(f"NotMapped: {error}")
             return
-        asked = self._asked
-        client.ask(Op.WINDOW, Window(seen=True), lambda reply: self._seen(asked, reply))
+        self._asked = asked
+        self._late_at = time.monotonic() + _ANSWER_S
+        tag = client.ask(Op.WINDOW, Window(seen=True), lambda reply: self._seen(asked, reply))
+        if tag is None and self._asked is asked:
+            # The connection ended while it was made: the one that retires windows may have been here before.
+            self._asked = None
+            asked.close()
 
     def _seen(self, asked: WindowCopier, reply: Reply) -> None:
         if self._asked is not asked:
             return
-        self._asked = None
+        self._asked = self._late_at = None
         if reply.error is not None or not reply.read(WindowReply).working:
             self._retired.append(asked)
             self._none(reply.error.message if reply.error is not None else "NotMapped: it does not work")
             return
         logger.info("bytes go by a window of the sidecar in %s", asked.memory.where)
-        self.reason = ""
+        self.reason = self._no_kernels = ""
         self.live = asked
+        self._count_kernels()
+
+    def look_for_answer(self) -> float | None:
+        """Says once that an answer is late; one that still comes is as good as any. Returns in how many seconds to look
+        again.
+        """
+        left = None if self._late_at is None else self._late_at - time.monotonic()
+        if left is None or left > 0:
+            return left
+        self._none("TimedOut: the sidecar does not answer")
+        return None
 
     def _none(self, message: str) -> None:
+        self._late_at = None
         self.reason = message.split(":")[0]
         self._count(f"windowUnavailable/{self.reason}")
         logger.warning("no window, this worker copies itself: %s", message)
+
+    def _count_kernels(self) -> None:
+        """Counts once, of the window in use, that it does without kernels."""
+        reason = "" if self.live is None else self.live.memory.no_kernels
+        if reason and reason != self._no_kernels:
+            self._no_kernels = reason
+            self._count(f"windowWithoutKernels/{reason}")
 
     # -- its end
 
@@ -120,10 +150,11 @@ class WindowKeeper:
         for window in (self.live, self._asked):
             if window is not None:
                 self._retired.append(window)
-        self.live = self._asked = self._wanted = None
+        self.live = self._asked = self._wanted = self._late_at = None
 
     def reap(self) -> None:
-        """Unmaps what was retired. On the copy thread, between two copies."""
+        """Unmaps what was retired, and sees what became of the window in use. Between two copies."""
+        self._count_kernels()
         while self._retired:
             self._retired.pop().close()
 

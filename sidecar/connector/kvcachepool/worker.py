@@ -17,20 +17,21 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import fingerprint, keys
+from . import keys
 from .client import Client, Held, Reply, say_off
+from .copier import Copier, copier_of
 from .copy_window import WindowCopier, WindowLostError
 from .jobs import STORE, Ended, Job, StepMetadata, WorkerReport
-from .layout import Layout, Ranks, Unserved, canonical, detect, ranks_of
-from .messages import Group, HelloReply, Register, RegisterReply, Report, Sections
-from .pieces import Piece, Plan, Planner
+from .layout import Layout, Ranks, Unserved, detect
+from .messages import HelloReply, Register, RegisterReply, Report, Sections
+from .pieces import Plan, Planner
+from .rank import current_device_uuid, current_ranks, instance, registration, vllm_version
 from .shared import Mapping, fence, shared
-from .window import ENGINE, WINDOW, WindowKeeper
+from .window import WindowKeeper
 from .wire import Op
 
 if TYPE_CHECKING:
@@ -48,17 +49,6 @@ _MAX_FAILURES_IN_A_ROW = 3
 _EXIT_WAIT_S = 2.0
 #: Refusals of REGISTER that end the cache in this vLLM; others may pass at the next HELLO.
 _FINAL = {"DescriptorMismatch", "SectionTooLarge", "MultiNodeUnsupported", "HashAlgorithmRefused", "BadBody"}
-
-
-class Copier(Protocol):
-    """Moves blocks of one kind of device; see `copy_cpu.CpuCopier`, `copy_cuda.CudaCopier`."""
-
-    def begin_thread(self) -> None: ...
-    def attach(self, mapping: Mapping) -> None: ...
-    def detach(self) -> None: ...
-    def record(self) -> object: ...
-    def copy(self, kind: str, pieces: Sequence[Piece], event: object) -> None: ...
-    def synchronize(self) -> None: ...
 
 
 class _Task:
@@ -115,14 +105,14 @@ class Worker:
         try:
             if self._layout is not None:
                 raise Unserved("RegisteredTwice", "the KV cache was allocated anew under copies of the old one")
-            ranks = _ranks(self._config)
-            version = _vllm_version()
+            ranks = current_ranks(self._config)
+            version = vllm_version()
             layout = detect(self._config, self._kv_cache_config, kv_caches, ranks, version)
             self._layout = layout
             self._planner = Planner(layout)
-            self._copier = _copier(layout)
+            self._copier = copier_of(layout, self._count_locked)
             # Here, because no other thread has the rank's device as its current one.
-            self._device_uuid = _device_uuid(layout.device)
+            self._device_uuid = current_device_uuid(layout.device)
             self._windows = WindowKeeper(layout, self._device_uuid, self._count_locked)
         except Unserved as error:
             self._go_off(error.reason, str(error))
@@ -303,7 +293,9 @@ class Worker:
             if self._stopping:
                 return None
             now = time.monotonic()
-            wait = None if self._windows is None else self._windows.give_back(self._client)
+            windows = self._windows
+            waits = [] if windows is None else [windows.give_back(self._client), windows.look_for_answer()]
+            wait = min((left for left in waits if left is not None), default=None)
             for task in list(self._queue):
                 if task.job.kind == STORE and self._stores_paused:
                     left = task.queued_at + _PAUSED_STORE_S - now
@@ -491,12 +483,16 @@ class Worker:
         if self._windows is not None and self._client is not None:
             with self._wake:
                 self._windows.registered(self._client, answer)
+                self._wake.notify_all()
 
     def on_lost(self) -> None:
         """Stores go on: what they end with waits for the next HELLO. The window was the connection's."""
         with self._wake:
             if self._windows is not None:
                 self._windows.retire()
+                if self._stopping and self._running is None:
+                    # The copy thread may have ended.
+                    self._windows.reap()
             self._wake.notify_all()
 
     def before_unmap(self) -> None:
@@ -520,31 +516,8 @@ class Worker:
 
     def _connect(self, layout: Layout, ranks: Ranks, version: str) -> None:
         try:
-            scheduler_block, _ = keys.block_tokens(self._config, self._kv_cache_config)
-            model = fingerprint.model_parts(self._config, self._instance())
-            self._register = Register(
-                world=ranks.world,
-                local_world=_local_world(self._config, ranks),
-                model=canonical(model),
-                layout=canonical(layout.descriptor),
-                device=layout.device,
-                device_uuid=self._device_uuid,
-                transfer_modes=[ENGINE, WINDOW],
-                groups=[
-                    Group(
-                        kind=group.shape.kind,
-                        block_tokens=group.shape.block_tokens,
-                        block_bytes=group.block_bytes,
-                        shards=group.shape.shards,
-                        shard=group.mine.shard,
-                        writer=group.mine.writer,
-                        window_tokens=group.shape.window_tokens,
-                    )
-                    for group in layout.groups
-                ],
-                scheduler_block_tokens=scheduler_block,
-            )
-            client = Client("worker", self._instance(), ranks.rank, version, self._socket_path, self)
+            self._register = registration(self._config, self._kv_cache_config, layout, ranks, self._device_uuid)
+            client = Client("worker", instance(self._config), ranks.rank, version, self._socket_path, self)
             with self._wake:
                 if self.off_reason:
                     return
@@ -555,10 +528,6 @@ class Worker:
         except Exception as error:
             logger.exception("the worker side could not be described")
             self._go_off("RegisterFailed", str(error))
-
-    def _instance(self) -> str:
-        config = self._config.kv_transfer_config
-        return str(getattr(config, "engine_id", "") or "")
 
     def end_copies(self, timeout_s: float) -> None:
         """Begins no further copy and waits for the one under way, at most this long: the process ends."""
@@ -586,7 +555,7 @@ class Worker:
             self._wake.notify_all()
         if tell:
             logger.warning("the KV cache pool is off in this worker: %s: %s", reason, message)
-            say_off(self._socket_path, reason, _vllm_version(), self._instance())
+            say_off(self._socket_path, reason, vllm_version(), instance(self._config))
 
     def _send_report(self) -> None:
         now = time.monotonic()
@@ -610,38 +579,3 @@ def _end_copies(worker: weakref.ref[Worker]) -> None:
     alive = worker()
     if alive is not None:
         alive.end_copies(_EXIT_WAIT_S)
-
-
-def _copier(layout: Layout) -> Copier:
-    if layout.device == "cpu":
-        from .copy_cpu import CpuCopier
-
-        return CpuCopier(layout)
-    if layout.device == "cuda":
-        from .copy_cuda import CudaCopier
-
-        return CudaCopier(layout)
-    raise Unserved(f"DeviceUnsupported/{layout.device}", "KV blocks of this device cannot be copied")
-
-
-def _ranks(vllm_config: VllmConfig) -> Ranks:
-    from vllm.distributed.parallel_state import get_pp_group, get_tp_group
-
-    sizes = ranks_of(vllm_config)
-    return sizes._replace(tp_rank=get_tp_group().rank_in_group, pp_rank=get_pp_group().rank_in_group)
-
-
-def _local_world(vllm_config: VllmConfig, ranks: Ranks) -> int:
-    return int(getattr(vllm_config.parallel_config, "local_world_size", ranks.world) or ranks.world)
-
-
-def _device_uuid(device: str) -> str:
-    if device != "cuda":
-        return ""
-    return str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
-
-
-def _vllm_version() -> str:
-    import vllm
-
-    return str(vllm.__version__)

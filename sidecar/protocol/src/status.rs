@@ -102,7 +102,7 @@ pub struct Tier {
     pub state: State,
     /// Name of the reason when not ready.
     pub reason: String,
-    /// What happened, for people, when not ready.
+    /// What happened, for people, when not ready; or what is odd in it.
     pub message: String,
     /// Bytes that readable chunks take.
     pub used_bytes: u64,

@@ -58,7 +58,7 @@ pub struct Header {
     pub rows_offset: u64,
     /// Offset of the first chunk record.
     pub chunks_offset: u64,
-    /// Rows whose arena pages are populated, counted from 0; grows only.
+    /// Rows whose arena pages are populated, counted from 0; grows only while an engine runs.
     pub populated_rows: u32,
     /// Zero.
     pub reserved: [u32; 15],

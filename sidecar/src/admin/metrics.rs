@@ -279,6 +279,16 @@ pub const CORE: &[Metric] = &[
         "1 while a tier below memory is asked and written to, 0 while it is down, or removes its objects for a clear.",
     ),
     gauge(
+        "tier_down",
+        &["tier", "reason"],
+        "1 while a tier below memory is down, by the reason that status has, also before it could be opened for the first time.",
+    ),
+    gauge(
+        "tier_breaker_open",
+        &["tier", "operations"],
+        "1 while a tier below memory is not read from, or not written to, because that failed several times in a row; then it is tried again.",
+    ),
+    gauge(
         "tier_server_up",
         &["tier", "server"],
         "Of each of several servers of a tier: 1, or 0 after it failed; what it holds is missed until it serves again.",
@@ -286,7 +296,7 @@ pub const CORE: &[Metric] = &[
     counter(
         "tier_events_total",
         &["tier", "event"],
-        "What happened inside a tier. With Redis as the bucket's directory: chunks that it knew (DirectoryKnew) or left to the bucket (DirectoryLeft), questions without an answer (DirectorySilent), changes of its marks that were not made (DirectoryUnchanged). S3: objects over the capacity or the age that could not be removed (RemovalRefused).",
+        "What happened inside a tier. With Redis as the bucket's directory: chunks that it knew (DirectoryKnew) or left to the bucket (DirectoryLeft), questions without an answer (DirectorySilent), changes of its marks that were not made (DirectoryUnchanged). S3: objects over the capacity or the age that could not be removed (RemovalRefused). Disk, since the folder was read: objects that went for others (Evicted) or whose bytes on the device were not theirs (CorruptObject), records that were corrupt (CorruptRecord), cut off by a crash (TornTail) or of slots that are gone (StrayRecord), container files that were missing or short (LostContainer), and names in the folder that are not the cache's (ForeignFile).",
     ),
     counter(
         "tier_lookup_chunks_total",
@@ -366,7 +376,7 @@ pub const CORE: &[Metric] = &[
     gauge(
         "tier_waiting_bytes",
         &["tier"],
-        "Bytes of chunks that wait to be written to a tier below memory: what only memory holds, and is lost with it.",
+        "Bytes that wait to be written to a tier, and are in memory alone until then. What was dropped (tier_write_chunks_total, QueueFull) does not wait any more.",
     ),
     counter(
         "tier_operations_total",
@@ -408,6 +418,11 @@ pub const CORE: &[Metric] = &[
         "tier_corrupt_objects_total",
         &["tier"],
         "Objects that were found corrupt in a tier below memory and removed from it.",
+    ),
+    counter(
+        "tier_scribbled_gets_total",
+        &["tier"],
+        "Gets from a tier below memory whose bytes were written to in the arena before they were compared: a miss. The object is as it should be and stays; some process of the node writes to slots that are not its own.",
     ),
     gauge(
         "tier_waiting_chunks",

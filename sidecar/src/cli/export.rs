@@ -95,7 +95,7 @@ fn python_files() -> BTreeMap<PathBuf, Vec<u8>> {
         .filter(|file| {
             let cached = |part: &std::ffi::OsStr| part == "__pycache__" || part == "tests";
             let kind = file.path().extension().and_then(|e| e.to_str());
-            matches!(kind, Some("py" | "json" | "typed")) && !file.path().iter().any(cached)
+            matches!(kind, Some("py" | "json" | "ptx" | "typed")) && !file.path().iter().any(cached)
         })
         .map(|file| (file.path().to_owned(), file.contents().to_vec()))
         .collect()
@@ -217,7 +217,9 @@ mod tests {
     #[test]
     fn only_sources_and_data_are_exported() {
         let files = python_files();
-        assert!(files.contains_key(Path::new("__init__.py")));
+        for file in ["__init__.py", "layouts.json", "kernels.json", "pages.ptx"] {
+            assert!(files.contains_key(Path::new(file)), "{file}");
+        }
         assert!(
             files
                 .keys()

@@ -119,6 +119,7 @@ of ModelId and LayoutId. With --output json every line is a document: with --obj
 Examples:
   kvcachepool-sidecar inspect file:///var/lib/kvcachepool
   kvcachepool-sidecar inspect redis://kv-0.kv:6379 --auth /var/run/kvcachepool/redis
+  kvcachepool-sidecar inspect s3://kv-cache/prod/llama --endpoint https://minio.storage:9000 --ca /etc/ssl/minio.crt
   kvcachepool-sidecar inspect file:///var/lib/kvcachepool --objects --output json | jq -c 'select(.object)'"
     )]
     Inspect(tier::inspect::Args),
@@ -129,7 +130,8 @@ Examples:
 
 Examples:
   kvcachepool-sidecar verify file:///var/lib/kvcachepool
-  kvcachepool-sidecar verify file:///var/lib/kvcachepool --remove-corrupt"
+  kvcachepool-sidecar verify file:///var/lib/kvcachepool --remove-corrupt
+  kvcachepool-sidecar verify s3://kv-cache/prod/llama --region eu-central-1 --auth /var/run/kvcachepool/s3"
     )]
     Verify(tier::verify::Args),
     /// Remove objects of a tier by domain or age.

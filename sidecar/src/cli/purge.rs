@@ -3,18 +3,14 @@
 use super::ConfigFiles;
 use super::check::read;
 use super::tier::{Output, PAGE, count, size, write_json};
-use crate::tiers::layers::{BreakerOptions, DeadlineOptions, Options, RetryOptions, layered};
-use crate::tiers::{Kind, Listed, Opening, Tier, TierError, configured};
-use futures::stream::{StreamExt, TryStreamExt};
+use crate::tiers::layers::{
+    BreakerOptions, DeadlineOptions, Options, PackingOptions, RetryOptions, layered,
+};
+use crate::tiers::{Cause, Kind, Opening, PASSES_MAX, Tier, TierError, configured, remove_all};
 use serde::Serialize;
 use std::io::Write;
 use std::process::ExitCode;
 use std::time::Duration;
-
-/// Objects that are removed by one operation.
-const BATCH: usize = 125;
-/// Such operations at once.
-const AT_ONCE: usize = 4;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -99,6 +95,8 @@ fn patient(layers: Options) -> Options {
             failures: u32::MAX,
             ..BreakerOptions::default()
         },
+        // Objects are removed by the names that they have, whatever packed them.
+        packing: PackingOptions::default(),
         ..layers
     }
 }
@@ -106,7 +104,7 @@ fn patient(layers: Options) -> Options {
 /// Passes over the whole tier, until one finds nothing: removing moves the pages of some tiers.
 async fn purge(tier: &dyn Tier, dry_run: bool) -> Result<Purged, TierError> {
     let mut purged = Purged::default();
-    loop {
+    for _ in 0..PASSES_MAX {
         let (mut from, mut seen, mut removed, mut foreign) = (None, 0, 0, 0);
         loop {
             let page = tier.list(from.as_deref(), PAGE).await?;
@@ -114,7 +112,7 @@ async fn purge(tier: &dyn Tier, dry_run: bool) -> Result<Purged, TierError> {
             foreign += page.foreign;
             purged.bytes += page.objects.iter().map(|listed| listed.bytes).sum::<u64>();
             if !dry_run {
-                removed += remove(tier, &page.objects).await?;
+                removed += remove_all(tier, &page.objects).await?;
             }
             from = page.next;
             if from.is_none() {
@@ -128,16 +126,10 @@ async fn purge(tier: &dyn Tier, dry_run: bool) -> Result<Purged, TierError> {
             return Ok(purged);
         }
     }
-}
-
-async fn remove(tier: &dyn Tier, objects: &[Listed]) -> Result<u64, TierError> {
-    let names: Vec<_> = objects.iter().map(|listed| listed.name.clone()).collect();
-    let batches = names.chunks(BATCH).map(<[_]>::to_vec);
-    let each = batches.map(|batch| async move { tier.remove(&batch).await });
-    let counts = futures::stream::iter(each).buffer_unordered(AT_ONCE);
-    counts
-        .try_fold(0, |sum, count| async move { Ok(sum + count) })
-        .await
+    let why = format!(
+        "after {PASSES_MAX} passes there still was something to remove: end all pods of the pool, which write, and run it again"
+    );
+    Err(TierError::new(tier.kind(), Cause::Busy, why))
 }
 
 fn print(
@@ -173,8 +165,9 @@ fn print(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tiers::Cause;
     use crate::tiers::layers::{Chaos, Faults};
+    use crate::tiers::s3::tests::faulty::{Faulty, Reply};
+    use crate::tiers::s3::tests::tier;
     use crate::tiers::shelf::Shelf;
     use crate::tiers::suite::{Memory, Sample};
     use std::sync::Arc;
@@ -205,6 +198,25 @@ mod tests {
         assert_eq!(purge(&shelf, false).await.unwrap(), dry);
         assert_eq!(held(&shelf).await, 0);
         assert_eq!(purge(&shelf, false).await.unwrap(), Purged::default());
+    }
+
+    #[tokio::test]
+    async fn what_others_write_again_and_again_ends_it_with_what_to_do() {
+        let key = Sample::new(1, 0, &[64]).name().s3("");
+        let server = Faulty::start(move |asked| {
+            let body = match asked.method.as_str() {
+                "GET" => format!("<ListBucketResult><Contents><Key>{key}</Key><Size>9</Size></Contents></ListBucketResult>"),
+                _ => "<DeleteResult/>".to_string(),
+            };
+            Reply::Full(200, vec![], body.into())
+        })
+        .await;
+        let tier = tier(&server.config()).await;
+        let error = purge(tier.as_ref(), false).await.unwrap_err();
+        assert_eq!(error.cause, Cause::Busy, "{error}");
+        assert!(error.detail.contains("end all pods of the pool"), "{error}");
+        let passes = server.count("POST");
+        assert_eq!(passes, PASSES_MAX as usize);
     }
 
     #[tokio::test(start_paused = true)]

@@ -1,5 +1,6 @@
 //! Is what we hold still true? Digests are compared behind answers, before answers (`Verify::Always`, after a start), and in a
-//! sweep after a start. A digest that ends counts only if the slot still has the state and generation it began with.
+//! sweep after a start. A digest that ends counts only if the slot still has the state and generation it began with, and as what was
+//! true when its check began: who asked later waits for another one.
 
 use super::config::Verify;
 use super::entry::NONE;
@@ -11,13 +12,15 @@ use super::{Action, Engine, Time};
 /// A comparison under way.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Check {
+    /// Its digests say it: one of an earlier check of the slot may still be on its way.
+    pub number: u64,
     pub generation: u32,
     pub urgent: bool,
     pub sweep: bool,
 }
 
 impl<T: Table> Engine<T> {
-    /// Must an answer wait for a check of this entry? `since_ms`: when the question came.
+    /// Must an answer wait for a check of this entry? `since_ms`: when the question came. Every check began then, or later.
     pub(crate) fn must_check(&self, entry: u32, since_ms: u64) -> bool {
         let checked = self.entries.get(entry as usize).and_then(|e| e.checked_ms);
         match self.config.verify {
@@ -36,7 +39,7 @@ impl<T: Table> Engine<T> {
             .is_some_and(|at| now.mono_ms.saturating_sub(at) > self.config.verify_age_ms);
         // one that finds no budget is left to the next hit
         if old && e.checking == 0 && self.paced(now, entry) {
-            self.start_check(entry, false, false);
+            self.start_check(now, entry, false, false);
         }
     }
 
@@ -47,10 +50,13 @@ impl<T: Table> Engine<T> {
     }
 
     /// Compares all sections of an entry. One under way is not begun twice, but becomes urgent.
-    pub(crate) fn start_check(&mut self, entry: u32, urgent: bool, sweep: bool) {
-        let Some(e) = self.entries.get(entry as usize) else {
+    pub(crate) fn start_check(&mut self, now: Time, entry: u32, urgent: bool, sweep: bool) {
+        let Some(e) = self.entries.get_mut(entry as usize) else {
             return;
         };
+        if e.checking == 0 {
+            e.check_began_ms = now.mono_ms;
+        }
         let slots = e.slots.clone();
         for row_number in slots {
             if row_number == NONE {
@@ -60,13 +66,18 @@ impl<T: Table> Engine<T> {
             if row.state != PUBLISHED {
                 continue;
             }
-            match self.checks.get_mut(&row_number) {
+            let number = match self.checks.get_mut(&row_number) {
                 Some(check) if check.urgent || !urgent => continue,
-                Some(check) => check.urgent = true,
+                Some(check) => {
+                    check.urgent = true;
+                    check.number
+                }
                 None => {
+                    self.last_check += 1;
                     self.checks.insert(
                         row_number,
                         Check {
+                            number: self.last_check,
                             generation: row.generation,
                             urgent,
                             sweep,
@@ -78,12 +89,14 @@ impl<T: Table> Engine<T> {
                     if let Some(e) = self.entries.get_mut(entry as usize) {
                         e.checking += 1;
                     }
+                    self.last_check
                 }
-            }
+            };
             self.stats.checks += 1;
             self.actions.push(Action::Digest {
                 slot: row_number,
                 generation: row.generation,
+                check: number,
                 length: row.length,
                 urgent,
             });
@@ -96,6 +109,7 @@ impl<T: Table> Engine<T> {
         now: Time,
         row_number: u32,
         generation: u32,
+        check: u64,
         digest: Option<[u8; 16]>,
     ) {
         let row = self.table.row(row_number);
@@ -105,7 +119,7 @@ impl<T: Table> Engine<T> {
                 Some(digest) => self.publish(now, row_number, &row, digest),
                 None => self.lose_committed(row_number),
             },
-            PUBLISHED if same => self.compare(now, row_number, digest),
+            PUBLISHED if same => self.compare(now, row_number, check, digest),
             _ => {}
         }
         self.sweep(now);
@@ -118,7 +132,11 @@ impl<T: Table> Engine<T> {
         }
     }
 
-    fn compare(&mut self, now: Time, row_number: u32, digest: Option<[u8; 16]>) {
+    fn compare(&mut self, now: Time, row_number: u32, number: u64, digest: Option<[u8; 16]>) {
+        let of_this = self.checks.get(&row_number);
+        if of_this.is_none_or(|check| check.number != number) {
+            return;
+        }
         let Some(check) = self.checks.remove(&row_number) else {
             return;
         };
@@ -137,14 +155,43 @@ impl<T: Table> Engine<T> {
         e.checking = e.checking.saturating_sub(1);
         if digest == Some(row.digest) || made(Mistake::IgnoreMismatch) {
             if e.checking == 0 {
-                e.checked_ms = Some(now.mono_ms);
+                e.checked_ms = Some(e.check_began_ms);
                 self.recount(entry);
                 self.wake_waiters(entry);
+                if self.leases.waiters.contains_key(&entry) {
+                    self.start_check(now, entry, true, false);
+                }
             }
             return;
         }
         self.stats.corrupt_chunks += 1;
         self.corrupt(entry, row_number);
+    }
+
+    /// A check ended, or the entry did: who waited for it may be answered. Who asked after the check began waits on.
+    pub(crate) fn wake_waiters(&mut self, entry: u32) {
+        let listed = self.entries.get(entry as usize).is_some_and(|e| e.listed);
+        for id in self.leases.waiters.remove(&entry).unwrap_or_default() {
+            let asked = self.leases.probes.get(&id).map(|p| p.asked_ms);
+            if listed && asked.is_some_and(|asked_ms| self.must_check(entry, asked_ms)) {
+                self.leases.waiters.entry(entry).or_default().push(id);
+                continue;
+            }
+            let Some(probe) = self.leases.probes.get_mut(&id) else {
+                continue;
+            };
+            probe.waits.retain(|h| h.entry != entry);
+            if probe.answered {
+                continue;
+            }
+            if !probe.open() {
+                self.actions.push(Action::ProbeDone { probe: id });
+            } else if let Some(asking) = probe.asking.as_mut().filter(|_| probe.waits.is_empty()) {
+                // what lower tiers have may take longer than the checks
+                asking.changed = true;
+                self.lower.news.push(id);
+            }
+        }
     }
 
     /// The bytes of a section are not what they were: loads of it under way fail by its generation, nobody finds it any more.
@@ -179,7 +226,7 @@ impl<T: Table> Engine<T> {
             }
             self.sweep_queue.pop_front();
             if waits {
-                self.start_check(handle.entry, false, true);
+                self.start_check(now, handle.entry, false, true);
             }
         }
     }

@@ -75,8 +75,10 @@ pub(crate) struct Entry {
     pub reused: bool,
     /// A bit for each tier that was seen to have it.
     pub written: u8,
-    /// When its digests were compared last; none = not in this boot.
+    /// When the digests began that were compared last; none = not in this boot.
     pub checked_ms: Option<u64>,
+    /// When the check under way began.
+    pub check_began_ms: u64,
     /// Sections whose check is under way.
     pub checking: u32,
     pub expires_unix_s: u64,
@@ -117,6 +119,7 @@ impl Entry {
             reused: false,
             written: 0,
             checked_ms: None,
+            check_began_ms: 0,
             checking: 0,
             expires_unix_s: 0,
             class: None,

@@ -45,6 +45,7 @@ impl<T: Table> Engine<T> {
         self.actions.push(Action::Digest {
             slot: row_number,
             generation: row.generation,
+            check: 0,
             length: row.length,
             // not with the checks of what can be read already: a chunk is not there before this
             urgent: true,
@@ -77,12 +78,14 @@ impl<T: Table> Engine<T> {
             self.table
                 .set_generation(row_number, row.generation.wrapping_add(1));
         }
+        let mut enough = false;
         if let Some(e) = self.entries.get_mut(row.chunk as usize).filter(|e| e.live) {
             if e.have == 0 {
                 // what an earlier boot left beside it still waits for its check
                 e.checked_ms = Some(now.mono_ms);
             }
             e.have |= 1 << row.section.min(127);
+            enough = e.complete() && !e.known;
             self.recount(row.chunk);
             if made(Mistake::HalfChunk) {
                 let handle = self.handle(row.chunk);
@@ -90,6 +93,11 @@ impl<T: Table> Engine<T> {
             }
         }
         self.leave_grant(row_number);
+        // all that an earlier boot granted for a chunk is one grant here, also what was void then: nothing waits for that
+        let open = self.entries.get(row.chunk as usize).and_then(|e| e.open);
+        if let Some(open) = open.filter(|_| enough) {
+            self.void(open);
+        }
     }
 
     /// An incomplete chunk that nobody fills needs what the next GRANT says, which may be less than the last one said.

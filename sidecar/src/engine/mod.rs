@@ -76,6 +76,8 @@ pub enum Action {
         slot: u32,
         /// To be said back.
         generation: u32,
+        /// To be said back, too: the number of the check; 0 = of the digest that makes a slot readable.
+        check: u64,
         /// Bytes.
         length: u64,
         /// Somebody waits for it.
@@ -158,6 +160,7 @@ pub struct Engine<T> {
     admin_pinned_bytes: u64,
     /// Comparisons under way, by row.
     checks: FastMap<u32, Check>,
+    last_check: u64,
     sweeping: u32,
     sweep_queue: VecDeque<Handle>,
     ring: Ring,
@@ -198,6 +201,7 @@ impl<T: Table> Engine<T> {
             admin_pins: BTreeMap::new(),
             admin_pinned_bytes: 0,
             checks: FastMap::default(),
+            last_check: 0,
             sweeping: 0,
             sweep_queue: VecDeque::new(),
             ring: Ring::new(config.limits.events_max),

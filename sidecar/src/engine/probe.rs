@@ -189,7 +189,7 @@ impl<T: Table> Engine<T> {
                 .entry(handle.entry)
                 .or_default()
                 .push(id);
-            self.start_check(handle.entry, true, false);
+            self.start_check(now, handle.entry, true, false);
         }
         if let Some(asking) = reach.and_then(|reach| self.asking(&probe, reach, layout)) {
             self.begin_asking(now, id, &mut probe, asking);
@@ -546,26 +546,6 @@ impl<T: Table> Engine<T> {
             list.retain(|p| *p != id);
             if list.is_empty() {
                 self.leases.waiters.remove(&entry);
-            }
-        }
-    }
-
-    /// A check ended, or the entry did: who waited for it may be answered.
-    pub(crate) fn wake_waiters(&mut self, entry: u32) {
-        for id in self.leases.waiters.remove(&entry).unwrap_or_default() {
-            let Some(probe) = self.leases.probes.get_mut(&id) else {
-                continue;
-            };
-            probe.waits.retain(|h| h.entry != entry);
-            if probe.answered {
-                continue;
-            }
-            if !probe.open() {
-                self.actions.push(Action::ProbeDone { probe: id });
-            } else if let Some(asking) = probe.asking.as_mut().filter(|_| probe.waits.is_empty()) {
-                // what lower tiers have may take longer than the checks
-                asking.changed = true;
-                self.lower.news.push(id);
             }
         }
     }

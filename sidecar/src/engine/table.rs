@@ -16,7 +16,7 @@ pub trait Table {
     fn geometry(&self) -> Geometry;
     /// Rows whose arena pages are populated, from 0.
     fn populated_rows(&self) -> u32;
-    /// Stores the count of populated rows (it only grows).
+    /// Stores the count of populated rows (an engine only lets it grow).
     fn set_populated_rows(&mut self, rows: u32);
     /// Reads a row.
     fn row(&self, row: u32) -> Row;

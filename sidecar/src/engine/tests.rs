@@ -1,8 +1,10 @@
 //! The engine over a table in private memory: invariants under random use, eviction order, starvation, a table
-//! that others write to, speed.
+//! that others write to, checks, speed.
 
+mod checks;
 mod eviction;
 mod random;
+mod restart;
 mod rig;
 mod scribble;
 mod speed;

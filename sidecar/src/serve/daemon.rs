@@ -120,6 +120,7 @@ impl Daemon {
             metrics.clear("slots");
             metrics.clear("sessions");
             metrics.clear("worker_transfer");
+            metrics.clear("tier_down");
             metrics.clear("tier_server_up");
             shell.with_core(|core, _, _| {
                 core.metrics(&mut |name, labels, value| metrics.take(name, labels, value));
@@ -192,6 +193,16 @@ impl Daemon {
         if let Some(tiers) = self.shell.get().and_then(|shell| shell.tiers.as_ref()) {
             for tier in &mut status.tiers {
                 tier.message = tiers.why_down(&tier.name);
+                if tier.state == State::Ready {
+                    match tiers.trouble(&tier.name) {
+                        Some(e) => {
+                            tier.state = State::Degraded;
+                            tier.reason = e.cause.name().into();
+                            tier.message = e.detail;
+                        }
+                        None => tier.message = tiers.remark(&tier.name),
+                    }
+                }
                 tier.servers = tiers.servers(&tier.name).into_iter().map(server).collect();
                 if let Some(usage) = tiers.usage(&tier.name) {
                     tier.used_bytes = usage.bytes;

@@ -83,20 +83,15 @@ impl Machine {
         *self.live.arena.lock() = Some(arena);
     }
 
+    /// From the beginning also where an earlier boot did it: what the table says of it every connector can write, and pages that are
+    /// there only get mapped, as the digests of them would have it anyway.
     fn populate(&mut self, arena: &Arena) {
-        use crate::engine::table::Table;
         self.stop_population.store(true, Ordering::Relaxed);
         self.stop_population = Arc::new(AtomicBool::new(false));
-        let from = u64::from(arena.table().populated_rows()) * ROW_BYTES;
-        let end = arena.geometry.arena_bytes;
-        if from >= end {
-            return;
-        }
         let (post, region) = (self.post.clone(), arena.geometry.region);
         populate::start(
             arena.bytes.clone(),
-            from,
-            end,
+            arena.geometry.arena_bytes,
             self.memory.populate_threads as usize,
             self.stop_population.clone(),
             move |progress| {

@@ -201,6 +201,7 @@ async fn serve(
             region: job.region,
             slot: job.slot,
             generation: job.generation,
+            check: job.check,
             digest,
         });
     })?;

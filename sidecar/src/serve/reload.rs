@@ -47,10 +47,8 @@ fn take(daemon: &Daemon) {
     if let Some(shell) = daemon.shell.get() {
         shell.with_core(|core, _, _| core.configure(core_config(&effective)));
         // All of it that a tier takes over while it is open.
-        if running.redis != effective.redis
-            && let Some(tiers) = &shell.tiers
-        {
-            tiers.change(&effective);
+        if let Some(tiers) = &shell.tiers {
+            tiers.change(&running, &effective);
         }
     }
     unknown_keys(daemon, &loaded);

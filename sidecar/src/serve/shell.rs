@@ -49,6 +49,8 @@ pub enum Posted {
         slot: u32,
         /// As asked for.
         generation: u32,
+        /// As asked for.
+        check: u64,
         /// xxh3-128, `None` when the range is none.
         digest: Option<[u8; 16]>,
     },
@@ -390,10 +392,12 @@ impl Shell {
                 region,
                 slot,
                 generation,
+                check,
                 digest,
             } if live(region) => self.drive(Input::DigestDone {
                 slot,
                 generation,
+                check,
                 digest,
             }),
             Posted::Tier { region, report } if region.is_none_or(live) => {
@@ -458,6 +462,7 @@ impl Shell {
             Output::Digest {
                 slot,
                 generation,
+                check,
                 length,
                 urgent,
             } => {
@@ -469,6 +474,7 @@ impl Shell {
                     region: arena.geometry.region,
                     slot,
                     generation,
+                    check,
                     offset: u64::from(slot) * ROW_BYTES,
                     length,
                     urgent,

@@ -2,14 +2,16 @@
 
 use super::complaints::Complaints;
 use super::host::Live;
+use super::sections::read;
 use super::shell::Posted;
+use super::slow::Slow;
 use crate::engine::{Domains, FetchId, Landed, Order, Report, Target};
 use crate::shm::arena::Arena;
 use crate::shm::mapping::Mapping;
-use crate::tiers::layers::{Layered, layered};
+use crate::tiers::layers::{Layered, State, layered};
 use crate::tiers::{
-    Cause, Get, Kind, Opening, Place, Put, Server, Span, Stored, Tier, TierError, Usage, Whose,
-    clear, configured,
+    Cause, Kind, Opening, Place, Put, Server, Span, Stored, Tier, TierError, Usage, Whose, clear,
+    configured,
 };
 use kvcachepool_protocol::config::Config;
 use kvcachepool_protocol::object::{Object, ObjectName};
@@ -17,7 +19,7 @@ use kvcachepool_protocol::table::ROW_BYTES;
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::oneshot;
@@ -49,6 +51,9 @@ struct Shared {
     complaints: Complaints,
     /// Why a tier is down, for people.
     down: Mutex<BTreeMap<Kind, String>>,
+    /// Why a clear could not remove what a tier holds, for people.
+    uncleared: Mutex<BTreeMap<Kind, String>>,
+    slow: Slow,
     /// Tells a fetch that nobody waits for it any more.
     fetches: Mutex<HashMap<FetchId, oneshot::Sender<()>>>,
 }
@@ -85,6 +90,8 @@ impl Tiers {
             usage: Mutex::default(),
             complaints: Complaints::default(),
             down: Mutex::default(),
+            uncleared: Mutex::default(),
+            slow: Slow::default(),
             fetches: Mutex::default(),
         });
         for opening in &openings {
@@ -98,9 +105,9 @@ impl Tiers {
     }
 
     /// Lets tiers go by what a changed config says of them.
-    pub fn change(&self, config: &Config) {
+    pub fn change(&self, before: &Config, config: &Config) {
         for opening in &self.openings {
-            if let Err(e) = opening.change(config) {
+            if let Err(e) = opening.change(before, config) {
                 self.shared.told(&e);
             }
         }
@@ -113,19 +120,46 @@ impl Tiers {
         found.map(|(_, usage)| *usage)
     }
 
-    /// Why a tier is down, for people; empty = it is up.
+    /// Why a tier is down, or why a clear cannot remove what it holds, for people; empty = neither.
     pub fn why_down(&self, kind: &str) -> String {
-        let down = self.shared.down.lock();
-        let found = down.iter().find(|(k, _)| k.name() == kind);
-        found.map(|(_, why)| why.clone()).unwrap_or_default()
+        let said = |whys: &Mutex<BTreeMap<Kind, String>>| {
+            let whys = whys.lock();
+            let found = whys.iter().find(|(k, _)| k.name() == kind);
+            found.map(|(_, why)| why.clone())
+        };
+        let why = said(&self.shared.down).or_else(|| said(&self.shared.uncleared));
+        why.unwrap_or_default()
+    }
+
+    /// What an open tier says of itself; none = it is not open.
+    fn of<T>(&self, kind: &str, says: impl FnOnce(&Open) -> T) -> Option<T> {
+        let open = self.shared.open.lock();
+        let found = open.iter().find(|(k, _)| k.name() == kind);
+        found.map(|(_, open)| says(open))
+    }
+
+    /// Why a tier that is up is not all that it should be: nothing is written to it, or it is slow; none = it is.
+    pub fn trouble(&self, kind: &str) -> Option<TierError> {
+        let shut = self.of(kind, |open| open.layers.breaker.writes().shut());
+        shut.flatten().or_else(|| self.shared.slow.of(kind))
+    }
+
+    /// What stands in a tier that serves and is none of the cache's, for people; empty = nothing.
+    pub fn remark(&self, kind: &str) -> String {
+        let counters = self.of(kind, |open| open.tier.counters());
+        let foreign = counters
+            .iter()
+            .flatten()
+            .find(|(event, count)| *event == "ForeignFile" && *count > 0);
+        let said = |(event, count): &(&str, u64)| {
+            format!("{event}: {count} names in the folder are not the cache's and are left alone")
+        };
+        foreign.map(said).unwrap_or_default()
     }
 
     /// The servers of a tier that has several, as they are known to be.
     pub fn servers(&self, kind: &str) -> Vec<Server> {
-        let open = self.shared.open.lock();
-        let found = open.iter().find(|(k, _)| k.name() == kind);
-        found
-            .map(|(_, open)| open.tier.servers())
+        self.of(kind, |open| open.tier.servers())
             .unwrap_or_default()
     }
 
@@ -136,6 +170,13 @@ impl Tiers {
             for server in open.tier.servers() {
                 let up = f64::from(u8::from(server.up));
                 put("tier_server_up", &[tier, &server.name], up);
+            }
+            for (operations, side) in [
+                ("reads", layers.breaker.reads()),
+                ("writes", layers.breaker.writes()),
+            ] {
+                let open = f64::from(u8::from(side.state == State::Open));
+                put("tier_breaker_open", &[tier, operations], open);
             }
             for (event, count) in open.tier.counters() {
                 put("tier_events_total", &[tier, event], count as f64);
@@ -178,6 +219,11 @@ impl Tiers {
                 &[tier],
                 layers.corrupt() as f64,
             );
+            put(
+                "tier_scribbled_gets_total",
+                &[tier],
+                layers.scribbled() as f64,
+            );
         }
     }
 
@@ -213,7 +259,6 @@ impl Tiers {
                     let region = arena.as_ref().map(|a| a.geometry.region);
                     let landed = shared.fetch(arena, tier, name, sections, cancelled).await;
                     shared.fetches.lock().remove(&fetch);
-                    let landed = landed.map_err(|e| shared.told(&e));
                     shared.report(region, Report::Fetched { fetch, landed });
                 });
             }
@@ -283,16 +328,36 @@ impl Shared {
         }
     }
 
-    /// Removes objects: of these domains, or all.
+    /// Removes objects: of these domains, or all. What keeps it from that is kept for status.
     async fn clear(&self, kind: Kind, domains: Option<Domains>) -> Result<u64, TierError> {
         let names = |domains: Domains| -> Vec<Whose> {
             let named = domains.iter().map(|(m, l)| (m.hex16(), l.hex16()));
             named.collect()
         };
         let domains = domains.map(names);
-        let removed = clear(self.tier(kind)?.as_ref(), domains.as_deref()).await?;
-        info!(tier = kind.name(), removed, "cleared");
-        Ok(removed)
+        let removed = match self.tier(kind) {
+            Ok(tier) => clear(tier.as_ref(), domains.as_deref()).await,
+            Err(e) => Err(e),
+        };
+        // That nothing is tried for a while says less than why.
+        let removed = removed.map_err(|e| self.not_tried_after(e));
+        match &removed {
+            Ok(removed) => {
+                self.uncleared.lock().remove(&kind);
+                info!(tier = kind.name(), removed, "cleared");
+            }
+            Err(e) => drop(self.uncleared.lock().insert(kind, e.detail.clone())),
+        }
+        removed
+    }
+
+    /// The failure after which writes are not tried for a while, where this says no more than that.
+    fn not_tried_after(&self, e: TierError) -> TierError {
+        let open = self.open.lock();
+        let layers = open.get(&e.tier).map(|open| &open.layers);
+        let shut = layers.filter(|_| e.cause == Cause::BreakerOpen);
+        shut.and_then(|layers| layers.breaker.writes().reason)
+            .unwrap_or(e)
     }
 
     fn tier(&self, kind: Kind) -> Result<Arc<dyn Tier>, TierError> {
@@ -328,7 +393,7 @@ impl Shared {
             tokio::time::sleep(RETRY).await;
         };
         let layers = layered(opened.clone(), &opening.layers);
-        let tier = layers.tier.clone();
+        let (tier, breaker) = (layers.tier.clone(), layers.breaker.clone());
         info!(tier = kind.name(), place = opening.place, "a tier is open");
         let open = Open {
             tier: opened,
@@ -350,6 +415,9 @@ impl Shared {
                     known.clone().flatten()
                 }
                 Err(e) => {
+                    // that nothing is tried for a while says less than why
+                    let shut = e.cause == Cause::BreakerOpen;
+                    let e = shut.then(|| breaker.reads().reason).flatten().unwrap_or(e);
                     self.told(&e);
                     Some(e)
                 }
@@ -373,15 +441,19 @@ impl Shared {
         name: ObjectName,
         sections: Vec<Target>,
         cancelled: oneshot::Receiver<()>,
-    ) -> Result<Landed, TierError> {
+    ) -> Result<Landed, Cause> {
         let (hold, ended) = hold();
+        let (told, began) = (|e| self.told(&e), Instant::now());
         let bytes = arena.map(|a| a.bytes);
-        let places = places(kind, bytes.as_ref(), &sections, &hold)?;
-        let tier = self.tier(kind)?;
+        let places = places(kind, bytes.as_ref(), &sections, &hold).map_err(told)?;
+        let tier = self.tier(kind).map_err(told)?;
         let landed = tokio::select! {
-            landed = read(tier.as_ref(), &name, &places) => landed,
-            _ = cancelled => Err(TierError::new(kind, Cause::Timeout, "nobody waits for it any more")),
+            landed = read(tier.as_ref(), &name, &places) => landed.map_err(told),
+            _ = cancelled => Err(Cause::Timeout),
         };
+        if let Some(late) = self.slow.took(kind, began.elapsed(), &landed) {
+            self.told(&late);
+        }
         drop((places, hold));
         // The sender is never used: it goes with the last hold.
         let _ = ended.await;
@@ -455,90 +527,4 @@ fn range(target: &Target) -> (u64, u64) {
         u64::from(section.slot.get()) * ROW_BYTES,
         u64::from(section.length.get()),
     )
-}
-
-/// Reads what the object has of these sections.
-async fn read(tier: &dyn Tier, name: &ObjectName, places: &[Place]) -> Result<Landed, TierError> {
-    let get = |places| Get {
-        name: name.clone(),
-        places,
-    };
-    let first = tier.get(get(places.to_vec())).await;
-    let (object, read) = match first {
-        Ok(object) => (object, places.to_vec()),
-        // Most objects have all sections; one without those of a window is asked what it has.
-        Err(e) if e.cause == Cause::Shape => {
-            let head = tier.head(name).await?;
-            let had = |p: &&Place| {
-                head.section(p.group, p.shard)
-                    .is_some_and(|s| s.stored_bytes == p.span.length)
-            };
-            let had: Vec<Place> = places.iter().filter(had).cloned().collect();
-            let lacks = places
-                .iter()
-                .filter(|p| head.section(p.group, p.shard).is_none())
-                .count();
-            if had.is_empty() || had.len() + lacks != places.len() {
-                return Err(e);
-            }
-            (tier.get(get(had.clone())).await?, had)
-        }
-        Err(e) => return Err(e),
-    };
-    let digest = |place: &Place| {
-        let same = |p: &Place| (p.group, p.shard) == (place.group, place.shard);
-        read.iter()
-            .any(same)
-            .then(|| {
-                object
-                    .section(place.group, place.shard)
-                    .map(|s| s.stored_digest)
-            })
-            .flatten()
-    };
-    let digests = places.iter().map(digest).collect();
-    Ok(Landed {
-        object: Box::new(object),
-        digests,
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::tiers::shelf::Shelf;
-    use crate::tiers::suite::{Memory, Sample};
-
-    #[tokio::test]
-    async fn an_object_without_some_sections_is_read_without_them() {
-        let (memory, shelf) = (Memory::new(1 << 20), Shelf::new(Kind::Disk, 0));
-        let sample = Sample::new(1, 0, &[5_000, 300]);
-        shelf.put(sample.put(&memory)).await.unwrap();
-        let places = sample.get_all(&memory).places;
-        let all = read(&shelf, &sample.name(), &places).await.unwrap();
-        assert!(all.digests.iter().all(Option::is_some));
-        let more = Place {
-            group: 9,
-            shard: 0,
-            span: memory.span(70),
-        };
-        let wanted = [places, vec![more.clone()]].concat();
-        let landed = read(&shelf, &sample.name(), &wanted).await.unwrap();
-        let digests: Vec<_> = sample
-            .object
-            .sections
-            .iter()
-            .map(|s| Some(s.stored_digest))
-            .collect();
-        assert_eq!(landed.digests, [digests, vec![None]].concat());
-        assert!(sample.lies_in(&wanted[..2]));
-        // nothing of what is wanted
-        let e = read(&shelf, &sample.name(), &[more]).await.unwrap_err();
-        assert_eq!(e.cause, Cause::Shape);
-        // a section of another length is a fault, not a section that is missing
-        let mut short = wanted.clone();
-        short[1].span = memory.span(299);
-        let e = read(&shelf, &sample.name(), &short).await.unwrap_err();
-        assert_eq!(e.cause, Cause::Shape);
-    }
 }

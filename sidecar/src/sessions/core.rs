@@ -155,10 +155,11 @@ impl<H: Host> Core<H> {
             Input::DigestDone {
                 slot,
                 generation,
+                check,
                 digest,
             } => {
                 if let Some(engine) = &mut self.engine {
-                    engine.digest_done(now, slot, generation, digest);
+                    engine.digest_done(now, slot, generation, check, digest);
                 }
             }
             Input::Populated { rows } => {
@@ -613,12 +614,14 @@ impl<H: Host> Core<H> {
                     Action::Digest {
                         slot,
                         generation,
+                        check,
                         length,
                         urgent,
                     } => {
                         out.push(Output::Digest {
                             slot,
                             generation,
+                            check,
                             length,
                             urgent,
                         });

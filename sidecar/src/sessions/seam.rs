@@ -109,6 +109,8 @@ pub enum Input<'a> {
         slot: u32,
         /// The generation that was asked for.
         generation: u32,
+        /// The check that it was asked for.
+        check: u64,
         /// xxh3-128, little-endian.
         digest: Option<[u8; 16]>,
     },
@@ -196,6 +198,8 @@ pub enum Output {
         slot: u32,
         /// To be said back.
         generation: u32,
+        /// To be said back.
+        check: u64,
         /// Bytes.
         length: u64,
         /// Somebody waits for it: before all that is not urgent.
@@ -268,8 +272,8 @@ pub trait Host {
     /// ([`Geometry::of_header`]). Nothing else is done with them before [`Host::keep`]: they may be another region, or what
     /// stands in them may end this process.
     fn adopt(&mut self, arena: FdId, table: FdId) -> Result<Self::Table, HostError>;
-    /// What [`Host::adopt`] gave last is the live arena, its index is rebuilt: hand both descriptors to the supervisor and go on
-    /// populating where the header says it stopped.
+    /// What [`Host::adopt`] gave last is the live arena, its index is rebuilt: hand both descriptors to the supervisor and
+    /// populate what of it is not.
     fn keep(&mut self) {}
 }
 

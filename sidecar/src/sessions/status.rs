@@ -142,9 +142,11 @@ impl<H: Host> Core<H> {
         self.config.tiers.iter().map(|tier| {
             let said = self.tiers_down.get(&tier.kind);
             let mut views = self.engine.iter().flat_map(|e| e.tiers());
-            let clears = views.any(|view| view.kind == tier.kind && view.clears);
+            let clears = views.find(|view| view.kind == tier.kind && view.clears);
             let (state, reason) = match said {
-                Some(None) if clears => (State::Off, "Clearing".into()),
+                Some(None) if let Some(view) = &clears => {
+                    (State::Off, view.down.unwrap_or("Clearing").into())
+                }
                 Some(None) => (State::Ready, String::new()),
                 Some(Some(why)) => (State::Off, why.clone()),
                 None => (State::Starting, "Starting".into()),

@@ -10,6 +10,9 @@ impl<H: Host> Core<H> {
             let up = tier.down.is_none() && !tier.clears;
             let up = if up { 1.0 } else { 0.0 };
             put("tier_up", &[name], up);
+            if let Some(reason) = tier.down {
+                put("tier_down", &[name, reason], 1.0);
+            }
             let maps = [
                 ("tier_lookup_chunks_total", &s.lookups),
                 ("tier_fetch_chunks_total", &s.fetches),

@@ -1,11 +1,11 @@
 //! An arena with its slot table: two sealed memfds and their mappings; and the slot table as the engine uses it.
 
 use super::mapping::Mapping;
-use super::memfd::{MemfdError, Pages, sealed};
-use crate::engine::table::{Geometry, Table, UnusableTable};
+use super::memfd::{MemfdError, Pages, SEALS, sealed};
+use crate::engine::table::{Geometry, ROW_BYTES, Table, UnusableTable};
 use kvcachepool_protocol::table::{ChunkRecord, HEADER_BYTES, Header, Row};
 use rustix::fd::{AsFd, OwnedFd};
-use rustix::fs::{SealFlags, fcntl_get_seals, fstat};
+use rustix::fs::{fcntl_get_seals, fstat};
 use rustix::io::Errno;
 use std::mem::offset_of;
 use std::sync::Arc;
@@ -41,8 +41,8 @@ pub enum ArenaError {
         /// What the kernel said.
         source: Errno,
     },
-    /// A file that came back can still change its size, or is no memfd.
-    #[error("{0} is no memfd sealed against shrinking and growing")]
+    /// A file that came back can still change its size or be sealed further, or is no memfd.
+    #[error("{0} is no memfd sealed against shrinking, growing and further seals")]
     Unsealed(&'static str),
     /// The table is of another format.
     #[error(transparent)]
@@ -67,8 +67,8 @@ impl Arena {
 
     /// Takes over both files as they are, after checking seals, sizes and header.
     pub fn adopt(arena_fd: OwnedFd, table_fd: OwnedFd) -> Result<Self, ArenaError> {
-        let arena_bytes = sealed_size("arena", &arena_fd)?;
-        let table_bytes = sealed_size("slot table", &table_fd)?;
+        let (arena_bytes, allocated_bytes) = sealed_size("arena", &arena_fd)?;
+        let (table_bytes, _) = sealed_size("slot table", &table_fd)?;
         if table_bytes < HEADER_BYTES {
             return Err(UnusableTable::NoTable.into());
         }
@@ -78,13 +78,18 @@ impl Arena {
         let header = Header::read_from_bytes(&raw).map_err(|_| UnusableTable::NoTable)?;
         let geometry = Geometry::of_header(&header, arena_bytes, table_bytes)?;
         let bytes = map("arena", &arena_fd, arena_bytes)?;
-        Ok(Self {
+        let arena = Self {
             geometry,
             arena_fd: Arc::new(arena_fd),
             table_fd: Arc::new(table_fd),
             bytes: Arc::new(bytes),
             table: Arc::new(table),
-        })
+        };
+        // Every connector can write to the header: what has no pages is not populated, whatever stands there.
+        if u64::from(header.populated_rows) * ROW_BYTES > allocated_bytes {
+            arena.table().set_populated_rows(0);
+        }
+        Ok(arena)
     }
 
     /// The slot table for the engine. One at a time: it is the only writer.
@@ -115,13 +120,15 @@ fn map(what: &'static str, fd: &OwnedFd, length: u64) -> Result<Mapping, ArenaEr
     Mapping::new(fd.as_fd(), length).map_err(|source| ArenaError::Map { what, source })
 }
 
-fn sealed_size(what: &'static str, fd: &OwnedFd) -> Result<u64, ArenaError> {
+/// Bytes of a file that has all seals, and bytes of it that have pages.
+fn sealed_size(what: &'static str, fd: &OwnedFd) -> Result<(u64, u64), ArenaError> {
     let seals = fcntl_get_seals(fd).map_err(|_| ArenaError::Unsealed(what))?;
-    if !seals.contains(SealFlags::SHRINK | SealFlags::GROW) {
+    if !seals.contains(SEALS) {
         return Err(ArenaError::Unsealed(what));
     }
     let stat = fstat(fd).map_err(|source| ArenaError::Map { what, source })?;
-    Ok(u64::try_from(stat.st_size).unwrap_or(0))
+    let [bytes, blocks] = [stat.st_size, stat.st_blocks].map(|n| u64::try_from(n).unwrap_or(0));
+    Ok((bytes, blocks * 512))
 }
 
 /// Rows and chunk records in shared memory. Single writer; connectors read states and generations beside it.
@@ -253,6 +260,7 @@ impl Table for MappedTable {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::fs::SealFlags;
 
     fn small() -> Arena {
         Arena::create(Geometry::new(7, 8 << 20, 1 << 20), Pages::Base).unwrap()
@@ -319,6 +327,21 @@ mod tests {
     }
 
     #[test]
+    fn what_has_no_pages_is_not_populated_whatever_its_table_says() {
+        let arena = small();
+        let populated = |bytes| {
+            arena.bytes.populate(0, bytes).unwrap();
+            arena.table().set_populated_rows(arena.geometry.rows);
+            let fds = [&arena.arena_fd, &arena.table_fd].map(|fd| fd.try_clone().unwrap());
+            let [arena_fd, table_fd] = fds;
+            let again = Arena::adopt(arena_fd, table_fd).unwrap();
+            again.table().populated_rows()
+        };
+        assert_eq!(populated(4 << 20), 0);
+        assert_eq!(populated(8 << 20), arena.geometry.rows);
+    }
+
+    #[test]
     fn nobody_can_truncate_what_is_mapped() {
         let arena = small();
         assert_eq!(
@@ -337,6 +360,18 @@ mod tests {
         assert!(matches!(
             Arena::adopt(plain, table),
             Err(ArenaError::Unsealed("arena"))
+        ));
+        // Others could add a seal that ends all writes.
+        let [whole, less] = [SEALS, SealFlags::SHRINK | SealFlags::GROW].map(|seals| {
+            let fd = rustix::fs::memfd_create("some", rustix::fs::MemfdFlags::ALLOW_SEALING);
+            let fd = fd.unwrap();
+            rustix::fs::ftruncate(&fd, 8 << 20).unwrap();
+            rustix::fs::fcntl_add_seals(&fd, seals).unwrap();
+            fd
+        });
+        assert!(matches!(
+            Arena::adopt(whole, less),
+            Err(ArenaError::Unsealed("slot table"))
         ));
         let swapped = Arena::adopt(
             arena.table_fd.try_clone().unwrap(),

@@ -1,9 +1,10 @@
 //! What can be found out about a descriptor that another process passed: nothing it says about itself is believed.
 #![allow(unsafe_code)]
 
+use super::memfd::SEALS;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use rustix::fs::{SealFlags, fcntl_get_seals, fstat};
+use rustix::fs::{fcntl_get_seals, fstat};
 use rustix::io::Errno;
 
 /// What a descriptor is.
@@ -18,7 +19,7 @@ pub enum Kind {
     Memfd {
         /// Bytes.
         size: u64,
-        /// It can neither shrink nor grow: mapping it is safe.
+        /// It can neither shrink nor grow, nor be sealed further: mapping it is safe.
         sealed: bool,
         /// Device and inode: the same file has the same pair, whichever descriptor names it.
         inode: (u64, u64),
@@ -35,7 +36,7 @@ pub fn look(fd: BorrowedFd<'_>) -> Kind {
         };
         return Kind::Memfd {
             size: u64::try_from(stat.st_size).unwrap_or(0),
-            sealed: seals.contains(SealFlags::SHRINK | SealFlags::GROW),
+            sealed: seals.contains(SEALS),
             inode: (stat.st_dev, stat.st_ino),
         };
     }
@@ -115,6 +116,7 @@ impl PlainIntegers for libc::ucred {}
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::fs::SealFlags;
     use std::os::unix::net::UnixStream;
 
     #[test]
@@ -143,16 +145,22 @@ mod tests {
     }
 
     #[test]
-    fn files_and_sockets_are_other_and_an_unsealed_memfd_says_so() {
+    fn files_and_sockets_are_other_and_a_memfd_that_lacks_a_seal_says_so() {
         let file = std::fs::File::open("/proc/self/status").unwrap();
         assert_eq!(look(file.as_fd()), Kind::Other);
         let (a, _b) = UnixStream::pair().unwrap();
         assert_eq!(look(a.as_fd()), Kind::Other);
         let plain =
             rustix::fs::memfd_create("plain", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
-        assert!(matches!(
-            look(plain.as_fd()),
-            Kind::Memfd { sealed: false, .. }
-        ));
+        for (seals, all) in [
+            (SealFlags::empty(), false),
+            // Others could add a seal that ends all writes.
+            (SealFlags::SHRINK | SealFlags::GROW, false),
+            (SEALS, true),
+        ] {
+            rustix::fs::fcntl_add_seals(&plain, seals).unwrap();
+            let look = look(plain.as_fd());
+            assert!(matches!(look, Kind::Memfd { sealed, .. } if sealed == all));
+        }
     }
 }

@@ -1,10 +1,13 @@
-//! Sealed memfds: nobody can truncate one under a mapping, so no process that maps it takes a SIGBUS.
+//! Sealed memfds: nobody can truncate one under a mapping, so no process that maps it takes a SIGBUS. Of base pages: seals do not keep a
+//! process with the descriptor from punching holes. There a page of zeros comes back, charged to who touches it next; a huge page comes
+//! of those that are free on the node, and where none is, or the cgroup's limit is reached, the touch is a SIGBUS.
 
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fstatfs, ftruncate, memfd_create};
 use rustix::io::Errno;
 
-/// Seals of every memfd that is passed on: size is fixed for ever, and nobody can add further seals (a write seal would end all writes).
+/// Seals of every memfd that is passed on: size is fixed for ever, and nobody can add further seals (a write seal would end all writes). Memory that
+/// comes back must have all of them.
 pub const SEALS: SealFlags = SealFlags::SHRINK
     .union(SealFlags::GROW)
     .union(SealFlags::SEAL);

@@ -35,12 +35,11 @@ pub enum Progress {
     Failed(u64, Errno),
 }
 
-/// Populates `from..end` of the mapping with `threads` threads, each pinned to one CPU of this process's set: a page lands on the memory
+/// Populates the first `end` bytes of the mapping with `threads` threads, each pinned to one CPU of this process's set: a page lands on the memory
 /// node of the CPU that first touches it, and that is the only way to choose it without CAP_SYS_NICE. `say` is called from those threads.
 /// Setting `stop` ends it at the next step.
 pub fn start(
     mapping: Arc<Mapping>,
-    from: u64,
     end: u64,
     threads: usize,
     stop: Arc<AtomicBool>,
@@ -48,11 +47,11 @@ pub fn start(
 ) {
     let work = Arc::new(Work {
         mapping,
-        next: AtomicU64::new(from),
+        next: AtomicU64::new(0),
         end,
         stop,
         done: parking_lot::Mutex::new(Done {
-            front: from,
+            front: 0,
             ahead: BTreeSet::new(),
         }),
     });
@@ -69,7 +68,7 @@ pub fn start(
                 }
             });
         if spawned.is_err() && index == 0 {
-            say(Progress::Failed(from, Errno::AGAIN));
+            say(Progress::Failed(0, Errno::AGAIN));
         }
     }
 }
@@ -132,7 +131,7 @@ mod tests {
         let fd = sealed("populate-test", bytes, Pages::Base).unwrap();
         let mapping = Arc::new(Mapping::new(fd.as_fd(), bytes).unwrap());
         let (tx, rx) = mpsc::channel();
-        start(mapping, 0, bytes, 3, Arc::default(), move |p| {
+        start(mapping, bytes, 3, Arc::default(), move |p| {
             tx.send(p).unwrap();
         });
         let mut front = 0;

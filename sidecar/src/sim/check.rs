@@ -255,6 +255,7 @@ impl World {
         };
         // what ended in this very call may have ended behind the answer
         asked.pins_ended = self.side.pins_ended;
+        let pins_ended = asked.pins_ended != self.pins_ended();
         asked.answered |= flags & FLAG_PARTIAL == 0;
         self.tiers_are_named(tag, &reply);
         asked.ready.clear();
@@ -286,6 +287,11 @@ impl World {
                     continue;
                 }
                 let row = self.memory.borrow().regions[region].rows[slot as usize];
+                if pins_ended && row.generation != r.generation.get() {
+                    // it gave way to another PROBE's after this answer was made: PIN finds that out, and the load, too
+                    held.push((slot, r.generation.get()));
+                    continue;
+                }
                 if row.state != PUBLISHED || row.generation != r.generation.get() {
                     self.broke(Rule::S5, || {
                         format!("chunk {n} of tag {tag} is ready in slot {slot}, which is {row:?}")
@@ -340,7 +346,7 @@ impl World {
     /// What a GRANT evicted has no children left.
     fn children_first(&mut self) {
         let m = self.memory.borrow();
-        let Some(at) = m.supervisor.filter(|_| !m.cleared.is_empty()) else {
+        let Some(at) = m.supervisor.filter(|_| !m.evicted.is_empty()) else {
             return;
         };
         let region = &m.regions[at];
@@ -352,7 +358,7 @@ impl World {
                 .iter()
                 .any(|r| r.state == PUBLISHED && r.chunk == chunk)
         };
-        let orphan = m.cleared.iter().find(|k| {
+        let orphan = m.evicted.iter().find(|k| {
             !used().any(|(_, c)| c.key == **k) && used().any(|(n, c)| c.parent == **k && there(n))
         });
         let found = orphan.map(short);

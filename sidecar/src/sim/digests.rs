@@ -14,6 +14,7 @@ pub struct DigestJob {
     pub region: usize,
     pub slot: u32,
     pub generation: u32,
+    pub check: u64,
     pub length: u64,
     pub begun: Option<[u8; 16]>,
     pub clean: bool,
@@ -77,6 +78,7 @@ impl World {
         self.drive(Input::DigestDone {
             slot: job.slot,
             generation: job.generation,
+            check: job.check,
             digest,
         });
         self.memory.borrow_mut().may_go = None;

@@ -97,8 +97,9 @@ pub struct Memory {
     pub crashed: bool,
     /// A row is known to be corrupt: it may go under its leases.
     pub may_go: Option<u32>,
-    /// Keys of the records that ended since this was emptied.
-    pub cleared: Vec<[u8; 32]>,
+    /// Since a frame was read: records that lost a PUBLISHED slot, and the keys of those that ended after it.
+    pub emptied: Vec<u32>,
+    pub evicted: Vec<[u8; 32]>,
     pub flock: bool,
     pub violation: Option<Violation>,
     pub torn: u64,
@@ -140,12 +141,19 @@ impl Memory {
             writes_left: None,
             crashed: false,
             may_go: None,
-            cleared: Vec::new(),
+            emptied: Vec::new(),
+            evicted: Vec::new(),
             flock: false,
             violation: None,
             torn: TORN,
             rng: Rng::new(seed, 7),
         }
+    }
+
+    /// What was evicted until now is of no interest any more.
+    pub fn forget_evictions(&mut self) {
+        self.emptied.clear();
+        self.evicted.clear();
     }
 
     pub fn broke(&mut self, rule: Rule, what: impl FnOnce() -> String) {

@@ -45,7 +45,7 @@ pub const MISTAKES: &[Expected] = expect! {
     "M_DROP" [] [Drop], [L2], frozen;
     "B_NOGENCHECK" [] [NoGenCheck], [S1], crashes;
     "B_GENLATE" [GenerationLate] [], [S1, S2, S5], scarce;
-    "B_COMMITNOGEN B_OLDFRAMES" [CommitGeneration, OldFrames] [], [S2, S3], breaks;
+    "B_COMMITNOGEN B_OLDFRAMES" [CommitGeneration, OldFrames] [], [S2, S3, L1], breaks;
     "B_NOJOBCHECK" [] [NoJobCheck], [S3], breaks;
     "B_FREEONEOF" [FreeOnEof] [], [S3], breaks;
     "B_REPLYFIRST" [] [ReplyFirst], [S2, S3], replies;

@@ -378,7 +378,7 @@ impl World {
             body: &wire.body,
             fds: &facts,
         };
-        self.memory.borrow_mut().cleared.clear();
+        self.memory.borrow_mut().forget_evictions();
         if wire.op == kvcachepool_protocol::frame::Op::Grant
             && self.p.slips(Slip::ReplyFirst)
             && self.faults_on
@@ -483,6 +483,7 @@ impl World {
             Output::Digest {
                 slot,
                 generation,
+                check,
                 length,
                 ..
             } => {
@@ -491,6 +492,7 @@ impl World {
                         region,
                         slot,
                         generation,
+                        check,
                         length,
                         begun: None,
                         clean: true,

@@ -2,7 +2,7 @@
 
 use super::memory::Shared;
 use super::rules::Rule;
-use crate::engine::table::{ChunkRecord, FREE, Geometry, Row, Table};
+use crate::engine::table::{ChunkRecord, FREE, Geometry, PUBLISHED, Row, Table};
 use zerocopy::FromZeros;
 
 /// One region's table, as the engine sees it.
@@ -56,6 +56,10 @@ impl Table for SimTable {
             return;
         }
         m.state_changes(self.at, row, state);
+        let before = m.regions[self.at].rows[row as usize];
+        if before.state == PUBLISHED && state == FREE {
+            m.emptied.push(before.chunk);
+        }
         m.regions[self.at].rows[row as usize].state = state;
     }
 
@@ -172,7 +176,10 @@ impl Table for SimTable {
             let record = &mut m.regions[self.at].chunks[chunk as usize];
             let key = (record.state == 1).then_some(record.key);
             record.state = 0;
-            m.cleared.extend(key);
+            // a fetch that is given up ends a record, too: nothing was read of it, and its child may be there before it
+            if m.emptied.contains(&chunk) {
+                m.evicted.extend(key);
+            }
         }
         m.end_if_dead();
     }

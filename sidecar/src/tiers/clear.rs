@@ -1,12 +1,17 @@
 //! Removing what a tier holds: all of it, or the objects of some domains.
 
-use super::{Tier, TierError};
+use super::{Listed, Tier, TierError};
+use futures::stream::{StreamExt, TryStreamExt};
 use kvcachepool_protocol::object::ObjectName;
 
-/// Objects that are listed, and removed, at once.
-const AT_ONCE: usize = 1_000;
+/// Objects that are listed at once.
+const PAGE: usize = 1_000;
+/// Objects that are removed by one operation: some that fail cost only these another time, and its deadline grows with them.
+const BATCH: usize = 125;
+/// Such operations at once.
+const AT_ONCE: usize = 4;
 /// Most times that a tier is listed from the beginning to the end: others may go on writing.
-const PASSES_MAX: u32 = 16;
+pub const PASSES_MAX: u32 = 16;
 
 /// Whose objects: the names of model and layout, as they stand in object names.
 pub type Whose = (String, String);
@@ -32,17 +37,24 @@ pub async fn clear(tier: &dyn Tier, domains: Option<&[Whose]>) -> Result<u64, Ti
 async fn pass(tier: &dyn Tier, goes: &impl Fn(&ObjectName) -> bool) -> Result<u64, TierError> {
     let (mut removed, mut from) = (0, None);
     loop {
-        let page = tier.list(from.as_deref(), AT_ONCE).await?;
-        let names = page.objects.into_iter().map(|listed| listed.name);
-        let names: Vec<ObjectName> = names.filter(|name| goes(name)).collect();
-        if !names.is_empty() {
-            removed += tier.remove(&names).await?;
-        }
+        let mut page = tier.list(from.as_deref(), PAGE).await?;
+        page.objects.retain(|listed| goes(&listed.name));
+        removed += remove_all(tier, &page.objects).await?;
         from = page.next;
         if from.is_none() {
             return Ok(removed);
         }
     }
+}
+
+/// Removes objects that a listing has just told of, any number of them. Returns how many.
+pub async fn remove_all(tier: &dyn Tier, listed: &[Listed]) -> Result<u64, TierError> {
+    let batches = listed.chunks(BATCH);
+    let each: Vec<_> = batches.map(|batch| tier.remove_listed(batch)).collect();
+    let counts = futures::stream::iter(each).buffer_unordered(AT_ONCE);
+    counts
+        .try_fold(0, |sum, count| async move { Ok(sum + count) })
+        .await
 }
 
 #[cfg(test)]

@@ -4,24 +4,24 @@
 //! Marks are hints. One that is there may be wrong: then the get finds nothing, which takes it away. One that is missing, or a place
 //! that does not answer, costs the question that the tier would have been asked anyway. What is read is the tier's alone.
 
-use super::{Cause, Get, Kind, Operation, Page, Put, Stored, Tier, TierError, Usage};
+use super::{Cause, Get, Kind, Listed, Operation, Page, Put, Stored, Tier, TierError, Usage};
 use kvcachepool_protocol::object::{Object, ObjectName};
 use parking_lot::Mutex;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, oneshot};
 use tokio::time::Instant;
 
-/// Longest wait for marks before the tier is asked as if there were none.
+/// Longest wait for marks before the tier is asked, or has objects removed, as if there were none.
 const QUESTION: Duration = Duration::from_millis(100);
 /// After one that had no answer they are left alone for so long.
 const PAUSE: Duration = Duration::from_secs(1);
 /// Changes of marks that are under way at once; what comes on top is left out.
 const CHANGES: u32 = 64;
 /// Longest time that one may take.
-const CHANGE: Duration = Duration::from_secs(2);
+pub const CHANGE: Duration = Duration::from_secs(2);
 
 /// Where marks lie.
 pub trait Marks: Send + Sync + fmt::Debug {
@@ -86,20 +86,27 @@ impl Directory {
         }
     }
 
+    /// Are marks left alone?
+    fn pauses(&self) -> bool {
+        let until = *self.pause.lock();
+        until.is_some_and(|until| Instant::now() < until)
+    }
+
+    /// Marks did not answer.
+    fn pause(&self) {
+        self.counts.silent.fetch_add(1, Relaxed);
+        *self.pause.lock() = Some(Instant::now() + PAUSE);
+    }
+
     /// Of how many names, from the first on, marks are there.
     async fn marked(&self, names: &[ObjectName]) -> usize {
-        if self
-            .pause
-            .lock()
-            .is_some_and(|until| Instant::now() < until)
-        {
+        if self.pauses() {
             return 0;
         }
         match tokio::time::timeout(QUESTION, self.marks.marked(names)).await {
             Ok(Ok(marked)) => marked.iter().take_while(|there| **there).count(),
             Ok(Err(_)) | Err(_) => {
-                self.counts.silent.fetch_add(1, Relaxed);
-                *self.pause.lock() = Some(Instant::now() + PAUSE);
+                self.pause();
                 0
             }
         }
@@ -120,6 +127,33 @@ impl Directory {
             };
             counts.made(change).await;
         });
+    }
+
+    /// Takes marks away before their objects go, and behind all marks of what ended before, so that nobody who is told of the end finds one.
+    /// Where that takes long it goes on beside: nobody who removes objects waits for it.
+    async fn unmark(&self, names: Vec<ObjectName>) {
+        if self.pauses() {
+            return self.change(Change::Unmark, names);
+        }
+        let (marks, changes, counts) = (
+            self.marks.clone(),
+            self.changes.clone(),
+            self.counts.clone(),
+        );
+        let (asks, mut asked) = oneshot::channel();
+        let unmark = tokio::spawn(async move {
+            let unmark = async {
+                let _alone = changes.acquire_many(CHANGES).await;
+                let _ = asks.send(());
+                marks.unmark(&names).await
+            };
+            counts.made(unmark).await;
+        });
+        let late = tokio::time::timeout(QUESTION, unmark).await.is_err();
+        // Changes that are waited for say nothing of who is not asked yet.
+        if late && asked.try_recv().is_ok() {
+            self.pause();
+        }
     }
 
     /// What an operation on one object says of its mark.
@@ -177,13 +211,23 @@ impl Tier for Directory {
 
     fn remove<'a>(&'a self, names: &'a [ObjectName]) -> Operation<'a, u64> {
         Box::pin(async move {
-            // Before it, and behind all marks of what ended before, so that nobody who is told of the end finds one.
-            let unmark = async {
-                let _alone = self.changes.acquire_many(CHANGES).await;
-                self.marks.unmark(names).await
-            };
-            self.counts.made(unmark).await;
+            self.unmark(names.to_vec()).await;
             self.tier.remove(names).await
+        })
+    }
+
+    fn remove_listed<'a>(&'a self, listed: &'a [Listed]) -> Operation<'a, u64> {
+        Box::pin(async move {
+            let names = listed.iter().map(|listed| listed.name.clone());
+            self.unmark(names.collect()).await;
+            self.tier.remove_listed(listed).await
+        })
+    }
+
+    fn discard<'a>(&'a self, name: &'a ObjectName) -> Operation<'a, u64> {
+        Box::pin(async move {
+            self.unmark(vec![name.clone()]).await;
+            self.tier.discard(name).await
         })
     }
 

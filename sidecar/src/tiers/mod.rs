@@ -18,7 +18,7 @@ mod span;
 pub(crate) mod suite;
 mod work;
 
-pub use clear::{Whose, clear};
+pub use clear::{PASSES_MAX, Whose, clear, remove_all};
 pub use error::{Cause, Status, TierError};
 pub use open::{Opening, configured, kinds};
 pub use span::{Running, Span};
@@ -166,8 +166,22 @@ pub trait Tier: Send + Sync + fmt::Debug {
         false
     }
 
-    /// Removes objects; those that are not there are no error. Returns how many were there.
+    /// Removes objects, whoever wrote them; those that are not there are no error. Returns how many were there.
     fn remove<'a>(&'a self, names: &'a [ObjectName]) -> Operation<'a, u64>;
+
+    /// Removes objects that a listing has just told of. Returns how many; one that somebody else removed since may count.
+    fn remove_listed<'a>(&'a self, listed: &'a [Listed]) -> Operation<'a, u64> {
+        Box::pin(async move {
+            let names: Vec<_> = listed.iter().map(|listed| listed.name.clone()).collect();
+            self.remove(&names).await
+        })
+    }
+
+    /// Removes an object that was read here and cannot be used. Where the tier can tell them apart, one that was written since stays.
+    /// Returns how many were removed.
+    fn discard<'a>(&'a self, name: &'a ObjectName) -> Operation<'a, u64> {
+        self.remove(std::slice::from_ref(name))
+    }
 
     /// What it holds.
     fn usage(&self) -> Operation<'_, Usage>;

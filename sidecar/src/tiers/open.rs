@@ -1,12 +1,12 @@
 //! Which tiers a config asks for, and how each is opened.
 
-use super::directory::Directory;
+use super::directory::{self, Directory};
 use super::disk::{self, Disk};
 use super::layers::{LimitOptions, Options, PackingOptions};
 use super::redis::{self, Marks, Redis};
 use super::s3::{self, S3};
 use super::{Cause, Kind, Operation, Tier, TierError};
-use kvcachepool_protocol::config::{self, Config};
+use kvcachepool_protocol::config::{self, Config, WritePolicy};
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -14,7 +14,8 @@ use std::time::Duration;
 use tracing::info;
 
 type Open = Box<dyn Fn() -> Operation<'static, Arc<dyn Tier>> + Send + Sync>;
-type Change = Box<dyn Fn(&Config) -> Result<(), TierError> + Send + Sync>;
+/// From the first config to the second.
+type Change = Box<dyn Fn(&Config, &Config) -> Result<(), TierError> + Send + Sync>;
 
 /// A tier that is not open yet.
 pub struct Opening {
@@ -35,9 +36,10 @@ impl Opening {
         (self.open)()
     }
 
-    /// Goes by what a changed config says of it, as far as that can be while it is open.
-    pub fn change(&self, config: &Config) -> Result<(), TierError> {
-        self.change.as_ref().map_or(Ok(()), |change| change(config))
+    /// Goes by what a changed config says of it, as far as that can be while it is open. What did not change stays as it is.
+    pub fn change(&self, before: &Config, config: &Config) -> Result<(), TierError> {
+        let change = self.change.as_ref();
+        change.map_or(Ok(()), |change| change(before, config))
     }
 }
 
@@ -59,7 +61,7 @@ pub fn configured(config: &Config) -> Vec<Opening> {
                 config.disk.size.0,
             ),
             Kind::Redis => of_redis(redis.clone()),
-            Kind::S3 => of_s3(config.s3.clone(), directory.clone()),
+            Kind::S3 => of_s3(config.s3.clone(), writes(config), directory.clone()),
         };
         opening.layers.packing = packing.of_another();
         opening
@@ -97,7 +99,10 @@ fn of_redis(read: Result<Redis, TierError>) -> Opening {
             Box::pin(async move { Ok(Arc::new(read?) as Arc<dyn Tier>) })
         }),
         change: redis.map(|redis| {
-            let change = move |config: &Config| {
+            let change = move |before: &Config, config: &Config| {
+                if before.redis == config.redis {
+                    return Ok(());
+                }
                 redis.change(&settings(&config.redis))?;
                 info!(place = redis.place(), "Redis is used there from now on");
                 Ok(())
@@ -126,8 +131,18 @@ fn of_disk(folder: PathBuf, capacity_bytes: u64) -> Opening {
     }
 }
 
+/// May tiers be written to?
+fn writes(config: &Config) -> bool {
+    config.write.policy != WritePolicy::None
+}
+
 /// With Redis as its directory, where there is one.
-fn of_s3(config: config::S3, directory: Option<Redis>) -> Opening {
+fn of_s3(config: config::S3, may_write: bool, directory: Option<Redis>) -> Opening {
+    let options = s3::Options {
+        writes: s3::Writes::new(may_write),
+        ..s3::Options::default()
+    };
+    let now = options.writes.clone();
     let mut limits = LimitOptions::default();
     limits.reads.operations = config.max_concurrency as usize;
     limits.writes.operations = config.max_concurrency as usize;
@@ -140,17 +155,24 @@ fn of_s3(config: config::S3, directory: Option<Redis>) -> Opening {
         },
         open: Box::new(move || {
             let (config, directory) = (config.clone(), directory.clone());
+            let options = options.clone();
             Box::pin(async move {
-                let opened = Arc::new(S3::open(&config, s3::Options::default()).await?);
-                Ok(match directory {
-                    Some(redis) => {
-                        let marks = Marks::new(redis, &S3::place(&config));
-                        Arc::new(Directory::new(opened, Arc::new(marks))) as Arc<dyn Tier>
-                    }
+                let marks = directory.map(|redis| Marks::new(redis, &S3::place(&config)));
+                let marks = marks.map(|marks| Arc::new(marks) as Arc<dyn directory::Marks>);
+                let options = s3::Options {
+                    marks: marks.clone(),
+                    ..options
+                };
+                let opened = Arc::new(S3::open(&config, options).await?);
+                Ok(match marks {
+                    Some(marks) => Arc::new(Directory::new(opened, marks)) as Arc<dyn Tier>,
                     None => opened,
                 })
             })
         }),
-        change: None,
+        change: Some(Box::new(move |_, config| {
+            now.set(writes(config));
+            Ok(())
+        })),
     }
 }

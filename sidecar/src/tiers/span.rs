@@ -1,11 +1,11 @@
 //! A run of the arena that a tier reads from or writes into.
 
+use crate::shm::digest::Digest;
 use crate::shm::mapping::Mapping;
 use parking_lot::Mutex;
 use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
-use xxhash_rust::xxh3::Xxh3;
 
 /// Bytes of the arena, and a hold on their slot. Whatever may still read or write them keeps a clone: a task, a thread, a request in the
 /// kernel. The slot is free when the last clone is gone, not when somebody stops to wait for an answer.
@@ -87,7 +87,7 @@ pub struct Running {
     offset: u64,
     /// Up to where its bytes are in the digest.
     to: u64,
-    hash: Xxh3,
+    digest: Digest,
 }
 
 impl Running {
@@ -95,14 +95,14 @@ impl Running {
     pub fn came(&mut self, span: &Span, at: u64, bytes: u64) {
         if at == 0 {
             (self.offset, self.to) = (span.offset, 0);
-            self.hash.reset();
+            self.digest = Digest::default();
         }
         let next =
             (self.offset, self.to) == (span.offset, at) && bytes <= span.length.saturating_sub(at);
-        if next && span.arena.hash(span.offset + at, bytes, &mut self.hash) {
+        if next && self.digest.add(&span.arena, span.offset + at, bytes) {
             self.to += bytes;
             if self.to == span.length {
-                span.saw(Some(self.hash.digest128().to_le_bytes()));
+                span.saw(Some(self.digest.value()));
             }
         }
     }

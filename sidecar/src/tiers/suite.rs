@@ -190,6 +190,8 @@ macro_rules! passes_the_suite {
             a_place_of_another_length_or_section_is_refused_and_nothing_is_written,
             a_put_whose_spans_are_not_its_sections_is_refused_and_nothing_is_visible,
             what_is_removed_is_gone_and_can_be_put_again,
+            what_another_wrote_since_it_was_read_is_removed_all_the_same,
+            what_a_listing_told_of_is_removed_and_nothing_else,
             what_was_there_before_it_was_closed_is_there_after,
             a_lookup_answers_every_name_in_order,
             a_listing_has_every_object_once_whatever_its_pages,

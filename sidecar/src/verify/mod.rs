@@ -31,6 +31,8 @@ pub struct Job {
     pub slot: u32,
     /// To be said back.
     pub generation: u32,
+    /// To be said back.
+    pub check: u64,
     /// Offset in the arena.
     pub offset: u64,
     /// Bytes.
@@ -195,6 +197,7 @@ mod tests {
             region: 1,
             slot,
             generation: slot,
+            check: 0,
             offset: 0,
             length,
             urgent,

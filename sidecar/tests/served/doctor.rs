@@ -248,28 +248,66 @@ pub fn fake_driver() -> tempfile::TempDir {
     folder
 }
 
-fn over_driver(folder: &Path, init: &str) -> Value {
+/// The same with kernels; none without a C++ compiler.
+fn fake_driver_with_kernels() -> Option<tempfile::TempDir> {
+    if Command::new("g++").arg("--version").output().is_err() {
+        eprintln!("skipped: the doctor over a made-up driver with kernels: no C++ compiler g++");
+        return None;
+    }
+    let folder = fake_driver();
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/served");
+    let object = folder.path().join("driver.o");
+    let cc = ["-c", "-fPIC", "-o"];
+    let built = Command::new("cc")
+        .args(cc)
+        .args([&object, &sources.join("fake_driver.c")])
+        .output()
+        .unwrap();
+    assert!(built.status.success(), "{built:?}");
+    let built = Command::new("g++")
+        .args(["-std=c++17", "-fno-strict-aliasing", "-Wno-unknown-pragmas"])
+        .args(["-shared", "-fPIC", "-o"])
+        .arg(folder.path().join("libcuda.so.1"))
+        .args([&sources.join("fake_kernels.cpp"), &object])
+        .output()
+        .unwrap();
+    assert!(built.status.success(), "{built:?}");
+    Some(folder)
+}
+
+/// The report of a doctor over such a driver, which is told these things.
+fn over_driver(folder: &Path, told: &[(&str, &str)], args: &[&str]) -> Value {
     let set = |command: &mut Command| {
         command.env("LD_LIBRARY_PATH", folder);
-        command.env("FAKE_INIT", init);
+        command.envs(told.iter().copied());
     };
-    report(&doctor_by("exec \"$@\"", set, &["--json"]))
+    report(&doctor_by(
+        "exec \"$@\"",
+        set,
+        &[&["--json"], args].concat(),
+    ))
 }
 
 #[test]
 fn what_a_driver_answers_comes_through() {
     let folder = fake_driver();
-    let report = over_driver(folder.path(), "0");
+    let report = over_driver(folder.path(), &[], &[]);
     let gpu = &report["gpu"];
     assert!(gpu["reason"].is_null(), "{gpu:#}");
     assert_eq!(
         (&gpu["driver"], &gpu["cuda"]),
         (&"550.1.2".into(), &"12.4".into())
     );
+    // NVML knows the first alone.
+    let link = |free: Option<u64>| {
+        let best =
+            serde_json::json!({"generation": 5, "generation_max": 5, "width": 16, "width_max": 16});
+        free.map(|_| best)
+    };
     let device = |name, uuid: &str, gib: u64, free, mode, limits: &[&str]| {
         serde_json::json!({
             "name": name, "uuid": uuid, "memory_total_bytes": gib << 30, "memory_free_bytes": free,
-            "compute_capability": "9.1", "compute_mode": mode, "limits": limits,
+            "compute_capability": "9.1", "compute_mode": mode, "link": link(free), "numa_node": null, "limits": limits,
         })
     };
     let (free, unknown) = (Some(8u64 << 30), None);
@@ -296,7 +334,7 @@ fn what_a_driver_answers_comes_through() {
             192,
             unknown,
             "ExclusiveProcess",
-            &["ExclusiveProcess", "DriverTooOld"],
+            &["ExclusiveProcess", "FreeMemoryUnknown", "DriverTooOld"],
         ),
     ];
     assert_eq!(gpu["devices"], serde_json::json!(expected));
@@ -307,7 +345,7 @@ fn what_a_driver_answers_comes_through() {
         (&"Engine".into(), &"NotTried".into())
     );
     assert_eq!(engine["reasons"], serde_json::json!(["DriverTooOld"]));
-    let reasons = serde_json::json!(["ExclusiveProcess", "MigEnabled"]);
+    let reasons = serde_json::json!(["ExclusiveProcess", "FreeMemoryUnknown", "MigEnabled"]);
     assert_eq!(
         (&window["state"], &window["reasons"]),
         (&"NotTried".into(), &reasons)
@@ -317,46 +355,147 @@ fn what_a_driver_answers_comes_through() {
 #[test]
 fn a_driver_that_refuses_or_hangs_has_a_name_and_holds_up_nothing() {
     let folder = fake_driver();
-    for (init, reason) in [
-        ("100", "NoDevice"),
-        ("803", "DriverMismatch"),
-        ("999", "DriverUnusable"),
-        ("hang", "TimedOut"),
+    for (init, reason, engine, window) in [
+        ("100", "NoDevice", "Works", "Works"),
+        ("802", "SystemNotReady", "Unavailable", "Unavailable"),
+        ("803", "DriverMismatch", "NotTried", "Unavailable"),
+        ("999", "DriverUnusable", "NotTried", "Unavailable"),
+        ("hang", "TimedOut", "NotTried", "Unavailable"),
     ] {
-        let report = over_driver(folder.path(), init);
+        let report = over_driver(folder.path(), &[("FAKE_INIT", init)], &[]);
         assert_eq!(report["gpu"]["reason"], reason, "{report:#}");
         assert_eq!(report["serves"], true);
+        let broken = engine != "Works";
+        let found = named(&report["findings"], reason);
+        assert_eq!(found.is_some(), broken, "{report:#}");
+        for (mode, state) in [engine, window].into_iter().enumerate() {
+            let mode = &report["transfer_modes"][mode];
+            assert_eq!(mode["state"], state, "{mode:#}");
+            assert_eq!(mode["reasons"], serde_json::json!([reason]));
+        }
+    }
+}
+
+#[test]
+fn a_device_says_why_no_window_in_its_memory_would_be_made() {
+    let folder = fake_driver();
+    let first = |told: &[(&str, &str)]| {
+        let report = over_driver(folder.path(), told, &[]);
+        let limits = report["gpu"]["devices"][0]["limits"].clone();
+        (limits, report)
+    };
+    // A context, a window of 128 MiB, and what is left to vLLM.
+    for (free, limits) in [
+        ("1023", vec!["OutOfMemory", "DriverTooOld"]),
+        ("1024", vec!["DriverTooOld"]),
+    ] {
+        let (found, report) = first(&[("FAKE_FREE", free)]);
+        assert_eq!(found, serde_json::json!(limits), "{report:#}");
+    }
+    let (found, mismatched) = first(&[("FAKE_NVML", "18")]);
+    let unknown = serde_json::json!(["FreeMemoryUnknown", "DriverTooOld"]);
+    assert_eq!(found, unknown, "{mismatched:#}");
+    let finding = named(&mismatched["findings"], "NoManagementLibrary").unwrap();
+    let message = finding["message"].as_str().unwrap();
+    assert!(message.contains("DriverMismatch"), "{message}");
+
+    std::fs::remove_file(folder.path().join("libnvidia-ml.so.1")).unwrap();
+    let (found, missing) = first(&[]);
+    assert_eq!(found, unknown, "{missing:#}");
+    let why = missing["gpu"]["no_management"].as_str().unwrap();
+    assert!(why.contains("libnvidia-ml.so.1"), "{why}");
+    let window = &missing["transfer_modes"][1];
+    assert_eq!(window["state"], "Unavailable", "{window:#}");
+}
+
+#[test]
+fn a_link_that_lost_lanes_is_found() {
+    let folder = fake_driver();
+    let report = over_driver(folder.path(), &[("FAKE_LINK", "1 8")], &[]);
+    let found = named(&report["findings"], "LinkNarrow").unwrap();
+    assert_eq!(found["message"], "Fake H100 has 8 of 16 PCIe lanes");
+    // Nothing was copied: an idle device lowers the generation.
+    assert!(named(&report["findings"], "LinkGenerationLow").is_none());
+}
+
+const COPIES: [&str; 4] = [
+    "pinnedToDevice",
+    "pinnedFromDevice",
+    "pinnedBothWays",
+    "windowRoundTrip",
+];
+const DECODING: [&str; 2] = ["decodeIdle", "decodeBeside"];
+
+/// What was measured of this name, or why it was not: one of both.
+fn measured<'a>(report: &'a Value, name: &str) -> Result<u64, &'a str> {
+    let speed = named(&report["speeds"], name).unwrap();
+    let reason = speed["reason"].as_str().unwrap();
+    match speed["bytes_per_second"].as_u64() {
+        Some(bytes) => {
+            assert!(bytes > 0 && reason.is_empty(), "{speed}");
+            Ok(bytes)
+        }
+        None => {
+            assert!(!reason.is_empty(), "{speed}");
+            Err(reason)
+        }
     }
 }
 
 #[test]
 fn a_gpu_is_measured_only_when_asked_and_says_why_it_was_not() {
-    let named_speeds = |report: &Value| -> Vec<String> {
-        let speeds = report["speeds"].as_array().unwrap().iter();
-        speeds
-            .map(|s| s["name"].as_str().unwrap().to_owned())
-            .collect()
-    };
     let folder = fake_driver();
-    let names = named_speeds(&over_driver(folder.path(), "0"));
-    assert!(!names.iter().any(|name| name.starts_with("pinned")));
-    let measured = report(&doctor(&["--json", "--measure"]));
-    for name in [
-        "pinnedToDevice",
-        "pinnedFromDevice",
-        "pinnedBothWays",
-        "windowRoundTrip",
-    ] {
-        let speed = named(&measured["speeds"], name).unwrap();
-        let reason = speed["reason"].as_str().unwrap();
-        assert_eq!(
-            speed["bytes_per_second"].is_u64(),
-            reason.is_empty(),
-            "{speed}"
-        );
+    let report = over_driver(folder.path(), &[], &[]);
+    for name in COPIES.iter().chain(&DECODING) {
+        assert!(named(&report["speeds"], name).is_none(), "{name}");
     }
-    assert!(named(&measured["speeds"], "decodeIdle").is_none());
+    let no_context = [("FAKE_NO_CONTEXT", "1")];
+    let report = over_driver(folder.path(), &no_context, &["--measure"]);
+    for name in COPIES {
+        let reason = measured(&report, name).unwrap_err();
+        assert!(reason.contains("cuDevicePrimaryCtxRetain"), "{reason}");
+    }
+    assert!(named(&report["speeds"], "decodeIdle").is_none());
+    let engine = report["transfer_modes"][0]["detail"].as_str().unwrap();
+    assert!(
+        engine.contains("could not be measured: DriverFailed"),
+        "{engine}"
+    );
     let help = doctor(&["--help"]);
     let help = String::from_utf8_lossy(&help.stdout);
     assert!(help.contains("not beside a vLLM that serves"), "{help}");
+}
+
+#[test]
+fn what_decoding_notices_of_copies_is_measured_when_asked() {
+    let Some(folder) = fake_driver_with_kernels() else {
+        return;
+    };
+    // Kernels that are emulated thread by thread would take minutes. On a loaded machine copies may take all the time, too.
+    let told = [("FAKE_REST", "1"), ("FAKE_LINK", "4 16")];
+    let report = over_driver(folder.path(), &told, &["--measure-decode"]);
+    let all: Vec<&str> = COPIES.into_iter().chain(DECODING).collect();
+    let is_late = |report: &Value| {
+        all.iter()
+            .all(|name| measured(report, name) == Err("TimedOut"))
+    };
+    let late = is_late(&report);
+    for name in &all {
+        assert!(late || measured(&report, name).is_ok(), "{report:#}");
+    }
+    let low = named(&report["findings"], "LinkGenerationLow");
+    assert_eq!(low.is_some(), !late, "{report:#}");
+    let window = report["transfer_modes"][1]["detail"].as_str().unwrap();
+    assert!(late || window.contains("there and back"), "{window}");
+
+    let old = [("FAKE_PTX", "7.0")];
+    let report = over_driver(folder.path(), &old, &["--measure-decode"]);
+    let late = is_late(&report);
+    for name in DECODING {
+        let reason = measured(&report, name).unwrap_err();
+        assert!(late || reason.starts_with("PtxTooNew: "), "{reason}");
+    }
+    for name in COPIES {
+        assert!(late || measured(&report, name).is_ok(), "{report:#}");
+    }
 }

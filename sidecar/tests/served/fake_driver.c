@@ -4,6 +4,7 @@
 // FAKE_FREE, FAKE_FREE_WITHIN: MiB of memory that are free, as they are told without a context and within one. FAKE_NO_CONTEXT: none is made.
 // FAKE_FREED: a file that is made when memory is freed that was passed by handle. FAKE_STAYS: what was passed cannot be unmapped.
 // FAKE_CONTEXTS: a file that says how many contexts there are. FAKE_LOST, from the first event on: what events and streams answer.
+// FAKE_NO_BATCH: a driver from before CUDA 12.8. FAKE_BATCH_FAILS: which copy of a batch fails, from 0.
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdint.h>
@@ -36,12 +37,19 @@ int cuDeviceGetUuid_v2(unsigned char *uuid, int device) {
   memset(uuid, 0x11, 16);
   return uuid[15] = at(device), 0;
 }
+int cuDeviceGetPCIBusId(char *bus, int bytes, int device) { return snprintf(bytes > 0 ? bus : NULL, bytes, "FA4E:0%d:00.0", at(device)), 0; }
 int cuDeviceTotalMem_v2(size_t *bytes, int device) { return *bytes = (size_t)(at(device) + 1) << 36, 0; }
+// FAKE_CAPABILITY: the compute capability, major.minor.
+static int capability(int part) {
+  const char *said = getenv("FAKE_CAPABILITY");
+  int parts[2] = {9, 1};
+  return said && sscanf(said, "%d.%d", &parts[0], &parts[1]) != 2 ? 0 : parts[part];
+}
 int cuDeviceGetAttribute(int *value, int attribute, int device) {
   switch (attribute) {
     case COMPUTE_MODE: return *value = MODES[at(device)], 0;
-    case MAJOR: return *value = 9, 0;
-    case MINOR: return *value = 1, 0;
+    case MAJOR: return *value = capability(0), 0;
+    case MINOR: return *value = capability(1), 0;
     default: return 1;
   }
 }
@@ -56,6 +64,7 @@ int cuThreadExchangeStreamCaptureMode(int *mode) {
   return capture_mode = *mode, *mode = before, 0;
 }
 static int captured(void) { return getenv("FAKE_CAPTURE") && capture_mode != 2 && ++captures_ended; }
+int fake_captured(void) { return captured(); }
 #define BESIDE_CAPTURES if (captured()) return 900
 
 // One context at a time, as calls that need one ask for it. FAKE_CURRENT: one that somebody else in the process made.
@@ -90,12 +99,20 @@ int cuMemGetInfo_v2(size_t *left, size_t *total) {
   return *left = free_bytes("FAKE_FREE_WITHIN"), *total = 1ull << 36, current ? 0 : 201;
 }
 int cuCtxSetCurrent(void *context) { return made = context, 0; }
+int cuCtxGetDevice(int *device) { return *device = 40 + (made ? (char *)made - contexts : 0), current ? 0 : 201; }
+int cuCtxGetCurrent(void **context) { return *context = made ? made : getenv("FAKE_CURRENT") ? contexts : NULL, 0; }
 int cuCtxGetStreamPriorityRange(int *least, int *greatest) { return *least = 0, *greatest = -5, 0; }
 static char streams[2];
+static int streams_made;
+int fake_streams(void) { return streams_made; }
+int fake_right(void *stream) { return stream == streams && current; }
+// Kernels that were launched run: fake_kernels.cpp, where it is there.
+__attribute__((weak)) void fake_settle(int given_back);
+static void settle(int given_back) { if (fake_settle) fake_settle(given_back); }
 int cuStreamCreateWithPriority(void **stream, unsigned flags, int priority) {
   BESIDE_CAPTURES;
   if (!current || flags != 1 || priority != 0) return 201;
-  return *stream = streams, 0;
+  return streams_made++, *stream = streams, 0;
 }
 // What events and streams answer instead of the truth: FAKE_LOST, or what was told last; below 0 events alone.
 static int told, lost;
@@ -112,19 +129,21 @@ int cuStreamSynchronize(void *stream) {
   BESIDE_CAPTURES;
   if (failure(0)) return failure(0);
   if (stuck) return 702;
+  settle(0);
   return stream == streams && current ? 0 : 400;
 }
 int cuStreamQuery(void *stream) {
   if (failure(0)) return failure(0);
   if (stuck) return 600;
+  settle(0);
   return stream == streams && current ? 0 : 400;
 }
-int cuStreamDestroy_v2(void *stream) { return stream == streams ? 0 : 400; }
+int cuStreamDestroy_v2(void *stream) { return streams_made--, stream == streams ? 0 : 400; }
 // An event is not ready the first two times that it is asked.
 static int events;
 int fake_events(void) { return events; }
 int cuEventCreate(void **event, unsigned flags) { return events++, lost = 1, *event = calloc(1, sizeof(int)), flags == 2 ? 0 : 1; }
-int cuEventRecord(void *event, void *stream) { return event && stream == streams ? 0 : 400; }
+int cuEventRecord(void *event, void *stream) { return settle(0), event && stream == streams ? 0 : 400; }
 int cuEventQuery(void *event) {
   BESIDE_CAPTURES;
   if (failure(1)) return failure(1);
@@ -154,11 +173,13 @@ static int partly_locked(const char *host, size_t bytes) {
 int cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t bytes, void *stream) {
   BESIDE_CAPTURES;
   if (partly_locked(from, bytes)) return 1;
+  settle(0);
   return stream == streams ? copy((void *)to, from, bytes) : 400;
 }
 int cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t bytes, void *stream) {
   BESIDE_CAPTURES;
   if (partly_locked(to, bytes)) return 1;
+  settle(0);
   return stream == streams ? copy(to, (void *)from, bytes) : 400;
 }
 int cuMemHostRegister_v2(void *start, size_t bytes, unsigned flags) {
@@ -176,6 +197,42 @@ int cuMemHostUnregister(void *start) {
   return 1;
 }
 struct location { int kind, id; };
+// What CUDA 12.8 came with, by the signature that 13.0 changed: asked for as of 13.0 it would be another function, which is not made up here.
+struct attributes { int order; struct location from, to; unsigned flags; };
+static int batches;
+int fake_batches(void) {
+  int counted = batches;
+  return batches = 0, counted;
+}
+static int sane(const struct attributes *one) {
+  int located = one->from.kind >= 0 && one->from.kind <= 4 && one->to.kind >= 0 && one->to.kind <= 4;
+  return one->order >= 1 && one->order <= 3 && one->flags <= 1 && located;
+}
+int cuMemcpyBatchAsync(uint64_t *to, uint64_t *from, size_t *sizes, size_t count, struct attributes *kinds, size_t *firsts, size_t kinds_count,
+                       size_t *failed, void *stream) {
+  BESIDE_CAPTURES;
+  const char *fails = getenv("FAKE_BATCH_FAILS");
+  *failed = SIZE_MAX;
+  if (stream != streams || !current) return stream == streams ? 201 : 400;
+  if (!count || !kinds_count || firsts[0]) return 1;
+  for (size_t i = 0; i < kinds_count; i++) {
+    if (!sane(&kinds[i]) || firsts[i] >= count || (i && firsts[i] <= firsts[i - 1])) return 1;
+  }
+  settle(0);
+  batches++;
+  for (size_t i = 0; i < count; i++) {
+    int parts = partly_locked((char *)to[i], sizes[i]) || partly_locked((char *)from[i], sizes[i]);
+    if (!sizes[i] || parts || (fails && strtoull(fails, NULL, 10) == i)) return *failed = i, 1;
+    memcpy((void *)to[i], (void *)from[i], sizes[i]);
+  }
+  return 0;
+}
+int cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t flags, int *found) {
+  int known = strcmp(name, "cuMemcpyBatchAsync") == 0 && !getenv("FAKE_NO_BATCH");
+  int given = known && version >= 12080 && version < 13000 && !flags;
+  if (found) *found = given ? 0 : known ? 2 : 1;
+  return *function = given ? (void *)cuMemcpyBatchAsync : NULL, given ? 0 : 500;
+}
 struct prop { int kind, handles; struct location location; void *win32; unsigned char flags[8]; };
 int cuMemGetAllocationGranularity(size_t *unit, const struct prop *prop, int option) {
   return *unit = 2 << 20, prop->location.kind == 1 && option == 0 ? 0 : 1;
@@ -211,16 +268,19 @@ int cuMemSetAccess(uint64_t address, size_t bytes, const struct access *access, 
 }
 int cuMemUnmap(uint64_t address, size_t bytes) { BESIDE_CAPTURES; return mprotect((void *)address, bytes, PROT_NONE) != 0; }
 int cuMemAddressFree(uint64_t address, size_t bytes) { BESIDE_CAPTURES; return munmap((void *)address, bytes) != 0; }
+static int allocations;
+int fake_allocations(void) { return allocations; }
 int cuMemAlloc_v2(uint64_t *address, size_t bytes) {
   BESIDE_CAPTURES;
   if (!current || getenv("FAKE_FULL")) return 2;
-  return *address = (uint64_t)calloc(1, bytes), *address ? 0 : 2;
+  return allocations++, *address = (uint64_t)calloc(1, bytes), *address ? 0 : 2;
 }
 int cuMemFree_v2(uint64_t address) {
   BESIDE_CAPTURES;
   const char *log = getenv("FAKE_FREED");
   if (log) close(open(log, O_CREAT | O_WRONLY, 0600));
-  return free((void *)address), 0;
+  settle(1);
+  return allocations--, free((void *)address), 0;
 }
 int cuIpcGetMemHandle(unsigned char *handle, uint64_t address) { return memset(handle, 7, 64), address ? 0 : 1; }
 
@@ -237,8 +297,18 @@ int cuIpcOpenMemHandle_v2(uint64_t *address, struct handle handle, unsigned flag
 }
 int cuIpcCloseMemHandle(uint64_t address) { BESIDE_CAPTURES; return getenv("FAKE_STAYS") ? 999 : (free((void *)address), 0); }
 
+// FAKE_FOREIGN: the ordinal of the device on which memory lies, as a pointer's attribute 9 says; else that of the first.
+int cuPointerGetAttribute(void *data, int attribute, uint64_t address) {
+  const char *said = getenv("FAKE_FOREIGN");
+  return attribute == 9 && address && current ? (*(int *)data = said ? atoi(said) : 0, 0) : 1;
+}
+
 struct memory { unsigned long long total, free, used; };
-int nvmlInit_v2(void) { return 0; }
+// FAKE_NVML: the result of nvmlInit.
+int nvmlInit_v2(void) {
+  const char *said = getenv("FAKE_NVML");
+  return said ? atoi(said) : 0;
+}
 int nvmlSystemGetDriverVersion(char *version, unsigned bytes) { return snprintf(version, bytes, "550.1.2"), 0; }
 int nvmlDeviceGetHandleByUUID(const char *uuid, void **device) {
   if (strcmp(uuid, "GPU-11111111-1111-1111-1111-111111111100") != 0) return 6;
@@ -249,3 +319,14 @@ int nvmlDeviceGetMemoryInfo(void *device, struct memory *memory) {
   unsigned long long left = free_bytes("FAKE_FREE");
   return *memory = (struct memory){1ull << 36, left, (1ull << 36) - left}, 0;
 }
+// FAKE_LINK: the PCIe link of a device, generation and width now; both can be 5 and 16.
+static int link_part(int part, unsigned *value) {
+  const char *said = getenv("FAKE_LINK");
+  unsigned parts[2] = {5, 16};
+  if (said && sscanf(said, "%u %u", &parts[0], &parts[1]) != 2) return 999;
+  return *value = parts[part], 0;
+}
+int nvmlDeviceGetCurrPcieLinkGeneration(void *device, unsigned *value) { return (void)device, link_part(0, value); }
+int nvmlDeviceGetCurrPcieLinkWidth(void *device, unsigned *value) { return (void)device, link_part(1, value); }
+int nvmlDeviceGetMaxPcieLinkGeneration(void *device, unsigned *value) { return (void)device, *value = 5, 0; }
+int nvmlDeviceGetMaxPcieLinkWidth(void *device, unsigned *value) { return (void)device, *value = 16, 0; }

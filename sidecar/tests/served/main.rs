@@ -11,6 +11,8 @@ mod cgroup;
 mod child;
 mod client;
 mod doctor;
+#[path = "../../src/tiers/s3/tests/faulty.rs"]
+mod faulty;
 mod frugality;
 mod harness;
 mod limits;
@@ -18,8 +20,12 @@ mod pod;
 mod pool_config;
 mod redis;
 mod s3;
+mod s3_faults;
+mod s3_identity;
 #[path = "../../src/tiers/s3/tests/server.rs"]
 mod s3_server;
+#[path = "../../src/tiers/s3/tests/store.rs"]
+mod store;
 mod supervision;
 mod survival;
 mod tiers;

@@ -4,6 +4,7 @@ use crate::harness::{Sidecar, wait_for};
 use crate::vllm::{Vllm, hashes};
 use kvcachepool_protocol::message::{CHUNK_READY, ProbeReply};
 use std::io::{BufRead, BufReader, Write};
+use std::net::{Shutdown, TcpListener};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -15,17 +16,39 @@ const REDIS: u8 = 3;
 /// A server on a Unix socket.
 pub struct Redis {
     folder: TempDir,
+    args: Vec<String>,
     process: Option<Child>,
 }
 
 impl Redis {
     pub fn start() -> Self {
+        Self::start_with(&["--port", "0"])
+    }
+
+    /// With these settings; files are of its folder.
+    fn start_with(args: &[&str]) -> Self {
+        Self::start_in(tempfile::tempdir().unwrap(), args)
+    }
+
+    fn start_in(folder: TempDir, args: &[&str]) -> Self {
         let mut this = Self {
-            folder: tempfile::tempdir().unwrap(),
+            folder,
+            args: args.iter().map(ToString::to_string).collect(),
             process: None,
         };
         this.run();
         this
+    }
+
+    /// One that watches the master at this port as `kv`, and waits for a word before it thinks it dead.
+    fn sentinel(at: &str, master: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let patient = "sentinel down-after-milliseconds kv 3600000";
+        // A failover that finds no replica is tried again after twice this.
+        let soon = "sentinel failover-timeout kv 1000";
+        let watched = format!("sentinel monitor kv 127.0.0.1 {master} 1\n{patient}\n{soon}\n");
+        std::fs::write(folder.path().join("sentinel.conf"), watched).unwrap();
+        Self::start_in(folder, &["sentinel.conf", "--sentinel", "--port", at])
     }
 
     pub fn socket(&self) -> PathBuf {
@@ -35,7 +58,9 @@ impl Redis {
     fn run(&mut self) {
         let mut command = Command::new("redis-server");
         command
-            .args(["--port", "0", "--save", "", "--unixsocket"])
+            .current_dir(self.folder.path())
+            .args(&self.args)
+            .args(["--save", "", "--unixsocket"])
             .arg(self.socket())
             .stdout(Stdio::null());
         crate::harness::dies_with_us(&mut command);
@@ -46,13 +71,31 @@ impl Redis {
         });
     }
 
-    /// Keys that it holds.
-    pub fn keys(&self) -> i64 {
+    /// The first line of what it answers.
+    fn ask(&self, command: &str) -> String {
         let mut asked = UnixStream::connect(self.socket()).unwrap();
-        asked.write_all(b"DBSIZE\r\n").unwrap();
+        asked
+            .write_all(format!("{command}\r\n").as_bytes())
+            .unwrap();
         let mut answer = String::new();
         BufReader::new(asked).read_line(&mut answer).unwrap();
-        answer.trim().trim_start_matches(':').parse().unwrap()
+        answer.trim().to_owned()
+    }
+
+    /// Waits until a line of what it answers begins so.
+    fn wait(&self, command: &str, line: &str) {
+        wait_for(line, || {
+            let mut asked = UnixStream::connect(self.socket()).ok()?;
+            asked.write_all(format!("{command}\r\n").as_bytes()).ok()?;
+            asked.shutdown(Shutdown::Write).ok()?;
+            let mut lines = BufReader::new(asked).lines().map_while(Result::ok);
+            lines.any(|said| said.starts_with(line)).then_some(())
+        });
+    }
+
+    /// Keys that it holds.
+    pub fn keys(&self) -> i64 {
+        self.ask("DBSIZE").trim_start_matches(':').parse().unwrap()
     }
 
     pub fn kill(&mut self) {
@@ -71,18 +114,22 @@ impl Drop for Redis {
 }
 
 fn config(servers: &[Redis]) -> String {
-    let urls: Vec<String> = servers
+    let urls = servers
         .iter()
-        .map(|server| format!("\"redis+unix://{}\"", server.socket().display()))
-        .collect();
-    format!(
-        "memory: {{size: 64Mi}}\ncache: {{minLoadTokens: 0}}\nredis: {{urls: [{}]}}\n",
-        urls.join(", ")
-    )
+        .map(|server| format!("\"redis+unix://{}\"", server.socket().display()));
+    config_of(&urls.collect::<Vec<_>>().join(", "))
+}
+
+fn config_of(urls: &str) -> String {
+    format!("memory: {{size: 64Mi}}\ncache: {{minLoadTokens: 0}}\nredis: {{urls: [{urls}]}}\n")
 }
 
 fn start(servers: &[Redis]) -> Sidecar {
-    let sidecar = Sidecar::start(&config(servers));
+    start_by(&config(servers))
+}
+
+fn start_by(config: &str) -> Sidecar {
+    let sidecar = Sidecar::start(config);
     sidecar.wait_populated();
     sidecar.wait_tier("redis", "ready");
     sidecar
@@ -124,7 +171,42 @@ fn servers_that_die_cost_what_they_held_and_are_used_again_when_they_are_back() 
     let mut vllm = Vllm::attach(&sidecar.socket());
     vllm.check("r", &hashes(1, 4));
     assert_eq!(ready(&vllm.probe_below("miss", &hashes(2, 4))), 0);
+    sidecar.wait_metric("tier_down{reason=\"Unreachable\",tier=\"redis\"}", 1.0);
+    // That nothing is tried for a while is not why.
+    let shut = "tier_operations_total{operation=\"usage\",result=\"BreakerOpen\",tier=\"redis\"}";
+    sidecar.wait_metric(shut, 1.0);
+    assert_eq!(sidecar.tier("redis")["reason"], "Unreachable");
     servers[0].run();
+    sidecar.wait_tier("redis", "ready");
+}
+
+#[test]
+fn a_server_that_takes_no_more_is_named_while_it_is_read_from() {
+    let servers = [Redis::start()];
+    let sidecar = start(&servers);
+    stored(&sidecar, 1, 4);
+    assert_eq!(servers[0].ask("CONFIG SET maxmemory 1"), "+OK");
+    let mut vllm = Vllm::attach(&sidecar.socket());
+    let (open, mut prompt) = ("tier_breaker_open{operations=\"writes\",tier=\"redis\"}", 1);
+    let mut seen = [false; 2];
+    wait_for("the server named", || {
+        prompt += 1;
+        vllm.store("more", &hashes(prompt, 8));
+        let tier = sidecar.tier("redis");
+        seen[0] |= tier["state"] == "degraded" && tier["reason"] == "Full";
+        seen[1] |= sidecar.metric(open) == 1.0;
+        seen.iter().all(|seen| *seen).then_some(())
+    });
+    let fresh = start(&servers);
+    Vllm::attach(&fresh.socket()).finds_below(&hashes(1, 4), 4, REDIS);
+    assert_eq!(servers[0].ask("CONFIG SET maxmemory 0"), "+OK");
+    let written = "tier_write_chunks_total{result=\"stored\",tier=\"redis\"}";
+    let before = sidecar.metric(written);
+    wait_for("writes again", || {
+        prompt += 1;
+        vllm.store("again", &hashes(prompt, 1));
+        (sidecar.metric(written) > before).then_some(())
+    });
     sidecar.wait_tier("redis", "ready");
 }
 
@@ -179,6 +261,43 @@ fn one_of_several_servers_that_dies_is_named_while_the_tier_serves_on() {
     wait_for("the server to be back", || {
         (up(&servers[1]) == 1.0).then_some(())
     });
+}
+
+#[test]
+fn a_master_that_dies_is_named_until_the_sentinel_has_another_one_which_has_what_was_stored() {
+    let ports = [(); 3].map(|()| {
+        let free = TcpListener::bind("127.0.0.1:0").unwrap();
+        free.local_addr().unwrap().port().to_string()
+    });
+    let [first, second, third] = ports.each_ref().map(String::as_str);
+    let mut master = Redis::start_with(&["--port", first]);
+    let replica = Redis::start_with(&["--port", second, "--replicaof", "127.0.0.1", first]);
+    replica.wait("INFO replication", "master_link_status:up");
+    let sentinel = Redis::sentinel(third, first);
+    sentinel.wait("SENTINEL REPLICAS kv", "slave-priority");
+    let config = config_of(&format!("\"redis-sentinel://127.0.0.1:{third}/kv\""));
+    let sidecar = start_by(&config);
+    stored(&sidecar, 1, 4);
+    wait_for("the replica", || {
+        (replica.keys() == master.keys()).then_some(())
+    });
+    master.kill();
+    let down = sidecar.wait_tier("redis", "off");
+    let reason = down["reason"].as_str().unwrap();
+    assert!(reason.contains("Unreachable"), "{reason}");
+    let named = "tier_down{reason=\"Unreachable\",tier=\"redis\"}";
+    sidecar.wait_metric(named, 1.0);
+    // A replica whose link was down for longer than ten times this, before the sentinel saw it, would not be taken.
+    let quick = "SENTINEL SET kv down-after-milliseconds 3000";
+    assert_eq!(sentinel.ask(quick), "+OK");
+    sidecar.wait_tier("redis", "ready");
+    wait_for("the metric's end", || {
+        (sidecar.metric(named) == 0.0).then_some(())
+    });
+    stored(&sidecar, 2, 8);
+    let other = start_by(&config);
+    let mut vllm = Vllm::attach(&other.socket());
+    vllm.finds_below(&hashes(1, 4), 4, REDIS);
 }
 
 #[test]

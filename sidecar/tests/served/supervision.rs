@@ -7,6 +7,7 @@ use kvcachepool_sidecar::shm::lockfile::LockFile;
 use kvcachepool_sidecar::supervisor::child::EXIT_RESTART;
 use kvcachepool_sidecar::supervisor::link::{self, Boot, Claim, FromEngine};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fs::{FallocateFlags, fallocate, fstat};
 use rustix::process::Signal;
 use std::os::unix::fs::MetadataExt;
 
@@ -244,6 +245,21 @@ fn population_is_announced_and_nothing_is_granted_before() {
         status["memory"]["populated_bytes"].as_u64(),
         Some(256 << 20)
     );
+}
+
+#[test]
+fn pages_that_went_missing_are_there_again_after_the_engines_next_start() {
+    let sidecar = Sidecar::small();
+    let vllm = Vllm::attach(&sidecar.socket());
+    sidecar.wait_populated();
+    let arena = &vllm.memory.as_ref().unwrap().arena;
+    let blocks = || fstat(arena).unwrap().st_blocks;
+    let all = blocks();
+    let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    fallocate(arena, hole, 1 << 20, 1 << 20).unwrap();
+    assert!(blocks() < all);
+    signal_to(sidecar.engine(), Signal::KILL);
+    wait_for("the missing pages", || (blocks() == all).then_some(()));
 }
 
 #[test]

@@ -10,7 +10,7 @@ use std::path::Path;
 use tempfile::TempDir;
 
 /// Number of the disk tier in answers to PROBE.
-const DISK: u8 = 2;
+pub const DISK: u8 = 2;
 
 fn with_disk(folder: &Path) -> String {
     format!(
@@ -35,6 +35,21 @@ fn stored_on(folder: &Path, prompt: u64, count: u32) {
         (sidecar.tier("disk")["used_bytes"].as_u64() >= Some(u64::from(count) * CHUNK_BYTES))
             .then_some(())
     });
+}
+
+#[test]
+fn what_is_not_the_caches_in_the_folder_is_named_in_status_metric_and_log() {
+    let disk = TempDir::new().unwrap();
+    std::fs::write(disk.path().join("holiday.jpg"), "").unwrap();
+    let sidecar = start(disk.path());
+    sidecar.wait_tier("disk", "ready");
+    let event = "tier_events_total{event=\"ForeignFile\",tier=\"disk\"}";
+    sidecar.wait_metric(event, 1.0);
+    let tier = sidecar.tier("disk");
+    let message = tier["message"].as_str().unwrap();
+    assert!(message.contains("ForeignFile: 1"), "{message}");
+    assert!(sidecar.log().contains("ForeignFile"));
+    assert!(disk.path().join("holiday.jpg").exists());
 }
 
 #[test]
@@ -110,16 +125,9 @@ fn bytes_that_changed_on_disk_are_a_miss_and_are_asked_for_once() {
     assert_eq!(told, 1, "{log}");
 }
 
-#[test]
-fn a_clear_removes_what_memory_and_disk_hold() {
-    let disk = TempDir::new().unwrap();
-    stored_on(disk.path(), 1, 3);
-    let sidecar = start(disk.path());
+/// Clears all; returns how many chunks memory forgot.
+pub fn clear(sidecar: &Sidecar) -> u64 {
     std::fs::write(sidecar.token_file(), "secret\n").unwrap();
-    sidecar.wait_tier("disk", "ready");
-    let mut vllm = Vllm::attach(&sidecar.socket());
-    vllm.finds_below(&hashes(1, 3), 3, DISK);
-    vllm.release("warm");
     let mut admin = Connection::open(&sidecar.socket());
     let greeting = hello(Role::Admin, 1, &incarnation());
     let _: HelloReply = admin.ask(Op::Hello, &greeting).read();
@@ -130,7 +138,19 @@ fn a_clear_removes_what_memory_and_disk_hold() {
         token: "secret".into(),
     };
     let cleared: serde_json::Value = admin.ask(Op::Admin, &clear).read();
-    assert_eq!(cleared["count"], 3);
+    cleared["count"].as_u64().unwrap()
+}
+
+#[test]
+fn a_clear_removes_what_memory_and_disk_hold() {
+    let disk = TempDir::new().unwrap();
+    stored_on(disk.path(), 1, 3);
+    let sidecar = start(disk.path());
+    sidecar.wait_tier("disk", "ready");
+    let mut vllm = Vllm::attach(&sidecar.socket());
+    vllm.finds_below(&hashes(1, 3), 3, DISK);
+    vllm.release("warm");
+    assert_eq!(clear(&sidecar), 3);
     sidecar.wait_metric("tier_cleared_objects_total{tier=\"disk\"}", 3.0);
     sidecar.wait_tier("disk", "ready");
     let reply = vllm.probe_below("again", &hashes(1, 3));

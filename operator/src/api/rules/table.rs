@@ -1,7 +1,7 @@
 //! The table of rules.
 
 use super::{Rule, sidecar};
-use crate::api::{Duration, KVCachePoolSpec, Quantity};
+use crate::api::{AddressingStyle, Duration, KVCachePoolSpec, Quantity, S3};
 use crate::names;
 use kvcachepool_protocol::config::{self, ByteSize};
 use std::ops::RangeInclusive;
@@ -54,9 +54,9 @@ const HTTP_URL: Form = Form {
 };
 /// Where a Redis is.
 const REDIS_URL: Form = Form {
-    pattern: "^(rediss?://[^/ @?#,]+(/[0-9]{1,4})?|redis-cluster://[^/ @?#]+|redis-sentinel://[^/ @?#]+/[-a-zA-Z0-9._]+)$",
-    write: "write redis:// or rediss:// and a host, such as rediss://cache.example.com:6379, redis-cluster://host,host or redis-sentinel://host,host/name; \
-            user and password stand in the Secret of auth",
+    pattern: "^(rediss?://[^/ @?#,]+(/[0-9]{1,4})?|(redis-cluster://[^/ @?#]+|redis-sentinel://[^/ @?#]+/[-a-zA-Z0-9._]+)([?]tls=true)?)$",
+    write: "write redis:// or rediss:// and a host, such as rediss://cache.example.com:6379, redis-cluster://host,host or redis-sentinel://host,host/name, \
+            these two with ?tls=true behind them for TLS; user and password stand in the Secret of auth",
     matches: redis_url,
 };
 /// A prefix of object names.
@@ -221,10 +221,29 @@ fn s3() -> Vec<Rule> {
                 s3.is_none_or(|s3| s3.evict_to_percent < s3.evict_at_percent)
             }),
         },
+        Rule {
+            at: "spec.shared.s3",
+            cel: "!has(self.accelerate) || !self.accelerate || \
+                  (!has(self.endpoint) || self.endpoint == '') && self.addressingStyle != 'Path' && !self.bucket.matches('[.]|--x-s3$')"
+                .to_string(),
+            message: "write accelerate: true for buckets of AWS alone: without an endpoint, with an addressingStyle other than Path, \
+                      and neither a dot nor a zone in the bucket's name"
+                .to_string(),
+            holds: Box::new(|pool| {
+                let s3 = pool.spec.shared.s3.as_ref();
+                s3.is_none_or(|s3| !s3.accelerate || can_be_accelerated(s3))
+            }),
+        },
         time("spec.shared.s3.expireAfter", HOUR_MS..=YEAR_MS, |s| {
             s.shared.s3.as_ref()?.expire_after.as_ref()
         }),
     ]
+}
+
+/// The endpoint of Transfer Acceleration takes the bucket's name in the host, and no directory buckets.
+fn can_be_accelerated(s3: &S3) -> bool {
+    let in_host = s3.addressing_style != AddressingStyle::Path && !s3.bucket.contains('.');
+    s3.endpoint.is_empty() && in_host && !s3.bucket.ends_with("--x-s3")
 }
 
 fn pods() -> Vec<Rule> {
@@ -400,11 +419,12 @@ fn host_of<'a>(text: &'a str, schemes: &[&str]) -> Option<&'a str> {
 }
 
 fn redis_url(text: &str) -> bool {
-    if let Some(hosts) = text.strip_prefix("redis-cluster://") {
+    let of_several = text.strip_suffix("?tls=true").unwrap_or(text);
+    if let Some(hosts) = of_several.strip_prefix("redis-cluster://") {
         return authority(hosts);
     }
     let plain = |b: u8| b.is_ascii_alphanumeric() || b"-._".contains(&b);
-    if let Some(rest) = text.strip_prefix("redis-sentinel://") {
+    if let Some(rest) = of_several.strip_prefix("redis-sentinel://") {
         let parts = rest.split_once('/');
         return parts.is_some_and(|(hosts, name)| {
             authority(hosts) && !name.is_empty() && name.bytes().all(plain)

@@ -131,3 +131,20 @@ fn an_annotation_that_is_no_json_counts_as_seen_by_the_webhook() {
     assert_eq!(pod.injection, Some(Injection::default()));
     assert_eq!(pod.refusal(), None);
 }
+
+#[test]
+fn a_pod_whose_labels_are_no_map_is_none_of_ours() {
+    let of = |labels: serde_json::Value| {
+        let meta = json!({"name": "a", "namespace": "b", "uid": "u", "resourceVersion": "1", "labels": labels,
+                          "annotations": {names::POOL: "chat"}});
+        Pod::read(json!({"metadata": meta, "spec": {}, "status": {}}))
+    };
+    let pool = |pod: Option<Pod>| pod.map(|pod| pod.pool.to_string());
+    assert_eq!(pool(of(json!("text"))), None);
+    assert_eq!(pool(of(json!(["text"]))), None);
+    assert_eq!(pool(of(json!(null))), Some("chat".into()));
+    assert_eq!(pool(of(json!({}))), Some("chat".into()));
+    assert_eq!(pool(of(json!({names::POOL: null}))), Some("chat".into()));
+    let other = json!({names::POOL: "other"});
+    assert_eq!(pool(of(other)), Some("other".into()));
+}

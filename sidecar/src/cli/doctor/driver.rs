@@ -3,8 +3,9 @@
 #![allow(unsafe_code)]
 
 use crate::gpu::cuda::library::Library;
-use crate::gpu::cuda::management::Management;
+use crate::gpu::cuda::management::{Link, Management, NoManagement};
 use std::ffi::{CStr, c_char, c_int, c_uint};
+use std::path::Path;
 
 /// What was asked, as it was answered.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -19,6 +20,8 @@ pub struct Answers {
     pub cuda: c_int,
     /// Version of the driver, by NVML; empty where that is missing.
     pub driver: String,
+    /// Why NVML cannot be asked; none = it can.
+    pub no_management: Option<NoManagement>,
     /// Devices.
     pub devices: Vec<Answer>,
 }
@@ -38,6 +41,10 @@ pub struct Answer {
     pub capability: (c_int, c_int),
     /// `CUcomputemode`.
     pub compute_mode: c_int,
+    /// Connection to the host, by NVML.
+    pub link: Option<Link>,
+    /// NUMA node that it hangs on.
+    pub numa_node: Option<u32>,
 }
 
 /// Asks. Without a GPU that is over at once.
@@ -61,8 +68,9 @@ pub fn ask() -> Answers {
         }
     };
     let mut answers = cuda.ask();
-    if let Ok(management) = Management::open() {
-        complete(&mut answers, &management);
+    match Management::open() {
+        Ok(management) => complete(&mut answers, &management),
+        Err(why) => answers.no_management = Some(why),
     }
     answers
 }
@@ -71,7 +79,7 @@ pub fn ask() -> Answers {
 const COMPUTE_MODE: c_int = 20;
 const CAPABILITY_MAJOR: c_int = 75;
 const CAPABILITY_MINOR: c_int = 76;
-/// Most bytes of a name.
+/// Most bytes of a name, and of an address on the bus.
 const NAME_BYTES: usize = 256;
 
 /// The driver API; every result is a `CUresult`, 0 for success.
@@ -84,6 +92,7 @@ struct Cuda {
     uuid: unsafe extern "C" fn(*mut u8, c_int) -> c_int,
     memory: unsafe extern "C" fn(*mut usize, c_int) -> c_int,
     attribute: unsafe extern "C" fn(*mut c_int, c_int, c_int) -> c_int,
+    bus: unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int,
 }
 
 impl Cuda {
@@ -103,6 +112,7 @@ impl Cuda {
                     .or_else(|_| library.function(c"cuDeviceGetUuid"))?,
                 memory: library.function(c"cuDeviceTotalMem_v2")?,
                 attribute: library.function(c"cuDeviceGetAttribute")?,
+                bus: library.function(c"cuDeviceGetPCIBusId")?,
             })
         }
     }
@@ -127,6 +137,7 @@ impl Cuda {
     fn device(&self, ordinal: c_int) -> Answer {
         let mut answer = Answer::default();
         let (mut device, mut name, mut bytes) = (0, [0u8; NAME_BYTES], 0usize);
+        let mut bus = [0u8; NAME_BYTES];
         // SAFETY: each pointer is to memory of ours that is as large as the call writes: an int, NAME_BYTES bytes with their number
         // beside them, 16 bytes, a size_t. A call that fails writes nothing, and zero stays, which means that it was not answered.
         unsafe {
@@ -137,8 +148,10 @@ impl Cuda {
             (self.attribute)(&mut answer.capability.0, CAPABILITY_MAJOR, device);
             (self.attribute)(&mut answer.capability.1, CAPABILITY_MINOR, device);
             (self.attribute)(&mut answer.compute_mode, COMPUTE_MODE, device);
+            (self.bus)(bus.as_mut_ptr().cast(), NAME_BYTES as c_int, device);
         }
         answer.name = text(&name);
+        answer.numa_node = numa_node(Path::new("/sys/bus/pci/devices"), &text(&bus));
         answer.memory_total_bytes = bytes as u64;
         answer
     }
@@ -154,5 +167,33 @@ fn complete(answers: &mut Answers, management: &Management) {
     answers.driver = management.driver_version();
     for device in &mut answers.devices {
         device.memory_free_bytes = management.free_bytes(&device.uuid);
+        device.link = management.link(&device.uuid);
+    }
+}
+
+/// The kernel says -1 where it does not know, and drivers write an address with capitals.
+fn numa_node(devices: &Path, bus: &str) -> Option<u32> {
+    let file = devices.join(bus.to_ascii_lowercase()).join("numa_node");
+    std::fs::read_to_string(file).ok()?.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernel_says_which_numa_node_a_device_hangs_on() {
+        let devices = tempfile::tempdir().unwrap();
+        for (bus, said) in [("0000:0a:00.0", "1\n"), ("0000:0b:00.0", "-1\n")] {
+            std::fs::create_dir(devices.path().join(bus)).unwrap();
+            std::fs::write(devices.path().join(bus).join("numa_node"), said).unwrap();
+        }
+        for (bus, node) in [
+            ("0000:0A:00.0", Some(1)),
+            ("0000:0B:00.0", None),
+            ("", None),
+        ] {
+            assert_eq!(numa_node(devices.path(), bus), node, "{bus}");
+        }
     }
 }

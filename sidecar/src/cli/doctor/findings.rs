@@ -1,6 +1,6 @@
 //! What facts mean: what stands against serving here, and what makes it slow, with what to do about it. Nothing is looked at here.
 
-use super::gpu::{DeviceLimit, GpuReason};
+use super::findings_gpu;
 use super::report::{Facility, FacilityName, Facts, Finding, SpeedName, Wanted, Weight};
 use crate::cli::status::size;
 
@@ -21,9 +21,12 @@ const DISK_MIN: u64 = 200_000_000;
 const LOAD_MAX: f64 = 1.5;
 const BASE_PAGE: u64 = 4096;
 
+/// What one thing that may be wrong makes of the facts.
+pub(super) type Rule = fn(&Facts) -> Option<Finding>;
+
 /// All findings, the heaviest first.
 pub fn judged(facts: &Facts) -> Vec<Finding> {
-    let rules = [
+    let rules: [Rule; 19] = [
         memfd,
         pidfd,
         pass_descriptors,
@@ -43,10 +46,9 @@ pub fn judged(facts: &Facts) -> Vec<Finding> {
         page_lock,
         dev_shm,
         room,
-        gpu,
-        old_driver,
     ];
-    let mut found: Vec<Finding> = rules.iter().filter_map(|rule| rule(facts)).collect();
+    let rules = rules.iter().chain(findings_gpu::RULES);
+    let mut found: Vec<Finding> = rules.filter_map(|rule| rule(facts)).collect();
     found.sort_by_key(|finding| finding.weight);
     found
 }
@@ -56,7 +58,12 @@ pub fn serves(findings: &[Finding]) -> bool {
     findings.iter().all(|f| f.weight != Weight::Blocks)
 }
 
-fn finding(weight: Weight, name: &str, message: String, advice: &str) -> Option<Finding> {
+pub(super) fn finding(
+    weight: Weight,
+    name: &str,
+    message: String,
+    advice: &str,
+) -> Option<Finding> {
     Some(Finding {
         weight,
         name: name.to_owned(),
@@ -280,30 +287,7 @@ fn room(facts: &Facts) -> Option<Finding> {
     finding(Weight::Note, "NoRoom", message, advice)
 }
 
-fn gpu(facts: &Facts) -> Option<Finding> {
-    let reason = facts.gpu.reason?;
-    // Most nodes without a GPU are meant to have none; what is half there is not.
-    if matches!(reason, GpuReason::NoDriver | GpuReason::NoDevice) {
-        return None;
-    }
-    let advice = "vLLM on this node's GPU probably fares no better: look at the driver and at the container's CUDA libraries";
-    finding(
-        Weight::Note,
-        &format!("{reason:?}"),
-        facts.gpu.detail.clone(),
-        advice,
-    )
-}
-
-fn old_driver(facts: &Facts) -> Option<Finding> {
-    let mut limits = facts.gpu.devices.iter().flat_map(|device| &device.limits);
-    limits.find(|limit| **limit == DeviceLimit::DriverTooOld)?;
-    let message = format!("the driver speaks CUDA {}", facts.gpu.cuda);
-    let advice = "from 12.8 on the connector hands all copies of a job to the driver in one call";
-    finding(Weight::Slows, "DriverTooOld", message, advice)
-}
-
-fn gigabytes(bytes: u64) -> f64 {
+pub(super) fn gigabytes(bytes: u64) -> f64 {
     bytes as f64 / 1e9
 }
 

@@ -1,9 +1,10 @@
 //! Findings over made-up nodes.
 
 use super::*;
-use crate::cli::doctor::gpu::{Device, Gpu};
+use crate::cli::doctor::gpu::{Device, DeviceLimit, Gpu, GpuReason};
 use crate::cli::doctor::host::{Host, HugePages};
 use crate::cli::doctor::report::Speed;
+use crate::gpu::cuda::management::Link;
 
 /// A node that nothing is wrong with.
 fn good() -> Facts {
@@ -54,6 +55,32 @@ fn good() -> Facts {
             speed(SpeedName::DiskRead, 2_000_000_000),
         ],
     }
+}
+
+/// A device on PCIe 5 x16, now and at most, over which copies run at 50 GB/s.
+fn with_gpu(facts: &mut Facts) -> &mut Device {
+    facts.host.numa_reach = vec![0];
+    let copies = |name| Speed {
+        name,
+        bytes_per_second: Some(50_000_000_000),
+        ..facts.speeds[0].clone()
+    };
+    let copies = [SpeedName::PinnedToDevice, SpeedName::PinnedFromDevice].map(copies);
+    facts.speeds.extend(copies);
+    facts.gpu = Gpu {
+        devices: vec![Device {
+            link: Some(Link {
+                generation: 5,
+                generation_max: 5,
+                width: 16,
+                width_max: 16,
+            }),
+            numa_node: Some(0),
+            ..Device::default()
+        }],
+        ..Gpu::default()
+    };
+    &mut facts.gpu.devices[0]
 }
 
 fn wants(facts: &mut Facts) -> &mut Wanted {
@@ -157,6 +184,26 @@ const CASES: &[Case] = &[
     ("DriverMismatch", Weight::Note, |f| {
         f.gpu.reason = Some(GpuReason::DriverMismatch);
     }),
+    ("SystemNotReady", Weight::Note, |f| {
+        f.gpu.reason = Some(GpuReason::SystemNotReady);
+    }),
+    ("NoManagementLibrary", Weight::Note, |f| {
+        with_gpu(f);
+        f.gpu.no_management = "libnvidia-ml.so.1: not there".into();
+    }),
+    ("LinkNarrow", Weight::Slows, |f| {
+        with_gpu(f).link.as_mut().unwrap().width = 8;
+    }),
+    ("LinkGenerationLow", Weight::Slows, |f| {
+        with_gpu(f).link.as_mut().unwrap().generation = 4;
+    }),
+    ("GpuCopySlow", Weight::Slows, |f| {
+        with_gpu(f);
+        measure(f, SpeedName::PinnedFromDevice, Some(31_000_000_000));
+    }),
+    ("GpuFar", Weight::Slows, |f| {
+        with_gpu(f).numa_node = Some(1);
+    }),
     ("DriverTooOld", Weight::Slows, |f| {
         f.gpu.devices = vec![Device {
             limits: vec![DeviceLimit::DriverTooOld],
@@ -186,8 +233,20 @@ type Harmless = fn(&mut Facts);
 
 #[test]
 fn what_is_harmless_is_not_found() {
-    let changes: [Harmless; 7] = [
+    let changes: [Harmless; 10] = [
         |_| {},
+        |f| {
+            with_gpu(f);
+        },
+        |f| {
+            // An idle device lowers its link, and nothing was copied.
+            with_gpu(f).link.as_mut().unwrap().generation = 1;
+            f.speeds.truncate(3);
+        },
+        |f| {
+            with_gpu(f).link = None;
+            measure(f, SpeedName::PinnedToDevice, Some(1_000_000_000));
+        },
         |f| refuse(f, FacilityName::IoUring, "SeccompDenied"),
         |f| refuse(f, FacilityName::PageLock, "NoRoom"),
         |f| f.gpu.reason = Some(GpuReason::NoDevice),

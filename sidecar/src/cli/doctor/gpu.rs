@@ -1,7 +1,7 @@
 //! GPUs of the node and what their driver can do: from what was answered to facts with names.
 
 use super::driver::{Answer, Answers};
-use crate::gpu::cuda::management::uuid_text;
+use crate::gpu::cuda::management::{Link, NoManagement, uuid_text};
 use serde::Serialize;
 
 /// GPUs and their driver.
@@ -15,6 +15,8 @@ pub struct Gpu {
     pub driver: String,
     /// Newest CUDA that the driver speaks; empty without one.
     pub cuda: String,
+    /// Why NVML cannot be asked; empty where it can, or there is no driver.
+    pub no_management: String,
     /// Devices that this process sees.
     pub devices: Vec<Device>,
 }
@@ -28,10 +30,19 @@ pub enum GpuReason {
     DriverUnusable,
     /// The user half of the driver does not go with the kernel's half.
     DriverMismatch,
+    /// The machine lets nobody use its GPUs yet: on those with NVSwitches, its fabric manager does not run.
+    SystemNotReady,
     /// The driver works and shows no device.
     NoDevice,
     /// The driver did not answer in time.
     TimedOut,
+}
+
+impl GpuReason {
+    /// There is no GPU for this process, and nothing is broken: so are most nodes meant to be.
+    pub fn is_absence(self) -> bool {
+        matches!(self, Self::NoDriver | Self::NoDevice)
+    }
 }
 
 /// One device.
@@ -49,6 +60,10 @@ pub struct Device {
     pub compute_capability: String,
     /// Who may make contexts: `Default`, `Prohibited`, `ExclusiveProcess`.
     pub compute_mode: String,
+    /// Connection to the host; `null` where NVML does not say it.
+    pub link: Option<Link>,
+    /// NUMA node that it hangs on; `null` where the kernel does not say it.
+    pub numa_node: Option<u32>,
     /// What a second process on the device would meet.
     pub limits: Vec<DeviceLimit>,
 }
@@ -62,6 +77,10 @@ pub enum DeviceLimit {
     ExclusiveProcess,
     /// No process gets a context.
     Prohibited,
+    /// Less memory is free than a context and a window take beside what is left to vLLM.
+    OutOfMemory,
+    /// NVML does not say how much memory is free, and without that the sidecar makes no context.
+    FreeMemoryUnknown,
     /// The driver is older than CUDA 12.8, which `cuMemcpyBatchAsync` came with.
     DriverTooOld,
 }
@@ -71,11 +90,14 @@ const BATCH_SINCE: i32 = 12080;
 
 /// `CUresult` of `cuda.h`.
 const NO_DEVICE: i32 = 100;
+const SYSTEM_NOT_READY: i32 = 802;
 const SYSTEM_DRIVER_MISMATCH: i32 = 803;
 const COMPAT_NOT_SUPPORTED: i32 = 804;
+/// `nvmlReturn_t` of `nvml.h`: library and kernel module are of different versions.
+const RM_VERSION_MISMATCH: i32 = 18;
 
-/// Facts of what the driver answered; `None`: it did not.
-pub fn judged(answers: Option<Answers>) -> Gpu {
+/// Facts of what the driver answered; `None`: it did not. `needed_bytes`: what must be free for a window.
+pub fn judged(answers: Option<Answers>, needed_bytes: u64) -> Gpu {
     let Some(answers) = answers else {
         return Gpu {
             reason: Some(GpuReason::TimedOut),
@@ -90,7 +112,14 @@ pub fn judged(answers: Option<Answers>) -> Gpu {
         detail: why.map(|(_, detail)| detail).unwrap_or_default(),
         driver: answers.driver.clone(),
         cuda: cuda(answers.cuda),
-        devices: devices.map(|d| device(d, answers.cuda)).collect(),
+        no_management: answers
+            .no_management
+            .as_ref()
+            .map(no_management)
+            .unwrap_or_default(),
+        devices: devices
+            .map(|d| device(d, answers.cuda, needed_bytes))
+            .collect(),
     }
 }
 
@@ -110,11 +139,34 @@ fn refusal(answers: &Answers) -> Option<(GpuReason, String)> {
         )),
         0 => None,
         NO_DEVICE => Some((GpuReason::NoDevice, failed("no device"))),
+        SYSTEM_NOT_READY => Some((
+            GpuReason::SystemNotReady,
+            failed("the machine is not ready, as without nvidia-fabricmanager where it is needed"),
+        )),
         SYSTEM_DRIVER_MISMATCH | COMPAT_NOT_SUPPORTED => Some((
             GpuReason::DriverMismatch,
             failed("the container's libcuda.so.1 does not go with the node's driver"),
         )),
+        _ if is_mismatch(answers) => {
+            let why = answers.no_management.as_ref().map(no_management);
+            Some((GpuReason::DriverMismatch, failed(&why.unwrap_or_default())))
+        }
         _ => Some((GpuReason::DriverUnusable, failed("failed"))),
+    }
+}
+
+fn is_mismatch(answers: &Answers) -> bool {
+    answers.no_management == Some(NoManagement::Refused(RM_VERSION_MISMATCH))
+}
+
+fn no_management(why: &NoManagement) -> String {
+    match why {
+        NoManagement::Refused(RM_VERSION_MISMATCH) => {
+            format!(
+                "{why}: DriverMismatch, the driver's libraries and the kernel's module are of different versions"
+            )
+        }
+        _ => why.to_string(),
     }
 }
 
@@ -125,7 +177,7 @@ fn cuda(version: i32) -> String {
     format!("{}.{}", version / 1000, version % 1000 / 10)
 }
 
-fn device(answer: &Answer, cuda: i32) -> Device {
+fn device(answer: &Answer, cuda: i32, needed_bytes: u64) -> Device {
     // An instance of a partitioned GPU is `<GPU> MIG <profile>`.
     let mig = answer.name.split(' ').any(|word| word == "MIG");
     // `CUcomputemode` of cuda.h.
@@ -134,9 +186,16 @@ fn device(answer: &Answer, cuda: i32) -> Device {
         3 => ("ExclusiveProcess", Some(DeviceLimit::ExclusiveProcess)),
         _ => ("Default", None),
     };
+    let memory = match answer.memory_free_bytes {
+        Some(free) if free < needed_bytes => Some(DeviceLimit::OutOfMemory),
+        // NVML knows an instance by another name, and there is no window in one anyway.
+        None if !mig => Some(DeviceLimit::FreeMemoryUnknown),
+        _ => None,
+    };
     let limits = [
         mig.then_some(DeviceLimit::MigEnabled),
         limit,
+        memory,
         (cuda < BATCH_SINCE).then_some(DeviceLimit::DriverTooOld),
     ];
     let (major, minor) = answer.capability;
@@ -147,6 +206,8 @@ fn device(answer: &Answer, cuda: i32) -> Device {
         memory_free_bytes: answer.memory_free_bytes,
         compute_capability: format!("{major}.{minor}"),
         compute_mode: mode.into(),
+        link: answer.link,
+        numa_node: answer.numa_node,
         limits: limits.into_iter().flatten().collect(),
     }
 }
@@ -155,12 +216,15 @@ fn device(answer: &Answer, cuda: i32) -> Device {
 mod tests {
     use super::*;
 
+    const NEEDED: u64 = 1 << 30;
+
     fn one(name: &str, compute_mode: i32) -> Answers {
         Answers {
             cuda: 13000,
             devices: vec![Answer {
                 name: name.into(),
                 compute_mode,
+                memory_free_bytes: Some(NEEDED),
                 ..Answer::default()
             }],
             ..Answers::default()
@@ -181,7 +245,21 @@ mod tests {
             no_symbol: "cuInit",
             ..Answers::default()
         };
+        let mismatched = Answers {
+            no_management: Some(NoManagement::Refused(18)),
+            ..init(999)
+        };
         for (answers, reason, words) in [
+            (
+                Some(mismatched),
+                Some(GpuReason::DriverMismatch),
+                "different versions",
+            ),
+            (
+                Some(init(802)),
+                Some(GpuReason::SystemNotReady),
+                "nvidia-fabricmanager",
+            ),
             (None, Some(GpuReason::TimedOut), "in time"),
             (
                 Some(no_library),
@@ -204,7 +282,7 @@ mod tests {
             (Some(init(999)), Some(GpuReason::DriverUnusable), "(999)"),
             (Some(one("H100", 0)), None, ""),
         ] {
-            let gpu = judged(answers);
+            let gpu = judged(answers, NEEDED);
             assert_eq!(gpu.reason, reason, "{gpu:?}");
             assert!(gpu.detail.contains(words), "{gpu:?}");
         }
@@ -226,7 +304,22 @@ mod tests {
         ] {
             let mut answers = one(name, mode);
             answers.cuda = cuda;
-            let gpu = judged(Some(answers));
+            let gpu = judged(Some(answers), NEEDED);
+            assert_eq!(gpu.devices[0].limits, limits, "{gpu:?}");
+        }
+    }
+
+    #[test]
+    fn memory_that_is_short_or_not_told_is_a_limit() {
+        for (name, free, limits) in [
+            ("A", Some(NEEDED), vec![]),
+            ("A", Some(NEEDED - 1), vec![DeviceLimit::OutOfMemory]),
+            ("A", None, vec![DeviceLimit::FreeMemoryUnknown]),
+            ("A MIG 1g.10gb", None, vec![DeviceLimit::MigEnabled]),
+        ] {
+            let mut answers = one(name, 0);
+            answers.devices[0].memory_free_bytes = free;
+            let gpu = judged(Some(answers), NEEDED);
             assert_eq!(gpu.devices[0].limits, limits, "{gpu:?}");
         }
     }
@@ -236,7 +329,7 @@ mod tests {
         let mut answers = one("H100 MIG 1g.10gb", 0);
         answers.devices[0].uuid = std::array::from_fn(|at| at as u8 * 17);
         answers.devices[0].capability = (9, 0);
-        let gpu = judged(Some(answers));
+        let gpu = judged(Some(answers), NEEDED);
         let device = &gpu.devices[0];
         assert_eq!(device.uuid, "MIG-00112233-4455-6677-8899-aabbccddeeff");
         assert_eq!((&*gpu.cuda, &*device.compute_capability), ("13.0", "9.0"));

@@ -78,37 +78,31 @@ fn on_device(asked: Asked) -> Result<Vec<Found>, NotMeasured> {
     let context = context::beside_vllm(&uuid, asked.bytes())?;
     let link = Link::new(&context)?;
     let both = link.both(LONG)?;
-    let mut window = WindowLink::new(&context, &uuid, WINDOW_BYTES)?;
     let mut speeds = vec![
-        link.one_way(Direction::Load, LONG)?,
-        link.one_way(Direction::Store, LONG)?,
-        both.load + both.store,
-        window.round_trip(LONG)?,
+        Ok(link.one_way(Direction::Load, LONG)?),
+        Ok(link.one_way(Direction::Store, LONG)?),
+        Ok(both.load + both.store),
+        WindowLink::new(&context, &uuid, WINDOW_BYTES)
+            .and_then(|mut window| window.round_trip(LONG))
+            .map_err(|error| error.to_string()),
     ];
-    let mut missing = None;
     if asked == Asked::Decode {
-        match Kernels::load(&context) {
-            Ok(kernels) => {
-                let decode = Decode::new(Arc::new(kernels), STEP.0, STEP.1)?;
-                let idle = decode.steps(LONG)?;
-                let (beside, _) = decode.steps_beside(&link, LONG)?;
-                let bytes = decode.step_bytes() as f64;
-                speeds.extend([bytes / idle.p50, bytes / beside.p50]);
-            }
-            Err(error) => missing = Some(format!("{}: {error}", error.name())),
-        }
+        speeds.extend(match Kernels::load(&context) {
+            Ok(kernels) => decoding(Arc::new(kernels), &link)?.map(Ok),
+            Err(error) => [(); 2].map(|()| Err(format!("{}: {error}", error.name()))),
+        });
     }
-    let speeds = speeds.into_iter().map(|speed| Ok(speed as u64));
-    // Those that need kernels are the last.
-    let none = missing
-        .into_iter()
-        .flat_map(|reason| [Err(reason.clone()), Err(reason)]);
-    Ok(asked
-        .names()
-        .iter()
-        .copied()
-        .zip(speeds.chain(none))
-        .collect())
+    let speeds = speeds.into_iter().map(|speed| Ok(speed? as u64));
+    Ok(asked.names().iter().copied().zip(speeds).collect())
+}
+
+/// Alone, and beside copies both ways.
+fn decoding(kernels: Arc<Kernels>, link: &Link) -> Result<[f64; 2], NotMeasured> {
+    let decode = Decode::new(kernels, STEP.0, STEP.1)?;
+    let idle = decode.steps(LONG)?;
+    let (beside, _) = decode.steps_beside(link, LONG)?;
+    let bytes = decode.step_bytes() as f64;
+    Ok([bytes / idle.p50, bytes / beside.p50])
 }
 
 fn row((name, found): Found) -> Speed {

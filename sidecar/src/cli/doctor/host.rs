@@ -23,6 +23,8 @@ pub struct Host {
     pub cache_bytes: Option<u64>,
     /// NUMA nodes.
     pub numa_nodes: u32,
+    /// Those of them that this process may run on a core of; empty where it is not known.
+    pub numa_reach: Vec<u32>,
     /// Memory of the machine.
     pub memory_total_bytes: Option<u64>,
     /// What of it could be had.
@@ -78,7 +80,11 @@ impl Host {
             load: load(&text(&proc.join("loadavg"))),
             cpu_quota_cores: quota(&sys.join("fs/cgroup"), &text(&proc.join("self/cgroup"))),
             cache_bytes: cache(&sys.join("devices/system/cpu/cpu0/cache")),
-            numa_nodes: numa_nodes(&sys.join("devices/system/node")),
+            numa_nodes: numa_ids(&sys.join("devices/system/node")).len().max(1) as u32,
+            numa_reach: numa_reach(
+                &sys.join("devices/system/node"),
+                &field(&text(&proc.join("self/status")), "Cpus_allowed_list"),
+            ),
             memory_total_bytes: kib(&meminfo, "MemTotal"),
             memory_available_bytes: available,
             memory_limit_bytes: memory.limit,
@@ -191,15 +197,37 @@ fn cache(folder: &Path) -> Option<u64> {
     sizes.max()
 }
 
-fn numa_nodes(folder: &Path) -> u32 {
+/// None for a kernel without NUMA: it has no such folder.
+fn numa_ids(folder: &Path) -> Vec<u32> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
-    let nodes = entries.filter(|entry| {
+    let ids = entries.filter_map(|entry| {
         let name = entry.file_name();
-        let number = name.to_str().and_then(|name| name.strip_prefix("node"));
-        number.is_some_and(|n| n.parse::<u32>().is_ok())
+        name.to_str()?.strip_prefix("node")?.parse().ok()
     });
-    // A kernel without NUMA has no such folder.
-    u32::try_from(nodes.count()).unwrap_or(1).max(1)
+    let mut ids: Vec<u32> = ids.collect();
+    ids.sort_unstable();
+    ids
+}
+
+/// Nodes with one of these cores.
+fn numa_reach(folder: &Path, allowed: &str) -> Vec<u32> {
+    let allowed = ranges(allowed);
+    let mut reach = numa_ids(folder);
+    reach.retain(|id| {
+        let cores = ranges(&text(&folder.join(format!("node{id}/cpulist"))));
+        let meet = |core: &(u32, u32)| allowed.iter().any(|a| a.0 <= core.1 && core.0 <= a.1);
+        cores.iter().any(meet)
+    });
+    reach
+}
+
+/// The ranges of a list like `0-3,8`, with both of their ends.
+fn ranges(list: &str) -> Vec<(u32, u32)> {
+    let ranges = list.trim().split(',').filter_map(|range| {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        Some((first.parse().ok()?, last.parse().ok()?))
+    });
+    ranges.collect()
 }
 
 fn huge_pages(folder: &Path) -> Vec<HugePages> {
@@ -250,8 +278,9 @@ mod tests {
             ),
             ("sys/devices/system/cpu/cpu0/cache/index0/size", "32K\n"),
             ("sys/devices/system/cpu/cpu0/cache/index3/size", "65536K\n"),
-            ("sys/devices/system/node/node0/x", ""),
-            ("sys/devices/system/node/node1/x", ""),
+            ("proc/self/status", "Name:\tx\nCpus_allowed_list:\t0,6-9\n"),
+            ("sys/devices/system/node/node0/cpulist", "1-3\n"),
+            ("sys/devices/system/node/node1/cpulist", "4-5,8-11\n"),
             (
                 "sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages",
                 "512\n",
@@ -272,6 +301,7 @@ mod tests {
             load: Some(10.5),
             cache_bytes: Some(64 << 20),
             numa_nodes: 2,
+            numa_reach: vec![1],
             memory_total_bytes: Some(16 * GIB),
             memory_available_bytes: Some(8 * GIB),
             memory_room_bytes: 8 * GIB,

@@ -5,6 +5,7 @@ mod deadline;
 mod driver;
 mod facilities;
 mod findings;
+mod findings_gpu;
 mod gpu;
 mod gpu_speed;
 mod host;
@@ -15,6 +16,7 @@ mod sys;
 mod table;
 
 use super::ConfigFiles;
+use crate::gpu::cuda::context::needed_bytes;
 use crate::shm::limit;
 use crate::shm::memfd::Pages;
 use deadline::Deadline;
@@ -82,29 +84,33 @@ fn examined(config: Option<&Config>, asked: Option<gpu_speed::Asked>) -> Report 
     Report {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         serves: findings::serves(&findings),
-        transfer_modes: modes::judged(&facts.gpu, &facts.facilities),
+        transfer_modes: modes::judged(&facts.gpu, &facts.facilities, &facts.speeds),
         facts,
         findings,
     }
 }
 
 fn gathered(config: Option<&Config>, asked: Option<gpu_speed::Asked>) -> Facts {
-    let deadline = Deadline::start();
     let progress = Progress::new();
+    // First, so that a device is awake when it is asked how it hangs on the host.
+    let gpu_speeds = asked.map(|asked| {
+        progress.at("how fast a GPU copies");
+        gpu_speed::measured(asked)
+    });
+    let deadline = Deadline::start();
+    progress.at("GPUs");
+    let window = config.map_or(Config::default().transfer, |config| config.transfer.clone());
+    let needed = needed_bytes(window.window_size.0);
+    let gpu = gpu::judged(deadline.within(DRIVER_LONGEST, driver::ask), needed);
     progress.at("the node");
     let host = Host::read();
     let disk = config.and_then(|config| config.disk.path.clone());
     progress.at("what the kernel allows");
     let room = host.memory_room_bytes;
     let facilities = facilities::tried(deadline, runtime(config), disk.clone(), room);
-    progress.at("GPUs");
-    let gpu = gpu::judged(deadline.within(DRIVER_LONGEST, driver::ask));
     progress.at("how fast memory and disk are");
     let mut speeds = speed::measured(deadline, disk, room, host.cores);
-    if let Some(asked) = asked {
-        progress.at("how fast a GPU copies");
-        speeds.extend(gpu_speed::measured(asked));
-    }
+    speeds.extend(gpu_speeds.into_iter().flatten());
     Facts {
         wanted: config.map(wanted),
         host,

@@ -1,8 +1,8 @@
-//! Ways for KV between a GPU and the arena: which one works here, and why the other does not. No byte of device memory is moved here, so
-//! of a way over a GPU nothing more is said than that nothing is known to stand against it.
+//! Ways for KV between a GPU and the arena: which one works here, and why the other does not. Nothing is passed to a vLLM from here, so of a
+//! way over a GPU nothing more is said than that nothing is known to stand against it, and what was measured of its parts.
 
 use super::gpu::{Device, DeviceLimit, Gpu, GpuReason};
-use super::report::{Facility, FacilityName};
+use super::report::{Facility, FacilityName, Speed, SpeedName};
 use serde::Serialize;
 
 /// One way.
@@ -39,36 +39,90 @@ pub enum ModeState {
 }
 
 /// Both ways.
-pub fn judged(gpu: &Gpu, facilities: &[Facility]) -> Vec<Mode> {
-    vec![engine(gpu, facilities), window(gpu, facilities)]
+pub fn judged(gpu: &Gpu, facilities: &[Facility], speeds: &[Speed]) -> Vec<Mode> {
+    let missing = missing(facilities);
+    if !missing.is_empty() {
+        let unavailable = |name| Mode {
+            name,
+            state: ModeState::Unavailable,
+            reasons: missing.clone(),
+            detail: "vLLM cannot be given the arena".into(),
+        };
+        return vec![
+            unavailable(ModeName::Engine),
+            unavailable(ModeName::CudaWindow),
+        ];
+    }
+    let modes = match gpu.reason {
+        Some(reason) if reason.is_absence() => without_gpu(reason),
+        Some(reason) => broken(reason, &gpu.detail),
+        None => [engine(gpu, speeds), window(gpu, speeds)],
+    };
+    modes.into()
 }
 
-fn engine(gpu: &Gpu, facilities: &[Facility]) -> Mode {
-    let missing = missing(facilities);
-    let (state, reasons, detail) = if !missing.is_empty() {
-        let detail = "vLLM cannot be given the arena";
-        (ModeState::Unavailable, missing, detail)
-    } else if gpu.reason.is_some() {
-        let detail = "for a vLLM on CPUs: it maps the arena and copies with plain instructions. For one on GPUs nothing was seen \
-                      from here";
-        (ModeState::Works, gpu_reasons(gpu), detail)
-    } else {
-        let detail =
-            "copies run in vLLM's process, over its own CUDA context; nothing was copied from here";
-        let reasons = engine_limits(gpu);
-        let mut devices = gpu.devices.iter();
-        let prohibited = devices.all(|d| d.limits.contains(&DeviceLimit::Prohibited));
-        let state = match prohibited {
-            true => ModeState::Unavailable,
-            false => ModeState::NotTried,
-        };
-        (state, reasons, detail)
+fn without_gpu(reason: GpuReason) -> [Mode; 2] {
+    let works = |name, detail: &str| Mode {
+        name,
+        state: ModeState::Works,
+        reasons: vec![format!("{reason:?}")],
+        detail: format!("for a vLLM on CPUs: {detail}"),
+    };
+    [
+        works(
+            ModeName::Engine,
+            "it maps the arena and copies with plain instructions. For one on GPUs nothing was seen from here",
+        ),
+        works(
+            ModeName::CudaWindow,
+            "a window in host memory. For one on GPUs the sidecar would need to see them",
+        ),
+    ]
+}
+
+/// There is a driver, and it does not work here. vLLM may have another one in its container, but not another machine.
+fn broken(reason: GpuReason, said: &str) -> [Mode; 2] {
+    let engine = match reason {
+        GpuReason::SystemNotReady => ModeState::Unavailable,
+        _ => ModeState::NotTried,
+    };
+    let mode = |name, state, detail: &str| Mode {
+        name,
+        state,
+        reasons: vec![format!("{reason:?}")],
+        detail: format!("{detail}: {said}"),
+    };
+    [
+        mode(
+            ModeName::Engine,
+            engine,
+            "copies run in vLLM's process, and the driver does not work from here",
+        ),
+        mode(
+            ModeName::CudaWindow,
+            ModeState::Unavailable,
+            "no window in device memory without a driver that works",
+        ),
+    ]
+}
+
+fn engine(gpu: &Gpu, speeds: &[Speed]) -> Mode {
+    let prohibited = |device: &Device| device.limits.contains(&DeviceLimit::Prohibited);
+    let [to, from] = [SpeedName::PinnedToDevice, SpeedName::PinnedFromDevice];
+    let copied = match (measured(speeds, to), measured(speeds, from)) {
+        (Some(Ok(to)), Some(Ok(from))) => {
+            format!("copies from here moved {to} to the device and {from} from it")
+        }
+        (Some(Err(reason)), _) | (_, Some(Err(reason))) => {
+            format!("copies from here could not be measured: {reason}")
+        }
+        _ => "nothing was copied from here".into(),
     };
     Mode {
         name: ModeName::Engine,
-        state,
-        reasons,
-        detail: detail.into(),
+        state: unless_all(gpu, prohibited),
+        reasons: engine_limits(gpu),
+        detail: format!("copies run in vLLM's process, over its own CUDA context; {copied}"),
     }
 }
 
@@ -89,35 +143,36 @@ fn limits(gpu: &Gpu, counts: impl Fn(DeviceLimit) -> bool) -> Vec<String> {
     names
 }
 
-fn gpu_reasons(gpu: &Gpu) -> Vec<String> {
-    let reason = gpu.reason.map(|reason: GpuReason| format!("{reason:?}"));
-    reason.into_iter().collect()
-}
-
-fn window(gpu: &Gpu, facilities: &[Facility]) -> Mode {
-    let missing = missing(facilities);
+fn window(gpu: &Gpu, speeds: &[Speed]) -> Mode {
     let bars = |limit: DeviceLimit| limit != DeviceLimit::DriverTooOld;
     let barred = |device: &Device| device.limits.iter().any(|limit| bars(*limit));
-    let (state, reasons, detail) = if !missing.is_empty() {
-        let detail = "vLLM cannot be given the arena";
-        (ModeState::Unavailable, missing, detail)
-    } else if gpu.reason.is_some() {
-        let detail = "for a vLLM on CPUs: a window in host memory. For one on GPUs the sidecar would need to see them";
-        (ModeState::Works, gpu_reasons(gpu), detail)
-    } else {
-        let detail = "a window in device memory; none was made from here, and this version's was never run on a GPU";
-        let state = match gpu.devices.iter().all(barred) {
-            true => ModeState::Unavailable,
-            false => ModeState::NotTried,
-        };
-        (state, limits(gpu, bars), detail)
+    let made = match measured(speeds, SpeedName::WindowRoundTrip) {
+        Some(Ok(speed)) => format!("one moved {speed} there and back, and was passed to nobody"),
+        Some(Err(reason)) => format!("none could be measured: {reason}"),
+        None => "none was made from here, and this version's was never run on a GPU".into(),
     };
     Mode {
         name: ModeName::CudaWindow,
-        state,
-        reasons,
-        detail: detail.into(),
+        state: unless_all(gpu, barred),
+        reasons: limits(gpu, bars),
+        detail: format!("a window in device memory; {made}"),
     }
+}
+
+fn unless_all(gpu: &Gpu, barred: impl Fn(&Device) -> bool) -> ModeState {
+    match gpu.devices.iter().all(barred) {
+        true => ModeState::Unavailable,
+        false => ModeState::NotTried,
+    }
+}
+
+/// How fast a way was, or why that is not known; none where it was not asked for.
+fn measured(speeds: &[Speed], name: SpeedName) -> Option<Result<String, &str>> {
+    let speed = speeds.iter().find(|speed| speed.name == name)?;
+    Some(match speed.bytes_per_second {
+        Some(bytes) => Ok(format!("{:.2} GB/s", bytes as f64 / 1e9)),
+        None => Err(&speed.reason),
+    })
 }
 
 /// What passing memory to vLLM needs and is not there.
@@ -157,7 +212,7 @@ mod tests {
 
     #[test]
     fn each_way_says_what_is_known_of_it_and_never_more() {
-        use DeviceLimit::{DriverTooOld, ExclusiveProcess, MigEnabled, Prohibited};
+        use DeviceLimit::{DriverTooOld, ExclusiveProcess, MigEnabled, OutOfMemory, Prohibited};
         use ModeState::{NotTried, Unavailable, Works};
         for (gpu, states, engine, window) in [
             (
@@ -165,6 +220,24 @@ mod tests {
                 (Works, Works),
                 vec!["NoDriver"],
                 vec!["NoDriver"],
+            ),
+            (
+                without(GpuReason::TimedOut),
+                (NotTried, Unavailable),
+                vec!["TimedOut"],
+                vec!["TimedOut"],
+            ),
+            (
+                without(GpuReason::SystemNotReady),
+                (Unavailable, Unavailable),
+                vec!["SystemNotReady"],
+                vec!["SystemNotReady"],
+            ),
+            (
+                with(&[OutOfMemory]),
+                (NotTried, Unavailable),
+                vec![],
+                vec!["OutOfMemory"],
             ),
             (with(&[]), (NotTried, NotTried), vec![], vec![]),
             (
@@ -192,13 +265,61 @@ mod tests {
                 vec!["Prohibited"],
             ),
         ] {
-            let modes = judged(&gpu, &[]);
+            let modes = judged(&gpu, &[], &[]);
             assert_eq!((modes[0].state, modes[1].state), states);
             assert_eq!(
                 (&modes[0].reasons, &modes[1].reasons),
                 (&named(&engine), &named(&window))
             );
         }
+    }
+
+    #[test]
+    fn what_was_measured_is_said_and_what_was_not_is_not() {
+        let speed = |name, found: Result<u64, &str>| Speed {
+            name,
+            bytes_per_second: found.ok(),
+            over_bytes: 0,
+            threads: 1,
+            bounds: String::new(),
+            reason: found.err().unwrap_or_default().into(),
+        };
+        let said = |found: [Result<u64, &str>; 3]| {
+            let names = [
+                SpeedName::PinnedToDevice,
+                SpeedName::PinnedFromDevice,
+                SpeedName::WindowRoundTrip,
+            ];
+            let speeds: Vec<Speed> = names
+                .into_iter()
+                .zip(found)
+                .map(|(name, found)| speed(name, found))
+                .collect();
+            let modes = judged(&with(&[]), &[], &speeds);
+            modes
+                .into_iter()
+                .map(|mode| mode.detail)
+                .collect::<Vec<_>>()
+        };
+        let (gigabyte, refused) = (Ok(1_000_000_000), Err("OutOfMemory"));
+        let all = said([gigabyte, Ok(2_500_000_000), gigabyte]);
+        assert!(
+            all[0].contains("moved 1.00 GB/s to the device and 2.50 GB/s from it"),
+            "{all:?}"
+        );
+        assert!(
+            all[1].contains("one moved 1.00 GB/s there and back"),
+            "{all:?}"
+        );
+        let none = said([refused; 3]);
+        assert!(
+            none[0].ends_with("could not be measured: OutOfMemory"),
+            "{none:?}"
+        );
+        assert!(
+            none[1].ends_with("could be measured: OutOfMemory"),
+            "{none:?}"
+        );
     }
 
     #[test]
@@ -209,7 +330,7 @@ mod tests {
             reason: "EPERM".into(),
             detail: String::new(),
         };
-        let modes = judged(&without(GpuReason::NoDriver), &[refused]);
+        let modes = judged(&without(GpuReason::NoDriver), &[refused], &[]);
         for mode in modes {
             assert_eq!(mode.state, ModeState::Unavailable);
             assert_eq!(mode.reasons, ["Memfd"]);

@@ -83,7 +83,16 @@ fn host(out: &mut String, host: &Host) -> Result {
         format!("{load:.1} threads over the last minute")
     });
     row(out, "load", &load)?;
-    row(out, "NUMA nodes", &host.numa_nodes.to_string())?;
+    let reach: Vec<String> = host.numa_reach.iter().map(u32::to_string).collect();
+    let numa = match reach.is_empty() {
+        true => host.numa_nodes.to_string(),
+        false => format!(
+            "{}, this process may run on {}",
+            host.numa_nodes,
+            reach.join(", ")
+        ),
+    };
+    row(out, "NUMA nodes", &numa)?;
     let memory = format!(
         "{} available of {}, {} left to this process",
         known(host.memory_available_bytes),
@@ -128,10 +137,22 @@ fn gpu(out: &mut String, gpu: &Gpu) -> Result {
         };
         row(out, "driver", &format!("{driver}, CUDA {}", gpu.cuda))?;
     }
+    if !gpu.no_management.is_empty() {
+        row(out, "no NVML", &gpu.no_management)?;
+    }
     for device in &gpu.devices {
+        let link = device.link.map_or(String::new(), |link| {
+            format!(
+                ", PCIe {} x{} of {} x{}",
+                link.generation, link.width, link.generation_max, link.width_max
+            )
+        });
+        let numa = device
+            .numa_node
+            .map_or(String::new(), |node| format!(", NUMA node {node}"));
         let limits = device.limits.iter().map(|limit| format!(", {limit:?}"));
         let text = format!(
-            "{}, {} free of {}, compute {}, mode {}{}",
+            "{}, {} free of {}, compute {}, mode {}{link}{numa}{}",
             device.uuid,
             known(device.memory_free_bytes),
             size(device.memory_total_bytes),
@@ -177,6 +198,7 @@ mod tests {
     use super::*;
     use crate::cli::doctor::gpu::{Device, DeviceLimit};
     use crate::cli::doctor::{findings, modes};
+    use crate::gpu::cuda::management::Link;
 
     fn text(gpu: Gpu, host: Host) -> String {
         let facts = Facts {
@@ -190,7 +212,7 @@ mod tests {
         render(&Report {
             version: String::new(),
             serves: findings::serves(&findings),
-            transfer_modes: modes::judged(&facts.gpu, &facts.facilities),
+            transfer_modes: modes::judged(&facts.gpu, &facts.facilities, &facts.speeds),
             facts,
             findings,
         })
@@ -218,18 +240,27 @@ mod tests {
             memory_total_bytes: 80 << 30,
             compute_capability: "9.0".into(),
             compute_mode: "ExclusiveProcess".into(),
+            link: Some(Link {
+                generation: 1,
+                generation_max: 5,
+                width: 8,
+                width_max: 16,
+            }),
+            numa_node: Some(1),
             limits: vec![DeviceLimit::ExclusiveProcess],
             ..Device::default()
         };
         let gpu = Gpu {
             cuda: "12.8".into(),
+            no_management: "no libnvidia-ml.so.1".into(),
             devices: vec![device],
             ..Gpu::default()
         };
         let text = text(gpu, Host::default());
         for line in [
             "  driver           version unknown, CUDA 12.8\n",
-            "  Some GPU         GPU-1, unknown free of 80Gi, compute 9.0, mode ExclusiveProcess, ExclusiveProcess\n",
+            "  no NVML          no libnvidia-ml.so.1\n",
+            "  Some GPU         GPU-1, unknown free of 80Gi, compute 9.0, mode ExclusiveProcess, PCIe 1 x8 of 5 x16, NUMA node 1, ExclusiveProcess\n",
             "  Engine           not tried: copies run in vLLM's process",
             "  CudaWindow       unavailable (ExclusiveProcess): a window in device memory",
         ] {

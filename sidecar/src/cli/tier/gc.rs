@@ -4,13 +4,13 @@ use super::domain::Domain;
 use super::progress::Progress;
 use super::target::{Output, Target};
 use super::{DomainRow, Failed, Stopped, Sums, count, ended, now_unix_s, size, walk, write_json};
-use crate::tiers::{Listed, Tier};
+use crate::tiers::{Listed, Tier, remove_all};
 use kvcachepool_protocol::config::Duration;
 use serde::Serialize;
 use std::io::Write;
 use std::process::ExitCode;
 
-/// Objects that are removed at once.
+/// Objects that are removed between two looks at the progress.
 const BATCH: usize = 500;
 
 #[derive(Debug, clap::Args)]
@@ -85,12 +85,14 @@ pub(super) fn print(args: &Args, out: &mut dyn Write) -> Result<Report, Failed> 
         // Removing while listing would move the pages of some tiers.
         let (mut fit, mut kept, mut sums) = (Vec::new(), 0, Sums::default());
         let now = tier.unix_s().unwrap_or_else(now_unix_s);
-        walk(tier, async |listed| {
-            if args.which.has(&listed, now) {
-                sums.add(&listed);
-                fit.push(listed);
-            } else {
-                kept += 1;
+        walk(tier, async |page| {
+            for listed in page {
+                if args.which.has(&listed, now) {
+                    sums.add(&listed);
+                    fit.push(listed);
+                } else {
+                    kept += 1;
+                }
             }
             Ok(())
         })
@@ -118,19 +120,19 @@ async fn remove(
     fit: &[Listed],
     out: &mut dyn Write,
 ) -> Result<u64, Stopped> {
-    let (mut removed, mut bytes) = (0, 0);
+    let (mut removed, mut done, mut bytes) = (0, 0, 0);
     let mut progress = Progress::new(fit.len() as u64);
     for batch in fit.chunks(BATCH) {
         if !args.dry_run {
-            let names: Vec<_> = batch.iter().map(|listed| listed.name.clone()).collect();
-            removed += tier.remove(&names).await?;
+            removed += remove_all(tier, batch).await?;
         }
+        done += batch.len() as u64;
         bytes += batch.iter().map(|listed| listed.bytes).sum::<u64>();
         if args.objects {
             progress.clear();
             write_rows(out, args.target.output, batch)?;
         }
-        progress.at(removed, bytes);
+        progress.at(done, bytes);
     }
     Ok(removed)
 }

@@ -1,8 +1,9 @@
 //! `inspect`: domains of a tier with their objects, bytes and ages; or every object with what its head says.
 
 use super::target::{Output, Target};
-use super::{Failed, Stopped, Sums, age, count, ended, size, walk, write_json};
+use super::{AT_ONCE, Failed, Stopped, Sums, age, count, ended, size, walk, write_json};
 use crate::tiers::{Listed, Tier};
+use futures::StreamExt;
 use kvcachepool_protocol::object::Object;
 use serde::Serialize;
 use std::io::Write;
@@ -96,10 +97,12 @@ pub(super) fn print(args: &Args, out: &mut dyn Write) -> Result<(), Failed> {
     let output = args.target.output;
     args.target.with(async |tier: &dyn Tier| {
         let mut sums = Sums::default();
-        let foreign_names = walk(tier, async |listed| {
-            sums.add(&listed);
-            if args.objects {
-                let row = row(tier, listed).await;
+        let foreign_names = walk(tier, async |page| {
+            page.iter().for_each(|listed| sums.add(listed));
+            let page = page.into_iter().filter(|_| args.objects);
+            let rows = futures::stream::iter(page.map(|listed| row(tier, listed)));
+            let mut rows = std::pin::pin!(rows.buffered(AT_ONCE));
+            while let Some(row) = rows.next().await {
                 match output {
                     Output::Json => write_json(out, &row)?,
                     Output::Text => write_row(out, &row)?,

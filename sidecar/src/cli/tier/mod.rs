@@ -15,6 +15,7 @@ pub use target::Output;
 
 use crate::tiers::{Listed, Tier, TierError};
 use domain::Domain;
+use progress::Progress;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -23,6 +24,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Objects of a page of a listing.
 pub(super) const PAGE: usize = 1_000;
+/// Heads that are read at once.
+const AT_ONCE: usize = 32;
 
 /// Why a command ended early.
 #[derive(Debug)]
@@ -146,21 +149,24 @@ impl Sums {
     }
 }
 
-/// Calls `each` with every object. Returns how many names there are none of ours.
+/// Calls `each` with every page of a listing, and shows how far that is. Returns how many names there are none of ours.
 async fn walk(
     tier: &dyn Tier,
-    mut each: impl AsyncFnMut(Listed) -> Result<(), Stopped>,
+    mut each: impl AsyncFnMut(Vec<Listed>) -> Result<(), Stopped>,
 ) -> Result<u64, Stopped> {
+    let (mut progress, mut objects, mut bytes) = (Progress::new(0), 0, 0);
     let page = async |page: Vec<Listed>| {
-        for listed in page {
-            each(listed).await?;
-        }
+        progress.clear();
+        objects += page.len() as u64;
+        bytes += page.iter().map(|listed| listed.bytes).sum::<u64>();
+        each(page).await?;
+        progress.at(objects, bytes);
         Ok(())
     };
     pages(tier, page).await
 }
 
-/// The same by the page of a listing.
+/// The same, without showing it.
 async fn pages(
     tier: &dyn Tier,
     mut each: impl AsyncFnMut(Vec<Listed>) -> Result<(), Stopped>,

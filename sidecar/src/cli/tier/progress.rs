@@ -11,6 +11,8 @@ const EVERY: Duration = Duration::from_millis(250);
 #[derive(Debug)]
 pub struct Progress {
     shown: bool,
+    /// The line stands there.
+    stands: bool,
     began: Instant,
     written: Instant,
     /// Objects that there are; 0 = not known.
@@ -23,6 +25,7 @@ impl Progress {
         let now = Instant::now();
         Self {
             shown: std::io::stderr().is_terminal(),
+            stands: false,
             began: now,
             written: now,
             objects,
@@ -35,14 +38,15 @@ impl Progress {
             return;
         }
         self.written = Instant::now();
+        self.stands = true;
         let line = line(objects, self.objects, bytes, self.began.elapsed());
         // What cannot be shown is not worth an error.
         let _ = write!(std::io::stderr(), "\r\x1b[K{line}");
     }
 
     /// Takes the line away, before something else is printed.
-    pub fn clear(&self) {
-        if self.shown {
+    pub fn clear(&mut self) {
+        if std::mem::take(&mut self.stands) {
             let _ = write!(std::io::stderr(), "\r\x1b[K");
         }
     }

@@ -1,5 +1,6 @@
 //! Reads objects and compares their bytes with their digests, as many at once as memory holds.
 
+use super::AT_ONCE;
 use crate::shm::mapping::Mapping;
 use crate::tiers::{Cause, Get, Kind, Place, Span, Tier, TierError};
 use futures::StreamExt;
@@ -8,8 +9,8 @@ use kvcachepool_protocol::object::{ALIGN, Object, ObjectName, Section};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Requests at once.
-const AT_ONCE: usize = 8;
+/// Objects that are read at once.
+const OBJECTS_AT_ONCE: usize = 8;
 /// Objects whose heads are read before their sections are.
 const HEADS: usize = 64;
 
@@ -105,7 +106,7 @@ impl<'a> Reader<'a> {
             };
             (name, read)
         });
-        let each = futures::stream::iter(each).buffered(AT_ONCE);
+        let each = futures::stream::iter(each).buffered(OBJECTS_AT_ONCE);
         each.collect().await
     }
 

@@ -16,15 +16,35 @@ pub struct Target {
     /// The tier: file:///folder for a disk tier, s3://bucket/prefix for an S3 tier, redis://host:6379 and the like for a Redis tier.
     #[arg(value_name = "URL")]
     url: String,
-    /// Folder with the files `password` and, for an ACL user, `username`; for Redis, where they shall not stand in the URL.
+    /// Folder with credentials. Redis: the files `password` and, for an ACL user, `username`; without it those of the URL. S3: the files
+    /// `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY` and perhaps `AWS_SESSION_TOKEN`; without it environment, profile, web identity of the
+    /// pod, instance.
     #[arg(long, value_name = "FOLDER")]
     auth: Option<PathBuf>,
-    /// PEM file of the authorities that Redis servers with TLS are trusted by; without it those of the system.
+    /// PEM file of the authorities that servers with TLS are trusted by; without it, for S3, that of AWS_CA_BUNDLE, else those of the
+    /// system.
     #[arg(long, value_name = "FILE")]
     ca: Option<PathBuf>,
+    #[command(flatten)]
+    bucket: Bucket,
     /// What is printed: text for people, json for programs.
     #[arg(long, value_enum, default_value = "text")]
     pub output: Output,
+}
+
+/// What a URL of S3 does not say of its bucket.
+#[derive(Debug, Default, PartialEq, Eq, clap::Args)]
+struct Bucket {
+    /// Server that is not AWS, such as http://minio:9000; without it AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL, else AWS.
+    #[arg(long, value_name = "URL", help_heading = OF_S3)]
+    endpoint: Option<String>,
+    /// Region of the bucket; without it AWS_REGION or AWS_DEFAULT_REGION, else us-east-1 with an endpoint.
+    #[arg(long, value_name = "NAME", help_heading = OF_S3)]
+    region: Option<String>,
+    /// Where the bucket's name stands in requests: Path (https://host/bucket), VirtualHost (https://bucket.host) or Auto, which is
+    /// VirtualHost for AWS and for endpoints of a public name.
+    #[arg(long, value_name = "STYLE", help_heading = OF_S3)]
+    addressing_style: Option<String>,
 }
 
 /// For whom a command prints.
@@ -36,6 +56,8 @@ pub enum Output {
     Json,
 }
 
+/// What options of [`Bucket`] stand under.
+const OF_S3: &str = "Options for S3";
 /// There is one of these in every folder of a disk tier.
 const MARK: &str = "format";
 
@@ -46,6 +68,7 @@ impl Target {
             url,
             auth: None,
             ca: None,
+            bucket: Bucket::default(),
             output,
         }
     }
@@ -87,18 +110,66 @@ impl Target {
             return Err(format!("this is no URL; {WRITE}"));
         };
         let of_redis = SCHEMES_OF_REDIS.contains(&scheme);
-        if !of_redis && (self.auth.is_some() || self.ca.is_some()) {
-            return Err("--auth and --ca are for Redis; what a URL of S3 does not say is in the environment".into());
+        if scheme == "file" && (self.auth.is_some() || self.ca.is_some()) {
+            return Err("--auth and --ca are for servers; a folder has neither".into());
+        }
+        if scheme != "s3" && self.bucket != Bucket::default() {
+            return Err("--endpoint, --region and --addressing-style are for S3".into());
         }
         match scheme {
             "file" if rest.starts_with('/') => Ok(Place::Folder(rest.into())),
             "file" => Err("write three slashes and the whole path: file:///path/of/folder".into()),
-            "s3" => Ok(Place::Bucket(Box::new(bucket(rest, |name| {
-                std::env::var(name).ok()
-            })?))),
+            "s3" => {
+                let config = self.config(rest, |name| std::env::var(name).ok())?;
+                Ok(Place::Bucket(Box::new(config)))
+            }
             _ if of_redis => Ok(Place::Servers(self.servers()?)),
             _ => Err(format!("no tier has such URLs; {WRITE}")),
         }
+    }
+
+    /// Settings for `bucket/prefix`; what no option says is in the environment, named as the tools of AWS name it.
+    fn config(
+        &self,
+        rest: &str,
+        env: impl Fn(&str) -> Option<String>,
+    ) -> Result<config::S3, String> {
+        let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
+        let said = |option: &Option<String>, variables: &[&str]| {
+            let variable = || variables.iter().find_map(|name| env(name));
+            option.clone().or_else(variable).unwrap_or_default()
+        };
+        let path =
+            |option: &Option<PathBuf>| option.as_ref().map(|path| path.display().to_string());
+        let given = &self.bucket;
+        let endpoint = said(
+            &given.endpoint,
+            &["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"],
+        );
+        let keys = [
+            ("bucket", bucket.into()),
+            ("prefix", prefix.trim_end_matches('/').into()),
+            ("endpoint", endpoint.trim_end_matches('/').into()),
+            (
+                "region",
+                said(&given.region, &["AWS_REGION", "AWS_DEFAULT_REGION"]),
+            ),
+            ("addressingStyle", said(&given.addressing_style, &[])),
+            ("auth", path(&self.auth).unwrap_or_default()),
+            ("ca", said(&path(&self.ca), &["AWS_CA_BUNDLE"])),
+        ];
+        // The rules for the config's keys are those of the config.
+        let quoted = |text: &str| serde_json::Value::from(text).to_string();
+        let said = keys.iter().filter(|(_, text)| !text.is_empty());
+        let said: Vec<String> = said
+            .map(|(key, text)| format!("{key}: {}", quoted(text)))
+            .collect();
+        let text = format!("s3: {{{}}}\n", said.join(", "));
+        let (config, _) = Config::parse(&text, false).map_err(|e| e.to_string())?;
+        if config.s3.bucket.is_empty() {
+            return Err("name the bucket: s3://bucket/prefix".into());
+        }
+        Ok(config.s3)
     }
 
     /// Nothing lives longer for being looked at.
@@ -132,32 +203,6 @@ enum Place {
     Servers(Redis),
 }
 
-/// `bucket/prefix`; all else is in the environment, named as the tools of AWS name it.
-fn bucket(rest: &str, env: impl Fn(&str) -> Option<String>) -> Result<config::S3, String> {
-    let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
-    let prefix = prefix.trim_end_matches('/');
-    let endpoint = env("AWS_ENDPOINT_URL_S3").or_else(|| env("AWS_ENDPOINT_URL"));
-    // The rules for the config's keys are those of the config.
-    let quoted = |text: &str| serde_json::Value::from(text).to_string();
-    let [bucket, prefix, endpoint, ca] = [
-        bucket,
-        prefix,
-        endpoint
-            .as_deref()
-            .unwrap_or_default()
-            .trim_end_matches('/'),
-        env("AWS_CA_BUNDLE").as_deref().unwrap_or_default(),
-    ]
-    .map(quoted);
-    let text =
-        format!("s3: {{bucket: {bucket}, prefix: {prefix}, endpoint: {endpoint}, ca: {ca}}}\n");
-    let (config, _) = Config::parse(&text, false).map_err(|e| e.to_string())?;
-    if config.s3.bucket.is_empty() {
-        return Err("name the bucket: s3://bucket/prefix".into());
-    }
-    Ok(config.s3)
-}
-
 fn open(folder: &Path) -> Result<Arc<Disk>, String> {
     let shown = folder.display();
     // The tier makes any empty folder its own; a tool that was given the wrong path must not.
@@ -187,6 +232,16 @@ fn said(error: &TierError) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use clap::Parser;
+    use kvcachepool_protocol::config::AddressingStyle;
+    use std::collections::BTreeMap;
+
+    /// A command line.
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        target: Target,
+    }
 
     fn place(url: &str) -> Result<Place, String> {
         Target::new(url.into(), Output::Text).place()
@@ -223,35 +278,70 @@ mod tests {
     }
 
     #[test]
-    fn files_of_redis_are_for_redis_alone() {
-        for url in ["file:///data", "s3://bucket"] {
-            let with_file = Target {
-                ca: Some("/ca.crt".into()),
-                ..Target::new(url.into(), Output::Text)
-            };
-            assert!(with_file.place().unwrap_err().contains("--ca"), "{url}");
+    fn options_that_a_tier_has_no_use_for_are_refused() {
+        let with = |url: &str, option: &[&str]| {
+            let line = [&["inspect", url], option].concat();
+            Line::try_parse_from(line).unwrap().target.place()
+        };
+        for (url, option) in [
+            ("file:///data", ["--ca", "/ca.crt"]),
+            ("file:///data", ["--auth", "/auth"]),
+            ("file:///data", ["--region", "eu-west-3"]),
+            ("redis://host", ["--endpoint", "http://minio:9000"]),
+            ("redis://host", ["--addressing-style", "Path"]),
+        ] {
+            let error = with(url, &option).unwrap_err();
+            assert!(error.contains(option[0]), "{url}: {error}");
         }
     }
 
     #[test]
-    fn a_url_of_a_bucket_is_the_bucket_and_the_environment_says_where_it_is() {
-        let env = |name: &str| match name {
-            "AWS_ENDPOINT_URL" => Some("http://minio:9000/".into()),
-            "AWS_CA_BUNDLE" => Some("/ca.crt".into()),
-            _ => None,
+    fn a_url_of_a_bucket_is_the_bucket_and_options_or_the_environment_say_where_it_is() {
+        let config = |rest: &str, options: &[&str], env: &[(&str, &str)]| {
+            let line = [&["inspect", "s3://bucket"], options].concat();
+            let target = Line::try_parse_from(line).unwrap().target;
+            let env: BTreeMap<&str, &str> = env.iter().copied().collect();
+            target.config(rest, |name| env.get(name).map(|text| (*text).to_string()))
         };
+        let env = [
+            ("AWS_ENDPOINT_URL", "http://minio:9000/"),
+            ("AWS_CA_BUNDLE", "/ca.crt"),
+            ("AWS_DEFAULT_REGION", "eu-west-3"),
+        ];
         let expected = config::S3 {
             bucket: "kv-cache".into(),
             prefix: "prod/a".into(),
             endpoint: "http://minio:9000".into(),
+            region: "eu-west-3".into(),
             ca: Some("/ca.crt".into()),
             ..config::S3::default()
         };
-        let found = bucket("kv-cache/prod/a/", env);
-        assert_eq!(found, Ok(expected));
+        assert_eq!(config("kv-cache/prod/a/", &[], &env), Ok(expected));
+        let options = [
+            "--endpoint=https://s3.example.com",
+            "--region=us-east-2",
+            "--addressing-style=Path",
+            "--ca=/other.crt",
+            "--auth=/auth",
+        ];
+        let expected = config::S3 {
+            bucket: "kv-cache".into(),
+            endpoint: "https://s3.example.com".into(),
+            region: "us-east-2".into(),
+            addressing_style: AddressingStyle::Path,
+            ca: Some("/other.crt".into()),
+            auth: Some("/auth".into()),
+            ..config::S3::default()
+        };
+        assert_eq!(config("kv-cache", &options, &env), Ok(expected));
         for wrong in ["", "/prod", "Bucket", "kv-cache//a"] {
-            assert!(bucket(wrong, |_| None).is_err(), "{wrong}");
+            assert!(config(wrong, &[], &[]).is_err(), "{wrong}");
         }
+        let style = config("kv-cache", &["--addressing-style=path"], &[]).unwrap_err();
+        assert!(
+            style.contains("addressingStyle") && style.contains("VirtualHost"),
+            "{style}"
+        );
     }
 
     #[test]

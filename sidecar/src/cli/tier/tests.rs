@@ -1,10 +1,11 @@
 //! The commands over a real folder of the disk tier.
 
 mod redis;
+mod s3;
 
 use super::target::{Output, Target};
 use super::{Failed, gc, inspect, verify};
-use crate::cli::Cli;
+use crate::cli::{Cli, Command};
 use crate::tiers::Tier;
 use crate::tiers::disk::{Disk, Options};
 use crate::tiers::suite::{Memory, Sample};
@@ -152,6 +153,23 @@ fn unless_in_use<T>(work: impl Fn() -> Result<T, String>) -> Result<T, String> {
             done => return done,
         }
     }
+}
+
+/// What a command line prints.
+fn printed(line: &[&str]) -> Result<String, String> {
+    let line = ["kvcachepool-sidecar"]
+        .into_iter()
+        .chain(line.iter().copied());
+    let parsed = Cli::try_parse_from(line).map_err(|e| e.to_string())?;
+    let mut out = Vec::new();
+    let done = match parsed.command {
+        Command::Inspect(args) => inspect::print(&args, &mut out),
+        Command::Verify(args) => verify::print(&args, &mut out).map(drop),
+        Command::Gc(args) => gc::print(&args, &mut out).map(drop),
+        _ => panic!("it looks into a tier"),
+    };
+    done.map_err(|e| e.to_string())?;
+    Ok(String::from_utf8(out).unwrap())
 }
 
 fn documents(text: &str) -> Vec<Value> {

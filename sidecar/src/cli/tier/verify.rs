@@ -131,7 +131,7 @@ impl Report {
         };
         *counter += 1;
         let remove = args.remove_corrupt && error.cause == Cause::Corrupt;
-        let removed = remove && tier.remove(std::slice::from_ref(name)).await? > 0;
+        let removed = remove && tier.discard(name).await? > 0;
         self.removed += u64::from(removed);
         Ok(Problem {
             object: name.s3(""),

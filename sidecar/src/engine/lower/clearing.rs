@@ -94,6 +94,9 @@ impl<T: Table> Engine<T> {
         let from_ms = now.mono_ms + RETRY_MS;
         let next = removed.is_err().then_some(Clearing::Waits { from_ms });
         self.set_clearing(at, next);
+        if let Some(tier) = self.lower.tiers.get_mut(at) {
+            tier.clear_failed = removed.err();
+        }
         if let Ok(objects) = removed {
             self.lower.stat(at, |s| s.cleared_objects += objects);
             self.lower.known.forget(at);

@@ -117,14 +117,20 @@ impl<T: Table> Engine<T> {
     fn walk_from(&mut self, now: Time, at: usize, from: u32) -> Option<u32> {
         let end = self.entries.len() as u32;
         for entry in from..end.min(from.saturating_add(CHUNKS_AT_ONCE)) {
-            let tier = self.lower.tiers.get(at)?;
-            let full = tier.writes.queue_bytes > self.waiting_bytes_max(tier);
-            if full && !made(Mistake::FlushForgets) {
-                return Some(entry);
-            }
             let chunk = self.handle(entry);
-            if !full && self.lacks(at, chunk) && self.nameable(entry) {
+            if !self.lacks(at, chunk) || !self.nameable(entry) {
+                continue;
+            }
+            let tier = self.lower.tiers.get(at)?;
+            let (writes, bytes) = (&tier.writes, self.stored_bytes(chunk));
+            // one that the queue has no room for would take the place of what waits there
+            let room = tier.config.put_queue_bytes_max.saturating_sub(bytes);
+            let full = writes.queue_bytes > self.waiting_bytes_max(tier).min(room)
+                && !writes.queue.is_empty();
+            if !full {
                 self.queue_put(now, at, chunk, true);
+            } else if !made(Mistake::FlushForgets) {
+                return Some(entry);
             }
         }
         let next = end.min(from.saturating_add(CHUNKS_AT_ONCE));

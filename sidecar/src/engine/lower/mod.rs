@@ -31,7 +31,7 @@ use super::config::{TierConfig, WritePolicy};
 use super::index::{FastMap, Name};
 use super::table::Table;
 use super::{Engine, Time};
-use crate::tiers::Kind;
+use crate::tiers::{Cause, Kind};
 use ask::Lookup;
 use clearing::Clearing;
 use flights::{Flight, Want};
@@ -94,6 +94,8 @@ pub(crate) struct Tier {
     pub down: Option<String>,
     /// How far a clear is; none = there is none.
     pub clearing: Option<Clearing>,
+    /// Why its objects could not be removed when that was tried last.
+    pub clear_failed: Option<Cause>,
     pub lookups: u32,
     /// Chunks that wait to be fetched, with the number of their want: one that is over leaves its place behind.
     pub queue: VecDeque<(Name, u64)>,
@@ -126,6 +128,7 @@ impl Tier {
             config,
             down: Some("Starting".into()),
             clearing: None,
+            clear_failed: None,
             lookups: 0,
             queue: VecDeque::new(),
             queued: 0,
@@ -266,7 +269,7 @@ impl<T: Table> Engine<T> {
             Report::State { tier, down } => self.tier_state(now, tier, down),
             Report::LookedUp { lookup, present } => self.looked_up(now, lookup, present),
             Report::Fetched { fetch, landed } => self.landed(now, fetch, landed),
-            Report::PutDone { put, stored } => self.put_done(put, stored),
+            Report::PutDone { put, stored } => self.put_done(now, put, stored),
             Report::Cleared { tier, removed } => self.cleared(now, tier, removed),
         }
     }
@@ -315,7 +318,7 @@ impl<T: Table> Engine<T> {
     pub fn tiers(&self) -> impl Iterator<Item = TierView<'_>> {
         self.lower.tiers.iter().map(|t| TierView {
             kind: t.config.kind,
-            down: t.down.as_deref(),
+            down: t.down.as_deref().or(t.clear_failed.map(Cause::name)),
             clears: t.clears(),
             stats: &t.stats,
             expected_ms: [t.lookup_ms, t.fetch_ms],

@@ -122,7 +122,7 @@ impl<T: Table> Engine<T> {
                         .entry(handle.entry)
                         .or_default()
                         .push(id);
-                    self.start_check(handle.entry, true, false);
+                    self.start_check(now, handle.entry, true, false);
                 }
             }
             set(&mut asking, at, stand);

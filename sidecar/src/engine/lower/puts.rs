@@ -254,7 +254,7 @@ impl<T: Table> Engine<T> {
     }
 
     /// A write ended. It counts only if what was read is still what it was.
-    pub(super) fn put_done(&mut self, put: u64, stored: Result<Stored, Cause>) {
+    pub(super) fn put_done(&mut self, now: Time, put: u64, stored: Result<Stored, Cause>) {
         // of an earlier boot
         let Some(done) = self.lower.puts.remove(&put) else {
             return;
@@ -291,7 +291,7 @@ impl<T: Table> Engine<T> {
         }
         // its bytes were not what they should be: are they still, and who reads them meanwhile?
         if stored == Err(Cause::Corrupt) && self.get(done.chunk).is_some_and(|e| e.listed) {
-            self.start_check(done.chunk.entry, false, false);
+            self.start_check(now, done.chunk.entry, false, false);
         }
     }
 

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 pub struct TierView<'a> {
     /// Which.
     pub kind: Kind,
-    /// Why it is down; none = up.
+    /// Why it is down, or why a clear cannot remove its objects; none = neither.
     pub down: Option<&'a str>,
     /// Its objects are being removed, by a clear.
     pub clears: bool,

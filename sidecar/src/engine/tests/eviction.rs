@@ -322,11 +322,14 @@ fn nothing_is_remembered_for_ever_of_chunks_that_lost_their_parent() {
         rig.probe("r", &[n]);
         for action in rig.engine.take_actions() {
             if let crate::engine::Action::Digest {
-                slot, generation, ..
+                slot,
+                generation,
+                check,
+                ..
             } = action
             {
                 rig.engine
-                    .digest_done(rig.now, slot, generation, Some([0xEE; 16]));
+                    .digest_done(rig.now, slot, generation, check, Some([0xEE; 16]));
             }
         }
         rig.engine.release(1, "r");

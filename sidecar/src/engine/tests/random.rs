@@ -98,7 +98,7 @@ fn step() -> impl Strategy<Value = Step> {
 struct Run {
     rig: Rig,
     granted: Vec<SectionRef>,
-    digests: Vec<(u32, u32)>,
+    digests: Vec<(u32, u32, u64)>,
     fetched: Vec<(FetchId, SectionRef)>,
 }
 
@@ -116,8 +116,11 @@ impl Run {
             for action in actions {
                 match action {
                     Action::Digest {
-                        slot, generation, ..
-                    } => self.digests.push((slot, generation)),
+                        slot,
+                        generation,
+                        check,
+                        ..
+                    } => self.digests.push((slot, generation, check)),
                     Action::ProbeDone { probe } => {
                         self.rig.engine.final_answer(self.rig.now, probe);
                     }
@@ -165,10 +168,10 @@ impl Run {
                     .abort_grant(1, rig.tag.saturating_sub(back), None);
             }
             Step::Digest { pick, wrong } if !self.digests.is_empty() => {
-                let (slot, generation) = self.digests.swap_remove(pick % self.digests.len());
+                let (slot, generation, check) = self.digests.swap_remove(pick % self.digests.len());
                 let byte = if wrong { 0xEE } else { slot as u8 };
                 rig.engine
-                    .digest_done(rig.now, slot, generation, Some([byte; 16]));
+                    .digest_done(rig.now, slot, generation, check, Some([byte; 16]));
             }
             Step::Probe { request, path } => {
                 let known = rig.probe(&format!("r{request}"), &path).1;
@@ -231,10 +234,11 @@ impl Run {
         for owner in OWNERS {
             self.rig.engine.owner_died(self.rig.now, owner, 0);
         }
-        for (slot, generation) in std::mem::take(&mut self.digests) {
+        for (slot, generation, check) in std::mem::take(&mut self.digests) {
+            let digest = Some([slot as u8; 16]);
             self.rig
                 .engine
-                .digest_done(self.rig.now, slot, generation, Some([slot as u8; 16]));
+                .digest_done(self.rig.now, slot, generation, check, digest);
         }
         for _ in 0..3 {
             self.rig.now.mono_ms += 60_000;

@@ -155,7 +155,22 @@ impl Rig {
         }
     }
 
-    /// Ends all digests; the bytes of a slot are what `byte` says.
+    /// Ends a digest, if it is one; the bytes are what they should be.
+    pub fn end_digest(&mut self, action: Action) {
+        if let Action::Digest {
+            slot,
+            generation,
+            check,
+            ..
+        } = action
+        {
+            let digest = Some([slot as u8; 16]);
+            self.engine
+                .digest_done(self.now, slot, generation, check, digest);
+        }
+    }
+
+    /// Ends all digests.
     pub fn digest_all(&mut self) {
         loop {
             let actions = self.engine.take_actions();
@@ -163,13 +178,7 @@ impl Rig {
                 return;
             }
             for action in actions {
-                if let Action::Digest {
-                    slot, generation, ..
-                } = action
-                {
-                    self.engine
-                        .digest_done(self.now, slot, generation, Some([slot as u8; 16]));
-                }
+                self.end_digest(action);
             }
         }
     }

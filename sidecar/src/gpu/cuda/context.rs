@@ -17,6 +17,8 @@ use std::sync::{Arc, OnceLock, Weak};
 
 /// `CU_DEVICE_ATTRIBUTE_COMPUTE_MODE`; 0 is for any number of processes.
 const COMPUTE_MODE: c_int = 20;
+/// `CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR` and `..._MINOR`.
+const CAPABILITY: [c_int; 2] = [75, 76];
 /// Most bytes of a name.
 const NAME_BYTES: usize = 256;
 
@@ -53,6 +55,17 @@ impl Context {
     pub(super) fn compute(&self) -> Result<&'static Compute, Failed> {
         // `CUDA_ERROR_NOT_FOUND`
         self.compute.map_err(|call| Failed { call, result: 500 })
+    }
+
+    /// Compute capability times ten, as targets of PTX name it; 0 where the driver does not say.
+    pub(super) fn capability(&self) -> c_int {
+        let [major, minor] = CAPABILITY.map(|attribute| {
+            let mut value = 0;
+            // SAFETY: a pointer to an int of ours, and the device that the context is of.
+            unsafe { (self.api.device_attribute)(&mut value, attribute, self.device) };
+            value
+        });
+        major * 10 + minor
     }
 
     /// No copy of it is in doubt: a window would be lost as well.
@@ -170,6 +183,11 @@ fn has_room(uuid: &Uuid, window_bytes: u64) -> Result<(), NoWindow> {
         NoWindow::new(Unavailable::DriverFailed, said)
     })?;
     spared(free, CONTEXT_BYTES.saturating_add(window_bytes))
+}
+
+/// Bytes of a device's memory that must be free for a first window of so many.
+pub fn needed_bytes(window_bytes: u64) -> u64 {
+    window_bytes.saturating_add(CONTEXT_BYTES + MARGIN_BYTES)
 }
 
 /// Why there is no window where a call of the driver failed.

@@ -6,11 +6,13 @@
 pub mod cachegen;
 
 use super::buffer::Buffer;
+use super::context::Context;
 use super::launch::{Kernels, LaunchError, Value};
 use super::stream::Stream;
 use kvcachepool_kernels::codec::Codec;
 use kvcachepool_kernels::manifest::Count;
 use kvcachepool_kernels::pages::{Dtype, HeadMajor, Keys, PageMap, PagesError, Style, Turn};
+use std::sync::Arc;
 
 /// Which way bytes go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,6 +46,7 @@ impl<'a> Table<'a> {
         for (storage, bytes) in map.storage_bytes().iter().enumerate() {
             let buffer = storages.get(storage).ok_or_else(|| missing(storage))?;
             holds("a storage", buffer, *bytes as u64)?;
+            same_device(context, buffer)?;
         }
         let mut at = 0;
         let mut rows = Vec::new();
@@ -121,6 +124,7 @@ impl<'a> Sections<'a> {
     pub fn new(kernels: &Kernels, list: &[(&'a Buffer, u64, u64)]) -> Result<Self, LaunchError> {
         let mut rows = Vec::new();
         for (buffer, at, bytes) in list {
+            same_device(kernels.context(), buffer)?;
             let row = [buffer.at(*at, *bytes)?, *bytes];
             rows.extend(row.into_iter().flat_map(u64::to_ne_bytes));
         }
@@ -173,6 +177,12 @@ fn quantiser(codec: Codec) -> Option<(&'static str, u16, u64)> {
 }
 
 impl Kernels {
+    /// All of a buffer, as an argument.
+    fn pointer(&self, buffer: &Buffer) -> Result<Value, LaunchError> {
+        same_device(self.context(), buffer)?;
+        Ok(Value::Pointer(buffer.at(0, buffer.bytes())?))
+    }
+
     /// Gathers the blocks of these ids (`u32`) into a section, or scatters it to them. Ids that the cache has not are left out, and their
     /// pieces counted in the 4 bytes of `refused`.
     pub fn transfer(
@@ -195,14 +205,14 @@ impl Kernels {
             Way::Unpack => "kv_scatter",
         };
         let arguments = [
-            ("planes", pointer(&table.rows)?),
+            ("planes", self.pointer(&table.rows)?),
             ("plane_count", Value::U32(planes as u32)),
-            ("blocks", pointer(ids)?),
+            ("blocks", self.pointer(ids)?),
             ("block_count", Value::U32(blocks as u32)),
             ("cache_blocks", Value::U32(map.blocks())),
-            ("section", pointer(section)?),
+            ("section", self.pointer(section)?),
             ("block_bytes", Value::U64(block_bytes)),
-            ("refused", pointer(refused)?),
+            ("refused", self.pointer(refused)?),
         ];
         let of = |count| match count {
             Count::Pieces => planes * blocks,
@@ -232,9 +242,9 @@ impl Kernels {
         };
         let run_bytes = loops.change.run_bytes() as u64;
         let arguments = [
-            ("verbatim", pointer(verbatim)?),
-            ("canonical", pointer(canonical)?),
-            ("loops", pointer(&loops.rows)?),
+            ("verbatim", self.pointer(verbatim)?),
+            ("canonical", self.pointer(canonical)?),
+            ("loops", self.pointer(&loops.rows)?),
             ("run_bytes", Value::U64(run_bytes)),
         ];
         let runs: u64 = loops
@@ -285,13 +295,13 @@ impl Kernels {
         };
         let name = format!("kv_turn_{style}_{}", suffix(keys.dtype));
         let arguments = [
-            ("states", pointer(states)?),
+            ("states", self.pointer(states)?),
             ("state_count", Value::U64(count)),
             ("state_bytes", Value::U64(keys.state_bytes as u64)),
             ("key_offset", Value::U64(keys.offset as u64)),
             ("pairs", Value::U32(angles.pairs as u32)),
-            ("cos", pointer(&angles.cos)?),
-            ("sin", pointer(&angles.sin)?),
+            ("cos", self.pointer(&angles.cos)?),
+            ("sin", self.pointer(&angles.sin)?),
         ];
         let of = |work| match work {
             Count::States => count,
@@ -323,12 +333,12 @@ impl Kernels {
         };
         let name = format!("kv_{way}_{codec}_{}", suffix(packed.dtype));
         let arguments = [
-            ("raw", pointer(packed.raw)?),
+            ("raw", self.pointer(packed.raw)?),
             ("numbers", Value::U64(packed.numbers)),
             ("group", Value::U32(group.into())),
-            ("ends", pointer(packed.ends)?),
-            ("codes", pointer(packed.codes)?),
-            ("refused", pointer(packed.refused)?),
+            ("ends", self.pointer(packed.ends)?),
+            ("codes", self.pointer(packed.codes)?),
+            ("refused", self.pointer(packed.refused)?),
         ];
         let groups = packed.numbers.div_ceil(group.into());
         let of = |count| match count {
@@ -349,9 +359,9 @@ impl Kernels {
         let count = sections.count;
         holds("digests", digests, count.saturating_mul(16))?;
         let arguments = [
-            ("sections", pointer(&sections.rows)?),
+            ("sections", self.pointer(&sections.rows)?),
             ("section_count", Value::U64(count)),
-            ("digests", pointer(digests)?),
+            ("digests", self.pointer(digests)?),
         ];
         let of = |work| match work {
             Count::Sections => count,
@@ -371,8 +381,15 @@ fn suffix(dtype: Dtype) -> &'static str {
     }
 }
 
-fn pointer(buffer: &Buffer) -> Result<Value, LaunchError> {
-    Ok(Value::Pointer(buffer.at(0, buffer.bytes())?))
+/// A device's kernels cannot be trusted to fault at another's memory: where both see each other they would use it.
+fn same_device(context: &Arc<Context>, buffer: &Buffer) -> Result<(), LaunchError> {
+    match Arc::ptr_eq(context, buffer.context()) {
+        true => Ok(()),
+        false => Err(LaunchError::OtherDevice {
+            own: context.name.clone(),
+            other: buffer.context().name.clone(),
+        }),
+    }
 }
 
 fn holds(what: &'static str, buffer: &Buffer, want: u64) -> Result<(), LaunchError> {

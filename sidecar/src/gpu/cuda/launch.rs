@@ -11,7 +11,7 @@ use super::stream::Stream;
 use kvcachepool_kernels::manifest::{ArgumentType, Count, Entry, Manifest};
 use kvcachepool_kernels::pages::PagesError;
 use std::collections::HashMap;
-use std::ffi::{CString, c_void};
+use std::ffi::{CString, c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::Arc;
 
@@ -41,6 +41,14 @@ pub enum LaunchError {
         got: u64,
         /// Bytes there must be.
         want: u64,
+    },
+    /// Memory or a stream of another device than the kernels'.
+    #[error("the kernels are on {own}, what they were given is on {other}")]
+    OtherDevice {
+        /// The kernels' device.
+        own: String,
+        /// The other one.
+        other: String,
     },
     /// The driver is older than the PTX: copies and the references on the CPU do without it.
     #[error(
@@ -89,6 +97,7 @@ impl LaunchError {
             Self::UnknownKernel(_) => "UnknownKernel",
             Self::Arguments { .. } => "Arguments",
             Self::TooSmall { .. } => "TooSmall",
+            Self::OtherDevice { .. } => "OtherDevice",
             Self::PtxTooNew { .. } => "PtxTooNew",
             Self::DeviceTooOld { .. } => "DeviceTooOld",
             Self::NoPtxCompiler(_) => "NoPtxCompiler",
@@ -165,7 +174,7 @@ impl Kernels {
                 (compute.module_load)(&mut handle, ptx.as_ptr().cast(), 0, null_mut(), null_mut())
             };
             done("cuModuleLoadDataEx", loaded)
-                .map_err(|failed| refused(&manifest, &module.name, failed))?;
+                .map_err(|failed| refused(&manifest, &module.name, failed, context.capability()))?;
             this.modules.push(handle);
             for entry in &module.entries {
                 let name = CString::new(entry.name.as_str())
@@ -200,6 +209,13 @@ impl Kernels {
     ) -> Result<(), LaunchError> {
         let unknown = || LaunchError::UnknownKernel(kernel.to_owned());
         let (entry, function) = self.functions.get(kernel).ok_or_else(unknown)?;
+        let (own, other) = (&self.context, stream.context());
+        if !Arc::ptr_eq(own, other) {
+            return Err(LaunchError::OtherDevice {
+                own: own.name.clone(),
+                other: other.name.clone(),
+            });
+        }
         let mut words = packed(entry, arguments)?;
         let mut pointers: Vec<*mut c_void> =
             words.iter_mut().map(|w| (&raw mut *w).cast()).collect();
@@ -268,10 +284,17 @@ fn packed(entry: &Entry, arguments: &[(&str, Value)]) -> Result<Vec<u64>, Launch
     Ok(arguments.iter().map(|(_, value)| value.word()).collect())
 }
 
-/// Why a module was not loaded.
-fn refused(manifest: &Manifest, module: &str, failed: Failed) -> LaunchError {
+/// Why a module was not loaded on a device of this capability.
+fn refused(manifest: &Manifest, module: &str, failed: Failed, capability: c_int) -> LaunchError {
     let module = module.to_owned();
+    let target = |flag: &String| flag.strip_prefix("-arch=compute_")?.parse::<c_int>().ok();
+    let target = manifest.flags.iter().find_map(target).unwrap_or(0);
     match failed.result {
+        // drivers call PTX for newer devices invalid, too
+        INVALID_PTX if 0 < capability && capability < target => LaunchError::DeviceTooOld {
+            module,
+            flags: manifest.flags.join(" "),
+        },
         UNSUPPORTED_PTX_VERSION => LaunchError::PtxTooNew {
             module,
             version: manifest.ptx_version.clone(),
@@ -293,16 +316,18 @@ mod tests {
     #[test]
     fn ptx_that_is_not_loaded_has_a_name() {
         let manifest = Manifest::load().unwrap();
-        for (result, name) in [
-            (UNSUPPORTED_PTX_VERSION, "PtxTooNew"),
-            (NO_BINARY_FOR_DEVICE, "DeviceTooOld"),
-            (NO_PTX_COMPILER, "NoPtxCompiler"),
-            (PTX_COMPILER_OFF, "NoPtxCompiler"),
-            (INVALID_PTX, "PtxRefused"),
-            (2, "DriverFailed"),
+        for (result, capability, name) in [
+            (UNSUPPORTED_PTX_VERSION, 90, "PtxTooNew"),
+            (NO_BINARY_FOR_DEVICE, 90, "DeviceTooOld"),
+            (NO_PTX_COMPILER, 90, "NoPtxCompiler"),
+            (PTX_COMPILER_OFF, 90, "NoPtxCompiler"),
+            (INVALID_PTX, 80, "PtxRefused"),
+            (INVALID_PTX, 75, "DeviceTooOld"),
+            (INVALID_PTX, 0, "PtxRefused"),
+            (2, 90, "DriverFailed"),
         ] {
             let call = "cuModuleLoadDataEx";
-            let error = refused(&manifest, "pages", Failed { call, result });
+            let error = refused(&manifest, "pages", Failed { call, result }, capability);
             assert_eq!(error.name(), name, "{error}");
         }
     }

@@ -1,16 +1,47 @@
 //! A library of NVIDIA's, which comes from the node with the driver or not at all: opened when it is asked for.
 #![allow(unsafe_code)]
 
-use std::ffi::{CStr, c_void};
+use std::ffi::{CStr, CString, OsStr, c_void};
 use std::mem::transmute_copy;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::Path;
 use std::ptr::NonNull;
+
+/// Folders to which the driver's libraries are mounted: by GKE's device plugin, which tells no loader of it, and by NVIDIA's container
+/// toolkit in images that are not Debian's and in those that are. The toolkit makes a cache of the loader's where it can.
+const PLACES: [&str; 3] = [
+    "/usr/local/nvidia/lib64",
+    "/usr/lib64",
+    #[cfg(target_arch = "aarch64")]
+    "/usr/lib/aarch64-linux-gnu",
+    #[cfg(not(target_arch = "aarch64"))]
+    "/usr/lib/x86_64-linux-gnu",
+];
 
 /// An opened library. It stays open: drivers have threads of their own.
 pub struct Library(NonNull<c_void>);
 
 impl Library {
-    /// Opens it; fails with what the loader says.
+    /// Opens it: by its name, as the loader finds it, or where it is mounted without the loader being told. Fails with what the loader
+    /// says.
     pub fn open(name: &CStr) -> Result<Self, String> {
+        Self::open_in(name, &PLACES.map(Path::new))
+    }
+
+    fn open_in(name: &CStr, places: &[&Path]) -> Result<Self, String> {
+        let mut opened = Self::load(name);
+        let file = OsStr::from_bytes(name.to_bytes());
+        for path in places.iter().map(|place| place.join(file)) {
+            if opened.is_ok() || !path.exists() {
+                continue;
+            }
+            let path = CString::new(path.into_os_string().into_vec());
+            opened = Self::load(&path.map_err(|e| e.to_string())?);
+        }
+        opened
+    }
+
+    fn load(name: &CStr) -> Result<Self, String> {
         // SAFETY: the name is a C string; what the library's constructors do is NVIDIA's, as in every program that uses a GPU.
         let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         NonNull::new(handle).map(Self).ok_or_else(|| {
@@ -44,3 +75,40 @@ impl Library {
 
 // SAFETY: a handle of an open library may be used on any thread.
 unsafe impl Send for Library {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Command;
+
+    #[test]
+    fn a_library_is_found_where_the_loader_does_not_look() {
+        let folder = tempfile::tempdir().unwrap();
+        let name = c"libkvcachepool-made-up.so.1";
+        let path = folder.path().join("libkvcachepool-made-up.so.1");
+        let places = [Path::new("/nonexistent"), folder.path()];
+        let absent = Library::open_in(name, &places).err().unwrap();
+        assert!(
+            absent.starts_with("libkvcachepool-made-up.so.1: "),
+            "{absent}"
+        );
+
+        std::fs::write(&path, "no library").unwrap();
+        let broken = Library::open_in(name, &places).err().unwrap();
+        assert!(broken.starts_with(path.to_str().unwrap()), "{broken}");
+
+        let source = folder.path().join("made_up.c");
+        std::fs::write(&source, "int answer(void) { return 42; }").unwrap();
+        let built = Command::new("cc")
+            .args(["-shared", "-fPIC", "-o"])
+            .args([&path, &source])
+            .status();
+        assert!(built.unwrap().success());
+        assert!(Library::open_in(name, &places[..1]).is_err());
+        let library = Library::open_in(name, &places).unwrap();
+        // SAFETY: the function takes nothing and returns an int.
+        let answer: unsafe extern "C" fn() -> i32 = unsafe { library.function(c"answer") }.unwrap();
+        // SAFETY: as above.
+        assert_eq!(unsafe { answer() }, 42);
+    }
+}

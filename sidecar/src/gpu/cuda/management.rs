@@ -17,18 +17,46 @@ struct Memory {
     used: u64,
 }
 
+/// NVML cannot be asked.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NoManagement {
+    /// It is not there, or lacks a function.
+    #[error("{0}")]
+    Missing(String),
+    /// It does not start: an `nvmlReturn_t`.
+    #[error("nvmlInit failed with {0}")]
+    Refused(c_int),
+}
+
+/// A device's connection to the host, now and at most: on an idle device the generation is lower now.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
+pub struct Link {
+    /// Generation of PCIe.
+    pub generation: u32,
+    /// The newest that device and machine can both do.
+    pub generation_max: u32,
+    /// Lanes.
+    pub width: u32,
+    /// Most lanes that device and machine can both do.
+    pub width_max: u32,
+}
+
+type AskNumber = unsafe extern "C" fn(*mut c_void, *mut c_uint) -> c_int;
+
 /// The library, started; every result of its functions is an `nvmlReturn_t`, 0 for success.
 pub struct Management {
     version: unsafe extern "C" fn(*mut c_char, c_uint) -> c_int,
     by_uuid: unsafe extern "C" fn(*const c_char, *mut *mut c_void) -> c_int,
     memory: unsafe extern "C" fn(*mut c_void, *mut Memory) -> c_int,
+    /// In the order of [`Link`]'s fields; nobody but the doctor needs them.
+    link: Option<[AskNumber; 4]>,
 }
 
 impl Management {
     /// Fails with what is missing, or does not start.
-    pub fn open() -> Result<Self, String> {
-        let library = Library::open(c"libnvidia-ml.so.1")?;
-        let lacks = |name: &str| format!("libnvidia-ml.so.1 has no {name}");
+    pub fn open() -> Result<Self, NoManagement> {
+        let library = Library::open(c"libnvidia-ml.so.1").map_err(NoManagement::Missing)?;
+        let lacks = |name: &str| NoManagement::Missing(format!("libnvidia-ml.so.1 has no {name}"));
         // SAFETY: the types are those of nvml.h: nvmlDevice_t is a pointer.
         let (this, started) = unsafe {
             let init: unsafe extern "C" fn() -> c_int =
@@ -43,12 +71,13 @@ impl Management {
                 memory: library
                     .function(c"nvmlDeviceGetMemoryInfo")
                     .map_err(lacks)?,
+                link: link_functions(&library),
             };
             (this, init())
         };
         match started {
             0 => Ok(this),
-            result => Err(format!("nvmlInit failed with {result}")),
+            result => Err(NoManagement::Refused(result)),
         }
     }
 
@@ -63,14 +92,53 @@ impl Management {
 
     /// Bytes of memory of the device of this UUID that nobody has; none where it is not said.
     pub fn free_bytes(&self, uuid: &[u8; 16]) -> Option<u64> {
-        let uuid = CString::new(uuid_text("GPU", uuid)).ok()?;
-        let (mut device, mut memory) = (null_mut(), Memory::default());
-        // SAFETY: a C string, and pointers to a handle and a structure of ours; the handle is used only when it was given.
-        let found = unsafe {
-            (self.by_uuid)(uuid.as_ptr(), &mut device) == 0
-                && (self.memory)(device, &mut memory) == 0
-        };
+        let (device, mut memory) = (self.device(uuid)?, Memory::default());
+        // SAFETY: a handle that was given, and a pointer to a structure of ours.
+        let found = unsafe { (self.memory)(device, &mut memory) } == 0;
         (found && memory.free.saturating_add(memory.used) > 0).then_some(memory.free)
+    }
+
+    /// How the device of this UUID hangs on the host; none where it is not said, as for what is not on PCIe.
+    pub fn link(&self, uuid: &[u8; 16]) -> Option<Link> {
+        let device = self.device(uuid)?;
+        let mut numbers = [0; 4];
+        for (ask, number) in self.link?.iter().zip(&mut numbers) {
+            // SAFETY: a handle that was given, and a pointer to a number of ours.
+            if unsafe { ask(device, number) } != 0 {
+                return None;
+            }
+        }
+        let [generation, generation_max, width, width_max] = numbers;
+        Some(Link {
+            generation,
+            generation_max,
+            width,
+            width_max,
+        })
+    }
+
+    fn device(&self, uuid: &[u8; 16]) -> Option<*mut c_void> {
+        let uuid = CString::new(uuid_text("GPU", uuid)).ok()?;
+        let mut device = null_mut();
+        // SAFETY: a C string, and a pointer to a handle of ours.
+        let found = unsafe { (self.by_uuid)(uuid.as_ptr(), &mut device) } == 0;
+        found.then_some(device)
+    }
+}
+
+fn link_functions(library: &Library) -> Option<[AskNumber; 4]> {
+    // SAFETY: the type is that of nvml.h for these four: a device, and a pointer to an unsigned int.
+    unsafe {
+        Some([
+            library
+                .function(c"nvmlDeviceGetCurrPcieLinkGeneration")
+                .ok()?,
+            library
+                .function(c"nvmlDeviceGetMaxPcieLinkGeneration")
+                .ok()?,
+            library.function(c"nvmlDeviceGetCurrPcieLinkWidth").ok()?,
+            library.function(c"nvmlDeviceGetMaxPcieLinkWidth").ok()?,
+        ])
     }
 }
 

@@ -49,6 +49,11 @@ impl Stream {
         })
     }
 
+    /// The device's.
+    pub(super) fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
     /// For calls of the driver.
     pub(super) fn raw(&self) -> Opaque {
         self.stream

@@ -23,11 +23,16 @@ const FIRST: &str = "11111111111111111111111111111100";
 
 /// A device of the made-up driver, which stays open; none without a C++ compiler.
 fn context() -> Option<Arc<Context>> {
-    static CONTEXT: OnceLock<Option<Arc<Context>>> = OnceLock::new();
-    CONTEXT.get_or_init(opened).clone()
+    Some(contexts()?[0].clone())
 }
 
-fn opened() -> Option<Arc<Context>> {
+/// That one, and what stands for another.
+fn contexts() -> Option<[Arc<Context>; 2]> {
+    static CONTEXTS: OnceLock<Option<[Arc<Context>; 2]>> = OnceLock::new();
+    CONTEXTS.get_or_init(opened).clone()
+}
+
+fn opened() -> Option<[Arc<Context>; 2]> {
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/served");
     let folder = tempfile::tempdir().unwrap();
     let (object, library) = (
@@ -59,7 +64,7 @@ fn opened() -> Option<Arc<Context>> {
     let path = CString::new(library.to_str().unwrap()).unwrap();
     let driver = Driver::of(&Library::open(&path).unwrap()).unwrap();
     let driver = Box::leak(Box::new(driver));
-    Some(Contexts::new().of(driver, FIRST, |_| Ok(())).unwrap())
+    Some([(); 2].map(|()| Contexts::new().of(driver, FIRST, |_| Ok(())).unwrap()))
 }
 
 fn arguments_error(error: LaunchError) -> String {
@@ -198,8 +203,10 @@ fn memory_that_is_too_short_is_refused_before_a_launch() {
 }
 
 #[test]
-fn memory_that_is_too_short_for_cachegen_is_refused_before_a_launch() {
-    let Some(context) = context() else { return };
+fn memory_that_is_too_short_for_cachegen_or_of_another_device_is_refused_before_a_launch() {
+    let Some([context, other]) = contexts() else {
+        return;
+    };
     let kernels = Kernels::load(&context).unwrap();
     let stream = Stream::new(&context).unwrap();
     let shape = Shape {
@@ -211,10 +218,12 @@ fn memory_that_is_too_short_for_cachegen_is_refused_before_a_launch() {
     };
     let section = CacheGen::new(&kernels, Planes::of(&shape, 7200).unwrap()).unwrap();
     let zeros = |bytes| Buffer::of(&context, &vec![0; bytes]).unwrap();
-    /// Calls it with all that is needed, and with a byte less of each.
+    let foreign = |bytes| Buffer::of(&other, &vec![0; bytes]).unwrap();
+    let zeros = [&zeros as &dyn Fn(usize) -> Buffer, &foreign];
+    /// Calls it with all that is needed, with a byte less of each, and with each of another device.
     fn each<const N: usize>(
         bytes: [usize; N],
-        zeros: impl Fn(usize) -> Buffer,
+        [zeros, foreign]: [&dyn Fn(usize) -> Buffer; 2],
         call: impl Fn([&Buffer; N]) -> Result<(), LaunchError>,
     ) {
         let enough = bytes.map(&zeros);
@@ -224,6 +233,9 @@ fn memory_that_is_too_short_for_cachegen_is_refused_before_a_launch() {
             let mut given = enough.each_ref();
             given[short] = &less;
             assert_eq!(call(given).unwrap_err().name(), "TooSmall", "{short}");
+            let elsewhere = foreign(bytes[short]);
+            given[short] = &elsewhere;
+            assert_eq!(call(given).unwrap_err().name(), "OtherDevice", "{short}");
         }
     }
     // 600 rows of 3 channels; 6 channels in both planes, with a stream for 256 tokens and one for the rest.
@@ -258,7 +270,7 @@ fn memory_that_is_too_short_for_cachegen_is_refused_before_a_launch() {
             kernels.cachegen_encode(&stream, &section, levels, tables, streams, lengths)
         },
     );
-    let packed = zeros(7);
+    let packed = zeros[0](7);
     each(
         [12 * 8, lengths, tables, levels],
         zeros,
@@ -271,6 +283,39 @@ fn memory_that_is_too_short_for_cachegen_is_refused_before_a_launch() {
             kernels.cachegen_decode(&stream, &section, &streams, tables, levels)
         },
     );
+}
+
+#[test]
+fn memory_and_streams_of_another_device_are_refused_before_a_launch() {
+    let Some([context, other]) = contexts() else {
+        return;
+    };
+    let kernels = Kernels::load(&context).unwrap();
+    let [stream, elsewhere] = [&context, &other].map(|context| Stream::new(context).unwrap());
+    let [own, foreign] = [&context, &other].map(|context| Buffer::new(context, 256).unwrap());
+    let refused = |error: LaunchError| assert_eq!(error.name(), "OtherDevice", "{error}");
+    let plane = |storage| Plane {
+        storage,
+        offset: 0,
+        block_stride: 64,
+        bytes: 64,
+    };
+    let map = PageMap::new(4, vec![plane(0), plane(1)]).unwrap();
+    refused(Table::new(&map, vec![&own, &foreign]).err().unwrap());
+    let table = Table::new(&map, vec![&foreign, &foreign]).unwrap();
+    let [ids, section] = [4, 128].map(|bytes| Buffer::new(&context, bytes).unwrap());
+    refused(
+        kernels
+            .transfer(&stream, Way::Pack, &table, &ids, &section, &own)
+            .unwrap_err(),
+    );
+
+    let sections = [(&own, 0, 256), (&foreign, 0, 256)];
+    refused(Sections::new(&kernels, &sections).err().unwrap());
+    let sections = Sections::new(&kernels, &sections[..1]).unwrap();
+    assert!(kernels.digest(&stream, &sections, &own).is_ok());
+    refused(kernels.digest(&stream, &sections, &foreign).unwrap_err());
+    refused(kernels.digest(&elsewhere, &sections, &own).unwrap_err());
 }
 
 #[test]

@@ -291,7 +291,7 @@ fn after_a_start_a_hit_waits_for_its_own_check() {
     };
     let mut w = World::of(pod, Some(table));
     let swept = w.digests();
-    assert!(swept.iter().all(|(_, _, urgent)| !urgent));
+    assert!(swept.iter().all(|job| !job.urgent));
     assert_eq!(swept.len(), 2);
     let held = |role, process, number, lock| Hello {
         lock: Some(lock),
@@ -318,19 +318,15 @@ fn after_a_start_a_hit_waits_for_its_own_check() {
     let urgent = w.digests();
     assert_eq!(urgent.len(), 2);
     w.pass(1_500);
-    for (slot, generation, urgent) in urgent {
-        assert!(urgent);
+    for job in urgent {
+        assert!(job.urgent);
         // the bytes of the second chunk changed
-        let digest = if slot == 1 {
+        let digest = if job.slot == 1 {
             [0xbb; 16]
         } else {
-            [slot as u8; 16]
+            [job.slot as u8; 16]
         };
-        w.input(Input::DigestDone {
-            slot,
-            generation,
-            digest: Some(digest),
-        });
+        w.digest_is(&job, digest);
     }
     let (reply, partial): (ProbeReply, _) = w.answer(tag);
     assert!(!partial);
@@ -352,14 +348,9 @@ fn an_old_hit_is_checked_behind_its_answer_and_a_mismatch_changes_the_generation
     assert_eq!(w.states(scheduler, "r", &[1]), [CHUNK_READY]);
     let checks = w.digests();
     assert_eq!(checks.len(), 1);
-    let (slot, generation, urgent) = checks[0];
-    assert!(!urgent);
-    w.input(Input::DigestDone {
-        slot,
-        generation,
-        digest: Some([0xee; 16]),
-    });
-    let row = w.core.engine().unwrap().table().row(slot);
+    assert!(!checks[0].urgent);
+    w.digest_is(&checks[0], [0xee; 16]);
+    let row = w.core.engine().unwrap().table().row(checks[0].slot);
     assert_ne!(row.generation, refs[0].generation.get());
     assert_eq!(row.state, FREE);
     assert_eq!(w.states(scheduler, "r", &[1]), [CHUNK_ABSENT]);

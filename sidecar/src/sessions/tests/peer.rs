@@ -12,6 +12,15 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::collections::{BTreeMap, BTreeSet};
 
+/// A digest that is asked for.
+#[derive(Debug)]
+pub struct Job {
+    pub slot: u32,
+    pub generation: u32,
+    pub check: u64,
+    pub urgent: bool,
+}
+
 /// Locks, counters and memory of a pod.
 #[derive(Debug, Default)]
 pub struct Pod {
@@ -379,16 +388,22 @@ impl World {
     }
 
     /// Digests that are asked for, taken out.
-    pub fn digests(&mut self) -> Vec<(u32, u32, bool)> {
+    pub fn digests(&mut self) -> Vec<Job> {
         let mut found = Vec::new();
         self.out.retain(|o| match o {
             Output::Digest {
                 slot,
                 generation,
+                check,
                 urgent,
                 ..
             } => {
-                found.push((*slot, *generation, *urgent));
+                found.push(Job {
+                    slot: *slot,
+                    generation: *generation,
+                    check: *check,
+                    urgent: *urgent,
+                });
                 false
             }
             _ => true,
@@ -396,14 +411,20 @@ impl World {
         found
     }
 
+    /// Ends a digest.
+    pub fn digest_is(&mut self, job: &Job, digest: [u8; 16]) {
+        self.input(Input::DigestDone {
+            slot: job.slot,
+            generation: job.generation,
+            check: job.check,
+            digest: Some(digest),
+        });
+    }
+
     /// Ends all digests: the digest of a slot is its number.
     pub fn digest_all(&mut self) {
-        for (slot, generation, _) in self.digests() {
-            self.input(Input::DigestDone {
-                slot,
-                generation,
-                digest: Some([slot as u8; 16]),
-            });
+        for job in self.digests() {
+            self.digest_is(&job, [job.slot as u8; 16]);
         }
     }
 

@@ -189,3 +189,55 @@ async fn marks_that_do_not_answer_cost_a_tenth_of_a_second_now_and_then_and_no_a
     assert_eq!(directory.changes.available_permits(), CHANGES as usize);
     assert_eq!(counted(&directory), [0, 300, 2, 100]);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_removal_waits_no_longer_for_marks_than_a_question_and_takes_them_away_all_the_same() {
+    let (notes, shelf) = (
+        Arc::new(Notes::default()),
+        Arc::new(Shelf::new(Kind::S3, 0)),
+    );
+    let directory = Directory::new(shelf.clone(), notes.clone());
+    let (memory, samples) = (Memory::new(1 << 20), samples(3));
+    let all = names(&samples);
+    for sample in &samples {
+        directory.put(sample.put(&memory)).await.unwrap();
+    }
+    settled().await;
+    notes.silent.store(true, Relaxed);
+    let listed = directory.list(None, 10).await.unwrap().objects;
+    let begun = Instant::now();
+    assert_eq!(directory.remove_listed(&listed[..1]).await, Ok(1));
+    assert_eq!(begun.elapsed(), QUESTION);
+    assert_eq!(directory.discard(&listed[1].name).await, Ok(1));
+    assert_eq!(begun.elapsed(), QUESTION, "they are left alone for a while");
+    notes.silent.store(false, Relaxed);
+    tokio::time::sleep(CHANGE).await;
+    settled().await;
+    assert_eq!(counted(&directory), [0, 0, 1, 2]);
+    // Where marks answer again, who is told of an object's end finds none.
+    let last = [listed[2].name.clone()];
+    assert_eq!(directory.remove(&last).await, Ok(1));
+    assert!(!notes.names().contains(&last[0].s3("")));
+    assert_eq!(shelf.lookup(&all).await, Ok(vec![false; 3]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_removal_behind_many_changes_says_nothing_of_who_answers_them() {
+    let (notes, shelf) = (
+        Arc::new(Notes::default()),
+        Arc::new(Shelf::new(Kind::S3, 0)),
+    );
+    let directory = Directory::new(shelf, notes.clone());
+    let all = names(&samples(2));
+    notes.mark(&all).await.unwrap();
+    let busy = directory.changes.clone().acquire_many_owned(CHANGES).await;
+    let begun = Instant::now();
+    assert_eq!(directory.remove(&all[..1]).await, Ok(0));
+    assert_eq!(begun.elapsed(), QUESTION, "it waits no longer");
+    // The next prefix is looked up as if nothing were.
+    assert_eq!(directory.lookup(&all[1..]).await, Ok(vec![true]));
+    drop(busy);
+    settled().await;
+    assert_eq!(notes.names(), [all[1].s3("")]);
+    assert_eq!(counted(&directory), [1, 0, 0, 0]);
+}

@@ -2,7 +2,7 @@
 //! thread does it, so that the index changes in the order of the journal.
 
 use super::core::{Claim, Core, HeldSlot, Step};
-use super::fault::failed;
+use super::fault::{closed, failed};
 use super::journal::Journal;
 use super::record::{RECORD_BYTES, Record};
 use super::state::Plan;
@@ -156,10 +156,6 @@ impl Changes {
     }
 }
 
-fn closed() -> TierError {
-    TierError::new(Kind::Disk, Cause::Gone, "the tier was closed")
-}
-
 fn lost() -> TierError {
     TierError::new(Kind::Disk, Cause::Gone, "the container's file was removed")
 }
@@ -191,10 +187,8 @@ pub fn run(core: &Core, mut journal: Journal) {
 }
 
 fn snapshot(core: &Core, journal: &mut Journal) {
-    if let Err(error) = journal.next_generation(core)
-        && error.cause != Cause::Full
-    {
-        core.turn_off(&error, None);
+    if let Err(error) = journal.next_generation(core) {
+        core.blame(error, None);
     }
 }
 

@@ -53,7 +53,7 @@ pub enum Step {
 pub struct Fault {
     /// What every operation answers.
     pub error: TierError,
-    /// Where something could not be read: what lies there is given up when the folder is opened again, and the slot is not used any more.
+    /// Where something could not be read or written: what lies there is given up when the folder is opened again, and the slot is not used any more.
     pub suspect: Option<At>,
 }
 
@@ -171,7 +171,7 @@ impl Core {
                 object: None,
                 ..error.clone()
             },
-            suspect,
+            suspect: suspect.filter(|_| error.cause == Cause::Io),
         });
         self.changes.fail(error);
     }

@@ -33,6 +33,11 @@ pub fn failed(step: &str, what: &str, error: impl Into<io::Error>) -> TierError 
     TierError::new(Kind::Disk, cause, format!("{step} {what}: {error}{advice}"))
 }
 
+/// What is said of an operation that came, or ended, after the tier did.
+pub fn closed() -> TierError {
+    TierError::new(Kind::Disk, Cause::Gone, "the tier was closed")
+}
+
 /// Does it say that the folder cannot be used, not only one operation?
 pub fn of_the_folder(cause: Cause) -> bool {
     matches!(

@@ -7,6 +7,8 @@ use kvcachepool_protocol::object::MAX_BYTES;
 pub const FORMAT: &str = "format";
 /// What the sidecar that uses it has locked.
 pub const LOCK: &str = "lock";
+/// What file systems keep at their root for themselves.
+const LOST_FOUND: &str = "lost+found";
 /// Written and removed to see whether that works.
 pub const PROBE: &str = "probe";
 /// Most units of a slot: sums of bytes cannot overflow.
@@ -74,7 +76,7 @@ fn generation(name: &str, of: fn(u64) -> String) -> Option<u64> {
 /// What a name says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Name {
-    /// Of the folder itself.
+    /// Of the folder itself, or of its file system.
     Known,
     /// A container.
     Container(ContainerFile),
@@ -91,7 +93,7 @@ pub enum Name {
 impl Name {
     /// Reads a name.
     pub fn read(name: &str) -> Self {
-        if matches!(name, "." | ".." | FORMAT | LOCK) {
+        if matches!(name, "." | ".." | FORMAT | LOCK | LOST_FOUND) {
             Self::Known
         } else if let Some(file) = ContainerFile::read(name) {
             Self::Container(file)

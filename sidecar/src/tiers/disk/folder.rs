@@ -11,7 +11,7 @@ use rustix::fs::{
     AtFlags, Dir, FallocateFlags, Mode, OFlags, fallocate, fdatasync, fstat, fsync, ftruncate,
     openat, renameat, stat, statat, unlinkat,
 };
-use rustix::io::{Errno, read, write};
+use rustix::io::{Errno, read, retry_on_intr, write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -192,36 +192,35 @@ impl Folder {
             .map_err(|e| self.failed("create", name, e))
     }
 
-    /// Makes a container file with all its blocks, durable. When it fails, none is left.
+    /// Makes a container file with all its blocks, durable. When it fails, none is left; one that is there already is somebody's, and
+    /// stays.
     pub fn create_container(
         &self,
         file: ContainerFile,
         direct: bool,
     ) -> Result<OwnedFd, TierError> {
         let name = file.name();
-        let made = self.make_container(file, &name, direct);
-        if made.is_err() {
-            let _ = unlinkat(&*self.dir, &*name, AtFlags::empty());
-        }
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL;
+        let made = self
+            .open_file(&name, flags | direct_flag(direct))
+            .and_then(|fd| match self.make_durable(&fd, file.bytes()) {
+                Ok(()) => Ok(fd),
+                Err(e) => {
+                    let _ = unlinkat(&*self.dir, &*name, AtFlags::empty());
+                    Err(e)
+                }
+            });
         made.map_err(|e| self.failed("make", &name, e))
     }
 
-    fn make_container(
-        &self,
-        file: ContainerFile,
-        name: &str,
-        direct: bool,
-    ) -> Result<OwnedFd, Errno> {
-        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL;
-        let fd = self.open_file(name, flags | direct_flag(direct))?;
-        match fallocate(&fd, FallocateFlags::empty(), 0, file.bytes()) {
+    fn make_durable(&self, fd: &OwnedFd, bytes: u64) -> Result<(), Errno> {
+        match retry_on_intr(|| fallocate(fd, FallocateFlags::empty(), 0, bytes)) {
             // Blocks come with the writes then.
-            Err(Errno::OPNOTSUPP | Errno::NOSYS) => ftruncate(&fd, file.bytes())?,
+            Err(Errno::OPNOTSUPP | Errno::NOSYS) => ftruncate(fd, bytes)?,
             other => other?,
         }
-        fsync(&fd)?;
-        fsync(&*self.dir)?;
-        Ok(fd)
+        fsync(fd)?;
+        fsync(&*self.dir)
     }
 
     /// Opens a container file.
@@ -322,6 +321,6 @@ mod tests {
             listing.unfinished,
             ["probe", "snapshot-0000000000000002.new"]
         );
-        assert_eq!(listing.foreign, 4);
+        assert_eq!(listing.foreign, 3);
     }
 }

@@ -5,9 +5,9 @@ use super::fault::failed;
 use super::files::{journal_file, new_file, snapshot_file};
 use super::folder::Folder;
 use super::record::RECORD_BYTES;
-use crate::tiers::TierError;
+use crate::tiers::{Cause, TierError};
 use rustix::fs::{FallocateFlags, OFlags, fallocate, fstat};
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr};
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -79,12 +79,8 @@ impl Journal {
             return Ok(());
         }
         let wanted = end + AHEAD_BYTES;
-        match fallocate(
-            &self.file,
-            FallocateFlags::KEEP_SIZE,
-            self.end,
-            wanted - self.end,
-        ) {
+        let bytes = wanted - self.end;
+        match retry_on_intr(|| fallocate(&self.file, FallocateFlags::KEEP_SIZE, self.end, bytes)) {
             Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS) => {
                 self.allocated = wanted;
                 Ok(())
@@ -113,25 +109,36 @@ impl Journal {
         self.records() > limit.max(self.not_before)
     }
 
-    /// Writes a snapshot and begins the next generation. When it fails for want of room, everything goes on as it was.
+    /// Writes a snapshot and begins the next generation. When it fails before the snapshot has its name, everything goes on as it was.
     pub fn next_generation(&mut self, core: &Core) -> Result<(), TierError> {
         let name = snapshot_file(self.generation + 1);
         let new = new_file(&name);
-        if let Err(e) = self.write_snapshot(core, &new) {
+        let next = self.write_next(core, &new, &name).inspect_err(|_| {
             let _ = core.folder.remove(&new);
             self.not_before = self.records() * 2;
-            return Err(e);
-        }
-        let next = Self::open(&core.folder, self.generation + 1, 0)?;
-        core.step_of("snapshot", Step::JournalMade)?;
-        core.folder.rename(&new, &name)?;
-        core.folder.sync()?;
-        core.step_of("snapshot", Step::SnapshotNamed)?;
+        })?;
         let before = std::mem::replace(self, next);
+        let named = core.folder.sync();
+        named
+            .and_then(|()| core.step_of("snapshot", Step::SnapshotNamed))
+            .map_err(|e| TierError {
+                // Whatever it was, the folder has to be read again: who knows which generation another open would go by?
+                cause: Cause::Io,
+                ..e
+            })?;
         // What stays for whatever reason is removed at the next open.
         let _ = core.folder.remove(&before.name);
         let _ = core.folder.remove(&snapshot_file(before.generation));
         Ok(())
+    }
+
+    /// The next generation's journal, and a snapshot that has its name.
+    fn write_next(&self, core: &Core, new: &str, name: &str) -> Result<Self, TierError> {
+        self.write_snapshot(core, new)?;
+        let next = Self::open(&core.folder, self.generation + 1, 0)?;
+        core.step_of("snapshot", Step::JournalMade)?;
+        core.folder.rename(new, name)?;
+        Ok(next)
     }
 
     /// Only the thread that appends to the journal gives slots other objects: what is seen while the lock is given up between is sound.

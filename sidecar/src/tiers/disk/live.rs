@@ -3,6 +3,7 @@
 use super::Options;
 use super::commit::End;
 use super::core::{Core, Fault};
+use super::fault::closed;
 use super::lock::Lock;
 use super::space::At;
 use crate::tiers::TierError;
@@ -33,6 +34,8 @@ enum State {
         before: Weak<Core>,
         due: Instant,
     },
+    /// It was off when it ended: the folder is not opened any more.
+    Ended,
 }
 
 /// A folder, on or off.
@@ -93,7 +96,7 @@ impl Live {
             return Answer::Off(fault.error);
         }
         let State::Off { fault, due, .. } = &mut *state else {
-            return Answer::Probe;
+            return Answer::Off(closed());
         };
         if now < *due {
             return Answer::Off(fault.error.clone());
@@ -109,6 +112,7 @@ impl Live {
         let (fault, busy) = match &*self.state.lock() {
             State::On(core) => return Ok(core.clone()),
             State::Off { fault, before, .. } => (fault.clone(), before.strong_count() > 0),
+            State::Ended => return Err(closed()),
         };
         if busy {
             // Whoever writes there still may write to a slot that would be another object's.
@@ -132,8 +136,14 @@ impl Live {
         }
         drop(bad);
         *self.lock.lock() = core.lock();
-        *self.state.lock() = State::On(core.clone());
         self.threads.lock().push(thread);
+        let mut state = self.state.lock();
+        if matches!(*state, State::Ended) {
+            // Nobody else would end its thread.
+            core.end(End::AsItIs);
+            return Err(closed());
+        }
+        *state = State::On(core.clone());
         Ok(core)
     }
 
@@ -150,14 +160,17 @@ impl Live {
         let fault = match &*self.state.lock() {
             State::On(core) => core.fault(),
             State::Off { fault, .. } => Some(fault.clone()),
+            State::Ended => return Some(closed()),
         };
         fault.map(|fault| fault.error)
     }
 
-    /// Ends the thread that commits.
+    /// Ends the thread that commits, and that of an opening that is under way.
     pub fn end(&self, end: End) {
-        if let State::On(core) = &*self.state.lock() {
-            core.end(end);
+        let mut state = self.state.lock();
+        match &*state {
+            State::On(core) => core.end(end),
+            State::Off { .. } | State::Ended => *state = State::Ended,
         }
     }
 

@@ -11,6 +11,7 @@ use crate::tiers::TierError;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use std::fs::File;
+use tracing::warn;
 
 /// Reads the folder, and removes what is left over in it. The folder is claimed.
 pub fn load(folder: &Folder, bounds: Bounds) -> Result<(State, Journal), TierError> {
@@ -41,7 +42,17 @@ pub fn load(folder: &Folder, bounds: Bounds) -> Result<(State, Journal), TierErr
     let mut journal_end = journal.end;
     loop {
         match Journal::open(folder, generation, journal_end) {
-            Ok(journal) => return shrink(folder, state, bounds).map(|state| (state, journal)),
+            Ok(journal) => {
+                let state = shrink(folder, state, bounds)?;
+                let found = state.counts.named().into_iter();
+                for (event, count) in found.filter(|(_, count)| *count > 0) {
+                    warn!(
+                        tier = "disk",
+                        event, count, "found while the folder was read"
+                    );
+                }
+                return Ok((state, journal));
+            }
             // A file system that is full to the last block: the coldest container makes room.
             Err(e) if e.cause == crate::tiers::Cause::Full => {
                 let Some(Plan::Unlink(file)) = state.drain_coldest(None) else {

@@ -43,6 +43,7 @@ pub use state::Counts;
 
 use self::core::Core;
 use super::{Cause, Get, Kind, Listed, Operation, Page, Put, Stored, Tier, TierError, Usage};
+use fault::closed;
 use index::Entry;
 use kvcachepool_protocol::object::{Object, ObjectName};
 use live::Live;
@@ -294,13 +295,13 @@ fn busy() -> TierError {
     )
 }
 
-fn closed() -> TierError {
-    TierError::new(Kind::Disk, Cause::Gone, "the tier was closed")
-}
-
 impl Tier for Disk {
     fn kind(&self) -> Kind {
         Kind::Disk
+    }
+
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        self.counts().named().to_vec()
     }
 
     fn lookup<'a>(&'a self, names: &'a [ObjectName]) -> Operation<'a, Vec<bool>> {

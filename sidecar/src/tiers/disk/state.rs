@@ -51,6 +51,21 @@ pub struct Counts {
     pub foreign_files: u64,
 }
 
+impl Counts {
+    /// By the names that metrics and logs have.
+    pub fn named(self) -> [(&'static str, u64); 7] {
+        [
+            ("Evicted", self.evicted),
+            ("CorruptObject", self.corrupt_objects),
+            ("CorruptRecord", self.corrupt_records),
+            ("TornTail", self.torn_tails),
+            ("StrayRecord", self.stray_records),
+            ("LostContainer", self.lost_containers),
+            ("ForeignFile", self.foreign_files),
+        ]
+    }
+}
+
 /// How to get a free slot.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Plan {

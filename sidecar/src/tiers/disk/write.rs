@@ -71,7 +71,10 @@ impl Core {
         self.step(Step::Write)
             .and_then(|()| transfer::write(file.as_fd(), offset, &head, &sections))
             .and_then(|()| self.step(Step::Written))
-            .map_err(|e| self.blame(failed("write", "an object", e).about(name.s3("")), None))?;
+            .map_err(|e| {
+                let error = failed("write", "an object", e).about(name.s3(""));
+                self.blame(error, Some(slot.at))
+            })?;
         let record = Record {
             what: What::Put,
             name: key,

@@ -1,6 +1,6 @@
 //! A layer that does the same around every operation, whatever the operation is.
 
-use crate::tiers::{Get, Kind, Operation, Page, Put, Stored, Tier, Usage};
+use crate::tiers::{Get, Kind, Listed, Operation, Page, Put, Stored, Tier, Usage};
 use kvcachepool_protocol::object::{Object, ObjectName};
 use std::fmt;
 use std::sync::Arc;
@@ -64,6 +64,8 @@ pub struct Asked {
     pub op: Op,
     /// Bytes of sections that go between tier and arena.
     pub bytes: u64,
+    /// Names that are removed.
+    pub names: usize,
     /// Where it is about one object.
     pub object: Option<ObjectName>,
 }
@@ -116,6 +118,7 @@ impl<A> Layer<A> {
             tier: self.inner.kind(),
             op,
             bytes: 0,
+            names: 0,
             object: None,
         }
     }
@@ -158,8 +161,29 @@ impl<A: Around> Tier for Layer<A> {
     }
 
     fn remove<'a>(&'a self, names: &'a [ObjectName]) -> Operation<'a, u64> {
-        let asked = self.asked(Op::Remove);
+        let asked = Asked {
+            names: names.len(),
+            ..self.asked(Op::Remove)
+        };
         self.around.around(asked, || self.inner.remove(names))
+    }
+
+    fn remove_listed<'a>(&'a self, listed: &'a [Listed]) -> Operation<'a, u64> {
+        let asked = Asked {
+            names: listed.len(),
+            ..self.asked(Op::Remove)
+        };
+        self.around
+            .around(asked, || self.inner.remove_listed(listed))
+    }
+
+    fn discard<'a>(&'a self, name: &'a ObjectName) -> Operation<'a, u64> {
+        let asked = Asked {
+            names: 1,
+            object: Some(name.clone()),
+            ..self.asked(Op::Remove)
+        };
+        self.around.around(asked, || self.inner.discard(name))
     }
 
     fn usage(&self) -> Operation<'_, Usage> {

@@ -4,7 +4,7 @@
 use super::around::{Answer, Around, Asked};
 use super::chance::Chance;
 use super::deadline;
-use crate::tiers::{Cause, Operation, TierError};
+use crate::tiers::{Cause, Kind, Operation, TierError};
 use parking_lot::Mutex;
 use std::time::Duration;
 use tokio::time::Instant;
@@ -63,7 +63,14 @@ pub struct Side {
     /// Times that it opened, each probe that failed counted.
     pub opened: u64,
     /// The failure that opened it last.
-    pub reason: Option<String>,
+    pub reason: Option<TierError>,
+}
+
+impl Side {
+    /// Why nothing is let through; none = something is, if only to see.
+    pub fn shut(self) -> Option<TierError> {
+        self.reason.filter(|_| self.state == State::Open)
+    }
 }
 
 /// The layer.
@@ -110,7 +117,7 @@ impl Around for Breaker {
                 &self.reads
             };
             let pass = switch
-                .enter()
+                .enter(asked.tier)
                 .map_err(|detail| TierError::new(asked.tier, Cause::BreakerOpen, detail))?;
             let answer = inner().await;
             pass.leave(answer.as_ref().err());
@@ -132,7 +139,7 @@ struct Now {
     /// Grows whenever the phase changes: what an operation of an earlier one says counts no more.
     turn: u64,
     opened: u64,
-    reason: Option<String>,
+    reason: Option<TierError>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -146,6 +153,7 @@ enum Phase {
 #[derive(Debug)]
 struct Pass<'a> {
     switch: &'a Switch,
+    tier: Kind,
     turn: u64,
     deadline: Option<Instant>,
     left: bool,
@@ -170,17 +178,20 @@ impl Switch {
         Side {
             state: match now.phase {
                 Phase::Closed { .. } => State::Closed,
-                Phase::Open { .. } => State::Open,
-                Phase::HalfOpen { .. } => State::HalfOpen,
+                Phase::Open { until, .. } if Instant::now() < until => State::Open,
+                Phase::Open { .. } | Phase::HalfOpen { .. } => State::HalfOpen,
             },
             opened: now.opened,
             reason: now.reason.clone(),
         }
     }
 
-    fn enter(&self) -> Result<Pass<'_>, String> {
+    fn enter(&self, tier: Kind) -> Result<Pass<'_>, String> {
         let mut now = self.now.lock();
-        let reason = |now: &Now| now.reason.clone().unwrap_or_default();
+        let reason = |now: &Now| {
+            let reason = now.reason.as_ref();
+            reason.map(TierError::to_string).unwrap_or_default()
+        };
         match now.phase {
             Phase::Closed { .. } => {}
             Phase::HalfOpen { .. } => {
@@ -200,6 +211,7 @@ impl Switch {
         }
         Ok(Pass {
             switch: self,
+            tier,
             turn: now.turn,
             deadline: deadline::until(),
             left: false,
@@ -218,7 +230,7 @@ impl Switch {
         }
     }
 
-    fn failed(&self, turn: u64, reason: impl FnOnce() -> String) {
+    fn failed(&self, turn: u64, reason: impl FnOnce() -> TierError) {
         let mut now = self.now.lock();
         if now.turn != turn {
             return;
@@ -261,7 +273,7 @@ impl Pass<'_> {
     fn leave(mut self, error: Option<&TierError>) {
         self.left = true;
         match error {
-            Some(e) if e.of_the_tier() => self.switch.failed(self.turn, || e.to_string()),
+            Some(e) if e.of_the_tier() => self.switch.failed(self.turn, || e.clone()),
             // Refused here, not by the tier; or by one of its servers, which says nothing of the others.
             Some(e) if e.of_a_part || matches!(e.cause, Cause::Busy | Cause::BreakerOpen) => {
                 self.switch.silent(self.turn);
@@ -278,7 +290,8 @@ impl Drop for Pass<'_> {
         }
         let over = self.deadline.is_some_and(|until| Instant::now() >= until);
         if over {
-            let reason = || "no answer before the deadline".to_string();
+            let why = "no answer before the deadline";
+            let reason = || TierError::new(self.tier, Cause::Timeout, why);
             self.switch.failed(self.turn, reason);
         } else {
             self.switch.silent(self.turn);

@@ -4,7 +4,7 @@
 use crate::shm::mapping::Mapping;
 use crate::sim::rng::Rng;
 use crate::tiers::{
-    Cause, Get, Kind, Operation, Page, Place, Put, Span, Stored, Tier, TierError, Usage,
+    Cause, Get, Kind, Listed, Operation, Page, Place, Put, Span, Stored, Tier, TierError, Usage,
 };
 use kvcachepool_protocol::object::{Object, ObjectName};
 use parking_lot::Mutex;
@@ -263,6 +263,14 @@ impl Tier for Chaos {
 
     fn remove<'a>(&'a self, names: &'a [ObjectName]) -> Operation<'a, u64> {
         self.run(|| self.inner.remove(names))
+    }
+
+    fn remove_listed<'a>(&'a self, listed: &'a [Listed]) -> Operation<'a, u64> {
+        self.run(|| self.inner.remove_listed(listed))
+    }
+
+    fn discard<'a>(&'a self, name: &'a ObjectName) -> Operation<'a, u64> {
+        self.run(|| self.inner.discard(name))
     }
 
     fn usage(&self) -> Operation<'_, Usage> {

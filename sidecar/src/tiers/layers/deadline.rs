@@ -17,8 +17,10 @@ pub(super) fn until() -> Option<Instant> {
 /// How long operations may take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Options {
-    /// Most time of what moves no sections: lookup, head, remove, usage.
+    /// Most time of what moves no sections: lookup, head, usage, and a removal before its objects.
     pub question: Duration,
+    /// A removal gets as much time more for each object: a tier may have to be asked for each alone.
+    pub removal: Duration,
     /// Most time of a get or put, before its bytes, and of a page of a listing.
     pub transfer: Duration,
     /// A get or put gets as much time more as its bytes take at this rate.
@@ -29,6 +31,7 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             question: Duration::from_secs(2),
+            removal: Duration::from_millis(100),
             transfer: Duration::from_secs(5),
             bytes_per_s_min: 16 << 20,
         }
@@ -36,10 +39,14 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Most time of an operation.
-    pub fn longest(&self, op: Op, bytes: u64) -> Duration {
+    /// Most time of an operation on so many bytes or names.
+    pub fn longest(&self, op: Op, bytes: u64, names: usize) -> Duration {
         match op {
-            Op::Lookup | Op::Head | Op::Remove | Op::Usage => self.question,
+            Op::Lookup | Op::Head | Op::Usage => self.question,
+            Op::Remove => {
+                let names = u32::try_from(names).unwrap_or(u32::MAX);
+                self.question + self.removal.saturating_mul(names)
+            }
             Op::List => self.transfer,
             Op::Get | Op::Put => {
                 let rate = self.bytes_per_s_min.max(1);
@@ -68,7 +75,7 @@ impl Around for Deadline {
         inner: impl FnOnce() -> Operation<'a, T> + Send + 'a,
     ) -> Operation<'a, T> {
         Box::pin(async move {
-            let longest = self.0.longest(asked.op, asked.bytes);
+            let longest = self.0.longest(asked.op, asked.bytes, asked.names);
             let until = Instant::now() + longest;
             let ended = UNTIL.scope(until, timeout_at(until, async { inner().await }));
             ended.await.unwrap_or_else(|_| {
@@ -96,6 +103,7 @@ mod tests {
     fn options() -> Options {
         Options {
             question: Duration::from_secs(1),
+            removal: Duration::from_millis(10),
             transfer: Duration::from_secs(4),
             bytes_per_s_min: 1 << 20,
         }
@@ -106,23 +114,25 @@ mod tests {
     }
 
     #[test]
-    fn more_bytes_have_more_time() {
+    fn more_bytes_and_more_removals_have_more_time() {
         let options = options();
-        for (op, bytes, seconds) in [
-            (Op::Lookup, 0, 1.0),
-            (Op::List, 0, 4.0),
-            (Op::Get, 0, 4.0),
-            (Op::Get, 1 << 20, 5.0),
-            (Op::Put, 10 << 20, 14.0),
+        for (op, bytes, names, seconds) in [
+            (Op::Lookup, 0, 0, 1.0),
+            (Op::Remove, 0, 1, 1.01),
+            (Op::Remove, 0, 500, 6.0),
+            (Op::List, 0, 0, 4.0),
+            (Op::Get, 0, 0, 4.0),
+            (Op::Get, 1 << 20, 0, 5.0),
+            (Op::Put, 10 << 20, 0, 14.0),
         ] {
-            let longest = options.longest(op, bytes);
+            let longest = options.longest(op, bytes, names);
             assert_eq!(longest, Duration::from_secs_f64(seconds), "{op:?}");
         }
         let none = Options {
             bytes_per_s_min: 0,
             ..options
         };
-        assert!(none.longest(Op::Get, u64::MAX) > Duration::from_secs(1_000));
+        assert!(none.longest(Op::Get, u64::MAX, 0) > Duration::from_secs(1_000));
     }
 
     #[tokio::test(start_paused = true)]

@@ -11,6 +11,7 @@ mod deadline;
 mod limits;
 mod packing;
 mod retry;
+mod scratch;
 #[cfg(test)]
 pub(crate) mod scripted;
 mod verify;
@@ -64,6 +65,7 @@ pub struct Layered {
     pub packed: Arc<Packed>,
     retried: Arc<AtomicU64>,
     corrupt: Arc<AtomicU64>,
+    scribbled: Arc<AtomicU64>,
 }
 
 impl Layered {
@@ -76,6 +78,11 @@ impl Layered {
     pub fn corrupt(&self) -> u64 {
         self.corrupt.load(Relaxed)
     }
+
+    /// Gets whose bytes another process wrote to before they were compared.
+    pub fn scribbled(&self) -> u64 {
+        self.scribbled.load(Relaxed)
+    }
 }
 
 /// Puts all layers around a tier. The order is part of what each means: a deadline is that of all attempts and of the time that they
@@ -84,8 +91,8 @@ pub fn layered(tier: Arc<dyn Tier>, options: &Options) -> Layered {
     let counts = Arc::new(Counts::default());
     let breaker = Arc::new(Breaker::new(options.breaker));
     let limits = Arc::new(Limits::new(options.limits));
-    let verify = Verify::new(tier);
-    let corrupt = verify.corrupt();
+    let verify = Verify::new(tier, options.packing.room());
+    let (corrupt, scribbled) = (verify.corrupt(), verify.scribbled());
     let limited = Layer::new(limits.clone(), Arc::new(verify));
     let broken = Layer::new(breaker.clone(), Arc::new(limited));
     let retry = Retry::new(Arc::new(broken), options.retry);
@@ -103,6 +110,7 @@ pub fn layered(tier: Arc<dyn Tier>, options: &Options) -> Layered {
         packed,
         retried,
         corrupt,
+        scribbled,
     }
 }
 

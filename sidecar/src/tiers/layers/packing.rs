@@ -4,16 +4,16 @@
 //! Raw bytes are compared with the head's digests here, on both ways, so that an error of a codec is as little a hit as one of a disk.
 
 mod packed;
-mod scratch;
 mod section;
 
+use super::scratch::{Room, Scratch};
 use super::verify::discard;
 use crate::tiers::{
-    Cause, Get, Kind, Operation, Page, Place, Put, Server, Span, Stored, Tier, TierError, Usage,
+    Cause, Get, Kind, Listed, Operation, Page, Place, Put, Server, Span, Stored, Tier, TierError,
+    Usage,
 };
 use kvcachepool_protocol::object::{Codec, Fidelity, Form, Object, ObjectName, Section, digest};
 pub use packed::{Amount, Packed, Plain};
-use scratch::{Room, Scratch};
 use section::{longest, packing_bytes, unpacking_bytes};
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -57,6 +57,11 @@ impl PackingOptions {
     /// How objects are packed.
     pub fn codec(&self) -> Codec {
         self.codec
+    }
+
+    /// Room for what is packed, and for what is read once more.
+    pub(super) fn room(&self) -> Room {
+        self.room.clone()
     }
 }
 
@@ -124,7 +129,7 @@ impl Packing {
         }
     }
 
-    async fn discard(&self, name: &ObjectName) {
+    async fn take_away(&self, name: &ObjectName) {
         discard(self.inner.as_ref(), &self.corrupt, name).await;
     }
 
@@ -136,7 +141,7 @@ impl Packing {
             .iter()
             .any(|s| s.stored_bytes > longest(s.raw_bytes))
         {
-            self.discard(&get.name).await;
+            self.take_away(&get.name).await;
             let detail = "a packed section is longer than its raw bytes can get";
             let error = TierError::new(kind, Cause::Corrupt, detail);
             return Err(error.about(get.name.s3("")));
@@ -178,7 +183,7 @@ impl Packing {
         };
         if let Err(e) = apart(kind, work).await {
             if e.cause == Cause::Corrupt {
-                self.discard(&name).await;
+                self.take_away(&name).await;
             }
             return Err(e.about(name.s3("")));
         }
@@ -330,7 +335,33 @@ impl Tier for Packing {
     }
 
     fn remove<'a>(&'a self, names: &'a [ObjectName]) -> Operation<'a, u64> {
-        Box::pin(async move { self.inner.remove(&self.all_inside(names)).await })
+        Box::pin(async move {
+            let inside = self.all_inside(names);
+            let removed = self.inner.remove(&inside).await?;
+            // what another codec wrote, or none, is listed by its own name
+            let both = inside.iter().zip(names);
+            let others = both.filter(|(inside, name)| inside != name);
+            let others: Vec<_> = others.map(|(_, name)| name.clone()).collect();
+            match others.is_empty() {
+                true => Ok(removed),
+                false => Ok(removed + self.inner.remove(&others).await?),
+            }
+        })
+    }
+
+    fn remove_listed<'a>(&'a self, listed: &'a [Listed]) -> Operation<'a, u64> {
+        Box::pin(async move {
+            if self.codec.fidelity() == Fidelity::Exact {
+                return self.inner.remove_listed(listed).await;
+            }
+            // a listing does not say under which of two names each lies: that has to be looked up
+            let names: Vec<_> = listed.iter().map(|listed| listed.name.clone()).collect();
+            self.remove(&names).await
+        })
+    }
+
+    fn discard<'a>(&'a self, name: &'a ObjectName) -> Operation<'a, u64> {
+        Box::pin(async move { self.inner.discard(&self.inside(name)).await })
     }
 
     fn usage(&self) -> Operation<'_, Usage> {

@@ -4,7 +4,7 @@
 use super::chance::Chance;
 use super::deadline;
 use crate::tiers::{
-    Cause, Get, Kind, Operation, Page, Place, Put, Span, Status, Stored, Tier, Usage,
+    Cause, Get, Kind, Listed, Operation, Page, Place, Put, Span, Status, Stored, Tier, Usage,
 };
 use kvcachepool_protocol::object::{Object, ObjectName};
 use std::sync::Arc;
@@ -167,6 +167,14 @@ impl Tier for Retry {
     /// Counts what the last attempt removed: one before it may have removed more and failed to say so.
     fn remove<'a>(&'a self, names: &'a [ObjectName]) -> Operation<'a, u64> {
         self.repeat(|| (self.inner.remove(names), None))
+    }
+
+    fn remove_listed<'a>(&'a self, listed: &'a [Listed]) -> Operation<'a, u64> {
+        self.repeat(|| (self.inner.remove_listed(listed), None))
+    }
+
+    fn discard<'a>(&'a self, name: &'a ObjectName) -> Operation<'a, u64> {
+        self.repeat(|| (self.inner.discard(name), None))
     }
 
     fn usage(&self) -> Operation<'_, Usage> {

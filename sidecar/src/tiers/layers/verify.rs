@@ -1,8 +1,13 @@
 //! No byte passes that is not what the object's head says: after a get the digests of all places are compared, as the tier saw them when it
 //! filled the places or as they are now, before a put those of all spans, where the tier does not do that itself. What is corrupt in the tier is removed from it, so that it is asked for once and can be written anew.
+//!
+//! Other processes can write to the places, and one that does must not take objects from everybody: what is wrong there is read once more
+//! to where nobody else can, and removed only if it is wrong there, too.
 
+use super::scratch::{Room, Scratch};
 use crate::tiers::{
-    Cause, Get, Kind, Operation, Page, Place, Put, Span, Stored, Tier, TierError, Usage, work,
+    Cause, Get, Kind, Listed, Operation, Page, Place, Put, Span, Stored, Tier, TierError, Usage,
+    work,
 };
 use kvcachepool_protocol::object::{Object, ObjectName};
 use std::sync::Arc;
@@ -15,21 +20,31 @@ const HERE_BYTES_MAX: u64 = 1 << 20;
 #[derive(Debug)]
 pub struct Verify {
     inner: Arc<dyn Tier>,
+    /// For sections that are read once more.
+    room: Room,
     corrupt: Arc<AtomicU64>,
+    scribbled: Arc<AtomicU64>,
 }
 
 impl Verify {
     /// Around a tier.
-    pub fn new(inner: Arc<dyn Tier>) -> Self {
+    pub fn new(inner: Arc<dyn Tier>, room: Room) -> Self {
         Self {
             inner,
+            room,
             corrupt: Arc::default(),
+            scribbled: Arc::default(),
         }
     }
 
     /// Counts objects that were found corrupt in the tier.
     pub fn corrupt(&self) -> Arc<AtomicU64> {
         self.corrupt.clone()
+    }
+
+    /// Counts gets whose bytes somebody else wrote to.
+    pub fn scribbled(&self) -> Arc<AtomicU64> {
+        self.scribbled.clone()
     }
 
     fn failed(&self, cause: Cause, name: &ObjectName, detail: impl Into<String>) -> TierError {
@@ -44,24 +59,44 @@ impl Verify {
         inner: impl FnOnce() -> Operation<'a, Object> + Send + 'a,
     ) -> Operation<'a, Object> {
         Box::pin(async move {
-            let checked = match inner().await {
-                Ok(head) => self.check(&name, &head, &places).await.map(|()| head),
-                Err(e) => Err(e),
+            let head = match inner().await {
+                Ok(head) => head,
+                Err(e) => {
+                    if e.cause == Cause::Corrupt {
+                        discard(self.inner.as_ref(), &self.corrupt, &name).await;
+                    }
+                    return Err(e);
+                }
             };
-            if checked.as_ref().is_err_and(|e| e.cause == Cause::Corrupt) {
-                discard(self.inner.as_ref(), &self.corrupt, &name).await;
-            }
-            checked
+            let Some(place) = self.wrong(&name, &head, &places).await? else {
+                return Ok(head);
+            };
+            let (group, shard) = (place.group, place.shard);
+            let not = format!("section {group}/{shard} is not what its digest says");
+            let detail = match self.right_alone(&name, place).await {
+                Ok(false) => {
+                    discard(self.inner.as_ref(), &self.corrupt, &name).await;
+                    not
+                }
+                Ok(true) => {
+                    self.scribbled.fetch_add(1, Relaxed);
+                    format!(
+                        "{not} in the arena, but is in the tier: some process of this node writes to slots that are not its own"
+                    )
+                }
+                Err(e) => format!("{not}; it stays, for it could not be read again: {e}"),
+            };
+            Err(self.failed(Cause::Corrupt, &name, detail))
         })
     }
 
-    /// Is what lies in the places what the head says?
-    async fn check(
+    /// The first place in which lies something else than the head says.
+    async fn wrong<'a>(
         &self,
         name: &ObjectName,
         head: &Object,
-        places: &[Place],
-    ) -> Result<(), TierError> {
+        places: &'a [Place],
+    ) -> Result<Option<&'a Place>, TierError> {
         if head.name() != *name {
             let detail = format!("the head is of {}", head.name().s3(""));
             return Err(self.failed(Cause::Foreign, name, detail));
@@ -78,30 +113,43 @@ impl Verify {
         })?;
         let spans = places.iter().map(|place| place.span.clone()).collect();
         let found = self.digests(name, spans).await?;
-        let wrong = places
-            .iter()
-            .zip(found.iter().zip(&expected))
-            .find(|(_, (found, expected))| found != expected);
-        match wrong {
-            None => Ok(()),
-            Some((place, _)) => {
-                let (group, shard) = (place.group, place.shard);
-                let detail = format!("section {group}/{shard} is not what its digest says");
-                Err(self.failed(Cause::Corrupt, name, detail))
-            }
+        let expected = expected.into_iter().map(Some);
+        let mut compared = places.iter().zip(found.into_iter().zip(expected));
+        let wrong = compared.find(|(_, (found, expected))| found != expected);
+        Ok(wrong.map(|(place, _)| place))
+    }
+
+    /// Is the section of a place what its digest says when it is read to where nobody else can write?
+    async fn right_alone(&self, name: &ObjectName, place: &Place) -> Result<bool, TierError> {
+        let bytes = place.span.length;
+        let hold = self.room.try_take(bytes).ok_or_else(|| {
+            let detail = format!("there is no room for {bytes} bytes now");
+            self.failed(Cause::Io, name, detail)
+        })?;
+        let alone = Scratch::new(self.inner.kind(), &[bytes], hold)?;
+        let place = |span| Place { span, ..*place };
+        let places: Vec<_> = alone.spans.into_iter().map(place).collect();
+        let get = Get {
+            name: name.clone(),
+            places: places.clone(),
+        };
+        match self.inner.get(get).await {
+            Ok(head) => Ok(self.wrong(name, &head, &places).await?.is_none()),
+            Err(e) if e.cause == Cause::Corrupt => Ok(false),
+            Err(e) => Err(e),
         }
     }
 
+    /// The digest of each span, as it was seen or as it is now. None: it does not lie in its arena.
     async fn digests(
         &self,
         name: &ObjectName,
         spans: Vec<Span>,
-    ) -> Result<Vec<[u8; 16]>, TierError> {
+    ) -> Result<Vec<Option<[u8; 16]>>, TierError> {
         let unseen = spans.iter().filter(|span| span.seen().is_none());
         let bytes: u64 = unseen.map(|span| span.length).sum();
-        // A span lies in its arena: none is without a digest.
         let digest = |span: &Span| span.seen().or_else(|| span.digest());
-        let all = move || -> Vec<_> { spans.iter().filter_map(digest).collect() };
+        let all = move || spans.iter().map(digest).collect();
         if bytes <= HERE_BYTES_MAX {
             return Ok(all());
         }
@@ -121,7 +169,7 @@ impl Verify {
             return Ok(());
         }
         let found = self.digests(&name, put.spans.clone()).await?;
-        let expected = put.object.sections.iter().map(|s| s.stored_digest);
+        let expected = put.object.sections.iter().map(|s| Some(s.stored_digest));
         if !expected.eq(found) {
             let detail = "the bytes in memory are not what the head says; nothing was written";
             return Err(self.failed(Cause::Corrupt, &name, detail));
@@ -133,7 +181,7 @@ impl Verify {
 /// Counts a corrupt object and takes it away; one try, whatever becomes of it: the next get finds it again.
 pub(super) async fn discard(tier: &dyn Tier, corrupt: &AtomicU64, name: &ObjectName) {
     corrupt.fetch_add(1, Relaxed);
-    let _ = tier.remove(std::slice::from_ref(name)).await;
+    let _ = tier.discard(name).await;
 }
 
 impl Tier for Verify {
@@ -165,6 +213,14 @@ impl Tier for Verify {
 
     fn remove<'a>(&'a self, names: &'a [ObjectName]) -> Operation<'a, u64> {
         self.inner.remove(names)
+    }
+
+    fn remove_listed<'a>(&'a self, listed: &'a [Listed]) -> Operation<'a, u64> {
+        self.inner.remove_listed(listed)
+    }
+
+    fn discard<'a>(&'a self, name: &'a ObjectName) -> Operation<'a, u64> {
+        self.inner.discard(name)
     }
 
     fn usage(&self) -> Operation<'_, Usage> {

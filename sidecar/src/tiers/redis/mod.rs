@@ -171,7 +171,8 @@ impl Now {
                     if !way.asking
                         && let Ok(mut c) = way.take(Lane::Questions).await
                     {
-                        let _ = objects::remove_if(&mut c, &get.name, &record).await;
+                        let all = objects::keys(&get.name, &record);
+                        let _ = objects::remove_if(&mut c, &get.name, &record, &all).await;
                     }
                     way.node.ended(false, None);
                     let why = "a part of it is not there any more; the rest was taken away";

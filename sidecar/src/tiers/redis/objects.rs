@@ -184,20 +184,20 @@ pub(super) fn del(keys: &[String]) -> Words<'_> {
     [&b"DEL"[..]].into_iter().chain(keys).collect()
 }
 
-/// Removes an object if it is still the one of this record. False: it is not.
+/// Removes these keys of an object if it is still the one of this record. False: it is not.
 pub async fn remove_if(
     c: &mut Connection,
     name: &ObjectName,
     record: &Record,
+    keys: &[String],
 ) -> Result<bool, Fault> {
-    let keys = keys(name, record);
     c.watch(&[name.redis().as_bytes()]);
     c.answer().await?;
     if own_record(c, name).await? != Some(*record) {
         c.unwatch().await?;
         return Ok(false);
     }
-    Ok(c.transaction(&[del(&keys)]).await?.is_some())
+    Ok(c.transaction(&[del(keys)]).await?.is_some())
 }
 
 /// Removes segments without a head.

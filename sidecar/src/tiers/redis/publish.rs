@@ -72,11 +72,9 @@ pub async fn put(c: &mut Connection, put: &Put, ttl_ms: u64) -> Result<Stored, F
         ttl: (ttl_ms > 0).then(|| ttl_ms.to_string()),
     };
     let stored = draft.write(c).await;
-    if let Err(fault) = &stored {
-        // What is of no use any more makes room; elsewhere there is nothing of it.
-        if c.broken().is_none() && fault.redirect().is_none() {
-            let _ = draft.discard(c).await;
-        }
+    if stored.is_err() && c.broken().is_none() {
+        // What is of no use any more makes room, and lies in nobody's way where its slot moves.
+        let _ = draft.discard(c).await;
     }
     stored
 }
@@ -218,14 +216,25 @@ impl Draft<'_> {
         self.keys.iter().map(|key| stay(key, ttl)).collect()
     }
 
-    /// Takes away what was written of it.
+    /// Takes away what was written of it, key by key: while its slot moves, a part may be elsewhere.
     async fn discard(&self, c: &mut Connection) -> Result<(), Fault> {
-        if remove_if(c, &self.name, &self.record).await? {
-            return Ok(());
+        let (head, segments) = self.keys.split_at(1);
+        match remove_if(c, &self.name, &self.record, head).await {
+            Ok(true) => {}
+            Ok(false) => {
+                let there = own_record(c, &self.name).await?;
+                if there.is_some_and(|record| record.head == self.record.head) {
+                    return Ok(());
+                }
+            }
+            Err(fault) if fault.redirect().is_some() => {}
+            Err(fault) => return Err(fault),
         }
-        let there = own_record(c, &self.name).await?;
-        if there.is_none_or(|record| record.head != self.record.head) {
-            remove_segments(c, &self.name, &self.record).await?;
+        for key in segments {
+            c.command(&[b"DEL", key.as_bytes()]);
+        }
+        for _ in segments {
+            c.reply().await?;
         }
         Ok(())
     }

@@ -26,6 +26,8 @@ pub struct Options {
     pub bounded_every: Duration,
     /// And this often where it is only counted.
     pub every: Duration,
+    /// Who may not write, and so cannot tell the others, lists only where nobody did for so long.
+    pub alone_every: Duration,
     /// Never sooner after the last time than this.
     pub pause: Duration,
     /// Uploads that began longer ago are aborted.
@@ -37,6 +39,7 @@ impl Default for Options {
         Self {
             bounded_every: Duration::from_secs(600),
             every: Duration::from_secs(3_600),
+            alone_every: Duration::from_secs(24 * 3_600),
             pause: Duration::from_secs(30),
             sweep_age: Duration::from_secs(24 * 3_600),
         }
@@ -62,6 +65,8 @@ pub struct Census {
     /// The listing that the sum began with had all.
     whole: bool,
     sum: Mutex<Sum>,
+    /// When this process listed it last.
+    listed: Mutex<Option<Instant>>,
     held: Arc<Mutex<HashMap<ObjectName, usize>>>,
     over: Notify,
     /// Objects that had to go and could not be removed, each time anew.
@@ -103,6 +108,7 @@ impl Census {
             expire_after: (config.expire_after.ms > 0).then(|| config.expire_after.std()),
             whole: first.next.is_none(),
             sum: Mutex::new(sum),
+            listed: Mutex::default(),
             held: Arc::default(),
             over: Notify::new(),
             refused: AtomicU64::new(0),
@@ -166,6 +172,18 @@ impl Census {
     /// Somebody listed the bucket: that much is in it.
     pub fn is_now(&self, sum: Sum) {
         *self.sum.lock() = sum;
+    }
+
+    /// The same, and it was this process.
+    pub fn was_listed(&self, sum: Sum) {
+        self.is_now(sum);
+        *self.listed.lock() = Some(Instant::now());
+    }
+
+    /// Did this process list it no longer ago than this?
+    fn listed_lately(&self, young: Duration) -> bool {
+        let listed = *self.listed.lock();
+        listed.is_some_and(|at| at.elapsed() < young)
     }
 
     /// What is known to be there.
@@ -292,28 +310,33 @@ impl Cut {
 
 /// Lists now and then where nobody else does, until it is aborted.
 pub async fn run(live: Arc<Live>, options: Options) {
-    let every = match live.census.is_bounded() {
+    // Who may not write clears nothing away.
+    let every = || match live.census.is_bounded() && live.writes.get() {
         true => options.bounded_every,
         false => options.every,
     };
     let mut next = match live.census.whole {
-        true => Instant::now() + spread(every),
+        true => Instant::now() + spread(every()),
         false => Instant::now(),
     };
     loop {
         // Nobody waits for a listing that is not due, unless what was put here makes one.
         let over = timeout_at(next, live.census.over.notified()).await.is_ok();
         // A count that is younger than this is as good as one of our own.
-        let young = if over { options.pause } else { every / 2 };
+        let young = match live.writes.get() {
+            _ if over => options.pause,
+            true => every() / 2,
+            false => options.alone_every,
+        };
         let looked = live.look(young, options.sweep_age).await;
         let now = Instant::now();
         next = match looked {
-            Ok(true) => now + spread(every),
+            Ok(true) => now + spread(every()),
             // Somebody counts for the first time: he will say soon what it was.
             Ok(false) => now + options.pause,
             Err(e) => {
                 warn!(tier = "s3", reason = e.cause.name(), error = %e, "the bucket could not be listed");
-                now + spread(every)
+                now + spread(every())
             }
         };
         sleep_until(now + options.pause).await;
@@ -327,6 +350,9 @@ impl Live {
         young: Duration,
         sweep_age: Duration,
     ) -> Result<bool, TierError> {
+        if !self.writes.get() {
+            return self.look_on(young).await;
+        }
         let claim = match self.requests.turn(young).await? {
             Turn::Mine(claim) => claim,
             Turn::Counted(sum) => {
@@ -345,6 +371,17 @@ impl Live {
             ),
             // Not all servers know them, and not all credentials may see them.
             Err(e) => debug!(tier = "s3", error = %e, "no uploads were looked for"),
+        }
+        Ok(true)
+    }
+
+    /// The same for who may not write: takes over what was counted, or counts for itself, and nothing has to go.
+    async fn look_on(&self, young: Duration) -> Result<bool, TierError> {
+        match self.requests.counted_lately(young).await? {
+            Some(Turn::Counted(sum)) => self.census.is_now(sum),
+            Some(_) => return Ok(false),
+            None if self.census.listed_lately(young) => {}
+            None => self.count().await?,
         }
         Ok(true)
     }

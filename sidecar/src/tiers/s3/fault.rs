@@ -5,6 +5,7 @@ use crate::tiers::{Cause, Kind, TierError};
 use aws_credential_types::provider::error::CredentialsError;
 use aws_sdk_s3::config::http::HttpResponse;
 use aws_sdk_s3::error::{ConnectorError, ProvideErrorMetadata, SdkError};
+use aws_sdk_s3::operation::create_session::CreateSessionError;
 use std::error::Error;
 
 /// Longest text of a server that is shown.
@@ -179,11 +180,29 @@ where
             )
         }
         other => {
+            if let Some(e) = session(other) {
+                let permission = "s3express:CreateSession";
+                return failed(
+                    Asked {
+                        permission,
+                        ..asked
+                    },
+                    e,
+                );
+            }
             let (cause, why) = of_chain(other);
             (cause, format!("{permission} on bucket {bucket}: {why}"))
         }
     };
     about(asked, TierError::new(Kind::S3, cause, detail))
+}
+
+/// Why a directory bucket gave no session to ask by.
+fn session<'a>(
+    error: &'a (dyn Error + 'static),
+) -> Option<&'a SdkError<CreateSessionError, HttpResponse>> {
+    let mut causes = std::iter::successors(inner(error), |e| inner(*e));
+    causes.find_map(|e| e.downcast_ref())
 }
 
 /// An answer that broke off while its body was read.

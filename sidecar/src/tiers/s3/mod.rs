@@ -28,11 +28,14 @@ mod tags;
 pub(crate) mod tests;
 mod turns;
 mod write;
+mod writes;
 
 pub use read::Parts;
 pub use write::Uploads;
+pub use writes::Writes;
 
-use super::{Cause, Get, Kind, Operation, Page, Put, Stored, Tier, TierError, Usage};
+use super::directory::Marks;
+use super::{Cause, Get, Kind, Listed, Operation, Page, Put, Stored, Tier, TierError, Usage};
 use census::Census;
 use known::Known;
 use kvcachepool_protocol::config;
@@ -43,9 +46,10 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::task::AbortHandle;
+use tokio::time::timeout;
 
 /// How the tier works.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct Options {
     /// How large objects are read.
     pub parts: Parts,
@@ -55,10 +59,16 @@ pub struct Options {
     pub known: usize,
     /// For how long.
     pub known_for: Duration,
+    /// Longest time that opening the tier may take: a server may take connections and answer nothing.
+    pub opening: Duration,
     /// A bucket that answered longer ago is asked whether it can still be reached.
     pub reach_every: Duration,
     /// What is done beside operations; none: nothing.
     pub census: Option<census::Options>,
+    /// May more be asked than to read?
+    pub writes: Writes,
+    /// Marks of its objects, which those lose that go to make room.
+    pub marks: Option<Arc<dyn Marks>>,
 }
 
 impl Default for Options {
@@ -75,8 +85,11 @@ impl Default for Options {
             },
             known: 65_536,
             known_for: Duration::from_secs(30),
+            opening: Duration::from_secs(15),
             reach_every: Duration::from_secs(10),
             census: Some(census::Options::default()),
+            writes: Writes::default(),
+            marks: None,
         }
     }
 }
@@ -94,17 +107,31 @@ struct Live {
     requests: Requests,
     known: Known,
     census: Census,
+    writes: Writes,
+    marks: Option<Arc<dyn Marks>>,
     /// When the bucket answered last; none: the last request failed.
     answered: Mutex<Option<Instant>>,
 }
 
 impl S3 {
     /// Opens the bucket of a config: tries what the credentials may do there, and looks what it holds. Fails where a file of the config
-    /// is not there, nobody answers, the bucket is not there or in another region, or a permission is missing, which is named.
+    /// is not there, nobody answers in time, the bucket is not there or in another region, or a permission is missing, which is named.
     pub async fn open(config: &config::S3, options: Options) -> Result<Self, TierError> {
+        let longest = options.opening;
+        let opened = timeout(longest, Self::open_patiently(config, options)).await;
+        opened.unwrap_or_else(|_| {
+            let seconds = longest.as_secs_f64();
+            let detail = format!(
+                "it could not be tried what the bucket allows within {seconds:.1} s: the server, or who gives credentials, does not answer"
+            );
+            Err(TierError::new(Kind::S3, Cause::Timeout, detail))
+        })
+    }
+
+    async fn open_patiently(config: &config::S3, options: Options) -> Result<Self, TierError> {
         let (client, clock) = client::client(config).await?;
         let requests = Requests::new(client, clock, config);
-        let first = requests.probe().await?;
+        let first = requests.probe(options.writes.get()).await?;
         Ok(Self::over(requests, config, options, &first))
     }
 
@@ -127,6 +154,8 @@ impl S3 {
             requests,
             known: Known::new(options.known, options.known_for),
             census: Census::new(config, first),
+            writes: options.writes.clone(),
+            marks: options.marks.clone(),
             answered: Mutex::new(Some(Instant::now())),
         });
         let census = options
@@ -238,29 +267,49 @@ impl Live {
         }
         // A removal says nothing of what was there.
         let there = self.requests.sizes(names).await?;
-        let (mut keys, mut removed) = (Vec::new(), Vec::new());
-        for (name, bytes) in &there {
-            let key = self.requests.key(name);
-            match self.requests.tags.last(&key) {
-                // It was read here: what somebody else wrote since then is not meant.
-                Some(etag) => {
-                    if self.requests.delete_version(&key, &etag).await? {
-                        removed.push((name, *bytes));
-                    }
-                }
-                None => {
-                    keys.push(key);
-                    removed.push((name, *bytes));
-                }
-            }
-        }
+        self.remove_sized(there).await
+    }
+
+    async fn remove_sized(&self, there: Vec<(ObjectName, u64)>) -> Result<u64, TierError> {
+        let key = |(name, _): &(ObjectName, u64)| self.requests.key(name);
+        let keys: Vec<String> = there.iter().map(key).collect();
         self.requests.delete(&keys).await?;
-        for (name, bytes) in &removed {
-            // Once more: somebody may have looked meanwhile.
-            self.known.forget(name);
-            self.census.went(*bytes);
+        for (name, bytes) in &there {
+            self.went(name, *bytes);
         }
-        Ok(removed.len() as u64)
+        Ok(there.len() as u64)
+    }
+
+    /// The listing has said what is there.
+    async fn remove_listed(&self, listed: &[Listed]) -> Result<u64, TierError> {
+        for listed in listed {
+            self.known.forget(&listed.name);
+        }
+        let there = listed.iter().map(|l| (l.name.clone(), l.bytes));
+        self.remove_sized(there.collect()).await
+    }
+
+    async fn discard(&self, name: &ObjectName) -> Result<u64, TierError> {
+        let key = self.requests.key(name);
+        let Some(etag) = self.requests.tags.last(&key) else {
+            return self.remove(std::slice::from_ref(name)).await;
+        };
+        self.known.forget(name);
+        let Some(bytes) = self.requests.size(name).await? else {
+            return Ok(0);
+        };
+        let removed = self.requests.delete_version(&key, &etag).await?;
+        if removed {
+            self.went(name, bytes);
+        }
+        Ok(u64::from(removed))
+    }
+
+    /// An object was removed here.
+    fn went(&self, name: &ObjectName, bytes: u64) {
+        // Also where it was forgotten before: somebody may have looked meanwhile.
+        self.known.forget(name);
+        self.census.went(bytes);
     }
 
     async fn usage(&self, reach_every: Duration) -> Result<Usage, TierError> {
@@ -310,6 +359,14 @@ impl Tier for S3 {
 
     fn remove<'a>(&'a self, names: &'a [ObjectName]) -> Operation<'a, u64> {
         Box::pin(async move { self.live.seen(self.live.remove(names)).await })
+    }
+
+    fn remove_listed<'a>(&'a self, listed: &'a [Listed]) -> Operation<'a, u64> {
+        Box::pin(async move { self.live.seen(self.live.remove_listed(listed)).await })
+    }
+
+    fn discard<'a>(&'a self, name: &'a ObjectName) -> Operation<'a, u64> {
+        Box::pin(async move { self.live.seen(self.live.discard(name)).await })
     }
 
     fn usage(&self) -> Operation<'_, Usage> {

@@ -4,10 +4,11 @@
 use super::Live;
 use super::census::{Ages, Cut, Sum};
 use super::listing::PAGE_MAX;
-use crate::tiers::{Page, Status, TierError};
+use crate::tiers::{Page, Status, TierError, directory};
 use kvcachepool_protocol::object::ObjectName;
 use std::collections::HashSet;
 use std::time::Duration;
+use tokio::time::timeout;
 use tracing::{info, warn};
 
 /// How often a request is sent that fails for a moment, and the pause before the second time; it doubles.
@@ -83,7 +84,7 @@ impl Live {
             }
             from = page.next;
             if from.is_none() {
-                self.census.is_now(sum);
+                self.census.was_listed(sum);
                 return Ok((sum.bytes, ages));
             }
         }
@@ -105,22 +106,32 @@ impl Live {
             }
             let refused = again(|| self.requests.delete_some(&keys)).await?;
             let stay: HashSet<&str> = refused.iter().map(|(key, _)| key.as_str()).collect();
+            let mut gone = Vec::new();
             for listed in &page.objects {
                 if stay.contains(key(&listed.name).as_str()) {
                     removed.kept.push(listed.name.clone());
                     continue;
                 }
+                gone.push(listed.name.clone());
                 // Once more: somebody may have looked meanwhile.
                 self.known.forget(&listed.name);
                 self.census.went(listed.bytes);
                 removed.went.add(listed);
             }
+            self.unmark(&gone).await;
             let why = refused.into_iter().next().map(|(_, why)| why);
             removed.why = removed.why.or(why);
             from = page.next;
             if from.is_none() {
                 return Ok(removed);
             }
+        }
+    }
+
+    /// Takes the marks away of what is gone. Where that fails, each is believed once.
+    async fn unmark(&self, gone: &[ObjectName]) {
+        if let Some(marks) = self.marks.as_ref().filter(|_| !gone.is_empty()) {
+            let _ = timeout(directory::CHANGE, marks.unmark(gone)).await;
         }
     }
 

@@ -31,34 +31,45 @@ enum Try {
 }
 
 impl Requests {
-    /// Puts, gets and removes an object, and lists; finds out what the server knows. Returns the first page of the listing.
-    pub async fn probe(&self) -> Result<Page, TierError> {
+    /// Tries what it takes to read, and with `writes` what it takes to write and remove. Returns the first page of the listing.
+    pub async fn probe(&self, writes: bool) -> Result<Page, TierError> {
         let key = self.own_key(own_name());
-        let tried = self.try_object(&key).await;
+        if writes {
+            self.probe_writes(&key).await?;
+        } else {
+            // Not found out: should writes begin later, each asks what is there before.
+            self.not_conditional();
+        }
+        let page = self.list(None, super::listing::PAGE_MAX).await?;
+        if !writes {
+            // Who may list is told that it is not there, or that it may not be read.
+            self.get_probe(&key).await?;
+        }
+        Ok(page)
+    }
+
+    /// Puts, gets and removes an object; finds out what the server knows.
+    async fn probe_writes(&self, key: &str) -> Result<(), TierError> {
+        let tried = self.try_object(key).await;
         // On every way out, as far as that is possible: an answer that did not come says nothing of what was put.
-        let removed = self.delete(std::slice::from_ref(&key)).await;
+        let removed = self.delete(&[key.to_string()]).await;
         tried?;
         removed?;
-        match self.get_probe(&key).await {
-            Ok(false) => {}
-            Ok(true) => {
-                return Err(found(
-                    self.asked("s3:DeleteObject", Some(&key)),
-                    Cause::Protocol,
-                    "what was just removed is there",
-                ));
-            }
+        match self.get_probe(key).await {
+            Ok(false) => Ok(()),
+            Ok(true) => Err(found(
+                self.asked("s3:DeleteObject", Some(key)),
+                Cause::Protocol,
+                "what was just removed is there",
+            )),
             // Who may not list is not told that something is not there.
-            Err(e) if e.cause == Cause::Denied => {
-                return Err(found(
-                    self.asked("s3:ListBucket", None),
-                    Cause::Denied,
-                    e.detail.replace("s3:GetObject", "s3:ListBucket"),
-                ));
-            }
-            Err(e) => return Err(e),
+            Err(e) if e.cause == Cause::Denied => Err(found(
+                self.asked("s3:ListBucket", None),
+                Cause::Denied,
+                e.detail.replace("s3:GetObject", "s3:ListBucket"),
+            )),
+            Err(e) => Err(e),
         }
-        self.list(None, super::listing::PAGE_MAX).await
     }
 
     /// Puts an object and gets it.

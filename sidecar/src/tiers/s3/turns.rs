@@ -42,15 +42,27 @@ struct Marker {
     etag: Option<String>,
 }
 
+impl Marker {
+    /// Whose turn it is where somebody began or counted no longer ago than `young`; none: whoever takes it.
+    fn taken(&self, young: Duration) -> Option<Turn> {
+        let taken = self.age.is_some_and(|age| age < young);
+        taken.then(|| self.sum.map_or(Turn::Counting, Turn::Counted))
+    }
+}
+
 impl Requests {
+    /// What somebody counted, or began to, no longer ago than `young`. Takes no turn: for who may not write.
+    pub async fn counted_lately(&self, young: Duration) -> Result<Option<Turn>, TierError> {
+        let marker = self.marker(&self.own_key(COUNTED)).await?;
+        Ok(marker.and_then(|marker| marker.taken(young)))
+    }
+
     /// Takes the turn to list, unless somebody did who has counted, or begun to, no longer ago than `young`.
     pub async fn turn(&self, young: Duration) -> Result<Turn, TierError> {
         let key = self.own_key(COUNTED);
         let marker = self.marker(&key).await?;
-        if let Some(marker) = &marker
-            && marker.age.is_some_and(|age| age < young)
-        {
-            return Ok(marker.sum.map_or(Turn::Counting, Turn::Counted));
+        if let Some(taken) = marker.as_ref().and_then(|marker| marker.taken(young)) {
+            return Ok(taken);
         }
         let last = marker.as_ref().and_then(|marker| marker.sum);
         let sent = self

@@ -159,6 +159,42 @@ pub async fn what_is_removed_is_gone_and_can_be_put_again(subject: &dyn Subject)
     assert!(!rig.has(&samples[2]).await);
 }
 
+pub async fn what_another_wrote_since_it_was_read_is_removed_all_the_same(subject: &dyn Subject) {
+    let rig = Rig::new(subject).await;
+    let first = rig.sample(0, &[5_000, 9_000]);
+    let mut second = first.clone();
+    second.object.created_unix_ms += 1_000;
+    second.object.writer = [9; 16];
+    let name = [first.name()];
+    rig.put(&first).await;
+    rig.check(&first).await;
+    assert_eq!(rig.tier().remove(&name).await, Ok(1));
+    rig.put(&second).await;
+    assert_eq!(rig.tier().remove(&name).await, Ok(1));
+    assert!(!rig.has(&second).await);
+    assert!(rig.listed(10).await.is_empty());
+}
+
+pub async fn what_a_listing_told_of_is_removed_and_nothing_else(subject: &dyn Subject) {
+    let rig = Rig::new(subject).await;
+    let samples: Vec<_> = (0..5).map(|n| rig.sample(n, &[5_000, 9_000])).collect();
+    for sample in &samples {
+        rig.put(sample).await;
+    }
+    rig.check(&samples[0]).await;
+    let goes = [samples[0].name(), samples[3].name()];
+    let mut listed = rig.listed(2).await;
+    listed.retain(|listed| goes.contains(&listed.name));
+    assert_eq!(rig.tier().remove_listed(&listed).await, Ok(2));
+    assert_eq!(rig.tier().remove_listed(&[]).await, Ok(0));
+    for sample in &samples {
+        assert_eq!(rig.has(sample).await, !goes.contains(&sample.name()));
+    }
+    assert_eq!(rig.listed(10).await.len(), 3);
+    rig.put(&samples[3]).await;
+    rig.check(&samples[3]).await;
+}
+
 pub async fn what_was_there_before_it_was_closed_is_there_after(subject: &dyn Subject) {
     let mut rig = Rig::new(subject).await;
     let samples: Vec<_> = (0..20)

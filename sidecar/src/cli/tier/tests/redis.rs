@@ -1,11 +1,9 @@
 //! The commands over real Redis servers.
 
-use super::{documents, gc, inspect, verify};
-use crate::cli::{Cli, Command};
+use super::{documents, printed};
 use crate::tiers::Tier;
 use crate::tiers::redis::tests::rig::{Scripted, Server, open};
 use crate::tiers::suite::{Memory, Sample};
-use clap::Parser;
 
 /// A server with objects of two domains: seeds 1 (three of them) and 2 (two).
 struct Rig {
@@ -40,23 +38,6 @@ impl Rig {
 fn run<T>(work: impl Future<Output = T>) -> T {
     let mut runtime = tokio::runtime::Builder::new_current_thread();
     runtime.enable_all().build().unwrap().block_on(work)
-}
-
-/// What a command line prints.
-fn printed(line: &[&str]) -> Result<String, String> {
-    let line = ["kvcachepool-sidecar"]
-        .into_iter()
-        .chain(line.iter().copied());
-    let parsed = Cli::try_parse_from(line).map_err(|e| e.to_string())?;
-    let mut out = Vec::new();
-    let done = match parsed.command {
-        Command::Inspect(args) => inspect::print(&args, &mut out),
-        Command::Verify(args) => verify::print(&args, &mut out).map(drop),
-        Command::Gc(args) => gc::print(&args, &mut out).map(drop),
-        _ => panic!("it looks into a tier"),
-    };
-    done.map_err(|e| e.to_string())?;
-    Ok(String::from_utf8(out).unwrap())
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! CacheGen: rows of numbers to levels and back, levels to counts and tables, levels to streams and back. The container around them is made by
 //! `codec::cachegen::Parts`, on the host.
 
-use super::{Way, holds, pointer};
+use super::{Way, holds};
 use crate::gpu::cuda::buffer::Buffer;
 use crate::gpu::cuda::launch::{Kernels, LaunchError, Value};
 use crate::gpu::cuda::stream::Stream;
@@ -112,14 +112,14 @@ impl Kernels {
         };
         let [_, tokens, channels] = section.sizes();
         let arguments = [
-            ("raw", pointer(rows.raw)?),
+            ("raw", self.pointer(rows.raw)?),
             ("row_count", Value::U64(count)),
             tokens,
             channels,
-            ("steps", pointer(&section.steps)?),
-            ("rows", pointer(rows.largest)?),
-            ("levels", pointer(rows.levels)?),
-            ("refused", pointer(rows.refused)?),
+            ("steps", self.pointer(&section.steps)?),
+            ("rows", self.pointer(rows.largest)?),
+            ("levels", self.pointer(rows.levels)?),
+            ("refused", self.pointer(rows.refused)?),
         ];
         let name = format!("kv_cachegen_{way}_{number}");
         // SAFETY: numbers and levels of all rows are there, and steps of all planes; buffers wait for the device before they go.
@@ -141,12 +141,12 @@ impl Kernels {
         section.holds_tables(tables)?;
         let [planes, tokens, channels] = section.sizes();
         let arguments = [
-            ("levels", pointer(levels)?),
+            ("levels", self.pointer(levels)?),
             planes,
             tokens,
             channels,
-            ("counts", pointer(counts)?),
-            ("tables", pointer(tables)?),
+            ("counts", self.pointer(counts)?),
+            ("tables", self.pointer(tables)?),
         ];
         let name = "kv_cachegen_count";
         // SAFETY: levels of all numbers are there, and room for counts and table of every channel; buffers wait for the device before
@@ -171,13 +171,13 @@ impl Kernels {
         section.holds_lengths(lengths)?;
         let [planes, tokens, channels] = section.sizes();
         let arguments = [
-            ("levels", pointer(levels)?),
+            ("levels", self.pointer(levels)?),
             planes,
             tokens,
             channels,
-            ("tables", pointer(tables)?),
-            ("streams", pointer(streams)?),
-            ("lengths", pointer(lengths)?),
+            ("tables", self.pointer(tables)?),
+            ("streams", self.pointer(streams)?),
+            ("lengths", self.pointer(lengths)?),
         ];
         let name = "kv_cachegen_encode";
         // SAFETY: levels and tables are there, and places and lengths of all streams, which the kernel does not write beyond whatever the
@@ -201,16 +201,16 @@ impl Kernels {
         section.holds_levels(levels)?;
         let [planes, tokens, channels] = section.sizes();
         let arguments = [
-            ("packed", pointer(streams.packed)?),
+            ("packed", self.pointer(streams.packed)?),
             ("packed_bytes", Value::U64(streams.packed.bytes())),
-            ("offsets", pointer(streams.offsets)?),
-            ("lengths", pointer(streams.lengths)?),
+            ("offsets", self.pointer(streams.offsets)?),
+            ("lengths", self.pointer(streams.lengths)?),
             planes,
             tokens,
             channels,
-            ("steps", pointer(&section.steps)?),
-            ("tables", pointer(tables)?),
-            ("levels", pointer(levels)?),
+            ("steps", self.pointer(&section.steps)?),
+            ("tables", self.pointer(tables)?),
+            ("levels", self.pointer(levels)?),
         ];
         let name = "kv_cachegen_decode";
         // SAFETY: offsets, lengths, tables and levels are there; what they say of bytes that are not is left out by the kernel; buffers

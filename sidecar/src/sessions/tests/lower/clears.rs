@@ -102,12 +102,16 @@ fn a_removal_that_fails_is_tried_again_until_it_works() {
     clear_ordered(&mut w);
     clear(&mut w);
     assert!(orders(&mut w).is_empty(), "one at a time");
-    cleared(&mut w, Kind::Disk, Err(Cause::Io));
+    let reason = |w: &World| w.core.status(w.now).tiers[1].reason.clone();
+    assert_eq!(reason(&w), "Clearing");
+    cleared(&mut w, Kind::Disk, Err(Cause::Denied));
+    assert_eq!(reason(&w), "Denied");
     w.pass(4_999);
     assert!(orders(&mut w).is_empty());
     assert_eq!(w.states(scheduler, "r", &[1]), [A]);
     w.pass(1);
     clear_ordered(&mut w);
+    assert_eq!(reason(&w), "Denied", "while it is tried again");
     state(&mut w, Kind::Disk, Some("Io"));
     cleared(&mut w, Kind::Disk, Err(Cause::Io));
     w.pass(60_000);
@@ -116,7 +120,11 @@ fn a_removal_that_fails_is_tried_again_until_it_works() {
     clear_ordered(&mut w);
     cleared(&mut w, Kind::Disk, Ok(0));
     let clears = stats(&w, Kind::Disk).clears;
-    assert_eq!((clears["Io"], clears["cleared"]), (2, 1));
+    assert_eq!(
+        (clears["Denied"], clears["Io"], clears["cleared"]),
+        (1, 1, 1)
+    );
+    assert_eq!(reason(&w), "");
     ask(&mut w, scheduler, "q", &[1]);
     look_up(&mut w, &[1]);
     audit(&w);

@@ -82,6 +82,29 @@ fn a_flush_writes_at_once_what_waits_and_what_had_been_dropped() {
 }
 
 #[test]
+fn a_large_chunk_of_a_flush_does_not_take_the_place_of_a_small_one_that_waits() {
+    let mut config = slow(&[Kind::Disk]);
+    config.tiers[0].put_queue_bytes_max = 4 * BLOCK_BYTES;
+    let (mut w, scheduler, worker) = limited(config);
+    state(&mut w, Kind::Disk, Some("Io"));
+    let small = GrantChunk {
+        tokens: 16,
+        ..chunk(1)
+    };
+    let large = GrantChunk {
+        parent: Vec::new(),
+        first_token: 0,
+        ..chunk(2)
+    };
+    w.store(scheduler, worker, &[small, large]);
+    state(&mut w, Kind::Disk, None);
+    flush(&mut w);
+    let written: Vec<u8> = write_all(&mut w).iter().map(|x| x.1).collect();
+    assert_eq!(written, [1, 2]);
+    assert!(!w.core.flushes());
+}
+
+#[test]
 fn a_flush_ends_when_everything_is_there_and_the_next_one_finds_nothing() {
     let (mut w, scheduler, worker) = limited(slow(&[Kind::Disk, Kind::S3]));
     w.store(scheduler, worker, &[chunk(1), chunk(2)]);

@@ -114,15 +114,10 @@ fn writes_and_checks_that_nobody_waits_for_share_a_bound() {
     for _ in 0..8 {
         // everybody asks for the first chunk, whose check is old each time
         w.states(scheduler, "hot", &[1]);
-        for (slot, generation, urgent) in w.digests() {
-            assert!(!urgent);
+        for job in w.digests() {
+            assert!(!job.urgent);
             begun.push("check");
-            let digest = Some([slot as u8; 16]);
-            w.input(Input::DigestDone {
-                slot,
-                generation,
-                digest,
-            });
+            w.digest_is(&job, [job.slot as u8; 16]);
         }
         for (_, put) in puts(&mut w) {
             begun.push("put");

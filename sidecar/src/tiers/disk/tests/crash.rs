@@ -1,6 +1,7 @@
 //! A process that dies at any moment leaves whole objects only, and all that it had answered for.
 
 use super::super::Options;
+use super::super::core::Step;
 use super::super::name::NameKey;
 use super::super::record::{RECORD_BYTES, Record, What};
 use super::super::space::At;
@@ -12,7 +13,7 @@ use kvcachepool_protocol::object::{Fidelity, ObjectName};
 use parking_lot::Mutex;
 use proptest::prelude::*;
 use std::collections::BTreeSet;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
@@ -50,6 +51,10 @@ fn imaged(capacity: u64, journal_records_min: u64) -> (Rig, Arc<Mutex<Images>>) 
             let from = at.lock().clone();
             let image = from.with_extension(count.fetch_add(1, Relaxed).to_string());
             copy_folder(&from, &image);
+            if step == Step::SnapshotWritten {
+                // Not synced yet: nothing of it may be on the disk.
+                std::fs::write(last_snapshot(&image), "").unwrap();
+            }
             let answered = images.answered.clone();
             images.made.push((image, format!("{step:?}"), answered));
         }
@@ -60,7 +65,21 @@ fn imaged(capacity: u64, journal_records_min: u64) -> (Rig, Arc<Mutex<Images>>) 
     (rig, images)
 }
 
-fn history(capacity: u64, journal_records_min: u64, acts: &[Act], evicts: bool) {
+fn last_snapshot(folder: &Path) -> PathBuf {
+    let paths = std::fs::read_dir(folder)
+        .unwrap()
+        .map(|e| e.unwrap().path());
+    let snapshots = paths.filter(|path| path.to_string_lossy().contains("/snapshot-"));
+    snapshots.max().unwrap()
+}
+
+/// Returns the steps at which it was looked what a crash leaves.
+fn history(
+    capacity: u64,
+    journal_records_min: u64,
+    acts: &[Act],
+    evicts: bool,
+) -> BTreeSet<String> {
     let (rig, images) = imaged(capacity, journal_records_min);
     let disk = rig.open();
     for act in acts {
@@ -90,6 +109,7 @@ fn history(capacity: u64, journal_records_min: u64, acts: &[Act], evicts: bool) 
         watch: super::Watch::default(),
         ..rig.options.clone()
     };
+    let mut steps = BTreeSet::new();
     for (image, step, answered) in std::mem::take(&mut images.lock().made) {
         let disk = super::super::Disk::open(&image, capacity, plain.clone()).unwrap();
         let there = all_whole(&disk, &rig.memory);
@@ -100,6 +120,29 @@ fn history(capacity: u64, journal_records_min: u64, acts: &[Act], evicts: bool) 
         }
         drop(disk);
         std::fs::remove_dir_all(image).unwrap();
+        steps.insert(step);
+    }
+    steps
+}
+
+#[test]
+fn every_step_of_a_snapshot_leaves_all_that_was_answered_for() {
+    let put = |i| Act::Put(i, 3000);
+    let acts = [
+        put(0),
+        put(1),
+        Act::Remove(0),
+        put(2),
+        Act::Remove(1),
+        put(3),
+    ];
+    let steps = history(4 << 20, 0, &acts, false);
+    for step in [
+        Step::SnapshotWritten,
+        Step::JournalMade,
+        Step::SnapshotNamed,
+    ] {
+        assert!(steps.contains(&format!("{step:?}")), "{steps:?}");
     }
 }
 

@@ -1,8 +1,12 @@
 //! Who stops to wait for an operation does not end it: memory and slots are held until the thread is done with them.
 
+use super::super::commit::End;
 use super::super::core::Step;
 use super::rig::*;
-use crate::tiers::{Get, Place, Put, Tier};
+use crate::tiers::{Cause, Get, Place, Put, Stored, Tier};
+use rustix::fs::{CWD, FileType, Mode, OFlags, mknodat, open};
+use rustix::io::{Errno, write};
+use std::cell::OnceCell;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -12,19 +16,9 @@ fn poll_once<T>(future: &mut Pin<Box<dyn Future<Output = T> + Send + '_>>) {
     assert!(matches!(future.as_mut().poll(&mut context), Poll::Pending));
 }
 
-fn rig_with_gate(step: Step) -> (Rig, Gate) {
-    let gate = Gate::at(step);
-    let at = gate.clone();
-    let rig = Rig::watched(16 << 20, move |step| {
-        at.pass(step);
-        Ok(())
-    });
-    (rig, gate)
-}
-
 #[test]
 fn a_get_that_is_dropped_holds_its_memory_until_the_thread_has_read() {
-    let (rig, gate) = rig_with_gate(Step::ReadSections);
+    let (rig, gate) = Rig::gated(16 << 20, Step::ReadSections);
     let disk = rig.open();
     rig.put(&disk, 1, &[9000]).unwrap();
     let hold = Arc::new(());
@@ -52,7 +46,7 @@ fn a_get_that_is_dropped_holds_its_memory_until_the_thread_has_read() {
 
 #[test]
 fn a_get_that_is_dropped_before_it_begins_gives_its_memory_back() {
-    let (mut rig, gate) = rig_with_gate(Step::ReadSections);
+    let (mut rig, gate) = Rig::gated(16 << 20, Step::ReadSections);
     rig.options.read_threads = 1;
     let disk = rig.open();
     rig.put(&disk, 1, &[9000]).unwrap();
@@ -80,7 +74,7 @@ fn a_get_that_is_dropped_before_it_begins_gives_its_memory_back() {
 #[test]
 fn a_put_that_is_dropped_is_done_all_the_same() {
     for step in [Step::Write, Step::SyncData, Step::Durable] {
-        let (rig, gate) = rig_with_gate(step);
+        let (rig, gate) = Rig::gated(16 << 20, step);
         let disk = rig.open();
         let hold = Arc::new(());
         let object = object(1, &[9000]);
@@ -106,7 +100,7 @@ fn a_put_that_is_dropped_is_done_all_the_same() {
 
 #[test]
 fn a_close_waits_for_what_a_thread_does() {
-    let (rig, gate) = rig_with_gate(Step::ReadSections);
+    let (rig, gate) = Rig::gated(16 << 20, Step::ReadSections);
     let disk = rig.open();
     rig.put(&disk, 1, &[9000]).unwrap();
     let hold = Arc::new(());
@@ -130,4 +124,59 @@ fn a_close_waits_for_what_a_thread_does() {
         assert_eq!(Arc::strong_count(&hold), 1);
     });
     rig.open().close();
+}
+
+#[test]
+fn what_waits_to_be_durable_when_the_end_comes_is_done_and_answered() {
+    let (rig, gate) = Rig::gated(16 << 20, Step::SyncData);
+    let disk = rig.open();
+    gate.close();
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| rig.put(&disk, 0, &[3000]));
+        gate.wait_for(1);
+        let second = scope.spawn(|| rig.put(&disk, 1, &[3000]));
+        until("the second waits", || disk.waiting() == 1);
+        disk.live.end(End::AsItIs);
+        gate.open();
+        for put in [first, second] {
+            assert_eq!(put.join().unwrap(), Ok(Stored::New));
+        }
+    });
+    Rig::die(disk);
+    assert_eq!(all_whole(&rig.open(), &rig.memory).len(), 2);
+}
+
+#[test]
+fn an_end_that_overtakes_the_opening_of_a_folder_gives_it_up() {
+    let failing = Failing::default();
+    let at = failing.clone();
+    let rig = Rig::watched(1 << 20, move |step| at.step(step));
+    let disk = rig.open();
+    rig.put(&disk, 1, &[3000]).unwrap();
+    rig.put(&disk, 2, &[3000]).unwrap();
+    // Who opens it is stopped until somebody writes what it says.
+    let format = rig.path().join("format");
+    std::fs::remove_file(&format).unwrap();
+    mknodat(CWD, &format, FileType::Fifo, Mode::RWXU, 0).unwrap();
+    failing.set(Step::Read, Errno::IO);
+    assert_eq!(rig.get(&disk, &object(1, &[3000])), Err(Cause::Io));
+    failing.clear();
+    std::thread::scope(|scope| {
+        let opening = scope.spawn(|| {
+            let off = || block_on(disk.usage()).map_err(|e| e.cause) == Err(Cause::Io);
+            until("it is opened or given up", || !off());
+            block_on(disk.usage()).map_err(|e| e.cause)
+        });
+        let writes = OFlags::WRONLY | OFlags::NONBLOCK;
+        let says = OnceCell::new();
+        until("it is being opened", || {
+            open(&format, writes, Mode::empty()).is_ok_and(|fd| says.set(fd).is_ok())
+        });
+        disk.live.end(End::AsItIs);
+        write(says.get().unwrap(), b"kvcachepool-disk 1\n").unwrap();
+        assert_eq!(opening.join().unwrap(), Err(Cause::Gone));
+    });
+    std::fs::remove_file(&format).unwrap();
+    disk.close();
+    assert!(rig.has(&rig.open(), 2), "nobody has the folder any more");
 }

@@ -1,6 +1,7 @@
 //! A folder that fails turns the tier off, and one that is well again turns it on.
 
 use super::super::core::Step;
+use super::super::live::Answer;
 use super::rig::*;
 use crate::tiers::{Cause, Stored, Tier};
 use rustix::io::Errno;
@@ -86,6 +87,18 @@ fn while_it_is_off_every_operation_says_why_and_touches_nothing() {
 }
 
 #[test]
+fn one_operation_tries_a_folder_that_failed_and_the_others_are_refused_meanwhile() {
+    let (mut rig, failing) = failing(1 << 20);
+    rig.options.probe_every = Duration::from_secs(2);
+    let disk = rig.open();
+    rig.put(&disk, 1, &[3000]).unwrap();
+    failing.set(Step::Read, Errno::IO);
+    assert_eq!(rig.get(&disk, &object(1, &[3000])), Err(Cause::Io));
+    until("it is due", || matches!(disk.live.core(), Answer::Probe));
+    assert!(matches!(disk.live.core(), Answer::Off(e) if e.cause == Cause::Io));
+}
+
+#[test]
 fn an_object_that_cannot_be_read_is_given_up_and_the_others_stay() {
     let (rig, failing) = failing(1 << 20);
     let disk = rig.open();
@@ -124,6 +137,28 @@ fn a_slot_that_could_not_be_read_is_not_used_again() {
         bad.contains(&rig.place(&disk, 9)),
         "a new process tries anew"
     );
+}
+
+#[test]
+fn a_slot_that_could_not_be_written_is_not_used_again_but_where_nothing_could_be() {
+    let (rig, failing) = failing(1 << 20);
+    let disk = rig.open();
+    rig.put(&disk, 0, &[3000]).unwrap();
+    let next = || {
+        rig.put(&disk, 1, &[3000]).unwrap();
+        let place = rig.place(&disk, 1);
+        rig.remove(&disk, 1);
+        rig.settle(&disk);
+        place
+    };
+    let place = next();
+    for (errno, again) in [(Errno::ROFS, true), (Errno::IO, false)] {
+        failing.set(Step::Written, errno);
+        rig.put(&disk, 1, &[3000]).unwrap_err();
+        failing.clear();
+        until("it is on again", || block_on(disk.usage()).is_ok());
+        assert_eq!(next() == place, again, "after {errno}");
+    }
 }
 
 #[test]
@@ -231,6 +266,31 @@ fn a_container_that_somebody_removed_costs_its_objects_only() {
 }
 
 #[test]
+fn a_put_into_a_container_that_is_lost_meanwhile_fails_and_can_be_done_again() {
+    let (rig, gate) = Rig::gated(1 << 20, Step::Append);
+    let disk = rig.open();
+    rig.put(&disk, 1, &[3000]).unwrap();
+    gate.close();
+    std::thread::scope(|scope| {
+        let put = scope.spawn(|| rig.put(&disk, 2, &[3000]));
+        gate.wait_for(1);
+        let names = std::fs::read_dir(rig.path())
+            .unwrap()
+            .map(|e| e.unwrap().path());
+        let container = names
+            .into_iter()
+            .find(|p| p.to_string_lossy().contains("/slots-"));
+        std::fs::remove_file(container.unwrap()).unwrap();
+        assert_eq!(rig.get(&disk, &object(1, &[3000])), Err(Cause::Missing));
+        gate.open();
+        assert_eq!(put.join().unwrap().unwrap_err().cause, Cause::Gone);
+    });
+    assert_eq!((disk.off(), rig.has(&disk, 2)), (None, false));
+    assert_eq!(rig.put(&disk, 2, &[3000]), Ok(Stored::New));
+    assert_eq!(rig.get(&disk, &object(2, &[3000])), Ok(()));
+}
+
+#[test]
 fn a_snapshot_that_finds_no_room_is_tried_again_later() {
     let failing = Failing::default();
     let at = failing.clone();
@@ -258,4 +318,73 @@ fn a_snapshot_that_finds_no_room_is_tried_again_later() {
         "{names:?}"
     );
     assert!(!names.iter().any(|n| n.ends_with(".new")), "{names:?}");
+}
+
+#[test]
+fn what_is_put_after_a_snapshot_got_its_name_is_there_whatever_failed_then() {
+    for errno in [Errno::NOSPC, Errno::MFILE, Errno::IO] {
+        let (mut rig, failing) = failing(1 << 20);
+        rig.options.journal_records_min = 2;
+        let disk = rig.open();
+        failing.set(Step::SnapshotNamed, errno);
+        let failed = AtomicUsize::new(0);
+        let done = |done: bool| {
+            failed.fetch_add(usize::from(!done), SeqCst);
+            done
+        };
+        for i in 0..6 {
+            until("it is put", || done(rig.put(&disk, i, &[3000]).is_ok()));
+            // More records than objects.
+            for _ in 0..3 {
+                until("another is put", || {
+                    done(rig.put(&disk, 100, &[3000]).is_ok())
+                });
+                let name = [object(100, &[1]).name()];
+                until("and removed", || done(block_on(disk.remove(&name)).is_ok()));
+            }
+        }
+        assert!(
+            failed.into_inner() > 0,
+            "{errno}: the folder is opened again"
+        );
+        Rig::die(disk);
+        failing.clear();
+        let disk = rig.open();
+        assert!((0..6).all(|i| rig.has(&disk, i)), "{errno}");
+        all_whole(&disk, &rig.memory);
+    }
+}
+
+#[test]
+fn a_snapshot_that_found_no_room_or_no_file_turns_nothing_off_and_is_not_tried_at_every_record() {
+    for (step, errno) in [
+        (Step::SnapshotWritten, Errno::NOSPC),
+        (Step::JournalMade, Errno::NOSPC),
+        (Step::JournalMade, Errno::MFILE),
+    ] {
+        let tries = Arc::new(AtomicUsize::new(0));
+        let count = tries.clone();
+        let mut rig = Rig::watched(1 << 20, move |at| {
+            if at != step {
+                return Ok(());
+            }
+            count.fetch_add(1, SeqCst);
+            Err(errno.into())
+        });
+        rig.options.journal_records_min = 2;
+        let disk = rig.open();
+        for _ in 0..40 {
+            assert_eq!(rig.put(&disk, 1, &[3000]), Ok(Stored::New));
+            assert_eq!(rig.remove(&disk, 1), 1);
+        }
+        rig.settle(&disk);
+        assert_eq!(disk.off(), None, "{errno} at {step:?}");
+        // Of 80 records: each try waits for twice as many.
+        let tries = tries.load(SeqCst);
+        assert!(
+            (1..=6).contains(&tries),
+            "{tries} tries, {errno} at {step:?}"
+        );
+        assert!(!rig.path().join("snapshot-0000000000000001.new").exists());
+    }
 }

@@ -10,6 +10,7 @@ mod rig;
 mod room;
 mod slots;
 mod suite;
+mod syncs;
 
 use super::core::Step;
 use std::fmt;

@@ -235,8 +235,41 @@ fn another_object_in_the_slot_is_foreign_and_taken_out() {
     overwrite(&rig, 0, &object(2, &[3000]).encode().unwrap());
     assert_eq!(rig.get(&disk, &object(1, &[3000])), Err(Cause::Foreign));
     assert_eq!(rig.get(&disk, &object(1, &[3000])), Err(Cause::Missing));
-    overwrite(&rig, 0, &object(1, &[4000]).encode().unwrap());
-    assert!(!rig.has(&disk, 1));
+}
+
+#[test]
+fn a_head_that_is_not_as_long_as_its_record_says_is_corrupt() {
+    // Within the slot, and into that of another.
+    for length in [2999, 4000, 9000] {
+        let rig = Rig::new(16 << 20);
+        let disk = rig.open();
+        rig.put(&disk, 1, &[3000]).unwrap();
+        rig.put(&disk, 2, &[3000]).unwrap();
+        let longer = object(1, &[length]);
+        overwrite(&rig, 0, &longer.encode().unwrap());
+        let get = rig.memory.get(&longer);
+        let error = block_on(disk.get(get)).unwrap_err();
+        assert_eq!(error.cause, Cause::Corrupt, "{length}");
+        assert!(!rig.has(&disk, 1) && rig.has(&disk, 2));
+    }
+}
+
+#[test]
+fn an_object_that_was_put_anew_stays_when_its_old_place_turns_out_corrupt() {
+    let (rig, gate) = Rig::gated(16 << 20, Step::Read);
+    let disk = rig.open();
+    rig.put(&disk, 1, &[3000]).unwrap();
+    gate.close();
+    std::thread::scope(|scope| {
+        let read = scope.spawn(|| rig.get(&disk, &object(1, &[3000])));
+        gate.wait_for(1);
+        rig.remove(&disk, 1);
+        rig.put(&disk, 1, &[3000]).unwrap();
+        overwrite(&rig, 0, &[0x5a; 512]);
+        gate.open();
+        assert_eq!(read.join().unwrap(), Err(Cause::Corrupt));
+    });
+    assert_eq!(rig.get(&disk, &object(1, &[3000])), Ok(()));
 }
 
 #[test]
@@ -268,12 +301,7 @@ fn a_put_is_synced_then_recorded_then_synced_then_seen() {
 
 #[test]
 fn an_object_is_not_seen_before_its_record_is_durable() {
-    let gate = Gate::at(Step::Durable);
-    let at = gate.clone();
-    let rig = Rig::watched(16 << 20, move |step| {
-        at.pass(step);
-        Ok(())
-    });
+    let (rig, gate) = Rig::gated(16 << 20, Step::Durable);
     let disk = rig.open();
     gate.close();
     std::thread::scope(|scope| {
@@ -288,23 +316,28 @@ fn an_object_is_not_seen_before_its_record_is_durable() {
 
 #[test]
 fn puts_that_come_together_share_a_sync() {
-    let (gate, syncs) = (Gate::at(Step::SyncData), Arc::new(Mutex::new((0, 0))));
+    let (gate, syncs) = (Gate::at(Step::SyncData), Arc::new(Mutex::new((0, 0, 0))));
     let (at, counted) = (gate.clone(), syncs.clone());
     let rig = Rig::watched(16 << 20, move |step| {
         at.pass(step);
         let mut counted = counted.lock();
         counted.0 += usize::from(step == Step::SyncJournal);
         counted.1 += usize::from(step == Step::Written);
+        counted.2 += usize::from(step == Step::SyncData);
         Ok(())
     });
     let disk = rig.open();
+    // Room for both sizes.
+    rig.put(&disk, 100, &[3000]).unwrap();
+    rig.put(&disk, 101, &[9000]).unwrap();
+    *syncs.lock() = (0, 0, 0);
     gate.close();
     std::thread::scope(|scope| {
         let (disk, rig) = (&disk, &rig);
         let first = scope.spawn(move || rig.put(disk, 0, &[3000]));
         gate.wait_for(1);
         let others: Vec<_> = (1..9)
-            .map(|i| scope.spawn(move || rig.put(disk, i, &[3000])))
+            .map(|i| scope.spawn(move || rig.put(disk, i, &[[3000, 9000][i as usize % 2]])))
             .collect();
         until("all are written", || syncs.lock().1 == 9);
         until("all wait for the sync", || disk.waiting() == 8);
@@ -313,17 +346,14 @@ fn puts_that_come_together_share_a_sync() {
             assert_eq!(put.join().unwrap(), Ok(Stored::New));
         }
     });
-    assert_eq!(syncs.lock().0, 2);
+    let syncs = syncs.lock();
+    assert_eq!(syncs.0, 2, "of the journal");
+    assert_eq!(syncs.2, 1 + 2, "of each container that was written");
 }
 
 #[test]
 fn one_of_two_that_put_the_same_writes_and_the_other_waits_for_it() {
-    let gate = Gate::at(Step::Written);
-    let at = gate.clone();
-    let rig = Rig::watched(16 << 20, move |step| {
-        at.pass(step);
-        Ok(())
-    });
+    let (rig, gate) = Rig::gated(16 << 20, Step::Written);
     let disk = rig.open();
     gate.close();
     std::thread::scope(|scope| {

@@ -3,6 +3,7 @@
 
 use super::super::{Disk, Options};
 use super::rig::*;
+use super::syncs::{self, unsynced};
 use crate::tiers::{Cause, Stored, Tier, TierError};
 use std::path::Path;
 use std::process::Command;
@@ -11,7 +12,7 @@ const TASK: &str = "KVCACHEPOOL_DISK_TEST";
 const CAPACITY: u64 = 64 << 30;
 
 /// Runs a task on a folder; `script` calls it as "$@". Returns what it printed.
-fn process(script: &str, task: &str, folder: &Path) -> String {
+pub fn process(script: &str, task: &str, folder: &Path) -> String {
     let output = Command::new("sh")
         .args(["-ec", script, "sh"])
         .arg(std::env::current_exe().unwrap())
@@ -46,11 +47,23 @@ fn body() {
         return;
     };
     let (task, folder) = task.split_once(' ').unwrap();
-    let opened = Disk::open(folder.as_ref(), CAPACITY, Options::default());
+    let capacity = match task.starts_with("unsynced-") {
+        true => syncs::CAPACITY,
+        false => CAPACITY,
+    };
+    let options = Options {
+        watch: syncs::watch(task, folder.as_ref()),
+        ..Options::default()
+    };
+    let opened = Disk::open(folder.as_ref(), capacity, options);
     match (task, opened) {
         ("open", opened) => println!("{}", opened.map_or_else(|e| e.cause.name(), |_| "opened")),
         ("fill", Ok(disk)) => fill(&disk, folder.as_ref()),
         ("small-files", Ok(disk)) => small_files(&disk),
+        ("no-names", Ok(disk)) => no_names(disk, folder.as_ref()),
+        (task, Ok(disk)) if task.starts_with("unsynced-") => {
+            unsynced(task, disk, folder.as_ref());
+        }
         (task, opened) => panic!("{task}: {opened:?}"),
     }
     println!("done");
@@ -137,6 +150,34 @@ fn fill(disk: &Disk, folder: &Path) {
 }
 
 #[test]
+fn a_file_system_without_room_for_one_more_file_is_opened_and_keeps_what_it_can() {
+    let rig = Rig::new(CAPACITY);
+    std::fs::create_dir(rig.path()).unwrap();
+    let script =
+        r#"mount -t tmpfs -o size=64m,nr_inodes=40 none "${KVCACHEPOOL_DISK_TEST#* }"; exec "$@""#;
+    if let Some(printed) = process_with_mounts(script, "no-names", &rig.path()) {
+        assert!(printed.contains("done"), "{printed}");
+    }
+}
+
+fn no_names(disk: Disk, folder: &Path) {
+    let memory = Memory::new();
+    // A container each.
+    for (i, length) in [(1, 3000), (2, 9000), (3, 20_000)] {
+        assert_eq!(put(&memory, &disk, i, length), Ok(Stored::New));
+    }
+    disk.close();
+    std::fs::remove_file(folder.join("journal-0000000000000001")).unwrap();
+    let more = |n| std::fs::write(folder.join(format!("other-{n}")), "");
+    assert!((0..100).any(|n| more(n).is_err()), "it is full now");
+    let disk = Disk::open(folder, CAPACITY, Options::default()).unwrap();
+    // One went for the journal, and one for the file that shows that it can be written.
+    assert_eq!(all_whole(&disk, &memory), [object(3, &[1]).name()]);
+    assert_eq!(put(&memory, &disk, 4, 20_000), Ok(Stored::New));
+    assert_eq!(all_whole(&disk, &memory).len(), 2);
+}
+
+#[test]
 fn a_limit_of_the_size_of_files_makes_containers_smaller() {
     let rig = Rig::new(CAPACITY);
     std::fs::create_dir(rig.path()).unwrap();
@@ -144,6 +185,8 @@ fn a_limit_of_the_size_of_files_makes_containers_smaller() {
     let script = "trap '' XFSZ; ulimit -f 81920; exec \"$@\"";
     let printed = process(script, "small-files", &rig.path());
     assert!(printed.contains("done"), "{printed}");
+    let lost = rig.open().counts().lost_containers;
+    assert_eq!(lost, 0, "what could not be made left nothing");
 }
 
 fn small_files(disk: &Disk) {

@@ -192,6 +192,17 @@ impl Rig {
         rig
     }
 
+    /// One that waits at this step while the gate is closed; it is open.
+    pub fn gated(capacity: u64, step: Step) -> (Self, Gate) {
+        let gate = Gate::at(step);
+        let at = gate.clone();
+        let rig = Self::watched(capacity, move |step| {
+            at.pass(step);
+            Ok(())
+        });
+        (rig, gate)
+    }
+
     pub fn path(&self) -> PathBuf {
         self.temp.path().join("tier")
     }

@@ -82,12 +82,7 @@ fn an_object_that_fills_the_capacity_fits_and_a_larger_one_is_refused() {
 
 #[test]
 fn an_object_that_is_read_is_neither_evicted_nor_its_slot_used() {
-    let gate = Gate::at(Step::ReadSections);
-    let at = gate.clone();
-    let rig = Rig::watched(4 * 8192, move |step| {
-        at.pass(step);
-        Ok(())
-    });
+    let (rig, gate) = Rig::gated(4 * 8192, Step::ReadSections);
     let disk = rig.open();
     rig.put(&disk, 0, &[3000]).unwrap();
     gate.close();
@@ -119,12 +114,7 @@ fn an_object_that_is_read_is_neither_evicted_nor_its_slot_used() {
 
 #[test]
 fn a_put_is_full_where_all_is_being_read() {
-    let gate = Gate::at(Step::ReadSections);
-    let at = gate.clone();
-    let mut rig = Rig::watched(2 * 8192, move |step| {
-        at.pass(step);
-        Ok(())
-    });
+    let (mut rig, gate) = Rig::gated(2 * 8192, Step::ReadSections);
     rig.options.high_percent = 100;
     let disk = rig.open();
     gate.close();
@@ -173,6 +163,24 @@ fn a_file_system_fuller_than_the_capacity_costs_objects_and_breaks_none() {
     assert_eq!(disk.off(), None);
     assert!(!rig.has(&disk, 50) && rig.has(&disk, 39));
     all_whole(&disk, &rig.memory);
+}
+
+#[test]
+fn the_slot_of_a_put_that_failed_is_free_again() {
+    let failing = Failing::default();
+    let at = failing.clone();
+    let mut rig = Rig::watched(4 * 8192, move |step| at.step(step));
+    rig.options.high_percent = 100;
+    let disk = rig.open();
+    failing.set(Step::Write, Errno::NOSPC);
+    for i in 0..20 {
+        assert_eq!(rig.put(&disk, i, &[3000]).unwrap_err().cause, Cause::Full);
+    }
+    failing.clear();
+    for i in 0..4 {
+        assert_eq!(rig.put(&disk, i, &[3000]), Ok(Stored::New));
+    }
+    assert_eq!(objects(&disk), 4);
 }
 
 #[test]

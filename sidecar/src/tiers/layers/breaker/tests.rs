@@ -79,7 +79,7 @@ async fn it_opens_after_failures_in_a_row_and_says_why() {
     assert_eq!(rig.calls(), 6, "it was not even tried");
     let side = rig.breaker.reads();
     assert_eq!(side.opened, 1);
-    assert!(side.reason.unwrap().contains("Unauthenticated"));
+    assert_eq!(side.shut().unwrap().cause, Cause::Unauthenticated);
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,13 +1,18 @@
 //! The tier against real servers: one rig, and a file for each thing that must hold.
 
+mod cluster;
 mod cut;
+mod failover;
 mod faults;
+mod ipv6;
 mod marks;
 mod proxy;
+mod resharding;
 pub(crate) mod rig;
 mod shards;
 mod suite;
 mod tls;
 mod topology;
+mod traffic;
 mod ways;
 mod whole;

@@ -20,7 +20,16 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener as AsyncListener;
 
 /// Longest that a server may take for anything here.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub const PATIENCE: Duration = Duration::from_secs(90);
+
+/// Waits for what comes to be.
+pub async fn until(what: &str, mut good: impl AsyncFnMut() -> bool) {
+    let began = Instant::now();
+    while !good().await {
+        assert!(began.elapsed() < PATIENCE, "waited in vain for {what}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
 
 /// A `redis-server`, or what else speaks its protocol.
 pub struct Server {
@@ -56,19 +65,29 @@ impl Server {
         server
     }
 
-    /// A sentinel that watches the master at this port as `kv`.
+    /// A sentinel that watches the master at this port as `kv`, and needs no other to think it dead.
     pub fn sentinel(master: &str) -> Self {
+        Self::sentinel_of("redis-server", &format!("127.0.0.1 {master} 1"), &[])
+    }
+
+    /// The same, of a program: `watched` is address, port and how many must think the master dead. With these settings beside.
+    pub fn sentinel_of(program: &str, watched: &str, args: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let config = folder.path().join("sentinel.conf");
+        // A failover that finds no replica, or no majority, is tried again after twice the last of these times.
         let watched = format!(
-            "sentinel monitor kv 127.0.0.1 {master} 1\nsentinel down-after-milliseconds kv 200\n"
+            "sentinel monitor kv {watched}\nsentinel down-after-milliseconds kv 500\nsentinel failover-timeout kv 2000\n"
         );
         std::fs::write(&config, watched).unwrap();
         let mut server = Self {
-            program: "redis-server".into(),
+            program: program.into(),
             folder,
             port: free_port(),
-            args: vec!["--sentinel".into()],
+            args: [&["--sentinel"], args]
+                .concat()
+                .iter()
+                .map(ToString::to_string)
+                .collect(),
             child: None,
         };
         server.run();

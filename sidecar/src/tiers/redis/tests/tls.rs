@@ -8,15 +8,18 @@ use std::path::PathBuf;
 use tempfile::TempDir;
 
 /// An authority, and the certificate and key of a server with these names, as files.
-struct Files {
+pub struct Files {
     folder: TempDir,
 }
 
 impl Files {
-    fn new(names: &[&str]) -> Self {
+    pub fn new(names: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let key = rcgen::KeyPair::generate().unwrap();
         let mut authority = rcgen::CertificateParams::new(vec![]).unwrap();
+        // OpenSSL takes a certificate whose issuer has its name for one that nobody else signed.
+        let name = rcgen::DnType::CommonName;
+        authority.distinguished_name.push(name, "authority");
         authority.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
         let certificate = authority.self_signed(&key).unwrap();
         let issuer = rcgen::Issuer::new(authority, key);
@@ -34,12 +37,17 @@ impl Files {
         Self { folder }
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
     /// A server with the certificate, and its port for TLS.
-    fn server(&self, args: &[&str]) -> (Server, u16) {
+    pub fn server(&self, args: &[&str]) -> (Server, u16) {
+        self.started(args, Server::start)
+    }
+
+    /// What is started with the settings of TLS and these.
+    pub fn started(&self, args: &[&str], start: impl Fn(&[&str]) -> Server) -> (Server, u16) {
         let port = free_port();
         let [certificate, key, ca] =
             ["tls.crt", "tls.key", "ca.crt"].map(|name| self.path(name).display().to_string());
@@ -48,11 +56,11 @@ impl Files {
         all.extend(["--tls-cert-file", &certificate, "--tls-key-file", &key]);
         all.extend(["--tls-ca-cert-file", &ca]);
         all.extend(args);
-        (Server::start(&all), port)
+        (start(&all), port)
     }
 }
 
-fn over_tls(url: &str, ca: PathBuf) -> Redis {
+pub fn over_tls(url: &str, ca: PathBuf) -> Redis {
     let mut trusting = settings(&[url.to_string()]);
     trusting.ca = Some(ca);
     Redis::open(&trusting).unwrap()
@@ -76,6 +84,53 @@ async fn bytes_pass_through_tls_as_they_are() {
     let keys = server.say(&["--no-auth-warning", "-a", "right", "-n", "2", "DBSIZE"]);
     assert_eq!(keys, "8");
     assert_eq!(spot.tier.remove(&[sample.name()]).await, Ok(1));
+}
+
+/// Objects are written and read by this URL, and lie in these servers.
+async fn serves(url: &str, files: &Files, servers: &[&Server]) {
+    let spot = Spot::new(over_tls(url, files.path("ca.crt")));
+    for number in 0..8 {
+        let sample = Sample::new(1, number, &[9_000]);
+        spot.put(&sample).await;
+        spot.check(&sample).await;
+    }
+    for server in servers {
+        assert_ne!(server.say(&["DBSIZE"]), "0");
+    }
+}
+
+#[tokio::test]
+async fn all_nodes_of_a_cluster_are_spoken_to_by_tls() {
+    let files = Files::new(&["127.0.0.1"]);
+    let node = || {
+        let bus = free_port().to_string();
+        let args = ["--cluster-enabled", "yes", "--tls-cluster", "yes"];
+        let args = [&args[..], &["--cluster-port", &bus]].concat();
+        (files.server(&args), bus)
+    };
+    let (((first, port), bus), ((second, _), _)) = (node(), node());
+    first.say(&["CLUSTER", "ADDSLOTSRANGE", "0", "8191"]);
+    second.say(&["CLUSTER", "ADDSLOTSRANGE", "8192", "16383"]);
+    second.say(&["CLUSTER", "MEET", "127.0.0.1", &port.to_string(), &bus]);
+    for node in [&first, &second] {
+        node.wait(&["CLUSTER", "INFO"], |info| {
+            info.contains("cluster_state:ok") && info.contains("cluster_size:2")
+        });
+    }
+    let url = format!("redis-cluster://127.0.0.1:{port}?tls=true");
+    serves(&url, &files, &[&first, &second]).await;
+}
+
+#[tokio::test]
+async fn sentinels_and_the_master_that_they_name_are_spoken_to_by_tls() {
+    let files = Files::new(&["127.0.0.1"]);
+    let (master, port) = files.server(&[]);
+    let watched = format!("127.0.0.1 {port} 1");
+    let (_sentinel, at) = files.started(&["--tls-replication", "yes"], |args| {
+        Server::sentinel_of("redis-server", &watched, args)
+    });
+    let url = format!("redis-sentinel://127.0.0.1:{at}/kv?tls=true");
+    serves(&url, &files, &[&master]).await;
 }
 
 #[tokio::test]

@@ -1,67 +1,12 @@
 //! Servers that say themselves who has what: a cluster, and a master that sentinels watch.
 
-use super::rig::{PATIENCE, Scripted, Server, Spot, cli, free_port, open, settings};
-use crate::tiers::Tier;
+use super::cluster::Cluster;
+use super::rig::{PATIENCE, Scripted, Server, Spot, cli, open, settings};
 use crate::tiers::redis::Redis;
-use crate::tiers::suite::{Opening, Sample, Subject, passes_the_suite};
-use crate::tiers::{Cause, Stored};
+use crate::tiers::suite::Sample;
+use crate::tiers::{Cause, Stored, Tier};
 use rustix::process::{Signal, kill_process};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-/// Three masters, each with a third of the slots.
-struct Cluster(Vec<Server>);
-
-impl Cluster {
-    fn start() -> Self {
-        let nodes: Vec<(Server, String)> = (0..3)
-            .map(|_| {
-                let bus = free_port().to_string();
-                let args = ["--cluster-enabled", "yes", "--cluster-port", &bus];
-                (Server::start(&args), bus.clone())
-            })
-            .collect();
-        let (first, bus) = &nodes[0];
-        let port = first.port.to_string();
-        for ((node, _), (from, to)) in
-            nodes
-                .iter()
-                .zip([("0", "5460"), ("5461", "10922"), ("10923", "16383")])
-        {
-            node.say(&["CLUSTER", "ADDSLOTSRANGE", from, to]);
-            node.say(&["CLUSTER", "MEET", "127.0.0.1", &port, bus]);
-        }
-        for (node, _) in &nodes {
-            node.wait(&["CLUSTER", "INFO"], |info| {
-                info.contains("cluster_state:ok") && info.contains("cluster_size:3")
-            });
-        }
-        Self(nodes.into_iter().map(|(node, _)| node).collect())
-    }
-
-    fn url(&self) -> String {
-        format!("redis-cluster://127.0.0.1:{}", self.0[1].port)
-    }
-}
-
-impl Subject for Cluster {
-    fn empty(&self) -> Opening<'_> {
-        Box::pin(async { Arc::new(open(&[self.url()])) as Arc<dyn Tier> })
-    }
-
-    fn again(&self) -> Option<Opening<'_>> {
-        Some(self.empty())
-    }
-
-    fn usage_noise(&self) -> u64 {
-        512 << 10
-    }
-}
-
-mod on_a_cluster {
-    use super::*;
-    passes_the_suite!(Cluster::start());
-}
 
 #[tokio::test]
 async fn an_object_is_found_where_its_slot_went() {
@@ -70,12 +15,12 @@ async fn an_object_is_found_where_its_slot_went() {
     let sample = Sample::new(1, 0, &[3 << 20]);
     spot.put(&sample).await;
     let key = sample.name().redis();
-    let slot = cluster.0[0].say(&["CLUSTER", "KEYSLOT", &key]);
+    let slot = cluster.nodes[0].say(&["CLUSTER", "KEYSLOT", &key]);
     assert_eq!(slot, super::super::cluster::slot(&key).to_string());
     let holds = |node: &&Server| node.say(&["DBSIZE"]) != "0";
-    let from = cluster.0.iter().find(holds).unwrap();
+    let from = cluster.nodes.iter().find(holds).unwrap();
     let to = cluster
-        .0
+        .nodes
         .iter()
         .find(|node| node.port != from.port)
         .unwrap();
@@ -131,14 +76,14 @@ async fn nodes_that_say_nothing_cost_the_others_neither_the_map_nor_its_time() {
         spot.put(sample).await;
     }
     // One that has slots and hangs costs its share.
-    kill_process(cluster.0[0].pid(), Signal::STOP).unwrap();
+    kill_process(cluster.nodes[0].pid(), Signal::STOP).unwrap();
     let mut quick = settings(&[url]);
     quick.options.answer = Duration::from_millis(300);
     let late = Spot::new(Redis::open(&quick).unwrap());
     let there = late.tier.lookup(&names).await.unwrap();
     let found = there.iter().filter(|there| **there).count();
     assert!((10..30).contains(&found), "{found} of 30");
-    kill_process(cluster.0[0].pid(), Signal::CONT).unwrap();
+    kill_process(cluster.nodes[0].pid(), Signal::CONT).unwrap();
 }
 
 #[tokio::test]

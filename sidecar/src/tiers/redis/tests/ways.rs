@@ -1,20 +1,11 @@
 //! Servers that go, hang and come back; questions that are asked all at once.
 
-use super::rig::{PATIENCE, Scripted, Server, Spot, open, settings};
+use super::rig::{Scripted, Server, Spot, open, settings, until};
 use crate::tiers::redis::Redis;
 use crate::tiers::suite::{Sample, untouched};
 use crate::tiers::{Cause, Tier};
 use rustix::process::{Signal, kill_process};
-use std::time::{Duration, Instant};
-
-/// Waits until it holds.
-async fn until(what: &str, mut good: impl AsyncFnMut() -> bool) {
-    let began = Instant::now();
-    while !good().await {
-        assert!(began.elapsed() < PATIENCE, "waited in vain for {what}");
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
-}
+use std::time::Duration;
 
 #[tokio::test]
 async fn a_server_that_was_started_again_is_used_again_without_a_failure() {

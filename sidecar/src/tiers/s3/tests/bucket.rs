@@ -244,7 +244,7 @@ async fn put_twice(unconditional: Option<Reply>) -> (Faulty, Vec<Stored>) {
     .await;
     let requests = server.requests().await;
     // What was removed is still there for this server: that is not what is asked here.
-    let _ = requests.probe().await;
+    let _ = requests.probe(true).await;
     let (memory, sample) = (Memory::new(1 << 20), Sample::new(1, 0, &[5_000]));
     let mut stored = Vec::new();
     for _ in 0..3 {

@@ -1,7 +1,8 @@
 //! The ways that an answer's bytes take into the arena, and what becomes of their connections.
 
 use super::errors::stored;
-use super::faulty::{Asked, Faulty, Reply, range, requests, whole};
+use super::faulty::{Asked, Faulty, Reply, range, whole};
+use super::requests;
 use crate::tiers::s3::Parts;
 use crate::tiers::s3::http::{Http, Roots};
 use crate::tiers::s3::request::Requests;
@@ -17,7 +18,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
-use tokio::sync::Notify;
+use tokio::sync::{Barrier, Notify};
 use tokio::task::coop;
 
 /// A server of one object that answers by a rule, and the object.
@@ -66,6 +67,35 @@ async fn bytes_come_whole_whatever_way_they_take_and_are_seen_where_they_come_in
         // The first section comes in two ranges, the second one in one.
         let seen = read(&requests, &sample, 16 << 10).await.unwrap();
         assert_eq!(seen, [false, true]);
+    }
+}
+
+#[tokio::test]
+async fn an_answer_without_a_sum_to_check_is_received_from_the_socket_and_another_is_not() {
+    let between = Arc::new(Barrier::new(2));
+    let pause = between.clone();
+    let (server, sample) = served(move |asked, object| {
+        let mut head = whole(asked, object, "x-any: 1", b"");
+        let body = head.split_off(head.len() - range(asked, object).1.len());
+        Reply::Twice(head, pause.clone(), body)
+    })
+    .await;
+    for (checksums, direct) in [
+        (Checksums::WhenRequired, true),
+        (Checksums::WhenSupported, false),
+    ] {
+        let requests = requests(&S3 {
+            checksums,
+            ..server.config()
+        })
+        .await;
+        let key = requests.key(&sample.name());
+        let mut stream = requests.range(&key, (0, 100), None).await.unwrap();
+        between.wait().await;
+        between.wait().await;
+        let span = Memory::new(1 << 20).span(100);
+        let received = stream.receive(&span, 0, 100).await.unwrap();
+        assert_eq!(received, direct.then_some(100), "{checksums:?}");
     }
 }
 
@@ -144,6 +174,26 @@ async fn a_connection_with_something_behind_an_answer_or_that_shall_end_is_not_u
         }
         assert_eq!(server.connections(), connections, "{header}");
     }
+}
+
+#[tokio::test]
+async fn a_connection_on_which_more_comes_when_its_answer_was_read_is_not_used_again() {
+    let (between, asked) = (Arc::new(Barrier::new(2)), AtomicUsize::new(0));
+    let pause = between.clone();
+    let (server, sample) = served(move |request, object| {
+        let answer = whole(request, object, "x-any: 1", b"");
+        match asked.fetch_add(1, Relaxed) {
+            0 => Reply::Twice(answer, pause.clone(), b"more".to_vec()),
+            _ => Reply::Raw(answer, false),
+        }
+    })
+    .await;
+    let requests = server.requests().await;
+    read(&requests, &sample, 1 << 20).await.unwrap();
+    between.wait().await;
+    between.wait().await;
+    read(&requests, &sample, 1 << 20).await.unwrap();
+    assert_eq!(server.connections(), 2);
 }
 
 #[tokio::test]

@@ -1,7 +1,7 @@
 //! What each failure of a server, of the way to it or of the settings is called.
 
-use super::faulty::{Faulty, Reply, range, requests};
-use super::{parts, uploads};
+use super::faulty::{Faulty, Reply, range};
+use super::{parts, requests, uploads};
 use crate::tiers::layers::{DeadlineOptions, Options as LayerOptions, RetryOptions, layered};
 use crate::tiers::s3::{Options, S3};
 use crate::tiers::suite::{Memory, Sample, untouched};
@@ -250,6 +250,21 @@ pub async fn tier(config: &config::S3) -> Arc<dyn Tier> {
         Options::default(),
         &Default::default(),
     ))
+}
+
+#[tokio::test]
+async fn a_server_that_hangs_while_the_tier_is_opened_is_named_soon() {
+    let server = Faulty::start(|_| Reply::Hang).await;
+    let options = Options {
+        opening: Duration::from_millis(300),
+        ..Options::default()
+    };
+    let config = server.config();
+    let opened = S3::open(&config, options);
+    let opened = tokio::time::timeout(Duration::from_secs(30), opened).await;
+    let error = opened.expect("sooner than its requests").unwrap_err();
+    assert_eq!(error.cause, Cause::Timeout);
+    assert!(error.detail.contains("within 0.3 s"), "{error}");
 }
 
 #[tokio::test]

@@ -1,7 +1,6 @@
 //! A server that answers what a test tells it to, and remembers what it was asked: for answers that a real server gives too seldom.
+#![allow(dead_code, reason = "two programs include it, each uses a part")]
 
-use super::super::client;
-use super::super::request::Requests;
 use kvcachepool_protocol::config::S3;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -12,6 +11,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Barrier;
 use tokio::task::JoinHandle;
 
 /// A request as it came in.
@@ -44,8 +44,12 @@ pub enum Reply {
     Full(u16, Vec<(&'static str, String)>, Vec<u8>),
     /// The same, but the connection ends after so many bytes of the body.
     Cut(Vec<(&'static str, String)>, Vec<u8>, usize),
+    /// Headers and body, of which a byte comes, and after this pause the next.
+    Drip(Vec<(&'static str, String)>, Vec<u8>, Duration),
     /// These bytes, head and all; then, if so, the connection ends.
     Raw(Vec<u8>, bool),
+    /// These bytes, and others when somebody waits for that; then he is let go on.
+    Twice(Vec<u8>, Arc<Barrier>, Vec<u8>),
     /// The same as another, after a while.
     Later(Duration, Box<Reply>),
     /// Nothing, ever.
@@ -145,11 +149,6 @@ impl Faulty {
         }
     }
 
-    /// The bucket, without looking whether it is there.
-    pub async fn requests(&self) -> Requests {
-        requests(&self.config()).await
-    }
-
     /// All that was asked.
     pub fn asked(&self) -> Vec<Asked> {
         self.heard.asked.lock().clone()
@@ -176,11 +175,6 @@ impl Drop for Faulty {
     fn drop(&mut self) {
         self.task.abort();
     }
-}
-
-pub async fn requests(config: &S3) -> Requests {
-    let (client, clock) = client::client(config).await.unwrap();
-    Requests::new(client, clock, config)
 }
 
 async fn serve(mut stream: TcpStream, script: &Script, heard: &Heard) -> io::Result<()> {
@@ -210,11 +204,24 @@ async fn serve(mut stream: TcpStream, script: &Script, heard: &Heard) -> io::Res
                 stream.write_all(&body[..bytes]).await?;
                 return stream.shutdown().await;
             }
+            Reply::Drip(headers, body, pause) => {
+                write_head(&mut stream, 206, &headers, body.len()).await?;
+                for byte in body {
+                    stream.write_all(&[byte]).await?;
+                    tokio::time::sleep(pause).await;
+                }
+            }
             Reply::Raw(bytes, ends) => {
                 stream.write_all(&bytes).await?;
                 if ends {
                     return stream.shutdown().await;
                 }
+            }
+            Reply::Twice(first, between, second) => {
+                stream.write_all(&first).await?;
+                between.wait().await;
+                stream.write_all(&second).await?;
+                between.wait().await;
             }
             Reply::Hang | Reply::Later(..) => std::future::pending().await,
             Reply::Close => return Ok(()),

@@ -2,21 +2,44 @@
 
 mod addresses;
 mod bucket;
+mod cleared;
 mod direct;
 mod errors;
-mod faulty;
+mod express;
+pub(crate) mod faulty;
+mod http2;
 mod listed;
+mod readers;
 mod removal;
 mod room;
 pub(crate) mod server;
 mod shared;
 mod stalled;
+pub(crate) mod store;
 mod suite;
 mod tls;
 mod uploads;
 
+use super::client::client;
+use super::request::Requests;
 use super::{Options, Parts, Uploads};
+pub(crate) use errors::tier;
+use faulty::Faulty;
+use kvcachepool_protocol::config;
 pub use server::Server;
+
+/// A bucket, without looking whether it is there.
+async fn requests(config: &config::S3) -> Requests {
+    let (client, clock) = client(config).await.unwrap();
+    Requests::new(client, clock, config)
+}
+
+impl Faulty {
+    /// The bucket, without looking whether it is there.
+    async fn requests(&self) -> Requests {
+        requests(&self.config()).await
+    }
+}
 
 fn parts() -> Parts {
     Options::default().parts
@@ -24,4 +47,21 @@ fn parts() -> Parts {
 
 fn uploads() -> Uploads {
     Options::default().uploads
+}
+
+/// An object of a few MiB is uploaded and read in several parts; nobody counts the bucket.
+fn small_parts() -> Options {
+    Options {
+        parts: Parts {
+            bytes: 1 << 20,
+            at_once: 3,
+        },
+        uploads: Uploads {
+            from_bytes: 6 << 20,
+            part_bytes: 5 << 20,
+            at_once: 2,
+        },
+        census: None,
+        ..Options::default()
+    }
 }

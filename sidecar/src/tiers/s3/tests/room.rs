@@ -3,10 +3,14 @@
 use super::Server;
 use super::bucket::open;
 use crate::tiers::Tier;
+use crate::tiers::directory::{Directory, Marks as _};
+use crate::tiers::redis::Marks;
+use crate::tiers::redis::tests::rig;
 use crate::tiers::s3::{Options, S3, census};
 use crate::tiers::suite::{Memory, Sample};
 use kvcachepool_protocol::config;
 use kvcachepool_protocol::object::ObjectName;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// A tier that lists at every chance.
@@ -83,6 +87,37 @@ async fn over_its_capacity_the_oldest_objects_go_and_not_what_is_read_here() {
     drop(held);
     tier.live.pass().await.unwrap();
     waited("no more to go", &tier, there(&[1, 4, 5, 6, 7]), &names).await;
+}
+
+#[tokio::test]
+async fn what_goes_to_make_room_is_no_more_marked_and_what_stays_is() {
+    let (server, redis) = (Server::start(), rig::Server::start(&[]));
+    let config = config::S3 {
+        capacity: config::ByteSize(250_000),
+        ..server.config()
+    };
+    let marks = Arc::new(Marks::new(rig::open(&[redis.unix()]), &S3::place(&config)));
+    let options = Options {
+        census: None,
+        marks: Some(marks.clone()),
+        ..Options::default()
+    };
+    let bucket = Arc::new(S3::open(&config, options).await.unwrap());
+    let tier = Directory::new(bucket.clone(), marks.clone());
+    let samples: Vec<_> = (0..4).map(|n| Sample::new(1, n, &[100_000])).collect();
+    let names: Vec<_> = samples.iter().map(Sample::name).collect();
+    let memory = Memory::new(16 << 20);
+    for sample in &samples {
+        tier.put(sample.put(&memory)).await.unwrap();
+    }
+    marks.mark(&names).await.unwrap();
+    bucket.live.pass().await.unwrap();
+    let mut there = Vec::new();
+    for name in &names {
+        there.extend(bucket.lookup(std::slice::from_ref(name)).await.unwrap());
+    }
+    assert!(there.contains(&true) && there.contains(&false), "{there:?}");
+    assert_eq!(marks.marked(&names).await, Ok(there));
 }
 
 #[tokio::test]

@@ -43,7 +43,7 @@ async fn no_more_requests_run_at_once_than_the_settings_say_and_none_waits_for_i
             },
             ..Options::default()
         };
-        let requests = super::faulty::requests(&config).await;
+        let requests = super::requests(&config).await;
         let tier = S3::over(requests, &config, options, &Default::default());
         let memory = Memory::new(8 << 20);
         let absent = &names(4)[1..];

@@ -1,20 +1,15 @@
 //! Servers that take a connection and then nothing more: what an operation does with its slot, and what becomes of the connection.
 
-use super::faulty::{requests, until};
-use super::tls::Files;
-use super::{parts, uploads};
+use super::faulty::until;
+use super::tls::{Files, acceptor};
+use super::{parts, requests, uploads};
 use crate::tiers::suite::{Memory, Sample};
 use crate::tiers::{Cause, Put};
 use kvcachepool_protocol::config::{self, HttpVersion};
-use rustls::ServerConfig;
-use rustls::crypto::aws_lc_rs;
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
-use tokio_rustls::TlsAcceptor;
 
 /// More than the kernel takes for a connection that nobody reads from.
 const BYTES: u64 = 32 << 20;
@@ -30,7 +25,10 @@ struct Deaf {
 impl Deaf {
     async fn start(version: Option<HttpVersion>) -> Self {
         let files = Files::new();
-        let tls = version.map(|version| acceptor(&files, version));
+        let tls = version.map(|version| match version {
+            HttpVersion::Http2 => acceptor(&files, &[b"h2"]),
+            _ => acceptor(&files, &[]),
+        });
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
         let task = tokio::spawn(async move {
@@ -73,24 +71,6 @@ impl Drop for Deaf {
     fn drop(&mut self) {
         self.task.abort();
     }
-}
-
-fn acceptor(files: &Files, version: HttpVersion) -> TlsAcceptor {
-    let pem = |name| std::fs::read(files.path(name)).unwrap();
-    let chain: Result<Vec<_>, _> =
-        CertificateDer::pem_slice_iter(&pem("tls.crt")).collect::<Result<_, _>>();
-    let key = PrivateKeyDer::from_pem_slice(&pem("tls.key")).unwrap();
-    let provider = Arc::new(aws_lc_rs::default_provider());
-    let mut config = ServerConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_no_client_auth()
-        .with_single_cert(chain.unwrap(), key)
-        .unwrap();
-    if version == HttpVersion::Http2 {
-        config.alpn_protocols = vec![b"h2".to_vec()];
-    }
-    TlsAcceptor::from(Arc::new(config))
 }
 
 /// An object of one long section, whose bytes are whatever lies there.

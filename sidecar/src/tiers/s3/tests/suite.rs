@@ -25,7 +25,9 @@ impl Bucket {
 
     fn open(&self) -> Opening<'_> {
         Box::pin(async {
-            let s3 = S3::open(&self.server.config(), self.options).await.unwrap();
+            let s3 = S3::open(&self.server.config(), self.options.clone())
+                .await
+                .unwrap();
             let tier: Arc<dyn Tier> = Arc::new(s3);
             match &self.layers {
                 None => tier,

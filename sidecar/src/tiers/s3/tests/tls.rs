@@ -5,8 +5,14 @@ use crate::tiers::s3::{Options, S3};
 use crate::tiers::suite::{Memory, Sample};
 use crate::tiers::{Cause, Stored, Tier};
 use kvcachepool_protocol::config::{self, HttpVersion};
+use rustls::ServerConfig;
+use rustls::crypto::aws_lc_rs;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use std::path::PathBuf;
+use std::sync::Arc;
 use tempfile::TempDir;
+use tokio_rustls::TlsAcceptor;
 
 /// An authority, and a server's certificate and key, as files.
 pub struct Files {
@@ -38,6 +44,23 @@ impl Files {
     pub fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
+}
+
+/// Speaks TLS by these files, and offers these versions of HTTP.
+pub fn acceptor(files: &Files, offers: &[&[u8]]) -> TlsAcceptor {
+    let pem = |name| std::fs::read(files.path(name)).unwrap();
+    let chain: Result<Vec<_>, _> =
+        CertificateDer::pem_slice_iter(&pem("tls.crt")).collect::<Result<_, _>>();
+    let key = PrivateKeyDer::from_pem_slice(&pem("tls.key")).unwrap();
+    let provider = Arc::new(aws_lc_rs::default_provider());
+    let mut config = ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(chain.unwrap(), key)
+        .unwrap();
+    config.alpn_protocols = offers.iter().map(|version| version.to_vec()).collect();
+    TlsAcceptor::from(Arc::new(config))
 }
 
 #[tokio::test]

@@ -1,6 +1,7 @@
 //! What loses something is named so, comes back as what it says, and is nobody else's.
 
 use super::*;
+use crate::tiers::clear;
 use kvcachepool_kernels::codec::relative_error;
 use kvcachepool_protocol::config::UNPACKING_BYTES;
 use kvcachepool_protocol::object::{Axis, Dim, Element, Fidelity, Form};
@@ -270,4 +271,28 @@ async fn a_tier_that_holds_all_of_its_room_holds_up_no_other() {
     let more = plain.of_another();
     let waits = tokio::time::timeout(soon, more.room.take(4 << 20)).await;
     assert!(held.is_some() && waits.is_err());
+}
+
+#[tokio::test]
+async fn all_that_is_listed_can_be_removed_whichever_codec_wrote_it() {
+    for (codec, _, _) in LOSSY {
+        let (shelf, memory) = (Shelf::new(Kind::Disk, 0), Memory::new(64 << 20));
+        let tier = around(&shelf, codec);
+        for by_listing in [false, true] {
+            let writers = [Codec::None, Codec::Lossless].into_iter();
+            for (number, writer) in writers.chain(LOSSY.map(|(codec, ..)| codec)).enumerate() {
+                let put = numbers(number as u64).put(&memory);
+                around(&shelf, writer).put(put).await.unwrap();
+            }
+            let removed = if by_listing {
+                clear(&tier, None).await
+            } else {
+                let listed = tier.list(None, 100).await.unwrap().objects;
+                let names: Vec<_> = listed.into_iter().map(|object| object.name).collect();
+                tier.remove(&names).await
+            };
+            assert_eq!(removed, Ok(6), "{codec:?}");
+            assert_eq!(shelf.list(None, 100).await.unwrap().objects.len(), 0);
+        }
+    }
 }

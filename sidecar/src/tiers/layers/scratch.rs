@@ -1,4 +1,4 @@
-//! Memory for packed bytes: a mapping of its own for each operation, bounded over all of them.
+//! Memory that no other process maps: a mapping of its own for each operation that needs some, bounded over all of them.
 
 use crate::shm::mapping::Mapping;
 use crate::tiers::{Cause, Kind, Span, TierError};
@@ -45,6 +45,13 @@ impl Room {
         let permit = self.left.clone().acquire_many_owned(wanted as u32).await;
         Some(Arc::new(permit.ok()))
     }
+
+    /// So much of it, if it is there now: for who holds some of it already.
+    pub fn try_take(&self, bytes: u64) -> Option<Hold> {
+        let wanted = u32::try_from(bytes.div_ceil(MI).max(1)).ok()?;
+        let permit = self.left.clone().try_acquire_many_owned(wanted).ok()?;
+        Some(Arc::new(permit))
+    }
 }
 
 /// A mapping, cut into spans. Pages of it that nobody writes to take no memory.
@@ -61,7 +68,7 @@ impl Scratch {
         let failed = |why: String| TierError::new(kind, Cause::Io, format!("no memory: {why}"));
         let bytes: u64 = lengths.iter().map(|n| n.next_multiple_of(ALIGN)).sum();
         let bytes = bytes.max(ALIGN);
-        let mapping = Mapping::private("kvcachepool-packing", bytes);
+        let mapping = Mapping::private("kvcachepool-scratch", bytes);
         let mapping = mapping.map_err(|e| failed(e.to_string()))?;
         let (mapping, mut at) = (Arc::new(mapping), 0);
         let span = |length: &u64| {

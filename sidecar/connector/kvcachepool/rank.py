@@ -1,0 +1,76 @@
+"""What one rank is: its place among the others, its device, and what it registers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from . import fingerprint, keys
+from .layout import Layout, Ranks, canonical, ranks_of
+from .messages import Group, Register
+from .window import ENGINE, WINDOW
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+
+def current_ranks(vllm_config: VllmConfig) -> Ranks:
+    """Sizes of the groups of ranks, and this process's place in them."""
+    from vllm.distributed.parallel_state import get_pp_group, get_tp_group
+
+    sizes = ranks_of(vllm_config)
+    return sizes._replace(tp_rank=get_tp_group().rank_in_group, pp_rank=get_pp_group().rank_in_group)
+
+
+def current_device_uuid(device: str) -> str:
+    """UUID of the calling thread's device; "" for CPUs."""
+    if device != "cuda":
+        return ""
+    return str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
+
+
+def vllm_version() -> str:
+    """That of the vLLM around us."""
+    import vllm
+
+    return str(vllm.__version__)
+
+
+def instance(vllm_config: VllmConfig) -> str:
+    """Name of the engine, the same in all its processes."""
+    return str(getattr(vllm_config.kv_transfer_config, "engine_id", "") or "")
+
+
+def registration(
+    vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, layout: Layout, ranks: Ranks, device_uuid: str
+) -> Register:
+    """The REGISTER of a rank, but for the chunk size, which the sidecar's settings say. Reads the model's files.
+
+    Raises `layout.Unserved`.
+    """
+    scheduler_block, _ = keys.block_tokens(vllm_config, kv_cache_config)
+    local_world = getattr(vllm_config.parallel_config, "local_world_size", ranks.world)
+    return Register(
+        world=ranks.world,
+        local_world=int(local_world or ranks.world),
+        model=canonical(fingerprint.model_parts(vllm_config, instance(vllm_config))),
+        layout=canonical(layout.descriptor),
+        device=layout.device,
+        device_uuid=device_uuid,
+        transfer_modes=[ENGINE, WINDOW],
+        groups=[
+            Group(
+                kind=group.shape.kind,
+                block_tokens=group.shape.block_tokens,
+                block_bytes=group.block_bytes,
+                shards=group.shape.shards,
+                shard=group.mine.shard,
+                writer=group.mine.writer,
+                window_tokens=group.shape.window_tokens,
+            )
+            for group in layout.groups
+        ],
+        scheduler_block_tokens=scheduler_block,
+    )

@@ -1,0 +1,60 @@
+//! The commands over a bucket whose server stands in options.
+
+use super::{documents, printed};
+use crate::tiers::s3::tests::faulty::{Faulty, Reply};
+use crate::tiers::s3::tests::store::Store;
+use crate::tiers::s3::tests::tier;
+use crate::tiers::suite::{Memory, Sample};
+use std::time::Duration;
+
+/// More than are read at once.
+const OBJECTS: u64 = 100;
+
+/// A server of a bucket with objects, whose answers take a while.
+async fn bucket() -> Faulty {
+    let store = Store::default();
+    let server = Faulty::start(move |asked| {
+        let reply = store.answer(asked);
+        Reply::Later(Duration::from_millis(5), Box::new(reply))
+    })
+    .await;
+    let (tier, memory) = (tier(&server.config()).await, Memory::new(16 << 20));
+    for number in 0..OBJECTS {
+        let sample = Sample::new(number % 2, number, &[5_000]);
+        tier.put(sample.put(&memory)).await.unwrap();
+    }
+    server
+}
+
+#[test]
+fn a_bucket_is_looked_into_verified_and_emptied_by_options_alone() {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let server = runtime.block_on(bucket());
+    let config = server.config();
+    let (endpoint, auth) = (config.endpoint, config.auth.unwrap().display().to_string());
+    let ask = |command: &str, more: &[&str]| {
+        let at = ["--endpoint", &endpoint, "--auth", &auth];
+        let as_json = ["--addressing-style", "Path", "--output", "json"];
+        let line = [&[command, "s3://kv-bucket"], &at[..], &as_json, more].concat();
+        documents(&printed(&line).unwrap())
+    };
+    let rows = ask("inspect", &["--objects"]);
+    let objects: Vec<_> = rows
+        .iter()
+        .filter(|row| row["object"].is_string())
+        .collect();
+    assert_eq!(objects.len() as u64, OBJECTS);
+    let names: Vec<_> = objects.iter().map(|row| row["object"].as_str()).collect();
+    assert!(names.is_sorted(), "in the order of the listing: {names:?}");
+    assert!(objects.iter().all(|row| row["head"]["engine"] == "vllm"));
+    // Heads are read many at once.
+    let peak = server.peak();
+    assert!(peak >= 16, "{peak}");
+    assert_eq!(ask("verify", &[])[0]["ok"], OBJECTS);
+    let other = "0123456789abcdef/fedcba9876543210";
+    assert_eq!(
+        ask("gc", &["--all-but-domain", other])[0]["removed"],
+        OBJECTS
+    );
+    assert_eq!(ask("inspect", &[])[0]["objects"], 0);
+}

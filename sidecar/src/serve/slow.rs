@@ -1,0 +1,74 @@
+//! Tiers that answer, and too late: what is fetched from them does not come while somebody waits for it.
+
+use crate::tiers::{Cause, Kind, TierError};
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+/// So many fetches in a row make a tier slow.
+const FETCHES: u32 = 3;
+/// One that was not late for so long is slow no more.
+const FORGET: Duration = Duration::from_secs(60);
+/// Who stops to wait sooner than this does so for another reason.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Fetches in a row that were late, by tier, and when the last one was.
+#[derive(Debug, Default)]
+pub struct Slow(Mutex<BTreeMap<Kind, (u32, Instant)>>);
+
+impl Slow {
+    /// A fetch ended, or was given up, after so long. Says where that was late.
+    pub fn took<T>(
+        &self,
+        kind: Kind,
+        time: Duration,
+        landed: &Result<T, Cause>,
+    ) -> Option<TierError> {
+        let mut all = self.0.lock();
+        match landed {
+            Ok(_) => drop(all.remove(&kind)),
+            Err(Cause::Timeout) if time >= PATIENCE => {
+                let before = all.get(&kind).map_or(0, |(fetches, _)| *fetches);
+                all.insert(kind, (before + 1, Instant::now()));
+                let detail = format!("a fetch did not end within {:.1} s", time.as_secs_f64());
+                return Some(TierError::new(kind, Cause::Timeout, detail));
+            }
+            Err(_) => {}
+        }
+        None
+    }
+
+    /// That a tier is slow, for status; none = it is not.
+    pub fn of(&self, kind: &str) -> Option<TierError> {
+        let all = self.0.lock();
+        let (kind, (fetches, last)) = all.iter().find(|(k, _)| k.name() == kind)?;
+        let slow = *fetches >= FETCHES && last.elapsed() < FORGET;
+        let detail = format!("the last {fetches} fetches did not end while somebody waited");
+        slow.then(|| TierError::new(*kind, Cause::Timeout, detail))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tier_is_slow_when_several_fetches_in_a_row_were_late_until_one_is_not() {
+        let slow = Slow::default();
+        let failed = Err::<(), Cause>;
+        let took = |landed, ms| {
+            slow.took(Kind::S3, Duration::from_millis(ms), &landed);
+            slow.of("s3").map(|e| e.cause)
+        };
+        assert_eq!(took(failed(Cause::Timeout), 2_000), None);
+        assert_eq!(took(failed(Cause::Timeout), 2_000), None);
+        assert_eq!(took(failed(Cause::Timeout), 999), None, "somebody left");
+        assert_eq!(took(failed(Cause::Missing), 2_000), None);
+        let late = Some(Cause::Timeout);
+        assert_eq!(took(failed(Cause::Timeout), 1_000), late);
+        assert_eq!(took(failed(Cause::Missing), 1_000), late);
+        assert_eq!(slow.of("disk"), None);
+        assert_eq!(took(Ok(()), 2_000), None);
+        assert_eq!(took(failed(Cause::Timeout), 2_000), None);
+    }
+}

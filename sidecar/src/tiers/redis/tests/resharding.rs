@@ -1,0 +1,98 @@
+//! Slots of a cluster that move while objects are written and read: nothing that was stored is lost, and nothing lies in the way of what moves.
+
+use super::cluster::Cluster;
+use super::proxy::Proxy;
+use super::rig::{Server, Spot, open};
+use super::traffic::{Rig, sample};
+use crate::tiers::Stored;
+use crate::tiers::layers::State;
+use crate::tiers::redis::cluster::slot;
+use crate::tiers::suite::Sample;
+use std::process::Command;
+
+/// Slots that move; the tool takes the first ones of a node.
+const MOVE: u16 = 300;
+
+fn moves(number: &u64) -> bool {
+    slot(&Sample::new(1, *number, &[1]).name().redis()) < MOVE
+}
+
+/// Moves the first slots of the first node to the second, as who runs a cluster does.
+async fn reshard(cluster: &Cluster) {
+    let port = cluster.nodes[0].port;
+    let (from, to) = (cluster.id(0), cluster.id(1));
+    let mut tool = Command::new("redis-cli");
+    tool.args(["--cluster", "reshard", &format!("127.0.0.1:{port}")])
+        .args(["--cluster-from", &from, "--cluster-to", &to])
+        .args(["--cluster-slots", &MOVE.to_string(), "--cluster-yes"]);
+    let said = tokio::task::spawn_blocking(move || tool.output().unwrap());
+    let said = said.await.unwrap();
+    let text = String::from_utf8_lossy(&said.stdout);
+    let end: Vec<&str> = text.lines().rev().take(8).collect();
+    assert!(said.status.success(), "{end:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_is_lost_of_slots_that_move_under_load() {
+    let cluster = Cluster::start();
+    let rig = Rig::new(cluster.url(), (0..).filter(moves).take(20)).await;
+    let traffic = rig.begin((10_000..).filter(moves));
+    traffic.flows().await;
+    reshard(&cluster).await;
+    traffic.flows().await;
+    let written = traffic.end().await;
+    rig.check(&rig.kept).await;
+    rig.check(&written).await;
+    assert_eq!(rig.states(), [State::Closed; 2]);
+    let keys = cluster.nodes[1].say(&["DBSIZE"]).parse::<usize>().unwrap();
+    assert!(keys >= 3 * (20 + written.len()), "{keys}: they moved");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_put_whose_slot_begins_to_move_leaves_nothing_in_the_way_of_it() {
+    let cluster = Cluster::start();
+    let [from, to] = [&cluster.nodes[0], &cluster.nodes[1]];
+    let proxy = Proxy::start(from.port).await;
+    let port = proxy.port().to_string();
+    from.say(&["CONFIG", "SET", "cluster-announce-port", &port]);
+    for node in &cluster.nodes {
+        node.wait(&["CLUSTER", "SLOTS"], |slots| slots.contains(&port));
+    }
+    let spot = Spot::new(open(&[cluster.url()]));
+    let sample = sample((0..).find(moves).unwrap());
+    let key = sample.name().redis();
+    let slot = slot(&key).to_string();
+    let mut held = proxy.hold_before(b"MULTI").await;
+    let put = spot.tier.put(sample.put(&spot.memory));
+    let begin = async {
+        held.reached().await;
+        // All of it is there, and one key is the first to go.
+        to.say(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &cluster.id(0)]);
+        from.say(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &cluster.id(1)]);
+        assert_eq!(migrate(from, to, &from.say(&["KEYS", "*:0"])), "OK");
+        held.go_on();
+    };
+    let (put, ()) = tokio::join!(put, begin);
+    assert_eq!(put, Ok(Stored::New));
+    for key in from.say(&["KEYS", "*"]).lines() {
+        assert_eq!(migrate(from, to, key), "OK");
+    }
+    for node in [to, from] {
+        node.say(&["CLUSTER", "SETSLOT", &slot, "NODE", &cluster.id(1)]);
+    }
+    spot.check(&sample).await;
+    for key in to.say(&["KEYS", "*"]).lines() {
+        assert_eq!(to.say(&["PTTL", key]), "-1", "{key} stays");
+    }
+}
+
+fn migrate(from: &Server, to: &Server, key: &str) -> String {
+    from.say(&[
+        "MIGRATE",
+        "127.0.0.1",
+        &to.port.to_string(),
+        key,
+        "0",
+        "5000",
+    ])
+}

@@ -1,0 +1,313 @@
+//! A bucket that goes wrong, as a vLLM sees it: a miss by name in status, metrics and log, while the other tiers serve on, and never
+//! bytes that are not those that were stored.
+
+use crate::faulty::{Asked, Faulty, Reply};
+use crate::harness::{Sidecar, wait_for};
+use crate::s3::S3;
+use crate::store::Store;
+use crate::tiers::{DISK, clear};
+use crate::vllm::{Vllm, hashes};
+use kvcachepool_protocol::message::CHUNK_READY;
+use parking_lot::Mutex;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+use tempfile::TempDir;
+use tokio::runtime::Runtime;
+
+/// What is answered instead of what the bucket would.
+type Wrong = fn(&Asked, &Store) -> Reply;
+
+struct Bucket {
+    store: Arc<Store>,
+    wrong: Arc<Mutex<Wrong>>,
+    server: Faulty,
+    _runtime: Runtime,
+}
+
+impl Bucket {
+    /// Nothing goes wrong yet.
+    fn start() -> Self {
+        let runtime = Runtime::new().unwrap();
+        let (store, wrong) = (
+            Arc::<Store>::default(),
+            Arc::new(Mutex::new(right as Wrong)),
+        );
+        let (holds, goes) = (store.clone(), wrong.clone());
+        let server = Faulty::start(move |asked| {
+            let wrong = *goes.lock();
+            wrong(asked, &holds)
+        });
+        let server = runtime.block_on(server);
+        Self {
+            store,
+            wrong,
+            server,
+            _runtime: runtime,
+        }
+    }
+
+    fn goes(&self, wrong: Wrong) {
+        *self.wrong.lock() = wrong;
+    }
+
+    fn config(&self) -> String {
+        let config = self.server.config();
+        format!(
+            "memory: {{size: 64Mi}}\ncache: {{minLoadTokens: 0}}\ns3: {{bucket: {}, endpoint: \"{}\", auth: {}}}\n",
+            config.bucket,
+            config.endpoint,
+            config.auth.unwrap().display()
+        )
+    }
+
+    fn sidecar(&self, more: &str) -> Sidecar {
+        let sidecar = Sidecar::start(&(self.config() + more));
+        sidecar.wait_populated();
+        sidecar.wait_tier("s3", "ready");
+        sidecar
+    }
+
+    /// Stores chunks of prompts and waits until the bucket has them.
+    fn stored(&self, more: &str, prompts: impl IntoIterator<Item = u64>, count: u32) {
+        let sidecar = self.sidecar(more);
+        let mut vllm = Vllm::attach(&sidecar.socket());
+        let mut chunks = 0.0;
+        for prompt in prompts {
+            vllm.store("r", &hashes(prompt, count));
+            chunks += f64::from(count);
+        }
+        for tier in ["s3", "disk"] {
+            if more.contains(tier) || tier == "s3" {
+                let stored =
+                    format!("tier_write_chunks_total{{result=\"stored\",tier=\"{tier}\"}}");
+                sidecar.wait_metric(&stored, chunks);
+            }
+        }
+    }
+}
+
+fn right(asked: &Asked, store: &Store) -> Reply {
+    store.answer(asked)
+}
+
+fn with_disk(folder: &Path) -> String {
+    format!("disk: {{path: {}, size: 256Mi}}\n", folder.display())
+}
+
+/// Ends a loop, also where a test fails before.
+struct End<'a>(&'a AtomicBool);
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+    }
+}
+
+/// Prompts that the disk has, two chunks each.
+const ON_DISK: std::ops::RangeInclusive<u64> = 1..=12;
+/// A prompt that the bucket alone has.
+const FAR: u64 = 100;
+
+/// While somebody asks for what the bucket alone has, and is told of misses, another one loads prompt after prompt from the disk; then
+/// `named` says whether the bucket's failure has its name. Afterwards the bucket is right again, and is used.
+fn disk_serves_on(wrong: Wrong, named: impl Fn(&Sidecar) -> bool) {
+    let (bucket, disk) = (Bucket::start(), TempDir::new().unwrap());
+    bucket.stored("", [FAR], 4);
+    bucket.stored(&with_disk(disk.path()), ON_DISK, 2);
+    let sidecar = bucket.sidecar(&with_disk(disk.path()));
+    sidecar.wait_tier("disk", "ready");
+    bucket.goes(wrong);
+    let (ended, misses) = (AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        let end = End(&ended);
+        scope.spawn(|| {
+            let mut vllm = Vllm::attach(&sidecar.socket());
+            while !ended.load(Relaxed) {
+                let reply = vllm.probe_below("far", &hashes(FAR, 4));
+                let states = &reply.states;
+                assert!(!states.contains(&CHUNK_READY), "{states:?}");
+                vllm.release("far");
+                misses.fetch_add(1, Relaxed);
+            }
+        });
+        let mut vllm = Vllm::attach(&sidecar.socket());
+        wait_for("the first miss", || {
+            (misses.load(Relaxed) > 0).then_some(())
+        });
+        for prompt in ON_DISK {
+            vllm.finds_below(&hashes(prompt, 2), 2, DISK);
+            vllm.release("warm");
+        }
+        wait_for("the name of the failure", || named(&sidecar).then_some(()));
+        drop(end);
+    });
+    assert_eq!(sidecar.tier("disk")["state"], "ready");
+    bucket.goes(right);
+    let mut vllm = Vllm::attach(&sidecar.socket());
+    wait_for("the bucket to be used again", || {
+        let reply = vllm.probe_below("again", &hashes(FAR, 4));
+        vllm.release("again");
+        let ready = reply.states.iter().all(|s| *s == CHUNK_READY);
+        ready.then_some(())
+    });
+    sidecar.wait_tier("s3", "ready");
+}
+
+/// Is the tier off by this reason, in status, metrics and log?
+fn is_off(sidecar: &Sidecar, reason: &str, message: &str) -> bool {
+    let tier = sidecar.tier("s3");
+    let down = format!("tier_down{{reason=\"{reason}\",tier=\"s3\"}}");
+    tier["state"] == "off"
+        && tier["reason"] == reason
+        && tier["message"].as_str().unwrap().contains(message)
+        && sidecar.metric(&down) == 1.0
+        && sidecar.log().contains(&format!("reason=\"{reason}\""))
+}
+
+#[test]
+fn a_storm_of_slow_down_is_named_while_the_disk_serves_on() {
+    disk_serves_on(
+        |_, _| Reply::error(503, "SlowDown"),
+        |sidecar| is_off(sidecar, "Throttled", "SlowDown"),
+    );
+}
+
+#[test]
+fn bodies_that_drip_are_named_while_the_disk_serves_on() {
+    let drips = |asked: &Asked, store: &Store| match store.answer(asked) {
+        Reply::Full(206, headers, body) => Reply::Drip(headers, body, Duration::from_millis(20)),
+        other => other,
+    };
+    disk_serves_on(drips, |sidecar| {
+        let tier = sidecar.tier("s3");
+        let message = tier["message"].as_str().unwrap();
+        tier["state"] == "degraded"
+            && tier["reason"] == "Timeout"
+            && message.contains("did not end while somebody waited")
+            && sidecar.metric("tier_fetch_chunks_total{result=\"cancelled\",tier=\"s3\"}") >= 3.0
+            && sidecar.log().contains("reason=\"Timeout\"")
+    });
+}
+
+#[test]
+fn bodies_that_break_off_are_named_while_the_disk_serves_on() {
+    let cuts = |asked: &Asked, store: &Store| match store.answer(asked) {
+        Reply::Full(206, headers, body) => Reply::Cut(headers, body, 6_000),
+        other => other,
+    };
+    disk_serves_on(cuts, |sidecar| {
+        is_off(sidecar, "Unreachable", "ended at byte")
+    });
+}
+
+#[test]
+fn another_pools_object_under_our_name_is_a_miss_by_name() {
+    let bucket = Bucket::start();
+    bucket.stored("", [1, 2], 1);
+    let names = bucket.store.objects();
+    let mut other = Vec::new();
+    bucket
+        .store
+        .change(&names[1], |bytes| other = bytes.clone());
+    bucket.store.change(&names[0], |bytes| *bytes = other);
+    let sidecar = bucket.sidecar("write: {policy: None}\n");
+    let mut vllm = Vllm::attach(&sidecar.socket());
+    let mut ready = 0;
+    for prompt in [1, 2] {
+        let reply = vllm.probe_below("ask", &hashes(prompt, 1));
+        ready += reply.states.iter().filter(|s| **s == CHUNK_READY).count();
+        vllm.release("ask");
+    }
+    assert_eq!(ready, 1);
+    for prompt in [1, 2] {
+        if vllm.ready("memory", &hashes(prompt, 1)) == 1 {
+            vllm.check("memory", &hashes(prompt, 1));
+        }
+    }
+    sidecar.wait_metric(
+        "tier_fetch_chunks_total{result=\"Foreign\",tier=\"s3\"}",
+        1.0,
+    );
+    assert!(sidecar.log().contains("reason=\"Foreign\""));
+    assert_eq!(bucket.store.objects(), names, "it is somebody else's");
+}
+
+#[test]
+fn a_bucket_that_cannot_be_opened_is_named_and_memory_serves_on() {
+    const REFUSALS: [(Wrong, &str, &str); 5] = [
+        (
+            |_, _| Reply::error(403, "AccessDenied"),
+            "Denied",
+            "s3:PutObject denied",
+        ),
+        (
+            |_, _| Reply::error(403, "RequestTimeTooSkewed"),
+            "Unauthenticated",
+            "RequestTimeTooSkewed",
+        ),
+        (
+            |_, _| Reply::error(404, "NoSuchBucket"),
+            "Gone",
+            "there is no bucket kv-bucket",
+        ),
+        (
+            |_, _| Reply::error(503, "SlowDown"),
+            "Throttled",
+            "SlowDown",
+        ),
+        (elsewhere, "Config", "eu-west-3; set s3.region"),
+    ];
+    let opened = REFUSALS.map(|(wrong, reason, message)| {
+        let bucket = Bucket::start();
+        bucket.goes(wrong);
+        let sidecar = Sidecar::start(&bucket.config());
+        (sidecar, bucket, reason, message)
+    });
+    for (sidecar, _bucket, reason, message) in &opened {
+        sidecar.wait_populated();
+        wait_for(reason, || is_off(sidecar, reason, message).then_some(()));
+        let mut vllm = Vllm::attach(&sidecar.socket());
+        vllm.store("r", &hashes(1, 2));
+        vllm.check("r", &hashes(1, 2));
+    }
+}
+
+/// The bucket of another region, as AWS tells it.
+fn elsewhere(_: &Asked, _: &Store) -> Reply {
+    let Reply::Full(status, mut headers, body) = Reply::error(301, "PermanentRedirect") else {
+        unreachable!()
+    };
+    headers.push(("x-amz-bucket-region", "eu-west-3".into()));
+    Reply::Full(status, headers, body)
+}
+
+#[test]
+fn a_clear_that_may_not_remove_says_so_by_name_until_it_may() {
+    let bucket = Bucket::start();
+    bucket.stored("", [1], 3);
+    let sidecar = bucket.sidecar("write: {policy: None}\n");
+    bucket.goes(|asked, store| match asked.method.as_str() {
+        "GET" | "HEAD" => store.answer(asked),
+        _ => Reply::error(403, "AccessDenied"),
+    });
+    let mut vllm = Vllm::attach(&sidecar.socket());
+    vllm.finds_below(&hashes(1, 3), 3, S3);
+    clear(&sidecar);
+    let message = "s3:DeleteObject denied on bucket kv-bucket";
+    wait_for("the permission", || {
+        is_off(&sidecar, "Denied", message).then_some(())
+    });
+    sidecar.wait_metric("tier_clears_total{result=\"Denied\",tier=\"s3\"}", 2.0);
+    assert!(
+        is_off(&sidecar, "Denied", message),
+        "{}",
+        sidecar.tier("s3")
+    );
+    let reply = vllm.probe_below("again", &hashes(1, 3));
+    assert!(reply.states.iter().all(|s| *s != CHUNK_READY), "{reply:?}");
+    bucket.goes(right);
+    sidecar.wait_tier("s3", "ready");
+    assert_eq!(bucket.store.objects(), Vec::<String>::new());
+}

@@ -1,0 +1,276 @@
+"""Tiers that are there already, and a volume for the disk: every field of a pool reaches its sidecars and works."""
+
+from __future__ import annotations
+
+import subprocess
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cluster import certificates, images
+from cluster.certificates import Leaf
+from cluster.cluster import Cluster
+from cluster.engine import Engine, pool
+from cluster.kubernetes import Object
+from cluster.product import RIGHTS, Operator, sidecar, status
+from servers import paths, web
+from servers.process import Process
+from servers.prometheus import Samples
+from servers.redis import RedisServer
+from servers.s3 import BUCKET, S3Server
+
+VALUES = RIGHTS
+
+_PASSWORD = "only-for-this-test"
+#: What docs/tiers.md says that the user needs, and nothing else.
+_COMMANDS = "get getrange set del exists pexpire persist scan info watch unwatch multi exec"
+#: Prompts of 16 chunks, which come to more than 2% of the bucket's capacity.
+_PROMPTS = 13
+_ADMIN = ("admin", "on", f">{_PASSWORD}", "~*", "&*", "+@all")
+
+
+def _users(*more: str) -> list[str]:
+    """Users of a server, as settings: one for sidecars, one for this test, and no other."""
+    may = [f"+{command}" for command in (*_COMMANDS.split(), *more)]
+    user = ["--user", "kv", "on", f">{_PASSWORD}", "~kvcp:*", "-@all", *may]
+    return [*user, "--user", *_ADMIN, "--user", "default", "off"]
+
+
+def _ask(server: RedisServer, *words: str) -> list[str]:
+    """Lines of an answer."""
+    command = ["redis-cli", "-h", server.host, "-p", str(server.port), "--user", "admin", "--pass", _PASSWORD]
+    done = subprocess.run([*command, "--no-auth-warning", *words], check=True, capture_output=True, text=True)
+    return done.stdout.split()
+
+
+def _heads(server: RedisServer) -> list[str]:
+    """Keys of objects; those of their segments are longer."""
+    return [key for key in _ask(server, "KEYS", "kvcp:*") if key.count(":") == 3]
+
+
+@dataclass(frozen=True)
+class Outside:
+    """Servers on this machine, where pods reach them."""
+
+    authority: str
+    #: Two that know nothing of each other, and their ports for TLS.
+    shards: list[tuple[RedisServer, int]]
+    #: One that a sentinel watches at this port.
+    watched: tuple[RedisServer, int]
+    #: One that is a whole cluster.
+    whole: RedisServer
+    bucket: S3Server
+
+
+@pytest.fixture(scope="module")
+def outside(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outside]:
+    """All of them."""
+    host = cluster.slot.host
+    pki = tmp_path_factory.mktemp("outside") / "pki"
+    certificates.create(pki, {"server": Leaf("/CN=servers", [f"IP:{host}"], serves=True)})
+    served, key, authority = (pki / name for name in ("server.crt", "server.key", "ca.crt"))
+    with ExitStack() as stack:
+
+        def started(*settings: str, may: tuple[str, ...] = ()) -> RedisServer:
+            server = RedisServer(host, memory="64mb", settings=[*_users(*may), *settings])
+            stack.callback(server.stop)
+            return server
+
+        shards = []
+        for _ in range(2):
+            port = paths.free_port()
+            tls = ["--tls-port", str(port), "--tls-auth-clients", "no", "--tls-ca-cert-file", str(authority)]
+            tls += ["--tls-cert-file", str(served), "--tls-key-file", str(key)]
+            shards.append((started(*tls), port))
+        master = started(may=("role",))
+        whole = started("--cluster-enabled", "yes", "--cluster-port", str(paths.free_port()), may=("cluster|slots",))
+        assert _ask(whole, "CLUSTER", "ADDSLOTSRANGE", "0", "16383") == ["OK"]
+        bucket = S3Server(host, region="eu-central-1", certificate=(served, key))
+        stack.callback(bucket.stop)
+        yield Outside(
+            authority=authority.read_text(),
+            shards=shards,
+            watched=(master, _sentinel(stack, pki.parent, master)),
+            whole=whole,
+            bucket=bucket,
+        )
+
+
+def _sentinel(stack: ExitStack, folder: Path, master: RedisServer) -> int:
+    """Starts a sentinel that watches a master as `kv`, and returns its port."""
+    port = paths.free_port()
+    config = folder / "sentinel.conf"
+    lines = [f"monitor kv {master.host} {master.port} 1", "auth-user kv admin", f"auth-pass kv {_PASSWORD}"]
+    config.write_text("".join(f"sentinel {line}\n" for line in lines))
+    command = ["redis-server", str(config), "--sentinel", "--port", str(port), "--bind", master.host]
+    process = Process("sentinel", [*command, "--protected-mode", "no"], folder / "sentinel.log")
+    stack.callback(process.kill)
+    return port
+
+
+@pytest.fixture
+def volume(cluster: Cluster, namespace: str) -> Iterator[tuple[str, Path]]:
+    """A storage class with one volume, a folder of this machine that any user may write to."""
+    name, folder = f"disk-{namespace[-6:]}", paths.short_folder()
+    folder.chmod(0o777)
+    made = {
+        "kind": "StorageClass",
+        "apiVersion": "storage.k8s.io/v1",
+        "metadata": {"name": name},
+        "provisioner": "kubernetes.io/no-provisioner",
+        "volumeBindingMode": "WaitForFirstConsumer",
+    }
+    spec = {
+        "capacity": {"storage": "8Gi"},
+        "accessModes": ["ReadWriteOnce"],
+        "persistentVolumeReclaimPolicy": "Retain",
+        "storageClassName": name,
+        "hostPath": {"path": str(folder), "type": "Directory"},
+    }
+    volume = {"kind": "PersistentVolume", "apiVersion": "v1", "metadata": {"name": name}, "spec": spec}
+    cluster.kubernetes.apply([made, volume])
+    yield name, folder
+    cluster.kubernetes.kubectl("delete", "storageclass,persistentvolume", name, "--wait=false")
+
+
+def _objects(outside: Outside) -> list[Object]:
+    """What pools name: credentials and the authority."""
+    keys = {"AWS_ACCESS_KEY_ID": outside.bucket.key_id, "AWS_SECRET_ACCESS_KEY": outside.bucket.secret}
+
+    def made(kind: str, name: str, **data: object) -> Object:
+        return {"apiVersion": "v1", "kind": kind, "metadata": {"name": name}, **data}
+
+    return [
+        made("Secret", "redis", stringData={"username": "kv", "password": _PASSWORD}),
+        made("Secret", "bucket", stringData=keys),
+        made("Secret", "bundle", stringData={"all.pem": outside.authority}),
+        made("ConfigMap", "bundle", data={"ca.crt": outside.authority}),
+    ]
+
+
+def _effective(engine: Engine) -> Object:
+    """The config that the sidecar of a pod goes by now; its token is the password of Redis."""
+    address = engine.pod()["status"]["podIP"]
+    headers = {"Authorization": f"Bearer {_PASSWORD}"}
+    request = urllib.request.Request(f"http://{address}:9797/v1/config", headers=headers)
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        found: Object = yaml.safe_load(answer)
+    return found
+
+
+def test_every_field_of_tiers_that_are_there_already_is_live(
+    cluster: Cluster, operator: Operator, namespace: str, outside: Outside, volume: tuple[str, Path]
+) -> None:
+    kubernetes, host = cluster.kubernetes, cluster.slot.host
+    cluster.import_image(images.stand_in())
+    kubernetes.kubectl("label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted")
+    auth, token = {"secretName": "redis"}, {"settings": {"admin": {"tokenFile": "/etc/kvcachepool/redis/password"}}}
+    urls = [f"rediss://{host}:{port}" for _, port in outside.shards]
+    redis = {"external": {"urls": urls, "auth": auth, "ca": {"name": "bundle"}}, "ttl": "1h"}
+    bucket: Object = {
+        "bucket": BUCKET,
+        "region": "eu-central-1",
+        "endpoint": outside.bucket.endpoint,
+        "prefix": "prod/llama",
+        "addressingStyle": "Path",
+        "checksums": "WhenSupported",
+        "maxConcurrency": 8,
+        "capacity": "1Gi",
+        "evictAtPercent": 2,
+        "evictToPercent": 1,
+        "expireAfter": "168h",
+    }
+    s3 = {
+        **bucket,
+        "httpVersion": "HTTP1",
+        "auth": {"secretName": "bucket"},
+        "ca": {"kind": "Secret", "name": "bundle", "key": "all.pem"},
+    }
+    local = {
+        "memory": {"perPod": "64Mi"},
+        "disk": {"perPod": "1Gi", "ephemeral": {"storageClassName": volume[0]}},
+    }
+    write = {"policy": "WriteThrough", "admission": "All", "codec": "Lossless"}
+    master, sentinel = outside.watched
+    one = {
+        "sentinel": f"redis-sentinel://{host}:{sentinel}/kv",
+        "cluster": f"redis-cluster://{host}:{outside.whole.port}",
+    }
+    engines = {name: Engine(cluster, namespace, name) for name in ("all", *one)}
+    pools = [pool("all", local=local, shared={"redis": redis, "s3": s3}, sidecar=token)]
+    for name, url in one.items():
+        external = {"external": {"url": url, "auth": auth}}
+        pools.append(pool(name, shared={"redis": external}, sidecar=token, write=write))
+    pods = [engine.manifest(name, tiers=1) for name, engine in engines.items() if name in one]
+    pods.append(engines["all"].manifest("all", tiers=3, prompts=_PROMPTS))
+    kubernetes.apply([*_objects(outside), *pools, *pods], namespace=namespace)
+
+    def tiers(name: str) -> dict[str, tuple[str, str]]:
+        said = sidecar(kubernetes, namespace, name)["tiers"]
+        return {each["name"]: (each["state"], each["message"]) for each in said}
+
+    for name, engine in engines.items():
+        kubernetes.wait("pod", name, "condition=Ready", namespace=namespace)
+
+        def serve(name: str = name) -> bool:
+            return set(tiers(name).values()) == {("ready", "")}
+
+        engine.wait_for(serve, "its tiers serve", 60)
+    assert list(tiers("all")) == ["memory", "disk", "redis", "s3"]
+
+    config = _effective(engines["all"])
+    assert config["redis"] == {
+        "urls": urls,
+        "auth": "/etc/kvcachepool/redis",
+        "ca": "/etc/kvcachepool/redis-ca.crt",
+        "ttl": "1h",
+    }
+    files = {"auth": "/etc/kvcachepool/s3", "ca": "/etc/kvcachepool/s3-ca.crt"}
+    assert config["s3"] == {**bucket, **files, "httpVersion": "Http1", "accelerate": False, "expireAfter": "7d"}
+    assert config["disk"] == {"path": "/var/lib/kvcachepool", "size": "1Gi"}
+    for name, url in one.items():
+        config = _effective(engines[name])
+        assert config["redis"]["urls"] == [url]
+        assert config["write"] == write
+
+    # Each shard has its part, each part has its time, and objects lie below the prefix until there are too many bytes.
+    shards = [server for server, _ in outside.shards]
+    wanted = {"all": (shards, _PROMPTS * 16), "sentinel": ([master], 16), "cluster": ([outside.whole], 16)}
+    for name, (servers, count) in wanted.items():
+        engines[name].wait_warm()
+
+        def stored(servers: list[RedisServer] = servers, count: int = count) -> bool:
+            return sum(len(_heads(server)) for server in servers) == count
+
+        engines[name].wait_for(stored, "Redis has all of it", 60)
+    for server in shards:
+        heads = _heads(server)
+        assert heads
+        assert all(0 < int(_ask(server, "PTTL", head)[0]) <= 3_600_000 for head in heads)
+    assert (volume[1] / "format").read_text() == "kvcachepool-disk 1\n"
+    below = outside.bucket.data / BUCKET / "prod" / "llama"
+
+    def bounded() -> bool:
+        _, text = web.get(f"http://{engines['all'].pod()['status']['podIP']}:9797/metrics")
+        written = Samples.parse(text).total("kvcachepool_tier_write_chunks", tier="s3", result="stored")
+        objects = outside.bucket.objects()
+        assert all(each.is_relative_to(below) for each in objects)
+        return written == _PROMPTS * 16 and 0 < sum(each.stat().st_size for each in objects) <= (1 << 30) // 50
+
+    engines["all"].wait_for(bounded, "the bucket is within its bounds", 90)
+
+    def told() -> bool:
+        found = status(kubernetes, namespace, "all").get("tiers", [])
+        return {each["name"]: (each["state"], each.get("capacity")) for each in found} == {
+            "memory": ("Ready", "64Mi"),
+            "disk": ("Ready", "1Gi"),
+            "redis": ("Ready", "128Mi"),
+            "s3": ("Ready", "1Gi"),
+        }
+
+    kubernetes.wait_for(told, 60, "the pool tells of its tiers", namespace=namespace)
