@@ -63,9 +63,10 @@ fn main() {
 
 /// Takes the prefix that memory and tiers give, compares it, and returns how many chunks that were.
 fn load(engine: &mut Vllm, request: &str, chunks: &[[u8; 32]]) -> usize {
-    let reply = engine.probe_below(request, chunks);
+    let (probe, reply) = engine.probe_below(request, chunks);
     let ready = reply.states.iter().take_while(|s| **s == CHUNK_READY);
     let ready = ready.count();
+    engine.pin(request, probe, ready);
     for (slot, hash) in unpack(&reply.refs).unwrap().iter().zip(chunks).take(ready) {
         if engine.read(slot) != content(hash) {
             println!(

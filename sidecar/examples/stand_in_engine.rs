@@ -98,13 +98,14 @@ fn play(engine: &mut Vllm, prompts: u64, chunks: u32) -> Round {
 /// Loads what is there of a prompt, in memory or below it, and compares it; stores the prompt where nothing is there. Returns the hits,
 /// and the numbers of the tiers that they came from.
 fn ask(engine: &mut Vllm, chunks: &[[u8; 32]]) -> (usize, Vec<u8>) {
-    let reply = engine.probe_below("load", chunks);
+    let (probe, reply) = engine.probe_below("load", chunks);
     let slots = unpack(&reply.refs).unwrap();
     let ready = reply
         .states
         .iter()
         .take_while(|s| **s == CHUNK_READY)
         .count();
+    engine.pin("load", probe, ready);
     for (slot, hash) in slots.iter().zip(chunks).take(ready) {
         if engine.read(slot) != content(hash) {
             println!(

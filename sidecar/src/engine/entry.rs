@@ -75,6 +75,8 @@ pub(crate) struct Entry {
     pub reused: bool,
     /// A bit for each tier that was seen to have it.
     pub written: u8,
+    /// A bit for each tier that should have it and did not take it, or may have lost it.
+    pub missed: u8,
     /// When the digests began that were compared last; none = not in this boot.
     pub checked_ms: Option<u64>,
     /// When the check under way began.
@@ -118,6 +120,7 @@ impl Entry {
             queued: false,
             reused: false,
             written: 0,
+            missed: 0,
             checked_ms: None,
             check_began_ms: 0,
             checking: 0,

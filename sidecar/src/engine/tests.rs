@@ -8,3 +8,4 @@ mod restart;
 mod rig;
 mod scribble;
 mod speed;
+mod writes;

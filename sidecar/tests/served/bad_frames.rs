@@ -174,21 +174,15 @@ fn another_sessions_lease_cannot_be_released_and_an_unknown_pin_is_ignored() {
     let (sidecar, mut owner) = served();
     let (tag, reply) = owner.probe("held", &hashes(1, 2));
     assert_eq!(reply.states, [CHUNK_READY; 2]);
-    let pin = |probe| Pin {
-        request: "held".into(),
-        probe,
-        from: 0,
-        to: 2,
-    };
-    owner.scheduler.send(Op::Pin, &pin(tag), &[]);
+    owner.pin("held", tag, 2);
     let leased = wait_for("the lease", || {
         let bytes = sidecar.status()["memory"]["leased_bytes"].as_u64()?;
         (bytes > 0).then_some(bytes)
     });
 
     let mut other = Vllm::attach(&sidecar.socket());
-    other.scheduler.send(Op::Pin, &pin(tag), &[]);
-    other.scheduler.send(Op::Pin, &pin(1 << 50), &[]);
+    other.pin("held", tag, 2);
+    other.pin("held", 1 << 50, 2);
     other.release("held");
     other.ready("sync", &hashes(9, 1));
     assert_eq!(

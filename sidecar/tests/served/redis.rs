@@ -170,14 +170,28 @@ fn servers_that_die_cost_what_they_held_and_are_used_again_when_they_are_back() 
     // Memory serves on, and what only Redis had is a miss.
     let mut vllm = Vllm::attach(&sidecar.socket());
     vllm.check("r", &hashes(1, 4));
-    assert_eq!(ready(&vllm.probe_below("miss", &hashes(2, 4))), 0);
+    assert_eq!(ready(&vllm.probe_below("miss", &hashes(2, 4)).1), 0);
     sidecar.wait_metric("tier_down{reason=\"Unreachable\",tier=\"redis\"}", 1.0);
     // That nothing is tried for a while is not why.
     let shut = "tier_operations_total{operation=\"usage\",result=\"BreakerOpen\",tier=\"redis\"}";
     sidecar.wait_metric(shut, 1.0);
     assert_eq!(sidecar.tier("redis")["reason"], "Unreachable");
+    vllm.store("meanwhile", &hashes(3, 4));
     servers[0].run();
     sidecar.wait_tier("redis", "ready");
+    // What it lost, and what it was not there for, goes to it as soon as somebody uses it.
+    assert_eq!(servers[0].keys(), 0);
+    for prompt in [1, 3] {
+        vllm.check("again", &hashes(prompt, 4));
+    }
+    sidecar.wait_metric(
+        "tier_write_chunks_total{result=\"stored\",tier=\"redis\"}",
+        12.0,
+    );
+    let fresh = start(&servers);
+    for prompt in [1, 3] {
+        Vllm::attach(&fresh.socket()).finds_below(&hashes(prompt, 4), 4, REDIS);
+    }
 }
 
 #[test]

@@ -125,7 +125,7 @@ fn disk_serves_on(wrong: Wrong, named: impl Fn(&Sidecar) -> bool) {
         scope.spawn(|| {
             let mut vllm = Vllm::attach(&sidecar.socket());
             while !ended.load(Relaxed) {
-                let reply = vllm.probe_below("far", &hashes(FAR, 4));
+                let (_, reply) = vllm.probe_below("far", &hashes(FAR, 4));
                 let states = &reply.states;
                 assert!(!states.contains(&CHUNK_READY), "{states:?}");
                 vllm.release("far");
@@ -147,7 +147,7 @@ fn disk_serves_on(wrong: Wrong, named: impl Fn(&Sidecar) -> bool) {
     bucket.goes(right);
     let mut vllm = Vllm::attach(&sidecar.socket());
     wait_for("the bucket to be used again", || {
-        let reply = vllm.probe_below("again", &hashes(FAR, 4));
+        let (_, reply) = vllm.probe_below("again", &hashes(FAR, 4));
         vllm.release("again");
         let ready = reply.states.iter().all(|s| *s == CHUNK_READY);
         ready.then_some(())
@@ -216,7 +216,7 @@ fn another_pools_object_under_our_name_is_a_miss_by_name() {
     let mut vllm = Vllm::attach(&sidecar.socket());
     let mut ready = 0;
     for prompt in [1, 2] {
-        let reply = vllm.probe_below("ask", &hashes(prompt, 1));
+        let (_, reply) = vllm.probe_below("ask", &hashes(prompt, 1));
         ready += reply.states.iter().filter(|s| **s == CHUNK_READY).count();
         vllm.release("ask");
     }
@@ -305,7 +305,7 @@ fn a_clear_that_may_not_remove_says_so_by_name_until_it_may() {
         "{}",
         sidecar.tier("s3")
     );
-    let reply = vllm.probe_below("again", &hashes(1, 3));
+    let (_, reply) = vllm.probe_below("again", &hashes(1, 3));
     assert!(reply.states.iter().all(|s| *s != CHUNK_READY), "{reply:?}");
     bucket.goes(right);
     sidecar.wait_tier("s3", "ready");

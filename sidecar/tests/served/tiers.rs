@@ -112,7 +112,7 @@ fn bytes_that_changed_on_disk_are_a_miss_and_are_asked_for_once() {
     sidecar.wait_tier("disk", "ready");
     let mut vllm = Vllm::attach(&sidecar.socket());
     for request in ["first", "second"] {
-        let reply = vllm.probe_below(request, &hash);
+        let (_, reply) = vllm.probe_below(request, &hash);
         assert!(
             reply.states.iter().all(|s| *s != CHUNK_READY),
             "{:?}",
@@ -153,7 +153,7 @@ fn a_clear_removes_what_memory_and_disk_hold() {
     assert_eq!(clear(&sidecar), 3);
     sidecar.wait_metric("tier_cleared_objects_total{tier=\"disk\"}", 3.0);
     sidecar.wait_tier("disk", "ready");
-    let reply = vllm.probe_below("again", &hashes(1, 3));
+    let (_, reply) = vllm.probe_below("again", &hashes(1, 3));
     assert!(
         reply.states.iter().all(|s| *s != CHUNK_READY),
         "{:?}",

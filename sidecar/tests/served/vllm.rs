@@ -269,18 +269,29 @@ impl Vllm {
         self.probe_with(&message)
     }
 
-    /// The final answer to the PROBE of a request that holds nothing itself: tiers below memory are asked.
-    pub fn probe_below(&mut self, request: &str, hashes: &[[u8; 32]]) -> ProbeReply {
+    /// The final answer to the PROBE of a request that holds nothing itself, with its tag: tiers below memory are asked.
+    pub fn probe_below(&mut self, request: &str, hashes: &[[u8; 32]]) -> (u64, ProbeReply) {
         let message = Probe {
             local_tokens: Some(0),
             ..self.probe_message(request, hashes)
         };
-        self.probe_with(&message).1
+        self.probe_with(&message)
+    }
+
+    /// Says that the first `chunks` chunks of a PROBE are loaded.
+    pub fn pin(&mut self, request: &str, probe: u64, chunks: usize) {
+        let message = Pin {
+            request: request.into(),
+            probe,
+            from: 0,
+            to: chunks as u32,
+        };
+        self.scheduler.send(Op::Pin, &message, &[]);
     }
 
     /// Of these chunks the first `count` and no others come, from the tier of this number, with the right bytes.
     pub fn finds_below(&mut self, hashes: &[[u8; 32]], count: usize, tier: u8) {
-        let reply = self.probe_below("warm", hashes);
+        let (_, reply) = self.probe_below("warm", hashes);
         let ready: Vec<_> = reply.states.iter().map(|s| *s == CHUNK_READY).collect();
         let wanted: Vec<_> = (0..hashes.len()).map(|at| at < count).collect();
         assert_eq!(ready, wanted, "{:?}", reply.states);
@@ -400,7 +411,8 @@ impl Vllm {
     /// Probes, reads all chunks and compares them with what was stored.
     pub fn check(&mut self, request: &str, hashes: &[[u8; 32]]) {
         self.wait_ready(request, hashes);
-        let (_, reply) = self.probe(request, hashes);
+        let (probe, reply) = self.probe(request, hashes);
+        self.pin(request, probe, hashes.len());
         let refs = unpack(&reply.refs).unwrap();
         for (slot, hash) in refs.iter().zip(hashes) {
             assert_eq!(self.read(slot), content(hash));

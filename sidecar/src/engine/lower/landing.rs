@@ -119,7 +119,7 @@ impl<T: Table> Engine<T> {
         // nearer tiers should have it, too; the others have it, or were not meant to
         for offer in self.lower.offers.iter_mut().rev() {
             if there == Some(offer.chunk) {
-                offer.from = Some(flight.tier);
+                offer.came_from(flight.tier);
             }
         }
         there.map(|_| ()).ok_or("Voided")

@@ -9,7 +9,7 @@ use super::super::{Engine, Time};
 use super::stats::count;
 use super::{Order, Target, Tier};
 use crate::engine::config::{Admission, WritePolicy};
-use crate::tiers::{Cause, Stored};
+use crate::tiers::{Cause, Status, Stored};
 use kvcachepool_protocol::object::Object;
 use std::collections::VecDeque;
 
@@ -17,8 +17,15 @@ use std::collections::VecDeque;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Offer {
     pub chunk: Handle,
-    /// The tier that it came from: those behind it have it, too, or need not.
-    pub from: Option<usize>,
+    /// A bit for each tier that may get it.
+    pub tiers: u8,
+}
+
+impl Offer {
+    /// It came from a tier: those behind that one have it, too, or need not.
+    pub fn came_from(&mut self, tier: usize) {
+        self.tiers = (1 << tier) - 1;
+    }
 }
 
 /// A chunk that waits to be written to a tier.
@@ -55,21 +62,26 @@ impl<T: Table> Engine<T> {
     /// A chunk can be read from now on.
     pub(crate) fn offer(&mut self, entry: u32) {
         if !self.lower.tiers.is_empty() {
-            let (chunk, from) = (self.handle(entry), None);
-            self.lower.offers.push(Offer { chunk, from });
+            let (chunk, tiers) = (self.handle(entry), u8::MAX);
+            self.lower.offers.push(Offer { chunk, tiers });
         }
     }
 
-    /// A request came back for a chunk.
+    /// A request came back for a chunk: tiers that take only such may get it now, and those that are up and did not take it.
     pub(crate) fn touched(&mut self, chunk: Handle) {
-        let reused = |t: &Tier| t.config.admission == Admission::Reused;
-        if !self.lower.tiers.iter().any(reused) {
-            return;
+        let tiers = self.lower.tiers.iter().enumerate();
+        let (mut up, mut reused) = (0, false);
+        for (at, tier) in tiers {
+            up |= u8::from(tier.up()) << at;
+            reused |= tier.config.admission == Admission::Reused;
         }
-        if let Some(e) = self.get_mut(chunk)
-            && !std::mem::replace(&mut e.reused, true)
-        {
-            self.lower.offers.push(Offer { chunk, from: None });
+        let Some(e) = self.get_mut(chunk) else {
+            return;
+        };
+        let first = !std::mem::replace(&mut e.reused, true) && reused;
+        let tiers = if first { u8::MAX } else { e.missed & up };
+        if tiers != 0 {
+            self.lower.offers.push(Offer { chunk, tiers });
         }
     }
 
@@ -79,13 +91,13 @@ impl<T: Table> Engine<T> {
             let Some(e) = self.get(offer.chunk).filter(|e| e.listed && e.complete()) else {
                 continue;
             };
-            let name = e.name;
+            let (name, missed) = (e.name, e.missed);
             if !self.lower.origins.contains_key(&name.layout) {
                 continue;
             }
             for at in 0..self.lower.tiers.len() {
-                if offer.from.is_none_or(|from| at < from) && !self.lower.known.has(&name, at) {
-                    self.queue_put(now, at, offer.chunk, false);
+                if offer.tiers >> at & 1 == 1 && !self.lower.known.has(&name, at) {
+                    self.queue_put(now, at, offer.chunk, missed >> at & 1 == 1);
                 }
             }
         }
@@ -114,6 +126,7 @@ impl<T: Table> Engine<T> {
             if *writing == 0 {
                 self.lower.writing.remove(&name);
             }
+            self.missed(chunk, at);
             return;
         }
         *writing |= 1 << at;
@@ -125,6 +138,9 @@ impl<T: Table> Engine<T> {
             since_ms: now.mono_ms,
             look_first,
         });
+        if let Some(e) = self.get_mut(chunk) {
+            e.missed &= !(1 << at);
+        }
         let most = config.put_queue_bytes_max;
         self.drop_waiting(at, "QueueFull", |tier| {
             let full = tier.writes.queue_bytes > most && tier.writes.queue.len() > 1;
@@ -154,6 +170,14 @@ impl<T: Table> Engine<T> {
             tier.writes.queue_bytes = tier.writes.queue_bytes.saturating_sub(oldest.bytes);
             count(&mut tier.stats.puts, why, 1);
             self.not_writing(&oldest.name, at);
+            self.missed(oldest.chunk, at);
+        }
+    }
+
+    /// A tier did not take a chunk that it should have: it is offered again when a request comes back for it.
+    fn missed(&mut self, chunk: Handle, at: usize) {
+        if let Some(e) = self.get_mut(chunk) {
+            e.missed |= 1 << at;
         }
     }
 
@@ -279,6 +303,9 @@ impl<T: Table> Engine<T> {
         match stored {
             Ok(Stored::New) if same => self.lower.known.usable(done.name, done.tier),
             Ok(Stored::Already) if same => self.lower.known.present(done.name, done.tier),
+            Err(cause) if cause.of_the_tier() || cause.status() == Status::Temporary => {
+                self.missed(done.chunk, done.tier);
+            }
             _ => {}
         }
         if let Some(tier) = self.lower.tiers.get_mut(done.tier) {
@@ -309,6 +336,7 @@ impl<T: Table> Engine<T> {
             self.drop_waiting(at, "TierDown", |_| true);
         }
         for e in &mut self.entries {
+            e.missed |= e.written & 1 << at;
             e.written &= !(1 << at);
         }
     }
