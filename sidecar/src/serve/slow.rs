@@ -38,6 +38,11 @@ impl Slow {
         None
     }
 
+    /// A tier that was down is up: what was before that says nothing of it.
+    pub fn up_again(&self, kind: Kind) {
+        self.0.lock().remove(&kind);
+    }
+
     /// That a tier is slow, for status; none = it is not.
     pub fn of(&self, kind: &str) -> Option<TierError> {
         let all = self.0.lock();
@@ -68,6 +73,12 @@ mod tests {
         assert_eq!(took(failed(Cause::Timeout), 1_000), late);
         assert_eq!(took(failed(Cause::Missing), 1_000), late);
         assert_eq!(slow.of("disk"), None);
+        slow.up_again(Kind::Redis);
+        assert_eq!(took(failed(Cause::Missing), 1_000), late);
+        slow.up_again(Kind::S3);
+        assert_eq!(took(failed(Cause::Timeout), 2_000), None);
+        assert_eq!(took(failed(Cause::Timeout), 2_000), None);
+        assert_eq!(took(failed(Cause::Timeout), 2_000), late);
         assert_eq!(took(Ok(()), 2_000), None);
         assert_eq!(took(failed(Cause::Timeout), 2_000), None);
     }

@@ -425,6 +425,7 @@ impl Shared {
             if known.as_ref() != Some(&now_down) {
                 if now_down.is_none() {
                     self.complaints.up_again(kind);
+                    self.slow.up_again(kind);
                 }
                 self.is_now(kind, now_down.as_ref());
                 known = Some(now_down);
