@@ -26,15 +26,46 @@ pub fn receive(fd: BorrowedFd<'_>, span: &Span, at: u64, bytes: u64) -> io::Resu
     moved(done)
 }
 
-/// Sends at most `bytes` bytes of a span, from `at` on. Does not block.
-pub fn send(fd: BorrowedFd<'_>, span: &Span, at: u64, bytes: u64) -> io::Result<usize> {
-    let (start, bytes) = range(span, at, bytes)?;
-    // SAFETY: as for `receive`; the kernel only reads.
+/// Bytes of a span, and what goes before and after them.
+pub struct Around<'a> {
+    /// Goes first.
+    pub before: &'a [u8],
+    /// The span.
+    pub span: &'a Span,
+    /// Where its bytes begin.
+    pub at: u64,
+    /// How many they are.
+    pub bytes: u64,
+    /// Goes last.
+    pub behind: &'a [u8],
+}
+
+/// Sends the first of these bytes, as many as one call takes. Does not block.
+pub fn send(fd: BorrowedFd<'_>, all: &Around<'_>) -> io::Result<usize> {
+    let (start, bytes) = range(all.span, all.at, all.bytes)?;
+    // What is left of the span goes before what is behind it.
+    let behind = match bytes as u64 == all.bytes {
+        true => all.behind,
+        false => &[],
+    };
+    let part = |start: *const u8, bytes| libc::iovec {
+        iov_base: start.cast_mut().cast(),
+        iov_len: bytes,
+    };
+    let mut parts = [
+        part(all.before.as_ptr(), all.before.len()),
+        part(start.as_ptr(), bytes),
+        part(behind.as_ptr(), behind.len()),
+    ];
+    // SAFETY: plain old data, for which zeros are right.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = parts.as_mut_ptr();
+    message.msg_iovlen = parts.len() as _;
+    // SAFETY: the parts live until this returns; for that of the span as in `receive`. The kernel only reads.
     let done = unsafe {
-        libc::send(
+        libc::sendmsg(
             fd.as_raw_fd(),
-            start.as_ptr().cast(),
-            bytes,
+            &message,
             libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL,
         )
     };
@@ -68,15 +99,63 @@ mod tests {
         let span = memory.filled(b"0123456789");
         assert_eq!(receive(far.as_fd(), &span, 2, 4).unwrap(), 4);
         assert_eq!(bytes_of(&span), b"01abcd6789");
-        assert_eq!(send(far.as_fd(), &span, 1, 6).unwrap(), 6);
-        let mut back = [0; 6];
+        let all = |span, at, bytes| Around {
+            before: b"<",
+            span,
+            at,
+            bytes,
+            behind: b">",
+        };
+        assert_eq!(send(far.as_fd(), &all(&span, 1, 6)).unwrap(), 8);
+        assert_eq!(send(far.as_fd(), &all(&span, 10, 0)).unwrap(), 2);
+        let mut back = [0; 10];
         near.read_exact(&mut back).unwrap();
-        assert_eq!(&back, b"1abcd6");
+        assert_eq!(&back, b"<1abcd6><>");
         let other = memory.span(10);
         for (at, bytes) in [(0, 11), (10, 1), (11, 0), (u64::MAX, 1), (5, u64::MAX)] {
             assert!(receive(far.as_fd(), &other, at, bytes).is_err());
-            assert!(send(far.as_fd(), &other, at, bytes).is_err());
+            assert!(send(far.as_fd(), &all(&other, at, bytes)).is_err());
         }
         assert!(untouched(&other));
+    }
+
+    #[test]
+    fn nothing_behind_a_span_goes_before_all_of_it() {
+        let memory = Memory::new(4 << 20);
+        let (mut near, far) = UnixStream::pair().unwrap();
+        far.set_nonblocking(true).unwrap();
+        let bytes: Vec<u8> = (0..2u32 << 20).map(|n| (n / 7) as u8).collect();
+        let span = memory.filled(&bytes);
+        let reader = std::thread::spawn(move || {
+            let mut all = Vec::new();
+            near.read_to_end(&mut all).unwrap();
+            all
+        });
+        let (mut sent, end) = (0, bytes.len() + 8);
+        while sent < end {
+            let (before, behind) = (
+                &b"<<<<"[sent.min(4)..],
+                &b">>>>"[sent.saturating_sub(end - 4)..],
+            );
+            let at = sent.saturating_sub(4).min(bytes.len()) as u64;
+            let all = Around {
+                before,
+                span: &span,
+                at,
+                bytes: bytes.len() as u64 - at,
+                behind,
+            };
+            match send(far.as_fd(), &all) {
+                Ok(n) => sent += n,
+                Err(e) => {
+                    assert_eq!(e.kind(), io::ErrorKind::WouldBlock);
+                    let wait = rustix::event::PollFlags::OUT;
+                    let mut fds = [rustix::event::PollFd::new(&far, wait)];
+                    rustix::event::poll(&mut fds, None).unwrap();
+                }
+            }
+        }
+        drop(far);
+        assert!(reader.join().unwrap() == [&b"<<<<"[..], &bytes, b">>>>"].concat());
     }
 }

@@ -7,6 +7,7 @@ pub use transaction::Words;
 use super::fault::{Fault, is_of_the_connection, is_of_the_server};
 use super::resp::{self, Head, Reply};
 use super::stream::Stream;
+use crate::tiers::raw::Around;
 use crate::tiers::{Cause, Span};
 use std::io;
 use tokio::time::{Duration, Instant, timeout};
@@ -16,9 +17,21 @@ const READ_BYTES: usize = 16 << 10;
 /// Most bytes of replies that lie here at once: of the longest array.
 const INPUT_BYTES_MAX: usize = 32 << 20;
 
+/// Segments of no more bytes are copied to what goes out behind another one.
+pub const COPIED_BYTES: u64 = 16 << 10;
+
+/// Bytes of a span that have not gone out yet.
+struct Segment {
+    span: Span,
+    at: u64,
+    bytes: u64,
+    /// Bytes of `output` before them.
+    before: usize,
+}
+
 /// What became of a segment.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Segment {
+pub enum Fetched {
     /// It lies in its span.
     Read,
     /// It is not there.
@@ -34,6 +47,8 @@ pub struct Connection {
     /// What of `input` was read.
     start: usize,
     output: Vec<u8>,
+    /// A segment that goes out in the middle of `output`.
+    segment: Option<Segment>,
     /// Replies that have not come yet.
     pending: u64,
     /// Each command is for a key that another node is about to hand over to this one.
@@ -61,6 +76,7 @@ impl Connection {
             input: Vec::new(),
             start: 0,
             output: Vec::new(),
+            segment: None,
             pending: 0,
             asking: false,
             patience,
@@ -125,15 +141,20 @@ impl Connection {
         resp::command(&mut self.output, words);
     }
 
-    /// Sends `SET key <bytes of the span> NX PX ms`: one that is there stays as it is.
+    /// Adds `SET key <bytes of the span> NX PX ms`: one that is there stays as it is. It is sent with the next thing that is awaited, or
+    /// before another segment.
     pub async fn set(
         &mut self,
         key: &str,
         span: &Span,
-        mut at: u64,
+        at: u64,
         bytes: u64,
         ms: u64,
     ) -> Result<(), Fault> {
+        let copied = self.segment.is_some() && bytes <= COPIED_BYTES;
+        if !copied {
+            self.flush().await?;
+        }
         self.begins();
         resp::begin(&mut self.output, 6);
         for word in ["SET", key] {
@@ -142,11 +163,20 @@ impl Connection {
             self.output.extend_from_slice(b"\r\n");
         }
         resp::length(&mut self.output, bytes);
-        self.flush().await?;
-        let end = at + bytes;
-        while at < end {
-            let sent = in_time(self.patience, self.stream.write_span(span, at, end - at)).await;
-            at += self.checked(sent)? as u64;
+        let before = self.output.len();
+        if copied {
+            self.output.resize(before + bytes as usize, 0);
+            let (_, to) = self.output.split_at_mut(before);
+            if !span.read(at, to) {
+                return Err(self.breaks("a place is shorter than its section".into()));
+            }
+        } else {
+            self.segment = Some(Segment {
+                span: span.clone(),
+                at,
+                bytes,
+                before,
+            });
         }
         let ms = ms.to_string();
         let behind = format!("\r\n$2\r\nNX\r\n$2\r\nPX\r\n${}\r\n{ms}\r\n", ms.len());
@@ -156,6 +186,9 @@ impl Connection {
 
     /// Sends what was added.
     pub async fn flush(&mut self) -> Result<(), Fault> {
+        if let Some(segment) = self.segment.take() {
+            return self.send_around(&segment).await;
+        }
         if self.output.is_empty() {
             return Ok(());
         }
@@ -165,6 +198,29 @@ impl Connection {
             Ok(()) => Ok(()),
             Err(e) => Err(self.breaks(e.to_string())),
         }
+    }
+
+    /// Sends what was added, with the segment in the middle of it.
+    async fn send_around(&mut self, segment: &Segment) -> Result<(), Fault> {
+        let output = std::mem::take(&mut self.output);
+        let (before, behind) = output.split_at(segment.before);
+        let (first, second) = (before.len() as u64, before.len() as u64 + segment.bytes);
+        let (mut sent, end) = (0, second + behind.len() as u64);
+        while sent < end {
+            let inside = sent.clamp(first, second) - first;
+            let left = Around {
+                before: &before[sent.min(first) as usize..],
+                span: &segment.span,
+                at: segment.at + inside,
+                bytes: segment.bytes - inside,
+                behind: &behind[sent.saturating_sub(second) as usize..],
+            };
+            let moved = in_time(self.patience, self.stream.write_around(&left)).await;
+            sent += self.checked(moved)? as u64;
+        }
+        self.output = output;
+        self.output.clear();
+        Ok(())
     }
 
     /// The next reply, whatever it says.
@@ -218,7 +274,7 @@ impl Connection {
         span: &Span,
         mut at: u64,
         bytes: u64,
-    ) -> Result<Segment, Fault> {
+    ) -> Result<Fetched, Fault> {
         self.flush().await?;
         if self.asking {
             self.next().await?;
@@ -236,10 +292,10 @@ impl Connection {
         match head {
             Head::Bulk(length) if length == bytes => {}
             // What follows is of no use, and may be long: the connection is not used again.
-            Head::Bulk(length) => return Ok(Segment::Length(length)),
+            Head::Bulk(length) => return Ok(Fetched::Length(length)),
             Head::Whole(Reply::Nil) => {
                 self.ended();
-                return Ok(Segment::Absent);
+                return Ok(Fetched::Absent);
             }
             Head::Whole(Reply::Error(text)) => {
                 self.ended();
@@ -272,7 +328,7 @@ impl Connection {
         }
         self.start += 2;
         self.ended();
-        Ok(Segment::Read)
+        Ok(Fetched::Read)
     }
 
     async fn next(&mut self) -> Result<Reply, Fault> {

@@ -1,6 +1,6 @@
 //! What is said over one connection to find, read and remove objects.
 
-use super::connection::{Connection, Segment, Words};
+use super::connection::{Connection, Fetched, Words};
 use super::fault::Fault;
 use super::record::{Piece, RECORD_BYTES, Record, pieces};
 use super::resp::Reply;
@@ -125,12 +125,12 @@ pub async fn get(c: &mut Connection, get: &Get, ttl_ms: u64) -> Result<Got, Faul
     let mut running = Running::default();
     for (number, (_, span, piece)) in wanted.iter().enumerate() {
         match c.segment(span, piece.at, piece.bytes).await? {
-            Segment::Read => {
+            Fetched::Read => {
                 ask(c, number + WINDOW);
                 running.came(span, piece.at, piece.bytes);
             }
-            Segment::Absent => return Ok(Got::Hole(record)),
-            Segment::Length(length) => {
+            Fetched::Absent => return Ok(Got::Hole(record)),
+            Fetched::Length(length) => {
                 let (segment, bytes) = (piece.segment, piece.bytes);
                 let why = format!("segment {segment} has {length} bytes instead of {bytes}");
                 return Err(Fault::Of(Cause::Corrupt, why));

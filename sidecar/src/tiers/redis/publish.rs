@@ -1,11 +1,9 @@
 //! What is said over one connection to write an object. Everything of it has an expiry until all of it is there; then a transaction takes
 //! that from head and segments at once. So whoever dies in the middle leaves nothing that stays, and no head outlives its segments.
 
-use super::connection::{Connection, Words};
+use super::connection::{COPIED_BYTES, Connection, Words};
 use super::fault::Fault;
-use super::objects::{
-    WINDOW, ask_record, exist, keys, own_record, remove_if, remove_segments, there,
-};
+use super::objects::{WINDOW, ask_record, keys, own_record, remove_if, remove_segments, there};
 use super::record::{Record, pieces};
 use super::resp::Reply;
 use crate::tiers::{Cause, Put, Running, Span, Stored};
@@ -57,10 +55,6 @@ pub async fn put(c: &mut Connection, put: &Put, ttl_ms: u64) -> Result<Stored, F
     }
     let head = object.encode();
     let head = head.map_err(|e| Fault::Of(Cause::Shape, e.to_string()))?;
-    let there = exist(c, &[name.redis()]).await?;
-    if there.into_iter().next().transpose()? == Some(true) {
-        return Ok(Stored::Already);
-    }
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     let record = Record::new(object, &head, now.map_or(0, |since| since.as_secs()));
     let draft = Draft {
@@ -80,11 +74,24 @@ pub async fn put(c: &mut Connection, put: &Put, ttl_ms: u64) -> Result<Stored, F
 }
 
 impl Draft<'_> {
-    /// Segments, head, and then their expiry taken away.
+    /// Segments and head, in one go, and then their expiry taken away.
     async fn write(&self, c: &mut Connection) -> Result<Stored, Fault> {
         let began = Instant::now();
-        self.stage(c).await?;
-        let (stored, mut there) = self.begin(c, left(began)?).await?;
+        // Where nothing is awaited before the head is sent, the head says as soon whether the rest was needed.
+        let ask = self.keys.len() > WINDOW;
+        if ask {
+            c.command(&[b"EXISTS", self.name.redis().as_bytes()]);
+        }
+        let Some(open) = self.send(c, ask).await? else {
+            return Ok(Stored::Already);
+        };
+        let (stored, mut there) = match left(began) {
+            Ok(left) => self.begin(c, open, left).await?,
+            Err(fault) => {
+                heard(c, open).await?;
+                return Err(fault);
+            }
+        };
         let (mut evicted, mut changed) = (0, 0);
         loop {
             match there {
@@ -125,14 +132,26 @@ impl Draft<'_> {
         }
     }
 
-    /// Writes the head, if there is none, to live for so long; and looks what is there then.
-    async fn begin(&self, c: &mut Connection, left: Duration) -> Result<(Stored, There), Fault> {
+    /// Writes the head behind the last segments, whose replies have not come, if there is none, to live for so long; and looks what is
+    /// there then.
+    async fn begin(
+        &self,
+        c: &mut Connection,
+        open: usize,
+        left: Duration,
+    ) -> Result<(Stored, There), Fault> {
         let (key, px) = (self.name.redis(), left.as_millis().to_string());
         let (key, px) = (key.as_bytes(), px.as_bytes());
         c.command(&[b"SET", key, &self.value, b"NX", b"PX", px]);
         self.look(c);
+        let failed = heard(c, open).await?;
         let set = c.reply().await?;
-        let there = self.seen(c).await?;
+        let there = self.seen(c).await;
+        if let Some(text) = failed {
+            c.unwatch().await?;
+            return Err(Fault::Refused(text));
+        }
+        let there = there?;
         match set {
             Reply::Simple(_) => Ok((Stored::New, there)),
             Reply::Nil => Ok((Stored::Already, there)),
@@ -141,44 +160,72 @@ impl Draft<'_> {
         }
     }
 
-    /// Writes the segments, and makes their digests on the way, while the processor has the bytes at hand.
+    /// Writes the segments again.
     async fn stage(&self, c: &mut Connection) -> Result<(), Fault> {
+        let open = self.send(c, false).await?.unwrap_or_default();
+        match heard(c, open).await? {
+            Some(text) => Err(Fault::Refused(text)),
+            None => Ok(()),
+        }
+    }
+
+    /// Sends the segments, and makes their digests on the way, while the processor has the bytes at hand. The digests are right if it
+    /// succeeds; returns how many replies have not come yet. Where it was `asked` whether there is a head, and there is one, only the first
+    /// go out; none then.
+    async fn send(&self, c: &mut Connection, mut asked: bool) -> Result<Option<usize>, Fault> {
         let (mut open, mut failed) = (0, None);
         let staged_ms = STAGED.as_millis() as u64;
         let spans: Vec<Span> = self.put.spans.iter().map(Span::watched).collect();
         let mut digest = Running::default();
         'all: for (section, span) in spans.iter().enumerate() {
             for piece in pieces(&self.put.object, section) {
+                if piece.bytes > COPIED_BYTES {
+                    // The one before goes out while the processor has its bytes at hand.
+                    c.flush().await?;
+                }
                 digest.came(span, piece.at, piece.bytes);
                 let key = self.name.redis_segment(&self.record.head, piece.segment);
                 c.set(&key, span, piece.at, piece.bytes, staged_ms).await?;
                 open += 1;
+                if open == WINDOW && std::mem::take(&mut asked) {
+                    match c.reply().await? {
+                        Reply::Integer(0) => {}
+                        Reply::Error(text) => {
+                            failed = Some(Fault::Refused(text));
+                            break 'all;
+                        }
+                        _ => {
+                            heard(c, open).await?;
+                            return Ok(None);
+                        }
+                    }
+                }
                 if open == WINDOW {
                     open -= 1;
                     if let Reply::Error(text) = c.reply().await? {
-                        failed = Some(text);
+                        failed = Some(Fault::Refused(text));
                         break 'all;
                     }
                 }
             }
         }
-        for _ in 0..open {
-            if let Reply::Error(text) = c.reply().await? {
-                failed.get_or_insert(text);
+        if failed.is_none() {
+            let wanted = self.put.object.sections.iter().map(|s| s.stored_digest);
+            let found = spans
+                .iter()
+                .map(|span| span.seen().or_else(|| span.digest()));
+            if !found.eq(wanted.map(Some)) {
+                let why = "the bytes in memory are not what the head says; nothing was written";
+                failed = Some(Fault::Of(Cause::Corrupt, why.into()));
             }
         }
-        if let Some(text) = failed {
-            return Err(Fault::Refused(text));
+        match failed {
+            None => Ok(Some(open)),
+            Some(fault) => {
+                heard(c, open).await?;
+                Err(fault)
+            }
         }
-        let wanted = self.put.object.sections.iter().map(|s| s.stored_digest);
-        let found = spans
-            .iter()
-            .map(|span| span.seen().or_else(|| span.digest()));
-        if !found.eq(wanted.map(Some)) {
-            let why = "the bytes in memory are not what the head says; nothing was written";
-            return Err(Fault::Of(Cause::Corrupt, why.into()));
-        }
-        Ok(())
     }
 
     /// Asks for head and segments, and from then on for any change of them.
@@ -238,6 +285,17 @@ impl Draft<'_> {
         }
         Ok(())
     }
+}
+
+/// Replies to segments; the first that is an error.
+async fn heard(c: &mut Connection, open: usize) -> Result<Option<String>, Fault> {
+    let mut failed = None;
+    for _ in 0..open {
+        if let Reply::Error(text) = c.reply().await? {
+            failed.get_or_insert(text);
+        }
+    }
+    Ok(failed)
 }
 
 /// How long a head may live whose first segment was written then.

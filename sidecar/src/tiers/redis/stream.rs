@@ -3,7 +3,8 @@
 use super::fault::Fault;
 use super::tls;
 use super::url::Address;
-use crate::tiers::{Span, raw};
+use crate::tiers::Span;
+use crate::tiers::raw::{self, Around};
 use rustix::fd::AsFd;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv, sockopt};
@@ -132,26 +133,34 @@ impl Stream {
         }
     }
 
-    /// Writes bytes of a span, from `at` on; returns how many.
-    pub async fn write_span(&mut self, span: &Span, at: u64, bytes: u64) -> io::Result<usize> {
-        match self {
+    /// Writes the first of these bytes; returns how many.
+    pub async fn write_around(&mut self, all: &Around<'_>) -> io::Result<usize> {
+        let stream = match self {
             Self::Tcp(stream) => {
-                let send = || raw::send(stream.as_fd(), span, at, bytes);
-                stream.async_io(Interest::WRITABLE, send).await
+                let send = || raw::send(stream.as_fd(), all);
+                return stream.async_io(Interest::WRITABLE, send).await;
             }
             Self::Unix(stream) => {
-                let send = || raw::send(stream.as_fd(), span, at, bytes);
-                stream.async_io(Interest::WRITABLE, send).await
+                let send = || raw::send(stream.as_fd(), all);
+                return stream.async_io(Interest::WRITABLE, send).await;
             }
-            Self::Tls(stream) => {
-                let mut piece = vec![0; bytes.min(PIECE_BYTES) as usize];
-                if !span.read(at, &mut piece) {
-                    return Err(Errno::FAULT.into());
-                }
-                stream.write_all(&piece).await?;
-                Ok(piece.len())
-            }
+            Self::Tls(stream) => stream,
+        };
+        if !all.before.is_empty() {
+            stream.write_all(all.before).await?;
+            return Ok(all.before.len());
         }
+        if all.bytes > 0 {
+            let mut piece = vec![0; all.bytes.min(PIECE_BYTES) as usize];
+            if !all.span.read(all.at, &mut piece) {
+                return Err(Errno::FAULT.into());
+            }
+            stream.write_all(&piece).await?;
+            return Ok(piece.len());
+        }
+        stream.write_all(all.behind).await?;
+        stream.flush().await?;
+        Ok(all.behind.len())
     }
 }
 

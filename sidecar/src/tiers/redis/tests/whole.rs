@@ -204,3 +204,28 @@ async fn bytes_that_are_not_what_the_head_says_leave_nothing() {
         spot.tier.remove(&[sample.name()]).await.unwrap();
     }
 }
+
+#[tokio::test]
+async fn of_an_object_that_is_there_already_no_more_goes_out_than_is_sent_before_the_first_answer()
+{
+    let server = Server::start(&[]);
+    let spot = Spot::new(open(&[server.unix()]));
+    let received = || -> u64 {
+        let stats = server.say(&["INFO", "stats"]);
+        let mut lines = stats.lines();
+        let line = lines.find_map(|line| line.strip_prefix("total_net_input_bytes:"));
+        line.unwrap().trim().parse().unwrap()
+    };
+    for segments in [1, 3, 12] {
+        let sample = Sample::new(segments, 0, &[segments * REDIS_SEGMENT_BYTES]);
+        spot.put(&sample).await;
+        let before = received();
+        assert_eq!(
+            spot.tier.put(sample.put(&spot.memory)).await,
+            Ok(Stored::Already)
+        );
+        let most = segments.min(4) * REDIS_SEGMENT_BYTES + 8_192;
+        assert!(received() - before < most, "{segments}");
+        spot.check(&sample).await;
+    }
+}
