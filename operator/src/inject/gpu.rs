@@ -4,7 +4,7 @@
 use super::quantity::Quantity;
 use super::{Lack, Settings, Shortfall, json};
 use k8s_openapi::api::core::v1::EnvVar;
-use kvcachepool_protocol::config::{ByteSize, CONTEXT_BYTES, Config};
+use kvcachepool_protocol::config::{ByteSize, CONTEXT_BYTES, Config, TransferMode};
 use serde_json::{Value, json};
 
 /// How the sidecar's container sees the GPUs of vLLM's.
@@ -33,7 +33,7 @@ impl GpuAccess {
 /// What comes of it in one pod.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Gpu {
-    /// Nothing was wanted.
+    /// Nothing was wanted that needs one.
     Unwanted,
     /// There is none to see.
     Lacking(Lack),
@@ -57,6 +57,7 @@ impl Gpu {
             .get(target)
             .unwrap_or(&Value::Null);
         match settings.gpu_access {
+            GpuAccess::None if wants_window(settings) => Self::without_access(spec, vllm),
             GpuAccess::None => Self::Unwanted,
             GpuAccess::VisibleDevices => {
                 let own = own_devices(vllm);
@@ -75,6 +76,18 @@ impl Gpu {
                 claims => Self::Claims(claims),
             },
         }
+    }
+
+    /// For a vLLM on a GPU a window is memory of that GPU; for one on CPUs it is the host's, for which the sidecar has to see none.
+    fn without_access(spec: &Value, vllm: &Value) -> Self {
+        let why = if own_devices(vllm).is_some() || requests_gpu(vllm) {
+            "asks for a GPU, which the pool does not let the sidecar see"
+        } else if !claims(spec, vllm).is_empty() {
+            "uses resource claims, which the pool does not let the sidecar share"
+        } else {
+            return Self::Unwanted;
+        };
+        Self::lacking(Shortfall::NoGpuAccess, vllm, why)
     }
 
     fn lacking(reason: Shortfall, vllm: &Value, why: &str) -> Self {
@@ -140,6 +153,11 @@ impl Gpu {
             }
         }
     }
+}
+
+/// A pool that wants a window, and says nothing of devices itself.
+fn wants_window(settings: &Settings) -> bool {
+    settings.config.transfer.mode == TransferMode::CudaWindow && !names(&settings.env, DEVICES)
 }
 
 fn names(variables: &[EnvVar], name: &str) -> bool {

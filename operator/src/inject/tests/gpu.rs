@@ -1,7 +1,7 @@
 //! How the sidecar sees the GPUs of vLLM's container, and pods that have none to see.
 
 use super::*;
-use kvcachepool_protocol::config::{ByteSize, CONTEXT_BYTES, Config};
+use kvcachepool_protocol::config::{ByteSize, CONTEXT_BYTES, Config, TransferMode};
 
 pub const GOLDEN: [&str; 2] = ["gpu-visible-devices", "gpu-resource-claim"];
 
@@ -136,6 +136,56 @@ fn a_pod_without_a_gpu_is_injected_all_the_same_and_says_what_it_lacks() {
         message.starts_with("container vllm asks for no"),
         "{message}"
     );
+}
+
+#[test]
+fn a_window_on_a_gpu_that_the_sidecar_must_not_see_is_lacking() {
+    let mut settings = with_access(GpuAccess::None);
+    let named = |text: &str| {
+        let mut pod = asking(json!({}));
+        pod["spec"]["containers"][0]["env"] = json!([{"name": DEVICES, "value": text}]);
+        pod
+    };
+    let on_gpus = [pod("guaranteed"), named("all"), pod("resource-claims")];
+    let on_cpus = [asking(json!({"requests": {"cpu": "1"}})), named("none")];
+    for mode in [TransferMode::Auto, TransferMode::Engine] {
+        settings.config.transfer.mode = mode;
+        for pod in &on_gpus {
+            assert_eq!(reason(pod, &settings), "", "nothing of it needs a GPU");
+        }
+    }
+    settings.config.transfer.mode = TransferMode::CudaWindow;
+    for pod in &on_gpus {
+        assert_eq!(lacks(pod, &settings), "NoGpuAccess");
+    }
+    let message = Report::of(&injected(&on_gpus[0], &settings))
+        .unwrap()
+        .message;
+    assert_eq!(
+        message,
+        "container vllm asks for a GPU, which the pool does not let the sidecar see, so the sidecar has no GPU"
+    );
+    for pod in &on_cpus {
+        assert_eq!(reason(pod, &settings), "", "its window is host memory");
+    }
+    // Who names devices for the sidecar has seen to it himself.
+    settings.env = serde_json::from_value(json!([{"name": DEVICES, "value": "0"}])).unwrap();
+    assert_eq!(reason(&on_gpus[0], &settings), "");
+    for access in [GpuAccess::VisibleDevices, GpuAccess::ResourceClaim] {
+        let mut settings = with_access(access);
+        settings.config.transfer.mode = TransferMode::CudaWindow;
+        let pod = &on_gpus[if access == GpuAccess::ResourceClaim {
+            2
+        } else {
+            0
+        }];
+        assert_eq!(lacks(pod, &settings), "");
+    }
+}
+
+/// What the pod's annotation says it lacks.
+fn reason(before: &Value, settings: &Settings) -> String {
+    Report::of(&injected(before, settings)).unwrap().reason
 }
 
 #[test]
