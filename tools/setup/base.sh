@@ -5,7 +5,8 @@ rust_version() { sed -n 's/^channel = "\(.*\)"/\1/p' "$TOOLS/../rust-toolchain.t
 # Packages are asked for by what they bring, so that a tool from elsewhere counts too.
 setup_packages() {
     local missing=() python
-    command -v cc >/dev/null || missing+=(build-essential)
+    # Tests run the GPU's kernels on the host: CUDA sources are C++ to g++.
+    command -v cc >/dev/null && command -v g++ >/dev/null || missing+=(build-essential)
     command -v make >/dev/null || missing+=(make)
     command -v git >/dev/null || missing+=(git)
     command -v curl >/dev/null || missing+=(curl ca-certificates)
