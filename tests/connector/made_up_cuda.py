@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import shutil
 import subprocess
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,6 +40,44 @@ def build(folder: Path) -> Path:
 def built(folder: Path) -> ctypes.CDLL:
     """The driver. It is one for all tests of the process, as its memory is."""
     return ctypes.CDLL(str(build(folder)))
+
+
+# Ends with its standard input, which is whoever started it.
+_EXPORTER = """
+import ctypes, sys
+driver, address, handle = ctypes.CDLL(sys.argv[1]), ctypes.c_uint64(0), ctypes.create_string_buffer(64)
+assert driver.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(int(sys.argv[2]))) == 0
+assert driver.cuIpcGetMemHandle(handle, address) == 0
+ctypes.memmove(address.value, b"pattern!", 8)
+print(handle.raw.hex(), flush=True)
+sys.stdin.read()
+"""
+
+
+class Exporter:
+    """Another process that has memory of the driver, which begins with `pattern!`."""
+
+    def __init__(self, driver: ctypes.CDLL, nbytes: int) -> None:
+        command = [sys.executable, "-S", "-c", _EXPORTER, driver._name, str(nbytes)]
+        environment = os.environ | {"FAKE_CURRENT": "1"}
+        self._process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert self._process.stdout is not None
+        self.handle = bytes.fromhex(self._process.stdout.readline().decode())
+
+    def kill(self) -> None:
+        """It is gone when this returns."""
+        self._process.kill()
+        self._process.communicate()
+
+
+@contextlib.contextmanager
+def exported(driver: ctypes.CDLL, nbytes: int) -> Iterator[Exporter]:
+    """One that is killed at the end."""
+    exporter = Exporter(driver, nbytes)
+    try:
+        yield exporter
+    finally:
+        exporter.kill()
 
 
 def capture_mode(driver: ctypes.CDLL) -> int:

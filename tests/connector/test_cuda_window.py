@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import os
+import socket
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import made_up_cuda
 import numpy as np
@@ -14,11 +18,14 @@ from made_up_cuda import capture_mode, elsewhere
 from stub_sidecar import memfd
 from test_copy import group, layer_outermost
 
+from kvcachepool import copy_window
 from kvcachepool.copy_window import _memory
+from kvcachepool.flag_page import PATTERN_BYTES
 from kvcachepool.layout import Layout
 from kvcachepool.messages import WindowReply
 from kvcachepool.pieces import Piece
 from kvcachepool.shared import SharedMemoryError
+from kvcachepool.window import WindowKeeper
 
 WINDOW_BYTES = 4 << 20
 BLOCKS = 12
@@ -36,6 +43,13 @@ def layout(driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> Layout:
     planes = layer_outermost(4096)
     storage = torch.from_numpy(np.random.default_rng(2).integers(0, 256, 3 * 4096 * BLOCKS, dtype=np.uint8))
     return Layout((storage,), BLOCKS, (group(planes),), "cuda", {})
+
+
+@pytest.fixture(scope="module")
+def handle(driver: ctypes.CDLL) -> Iterator[bytes]:
+    """That of memory of another process."""
+    with made_up_cuda.exported(driver, WINDOW_BYTES) as exporter:
+        yield exporter.handle
 
 
 def test_memory_that_came_by_descriptor_is_that_of_the_sidecar(layout: Layout) -> None:
@@ -63,13 +77,19 @@ def test_memory_that_came_by_descriptor_is_that_of_the_sidecar(layout: Layout) -
     os.close(fd)
 
 
-def test_memory_that_came_by_handle_is_opened_and_one_that_cannot_be_is_an_error(layout: Layout) -> None:
-    reply = WindowReply(kind="ipc_handle", bytes=WINDOW_BYTES, handle=bytes([7] * 64))
-    memory = _memory(layout, reply, None)
-    assert memory.read(4) == b"\0" * 4
-    os.environ["FAKE_STAYS"] = "1"
+def test_memory_that_came_by_handle_is_that_of_the_sidecar_and_what_cannot_be_opened_is_an_error(
+    layout: Layout, handle: bytes, driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reply = WindowReply(kind="ipc_handle", bytes=WINDOW_BYTES, handle=handle)
+    memory, other = _memory(layout, reply, None), _memory(layout, reply, None)
+    assert memory.read(8) == b"pattern!"
+    memory.write(b"seen")
+    assert other.read(8) == b"seenern!"
+    memory.write(b"patt")
+    assert other.close()
+    monkeypatch.setenv("FAKE_STAYS", "1")
     assert not memory.close(), "the driver keeps it mapped"
-    del os.environ["FAKE_STAYS"]
+    monkeypatch.delenv("FAKE_STAYS")
     with pytest.raises(SharedMemoryError, match="cuIpcOpenMemHandle_v2 failed with 1"):
         _memory(layout, WindowReply(kind="ipc_handle", bytes=WINDOW_BYTES, handle=bytes(64)), None)
     with pytest.raises(SharedMemoryError, match="without its descriptor"):
@@ -78,25 +98,56 @@ def test_memory_that_came_by_handle_is_opened_and_one_that_cannot_be_is_an_error
         _memory(layout, WindowReply(kind="host", bytes=WINDOW_BYTES), 0)
 
 
+def test_a_handle_whose_sidecar_is_dead_is_named_and_the_worker_copies_itself(
+    layout: Layout, driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(copy_window, "FlagPage", lambda *arguments: SimpleNamespace(close=lambda: None))
+    stage, page = 2 << 20, memfd("page", 1 << 16)
+    client: Any = SimpleNamespace(hello=SimpleNamespace(boot=1), ask=lambda *arguments: 1)
+    streams = driver.fake_streams()
+    with made_up_cuda.exported(driver, WINDOW_BYTES) as exporter:
+        body = WindowReply(kind="ipc_handle", bytes=WINDOW_BYTES, handle=exporter.handle, stages=2, stage_bytes=stage)
+        body.fds, body.pattern = ["page", "bell"], b"pattern!" + bytes(PATTERN_BYTES - 8)
+        for alive in (True, False):
+            counted: list[str] = []
+            keeper = WindowKeeper(layout, "", counted.append)
+            ours, bell = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            fds = [os.dup(page), bell.detach()]
+            keeper._made(client, SimpleNamespace(error=None, fds=fds, read=lambda kind: body))  # type: ignore[arg-type]
+            assert (keeper._asked is not None) == alive
+            if alive:
+                assert counted == []
+                keeper.retire()
+                keeper.reap()
+                exporter.kill()
+            assert ours.recv(1) == b"\x02", "it is not mapped"
+            ours.close()
+    assert (keeper.reason, counted, keeper.live) == ("NotMapped", ["windowUnavailable/NotMapped"], None)
+    said = "no window, this worker copies itself: NotMapped: cuIpcOpenMemHandle_v2 failed with 205"
+    assert [record.message for record in caplog.records] == [said]
+    assert driver.fake_streams() == streams
+    os.close(page)
+
+
 @pytest.mark.parametrize(("kind", "unmaps"), [("posix_fd", "cuMemUnmap"), ("ipc_handle", "cuIpcCloseMemHandle")])
 def test_memory_of_another_device_is_refused_and_unmapped(
-    layout: Layout, driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, kind: str, unmaps: str
+    layout: Layout, handle: bytes, driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, kind: str, unmaps: str
 ) -> None:
     calls = made_up_cuda.install(driver, monkeypatch)
     monkeypatch.setenv("FAKE_FOREIGN", "2")
     fd = memfd("device", WINDOW_BYTES)
     with pytest.raises(SharedMemoryError, match=r"^the window is memory of device 2, the KV blocks are on device 0$"):
-        _memory(layout, WindowReply(kind=kind, bytes=WINDOW_BYTES, handle=bytes([7] * 64)), fd)
+        _memory(layout, WindowReply(kind=kind, bytes=WINDOW_BYTES, handle=handle), fd)
     os.close(fd)
     assert calls.count(unmaps) == 1
 
 
 def test_a_window_copies_on_a_stream_of_its_own_and_gives_it_back_also_where_it_is_not_mapped(
-    layout: Layout, driver: ctypes.CDLL
+    layout: Layout, handle: bytes, driver: ctypes.CDLL
 ) -> None:
     assert not hasattr(torch.cuda, "Stream"), "torch's streams are everybody's"
     before = driver.fake_streams()
-    memory = _memory(layout, WindowReply(kind="ipc_handle", bytes=WINDOW_BYTES, handle=bytes([7] * 64)), None)
+    memory = _memory(layout, WindowReply(kind="ipc_handle", bytes=WINDOW_BYTES, handle=handle), None)
     assert driver.fake_streams() == before + 1
     assert memory.close()
     assert memory.close()
@@ -107,9 +158,9 @@ def test_a_window_copies_on_a_stream_of_its_own_and_gives_it_back_also_where_it_
 
 
 def test_memory_is_unmapped_in_the_devices_context_whatever_thread_does_it(
-    layout: Layout, driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
+    layout: Layout, handle: bytes, driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    memory = _memory(layout, WindowReply(kind="ipc_handle", bytes=WINDOW_BYTES, handle=bytes([7] * 64)), None)
+    memory = _memory(layout, WindowReply(kind="ipc_handle", bytes=WINDOW_BYTES, handle=handle), None)
     current: list[object] = []
     monkeypatch.setattr(torch.cuda, "set_device", current.append)
     assert memory.close()
@@ -118,18 +169,18 @@ def test_memory_is_unmapped_in_the_devices_context_whatever_thread_does_it(
     def lost(device: object) -> None:
         raise RuntimeError("CUDA error: unspecified launch failure")
 
-    memory = _memory(layout, WindowReply(kind="ipc_handle", bytes=WINDOW_BYTES, handle=bytes([7] * 64)), None)
+    memory = _memory(layout, WindowReply(kind="ipc_handle", bytes=WINDOW_BYTES, handle=handle), None)
     monkeypatch.setattr(torch.cuda, "set_device", lost)
     assert not memory.close(), "it may still be mapped"
 
 
 def test_on_threads_without_a_context_that_of_the_device_becomes_current(
-    layout: Layout, driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    layout: Layout, handle: bytes, driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.delenv("FAKE_CURRENT")
     log = tmp_path / "contexts"
     monkeypatch.setenv("FAKE_CONTEXTS", str(log))
-    reply = WindowReply(kind="ipc_handle", bytes=WINDOW_BYTES, handle=bytes([7] * 64))
+    reply = WindowReply(kind="ipc_handle", bytes=WINDOW_BYTES, handle=handle)
     memory = elsewhere(lambda: _memory(layout, reply, None))
     assert log.read_text() == "+-", "once, and the count of those who use it is as before"
 
@@ -148,12 +199,12 @@ def test_on_threads_without_a_context_that_of_the_device_becomes_current(
 
 @pytest.mark.parametrize("kind", ["posix_fd", "ipc_handle"])
 def test_nothing_that_is_done_with_a_window_ends_a_capture_of_vllms_thread(
-    layout: Layout, driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, kind: str
+    layout: Layout, handle: bytes, driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     monkeypatch.setenv("FAKE_CAPTURE", "1")
     before = driver.fake_captures_ended()
     fd = memfd("device", WINDOW_BYTES)
-    memory = _memory(layout, WindowReply(kind=kind, bytes=WINDOW_BYTES, handle=bytes([7] * 64)), fd)
+    memory = _memory(layout, WindowReply(kind=kind, bytes=WINDOW_BYTES, handle=handle), fd)
     memory.write(b"seen")
     assert memory.read(4) == b"seen"
     memory.begin_thread()

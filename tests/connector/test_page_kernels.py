@@ -352,12 +352,13 @@ def test_a_window_that_could_not_be_made_and_not_be_unmapped_is_said_to_be_mappe
         raise RuntimeError("of some kind")
 
     monkeypatch.setattr(cuda_window, "PageKernels", broken)
-    reply = WindowReply(kind="ipc_handle", bytes=WINDOW_BYTES, handle=bytes([7] * 64))
-    with pytest.raises(RuntimeError, match="of some kind"):
-        _memory(layout_of(SMALL), reply, None)
-    monkeypatch.setenv("FAKE_STAYS", "1")
-    with pytest.raises(StillMappedError, match="of some kind"):
-        _memory(layout_of(SMALL), reply, None)
+    with made_up_cuda.exported(driver, WINDOW_BYTES) as exporter:
+        reply = WindowReply(kind="ipc_handle", bytes=WINDOW_BYTES, handle=exporter.handle)
+        with pytest.raises(RuntimeError, match="of some kind"):
+            _memory(layout_of(SMALL), reply, None)
+        monkeypatch.setenv("FAKE_STAYS", "1")
+        with pytest.raises(StillMappedError, match="of some kind"):
+            _memory(layout_of(SMALL), reply, None)
 
 
 @pytest.mark.parametrize("seed", range(60))

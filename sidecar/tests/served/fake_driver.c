@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 enum { DEVICES = 3, COMPUTE_MODE = 20, MAJOR = 75, MINOR = 76 };
@@ -268,34 +269,63 @@ int cuMemSetAccess(uint64_t address, size_t bytes, const struct access *access, 
 }
 int cuMemUnmap(uint64_t address, size_t bytes) { BESIDE_CAPTURES; return mprotect((void *)address, bytes, PROT_NONE) != 0; }
 int cuMemAddressFree(uint64_t address, size_t bytes) { BESIDE_CAPTURES; return munmap((void *)address, bytes) != 0; }
+// Memory of an allocation: a page that says what it is, and behind it a memfd, which a handle names to other processes.
+enum { PAGE = 4096 };
+struct memfd { uint64_t bytes; int fd; };
+static struct memfd *of(uint64_t address) { return (struct memfd *)(address - PAGE); }
+static uint64_t mapped(int fd, uint64_t bytes) {
+  char *start = mmap(NULL, PAGE + bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (start == MAP_FAILED) return 0;
+  if (mmap(start + PAGE, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED) return munmap(start, PAGE + bytes), 0;
+  *(struct memfd *)start = (struct memfd){bytes, fd};
+  return (uint64_t)(start + PAGE);
+}
+static int unmapped(uint64_t address) { return munmap(of(address), PAGE + of(address)->bytes) != 0; }
 static int allocations;
 int fake_allocations(void) { return allocations; }
 int cuMemAlloc_v2(uint64_t *address, size_t bytes) {
   BESIDE_CAPTURES;
   if (!current || getenv("FAKE_FULL")) return 2;
-  return allocations++, *address = (uint64_t)calloc(1, bytes), *address ? 0 : 2;
+  int fd = memfd_create("fake-device-memory", MFD_CLOEXEC);
+  *address = fd >= 0 && ftruncate(fd, bytes + !bytes) == 0 ? mapped(fd, bytes + !bytes) : 0;
+  return *address ? (allocations++, 0) : (close(fd), 2);
 }
 int cuMemFree_v2(uint64_t address) {
   BESIDE_CAPTURES;
   const char *log = getenv("FAKE_FREED");
   if (log) close(open(log, O_CREAT | O_WRONLY, 0600));
   settle(1);
-  return allocations--, free((void *)address), 0;
+  return allocations--, close(of(address)->fd) + unmapped(address);
 }
-int cuIpcGetMemHandle(unsigned char *handle, uint64_t address) { return memset(handle, 7, 64), address ? 0 : 1; }
+// A handle says whose memory it is, where that process has it, and by its inode that it is this one still.
+struct handle { int pid, fd; uint64_t bytes, inode; unsigned char rest[39], mark; };
+enum { MARK = 7 };
+int cuIpcGetMemHandle(struct handle *handle, uint64_t address) {
+  struct stat file;
+  if (!address || fstat(of(address)->fd, &file)) return 1;
+  return *handle = (struct handle){getpid(), of(address)->fd, of(address)->bytes, file.st_ino, {0}, MARK}, 0;
+}
 
-// What a process does that is given memory: the descriptor comes as a pointer; a handle is that of no memory here.
+// What a process does that is given memory: the descriptor comes as a pointer.
 int cuMemImportFromShareableHandle(uint64_t *allocation, void *fd, int kind) {
   BESIDE_CAPTURES;
   int own = dup((int)(intptr_t)fd);
   return *allocation = own, kind == 1 && own >= 0 ? 0 : 1;
 }
-struct handle { unsigned char bytes[64]; };
+// Memory of this process is refused as on a GPU, and so is that of a process that is dead or has freed it.
 int cuIpcOpenMemHandle_v2(uint64_t *address, struct handle handle, unsigned flags) {
   BESIDE_CAPTURES;
-  return *address = (uint64_t)calloc(1, 4 << 20), handle.bytes[63] == 7 && flags == 1 ? 0 : 1;
+  char path[64];
+  struct stat file;
+  if (handle.mark != MARK || flags != 1) return 1;
+  if (handle.pid == getpid()) return 201;
+  snprintf(path, sizeof path, "/proc/%d/fd/%d", handle.pid, handle.fd);
+  int fd = open(path, O_RDWR | O_CLOEXEC);
+  if (fd < 0) return 205;
+  *address = fstat(fd, &file) == 0 && file.st_ino == handle.inode ? mapped(fd, handle.bytes) : 0;
+  return close(fd), *address ? 0 : 205;
 }
-int cuIpcCloseMemHandle(uint64_t address) { BESIDE_CAPTURES; return getenv("FAKE_STAYS") ? 999 : (free((void *)address), 0); }
+int cuIpcCloseMemHandle(uint64_t address) { BESIDE_CAPTURES; return getenv("FAKE_STAYS") ? 999 : unmapped(address); }
 
 // FAKE_FOREIGN: the ordinal of the device on which memory lies, as a pointer's attribute 9 says; else that of the first.
 int cuPointerGetAttribute(void *data, int attribute, uint64_t address) {

@@ -640,8 +640,8 @@ fn memory_that_no_descriptor_can_pass_is_named_by_an_ipc_handle() {
     let reply: WindowReply = answer.read();
     assert_eq!(reply.kind, WindowKind::IpcHandle);
     assert_eq!(
-        (reply.handle, reply.fds),
-        (vec![7; 64], vec!["page".into(), "bell".into()])
+        (reply.handle.len(), &reply.fds[..]),
+        (64, &["page".to_string(), "bell".into()][..])
     );
 }
 
