@@ -151,6 +151,42 @@ def test_a_job_is_one_batch_of_the_driver(
     assert counted == []
 
 
+def test_a_job_of_two_kv_groups_is_one_batch_to_locked_pages_and_one_through_the_ring(
+    segmented: Mapping, driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made_up_cuda.install(driver, monkeypatch)
+    # The first segment is locked, and no other in time.
+    monkeypatch.setattr(copy_cuda, "_PIN_PAUSE_S", 600.0)
+    storage = torch.from_numpy(np.random.default_rng(6).integers(0, 256, 3 * 4096 * BLOCKS, dtype=np.uint8))
+    groups = (group(layer_outermost(4096)), group(layer_outermost(4096, layers=2)))
+    copier = CudaCopier(Layout((storage,), BLOCKS, groups, "cuda", {}), ignored)
+    copier.attach(segmented)
+    copier.begin_thread()
+    pins, last = copier._pins, 2 * segmented.segment_bytes
+    assert pins is not None
+    in_first = [Piece(0, [5], [0]), Piece(1, [7], [65536])]
+    in_both = [Piece(0, [5, 1], [0, last]), Piece(1, [7, 3], [65536, last + 65536])]
+    driver.fake_batches()
+    for pieces, batches in [(in_first, 1), (in_first, 1), (in_both, 2)]:
+        arena(segmented)[:] = 0
+        copier.copy("store", pieces, None)
+        assert driver.fake_batches() == batches
+        for one in pieces:
+            for block, offset in zip(one.blocks, one.offsets, strict=True):
+                wanted = content(storage, block)[: groups[one.group].block_bytes]
+                assert arena(segmented)[offset:][: len(wanted)].tobytes() == wanted
+        into = [Piece(one.group, [block + 1 for block in one.blocks], one.offsets) for one in pieces]
+        copier.copy("load", into, None)
+        assert driver.fake_batches() == batches
+        for one, target in zip(pieces, into, strict=True):
+            for block, number in zip(one.blocks, target.blocks, strict=True):
+                size = groups[one.group].block_bytes
+                assert content(storage, number)[:size] == content(storage, block)[:size]
+        if pieces is in_first:
+            wait_for(lambda: pins._done[0], 20, "the page lock")
+    copier.detach()
+
+
 def test_a_copy_of_a_batch_that_fails_is_told_with_its_place(
     mapping: Mapping, driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -45,6 +45,26 @@ def layout(driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> Layout:
     return Layout((storage,), BLOCKS, (group(planes),), "cuda", {})
 
 
+def test_pieces_of_two_kv_groups_are_one_batch(layout: Layout, driver: ctypes.CDLL) -> None:
+    fd = memfd("device", WINDOW_BYTES)
+    two = layout._replace(groups=(group(layer_outermost(32768, layers=1)), group(layer_outermost(49152, layers=1))))
+    memory = _memory(two, WindowReply(kind="posix_fd", bytes=WINDOW_BYTES), fd)
+    raw = layout.storages[0].numpy()
+    wanted = [raw[2 * 32768 :][:32768].tobytes(), raw[49152:][:49152].tobytes()]
+    driver.fake_batches()
+    memory.copy("store", [Piece(0, [2], [0]), Piece(1, [1], [1 << 20])], None)
+    assert [os.pread(fd, len(one), at) for one, at in zip(wanted, (0, 1 << 20), strict=True)] == wanted
+    assert driver.fake_batches() == 1
+    layout.storages[0].zero_()
+    memory.copy("load", [Piece(0, [0], [0]), Piece(1, [1], [1 << 20])], None)
+    assert [raw[:32768].tobytes(), raw[49152:][:49152].tobytes()] == wanted
+    assert driver.fake_batches() == 1
+    memory.copy("load", [Piece(0, [], [])], None)
+    assert driver.fake_batches() == 0
+    assert memory.close()
+    os.close(fd)
+
+
 @pytest.fixture(scope="module")
 def handle(driver: ctypes.CDLL) -> Iterator[bytes]:
     """That of memory of another process."""

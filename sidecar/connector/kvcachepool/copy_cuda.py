@@ -56,6 +56,13 @@ class Batch(NamedTuple):
         arena = starts + within[None, :]
         return Batch(device.ravel(), arena.ravel(), np.broadcast_to(sizes, device.shape).ravel()).coalesced()
 
+    @staticmethod
+    def of_job(layout: Layout, bases: Sequence[int], pieces: Sequence[Piece]) -> Batch:
+        """All runs of a job, whatever KV groups they are of; in the pieces' order."""
+        batches = [Batch.of(layout.groups[piece.group], bases, piece.blocks, piece.offsets) for piece in pieces]
+        columns = zip(*batches, strict=True)
+        return Batch(*(np.concatenate(column) for column in columns)) if batches else _batch([])
+
     def coalesced(self) -> Batch:
         """Neighbours on both sides become one run: fewer descriptors, longer transfers."""
         if len(self.sizes) < 2:
@@ -255,12 +262,10 @@ class CudaCopier:
         with torch.cuda.stream(self._stream):
             if event is not None:
                 self._stream.wait_event(event)
-            for piece in pieces:
-                group = self._layout.groups[piece.group]
-                batch = Batch.of(group, self._bases, piece.blocks, piece.offsets).cut(mapping.segment_bytes)
-                locked = pins.locked(batch)
-                self._direct(kind, batch.within(locked), mapping)
-                self._through_ring(kind, batch.within(~locked), mapping)
+            batch = Batch.of_job(self._layout, self._bases, pieces).cut(mapping.segment_bytes)
+            locked = pins.locked(batch)
+            self._direct(kind, batch.within(locked), mapping)
+            self._through_ring(kind, batch.within(~locked), mapping)
             self._stream.synchronize()
         pins.want(pieces)
 

@@ -162,10 +162,8 @@ class CudaMemory:
                 if event is not None:
                     self._stream.wait_event(event)
                 moved = self._launched(kind, small)
-                for piece in pieces:
-                    if piece.group in moved:
-                        continue
-                    batch = Batch.of(self._layout.groups[piece.group], self._bases, piece.blocks, piece.offsets)
+                batch = Batch.of_job(self._layout, self._bases, [one for one in pieces if one.group not in moved])
+                if len(batch.sizes):
                     window = batch.arena + np.uint64(self._address.value)
                     to, source = (batch.device, window) if kind == "load" else (window, batch.device)
                     self._submit(to, source, batch.sizes, False, self._stream.cuda_stream)
