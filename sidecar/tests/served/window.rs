@@ -639,10 +639,8 @@ fn memory_that_no_descriptor_can_pass_is_named_by_an_ipc_handle() {
     let answer = vllm.worker.ask(Op::Window, &on(FIRST));
     let reply: WindowReply = answer.read();
     assert_eq!(reply.kind, WindowKind::IpcHandle);
-    assert_eq!(
-        (reply.handle.len(), &reply.fds[..]),
-        (64, &["page".to_string(), "bell".into()][..])
-    );
+    assert_eq!(reply.handle.len(), 64);
+    assert_eq!(reply.fds, ["page", "bell"]);
 }
 
 /// A worker that was passed device memory by handle.

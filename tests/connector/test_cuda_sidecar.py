@@ -1,0 +1,217 @@
+"""A rank with KV blocks on a made-up device and a window of the real sidecar over the same driver; either is killed."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import made_up_cuda
+import pytest
+
+pytest.importorskip("msgspec")
+
+from gpu import place
+from gpu.rank import Rank
+from kvcachepool import messages
+from kvcachepool.copy_window import WindowLostError
+from kvcachepool.wire import Op
+from servers import paths
+from servers.sidecar import Sidecar
+from servers.waiting import wait_for
+
+FIRST = "11111111-1111-1111-1111-111111111100"
+HASHES = [hashlib.sha256(bytes([i])).digest() for i in range(3)]
+BLOCKS, OTHERS = [(7, 2), (23, 1), (5, 6)], [(4, 3), (9, 10), (22, 11)]
+#: What the sidecar is told, and how its window is named.
+EXPORTS = [({}, "descriptor"), ({"FAKE_NO_FD": "1"}, "IPC handle")]
+COPIED = "kvcachepool_window_copied_bytes_total"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def binary() -> None:
+    try:
+        paths.sidecar_binary()
+    except Exception as error:
+        pytest.skip(f"no sidecar binary: {error}")
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("driver")
+    return Path(shutil.copy(made_up_cuda.build(folder), folder / "libnvidia-ml.so.1")).with_name("libcuda.so.1")
+
+
+class Over:
+    """A sidecar over the made-up driver. While the file `held` is there, no copy of it ends."""
+
+    def __init__(self, sidecar: Sidecar, library: Path, held: Path, export: str) -> None:
+        self.sidecar = sidecar
+        self.library = library
+        self.export = export
+        self.held = held
+
+    def hold(self) -> None:
+        self.held.write_bytes(b"")
+
+    def holds(self) -> None:
+        """A copy has begun and does not end."""
+        wait_for(self.held.with_suffix(".asked").exists, 20, "a copy")
+
+    def release(self) -> None:
+        self.held.unlink(missing_ok=True)
+        self.held.with_suffix(".asked").unlink(missing_ok=True)
+
+
+@pytest.fixture(params=EXPORTS, ids=["descriptor", "handle"])
+def over(
+    request: pytest.FixtureRequest, volume: Path, library: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Over]:
+    told, export = request.param
+    transfer = {"mode": "CudaWindow", "windowSize": "16Mi"}
+    sidecar = Sidecar(volume / "pod", memory="64Mi", config={"transfer": transfer})
+    with monkeypatch.context() as environment:
+        environment.setenv("LD_LIBRARY_PATH", str(library.parent))
+        environment.setenv("FAKE_HOLD", str(volume / "held"))
+        for name, value in told.items():
+            environment.setenv(name, value)
+        sidecar.start()
+    made = Over(sidecar, library, volume / "held", export)
+    yield made
+    made.release()
+    sidecar.stop()
+
+
+def on_device(driver: ctypes.CDLL, patch: pytest.MonkeyPatch) -> None:
+    """KV blocks in host memory count as those of the made-up device, which can reach them."""
+    made_up_cuda.install(driver, patch)
+    patch.setenv("KVCACHEPOOL_GPU_REHEARSAL", "1")
+    patch.setattr(place, "device_uuid", lambda: FIRST)
+
+
+@contextlib.contextmanager
+def rank(socket: Path, name: str = "BLHNC") -> Iterator[Rank]:
+    """One that has a window, or it is an error; it ends with the block."""
+    layout = place.kv_cache(name)._replace(device="cuda")
+    made = Rank(SimpleNamespace(socket=socket), layout)
+    try:
+        assert made.reasons == []
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture
+def device(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_device(ctypes.CDLL(str(library)), monkeypatch)
+
+
+def there_and_back(made: Rank, seed: str) -> None:
+    hashes = [hashlib.sha256(f"{seed} {i}".encode()).digest() for i in range(3)]
+    wanted = place.contents(made.layout)
+    made.store(hashes, BLOCKS)
+    made.load(hashes, OTHERS, seed)
+    for into, origin in zip(OTHERS, BLOCKS, strict=True):
+        for number, source in zip(into, origin, strict=True):
+            wanted[number] = wanted[source]
+    assert place.contents(made.layout) == wanted
+
+
+def readable(made: Rank) -> bool:
+    """Whether any of the chunks can be loaded."""
+    body = messages.Probe(request="p", hashes=b"".join(HASHES), local_tokens=0, budget_ms=0)
+    said, _ = made.scheduler.ask(Op.PROBE, body, messages.ProbeReply)
+    return messages.CHUNK_READY in said.states
+
+
+def test_bytes_go_by_a_window_in_device_memory_and_come_back_the_same(over: Over, device: None) -> None:
+    for number, name in enumerate(("BLHNC", "LBHNC")):
+        with rank(over.sidecar.socket, name) as made:
+            there_and_back(made, name)
+            assert (made.live.memory._kernels is not None) == (name == "LBHNC"), "kernels move small pieces"
+            assert made.live.memory.no_kernels == ""
+            sessions = over.sidecar.status()["sessions"]
+            said = [session["transfer_reason"] for session in sessions if session.get("transfer") == "cuda_window"]
+            assert said == [f"memory of Fake H100, by {over.export}"]
+        nbytes = 3 * 2 * place.BLOCK_BYTES * (number + 1)
+        for direction in ("store", "load"):
+            assert over.sidecar.metrics().total(COPIED, direction=direction) == nbytes
+
+
+def test_when_the_sidecar_dies_in_a_copy_nothing_is_loaded_and_the_next_has_another_window(
+    over: Over, device: None
+) -> None:
+    with rank(over.sidecar.socket) as made, ThreadPoolExecutor(1) as thread:
+        refs = made.granted(HASHES).refs
+        over.hold()
+        store = thread.submit(made.copied, "store", refs, BLOCKS)
+        over.holds()
+        over.sidecar.kill_engine()
+        with pytest.raises(WindowLostError):
+            store.result(20)
+    over.release()
+    over.sidecar.wait_ready()
+    with rank(over.sidecar.socket) as made, ThreadPoolExecutor(1) as thread:
+        assert not readable(made), "what was not committed"
+        there_and_back(made, "after a store")
+        refs = made.pinned([hashlib.sha256(f"after a store {i}".encode()).digest() for i in range(3)], "l").refs
+        before = place.contents(made.layout)
+        over.hold()
+        load = thread.submit(made.copied, "load", refs, BLOCKS)
+        over.holds()
+        over.sidecar.kill_engine()
+        with pytest.raises(WindowLostError):
+            load.result(20)
+        assert place.contents(made.layout) == before
+    over.release()
+    over.sidecar.wait_ready()
+    with rank(over.sidecar.socket) as made:
+        there_and_back(made, "after a load")
+
+
+def dies(library: str, socket: str) -> None:
+    """A process of its own that stores chunks, and is killed meanwhile."""
+    with pytest.MonkeyPatch.context() as patch:
+        on_device(ctypes.CDLL(library), patch)
+        with rank(Path(socket)) as made:
+            storage = made.layout.storages[0]
+            ctypes.memset(storage.data_ptr(), 0xDD, storage.numel())
+            print("ready", flush=True)
+            sys.stdin.readline()
+            made.store(HASHES, BLOCKS)
+
+
+def test_when_the_worker_dies_in_a_copy_nothing_of_it_is_readable_and_the_next_has_another_window(
+    over: Over, device: None
+) -> None:
+    called = f"import test_cuda_sidecar as t; t.dies({str(over.library)!r}, {str(over.sidecar.socket)!r})"
+    here = Path(__file__).parent
+    search = [here, here.parent, here.parents[1] / "sidecar" / "connector"]
+    command = [sys.executable, "-c", f"import sys; sys.path[:0] = {[str(one) for one in search]!r}; {called}"]
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert cast(Any, child.stdout).readline() == b"ready\n"
+        over.hold()
+        cast(Any, child.stdin).write(b"\n")
+        cast(Any, child.stdin).flush()
+        over.holds()
+    finally:
+        child.kill()
+        child.communicate()
+    over.release()
+    wait_for(lambda: over.sidecar.status()["memory"]["slots"]["granted"] == 0, 20, "its slots")
+    with rank(over.sidecar.socket) as made:
+        assert not readable(made)
+        made.store(HASHES, BLOCKS)
+        wanted = [place.content(made.layout, number) for ids in BLOCKS for number in ids]
+        made.load(HASHES, OTHERS, "l")
+        assert [place.content(made.layout, number) for ids in OTHERS for number in ids] == wanted
+        there_and_back(made, "after a worker")
