@@ -8,10 +8,16 @@ use tracing::{info, warn};
 
 /// A tier that has not failed for so long fails anew.
 const FORGET: Duration = Duration::from_secs(30);
+/// So often an object that cannot be used is logged, of each tier and for each cause. Metrics count all.
+const OBJECTS_EVERY: Duration = Duration::from_secs(10);
 
 /// Why each tier failed last.
 #[derive(Debug, Default)]
-pub struct Complaints(Mutex<BTreeMap<Kind, (Cause, Instant)>>);
+pub struct Complaints {
+    tiers: Mutex<BTreeMap<Kind, (Cause, Instant)>>,
+    /// When an object was logged last, and how many were not since.
+    objects: Mutex<BTreeMap<(Kind, &'static str), (Instant, u64)>>,
+}
 
 impl Complaints {
     /// An operation failed, or a tier cannot be opened. Keeps the name; logs what a person has to know of. True: it was logged.
@@ -20,7 +26,7 @@ impl Complaints {
         match e.cause {
             Cause::Missing | Cause::Busy | Cause::BreakerOpen => false,
             cause if cause.of_the_tier() => {
-                let last = self.0.lock().insert(e.tier, (cause, Instant::now()));
+                let last = self.tiers.lock().insert(e.tier, (cause, Instant::now()));
                 let fails = |(last, at): (Cause, Instant)| last == cause && at.elapsed() < FORGET;
                 let known = last.is_some_and(fails);
                 if !known {
@@ -28,16 +34,27 @@ impl Complaints {
                 }
                 !known
             }
-            _ => {
-                warn!(tier, reason, error = %e, "an object of a tier cannot be used");
-                true
-            }
+            _ => self.object(e),
         }
+    }
+
+    fn object(&self, e: &TierError) -> bool {
+        let (tier, reason) = (e.tier.name(), e.cause.name());
+        let mut objects = self.objects.lock();
+        let last = objects.get_mut(&(e.tier, reason));
+        if let Some((_, others)) = last.filter(|(at, _)| at.elapsed() < OBJECTS_EVERY) {
+            *others += 1;
+            return false;
+        }
+        let last = objects.insert((e.tier, reason), (Instant::now(), 0));
+        let others = last.map_or(0, |(_, others)| others);
+        warn!(tier, reason, others, error = %e, "an object of a tier cannot be used");
+        true
     }
 
     /// A tier that was down is up.
     pub fn up_again(&self, tier: Kind) {
-        if self.0.lock().remove(&tier).is_some() {
+        if self.tiers.lock().remove(&tier).is_some() {
             info!(tier = tier.name(), "a tier is up again");
         }
     }
@@ -59,8 +76,10 @@ mod tests {
         assert!(!failed(Kind::Disk, Cause::Gone));
         complaints.up_again(Kind::Disk);
         assert!(failed(Kind::Disk, Cause::Gone));
-        for _ in 0..2 {
-            assert!(failed(Kind::Disk, Cause::Corrupt), "each is another object");
+        for cause in [Cause::Corrupt, Cause::Foreign] {
+            assert!(failed(Kind::Disk, cause), "for each cause");
+            assert!(!failed(Kind::Disk, cause), "not for each object");
         }
+        assert!(failed(Kind::S3, Cause::Corrupt), "of each tier");
     }
 }

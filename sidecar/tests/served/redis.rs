@@ -143,6 +143,11 @@ fn stored(sidecar: &Sidecar, prompt: u64, count: u32) {
     sidecar.wait_metric(written, f64::from(count));
 }
 
+fn free_port() -> String {
+    let free = TcpListener::bind("127.0.0.1:0").unwrap();
+    free.local_addr().unwrap().port().to_string()
+}
+
 fn ready(reply: &ProbeReply) -> usize {
     let ready = reply.states.iter().filter(|s| **s == CHUNK_READY);
     ready.count()
@@ -279,10 +284,7 @@ fn one_of_several_servers_that_dies_is_named_while_the_tier_serves_on() {
 
 #[test]
 fn a_master_that_dies_is_named_until_the_sentinel_has_another_one_which_has_what_was_stored() {
-    let ports = [(); 3].map(|()| {
-        let free = TcpListener::bind("127.0.0.1:0").unwrap();
-        free.local_addr().unwrap().port().to_string()
-    });
+    let ports = [(); 3].map(|()| free_port());
     let [first, second, third] = ports.each_ref().map(String::as_str);
     let mut master = Redis::start_with(&["--port", first]);
     let replica = Redis::start_with(&["--port", second, "--replicaof", "127.0.0.1", first]);
@@ -345,6 +347,46 @@ fn settings_that_cannot_be_right_are_named_and_memory_serves_on() {
         });
         assert!(!tier.to_string().contains("secret"), "{tier}");
         assert!(!sidecar.log().contains("secret"));
+        let mut vllm = Vllm::attach(&sidecar.socket());
+        vllm.store("r", &hashes(2, 2));
+        vllm.check("r", &hashes(2, 2));
+    }
+}
+
+#[test]
+fn a_server_that_lets_nobody_in_is_named_in_status_metric_and_log() {
+    let port = free_port();
+    let server = Redis::start_with(&["--port", &port, "--requirepass", "right"]);
+    let auth = tempfile::tempdir().unwrap();
+    std::fs::write(auth.path().join("password"), "hunter-2").unwrap();
+    let with = |url: String, more: String| format!("{{urls: ['{url}']{more}}}");
+    let wrong = format!(", auth: {}", auth.path().display());
+    for (redis, reason) in [
+        (
+            with(format!("redis+unix://{}", server.socket().display()), wrong),
+            "Unauthenticated",
+        ),
+        (
+            with(format!("redis://127.0.0.1:{port}"), String::new()),
+            "Unauthenticated",
+        ),
+        (
+            with(format!("rediss://127.0.0.1:{port}"), String::new()),
+            "Unreachable",
+        ),
+    ] {
+        let sidecar = Sidecar::start(&format!("memory: {{size: 64Mi}}\nredis: {redis}\n"));
+        sidecar.wait_populated();
+        let tier = sidecar.wait_tier("redis", "off");
+        assert_eq!(tier["reason"], reason, "{tier}");
+        sidecar.wait_metric(
+            &format!("tier_down{{reason=\"{reason}\",tier=\"redis\"}}"),
+            1.0,
+        );
+        let log = sidecar.log();
+        let said = |line: &str| line.contains("WARN") && line.contains(reason);
+        assert!(log.lines().any(said), "{log}");
+        assert!(!log.contains("hunter-2") && !tier.to_string().contains("hunter-2"));
         let mut vllm = Vllm::attach(&sidecar.socket());
         vllm.store("r", &hashes(2, 2));
         vllm.check("r", &hashes(2, 2));

@@ -1,11 +1,13 @@
 //! The tiers below memory, as a vLLM sees them: what was stored once is found after everything else is gone, and never wrong.
 
+use crate::child::Process;
 use crate::client::Connection;
 use crate::harness::{Sidecar, wait_for};
 use crate::pod::flush;
 use crate::vllm::{CHUNK_BYTES, Vllm, content, hashes, hello, incarnation};
 use kvcachepool_protocol::frame::Op;
 use kvcachepool_protocol::message::{Admin, CHUNK_READY, HelloReply, Role};
+use rustix::process::Signal;
 use std::path::Path;
 use tempfile::TempDir;
 
@@ -88,6 +90,38 @@ fn what_is_written_back_waits_for_a_flush() {
         flush(&sidecar.socket()).0,
         "flush begun: 0 chunks to disk\n"
     );
+}
+
+#[test]
+fn what_is_written_back_goes_out_when_the_last_vllm_ended() {
+    let disk = TempDir::new().unwrap();
+    let config = with_disk(disk.path()) + "write: {policy: WriteBack}\n";
+    let sidecar = Sidecar::start(&config.replace("64Mi", "256Mi"));
+    sidecar.wait_populated();
+    sidecar.wait_tier("disk", "ready");
+    let mut keeper = Process::start("store", &sidecar.socket());
+    let waiting = "tier_waiting_bytes{tier=\"disk\"}";
+    sidecar.wait_metric(waiting, (4 * CHUNK_BYTES) as f64);
+    keeper.kill();
+    sidecar.wait_metric(
+        "tier_write_chunks_total{result=\"stored\",tier=\"disk\"}",
+        4.0,
+    );
+}
+
+#[test]
+fn a_sidecar_without_a_vllm_that_is_told_to_end_writes_first_what_waits() {
+    let disk = TempDir::new().unwrap();
+    let config = with_disk(disk.path()) + "write: {policy: WriteBack}\n";
+    let mut sidecar = Sidecar::start(&config.replace("64Mi", "256Mi"));
+    sidecar.wait_populated();
+    sidecar.wait_tier("disk", "ready");
+    Process::start("store", &sidecar.socket()).kill();
+    sidecar.signal(Signal::TERM);
+    assert_eq!(sidecar.wait_exit(), Some(0));
+    let other = start(disk.path());
+    other.wait_tier("disk", "ready");
+    Vllm::attach(&other.socket()).finds_below(&hashes(1, 4), 4, DISK);
 }
 
 #[test]

@@ -15,7 +15,7 @@ from servers.redis import RedisServer
 
 REFERENCE = "redis-benchmark"
 #: The tier has as many connections for bytes, and cuts values so that none is longer.
-CONNECTIONS, VALUE = 8, MIB
+CONNECTIONS, VALUE = 8, MIB - 4096
 #: Keys at random: as good as never the same one, and some that do not fit into a processor's cache.
 ANY, KEYS = 10**9, 256
 
@@ -36,7 +36,7 @@ class Redis:
     def limit(self, cell: Cell, amount: Amount) -> Measured:
         """Without it, and as with it: puts take memory that the server did not use before, gets are of many values."""
         value = min(cell.size, VALUE)
-        values = cell.size // value
+        values = -(-cell.size // value)
         count = max(values, min(int(amount.seconds * 2000), amount.most // value))
         connections = min(CONNECTIONS, cell.in_flight * values)
         self._server.ask("FLUSHALL", "SYNC")

@@ -39,6 +39,8 @@ pub(super) struct Report {
     pub foreign: u64,
     /// They could not be read.
     pub failed: u64,
+    /// They were listed, and gone when it was their turn: others use the tier.
+    pub gone: u64,
     pub removed: u64,
     pub foreign_names: u64,
     pub problems: Vec<Problem>,
@@ -89,6 +91,10 @@ pub(super) fn print(args: &Args, out: &mut dyn Write) -> Result<Report, Failed> 
                         }
                         Err(error) => error,
                     };
+                    if error.cause == Cause::Missing {
+                        report.gone += 1;
+                        continue;
+                    }
                     if ends_it(error.cause) {
                         return Err(error.into());
                     }
@@ -158,10 +164,10 @@ fn write_report(out: &mut dyn Write, report: &Report) -> std::io::Result<()> {
     let objects = count(report.objects, "object", "objects");
     let bytes = size(report.bytes);
     let (ok, corrupt, foreign) = (report.ok, report.corrupt, report.foreign);
-    let failed = report.failed;
+    let (failed, gone) = (report.failed, report.gone);
     writeln!(
         out,
-        "{objects}: {ok} ok ({bytes}), {corrupt} corrupt, {foreign} foreign, {failed} not read"
+        "{objects}: {ok} ok ({bytes}), {corrupt} corrupt, {foreign} foreign, {failed} not read, {gone} gone meanwhile"
     )?;
     if report.removed > 0 {
         let removed = count(report.removed, "object", "objects");

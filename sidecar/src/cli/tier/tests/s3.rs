@@ -5,16 +5,22 @@ use crate::tiers::s3::tests::faulty::{Faulty, Reply};
 use crate::tiers::s3::tests::store::Store;
 use crate::tiers::s3::tests::tier;
 use crate::tiers::suite::{Memory, Sample};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// More than are read at once.
 const OBJECTS: u64 = 100;
 
-/// A server of a bucket with objects, whose answers take a while.
-async fn bucket() -> Faulty {
+/// A server of a bucket with objects, whose answers take a while. Where `gone` is set, it lists what others removed.
+async fn bucket(gone: Arc<AtomicBool>) -> Faulty {
     let store = Store::default();
     let server = Faulty::start(move |asked| {
-        let reply = store.answer(asked);
+        let lists = asked.target.contains("list-type=2");
+        let reply = match gone.load(Ordering::Relaxed) && asked.method == "GET" && !lists {
+            true => Reply::error(404, "NoSuchKey"),
+            false => store.answer(asked),
+        };
         Reply::Later(Duration::from_millis(5), Box::new(reply))
     })
     .await;
@@ -29,7 +35,8 @@ async fn bucket() -> Faulty {
 #[test]
 fn a_bucket_is_looked_into_verified_and_emptied_by_options_alone() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
-    let server = runtime.block_on(bucket());
+    let gone = Arc::new(AtomicBool::new(false));
+    let server = runtime.block_on(bucket(gone.clone()));
     let config = server.config();
     let (endpoint, auth) = (config.endpoint, config.auth.unwrap().display().to_string());
     let ask = |command: &str, more: &[&str]| {
@@ -51,6 +58,11 @@ fn a_bucket_is_looked_into_verified_and_emptied_by_options_alone() {
     let peak = server.peak();
     assert!(peak >= 16, "{peak}");
     assert_eq!(ask("verify", &[])[0]["ok"], OBJECTS);
+    gone.store(true, Ordering::Relaxed);
+    let found = &ask("verify", &[])[0];
+    assert_eq!(found["gone"], OBJECTS, "others use it, too: {found}");
+    assert_eq!(found["problems"], serde_json::json!([]));
+    gone.store(false, Ordering::Relaxed);
     let other = "0123456789abcdef/fedcba9876543210";
     assert_eq!(
         ask("gc", &["--all-but-domain", other])[0]["removed"],
