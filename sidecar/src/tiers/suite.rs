@@ -10,7 +10,7 @@ pub mod seeds;
 pub use holds::*;
 pub use many::*;
 pub use objects::*;
-pub use sample::{Memory, Sample, bytes_of, untouched};
+pub use sample::{LATER, Memory, Sample, bytes_of, sealed_again, untouched};
 
 use super::{Cause, Get, Listed, Put, Tier};
 use std::pin::Pin;

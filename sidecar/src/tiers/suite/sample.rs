@@ -5,11 +5,14 @@ use crate::shm::memfd::{Pages, sealed};
 use crate::sim::rng::Rng;
 use crate::tiers::{Get, Place, Put, Span};
 use kvcachepool_protocol::key::{ChunkKey, EngineHash, KeyKind, LayoutId, ModelId, NamespaceId};
-use kvcachepool_protocol::object::{Cipher, Codec, Fidelity, Form, Object, ObjectName, Section};
+use kvcachepool_protocol::object::{
+    Cipher, Codec, Fidelity, Form, HEADER_BYTES, HeaderRecord, Object, ObjectName, Section, digest,
+};
 use rustix::fd::AsFd;
 use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use zerocopy::FromBytes;
 
 /// What memory is filled with before anything writes there.
 const UNTOUCHED: u8 = 0xA5;
@@ -166,6 +169,21 @@ impl Sample {
             *bytes == bytes_of(&place.span) && guard_untouched(&place.span)
         })
     }
+}
+
+/// What a later build may say in a head of this version, with a digest that holds: (what it is, the change).
+pub const LATER: [(&str, fn(&mut HeaderRecord)); 2] = [
+    ("codec 6 is not known to this build", |h| h.codec = 6),
+    ("flags 1 is not known to this build", |h| h.flags = 1.into()),
+];
+
+/// Changes an encoded head, and its digest with it.
+pub fn sealed_again(head: &mut [u8], change: fn(&mut HeaderRecord)) {
+    let (record, _) = HeaderRecord::mut_from_prefix(head).unwrap();
+    change(record);
+    let at = HEADER_BYTES - 16;
+    let sum = digest(&head[..at]);
+    head[at..HEADER_BYTES].copy_from_slice(&sum);
 }
 
 fn noise(seed: u64, purpose: u64, length: u64) -> Vec<u8> {

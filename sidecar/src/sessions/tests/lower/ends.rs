@@ -61,6 +61,20 @@ fn a_failed_fetch_is_a_miss_with_its_cause() {
 }
 
 #[test]
+fn what_a_later_build_wrote_is_a_miss_that_is_recomputed_and_not_read_again_at_once() {
+    let (mut w, scheduler, _) = tiered(&[Kind::Disk]);
+    let (tag, ..) = ask(&mut w, scheduler, "r", &[1]);
+    look_up(&mut w, &[1]);
+    let fetching = fetches(&mut w);
+    land_as(&mut w, &fetching[0], Err(Cause::Foreign));
+    assert_eq!(last(&mut w, tag).unwrap().0.states, [A]);
+    assert_eq!(stats(&w, Kind::Disk).fetches["Foreign"], 1);
+    ask(&mut w, scheduler, "q", &[1]);
+    assert!(fetches(&mut w).is_empty());
+    audit(&w);
+}
+
+#[test]
 fn two_requests_share_a_fetch_which_ends_with_the_last_of_them() {
     let (mut w, scheduler, _) = tiered(&[Kind::Disk]);
     let (one, ..) = ask(&mut w, scheduler, "a", &[1]);

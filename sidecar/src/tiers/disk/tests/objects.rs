@@ -2,6 +2,7 @@
 
 use super::super::core::Step;
 use super::rig::*;
+use crate::tiers::suite::{LATER, sealed_again};
 use crate::tiers::{Cause, Get, Place, Put, Stored, Tier, Usage};
 use kvcachepool_protocol::object::Section;
 use parking_lot::Mutex;
@@ -225,6 +226,33 @@ fn an_object_of_another_version_is_foreign_and_stays_for_who_can_read_it() {
     head[8] -= 1;
     overwrite(&rig, 0, &head);
     assert_eq!(rig.get(&rig.open(), &object), Ok(()));
+}
+
+#[test]
+fn what_only_a_later_build_knows_is_foreign_and_stays_for_who_can_read_it() {
+    for (what, change) in LATER {
+        let rig = Rig::new(16 << 20);
+        let disk = rig.open();
+        rig.put(&disk, 1, &[3000]).unwrap();
+        let object = object(1, &[3000]);
+        let head = object.encode().unwrap();
+        let mut later = head.clone();
+        sealed_again(&mut later, change);
+        overwrite(&rig, 0, &later);
+        for _ in 0..2 {
+            let error = block_on(disk.get(rig.memory.get(&object))).unwrap_err();
+            assert_eq!(error.cause, Cause::Foreign, "{error}");
+            assert_eq!(error.detail, what);
+            assert_eq!(block_on(disk.head(&object.name())), Err(error));
+        }
+        assert_eq!(rig.put(&disk, 1, &[3000]), Ok(Stored::Already), "{what}");
+        assert_eq!(disk.counts().corrupt_objects, 0);
+        Rig::die(disk);
+        let disk = rig.open();
+        assert!(rig.has(&disk, 1), "{what}");
+        overwrite(&rig, 0, &head);
+        assert_eq!(rig.get(&disk, &object), Ok(()));
+    }
 }
 
 #[test]

@@ -2,9 +2,13 @@
 
 use super::proxy::Proxy;
 use super::rig::{Scripted, Server, Spot, open};
-use crate::tiers::suite::Sample;
+use crate::tiers::redis::record::Record;
+use crate::tiers::suite::{LATER, Sample, sealed_again};
 use crate::tiers::{Cause, Tier};
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
 use std::time::Duration;
+use zerocopy::IntoBytes;
 
 /// Longest that it may take to notice.
 const SOON: Duration = Duration::from_secs(20);
@@ -69,6 +73,48 @@ async fn a_changed_byte_of_what_lies_before_a_head_or_of_the_head_is_never_a_hit
     let get = layered.tier.get(sample.get_all(&layered.memory)).await;
     assert_eq!(get.unwrap_err().cause, Cause::Corrupt);
     assert_eq!(server.say(&["DBSIZE"]), "0");
+}
+
+#[tokio::test]
+async fn what_only_a_later_build_knows_of_a_head_is_foreign_and_stays() {
+    let server = Server::start(&[]);
+    let layered = Spot::layered(open(&[server.unix()]));
+    let sample = Sample::new(1, 0, &[5_000]);
+    layered.put(&sample).await;
+    let head = sample.object.encode().unwrap();
+    for (what, change) in LATER {
+        let mut later = head.clone();
+        sealed_again(&mut later, change);
+        set(&server, &sample, &later);
+        let get = layered.tier.get(sample.get_all(&layered.memory)).await;
+        let error = get.unwrap_err();
+        assert_eq!(error.cause, Cause::Foreign, "{error}");
+        assert!(error.detail.ends_with(what), "{error}");
+        assert_eq!(layered.tier.head(&sample.name()).await, Err(error));
+        let lookup = layered.tier.lookup(&[sample.name()]).await;
+        assert_eq!(lookup, Ok(vec![true]), "{what}");
+        assert_eq!(server.say(&["DBSIZE"]), "2", "{what}");
+        set(&server, &sample, &head);
+        layered.check(&sample).await;
+    }
+}
+
+/// Sets the value of an object: its record, and this head. The segments are those of the head that the object was put with.
+fn set(server: &Server, sample: &Sample, head: &[u8]) {
+    let record = Record::new(&sample.object, head, 77);
+    let (key, value) = (sample.name().redis(), [record.as_bytes(), head].concat());
+    let (keys, values) = (key.len(), value.len());
+    let mut stream = UnixStream::connect(server.socket()).unwrap();
+    write!(
+        stream,
+        "*3\r\n$3\r\nSET\r\n${keys}\r\n{key}\r\n${values}\r\n"
+    )
+    .unwrap();
+    stream.write_all(&value).unwrap();
+    stream.write_all(b"\r\n").unwrap();
+    let mut answer = [0; 5];
+    stream.read_exact(&mut answer).unwrap();
+    assert_eq!(&answer, b"+OK\r\n");
 }
 
 #[tokio::test]

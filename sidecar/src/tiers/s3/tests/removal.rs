@@ -8,9 +8,8 @@ use super::parts;
 use crate::tiers::layers::{Options as LayerOptions, layered};
 use crate::tiers::s3::request::PROBE;
 use crate::tiers::s3::{Options, S3};
-use crate::tiers::suite::{Memory, Sample};
+use crate::tiers::suite::{LATER, Memory, Sample, sealed_again};
 use crate::tiers::{Cause, Stored};
-use kvcachepool_protocol::object::{HEADER_BYTES, digest};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -25,17 +24,15 @@ fn removes(asked: &Asked) -> bool {
 #[tokio::test]
 async fn an_object_of_another_version_is_foreign_and_stays() {
     let (sample, bytes) = stored();
-    let version = |bytes: &mut [u8]| bytes[8] += 1;
-    // Of this version, with a flag that only a later build knows.
-    let flag = |bytes: &mut [u8]| {
-        bytes[16] = 1;
-        let sum = digest(&bytes[..HEADER_BYTES - 16]);
-        bytes[HEADER_BYTES - 16..HEADER_BYTES].copy_from_slice(&sum);
-    };
-    let changes: [fn(&mut [u8]); 2] = [version, flag];
-    for change in changes {
+    let mut version = bytes.clone();
+    version[8] += 1;
+    let later = LATER.map(|(what, change)| {
         let mut bytes = bytes.clone();
-        change(&mut bytes);
+        sealed_again(&mut bytes, change);
+        (what, bytes)
+    });
+    let of_version = "object of version 2; this build reads version 1";
+    for (what, bytes) in [(of_version, version)].into_iter().chain(later) {
         let server = Faulty::start(move |asked| match asked.method.as_str() {
             "GET" => Reply::part(asked, &bytes),
             _ => Reply::status(200),
@@ -45,6 +42,7 @@ async fn an_object_of_another_version_is_foreign_and_stays() {
         let get = sample.get_all(&Memory::new(1 << 20));
         let error = layered.tier.get(get).await.unwrap_err();
         assert_eq!(error.cause, Cause::Foreign, "{error}");
+        assert!(error.detail.contains(what), "{error}");
         let error = layered.tier.head(&sample.name()).await.unwrap_err();
         assert_eq!(error.cause, Cause::Foreign, "{error}");
         assert!(!server.asked().iter().any(removes), "{:?}", server.asked());
