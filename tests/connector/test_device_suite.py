@@ -221,6 +221,10 @@ def test_the_doctor_measures_a_device_when_it_is_asked_to(driver: Path) -> None:
     speeds = {speed["name"]: speed for speed in found["speeds"]}
     for name in ("pinnedToDevice", "pinnedFromDevice", "pinnedBothWays", "windowRoundTrip"):
         assert speeds[name]["bytes_per_second"], speeds[name]
+    facilities = {facility["name"]: facility for facility in found["facilities"]}
+    assert facilities["windowByFd"]["works"], facilities
+    modes = {mode["name"]: mode["state"] for mode in found["transfer_modes"]}
+    assert modes == {"Engine": "NotTried", "CudaWindow": "Works"}
     full = run(binary, "doctor", "--json", "--measure", LD_LIBRARY_PATH=str(driver), FAKE_FREE="100")
     reasons = {speed["reason"] for speed in json.loads(full.stdout)["speeds"] if speed["name"].startswith("pinned")}
     assert {reason.split(":")[0] for reason in reasons} == {"OutOfMemory"}

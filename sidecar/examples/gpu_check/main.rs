@@ -10,12 +10,12 @@ mod data;
 mod digests;
 mod kernels;
 mod numbers;
-mod other;
 mod report;
 mod window;
 
 use kvcachepool_sidecar::gpu::cuda::context::{self, Context};
 use kvcachepool_sidecar::gpu::cuda::launch::{Kernels, LaunchError};
+use kvcachepool_sidecar::gpu::cuda::peer;
 use kvcachepool_sidecar::gpu::cuda::stream::Stream;
 use kvcachepool_sidecar::gpu::device::NoWindow;
 use report::{Check, Report, Why};
@@ -68,8 +68,11 @@ fn checks() -> Vec<Check> {
 
 fn main() -> ExitCode {
     let chosen: Vec<String> = std::env::args().skip(1).collect();
-    if chosen.first().is_some_and(|first| first == other::ARGUMENT) {
-        return other::main();
+    if let [first, uuid] = &chosen[..]
+        && first == window::PEER
+    {
+        peer::serve(uuid);
+        return ExitCode::SUCCESS;
     }
     let rig = Rig::open();
     let mut report = Report::new(&rig);

@@ -3,6 +3,7 @@
 use crate::Rig;
 use kvcachepool_sidecar::gpu::cuda::Failed;
 use kvcachepool_sidecar::gpu::cuda::launch::LaunchError;
+use kvcachepool_sidecar::gpu::cuda::peer::NotPassed;
 use kvcachepool_sidecar::gpu::device::{DeviceError, NoWindow};
 use serde_json::{Value, json};
 use std::process::ExitCode;
@@ -51,6 +52,15 @@ failures!(
     std::io::Error,
     rustix::io::Errno
 );
+
+impl From<NotPassed> for Why {
+    fn from(why: NotPassed) -> Self {
+        match why.name.as_str() {
+            "NoDescriptor" | "NoIpc" => Self::Skipped(why.to_string()),
+            _ => Self::Failed(why.to_string()),
+        }
+    }
+}
 
 /// `Ok` where it holds.
 pub fn holds(what: bool, otherwise: impl Into<String>) -> Result<(), Why> {

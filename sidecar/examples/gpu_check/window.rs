@@ -2,13 +2,12 @@
 
 use crate::Rig;
 use crate::data::Data;
-use crate::other::{Other, WINDOW_BYTES, pattern, unhex};
 use crate::report::{Check, Why, holds, same};
-use kvcachepool_protocol::message::WindowKind;
 use kvcachepool_protocol::window::{Direction, Unavailable};
 use kvcachepool_sidecar::gpu;
 use kvcachepool_sidecar::gpu::cuda::buffer::{Buffer, Pinned};
 use kvcachepool_sidecar::gpu::cuda::import::Imported;
+use kvcachepool_sidecar::gpu::cuda::peer::{self, Ask, NotPassed, Peer, WINDOW_BYTES, pattern};
 use kvcachepool_sidecar::gpu::device::{Device, NoWindow, Part, Progress, Ticket};
 use kvcachepool_sidecar::shm::mapping::Mapping;
 use rustix::fd::AsFd;
@@ -16,6 +15,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const ARENA_BYTES: u64 = 32 << 20;
+/// By this argument the program is the second process.
+pub const PEER: &str = "--other-process";
+/// Longest that it may take for one answer: it makes a context first.
+const ANSWER_LONGEST: Duration = Duration::from_secs(60);
 /// Longest that a copy of some MiB may take.
 const LONGEST: Duration = Duration::from_secs(20);
 
@@ -65,38 +68,18 @@ fn made(rig: &Rig) -> Result<String, Why> {
     Ok(window.memory())
 }
 
-/// Both sides see what the other writes.
+/// A second process, which is this program.
+fn peer(rig: &Rig) -> Result<Peer, NotPassed> {
+    Peer::start(&[PEER, &rig.uuid], ANSWER_LONGEST)
+}
+
 fn by_descriptor(rig: &Rig) -> Result<String, Why> {
-    let mut window = window(rig, WINDOW_BYTES)?;
-    let export = window.export();
-    let Some(fd) = export.fd.filter(|_| export.kind == WindowKind::PosixFd) else {
-        let said = window.memory();
-        return Err(Why::Skipped(format!("NoDescriptor: {said}")));
-    };
-    window.write(0, &pattern(1))?;
-    let other = Other::start(&rig.uuid)?;
-    other.ask("map-descriptor", Some(fd.as_fd()))?;
-    other.ask("turn-round", None)?;
-    let mut seen = vec![0; pattern(0).len()];
-    window.read(0, &mut seen)?;
-    same("what the other process wrote", &seen, &pattern(2))?;
-    other.ask("unmap", None)?;
-    other.ask("map-descriptor", Some(fd.as_fd()))?;
+    peer::by_descriptor(&rig.uuid, &peer(rig)?)?;
     Ok("a pattern each way; mapped a second time".into())
 }
 
 fn by_handle(rig: &Rig) -> Result<String, Why> {
-    let buffer = Buffer::new(&rig.context, WINDOW_BYTES)?;
-    buffer.write(0, &pattern(1))?;
-    let handle = buffer
-        .ipc_handle()
-        .map_err(|failed| Why::Skipped(format!("NoIpc: {failed}")))?;
-    let other = Other::start(&rig.uuid)?;
-    other.ask(&format!("map-handle {}", crate::other::hex(&handle)), None)?;
-    other.ask("turn-round", None)?;
-    let mut seen = vec![0; pattern(0).len()];
-    buffer.read(0, &mut seen)?;
-    same("what the other process wrote", &seen, &pattern(2))?;
+    peer::by_handle(&rig.context, peer(rig)?)?;
     Ok("a pattern each way".into())
 }
 
@@ -213,9 +196,9 @@ fn importer_dies(rig: &Rig) -> Result<String, Why> {
         return Err(Why::Skipped(format!("NoDescriptor: {}", window.memory())));
     };
     window.write(0, &pattern(1))?;
-    let other = Other::start(&rig.uuid)?;
-    other.ask("map-descriptor", Some(fd.as_fd()))?;
-    other.kill()?;
+    let peer = peer(rig)?;
+    peer.ask(&Ask::MapDescriptor, Some(fd.as_fd()))?;
+    drop(peer);
     let mut seen = vec![0; pattern(0).len()];
     window.read(0, &mut seen)?;
     same("the window", &seen, &pattern(1))?;
@@ -238,14 +221,14 @@ fn exporter_dies(rig: &Rig) -> Result<String, Why> {
             }
         }
     };
-    let other = Other::start(&rig.uuid)?;
-    let (_, fd) = other.ask("make-window", None)?;
+    let peer = peer(rig)?;
+    let (_, fd) = peer.ask(&Ask::MakeWindow, None)?;
     let mapped = match &fd {
         Some(fd) => Some(Imported::by_descriptor(&rig.context, fd.as_fd(), bytes)?),
         None => None,
     };
-    let handle = unhex(&other.ask("make-buffer", None)?.0);
-    other.kill()?;
+    let (handle, _) = peer.ask(&Ask::MakeBuffer, None)?;
+    drop(peer);
     let before = match mapped {
         Some(mapped) => seen(Ok(mapped))?,
         None => "no descriptor".into(),

@@ -156,6 +156,12 @@ Examples:
     /// The engine process; started by `run`.
     #[command(hide = true)]
     Engine(ConfigFiles),
+    /// The process that a window is passed to; started by `doctor`.
+    #[command(hide = true)]
+    WindowPeer {
+        /// UUID of the device.
+        uuid: String,
+    },
 }
 
 #[derive(Debug, Clone, clap::Args)]
@@ -191,6 +197,10 @@ pub fn main() -> ExitCode {
         Command::Engine(files) => crate::serve::run(&files.into())
             .map(|code| ExitCode::from(u8::try_from(code).unwrap_or(1)))
             .map_err(|e| e.to_string()),
+        Command::WindowPeer { uuid } => {
+            crate::gpu::cuda::peer::serve(&uuid);
+            Ok(ExitCode::SUCCESS)
+        }
         Command::Init(args) => Ok(init::main(&args)),
         Command::Flush(args) => Ok(flush::main(&args)),
         Command::Config(args) => config::main(&args),

@@ -466,6 +466,60 @@ fn a_gpu_is_measured_only_when_asked_and_says_why_it_was_not() {
     assert!(help.contains("not beside a vLLM that serves"), "{help}");
 }
 
+/// The mode of windows after one was passed to a second process, and why none reached it: by descriptor and by IPC handle. None: on a
+/// loaded machine copies may take all the time.
+fn passed(folder: &Path, told: &[(&str, &str)]) -> Option<(Value, [String; 2])> {
+    let report = over_driver(folder, told, &["--measure"]);
+    let reasons = ["windowByFd", "windowByHandle"].map(|name| {
+        let found = named(&report["facilities"], name).unwrap();
+        let reason = found["reason"].as_str().unwrap();
+        assert_eq!(found["works"], reason.is_empty(), "{found:#}");
+        assert!(!found["detail"].as_str().unwrap().is_empty(), "{found:#}");
+        reason.to_owned()
+    });
+    let late = measured(&report, "windowRoundTrip") == Err("TimedOut");
+    (!late).then(|| (report["transfer_modes"][1].clone(), reasons))
+}
+
+#[test]
+fn a_window_works_when_a_second_process_has_used_one() {
+    let Some(folder) = fake_driver_with_kernels() else {
+        return;
+    };
+    let report = over_driver(folder.path(), &[], &[]);
+    assert!(named(&report["facilities"], "windowByFd").is_none());
+    let contexts = folder.path().join("contexts");
+    let told = [("FAKE_CONTEXTS", contexts.to_str().unwrap())];
+    let Some((window, reasons)) = passed(folder.path(), &told) else {
+        return;
+    };
+    assert_eq!(reasons[0], "");
+    assert_eq!(window["state"], "Works", "{window:#}");
+    let said = window["detail"].as_str().unwrap();
+    assert!(said.contains("used one, passed by descriptor"), "{said}");
+    // The doctor's own twice, and that of each second process.
+    let made = std::fs::read_to_string(&contexts).unwrap();
+    assert_eq!(made.matches('+').count(), 4, "{made}");
+}
+
+#[test]
+fn a_window_that_reaches_no_second_process_says_why() {
+    let Some(folder) = fake_driver_with_kernels() else {
+        return;
+    };
+    for (told, reason) in [
+        (("FAKE_NO_FD", "1"), "NoDescriptor"),
+        // Room for one context, and none for a second one.
+        (("FAKE_FREE", "1400"), "OutOfMemory"),
+        (("FAKE_APART", "1"), "PatternMismatch"),
+        (("FAKE_NO_CONTEXT", "1"), "DriverFailed"),
+    ] {
+        if let Some((_, found)) = passed(folder.path(), &[told]) {
+            assert_eq!(found[0], reason, "{told:?}");
+        }
+    }
+}
+
 #[test]
 fn what_decoding_notices_of_copies_is_measured_when_asked() {
     let Some(folder) = fake_driver_with_kernels() else {

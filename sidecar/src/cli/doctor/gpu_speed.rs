@@ -14,6 +14,8 @@ use std::time::Duration;
 const LONG: Duration = Duration::from_millis(300);
 /// Longest that all of it may take: a context alone takes a second or more.
 const LONGEST: Duration = Duration::from_secs(9);
+/// Why nothing was measured where the driver hung.
+pub const LATE: &str = "TimedOut";
 /// Bytes of the window: a small one, since loads and stores have a half each.
 const WINDOW_BYTES: u64 = JOB_BYTES;
 /// Kernels of a step and bytes of each.
@@ -62,7 +64,7 @@ pub fn measured(asked: Asked) -> Vec<Speed> {
     let rows: Vec<Found> = match found {
         Some(Ok(rows)) => rows,
         Some(Err(error)) => refused(asked, &error.to_string()),
-        None => refused(asked, "TimedOut"),
+        None => refused(asked, LATE),
     };
     rows.into_iter().map(row).collect()
 }

@@ -1,5 +1,5 @@
 //! `doctor`: what is there on a node and what that means for the cache, without privileges, toolkit or network. Facts are gathered by
-//! `host`, `facilities`, `driver`, `speed` and `gpu_speed`, each within a deadline; `gpu`, `modes` and `findings` judge them and look at nothing.
+//! `host`, `facilities`, `driver`, `speed`, `gpu_speed` and `passed`, each within a deadline; `gpu`, `modes` and `findings` judge them and look at nothing.
 
 mod deadline;
 mod driver;
@@ -10,6 +10,7 @@ mod gpu;
 mod gpu_speed;
 mod host;
 mod modes;
+mod passed;
 mod report;
 mod speed;
 mod sys;
@@ -40,8 +41,8 @@ pub struct Args {
     /// Print all of it as JSON.
     #[arg(long)]
     json: bool,
-    /// Also measure copies between host and GPU. Makes a CUDA context and takes some 700 MiB of the first device's memory for
-    /// seconds: not beside a vLLM that serves.
+    /// Also measure copies between host and GPU, and pass a window to a second process. Makes CUDA contexts and takes some 1.3 GiB of
+    /// the first device's memory for seconds: not beside a vLLM that serves.
     #[arg(long)]
     measure: bool,
     /// The same, and how much such copies slow down kernels like those of decoding, which are run for it.
@@ -97,6 +98,13 @@ fn gathered(config: Option<&Config>, asked: Option<gpu_speed::Asked>) -> Facts {
         progress.at("how fast a GPU copies");
         gpu_speed::measured(asked)
     });
+    let passed = gpu_speeds.as_ref().map(|speeds| {
+        progress.at("whether a window can be passed");
+        match speeds.iter().any(|speed| speed.reason == gpu_speed::LATE) {
+            true => passed::late(),
+            false => passed::tried(),
+        }
+    });
     let deadline = Deadline::start();
     progress.at("GPUs");
     let window = config.map_or(Config::default().transfer, |config| config.transfer.clone());
@@ -107,7 +115,8 @@ fn gathered(config: Option<&Config>, asked: Option<gpu_speed::Asked>) -> Facts {
     let disk = config.and_then(|config| config.disk.path.clone());
     progress.at("what the kernel allows");
     let room = host.memory_room_bytes;
-    let facilities = facilities::tried(deadline, runtime(config), disk.clone(), room);
+    let mut facilities = facilities::tried(deadline, runtime(config), disk.clone(), room);
+    facilities.extend(passed.into_iter().flatten());
     progress.at("how fast memory and disk are");
     let mut speeds = speed::measured(deadline, disk, room, host.cores);
     speeds.extend(gpu_speeds.into_iter().flatten());

@@ -1,5 +1,5 @@
-//! Ways for KV between a GPU and the arena: which one works here, and why the other does not. Nothing is passed to a vLLM from here, so of a
-//! way over a GPU nothing more is said than that nothing is known to stand against it, and what was measured of its parts.
+//! Ways for KV between a GPU and the arena: which one works here, and why the other does not. Copies in vLLM's process cannot be tried from here,
+//! so of them nothing more is said than that nothing is known to stand against them; a window works when a second process has used one.
 
 use super::gpu::{Device, DeviceLimit, Gpu, GpuReason};
 use super::report::{Facility, FacilityName, Speed, SpeedName};
@@ -56,7 +56,7 @@ pub fn judged(gpu: &Gpu, facilities: &[Facility], speeds: &[Speed]) -> Vec<Mode>
     let modes = match gpu.reason {
         Some(reason) if reason.is_absence() => without_gpu(reason),
         Some(reason) => broken(reason, &gpu.detail),
-        None => [engine(gpu, speeds), window(gpu, speeds)],
+        None => [engine(gpu, speeds), window(gpu, facilities, speeds)],
     };
     modes.into()
 }
@@ -143,21 +143,60 @@ fn limits(gpu: &Gpu, counts: impl Fn(DeviceLimit) -> bool) -> Vec<String> {
     names
 }
 
-fn window(gpu: &Gpu, speeds: &[Speed]) -> Mode {
+fn window(gpu: &Gpu, facilities: &[Facility], speeds: &[Speed]) -> Mode {
     let bars = |limit: DeviceLimit| limit != DeviceLimit::DriverTooOld;
     let barred = |device: &Device| device.limits.iter().any(|limit| bars(*limit));
     let made = match measured(speeds, SpeedName::WindowRoundTrip) {
-        Some(Ok(speed)) => format!("one moved {speed} there and back, and was passed to nobody"),
+        Some(Ok(speed)) => format!("one moved {speed} there and back"),
         Some(Err(reason)) => format!("none could be measured: {reason}"),
         None => "none was made from here, and this version's was never run on a GPU".into(),
     };
+    let (passed, said) = passed(facilities);
+    let mut reasons = limits(gpu, bars);
+    let state = match (passed, gpu.devices.first()) {
+        // It was tried on the first device.
+        (Some(Ok(())), Some(first)) if !barred(first) => ModeState::Works,
+        (Some(Err(names)), _) => {
+            reasons.extend(names);
+            ModeState::Unavailable
+        }
+        _ => unless_all(gpu, barred),
+    };
     Mode {
         name: ModeName::CudaWindow,
-        state: unless_all(gpu, barred),
-        reasons: limits(gpu, bars),
-        detail: format!("a window in device memory; {made}"),
+        state,
+        reasons,
+        detail: format!("a window in device memory; {made}{said}"),
     }
 }
+
+/// Whether a window reaches another process, where that is known, and words for it; with the names of what stands against it where it
+/// reaches none. A sidecar passes a window by descriptor, and by IPC handle only where the driver makes no descriptor.
+fn passed(facilities: &[Facility]) -> (Option<Result<(), Vec<String>>>, String) {
+    let way = |name| facilities.iter().find(|facility| facility.name == name);
+    let (Some(fd), Some(handle)) = (
+        way(FacilityName::WindowByFd),
+        way(FacilityName::WindowByHandle),
+    ) else {
+        return (None, String::new());
+    };
+    let (way, by, mut names) = match fd.reason.as_str() {
+        "NoDescriptor" => (handle, "IPC handle", vec![fd.reason.clone()]),
+        _ => (fd, "descriptor", vec![]),
+    };
+    if way.works {
+        let said = format!("; a second process used one, passed by {by}");
+        return (Some(Ok(())), said);
+    }
+    names.push(way.reason.clone());
+    let said = format!("; none reached a second process: {}", names.join(", "));
+    let against = AGAINST_WINDOWS.contains(&way.reason.as_str());
+    (against.then_some(Err(names)), said)
+}
+
+/// Why a window reached no second process that would keep it from a vLLM as well. One that there was no time or memory for, beside the
+/// second context, says nothing.
+const AGAINST_WINDOWS: [&str; 4] = ["NoIpc", "NotMapped", "PatternMismatch", "DriverFailed"];
 
 fn unless_all(gpu: &Gpu, barred: impl Fn(&Device) -> bool) -> ModeState {
     match gpu.devices.iter().all(barred) {
@@ -272,6 +311,64 @@ mod tests {
                 (&named(&engine), &named(&window))
             );
         }
+    }
+
+    fn passed_by(ways: [(FacilityName, &str); 2]) -> Vec<Facility> {
+        let way = |(name, reason): (FacilityName, &str)| Facility {
+            name,
+            works: reason.is_empty(),
+            reason: reason.into(),
+            detail: String::new(),
+        };
+        ways.map(way).into()
+    }
+
+    #[test]
+    fn a_window_works_when_a_second_process_used_one_as_a_sidecar_passes_it() {
+        use DeviceLimit::{DriverTooOld, OutOfMemory};
+        use ModeState::{NotTried, Unavailable, Works};
+        let mut first_is_barred = with(&[OutOfMemory]);
+        first_is_barred.devices.push(Device::default());
+        for (gpu, by_fd, by_handle, state, reasons) in [
+            (with(&[]), "", "", Works, vec![]),
+            (with(&[DriverTooOld]), "", "NotMapped", Works, vec![]),
+            (with(&[]), "NoDescriptor", "", Works, vec![]),
+            // It would be passed by descriptor all the same.
+            (with(&[]), "NotMapped", "", Unavailable, vec!["NotMapped"]),
+            (
+                with(&[]),
+                "NoDescriptor",
+                "PatternMismatch",
+                Unavailable,
+                vec!["NoDescriptor", "PatternMismatch"],
+            ),
+            // A small one had room; the one that is asked for has not.
+            (first_is_barred, "", "", NotTried, vec!["OutOfMemory"]),
+            (
+                with(&[OutOfMemory]),
+                "",
+                "",
+                Unavailable,
+                vec!["OutOfMemory"],
+            ),
+            // What says nothing of a vLLM.
+            (with(&[]), "OutOfMemory", "OutOfMemory", NotTried, vec![]),
+            (with(&[]), "TimedOut", "NotMapped", NotTried, vec![]),
+        ] {
+            let ways = [
+                (FacilityName::WindowByFd, by_fd),
+                (FacilityName::WindowByHandle, by_handle),
+            ];
+            let mode = judged(&gpu, &passed_by(ways), &[]).swap_remove(1);
+            assert_eq!(mode.state, state, "{by_fd} {by_handle}: {mode:?}");
+            assert_eq!(mode.reasons, named(&reasons), "{mode:?}");
+        }
+        let ways = [
+            (FacilityName::WindowByFd, ""),
+            (FacilityName::WindowByHandle, "NoIpc"),
+        ];
+        let mode = judged(&with(&[]), &passed_by(ways), &[]).swap_remove(1);
+        assert!(mode.detail.ends_with("used one, passed by descriptor"));
     }
 
     #[test]

@@ -102,6 +102,10 @@ pub enum FacilityName {
     PageLock,
     /// Descriptors that this process may have open (`RLIMIT_NOFILE`).
     OpenFiles,
+    /// Memory of a GPU passed to a second process by descriptor. Only where copies of a GPU are measured, too.
+    WindowByFd,
+    /// The same by legacy IPC handle.
+    WindowByHandle,
 }
 
 /// One way that bytes take.

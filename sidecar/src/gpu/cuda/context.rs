@@ -23,7 +23,7 @@ const CAPABILITY: [c_int; 2] = [75, 76];
 const NAME_BYTES: usize = 256;
 
 /// What a context takes of the device's memory, at the most: 520 to 616 MiB were seen by others on data-centre GPUs.
-const CONTEXT_BYTES: u64 = 640 << 20;
+pub const CONTEXT_BYTES: u64 = 640 << 20;
 /// What is left to a vLLM beside us whatever we take. It sized its KV cache before, and allocates little more while it serves; where it has
 /// nothing left it fails.
 const MARGIN_BYTES: u64 = 256 << 20;

@@ -1,4 +1,5 @@
-//! Another process's window, as a worker maps it: for the program that checks windows on a device. Engines do the same in Python.
+//! Another process's window, as a worker maps it: for the doctor, and for the program that checks windows on a device. Engines do the same in
+//! Python.
 #![allow(unsafe_code)]
 
 use super::api::{DevicePtr, Failed, IPC_HANDLE_BYTES, IpcHandle, done};

@@ -13,6 +13,7 @@ pub mod management;
 mod mapped;
 pub mod measure;
 mod memory;
+pub mod peer;
 mod pins;
 pub mod stream;
 
