@@ -36,7 +36,7 @@ class Redis:
     def limit(self, cell: Cell, amount: Amount) -> Measured:
         """Without it, and as with it: puts take memory that the server did not use before, gets are of many values."""
         value = min(cell.size, VALUE)
-        values = -(-cell.size // value)
+        values = cell.size // value
         count = max(values, min(int(amount.seconds * 2000), amount.most // value))
         connections = min(CONNECTIONS, cell.in_flight * values)
         self._server.ask("FLUSHALL", "SYNC")
