@@ -11,12 +11,14 @@ const FORGET: Duration = Duration::from_secs(30);
 /// So often an object that cannot be used is logged, of each tier and for each cause. Metrics count all.
 const OBJECTS_EVERY: Duration = Duration::from_secs(10);
 
+/// By tier and cause: when an object was logged last, and how many were not since.
+type Objects = BTreeMap<(Kind, &'static str), (Instant, u64)>;
+
 /// Why each tier failed last.
 #[derive(Debug, Default)]
 pub struct Complaints {
     tiers: Mutex<BTreeMap<Kind, (Cause, Instant)>>,
-    /// When an object was logged last, and how many were not since.
-    objects: Mutex<BTreeMap<(Kind, &'static str), (Instant, u64)>>,
+    objects: Mutex<Objects>,
 }
 
 impl Complaints {

@@ -171,14 +171,17 @@ impl Sample {
     }
 }
 
+/// What is done to the header of an object.
+pub type Change = fn(&mut HeaderRecord);
+
 /// What a later build may say in a head of this version, with a digest that holds: (what it is, the change).
-pub const LATER: [(&str, fn(&mut HeaderRecord)); 2] = [
+pub const LATER: [(&str, Change); 2] = [
     ("codec 6 is not known to this build", |h| h.codec = 6),
     ("flags 1 is not known to this build", |h| h.flags = 1.into()),
 ];
 
 /// Changes an encoded head, and its digest with it.
-pub fn sealed_again(head: &mut [u8], change: fn(&mut HeaderRecord)) {
+pub fn sealed_again(head: &mut [u8], change: Change) {
     let (record, _) = HeaderRecord::mut_from_prefix(head).unwrap();
     change(record);
     let at = HEADER_BYTES - 16;
