@@ -191,9 +191,15 @@ fn what_policy_and_admission_leave_out_is_not_written() {
     let list = puts(&mut w);
     assert_eq!(written(&w, &list), [(Kind::Disk, 1)]);
     done(&mut w, &list[0], Err(Cause::Full));
+    assert!(puts(&mut w).is_empty(), "nobody came back for it");
     load(&mut w, scheduler, 1);
-    assert!(puts(&mut w).is_empty(), "it is offered once");
-    assert_eq!(stats(&w, Kind::Disk).puts["Full"], 1);
+    let list = puts(&mut w);
+    assert_eq!(written(&w, &list), [(Kind::Disk, 1)], "there may be room");
+    done(&mut w, &list[0], Err(Cause::Shape));
+    load(&mut w, scheduler, 1);
+    assert!(puts(&mut w).is_empty(), "it will never take it");
+    let counted = stats(&w, Kind::Disk).puts;
+    assert_eq!((counted["Full"], counted["Shape"]), (1, 1));
     audit(&w);
 }
 
