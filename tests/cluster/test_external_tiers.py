@@ -274,3 +274,35 @@ def test_every_field_of_tiers_that_are_there_already_is_live(
         }
 
     kubernetes.wait_for(told, 60, "the pool tells of its tiers", namespace=namespace)
+
+
+def test_what_a_user_may_not_do_stands_in_the_pools_status_until_it_may(
+    cluster: Cluster, operator: Operator, namespace: str, outside: Outside
+) -> None:
+    kubernetes, server = cluster.kubernetes, outside.watched[0]
+    cluster.import_image(images.stand_in())
+    may = [f"+{command}" for command in _COMMANDS.split() if command != "info"]
+    _ask(server, "ACL", "SETUSER", "bound", "on", f">{_PASSWORD}", "~kvcp:*", "-@all", *may)
+    external = {"url": f"redis://{server.host}:{server.port}", "auth": {"secretName": "redis"}}
+    login = {"username": "bound", "password": _PASSWORD}
+    engine = Engine(cluster, namespace, "bound")
+    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "redis"}, "stringData": login}
+    kubernetes.apply(
+        [secret, pool("bound", shared={"redis": {"external": external}}), engine.manifest("bound")],
+        namespace=namespace,
+    )
+
+    def said() -> tuple[str, str, str]:
+        conditions = status(kubernetes, namespace, "bound").get("conditions", [])
+        found = [each for each in conditions if each["type"] == "SharedTiersReady"]
+        return next(((each["status"], each["reason"], each["message"]) for each in found), ("", "", ""))
+
+    def refused() -> bool:
+        now, reason, message = said()
+        return (now, reason) == ("False", "SharedTierDown") and "Denied" in message and "info" in message
+
+    kubernetes.wait_for(refused, 120, "the missing right is named", namespace=namespace)
+    # Memory serves on.
+    engine.wait_warm()
+    _ask(server, "ACL", "SETUSER", "bound", "+info")
+    kubernetes.wait_for(lambda: said()[0] == "True", 120, "the tier serves", namespace=namespace)
