@@ -67,7 +67,7 @@ proptest! {
         cuts in proptest::collection::vec((any_length(), 0..16usize), 0..12),
         grid in 1..4u32, rows in 1..4u32,
     ) {
-        let Some(host) = host() else { return Ok(()) };
+        let host = host();
         let bytes = pattern(BYTES, seed);
         let list: Vec<Range<usize>> = cuts.into_iter().map(|(length, at)| at..at + length).collect();
         let launch = Launch { grid: [grid, 1], block: [32, rows] };
@@ -77,7 +77,7 @@ proptest! {
 
 #[test]
 fn digests_of_every_length_up_to_two_blocks_are_those_of_the_reference() {
-    let Some(host) = host() else { return };
+    let host = host();
     let bytes = pattern(2_200, 1);
     let launch = Launch {
         grid: [5, 1],

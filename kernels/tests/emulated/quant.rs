@@ -23,10 +23,10 @@ impl Case {
     }
 
     /// Raw numbers, ends and codes after a kernel, and how many groups it refused.
-    fn run(&self, way: &str, raw: &[u8], packed: &[u8]) -> Option<([Vec<u8>; 3], u32)> {
+    fn run(&self, way: &str, raw: &[u8], packed: &[u8]) -> ([Vec<u8>; 3], u32) {
         let (ends, codes) = packed.split_at(self.ends_bytes());
         let after = run(
-            host()?,
+            host(),
             &format!("kv_{way}_{}", self.name),
             self.launch,
             &[
@@ -40,7 +40,7 @@ impl Case {
         );
         let [raw, ends, codes, refused] = after.try_into().unwrap();
         let refused = u32::from_ne_bytes(refused.try_into().unwrap());
-        Some(([raw, ends, codes], refused))
+        ([raw, ends, codes], refused)
     }
 }
 
@@ -135,7 +135,7 @@ proptest! {
         let bytes = |count: usize| if case.ends == 2 { count.div_ceil(2) } else { count };
         let codes = full * bytes(case.group.into()) + bytes(numbers % usize::from(case.group));
         let empty = vec![0; case.ends_bytes() + codes];
-        let Some(([raw, ends, codes], refused)) = case.run("pack", &case.raw, &empty) else { return Ok(()) };
+        let ([raw, ends, codes], refused) = case.run("pack", &case.raw, &empty);
         prop_assert_eq!(&raw, &case.raw);
         prop_assert_eq!(wanted.is_err(), refused > 0);
         if wanted.is_ok() {
@@ -161,7 +161,7 @@ proptest! {
         let mut wanted = vec![0; case.raw.len()];
         let decoded = decode(case.codec, &case.shape, &stored, &mut wanted);
         let empty = vec![0; case.raw.len()];
-        let Some(([raw, _, _], refused)) = case.run("unpack", &empty, &stored[HEADER_BYTES..]) else { return Ok(()) };
+        let ([raw, _, _], refused) = case.run("unpack", &empty, &stored[HEADER_BYTES..]);
         prop_assert_eq!(decoded.is_err(), refused > 0);
         if decoded.is_ok() {
             prop_assert!(numbers_alike(&case, &raw, &wanted), "{:?} {:?}", raw, wanted);

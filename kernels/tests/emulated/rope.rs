@@ -49,7 +49,7 @@ proptest! {
         words in proptest::collection::vec(any::<u32>(), 600),
         delta in -100_000i64..100_000, grid in 1..4u32, rows in 1..4u32,
     ) {
-        let Some(host) = host() else { return Ok(()) };
+        let host = host();
         let row = before + 2 * pairs + behind;
         let keys = Keys {
             state_bytes: row * dtype.bytes(),
