@@ -79,9 +79,6 @@ impl Draft<'_> {
         let began = Instant::now();
         // Where nothing is awaited before the head is sent, the head says as soon whether the rest was needed.
         let ask = self.keys.len() > WINDOW;
-        if ask {
-            c.command(&[b"EXISTS", self.name.redis().as_bytes()]);
-        }
         let Some(open) = self.send(c, ask).await? else {
             return Ok(Stored::Already);
         };
@@ -170,10 +167,13 @@ impl Draft<'_> {
     }
 
     /// Sends the segments, and makes their digests on the way, while the processor has the bytes at hand. The digests are right if it
-    /// succeeds; returns how many replies have not come yet. Where it was `asked` whether there is a head, and there is one, only the first
+    /// succeeds; returns how many replies have not come yet. Where it is to `ask` whether there is a head, and there is one, only the first
     /// go out; none then.
-    async fn send(&self, c: &mut Connection, mut asked: bool) -> Result<Option<usize>, Fault> {
+    async fn send(&self, c: &mut Connection, mut ask: bool) -> Result<Option<usize>, Fault> {
         let (mut open, mut failed) = (0, None);
+        if ask {
+            c.command(&[b"EXISTS", self.name.redis().as_bytes()]);
+        }
         let staged_ms = STAGED.as_millis() as u64;
         let spans: Vec<Span> = self.put.spans.iter().map(Span::watched).collect();
         let mut digest = Running::default();
@@ -187,7 +187,7 @@ impl Draft<'_> {
                 let key = self.name.redis_segment(&self.record.head, piece.segment);
                 c.set(&key, span, piece.at, piece.bytes, staged_ms).await?;
                 open += 1;
-                if open == WINDOW && std::mem::take(&mut asked) {
+                if open == WINDOW && std::mem::take(&mut ask) {
                     match c.reply().await? {
                         Reply::Integer(0) => {}
                         Reply::Error(text) => {
