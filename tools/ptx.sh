@@ -2,6 +2,7 @@
 # PTX of the GPU kernels, built from kernels/cuda and committed, so that no build needs CUDA.
 #
 #   tools/ptx.sh setup   installs nvcc and ptxas from PyPI (514 MB) outside the checkout
+#   tools/ptx.sh ready   are they there, in the version of the manifest?
 #   tools/ptx.sh build   writes kernels/ptx/*.ptx and the hashes in kernels/ptx/manifest.json, and the connector's copies
 #   tools/ptx.sh check   does the PTX belong to the sources? With nvcc by compiling anew, and ptxas assembles it for sm_80 and sm_90;
 #                        without nvcc by hashes alone
@@ -75,7 +76,8 @@ case "${1:-}" in
         [ -x "$VENV/bin/pip" ] || python3 -m venv "$VENV"
         "$VENV/bin/pip" install --quiet --disable-pip-version-check --no-deps -r tools/requirements/nvcc.txt
         ;;
+    ready) toolkit >/dev/null ;;
     build) build ;;
     check) check ;;
-    *) sed -n '2,7s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
+    *) sed -n '2,8s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
 esac

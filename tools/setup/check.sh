@@ -12,7 +12,7 @@ setup_check() {
     [ -x "$bin/cargo-fuzz" ] ||
         quietly cargo-fuzz.log "building cargo-fuzz" retried cargo install --locked --root "$CACHE/tools" "cargo-fuzz@$CARGO_FUZZ"
     # PTX is compared with what its sources give, and assembled.
-    compgen -G "$CACHE/venvs/nvcc/lib/python3*/site-packages/nvidia/cu13/bin/nvcc" >/dev/null ||
+    "$TOOLS/ptx.sh" ready ||
         quietly nvcc.log "installing nvcc from PyPI (514 MB)" retried "$TOOLS/ptx.sh" setup
     # Sanitizers need a nightly compiler; any one that is there will do.
     if command -v rustup >/dev/null && ! rustup toolchain list | grep -q '^nightly'; then
