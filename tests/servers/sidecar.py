@@ -95,13 +95,16 @@ class Sidecar(SidecarClient):
         return self
 
     def wait_ready(self, seconds: float = 30) -> None:
-        """Until the memory tier serves."""
+        """Until the memory tier serves and all of its pages are there: GRANTs for room to come are put off."""
         process = self.process
 
         def ready() -> bool:
             if not process.running():
                 raise AssertionError(f"the sidecar ended:\n{process.tail()}")
-            return web.get(f"{self.url}/readyz", 1)[0] == 200
+            if web.get(f"{self.url}/readyz", 1)[0] != 200:
+                return False
+            memory = self.status()["memory"]
+            return memory["populated_bytes"] == memory["capacity_bytes"]
 
         try:
             wait_for(ready, seconds, "sidecar ready")
