@@ -180,6 +180,11 @@ def conditions(of: Object) -> dict[str, tuple[str, str]]:
     return {each["type"]: (each["status"], each["reason"]) for each in of.get("conditions", [])}
 
 
+def message(of: Object, kind: str) -> str:
+    """Of a condition of a pool's status; empty before there is one."""
+    return next((str(each["message"]) for each in of.get("conditions", []) if each["type"] == kind), "")
+
+
 def told(kubernetes: Kubernetes, namespace: str) -> list[tuple[str, str, str, str]]:
     """Kind and name of the object, reason and note of each event that the operator wrote in a namespace."""
     events = kubernetes.request("GET", f"/apis/events.k8s.io/v1/namespaces/{namespace}/events")["items"]

@@ -17,7 +17,7 @@ from cluster.certificates import Leaf
 from cluster.cluster import Cluster
 from cluster.engine import Engine, pool
 from cluster.kubernetes import Object
-from cluster.product import RIGHTS, Operator, sidecar, status
+from cluster.product import RIGHTS, Operator, conditions, message, sidecar, status
 from servers import paths, web
 from servers.process import Process
 from servers.prometheus import Samples
@@ -292,17 +292,15 @@ def test_what_a_user_may_not_do_stands_in_the_pools_status_until_it_may(
         namespace=namespace,
     )
 
-    def said() -> tuple[str, str, str]:
-        conditions = status(kubernetes, namespace, "bound").get("conditions", [])
-        found = [each for each in conditions if each["type"] == "SharedTiersReady"]
-        return next(((each["status"], each["reason"], each["message"]) for each in found), ("", "", ""))
+    def ready() -> tuple[str, str] | None:
+        return conditions(status(kubernetes, namespace, "bound")).get("SharedTiersReady")
 
     def refused() -> bool:
-        now, reason, message = said()
-        return (now, reason) == ("False", "SharedTierDown") and "Denied" in message and "info" in message
+        why = message(status(kubernetes, namespace, "bound"), "SharedTiersReady")
+        return ready() == ("False", "SharedTierDown") and "Denied" in why and "info" in why
 
     kubernetes.wait_for(refused, 120, "the missing right is named", namespace=namespace)
     # Memory serves on.
     engine.wait_warm()
     _ask(server, "ACL", "SETUSER", "bound", "+info")
-    kubernetes.wait_for(lambda: said()[0] == "True", 120, "the tier serves", namespace=namespace)
+    kubernetes.wait_for(lambda: ready() == ("True", "TiersServe"), 120, "the tier serves", namespace=namespace)

@@ -15,6 +15,7 @@ from cluster.product import (
     conditions,
     deployment,
     injected,
+    message,
     pod,
     pool,
     report,
@@ -229,10 +230,9 @@ def test_pods_that_are_refused_because_of_their_sidecar_are_told_by_the_pool_unt
         return conditions(status(kubernetes, namespace, "demo")).get("SidecarsReady") == ("False", "PodsRefused")
 
     kubernetes.wait_for(refused, 60, "SidecarsReady=False/PodsRefused", namespace=namespace)
-    now = status(kubernetes, namespace, "demo")
-    (message,) = (each["message"] for each in now["conditions"] if each["type"] == "SidecarsReady")
-    assert message.startswith("ReplicaSet web-")
-    assert said in message
+    why = message(status(kubernetes, namespace, "demo"), "SidecarsReady")
+    assert why.startswith("ReplicaSet web-")
+    assert said in why
     assert kubernetes.pods(namespace) == []
 
     def named() -> bool:

@@ -17,6 +17,17 @@ if too_old():
     collect_ignore_glob = ["test_[!c]*.py"]
 
 
+@pytest.fixture(scope="module")
+def binary() -> Path:
+    """The sidecar's program; what needs it is skipped without."""
+    from servers.paths import sidecar_binary
+
+    try:
+        return sidecar_binary()
+    except FileNotFoundError as error:
+        pytest.skip(f"no sidecar binary: {error}")
+
+
 @pytest.fixture
 def volume() -> Iterator[Path]:
     """A folder short enough for a socket's name."""

@@ -24,7 +24,6 @@ from gpu.rank import Rank
 from kvcachepool import messages
 from kvcachepool.copy_window import WindowLostError
 from kvcachepool.wire import Op
-from servers import paths
 from servers.sidecar import Sidecar
 from servers.waiting import wait_for
 
@@ -34,14 +33,6 @@ BLOCKS, OTHERS = [(7, 2), (23, 1), (5, 6)], [(4, 3), (9, 10), (22, 11)]
 #: What the sidecar is told, and how its window is named.
 EXPORTS = [({}, "descriptor"), ({"FAKE_NO_FD": "1"}, "IPC handle")]
 COPIED = "kvcachepool_window_copied_bytes_total"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def binary() -> None:
-    try:
-        paths.sidecar_binary()
-    except Exception as error:
-        pytest.skip(f"no sidecar binary: {error}")
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +64,7 @@ class Over:
 
 @pytest.fixture(params=EXPORTS, ids=["descriptor", "handle"])
 def over(
-    request: pytest.FixtureRequest, volume: Path, library: Path, monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest, volume: Path, binary: Path, library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Over]:
     told, export = request.param
     transfer = {"mode": "CudaWindow", "windowSize": "16Mi"}
@@ -132,6 +123,17 @@ def readable(made: Rank) -> bool:
     return messages.CHUNK_READY in said.states
 
 
+def lost(over: Over, made: Rank, kind: str, refs: bytes) -> None:
+    """Kills the sidecar's engine while it copies for this job, which ends without its window."""
+    with ThreadPoolExecutor(1) as thread:
+        over.hold()
+        job = thread.submit(made.copied, kind, refs, BLOCKS)
+        over.holds()
+        over.sidecar.kill_engine()
+        with pytest.raises(WindowLostError):
+            job.result(20)
+
+
 def test_bytes_go_by_a_window_in_device_memory_and_come_back_the_same(over: Over, device: None) -> None:
     for number, name in enumerate(("BLHNC", "LBHNC")):
         with rank(over.sidecar.socket, name) as made:
@@ -149,27 +151,16 @@ def test_bytes_go_by_a_window_in_device_memory_and_come_back_the_same(over: Over
 def test_when_the_sidecar_dies_in_a_copy_nothing_is_loaded_and_the_next_has_another_window(
     over: Over, device: None
 ) -> None:
-    with rank(over.sidecar.socket) as made, ThreadPoolExecutor(1) as thread:
-        refs = made.granted(HASHES).refs
-        over.hold()
-        store = thread.submit(made.copied, "store", refs, BLOCKS)
-        over.holds()
-        over.sidecar.kill_engine()
-        with pytest.raises(WindowLostError):
-            store.result(20)
+    with rank(over.sidecar.socket) as made:
+        lost(over, made, "store", made.granted(HASHES).refs)
     over.release()
     over.sidecar.wait_ready()
-    with rank(over.sidecar.socket) as made, ThreadPoolExecutor(1) as thread:
+    with rank(over.sidecar.socket) as made:
         assert not readable(made), "what was not committed"
         there_and_back(made, "after a store")
         refs = made.pinned([hashlib.sha256(f"after a store {i}".encode()).digest() for i in range(3)], "l").refs
         before = place.contents(made.layout)
-        over.hold()
-        load = thread.submit(made.copied, "load", refs, BLOCKS)
-        over.holds()
-        over.sidecar.kill_engine()
-        with pytest.raises(WindowLostError):
-            load.result(20)
+        lost(over, made, "load", refs)
         assert place.contents(made.layout) == before
     over.release()
     over.sidecar.wait_ready()

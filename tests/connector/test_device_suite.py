@@ -212,12 +212,8 @@ def test_what_was_measured_before_something_fails_is_kept_and_the_failure_named(
     assert "h2d_vs_pinned_peak" in names
 
 
-def test_the_doctor_measures_a_device_when_it_is_asked_to(driver: Path) -> None:
-    try:
-        binary = str(paths.sidecar_binary())
-    except FileNotFoundError as error:
-        pytest.skip(f"no sidecar binary: {error}")
-    found = json.loads(run(binary, "doctor", "--json", "--measure", LD_LIBRARY_PATH=str(driver)).stdout)
+def test_the_doctor_measures_a_device_when_it_is_asked_to(driver: Path, binary: Path) -> None:
+    found = json.loads(run(str(binary), "doctor", "--json", "--measure", LD_LIBRARY_PATH=str(driver)).stdout)
     speeds = {speed["name"]: speed for speed in found["speeds"]}
     for name in ("pinnedToDevice", "pinnedFromDevice", "pinnedBothWays", "windowRoundTrip"):
         assert speeds[name]["bytes_per_second"], speeds[name]

@@ -23,23 +23,14 @@ from kvcachepool import messages
 from kvcachepool.jobs import Chunk, Ended, Job
 from kvcachepool.layout import Ranks
 from kvcachepool.shared import Shared
-from servers import paths
 from servers.sidecar import Sidecar
 from servers.waiting import wait_for
 
 STORE = "kvcachepool_window_copied_bytes_total"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def binary() -> None:
-    try:
-        paths.sidecar_binary()
-    except Exception as error:
-        pytest.skip(f"no sidecar binary: {error}")
-
-
 @pytest.fixture
-def sidecar(tmp_path: Path) -> Iterator[Sidecar]:
+def sidecar(tmp_path: Path, binary: Path) -> Iterator[Sidecar]:
     config = {
         "memory": {"evictionPolicy": "FIFO"},
         "transfer": {"mode": "CudaWindow", "windowSize": "16Mi"},

@@ -27,20 +27,11 @@ from kvcachepool.messages import Message
 from kvcachepool.shared import Shared
 from kvcachepool.wire import Op
 from kvcachepool.worker import Worker
-from servers import paths
 from servers.sidecar import Sidecar
 
 WAIT_S = 20.0
 
 _M = TypeVar("_M", bound=Message)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def binary() -> None:
-    try:
-        paths.sidecar_binary()
-    except Exception as error:
-        pytest.skip(f"no sidecar binary: {error}")
 
 
 def until(found: Callable[[], Any], what: str) -> Any:
@@ -190,7 +181,7 @@ class Engine:
 
 
 @pytest.fixture
-def sidecar(tmp_path: Path) -> Iterator[Sidecar]:
+def sidecar(tmp_path: Path, binary: Path) -> Iterator[Sidecar]:
     made = Sidecar(tmp_path / "pod", memory="64Mi", config={"memory": {"evictionPolicy": "FIFO"}}).start()
     yield made
     made.stop()

@@ -20,14 +20,17 @@ pub struct Sidecar {
     process: Option<Child>,
 }
 
+/// A port of this machine that nobody has now.
+pub fn free_port() -> u16 {
+    let free = TcpListener::bind("127.0.0.1:0").unwrap();
+    free.local_addr().unwrap().port()
+}
+
 impl Sidecar {
     /// A folder and a config; nothing runs yet. `extra` holds lines of YAML without the keys `socket`, `admin` and `log`.
     pub fn prepare(extra: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let port = TcpListener::bind("127.0.0.1:0")
-            .and_then(|l| l.local_addr())
-            .unwrap()
-            .port();
+        let port = free_port();
         let this = Self {
             folder,
             port,

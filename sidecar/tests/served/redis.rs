@@ -1,10 +1,10 @@
 //! The Redis tier, as a vLLM sees it: warm beside another sidecar's servers, and nothing but misses when they are gone.
 
-use crate::harness::{Sidecar, wait_for};
+use crate::harness::{Sidecar, free_port, wait_for};
 use crate::vllm::{Vllm, hashes};
 use kvcachepool_protocol::message::{CHUNK_READY, ProbeReply};
 use std::io::{BufRead, BufReader, Write};
-use std::net::{Shutdown, TcpListener};
+use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -143,11 +143,6 @@ fn stored(sidecar: &Sidecar, prompt: u64, count: u32) {
     sidecar.wait_metric(written, f64::from(count));
 }
 
-fn free_port() -> String {
-    let free = TcpListener::bind("127.0.0.1:0").unwrap();
-    free.local_addr().unwrap().port().to_string()
-}
-
 fn ready(reply: &ProbeReply) -> usize {
     let ready = reply.states.iter().filter(|s| **s == CHUNK_READY);
     ready.count()
@@ -284,7 +279,7 @@ fn one_of_several_servers_that_dies_is_named_while_the_tier_serves_on() {
 
 #[test]
 fn a_master_that_dies_is_named_until_the_sentinel_has_another_one_which_has_what_was_stored() {
-    let ports = [(); 3].map(|()| free_port());
+    let ports = [(); 3].map(|()| free_port().to_string());
     let [first, second, third] = ports.each_ref().map(String::as_str);
     let mut master = Redis::start_with(&["--port", first]);
     let replica = Redis::start_with(&["--port", second, "--replicaof", "127.0.0.1", first]);
@@ -355,7 +350,7 @@ fn settings_that_cannot_be_right_are_named_and_memory_serves_on() {
 
 #[test]
 fn a_server_that_lets_nobody_in_is_named_in_status_metric_and_log() {
-    let port = free_port();
+    let port = free_port().to_string();
     let server = Redis::start_with(&["--port", &port, "--requirepass", "right"]);
     let auth = tempfile::tempdir().unwrap();
     std::fs::write(auth.path().join("password"), "hunter-2").unwrap();

@@ -64,14 +64,19 @@ fn what_was_stored_is_found_on_disk_by_another_sidecar_and_another_vllm() {
     vllm.finds_below(&hashes(1, 6), 4, DISK);
 }
 
-#[test]
-fn what_is_written_back_waits_for_a_flush() {
-    let disk = TempDir::new().unwrap();
-    let config = with_disk(disk.path()) + "write: {policy: WriteBack}\n";
-    // a sixteenth of it may wait
+/// One whose disk is written to late: a sixteenth of its memory may wait.
+fn writing_back(folder: &Path) -> Sidecar {
+    let config = with_disk(folder) + "write: {policy: WriteBack}\n";
     let sidecar = Sidecar::start(&config.replace("64Mi", "256Mi"));
     sidecar.wait_populated();
     sidecar.wait_tier("disk", "ready");
+    sidecar
+}
+
+#[test]
+fn what_is_written_back_waits_for_a_flush() {
+    let disk = TempDir::new().unwrap();
+    let sidecar = writing_back(disk.path());
     let mut vllm = Vllm::attach(&sidecar.socket());
     let wanted = hashes(1, 3);
     vllm.store("r", &wanted);
@@ -95,10 +100,7 @@ fn what_is_written_back_waits_for_a_flush() {
 #[test]
 fn what_is_written_back_goes_out_when_the_last_vllm_ended() {
     let disk = TempDir::new().unwrap();
-    let config = with_disk(disk.path()) + "write: {policy: WriteBack}\n";
-    let sidecar = Sidecar::start(&config.replace("64Mi", "256Mi"));
-    sidecar.wait_populated();
-    sidecar.wait_tier("disk", "ready");
+    let sidecar = writing_back(disk.path());
     let mut keeper = Process::start("store", &sidecar.socket());
     let waiting = "tier_waiting_bytes{tier=\"disk\"}";
     sidecar.wait_metric(waiting, (4 * CHUNK_BYTES) as f64);
@@ -112,10 +114,7 @@ fn what_is_written_back_goes_out_when_the_last_vllm_ended() {
 #[test]
 fn a_sidecar_without_a_vllm_that_is_told_to_end_writes_first_what_waits() {
     let disk = TempDir::new().unwrap();
-    let config = with_disk(disk.path()) + "write: {policy: WriteBack}\n";
-    let mut sidecar = Sidecar::start(&config.replace("64Mi", "256Mi"));
-    sidecar.wait_populated();
-    sidecar.wait_tier("disk", "ready");
+    let mut sidecar = writing_back(disk.path());
     Process::start("store", &sidecar.socket()).kill();
     sidecar.signal(Signal::TERM);
     assert_eq!(sidecar.wait_exit(), Some(0));
