@@ -15,7 +15,7 @@ NODES ?= 1
 ifeq ($(origin KUBECONFIG),command line)
 export KVCACHEPOOL_TEST_KUBECONFIG := $(KUBECONFIG)
 endif
-.PHONY: help setup cluster-up cluster-down demo demo-local test test-vllm test-cluster test-gpu bench bench-gpu gpu-bundle bench-operator bench-tiers soak image push check fuzz fmt
+.PHONY: help setup cluster-up cluster-down demo demo-local demo-tiers test test-vllm test-cluster test-gpu bench bench-gpu gpu-bundle bench-operator bench-tiers soak image push check fuzz fmt
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /  make \1 |/p' $(MAKEFILE_LIST) | column -t -s '|'
 setup:  ## install what is missing: apt packages, Rust, vLLM for CPUs
@@ -36,6 +36,10 @@ demo:  ## a Kubernetes on this machine: helm, a pool, one label on a vLLM; then 
 demo-local: setup  ## the same without Kubernetes: the sidecar beside a real vLLM. MODEL=folder, KEEP=1
 	@cargo build --bin kvcachepool-sidecar
 	@PYTHONPATH=tests exec $(PYTHON) -m demo.local
+demo-tiers: setup  ## one pod's documents loaded by others from disk, Redis and S3, without Kubernetes. MODEL=folder, KEEP=1
+	@tools/setup.sh servers
+	@cargo build --bin kvcachepool-sidecar
+	@PYTHONPATH=tests exec $(PYTHON) -m demo.tiers
 test: setup  ## all tests that this machine can run
 	@tools/setup.sh cluster
 	@tools/setup.sh servers

@@ -1,4 +1,4 @@
-"""What both demos do with a vLLM and its sidecar: questions about documents in four rounds, and a table of it all."""
+"""What all demos do with a vLLM and its sidecar: questions about documents in rounds, and a table of it all."""
 
 from __future__ import annotations
 
@@ -19,14 +19,6 @@ from servers.vllm_server import Reply, VllmClient
 DOCUMENTS = 3
 DOCUMENT_TOKENS = 4000
 ANSWER_TOKENS = 16
-PHASES = {
-    "cold": "never seen before",
-    "local": "asked again: vLLM's own prefix cache",
-    "reset": "after vLLM forgot its prefix cache",
-    "restart": "after vLLM was killed and started anew",
-}
-#: Phases in which vLLM's own prefix cache holds nothing of what was asked before.
-_FROM_THE_POOL = ("reset", "restart")
 _CONTEXT_TOKENS = 8192
 #: GiB for vLLM's own KV cache: it holds a whole round.
 KV_SPACE = "2"
@@ -63,17 +55,32 @@ class Model(NamedTuple):
         return ["--dtype", "float32", "--max-model-len", str(context), "--max-num-batched-tokens", "2048"]
 
 
+class Round(NamedTuple):
+    """Every document, asked once."""
+
+    #: How, or by whom.
+    asked: str
+    #: Whether vLLM's own prefix cache holds nothing of it, and the pool does.
+    from_pool: bool = True
+
+
+COLD = Round("never seen before", from_pool=False)
+LOCAL = Round("asked again: vLLM's own prefix cache", from_pool=False)
+RESET = Round("after vLLM forgot its prefix cache")
+RESTART = Round("after vLLM was killed and started anew")
+
+
 class Row(NamedTuple):
     """One request."""
 
     document: int
-    phase: str
+    round: Round
     reply: Reply
     equal: bool
 
 
 class Workload:
-    """The rounds with one vLLM and the sidecar beside it."""
+    """The rounds with a vLLM and the sidecar beside it; both may be replaced in between."""
 
     def __init__(self, vllm: VllmClient, sidecar: SidecarClient, chosen: Model) -> None:
         self.vllm = vllm
@@ -89,26 +96,28 @@ class Workload:
         wait_attached(self.sidecar)
 
     def run(self, restart: Callable[[], VllmClient]) -> None:
-        """All rounds; `restart` kills vLLM, starts it anew and returns it."""
-        self._prompts = [document(self.vllm, n, DOCUMENT_TOKENS, real=self._model.real) for n in range(DOCUMENTS)]
-        self._ask_all("cold")
-        self._ask_all("local")
+        """Four rounds with one sidecar; `restart` kills vLLM, starts it anew and returns it."""
+        self.ask(COLD)
+        self.ask(LOCAL)
         self.vllm.reset_prefix_cache()
-        self._ask_all("reset")
+        self.ask(RESET)
         self.vllm = restart()
         self.attach()
-        self._ask_all("restart")
+        self.ask(RESTART)
 
     def _short(self) -> str:
         return "Her grandmother remembered" if self._model.real else "w3 w4 w5"
 
-    def _ask_all(self, phase: str) -> None:
+    def ask(self, now: Round) -> None:
+        """One round; the first is what the others are compared with."""
+        if not self._prompts:
+            self._prompts = [document(self.vllm, n, DOCUMENT_TOKENS, real=self._model.real) for n in range(DOCUMENTS)]
         for number, (prompt, tokens) in enumerate(self._prompts):
-            with at_work(f"document {number + 1}, {PHASES[phase]}"):
+            with at_work(f"document {number + 1}, {now.asked}"):
                 reply = self.vllm.complete(prompt, tokens, max_tokens=ANSWER_TOKENS)
-            if phase == "cold":
+            if len(self._cold) == number:
                 self._cold.append(reply.text)
-            self._rows.append(Row(number + 1, phase, reply, reply.text == self._cold[number]))
+            self._rows.append(Row(number + 1, now, reply, reply.text == self._cold[number]))
 
     def print_table(self) -> None:
         """One line per request, then totals per round."""
@@ -119,15 +128,16 @@ class Workload:
             source = row.reply.sources
             numbers = f"{source['computed']:>8} {source['local']:>6} {source['external']:>11}"
             first = f"{row.reply.first_token_seconds:.2f} s"
-            print(f"{row.document:>8}  {PHASES[row.phase]:<40} {first:>11}  {numbers}  {'yes' if row.equal else 'NO'}")
+            print(f"{row.document:>8}  {row.round.asked:<40} {first:>11}  {numbers}  {'yes' if row.equal else 'NO'}")
         print(f"{'-' * len(head)}")
-        cold = sum(row.reply.first_token_seconds for row in self._rows if row.phase == "cold")
-        for phase, meaning in PHASES.items():
-            of_phase = [row.reply for row in self._rows if row.phase == phase]
-            sums = [sum(reply.sources[name] for reply in of_phase) for name in ("computed", "local", "external")]
-            seconds = sum(reply.first_token_seconds for reply in of_phase)
+        cold = 0.0
+        for each in dict.fromkeys(row.round for row in self._rows):
+            replies = [row.reply for row in self._rows if row.round == each]
+            sums = [sum(reply.sources[name] for reply in replies) for name in ("computed", "local", "external")]
+            seconds = sum(reply.first_token_seconds for reply in replies)
+            cold = cold or seconds
             numbers = f"{sums[0]:>8} {sums[1]:>6} {sums[2]:>11}"
-            print(f"{'total':>8}  {meaning:<40} {seconds:>9.2f} s  {numbers}  {cold / seconds:.0f}x")
+            print(f"{'total':>8}  {each.asked:<40} {seconds:>9.2f} s  {numbers}  {cold / seconds:.0f}x")
         asked = sum(tokens for _, tokens in self._prompts)
         print(f"\nPrompt tokens by where their KV came from, as vLLM counts them; {asked} tokens a round.")
         print(
@@ -138,13 +148,15 @@ class Workload:
         """What the sidecar says of the same."""
         metrics = self.sidecar.metrics()
         requested = metrics.total("kvcachepool_requested_tokens_total")
-        hit, missed = metrics.total("kvcachepool_hit_tokens_total"), metrics.total("kvcachepool_miss_tokens_total")
+        missed = metrics.total("kvcachepool_miss_tokens_total")
+        tiers = metrics.by("kvcachepool_hit_tokens_total", "tier")
+        hits = " + ".join(f"{count:.0f} from {tier}" for tier, count in tiers.items() if count) or "0 found"
         reasons = metrics.by("kvcachepool_miss_tokens_total", "reason")
         why = ", ".join(f"{reason} {count:.0f}" for reason, count in reasons.items() if count)
         memory = self.sidecar.status()["memory"]
         held = f"{memory['used_bytes'] / 2**20:.0f} of {memory['capacity_bytes'] / 2**20:.0f} MiB"
         print(
-            f"\nSidecar: asked for {requested:.0f} tokens = {hit:.0f} from memory + {missed:.0f} missed ({why}); "
+            f"\nSidecar: asked for {requested:.0f} tokens = {hits} + {missed:.0f} missed ({why}); "
             f"holds {memory['chunks']} chunks in {held}."
         )
 
@@ -168,5 +180,6 @@ class Workload:
 
     def status(self) -> int:
         """Exit status: 0 if all outputs are equal, and something was saved whenever vLLM had forgotten."""
-        saved = {row.phase for row in self._rows if row.reply.sources["external"] > 0}
-        return 0 if saved.issuperset(_FROM_THE_POOL) and all(row.equal for row in self._rows) else 1
+        saved = {row.round for row in self._rows if row.reply.sources["external"] > 0}
+        wanted = {row.round for row in self._rows if row.round.from_pool}
+        return 0 if wanted <= saved and all(row.equal for row in self._rows) else 1
