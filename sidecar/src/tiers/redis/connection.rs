@@ -94,6 +94,11 @@ impl Connection {
         self.asking = asking;
     }
 
+    /// Is each command preceded by ASKING?
+    pub fn is_asking(&self) -> bool {
+        self.asking
+    }
+
     /// Can another operation use it?
     pub fn is_clean(&self) -> bool {
         let in_step = self.pending == 0 && self.output.is_empty() && self.unread().is_empty();
@@ -141,7 +146,7 @@ impl Connection {
         resp::command(&mut self.output, words);
     }
 
-    /// Adds `SET key <bytes of the span> NX PX ms`: one that is there stays as it is. It is sent with the next thing that is awaited, or
+    /// Adds `SET key <bytes of the span>`, to live for so many milliseconds or for ever. It is sent with the next thing that is awaited, or
     /// before another segment.
     pub async fn set(
         &mut self,
@@ -149,14 +154,14 @@ impl Connection {
         span: &Span,
         at: u64,
         bytes: u64,
-        ms: u64,
+        ms: Option<&str>,
     ) -> Result<(), Fault> {
         let copied = self.segment.is_some() && bytes <= COPIED_BYTES;
         if !copied {
             self.flush().await?;
         }
         self.begins();
-        resp::begin(&mut self.output, 6);
+        resp::begin(&mut self.output, if ms.is_some() { 5 } else { 3 });
         for word in ["SET", key] {
             resp::length(&mut self.output, word.len() as u64);
             self.output.extend_from_slice(word.as_bytes());
@@ -178,9 +183,11 @@ impl Connection {
                 before,
             });
         }
-        let ms = ms.to_string();
-        let behind = format!("\r\n$2\r\nNX\r\n$2\r\nPX\r\n${}\r\n{ms}\r\n", ms.len());
-        self.output.extend_from_slice(behind.as_bytes());
+        self.output.extend_from_slice(b"\r\n");
+        if let Some(ms) = ms {
+            let lives = format!("$2\r\nPX\r\n${}\r\n{ms}\r\n", ms.len());
+            self.output.extend_from_slice(lives.as_bytes());
+        }
         Ok(())
     }
 

@@ -1,5 +1,6 @@
-//! What is said over one connection to write an object. Everything of it has an expiry until all of it is there; then a transaction takes
-//! that from head and segments at once. So whoever dies in the middle leaves nothing that stays, and no head outlives its segments.
+//! What is said over one connection to write an object. One of few segments is written by one transaction. Of a longer one everything has
+//! an expiry until all of it is there; then a transaction takes that from head and segments at once. So whoever dies in the middle leaves
+//! nothing that stays, and no head outlives its segments.
 
 use super::connection::{COPIED_BYTES, Connection, Words};
 use super::fault::Fault;
@@ -15,6 +16,8 @@ use zerocopy::IntoBytes;
 const STAGED: Duration = Duration::from_secs(120);
 /// A head lives so much shorter than the first of its segments, until all of them stay: who finds it can still read them.
 const MARGIN: Duration = Duration::from_secs(10);
+/// A head lives so long if nothing follows: what was sent and not heard any more is done some time.
+const HEAD_STAGED: Duration = Duration::from_secs(15);
 /// Times that segments may be gone before they stay; but for the last, they are written again.
 const EVICTED_MAX: usize = 6;
 /// Times that others may change what is about to stay: readers do, where objects live on by being read.
@@ -37,7 +40,7 @@ struct Draft<'a> {
 enum There {
     /// No head.
     No,
-    /// Another head.
+    /// Another head, or a value of another kind.
     Other,
     /// Its head, and not all segments.
     InPart,
@@ -65,6 +68,10 @@ pub async fn put(c: &mut Connection, put: &Put, ttl_ms: u64) -> Result<Stored, F
         name,
         ttl: (ttl_ms > 0).then(|| ttl_ms.to_string()),
     };
+    // A node that another one hands the slot to does nothing at once with keys that are not there yet.
+    if draft.keys.len() <= WINDOW + 1 && !c.is_asking() {
+        return draft.write_at_once(c).await;
+    }
     let stored = draft.write(c).await;
     if stored.is_err() && c.broken().is_none() {
         // What is of no use any more makes room, and lies in nobody's way where its slot moves.
@@ -74,32 +81,54 @@ pub async fn put(c: &mut Connection, put: &Put, ttl_ms: u64) -> Result<Stored, F
 }
 
 impl Draft<'_> {
-    /// Segments and head, in one go, and then their expiry taken away.
+    /// Segments and head in one transaction, unless the object is there.
+    async fn write_at_once(&self, c: &mut Connection) -> Result<Stored, Fault> {
+        for _ in 0..CHANGES_MAX {
+            self.look(c);
+            match self.seen(c).await? {
+                There::No | There::InPart => {}
+                There::Other | There::Whole => {
+                    c.unwatch().await?;
+                    return Ok(Stored::Already);
+                }
+            }
+            let open = c.begin();
+            let (segments, right) = self.send(c, self.ttl.as_deref()).await?;
+            if !right {
+                // The connection is not used again, and what it began ends with it.
+                return Err(wrong_bytes());
+            }
+            self.set_head(c, self.ttl.as_deref());
+            if c.end(open, segments + 1).await?.is_some() {
+                return Ok(Stored::New);
+            }
+        }
+        Err(changes_all_the_time())
+    }
+
+    /// Segments, then the head, and then their expiry taken away.
     async fn write(&self, c: &mut Connection) -> Result<Stored, Fault> {
         let began = Instant::now();
-        // Where nothing is awaited before the head is sent, the head says as soon whether the rest was needed.
-        let ask = self.keys.len() > WINDOW;
-        let Some(open) = self.send(c, ask).await? else {
-            return Ok(Stored::Already);
-        };
-        let (stored, mut there) = match left(began) {
-            Ok(left) => self.begin(c, open, left).await?,
-            Err(fault) => {
-                heard(c, open).await?;
-                return Err(fault);
+        let stored = match own_record(c, &self.name).await? {
+            // Of the same put: its answer was lost.
+            Some(record) if record.head == self.record.head => Stored::Already,
+            Some(_) => return Ok(Stored::Already),
+            None => {
+                self.stage(c).await?;
+                self.stage_head(c, left(began)?).await?
             }
         };
         let (mut evicted, mut changed) = (0, 0);
         loop {
-            match there {
+            self.look(c);
+            match self.seen(c).await? {
                 There::Whole => {
                     if c.transaction(&self.stays()).await?.is_some() {
                         return Ok(stored);
                     }
                     changed += 1;
                     if changed == CHANGES_MAX {
-                        let why = "others change the object all the time while it is written";
-                        return Err(Fault::Of(Cause::Throttled, why.into()));
+                        return Err(changes_all_the_time());
                     }
                 }
                 There::InPart => {
@@ -111,121 +140,82 @@ impl Draft<'_> {
                     }
                     self.stage(c).await?;
                 }
-                // Removed by somebody, it was there until then. The segments may be those of one who writes the same at this moment.
                 There::No => {
                     c.unwatch().await?;
-                    return Ok(stored);
+                    let why = "it was taken away while it was written";
+                    return Err(Fault::Of(Cause::Throttled, why.into()));
                 }
                 // Its segments have names of their own, and these are of no use.
                 There::Other => {
                     c.unwatch().await?;
                     remove_segments(c, &self.name, &self.record).await?;
-                    return Ok(stored);
+                    return Ok(Stored::Already);
                 }
             }
             left(began)?;
-            self.look(c);
-            there = self.seen(c).await?;
         }
     }
 
-    /// Writes the head behind the last segments, whose replies have not come, if there is none, to live for so long; and looks what is
-    /// there then.
-    async fn begin(
-        &self,
-        c: &mut Connection,
-        open: usize,
-        left: Duration,
-    ) -> Result<(Stored, There), Fault> {
-        let (key, px) = (self.name.redis(), left.as_millis().to_string());
-        let (key, px) = (key.as_bytes(), px.as_bytes());
-        c.command(&[b"SET", key, &self.value, b"NX", b"PX", px]);
-        self.look(c);
-        let failed = heard(c, open).await?;
-        let set = c.reply().await?;
-        let there = self.seen(c).await;
-        if let Some(text) = failed {
-            c.unwatch().await?;
-            return Err(Fault::Refused(text));
+    /// Writes the segments, to live until they stay.
+    async fn stage(&self, c: &mut Connection) -> Result<(), Fault> {
+        let staged = STAGED.as_millis().to_string();
+        let (open, right) = self.send(c, Some(&staged)).await?;
+        match heard(c, open).await? {
+            Some(text) => Err(Fault::Refused(text)),
+            None if right => Ok(()),
+            None => Err(wrong_bytes()),
         }
-        let there = there?;
-        match set {
-            Reply::Simple(_) => Ok((Stored::New, there)),
-            Reply::Nil => Ok((Stored::Already, there)),
-            Reply::Error(text) => Err(Fault::Refused(text)),
+    }
+
+    /// Writes the head if there is none, to live for so long or shorter.
+    async fn stage_head(&self, c: &mut Connection, left: Duration) -> Result<Stored, Fault> {
+        self.set_head(c, Some(&left.min(HEAD_STAGED).as_millis().to_string()));
+        match c.answer().await? {
+            Reply::Simple(_) => Ok(Stored::New),
+            Reply::Nil => Ok(Stored::Already),
             _ => Err(Fault::protocol("SET was answered by no status")),
         }
     }
 
-    /// Writes the segments again.
-    async fn stage(&self, c: &mut Connection) -> Result<(), Fault> {
-        let open = self.send(c, false).await?.unwrap_or_default();
-        match heard(c, open).await? {
-            Some(text) => Err(Fault::Refused(text)),
-            None => Ok(()),
-        }
+    /// Adds the command that sets the head if there is none, to live for so many milliseconds or for ever.
+    fn set_head(&self, c: &mut Connection, ms: Option<&str>) {
+        let key = self.name.redis();
+        let mut words: Words<'_> = vec![b"SET", key.as_bytes(), &self.value, b"NX"];
+        words.extend(ms.iter().flat_map(|ms| [&b"PX"[..], ms.as_bytes()]));
+        c.command(&words);
     }
 
-    /// Sends the segments, and makes their digests on the way, while the processor has the bytes at hand. The digests are right if it
-    /// succeeds; returns how many replies have not come yet. Where it is to `ask` whether there is a head, and there is one, only the first
-    /// go out; none then.
-    async fn send(&self, c: &mut Connection, mut ask: bool) -> Result<Option<usize>, Fault> {
-        let (mut open, mut failed) = (0, None);
-        if ask {
-            c.command(&[b"EXISTS", self.name.redis().as_bytes()]);
-        }
-        let staged_ms = STAGED.as_millis() as u64;
+    /// Sends the segments, to live for so many milliseconds or for ever, and makes their digests on the way, while the processor has the
+    /// bytes at hand. Returns how many replies have not come yet, and whether the bytes are what the head says. No more than [`WINDOW`]
+    /// segments are sent without hearing of any.
+    async fn send(&self, c: &mut Connection, ms: Option<&str>) -> Result<(usize, bool), Fault> {
+        let mut open = 0;
         let spans: Vec<Span> = self.put.spans.iter().map(Span::watched).collect();
         let mut digest = Running::default();
-        'all: for (section, span) in spans.iter().enumerate() {
+        for (section, span) in spans.iter().enumerate() {
             for piece in pieces(&self.put.object, section) {
+                if open == WINDOW {
+                    open -= 1;
+                    if let Reply::Error(text) = c.reply().await? {
+                        heard(c, open).await?;
+                        return Err(Fault::Refused(text));
+                    }
+                }
                 if piece.bytes > COPIED_BYTES {
                     // The one before goes out while the processor has its bytes at hand.
                     c.flush().await?;
                 }
                 digest.came(span, piece.at, piece.bytes);
                 let key = self.name.redis_segment(&self.record.head, piece.segment);
-                c.set(&key, span, piece.at, piece.bytes, staged_ms).await?;
+                c.set(&key, span, piece.at, piece.bytes, ms).await?;
                 open += 1;
-                if open == WINDOW && std::mem::take(&mut ask) {
-                    match c.reply().await? {
-                        Reply::Integer(0) => {}
-                        Reply::Error(text) => {
-                            failed = Some(Fault::Refused(text));
-                            break 'all;
-                        }
-                        _ => {
-                            heard(c, open).await?;
-                            return Ok(None);
-                        }
-                    }
-                }
-                if open == WINDOW {
-                    open -= 1;
-                    if let Reply::Error(text) = c.reply().await? {
-                        failed = Some(Fault::Refused(text));
-                        break 'all;
-                    }
-                }
             }
         }
-        if failed.is_none() {
-            let wanted = self.put.object.sections.iter().map(|s| s.stored_digest);
-            let found = spans
-                .iter()
-                .map(|span| span.seen().or_else(|| span.digest()));
-            if !found.eq(wanted.map(Some)) {
-                let why = "the bytes in memory are not what the head says; nothing was written";
-                failed = Some(Fault::Of(Cause::Corrupt, why.into()));
-            }
-        }
-        match failed {
-            None => Ok(Some(open)),
-            Some(fault) => {
-                heard(c, open).await?;
-                Err(fault)
-            }
-        }
+        let wanted = self.put.object.sections.iter().map(|s| s.stored_digest);
+        let found = spans
+            .iter()
+            .map(|span| span.seen().or_else(|| span.digest()));
+        Ok((open, found.eq(wanted.map(Some))))
     }
 
     /// Asks for head and segments, and from then on for any change of them.
@@ -243,6 +233,7 @@ impl Draft<'_> {
         if let Reply::Error(text) = watched {
             return Err(Fault::Refused(text));
         }
+        let taken = matches!(&head, Reply::Error(text) if text.starts_with("WRONGTYPE"));
         let head = there(head)?;
         let segments = match segments {
             Reply::Integer(count) => count + 1 == self.keys.len() as i64,
@@ -250,6 +241,7 @@ impl Draft<'_> {
             _ => return Err(Fault::protocol("EXISTS was answered by no number")),
         };
         Ok(match head {
+            None if taken => There::Other,
             None => There::No,
             Some(Some(record)) if record.head == self.record.head && segments => There::Whole,
             Some(Some(record)) if record.head == self.record.head => There::InPart,
@@ -296,6 +288,16 @@ async fn heard(c: &mut Connection, open: usize) -> Result<Option<String>, Fault>
         }
     }
     Ok(failed)
+}
+
+fn wrong_bytes() -> Fault {
+    let why = "the bytes in memory are not what the head says; nothing was written";
+    Fault::Of(Cause::Corrupt, why.into())
+}
+
+fn changes_all_the_time() -> Fault {
+    let why = "others change the object all the time while it is written";
+    Fault::Of(Cause::Throttled, why.into())
 }
 
 /// How long a head may live whose first segment was written then.

@@ -4,6 +4,15 @@ use super::Connection;
 use crate::tiers::redis::fault::Fault;
 use crate::tiers::redis::resp::Reply;
 
+/// What servers say before why they did nothing of a transaction that each command of was taken for.
+const BECAUSE_OF: &str = "EXECABORT Transaction discarded because of: ";
+
+/// A transaction that was begun.
+#[must_use]
+pub struct Open {
+    asking: bool,
+}
+
 /// A command, word by word.
 pub type Words<'a> = Vec<&'a [u8]>;
 
@@ -32,25 +41,41 @@ impl Connection {
         &mut self,
         commands: &[Words<'_>],
     ) -> Result<Option<Vec<Reply>>, Fault> {
-        self.command(&[b"MULTI"]);
-        // What is asked for before MULTI holds until its end; said in between it would be one of the commands.
-        let asking = std::mem::replace(&mut self.asking, false);
+        let open = self.begin();
         for command in commands {
             self.command(command);
         }
+        self.end(open, commands.len()).await
+    }
+
+    /// Begins a transaction: what is added from now on is done at its end.
+    pub fn begin(&mut self) -> Open {
+        self.command(&[b"MULTI"]);
+        // What is asked for before MULTI holds until its end; said in between it would be one of the commands.
+        Open {
+            asking: std::mem::replace(&mut self.asking, false),
+        }
+    }
+
+    /// Ends a transaction of so many commands, of which no reply was heard, as `transaction` does.
+    pub async fn end(&mut self, open: Open, commands: usize) -> Result<Option<Vec<Reply>>, Fault> {
         self.command(&[b"EXEC"]);
-        self.asking = asking;
+        self.asking = open.asking;
         let mut refused = refusal(self.reply().await?);
         self.asking = false;
-        for _ in commands {
+        for _ in 0..commands {
             let queued = refusal(self.reply().await?);
             refused = refused.or(queued);
         }
         let done = self.reply().await?;
-        self.asking = asking;
+        self.asking = open.asking;
         self.watching = false;
         let parts = match (refused, done) {
-            (Some(text), _) | (None, Reply::Error(text)) => return Err(Fault::Refused(text)),
+            (Some(text), _) => return Err(Fault::Refused(text)),
+            (None, Reply::Error(text)) => {
+                let why = text.strip_prefix(BECAUSE_OF).unwrap_or(&text);
+                return Err(Fault::Refused(why.into()));
+            }
             (None, Reply::Nil) => return Ok(None),
             (None, Reply::Array(parts)) => parts,
             _ => return Err(Fault::protocol("EXEC was answered by no replies")),

@@ -28,6 +28,26 @@ async fn a_full_server_takes_nothing_more_serves_what_it_holds_and_keeps_no_part
     );
     spot.check(&small).await;
     assert_eq!(spot.tier.lookup(&[large.name()]).await, Ok(vec![false]));
+    // Nothing of what is refused was there at any time, and what is there still is.
+    let many: Vec<_> = (2..20)
+        .map(|n| Sample::new(1, n, &[1_200_000, 5_000]))
+        .collect();
+    let mut full = 0;
+    for sample in &many {
+        let keys = server.say(&["DBSIZE"]);
+        match put_fails(&spot, sample).await {
+            None => continue,
+            cause => assert_eq!(cause, Some(Cause::Full)),
+        }
+        full += 1;
+        assert_eq!(server.say(&["DBSIZE"]), keys);
+        assert_eq!(spot.tier.lookup(&[sample.name()]).await, Ok(vec![false]));
+    }
+    assert!(full > 10, "{full}");
+    let mut other = small.clone();
+    other.object.created_unix_ms += 1_000;
+    let put = spot.tier.put(other.put(&spot.memory)).await;
+    assert_eq!(put, Ok(Stored::Already));
     let usage = spot.tier.usage().await.unwrap();
     assert_eq!(usage.capacity_bytes, 8 << 20);
     // With room it is taken.
@@ -294,6 +314,9 @@ async fn what_others_keep_in_the_database_is_left_alone() {
     assert_eq!(get.cause, Cause::Foreign, "{get}");
     let all = [sample.name(), taken.name()];
     assert_eq!(spot.tier.remove(&all).await, Ok(1));
+    assert_eq!(server.say(&["DBSIZE"]), "5");
+    let put = spot.tier.put(taken.put(&spot.memory)).await;
+    assert_eq!(put, Ok(Stored::Already));
     assert_eq!(server.say(&["DBSIZE"]), "5");
 }
 

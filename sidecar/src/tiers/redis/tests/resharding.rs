@@ -3,11 +3,12 @@
 use super::cluster::Cluster;
 use super::proxy::Proxy;
 use super::rig::{Server, Spot, open};
-use super::traffic::{Rig, sample};
+use super::traffic::Rig;
 use crate::tiers::Stored;
 use crate::tiers::layers::State;
 use crate::tiers::redis::cluster::slot;
 use crate::tiers::suite::Sample;
+use kvcachepool_protocol::object::REDIS_SEGMENT_BYTES;
 use std::process::Command;
 
 /// Slots that move; the tool takes the first ones of a node.
@@ -50,39 +51,48 @@ async fn nothing_is_lost_of_slots_that_move_under_load() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_put_whose_slot_begins_to_move_leaves_nothing_in_the_way_of_it() {
-    let cluster = Cluster::start();
-    let [from, to] = [&cluster.nodes[0], &cluster.nodes[1]];
-    let proxy = Proxy::start(from.port).await;
-    let port = proxy.port().to_string();
-    from.say(&["CONFIG", "SET", "cluster-announce-port", &port]);
-    for node in &cluster.nodes {
-        node.wait(&["CLUSTER", "SLOTS"], |slots| slots.contains(&port));
-    }
-    let spot = Spot::new(open(&[cluster.url()]));
-    let sample = sample((0..).find(moves).unwrap());
-    let key = sample.name().redis();
-    let slot = slot(&key).to_string();
-    let mut held = proxy.hold_before(b"MULTI").await;
-    let put = spot.tier.put(sample.put(&spot.memory));
-    let begin = async {
-        held.reached().await;
-        // All of it is there, and one key is the first to go.
-        to.say(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &cluster.id(0)]);
-        from.say(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &cluster.id(1)]);
-        assert_eq!(migrate(from, to, &from.say(&["KEYS", "*:0"])), "OK");
-        held.go_on();
-    };
-    let (put, ()) = tokio::join!(put, begin);
-    assert_eq!(put, Ok(Stored::New));
-    for key in from.say(&["KEYS", "*"]).lines() {
-        assert_eq!(migrate(from, to, key), "OK");
-    }
-    for node in [to, from] {
-        node.say(&["CLUSTER", "SETSLOT", &slot, "NODE", &cluster.id(1)]);
-    }
-    spot.check(&sample).await;
-    for key in to.say(&["KEYS", "*"]).lines() {
-        assert_eq!(to.say(&["PTTL", key]), "-1", "{key} stays");
+    for bytes in [14_000, 5 << 20] {
+        let cluster = Cluster::start();
+        let [from, to] = [&cluster.nodes[0], &cluster.nodes[1]];
+        let proxy = Proxy::start(from.port).await;
+        let port = proxy.port().to_string();
+        from.say(&["CONFIG", "SET", "cluster-announce-port", &port]);
+        for node in &cluster.nodes {
+            node.wait(&["CLUSTER", "SLOTS"], |slots| slots.contains(&port));
+        }
+        let spot = Spot::new(open(&[cluster.url()]));
+        let number = (0..).find(moves).unwrap();
+        let sample = Sample::new(1, number, &[bytes]);
+        let key = sample.name().redis();
+        let slot = slot(&key).to_string();
+        let mut held = proxy.hold_before(b"MULTI").await;
+        let put = spot.tier.put(sample.put(&spot.memory));
+        let begin = async {
+            held.reached().await;
+            // Where all of it is there, one key is the first to go.
+            to.say(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &cluster.id(0)]);
+            from.say(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &cluster.id(1)]);
+            if bytes > REDIS_SEGMENT_BYTES {
+                assert_eq!(migrate(from, to, &from.say(&["KEYS", "*:0"])), "OK");
+            }
+            held.go_on();
+        };
+        let (put, ()) = tokio::join!(put, begin);
+        assert_eq!(put, Ok(Stored::New));
+        for key in from
+            .say(&["KEYS", "*"])
+            .lines()
+            .filter(|key| !key.is_empty())
+        {
+            assert_eq!(migrate(from, to, key), "OK");
+        }
+        for node in [to, from] {
+            node.say(&["CLUSTER", "SETSLOT", &slot, "NODE", &cluster.id(1)]);
+        }
+        spot.check(&sample).await;
+        for key in to.say(&["KEYS", "*"]).lines() {
+            assert_eq!(to.say(&["PTTL", key]), "-1", "{key} stays");
+        }
     }
 }
 
