@@ -13,6 +13,9 @@ use crate::tiers::{Cause, Status, Stored};
 use kvcachepool_protocol::object::Object;
 use std::collections::VecDeque;
 
+/// After a tier refused a chunk as it will refuse others, it is offered nothing again for so long.
+const REFUSED_PAUSE_MS: u64 = 30_000;
+
 /// A chunk became readable, or a request came back for it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Offer {
@@ -47,6 +50,10 @@ pub(crate) struct Put {
     pub tier: usize,
     pub bytes: u64,
     pub targets: Vec<Target>,
+    /// Somebody else may have written it.
+    pub look_first: bool,
+    /// The tier went down since it began: it may have lost what it says to have.
+    pub doubtful: bool,
 }
 
 /// Chunks on their way to a tier.
@@ -56,6 +63,8 @@ pub(crate) struct Writes {
     pub queue_bytes: u64,
     pub puts: u32,
     pub put_bytes: u64,
+    /// Nothing is offered again before.
+    pub refused_until_ms: u64,
 }
 
 impl<T: Table> Engine<T> {
@@ -96,11 +105,23 @@ impl<T: Table> Engine<T> {
                 continue;
             }
             for at in 0..self.lower.tiers.len() {
-                if offer.tiers >> at & 1 == 1 && !self.lower.known.has(&name, at) {
-                    self.queue_put(now, at, offer.chunk, missed >> at & 1 == 1);
+                let again = missed >> at & 1 == 1;
+                let may = offer.tiers >> at & 1 == 1 && !self.lower.known.has(&name, at);
+                if may && !(again && self.refuses_more(now, at, offer.chunk)) {
+                    self.queue_put(now, at, offer.chunk, again);
                 }
             }
         }
+    }
+
+    /// Shall a tier be left alone with a chunk that it did not take? It refused one just now, or what waits for it would have to give way.
+    fn refuses_more(&self, now: Time, at: usize, chunk: Handle) -> bool {
+        self.lower.tiers.get(at).is_some_and(|tier| {
+            let writes = &tier.writes;
+            let bytes = writes.queue_bytes + self.stored_bytes(chunk);
+            let full = !writes.queue.is_empty() && bytes > tier.config.put_queue_bytes_max;
+            full || now.mono_ms < writes.refused_until_ms
+        })
     }
 
     /// Puts a chunk into the queue of a tier, if it is one for it that is not known to be there.
@@ -270,6 +291,8 @@ impl<T: Table> Engine<T> {
                 tier: at,
                 bytes: waiting.bytes,
                 targets,
+                look_first: waiting.look_first,
+                doubtful: false,
             },
         );
         if !made(Mistake::PutUnleased) {
@@ -296,11 +319,16 @@ impl<T: Table> Engine<T> {
         };
         if same
             && stored.is_ok()
+            && !done.doubtful
             && let Some(e) = self.get_mut(done.chunk)
         {
             e.written |= 1 << done.tier;
         }
+        if done.look_first && stored == Ok(Stored::Already) {
+            self.writes.give_back(done.tier, done.bytes);
+        }
         match stored {
+            Ok(_) if done.doubtful => self.missed(done.chunk, done.tier),
             Ok(Stored::New) if same => self.lower.known.usable(done.name, done.tier),
             Ok(Stored::Already) if same => self.lower.known.present(done.name, done.tier),
             Err(cause) if cause.of_the_tier() || cause.status() == Status::Temporary => {
@@ -311,6 +339,12 @@ impl<T: Table> Engine<T> {
         if let Some(tier) = self.lower.tiers.get_mut(done.tier) {
             tier.writes.puts = tier.writes.puts.saturating_sub(1);
             tier.writes.put_bytes = tier.writes.put_bytes.saturating_sub(done.bytes);
+            if let Err(cause) = stored
+                && cause.of_the_tier()
+                && cause.status() == Status::Permanent
+            {
+                tier.writes.refused_until_ms = now.mono_ms + REFUSED_PAUSE_MS;
+            }
             count(&mut tier.stats.puts, result, 1);
             if result == "stored" {
                 tier.stats.put_bytes += done.bytes;
@@ -338,6 +372,12 @@ impl<T: Table> Engine<T> {
         for e in &mut self.entries {
             e.missed |= e.written & 1 << at;
             e.written &= !(1 << at);
+        }
+        for put in self.lower.puts.values_mut().filter(|put| put.tier == at) {
+            put.doubtful = true;
+        }
+        if let Some(tier) = self.lower.tiers.get_mut(at) {
+            tier.writes.refused_until_ms = 0;
         }
     }
 

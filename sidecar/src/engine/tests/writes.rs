@@ -8,10 +8,20 @@ use kvcachepool_protocol::domain::{Descriptor, Domain};
 use kvcachepool_protocol::key::ModelId;
 use kvcachepool_protocol::object::{Element, Form};
 
+/// Of each chunk.
+const CHUNK_BYTES: u64 = 64 << 10;
+
 /// An engine with Redis and S3 behind it that have not answered yet.
 fn with_tiers() -> Rig {
+    with_tiers_as(|_| {})
+}
+
+/// The same with other bounds.
+fn with_tiers_as(change: impl Fn(&mut TierConfig)) -> Rig {
+    let mut tiers = [Kind::Redis, Kind::S3].map(TierConfig::new);
+    tiers.iter_mut().for_each(change);
     let config = Config {
-        tiers: [Kind::Redis, Kind::S3].map(TierConfig::new).to_vec(),
+        tiers: tiers.to_vec(),
         ..Config::default()
     };
     let mut rig = Rig::new(4 << 20, config, plan(1, false, 16 << 10));
@@ -97,6 +107,7 @@ fn what_a_tier_refuses_for_now_is_offered_again_and_what_it_will_never_take_is_n
         };
         end(&mut rig, put, Err(cause));
         assert_eq!(puts(&mut rig), [], "{cause:?}");
+        rig.now.mono_ms += 30_000;
         rig.read(&[1]);
         assert_eq!(puts(&mut rig).len(), usize::from(again), "{cause:?}");
         rig.audit();
@@ -118,5 +129,118 @@ fn what_a_tier_may_have_lost_is_looked_for_when_a_request_comes_back() {
     let [(_, Kind::Redis, true)] = puts(&mut rig)[..] else {
         panic!("it may have come back with less")
     };
+    rig.audit();
+}
+
+#[test]
+fn a_tier_that_refuses_everything_is_left_alone_for_a_while() {
+    let mut rig = with_tiers();
+    is_now(&mut rig, Kind::Redis, None);
+    rig.store(&[1]);
+    let [(put, Kind::Redis, false)] = puts(&mut rig)[..] else {
+        panic!("S3 is not up")
+    };
+    end(&mut rig, put, Err(Cause::Full));
+    for _ in 0..10 {
+        rig.now.mono_ms += 2_000;
+        rig.read(&[1]);
+        assert_eq!(puts(&mut rig), []);
+    }
+    // What it never saw is tried.
+    rig.store(&[2]);
+    let [(put, Kind::Redis, false)] = puts(&mut rig)[..] else {
+        panic!("it may have room")
+    };
+    end(&mut rig, put, Ok(Stored::New));
+    rig.now.mono_ms += 10_000;
+    rig.read(&[1]);
+    assert_eq!(puts(&mut rig).len(), 1, "after 30 s");
+    // Back after it was down it is another one.
+    let mut rig = with_tiers();
+    is_now(&mut rig, Kind::Redis, None);
+    rig.store(&[1]);
+    let [(put, ..)] = puts(&mut rig)[..] else {
+        panic!("S3 is not up")
+    };
+    end(&mut rig, put, Err(Cause::Full));
+    is_now(&mut rig, Kind::Redis, Some("Unreachable"));
+    is_now(&mut rig, Kind::Redis, None);
+    rig.read(&[1]);
+    assert_eq!(puts(&mut rig).len(), 1);
+    rig.audit();
+}
+
+#[test]
+fn what_a_tier_says_to_have_taken_while_it_went_down_is_looked_for() {
+    let mut rig = with_tiers();
+    is_now(&mut rig, Kind::Redis, None);
+    rig.store(&[1]);
+    let [(put, Kind::Redis, false)] = puts(&mut rig)[..] else {
+        panic!("S3 is not up")
+    };
+    is_now(&mut rig, Kind::Redis, Some("Unreachable"));
+    end(&mut rig, put, Ok(Stored::New));
+    is_now(&mut rig, Kind::Redis, None);
+    rig.read(&[1]);
+    let [(_, Kind::Redis, true)] = puts(&mut rig)[..] else {
+        panic!("another one may have its place")
+    };
+    rig.audit();
+}
+
+#[test]
+fn what_is_offered_again_takes_no_place_from_what_was_not_offered_yet() {
+    let mut rig = with_tiers_as(|tier| {
+        tier.puts_max = 1;
+        tier.put_queue_bytes_max = 2 * CHUNK_BYTES;
+    });
+    is_now(&mut rig, Kind::Redis, Some("Unreachable"));
+    for path in 1..=3 {
+        rig.store(&[path]);
+    }
+    assert_eq!(puts(&mut rig), [], "it is down");
+    is_now(&mut rig, Kind::Redis, None);
+    rig.store(&[4]);
+    let [(first, Kind::Redis, false)] = puts(&mut rig)[..] else {
+        panic!("S3 is not up")
+    };
+    rig.store(&[5]);
+    for path in 1..=3 {
+        rig.read(&[path]);
+    }
+    end(&mut rig, first, Ok(Stored::New));
+    let [(second, Kind::Redis, false)] = puts(&mut rig)[..] else {
+        panic!("what nobody has but this memory goes first")
+    };
+    end(&mut rig, second, Ok(Stored::New));
+    let [(third, Kind::Redis, true)] = puts(&mut rig)[..] else {
+        panic!("there was room for one more")
+    };
+    end(&mut rig, third, Ok(Stored::Already));
+    assert_eq!(puts(&mut rig), [], "there was none for the others");
+    rig.read(&[2]);
+    assert_eq!(puts(&mut rig).len(), 1, "now there is");
+    let refused = &rig.engine.lower.tiers[0].stats.puts;
+    assert_eq!(refused.get("QueueFull"), None);
+    rig.audit();
+}
+
+#[test]
+fn a_budget_is_not_used_up_by_what_is_there() {
+    let mut rig = with_tiers();
+    is_now(&mut rig, Kind::Redis, None);
+    rig.store(&[1]);
+    let [(put, Kind::Redis, false)] = puts(&mut rig)[..] else {
+        panic!("S3 is not up")
+    };
+    end(&mut rig, put, Ok(Stored::New));
+    is_now(&mut rig, Kind::Redis, Some("Unreachable"));
+    is_now(&mut rig, Kind::Redis, None);
+    rig.read(&[1]);
+    let [(put, Kind::Redis, true)] = puts(&mut rig)[..] else {
+        panic!("it may have come back with less")
+    };
+    end(&mut rig, put, Ok(Stored::Already));
+    assert_eq!(rig.engine.writes.stats.bytes, CHUNK_BYTES);
     rig.audit();
 }

@@ -192,6 +192,7 @@ fn what_policy_and_admission_leave_out_is_not_written() {
     assert_eq!(written(&w, &list), [(Kind::Disk, 1)]);
     done(&mut w, &list[0], Err(Cause::Full));
     assert!(puts(&mut w).is_empty(), "nobody came back for it");
+    w.now.mono_ms += 30_000;
     load(&mut w, scheduler, 1);
     let list = puts(&mut w);
     assert_eq!(written(&w, &list), [(Kind::Disk, 1)], "there may be room");
