@@ -3,9 +3,9 @@
 use super::Fidelity;
 use crate::key::ChunkKey;
 
-/// Most bytes of a Redis segment: 4 KiB less than 1 MiB, so that a value with its header fits into 1 MiB of the server's allocator. One of
-/// 1 MiB takes 1.25 MiB.
-pub const REDIS_SEGMENT_BYTES: u64 = (1 << 20) - 4096;
+/// Most bytes of a Redis segment: 4 KiB less than 512 KiB, so that a value with its header fits into 512 KiB of the server's allocator. One
+/// of 512 KiB takes 640 KiB. Of longer ones a server moves more bytes within its own buffer, and does so more slowly.
+pub const REDIS_SEGMENT_BYTES: u64 = (512 << 10) - 4096;
 /// What all keys in Redis begin with.
 pub const REDIS_PREFIX: &str = "kvcp:";
 

@@ -4,7 +4,7 @@
 //! Several servers are independent shards: an object lies on the one that scores highest for it, so a lost or new server concerns its own
 //! share only. Sentinel names one server that may change, a cluster says itself which node has what.
 //!
-//! An object is a head and segments of at most 1 MiB (`record`). One transaction sets both of an object of few segments. Of a longer one
+//! An object is a head and segments of at most 512 KiB (`record`). One transaction sets both of an object of few segments. Of a longer one
 //! the segments are written first, then the head; all of them go by themselves until a transaction lets them stay (`publish`). The
 //! segments' names hold the head's digest, so that two who write one object at once cannot mix their bytes. A reader that misses a
 //! segment takes the object away.

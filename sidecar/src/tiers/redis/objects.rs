@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 
 /// Segments of one object that are under way at once: enough that the server never waits for us, few enough that it holds no more than
 /// some MiB of answers for one connection.
-pub(super) const WINDOW: usize = 4;
+pub(super) const WINDOW: usize = 8;
 /// Longest value that can be a record and a head.
 const VALUE_BYTES_MAX: usize =
     RECORD_BYTES + HEADER_BYTES + 64 * MAX_SECTIONS + 36 * MAX_TOKENS as usize + 4096;

@@ -110,8 +110,8 @@ mod tests {
         let object = Sample::new(1, 0, &[1, 3 << 20, REDIS_SEGMENT_BYTES]).object;
         let head = object.encode().unwrap();
         let record = Record::new(&object, &head, 77);
-        assert_eq!(record.segments.get(), 1 + 4 + 1);
-        assert_eq!(record.keys(&object.name()).count(), 6);
+        assert_eq!(record.segments.get(), 1 + 7 + 1);
+        assert_eq!(record.keys(&object.name()).count(), 9);
         let value = [record.as_bytes(), &head].concat();
         assert_eq!(Record::read(&value), Some(record));
         assert_eq!(Record::read(&value[..RECORD_BYTES - 1]), None);
@@ -121,7 +121,7 @@ mod tests {
         assert!(!Record::is_of_another_version(b"KVCPRDx1"));
         // More segments than its bytes can have.
         for (bytes, segments_max) in [
-            (record.bytes.get(), 6 + MAX_SECTIONS as u64 - 1),
+            (record.bytes.get(), 9 + MAX_SECTIONS as u64 - 1),
             (0, MAX_SECTIONS as u64),
             (u64::MAX, SEGMENTS_MAX),
         ] {

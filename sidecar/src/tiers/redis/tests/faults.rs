@@ -136,7 +136,7 @@ async fn who_may_not_let_objects_live_on_reads_over_the_same_connection() {
         .lines()
         .find(|l| l.contains("cmdstat_pexpire"))
         .unwrap();
-    assert!(refused.contains("rejected_calls=4"), "{refused}");
+    assert!(refused.contains("rejected_calls=6"), "{refused}");
 }
 
 #[tokio::test]
@@ -355,7 +355,7 @@ async fn objects_live_for_their_time_and_reading_them_begins_it_anew() {
     };
     let lives = |key: &str| server.say(&["TTL", key]).parse::<i64>().unwrap();
     spot.put(&sample).await;
-    assert_eq!(keys().len(), 4);
+    assert_eq!(keys().len(), 6);
     for key in keys() {
         assert!((900..=1_000).contains(&lives(&key)), "{key}");
         server.say(&["EXPIRE", &key, "10"]);

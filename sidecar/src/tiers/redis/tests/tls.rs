@@ -82,7 +82,7 @@ async fn bytes_pass_through_tls_as_they_are() {
         spot.check(&sample).await;
     }
     let keys = server.say(&["--no-auth-warning", "-a", "right", "-n", "2", "DBSIZE"]);
-    assert_eq!(keys, "8");
+    assert_eq!(keys, "12");
     assert_eq!(spot.tier.remove(&[sample.name()]).await, Ok(1));
 }
 

@@ -33,7 +33,7 @@ async fn an_object_is_found_where_its_slot_went() {
     other.object.layout.0[0] ^= 1;
     spot.put(&other).await;
     let new = other.name().redis();
-    assert_eq!(to.say(&["CLUSTER", "COUNTKEYSINSLOT", &slot]), "5");
+    assert_eq!(to.say(&["CLUSTER", "COUNTKEYSINSLOT", &slot]), "8");
     spot.check(&other).await;
     let port = to.port.to_string();
     let keys = from.say(&["CLUSTER", "GETKEYSINSLOT", &slot, "100"]);

@@ -40,7 +40,7 @@ async fn a_writer_that_dies_anywhere_leaves_a_whole_object_or_what_goes_by_itsel
         Spot::new(open(&[proxy.url()])),
         Spot::new(open(&[server.unix()])),
     );
-    for (bytes, objects_keys) in [(1_060_000, 4), (4_500_000, 7)] {
+    for (bytes, objects_keys) in [(1_060_000, 5), (4_500_000, 11)] {
         server.say(&["FLUSHALL"]);
         proxy.cut_up(usize::MAX);
         proxy.cut_down(usize::MAX);
@@ -142,7 +142,7 @@ async fn a_segment_that_goes_before_everything_stays_is_written_again() {
     let (put, ()) = tokio::join!(put, evict);
     assert_eq!(put, Ok(Stored::New));
     let (all, staying) = keys(&server);
-    assert_eq!((all.len(), staying.len()), (7, 7));
+    assert_eq!((all.len(), staying.len()), (12, 12));
     spot.check(&sample).await;
 }
 
