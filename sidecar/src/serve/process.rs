@@ -32,6 +32,8 @@ const UNHEALTHY_BOOTS_MAX: u32 = 3;
 const UNHEALTHY_BOOTS_OF_MEMORY_MAX: u32 = 2 * UNHEALTHY_BOOTS_MAX;
 /// How often the supervisor is told that this process answers.
 const BEAT: Duration = Duration::from_secs(1);
+/// How long SIGTERM waits for word that the last vLLM ended.
+const NOTICED: Duration = Duration::from_millis(100);
 /// How long SIGTERM waits for digests when no vLLM is attached.
 const DRAIN: Duration = Duration::from_secs(1);
 /// What failed for want of something outside is tried again after this.
@@ -325,8 +327,14 @@ async fn drain(daemon: &Daemon, link: &Link) -> std::io::Result<i32> {
     let Some(shell) = daemon.shell.get() else {
         return Ok(0);
     };
+    // Of a vLLM that ended just before we were told to, nobody may have heard yet.
+    let attached = || shell.with_core(|core, _, _| core.attached());
+    let noticed = Instant::now() + NOTICED;
+    while attached() && Instant::now() < noticed {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
     shell.drive(Input::Drain);
-    let attached = shell.with_core(|core, _, _| core.attached());
+    let attached = attached();
     let until = Instant::now() + DRAIN;
     let mut said = Instant::now();
     let open = || {
