@@ -14,7 +14,11 @@ from cluster.engine import Engine, command, pool
 from cluster.kubernetes import Kubernetes, Object
 from cluster.product import RIGHTS, Operator, deployment, plugin, told
 from servers import web
+from servers.models import model, token_ids
+from servers.pod import settle, wait_attached
 from servers.s3 import BUCKET, S3Server
+from servers.sidecar import SidecarClient
+from servers.vllm_server import VllmClient
 
 VALUES = RIGHTS
 
@@ -132,6 +136,74 @@ def test_a_replica_is_warm_from_what_another_stored_and_all_goes_with_the_pool(
         return any((name, reason) == ("demo", "Purged") for _, name, reason, _ in told(kubernetes, namespace))
 
     kubernetes.wait_for(told_of, 20, "an event on the pool that was", namespace=namespace)
+
+
+def _vllms(number: int) -> Object:
+    """A Deployment of real vLLMs: nothing but the label knows of the cache."""
+    labels = {"app": "vllm", "kvcachepool.io/pool": "demo"}
+    spec = images.vllm_pod(model("tiny"), "--dtype", "float32", "--max-model-len", "4096")
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": "vllm"},
+        "spec": {
+            "replicas": number,
+            "selector": {"matchLabels": {"app": "vllm"}},
+            "template": {"metadata": {"labels": labels}, "spec": spec},
+        },
+    }
+
+
+def test_a_replica_of_a_real_vllm_is_warm_from_redis_and_another_from_s3(
+    cluster: Cluster, operator: Operator, namespace: str, redis_image: str, bucket: S3Server
+) -> None:
+    kubernetes = cluster.kubernetes
+    cluster.import_image(images.vllm_host())
+    managed = {"memoryPerShard": "256Mi", "image": redis_image, "resources": {"requests": {"cpu": "10m"}}}
+    shared = {"redis": {"managed": managed}, "s3": _s3(bucket, "vllm", "bucket")}
+    local, cache = {"memory": {"perPod": "256Mi"}}, {"loadTimeout": "20s"}
+    kubernetes.apply(
+        [_secret(bucket), pool("demo", local=local, cache=cache, shared=shared)],
+        namespace=namespace,
+    )
+    for until in ("create", "condition=Ready"):
+        kubernetes.wait("pod", "kvcachepool-demo-0", until, namespace=namespace)
+    prompt, known = token_ids(1500, 511), set[str]()
+
+    def another(number: int) -> tuple[VllmClient, SidecarClient]:
+        """The pod that comes with this many replicas, once it serves, its tiers do, and it is attached."""
+        kubernetes.apply(_vllms(number), namespace=namespace)
+
+        def came() -> Object | None:
+            pods = kubernetes.pods(namespace, "app=vllm")
+            return next((each for each in pods if each["metadata"]["name"] not in known), None)
+
+        name: str = kubernetes.wait_for(came, 30, f"replica {number}", namespace=namespace)["metadata"]["name"]
+        known.add(name)
+        kubernetes.wait("pod", name, "condition=Ready", namespace=namespace, seconds=240)
+        address = kubernetes.pod(namespace, name)["status"]["podIP"]
+        vllm, beside = VllmClient(address, 8000), SidecarClient(address, 9797)
+        kubernetes.wait_for(beside.tiers_ready, 30, "its tiers serve", namespace=namespace)
+        vllm.complete(token_ids(300, 512), 300, max_tokens=1)
+        wait_attached(beside)
+        return vllm, beside
+
+    vllm, beside = another(1)
+    cold = vllm.complete(prompt, 1500)
+    assert cold.sources["computed"] == 1500
+    settle(beside)
+    kubernetes.wait_for(lambda: beside.written_to("redis", "s3"), 60, "all is written down", namespace=namespace)
+    for number, tier in ((2, "redis"), (3, "s3")):
+        if tier == "s3":
+            kubernetes.exec(namespace, "kvcachepool-demo-0", "sh", "-c", _FLUSH)
+        vllm, beside = another(number)
+        warm = vllm.complete(prompt, 1500)
+        assert (warm.sources["external"], warm.text) == (1408, cold.text)
+
+        def hit(beside: SidecarClient = beside, tier: str = tier) -> bool:
+            return beside.metrics().total("kvcachepool_hit_tokens_total", tier=tier) == 1408
+
+        kubernetes.wait_for(hit, 10, f"the hit under {tier}", namespace=namespace)
 
 
 def test_a_bucket_that_another_pool_has_too_is_left_as_it_is(

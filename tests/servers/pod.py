@@ -30,7 +30,7 @@ def wait_attached(sidecar: SidecarClient) -> None:
         raise AssertionError(f"{error}: {sidecar.status()['sessions']}") from None
 
 
-def settle(sidecar: Sidecar) -> None:
+def settle(sidecar: SidecarClient) -> None:
     """Until no slot waits for a writer or a digest."""
 
     def settled() -> bool:
