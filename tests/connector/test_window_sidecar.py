@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -254,3 +255,34 @@ def test_a_copy_that_fails_while_the_sidecar_has_stages_ends_the_window(
     assert live(engine) is None
     engine.failed.clear()
     assert loaded(engine, "b") == expected, "the worker copies itself"
+
+
+def test_a_window_whose_own_copies_fail_is_given_up_and_the_worker_copies_itself(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queued, counted = threading.Event(), []
+
+    def fails(memory: copy_window.HostMemory, kind: str, pieces: Any, event: object) -> None:
+        queued.wait(10)
+        raise RuntimeError("no such luck")
+
+    monkeypatch.setattr(copy_window.HostMemory, "copy", fails)
+    keeper = engine.worker._windows
+    assert keeper is not None
+    monkeypatch.setattr(keeper, "_count", counted.append)
+    jobs = []
+    for one, ids in zip(HASHES, BLOCKS, strict=True):
+        said = engine.grant([one])
+        engine.jobs += 1
+        jobs.append(Job(engine.jobs, "store", "s", said.region, [Chunk(said.refs, (ids,))]))
+    stores: dict[int, Ended] = {}
+    for job in jobs:
+        stores |= engine.step(job)[1]
+    queued.set()
+    while len(stores) < len(jobs):
+        stores |= engine.step()[1]
+    assert stores == {1: Ended(1, 1), 2: Ended(1, 0), 3: Ended(1, 0)}
+    assert (live(engine), engine.worker.off_reason, keeper.reason) == (None, "", "CopyFailed")
+    assert counted == ["windowUnavailable/CopyFailed"]
+    assert engine.store(HASHES[:1], BLOCKS[:1]) == Ended(1, 0)
+    assert engine.load(HASHES, OTHERS, "a")

@@ -152,6 +152,11 @@ class WindowKeeper:
                 self._retired.append(window)
         self.live = self._asked = self._wanted = self._late_at = None
 
+    def give_up(self, message: str) -> None:
+        """The window in use fails: it is retired, and no other is asked for before REGISTER is answered again."""
+        self.retire()
+        self._none(message)
+
     def reap(self) -> None:
         """Unmaps what was retired, and sees what became of the window in use. Between two copies."""
         self._count_kernels()

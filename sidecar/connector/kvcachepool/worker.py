@@ -336,9 +336,13 @@ class Worker:
                 self._report.copied_seconds[kind] = self._report.copied_seconds.get(kind, 0.0) + took
             if lost and window is not None:
                 self._lose_window(task, window)
+            elif crashed and window is not None:
+                self._count(f"{task.job.kind}Failed/windowCopyFailed")
+                self._give_window_up(window, f"CopyFailed: {crashed}")
             self._finish(task, good, not lost)
-            self._failures = self._failures + 1 if crashed else 0
-            if crashed:
+            broken = crashed is not None and window is None
+            self._failures = self._failures + 1 if broken else 0
+            if broken:
                 self._count("copyFailed")
                 for other in list(self._queue):
                     self._drop(other, "copyFailed")
@@ -356,6 +360,11 @@ class Worker:
         if task.job.kind == STORE and task.plan is not None:
             body = Sections(region=task.job.region, refs=task.plan.packed)
             self._windows.lose(self._client, window.boot, body)
+
+    def _give_window_up(self, window: WindowCopier, message: str) -> None:
+        """The worker copies itself from now on. The lock is held."""
+        if self._windows is not None and self._windows.live is window:
+            self._windows.give_up(message)
 
     def _copy(self, task: _Task, mapping: Mapping | None, copier: Copier, window: WindowCopier | None) -> bool:
         plan = task.plan
@@ -397,10 +406,8 @@ class Worker:
         if reason:
             with self._wake:
                 self._count(f"{task.job.kind}Failed/window{reason}")
-                if reason in _BROKEN_WINDOW and self._windows is not None and self._windows.live is window:
-                    logger.warning("the window is not used any more, this worker copies itself: %s", reason)
-                    self._windows.retire()
-                    self._windows.reason = reason
+                if reason in _BROKEN_WINDOW:
+                    self._give_window_up(window, f"{reason}: the sidecar refused a stage")
         return not reason
 
     def _count_locked(self, event: str) -> None:
