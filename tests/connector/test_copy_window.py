@@ -147,7 +147,8 @@ def test_a_window_whose_connection_ended_while_it_was_made_is_closed(monkeypatch
     keeper._made(there, answer)
     assert closed == ["closed"]
     keeper.retire()
-    keeper.reap()
+    for retired in keeper.reap():
+        retired.close()
     assert closed == ["closed"] * 2
 
 

@@ -138,7 +138,8 @@ def test_a_handle_whose_sidecar_is_dead_is_named_and_the_worker_copies_itself(
             if alive:
                 assert counted == []
                 keeper.retire()
-                keeper.reap()
+                for retired in keeper.reap():
+                    retired.close()
                 exporter.kill()
             assert ours.recv(1) == b"\x02", "it is not mapped"
             ours.close()

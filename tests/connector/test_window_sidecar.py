@@ -286,3 +286,47 @@ def test_a_window_whose_own_copies_fail_is_given_up_and_the_worker_copies_itself
     assert counted == ["windowUnavailable/CopyFailed"]
     assert engine.store(HASHES[:1], BLOCKS[:1]) == Ended(1, 0)
     assert engine.load(HASHES, OTHERS, "a")
+
+
+def test_a_window_that_takes_long_to_unmap_holds_up_no_step_of_vllm(
+    engine: Engine, sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unmapping, free, answered = threading.Event(), threading.Event(), threading.Event()
+    close = copy_window.HostMemory.close
+
+    def slow(memory: copy_window.HostMemory) -> bool:
+        unmapping.set()
+        free.wait(30)
+        return close(memory)
+
+    def step() -> None:
+        engine.step()
+        answered.set()
+
+    monkeypatch.setattr(copy_window.HostMemory, "close", slow)
+    worker = engine.worker
+    with worker._wake:
+        assert worker._windows is not None
+        worker._windows.retire()
+        worker._wake.notify_all()
+    vllm = threading.Thread(target=step)
+    try:
+        assert unmapping.wait(10)
+        vllm.start()
+        assert answered.wait(10)
+        assert worker_of(sidecar)["transfer"] == "cuda_window", "it hangs up behind the unmapping"
+    finally:
+        free.set()
+        vllm.join()
+    wait_for(lambda: worker_of(sidecar)["transfer_reason"] == "HungUp", 20, "the end of the window")
+    assert stored(engine) == loaded(engine, "a")
+
+
+def test_the_copy_thread_unmaps_the_window_before_it_ends(engine: Engine) -> None:
+    worker, window = engine.worker, live(engine)
+    with worker._wake:
+        assert worker._windows is not None
+        worker._windows.retire()
+        worker._stopping = True
+        worker._wake.notify_all()
+    until(lambda: not window._mapped, "the end of the window")

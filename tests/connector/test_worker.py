@@ -597,7 +597,8 @@ def test_at_exit_the_copy_under_way_is_waited_for_but_not_for_ever(rank: Rank, s
 def test_a_window_is_unmapped_when_the_connection_ends_behind_the_copy_thread(rank: Rank) -> None:
     said: list[str] = []
     rank.worker.end_copies(1)
-    keeper: Any = SimpleNamespace(retire=lambda: said.append("retired"), reap=lambda: said.append("reaped"))
+    window = SimpleNamespace(close=lambda: said.append("closed"))
+    keeper: Any = SimpleNamespace(retire=lambda: said.append("retired"), reap=lambda: [window])
     with rank.worker._wake:
         kept, rank.worker._windows = rank.worker._windows, keeper
         rank.worker.on_lost()
@@ -605,7 +606,7 @@ def test_a_window_is_unmapped_when_the_connection_ends_behind_the_copy_thread(ra
         rank.worker._running = running
         rank.worker.on_lost()
         rank.worker._running, rank.worker._windows = None, kept
-    assert said == ["retired", "reaped", "retired"], "nothing is unmapped under a copy"
+    assert said == ["retired", "closed", "retired"], "nothing is unmapped under a copy"
 
 
 def test_a_sidecar_that_never_answers_for_a_window_is_late_by_name_and_the_worker_copies_itself(

@@ -128,7 +128,8 @@ class Rank:
 
     def close(self) -> None:
         self.keeper.retire()
-        self.keeper.reap()
+        for window in self.keeper.reap():
+            window.close()
         self.worker.client.go_off("TestOver")
         self.scheduler.client.go_off("TestOver")
 

@@ -146,7 +146,7 @@ class WindowKeeper:
     # -- its end
 
     def retire(self) -> None:
-        """No further copy goes through the window; the copy thread unmaps it when it has done with it."""
+        """No further copy goes through the window; the copy thread closes it when it has done with it."""
         for window in (self.live, self._asked):
             if window is not None:
                 self._retired.append(window)
@@ -157,11 +157,12 @@ class WindowKeeper:
         self.retire()
         self._none(message)
 
-    def reap(self) -> None:
-        """Unmaps what was retired, and sees what became of the window in use. Between two copies."""
+    def reap(self) -> list[WindowCopier]:
+        """What was retired, for the caller to close between two copies and without the lock: a device may take long to
+        unmap it. Also sees what became of the window in use.
+        """
         self._count_kernels()
-        while self._retired:
-            self._retired.pop().close()
+        return [self._retired.pop() for _ in range(len(self._retired))]
 
     # -- grants that were lost with it
 

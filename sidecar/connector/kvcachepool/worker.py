@@ -271,12 +271,16 @@ class Worker:
             with torch.inference_mode():
                 while True:
                     with self._wake:
-                        task = self._take()
-                        if task is None:
+                        retired = [] if self._windows is None else self._windows.reap()
+                        if self._stopping and not retired:
                             return
+                        task = None if retired else self._take()
                         mapping = self._mapping
                         window = None if self._windows is None else self._windows.live
-                    self._run(task, mapping, copier, window)
+                    for one in retired:
+                        one.close()
+                    if task is not None:
+                        self._run(task, mapping, copier, window)
         except Exception as error:
             logger.exception("the copy thread ended by a bug in the connector")
             with self._wake:
@@ -286,33 +290,31 @@ class Worker:
             self._go_off_later("CopyThreadFailed", str(error))
 
     def _take(self) -> _Task | None:
-        """The next job, marked as begun under the lock under which HELLO's list is made. None: the thread ends."""
-        while True:
-            if self._windows is not None:
-                self._windows.reap()
-            if self._stopping:
-                return None
-            now = time.monotonic()
-            windows = self._windows
-            waits = [] if windows is None else [windows.give_back(self._client), windows.look_for_answer()]
-            wait = min((left for left in waits if left is not None), default=None)
-            for task in list(self._queue):
-                if task.job.kind == STORE and self._stores_paused:
-                    left = task.queued_at + _PAUSED_STORE_S - now
-                    if left <= 0:
-                        self._drop(task, "paused")
-                    else:
-                        wait = left if wait is None else min(wait, left)
-            runnable = [t for t in self._queue if t.job.kind != STORE] or ([] if self._stores_paused else self._queue)
-            if runnable:
-                task = runnable[0]
-                self._queue.remove(task)
-                task.begun = True
-                self._running = task
-                if self._windows is not None:
-                    self._windows.job_begins()
-                return task
+        """The next job, marked as begun under the lock under which HELLO's list is made. None: there was none, and now
+        it is time to look again.
+        """
+        now = time.monotonic()
+        windows = self._windows
+        waits = [] if windows is None else [windows.give_back(self._client), windows.look_for_answer()]
+        wait = min((left for left in waits if left is not None), default=None)
+        for task in list(self._queue):
+            if task.job.kind == STORE and self._stores_paused:
+                left = task.queued_at + _PAUSED_STORE_S - now
+                if left <= 0:
+                    self._drop(task, "paused")
+                else:
+                    wait = left if wait is None else min(wait, left)
+        runnable = [t for t in self._queue if t.job.kind != STORE] or ([] if self._stores_paused else self._queue)
+        if not runnable:
             self._wake.wait(wait)
+            return None
+        task = runnable[0]
+        self._queue.remove(task)
+        task.begun = True
+        self._running = task
+        if windows is not None:
+            windows.job_begins()
+        return task
 
     def _run(self, task: _Task, mapping: Mapping | None, copier: Copier, window: WindowCopier | None) -> None:
         good = lost = False
@@ -494,13 +496,16 @@ class Worker:
 
     def on_lost(self) -> None:
         """Stores go on: what they end with waits for the next HELLO. The window was the connection's."""
+        retired: list[WindowCopier] = []
         with self._wake:
             if self._windows is not None:
                 self._windows.retire()
                 if self._stopping and self._running is None:
                     # The copy thread may have ended.
-                    self._windows.reap()
+                    retired = self._windows.reap()
             self._wake.notify_all()
+        for window in retired:
+            window.close()
 
     def before_unmap(self) -> None:
         with self._wake:
