@@ -232,6 +232,26 @@ fn in_a_container_that_is_nearly_full_no_memory_is_taken() {
     assert_eq!(copy["reason"], "NoRoom");
 }
 
+#[test]
+fn in_a_container_that_is_nearly_full_no_context_is_made() {
+    let Some(cgroup) = Cgroup::with_limit(32 << 20) else {
+        return;
+    };
+    let folder = fake_driver();
+    let contexts = folder.path().join("contexts");
+    let set = |command: &mut Command| {
+        command.env("LD_LIBRARY_PATH", folder.path());
+        command.env("FAKE_CONTEXTS", &contexts);
+    };
+    let script = format!("echo $$ > {} && exec \"$@\"", cgroup.procs().display());
+    let report = report(&doctor_by(&script, set, &["--json", "--measure"]));
+    assert!(named(&report["findings"], "NoRoom").is_some(), "{report:#}");
+    assert_eq!(measured(&report, "pinnedToDevice"), Err("NoRoom"));
+    let passed = named(&report["facilities"], "windowByFd").unwrap();
+    assert_eq!(passed["reason"], "NoRoom", "{passed:#}");
+    assert!(!contexts.exists(), "{report:#}");
+}
+
 /// A folder with a driver of made-up devices, for `LD_LIBRARY_PATH`.
 pub fn fake_driver() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();

@@ -280,7 +280,9 @@ fn dev_shm(facts: &Facts) -> Option<Finding> {
 }
 
 fn room(facts: &Facts) -> Option<Finding> {
-    facts.speeds.iter().find(|speed| speed.reason == "NoRoom")?;
+    let speeds = facts.speeds.iter().map(|speed| &speed.reason);
+    let passed = failed(facts, FacilityName::WindowByFd).map(|passed| &passed.reason);
+    speeds.chain(passed).find(|reason| *reason == "NoRoom")?;
     let room = size(facts.host.memory_room_bytes);
     let message = format!("something was not measured: {room} of memory are left to this process");
     let advice = "measure from a container that has memory, or a disk that has space, to spare: a sidecar may need what is left here";

@@ -42,6 +42,7 @@ fn good() -> Facts {
             FacilityName::DirectIo,
             FacilityName::PageLock,
             FacilityName::OpenFiles,
+            FacilityName::WindowByFd,
         ]
         .map(facility)
         .into(),
@@ -180,6 +181,9 @@ const CASES: &[Case] = &[
     ("NoRoom", Weight::Note, |f| {
         measure(f, SpeedName::Digest, None);
         f.speeds[1].reason = "NoRoom".into();
+    }),
+    ("NoRoom", Weight::Note, |f| {
+        refuse(f, FacilityName::WindowByFd, "NoRoom");
     }),
     ("DriverMismatch", Weight::Note, |f| {
         f.gpu.reason = Some(GpuReason::DriverMismatch);

@@ -6,6 +6,7 @@ use super::speed;
 use crate::gpu::cuda::context;
 use crate::gpu::cuda::launch::Kernels;
 use crate::gpu::cuda::measure::{Decode, JOB_BYTES, Link, NotMeasured, WindowLink};
+use kvcachepool_protocol::config::CONTEXT_BYTES;
 use kvcachepool_protocol::window::Direction;
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,6 +19,10 @@ const LONGEST: Duration = Duration::from_secs(9);
 pub const LATE: &str = "TimedOut";
 /// Bytes of the window: a small one, since loads and stores have a half each.
 const WINDOW_BYTES: u64 = JOB_BYTES;
+/// Page-locked memory of the host: as much as copies take of the device's.
+const PINNED_BYTES: u64 = 2 * JOB_BYTES + WINDOW_BYTES;
+/// Memory of the host that all of it takes.
+const HOST_BYTES: u64 = CONTEXT_BYTES + PINNED_BYTES;
 /// Kernels of a step and bytes of each.
 const STEP: (usize, u64) = (32, 64 << 20);
 
@@ -50,17 +55,19 @@ impl Asked {
 
     /// Device memory that is taken beside the context's.
     fn bytes(self) -> u64 {
-        let copies = 2 * JOB_BYTES + WINDOW_BYTES;
         match self {
-            Self::Copies => copies,
-            Self::Decode => copies + 2 * STEP.1,
+            Self::Copies => PINNED_BYTES,
+            Self::Decode => PINNED_BYTES + 2 * STEP.1,
         }
     }
 }
 
-/// Measures the first device that this process sees.
-pub fn measured(asked: Asked) -> Vec<Speed> {
-    let found = Deadline::start().within(LONGEST, move || on_device(asked));
+/// Measures the first device that this process sees, where so much memory of the host may be taken.
+pub fn measured(asked: Asked, room_bytes: u64) -> Vec<Speed> {
+    let found = match room_bytes < HOST_BYTES {
+        true => Some(Err(NotMeasured::new("NoRoom"))),
+        false => Deadline::start().within(LONGEST, move || on_device(asked)),
+    };
     let rows: Vec<Found> = match found {
         Some(Ok(rows)) => rows,
         Some(Err(error)) => refused(asked, &error.to_string()),
@@ -114,6 +121,12 @@ fn row((name, found): Found) -> Speed {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn without_room_no_device_is_looked_at() {
+        let rows = measured(Asked::Copies, HOST_BYTES - 1);
+        assert!(rows.iter().all(|row| row.reason == "NoRoom"), "{rows:?}");
+    }
 
     #[test]
     fn every_row_that_is_asked_for_has_its_reason_where_nothing_was_measured() {

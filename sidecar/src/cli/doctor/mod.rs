@@ -93,16 +93,19 @@ fn examined(config: Option<&Config>, asked: Option<gpu_speed::Asked>) -> Report 
 
 fn gathered(config: Option<&Config>, asked: Option<gpu_speed::Asked>) -> Facts {
     let progress = Progress::new();
-    // First, so that a device is awake when it is asked how it hangs on the host.
+    progress.at("the node");
+    let host = Host::read();
+    let room = host.memory_room_bytes;
+    // Before the others, so that a device is awake when it is asked how it hangs on the host.
     let gpu_speeds = asked.map(|asked| {
         progress.at("how fast a GPU copies");
-        gpu_speed::measured(asked)
+        gpu_speed::measured(asked, room)
     });
     let passed = gpu_speeds.as_ref().map(|speeds| {
         progress.at("whether a window can be passed");
         match speeds.iter().any(|speed| speed.reason == gpu_speed::LATE) {
             true => passed::late(),
-            false => passed::tried(),
+            false => passed::tried(room),
         }
     });
     let deadline = Deadline::start();
@@ -110,11 +113,8 @@ fn gathered(config: Option<&Config>, asked: Option<gpu_speed::Asked>) -> Facts {
     let window = config.map_or(Config::default().transfer, |config| config.transfer.clone());
     let needed = needed_bytes(window.window_size.0);
     let gpu = gpu::judged(deadline.within(DRIVER_LONGEST, driver::ask), needed);
-    progress.at("the node");
-    let host = Host::read();
-    let disk = config.and_then(|config| config.disk.path.clone());
     progress.at("what the kernel allows");
-    let room = host.memory_room_bytes;
+    let disk = config.and_then(|config| config.disk.path.clone());
     let mut facilities = facilities::tried(deadline, runtime(config), disk.clone(), room);
     facilities.extend(passed.into_iter().flatten());
     progress.at("how fast memory and disk are");

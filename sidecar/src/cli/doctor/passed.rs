@@ -5,6 +5,7 @@ use super::deadline::Deadline;
 use super::report::{Facility, FacilityName};
 use crate::gpu::cuda::context::{self, CONTEXT_BYTES};
 use crate::gpu::cuda::peer::{self, NotPassed, Peer, WINDOW_BYTES};
+use kvcachepool_protocol::config;
 use std::time::Duration;
 
 /// By this argument the program is the second process.
@@ -14,10 +15,17 @@ const ANSWER_LONGEST: Duration = Duration::from_secs(4);
 /// Longest that all of it may take.
 const LONGEST: Duration = Duration::from_secs(9);
 
+/// Memory of the host that it takes: two contexts, and the second process.
+const HOST_BYTES: u64 = 2 * config::CONTEXT_BYTES + (32 << 20);
+
 type Found = Result<String, NotPassed>;
 
-/// Tries each way on the first device that this process sees.
-pub fn tried() -> [Facility; 2] {
+/// Tries each way on the first device that this process sees, where so much memory of the host may be taken.
+pub fn tried(room_bytes: u64) -> [Facility; 2] {
+    if room_bytes < HOST_BYTES {
+        let none = not_passed("NoRoom", "too little memory is left to try it");
+        return rows([Err(none.clone()), Err(none)]);
+    }
     let found = Deadline::start().within(LONGEST, on_device);
     rows(match found {
         Some(Ok(found)) => found,
@@ -28,12 +36,18 @@ pub fn tried() -> [Facility; 2] {
 
 /// There is no time for it: the driver hung before.
 pub fn late() -> [Facility; 2] {
-    rows([(); 2].map(|()| {
-        Err(NotPassed {
-            name: "TimedOut".into(),
-            detail: "the driver took too long".into(),
-        })
-    }))
+    rows([Err(too_late()), Err(too_late())])
+}
+
+fn too_late() -> NotPassed {
+    not_passed("TimedOut", "the driver took too long")
+}
+
+fn not_passed(name: &str, detail: &str) -> NotPassed {
+    NotPassed {
+        name: name.into(),
+        detail: detail.into(),
+    }
 }
 
 fn on_device() -> Result<[Found; 2], NotPassed> {
@@ -70,4 +84,15 @@ fn rows(found: [Found; 2]) -> [Facility; 2] {
             detail,
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_room_no_device_is_looked_at() {
+        let rows = tried(HOST_BYTES - 1);
+        assert!(rows.iter().all(|row| row.reason == "NoRoom"), "{rows:?}");
+    }
 }
