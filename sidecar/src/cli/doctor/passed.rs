@@ -6,6 +6,7 @@ use super::report::{Facility, FacilityName};
 use crate::gpu::cuda::context::{self, CONTEXT_BYTES};
 use crate::gpu::cuda::peer::{self, NotPassed, Peer, WINDOW_BYTES};
 use kvcachepool_protocol::config;
+use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
 /// By this argument the program is the second process.
@@ -14,7 +15,6 @@ pub const SUBCOMMAND: &str = "window-peer";
 const ANSWER_LONGEST: Duration = Duration::from_secs(4);
 /// Longest that all of it may take.
 const LONGEST: Duration = Duration::from_secs(9);
-
 /// Memory of the host that it takes: two contexts, and the second process.
 const HOST_BYTES: u64 = 2 * config::CONTEXT_BYTES + (32 << 20);
 
@@ -26,12 +26,7 @@ pub fn tried(room_bytes: u64) -> [Facility; 2] {
         let none = not_passed("NoRoom", "too little memory is left to try it");
         return rows([Err(none.clone()), Err(none)]);
     }
-    let found = Deadline::start().within(LONGEST, on_device);
-    rows(match found {
-        Some(Ok(found)) => found,
-        Some(Err(none)) => [Err(none.clone()), Err(none)],
-        None => return late(),
-    })
+    rows(found(LONGEST, on_device))
 }
 
 /// There is no time for it: the driver hung before.
@@ -50,19 +45,32 @@ fn not_passed(name: &str, detail: &str) -> NotPassed {
     }
 }
 
-fn on_device() -> Result<[Found; 2], NotPassed> {
+/// What is said of each way, one after the other; and of those of which nothing is said in time, or at all, why not.
+fn found(
+    longest: Duration,
+    look: impl FnOnce(&Sender<Found>) -> Result<(), NotPassed> + Send + 'static,
+) -> [Found; 2] {
+    let (say, said) = channel();
+    let looked = Deadline::start().within(longest, move || look(&say));
+    let none = looked.and_then(Result::err).unwrap_or_else(too_late);
+    [(); 2].map(|()| said.try_recv().unwrap_or_else(|_| Err(none.clone())))
+}
+
+fn on_device(say: &Sender<Found>) -> Result<(), NotPassed> {
     let uuid = context::devices()?.swap_remove(0);
     // Refused by name where a vLLM has left too little for a second context.
     let context = context::beside_vllm(&uuid, WINDOW_BYTES + CONTEXT_BYTES)?;
     let peer = || Peer::start(&[SUBCOMMAND, &uuid], ANSWER_LONGEST);
-    let said = |()| {
+    let tell = |passed: Result<(), NotPassed>| {
         let name = &context.name;
-        format!("a second process and this one read in memory of {name} what the other wrote")
+        let both =
+            format!("a second process and this one read in memory of {name} what the other wrote");
+        // Nobody listens any more where it took too long.
+        let _ = say.send(passed.map(|()| both));
     };
-    Ok([
-        peer().and_then(|peer| peer::by_descriptor(&uuid, &peer).map(said)),
-        peer().and_then(|peer| peer::by_handle(&context, peer).map(said)),
-    ])
+    tell(peer().and_then(|peer| peer::by_descriptor(&uuid, &peer)));
+    tell(peer().and_then(|peer| peer::by_handle(&context, peer)));
+    Ok(())
 }
 
 fn rows(found: [Found; 2]) -> [Facility; 2] {
@@ -94,5 +102,25 @@ mod tests {
     fn without_room_no_device_is_looked_at() {
         let rows = tried(HOST_BYTES - 1);
         assert!(rows.iter().all(|row| row.reason == "NoRoom"), "{rows:?}");
+    }
+
+    #[test]
+    fn what_was_found_in_time_is_kept_when_the_rest_hangs() {
+        let (hold, held) = channel::<()>();
+        let [descriptor, handle] = found(Duration::from_secs(1), move |say| {
+            say.send(Ok("passed".into())).unwrap();
+            let _ = held.recv();
+            Ok(())
+        });
+        assert_eq!((descriptor, handle), (Ok("passed".into()), Err(too_late())));
+        drop(hold);
+    }
+
+    #[test]
+    fn what_keeps_both_ways_from_being_tried_is_said_of_both() {
+        let none = not_passed("NoDevice", "none is seen");
+        let refused = none.clone();
+        let found = found(Duration::from_secs(9), move |_| Err(refused));
+        assert_eq!(found, [Err(none.clone()), Err(none)]);
     }
 }
