@@ -120,7 +120,7 @@ fn engine(gpu: &Gpu, speeds: &[Speed]) -> Mode {
     };
     Mode {
         name: ModeName::Engine,
-        state: unless_all(gpu, prohibited),
+        state: unless_all(&gpu.devices, prohibited),
         reasons: engine_limits(gpu),
         detail: format!("copies run in vLLM's process, over its own CUDA context; {copied}"),
     }
@@ -146,7 +146,9 @@ fn limits(gpu: &Gpu, counts: impl Fn(DeviceLimit) -> bool) -> Vec<String> {
 fn window(gpu: &Gpu, facilities: &[Facility], speeds: &[Speed]) -> Mode {
     let bars = |limit: DeviceLimit| limit != DeviceLimit::DriverTooOld;
     let barred = |device: &Device| device.limits.iter().any(|limit| bars(*limit));
-    let made = match measured(speeds, SpeedName::WindowRoundTrip) {
+    let round_trip = measured(speeds, SpeedName::WindowRoundTrip);
+    let copies_fail = matches!(round_trip, Some(Err(_)));
+    let made = match round_trip {
         Some(Ok(speed)) => format!("one moved {speed} there and back"),
         Some(Err(reason)) => format!("none could be measured: {reason}"),
         None => "none was made from here, and this version's was never run on a GPU".into(),
@@ -155,12 +157,12 @@ fn window(gpu: &Gpu, facilities: &[Facility], speeds: &[Speed]) -> Mode {
     let mut reasons = limits(gpu, bars);
     let state = match (passed, gpu.devices.first()) {
         // It was tried on the first device.
-        (Some(Ok(())), Some(first)) if !barred(first) => ModeState::Works,
+        (Some(Ok(())), Some(first)) if !barred(first) && !copies_fail => ModeState::Works,
         (Some(Err(names)), _) => {
             reasons.extend(names);
-            ModeState::Unavailable
+            unless_all(gpu.devices.get(1..).unwrap_or_default(), barred)
         }
-        _ => unless_all(gpu, barred),
+        _ => unless_all(&gpu.devices, barred),
     };
     Mode {
         name: ModeName::CudaWindow,
@@ -198,8 +200,8 @@ fn passed(facilities: &[Facility]) -> (Option<Result<(), Vec<String>>>, String) 
 /// second context, says nothing.
 const AGAINST_WINDOWS: [&str; 4] = ["NoIpc", "NotMapped", "PatternMismatch", "DriverFailed"];
 
-fn unless_all(gpu: &Gpu, barred: impl Fn(&Device) -> bool) -> ModeState {
-    match gpu.devices.iter().all(barred) {
+fn unless_all(devices: &[Device], barred: impl Fn(&Device) -> bool) -> ModeState {
+    match devices.iter().all(barred) {
         true => ModeState::Unavailable,
         false => ModeState::NotTried,
     }
@@ -325,10 +327,14 @@ mod tests {
 
     #[test]
     fn a_window_works_when_a_second_process_used_one_as_a_sidecar_passes_it() {
-        use DeviceLimit::{DriverTooOld, OutOfMemory};
+        use DeviceLimit::{DriverTooOld, MigEnabled, OutOfMemory};
         use ModeState::{NotTried, Unavailable, Works};
         let mut first_is_barred = with(&[OutOfMemory]);
         first_is_barred.devices.push(Device::default());
+        let mut two = with(&[]);
+        two.devices.push(Device::default());
+        let mut second_is_barred = with(&[]);
+        second_is_barred.devices.extend(with(&[MigEnabled]).devices);
         for (gpu, by_fd, by_handle, state, reasons) in [
             (with(&[]), "", "", Works, vec![]),
             (with(&[DriverTooOld]), "", "NotMapped", Works, vec![]),
@@ -341,6 +347,15 @@ mod tests {
                 "PatternMismatch",
                 Unavailable,
                 vec!["NoDescriptor", "PatternMismatch"],
+            ),
+            // What failed on the first device says nothing of others.
+            (two, "NoIpc", "", NotTried, vec!["NoIpc"]),
+            (
+                second_is_barred,
+                "NoIpc",
+                "",
+                Unavailable,
+                vec!["MigEnabled", "NoIpc"],
             ),
             // A small one had room; the one that is asked for has not.
             (first_is_barred, "", "", NotTried, vec!["OutOfMemory"]),
@@ -372,15 +387,34 @@ mod tests {
     }
 
     #[test]
-    fn what_was_measured_is_said_and_what_was_not_is_not() {
-        let speed = |name, found: Result<u64, &str>| Speed {
+    fn a_window_whose_own_copies_failed_is_not_said_to_work() {
+        let ways = [
+            (FacilityName::WindowByFd, ""),
+            (FacilityName::WindowByHandle, ""),
+        ];
+        for (found, state) in [
+            (Ok(1_000_000_000), ModeState::Works),
+            (Err("DriverFailed"), ModeState::NotTried),
+        ] {
+            let speeds = [speed(SpeedName::WindowRoundTrip, found)];
+            let mode = judged(&with(&[]), &passed_by(ways), &speeds).swap_remove(1);
+            assert_eq!(mode.state, state, "{mode:?}");
+        }
+    }
+
+    fn speed(name: SpeedName, found: Result<u64, &str>) -> Speed {
+        Speed {
             name,
             bytes_per_second: found.ok(),
             over_bytes: 0,
             threads: 1,
             bounds: String::new(),
             reason: found.err().unwrap_or_default().into(),
-        };
+        }
+    }
+
+    #[test]
+    fn what_was_measured_is_said_and_what_was_not_is_not() {
         let said = |found: [Result<u64, &str>; 3]| {
             let names = [
                 SpeedName::PinnedToDevice,
