@@ -98,6 +98,20 @@ pub enum Ask {
 }
 
 /// An IPC handle, empty where none was asked for; or why not.
+impl Ask {
+    /// Its name, without the handle: who has that can map the memory.
+    fn name(&self) -> &'static str {
+        match self {
+            Self::MakeWindow => "MakeWindow",
+            Self::MakeBuffer => "MakeBuffer",
+            Self::MapDescriptor => "MapDescriptor",
+            Self::MapHandle(_) => "MapHandle",
+            Self::TurnRound => "TurnRound",
+            Self::Unmap => "Unmap",
+        }
+    }
+}
+
 type Answer = Result<Vec<u8>, NotPassed>;
 
 /// The second process; it ends with this.
@@ -127,14 +141,15 @@ impl Peer {
         fd: Option<BorrowedFd<'_>>,
     ) -> Result<(Vec<u8>, Option<OwnedFd>), NotPassed> {
         let died = |error| match error {
-            LinkError::Ended => NotPassed::no_process(format!("it died over {what:?}")),
+            LinkError::Ended => NotPassed::no_process(format!("it died over {}", what.name())),
             error => NotPassed::no_process(error),
         };
         let fds: Vec<_> = fd.into_iter().collect();
         link::send(&self.link, what, &fds).map_err(died)?;
         let Some((answer, mut fds)) = link::receive::<Answer>(&self.link, true).map_err(died)?
         else {
-            return Err(NotPassed::of("TimedOut", format!("no answer to {what:?}")));
+            let said = format!("no answer to {}", what.name());
+            return Err(NotPassed::of("TimedOut", said));
         };
         Ok((answer?, fds.pop()))
     }
@@ -262,5 +277,21 @@ impl Kept {
             Ask::Unmap => self.imported = None,
         }
         Ok((Vec::new(), None))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_what_got_no_answer_no_more_than_its_name_is_said() {
+        let (ours, theirs) = link::pair().unwrap();
+        set_socket_timeout(&ours, Timeout::Recv, Some(Duration::from_millis(1))).unwrap();
+        let mut silent = Command::new("sleep");
+        let child = silent.arg("60").stdin(Stdio::from(theirs)).spawn().unwrap();
+        let peer = Peer { child, link: ours };
+        let late = peer.ask(&Ask::MapHandle(vec![7; 64]), None).unwrap_err();
+        assert_eq!(late, NotPassed::of("TimedOut", "no answer to MapHandle"));
     }
 }
