@@ -528,6 +528,8 @@ fn a_window_that_reaches_no_second_process_says_why() {
     ] {
         if let Some((_, found)) = passed(folder.path(), &[told]) {
             assert_eq!(found[0], reason, "{told:?}");
+        (("FAKE_MAP_FAILS", "1"), "NotMapped"),
+        (("FAKE_MAP_FAILS", "2"), "OutOfMemory"),
         }
     }
 }

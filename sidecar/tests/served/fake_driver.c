@@ -4,6 +4,7 @@
 // FAKE_FREE, FAKE_FREE_WITHIN: MiB of memory that are free, as they are told without a context and within one. FAKE_NO_CONTEXT: none is made.
 // FAKE_FREED: a file that is made when memory is freed that was passed by handle. FAKE_STAYS: what was passed cannot be unmapped.
 // FAKE_CONTEXTS: a file that says how many contexts there are. FAKE_LOST, from the first event on: what events and streams answer.
+// FAKE_MAP_FAILS: what a process gets that maps memory which another one passed to it. FAKE_TALKS: such a process prints.
 // FAKE_NO_BATCH: a driver from before CUDA 12.8. FAKE_BATCH_FAILS: which copy of a batch fails, from 0.
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -262,8 +263,11 @@ int cuMemMap(uint64_t address, size_t bytes, size_t offset, uint64_t allocation,
   return mmap((void *)address, bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, (int)allocation, offset) == MAP_FAILED;
 }
 struct access { struct location location; int flags; };
+static int imported;
 int cuMemSetAccess(uint64_t address, size_t bytes, const struct access *access, size_t count) {
   BESIDE_CAPTURES;
+  const char *fails = getenv("FAKE_MAP_FAILS");
+  if (imported && fails) return atoi(fails);
   if (count != 1 || access->flags != 3 || access->location.kind != 1) return 1;
   return mprotect((void *)address, bytes, PROT_READ | PROT_WRITE) != 0;
 }

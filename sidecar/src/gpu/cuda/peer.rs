@@ -2,6 +2,7 @@
 //! the doctor, and for the program that checks windows on a device.
 
 use super::Failed;
+use super::api::OUT_OF_MEMORY;
 use super::buffer::Buffer;
 use super::context::{self, Context, refused};
 use super::import::Imported;
@@ -240,7 +241,10 @@ impl Kept {
             None => self.context.insert(context::of(uuid)?).clone(),
         };
         let bytes = WINDOW_BYTES as usize;
-        let not_mapped = |failed: Failed| NotPassed::of("NotMapped", failed);
+        let not_mapped = |failed: Failed| match failed.result {
+            OUT_OF_MEMORY => failed.into(),
+            _ => NotPassed::of("NotMapped", failed),
+        };
         match asked {
             Ask::MakeWindow => {
                 let mut window = super::open_alone(uuid, WINDOW_BYTES)?;
