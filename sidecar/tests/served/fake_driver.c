@@ -316,7 +316,8 @@ int cuMemImportFromShareableHandle(uint64_t *allocation, void *fd, int kind) {
   BESIDE_CAPTURES;
   int own = getenv("FAKE_APART") ? memfd_create("fake-device-memory", MFD_CLOEXEC) : dup((int)(intptr_t)fd);
   if (getenv("FAKE_APART") && ftruncate(own, 64 << 20)) return 2;
-  return *allocation = own, kind == 1 && own >= 0 ? 0 : 1;
+  if (getenv("FAKE_TALKS")) dprintf(1, "mapped\n"), dprintf(2, "mapped\n");
+  return imported = 1, *allocation = own, kind == 1 && own >= 0 ? 0 : 1;
 }
 // Memory of this process is refused as on a GPU, and so is that of a process that is dead or has freed it.
 int cuIpcOpenMemHandle_v2(uint64_t *address, struct handle handle, unsigned flags) {

@@ -98,7 +98,6 @@ pub enum Ask {
     Unmap,
 }
 
-/// An IPC handle, empty where none was asked for; or why not.
 impl Ask {
     /// Its name, without the handle: who has that can map the memory.
     fn name(&self) -> &'static str {
@@ -113,6 +112,7 @@ impl Ask {
     }
 }
 
+/// An IPC handle, empty where none was asked for; or why not.
 type Answer = Result<Vec<u8>, NotPassed>;
 
 /// The second process; it ends with this.
@@ -122,7 +122,8 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// Starts this program with arguments by which it calls [`serve`]. It may take `longest` for one answer: it makes a context first.
+    /// Starts this program with arguments by which it calls [`serve`]. It may take `longest` for one answer: it makes a context first. What
+    /// a driver prints there goes nowhere: this one's output may be read by a program.
     pub fn start(arguments: &[&str], longest: Duration) -> Result<Self, NotPassed> {
         let (ours, theirs) = link::pair().map_err(NotPassed::no_process)?;
         set_socket_timeout(&ours, Timeout::Recv, Some(longest)).map_err(NotPassed::no_process)?;
@@ -130,6 +131,8 @@ impl Peer {
         let child = Command::new(program)
             .args(arguments)
             .stdin(Stdio::from(theirs))
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
             .spawn()
             .map_err(NotPassed::no_process)?;
         Ok(Self { child, link: ours })
