@@ -109,9 +109,10 @@ impl Draft<'_> {
     /// Segments, then the head, and then their expiry taken away.
     async fn write(&self, c: &mut Connection) -> Result<Stored, Fault> {
         let began = Instant::now();
-        let stored = match own_record(c, &self.name).await? {
+        ask_record(c, &self.name);
+        let stored = match there(c.reply().await?)? {
             // Of the same put: its answer was lost.
-            Some(record) if record.head == self.record.head => Stored::Already,
+            Some(Some(record)) if record.head == self.record.head => Stored::Already,
             Some(_) => return Ok(Stored::Already),
             None => {
                 self.stage(c).await?;

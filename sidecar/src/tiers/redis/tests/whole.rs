@@ -285,10 +285,12 @@ async fn of_an_object_that_is_there_already_nothing_is_sent() {
         let sample = Sample::new(segments, 0, &[segments * REDIS_SEGMENT_BYTES]);
         spot.put(&sample).await;
         let keys = server.say(&["DBSIZE"]);
-        // By the same sidecar, and by another one.
         let mut other = sample.clone();
         other.object.created_unix_ms += 1_000;
-        for sample in [&sample, &other] {
+        let head = sample.name().redis();
+        // By the same sidecar, by another one, and by one of another version.
+        for (sample, version) in [(&sample, "1"), (&other, "1"), (&sample, "2")] {
+            server.say(&["SETRANGE", &head, "7", version]);
             let before = received();
             assert_eq!(
                 spot.tier.put(sample.put(&spot.memory)).await,
@@ -297,6 +299,7 @@ async fn of_an_object_that_is_there_already_nothing_is_sent() {
             assert!(received() - before < 8_192, "{segments}");
             assert_eq!(server.say(&["DBSIZE"]), keys);
         }
+        server.say(&["SETRANGE", &head, "7", "1"]);
         spot.check(&sample).await;
     }
 }
