@@ -64,6 +64,22 @@ fn end(rig: &mut Rig, put: u64, stored: Result<Stored, Cause>) {
         .reported(rig.now, Report::PutDone { put, stored });
 }
 
+/// Stores a chunk, which only Redis is up to take; the number of its put.
+fn ordered(rig: &mut Rig, path: u8) -> u64 {
+    is_now(rig, Kind::Redis, None);
+    rig.store(&[path]);
+    let [(put, Kind::Redis, false)] = puts(rig)[..] else {
+        panic!("S3 is not up")
+    };
+    put
+}
+
+/// Redis goes down, and is back at once.
+fn fails_over(rig: &mut Rig) {
+    is_now(rig, Kind::Redis, Some("Unreachable"));
+    is_now(rig, Kind::Redis, None);
+}
+
 #[test]
 fn a_chunk_that_a_tier_did_not_take_is_offered_to_it_when_a_request_comes_back() {
     let mut rig = with_tiers();
@@ -100,11 +116,7 @@ fn what_a_tier_refuses_for_now_is_offered_again_and_what_it_will_never_take_is_n
         (Cause::Foreign, false),
     ] {
         let mut rig = with_tiers();
-        is_now(&mut rig, Kind::Redis, None);
-        rig.store(&[1]);
-        let [(put, Kind::Redis, false)] = puts(&mut rig)[..] else {
-            panic!("{cause:?}")
-        };
+        let put = ordered(&mut rig, 1);
         end(&mut rig, put, Err(cause));
         assert_eq!(puts(&mut rig), [], "{cause:?}");
         rig.now.mono_ms += 30_000;
@@ -117,14 +129,9 @@ fn what_a_tier_refuses_for_now_is_offered_again_and_what_it_will_never_take_is_n
 #[test]
 fn what_a_tier_may_have_lost_is_looked_for_when_a_request_comes_back() {
     let mut rig = with_tiers();
-    is_now(&mut rig, Kind::Redis, None);
-    rig.store(&[1]);
-    let [(put, Kind::Redis, false)] = puts(&mut rig)[..] else {
-        panic!("S3 is not up")
-    };
+    let put = ordered(&mut rig, 1);
     end(&mut rig, put, Ok(Stored::New));
-    is_now(&mut rig, Kind::Redis, Some("Unreachable"));
-    is_now(&mut rig, Kind::Redis, None);
+    fails_over(&mut rig);
     rig.read(&[1]);
     let [(_, Kind::Redis, true)] = puts(&mut rig)[..] else {
         panic!("it may have come back with less")
@@ -135,11 +142,7 @@ fn what_a_tier_may_have_lost_is_looked_for_when_a_request_comes_back() {
 #[test]
 fn a_tier_that_refuses_everything_is_left_alone_for_a_while() {
     let mut rig = with_tiers();
-    is_now(&mut rig, Kind::Redis, None);
-    rig.store(&[1]);
-    let [(put, Kind::Redis, false)] = puts(&mut rig)[..] else {
-        panic!("S3 is not up")
-    };
+    let put = ordered(&mut rig, 1);
     end(&mut rig, put, Err(Cause::Full));
     for _ in 0..10 {
         rig.now.mono_ms += 2_000;
@@ -157,14 +160,9 @@ fn a_tier_that_refuses_everything_is_left_alone_for_a_while() {
     assert_eq!(puts(&mut rig).len(), 1, "after 30 s");
     // Back after it was down it is another one.
     let mut rig = with_tiers();
-    is_now(&mut rig, Kind::Redis, None);
-    rig.store(&[1]);
-    let [(put, ..)] = puts(&mut rig)[..] else {
-        panic!("S3 is not up")
-    };
+    let put = ordered(&mut rig, 1);
     end(&mut rig, put, Err(Cause::Full));
-    is_now(&mut rig, Kind::Redis, Some("Unreachable"));
-    is_now(&mut rig, Kind::Redis, None);
+    fails_over(&mut rig);
     rig.read(&[1]);
     assert_eq!(puts(&mut rig).len(), 1);
     rig.audit();
@@ -173,11 +171,7 @@ fn a_tier_that_refuses_everything_is_left_alone_for_a_while() {
 #[test]
 fn what_a_tier_says_to_have_taken_while_it_went_down_is_looked_for() {
     let mut rig = with_tiers();
-    is_now(&mut rig, Kind::Redis, None);
-    rig.store(&[1]);
-    let [(put, Kind::Redis, false)] = puts(&mut rig)[..] else {
-        panic!("S3 is not up")
-    };
+    let put = ordered(&mut rig, 1);
     is_now(&mut rig, Kind::Redis, Some("Unreachable"));
     end(&mut rig, put, Ok(Stored::New));
     is_now(&mut rig, Kind::Redis, None);
@@ -199,11 +193,7 @@ fn what_is_offered_again_takes_no_place_from_what_was_not_offered_yet() {
         rig.store(&[path]);
     }
     assert_eq!(puts(&mut rig), [], "it is down");
-    is_now(&mut rig, Kind::Redis, None);
-    rig.store(&[4]);
-    let [(first, Kind::Redis, false)] = puts(&mut rig)[..] else {
-        panic!("S3 is not up")
-    };
+    let first = ordered(&mut rig, 4);
     rig.store(&[5]);
     for path in 1..=3 {
         rig.read(&[path]);
@@ -228,14 +218,9 @@ fn what_is_offered_again_takes_no_place_from_what_was_not_offered_yet() {
 #[test]
 fn a_budget_is_not_used_up_by_what_is_there() {
     let mut rig = with_tiers();
-    is_now(&mut rig, Kind::Redis, None);
-    rig.store(&[1]);
-    let [(put, Kind::Redis, false)] = puts(&mut rig)[..] else {
-        panic!("S3 is not up")
-    };
+    let put = ordered(&mut rig, 1);
     end(&mut rig, put, Ok(Stored::New));
-    is_now(&mut rig, Kind::Redis, Some("Unreachable"));
-    is_now(&mut rig, Kind::Redis, None);
+    fails_over(&mut rig);
     rig.read(&[1]);
     let [(put, Kind::Redis, true)] = puts(&mut rig)[..] else {
         panic!("it may have come back with less")
