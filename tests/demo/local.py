@@ -50,11 +50,7 @@ def demo() -> int:
         workload = Workload(server, sidecar, chosen)
         workload.attach()
         workload.run(restart)
-        workload.print_table()
-        workload.print_sidecar()
-        workload.print_addresses()
-        workload.keep("Both run on")
-        return workload.status()
+        return workload.end("Both run on")
 
 
 if __name__ == "__main__":

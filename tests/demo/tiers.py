@@ -102,11 +102,7 @@ def demo() -> int:
         say("Redis is killed: what it held is lost")
         redis.kill()
         asked_by(third, _FROM_S3, "s3")
-        workload.print_table()
-        workload.print_sidecar()
-        workload.print_addresses()
-        workload.keep("The third pod runs on")
-        return workload.status()
+        return workload.end("The third pod runs on")
 
 
 if __name__ == "__main__":

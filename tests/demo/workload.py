@@ -178,6 +178,14 @@ class Workload:
         sys.stdout.flush()
         wait_for_end()
 
+    def end(self, what: str) -> int:
+        """All that is printed, one thing behind the other, then `keep`; the exit status."""
+        self.print_table()
+        self.print_sidecar()
+        self.print_addresses()
+        self.keep(what)
+        return self.status()
+
     def status(self) -> int:
         """Exit status: 0 if all outputs are equal, and something was saved whenever vLLM had forgotten."""
         saved = {row.round for row in self._rows if row.reply.sources["external"] > 0}
