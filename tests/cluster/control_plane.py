@@ -5,10 +5,11 @@ from __future__ import annotations
 import ssl
 import urllib.request
 
-from cluster import certificates
-from cluster.certificates import Leaf
+from cluster import identities
 from cluster.node import Node
 from cluster.slot import Slot
+from servers import certificates
+from servers.certificates import Leaf
 from servers.waiting import wait_for
 
 _SERVICE_NAMES = ["localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc"]
@@ -32,11 +33,12 @@ def create_identities(slot: Slot, nodes: list[str], addresses: list[str]) -> Non
         names = [f"DNS:{name}", f"IP:{address}"]
         leaves[name] = Leaf(f"/O=system:nodes/CN=system:node:{name}", names, serves=True)
     certificates.create(pki, leaves)
+    identities.create_token_keys(pki)
     for name in ("admin", "controller-manager", "scheduler", "kube-proxy"):
-        certificates.write_kubeconfig(slot.folder / f"{name}.kubeconfig", slot.server, pki, name)
+        identities.write_kubeconfig(slot.folder / f"{name}.kubeconfig", slot.server, pki, name)
     for name in nodes:
         (slot.folder / name).mkdir(exist_ok=True)
-        certificates.write_kubeconfig(slot.folder / name / "kubelet.kubeconfig", slot.server, pki, name)
+        identities.write_kubeconfig(slot.folder / name / "kubelet.kubeconfig", slot.server, pki, name)
 
 
 class ControlPlane:

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cluster import certificates, images
-from cluster.certificates import Leaf
+from cluster import images
 from cluster.cluster import Cluster
 from cluster.engine import Engine, pool
 from cluster.kubernetes import Object
 from cluster.product import RIGHTS, Operator, conditions, message, sidecar, status
-from servers import paths, web
+from servers import certificates, paths, web
+from servers.certificates import Leaf
 from servers.process import Process
 from servers.prometheus import Samples
 from servers.redis import RedisServer
@@ -58,8 +58,8 @@ class Outside:
     """Servers on this machine, where pods reach them."""
 
     authority: str
-    #: Two that know nothing of each other, and their ports for TLS.
-    shards: list[tuple[RedisServer, int]]
+    #: Two that know nothing of each other, with TLS.
+    shards: list[RedisServer]
     #: One that a sentinel watches at this port.
     watched: tuple[RedisServer, int]
     #: One that is a whole cluster.
@@ -73,27 +73,21 @@ def outside(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Itera
     host = cluster.slot.host
     pki = tmp_path_factory.mktemp("outside") / "pki"
     certificates.create(pki, {"server": Leaf("/CN=servers", [f"IP:{host}"], serves=True)})
-    served, key, authority = (pki / name for name in ("server.crt", "server.key", "ca.crt"))
     with ExitStack() as stack:
 
-        def started(*settings: str, may: tuple[str, ...] = ()) -> RedisServer:
-            server = RedisServer(host, memory="64mb", settings=[*_users(*may), *settings])
+        def started(*settings: str, may: tuple[str, ...] = (), tls: Path | None = None) -> RedisServer:
+            server = RedisServer(host, memory="64mb", settings=[*_users(*may), *settings], certificates=tls)
             stack.callback(server.stop)
             return server
 
-        shards = []
-        for _ in range(2):
-            port = paths.free_port()
-            tls = ["--tls-port", str(port), "--tls-auth-clients", "no", "--tls-ca-cert-file", str(authority)]
-            tls += ["--tls-cert-file", str(served), "--tls-key-file", str(key)]
-            shards.append((started(*tls), port))
+        shards = [started(tls=pki) for _ in range(2)]
         master = started(may=("role",))
         whole = started("--cluster-enabled", "yes", "--cluster-port", str(paths.free_port()), may=("cluster|slots",))
         assert _ask(whole, "CLUSTER", "ADDSLOTSRANGE", "0", "16383") == ["OK"]
-        bucket = S3Server(host, region="eu-central-1", certificate=(served, key))
+        bucket = S3Server(host, region="eu-central-1", certificate=(pki / "server.crt", pki / "server.key"))
         stack.callback(bucket.stop)
         yield Outside(
-            authority=authority.read_text(),
+            authority=(pki / "ca.crt").read_text(),
             shards=shards,
             watched=(master, _sentinel(stack, pki.parent, master)),
             whole=whole,
@@ -170,7 +164,7 @@ def test_every_field_of_tiers_that_are_there_already_is_live(
     cluster.import_image(images.stand_in())
     kubernetes.kubectl("label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted")
     auth, token = {"secretName": "redis"}, {"settings": {"admin": {"tokenFile": "/etc/kvcachepool/redis/password"}}}
-    urls = [f"rediss://{host}:{port}" for _, port in outside.shards]
+    urls = [server.url for server in outside.shards]
     redis = {"external": {"urls": urls, "auth": auth, "ca": {"name": "bundle"}}, "ttl": "1h"}
     bucket: Object = {
         "bucket": BUCKET,
@@ -239,8 +233,7 @@ def test_every_field_of_tiers_that_are_there_already_is_live(
         assert config["write"] == write
 
     # Each shard has its part, each part has its time, and objects lie below the prefix until there are too many bytes.
-    shards = [server for server, _ in outside.shards]
-    wanted = {"all": (shards, _PROMPTS * 16), "sentinel": ([master], 16), "cluster": ([outside.whole], 16)}
+    wanted = {"all": (outside.shards, _PROMPTS * 16), "sentinel": ([master], 16), "cluster": ([outside.whole], 16)}
     for name, (servers, count) in wanted.items():
         engines[name].wait_warm()
 
@@ -248,7 +241,7 @@ def test_every_field_of_tiers_that_are_there_already_is_live(
             return sum(len(_heads(server)) for server in servers) == count
 
         engines[name].wait_for(stored, "Redis has all of it", 60)
-    for server in shards:
+    for server in outside.shards:
         heads = _heads(server)
         assert heads
         assert all(0 < int(_ask(server, "PTTL", head)[0]) <= 3_600_000 for head in heads)

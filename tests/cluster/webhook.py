@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from cluster import certificates
 from cluster.cluster import Cluster
 from cluster.kubernetes import Object
+from servers import certificates
 
 #: Makes the operations of a JSON patch for a pod.
 Mutation = Callable[[Object], list[Object]]

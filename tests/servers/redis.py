@@ -7,6 +7,7 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from servers import paths
@@ -15,25 +16,40 @@ from servers.waiting import wait_for
 
 
 class RedisServer:
-    """A server that is empty whenever it is started; with further settings, as its command line has them."""
+    """A server that is empty whenever it is started; with further settings, as its command line has them.
 
-    def __init__(self, host: str = "127.0.0.1", *, memory: str = "1gb", settings: Sequence[str] = ()) -> None:
+    With a folder of certificates that has `ca` and `server`, sidecars speak TLS with it, at a port of its own.
+    """
+
+    def __init__(
+        self,
+        host: str = "127.0.0.1",
+        *,
+        memory: str = "1gb",
+        settings: Sequence[str] = (),
+        certificates: Path | None = None,
+    ) -> None:
         self.host = host
         self._memory = memory
-        self._settings = settings
+        self._settings = [*settings]
         self.folder = paths.short_folder()
         self.port = paths.free_port()
+        self.url = f"redis://{host}:{self.port}"
+        self.authority: Path | None = None
+        if certificates is not None:
+            self.authority = certificates / "ca.crt"
+            self.tls_port = paths.free_port()
+            self.url = f"rediss://{host}:{self.tls_port}"
+            files = {"ca-cert": self.authority, "cert": certificates / "server.crt", "key": certificates / "server.key"}
+            self._settings += ["--tls-port", str(self.tls_port), "--tls-auth-clients", "no"]
+            for name, file in files.items():
+                self._settings += [f"--tls-{name}-file", str(file)]
         self._process: Process | None = None
         self.start()
 
-    @property
-    def url(self) -> str:
-        """As a sidecar's config has it."""
-        return f"redis://{self.host}:{self.port}"
-
     def config(self) -> dict[str, Any]:
         """The section `redis` of a sidecar's config."""
-        return {"urls": [self.url]}
+        return {"urls": [self.url], **({"ca": str(self.authority)} if self.authority else {})}
 
     def start(self) -> None:
         """Starts it, on the same port each time."""

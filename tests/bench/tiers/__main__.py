@@ -13,10 +13,10 @@ import statistics
 from typing import Any
 
 from bench.results import RESULTS, Row, merge
-from bench.tiers import disk, redis, s3, ttft
+from bench.tiers import disk, redis, redis_tls, s3, ttft
 from bench.tiers.load import MIB, Amount, Cell, Measured
 
-TIERS = {"disk": disk, "redis": redis, "s3": s3}
+TIERS = {"disk": disk, "redis": redis, "redis_tls": redis_tls, "s3": s3}
 SIZES = (1, 4, 8, 16, 32)
 IN_FLIGHT = (1, 8, 64)
 #: As many bytes as a run writes at most: the memory of the objects under way comes on top.

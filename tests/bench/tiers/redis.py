@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -10,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bench.tiers.load import MIB, Amount, Cell, Measured, tier
+from servers import certificates
+from servers.certificates import Leaf
 from servers.paths import short_folder
 from servers.redis import RedisServer
 
@@ -26,7 +29,7 @@ class Redis:
     def __init__(self, folder: Path, server: RedisServer) -> None:
         self._server = server
         self._config = folder / "config.yaml"
-        self._config.write_text(f'redis:\n  urls: ["{server.url}"]\n')
+        self._config.write_text(json.dumps({"redis": server.config()}))
 
     def measure(self, cell: Cell, amount: Amount) -> Measured:
         """Through the tier."""
@@ -48,7 +51,10 @@ class Redis:
         return {"put": {"gbps": put * value / 1e9}, "get": {"gbps": get * value / 1e9}}
 
     def _values_per_second(self, what: str, count: int, keys: int, connections: int, value: int) -> float:
-        command = ["redis-benchmark", "-p", str(self._server.port), "-t", what, "--csv", "-r", str(keys)]
+        port, tls = self._server.port, []
+        if self._server.authority:
+            port, tls = self._server.tls_port, ["--tls", "--cacert", str(self._server.authority)]
+        command = ["redis-benchmark", "-p", str(port), *tls, "-t", what, "--csv", "-r", str(keys)]
         command += ["-d", str(value), "-n", str(count), "-c", str(connections)]
         done = subprocess.run(command, check=True, capture_output=True, text=True)
         (line,) = csv.DictReader(done.stdout.splitlines())
@@ -56,9 +62,13 @@ class Redis:
 
 
 @contextmanager
-def subject() -> Iterator[Redis]:
+def subject(tls: bool = False) -> Iterator[Redis]:
     """A server with room for all that one run puts."""
-    folder, server = short_folder(), RedisServer(memory="6gb")
+    folder = short_folder()
+    pki = folder / "pki" if tls else None
+    if pki:
+        certificates.create(pki, {"server": Leaf("/CN=server", ["IP:127.0.0.1"], serves=True)})
+    server = RedisServer(memory="6gb", certificates=pki)
     try:
         yield Redis(folder, server)
     finally:

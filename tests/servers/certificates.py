@@ -1,9 +1,7 @@
-"""Certificates of one cluster, made afresh by openssl: one authority, and a leaf for everybody who talks."""
+"""Certificates made afresh by openssl: one authority, and a leaf for everybody who talks."""
 
 from __future__ import annotations
 
-import base64
-import json
 import subprocess
 from pathlib import Path
 from typing import NamedTuple
@@ -20,7 +18,7 @@ class Leaf(NamedTuple):
 
 
 def create(folder: Path, leaves: dict[str, Leaf]) -> None:
-    """Writes ca, all leaves (.crt and .key) and the key pair of service account tokens (sa.key, sa.pub)."""
+    """Writes ca and all leaves, each as .crt and .key, into a new folder."""
     folder.mkdir(parents=True)
     config = folder / "openssl.cnf"
     config.write_text(_CONFIG)
@@ -28,11 +26,8 @@ def create(folder: Path, leaves: dict[str, Leaf]) -> None:
     new += ["-nodes", "-days", "365"]
     authority = ["-subj", "/CN=kvcachepool-test-ca", "-addext", "basicConstraints=critical,CA:TRUE"]
     authority += ["-addext", "keyUsage=critical,keyCertSign,cRLSign,digitalSignature"]
-    _run([[*new, *authority, "-keyout", f"{folder}/ca.key", "-out", f"{folder}/ca.crt"]])
-    key = ["openssl", "genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256", "-out", f"{folder}/sa.key"]
-    _run([key])
-    # The API server takes no public key out of a PKCS 8 file.
-    commands = [["openssl", "pkey", "-in", f"{folder}/sa.key", "-pubout", "-out", f"{folder}/sa.pub"]]
+    run([[*new, *authority, "-keyout", f"{folder}/ca.key", "-out", f"{folder}/ca.crt"]])
+    commands = []
     for name, leaf in leaves.items():
         usage = "clientAuth,serverAuth" if leaf.serves else "clientAuth"
         extensions = ["basicConstraints=CA:FALSE", "keyUsage=digitalSignature", f"extendedKeyUsage={usage}"]
@@ -42,38 +37,13 @@ def create(folder: Path, leaves: dict[str, Leaf]) -> None:
         for extension in extensions:
             command += ["-addext", extension]
         commands.append([*command, "-keyout", f"{folder}/{name}.key", "-out", f"{folder}/{name}.crt"])
-    _run(commands)
+    run(commands)
 
 
-def _run(commands: list[list[str]]) -> None:
+def run(commands: list[list[str]]) -> None:
+    """Runs all at once, and ends with what one that failed said."""
     running = [subprocess.Popen(c, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for c in commands]
     for process in running:
         output, _ = process.communicate()
         if process.returncode:
             raise RuntimeError(f"{' '.join(map(str, process.args))}:\n{output}")  # type: ignore[arg-type]
-
-
-def write_kubeconfig(path: Path, server: str, folder: Path, name: str) -> None:
-    """A kubeconfig with everything inside it, so that it may be copied."""
-
-    def encoded(file: str) -> str:
-        return base64.b64encode((folder / file).read_bytes()).decode()
-
-    config = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "clusters": [{"name": "test", "cluster": {"server": server, "certificate-authority-data": encoded("ca.crt")}}],
-        "users": [
-            {
-                "name": name,
-                "user": {
-                    "client-certificate-data": encoded(f"{name}.crt"),
-                    "client-key-data": encoded(f"{name}.key"),
-                },
-            }
-        ],
-        "contexts": [{"name": "test", "context": {"cluster": "test", "user": name}}],
-        "current-context": "test",
-    }
-    path.write_text(json.dumps(config, indent=1))
-    path.chmod(0o600)
