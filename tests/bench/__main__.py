@@ -31,6 +31,7 @@ BARS: dict[str, tuple[float | None, float | None]] = {
     "engine_thread_block_apart_p99_us": (None, 500.0),
     **{f"ttft_4k_{tier}_over_cold": (None, 0.25) for tier in ("disk", "redis", "s3")},
     "soak_rss_growth_percent": (-2.0, 2.0),
+    "soak_rss_slope_percent": (-2.0, 2.0),
     **{f"cpu_{kernel}_vs_memcpy": (0.5, None) for kernel in ("gather", "scatter", "fp8", "int8", "int4")},
     "idle_cpu_percent": (None, 0.5),
     "rss_beyond_arena_mib": (None, 40.0),

@@ -3,9 +3,9 @@
 python -m bench.soak [--seconds 1800]
 
 Two engines draw prompts from more than memory, disk and Redis hold, so all the time chunks are stored, evicted, written
-to the tiers and fetched from them. By turns Redis is killed and started empty, the S3 server hangs, and an engine is
-killed and replaced. RssAnon of supervisor and engine is looked at once a second; the first quarter of the time is for
-caches to fill.
+to the tiers and fetched from them, Redis with TLS. By turns Redis is killed and started empty, the S3 server hangs,
+the disk's folder goes away, and an engine is killed and replaced. RssAnon of supervisor and engine is looked at once a
+second; the first quarter of the time is for caches to fill.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench.results import Row, merge
+from servers import certificates
+from servers.certificates import Leaf
 from servers.paths import short_folder, target
 from servers.process import Process, rss_anon_mib
 from servers.redis import RedisServer
@@ -41,10 +43,12 @@ class Rig:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.redis = RedisServer(memory="256mb")
+        certificates.create(folder / "pki", {"server": Leaf("/CN=server", ["IP:127.0.0.1"], serves=True)})
+        self.redis = RedisServer(memory="256mb", certificates=folder / "pki")
         self.s3 = S3Server()
-        disk = {"path": str(folder / "disk"), "size": "256Mi"}
-        (folder / "disk").mkdir()
+        self.disk = folder / "disk"
+        self.disk.mkdir()
+        disk = {"path": str(self.disk), "size": "256Mi"}
         tiers = {"disk": disk, "redis": self.redis.config(), "s3": self.s3.config()}
         self.sidecar = Sidecar(folder / "sidecar", memory="64Mi", config=tiers)
         self.engines: list[Process] = []
@@ -74,11 +78,20 @@ class Rig:
             if not engine.running():
                 raise RuntimeError(f"{engine.name} ended:\n{engine.tail()}")
 
+    def take_disk(self) -> None:
+        """As where a volume is unmounted."""
+        self.disk.rename(self.folder / "taken")
+
+    def give_disk(self) -> None:
+        """It is back, as it was."""
+        (self.folder / "taken").rename(self.disk)
+
     def faults(self) -> Iterator[tuple[str, Callable[[], None], Callable[[], None]]]:
         """Name, begin and end of each, for ever."""
         while True:
             yield "Redis is dead", self.redis.kill, self.redis.start
             yield "S3 hangs", self.s3.freeze, self.s3.thaw
+            yield "the disk is gone", self.take_disk, self.give_disk
             yield "an engine dies", self.replace_engine, lambda: None
 
     def chunks(self) -> dict[str, int]:
@@ -123,10 +136,10 @@ def watch(rig: Rig, seconds: float) -> list[tuple[float, float]]:
     return samples
 
 
-def slope(samples: list[tuple[float, float]]) -> float:
-    """MiB per hour, by least squares."""
+def rise(samples: list[tuple[float, float]]) -> float:
+    """MiB from the first to the last, by least squares."""
     times, sizes = zip(*samples, strict=True)
-    return 3600 * statistics.linear_regression(times, sizes).slope
+    return (times[-1] - times[0]) * statistics.linear_regression(times, sizes).slope
 
 
 class Soaked(NamedTuple):
@@ -134,13 +147,19 @@ class Soaked(NamedTuple):
 
     first_mib: float
     last_mib: float
-    slope_mib_per_hour: float
+    #: By least squares, from the beginning of the settled time to its end.
+    rise_mib: float
     done: dict[str, int]
 
     @property
     def growth_percent(self) -> float:
         """Last over first."""
         return 100 * (self.last_mib - self.first_mib) / self.first_mib
+
+    @property
+    def slope_percent(self) -> float:
+        """The rise over the first."""
+        return 100 * self.rise_mib / self.first_mib
 
 
 def soak(seconds: float) -> Soaked:
@@ -162,28 +181,34 @@ def soak(seconds: float) -> Soaked:
     fifth = len(settled) // 5
     first = statistics.median(mib for _, mib in settled[:fifth])
     last = statistics.median(mib for _, mib in settled[-fifth:])
-    return Soaked(first, last, slope(settled), done)
+    return Soaked(first, last, rise(settled), done)
 
 
-def row(soaked: Soaked, seconds: float) -> Row:
+def rows(soaked: Soaked, seconds: float) -> list[Row]:
     """For the table of results."""
     print(json.dumps(soaked.done))
-    print(f"RssAnon {soaked.first_mib:.1f} MiB, then {soaked.last_mib:.1f}", end="; ")
-    print(f"slope {soaked.slope_mib_per_hour:.2f} MiB an hour", flush=True)
-    return Row(
-        name="soak_rss_growth_percent",
-        value=round(soaked.growth_percent, 2),
-        unit="%",
-        reference=f"of {soaked.first_mib:.1f} MiB RssAnon, last fifth over first, {seconds:g} s",
-        reference_value=None,
-        ratio=None,
-        runs=1,
-        command="make soak",
-    )
+    print(f"RssAnon {soaked.first_mib:.1f} MiB, then {soaked.last_mib:.1f}; rise {soaked.rise_mib:.2f}", flush=True)
+
+    def row(name: str, value: float, what: str) -> Row:
+        return Row(
+            name=name,
+            value=round(value, 2),
+            unit="%",
+            reference=f"of {soaked.first_mib:.1f} MiB RssAnon, {what}, {seconds:g} s",
+            reference_value=None,
+            ratio=None,
+            runs=1,
+            command="make soak",
+        )
+
+    return [
+        row("soak_rss_growth_percent", soaked.growth_percent, "last fifth over first"),
+        row("soak_rss_slope_percent", soaked.slope_percent, "rise by least squares"),
+    ]
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--seconds", type=float, default=1800)
     chosen = parser.parse_args()
-    merge([row(soak(chosen.seconds), chosen.seconds)])
+    merge(rows(soak(chosen.seconds), chosen.seconds))
