@@ -200,7 +200,7 @@ impl<T: Table> Engine<T> {
                 if !up {
                     continue;
                 }
-                if self.lower.known.has(&name, tier) {
+                if self.lower.known.has(&name, tier, now.mono_ms) {
                     set(asking, at, Stand::There(tier));
                 } else if !self.lower.known.lacks(&name, tier, now.mono_ms) {
                     ats.push(at);
@@ -313,7 +313,7 @@ impl<T: Table> Engine<T> {
             match has {
                 Some(true) => {
                     there += 1;
-                    self.lower.known.present(name, tier);
+                    self.lower.known.present(name, tier, now.mono_ms);
                 }
                 Some(false) => {
                     missing += 1;

@@ -5,8 +5,10 @@ use super::super::index::{FastMap, Name};
 use super::TIERS_MAX;
 use std::collections::VecDeque;
 
-/// Objects remembered. Some 100 bytes each.
+/// Objects remembered. Some 200 bytes each.
 const NAMES_MAX: usize = 1 << 16;
+/// So long an object that was there is taken to be there still, in ms. A server may drop it at any time, by age or for want of room.
+const PRESENT_MS: u64 = 60_000;
 /// So long an object that was not there is taken to be missing still, in ms: from a request's early PROBE to its first poll.
 const ABSENT_MS: u64 = 1_000;
 /// So long an object that is there and cannot be used is not asked for again, unless it is seen to be written anew, in ms.
@@ -15,11 +17,22 @@ const UNUSABLE_MS: u64 = 600_000;
 /// Of one object, per tier by its place in the configuration.
 #[derive(Debug, Clone, Copy, Default)]
 struct Seen {
-    /// A bit each.
-    present: u8,
     /// A bit each: what was there could not be used.
     unusable: u8,
+    present_until_ms: [u64; TIERS_MAX],
     absent_until_ms: [u64; TIERS_MAX],
+}
+
+impl Seen {
+    fn put(&mut self, tier: usize, present_until_ms: u64, absent_until_ms: u64) {
+        self.unusable &= !(1 << tier);
+        if let Some(until) = self.present_until_ms.get_mut(tier) {
+            *until = present_until_ms;
+        }
+        if let Some(until) = self.absent_until_ms.get_mut(tier) {
+            *until = absent_until_ms;
+        }
+    }
 }
 
 /// Objects that were seen, or not, in a tier.
@@ -32,51 +45,54 @@ pub(crate) struct Known {
 
 impl Known {
     /// Something lies under the object's name: the object, unless that was found to be none.
-    pub fn present(&mut self, name: Name, tier: usize) {
+    pub fn present(&mut self, name: Name, tier: usize, now_ms: u64) {
         let unusable = |s: &Seen| s.unusable >> tier & 1 == 1;
         if !self.of.get(&name).is_some_and(unusable) {
-            self.note(name, tier, true, 0);
+            self.usable(name, tier, now_ms);
         }
     }
 
     /// The object was read, or written anew.
-    pub fn usable(&mut self, name: Name, tier: usize) {
-        self.note(name, tier, true, 0);
+    pub fn usable(&mut self, name: Name, tier: usize, now_ms: u64) {
+        self.note(name, tier, now_ms + PRESENT_MS, 0);
     }
 
     /// The object was not there.
     pub fn absent(&mut self, name: Name, tier: usize, now_ms: u64) {
-        self.note(name, tier, false, now_ms + ABSENT_MS);
+        self.note(name, tier, 0, now_ms + ABSENT_MS);
     }
 
     /// The object was there and is none that can be used.
     pub fn unusable(&mut self, name: Name, tier: usize, now_ms: u64) {
-        self.note(name, tier, false, now_ms + UNUSABLE_MS);
+        self.note(name, tier, 0, now_ms + UNUSABLE_MS);
         self.entry(name).unusable |= 1 << tier;
     }
 
     /// Nobody waited for what a look at the object would have said.
     pub fn doubted(&mut self, name: &Name, tier: usize) {
-        if let Some(seen) = self.of.get_mut(name) {
-            seen.present &= !(1 << tier);
+        let seen = self.of.get_mut(name);
+        if let Some(until) = seen.and_then(|s| s.present_until_ms.get_mut(tier)) {
+            *until = 0;
         }
     }
 
-    fn note(&mut self, name: Name, tier: usize, present: bool, absent_until_ms: u64) {
-        let seen = self.entry(name);
-        seen.present &= !(1 << tier);
-        seen.present |= u8::from(present) << tier;
-        seen.unusable &= !(1 << tier);
-        if let Some(until) = seen.absent_until_ms.get_mut(tier) {
-            *until = absent_until_ms;
-        }
+    fn note(&mut self, name: Name, tier: usize, present_until_ms: u64, absent_until_ms: u64) {
+        self.entry(name)
+            .put(tier, present_until_ms, absent_until_ms);
     }
 
-    /// Was it there, when it was looked at last?
-    pub fn has(&self, name: &Name, tier: usize) -> bool {
-        self.of
-            .get(name)
-            .is_some_and(|s| s.present >> tier & 1 == 1)
+    /// Was it there a while ago?
+    pub fn has(&self, name: &Name, tier: usize, now_ms: u64) -> bool {
+        let seen = self.of.get(name);
+        seen.and_then(|s| s.present_until_ms.get(tier))
+            .is_some_and(|until| now_ms < *until)
+    }
+
+    /// Was it there when it was looked at last, however long ago?
+    pub fn had(&self, name: &Name, tier: usize) -> bool {
+        let seen = self.of.get(name);
+        seen.and_then(|s| s.present_until_ms.get(tier))
+            .is_some_and(|until| *until > 0)
     }
 
     /// Was it missing a moment ago?
@@ -89,11 +105,7 @@ impl Known {
     /// The tier went down, and may come back with less.
     pub fn forget(&mut self, tier: usize) {
         for seen in self.of.values_mut() {
-            seen.present &= !(1 << tier);
-            seen.unusable &= !(1 << tier);
-            if let Some(until) = seen.absent_until_ms.get_mut(tier) {
-                *until = 0;
-            }
+            seen.put(tier, 0, 0);
         }
     }
 
@@ -127,40 +139,44 @@ mod tests {
     #[test]
     fn what_was_there_is_remembered_for_long_and_what_was_not_for_a_moment() {
         let mut known = Known::default();
-        known.present(name(1), 0);
+        known.present(name(1), 0, 10);
         known.absent(name(1), 1, 10);
-        assert!(known.has(&name(1), 0) && !known.has(&name(1), 1));
+        assert!(known.has(&name(1), 0, 10 + PRESENT_MS - 1) && !known.has(&name(1), 1, 10));
+        assert!(!known.has(&name(1), 0, 10 + PRESENT_MS) && known.had(&name(1), 0));
         assert!(known.lacks(&name(1), 1, 10 + ABSENT_MS - 1));
         assert!(!known.lacks(&name(1), 1, 10 + ABSENT_MS));
         assert!(!known.lacks(&name(1), 0, 10));
         known.absent(name(1), 0, 20);
-        assert!(!known.has(&name(1), 0));
-        known.present(name(1), 0);
+        assert!(!known.has(&name(1), 0, 20));
+        known.present(name(1), 0, 20);
         assert!(!known.lacks(&name(1), 0, 20));
         known.unusable(name(1), 0, 20);
-        assert!(!known.has(&name(1), 0));
+        assert!(!known.has(&name(1), 0, 20));
         assert!(known.lacks(&name(1), 0, 20 + UNUSABLE_MS - 1));
-        known.present(name(1), 0);
-        assert!(!known.has(&name(1), 0), "what lies there is still the same");
-        known.usable(name(1), 0);
-        assert!(known.has(&name(1), 0));
+        known.present(name(1), 0, 20);
+        assert!(
+            !known.has(&name(1), 0, 20),
+            "what lies there is still the same"
+        );
+        known.usable(name(1), 0, 20);
+        assert!(known.has(&name(1), 0, 20));
         known.doubted(&name(1), 0);
-        assert!(!known.has(&name(1), 0) && !known.lacks(&name(1), 0, 20));
+        assert!(!known.had(&name(1), 0) && !known.lacks(&name(1), 0, 20));
         known.unusable(name(1), 0, 20);
-        known.present(name(1), 1);
+        known.present(name(1), 1, 20);
         known.forget(0);
         assert!(!known.lacks(&name(1), 0, 20));
-        assert!(!known.has(&name(1), 0) && known.has(&name(1), 1));
+        assert!(!known.has(&name(1), 0, 20) && known.has(&name(1), 1, 20));
     }
 
     #[test]
     fn the_memory_is_bounded() {
         let mut known = Known::default();
         for n in 0..NAMES_MAX as u32 + 10 {
-            known.present(name(n), 0);
+            known.present(name(n), 0, 20);
         }
         assert_eq!(known.of.len(), NAMES_MAX);
         assert_eq!(known.order.len(), NAMES_MAX);
-        assert!(!known.has(&name(9), 0) && known.has(&name(10), 0));
+        assert!(!known.has(&name(9), 0, 20) && known.has(&name(10), 0, 20));
     }
 }

@@ -70,7 +70,7 @@ impl<T: Table> Engine<T> {
             "Expired",
         ];
         match result {
-            Ok(()) => known.usable(flight.name, flight.tier),
+            Ok(()) => known.usable(flight.name, flight.tier, now.mono_ms),
             Err(why) if unusable.contains(&why) && !made(Mistake::AskUnusable) => {
                 known.unusable(flight.name, flight.tier, now.mono_ms);
             }

@@ -106,9 +106,11 @@ impl<T: Table> Engine<T> {
             }
             for at in 0..self.lower.tiers.len() {
                 let again = missed >> at & 1 == 1;
-                let may = offer.tiers >> at & 1 == 1 && !self.lower.known.has(&name, at);
+                let known = &self.lower.known;
+                let may = offer.tiers >> at & 1 == 1 && !known.has(&name, at, now.mono_ms);
+                let look_first = again || known.had(&name, at);
                 if may && !(again && self.refuses_more(now, at, offer.chunk)) {
-                    self.queue_put(now, at, offer.chunk, again);
+                    self.queue_put(now, at, offer.chunk, look_first);
                 }
             }
         }
@@ -329,8 +331,10 @@ impl<T: Table> Engine<T> {
         }
         match stored {
             Ok(_) if done.doubtful => self.missed(done.chunk, done.tier),
-            Ok(Stored::New) if same => self.lower.known.usable(done.name, done.tier),
-            Ok(Stored::Already) if same => self.lower.known.present(done.name, done.tier),
+            Ok(Stored::New) if same => self.lower.known.usable(done.name, done.tier, now.mono_ms),
+            Ok(Stored::Already) if same => {
+                self.lower.known.present(done.name, done.tier, now.mono_ms)
+            }
             Err(cause) if cause.of_the_tier() || cause.status() == Status::Temporary => {
                 self.missed(done.chunk, done.tier);
             }

@@ -180,6 +180,36 @@ fn a_chunk_is_written_once_and_not_where_it_is_known_to_be() {
 }
 
 #[test]
+fn what_was_in_a_tier_long_ago_is_looked_for_before_it_is_written_or_fetched() {
+    const LONG_MS: u64 = 60_000;
+    let (mut w, scheduler, worker) = tiered(&[Kind::Disk]);
+    w.store(scheduler, worker, &[chunk(1)]);
+    let first = puts(&mut w);
+    done(&mut w, &first[0], Ok(Stored::New));
+    forget(&mut w);
+    w.pass(LONG_MS);
+    w.store(scheduler, worker, &[chunk(1)]);
+    let [
+        Order::Put {
+            put,
+            look_first: true,
+            ..
+        },
+    ] = orders(&mut w)[..]
+    else {
+        panic!("it may have gone meanwhile");
+    };
+    let stored = Ok(Stored::Already);
+    w.input(Input::Tier(Report::PutDone { put, stored }));
+    forget(&mut w);
+    w.pass(LONG_MS);
+    ask(&mut w, scheduler, "r", &[1]);
+    assert_eq!(look_up(&mut w, &[1]), (Kind::Disk, vec![1]));
+    assert_eq!(chunks(&fetches(&mut w)), [1]);
+    audit(&w);
+}
+
+#[test]
 fn what_policy_and_admission_leave_out_is_not_written() {
     let mut config = config(&[Kind::Disk, Kind::S3]);
     config.tiers[0].admission = Admission::Reused;
