@@ -82,7 +82,7 @@ fn init_waits_no_longer_than_told_and_says_what_is_missing_where_kubernetes_show
 }
 
 /// Runs a script as root of a mount namespace of its own; `None` where the machine does not let us.
-fn in_namespace(script: &str) -> Option<Output> {
+pub fn in_namespace(script: &str) -> Option<Output> {
     let ours = Command::new("unshare").args(["--mount", "true"]).status();
     if !ours.is_ok_and(|status| status.success()) {
         eprintln!("skipped: needs mount namespaces");

@@ -203,6 +203,18 @@ fn bodies_that_break_off_are_named_while_the_disk_serves_on() {
 }
 
 #[test]
+fn bodies_of_another_length_than_was_asked_for_are_named_while_the_disk_serves_on() {
+    let lies = |asked: &Asked, store: &Store| match store.answer(asked) {
+        Reply::Full(206, mut headers, body) => {
+            headers.push(("content-length", (body.len() - 7).to_string()));
+            Reply::Full(206, headers, body)
+        }
+        other => other,
+    };
+    disk_serves_on(lies, |sidecar| is_off(sidecar, "Protocol", "bytes, "));
+}
+
+#[test]
 fn another_pools_object_under_our_name_is_a_miss_by_name() {
     let bucket = Bucket::start();
     bucket.stored("", [1, 2], 1);

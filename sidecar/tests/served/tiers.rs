@@ -3,7 +3,7 @@
 use crate::child::Process;
 use crate::client::Connection;
 use crate::harness::{Sidecar, wait_for};
-use crate::pod::flush;
+use crate::pod::{flush, in_namespace};
 use crate::vllm::{CHUNK_BYTES, Vllm, content, hashes, hello, incarnation};
 use kvcachepool_protocol::frame::Op;
 use kvcachepool_protocol::message::{Admin, CHUNK_READY, HelloReply, Role};
@@ -234,4 +234,32 @@ fn a_folder_that_another_sidecar_has_or_that_is_not_there_is_named_and_memory_se
         vllm.store("r", &hashes(2, 2));
         vllm.check("r", &hashes(2, 2));
     }
+}
+
+#[test]
+fn a_folder_that_is_read_only_is_named_and_memory_serves_on() {
+    if in_namespace("true").is_none() {
+        return;
+    }
+    let disk = TempDir::new().unwrap();
+    let mut sidecar = Sidecar::prepare(&with_disk(disk.path()));
+    let folder = disk.path().display();
+    sidecar.run_by(&format!(
+        r#"exec unshare --mount sh -ec '
+            mount --bind {folder} {folder}
+            mount -o remount,bind,ro {folder}
+            exec "$@"
+        ' sh "$@""#
+    ));
+    sidecar.wait_socket();
+    sidecar.wait_populated();
+    let tier = sidecar.wait_tier("disk", "off");
+    assert_eq!(tier["reason"], "ReadOnly", "{tier}");
+    let message = tier["message"].as_str().unwrap();
+    assert!(message.contains("mount it writable"), "{message}");
+    sidecar.wait_metric("tier_down{reason=\"ReadOnly\",tier=\"disk\"}", 1.0);
+    assert!(sidecar.log().contains("reason=\"ReadOnly\""));
+    let mut vllm = Vllm::attach(&sidecar.socket());
+    vllm.store("r", &hashes(1, 2));
+    vllm.check("r", &hashes(1, 2));
 }

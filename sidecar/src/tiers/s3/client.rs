@@ -34,6 +34,14 @@ pub async fn client(config: &S3) -> Result<(Client, Arc<Clock>), TierError> {
     };
     let http = Http::new(roots, config.http_version, idle, clock.clone())?;
     let mut builder = options(config)?.http_client(http);
+    // For credentials that lie in no files, and for a region that the config does not say.
+    let chain = match (&config.auth, region(config)) {
+        (Some(_), Some(_)) => None,
+        _ => Some(chain(config).await?),
+    };
+    if let Some(chain) = &chain {
+        builder = builder.region(chain.region().cloned());
+    }
     match &config.auth {
         // The cache of the SDK would keep them for good.
         Some(path) => {
@@ -43,17 +51,11 @@ pub async fn client(config: &S3) -> Result<(Client, Arc<Clock>), TierError> {
                 .identity_cache(IdentityCache::no_cache());
         }
         None => {
-            let chain = chain(config).await?;
-            if let Some(provider) = chain.credentials_provider() {
+            if let Some(provider) = chain.and_then(|chain| chain.credentials_provider()) {
                 builder = builder.credentials_provider(provider);
             }
-            builder = builder
-                .identity_cache(IdentityCache::lazy().build())
-                .region(chain.region().cloned());
+            builder = builder.identity_cache(IdentityCache::lazy().build());
         }
-    }
-    if config.region.is_empty() && config.endpoint.is_empty() && config.auth.is_some() {
-        return Err(failed("s3.region is not set"));
     }
     Ok((Client::from_conf(builder.build()), clock))
 }
