@@ -2,7 +2,7 @@
 
 use super::auth::Auth;
 use super::cluster::Cluster;
-use super::fault::{Fault, Redirect};
+use super::fault::{Fault, Redirect, redirect};
 use super::node::{Dial, Node, Reach};
 use super::pool::{Lane, Lent};
 use super::url::{self, How};
@@ -202,9 +202,15 @@ impl Servers {
             let another = node.is_none_or(|node| !std::ptr::eq(node, Arc::as_ptr(other)));
             another && other.trouble(writes).is_none()
         });
-        let fault = match fault {
-            Fault::Of(Cause::BreakerOpen, why) if !others => Fault::unreachable(why),
-            fault => fault,
+        let fault = match (fault, &self.which) {
+            (Fault::Of(Cause::BreakerOpen, why), _) if !others => Fault::unreachable(why),
+            // From one to the next, and not for ever.
+            (Fault::Refused(text), Which::Cluster(_)) if redirect(&text).is_some() => {
+                let why =
+                    format!("nodes send the object to each other while its slot moves ({text})");
+                Fault::Of(Cause::Throttled, why)
+            }
+            (fault, _) => fault,
         };
         let place = node.map_or(self.place.as_str(), |node| &node.name);
         let error = fault.error(place, object);

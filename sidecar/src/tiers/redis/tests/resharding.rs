@@ -4,10 +4,10 @@ use super::cluster::Cluster;
 use super::proxy::Proxy;
 use super::rig::{Server, Spot, open};
 use super::traffic::Rig;
-use crate::tiers::Stored;
 use crate::tiers::layers::State;
 use crate::tiers::redis::cluster::slot;
 use crate::tiers::suite::Sample;
+use crate::tiers::{Cause, Stored};
 use kvcachepool_protocol::object::REDIS_SEGMENT_BYTES;
 use std::process::Command;
 
@@ -47,6 +47,27 @@ async fn nothing_is_lost_of_slots_that_move_under_load() {
     assert_eq!(rig.states(), [State::Closed; 2]);
     let keys = cluster.nodes[1].say(&["DBSIZE"]).parse::<usize>().unwrap();
     assert!(keys >= 3 * (20 + written.len()), "{keys}: they moved");
+}
+
+#[tokio::test]
+async fn nodes_that_send_an_object_to_each_other_are_named_until_they_agree() {
+    let cluster = Cluster::start();
+    let [from, to] = [&cluster.nodes[0], &cluster.nodes[1]];
+    let spot = Spot::new(open(&[cluster.url()]));
+    let number = (0..).find(moves).unwrap();
+    let sample = Sample::new(1, number, &[14_000]);
+    let slot = slot(&sample.name().redis()).to_string();
+    // The old owner knows that it has gone, the new one not yet that it came.
+    from.say(&["CLUSTER", "SETSLOT", &slot, "NODE", &cluster.id(1)]);
+    let put = spot.tier.put(sample.put(&spot.memory)).await.unwrap_err();
+    let get = spot.tier.get(sample.get_all(&spot.memory)).await;
+    for error in [put, get.unwrap_err()] {
+        assert_eq!(error.cause, Cause::Throttled, "{error}");
+        assert!(error.detail.contains("to each other"), "{error}");
+    }
+    to.say(&["CLUSTER", "SETSLOT", &slot, "NODE", &cluster.id(1)]);
+    let put = spot.tier.put(sample.put(&spot.memory)).await;
+    assert_eq!(put, Ok(Stored::New));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
