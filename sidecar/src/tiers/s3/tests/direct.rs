@@ -208,7 +208,6 @@ async fn a_socket_that_woke_for_many_bytes_wakes_for_the_few_that_are_left() {
     assert!(received > 0);
     let rest = async { while stream.next().await.unwrap().is_some() {} };
     let later = async {
-        tokio::time::sleep(Duration::from_millis(50)).await;
         between.wait().await;
         between.wait().await;
     };
