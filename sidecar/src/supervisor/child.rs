@@ -15,11 +15,11 @@ pub const SUBCOMMAND: &str = "engine";
 /// and no mending of earlier ones.
 pub const EXIT_RESTART: i32 = 75;
 
-/// How the engine's allocator works: a thread of its own gives freed memory back to the node a second later, and two arenas serve all
-/// threads, as what is freed in one is lost to the others.
+/// How the engine's allocator works: a thread of its own gives freed memory back to the node a quarter of a second later, two arenas serve
+/// all threads, as what is freed in one is lost to the others, and for the same reason threads keep nothing that is larger than a page.
 const ALLOCATOR: (&str, &str) = (
     "MALLOC_CONF",
-    "narenas:2,background_thread:true,dirty_decay_ms:1000,muzzy_decay_ms:0",
+    "narenas:2,background_thread:true,dirty_decay_ms:250,muzzy_decay_ms:0,tcache_max:4096",
 );
 
 /// Starts the engine. Its end is seen by reaping, so the handle is not kept.
