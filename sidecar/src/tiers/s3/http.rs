@@ -73,6 +73,14 @@ enum Transport {
 #[error("{0}")]
 pub struct Malformed(&'static str);
 
+/// Which server gave no answer; names are looked up and connections made below, where no error says whose.
+#[derive(Debug, thiserror::Error)]
+#[error("no answer from {server}")]
+struct Unanswered {
+    server: String,
+    source: Box<dyn Error + Send + Sync>,
+}
+
 impl Http {
     /// Without connections. Fails where there are no authorities to trust. Hours of answers are told to a clock.
     pub fn new(
@@ -183,6 +191,7 @@ impl HttpConnector for Http {
             Err(e) => return HttpConnectorFuture::ready(Err(ConnectorError::user(e.into()))),
         };
         let (transport, clock) = (self.transport.clone(), self.clock.clone());
+        let server = request.uri().authority().map(ToString::to_string);
         HttpConnectorFuture::new(async move {
             let answer = match transport {
                 Transport::Own(connections) => own(&connections, request).await,
@@ -192,7 +201,10 @@ impl HttpConnector for Http {
                     .map(|answer| answer.map(SdkBody::from_body_1_x))
                     .map_err(Into::into),
             };
-            let answer = answer.map_err(ConnectorError::io)?;
+            let answer = answer.map_err(|source| {
+                let server = server.unwrap_or_default();
+                ConnectorError::io(Unanswered { server, source }.into())
+            })?;
             let header = |name| answer.headers().get(name).and_then(|v| v.to_str().ok());
             if let Some(date) = header("date") {
                 clock.heard(date);

@@ -6,7 +6,7 @@ use crate::tiers::layers::{DeadlineOptions, Options as LayerOptions, RetryOption
 use crate::tiers::s3::{Options, S3};
 use crate::tiers::suite::{Memory, Sample, untouched};
 use crate::tiers::{Cause, Get, Tier, TierError};
-use kvcachepool_protocol::config;
+use kvcachepool_protocol::config::{self, HttpVersion};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -321,20 +321,27 @@ async fn a_server_that_is_not_there_is_named() {
     let server = Faulty::start(|_| Reply::Hang).await;
     let mut config = server.config();
     drop(server);
-    config.auth = None;
     let folder = tempfile::tempdir().unwrap();
     for name in ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"] {
         std::fs::write(folder.path().join(name), "any").unwrap();
     }
     config.auth = Some(folder.path().into());
     let open = async |config: &config::S3| S3::open(config, Options::default()).await.unwrap_err();
-    let error = open(&config).await;
-    assert_eq!(error.cause, Cause::Unreachable, "{error}");
-    assert!(error.detail.to_lowercase().contains("refused"), "{error}");
-    config.endpoint = "http://no-such-host.invalid".into();
-    let error = open(&config).await;
-    assert_eq!(error.cause, Cause::Unreachable, "{error}");
-    assert!(error.detail.contains("dns"), "{error}");
+    for (endpoint, why) in [
+        (config.endpoint.clone(), "refused"),
+        ("http://no-such-host.invalid".into(), "dns"),
+    ] {
+        for version in [HttpVersion::Http1, HttpVersion::Http2] {
+            config.http_version = version;
+            config.endpoint = endpoint.clone();
+            let error = open(&config).await;
+            assert_eq!(error.cause, Cause::Unreachable, "{error}");
+            assert!(error.detail.to_lowercase().contains(why), "{error}");
+            // The HTTP client says neither.
+            let (_, server) = endpoint.split_once("://").unwrap();
+            assert!(error.detail.contains(server), "{error}");
+        }
+    }
 }
 
 #[tokio::test]
