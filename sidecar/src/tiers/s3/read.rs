@@ -73,8 +73,11 @@ impl Requests {
         let key = self.key(name);
         let mut stream = self.range(&key, (0, HEAD_BYTES), None).await?;
         let object = self.read_head(&mut stream, name, &key).await?;
-        // To its end: the connection is good for another request then, and a new one would take longer.
-        while let Ok(Some(_)) = stream.next().await {}
+        // To its end: the connection is good for another request then, and a new one would take longer. But of a server that knows no
+        // ranges the whole object comes.
+        while stream.end <= HEAD_BYTES
+            && let Ok(Some(_)) = stream.next().await
+        {}
         Ok(object)
     }
 
