@@ -22,7 +22,6 @@ from typing import NamedTuple
 
 from bench.results import Row, merge
 from servers import certificates
-from servers.certificates import Leaf
 from servers.paths import short_folder, target
 from servers.process import Process, rss_anon_mib
 from servers.redis import RedisServer
@@ -43,7 +42,7 @@ class Rig:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        certificates.create(folder / "pki", {"server": Leaf("/CN=server", ["IP:127.0.0.1"], serves=True)})
+        certificates.for_server(folder / "pki", "127.0.0.1")
         self.redis = RedisServer(memory="256mb", certificates=folder / "pki")
         self.s3 = S3Server()
         self.disk = folder / "disk"

@@ -18,7 +18,6 @@ from cluster.engine import Engine, pool
 from cluster.kubernetes import Object
 from cluster.product import RIGHTS, Operator, conditions, message, sidecar, status
 from servers import certificates, paths, web
-from servers.certificates import Leaf
 from servers.process import Process
 from servers.prometheus import Samples
 from servers.redis import RedisServer
@@ -72,7 +71,7 @@ def outside(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Itera
     """All of them."""
     host = cluster.slot.host
     pki = tmp_path_factory.mktemp("outside") / "pki"
-    certificates.create(pki, {"server": Leaf("/CN=servers", [f"IP:{host}"], serves=True)})
+    certificates.for_server(pki, host)
     with ExitStack() as stack:
 
         def started(*settings: str, may: tuple[str, ...] = (), tls: Path | None = None) -> RedisServer:

@@ -25,8 +25,7 @@ def mutating(cluster: Cluster, name: str, namespace: str, mutation: Mutation) ->
     """A webhook for new pods of a namespace; the API server calls webhooks in the order of their names."""
     with tempfile.TemporaryDirectory() as folder:
         pki = Path(folder) / "pki"
-        leaf = certificates.Leaf("/CN=webhook", [f"IP:{cluster.slot.host}"], serves=True)
-        certificates.create(pki, {"webhook": leaf})
+        certificates.for_server(pki, cluster.slot.host)
         server = _serve(cluster.slot.host, pki, mutation)
         url = f"https://{cluster.slot.host}:{server.server_port}/"
         bundle = base64.b64encode((pki / "ca.crt").read_bytes()).decode()
@@ -58,7 +57,7 @@ def _serve(address: str, pki: Path, mutation: Mutation) -> ThreadingHTTPServer:
 
     server = ThreadingHTTPServer((address, 0), Handler)
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    tls.load_cert_chain(pki / "webhook.crt", pki / "webhook.key")
+    tls.load_cert_chain(pki / "server.crt", pki / "server.key")
     server.socket = tls.wrap_socket(server.socket, server_side=True)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     return server

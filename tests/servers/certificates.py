@@ -40,6 +40,11 @@ def create(folder: Path, leaves: dict[str, Leaf]) -> None:
     run(commands)
 
 
+def for_server(folder: Path, host: str) -> None:
+    """The authority, and `server` for the one at this address."""
+    create(folder, {"server": Leaf("/CN=server", [f"IP:{host}"], serves=True)})
+
+
 def run(commands: list[list[str]]) -> None:
     """Runs all at once, and ends with what one that failed said."""
     running = [subprocess.Popen(c, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for c in commands]

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from bench.tiers.load import MIB, Amount, Cell, Measured, tier
 from servers import certificates
-from servers.certificates import Leaf
 from servers.paths import short_folder
 from servers.redis import RedisServer
 
@@ -67,7 +66,7 @@ def subject(tls: bool = False) -> Iterator[Redis]:
     folder = short_folder()
     pki = folder / "pki" if tls else None
     if pki:
-        certificates.create(pki, {"server": Leaf("/CN=server", ["IP:127.0.0.1"], serves=True)})
+        certificates.for_server(pki, "127.0.0.1")
     server = RedisServer(memory="6gb", certificates=pki)
     try:
         yield Redis(folder, server)
