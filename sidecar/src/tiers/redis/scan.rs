@@ -1,7 +1,7 @@
 //! What is said over one connection to list what lies in a server, and to learn how full it is.
 
 use super::connection::Connection;
-use super::fault::Fault;
+use super::fault::{Fault, redirect};
 use super::marks::is_mark;
 use super::record::{RECORD_BYTES, Record};
 use super::resp::Reply;
@@ -120,6 +120,25 @@ pub async fn describe(
     keys: &[String],
     into: &mut Vec<Listed>,
 ) -> Result<u64, Fault> {
+    let mut elsewhere = Vec::new();
+    let mut foreign = records(c, keys, into, &mut elsewhere).await?;
+    if !elsewhere.is_empty() {
+        // A node that is about to get a slot has some of its keys, and tells what they are to who says that he knows.
+        c.set_asking(true);
+        let asked = records(c, &elsewhere, into, &mut Vec::new()).await;
+        c.set_asking(false);
+        foreign += asked?;
+    }
+    Ok(foreign)
+}
+
+/// As `describe`, but for those that the server sends elsewhere for.
+async fn records(
+    c: &mut Connection,
+    keys: &[String],
+    into: &mut Vec<Listed>,
+    elsewhere: &mut Vec<String>,
+) -> Result<u64, Fault> {
     let last = (RECORD_BYTES - 1).to_string();
     for key in keys {
         c.command(&[b"GETRANGE", key.as_bytes(), b"0", last.as_bytes()]);
@@ -144,6 +163,7 @@ pub async fn describe(
                 });
             }
             Reply::Error(text) if text.starts_with("WRONGTYPE") => foreign += 1,
+            Reply::Error(text) if redirect(&text).is_some() => elsewhere.push(key.clone()),
             Reply::Error(text) => return Err(Fault::Refused(text)),
             _ => return Err(Fault::protocol("GETRANGE was answered by no bytes")),
         }

@@ -27,6 +27,11 @@ impl Connection {
         self.command(&words);
     }
 
+    /// The wish was refused: nothing is watched.
+    pub fn watches_nothing(&mut self) {
+        self.watching = false;
+    }
+
     /// Gives up what is watched.
     pub async fn unwatch(&mut self) -> Result<(), Fault> {
         self.command(&[b"UNWATCH"]);

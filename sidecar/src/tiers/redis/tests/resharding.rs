@@ -50,6 +50,29 @@ async fn nothing_is_lost_of_slots_that_move_under_load() {
 }
 
 #[tokio::test]
+async fn what_lies_in_a_slot_that_moves_is_listed_once_and_removed() {
+    let cluster = Cluster::start();
+    let [from, to] = [&cluster.nodes[0], &cluster.nodes[1]];
+    let spot = Spot::new(open(&[cluster.url()]));
+    let number = (0..).find(moves).unwrap();
+    let sample = Sample::new(1, number, &[14_000]);
+    spot.put(&sample).await;
+    let before = spot.tier.list(None, 100).await.unwrap();
+    let slot = slot(&sample.name().redis()).to_string();
+    to.say(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &cluster.id(0)]);
+    from.say(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &cluster.id(1)]);
+    for key in from.say(&["KEYS", "*"]).lines() {
+        assert_eq!(migrate(from, to, key), "OK");
+    }
+    let page = spot.tier.list(None, 100).await.unwrap();
+    assert_eq!((&page.objects, page.foreign), (&before.objects, 0));
+    assert_eq!(page.objects.len(), 1);
+    assert_eq!(spot.tier.remove(&[sample.name()]).await, Ok(1));
+    let page = spot.tier.list(None, 100).await.unwrap();
+    assert_eq!((page.objects.len(), page.foreign), (0, 0));
+}
+
+#[tokio::test]
 async fn nodes_that_send_an_object_to_each_other_are_named_until_they_agree() {
     let cluster = Cluster::start();
     let [from, to] = [&cluster.nodes[0], &cluster.nodes[1]];
