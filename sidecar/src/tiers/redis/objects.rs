@@ -192,7 +192,9 @@ pub async fn remove_if(
     keys: &[String],
 ) -> Result<bool, Fault> {
     c.watch(&[name.redis().as_bytes()]);
-    c.answer().await?;
+    if let Reply::Error(text) = c.watched().await? {
+        return Err(Fault::Refused(text));
+    }
     if own_record(c, name).await? != Some(*record) {
         c.unwatch().await?;
         return Ok(false);

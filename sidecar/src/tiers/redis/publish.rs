@@ -230,9 +230,8 @@ impl Draft<'_> {
     }
 
     async fn seen(&self, c: &mut Connection) -> Result<There, Fault> {
-        let (watched, head, segments) = (c.reply().await?, c.reply().await?, c.reply().await?);
+        let (watched, head, segments) = (c.watched().await?, c.reply().await?, c.reply().await?);
         if let Reply::Error(text) = watched {
-            c.watches_nothing();
             return Err(Fault::Refused(text));
         }
         let taken = matches!(&head, Reply::Error(text) if text.starts_with("WRONGTYPE"));

@@ -27,9 +27,11 @@ impl Connection {
         self.command(&words);
     }
 
-    /// The wish was refused: nothing is watched.
-    pub fn watches_nothing(&mut self) {
-        self.watching = false;
+    /// The reply to that wish; where it is an error, nothing is watched.
+    pub async fn watched(&mut self) -> Result<Reply, Fault> {
+        let reply = self.reply().await?;
+        self.watching = !matches!(reply, Reply::Error(_));
+        Ok(reply)
     }
 
     /// Gives up what is watched.
