@@ -91,3 +91,17 @@ impl Cluster {
         }
     }
 }
+
+/// A slot begins to move from one master to another.
+pub fn begin_move(slot: &str, from: &Server, to: &Server) {
+    let id = |node: &Server| node.say(&["CLUSTER", "MYID"]);
+    to.say(&["CLUSTER", "SETSLOT", slot, "IMPORTING", &id(from)]);
+    from.say(&["CLUSTER", "SETSLOT", slot, "MIGRATING", &id(to)]);
+}
+
+/// Moves a key of such a slot.
+pub fn migrate(from: &Server, to: &Server, key: &str) {
+    let port = to.port.to_string();
+    let said = from.say(&["MIGRATE", "127.0.0.1", &port, key, "0", "5000"]);
+    assert_eq!(said, "OK");
+}

@@ -1,6 +1,6 @@
 //! Slots of a cluster that move while objects are written and read: nothing that was stored is lost, and nothing lies in the way of what moves.
 
-use super::cluster::Cluster;
+use super::cluster::{Cluster, begin_move, migrate};
 use super::proxy::Proxy;
 use super::rig::{Server, Spot, open};
 use super::traffic::Rig;
@@ -16,6 +16,14 @@ const MOVE: u16 = 300;
 
 fn moves(number: &u64) -> bool {
     slot(&Sample::new(1, *number, &[1]).name().redis()) < MOVE
+}
+
+/// An object of so many bytes in a slot that moves, and the slot.
+fn moving(bytes: u64) -> (Sample, String) {
+    let number = (0..).find(moves).unwrap();
+    let sample = Sample::new(1, number, &[bytes]);
+    let slot = slot(&sample.name().redis()).to_string();
+    (sample, slot)
 }
 
 /// Moves the first slots of the first node to the second, as who runs a cluster does.
@@ -54,16 +62,11 @@ async fn what_lies_in_a_slot_that_moves_is_listed_once_and_removed() {
     let cluster = Cluster::start();
     let [from, to] = [&cluster.nodes[0], &cluster.nodes[1]];
     let spot = Spot::new(open(&[cluster.url()]));
-    let number = (0..).find(moves).unwrap();
-    let sample = Sample::new(1, number, &[14_000]);
+    let (sample, slot) = moving(14_000);
     spot.put(&sample).await;
     let before = spot.tier.list(None, 100).await.unwrap();
-    let slot = slot(&sample.name().redis()).to_string();
-    to.say(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &cluster.id(0)]);
-    from.say(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &cluster.id(1)]);
-    for key in from.say(&["KEYS", "*"]).lines() {
-        assert_eq!(migrate(from, to, key), "OK");
-    }
+    begin_move(&slot, from, to);
+    migrate_all(from, to);
     let page = spot.tier.list(None, 100).await.unwrap();
     assert_eq!((&page.objects, page.foreign), (&before.objects, 0));
     assert_eq!(page.objects.len(), 1);
@@ -77,9 +80,7 @@ async fn nodes_that_send_an_object_to_each_other_are_named_until_they_agree() {
     let cluster = Cluster::start();
     let [from, to] = [&cluster.nodes[0], &cluster.nodes[1]];
     let spot = Spot::new(open(&[cluster.url()]));
-    let number = (0..).find(moves).unwrap();
-    let sample = Sample::new(1, number, &[14_000]);
-    let slot = slot(&sample.name().redis()).to_string();
+    let (sample, slot) = moving(14_000);
     // The old owner knows that it has gone, the new one not yet that it came.
     from.say(&["CLUSTER", "SETSLOT", &slot, "NODE", &cluster.id(1)]);
     let put = spot.tier.put(sample.put(&spot.memory)).await.unwrap_err();
@@ -105,31 +106,21 @@ async fn a_put_whose_slot_begins_to_move_leaves_nothing_in_the_way_of_it() {
             node.wait(&["CLUSTER", "SLOTS"], |slots| slots.contains(&port));
         }
         let spot = Spot::new(open(&[cluster.url()]));
-        let number = (0..).find(moves).unwrap();
-        let sample = Sample::new(1, number, &[bytes]);
-        let key = sample.name().redis();
-        let slot = slot(&key).to_string();
+        let (sample, slot) = moving(bytes);
         let mut held = proxy.hold_before(b"MULTI").await;
         let put = spot.tier.put(sample.put(&spot.memory));
         let begin = async {
             held.reached().await;
             // Where all of it is there, one key is the first to go.
-            to.say(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &cluster.id(0)]);
-            from.say(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &cluster.id(1)]);
+            begin_move(&slot, from, to);
             if bytes > REDIS_SEGMENT_BYTES {
-                assert_eq!(migrate(from, to, &from.say(&["KEYS", "*:0"])), "OK");
+                migrate(from, to, &from.say(&["KEYS", "*:0"]));
             }
             held.go_on();
         };
         let (put, ()) = tokio::join!(put, begin);
         assert_eq!(put, Ok(Stored::New));
-        for key in from
-            .say(&["KEYS", "*"])
-            .lines()
-            .filter(|key| !key.is_empty())
-        {
-            assert_eq!(migrate(from, to, key), "OK");
-        }
+        migrate_all(from, to);
         for node in [to, from] {
             node.say(&["CLUSTER", "SETSLOT", &slot, "NODE", &cluster.id(1)]);
         }
@@ -140,13 +131,10 @@ async fn a_put_whose_slot_begins_to_move_leaves_nothing_in_the_way_of_it() {
     }
 }
 
-fn migrate(from: &Server, to: &Server, key: &str) -> String {
-    from.say(&[
-        "MIGRATE",
-        "127.0.0.1",
-        &to.port.to_string(),
-        key,
-        "0",
-        "5000",
-    ])
+/// Moves all that a node has.
+fn migrate_all(from: &Server, to: &Server) {
+    let keys = from.say(&["KEYS", "*"]);
+    for key in keys.lines().filter(|key| !key.is_empty()) {
+        migrate(from, to, key);
+    }
 }

@@ -1,6 +1,6 @@
 //! Servers that say themselves who has what: a cluster, and a master that sentinels watch.
 
-use super::cluster::Cluster;
+use super::cluster::{Cluster, begin_move, migrate};
 use super::rig::{PATIENCE, Scripted, Server, Spot, cli, open, settings};
 use crate::tiers::redis::Redis;
 use crate::tiers::suite::Sample;
@@ -24,9 +24,7 @@ async fn an_object_is_found_where_its_slot_went() {
         .iter()
         .find(|node| node.port != from.port)
         .unwrap();
-    let id = |node: &Server| node.say(&["CLUSTER", "MYID"]);
-    to.say(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &id(from)]);
-    from.say(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &id(to)]);
+    begin_move(&slot, from, to);
     // What has not moved yet is read where it is, and what is new in the slot is written where it goes.
     spot.check(&sample).await;
     let mut other = sample.clone();
@@ -35,15 +33,15 @@ async fn an_object_is_found_where_its_slot_went() {
     let new = other.name().redis();
     assert_eq!(to.say(&["CLUSTER", "COUNTKEYSINSLOT", &slot]), "8");
     spot.check(&other).await;
-    let port = to.port.to_string();
     let keys = from.say(&["CLUSTER", "GETKEYSINSLOT", &slot, "100"]);
     for key in keys.lines() {
-        from.say(&["MIGRATE", "127.0.0.1", &port, key, "0", "5000"]);
+        migrate(from, to, key);
     }
     assert_eq!(spot.tier.lookup(&[sample.name()]).await, Ok(vec![true]));
     spot.check(&sample).await;
+    let id = to.say(&["CLUSTER", "MYID"]);
     for node in [to, from] {
-        node.say(&["CLUSTER", "SETSLOT", &slot, "NODE", &id(to)]);
+        node.say(&["CLUSTER", "SETSLOT", &slot, "NODE", &id]);
     }
     spot.check(&sample).await;
     assert_eq!(to.say(&["TTL", &new]), "-1", "it stays");
