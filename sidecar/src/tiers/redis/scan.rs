@@ -121,18 +121,18 @@ pub async fn describe(
     into: &mut Vec<Listed>,
 ) -> Result<u64, Fault> {
     let mut elsewhere = Vec::new();
-    let mut foreign = records(c, keys, into, &mut elsewhere).await?;
-    if !elsewhere.is_empty() {
-        // A node that is about to get a slot has some of its keys, and tells what they are to who says that he knows.
-        c.set_asking(true);
-        let asked = records(c, &elsewhere, into, &mut Vec::new()).await;
-        c.set_asking(false);
-        foreign += asked?;
+    let foreign = records(c, keys, into, &mut elsewhere).await?;
+    if elsewhere.is_empty() {
+        return Ok(foreign);
     }
-    Ok(foreign)
+    // A node that is about to get a slot has some of its keys, and tells what they are to who says that he knows.
+    c.set_asking(true);
+    let asked = records(c, &elsewhere, into, &mut Vec::new()).await;
+    c.set_asking(false);
+    Ok(foreign + asked?)
 }
 
-/// As `describe`, but for those that the server sends elsewhere for.
+/// As `describe`, without those for which the server sends `elsewhere`.
 async fn records(
     c: &mut Connection,
     keys: &[String],
