@@ -191,7 +191,7 @@ impl HttpConnector for Http {
             Err(e) => return HttpConnectorFuture::ready(Err(ConnectorError::user(e.into()))),
         };
         let (transport, clock) = (self.transport.clone(), self.clock.clone());
-        let server = request.uri().authority().map(ToString::to_string);
+        let server = request.uri().authority().cloned();
         HttpConnectorFuture::new(async move {
             let answer = match transport {
                 Transport::Own(connections) => own(&connections, request).await,
@@ -202,7 +202,7 @@ impl HttpConnector for Http {
                     .map_err(Into::into),
             };
             let answer = answer.map_err(|source| {
-                let server = server.unwrap_or_default();
+                let server = server.map_or_else(String::new, |server| server.to_string());
                 ConnectorError::io(Unanswered { server, source }.into())
             })?;
             let header = |name| answer.headers().get(name).and_then(|v| v.to_str().ok());

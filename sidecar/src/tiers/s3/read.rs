@@ -75,9 +75,9 @@ impl Requests {
         let object = self.read_head(&mut stream, name, &key).await?;
         // To its end: the connection is good for another request then, and a new one would take longer. But of a server that knows no
         // ranges the whole object comes.
-        while stream.end <= HEAD_BYTES
-            && let Ok(Some(_)) = stream.next().await
-        {}
+        if stream.end <= HEAD_BYTES {
+            while let Ok(Some(_)) = stream.next().await {}
+        }
         Ok(object)
     }
 

@@ -287,11 +287,9 @@ async fn exhausted<T>(future: impl Future<Output = T>) -> T {
 
 /// Does a client have a connection to this port of which no end was heard yet?
 fn established(port: u16) -> bool {
-    let (sockets, server) = (
-        std::fs::read_to_string("/proc/net/tcp"),
-        format!(":{port:04X}"),
-    );
-    sockets.unwrap().lines().any(|line| {
+    let (sockets, server) = ("/proc/net/tcp", format!(":{port:04X}"));
+    let sockets = std::fs::read_to_string(sockets).unwrap();
+    sockets.lines().any(|line| {
         let fields: Vec<&str> = line.split_whitespace().collect();
         let [_, _, remote, state, ..] = fields[..] else {
             return false;
@@ -335,9 +333,13 @@ async fn a_request_on_a_connection_that_turns_out_to_be_closed_goes_out_on_anoth
         assert_eq!(answer.status().as_u16(), 200);
         close.notify_waiters();
         // The end of the connection comes, and nobody looks.
-        while established(port) {
-            tokio::task::yield_now().await;
-        }
+        let ended = async {
+            while established(port) {
+                tokio::task::yield_now().await;
+            }
+        };
+        let ended = tokio::time::timeout(Duration::from_secs(10), ended).await;
+        ended.expect("it ended");
     }
     server.abort();
 }

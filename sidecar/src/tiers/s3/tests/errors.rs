@@ -337,7 +337,7 @@ async fn a_server_that_is_not_there_is_named() {
             let error = open(&config).await;
             assert_eq!(error.cause, Cause::Unreachable, "{error}");
             assert!(error.detail.to_lowercase().contains(why), "{error}");
-            // The HTTP client says neither.
+            // The HTTP client does not say whom it asked.
             let (_, server) = endpoint.split_once("://").unwrap();
             assert!(error.detail.contains(server), "{error}");
         }
