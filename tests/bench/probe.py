@@ -46,7 +46,7 @@ class Part:
         self.client = Client(role, "bench", 0, "0.32.0", socket_path, self)
         self.client.start()
 
-    def held(self) -> Held:
+    def held(self, region: int | None) -> Held:
         return Held()
 
     def behind_hello(self) -> None:

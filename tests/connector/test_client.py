@@ -46,7 +46,7 @@ class Owner:
         self.unmapped = 0
         self.off = ""
 
-    def held(self) -> Held:
+    def held(self, region: int | None) -> Held:
         with self.lock:
             return self.held_now
 
@@ -191,7 +191,7 @@ def test_hello_lists_what_is_held_and_what_ended_since_goes_behind_it(sidecar: S
 
     original = owner.held
 
-    def held() -> Held:
+    def held(region: int | None) -> Held:
         result = Held(grants=refs)
         listed.set()
         gate.wait(5)

@@ -235,7 +235,8 @@ def test_a_window_whose_end_is_seen_behind_the_next_boots_hello_gives_nothing_to
     with engine.worker._wake:
         keeper.lose(client, client.hello.boot - 1, body)
         assert keeper.lost[0].gone_at is not None
-        assert keeper.lost[0].body.refs in engine.worker.held().grants
+        assert keeper.lost[0].body.refs in engine.worker.held(body.region).grants
+        assert engine.worker.held(body.region + 1).grants == b""
 
 
 def test_a_copy_that_fails_while_the_sidecar_has_stages_ends_the_window(

@@ -431,6 +431,23 @@ def test_hello_names_every_store_that_is_held_and_no_store_begins_before_its_ans
     assert rank.stores == {1: Ended(1, 0), 2: Ended(1, 0), 3: Ended(1, 0)}
 
 
+def test_hello_does_not_name_what_was_granted_in_another_region(
+    rank: Rank, slowed: Slowed, sidecar: StubSidecar
+) -> None:
+    here, there = rank.granted(8, blocks=1), rank.granted(16, blocks=1)
+    rank.step(store(1, here, 3), store(2, there, 4, region=6))
+    assert slowed.begun.wait(5)
+    kept = hold_hello(sidecar)
+    sidecar.cut()
+    until(lambda: kept)
+    assert (kept[0].body["region"], kept[0].body["grants"]) == (7, here)
+    slowed.go.set()
+    sidecar.answer = lambda frame: None
+    sidecar.greet(kept[0])
+    rank.until_done(lambda: len(rank.stores) == 2)
+    assert rank.stores == {1: Ended(1, 0), 2: Ended(1, 1)}
+
+
 def test_a_store_that_waits_a_second_for_hellos_answer_is_dropped(rank: Rank, sidecar: StubSidecar) -> None:
     rank.start()
     kept = hold_hello(sidecar)

@@ -49,7 +49,7 @@ class Scheduler:
         self.client = Client("scheduler", "engine-1", 0, "0.32.0", socket_path, self)
         self.client.start()
 
-    def held(self) -> Held:
+    def held(self, region: int | None) -> Held:
         return Held()
 
     def behind_hello(self) -> None:

@@ -27,7 +27,7 @@ class Role:
         self.behind: Any = lambda reply: None
         self.client = Client(role, "engine-1", 0, "0.32.0", str(socket), self)
 
-    def held(self) -> Any:
+    def held(self, region: int | None) -> Any:
         return self._held
 
     def behind_hello(self) -> None:

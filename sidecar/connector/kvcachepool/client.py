@@ -66,8 +66,8 @@ class Held(NamedTuple):
 class Hooks(Protocol):
     """What the owner of a `Client` answers; all on the reader thread (`before_unmap`, `on_off`: on any thread)."""
 
-    def held(self) -> Held:
-        """The list for the HELLO that is sent next; made under the owner's lock."""
+    def held(self, region: int | None) -> Held:
+        """The list for the HELLO that is sent next, which names this region as mapped; made under the owner's lock."""
 
     def behind_hello(self) -> None:
         """HELLO is on its way and `send`/`ask` work again: send what ended after the list was made, and what waits."""
@@ -341,8 +341,8 @@ class Client:
         return None, True
 
     def _say_hello(self, frames: wire.Frames) -> tuple[HelloReply, list[int]] | None:
-        held = self._hooks.held()
         names, fds, region = self._shared.hello_fds()
+        held = self._hooks.held(region)
         body = encode(
             Hello(
                 version=wire.PROTOCOL_VERSION,

@@ -628,7 +628,7 @@ class Scheduler:
 
     # -- client.Hooks, on the reader thread
 
-    def held(self) -> Held:
+    def held(self, region: int | None) -> Held:
         """Requests whose leases go on: those with a load under way."""
         with self._lock:
             return Held(requests=self._loads.request_ids())

@@ -424,14 +424,15 @@ class Worker:
 
     # -- the client's hooks (reader thread)
 
-    def held(self) -> Held:
+    def held(self, region: int | None) -> Held:
+        """A slot of another region is none of this one, although a slot here may have its number and generation."""
         with self._wake:
             self._stores_paused = True
             tasks = [task for task in (self._running, *self._queue, *self._arrived) if task is not None]
-            refs = [t.plan.packed for t in tasks if t.job.kind == STORE and t.plan is not None]
-            ended = [body.refs for _, body in self._outbox]
-            lost = [] if self._windows is None else [lost.body.refs for lost in self._windows.lost]
-            return Held(grants=b"".join([*refs, *ended, *lost]))
+            refs = [(t.job.region, t.plan.packed) for t in tasks if t.job.kind == STORE and t.plan is not None]
+            ended = [(body.region, body.refs) for _, body in self._outbox]
+            lost = [] if self._windows is None else [(lost.body.region, lost.body.refs) for lost in self._windows.lost]
+            return Held(grants=b"".join(packed for of, packed in [*refs, *ended, *lost] if of == region))
 
     def behind_hello(self) -> None:
         with self._wake:

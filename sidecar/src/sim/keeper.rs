@@ -4,7 +4,7 @@ use super::counts::Fault;
 use super::memory::FdObject;
 use super::profile::Slip;
 use super::rules::Rule;
-use super::worker::{Job, JobPiece, Step};
+use super::worker::{Job, Step};
 use super::world::{Part, Phase, Wire, World, say};
 use kvcachepool_protocol::frame::{FLAG_ERROR, Op};
 use kvcachepool_protocol::message::{self, Window, WindowReply};
@@ -40,8 +40,8 @@ pub struct Keeper {
 
 impl Keeper {
     /// Sections of lost stores.
-    pub fn held(&self) -> impl Iterator<Item = &JobPiece> {
-        self.lost.iter().flat_map(|l| &l.job.pieces)
+    pub fn held(&self) -> impl Iterator<Item = &Job> {
+        self.lost.iter().map(|l| &l.job)
     }
 
     /// No further job goes through its window.

@@ -65,26 +65,24 @@ impl World {
             return false;
         }
         let tag = self.tag(part);
+        let mapped = self.procs[pid].region;
+        let region_number = mapped.map(|at| self.memory.borrow().regions[at].geometry.region);
+        let instance = &self.instances[part.instance];
         let (grants, requests) = match part.rank {
-            None => (Vec::new(), self.instances[part.instance].scheduler.held()),
-            Some(rank) => (
-                self.instances[part.instance].workers[rank].held(),
-                Vec::new(),
-            ),
+            None => (Vec::new(), instance.scheduler.held()),
+            Some(rank) => (instance.workers[rank].held(region_number), Vec::new()),
         };
         let p = &mut self.procs[pid];
         let role = part.rank.map_or(Role::Scheduler, |_| Role::Worker);
         let number = &mut p.hello[usize::from(part.rank.is_some())];
         *number += 1;
-        let (number, lock, region, incarnation) = (*number, p.lock, p.region, p.incarnation);
+        let (number, lock, incarnation) = (*number, p.lock, p.incarnation);
         p.greeting = Some(part);
         let mut fds = vec![FdObject::Pidfd(pid)];
         let mut names = vec!["pidfd".to_owned()];
-        let mut region_number = None;
-        if let Some(at) = region {
+        if let Some(at) = mapped {
             fds.extend([FdObject::Arena(at), FdObject::Table(at)]);
             names.extend(["arena".to_owned(), "table".to_owned()]);
-            region_number = Some(self.memory.borrow().regions[at].geometry.region);
         }
         say!(
             self,

@@ -77,7 +77,7 @@ pub struct Worker {
 
 impl Worker {
     /// Slots that it was granted and still holds, packed.
-    pub fn held(&self) -> Vec<u8> {
+    pub fn held(&self, region: Option<u64>) -> Vec<u8> {
         let jobs = self
             .current
             .iter()
@@ -85,8 +85,9 @@ impl Worker {
             .chain(&self.queue);
         let list: Vec<SectionRef> = jobs
             .filter(|j| !j.load)
-            .flat_map(|j| &j.pieces)
             .chain(self.keeper.held())
+            .filter(|j| Some(j.region) == region)
+            .flat_map(|j| &j.pieces)
             .map(reference)
             .collect();
         pack(&list)
