@@ -27,10 +27,10 @@ struct Args {
     #[arg(long, default_value_t = 1)]
     most: usize,
     /// Make this mistake, by its name, in the kind of history in which it shows.
-    #[arg(long)]
+    #[arg(long, requires = "trace")]
     mistake: Option<String>,
     /// The kind of history of `--mistake`, without the mistake.
-    #[arg(long)]
+    #[arg(long, requires = "mistake")]
     without: bool,
     /// Make every mistake in turn and say when it was seen.
     #[arg(long)]
