@@ -10,6 +10,8 @@ pub mod layers;
 mod open;
 mod raw;
 pub mod redis;
+#[cfg(test)]
+mod refused;
 pub mod s3;
 #[cfg(any(test, feature = "simulation"))]
 pub mod shelf;

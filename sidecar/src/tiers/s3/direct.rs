@@ -126,13 +126,17 @@ impl Direct {
         Ok(Some(received).filter(|bytes| *bytes > 0))
     }
 
-    /// Each time we are woken costs as much as some ten thousand bytes.
+    /// Each time we are woken costs as much as some ten thousand bytes. Where the kernel knows of no such bound, packets wake us.
     fn wake_for(&mut self, bytes: u32) -> io::Result<()> {
         if let Some((socket, _)) = &self.socket
             && self.wakes_for != bytes
         {
-            raw::wake_for(socket.as_fd(), bytes)?;
-            self.wakes_for = bytes;
+            match raw::wake_for(socket.as_fd(), bytes) {
+                Ok(()) => self.wakes_for = bytes,
+                // with more than are to come nobody would be woken at all
+                Err(e) if bytes < self.wakes_for => return Err(e),
+                Err(_) => {}
+            }
         }
         Ok(())
     }

@@ -1,14 +1,13 @@
 //! No put is answered for whose files the kernel did not sync: in a process of its own, a filter of system calls fails the sync of one
 //! file, and no step of ours is asked.
-#![allow(unsafe_code)]
 
 use super::super::Disk;
 use super::super::core::Step;
 use super::Watch;
 use super::processes::process;
 use super::rig::*;
+use crate::tiers::refused::{Of, Threads, refuse};
 use crate::tiers::{Cause, Stored, Tier};
-use rustix::fd::RawFd;
 use std::path::Path;
 
 pub const CAPACITY: u64 = 16 << 20;
@@ -114,12 +113,12 @@ pub fn watch(task: &str, folder: &Path) -> Watch {
     }
 }
 
-fn the_folder(folder: &Path) -> RawFd {
+fn the_folder(folder: &Path) -> u32 {
     open_file(folder.parent().unwrap(), "tier")
 }
 
 /// A descriptor of this process, of a file of the folder.
-fn open_file(folder: &Path, start: &str) -> RawFd {
+fn open_file(folder: &Path, start: &str) -> u32 {
     let folder = folder.canonicalize().unwrap();
     let open = std::fs::read_dir("/proc/self/fd").unwrap();
     let found = open.filter_map(|entry| {
@@ -132,57 +131,7 @@ fn open_file(folder: &Path, start: &str) -> RawFd {
     found.last().unwrap()
 }
 
-/// Descriptors.
-enum Of {
-    This(RawFd),
-    AllBut(RawFd),
-}
-
 /// From now on the call fails with EIO for these descriptors, in all threads. False: the machine does not let us.
 fn fail(call: libc::c_long, of: Of) -> bool {
-    let step = |code: u32, no: u8, k: u32| libc::sock_filter {
-        code: code as u16,
-        jt: 0,
-        jf: no,
-        k,
-    };
-    // Offsets in `seccomp_data`: the call's number, and the lower half of its first argument.
-    let load = |offset| step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, offset);
-    let equal = |value, no| step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, no, value);
-    let answer = |value| step(libc::BPF_RET | libc::BPF_K, 0, value);
-    let argument = if cfg!(target_endian = "little") {
-        16
-    } else {
-        20
-    };
-    let (error, allow) = (
-        libc::SECCOMP_RET_ERRNO | libc::EIO as u32,
-        libc::SECCOMP_RET_ALLOW,
-    );
-    let (fd, same, other) = match of {
-        Of::This(fd) => (fd, error, allow),
-        Of::AllBut(fd) => (fd, allow, error),
-    };
-    let mut filter = [
-        load(0),
-        equal(call as u32, 4),
-        load(argument),
-        equal(fd as u32, 1),
-        answer(same),
-        answer(other),
-        answer(allow),
-    ];
-    let program = libc::sock_fprog {
-        len: filter.len() as u16,
-        filter: filter.as_mut_ptr(),
-    };
-    // SAFETY: numbers only; it takes rights away from this process, which ends with its test.
-    let bare = unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };
-    let (mode, all) = (
-        libc::SECCOMP_SET_MODE_FILTER,
-        libc::SECCOMP_FILTER_FLAG_TSYNC,
-    );
-    // SAFETY: `program` points to `filter`, which lives until the call is over; the kernel copies it and checks it.
-    let rc = unsafe { libc::syscall(libc::SYS_seccomp, mode, all, &raw const program) };
-    bare == 0 && rc == 0
+    refuse(Threads::All, call, 0, of, libc::EIO)
 }

@@ -3,6 +3,7 @@
 use super::errors::stored;
 use super::faulty::{Asked, Faulty, Reply, range, whole};
 use super::requests;
+use crate::tiers::refused::{Of, Threads, refuse};
 use crate::tiers::s3::Parts;
 use crate::tiers::s3::http::{Http, Roots};
 use crate::tiers::s3::request::Requests;
@@ -18,6 +19,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
+use tokio::runtime::Builder;
 use tokio::sync::{Barrier, Notify};
 use tokio::task::coop;
 
@@ -214,6 +216,27 @@ async fn a_socket_that_woke_for_many_bytes_wakes_for_the_few_that_are_left() {
     let both = async { tokio::join!(rest, later) };
     tokio::time::timeout(SOON, both).await.expect("woken");
     assert_eq!((stream.at, stream.end), (BYTES, BYTES));
+}
+
+#[test]
+fn a_kernel_that_knows_no_bound_to_wake_for_costs_no_get() {
+    // The refusal ends with the thread.
+    let got = std::thread::spawn(|| {
+        let option = Of::This(libc::SO_RCVLOWAT as u32);
+        let call = libc::SYS_setsockopt;
+        if !refuse(Threads::This, call, 2, option, libc::ENOPROTOOPT) {
+            eprintln!("skipped: needs filters of system calls");
+            return;
+        }
+        let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let (server, sample) = served(Reply::part).await;
+            let requests = server.requests().await;
+            assert_eq!(read(&requests, &sample, 1 << 20).await, Ok(vec![true; 2]));
+            assert_eq!(server.connections(), 1);
+        });
+    });
+    got.join().unwrap();
 }
 
 #[tokio::test]
