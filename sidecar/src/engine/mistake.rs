@@ -74,6 +74,8 @@ pub enum Mistake {
     AskUnusable,
     /// A flush leaves out what finds no room in the queue.
     FlushForgets,
+    /// A flush believes a tier to have what it had a long time ago.
+    FlushBelieves,
     /// A chunk may go while it is written down.
     PutUnleased,
     /// A chunk is written down although it is on its way.

@@ -65,6 +65,7 @@ faults! {
     TierDown,
     TierUp,
     TierHung,
+    TierDropped,
     TierFailed,
     TierLied,
     TierCorrupt,

@@ -26,6 +26,7 @@ impl World {
             r.clear,
             r.tier,
             r.window,
+            r.drop,
         ];
         let mut pick = self.rng.below(1000) as u32;
         for (kind, rate) in rates.into_iter().enumerate() {
@@ -112,6 +113,7 @@ impl World {
             12 => self.clear(),
             13 => self.tier_fault(),
             14 if self.rng.chance(300) => self.withdraw(),
+            15 => self.tier_drops(),
             _ => false,
         }
     }

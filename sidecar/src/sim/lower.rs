@@ -276,6 +276,23 @@ impl World {
         self.drive(Input::Tier(Report::State { tier, down }));
     }
 
+    /// A tier drops some of what it holds, for want of room or by age, and tells nobody.
+    pub(super) fn tier_drops(&mut self) -> bool {
+        if self.lower.stores.is_empty() {
+            return false;
+        }
+        let at = self.rng.below(self.lower.stores.len());
+        let (rng, store) = (&mut self.rng, &mut self.lower.stores[at]);
+        let before = store.objects.len();
+        store.objects.retain(|_, _| rng.chance(500));
+        let dropped = store.objects.len() < before;
+        if dropped {
+            self.hit(Fault::TierDropped);
+            say!(self, "tier {at} drops some of what it holds");
+        }
+        dropped
+    }
+
     /// A tier goes down, comes up, or hangs.
     pub(super) fn tier_fault(&mut self) -> bool {
         if self.lower.stores.is_empty() {

@@ -77,6 +77,7 @@ pub const MISTAKES: &[Expected] = expect! {
     "writes without a bound" [PutBounds] [], [S9, S11], writes;
     "a tier that is down is written to" [TierIsDown] [], [S10], writes;
     "a flush leaves out what finds no room" [FlushForgets] [], [L4], floods;
+    "a flush believes what was seen long ago" [FlushBelieves] [], [L4], drops;
     "a stage is given back before its copy has ended" [StageEarly] [], [S1, S12], windows;
     "a stage is given back before its copy's end is known" [FlagFirst] [], [S12], windows;
     "a copy that runs counts as ended" [CopyEnds] [], [S1, S2, S3, S12], windows;

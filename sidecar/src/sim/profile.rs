@@ -62,6 +62,8 @@ pub struct Rates {
     pub fetch: u32,
     pub clear: u32,
     pub tier: u32,
+    /// Objects that a tier drops, silently.
+    pub drop: u32,
     /// Also per thousand copies of windows, and windows that are made.
     pub window: u32,
 }
@@ -149,6 +151,7 @@ impl Profile {
             fetch: on(30),
             clear: on(4),
             tier: 0,
+            drop: 0,
             window: 0,
         };
         let tiers = if rates.fetch > 0 {
@@ -205,6 +208,9 @@ impl Profile {
         };
         if r.chance(450) {
             profile.rates.tier = 1 + r.below(12) as u32;
+        }
+        if r.chance(300) {
+            profile.rates.drop = 1 + r.below(12) as u32;
         }
         profile.min_load_tokens = [0, 0, 64, 128][r.below(4)];
         if r.chance(300) {

@@ -192,6 +192,20 @@ pub(super) fn writes(p: Profile) -> Profile {
     }
 }
 
+pub(super) fn drops(p: Profile) -> Profile {
+    let rates = Rates {
+        fetch: 100,
+        drop: 200,
+        ..Rates::default()
+    };
+    Profile {
+        section_rows: 8,
+        segments: 3,
+        rates,
+        ..writes(p)
+    }
+}
+
 pub(super) fn clears(p: Profile) -> Profile {
     let rates = Rates {
         clear: 20,

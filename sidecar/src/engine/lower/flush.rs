@@ -1,4 +1,5 @@
 //! Flush: a walk through all of memory that puts what a tier lacks into its queue, as far as the queue takes it, until all of it went.
+//! What was seen there longer ago than that is believed is looked for after that, and written where it is missing.
 //! One begins when the last engine left, when the pod is told to end, and where an earlier boot left chunks.
 
 use super::super::mistake::{Mistake, made};
@@ -21,6 +22,15 @@ pub struct Unwritten {
     pub chunks: u64,
     /// Their bytes.
     pub bytes: u64,
+}
+
+/// How far a flush is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Walk {
+    /// Place of the next chunk.
+    pub at: u32,
+    /// Everything that the tier lacks went: this time for what it had a while ago.
+    pub again: bool,
 }
 
 impl Tier {
@@ -72,7 +82,7 @@ impl<T: Table> Engine<T> {
             && tier.up()
             && tier.config.write != WritePolicy::None
         {
-            tier.walk = Some(0);
+            tier.walk = Some(Walk::default());
             tier.walked = true;
         }
     }
@@ -104,8 +114,8 @@ impl<T: Table> Engine<T> {
     /// Goes on with the walks that are under way.
     pub(super) fn walk_on(&mut self, now: Time) {
         for at in 0..self.lower.tiers.len() {
-            if let Some(from) = self.lower.tiers.get(at).and_then(|t| t.walk) {
-                let next = self.walk_from(now, at, from);
+            if let Some(walk) = self.lower.tiers.get(at).and_then(|t| t.walk) {
+                let next = self.walk_from(now, at, walk);
                 if let Some(tier) = self.lower.tiers.get_mut(at) {
                     tier.walk = next;
                 }
@@ -114,29 +124,48 @@ impl<T: Table> Engine<T> {
     }
 
     /// Where the walk goes on; none = it is over, and all that it found went.
-    fn walk_from(&mut self, now: Time, at: usize, from: u32) -> Option<u32> {
+    fn walk_from(&mut self, now: Time, at: usize, mut walk: Walk) -> Option<Walk> {
         let end = self.entries.len() as u32;
-        for entry in from..end.min(from.saturating_add(CHUNKS_AT_ONCE)) {
-            let chunk = self.handle(entry);
-            if !self.lacks(at, chunk) || !self.nameable(entry) {
-                continue;
-            }
-            let tier = self.lower.tiers.get(at)?;
-            let (writes, bytes) = (&tier.writes, self.stored_bytes(chunk));
-            // one that the queue has no room for would take the place of what waits there
-            let room = tier.config.put_queue_bytes_max.saturating_sub(bytes);
-            let full = writes.queue_bytes > self.waiting_bytes_max(tier).min(room)
-                && !writes.queue.is_empty();
-            if !full {
-                self.queue_put(now, at, chunk, true);
-            } else if !made(Mistake::FlushForgets) {
-                return Some(entry);
+        for _ in 0..CHUNKS_AT_ONCE {
+            if walk.at < end {
+                if !self.walk_past(now, at, walk)? {
+                    return Some(walk);
+                }
+                walk.at += 1;
+            } else if !walk.again && !made(Mistake::FlushBelieves) {
+                walk = Walk { at: 0, again: true };
+            } else {
+                let writes = &self.lower.tiers.get(at)?.writes;
+                let over = writes.queue.is_empty() && writes.puts == 0;
+                return (!over).then_some(walk);
             }
         }
-        let next = end.min(from.saturating_add(CHUNKS_AT_ONCE));
-        let writes = &self.lower.tiers.get(at)?.writes;
-        let over = next == end && writes.queue.is_empty() && writes.puts == 0;
-        (!over).then_some(next)
+        Some(walk)
+    }
+
+    /// Puts one chunk into the tier's queue if that is due; false = there is no room for it now. None without such a tier.
+    fn walk_past(&mut self, now: Time, at: usize, walk: Walk) -> Option<bool> {
+        let chunk = self.handle(walk.at);
+        let wanted = if walk.again {
+            self.may_lack(now, at, chunk)
+        } else {
+            self.lacks(at, chunk)
+        };
+        if !wanted || !self.nameable(walk.at) {
+            return Some(true);
+        }
+        let tier = self.lower.tiers.get(at)?;
+        let (writes, bytes) = (&tier.writes, self.stored_bytes(chunk));
+        // one that the queue has no room for would take the place of what waits there
+        let room = tier.config.put_queue_bytes_max.saturating_sub(bytes);
+        let full =
+            writes.queue_bytes > self.waiting_bytes_max(tier).min(room) && !writes.queue.is_empty();
+        if full {
+            return Some(made(Mistake::FlushForgets));
+        }
+        self.not_written(at, chunk);
+        self.queue_put(now, at, chunk, true);
+        Some(true)
     }
 
     /// Is it known whose chunk it is, and may others name it?

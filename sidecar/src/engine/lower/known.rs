@@ -54,18 +54,19 @@ impl Known {
 
     /// The object was read, or written anew.
     pub fn usable(&mut self, name: Name, tier: usize, now_ms: u64) {
-        self.note(name, tier, now_ms + PRESENT_MS, 0);
+        self.entry(name).put(tier, now_ms + PRESENT_MS, 0);
     }
 
     /// The object was not there.
     pub fn absent(&mut self, name: Name, tier: usize, now_ms: u64) {
-        self.note(name, tier, 0, now_ms + ABSENT_MS);
+        self.entry(name).put(tier, 0, now_ms + ABSENT_MS);
     }
 
     /// The object was there and is none that can be used.
     pub fn unusable(&mut self, name: Name, tier: usize, now_ms: u64) {
-        self.note(name, tier, 0, now_ms + UNUSABLE_MS);
-        self.entry(name).unusable |= 1 << tier;
+        let seen = self.entry(name);
+        seen.put(tier, 0, now_ms + UNUSABLE_MS);
+        seen.unusable |= 1 << tier;
     }
 
     /// Nobody waited for what a look at the object would have said.
@@ -74,11 +75,6 @@ impl Known {
         if let Some(until) = seen.and_then(|s| s.present_until_ms.get_mut(tier)) {
             *until = 0;
         }
-    }
-
-    fn note(&mut self, name: Name, tier: usize, present_until_ms: u64, absent_until_ms: u64) {
-        self.entry(name)
-            .put(tier, present_until_ms, absent_until_ms);
     }
 
     /// Was it there a while ago?

@@ -35,6 +35,7 @@ use crate::tiers::{Cause, Kind};
 use ask::Lookup;
 use clearing::Clearing;
 use flights::{Flight, Want};
+use flush::Walk;
 use head::Origin;
 use known::Known;
 use kvcachepool_protocol::domain::Domain;
@@ -104,7 +105,7 @@ pub(crate) struct Tier {
     pub fetch_bytes: u64,
     pub writes: Writes,
     /// Where a walk through memory is, that writes down what the tier lacks; none = there is none.
-    pub walk: Option<u32>,
+    pub walk: Option<Walk>,
     /// There was a walk: what an earlier boot left was found by it.
     pub walked: bool,
     /// How long a lookup takes, in ms: a moving average.

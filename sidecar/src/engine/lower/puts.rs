@@ -1,6 +1,6 @@
 //! Writing down: readable chunks go to the tiers that lack them, within bounds, each under a lease while it is read.
 
-use super::super::entry::Handle;
+use super::super::entry::{Entry, Handle};
 use super::super::grant::sections_of;
 use super::super::index::Name;
 use super::super::mistake::{Mistake, made};
@@ -105,11 +105,18 @@ impl<T: Table> Engine<T> {
                 continue;
             }
             for at in 0..self.lower.tiers.len() {
+                if offer.tiers >> at & 1 == 0 {
+                    continue;
+                }
                 let again = missed >> at & 1 == 1;
                 let known = &self.lower.known;
-                let may = offer.tiers >> at & 1 == 1 && !known.has(&name, at, now.mono_ms);
                 let look_first = again || known.had(&name, at);
-                if may && !(again && self.refuses_more(now, at, offer.chunk)) {
+                if known.has(&name, at, now.mono_ms) {
+                    // somebody wrote it, and the tier may drop it
+                    if self.lacks(at, offer.chunk) {
+                        self.missed(offer.chunk, at);
+                    }
+                } else if !(again && self.refuses_more(now, at, offer.chunk)) {
                     self.queue_put(now, at, offer.chunk, look_first);
                 }
             }
@@ -173,15 +180,33 @@ impl<T: Table> Engine<T> {
 
     /// Should a tier get this readable chunk, and is not known to have it?
     pub(super) fn lacks(&self, at: usize, chunk: Handle) -> bool {
-        let (Some(e), Some(tier)) = (self.get(chunk), self.lower.tiers.get(at)) else {
-            return false;
-        };
+        self.meant_for(at, chunk)
+            .is_some_and(|e| e.written >> at & 1 == 0)
+    }
+
+    /// Should a tier have this readable chunk, and was seen to have it, but so long ago that it may have dropped it since?
+    pub(super) fn may_lack(&self, now: Time, at: usize, chunk: Handle) -> bool {
+        self.meant_for(at, chunk).is_some_and(|e| {
+            e.written >> at & 1 == 1 && !self.lower.known.has(&e.name, at, now.mono_ms)
+        })
+    }
+
+    /// The readable chunk, if the tier is one for it.
+    fn meant_for(&self, at: usize, chunk: Handle) -> Option<&Entry> {
+        let (e, tier) = (self.get(chunk)?, self.lower.tiers.get(at)?);
         let wanted = match (tier.config.write, tier.config.admission) {
             (WritePolicy::None, _) => false,
             (_, Admission::All) => true,
             (_, Admission::Reused) => e.reused,
         };
-        wanted && e.listed && e.complete() && e.written >> at & 1 == 0
+        Some(e).filter(|e| wanted && e.listed && e.complete())
+    }
+
+    /// A tier is not believed any more to have a chunk.
+    pub(super) fn not_written(&mut self, at: usize, chunk: Handle) {
+        if let Some(e) = self.get_mut(chunk) {
+            e.written &= !(1 << at);
+        }
     }
 
     /// Drops the oldest as long as that is needed.

@@ -229,3 +229,71 @@ fn a_budget_is_not_used_up_by_what_is_there() {
     assert_eq!(rig.engine.writes.stats.bytes, CHUNK_BYTES);
     rig.audit();
 }
+
+#[test]
+fn a_flush_looks_for_what_a_tier_was_seen_to_have_a_minute_ago_after_what_it_lacks() {
+    let mut rig = with_tiers_as(|tier| tier.puts_max = 1);
+    let put = ordered(&mut rig, 1);
+    end(&mut rig, put, Ok(Stored::New));
+    rig.engine.flush();
+    assert_eq!(puts(&mut rig), [], "it was there a moment ago");
+    assert!(!rig.engine.flushes());
+    rig.now.mono_ms += 60_000;
+    let lost = ordered(&mut rig, 2);
+    end(&mut rig, lost, Err(Cause::Timeout));
+    rig.engine.flush();
+    let [(second, Kind::Redis, true)] = puts(&mut rig)[..] else {
+        panic!("what nobody has but this memory goes first")
+    };
+    assert_eq!(
+        rig.engine.lower.puts[&second].name.key,
+        key(&[2], CHUNK_TOKENS)
+    );
+    end(&mut rig, second, Ok(Stored::New));
+    let [(first, Kind::Redis, true)] = puts(&mut rig)[..] else {
+        panic!("Redis may have dropped it since")
+    };
+    assert_eq!(
+        rig.engine.lower.puts[&first].name.key,
+        key(&[1], CHUNK_TOKENS)
+    );
+    assert!(rig.engine.flushes());
+    end(&mut rig, first, Ok(Stored::Already));
+    assert_eq!(puts(&mut rig), []);
+    assert!(!rig.engine.flushes(), "it is over");
+    assert_eq!(rig.engine.unwritten()[0].chunks, 0);
+    rig.audit();
+}
+
+#[test]
+fn what_a_tier_refused_in_a_flush_is_not_offered_twice_by_it() {
+    let mut rig = with_tiers();
+    let put = ordered(&mut rig, 1);
+    end(&mut rig, put, Err(Cause::Full));
+    rig.engine.flush();
+    let [(put, Kind::Redis, true)] = puts(&mut rig)[..] else {
+        panic!("there may be room by now")
+    };
+    end(&mut rig, put, Err(Cause::Full));
+    assert_eq!(puts(&mut rig), []);
+    assert!(!rig.engine.flushes());
+    rig.audit();
+}
+
+#[test]
+fn what_somebody_else_wrote_before_it_was_stored_here_is_looked_for_when_a_request_comes_back() {
+    let mut rig = with_tiers();
+    let put = ordered(&mut rig, 1);
+    end(&mut rig, put, Ok(Stored::New));
+    rig.engine.clear_memory();
+    assert!(rig.store(&[1]));
+    assert_eq!(puts(&mut rig), [], "it was there a moment ago");
+    rig.read(&[1]);
+    assert_eq!(puts(&mut rig), [], "and is");
+    rig.now.mono_ms += 60_000;
+    rig.read(&[1]);
+    let [(_, Kind::Redis, true)] = puts(&mut rig)[..] else {
+        panic!("Redis may have dropped it since")
+    };
+    rig.audit();
+}
