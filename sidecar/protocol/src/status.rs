@@ -244,7 +244,7 @@ pub struct Domain {
     pub chunk_bytes: u64,
     /// Other processes can share its chunks.
     pub shareable: bool,
-    /// Why not, by name (`NotShareable/RandomHashSeed`).
+    /// Why not, by name (`NotShareable/RandomHashSeed`, `NotShareable/Gguf`).
     pub reason: String,
 }
 

@@ -321,7 +321,34 @@ fn ranks_that_differ_make_no_domain() {
     random.hashing.as_mut().unwrap().random_root = true;
     let random = SchedulerPart::check(&random).unwrap();
     let domain = join(&random, &[&rank(0), &rank(1)], Fidelity::Exact).unwrap();
-    assert_eq!(domain.not_shareable, Some("NotShareable/RandomHashSeed"));
+    let why = domain.not_shareable.as_deref();
+    assert_eq!(why, Some("NotShareable/RandomHashSeed"));
+}
+
+#[test]
+fn weights_without_a_fingerprint_are_shared_with_nobody() {
+    let not_shareable = |model: Value| {
+        let mut r = worker(vec![group("full", 4096, 1, 0)]);
+        (r.world, r.local_world, r.model) = (1, 1, model.to_string());
+        let mut alone = scheduler();
+        (alone.world, alone.local_world) = (1, 1);
+        let alone = SchedulerPart::check(&alone).unwrap();
+        let rank = RankPart::check(&r).unwrap();
+        join(&alone, &[&rank], Fidelity::Exact)
+            .unwrap()
+            .not_shareable
+    };
+    let files = json!({"kind": "files", "digest": "ab"});
+    let unshared = json!({"kind": "unshared", "reason": "Gguf", "instance": "chosen-by-a-user"});
+    assert_eq!(not_shareable(json!({"model": {"weights": files}})), None);
+    for model in [
+        json!({"model": {"weights": unshared}}),
+        json!({"model": {"weights": files}, "speculative": {"draft": {"weights": unshared}}}),
+        json!({"list": [files, unshared]}),
+    ] {
+        let why = not_shareable(model);
+        assert_eq!(why.as_deref(), Some("NotShareable/Gguf"));
+    }
 }
 
 #[test]

@@ -303,7 +303,7 @@ impl<H: Host> Core<H> {
                     chunk_tokens: d.plan.chunk_tokens(),
                     chunk_bytes: d.plan.chunk_bytes(d.plan.chunk_tokens()),
                     shareable: d.not_shareable.is_none(),
-                    reason: d.not_shareable.unwrap_or_default().into(),
+                    reason: d.not_shareable.clone().unwrap_or_default(),
                 })
             })
             .collect()

@@ -5,10 +5,12 @@ use super::{BadDescriptor, BadPlan, Descriptor, GroupKind, GroupPlan, SectionPla
 use crate::key::{LayoutId, ModelId};
 use crate::message::{ErrorCode, Group, Hashing, Register};
 use crate::object::{Fidelity, Form};
-use serde_json::json;
+use serde_json::{Value, json};
 
 /// Ranks of an instance.
 const MAX_WORLD: u32 = 1_024;
+/// Longest name of a reason, in characters.
+const REASON_MAX: usize = 64;
 
 /// Why a REGISTER, or the join of several, is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -206,8 +208,8 @@ pub struct Domain {
     pub plan: SectionPlan,
     /// What the bytes of all KV groups are.
     pub form: Form,
-    /// Why no other process can share it, by name; none = shareable.
-    pub not_shareable: Option<&'static str>,
+    /// Why no other process can share it: `NotShareable/` and a name; none = shareable.
+    pub not_shareable: Option<String>,
 }
 
 /// Joins the parts of one instance, `ranks` in order of their rank, to its domain. Where tiers lose something of what they store, the model is
@@ -269,6 +271,11 @@ pub fn join(
             .with("fidelity", lossy.name().into())
             .map_err(Refused::Model)?,
     };
+    let unshared = if scheduler.hashing.random_root {
+        Some("RandomHashSeed".to_owned())
+    } else {
+        unshared_weights(&model.to_value())
+    };
     Ok(Domain {
         model_id: ModelId(model.identity()),
         layout_id: first.layout_id,
@@ -276,11 +283,28 @@ pub fn join(
         layout: first.layout.clone(),
         plan: first.plan.clone(),
         form: form(&first.layout, &first.plan),
-        not_shareable: scheduler
-            .hashing
-            .random_root
-            .then_some("NotShareable/RandomHashSeed"),
+        not_shareable: unshared.map(|why| format!("NotShareable/{why}")),
     })
+}
+
+/// Why weights that a model descriptor names, its own or a draft's, have no fingerprint: `{"kind": "unshared", "reason": name}`. Where the
+/// instance is a name that somebody chose, others may have it as well, with other weights.
+fn unshared_weights(value: &Value) -> Option<String> {
+    match value {
+        Value::Object(fields) if fields.get("kind").is_some_and(|kind| kind == "unshared") => {
+            let reason = fields.get("reason").and_then(Value::as_str);
+            Some(
+                reason
+                    .unwrap_or("NoFingerprint")
+                    .chars()
+                    .take(REASON_MAX)
+                    .collect(),
+            )
+        }
+        Value::Object(fields) => fields.values().find_map(unshared_weights),
+        Value::Array(list) => list.iter().find_map(unshared_weights),
+        _ => None,
+    }
 }
 
 /// The worker's model descriptor with what the scheduler knows: its identity is the [`ModelId`].
