@@ -47,11 +47,12 @@ pool: {name: llama-70b, namespace: serving, generation: 9223372036854775807}
 cache: {chunkTokens: 512, save: PromptAndDecode, minLoadTokens: 0, loadTimeout: 250ms, loadOrRecompute: AlwaysLoad}
 memory: {size: 64Gi, hugePages: 2Mi, evictionPolicy: LRU, verify: Always, verifyAge: 1h30m, verifyThreads: 4, verifyBytesPerSecond: 2Gi, populateThreads: 8}
 redis: {urls: ["redis://a:6379", 'rediss://user:secret@[::1]:6380'], auth: /auth, ca: /ca.pem, ttl: 24h}
-write: {policy: WriteBack, admission: Reused}
+write: {policy: WriteBack, backAfter: 5s, admission: Reused}
 pacing: {readBytesPerSecond: 2Gi, writeBytesPerSecond: 512Mi}
 gpu: {contextMemory: 768Mi}
 transfer: {mode: CudaWindow, windowSize: 64Mi}
-limits: {connections: 10, sessions: 20, requests: 30, pinnedShare: 25%, grantedBytes: 512Mi, indexEntries: 1024, frameBytes: 1Mi, sendBytes: 2Mi, helloTimeout: 1s, events: 64}
+limits: {connections: 10, sessions: 20, requests: 30, pinnedShare: 25%, grantedBytes: 512Mi, indexEntries: 1024, frameBytes: 1Mi, sendBytes: 2Mi, helloTimeout: 1s, events: 64, tierLookups: 1, tierFetches: 2, tierFetchBytes: 3Mi, tierFetchQueue: 4, tierWrites: 5, tierWriteBytes: 6Mi,
+  tierWriteQueueBytes: 7Mi, tierWriteQueueAge: 8s}
 log: {level: debug, format: text}
 "#;
     let (c, _) = Config::parse(text, false).unwrap();
@@ -116,6 +117,18 @@ log: {level: debug, format: text}
         (c.limits.send_bytes, c.limits.hello_timeout.ms),
         (ByteSize(2 << 20), 1000)
     );
+    assert_eq!(c.write.back_after.ms, 5_000);
+    let tiers = TierLimits {
+        lookups: 1,
+        fetches: 2,
+        fetch_bytes: ByteSize(3 << 20),
+        fetch_queue: 4,
+        writes: 5,
+        write_bytes: ByteSize(6 << 20),
+        write_queue_bytes: ByteSize(7 << 20),
+        write_queue_age: Duration::from_ms(8_000),
+    };
+    assert_eq!(c.limits.tiers, tiers);
     assert_eq!(
         (c.limits.events, c.log.level, c.log.format),
         (64, LogLevel::Debug, LogFormat::Text)

@@ -9,7 +9,9 @@ use kvcachepool_protocol::config::{
 /// What the core is told.
 pub fn core_config(config: &Config) -> core::Config {
     let defaults = core::Config::default();
+    let bounds = &config.limits.tiers;
     let tier = |kind| core::TierConfig {
+        kind,
         write: match config.write.policy {
             WritePolicy::WriteThrough => core::WritePolicy::WriteThrough,
             WritePolicy::WriteBack => core::WritePolicy::WriteBack,
@@ -19,7 +21,15 @@ pub fn core_config(config: &Config) -> core::Config {
             Admission::All => core::Admission::All,
             Admission::Reused => core::Admission::Reused,
         },
-        ..core::TierConfig::new(kind)
+        lookups_max: bounds.lookups,
+        fetches_max: bounds.fetches,
+        fetch_bytes_max: bounds.fetch_bytes.0,
+        fetch_queue_max: bounds.fetch_queue,
+        puts_max: bounds.writes,
+        put_bytes_max: bounds.write_bytes.0,
+        put_queue_bytes_max: bounds.write_queue_bytes.0,
+        put_wait_ms: config.write.back_after.ms,
+        put_age_ms_max: bounds.write_queue_age.ms,
     };
     core::Config {
         settings: config.settings(),
@@ -59,5 +69,19 @@ pub fn core_config(config: &Config) -> core::Config {
         window_bytes: config.transfer.window_size.0,
         tiers: kinds(config).map(tier).collect(),
         ..defaults
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_config_leaves_out_is_what_the_core_has_anyway() {
+        let text = "disk: {path: /d}\nredis: {urls: ['redis://a']}\ns3: {bucket: abc}\n";
+        let (config, _) = Config::parse(text, false).unwrap();
+        for tier in core_config(&config).tiers {
+            assert_eq!(tier, core::TierConfig::new(tier.kind));
+        }
     }
 }

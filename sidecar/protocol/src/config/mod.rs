@@ -139,10 +139,12 @@ pub struct Redis {
 }
 
 /// What is written to the tiers below memory, and when.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Write {
     /// When.
     pub policy: WritePolicy,
+    /// With `WriteBack`: a chunk waits for so long.
+    pub back_after: Duration,
     /// Which chunks.
     pub admission: Admission,
     /// How they are packed there.
@@ -197,6 +199,29 @@ pub struct Limits {
     pub hello_timeout: Duration,
     /// Events kept for EVENTS; who is further behind is told that some were lost.
     pub events: u32,
+    /// Of each tier below memory.
+    pub tiers: TierLimits,
+}
+
+/// Bounds of each tier below memory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TierLimits {
+    /// Lookups under way.
+    pub lookups: u32,
+    /// Chunks being fetched.
+    pub fetches: u32,
+    /// Their bytes; a quarter of `granted_bytes` where that is less. One chunk may always be fetched.
+    pub fetch_bytes: ByteSize,
+    /// Chunks that wait to be fetched.
+    pub fetch_queue: u32,
+    /// Chunks being written.
+    pub writes: u32,
+    /// Their bytes; a quarter of `granted_bytes` where that is less. One chunk may always be written.
+    pub write_bytes: ByteSize,
+    /// Bytes of chunks that wait to be written.
+    pub write_queue_bytes: ByteSize,
+    /// What could have been written for so long and was not is dropped.
+    pub write_queue_age: Duration,
 }
 
 /// Logs.
@@ -517,6 +542,33 @@ impl Default for Limits {
             send_bytes: ByteSize(32 << 20),
             hello_timeout: Duration::from_ms(5_000),
             events: 16_384,
+            tiers: TierLimits::default(),
+        }
+    }
+}
+
+impl Default for TierLimits {
+    fn default() -> Self {
+        Self {
+            lookups: 256,
+            fetches: 32,
+            fetch_bytes: ByteSize(256 << 20),
+            fetch_queue: 16_384,
+            writes: 8,
+            write_bytes: ByteSize(64 << 20),
+            write_queue_bytes: ByteSize(1 << 30),
+            write_queue_age: Duration::from_ms(60_000),
+        }
+    }
+}
+
+impl Default for Write {
+    fn default() -> Self {
+        Self {
+            policy: WritePolicy::default(),
+            back_after: Duration::from_ms(60_000),
+            admission: Admission::default(),
+            codec: Codec::default(),
         }
     }
 }
