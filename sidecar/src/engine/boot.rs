@@ -229,6 +229,8 @@ impl<T: Table> Engine<T> {
                 continue;
             }
             let (complete, handle) = (e.complete(), self.handle(entry));
+            // what was written then is not known any more
+            self.entries[entry as usize].missed = u8::MAX;
             if complete {
                 self.became_readable(entry);
                 self.stats.adopted_chunks += 1;

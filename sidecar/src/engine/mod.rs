@@ -255,7 +255,11 @@ impl<T: Table> Engine<T> {
     /// Takes a changed configuration; sizes, the policy and which tiers there are stay.
     pub fn configure(&mut self, config: &Config) {
         let (arena_bytes, policy) = (self.config.arena_bytes, self.config.policy);
-        self.lower.configure(&config.tiers);
+        let otherwise = self.lower.configure(&config.tiers);
+        for e in &mut self.entries {
+            // when a request comes back it may be one for them
+            e.missed |= otherwise & !e.written;
+        }
         self.reads.configure(config.read_bytes_per_s);
         self.writes.configure(config.write_bytes_per_s);
         self.config = Config {

@@ -3,6 +3,7 @@
 
 mod checks;
 mod eviction;
+mod flushes;
 mod random;
 mod restart;
 mod rig;

@@ -287,6 +287,17 @@ impl Tiers {
                     shared.report(region, Report::PutDone { put, stored });
                 });
             }
+            Order::Discard { tier, name } => {
+                self.runtime.spawn(async move {
+                    let discarded = match shared.tier(tier) {
+                        Ok(tier) => tier.discard(&name).await,
+                        Err(e) => Err(e),
+                    };
+                    if let Err(e) = discarded {
+                        shared.told(&e);
+                    }
+                });
+            }
             Order::Clear { tier, domains } => {
                 let region = shared.region();
                 self.runtime.spawn(async move {
@@ -317,13 +328,11 @@ impl Shared {
         e.cause
     }
 
-    /// Is an object there? One that cannot be looked up is taken to be missing.
+    /// Is an object there, and one that can be used? Its head says so; a lookup may go by what was there a while ago. One that cannot be
+    /// read is taken to be missing.
     async fn has(&self, kind: Kind, name: ObjectName) -> bool {
         match self.tier(kind) {
-            Ok(tier) => tier
-                .lookup(&[name])
-                .await
-                .is_ok_and(|there| there == [true]),
+            Ok(tier) => tier.head(&name).await.is_ok(),
             Err(_) => false,
         }
     }

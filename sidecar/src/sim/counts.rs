@@ -66,6 +66,7 @@ faults! {
     TierUp,
     TierHung,
     TierDropped,
+    TierDiscarded,
     TierFailed,
     TierLied,
     TierCorrupt,

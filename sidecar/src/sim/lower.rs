@@ -293,6 +293,33 @@ impl World {
         dropped
     }
 
+    /// An object that nobody can use any more is taken away.
+    pub(super) fn discard(&mut self, kind: Kind, key: &ChunkKey) {
+        let Some(store) = self.lower.stores.iter_mut().find(|s| s.kind == kind) else {
+            return;
+        };
+        if !store.told_up {
+            self.broke(Rule::S10, || format!("{kind} is down and asked to discard"));
+            return;
+        }
+        if let Some(held) = store.objects.get(&key.0).filter(|held| held.wrong) {
+            let expired = held.object.expires_unix_s != 0;
+            say!(self, "{kind} discards {key:?}: it has expired: {expired}");
+            if !expired {
+                self.broke(Rule::S10, || {
+                    format!("{kind} is to discard what has not expired")
+                });
+                return;
+            }
+            let store = self.lower.stores.iter_mut().find(|s| s.kind == kind);
+            if let Some(store) = store {
+                store.objects.remove(&key.0);
+                store.spoilt.remove(&key.0);
+            }
+            self.hit(Fault::TierDiscarded);
+        }
+    }
+
     /// A tier goes down, comes up, or hangs.
     pub(super) fn tier_fault(&mut self) -> bool {
         if self.lower.stores.is_empty() {

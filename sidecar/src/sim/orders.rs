@@ -79,6 +79,7 @@ impl World {
                 };
                 self.push_job(tier, bytes, task);
             }
+            Order::Discard { tier, name } => self.discard(tier, &name.key),
             Order::Clear { tier, domains } => self.push_job(tier, 0, Task::Clear { domains }),
             Order::News { .. } => {}
         }

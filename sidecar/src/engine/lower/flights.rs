@@ -77,6 +77,8 @@ pub(crate) struct Flight {
     pub bytes: u64,
     pub since_ms: u64,
     pub cancelled: bool,
+    /// The tier went down since it began: it may have come back without the object.
+    pub doubtful: bool,
 }
 
 /// Why a chunk cannot be fetched now.
@@ -275,6 +277,7 @@ impl<T: Table> Engine<T> {
                 bytes,
                 since_ms: now.mono_ms,
                 cancelled: false,
+                doubtful: false,
             },
         );
         if let Some(want) = self.lower.wants.get_mut(name) {

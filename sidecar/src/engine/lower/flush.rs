@@ -1,6 +1,7 @@
 //! Flush: a walk through all of memory that puts what a tier lacks into its queue, as far as the queue takes it, until all of it went.
 //! What was seen there longer ago than that is believed is looked for after that, and written where it is missing.
-//! One begins when the last engine left, when the pod is told to end, and where an earlier boot left chunks.
+//! One begins when the last engine left, when the pod is told to end, and where an earlier boot left chunks. One that a tier was down for, or
+//! went down in, begins when it is up.
 
 use super::super::mistake::{Mistake, made};
 use super::super::table::Table;
@@ -8,7 +9,7 @@ use super::super::{Engine, Time};
 use super::Tier;
 use crate::engine::config::WritePolicy;
 use crate::tiers::Kind;
-use kvcachepool_protocol::key::ModelId;
+use kvcachepool_protocol::key::{ModelId, NamespaceId};
 
 /// Chunks that are looked at before something else gets its turn.
 const CHUNKS_AT_ONCE: u32 = 4_096;
@@ -31,6 +32,10 @@ pub(crate) struct Walk {
     pub at: u32,
     /// Everything that the tier lacks went: this time for what it had a while ago.
     pub again: bool,
+    /// When it began.
+    pub since_ms: u64,
+    /// Since then the tier has taken nothing.
+    pub failing_since_ms: Option<u64>,
 }
 
 impl Tier {
@@ -41,7 +46,7 @@ impl Tier {
 }
 
 impl<T: Table> Engine<T> {
-    /// Begins to write down everything readable that tiers lack. Those that are down are left out.
+    /// Begins to write down everything readable that tiers lack: where one is down, when it is up.
     pub fn flush(&mut self) {
         for at in 0..self.lower.tiers.len() {
             self.begin_walk(at);
@@ -63,7 +68,7 @@ impl<T: Table> Engine<T> {
             let (mut chunks, mut bytes) = (0, 0);
             for entry in 0..self.entries.len() as u32 {
                 let chunk = self.handle(entry);
-                if self.lacks(at, chunk) && self.nameable(entry) {
+                if self.lacks(at, chunk) && self.nameable(at, entry) {
                     chunks += 1;
                     bytes += self.stored_bytes(chunk);
                 }
@@ -78,26 +83,28 @@ impl<T: Table> Engine<T> {
     }
 
     fn begin_walk(&mut self, at: usize) {
+        let since_ms = self.lower.now_ms;
         if let Some(tier) = self.lower.tiers.get_mut(at)
-            && tier.up()
             && tier.config.write != WritePolicy::None
         {
-            tier.walk = Some(Walk::default());
-            tier.walked = true;
+            tier.walk_due = !tier.up();
+            tier.walk = tier.up().then(|| Walk {
+                since_ms,
+                ..Walk::default()
+            });
         }
     }
 
-    /// The tier went down: nothing more is written to it now.
+    /// Nothing more is written to the tier now.
     pub(super) fn end_walk(&mut self, at: usize) {
         if let Some(tier) = self.lower.tiers.get_mut(at) {
             tier.walk = None;
         }
     }
 
-    /// A tier is up: what an earlier boot left and perhaps did not write is walked through, once.
+    /// A tier is up: it gets the walk that it was down for.
     pub(super) fn came_up(&mut self, at: usize) {
-        let first = self.lower.tiers.get(at).is_some_and(|t| !t.walked);
-        if first && self.lower.adopted && !self.lower.origins.is_empty() {
+        if self.lower.tiers.get(at).is_some_and(|t| t.walk_due) {
             self.begin_walk(at);
         }
     }
@@ -133,7 +140,7 @@ impl<T: Table> Engine<T> {
                 }
                 walk.at += 1;
             } else if !walk.again && !made(Mistake::FlushBelieves) {
-                walk = Walk { at: 0, again: true };
+                (walk.at, walk.again) = (0, true);
             } else {
                 let writes = &self.lower.tiers.get(at)?.writes;
                 let over = writes.queue.is_empty() && writes.puts == 0;
@@ -147,11 +154,11 @@ impl<T: Table> Engine<T> {
     fn walk_past(&mut self, now: Time, at: usize, walk: Walk) -> Option<bool> {
         let chunk = self.handle(walk.at);
         let wanted = if walk.again {
-            self.may_lack(now, at, chunk)
+            self.may_lack(at, chunk, walk.since_ms)
         } else {
             self.lacks(at, chunk)
         };
-        if !wanted || !self.nameable(walk.at) {
+        if !wanted || !self.nameable(at, walk.at) {
             return Some(true);
         }
         let tier = self.lower.tiers.get(at)?;
@@ -164,19 +171,20 @@ impl<T: Table> Engine<T> {
             return Some(made(Mistake::FlushForgets));
         }
         self.not_written(at, chunk);
-        self.queue_put(now, at, chunk, true);
+        self.queue_put(now, at, chunk, true, 0);
         Some(true)
     }
 
-    /// Is it known whose chunk it is, and may others name it?
-    fn nameable(&self, entry: u32) -> bool {
+    /// Is it known whose chunk it is, and may those name it who read from the tier?
+    fn nameable(&self, at: usize, entry: u32) -> bool {
         let Some(e) = self.entries.get(entry as usize) else {
             return false;
         };
-        self.lower.origins.contains_key(&e.name.layout)
-            && self
-                .lower
-                .models
-                .contains(&ModelId(self.table.chunk(entry).model))
+        if !self.lower.origins.contains_key(&e.name.layout) {
+            return false;
+        }
+        let record = self.table.chunk(entry);
+        self.lower.models.contains(&ModelId(record.model))
+            && self.lower.serves(at, &NamespaceId(record.namespace))
     }
 }

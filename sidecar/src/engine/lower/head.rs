@@ -37,8 +37,9 @@ impl<T: Table> Engine<T> {
             engine: within(engine, ENGINE_BYTES),
             engine_version: within(engine_version, ENGINE_VERSION_BYTES),
         };
+        let new_layout = !self.lower.origins.contains_key(&layout);
         self.lower.origins.entry(layout).or_insert_with(origin);
-        if self.lower.models.insert(domain.model_id) {
+        if self.lower.models.insert(domain.model_id) || new_layout {
             self.learned();
         }
     }

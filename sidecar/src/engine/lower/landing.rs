@@ -9,10 +9,14 @@ use super::super::{Engine, Time};
 use super::ask::Stand;
 use super::flights::{Flight, after};
 use super::stats::count;
-use super::{Landed, mean_ms};
+use super::{Landed, Order, Tier, mean_ms};
+use crate::engine::config::WritePolicy;
 use crate::tiers::Cause;
 use kvcachepool_protocol::key::KeyKind;
 use kvcachepool_protocol::object::{Cipher, Codec, Fidelity, Object};
+
+/// Most that clocks of nodes are apart, in seconds: an object that has expired for longer is taken away.
+const CLOCKS_DIFFER_S: u64 = 300;
 
 impl<T: Table> Engine<T> {
     /// A fetch ended: nothing writes into its slots any more. What was cancelled meanwhile comes back whatever came.
@@ -61,7 +65,6 @@ impl<T: Table> Engine<T> {
         landed: &Result<Landed, Cause>,
         result: Result<(), &'static str>,
     ) {
-        let known = &mut self.lower.known;
         let unusable = [
             Cause::Corrupt.name(),
             Cause::Foreign.name(),
@@ -69,13 +72,17 @@ impl<T: Table> Engine<T> {
             "Unsupported",
             "Expired",
         ];
+        let gone = match result {
+            Err("Expired") if expired_long_ago(now, landed) => self.discards(flight),
+            _ => matches!(landed, Err(Cause::Missing)),
+        };
+        let known = &mut self.lower.known;
         match result {
+            Ok(()) if flight.doubtful => {}
             Ok(()) => known.usable(flight.name, flight.tier, now.mono_ms),
+            Err(_) if gone => known.absent(flight.name, flight.tier, now.mono_ms),
             Err(why) if unusable.contains(&why) && !made(Mistake::AskUnusable) => {
                 known.unusable(flight.name, flight.tier, now.mono_ms);
-            }
-            Err(_) if matches!(landed, Err(Cause::Missing)) => {
-                known.absent(flight.name, flight.tier, now.mono_ms);
             }
             Err(_) => {}
         }
@@ -88,6 +95,19 @@ impl<T: Table> Engine<T> {
                 t.fetch_ms = mean_ms(t.fetch_ms, now.mono_ms.saturating_sub(flight.since_ms));
             }
         }
+    }
+
+    /// Has an object taken away, from a tier that is written to: as long as it is there nothing is written under its name.
+    fn discards(&mut self, flight: &Flight) -> bool {
+        let writes = |t: &&Tier| t.up() && t.config.write != WritePolicy::None;
+        let Some(tier) = self.lower.tiers.get(flight.tier).filter(writes) else {
+            return false;
+        };
+        self.lower.orders.push(Order::Discard {
+            tier: tier.config.kind,
+            name: flight.chunk.reach.object(flight.chunk.key),
+        });
+        true
     }
 
     /// Publishes what came, if it is what was asked for.
@@ -113,8 +133,10 @@ impl<T: Table> Engine<T> {
             }
         }
         let there = self.there(&flight.name);
-        if let Some(e) = there.and_then(|chunk| self.get_mut(chunk)) {
-            e.written |= 1 << flight.tier;
+        match there {
+            Some(chunk) if flight.doubtful => self.missed(chunk, flight.tier),
+            Some(chunk) => self.written(chunk, flight.tier),
+            None => {}
         }
         // nearer tiers should have it, too; the others have it, or were not meant to
         for offer in self.lower.offers.iter_mut().rev() {
@@ -151,6 +173,13 @@ impl<T: Table> Engine<T> {
             self.expires_at(entry, object.expires_unix_s);
         }
     }
+}
+
+/// Would every clock say so?
+fn expired_long_ago(now: Time, landed: &Result<Landed, Cause>) -> bool {
+    landed
+        .as_ref()
+        .is_ok_and(|l| l.object.expires_unix_s + CLOCKS_DIFFER_S <= now.unix_s)
 }
 
 /// Is this the object that was asked for, with the bytes that its head promises?

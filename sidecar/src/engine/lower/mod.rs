@@ -12,6 +12,7 @@ mod flush;
 mod head;
 mod known;
 mod landing;
+mod offers;
 mod orders;
 mod prefix;
 mod puts;
@@ -41,7 +42,8 @@ use known::Known;
 use kvcachepool_protocol::domain::Domain;
 use kvcachepool_protocol::key::{ChunkKey, EngineHash, ModelId, NamespaceId};
 use kvcachepool_protocol::object::{Fidelity, ObjectName};
-use puts::{Offer, Put, Writes};
+use offers::Offer;
+use puts::{Put, Writes};
 use speed::Speed;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -106,8 +108,8 @@ pub(crate) struct Tier {
     pub writes: Writes,
     /// Where a walk through memory is, that writes down what the tier lacks; none = there is none.
     pub walk: Option<Walk>,
-    /// There was a walk: what an earlier boot left was found by it.
-    pub walked: bool,
+    /// A walk begins when the tier is up.
+    pub walk_due: bool,
     /// How long a lookup takes, in ms: a moving average.
     pub lookup_ms: u64,
     /// How long a fetch takes, in ms: a moving average.
@@ -137,7 +139,7 @@ impl Tier {
             fetch_bytes: 0,
             writes: Writes::default(),
             walk: None,
-            walked: false,
+            walk_due: false,
             lookup_ms,
             fetch_ms,
             speed: Speed::default(),
@@ -222,13 +224,17 @@ impl Lower {
         }
     }
 
-    /// Takes changed settings of the tiers that there are.
-    pub fn configure(&mut self, tiers: &[TierConfig]) {
-        for tier in &mut self.tiers {
+    /// Takes changed settings of the tiers that there are. A bit for each that shall be written to otherwise than before.
+    pub fn configure(&mut self, tiers: &[TierConfig]) -> u8 {
+        let mut otherwise = 0;
+        for (at, tier) in self.tiers.iter_mut().enumerate() {
             if let Some(config) = tiers.iter().find(|c| c.kind == tier.config.kind) {
+                let writes = |c: &TierConfig| (c.write, c.admission);
+                otherwise |= u8::from(writes(config) != writes(&tier.config)) << at;
                 tier.config = *config;
             }
         }
+        otherwise
     }
 
     /// Is the tier for chunks of this namespace? What other processes read has none that they cannot name.
@@ -283,6 +289,7 @@ impl<T: Table> Engine<T> {
         let gone = down.is_some();
         if let Some(tier) = self.lower.tiers.get_mut(at) {
             tier.down = down;
+            tier.walk_due |= gone && tier.flushes();
         }
         if gone {
             self.let_go_of(now, at);
@@ -296,6 +303,9 @@ impl<T: Table> Engine<T> {
         self.lower.known.forget(at);
         self.end_lookups_of(now, at);
         self.end_wants_of(now, at);
+        for flight in self.lower.flights.values_mut().filter(|f| f.tier == at) {
+            flight.doubtful = true;
+        }
         self.end_puts_of(at);
         self.end_walk(at);
     }

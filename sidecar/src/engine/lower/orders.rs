@@ -64,6 +64,13 @@ pub enum Order {
         /// It may well be there: to be looked up before it is read.
         look_first: bool,
     },
+    /// Take an object away that nobody can use, if it is still the one that was fetched. Nothing is reported of it.
+    Discard {
+        /// Which tier.
+        tier: Kind,
+        /// Object.
+        name: ObjectName,
+    },
     /// Remove objects: all that the tier holds, or those of some domains. Ends with [`Report::Cleared`].
     Clear {
         /// Which tier.

@@ -1,35 +1,26 @@
 //! Writing down: readable chunks go to the tiers that lack them, within bounds, each under a lease while it is read.
 
-use super::super::entry::{Entry, Handle};
+use super::super::entry::Handle;
 use super::super::grant::sections_of;
 use super::super::index::Name;
 use super::super::mistake::{Mistake, made};
 use super::super::table::{PUBLISHED, Table};
 use super::super::{Engine, Time};
+use super::offers::Offer;
 use super::stats::count;
 use super::{Order, Target, Tier};
-use crate::engine::config::{Admission, WritePolicy};
 use crate::tiers::{Cause, Status, Stored};
 use kvcachepool_protocol::object::Object;
 use std::collections::VecDeque;
 
-/// After a tier refused a chunk as it will refuse others, it is offered nothing again for so long.
+/// After a tier refused a chunk as it will refuse others, it is offered nothing again for so long, unless it takes another one.
 const REFUSED_PAUSE_MS: u64 = 30_000;
-
-/// A chunk became readable, or a request came back for it.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Offer {
-    pub chunk: Handle,
-    /// A bit for each tier that may get it.
-    pub tiers: u8,
-}
-
-impl Offer {
-    /// It came from a tier: those behind that one have it, too, or need not.
-    pub fn came_from(&mut self, tier: usize) {
-        self.tiers = (1 << tier) - 1;
-    }
-}
+/// After a write of a flush failed as it may not fail in a moment, the tier gets no other one for so long.
+const FAILED_PAUSE_MS: u64 = 1_000;
+/// So long a flush goes on with a tier that takes nothing.
+const FAILING_MS_MAX: u64 = 30_000;
+/// So often a flush tries one chunk.
+const TRIES_MAX: u32 = 8;
 
 /// A chunk that waits to be written to a tier.
 #[derive(Debug, Clone, Copy)]
@@ -40,6 +31,8 @@ pub(crate) struct Waiting {
     pub since_ms: u64,
     /// Somebody else may have written it.
     pub look_first: bool,
+    /// Writes of it that failed in this flush.
+    pub failed: u32,
 }
 
 /// A chunk that is being written to a tier.
@@ -52,6 +45,8 @@ pub(crate) struct Put {
     pub targets: Vec<Target>,
     /// Somebody else may have written it.
     pub look_first: bool,
+    /// Writes of it that failed in this flush, before this one.
+    pub failed: u32,
     /// The tier went down since it began: it may have lost what it says to have.
     pub doubtful: bool,
 }
@@ -65,88 +60,33 @@ pub(crate) struct Writes {
     pub put_bytes: u64,
     /// Nothing is offered again before.
     pub refused_until_ms: u64,
+    /// Nothing is written before.
+    pub paused_until_ms: u64,
 }
 
 impl<T: Table> Engine<T> {
-    /// A chunk can be read from now on.
-    pub(crate) fn offer(&mut self, entry: u32) {
-        if !self.lower.tiers.is_empty() {
-            let (chunk, tiers) = (self.handle(entry), u8::MAX);
-            self.lower.offers.push(Offer { chunk, tiers });
-        }
-    }
-
-    /// A request came back for a chunk: tiers that take only such may get it now, and those that are up and did not take it.
-    pub(crate) fn touched(&mut self, chunk: Handle) {
-        let tiers = self.lower.tiers.iter().enumerate();
-        let (mut up, mut reused) = (0, false);
-        for (at, tier) in tiers {
-            up |= u8::from(tier.up()) << at;
-            reused |= tier.config.admission == Admission::Reused;
-        }
-        let Some(e) = self.get_mut(chunk) else {
-            return;
-        };
-        let first = !std::mem::replace(&mut e.reused, true) && reused;
-        let tiers = if first { u8::MAX } else { e.missed & up };
-        if tiers != 0 {
-            self.lower.offers.push(Offer { chunk, tiers });
-        }
-    }
-
-    /// Puts what was offered into the queues of the tiers that should have it.
-    pub(super) fn take_offers(&mut self, now: Time) {
-        for offer in std::mem::take(&mut self.lower.offers) {
-            let Some(e) = self.get(offer.chunk).filter(|e| e.listed && e.complete()) else {
-                continue;
-            };
-            let (name, missed) = (e.name, e.missed);
-            if !self.lower.origins.contains_key(&name.layout) {
-                continue;
-            }
-            for at in 0..self.lower.tiers.len() {
-                if offer.tiers >> at & 1 == 0 {
-                    continue;
-                }
-                let again = missed >> at & 1 == 1;
-                let known = &self.lower.known;
-                let look_first = again || known.had(&name, at);
-                if known.has(&name, at, now.mono_ms) {
-                    // somebody wrote it, and the tier may drop it
-                    if self.lacks(at, offer.chunk) {
-                        self.missed(offer.chunk, at);
-                    }
-                } else if !(again && self.refuses_more(now, at, offer.chunk)) {
-                    self.queue_put(now, at, offer.chunk, look_first);
-                }
-            }
-        }
-    }
-
-    /// Shall a tier be left alone with a chunk that it did not take? It refused one just now, or what waits for it would have to give way.
-    fn refuses_more(&self, now: Time, at: usize, chunk: Handle) -> bool {
-        self.lower.tiers.get(at).is_some_and(|tier| {
-            let writes = &tier.writes;
-            let bytes = writes.queue_bytes + self.stored_bytes(chunk);
-            let full = !writes.queue.is_empty() && bytes > tier.config.put_queue_bytes_max;
-            full || now.mono_ms < writes.refused_until_ms
-        })
-    }
-
     /// Puts a chunk into the queue of a tier, if it is one for it that is not known to be there.
-    pub(super) fn queue_put(&mut self, now: Time, at: usize, chunk: Handle, look_first: bool) {
-        let bytes = self.stored_bytes(chunk);
+    pub(super) fn queue_put(
+        &mut self,
+        now: Time,
+        at: usize,
+        chunk: Handle,
+        look_first: bool,
+        failed: u32,
+    ) {
         let Some(name) = self.get(chunk).map(|e| e.name) else {
             return;
         };
         if !self.lacks(at, chunk) {
             return;
         }
+        let bytes = self.stored_bytes(chunk);
         let Some(tier) = self.lower.tiers.get_mut(at) else {
             return;
         };
         let config = tier.config;
         let writing = self.lower.writing.entry(name).or_default();
+        // also where that is a chunk of the same name that has gone: this one is offered when its turn is over
         if *writing >> at & 1 == 1 && !made(Mistake::PutTwice) {
             return;
         }
@@ -167,6 +107,7 @@ impl<T: Table> Engine<T> {
             bytes,
             since_ms: now.mono_ms,
             look_first,
+            failed,
         });
         if let Some(e) = self.get_mut(chunk) {
             e.missed &= !(1 << at);
@@ -178,37 +119,6 @@ impl<T: Table> Engine<T> {
         });
     }
 
-    /// Should a tier get this readable chunk, and is not known to have it?
-    pub(super) fn lacks(&self, at: usize, chunk: Handle) -> bool {
-        self.meant_for(at, chunk)
-            .is_some_and(|e| e.written >> at & 1 == 0)
-    }
-
-    /// Should a tier have this readable chunk, and was seen to have it, but so long ago that it may have dropped it since?
-    pub(super) fn may_lack(&self, now: Time, at: usize, chunk: Handle) -> bool {
-        self.meant_for(at, chunk).is_some_and(|e| {
-            e.written >> at & 1 == 1 && !self.lower.known.has(&e.name, at, now.mono_ms)
-        })
-    }
-
-    /// The readable chunk, if the tier is one for it.
-    fn meant_for(&self, at: usize, chunk: Handle) -> Option<&Entry> {
-        let (e, tier) = (self.get(chunk)?, self.lower.tiers.get(at)?);
-        let wanted = match (tier.config.write, tier.config.admission) {
-            (WritePolicy::None, _) => false,
-            (_, Admission::All) => true,
-            (_, Admission::Reused) => e.reused,
-        };
-        Some(e).filter(|e| wanted && e.listed && e.complete())
-    }
-
-    /// A tier is not believed any more to have a chunk.
-    pub(super) fn not_written(&mut self, at: usize, chunk: Handle) {
-        if let Some(e) = self.get_mut(chunk) {
-            e.written &= !(1 << at);
-        }
-    }
-
     /// Drops the oldest as long as that is needed.
     fn drop_waiting(&mut self, at: usize, why: &'static str, needed: impl Fn(&Tier) -> bool) {
         while let Some(tier) = self.lower.tiers.get_mut(at).filter(|t| needed(t)) {
@@ -217,24 +127,22 @@ impl<T: Table> Engine<T> {
             };
             tier.writes.queue_bytes = tier.writes.queue_bytes.saturating_sub(oldest.bytes);
             count(&mut tier.stats.puts, why, 1);
-            self.not_writing(&oldest.name, at);
+            self.not_writing(&oldest.name, oldest.chunk, at);
             self.missed(oldest.chunk, at);
         }
     }
 
-    /// A tier did not take a chunk that it should have: it is offered again when a request comes back for it.
-    fn missed(&mut self, chunk: Handle, at: usize) {
-        if let Some(e) = self.get_mut(chunk) {
-            e.missed |= 1 << at;
-        }
-    }
-
-    fn not_writing(&mut self, name: &Name, at: usize) {
+    /// It waits no more, nor is it being written. Another chunk that has its name by now could not wait beside it, and may do so now.
+    fn not_writing(&mut self, name: &Name, chunk: Handle, at: usize) {
         if let Some(writing) = self.lower.writing.get_mut(name) {
             *writing &= !(1 << at);
             if *writing == 0 {
                 self.lower.writing.remove(name);
             }
+        }
+        if let Some(other) = self.there(name).filter(|other| *other != chunk) {
+            let (chunk, tiers) = (other, 1 << at);
+            self.lower.offers.push(Offer { chunk, tiers });
         }
     }
 
@@ -253,7 +161,7 @@ impl<T: Table> Engine<T> {
                     Err(why) => {
                         self.writes.give_back(at, waiting.bytes);
                         self.lower.stat(at, |s| count(&mut s.puts, why, 1));
-                        self.not_writing(&waiting.name, at);
+                        self.not_writing(&waiting.name, waiting.chunk, at);
                     }
                 }
             }
@@ -273,8 +181,9 @@ impl<T: Table> Engine<T> {
     fn next_put(&mut self, now: Time, at: usize) -> Option<Waiting> {
         let tier = self.lower.tiers.get(at)?;
         let due = |next: &&Waiting| {
-            now.mono_ms >= next.since_ms + tier.put_wait_ms()
-                || tier.writes.queue_bytes > self.waiting_bytes_max(tier)
+            let waited = now.mono_ms >= next.since_ms + tier.put_wait_ms();
+            let much = tier.writes.queue_bytes > self.waiting_bytes_max(tier);
+            now.mono_ms >= tier.writes.paused_until_ms && (waited || much)
         };
         let Some(next) = tier.writes.queue.front().filter(due).copied() else {
             self.writes.leave(at);
@@ -319,6 +228,7 @@ impl<T: Table> Engine<T> {
                 bytes: waiting.bytes,
                 targets,
                 look_first: waiting.look_first,
+                failed: waiting.failed,
                 doubtful: false,
             },
         );
@@ -337,20 +247,13 @@ impl<T: Table> Engine<T> {
         if !made(Mistake::PutUnleased) {
             self.unlease(done.chunk);
         }
-        self.not_writing(&done.name, done.tier);
+        self.not_writing(&done.name, done.chunk, done.tier);
         let result = match stored {
             Ok(_) if !same => "Changed",
             Ok(Stored::New) => "stored",
             Ok(Stored::Already) => "already",
             Err(cause) => cause.name(),
         };
-        if same
-            && stored.is_ok()
-            && !done.doubtful
-            && let Some(e) = self.get_mut(done.chunk)
-        {
-            e.written |= 1 << done.tier;
-        }
         if done.look_first && stored == Ok(Stored::Already) {
             self.writes.give_back(done.tier, done.bytes);
         }
@@ -365,24 +268,60 @@ impl<T: Table> Engine<T> {
             }
             _ => {}
         }
+        // where what lies there cannot be used it lacks it as before
+        if same && stored.is_ok() && self.lower.known.has(&done.name, done.tier, now.mono_ms) {
+            self.written(done.chunk, done.tier);
+        }
         if let Some(tier) = self.lower.tiers.get_mut(done.tier) {
             tier.writes.puts = tier.writes.puts.saturating_sub(1);
             tier.writes.put_bytes = tier.writes.put_bytes.saturating_sub(done.bytes);
-            if let Err(cause) = stored
-                && cause.of_the_tier()
-                && cause.status() == Status::Permanent
-            {
-                tier.writes.refused_until_ms = now.mono_ms + REFUSED_PAUSE_MS;
+            match stored {
+                // several servers may be one tier: while one of them refuses, others take what is theirs
+                Ok(Stored::New) => tier.writes.refused_until_ms = 0,
+                Err(cause)
+                    if cause.of_the_tier()
+                        && cause.status() == Status::Permanent
+                        && !done.doubtful =>
+                {
+                    tier.writes.refused_until_ms = now.mono_ms + REFUSED_PAUSE_MS;
+                }
+                _ => {}
             }
             count(&mut tier.stats.puts, result, 1);
             if result == "stored" {
                 tier.stats.put_bytes += done.bytes;
             }
         }
+        if self.tries_again(now, &done, stored) {
+            self.queue_put(now, done.tier, done.chunk, true, done.failed + 1);
+        }
         // its bytes were not what they should be: are they still, and who reads them meanwhile?
         if stored == Err(Cause::Corrupt) && self.get(done.chunk).is_some_and(|e| e.listed) {
             self.start_check(now, done.chunk.entry, false, false);
         }
+    }
+
+    /// Does a flush try this chunk again? What failed may go well in a moment, and what comes next fails until then as well.
+    fn tries_again(&mut self, now: Time, done: &Put, stored: Result<Stored, Cause>) -> bool {
+        let Some(tier) = self.lower.tiers.get_mut(done.tier) else {
+            return false;
+        };
+        let Some(walk) = tier.walk.as_mut() else {
+            return false;
+        };
+        match stored {
+            Ok(_) => walk.failing_since_ms = None,
+            Err(cause) if cause.status() == Status::Temporary && !done.doubtful => {
+                let since_ms = *walk.failing_since_ms.get_or_insert(now.mono_ms);
+                let again = done.failed + 1 < TRIES_MAX && now.mono_ms < since_ms + FAILING_MS_MAX;
+                if again {
+                    tier.writes.paused_until_ms = now.mono_ms + FAILED_PAUSE_MS;
+                    return true;
+                }
+            }
+            Err(_) => {}
+        }
+        false
     }
 
     /// Are the slots that are being read still those of the chunk?
@@ -406,7 +345,7 @@ impl<T: Table> Engine<T> {
             put.doubtful = true;
         }
         if let Some(tier) = self.lower.tiers.get_mut(at) {
-            tier.writes.refused_until_ms = 0;
+            (tier.writes.refused_until_ms, tier.writes.paused_until_ms) = (0, 0);
         }
     }
 

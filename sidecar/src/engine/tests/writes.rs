@@ -1,7 +1,7 @@
 //! What tiers below memory are given, and given again.
 
 use super::rig::*;
-use crate::engine::config::{Config, TierConfig};
+use crate::engine::config::{Config, TierConfig, WritePolicy};
 use crate::engine::{Order, Report};
 use crate::tiers::{Cause, Kind, Stored};
 use kvcachepool_protocol::domain::{Descriptor, Domain};
@@ -12,12 +12,12 @@ use kvcachepool_protocol::object::{Element, Form};
 const CHUNK_BYTES: u64 = 64 << 10;
 
 /// An engine with Redis and S3 behind it that have not answered yet.
-fn with_tiers() -> Rig {
+pub(super) fn with_tiers() -> Rig {
     with_tiers_as(|_| {})
 }
 
 /// The same with other bounds.
-fn with_tiers_as(change: impl Fn(&mut TierConfig)) -> Rig {
+pub(super) fn with_tiers_as(change: impl Fn(&mut TierConfig)) -> Rig {
     let mut tiers = [Kind::Redis, Kind::S3].map(TierConfig::new);
     tiers.iter_mut().for_each(change);
     let config = Config {
@@ -39,13 +39,13 @@ fn with_tiers_as(change: impl Fn(&mut TierConfig)) -> Rig {
     rig
 }
 
-fn is_now(rig: &mut Rig, tier: Kind, down: Option<&str>) {
+pub(super) fn is_now(rig: &mut Rig, tier: Kind, down: Option<&str>) {
     let down = down.map(str::to_owned);
     rig.engine.reported(rig.now, Report::State { tier, down });
 }
 
 /// Puts that were ordered since: number, tier, and whether it is to be looked up first.
-fn puts(rig: &mut Rig) -> Vec<(u64, Kind, bool)> {
+pub(super) fn puts(rig: &mut Rig) -> Vec<(u64, Kind, bool)> {
     let orders = rig.engine.take_orders(rig.now);
     let put = orders.iter().filter_map(|order| match order {
         Order::Put {
@@ -59,13 +59,13 @@ fn puts(rig: &mut Rig) -> Vec<(u64, Kind, bool)> {
     put.collect()
 }
 
-fn end(rig: &mut Rig, put: u64, stored: Result<Stored, Cause>) {
+pub(super) fn end(rig: &mut Rig, put: u64, stored: Result<Stored, Cause>) {
     rig.engine
         .reported(rig.now, Report::PutDone { put, stored });
 }
 
 /// Stores a chunk, which only Redis is up to take; the number of its put.
-fn ordered(rig: &mut Rig, path: u8) -> u64 {
+pub(super) fn ordered(rig: &mut Rig, path: u8) -> u64 {
     is_now(rig, Kind::Redis, None);
     rig.store(&[path]);
     let [(put, Kind::Redis, false)] = puts(rig)[..] else {
@@ -75,7 +75,7 @@ fn ordered(rig: &mut Rig, path: u8) -> u64 {
 }
 
 /// Redis goes down, and is back at once.
-fn fails_over(rig: &mut Rig) {
+pub(super) fn fails_over(rig: &mut Rig) {
     is_now(rig, Kind::Redis, Some("Unreachable"));
     is_now(rig, Kind::Redis, None);
 }
@@ -231,56 +231,6 @@ fn a_budget_is_not_used_up_by_what_is_there() {
 }
 
 #[test]
-fn a_flush_looks_for_what_a_tier_was_seen_to_have_a_minute_ago_after_what_it_lacks() {
-    let mut rig = with_tiers_as(|tier| tier.puts_max = 1);
-    let put = ordered(&mut rig, 1);
-    end(&mut rig, put, Ok(Stored::New));
-    rig.engine.flush();
-    assert_eq!(puts(&mut rig), [], "it was there a moment ago");
-    assert!(!rig.engine.flushes());
-    rig.now.mono_ms += 60_000;
-    let lost = ordered(&mut rig, 2);
-    end(&mut rig, lost, Err(Cause::Timeout));
-    rig.engine.flush();
-    let [(second, Kind::Redis, true)] = puts(&mut rig)[..] else {
-        panic!("what nobody has but this memory goes first")
-    };
-    assert_eq!(
-        rig.engine.lower.puts[&second].name.key,
-        key(&[2], CHUNK_TOKENS)
-    );
-    end(&mut rig, second, Ok(Stored::New));
-    let [(first, Kind::Redis, true)] = puts(&mut rig)[..] else {
-        panic!("Redis may have dropped it since")
-    };
-    assert_eq!(
-        rig.engine.lower.puts[&first].name.key,
-        key(&[1], CHUNK_TOKENS)
-    );
-    assert!(rig.engine.flushes());
-    end(&mut rig, first, Ok(Stored::Already));
-    assert_eq!(puts(&mut rig), []);
-    assert!(!rig.engine.flushes(), "it is over");
-    assert_eq!(rig.engine.unwritten()[0].chunks, 0);
-    rig.audit();
-}
-
-#[test]
-fn what_a_tier_refused_in_a_flush_is_not_offered_twice_by_it() {
-    let mut rig = with_tiers();
-    let put = ordered(&mut rig, 1);
-    end(&mut rig, put, Err(Cause::Full));
-    rig.engine.flush();
-    let [(put, Kind::Redis, true)] = puts(&mut rig)[..] else {
-        panic!("there may be room by now")
-    };
-    end(&mut rig, put, Err(Cause::Full));
-    assert_eq!(puts(&mut rig), []);
-    assert!(!rig.engine.flushes());
-    rig.audit();
-}
-
-#[test]
 fn what_somebody_else_wrote_before_it_was_stored_here_is_looked_for_when_a_request_comes_back() {
     let mut rig = with_tiers();
     let put = ordered(&mut rig, 1);
@@ -295,5 +245,76 @@ fn what_somebody_else_wrote_before_it_was_stored_here_is_looked_for_when_a_reque
     let [(_, Kind::Redis, true)] = puts(&mut rig)[..] else {
         panic!("Redis may have dropped it since")
     };
+    rig.audit();
+}
+
+#[test]
+fn what_is_stored_anew_while_its_name_is_being_written_is_written_where_that_fails() {
+    for (stored, again) in [
+        (Err(Cause::Timeout), true),
+        (Err(Cause::Shape), true),
+        (Ok(Stored::New), false),
+    ] {
+        let mut rig = with_tiers();
+        let put = ordered(&mut rig, 1);
+        rig.engine.clear_memory();
+        assert!(rig.store(&[1]));
+        assert_eq!(puts(&mut rig), [], "it is on its way");
+        end(&mut rig, put, stored);
+        assert_eq!(puts(&mut rig).len(), usize::from(again), "{stored:?}");
+        rig.audit();
+    }
+}
+
+#[test]
+fn one_of_several_servers_that_refuses_keeps_nothing_from_the_others() {
+    let mut rig = with_tiers();
+    let first = ordered(&mut rig, 1);
+    let second = ordered(&mut rig, 2);
+    end(&mut rig, first, Err(Cause::Full));
+    end(&mut rig, second, Ok(Stored::New));
+    rig.read(&[1]);
+    assert_eq!(puts(&mut rig).len(), 1, "it takes others");
+    rig.audit();
+}
+
+#[test]
+fn a_tier_that_refuses_what_was_on_its_way_while_it_went_down_is_another_one_when_it_is_back() {
+    let mut rig = with_tiers();
+    let put = ordered(&mut rig, 1);
+    is_now(&mut rig, Kind::Redis, Some("ReadOnly"));
+    end(&mut rig, put, Err(Cause::ReadOnly));
+    is_now(&mut rig, Kind::Redis, None);
+    rig.read(&[1]);
+    assert_eq!(puts(&mut rig).len(), 1);
+    rig.audit();
+}
+
+#[test]
+fn what_was_stored_under_another_policy_is_written_when_a_request_comes_back() {
+    let mut rig = with_tiers_as(|tier| tier.write = WritePolicy::None);
+    is_now(&mut rig, Kind::Redis, None);
+    rig.store(&[1]);
+    rig.read(&[1]);
+    assert_eq!(puts(&mut rig), []);
+    let tiers = [Kind::Redis, Kind::S3].map(TierConfig::new);
+    let config = Config {
+        tiers: tiers.to_vec(),
+        ..Config::default()
+    };
+    rig.engine.configure(&config);
+    rig.read(&[1]);
+    let [(put, Kind::Redis, true)] = puts(&mut rig)[..] else {
+        panic!("it is one for it now")
+    };
+    end(&mut rig, put, Ok(Stored::New));
+    rig.engine.configure(&config);
+    rig.now.mono_ms += 60_000;
+    rig.read(&[1]);
+    assert_eq!(
+        puts(&mut rig),
+        [],
+        "it is there, and the policy is the same"
+    );
     rig.audit();
 }

@@ -1,6 +1,7 @@
 //! Fetches that fail, are cancelled, bounded, or overtaken by something else.
 
 use super::*;
+use crate::tiers::Stored;
 
 #[test]
 fn what_does_not_come_ends_the_prefix_and_is_counted_by_name() {
@@ -58,6 +59,56 @@ fn a_failed_fetch_is_a_miss_with_its_cause() {
     ask(&mut w, scheduler, "p", &[1]);
     assert_eq!(look_up(&mut w, &[]).1, [1]);
     audit(&w);
+}
+
+#[test]
+fn what_has_expired_by_every_clock_is_taken_away_and_written_anew() {
+    const CLOCKS_DIFFER_S: u64 = 300;
+    for (ago_s, goes) in [(CLOCKS_DIFFER_S - 1, false), (CLOCKS_DIFFER_S, true)] {
+        for policy in [WritePolicy::WriteThrough, WritePolicy::None] {
+            let mut config = config(&[Kind::Disk]);
+            config.tiers[0].write = policy;
+            let (mut w, scheduler, worker) = limited(config);
+            ask(&mut w, scheduler, "r", &[1]);
+            look_up(&mut w, &[1]);
+            let fetching = fetches(&mut w);
+            let expired = Object {
+                expires_unix_s: w.now.unix_s - ago_s,
+                ..object(&w, 1, 1)
+            };
+            land_as(&mut w, &fetching[0], Ok(expired));
+            assert_eq!(stats(&w, Kind::Disk).fetches["Expired"], 1);
+            let discards = goes && policy != WritePolicy::None;
+            let discard = Order::Discard {
+                tier: Kind::Disk,
+                name: object(&w, 1, 1).name(),
+            };
+            let expected = discards.then_some(discard);
+            assert_eq!(
+                orders(&mut w),
+                Vec::from_iter(expected),
+                "{ago_s} {policy:?}"
+            );
+            w.store(scheduler, worker, &[chunk(1)]);
+            for order in orders(&mut w) {
+                let Order::Put { put, .. } = order else {
+                    panic!("{order:?}")
+                };
+                // it lies there still, or is new
+                let stored = if discards {
+                    Stored::New
+                } else {
+                    Stored::Already
+                };
+                let stored = Ok(stored);
+                w.input(Input::Tier(Report::PutDone { put, stored }));
+            }
+            let lacks = policy != WritePolicy::None && !discards;
+            let unwritten: u64 = w.core.unwritten().iter().map(|u| u.chunks).sum();
+            assert_eq!(unwritten, u64::from(lacks), "{ago_s} {policy:?}");
+            audit(&w);
+        }
+    }
 }
 
 #[test]

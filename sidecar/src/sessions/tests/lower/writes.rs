@@ -276,6 +276,24 @@ fn what_came_from_a_tier_is_written_to_nearer_ones() {
 }
 
 #[test]
+fn what_came_from_a_tier_that_went_down_meanwhile_is_looked_for_there() {
+    let (mut w, scheduler, _) = tiered(&[Kind::Disk]);
+    ask(&mut w, scheduler, "r", &[1]);
+    look_up(&mut w, &[1]);
+    let fetching = fetches(&mut w);
+    state(&mut w, Kind::Disk, Some("Io"));
+    state(&mut w, Kind::Disk, None);
+    land(&mut w, &fetching[0]);
+    assert!(orders(&mut w).is_empty());
+    load(&mut w, scheduler, 1);
+    let [Order::Put { look_first, .. }] = orders(&mut w)[..] else {
+        panic!("it may have come back without it")
+    };
+    assert!(look_first);
+    audit(&w);
+}
+
+#[test]
 fn writes_are_bounded_and_the_oldest_that_wait_are_dropped() {
     let mut config = config(&[Kind::Disk]);
     config.tiers[0].puts_max = 1;
