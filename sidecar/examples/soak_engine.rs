@@ -2,7 +2,7 @@
 //! where they are missing. It ends with exit code 1 on the first wrong byte.
 //!
 //! ```text
-//! soak_engine SOCKET PROMPTS SEED      a line of JSON per second, until it is killed
+//! soak_engine SOCKET PROMPTS CHUNKS BLOCK_KIB SEED      a line of JSON per second, until it is killed
 //! ```
 #![allow(
     clippy::unwrap_used,
@@ -24,10 +24,7 @@ use kvcachepool_protocol::message::{CHUNK_READY, GRANT_GRANTED, GrantReply};
 use kvcachepool_protocol::refs::unpack;
 use std::path::Path;
 use std::time::{Duration, Instant};
-use vllm::{Vllm, content, hashes};
-
-/// Chunks of a prompt.
-const CHUNKS: u32 = 16;
+use vllm::{Vllm, content_of, hashes};
 
 /// What happened since the last line.
 #[derive(Default, serde::Serialize)]
@@ -39,15 +36,21 @@ struct Counts {
 
 fn main() {
     let args: Vec<_> = std::env::args().skip(1).collect();
-    let [socket, prompts, seed] = args.as_slice() else {
-        panic!("soak_engine SOCKET PROMPTS SEED");
+    let [socket, numbers @ ..] = args.as_slice() else {
+        panic!("soak_engine SOCKET PROMPTS CHUNKS BLOCK_KIB SEED");
     };
-    let prompts: u64 = prompts.parse().expect("PROMPTS is a number");
-    let mut random = fastrand::Rng::with_seed(seed.parse().expect("SEED is a number"));
-    let mut engine = Vllm::attach(Path::new(socket));
+    let numbers: Vec<u64> = numbers
+        .iter()
+        .map(|n| n.parse().expect("a number"))
+        .collect();
+    let [prompts, chunks_of_prompt, block_kib, seed] = numbers[..] else {
+        panic!("soak_engine SOCKET PROMPTS CHUNKS BLOCK_KIB SEED");
+    };
+    let mut random = fastrand::Rng::with_seed(seed);
+    let mut engine = Vllm::attach_with(Path::new(socket), block_kib << 10);
     let (mut counts, mut said) = (Counts::default(), Instant::now());
     for round in 0u64.. {
-        let chunks = hashes(random.u64(..prompts), CHUNKS);
+        let chunks = hashes(random.u64(..prompts), chunks_of_prompt as u32);
         let loaded = load(&mut engine, &format!("load-{round}"), &chunks);
         counts.prompts += 1;
         counts.loaded_chunks += loaded as u64;
@@ -68,7 +71,7 @@ fn load(engine: &mut Vllm, request: &str, chunks: &[[u8; 32]]) -> usize {
     let ready = ready.count();
     engine.pin(request, probe, ready);
     for (slot, hash) in unpack(&reply.refs).unwrap().iter().zip(chunks).take(ready) {
-        if engine.read(slot) != content(hash) {
+        if engine.read(slot) != content_of(hash, slot.length.get() as usize) {
             println!(
                 r#"{{"wrong": "bytes of {hash:02x?} in slot {}"}}"#,
                 slot.slot.get()
@@ -88,7 +91,7 @@ fn store(engine: &mut Vllm, request: &str, chunks: &[[u8; 32]]) -> u64 {
     let granted = granted.filter_map(|(hash, result)| (*result == GRANT_GRANTED).then_some(hash));
     let slots = unpack(&reply.refs).unwrap();
     for (slot, hash) in slots.iter().zip(granted) {
-        engine.write(slot, &content(hash));
+        engine.write(slot, &content_of(hash, slot.length.get() as usize));
     }
     engine.commit(&slots);
     engine.release(request);

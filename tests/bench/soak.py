@@ -2,10 +2,11 @@
 
 python -m bench.soak [--seconds 1800]
 
-Two engines draw prompts from more than memory, disk and Redis hold, so all the time chunks are stored, evicted, written
-to the tiers and fetched from them, Redis with TLS. By turns Redis is killed and started empty, the S3 server hangs,
-the disk's folder goes away, and an engine is killed and replaced. RssAnon of supervisor and engine is looked at once a
-second; the first quarter of the time is for caches to fill.
+Engines draw prompts from more than memory, disk and Redis hold, so all the time chunks are stored, evicted, written to
+the tiers and fetched from them, Redis with TLS. Chunks of one model are short, those of the others so long that Redis
+gets them in many segments, and S3 by ranges and in several parts. By turns Redis is killed and started empty, the S3
+server hangs, the disk's folder goes away, and an engine is killed and replaced. RssAnon of supervisor and engine is
+looked at once a second; the first quarter of the time is for caches to fill.
 """
 
 from __future__ import annotations
@@ -29,11 +30,25 @@ from servers.s3 import S3Server
 from servers.sidecar import Sidecar
 from servers.waiting import wait_for
 
-#: 2 MiB each: 512 MiB in all, eight times the memory, twice the disk.
-PROMPTS = 256
+
+class Model(NamedTuple):
+    """What engines of a kind ask for: how many prompts, chunks of each, and KiB of a block, of which a chunk has 16."""
+
+    prompts: int
+    chunks: int
+    block_kib: int
+
+    @property
+    def chunk(self) -> str:
+        """Length of a chunk, for names."""
+        return f"{16 * self.block_kib}k"
+
+
+#: Two engines share 512 MiB in chunks of 128 KiB, one has 576 MiB in chunks of 12 MiB, one 408 MiB in chunks of 68 MiB:
+#: four times the memory, three times the disk.
+MODELS = (Model(256, 16, 8), Model(256, 16, 8), Model(12, 4, 768), Model(6, 1, 4352))
 #: A fault begins so often, and lasts so long.
 PERIOD_S, FAULT_S = 20.0, 5.0
-ENGINES = 2
 _DID = ("get", "put")
 
 
@@ -43,37 +58,40 @@ class Rig:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         certificates.for_server(folder / "pki", "127.0.0.1")
-        self.redis = RedisServer(memory="256mb", certificates=folder / "pki")
+        self.redis = RedisServer(memory="512mb", certificates=folder / "pki")
         self.s3 = S3Server()
         self.disk = folder / "disk"
         self.disk.mkdir()
-        disk = {"path": str(self.disk), "size": "256Mi"}
+        disk = {"path": str(self.disk), "size": "512Mi"}
         tiers = {"disk": disk, "redis": self.redis.config(), "s3": self.s3.config()}
-        self.sidecar = Sidecar(folder / "sidecar", memory="64Mi", config=tiers)
-        self.engines: list[Process] = []
+        self.sidecar = Sidecar(folder / "sidecar", memory="320Mi", config=tiers)
+        self.engines: list[tuple[Model, Process]] = []
         self._seed = 0
 
     def start(self) -> None:
         """Until every tier is ready and the engines run."""
         self.sidecar.start()
         wait_for(self.sidecar.tiers_ready, 30, "every tier to be ready")
-        for _ in range(ENGINES):
-            self.engines.append(self._engine())
+        for model in MODELS:
+            self._begin(model)
 
-    def _engine(self) -> Process:
+    def _begin(self, model: Model) -> None:
         self._seed += 1
         program = target() / "debug" / "examples" / "soak_engine"
-        command = [str(program), str(self.sidecar.socket), str(PROMPTS), str(self._seed)]
-        return Process(f"engine {self._seed}", command, self.folder / f"engine-{self._seed}.log")
+        command = [str(program), str(self.sidecar.socket), *map(str, model), str(self._seed)]
+        log = self.folder / f"engine-{self._seed}-{model.chunk}.log"
+        engine = Process(f"engine {self._seed}", command, log)
+        self.engines.append((model, engine))
 
     def replace_engine(self) -> None:
         """The oldest one dies as a crashed vLLM does."""
-        self.engines.pop(0).kill()
-        self.engines.append(self._engine())
+        model, engine = self.engines.pop(0)
+        engine.kill()
+        self._begin(model)
 
     def check(self) -> None:
         """Every engine must still run: it ends on wrong bytes and on a sidecar that does not answer."""
-        for engine in self.engines:
+        for _, engine in self.engines:
             if not engine.running():
                 raise RuntimeError(f"{engine.name} ended:\n{engine.tail()}")
 
@@ -94,18 +112,19 @@ class Rig:
             yield "an engine dies", self.replace_engine, lambda: None
 
     def chunks(self) -> dict[str, int]:
-        """What all engines did so far."""
+        """What all engines did so far, by the length of their chunks."""
         total: dict[str, int] = {}
         for log in self.folder.glob("engine-*.log"):
+            chunk = log.stem.rsplit("-", 1)[1]
             for line in log.read_text().splitlines():
                 with contextlib.suppress(json.JSONDecodeError):
                     for key, value in json.loads(line).items():
-                        total[key] = total.get(key, 0) + int(value)
+                        total[f"{key}_{chunk}"] = total.get(f"{key}_{chunk}", 0) + int(value)
         return total
 
     def stop(self) -> None:
         """Ends all of it."""
-        for engine in self.engines:
+        for _, engine in self.engines:
             engine.kill()
         self.sidecar.stop()
         self.redis.stop()

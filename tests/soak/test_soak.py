@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.soak import soak
+from bench.soak import MODELS, soak
 
 #: What the allocator's own ups and downs take in so short a time.
 GROWTH_PERCENT_MAX = 15
@@ -11,6 +11,9 @@ GROWTH_PERCENT_MAX = 15
 def test_memory_stays_and_no_byte_is_wrong_while_every_tier_works_and_fails() -> None:
     soaked = soak(120)
     assert soaked.growth_percent < GROWTH_PERCENT_MAX, soaked
+    for model in MODELS:
+        assert soaked.done[f"loaded_chunks_{model.chunk}"] > 0, soaked
+        assert soaked.done[f"stored_chunks_{model.chunk}"] > 0, soaked
     for tier in ("disk", "redis", "s3"):
         assert soaked.done[f"{tier}_get"] > 0, soaked
         assert soaked.done[f"{tier}_put"] > 0, soaked

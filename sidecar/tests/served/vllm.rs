@@ -39,6 +39,8 @@ pub struct Vllm {
     pub pidfd: OwnedFd,
     pub worker: Connection,
     pub scheduler: Connection,
+    /// Bytes of a block over all layers.
+    pub block_bytes: u64,
     /// Slots granted and neither committed nor aborted.
     pub grants: Vec<SectionRef>,
 }
@@ -74,11 +76,12 @@ pub fn hashes(prompt: u64, count: u32) -> Vec<[u8; 32]> {
 
 /// The bytes that a chunk shall have.
 pub fn content(hash: &[u8; 32]) -> Vec<u8> {
-    hash.iter()
-        .copied()
-        .cycle()
-        .take(CHUNK_BYTES as usize)
-        .collect()
+    content_of(hash, CHUNK_BYTES as usize)
+}
+
+/// The same of a chunk of another length, a multiple of a hash's.
+pub fn content_of(hash: &[u8; 32], bytes: usize) -> Vec<u8> {
+    hash.repeat(bytes / hash.len())
 }
 
 pub fn hello(role: Role, number: u64, incarnation: &[u8]) -> Hello {
@@ -149,13 +152,20 @@ impl Vllm {
             pidfd: own_pidfd(),
             worker: Connection::open(socket),
             scheduler: Connection::open(socket),
+            block_bytes: BLOCK_BYTES,
             grants: Vec::new(),
         }
     }
 
     /// Locked, mapped and registered: ready to probe and store.
     pub fn attach(socket: &Path) -> Self {
+        Self::attach_with(socket, BLOCK_BYTES)
+    }
+
+    /// The same with blocks of another length.
+    pub fn attach_with(socket: &Path, block_bytes: u64) -> Self {
         let mut this = Self::silent(socket);
+        this.block_bytes = block_bytes;
         this.hello_until_mapped();
         this.register();
         this
@@ -226,7 +236,9 @@ impl Vllm {
     }
 
     pub fn register(&mut self) {
-        let _: RegisterReply = self.worker.ask(Op::Register, &worker_register()).read();
+        let mut message = worker_register();
+        message.groups[0].block_bytes = self.block_bytes;
+        let _: RegisterReply = self.worker.ask(Op::Register, &message).read();
         let reply: RegisterReply = self
             .scheduler
             .ask(Op::Register, &scheduler_register())
