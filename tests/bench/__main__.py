@@ -37,7 +37,12 @@ BARS: dict[str, tuple[float | None, float | None]] = {
     "rss_beyond_arena_mib": (None, 40.0),
     **{
         f"{tier}_{op}_{size}m_{depth}_gbps": (least, None)
-        for tier, least, sizes in (("disk", 0.9, (1, 4, 8, 16, 32)), ("redis", 0.9, (1,)), ("s3", 0.85, (8, 16, 32)))
+        for tier, least, sizes in (
+            ("disk", 0.9, (1, 4, 8, 16, 32)),
+            ("redis", 0.9, (1,)),
+            ("redis_tls", 0.9, (1,)),
+            ("s3", 0.85, (8, 16, 32)),
+        )
         for op in ("put", "get")
         for size in sizes
         for depth in (8, 64)
