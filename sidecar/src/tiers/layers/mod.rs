@@ -100,7 +100,12 @@ pub fn layered(tier: Arc<dyn Tier>, options: &Options) -> Layered {
     let deadline = Arc::new(Deadline::new(options.deadline));
     let timed = Layer::new(deadline, Arc::new(retry));
     let counted = Arc::new(Layer::new(counts.clone(), Arc::new(timed)));
-    let packing = Packing::new(counted, options.packing.clone(), corrupt.clone());
+    let packing = Packing::new(
+        counted,
+        options.packing.clone(),
+        options.deadline,
+        corrupt.clone(),
+    );
     let packed = packing.packed();
     Layered {
         tier: Arc::new(packing),

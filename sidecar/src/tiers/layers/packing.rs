@@ -3,22 +3,27 @@
 //!
 //! Raw bytes are compared with the head's digests here, on both ways, so that an error of a codec is as little a hit as one of a disk.
 
+mod options;
 mod packed;
 mod section;
 
-use super::scratch::{Room, Scratch};
+use super::around::Op;
+use super::deadline;
+use super::scratch::{Hold, Room, Scratch};
 use super::verify::discard;
 use crate::tiers::{
     Cause, Get, Kind, Listed, Operation, Page, Place, Put, Server, Span, Stored, Tier, TierError,
     Usage,
 };
 use kvcachepool_protocol::object::{Codec, Fidelity, Form, Object, ObjectName, Section, digest};
+pub use options::PackingOptions;
 pub use packed::{Amount, Packed, Plain};
 use section::{longest, packing_bytes, unpacking_bytes};
 use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Instant;
+use tokio::time::timeout;
 
 /// The layer.
 #[derive(Debug)]
@@ -27,58 +32,26 @@ pub struct Packing {
     /// How it packs; it unpacks whatever it finds.
     codec: Codec,
     room: Room,
+    /// How long operations may take, and as long may one wait for room.
+    deadline: deadline::Options,
     packed: Arc<Packed>,
     corrupt: Arc<AtomicU64>,
 }
 
-/// Settings of the layer around one tier. Clones share the room.
-#[derive(Debug, Clone)]
-pub struct PackingOptions {
-    codec: Codec,
-    room: Room,
-}
-
-impl PackingOptions {
-    /// How objects are packed, and room for that.
-    pub fn new(codec: Codec) -> Self {
-        let room = Room::new(codec);
-        Self { codec, room }
-    }
-
-    /// The same for another tier of the sidecar. Where objects are packed each tier has room of its own, so that one that hangs with all of
-    /// it in use holds up no other; where they only may have to be unpacked, all share what every sidecar has to spare.
-    pub fn of_another(&self) -> Self {
-        match self.codec {
-            Codec::None => self.clone(),
-            codec => Self::new(codec),
-        }
-    }
-
-    /// How objects are packed.
-    pub fn codec(&self) -> Codec {
-        self.codec
-    }
-
-    /// Room for what is packed, and for what is read once more.
-    pub(super) fn room(&self) -> Room {
-        self.room.clone()
-    }
-}
-
-impl Default for PackingOptions {
-    fn default() -> Self {
-        Self::new(Codec::None)
-    }
-}
-
 impl Packing {
-    /// Around a tier with its other layers. Objects that cannot be unpacked are counted as `corrupt`.
-    pub fn new(inner: Arc<dyn Tier>, options: PackingOptions, corrupt: Arc<AtomicU64>) -> Self {
+    /// Around a tier with its other layers, whose operations may take so long. Objects that cannot be unpacked are counted as `corrupt`.
+    pub fn new(
+        inner: Arc<dyn Tier>,
+        options: PackingOptions,
+        deadline: deadline::Options,
+        corrupt: Arc<AtomicU64>,
+    ) -> Self {
         let PackingOptions { codec, room } = options;
         Self {
             inner,
             codec,
             room,
+            deadline,
             packed: Arc::default(),
             corrupt,
         }
@@ -129,6 +102,19 @@ impl Packing {
         }
     }
 
+    /// Room for so many bytes, for an operation that moves so many. None: there is less altogether.
+    async fn room_for(&self, bytes: u64, op: Op, moved: u64) -> Result<Option<Hold>, TierError> {
+        let longest = self.deadline.longest(op, moved, 1);
+        let taken = timeout(longest, self.room.take(bytes)).await;
+        taken.map_err(|_| {
+            let (op, seconds) = (op.name(), longest.as_secs_f64());
+            let detail = format!(
+                "others had the room to pack and unpack for {seconds:.1} s; {op} was not tried"
+            );
+            TierError::new(self.inner.kind(), Cause::Busy, detail)
+        })
+    }
+
     async fn take_away(&self, name: &ObjectName) {
         discard(self.inner.as_ref(), &self.corrupt, name).await;
     }
@@ -148,9 +134,11 @@ impl Packing {
         }
         let lengths: Vec<u64> = sections.iter().map(|s| s.stored_bytes).collect();
         let bytes = unpacking_bytes(head.codec, &sections);
-        let hold = self.room.take(bytes).await.ok_or_else(|| {
+        let about = |e: TierError| e.about(get.name.s3(""));
+        let room = self.room_for(bytes, Op::Get, lengths.iter().sum()).await;
+        let hold = room.map_err(about)?.ok_or_else(|| {
             let detail = "it is packed, and larger than there is room to unpack it: with write.codec there is more";
-            TierError::new(kind, Cause::Shape, detail).about(get.name.s3(""))
+            about(TierError::new(kind, Cause::Shape, detail))
         })?;
         let scratch = Scratch::new(kind, &lengths, hold)?;
         let place = |(place, span): (&Place, &Span)| Place {
@@ -207,7 +195,9 @@ impl Packing {
         }
         // What is longer than its raw bytes is not stored packed.
         let lengths: Vec<u64> = put.spans.iter().map(|span| span.length).collect();
-        let Some(hold) = self.room.take(packing_bytes(&lengths)).await else {
+        let moved = lengths.iter().sum();
+        let room = self.room_for(packing_bytes(&lengths), Op::Put, moved).await;
+        let Some(hold) = room.map_err(|e| e.about(name.s3("")))? else {
             self.packed.left_plain(Plain::TooLarge);
             return self.inner.put(put).await;
         };

@@ -15,11 +15,14 @@ const MI: u64 = 1 << 20;
 /// What keeps an operation's share of the room: until the last span is gone, and whoever else has a clone.
 pub type Hold = Arc<dyn Any + Send + Sync>;
 
-/// Room for all operations at once, in MiB. Clones share it.
+/// Room for all operations of a tier at once, in MiB; perhaps of a room that several tiers share. Clones are the same tier's.
 #[derive(Debug, Clone)]
 pub struct Room {
     left: Arc<Semaphore>,
     all: u64,
+    /// What is left of the tier's share of it.
+    own: Arc<Semaphore>,
+    share: u64,
 }
 
 impl Room {
@@ -29,24 +32,45 @@ impl Room {
             Codec::None => UNPACKING_BYTES,
             _ => PACKING_BYTES,
         };
+        let all = bytes / MI;
         Self {
-            left: Arc::new(Semaphore::new((bytes / MI) as usize)),
-            all: bytes / MI,
+            left: Arc::new(Semaphore::new(all as usize)),
+            all,
+            own: Arc::new(Semaphore::new(all as usize)),
+            share: all,
         }
     }
 
-    /// Waits for so much of it. None: there is less altogether.
+    /// The same room, of which each of so many tiers has a share.
+    pub fn of_tiers(self, tiers: usize) -> Self {
+        let share = (self.all / tiers.max(1) as u64).max(1);
+        Self { share, ..self }.of_another()
+    }
+
+    /// The same room, for another tier.
+    pub fn of_another(&self) -> Self {
+        let own = Arc::new(Semaphore::new(self.share as usize));
+        Self {
+            own,
+            ..self.clone()
+        }
+    }
+
+    /// Waits for so much of it. None: there is less altogether. A tier has no more than its share at once, so that one that is slow holds
+    /// up no other; what needs more than that waits until the tier has nothing else, and all tiers have their turns.
     pub async fn take(&self, bytes: u64) -> Option<Hold> {
         let wanted = bytes.div_ceil(MI).max(1);
         if wanted > self.all {
             return None;
         }
-        // The semaphore is never closed.
-        let permit = self.left.clone().acquire_many_owned(wanted as u32).await;
-        Some(Arc::new(permit.ok()))
+        let own = wanted.min(self.share) as u32;
+        // The semaphores are never closed.
+        let own = self.own.clone().acquire_many_owned(own).await;
+        let left = self.left.clone().acquire_many_owned(wanted as u32).await;
+        Some(Arc::new((own.ok(), left.ok())))
     }
 
-    /// So much of it, if it is there now: for who holds some of it already.
+    /// So much of it, whosever share that is, if it is there now: for who holds some of it already.
     pub fn try_take(&self, bytes: u64) -> Option<Hold> {
         let wanted = u32::try_from(bytes.div_ceil(MI).max(1)).ok()?;
         let permit = self.left.clone().try_acquire_many_owned(wanted).ok()?;

@@ -1,4 +1,5 @@
 mod lossy;
+mod room;
 
 use super::*;
 use crate::tiers::layers::{Options, layered};
@@ -22,6 +23,7 @@ impl Rig {
             Packing::new(
                 Arc::new(shelf.clone()),
                 PackingOptions::new(codec),
+                deadline::Options::default(),
                 Arc::default(),
             )
         };

@@ -18,6 +18,7 @@ fn around(shelf: &Shelf, codec: Codec) -> Packing {
     Packing::new(
         Arc::new(shelf.clone()),
         PackingOptions::new(codec),
+        deadline::Options::default(),
         Arc::default(),
     )
 }
@@ -256,7 +257,8 @@ async fn a_tier_that_holds_all_of_its_room_holds_up_no_other() {
     let held = hung.room.take(PACKING_BYTES - 1).await;
     let put = async |options: PackingOptions| {
         let (shelf, memory) = (Shelf::new(Kind::Disk, 0), Memory::new(64 << 20));
-        let tier = Packing::new(Arc::new(shelf), options, Arc::default());
+        let deadline = deadline::Options::default();
+        let tier = Packing::new(Arc::new(shelf), options, deadline, Arc::default());
         tier.put(numbers(0).put(&memory)).await
     };
     put(other).await.unwrap();
