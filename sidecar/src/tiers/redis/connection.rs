@@ -59,12 +59,13 @@ pub struct Connection {
     broken: Option<String>,
     /// The next ones from the pool would be no better.
     outdated: bool,
-    /// Keys are watched: a transaction of the next operation would be bound to them.
-    watching: bool,
+    /// Times that keys are watched: a transaction of the next operation would be bound to them.
+    watches: usize,
     /// As far as is known, this user may let objects live on at this server.
     renews: bool,
     /// Did the server say anything yet?
     spoken: bool,
+    begun: Instant,
     heard: Instant,
 }
 
@@ -82,9 +83,10 @@ impl Connection {
             patience,
             broken: None,
             outdated: false,
-            watching: false,
+            watches: 0,
             renews: true,
             spoken: false,
+            begun: Instant::now(),
             heard: Instant::now(),
         }
     }
@@ -102,7 +104,7 @@ impl Connection {
     /// Can another operation use it?
     pub fn is_clean(&self) -> bool {
         let in_step = self.pending == 0 && self.output.is_empty() && self.unread().is_empty();
-        in_step && self.broken.is_none() && !self.outdated && !self.watching
+        in_step && self.broken.is_none() && !self.outdated && !self.is_watching()
     }
 
     /// Is it worth asking here that an object lives on?
@@ -247,6 +249,17 @@ impl Connection {
             self.renews = false;
         }
         Ok(())
+    }
+
+    /// The next reply, to a change of what is a hint only. Who may not make it reads all the same, over this connection.
+    pub async fn hinted(&mut self) -> Result<Reply, Fault> {
+        let reply = self.awaited().await?;
+        if let Reply::Error(text) = &reply
+            && !text.starts_with("NOPERM")
+        {
+            self.heeds(text);
+        }
+        Ok(reply)
     }
 
     async fn awaited(&mut self) -> Result<Reply, Fault> {

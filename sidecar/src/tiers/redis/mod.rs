@@ -172,8 +172,7 @@ impl Now {
                     if !way.asking
                         && let Ok(mut c) = way.take(Lane::Questions).await
                     {
-                        let all = objects::keys(&get.name, &record);
-                        let _ = objects::remove_if(&mut c, &get.name, &record, &all).await;
+                        let _ = objects::remove_rest(&mut c, &get.name, &record).await;
                     }
                     way.node.ended(false, None);
                     let why = "a part of it is not there any more; the rest was taken away";

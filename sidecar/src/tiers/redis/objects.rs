@@ -2,7 +2,7 @@
 
 use super::connection::{Connection, Fetched, Words};
 use super::fault::Fault;
-use super::record::{Piece, RECORD_BYTES, Record, pieces};
+use super::record::{NAMES_MAX, Piece, RECORD_BYTES, Record, pieces};
 use super::resp::Reply;
 use crate::tiers::{Cause, Get, Running, Span};
 use kvcachepool_protocol::object::{
@@ -108,7 +108,7 @@ pub async fn get(c: &mut Connection, get: &Get, ttl_ms: u64) -> Result<Got, Faul
         }
     }
     let lives_on = match ttl_ms > 0 && c.renews() {
-        true => renew(c, &get.name, &record, ttl_ms),
+        true => renew(c, &get.name, &record, ttl_ms).await?,
         false => 0,
     };
     let ask = |c: &mut Connection, at: usize| {
@@ -140,15 +140,27 @@ pub async fn get(c: &mut Connection, get: &Get, ttl_ms: u64) -> Result<Got, Faul
     Ok(Got::All(Box::new(object)))
 }
 
-/// Adds the commands that let an object live `ttl_ms` from now on, its head no longer than its segments; returns how many.
-fn renew(c: &mut Connection, name: &ObjectName, record: &Record, ttl_ms: u64) -> usize {
+/// Adds the commands that let an object live `ttl_ms` from now on, its head no longer than its segments; returns how many of them have no
+/// reply yet.
+async fn renew(
+    c: &mut Connection,
+    name: &ObjectName,
+    record: &Record,
+    ttl_ms: u64,
+) -> Result<usize, Fault> {
     let (ttl, head) = (ttl_ms.to_string(), name.redis());
-    let mut count = 0;
+    let mut open = 0;
     for key in record.keys(name).chain([head]) {
+        if open == NAMES_MAX {
+            for _ in 0..open {
+                c.renewed().await?;
+            }
+            open = 0;
+        }
         c.command(&[b"PEXPIRE", key.as_bytes(), ttl.as_bytes()]);
-        count += 1;
+        open += 1;
     }
-    count
+    Ok(open)
 }
 
 /// The record that lies there now; none = none of ours.
@@ -202,18 +214,42 @@ pub async fn remove_if(
     Ok(c.transaction(&[del(keys)]).await?.is_some())
 }
 
-/// Removes segments without a head.
+/// Removes an object of which a part is not there, if it is still the one of this record.
+pub async fn remove_rest(
+    c: &mut Connection,
+    name: &ObjectName,
+    record: &Record,
+) -> Result<bool, Fault> {
+    if !record.is_long() {
+        return remove_if(c, name, record, &keys(name, record)).await;
+    }
+    // The head goes last: without it nobody would find the others.
+    if remove_segments(c, name, record).await?.is_some() {
+        return Ok(false);
+    }
+    remove_if(c, name, record, &[name.redis()]).await
+}
+
+/// Removes segments, and no head; the first reply that is an error.
 pub(super) async fn remove_segments(
     c: &mut Connection,
     name: &ObjectName,
     record: &Record,
-) -> Result<(), Fault> {
-    let keys: Vec<String> = record.keys(name).collect();
-    c.command(&del(&keys));
-    c.reply().await.map(drop)
+) -> Result<Option<String>, Fault> {
+    let mut refused = None;
+    for keys in record.batches(name) {
+        c.command(&del(&keys));
+        if let Reply::Error(text) = c.reply().await? {
+            refused.get_or_insert(text);
+        }
+    }
+    Ok(refused)
 }
 
-/// Removes objects, each with its segments in one command. One answer each, in order: was it there?
+/// What was found under a name.
+type Seen = Result<Option<Option<Record>>, Fault>;
+
+/// Removes objects, each with its segments in one command; of a long one the head last. One answer each, in order: was it there?
 pub async fn remove(
     c: &mut Connection,
     names: &[ObjectName],
@@ -225,11 +261,54 @@ pub async fn remove(
     for _ in names {
         found.push(there(c.reply().await?));
     }
-    for (name, found) in names.iter().zip(&found) {
+    for (name, found) in names.iter().zip(&mut found) {
+        if let Ok(Some(Some(record))) = found
+            && record.is_long()
+            && let Some(text) = remove_segments(c, name, record).await?
+        {
+            *found = Err(Fault::Refused(text));
+        }
+    }
+    let mut removed = Vec::with_capacity(names.len());
+    while removed.len() < found.len() {
+        let from = removed.len();
+        let to = from + together(&found[from..]);
+        removed.extend(remove_seen(c, &names[from..to], &found[from..to]).await?);
+    }
+    Ok(removed)
+}
+
+/// Keys that are named to remove what was found.
+fn keys_of(found: &Seen) -> usize {
+    match found {
+        Ok(Some(Some(record))) if !record.is_long() => 1 + record.segments.get() as usize,
+        Ok(Some(_)) => 1,
+        _ => 0,
+    }
+}
+
+/// How many of these, from the first one on, are removed in one go: no more keys are named than of one object.
+fn together(found: &[Seen]) -> usize {
+    let mut keys = 0;
+    let fit = found.iter().take_while(|found| {
+        keys += keys_of(found);
+        keys <= NAMES_MAX
+    });
+    fit.count().max(1)
+}
+
+/// Removes what was found under these names; the segments of long ones are gone.
+async fn remove_seen(
+    c: &mut Connection,
+    names: &[ObjectName],
+    found: &[Seen],
+) -> Result<Vec<Result<bool, Fault>>, Fault> {
+    for (name, found) in names.iter().zip(found) {
         if let Ok(Some(record)) = found {
             // What lies there at this moment goes; if it is another one than was seen, its segments have other names.
             ask_record(c, name);
-            let segments = record.iter().flat_map(|record| record.keys(name));
+            let record = record.iter().filter(|record| !record.is_long());
+            let segments = record.flat_map(|record| record.keys(name));
             let keys: Vec<String> = [name.redis()].into_iter().chain(segments).collect();
             c.command(&del(&keys));
         }
@@ -243,7 +322,7 @@ pub async fn remove(
                 continue;
             }
             Err(fault) => {
-                removed.push(Err(fault));
+                removed.push(Err(fault.clone()));
                 continue;
             }
         };
@@ -267,7 +346,7 @@ pub async fn remove(
 }
 
 /// What the question for a record says: is there a value, and does it begin with a record?
-pub(super) fn there(reply: Reply) -> Result<Option<Option<Record>>, Fault> {
+pub(super) fn there(reply: Reply) -> Seen {
     match reply {
         Reply::Bulk(value) if value.is_empty() => Ok(None),
         Reply::Bulk(value) => Ok(Some(Record::read(&value))),
@@ -275,5 +354,35 @@ pub(super) fn there(reply: Reply) -> Result<Option<Option<Record>>, Fault> {
         Reply::Error(text) if text.starts_with("WRONGTYPE") => Ok(None),
         Reply::Error(text) => Err(Fault::Refused(text)),
         _ => Ok(None),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tiers::suite::Sample;
+
+    #[test]
+    fn objects_are_removed_together_as_long_as_they_have_no_more_keys_than_one_may_have() {
+        let object = Sample::new(1, 0, &[1]).object;
+        let of = |segments: usize| {
+            let mut record = Record::new(&object, b"", 77);
+            record.segments = (segments as u32).into();
+            Ok(Some(Some(record)))
+        };
+        let (none, other) = (Ok(None), Ok(Some(None)));
+        let half = NAMES_MAX / 2 - 1;
+        for (found, first) in [
+            (vec![of(half), of(half), of(0), of(1)], 2),
+            (vec![of(half), of(half), none.clone()], 3),
+            (vec![of(half), of(half), other.clone()], 2),
+            (vec![of(NAMES_MAX), of(0)], 1),
+            // Of a long one only the head is left.
+            (vec![of(NAMES_MAX + 1), of(half), of(half), of(0)], 2),
+            (vec![none], 1),
+            (vec![other; NAMES_MAX + 1], NAMES_MAX),
+        ] {
+            assert_eq!(together(&found), first, "{}", found.len());
+        }
     }
 }

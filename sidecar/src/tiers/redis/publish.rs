@@ -85,21 +85,33 @@ impl Draft<'_> {
     async fn write_at_once(&self, c: &mut Connection) -> Result<Stored, Fault> {
         for _ in 0..CHANGES_MAX {
             self.look(c);
-            match self.seen(c).await? {
-                There::No | There::InPart => {}
-                There::Other | There::Whole => {
+            // What lies there may be staged: it would go by itself if its writer died.
+            let renewed = match self.seen(c).await? {
+                There::No => None,
+                There::InPart => Some(self.name.redis()),
+                There::Whole => {
+                    // Who changes it at this moment lets it live on as well, or takes it away, as may happen a moment later.
+                    c.transaction(&self.stays()).await?;
+                    return Ok(Stored::Already);
+                }
+                There::Other => {
                     c.unwatch().await?;
                     return Ok(Stored::Already);
                 }
-            }
-            let open = c.begin();
-            let (segments, right) = self.send(c, self.ttl.as_deref()).await?;
+            };
+            let (open, ttl) = (c.begin(), self.ttl.as_deref());
+            let (mut commands, right) = self.send(c, ttl).await?;
             if !right {
                 // The connection is not used again, and what it began ends with it.
                 return Err(wrong_bytes());
             }
-            self.set_head(c, self.ttl.as_deref());
-            if c.end(open, segments + 1).await?.is_some() {
+            self.set_head(c, ttl);
+            commands += 1;
+            if let Some(head) = &renewed {
+                c.command(&stay(head, ttl));
+                commands += 1;
+            }
+            if c.end(open, commands).await?.is_some() {
                 return Ok(Stored::New);
             }
         }
@@ -258,6 +270,10 @@ impl Draft<'_> {
 
     /// Takes away what was written of it, key by key: while its slot moves, a part may be elsewhere.
     async fn discard(&self, c: &mut Connection) -> Result<(), Fault> {
+        if c.is_watching() {
+            // Else it would be bound to all that was looked at.
+            c.unwatch().await?;
+        }
         let (head, segments) = self.keys.split_at(1);
         match remove_if(c, &self.name, &self.record, head).await {
             Ok(true) => {}

@@ -5,6 +5,7 @@
 //! kvcp:<model>:<layout>:{<key>}.<fidelity>:<head>:<n>       segment n: bytes of one section; sections in order, each from a segment of its own
 //! ```
 
+use super::resp::PARTS_MAX;
 use kvcachepool_protocol::object::{MAX_SECTIONS, Object, ObjectName, REDIS_SEGMENT_BYTES, digest};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -14,8 +15,11 @@ pub const RECORD_BYTES: usize = size_of::<Record>();
 const MAGIC: [u8; 8] = *b"KVCPRDS1";
 /// Of every version: what differs is the last byte.
 const KIND: &[u8] = b"KVCPRDS";
-/// Most segments that a record is believed to have: of an object of 1 TiB.
-const SEGMENTS_MAX: u64 = 1 << 21;
+/// Most segments that a record is believed to have. No longer object is ever whole here: the transaction that lets it stay is answered by
+/// a part for each of them, and one for the head.
+pub const SEGMENTS_MAX: u64 = PARTS_MAX - 1;
+/// Names that are made at once of what a record claims: some MiB of them.
+pub const NAMES_MAX: usize = 1 << 14;
 
 /// The record as it lies there.
 #[derive(
@@ -80,6 +84,20 @@ impl Record {
     pub fn keys<'a>(&'a self, name: &'a ObjectName) -> impl Iterator<Item = String> + 'a {
         (0..self.segments.get()).map(|n| name.redis_segment(&self.head, n))
     }
+
+    /// The same, no more than [`NAMES_MAX`] at a time.
+    pub fn batches<'a>(&'a self, name: &'a ObjectName) -> impl Iterator<Item = Vec<String>> + 'a {
+        let mut keys = self.keys(name);
+        std::iter::from_fn(move || {
+            let batch: Vec<String> = keys.by_ref().take(NAMES_MAX).collect();
+            (!batch.is_empty()).then_some(batch)
+        })
+    }
+
+    /// Are they more than that?
+    pub fn is_long(&self) -> bool {
+        self.segments.get() as usize > NAMES_MAX
+    }
 }
 
 /// The parts of a section of an object.
@@ -131,6 +149,22 @@ mod tests {
             assert_eq!(Record::read(many.as_bytes()), Some(many), "{bytes}");
             many.segments = (segments_max as u32 + 1).into();
             assert_eq!(Record::read(many.as_bytes()), None, "{bytes}");
+        }
+    }
+
+    #[test]
+    fn whatever_a_record_claims_few_names_are_made_of_it_at_once() {
+        let object = Sample::new(1, 0, &[1]).object;
+        let (name, mut record) = (object.name(), Record::new(&object, b"", 77));
+        for segments in [0, 1, NAMES_MAX, NAMES_MAX + 1, SEGMENTS_MAX as usize] {
+            record.segments = (segments as u32).into();
+            let mut keys = record.keys(&name);
+            for batch in record.batches(&name) {
+                assert!((1..=NAMES_MAX).contains(&batch.len()));
+                assert!(batch.iter().all(|key| keys.next().as_ref() == Some(key)));
+            }
+            assert_eq!(keys.next(), None);
+            assert_eq!(record.is_long(), record.batches(&name).count() > 1);
         }
     }
 

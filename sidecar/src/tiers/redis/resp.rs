@@ -6,7 +6,7 @@ pub const LINE_MAX: usize = 16 << 10;
 /// Longest bulk string that is kept as a whole; longer ones go into spans piece by piece.
 pub const BULK_MAX: u64 = 8 << 20;
 /// Most parts of an array.
-const PARTS_MAX: u64 = 1 << 18;
+pub const PARTS_MAX: u64 = 1 << 18;
 /// Arrays within arrays.
 const DEPTH_MAX: u32 = 6;
 

@@ -5,9 +5,10 @@ use super::tls;
 use super::url::Address;
 use crate::tiers::Span;
 use crate::tiers::raw::{self, Around};
-use rustix::fd::AsFd;
+use rustix::fd::{AsFd, BorrowedFd};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv, sockopt};
+use rustls::ClientConnection;
 use std::io;
 use std::path::Path;
 use std::time::Duration;
@@ -19,6 +20,8 @@ use tokio_rustls::client::TlsStream;
 const PIECE_BYTES: u64 = 64 << 10;
 /// A connection on which nothing happens is probed after this, so that a peer that is gone without a word is noticed.
 const KEEPALIVE: Duration = Duration::from_secs(30);
+/// Times that is read what came unasked over an encrypted connection: servers send a few tickets of their sessions, some hundred bytes.
+const UNASKED_READS_MAX: usize = 4;
 
 /// A stream.
 pub enum Stream {
@@ -78,24 +81,17 @@ impl Stream {
 
     /// Did the other side close it, or say something that nobody asked for?
     pub fn is_stale(&mut self) -> bool {
-        let (fd, encrypted) = match self {
-            Self::Tcp(stream) => (AsFd::as_fd(&*stream), false),
-            Self::Unix(stream) => (AsFd::as_fd(&*stream), false),
+        let fd = match self {
+            Self::Tcp(stream) => AsFd::as_fd(&*stream),
+            Self::Unix(stream) => AsFd::as_fd(&*stream),
             Self::Tls(stream) => {
                 let (socket, session) = stream.get_mut();
-                let state = session.process_new_packets();
-                if state.map_or(true, |state| state.plaintext_bytes_to_read() > 0) {
-                    return true;
-                }
-                // Tickets may lie there.
-                (AsFd::as_fd(&*socket), true)
+                return says_more_than_tickets(session, socket.as_fd());
             }
         };
         let mut byte = [0; 1];
-        match recv(fd, &mut byte, RecvFlags::PEEK | RecvFlags::DONTWAIT) {
-            Ok((_, n)) => n == 0 || !encrypted,
-            Err(e) => e != Errno::AGAIN,
-        }
+        let waiting = recv(fd, &mut byte, RecvFlags::PEEK | RecvFlags::DONTWAIT);
+        !matches!(waiting, Err(Errno::AGAIN))
     }
 
     /// Reads some bytes to the end of `into`; 0 = it was closed.
@@ -162,6 +158,32 @@ impl Stream {
         stream.flush().await?;
         Ok(all.behind.len())
     }
+}
+
+/// What lies in a socket now. Asked of the kernel: the runtime may not have looked since it came.
+struct Now<'a>(BorrowedFd<'a>);
+
+impl io::Read for Now<'_> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let (_, bytes) = recv(self.0, &mut *into, RecvFlags::DONTWAIT)?;
+        Ok(bytes)
+    }
+}
+
+/// Takes in tickets of an encrypted connection. True: it ended, or what came is none.
+fn says_more_than_tickets(session: &mut ClientConnection, socket: BorrowedFd<'_>) -> bool {
+    for _ in 0..UNASKED_READS_MAX {
+        match session.process_new_packets() {
+            Ok(state) if state.plaintext_bytes_to_read() == 0 && !state.peer_has_closed() => {}
+            _ => return true,
+        }
+        match session.read_tls(&mut Now(socket)) {
+            Ok(0) => return true,
+            Ok(_) => {}
+            Err(e) => return e.kind() != io::ErrorKind::WouldBlock,
+        }
+    }
+    true
 }
 
 async fn tcp(host: &str, port: u16) -> io::Result<TcpStream> {

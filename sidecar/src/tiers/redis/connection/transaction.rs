@@ -3,9 +3,14 @@
 use super::Connection;
 use crate::tiers::redis::fault::Fault;
 use crate::tiers::redis::resp::Reply;
+use std::time::Duration;
 
 /// What servers say before why they did nothing of a transaction that each command of was taken for.
 const BECAUSE_OF: &str = "EXECABORT Transaction discarded because of: ";
+
+/// A connection whose user may not watch is used for so long all the same: a new one for each try would cost more than it brings. But the
+/// login that it was made by may have been exchanged since.
+const BLIND: Duration = Duration::from_secs(30);
 
 /// A transaction that was begun.
 #[must_use]
@@ -19,7 +24,7 @@ pub type Words<'a> = Vec<&'a [u8]>;
 impl Connection {
     /// Adds the wish to be told, by the next transaction, of any change of these keys; it has a reply of its own.
     pub fn watch(&mut self, keys: &[&[u8]]) {
-        self.watching = true;
+        self.watches += 1;
         let words: Words<'_> = [&b"WATCH"[..]]
             .into_iter()
             .chain(keys.iter().copied())
@@ -27,18 +32,28 @@ impl Connection {
         self.command(&words);
     }
 
-    /// The reply to that wish; where it is an error, nothing is watched.
+    /// The reply to that wish; where it is an error, nothing more is watched than before.
     pub async fn watched(&mut self) -> Result<Reply, Fault> {
-        let reply = self.reply().await?;
-        self.watching = !matches!(reply, Reply::Error(_));
+        let reply = self.awaited().await?;
+        if let Reply::Error(text) = &reply {
+            self.watches = self.watches.saturating_sub(1);
+            if !text.starts_with("NOPERM") || self.begun.elapsed() >= BLIND {
+                self.heeds(text);
+            }
+        }
         Ok(reply)
+    }
+
+    /// Is any key watched?
+    pub fn is_watching(&self) -> bool {
+        self.watches > 0
     }
 
     /// Gives up what is watched.
     pub async fn unwatch(&mut self) -> Result<(), Fault> {
         self.command(&[b"UNWATCH"]);
         self.answer().await?;
-        self.watching = false;
+        self.watches = 0;
         Ok(())
     }
 
@@ -76,7 +91,7 @@ impl Connection {
         }
         let done = self.reply().await?;
         self.asking = open.asking;
-        self.watching = false;
+        self.watches = 0;
         let parts = match (refused, done) {
             (Some(text), _) => return Err(Fault::Refused(text)),
             (None, Reply::Error(text)) => {

@@ -3,8 +3,8 @@
 use super::proxy::Proxy;
 use super::rig::{Scripted, Server, Spot, open};
 use crate::tiers::redis::record::Record;
-use crate::tiers::suite::{LATER, Sample, sealed_again};
-use crate::tiers::{Cause, Tier};
+use crate::tiers::suite::{LATER, Sample, sealed_again, untouched};
+use crate::tiers::{Cause, Stored, Tier};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
@@ -96,6 +96,43 @@ async fn what_only_a_later_build_knows_of_a_head_is_foreign_and_stays() {
         assert_eq!(server.say(&["DBSIZE"]), "2", "{what}");
         set(&server, &sample, &head);
         layered.check(&sample).await;
+    }
+}
+
+#[tokio::test]
+async fn another_object_under_our_name_is_foreign_and_stays_until_the_name_is_removed() {
+    let server = Server::start(&[]);
+    let (spot, layered) = (
+        Spot::new(open(&[server.unix()])),
+        Spot::layered(open(&[server.unix()])),
+    );
+    let ours = Sample::new(1, 0, &[5_000, 600_000]);
+    // Of the same pool, of another one.
+    for theirs in [(1, 1), (2, 0)].map(|(seed, n)| Sample::new(seed, n, &[5_000, 600_000])) {
+        spot.put(&theirs).await;
+        let keys = server.say(&["KEYS", "*"]);
+        let (from, to) = (theirs.name().redis(), ours.name().redis());
+        for key in keys.lines() {
+            let copied = server.say(&["COPY", key, &key.replace(&from, &to)]);
+            assert_eq!(copied, "1", "{key}");
+        }
+        let value = server.say(&["GET", &to]);
+        for spot in [&spot, &layered] {
+            let get = ours.get_all(&spot.memory);
+            let error = spot.tier.get(get.clone()).await.unwrap_err();
+            assert_eq!(error.cause, Cause::Foreign, "{error}");
+            assert!(error.detail.contains(&theirs.name().s3("")), "{error}");
+            assert!(get.places.iter().all(|place| untouched(&place.span)));
+            assert_eq!(spot.tier.head(&ours.name()).await, Err(error));
+            let put = spot.tier.put(ours.put(&spot.memory)).await;
+            assert_eq!(put, Ok(Stored::Already));
+        }
+        assert_eq!(server.say(&["GET", &to]), value);
+        assert_eq!(server.say(&["DBSIZE"]), "8");
+        spot.check(&theirs).await;
+        let both = [ours.name(), theirs.name()];
+        assert_eq!(spot.tier.remove(&both).await, Ok(2));
+        assert_eq!(server.say(&["DBSIZE"]), "0");
     }
 }
 

@@ -98,6 +98,39 @@ async fn what_is_connected_to_a_master_that_is_none_any_more_is_not_used_again()
     );
 }
 
+/// Connections that the server took since it began, with the one that asks.
+fn connected(server: &Server) -> u64 {
+    let stats = server.say(&["INFO", "stats"]);
+    let mut lines = stats
+        .lines()
+        .filter_map(|l| l.split_once("total_connections_received:"));
+    lines.next().unwrap().1.trim().parse().unwrap()
+}
+
+#[tokio::test]
+async fn who_may_watch_no_key_is_refused_over_the_same_connection() {
+    let server = Server::start(&[]);
+    server.say(&[
+        "ACL", "SETUSER", "blind", "on", ">rights", "~kvcp:*", "+@all", "-watch",
+    ]);
+    let spot = Spot::new(open(&[format!(
+        "redis://blind:rights@127.0.0.1:{}",
+        server.port
+    )]));
+    let sample = Sample::new(1, 0, &[3_000]);
+    let refused = async || {
+        let put = spot.tier.put(sample.put(&spot.memory)).await.unwrap_err();
+        assert_eq!(put.cause, Cause::Denied, "{put}");
+    };
+    refused().await;
+    let before = connected(&server);
+    for _ in 0..3 {
+        refused().await;
+    }
+    // Only those that ask.
+    assert_eq!(connected(&server), before + 1);
+}
+
 #[tokio::test]
 async fn who_may_not_let_objects_live_on_reads_over_the_same_connection() {
     let server = Server::start(&[]);
@@ -114,23 +147,16 @@ async fn who_may_not_let_objects_live_on_reads_over_the_same_connection() {
     server.say(&user);
     let sample = Sample::new(1, 0, &[2 << 20]);
     Spot::new(open(&[server.unix()])).put(&sample).await;
-    let connected = || -> u64 {
-        let stats = server.say(&["INFO", "stats"]);
-        let mut lines = stats
-            .lines()
-            .filter_map(|l| l.split_once("total_connections_received:"));
-        lines.next().unwrap().1.trim().parse().unwrap()
-    };
     let mut with_ttl = settings(&[format!("redis://reader:rights@127.0.0.1:{}", server.port)]);
     with_ttl.ttl = std::time::Duration::from_secs(1_000);
     let spot = Spot::new(Redis::open(&with_ttl).unwrap());
     spot.check(&sample).await;
-    let before = connected();
+    let before = connected(&server);
     for _ in 0..3 {
         spot.check(&sample).await;
     }
     // Only those that ask.
-    assert_eq!(connected(), before + 1);
+    assert_eq!(connected(&server), before + 1);
     let asked = server.say(&["INFO", "commandstats"]);
     let refused = asked
         .lines()

@@ -1,10 +1,10 @@
 //! Marks of another tier's objects: found by whoever asks for that tier, on every shard, and no objects here.
 
 use super::rig::{Server, open};
-use crate::tiers::Tier;
 use crate::tiers::directory::Marks as _;
 use crate::tiers::redis::Marks;
 use crate::tiers::suite::Sample;
+use crate::tiers::{Cause, Tier};
 use kvcachepool_protocol::object::ObjectName;
 
 fn names(count: u64) -> Vec<ObjectName> {
@@ -56,4 +56,34 @@ async fn a_server_that_refuses_says_so() {
     let marks = Marks::new(open(&[server.tcp()]), "s3://one");
     assert!(marks.mark(&names(2)).await.is_err());
     assert_eq!(marks.marked(&names(2)).await.unwrap(), [false; 2]);
+}
+
+#[tokio::test]
+async fn who_may_only_look_for_marks_is_told_so_over_the_same_connection() {
+    let server = Server::start(&[]);
+    server.say(&[
+        "ACL", "SETUSER", "reader", "on", ">rights", "~kvcp:*", "+exists",
+    ]);
+    let all = names(3);
+    let writer = Marks::new(open(&[server.unix()]), "s3://one");
+    writer.mark(&all).await.unwrap();
+    let url = format!("redis://reader:rights@127.0.0.1:{}", server.port);
+    let reader = Marks::new(open(&[url]), "s3://one");
+    let connections = || -> Vec<String> {
+        let clients = server.say(&["CLIENT", "LIST", "TYPE", "normal"]);
+        let readers = clients.lines().filter(|l| l.contains(" user=reader "));
+        let id = |line: &str| line.split(' ').next().unwrap().to_string();
+        readers.map(id).collect()
+    };
+    assert_eq!(reader.marked(&all).await, Ok(vec![true; 3]));
+    let before = connections();
+    assert_eq!(before.len(), 1);
+    for _ in 0..3 {
+        for refused in [reader.mark(&all).await, reader.unmark(&all).await] {
+            let error = refused.unwrap_err();
+            assert_eq!(error.cause, Cause::Denied, "{error}");
+        }
+        assert_eq!(reader.marked(&all).await, Ok(vec![true; 3]));
+    }
+    assert_eq!(connections(), before);
 }

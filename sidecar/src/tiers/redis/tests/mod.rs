@@ -1,5 +1,6 @@
 //! The tier against real servers: one rig, and a file for each thing that must hold.
 
+mod claims;
 mod cluster;
 mod cut;
 mod failover;
@@ -14,5 +15,6 @@ mod suite;
 mod tls;
 mod topology;
 mod traffic;
+mod watches;
 mod ways;
 mod whole;

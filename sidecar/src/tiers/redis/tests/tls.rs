@@ -2,10 +2,20 @@
 
 use super::rig::{Server, Spot, free_port, open, settings};
 use crate::tiers::redis::Redis;
+use crate::tiers::redis::pool::Lane;
 use crate::tiers::suite::Sample;
 use crate::tiers::{Cause, Tier, TierError};
+use rustls::ServerConfig;
+use rustls::crypto::aws_lc_rs;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use std::path::PathBuf;
+use std::sync::Arc;
 use tempfile::TempDir;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
+use tokio::sync::Barrier;
+use tokio_rustls::TlsAcceptor;
 
 /// An authority, and the certificate and key of a server with these names, as files.
 pub struct Files {
@@ -39,6 +49,18 @@ impl Files {
 
     pub fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
+    }
+
+    /// What is no Redis server and has the certificate all the same.
+    fn acceptor(&self) -> TlsAcceptor {
+        let certificate = CertificateDer::from_pem_file(self.path("tls.crt")).unwrap();
+        let key = PrivateKeyDer::from_pem_file(self.path("tls.key")).unwrap();
+        let config = ServerConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_no_client_auth()
+            .with_single_cert(vec![certificate], key);
+        TlsAcceptor::from(Arc::new(config.unwrap()))
     }
 
     /// A server with the certificate, and its port for TLS.
@@ -172,4 +194,73 @@ async fn tls_to_a_plain_port_and_plain_text_to_one_of_tls_are_told_apart_from_a_
     let to_tls = open(&[format!("redis://127.0.0.1:{port}")]);
     let error = refused(to_tls).await;
     assert!(error.detail.contains("rediss://"), "{error}");
+}
+
+/// Connections that the server has, by its numbers, without the one that asks.
+fn connections(server: &Server) -> Vec<String> {
+    let list = server.say(&["CLIENT", "LIST", "TYPE", "normal"]);
+    let number = |line: &str| line.split(' ').next().unwrap().replace("id=", "");
+    let mut all: Vec<_> = list.lines().map(number).collect();
+    all.pop();
+    all
+}
+
+#[tokio::test]
+async fn a_connection_that_was_closed_while_it_was_idle_costs_no_operation_and_no_other_one() {
+    for tls in [false, true] {
+        let files = Files::new(&["127.0.0.1"]);
+        let (server, port) = files.server(&[]);
+        let url = match tls {
+            true => format!("rediss://127.0.0.1:{port}"),
+            false => server.tcp(),
+        };
+        let tier = over_tls(&url, files.path("ca.crt"));
+        let node = tier.now().servers.known().remove(0);
+        let spot = Spot::new(tier);
+        let mut three = Vec::new();
+        for _ in 0..3 {
+            three.push(node.take(Lane::Bytes).await.unwrap());
+        }
+        // The one that was made last is the next to be used.
+        three.into_iter().for_each(drop);
+        let mut open = connections(&server);
+        assert_eq!(open.len(), 3, "{tls}");
+        let last = open.pop().unwrap();
+        assert_eq!(server.say(&["CLIENT", "KILL", "ID", &last]), "1");
+        for number in 0..2 {
+            spot.put(&Sample::new(1, number, &[9_000])).await;
+        }
+        assert_eq!(connections(&server), open, "{tls}");
+    }
+}
+
+#[tokio::test]
+async fn what_comes_encrypted_and_nobody_asked_for_answers_no_later_question() {
+    let files = Files::new(&["127.0.0.1"]);
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("rediss://{}", listener.local_addr().unwrap());
+    let (acceptor, between) = (files.acceptor(), Arc::new(Barrier::new(2)));
+    let pause = between.clone();
+    let server = tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let mut stream = acceptor.accept(stream).await.unwrap();
+            let mut asked = [0; 1_024];
+            assert_ne!(stream.read(&mut asked).await.unwrap(), 0);
+            for words in [b":1\r\n", b":0\r\n"] {
+                stream.write_all(words).await.unwrap();
+                stream.flush().await.unwrap();
+                pause.wait().await;
+            }
+            // Until it is given up.
+            let _ = stream.read(&mut asked).await;
+        }
+    });
+    let tier = over_tls(&url, files.path("ca.crt"));
+    let names = [Sample::new(1, 0, &[1]).name()];
+    for _ in 0..3 {
+        assert_eq!(tier.lookup(&names).await, Ok(vec![true]));
+        between.wait().await;
+        between.wait().await;
+    }
+    server.abort();
 }

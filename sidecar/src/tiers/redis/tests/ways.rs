@@ -1,6 +1,7 @@
 //! Servers that go, hang and come back; questions that are asked all at once.
 
 use super::rig::{Scripted, Server, Spot, open, settings, until};
+use super::tls::{Files, over_tls};
 use crate::tiers::redis::Redis;
 use crate::tiers::suite::{Sample, untouched};
 use crate::tiers::{Cause, Tier};
@@ -9,17 +10,20 @@ use std::time::Duration;
 
 #[tokio::test]
 async fn a_server_that_was_started_again_is_used_again_without_a_failure() {
-    let mut server = Server::start(&["--save", "3600 1"]);
-    let spot = Spot::layered(open(&[server.tcp()]));
-    let samples: Vec<Sample> = (0..8).map(|n| Sample::new(1, n, &[9_000])).collect();
-    for sample in &samples {
-        spot.put(sample).await;
-    }
-    server.say(&["SAVE"]);
-    server.kill();
-    server.run_again();
-    for sample in &samples {
-        spot.check(sample).await;
+    let files = Files::new(&["127.0.0.1"]);
+    let (mut server, port) = files.server(&["--save", "3600 1"]);
+    for url in [server.tcp(), format!("rediss://127.0.0.1:{port}")] {
+        let spot = Spot::layered(over_tls(&url, files.path("ca.crt")));
+        let samples: Vec<Sample> = (0..8).map(|n| Sample::new(1, n, &[9_000])).collect();
+        for sample in &samples {
+            spot.put(sample).await;
+        }
+        server.say(&["SAVE"]);
+        server.kill();
+        server.run_again();
+        for sample in &samples {
+            spot.check(sample).await;
+        }
     }
 }
 

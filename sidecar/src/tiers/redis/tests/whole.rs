@@ -9,7 +9,7 @@ use kvcachepool_protocol::object::REDIS_SEGMENT_BYTES;
 use std::time::Duration;
 
 /// Keys, and which of them nothing but somebody removes.
-fn keys(server: &Server) -> (Vec<String>, Vec<String>) {
+pub fn keys(server: &Server) -> (Vec<String>, Vec<String>) {
     let keys = server.say(&["KEYS", "*"]);
     let all: Vec<String> = keys
         .lines()
@@ -225,6 +225,41 @@ async fn of_two_who_write_an_object_one_does_and_the_other_leaves_nothing() {
         let (all, staying) = keys(&server);
         let wanted = 2 + (bytes - 1) as usize / REDIS_SEGMENT_BYTES as usize;
         assert_eq!((all.len(), staying.len()), (wanted, wanted), "{all:?}");
+    }
+}
+
+#[tokio::test]
+async fn what_another_writer_staged_stays_where_it_is_put_in_one_go() {
+    for ttl in [Duration::ZERO, Duration::from_secs(1_000)] {
+        let server = Server::start(&[]);
+        let mut with_ttl = settings(&[server.unix()]);
+        with_ttl.ttl = ttl;
+        let spot = Spot::new(Redis::open(&with_ttl).unwrap());
+        let sample = Sample::new(1, 0, &[1_060_000, 5_000]);
+        let head = sample.name().redis();
+        spot.put(&sample).await;
+        for (without, stored) in [(None, Stored::Already), (Some("*:1"), Stored::New)] {
+            let staged = |key: &str| if key == head { "15000" } else { "120000" };
+            for key in keys(&server).0 {
+                assert_eq!(server.say(&["PEXPIRE", &key, staged(&key)]), "1");
+            }
+            if let Some(pattern) = without {
+                let segment = server.say(&["KEYS", pattern]);
+                assert_eq!(server.say(&["DEL", &segment]), "1");
+            }
+            let put = spot.tier.put(sample.put(&spot.memory)).await;
+            assert_eq!(put, Ok(stored));
+            let (all, staying) = keys(&server);
+            assert_eq!(all.len(), 5, "{all:?}");
+            match ttl {
+                Duration::ZERO => assert_eq!(staying.len(), 5, "{staying:?}"),
+                _ => {
+                    let lives = |key: &String| server.say(&["TTL", key]).parse::<i64>().unwrap();
+                    assert!(all.iter().all(|key| (900..=1_000).contains(&lives(key))));
+                }
+            }
+            spot.check(&sample).await;
+        }
     }
 }
 

@@ -1,0 +1,85 @@
+//! What a connection knows of its WATCH, and what it is good for after one that was refused.
+
+use super::rig::{Server, Spot, open, settings};
+use super::{proxy::Proxy, whole::keys};
+use crate::tiers::redis::Redis;
+use crate::tiers::redis::pool::Lane;
+use crate::tiers::redis::resp::Reply;
+use crate::tiers::suite::Sample;
+use crate::tiers::{Cause, Stored};
+use std::time::Duration;
+
+#[tokio::test]
+async fn one_that_is_refused_takes_nothing_from_those_before() {
+    let server = Server::start(&[]);
+    let node = open(&[server.unix()]).now().servers.known().remove(0);
+    let mut c = node.take(Lane::Questions).await.unwrap();
+    c.watch(&[b"one"]);
+    assert_eq!(c.watched().await, Ok(Reply::Simple("OK".into())));
+    // Of no key.
+    c.watch(&[]);
+    assert!(matches!(c.watched().await, Ok(Reply::Error(_))));
+    assert!(c.is_watching() && !c.is_clean());
+    server.say(&["SET", "one", "1"]);
+    assert_eq!(c.transaction(&[vec![&b"PING"[..]]]).await, Ok(None));
+    assert!(!c.is_watching() && c.is_clean());
+    c.watch(&[]);
+    assert!(matches!(c.watched().await, Ok(Reply::Error(_))));
+    assert!(c.is_clean());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_taken_back_behind_one_is_bound_to_its_head_only() {
+    let server = Server::start(&[]);
+    let user = [
+        "ACL", "SETUSER", "half", "on", ">half", "~kvcp:*", "+@all", "-exists",
+    ];
+    server.say(&user);
+    let proxy = Proxy::start(server.port).await;
+    let url = proxy.url().replace("://", "://half:half@");
+    let spot = Spot::new(open(&[url]));
+    let sample = Sample::new(1, 0, &[5 << 20]);
+    let mut held = proxy.hold_before(b"MULTI").await;
+    let put = spot.tier.put(sample.put(&spot.memory));
+    let evict = async {
+        held.reached().await;
+        let segment = server.say(&["KEYS", "*:1"]);
+        assert_eq!(server.say(&["DEL", &segment]), "1");
+        held.go_on();
+    };
+    let (put, ()) = tokio::join!(put, evict);
+    assert_eq!(put.unwrap_err().cause, Cause::Denied);
+    assert_eq!(keys(&server).0.len(), 0);
+}
+
+#[tokio::test]
+async fn who_was_refused_one_for_long_is_asked_for_again() {
+    let server = Server::start(&["--requirepass", "right"]);
+    let say = |words: &[&str]| {
+        let mut all = vec!["--no-auth-warning", "-a", "right"];
+        all.extend(words);
+        assert_eq!(server.say(&all), "OK");
+    };
+    say(&[
+        "ACL", "SETUSER", "blind", "on", ">blind", "~kvcp:*", "+@all", "-watch",
+    ]);
+    let auth = tempfile::tempdir().unwrap();
+    let login = |user: &str, password: &str| {
+        std::fs::write(auth.path().join("username"), user).unwrap();
+        std::fs::write(auth.path().join("password"), password).unwrap();
+    };
+    login("blind", "blind");
+    let mut with_files = settings(&[server.unix()]);
+    with_files.auth = Some(auth.path().into());
+    let spot = Spot::new(Redis::open(&with_files).unwrap());
+    let sample = Sample::new(1, 0, &[3_000]);
+    let put = async || spot.tier.put(sample.put(&spot.memory)).await;
+    assert_eq!(put().await.unwrap_err().cause, Cause::Denied);
+    login("default", "right");
+    assert_eq!(put().await.unwrap_err().cause, Cause::Denied);
+    tokio::time::pause();
+    tokio::time::advance(Duration::from_secs(31)).await;
+    tokio::time::resume();
+    assert_eq!(put().await.unwrap_err().cause, Cause::Denied);
+    assert_eq!(put().await, Ok(Stored::New));
+}
