@@ -4,6 +4,7 @@
 //! Marks are hints. One that is there may be wrong: then the get finds nothing, which takes it away. One that is missing, or a place
 //! that does not answer, costs the question that the tier would have been asked anyway. What is read is the tier's alone.
 
+use super::s3::Writes;
 use super::{Cause, Get, Kind, Listed, Operation, Page, Put, Stored, Tier, TierError, Usage};
 use kvcachepool_protocol::object::{Object, ObjectName};
 use parking_lot::Mutex;
@@ -40,6 +41,8 @@ pub trait Marks: Send + Sync + fmt::Debug {
 pub struct Directory {
     tier: Arc<dyn Tier>,
     marks: Arc<dyn Marks>,
+    /// Is anything to be marked?
+    writes: Writes,
     changes: Arc<Semaphore>,
     /// Marks are left alone until then.
     pause: Mutex<Option<Instant>>,
@@ -75,11 +78,12 @@ enum Change {
 }
 
 impl Directory {
-    /// Objects are looked up in `marks` first; those of `tier` that are written or read are marked there.
-    pub fn new(tier: Arc<dyn Tier>, marks: Arc<dyn Marks>) -> Self {
+    /// Objects are looked up in `marks` first; those of `tier` that are written or read are marked there, as long as `writes` says so.
+    pub fn new(tier: Arc<dyn Tier>, marks: Arc<dyn Marks>, writes: Writes) -> Self {
         Self {
             tier,
             marks,
+            writes,
             changes: Arc::new(Semaphore::new(CHANGES as usize)),
             pause: Mutex::default(),
             counts: Arc::default(),
@@ -156,14 +160,14 @@ impl Directory {
         }
     }
 
-    /// What an operation on one object says of its mark.
+    /// What an operation on one object says of its mark. One that is wrong goes, whoever finds it.
     fn learn<T>(&self, name: ObjectName, ended: &Result<T, TierError>) {
         match ended.as_ref().map_err(|e| e.cause) {
-            Ok(_) => self.change(Change::Mark, vec![name]),
+            Ok(_) if self.writes.get() => self.change(Change::Mark, vec![name]),
             Err(Cause::Missing | Cause::Corrupt | Cause::Foreign) => {
                 self.change(Change::Unmark, vec![name]);
             }
-            Err(_) => {}
+            Ok(_) | Err(_) => {}
         }
     }
 }
@@ -188,7 +192,11 @@ impl Tier for Directory {
     }
 
     fn head<'a>(&'a self, name: &'a ObjectName) -> Operation<'a, Object> {
-        self.tier.head(name)
+        Box::pin(async move {
+            let head = self.tier.head(name).await;
+            self.learn(name.clone(), &head);
+            head
+        })
     }
 
     fn get(&self, get: Get) -> Operation<'_, Object> {

@@ -53,7 +53,8 @@ impl fmt::Debug for Opening {
 pub fn configured(config: &Config) -> Vec<Opening> {
     let redis = Redis::open(&settings(&config.redis));
     let directory = redis.clone().ok().filter(|_| !config.redis.urls.is_empty());
-    let packing = PackingOptions::new(config.write.codec.of_objects());
+    let codec = config.write.codec.of_objects();
+    let packing = PackingOptions::of_tiers(codec, kinds(config).count());
     let opening = |kind| {
         let mut opening = match kind {
             Kind::Disk => of_disk(
@@ -136,7 +137,7 @@ fn writes(config: &Config) -> bool {
     config.write.policy != WritePolicy::None
 }
 
-/// With Redis as its directory, where there is one.
+/// With Redis as its directory, where there is one. In neither is anything written that may not be.
 fn of_s3(config: config::S3, may_write: bool, directory: Option<Redis>) -> Opening {
     let options = s3::Options {
         writes: s3::Writes::new(may_write),
@@ -159,13 +160,14 @@ fn of_s3(config: config::S3, may_write: bool, directory: Option<Redis>) -> Openi
             Box::pin(async move {
                 let marks = directory.map(|redis| Marks::new(redis, &S3::place(&config)));
                 let marks = marks.map(|marks| Arc::new(marks) as Arc<dyn directory::Marks>);
+                let writes = options.writes.clone();
                 let options = s3::Options {
                     marks: marks.clone(),
                     ..options
                 };
                 let opened = Arc::new(S3::open(&config, options).await?);
                 Ok(match marks {
-                    Some(marks) => Arc::new(Directory::new(opened, marks)) as Arc<dyn Tier>,
+                    Some(marks) => Arc::new(Directory::new(opened, marks, writes)) as Arc<dyn Tier>,
                     None => opened,
                 })
             })

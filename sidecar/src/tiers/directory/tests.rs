@@ -91,7 +91,9 @@ struct Marked {
 
 impl Marked {
     fn open(&self, shelf: Shelf, notes: Arc<Notes>) -> Opening<'_> {
-        Box::pin(async { Arc::new(Directory::new(Arc::new(shelf), notes)) as Arc<dyn Tier> })
+        Box::pin(async {
+            Arc::new(Directory::new(Arc::new(shelf), notes, Writes::default())) as Arc<dyn Tier>
+        })
     }
 }
 
@@ -116,7 +118,7 @@ mod behaves_as_the_tier_does {
 #[tokio::test]
 async fn what_is_marked_costs_no_question_and_the_tier_is_asked_for_the_rest_alone() {
     let (notes, tier) = (Arc::new(Notes::default()), Scripted::new());
-    let directory = Directory::new(tier.clone(), notes.clone());
+    let directory = Directory::new(tier.clone(), notes.clone(), Writes::default());
     let all = names(&samples(4));
     notes.mark(&all).await.unwrap();
     assert_eq!(directory.lookup(&all).await.unwrap(), [true; 4]);
@@ -133,7 +135,7 @@ async fn objects_are_marked_when_they_are_written_or_read_and_not_when_they_are_
         Arc::new(Notes::default()),
         Arc::new(Shelf::new(Kind::S3, 0)),
     );
-    let directory = Directory::new(shelf.clone(), notes.clone());
+    let directory = Directory::new(shelf.clone(), notes.clone(), Writes::default());
     let (memory, samples) = (Memory::new(1 << 20), samples(2));
     let all = names(&samples);
     directory.put(samples[0].put(&memory)).await.unwrap();
@@ -155,13 +157,56 @@ async fn objects_are_marked_when_they_are_written_or_read_and_not_when_they_are_
     assert!(notes.names().is_empty());
 }
 
+#[tokio::test]
+async fn a_head_is_the_tiers_own_and_mends_the_mark() {
+    let (notes, shelf) = (
+        Arc::new(Notes::default()),
+        Arc::new(Shelf::new(Kind::S3, 0)),
+    );
+    let directory = Directory::new(shelf.clone(), notes.clone(), Writes::default());
+    let (memory, samples) = (Memory::new(1 << 20), samples(2));
+    let all = names(&samples);
+    shelf.put(samples[0].put(&memory)).await.unwrap();
+    notes.mark(&all[1..]).await.unwrap();
+    let [there, gone] = [directory.head(&all[0]).await, directory.head(&all[1]).await];
+    assert_eq!(there, Ok(samples[0].object.clone()));
+    assert_eq!(gone.unwrap_err().cause, Cause::Missing);
+    settled().await;
+    assert_eq!(notes.names(), [all[0].s3("")]);
+}
+
+#[tokio::test]
+async fn where_nothing_is_written_nothing_is_marked_and_what_is_wrong_goes_all_the_same() {
+    let (notes, shelf) = (
+        Arc::new(Notes::default()),
+        Arc::new(Shelf::new(Kind::S3, 0)),
+    );
+    let writes = Writes::new(false);
+    let directory = Directory::new(shelf.clone(), notes.clone(), writes.clone());
+    let (memory, samples) = (Memory::new(1 << 20), samples(2));
+    let all = names(&samples);
+    shelf.put(samples[0].put(&memory)).await.unwrap();
+    notes.mark(&all[1..]).await.unwrap();
+    directory.get(samples[0].get_all(&memory)).await.unwrap();
+    let gone = directory.get(samples[1].get_all(&memory)).await;
+    assert_eq!(gone.unwrap_err().cause, Cause::Missing);
+    settled().await;
+    assert!(notes.names().is_empty(), "{:?}", notes.names());
+    assert_eq!(counted(&directory), [0; 4]);
+    // That may change meanwhile.
+    writes.set(true);
+    directory.get(samples[0].get_all(&memory)).await.unwrap();
+    settled().await;
+    assert_eq!(notes.names(), [all[0].s3("")]);
+}
+
 #[tokio::test(start_paused = true)]
 async fn marks_that_do_not_answer_cost_a_tenth_of_a_second_now_and_then_and_no_answer() {
     let (notes, shelf) = (
         Arc::new(Notes::default()),
         Arc::new(Shelf::new(Kind::S3, 0)),
     );
-    let directory = Directory::new(shelf, notes.clone());
+    let directory = Directory::new(shelf, notes.clone(), Writes::default());
     let (memory, samples) = (Memory::new(1 << 20), samples(100));
     notes.silent.store(true, Relaxed);
     for sample in &samples {
@@ -196,7 +241,7 @@ async fn a_removal_waits_no_longer_for_marks_than_a_question_and_takes_them_away
         Arc::new(Notes::default()),
         Arc::new(Shelf::new(Kind::S3, 0)),
     );
-    let directory = Directory::new(shelf.clone(), notes.clone());
+    let directory = Directory::new(shelf.clone(), notes.clone(), Writes::default());
     let (memory, samples) = (Memory::new(1 << 20), samples(3));
     let all = names(&samples);
     for sample in &samples {
@@ -227,7 +272,7 @@ async fn a_removal_behind_many_changes_says_nothing_of_who_answers_them() {
         Arc::new(Notes::default()),
         Arc::new(Shelf::new(Kind::S3, 0)),
     );
-    let directory = Directory::new(shelf, notes.clone());
+    let directory = Directory::new(shelf, notes.clone(), Writes::default());
     let all = names(&samples(2));
     notes.mark(&all).await.unwrap();
     let busy = directory.changes.clone().acquire_many_owned(CHANGES).await;

@@ -1,6 +1,7 @@
 //! Connections of HTTP/1.1. Whoever waits for an answer moves his connection's bytes himself, in his own task: nobody else is woken for
 //! them, and what came is still in the cache of the processor that goes on with it. An idle one is looked after by nobody.
 
+use super::connect::{Connector, Failed, Stream};
 use aws_sdk_s3::primitives::SdkBody;
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
@@ -10,12 +11,10 @@ use hyper::client::conn::http1::{self, SendRequest};
 use hyper::header::{HOST, HeaderValue};
 use hyper::http::uri::{Authority, Parts, Scheme};
 use hyper::{Request, Response, Uri};
-use hyper_rustls::{HttpsConnector, MaybeHttpsStream};
-use hyper_util::client::legacy::connect::HttpConnector as Tcp;
+use hyper_rustls::MaybeHttpsStream;
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
 use std::collections::{HashMap, VecDeque};
-use std::error::Error;
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
 use std::sync::{Arc, Weak};
@@ -24,26 +23,17 @@ use std::time::{Duration, Instant};
 use tokio::net::TcpStream;
 use tower_service::Service;
 
-/// Why there is no answer.
-type Failed = Box<dyn Error + Send + Sync>;
-type Stream = MaybeHttpsStream<TokioIo<TcpStream>>;
-
 /// Makes connections and keeps those that may be used again.
 #[derive(Clone)]
 pub struct Connections {
-    connector: HttpsConnector<Tcp>,
+    connector: Connector,
     read_bytes: usize,
     idle: Arc<Idle>,
 }
 
 impl Connections {
     /// Without one. Each takes `read_bytes` of memory at most to read ahead; `most` of a server are kept, none that was idle for `idle`.
-    pub fn new(
-        connector: HttpsConnector<Tcp>,
-        read_bytes: usize,
-        most: usize,
-        idle: Duration,
-    ) -> Self {
+    pub fn new(connector: Connector, read_bytes: usize, most: usize, idle: Duration) -> Self {
         Self {
             connector,
             read_bytes,

@@ -1,6 +1,7 @@
 //! What a request's failure means: status, code and the chain of sources become a [`Cause`], with the permission that is missing.
 
-use super::http::Malformed;
+use super::connect::{PLAIN, Unshaken};
+use super::http::{Malformed, Unanswered};
 use crate::tiers::{Cause, Kind, TierError};
 use aws_credential_types::provider::error::CredentialsError;
 use aws_sdk_s3::config::http::HttpResponse;
@@ -33,6 +34,8 @@ pub struct Answer {
     pub message: String,
     /// Where the bucket is, if it says so.
     pub region: Option<String>,
+    /// It takes requests by TLS only, and says so without.
+    pub wants_tls: bool,
 }
 
 impl Answer {
@@ -45,9 +48,15 @@ impl Answer {
         };
         let text = |text: Option<&str>| text.unwrap_or_default().chars().take(SHOWN).collect();
         let region = raw.and_then(|raw| raw.headers().get("x-amz-bucket-region"));
+        let status = raw.map_or(0, |raw| raw.status().as_u16());
+        let code: String = text(meta.and_then(|meta| meta.code()));
+        // In words for people only, and each server in its own.
+        let said = raw.and_then(|raw| raw.body().bytes()).unwrap_or_default();
+        let of_tls = || String::from_utf8_lossy(said).contains("HTTPS");
         Self {
-            status: raw.map_or(0, |raw| raw.status().as_u16()),
-            code: text(meta.and_then(|meta| meta.code())),
+            wants_tls: status == 400 && code.is_empty() && of_tls(),
+            status,
+            code,
             message: text(meta.and_then(|meta| meta.message())),
             region: region.map(str::to_string),
         }
@@ -114,6 +123,7 @@ impl Answer {
         }
         match self.status {
             301 | 302 | 307 | 308 => Cause::Config,
+            400 if self.wants_tls => Cause::Config,
             401 => Cause::Unauthenticated,
             403 => Cause::Denied,
             404 => Cause::Missing,
@@ -134,6 +144,9 @@ impl Answer {
             (Cause::Denied, _) => format!("{permission} denied on bucket {bucket} ({shown})"),
             (Cause::Config, Some(region)) => {
                 format!("bucket {bucket} is in region {region}; set s3.region to it ({shown})")
+            }
+            (Cause::Config, None) if self.wants_tls => {
+                format!("this is a port of TLS: write https:// in s3.endpoint ({shown})")
             }
             (Cause::Gone, _) => format!("there is no bucket {bucket} ({shown})"),
             (Cause::Missing, _) => "it is not there".to_string(),
@@ -240,13 +253,22 @@ fn of_chain(error: &(dyn Error + 'static)) -> (Cause, String) {
     if let Some(tls) = chain().find_map(|e| e.downcast_ref::<rustls::Error>()) {
         return of_tls(tls);
     }
-    let cause = match chain().any(|e| e.is::<std::io::Error>() || e.is::<hyper::Error>()) {
+    if let Some(unshaken) = chain().find(|e| e.is::<Unshaken>()) {
+        return (Cause::Unreachable, unshaken.to_string());
+    }
+    let broke = chain().any(|e| e.is::<hyper::Error>());
+    let cause = match broke || chain().any(|e| e.is::<std::io::Error>()) {
         true => Cause::Unreachable,
         // An error of the SDK that can only be told by its words: who gives credentials did not answer.
         false if chain().any(|e| e.to_string().contains("timed out")) => Cause::Timeout,
         false => Cause::Config,
     };
-    (cause, texts(error))
+    let mut unanswered = chain().filter_map(|e| e.downcast_ref::<Unanswered>());
+    let hint = match broke && unanswered.any(|e| e.never) {
+        true => "; is this a port of TLS (https://)?",
+        false => "",
+    };
+    (cause, texts(error) + hint)
 }
 
 /// Why there are no credentials: those that there may be in a moment are worth another try.
@@ -260,16 +282,25 @@ fn of_credentials(error: &CredentialsError) -> Cause {
     }
 }
 
-/// A certificate that is not trusted stays so, and so do versions that have nothing in common; any other handshake that broke may be one
-/// of a server that restarts.
+/// A certificate that is not trusted stays so, and so do versions that have nothing in common and a port that speaks something else; any
+/// other handshake that broke may be one of a server that restarts.
 fn of_tls(error: &rustls::Error) -> (Cause, String) {
-    use rustls::Error as Tls;
+    use rustls::{CertificateError, Error as Tls, InvalidMessage};
     match error {
+        Tls::InvalidCertificate(
+            CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
+        ) => (
+            Cause::Config,
+            format!("TLS: {error}; s3.endpoint names another host than the certificate"),
+        ),
         Tls::InvalidCertificate(_) | Tls::NoCertificatesPresented | Tls::UnsupportedNameType => (
             Cause::Config,
             format!("TLS: {error}; s3.ca names the authorities to trust"),
         ),
         Tls::PeerIncompatible(_) => (Cause::Config, format!("TLS: {error}")),
+        Tls::InvalidMessage(InvalidMessage::InvalidContentType) => {
+            (Cause::Config, format!("TLS: {error}; {PLAIN}"))
+        }
         _ => (Cause::Unreachable, format!("TLS: {error}")),
     }
 }
@@ -329,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn a_certificate_is_not_trusted_later_and_a_handshake_that_broke_may_work() {
+    fn neither_a_certificate_nor_a_port_without_tls_gets_better_and_a_handshake_that_broke_may() {
         for (error, cause) in [
             (
                 rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer),
@@ -345,6 +376,10 @@ mod tests {
             ),
             (
                 rustls::Error::InvalidMessage(InvalidMessage::InvalidContentType),
+                Cause::Config,
+            ),
+            (
+                rustls::Error::InvalidMessage(InvalidMessage::MessageTooLarge),
                 Cause::Unreachable,
             ),
             (rustls::Error::HandshakeNotComplete, Cause::Unreachable),

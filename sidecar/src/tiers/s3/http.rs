@@ -2,6 +2,7 @@
 //! again but what was never sent, and knows nothing of S3.
 
 use super::clock::Clock;
+use super::connect::{Connector, Failed};
 use super::connections::Connections;
 use super::direct::Way;
 use crate::tiers::{Cause, Kind, TierError};
@@ -12,8 +13,9 @@ use aws_sdk_s3::primitives::SdkBody;
 use aws_smithy_runtime_api::client::http::{
     HttpConnector, HttpConnectorFuture, HttpConnectorSettings, SharedHttpConnector,
 };
+use hyper::http::uri::Scheme;
 use hyper::{Request, Response};
-use hyper_rustls::{ConfigBuilderExt, HttpsConnector, HttpsConnectorBuilder};
+use hyper_rustls::ConfigBuilderExt;
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector as Tcp;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
@@ -22,13 +24,13 @@ use rustls::RootCertStore;
 use rustls::crypto::aws_lc_rs;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
-use std::error::Error;
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
-/// A connection that is not made by then is given up.
+/// A connection that is not made by then is given up, and so is a handshake over it.
 const CONNECT: Duration = Duration::from_secs(3);
 /// Idle connections are closed after this: before load balancers forget them without a word.
 const IDLE: Duration = Duration::from_secs(20);
@@ -57,6 +59,8 @@ pub enum Roots<'a> {
 pub struct Http {
     transport: Transport,
     clock: Arc<Clock>,
+    /// Did a server ever answer?
+    answered: Arc<AtomicBool>,
 }
 
 /// How requests get to a server.
@@ -65,7 +69,7 @@ enum Transport {
     /// Each on a connection of HTTP/1.1 of its own.
     Own(Connections),
     /// On connections of HTTP/2 that they share, where the server speaks it.
-    Shared(Box<Client<HttpsConnector<Tcp>, SdkBody>>),
+    Shared(Box<Client<Connector, SdkBody>>),
 }
 
 /// An answer that HTTP does not allow.
@@ -76,9 +80,11 @@ pub struct Malformed(&'static str);
 /// Which server gave no answer; names are looked up and connections made below, where no error says whose.
 #[derive(Debug, thiserror::Error)]
 #[error("no answer from {server}")]
-struct Unanswered {
+pub struct Unanswered {
     server: String,
-    source: Box<dyn Error + Send + Sync>,
+    /// It was spoken to without TLS, and no server ever answered.
+    pub never: bool,
+    source: Failed,
 }
 
 impl Http {
@@ -110,24 +116,27 @@ impl Http {
                 ))
             })?,
         };
-        let builder = HttpsConnectorBuilder::new()
-            .with_tls_config(tls.with_no_client_auth())
-            .https_or_http();
+        let mut tls = tls.with_no_client_auth();
         let transport = match version {
             HttpVersion::Auto | HttpVersion::Http1 => {
-                let connector = builder.enable_http1().wrap_connector(tcp);
+                let connector = Connector::new(tcp, tls, CONNECT);
                 Transport::Own(Connections::new(connector, READ_BYTES, idle, IDLE))
             }
             HttpVersion::Http2 => {
-                let connector = builder.enable_all_versions().wrap_connector(tcp);
+                tls.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+                let connector = Connector::new(tcp, tls, CONNECT);
                 Transport::Shared(Box::new(shared(connector, idle)))
             }
         };
-        Ok(Self { transport, clock })
+        Ok(Self {
+            transport,
+            clock,
+            answered: Arc::default(),
+        })
     }
 }
 
-fn shared(connector: HttpsConnector<Tcp>, idle: usize) -> Client<HttpsConnector<Tcp>, SdkBody> {
+fn shared(connector: Connector, idle: usize) -> Client<Connector, SdkBody> {
     Client::builder(TokioExecutor::new())
         .pool_timer(TokioTimer::new())
         .timer(TokioTimer::new())
@@ -174,7 +183,7 @@ impl fmt::Debug for Http {
 async fn own(
     connections: &Connections,
     request: Request<SdkBody>,
-) -> Result<Response<SdkBody>, Box<dyn Error + Send + Sync>> {
+) -> Result<Response<SdkBody>, Failed> {
     let way = request.extensions().get::<Way>().cloned();
     let answer = connections.request(request).await?;
     let answer = match way {
@@ -191,7 +200,9 @@ impl HttpConnector for Http {
             Err(e) => return HttpConnectorFuture::ready(Err(ConnectorError::user(e.into()))),
         };
         let (transport, clock) = (self.transport.clone(), self.clock.clone());
+        let answered = self.answered.clone();
         let server = request.uri().authority().cloned();
+        let plain = request.uri().scheme() == Some(&Scheme::HTTP);
         HttpConnectorFuture::new(async move {
             let answer = match transport {
                 Transport::Own(connections) => own(&connections, request).await,
@@ -203,8 +214,15 @@ impl HttpConnector for Http {
             };
             let answer = answer.map_err(|source| {
                 let server = server.map_or_else(String::new, |server| server.to_string());
-                ConnectorError::io(Unanswered { server, source }.into())
+                let never = plain && !answered.load(Relaxed);
+                let unanswered = Unanswered {
+                    server,
+                    never,
+                    source,
+                };
+                ConnectorError::io(unanswered.into())
             })?;
+            answered.store(true, Relaxed);
             let header = |name| answer.headers().get(name).and_then(|v| v.to_str().ok());
             if let Some(date) = header("date") {
                 clock.heard(date);

@@ -174,7 +174,7 @@ impl Requests {
                 status: 403,
                 code: refused.code().unwrap_or_default().to_string(),
                 message: refused.message().unwrap_or_default().to_string(),
-                region: None,
+                ..Answer::default()
             };
             let asked = self.asked("s3:DeleteObject", Some(key));
             (key.to_string(), answer.failed(asked))

@@ -9,6 +9,7 @@ mod bound;
 mod census;
 mod client;
 mod clock;
+mod connect;
 mod connections;
 mod credentials;
 mod direct;

@@ -12,7 +12,7 @@ use std::error::Error;
 use std::time::Duration;
 
 /// A connection that brings nothing for this long is given up. The layers give up sooner; this bounds what runs without them.
-const STALL: Duration = Duration::from_secs(30);
+pub const STALL: Duration = Duration::from_secs(30);
 
 /// Why an answer broke off.
 type Broken = Box<dyn Error + Send + Sync>;
@@ -182,8 +182,7 @@ impl Stream<'_> {
     }
 
     fn stalled(&self) -> TierError {
-        let detail = format!("nothing came for {} s", STALL.as_secs());
-        found(self.asked, Cause::Timeout, detail)
+        stalled(self.asked)
     }
 
     /// Gives bytes back that came last: they come again.
@@ -209,6 +208,12 @@ impl Stream<'_> {
         }
         Ok(())
     }
+}
+
+/// Nothing came for [`STALL`].
+pub fn stalled(asked: Asked<'_>) -> TierError {
+    let detail = format!("nothing came for {} s", STALL.as_secs());
+    found(asked, Cause::Timeout, detail)
 }
 
 /// First byte and bytes of the whole, of `bytes 0-99/1234`.

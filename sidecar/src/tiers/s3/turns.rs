@@ -4,9 +4,11 @@
 use super::census::Sum;
 use super::fault::{Answer, failed, found};
 use super::request::Requests;
+use super::stream::{STALL, stalled};
 use crate::tiers::{Cause, TierError};
 use aws_sdk_s3::primitives::ByteStream;
 use std::time::Duration;
+use tokio::time::timeout;
 
 /// The object's name behind the prefix.
 pub const COUNTED: &str = ".kvcachepool-counted";
@@ -133,7 +135,8 @@ impl Requests {
             .is_some_and(|n| n <= TEXT_BYTES as i64);
         let sum = match short {
             true => {
-                let read = answer.body.collect().await;
+                let read = timeout(STALL, answer.body.collect()).await;
+                let read = read.map_err(|_| stalled(asked))?;
                 let read = read.map_err(|e| found(asked, Cause::Unreachable, e.to_string()))?;
                 read_text(&read.into_bytes())
             }

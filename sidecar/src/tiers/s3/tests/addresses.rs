@@ -132,6 +132,7 @@ async fn the_buckets_name_stands_where_the_server_wants_it() {
             at("https://cwobject.com"),
             "https://kv-bucket.cwobject.com/",
         ),
+        (at("http://cwlota.com"), "http://kv-bucket.cwlota.com/"),
         (
             style(AddressingStyle::Path, "https://cwobject.com"),
             "https://cwobject.com/kv-bucket/",

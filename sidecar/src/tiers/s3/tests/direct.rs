@@ -3,6 +3,7 @@
 use super::errors::stored;
 use super::faulty::{Asked, Faulty, Reply, range, whole};
 use super::requests;
+use crate::skipped::skipped;
 use crate::tiers::refused::{Of, Threads, refuse};
 use crate::tiers::s3::Parts;
 use crate::tiers::s3::http::{Http, Roots};
@@ -156,6 +157,23 @@ async fn a_connection_is_used_again_when_all_of_an_answer_came() {
     assert_eq!(server.connections(), 1);
 }
 
+#[tokio::test]
+async fn no_whole_object_is_read_for_its_head_where_a_server_knows_no_ranges() {
+    let mut object = Sample::new(1, 0, &[9]).object;
+    object.sections[0].stored_bytes = 64 << 20;
+    object.sections[0].raw_bytes = 64 << 20;
+    let (bytes, head) = (object.total_bytes(), object.encode().unwrap());
+    let server = Faulty::start(move |_| {
+        let answer = format!("HTTP/1.1 200 Answer\r\ncontent-length: {bytes}\r\n\r\n");
+        // The rest never comes.
+        Reply::Raw([answer.as_bytes(), &head].concat(), false)
+    })
+    .await;
+    let requests = server.requests().await;
+    let head = tokio::time::timeout(SOON, requests.head(&object.name())).await;
+    assert_eq!(head.expect("it waits for no more"), Ok(object));
+}
+
 /// Long enough for anything but a socket that never wakes us.
 const SOON: Duration = Duration::from_secs(10);
 
@@ -225,8 +243,7 @@ fn a_kernel_that_knows_no_bound_to_wake_for_costs_no_get() {
         let option = Of::This(libc::SO_RCVLOWAT as u32);
         let call = libc::SYS_setsockopt;
         if !refuse(Threads::This, call, 2, option, libc::ENOPROTOOPT) {
-            eprintln!("skipped: needs filters of system calls");
-            return;
+            return skipped("needs filters of system calls");
         }
         let runtime = Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {

@@ -4,10 +4,11 @@ use super::Server;
 use super::bucket::{files, open};
 use super::errors::stored;
 use super::faulty::{Asked, Faulty, Reply};
+use crate::tiers::redis::tests::rig;
 use crate::tiers::s3::turns::COUNTED;
 use crate::tiers::s3::{Options, S3, Writes};
 use crate::tiers::suite::{Memory, Sample};
-use crate::tiers::{Cause, Tier, configured};
+use crate::tiers::{Cause, Kind, Tier, configured};
 use kvcachepool_protocol::config::{self, Config, WritePolicy};
 use std::time::Duration;
 
@@ -56,6 +57,36 @@ async fn who_writes_nothing_reads_from_a_server_that_only_lets_read() {
     assert!(error.detail.starts_with("s3:PutObject denied"), "{error}");
     openings[0].change(&writes, &reads).unwrap();
     openings[0].open().await.unwrap();
+}
+
+#[tokio::test]
+async fn who_writes_nothing_leaves_no_mark_in_redis_until_the_policy_is_another_one() {
+    let (server, redis) = (Server::start(), rig::Server::start(&[]));
+    let (memory, samples) = (
+        Memory::new(1 << 20),
+        [0, 1].map(|n| Sample::new(1, n, &[9_000])),
+    );
+    let writer = open(&server.config()).await;
+    for sample in &samples {
+        writer.put(sample.put(&memory)).await.unwrap();
+    }
+    let [reads, writes] = [WritePolicy::None, WritePolicy::WriteThrough].map(|policy| Config {
+        redis: config::Redis {
+            urls: vec![redis.unix()],
+            ..config::Redis::default()
+        },
+        ..config(server.config(), policy)
+    });
+    let openings = configured(&reads);
+    let bucket = openings.iter().find(|o| o.kind == Kind::S3).unwrap();
+    let tier = bucket.open().await.unwrap();
+    tier.get(samples[0].get_all(&memory)).await.unwrap();
+    bucket.change(&reads, &writes).unwrap();
+    tier.get(samples[1].get_all(&memory)).await.unwrap();
+    rig::until("a mark", async || redis.say(&["DBSIZE"]) != "0").await;
+    let marks = redis.say(&["KEYS", "*"]);
+    let marked = samples.map(|sample| marks.contains(&sample.name().redis()));
+    assert_eq!(marked, [false, true], "{marks}");
 }
 
 #[tokio::test]

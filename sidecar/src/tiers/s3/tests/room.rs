@@ -2,16 +2,20 @@
 
 use super::Server;
 use super::bucket::open;
+use super::errors::stored;
+use super::faulty::{Asked, Faulty, Reply, until, whole};
+use super::store::Store;
 use crate::tiers::Tier;
 use crate::tiers::directory::{Directory, Marks as _};
 use crate::tiers::redis::Marks;
 use crate::tiers::redis::tests::rig;
-use crate::tiers::s3::{Options, S3, census};
+use crate::tiers::s3::{Options, S3, Writes, census};
 use crate::tiers::suite::{Memory, Sample};
 use kvcachepool_protocol::config;
 use kvcachepool_protocol::object::ObjectName;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::Barrier;
 
 /// A tier that lists at every chance.
 async fn watchful(config: &config::S3) -> S3 {
@@ -90,6 +94,50 @@ async fn over_its_capacity_the_oldest_objects_go_and_not_what_is_read_here() {
 }
 
 #[tokio::test]
+async fn what_a_get_reads_stays_while_all_else_goes_and_goes_when_it_was_read() {
+    let (sample, bytes) = stored();
+    let key = sample.name().s3("");
+    let (store, between) = (Arc::<Store>::default(), Arc::new(Barrier::new(2)));
+    let (holds, pause, slow) = (store.clone(), between.clone(), key.clone());
+    let server = Faulty::start(move |asked| match asked.method.as_str() {
+        "GET" if asked.target.contains(&slow) => {
+            let mut first = whole(asked, &bytes, "x-any: 1", b"");
+            let rest = first.split_off(first.len() / 2);
+            Reply::Twice(first, pause.clone(), rest)
+        }
+        _ => holds.answer(asked),
+    })
+    .await;
+    let config = config::S3 {
+        capacity: config::ByteSize(1),
+        ..server.config()
+    };
+    let options = Options {
+        census: None,
+        ..Options::default()
+    };
+    let tier = Arc::new(S3::open(&config, options).await.unwrap());
+    let memory = Memory::new(1 << 20);
+    let others = (1..4).map(|n| Sample::new(1, n, &[9_000]));
+    for sample in others.chain([sample.clone()]) {
+        tier.put(sample.put(&memory)).await.unwrap();
+    }
+    let get = sample.get_all(&memory);
+    let (reads, wanted) = (tier.clone(), get.clone());
+    let got = tokio::spawn(async move { reads.get(wanted).await });
+    let reads_it = |a: &Asked| a.method == "GET" && a.target.contains(&key);
+    until("the get", || server.asked().iter().any(reads_it)).await;
+    tier.live.pass().await.unwrap();
+    assert_eq!(store.objects(), [key.as_str()]);
+    between.wait().await;
+    between.wait().await;
+    assert_eq!(got.await.unwrap(), Ok(sample.object.clone()));
+    assert!(sample.lies_in(&get.places));
+    tier.live.pass().await.unwrap();
+    assert_eq!(store.objects(), Vec::<String>::new());
+}
+
+#[tokio::test]
 async fn what_goes_to_make_room_is_no_more_marked_and_what_stays_is() {
     let (server, redis) = (Server::start(), rig::Server::start(&[]));
     let config = config::S3 {
@@ -103,7 +151,7 @@ async fn what_goes_to_make_room_is_no_more_marked_and_what_stays_is() {
         ..Options::default()
     };
     let bucket = Arc::new(S3::open(&config, options).await.unwrap());
-    let tier = Directory::new(bucket.clone(), marks.clone());
+    let tier = Directory::new(bucket.clone(), marks.clone(), Writes::default());
     let samples: Vec<_> = (0..4).map(|n| Sample::new(1, n, &[100_000])).collect();
     let names: Vec<_> = samples.iter().map(Sample::name).collect();
     let memory = Memory::new(16 << 20);

@@ -1,10 +1,11 @@
 //! Servers that take a connection and then nothing more: what an operation does with its slot, and what becomes of the connection.
 
-use super::faulty::until;
+use super::faulty::{Faulty, Reply, until};
 use super::tls::{Files, acceptor};
 use super::{parts, requests, uploads};
 use crate::tiers::suite::{Memory, Sample};
 use crate::tiers::{Cause, Put};
+use futures::FutureExt;
 use kvcachepool_protocol::config::{self, HttpVersion};
 use std::sync::Arc;
 use std::time::Duration;
@@ -135,4 +136,29 @@ async fn what_is_still_sent_when_nobody_waits_for_it_ends_its_connection_by_itse
         lines.count()
     };
     until("the connection's end", || open() == 0).await;
+}
+
+#[tokio::test]
+async fn a_count_that_never_comes_is_given_up_and_holds_up_no_other_request() {
+    let server = Faulty::start(|_| {
+        let head = "HTTP/1.1 200 Answer\r\ndate: Sun, 06 Nov 1994 08:49:37 GMT\r\ncontent-length: 40\r\n\r\n";
+        Reply::Raw(head.into(), false)
+    })
+    .await;
+    let config = config::S3 {
+        max_concurrency: 1,
+        ..server.config()
+    };
+    let requests = requests(&config).await;
+    let counted = requests.counted_lately(Duration::from_secs(3_600));
+    let counted = tokio::time::timeout(Duration::from_secs(600), counted);
+    let stalls = async {
+        until("the head", || requests.clock.unix_s().is_some()).await;
+        // From now on nothing but time passes.
+        tokio::time::pause();
+    };
+    let (counted, ()) = tokio::join!(counted, stalls);
+    let error = counted.expect("it ended").unwrap_err();
+    assert_eq!(error.cause, Cause::Timeout, "{error}");
+    assert!(requests.bound.question().now_or_never().is_some());
 }
