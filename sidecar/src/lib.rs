@@ -14,6 +14,8 @@ pub mod sessions;
 pub mod shm;
 #[cfg(any(test, feature = "simulation"))]
 pub mod sim;
+#[cfg(test)]
+mod skipped;
 pub mod supervisor;
 pub mod tiers;
 pub mod verify;

@@ -1,6 +1,7 @@
 //! A memory limit of a test's own, where this machine lets us set one.
 
 use crate::harness::wait_for;
+use crate::skipped::skipped;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -28,7 +29,7 @@ impl Cgroup {
                 return Some(this);
             }
         }
-        eprintln!("skipped: no cgroup with a memory limit can be made here");
+        skipped("no cgroup with a memory limit can be made here");
         None
     }
 

@@ -229,6 +229,22 @@ impl Sidecar {
         })
     }
 
+    /// The same, once the tier is off by this reason, which metric and log name, too.
+    pub fn wait_off(&self, name: &str, reason: &str) -> serde_json::Value {
+        let tier = wait_for(&format!("tier {name} to be off by {reason}"), || {
+            let tier = self.tier(name);
+            (tier["state"] == "off" && tier["reason"] == reason).then_some(tier)
+        });
+        self.wait_metric(
+            &format!("tier_down{{reason=\"{reason}\",tier=\"{name}\"}}"),
+            1.0,
+        );
+        let (log, named) = (self.log(), format!("tier=\"{name}\" reason=\"{reason}\""));
+        let warns = |line: &str| line.contains("WARN") && line.contains(&named);
+        assert!(log.lines().any(warns), "{log}");
+        tier
+    }
+
     pub fn metrics(&self) -> BTreeMap<String, f64> {
         let (_, body) = self.get("/metrics", None);
         body.lines()

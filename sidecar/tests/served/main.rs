@@ -24,6 +24,8 @@ mod s3_faults;
 mod s3_identity;
 #[path = "../../src/tiers/s3/tests/server.rs"]
 mod s3_server;
+#[path = "../../src/skipped.rs"]
+mod skipped;
 #[path = "../../src/tiers/s3/tests/store.rs"]
 mod store;
 mod supervision;

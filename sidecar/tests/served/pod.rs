@@ -2,6 +2,7 @@
 
 use crate::child::Process;
 use crate::harness::{Sidecar, binary, signal_to, wait_for};
+use crate::skipped::skipped;
 use crate::vllm::{Vllm, hashes};
 use rustix::process::Signal;
 use std::os::unix::fs::PermissionsExt;
@@ -85,7 +86,7 @@ fn init_waits_no_longer_than_told_and_says_what_is_missing_where_kubernetes_show
 pub fn in_namespace(script: &str) -> Option<Output> {
     let ours = Command::new("unshare").args(["--mount", "true"]).status();
     if !ours.is_ok_and(|status| status.success()) {
-        eprintln!("skipped: needs mount namespaces");
+        skipped("needs mount namespaces");
         return None;
     }
     let run = Command::new("unshare")

@@ -1,8 +1,13 @@
 //! The Redis tier, as a vLLM sees it: warm beside another sidecar's servers, and nothing but misses when they are gone.
 
-use crate::harness::{Sidecar, free_port, wait_for};
+use crate::harness::{Sidecar, free_port, signal_to, wait_for};
+use crate::tiers::{
+    DISK, FAR, ON_DISK, disk_serves_beside_misses, flushed_after_the_last_vllm,
+    flushed_before_the_end, wait_far, writing_back,
+};
 use crate::vllm::{Vllm, hashes};
 use kvcachepool_protocol::message::{CHUNK_READY, ProbeReply};
+use rustix::process::Signal;
 use std::io::{BufRead, BufReader, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
@@ -98,6 +103,10 @@ impl Redis {
         self.ask("DBSIZE").trim_start_matches(':').parse().unwrap()
     }
 
+    fn signal(&self, signal: Signal) {
+        signal_to(self.process.as_ref().unwrap().id(), signal);
+    }
+
     pub fn kill(&mut self) {
         if let Some(mut process) = self.process.take() {
             process.kill().unwrap();
@@ -156,6 +165,57 @@ fn what_was_stored_is_found_in_redis_by_another_sidecar_and_another_vllm() {
     let second = start(&servers);
     let mut vllm = Vllm::attach(&second.socket());
     vllm.finds_below(&hashes(1, 10), 8, REDIS);
+}
+
+#[test]
+fn what_is_written_back_is_in_redis_when_the_last_vllm_ended() {
+    let servers = [Redis::start()];
+    flushed_after_the_last_vllm(&writing_back(&config(&servers), "redis"), "redis");
+    let other = start(&servers);
+    Vllm::attach(&other.socket()).finds_below(&hashes(1, 6), 4, REDIS);
+}
+
+#[test]
+fn a_sidecar_without_a_vllm_that_is_told_to_end_writes_to_redis_first_what_waits() {
+    let servers = [Redis::start()];
+    flushed_before_the_end(writing_back(&config(&servers), "redis"));
+    let other = start(&servers);
+    Vllm::attach(&other.socket()).finds_below(&hashes(1, 6), 4, REDIS);
+}
+
+#[test]
+fn a_server_that_hangs_is_named_while_the_disk_serves_on_and_is_written_to() {
+    let (servers, disk) = ([Redis::start()], TempDir::new().unwrap());
+    stored(&start(&servers), FAR, 4);
+    let folder = disk.path().display();
+    let config = config(&servers) + &format!("disk: {{path: {folder}, size: 256Mi}}\n");
+    let written = "tier_write_chunks_total{result=\"stored\",tier=\"disk\"}";
+    let given_up = "tier_operations_total{operation=\"put\",result=\"Timeout\",tier=\"redis\"}";
+    let more = ON_DISK.end() + 1;
+    {
+        let sidecar = start_by(&config);
+        sidecar.wait_tier("disk", "ready");
+        let mut vllm = Vllm::attach(&sidecar.socket());
+        for prompt in ON_DISK.chain([more]) {
+            vllm.store("r", &hashes(prompt, 2));
+        }
+        sidecar.wait_metric(written, 2.0 * more as f64);
+    }
+    let sidecar = start_by(&config);
+    sidecar.wait_tier("disk", "ready");
+    servers[0].signal(Signal::STOP);
+    // A PROBE waits for `cache.loadTimeout` at most: what comes later is no hit.
+    disk_serves_beside_misses(&sidecar, |vllm| {
+        vllm.store("new", &hashes(more + 1, 8));
+        sidecar.wait_metric(written, 8.0);
+        // None of them was given up for Redis by now.
+        assert_eq!(sidecar.metric(given_up), 0.0);
+        // Redis is asked for how it goes on.
+        vllm.finds_below(&hashes(more, 3), 2, DISK);
+        sidecar.wait_off("redis", "Timeout");
+    });
+    servers[0].signal(Signal::CONT);
+    wait_far(&sidecar, "redis");
 }
 
 #[test]
@@ -336,10 +396,7 @@ fn settings_that_cannot_be_right_are_named_and_memory_serves_on() {
     ] {
         let sidecar = Sidecar::start(&format!("memory: {{size: 64Mi}}\nredis: {redis}\n"));
         sidecar.wait_populated();
-        let tier = wait_for("the reason", || {
-            let tier = sidecar.wait_tier("redis", "off");
-            tier["reason"].as_str()?.contains(reason).then_some(tier)
-        });
+        let tier = sidecar.wait_off("redis", reason);
         assert!(!tier.to_string().contains("secret"), "{tier}");
         assert!(!sidecar.log().contains("secret"));
         let mut vllm = Vllm::attach(&sidecar.socket());
@@ -372,15 +429,8 @@ fn a_server_that_lets_nobody_in_is_named_in_status_metric_and_log() {
     ] {
         let sidecar = Sidecar::start(&format!("memory: {{size: 64Mi}}\nredis: {redis}\n"));
         sidecar.wait_populated();
-        let tier = sidecar.wait_tier("redis", "off");
-        assert_eq!(tier["reason"], reason, "{tier}");
-        sidecar.wait_metric(
-            &format!("tier_down{{reason=\"{reason}\",tier=\"redis\"}}"),
-            1.0,
-        );
+        let tier = sidecar.wait_off("redis", reason);
         let log = sidecar.log();
-        let said = |line: &str| line.contains("WARN") && line.contains(reason);
-        assert!(log.lines().any(said), "{log}");
         assert!(!log.contains("hunter-2") && !tier.to_string().contains("hunter-2"));
         let mut vllm = Vllm::attach(&sidecar.socket());
         vllm.store("r", &hashes(2, 2));

@@ -2,6 +2,7 @@
 
 use crate::harness::{Sidecar, wait_for};
 use crate::s3_server::{ID, SECRET, Server};
+use crate::tiers::{flushed_after_the_last_vllm, flushed_before_the_end, writing_back};
 use crate::vllm::{CHUNK_BYTES, Vllm, hashes};
 use std::process::{Command, Output};
 
@@ -42,10 +43,29 @@ fn what_was_stored_is_found_in_the_bucket_by_another_sidecar_and_another_vllm() 
             (used >= Some(4 * CHUNK_BYTES)).then_some(())
         });
     }
-    let sidecar = start(&server);
+    found_by_another(&server);
+}
+
+/// Another sidecar and another vLLM find four chunks of prompt 1 in the bucket.
+fn found_by_another(server: &Server) {
+    let sidecar = start(server);
     sidecar.wait_tier("s3", "ready");
     let mut vllm = Vllm::attach(&sidecar.socket());
     vllm.finds_below(&hashes(1, 6), 4, S3);
+}
+
+#[test]
+fn what_is_written_back_is_in_the_bucket_when_the_last_vllm_ended() {
+    let server = Server::start();
+    flushed_after_the_last_vllm(&writing_back(&with_bucket(&server), "s3"), "s3");
+    found_by_another(&server);
+}
+
+#[test]
+fn a_sidecar_without_a_vllm_that_is_told_to_end_writes_to_the_bucket_first_what_waits() {
+    let server = Server::start();
+    flushed_before_the_end(writing_back(&with_bucket(&server), "s3"));
+    found_by_another(&server);
 }
 
 #[test]

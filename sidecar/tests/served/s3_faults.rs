@@ -4,14 +4,15 @@
 use crate::faulty::{Asked, Faulty, Reply};
 use crate::harness::{Sidecar, wait_for};
 use crate::s3::S3;
+use crate::s3_server::Server;
 use crate::store::Store;
-use crate::tiers::{DISK, clear};
+use crate::tiers::{FAR, ON_DISK, clear, disk_serves_beside_misses, wait_far};
 use crate::vllm::{Vllm, hashes};
+use kvcachepool_protocol::config;
 use kvcachepool_protocol::message::CHUNK_READY;
 use parking_lot::Mutex;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
@@ -96,20 +97,6 @@ fn with_disk(folder: &Path) -> String {
     format!("disk: {{path: {}, size: 256Mi}}\n", folder.display())
 }
 
-/// Ends a loop, also where a test fails before.
-struct End<'a>(&'a AtomicBool);
-
-impl Drop for End<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Relaxed);
-    }
-}
-
-/// Prompts that the disk has, two chunks each.
-const ON_DISK: std::ops::RangeInclusive<u64> = 1..=12;
-/// A prompt that the bucket alone has.
-const FAR: u64 = 100;
-
 /// While somebody asks for what the bucket alone has, and is told of misses, another one loads prompt after prompt from the disk; then
 /// `named` says whether the bucket's failure has its name. Afterwards the bucket is right again, and is used.
 fn disk_serves_on(wrong: Wrong, named: impl Fn(&Sidecar) -> bool) {
@@ -119,40 +106,11 @@ fn disk_serves_on(wrong: Wrong, named: impl Fn(&Sidecar) -> bool) {
     let sidecar = bucket.sidecar(&with_disk(disk.path()));
     sidecar.wait_tier("disk", "ready");
     bucket.goes(wrong);
-    let (ended, misses) = (AtomicBool::new(false), AtomicU64::new(0));
-    std::thread::scope(|scope| {
-        let end = End(&ended);
-        scope.spawn(|| {
-            let mut vllm = Vllm::attach(&sidecar.socket());
-            while !ended.load(Relaxed) {
-                let (_, reply) = vllm.probe_below("far", &hashes(FAR, 4));
-                let states = &reply.states;
-                assert!(!states.contains(&CHUNK_READY), "{states:?}");
-                vllm.release("far");
-                misses.fetch_add(1, Relaxed);
-            }
-        });
-        let mut vllm = Vllm::attach(&sidecar.socket());
-        wait_for("the first miss", || {
-            (misses.load(Relaxed) > 0).then_some(())
-        });
-        for prompt in ON_DISK {
-            vllm.finds_below(&hashes(prompt, 2), 2, DISK);
-            vllm.release("warm");
-        }
+    disk_serves_beside_misses(&sidecar, |_| {
         wait_for("the name of the failure", || named(&sidecar).then_some(()));
-        drop(end);
     });
-    assert_eq!(sidecar.tier("disk")["state"], "ready");
     bucket.goes(right);
-    let mut vllm = Vllm::attach(&sidecar.socket());
-    wait_for("the bucket to be used again", || {
-        let (_, reply) = vllm.probe_below("again", &hashes(FAR, 4));
-        vllm.release("again");
-        let ready = reply.states.iter().all(|s| *s == CHUNK_READY);
-        ready.then_some(())
-    });
-    sidecar.wait_tier("s3", "ready");
+    wait_far(&sidecar, "s3");
 }
 
 /// Is the tier off by this reason, in status, metrics and log?
@@ -280,6 +238,56 @@ fn a_bucket_that_cannot_be_opened_is_named_and_memory_serves_on() {
     for (sidecar, _bucket, reason, message) in &opened {
         sidecar.wait_populated();
         wait_for(reason, || is_off(sidecar, reason, message).then_some(()));
+        let mut vllm = Vllm::attach(&sidecar.socket());
+        vllm.store("r", &hashes(1, 2));
+        vllm.check("r", &hashes(1, 2));
+    }
+}
+
+#[test]
+fn a_certificate_that_nobody_vouches_for_and_tls_on_one_side_alone_are_named_and_memory_serves_on()
+{
+    let (folder, plain) = (TempDir::new().unwrap(), Bucket::start());
+    let file = |name: &str, text: String| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.display().to_string()
+    };
+    let [own, other] = [(); 2].map(|()| {
+        let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]);
+        made.unwrap()
+    });
+    let certificate = file("tls.crt", own.cert.pem());
+    let key = file("tls.key", own.signing_key.serialize_pem());
+    let of_tls = Server::start_with(&["--cert", &certificate, "--key", &key]);
+    let ca = format!(", ca: {}", file("ca.crt", other.cert.pem()));
+    let by_tls = |config: config::S3| (config.endpoint.replace("http", "https"), ca.as_str());
+    let opened = [
+        (
+            by_tls(of_tls.config()),
+            "Config",
+            "s3.ca names the authorities to trust",
+        ),
+        (
+            (of_tls.config().endpoint, ""),
+            "Unreachable",
+            "is this a port of TLS (https://)?",
+        ),
+        (
+            by_tls(plain.server.config()),
+            "Unreachable",
+            "is this a port without TLS (http://)?",
+        ),
+    ]
+    .map(|((endpoint, more), reason, message)| {
+        let auth = of_tls.auth().display().to_string();
+        let s3 = format!("{{bucket: kv-bucket, endpoint: \"{endpoint}\", auth: {auth}{more}}}");
+        let sidecar = Sidecar::start(&format!("memory: {{size: 64Mi}}\ns3: {s3}\n"));
+        (sidecar, reason, message)
+    });
+    for (sidecar, reason, message) in &opened {
+        sidecar.wait_populated();
+        wait_for(message, || is_off(sidecar, reason, message).then_some(()));
         let mut vllm = Vllm::attach(&sidecar.socket());
         vllm.store("r", &hashes(1, 2));
         vllm.check("r", &hashes(1, 2));

@@ -9,6 +9,7 @@ use kvcachepool_protocol::frame::Op;
 use kvcachepool_protocol::message::{Admin, CHUNK_READY, HelloReply, Role};
 use rustix::process::Signal;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use tempfile::TempDir;
 
 /// Number of the disk tier in answers to PROBE.
@@ -64,19 +65,38 @@ fn what_was_stored_is_found_on_disk_by_another_sidecar_and_another_vllm() {
     vllm.finds_below(&hashes(1, 6), 4, DISK);
 }
 
-/// One whose disk is written to late: a sixteenth of its memory may wait.
-fn writing_back(folder: &Path) -> Sidecar {
-    let config = with_disk(folder) + "write: {policy: WriteBack}\n";
+/// One whose tier is written to late: a sixteenth of its memory may wait.
+pub fn writing_back(config: &str, tier: &str) -> Sidecar {
+    let config = format!("{config}write: {{policy: WriteBack}}\n");
     let sidecar = Sidecar::start(&config.replace("64Mi", "256Mi"));
     sidecar.wait_populated();
-    sidecar.wait_tier("disk", "ready");
+    sidecar.wait_tier(tier, "ready");
     sidecar
+}
+
+/// Four chunks of prompt 1 wait until the last vLLM ended, and go to the tier then.
+pub fn flushed_after_the_last_vllm(sidecar: &Sidecar, tier: &str) {
+    let mut keeper = Process::start("store", &sidecar.socket());
+    let waiting = format!("tier_waiting_bytes{{tier=\"{tier}\"}}");
+    sidecar.wait_metric(&waiting, (4 * CHUNK_BYTES) as f64);
+    let stored = format!("tier_write_chunks_total{{result=\"stored\",tier=\"{tier}\"}}");
+    assert_eq!(sidecar.metric(&stored), 0.0);
+    keeper.kill();
+    sidecar.wait_metric(&stored, 4.0);
+}
+
+/// Four chunks of prompt 1 wait when the sidecar, which has no vLLM any more, is told to end: it does with nothing lost.
+pub fn flushed_before_the_end(mut sidecar: Sidecar) {
+    Process::start("store", &sidecar.socket()).kill();
+    sidecar.signal(Signal::TERM);
+    assert_eq!(sidecar.wait_exit(), Some(0));
+    assert!(!sidecar.log().contains("lost with the memory"));
 }
 
 #[test]
 fn what_is_written_back_waits_for_a_flush() {
     let disk = TempDir::new().unwrap();
-    let sidecar = writing_back(disk.path());
+    let sidecar = writing_back(&with_disk(disk.path()), "disk");
     let mut vllm = Vllm::attach(&sidecar.socket());
     let wanted = hashes(1, 3);
     vllm.store("r", &wanted);
@@ -100,27 +120,42 @@ fn what_is_written_back_waits_for_a_flush() {
 #[test]
 fn what_is_written_back_goes_out_when_the_last_vllm_ended() {
     let disk = TempDir::new().unwrap();
-    let sidecar = writing_back(disk.path());
-    let mut keeper = Process::start("store", &sidecar.socket());
-    let waiting = "tier_waiting_bytes{tier=\"disk\"}";
-    sidecar.wait_metric(waiting, (4 * CHUNK_BYTES) as f64);
-    keeper.kill();
-    sidecar.wait_metric(
-        "tier_write_chunks_total{result=\"stored\",tier=\"disk\"}",
-        4.0,
-    );
+    flushed_after_the_last_vllm(&writing_back(&with_disk(disk.path()), "disk"), "disk");
 }
 
 #[test]
 fn a_sidecar_without_a_vllm_that_is_told_to_end_writes_first_what_waits() {
     let disk = TempDir::new().unwrap();
-    let mut sidecar = writing_back(disk.path());
-    Process::start("store", &sidecar.socket()).kill();
-    sidecar.signal(Signal::TERM);
-    assert_eq!(sidecar.wait_exit(), Some(0));
+    flushed_before_the_end(writing_back(&with_disk(disk.path()), "disk"));
     let other = start(disk.path());
     other.wait_tier("disk", "ready");
     Vllm::attach(&other.socket()).finds_below(&hashes(1, 4), 4, DISK);
+}
+
+#[test]
+fn what_is_lost_at_the_end_with_a_tier_that_is_down_is_named_by_tier_chunks_and_bytes() {
+    let disk = TempDir::new().unwrap();
+    let folder = disk.path().join("tier");
+    std::fs::create_dir(&folder).unwrap();
+    let mut sidecar = start(&folder);
+    sidecar.wait_tier("disk", "ready");
+    std::fs::rename(&folder, disk.path().join("away")).unwrap();
+    let mut keeper = Process::start("store", &sidecar.socket());
+    sidecar.wait_off("disk", "Gone");
+    keeper.kill();
+    wait_for("word of the vLLM's end", || {
+        let attached = |role| sidecar.metric(&format!("sessions{{role=\"{role}\"}}"));
+        (attached("scheduler") + attached("worker") == 0.0).then_some(())
+    });
+    sidecar.signal(Signal::TERM);
+    assert_eq!(sidecar.wait_exit(), Some(0));
+    let lost = format!(
+        "lost with the memory: not written to the tier tier=\"disk\" chunks=4 bytes={}",
+        4 * CHUNK_BYTES
+    );
+    let log = sidecar.log();
+    let warns = |line: &str| line.contains("WARN") && line.ends_with(&lost);
+    assert!(log.lines().any(warns), "{log}");
 }
 
 #[test]
@@ -156,6 +191,61 @@ fn bytes_that_changed_on_disk_are_a_miss_and_are_asked_for_once() {
     let log = std::fs::read_to_string(sidecar.folder().join("log")).unwrap();
     let told = log.lines().filter(|line| line.contains("Corrupt")).count();
     assert_eq!(told, 1, "{log}");
+}
+
+/// Prompts that the disk has, two chunks each.
+pub const ON_DISK: std::ops::RangeInclusive<u64> = 1..=12;
+/// A prompt that a farther tier alone has, of four chunks.
+pub const FAR: u64 = 100;
+
+/// Ends a loop, also where a test fails before.
+struct End<'a>(&'a AtomicBool);
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+    }
+}
+
+/// While somebody asks for what a farther tier alone has, and is told of misses, another one loads prompt after prompt from the disk, and
+/// does what there is to do beside.
+pub fn disk_serves_beside_misses(sidecar: &Sidecar, beside: impl FnOnce(&mut Vllm)) {
+    let (ended, misses) = (AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        let _end = End(&ended);
+        scope.spawn(|| {
+            let mut vllm = Vllm::attach(&sidecar.socket());
+            while !ended.load(Relaxed) {
+                let (_, reply) = vllm.probe_below("far", &hashes(FAR, 4));
+                let states = &reply.states;
+                assert!(!states.contains(&CHUNK_READY), "{states:?}");
+                vllm.release("far");
+                misses.fetch_add(1, Relaxed);
+            }
+        });
+        let mut vllm = Vllm::attach(&sidecar.socket());
+        wait_for("the first miss", || {
+            (misses.load(Relaxed) > 0).then_some(())
+        });
+        for prompt in ON_DISK {
+            vllm.finds_below(&hashes(prompt, 2), 2, DISK);
+            vllm.release("warm");
+        }
+        beside(&mut vllm);
+    });
+    assert_eq!(sidecar.tier("disk")["state"], "ready");
+}
+
+/// Waits until the farther tier gives what it alone has.
+pub fn wait_far(sidecar: &Sidecar, tier: &str) {
+    let mut vllm = Vllm::attach(&sidecar.socket());
+    wait_for("the tier to be used again", || {
+        let (_, reply) = vllm.probe_below("again", &hashes(FAR, 4));
+        vllm.release("again");
+        let ready = reply.states.iter().all(|s| *s == CHUNK_READY);
+        ready.then_some(())
+    });
+    sidecar.wait_tier(tier, "ready");
 }
 
 /// Clears all; returns how many chunks memory forgot.
@@ -206,11 +296,12 @@ fn a_folder_that_is_taken_away_turns_the_tier_off_until_it_is_back_and_memory_se
     std::fs::rename(&folder, &away).unwrap();
     let mut vllm = Vllm::attach(&sidecar.socket());
     vllm.store("r", &hashes(1, 2));
-    let tier = sidecar.wait_tier("disk", "off");
-    assert!(tier["reason"].as_str().unwrap().contains("Gone"), "{tier}");
+    sidecar.wait_off("disk", "Gone");
     vllm.check("r", &hashes(1, 2));
     std::fs::rename(&away, &folder).unwrap();
     sidecar.wait_tier("disk", "ready");
+    let down = "tier_down{reason=\"Gone\",tier=\"disk\"}";
+    assert_eq!(sidecar.metric(down), 0.0);
 }
 
 #[test]
@@ -221,15 +312,7 @@ fn a_folder_that_another_sidecar_has_or_that_is_not_there_is_named_and_memory_se
     let missing = disk.path().join("not-made");
     for (folder, reason) in [(disk.path(), "InUse"), (missing.as_path(), "Gone")] {
         let second = start(folder);
-        let tier = wait_for("the reason", || {
-            let tier = second.tier("disk");
-            tier["reason"]
-                .as_str()
-                .unwrap()
-                .contains(reason)
-                .then_some(tier)
-        });
-        assert_eq!(tier["state"], "off");
+        second.wait_off("disk", reason);
         let mut vllm = Vllm::attach(&second.socket());
         vllm.store("r", &hashes(2, 2));
         vllm.check("r", &hashes(2, 2));
@@ -253,12 +336,9 @@ fn a_folder_that_is_read_only_is_named_and_memory_serves_on() {
     ));
     sidecar.wait_socket();
     sidecar.wait_populated();
-    let tier = sidecar.wait_tier("disk", "off");
-    assert_eq!(tier["reason"], "ReadOnly", "{tier}");
+    let tier = sidecar.wait_off("disk", "ReadOnly");
     let message = tier["message"].as_str().unwrap();
     assert!(message.contains("mount it writable"), "{message}");
-    sidecar.wait_metric("tier_down{reason=\"ReadOnly\",tier=\"disk\"}", 1.0);
-    assert!(sidecar.log().contains("reason=\"ReadOnly\""));
     let mut vllm = Vllm::attach(&sidecar.socket());
     vllm.store("r", &hashes(1, 2));
     vllm.check("r", &hashes(1, 2));

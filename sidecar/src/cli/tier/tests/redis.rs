@@ -4,6 +4,7 @@ use super::{documents, printed};
 use crate::tiers::Tier;
 use crate::tiers::redis::tests::rig::{Scripted, Server, open};
 use crate::tiers::suite::{Memory, Sample};
+use std::time::{Duration, Instant};
 
 /// A server with objects of two domains: seeds 1 (three of them) and 2 (two).
 struct Rig {
@@ -88,6 +89,37 @@ fn gc_removes_a_domain_with_all_its_segments() {
     assert!(text.starts_with("2 objects would be removed"), "{text}");
     let text = printed(&["gc", &url, "--domain", &domain]).unwrap();
     assert!(text.starts_with("2 objects removed"), "{text}");
+    assert_eq!(rig.there(), [true, true, true, false, false]);
+    assert_eq!(rig.server.say(&["DBSIZE"]), "15");
+}
+
+#[test]
+fn gc_removes_what_is_older_and_of_the_domain_with_all_its_segments() {
+    let rig = Rig::new(&[]);
+    let url = rig.server.unix();
+    let gc = |more: &[&str]| {
+        let json = printed(&[&["gc", &url, "--output", "json"], more].concat()).unwrap();
+        documents(&json).remove(0)
+    };
+    let report = gc(&["--older-than", "30d"]);
+    assert_eq!(
+        (&report["removed"], &report["kept"]),
+        (&0.into(), &5.into())
+    );
+    let began = Instant::now();
+    // Objects are as old as whole seconds say.
+    while gc(&["--older-than", "1s", "--dry-run"])["objects"] != 5 {
+        assert!(began.elapsed() < Duration::from_secs(30));
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    assert_eq!(rig.there(), [true; 5]);
+    let name = rig.samples[3].name();
+    let domain = format!("{}/{}", name.model, name.layout);
+    let report = gc(&["--older-than", "1s", "--domain", &domain]);
+    assert_eq!(
+        (&report["removed"], &report["kept"]),
+        (&2.into(), &3.into())
+    );
     assert_eq!(rig.there(), [true, true, true, false, false]);
     assert_eq!(rig.server.say(&["DBSIZE"]), "15");
 }

@@ -5,6 +5,7 @@ use crate::tiers::s3::tests::faulty::{Faulty, Reply};
 use crate::tiers::s3::tests::store::Store;
 use crate::tiers::s3::tests::tier;
 use crate::tiers::suite::{Memory, Sample};
+use serde_json::Value;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -12,15 +13,21 @@ use std::time::Duration;
 /// More than are read at once.
 const OBJECTS: u64 = 100;
 
+/// The hour of its server: ten minutes after all of its objects were written.
+const NOW: &str = "Thu, 01 Jan 2026 00:10:00 GMT";
+
 /// A server of a bucket with objects, whose answers take a while. Where `gone` is set, it lists what others removed.
 async fn bucket(gone: Arc<AtomicBool>) -> Faulty {
     let store = Store::default();
     let server = Faulty::start(move |asked| {
         let lists = asked.target.contains("list-type=2");
-        let reply = match gone.load(Ordering::Relaxed) && asked.method == "GET" && !lists {
+        let mut reply = match gone.load(Ordering::Relaxed) && asked.method == "GET" && !lists {
             true => Reply::error(404, "NoSuchKey"),
             false => store.answer(asked),
         };
+        if let Reply::Full(_, headers, _) = &mut reply {
+            headers.push(("date", NOW.into()));
+        }
         Reply::Later(Duration::from_millis(5), Box::new(reply))
     })
     .await;
@@ -32,19 +39,22 @@ async fn bucket(gone: Arc<AtomicBool>) -> Faulty {
     server
 }
 
+/// What a command prints of the server's bucket, which only options say.
+fn asked_of(server: &Faulty, command: &str, more: &[&str]) -> Vec<Value> {
+    let config = server.config();
+    let (endpoint, auth) = (config.endpoint, config.auth.unwrap().display().to_string());
+    let at = ["--endpoint", &endpoint, "--auth", &auth];
+    let as_json = ["--addressing-style", "Path", "--output", "json"];
+    let line = [&[command, "s3://kv-bucket"], &at[..], &as_json, more].concat();
+    documents(&printed(&line).unwrap())
+}
+
 #[test]
 fn a_bucket_is_looked_into_verified_and_emptied_by_options_alone() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let gone = Arc::new(AtomicBool::new(false));
     let server = runtime.block_on(bucket(gone.clone()));
-    let config = server.config();
-    let (endpoint, auth) = (config.endpoint, config.auth.unwrap().display().to_string());
-    let ask = |command: &str, more: &[&str]| {
-        let at = ["--endpoint", &endpoint, "--auth", &auth];
-        let as_json = ["--addressing-style", "Path", "--output", "json"];
-        let line = [&[command, "s3://kv-bucket"], &at[..], &as_json, more].concat();
-        documents(&printed(&line).unwrap())
-    };
+    let ask = |command: &str, more: &[&str]| asked_of(&server, command, more);
     let rows = ask("inspect", &["--objects"]);
     let objects: Vec<_> = rows
         .iter()
@@ -69,4 +79,25 @@ fn a_bucket_is_looked_into_verified_and_emptied_by_options_alone() {
         OBJECTS
     );
     assert_eq!(ask("inspect", &[])[0]["objects"], 0);
+}
+
+#[test]
+fn gc_goes_by_the_servers_clock_and_dry_runs_remove_nothing() {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let server = runtime.block_on(bucket(Arc::default()));
+    let gc = |more: &[&str]| {
+        let report = &asked_of(&server, "gc", more)[0];
+        ["objects", "removed", "kept"].map(|key| report[key].as_u64().unwrap())
+    };
+    // By our clock they are older than that.
+    assert_eq!(gc(&["--older-than", "11m"]), [0, 0, OBJECTS]);
+    let dry = gc(&["--older-than", "9m", "--dry-run"]);
+    assert_eq!(dry, [OBJECTS, 0, 0]);
+    let removals = server.count("POST") + server.count("DELETE");
+    assert_eq!(removals, 0, "{:?}", server.asked());
+    let name = Sample::new(1, 1, &[5_000]).name();
+    let domain = format!("{}/{}", name.model, name.layout);
+    let of_one = gc(&["--older-than", "9m", "--domain", &domain]);
+    assert_eq!(of_one, [OBJECTS / 2, OBJECTS / 2, OBJECTS / 2]);
+    assert_eq!(asked_of(&server, "inspect", &[])[0]["objects"], OBJECTS / 2);
 }

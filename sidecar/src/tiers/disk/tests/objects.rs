@@ -2,11 +2,12 @@
 
 use super::super::core::Step;
 use super::rig::*;
+use super::syncs::open_file;
 use crate::tiers::suite::{LATER, sealed_again};
 use crate::tiers::{Cause, Get, Place, Put, Stored, Tier, Usage};
 use kvcachepool_protocol::object::Section;
 use parking_lot::Mutex;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::sync::Arc;
 
 const SHAPES: [&[u64]; 6] = [
@@ -25,11 +26,12 @@ fn objects_come_back_as_they_were_directly_and_buffered_aligned_and_not() {
         rig.options.direct = direct;
         rig.memory.shift = shift;
         let disk = rig.open();
-        assert!(direct || !disk.is_direct());
         for (i, lengths) in (0..).zip(SHAPES) {
             assert_eq!(rig.put(&disk, i, lengths), Ok(Stored::New));
             assert_eq!(rig.put(&disk, i, lengths), Ok(Stored::Already));
         }
+        let wanted = direct && takes_direct(rig.temp.path());
+        assert_eq!((disk.is_direct(), is_open_directly(&rig)), (wanted, wanted));
         for (i, lengths) in (0..).zip(SHAPES) {
             assert_eq!(rig.get(&disk, &object(i, lengths)), Ok(()), "{lengths:?}");
         }
@@ -40,6 +42,29 @@ fn objects_come_back_as_they_were_directly_and_buffered_aligned_and_not() {
             }
         }
     }
+}
+
+/// Does a file of the folder take direct I/O? Whatever the tier makes of that.
+fn takes_direct(folder: &std::path::Path) -> bool {
+    #[repr(align(4096))]
+    struct Block([u8; 4096]);
+    let mut options = std::fs::File::options();
+    options
+        .write(true)
+        .create(true)
+        .custom_flags(libc::O_DIRECT);
+    let file = options.open(folder.join("direct"));
+    file.and_then(|file| file.write_all_at(&Block([1; 4096]).0, 0))
+        .is_ok()
+}
+
+/// Does the kernel move the bytes of a container directly?
+fn is_open_directly(rig: &Rig) -> bool {
+    let fd = open_file(&rig.path(), "slots-");
+    let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{fd}")).unwrap();
+    let mut lines = info.lines();
+    let flags = lines.find_map(|line| line.strip_prefix("flags:")).unwrap();
+    i32::from_str_radix(flags.trim(), 8).unwrap() & libc::O_DIRECT != 0
 }
 
 impl Rig {

@@ -4,6 +4,7 @@
 use super::super::{Disk, Options};
 use super::rig::*;
 use super::syncs::{self, unsynced};
+use crate::skipped::skipped;
 use crate::tiers::{Cause, Stored, Tier, TierError};
 use std::path::Path;
 use std::process::Command;
@@ -34,7 +35,7 @@ pub fn process(script: &str, task: &str, folder: &Path) -> String {
 fn process_with_mounts(script: &str, task: &str, folder: &Path) -> Option<String> {
     let ours = Command::new("unshare").args(["--mount", "true"]).status();
     if !ours.is_ok_and(|status| status.success()) {
-        eprintln!("skipped: needs mount namespaces");
+        skipped("needs mount namespaces");
         return None;
     }
     let script = format!("exec unshare --mount sh -ec '{script}' sh \"$@\"");

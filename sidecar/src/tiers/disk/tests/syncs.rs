@@ -6,6 +6,7 @@ use super::super::core::Step;
 use super::Watch;
 use super::processes::process;
 use super::rig::*;
+use crate::skipped::skipped;
 use crate::tiers::refused::{Of, Threads, refuse};
 use crate::tiers::{Cause, Stored, Tier};
 use std::path::Path;
@@ -46,8 +47,7 @@ fn what_the_kernel_does_not_sync_is_not_answered_for() {
         rig.open().close();
         let printed = process("exec \"$@\"", task, &rig.path());
         if printed.contains("no filter") {
-            eprintln!("skipped: needs filters of system calls");
-            return;
+            return skipped("needs filters of system calls");
         }
         assert!(printed.contains("done"), "{task}: {printed}");
         let disk = rig.open();
@@ -118,7 +118,7 @@ fn the_folder(folder: &Path) -> u32 {
 }
 
 /// A descriptor of this process, of a file of the folder.
-fn open_file(folder: &Path, start: &str) -> u32 {
+pub fn open_file(folder: &Path, start: &str) -> u32 {
     let folder = folder.canonicalize().unwrap();
     let open = std::fs::read_dir("/proc/self/fd").unwrap();
     let found = open.filter_map(|entry| {
