@@ -28,6 +28,8 @@ VALUES = RIGHTS
 _PASSWORD = "only-for-this-test"
 #: What docs/tiers.md says that the user needs, and nothing else.
 _COMMANDS = "get getrange set del exists pexpire persist scan info watch unwatch multi exec"
+#: The same of a bucket, but for writing.
+_PERMISSIONS = ("s3:GetObject", "s3:ListBucket", "s3:DeleteObject")
 #: Prompts of 16 chunks, which come to more than 2% of the bucket's capacity.
 _PROMPTS = 13
 _ADMIN = ("admin", "on", f">{_PASSWORD}", "~*", "&*", "+@all")
@@ -131,15 +133,15 @@ def volume(cluster: Cluster, namespace: str) -> Iterator[tuple[str, Path]]:
     cluster.kubernetes.kubectl("delete", "storageclass,persistentvolume", name, "--wait=false")
 
 
-def _objects(outside: Outside) -> list[Object]:
-    """What pools name: credentials and the authority."""
-    keys = {"AWS_ACCESS_KEY_ID": outside.bucket.key_id, "AWS_SECRET_ACCESS_KEY": outside.bucket.secret}
+def _objects(outside: Outside, user: str, key: tuple[str, str]) -> list[Object]:
+    """What pools name: credentials for Redis and S3, and the authority."""
+    keys = dict(zip(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), key, strict=True))
 
     def made(kind: str, name: str, **data: object) -> Object:
         return {"apiVersion": "v1", "kind": kind, "metadata": {"name": name}, **data}
 
     return [
-        made("Secret", "redis", stringData={"username": "kv", "password": _PASSWORD}),
+        made("Secret", "redis", stringData={"username": user, "password": _PASSWORD}),
         made("Secret", "bucket", stringData=keys),
         made("Secret", "bundle", stringData={"all.pem": outside.authority}),
         made("ConfigMap", "bundle", data={"ca.crt": outside.authority}),
@@ -201,7 +203,8 @@ def test_every_field_of_tiers_that_are_there_already_is_live(
         pools.append(pool(name, shared={"redis": external}, sidecar=token, write=write))
     pods = [engine.manifest(name, tiers=1) for name, engine in engines.items() if name in one]
     pods.append(engines["all"].manifest("all", tiers=3, prompts=_PROMPTS))
-    kubernetes.apply([*_objects(outside), *pools, *pods], namespace=namespace)
+    owner = (outside.bucket.key_id, outside.bucket.secret)
+    kubernetes.apply([*_objects(outside, "kv", owner), *pools, *pods], namespace=namespace)
 
     def tiers(name: str) -> dict[str, tuple[str, str]]:
         said = sidecar(kubernetes, namespace, name)["tiers"]
@@ -271,28 +274,30 @@ def test_every_field_of_tiers_that_are_there_already_is_live(
 def test_what_a_user_may_not_do_stands_in_the_pools_status_until_it_may(
     cluster: Cluster, operator: Operator, namespace: str, outside: Outside
 ) -> None:
-    kubernetes, server = cluster.kubernetes, outside.watched[0]
+    kubernetes, server, bucket = cluster.kubernetes, outside.watched[0], outside.bucket
     cluster.import_image(images.stand_in())
     may = [f"+{command}" for command in _COMMANDS.split() if command != "info"]
     _ask(server, "ACL", "SETUSER", "bound", "on", f">{_PASSWORD}", "~kvcp:*", "-@all", *may)
-    external = {"url": f"redis://{server.host}:{server.port}", "auth": {"secretName": "redis"}}
-    login = {"username": "bound", "password": _PASSWORD}
-    engine = Engine(cluster, namespace, "bound")
-    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "redis"}, "stringData": login}
-    kubernetes.apply(
-        [secret, pool("bound", shared={"redis": {"external": external}}), engine.manifest("bound")],
-        namespace=namespace,
-    )
+    bucket.let_guest(*_PERMISSIONS)
+    redis = {"external": {"url": f"redis://{server.host}:{server.port}", "auth": {"secretName": "redis"}}}
+    place = {"bucket": BUCKET, "region": "eu-central-1", "endpoint": bucket.endpoint, "prefix": "bound"}
+    s3 = {**place, "auth": {"secretName": "bucket"}, "ca": {"name": "bundle"}}
+    engine, guest = Engine(cluster, namespace, "bound"), (bucket.guest_id, bucket.guest_secret)
+    made = [*_objects(outside, "bound", guest), pool("bound", shared={"redis": redis, "s3": s3})]
+    kubernetes.apply([*made, engine.manifest("bound")], namespace=namespace)
 
     def ready() -> tuple[str, str] | None:
         return conditions(status(kubernetes, namespace, "bound")).get("SharedTiersReady")
 
-    def refused() -> bool:
+    def refused(*words: str) -> bool:
         why = message(status(kubernetes, namespace, "bound"), "SharedTiersReady")
-        return ready() == ("False", "SharedTierDown") and "Denied" in why and "info" in why
+        return ready() == ("False", "SharedTierDown") and all(word in why for word in words)
 
-    kubernetes.wait_for(refused, 120, "the missing right is named", namespace=namespace)
+    kubernetes.wait_for(lambda: refused("Denied", "info"), 120, "Redis' missing right is named", namespace=namespace)
     # Memory serves on.
     engine.wait_warm()
     _ask(server, "ACL", "SETUSER", "bound", "+info")
-    kubernetes.wait_for(lambda: ready() == ("True", "TiersServe"), 120, "the tier serves", namespace=namespace)
+    lacks = f"s3: Denied: s3:PutObject denied on bucket {BUCKET}"
+    kubernetes.wait_for(lambda: refused(lacks), 120, "the bucket's missing right is named", namespace=namespace)
+    bucket.let_guest(*_PERMISSIONS, "s3:PutObject")
+    kubernetes.wait_for(lambda: ready() == ("True", "TiersServe"), 120, "the tiers serve", namespace=namespace)

@@ -10,7 +10,7 @@ import pytest
 
 from cluster import images
 from cluster.cluster import Cluster
-from cluster.engine import Engine, command, pool
+from cluster.engine import MAIN, Engine, command, pool
 from cluster.kubernetes import Kubernetes, Object
 from cluster.product import RIGHTS, Operator, deployment, plugin, told
 from servers import web
@@ -136,6 +136,25 @@ def test_a_replica_is_warm_from_what_another_stored_and_all_goes_with_the_pool(
         return any((name, reason) == ("demo", "Purged") for _, name, reason, _ in told(kubernetes, namespace))
 
     kubernetes.wait_for(told_of, 20, "an event on the pool that was", namespace=namespace)
+
+
+def test_what_a_deleted_pod_had_not_written_yet_is_written_while_its_engine_ends_and_warms_the_next(
+    cluster: Cluster, operator: Operator, namespace: str, bucket: S3Server
+) -> None:
+    kubernetes = cluster.kubernetes
+    cluster.import_image(images.stand_in())
+    first, second = (Engine(cluster, namespace, name) for name in ("first", "second"))
+    back = pool("demo", shared={"s3": _s3(bucket, "back", "bucket")}, write={"policy": "WriteBack"})
+    kubernetes.apply([_secret(bucket), back, first.manifest("demo", tiers=1)], namespace=namespace)
+    first.wait_warm()
+    assert _written(kubernetes, namespace, first.name) == set()
+    kubernetes.kubectl("delete", "pod", first.name, "--wait=false", namespace=namespace)
+    first.wait_for(lambda: _written(kubernetes, namespace, first.name) == {"s3"}, "all is written down", 20)
+    # It hears no SIGTERM: neither its end nor the sidecar's had anything written.
+    assert "running" in first.container(MAIN)["state"]
+    kubernetes.apply(second.manifest("demo", tiers=1), namespace=namespace)
+    found = second.wait_first_round(after_loss=False)
+    assert (found["hits"], found["tiers"]) == (found["chunks"], [_S3])
 
 
 def _vllms(number: int) -> Object:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import base64
 import json
-from typing import Any
+import os
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pytest
 
 from cluster import images
 from cluster.cluster import Cluster
 from cluster.engine import Engine
 from cluster.kubernetes import Kubernetes, Object
-from cluster.product import RIGHTS, Operator, conditions, pod, pool, sidecar, status
+from cluster.leadership import leader
+from cluster.product import RIGHTS, SYSTEM, Operator, conditions, pod, pool, sidecar, status
+from servers.sidecar import SidecarClient
 
 VALUES = RIGHTS
 
@@ -111,6 +118,47 @@ def _held(kubernetes: Kubernetes, namespace: str, shards: int) -> list[int]:
     return [int(kubernetes.exec(namespace, name, "sh", "-c", ask)) // 2 for name in names]
 
 
+class Renewed(NamedTuple):
+    """A pool with one server and one pod, whose Secret somebody deleted."""
+
+    namespace: str
+    #: What the Secret has that came instead.
+    password: str
+
+
+@pytest.fixture(scope="module")
+def renewed(kubernetes: Kubernetes, operator: Operator, redis_image: str, base_image: str) -> Iterator[Renewed]:
+    """One whose server does not go by the other password yet."""
+    namespace = f"renewed-{os.urandom(3).hex()}"
+    kubernetes.create_namespace(namespace)
+    kubernetes.apply([_pool(redis_image, 1), pod(base_image, "one", "demo")], namespace=namespace)
+    kubernetes.wait("pod", "one", "condition=Ready", namespace=namespace)
+    ready = ("ready", "")
+    kubernetes.wait_for(
+        lambda: _tier(kubernetes, namespace, "one", "redis") == ready, 60, "Redis is ready", namespace=namespace
+    )
+    ((name, before),) = _passwords(kubernetes, namespace).items()
+    kubernetes.kubectl("delete", "secret", name, namespace=namespace)
+    # Nobody watches Secrets: a leader makes sure of them at first, and then every ten minutes.
+    first = kubernetes.wait_for(lambda: leader(kubernetes), 30, "a leader", namespace=SYSTEM)
+    kubernetes.kubectl("delete", "pod", first.name, namespace=SYSTEM)
+    made = kubernetes.wait_for(lambda: _passwords(kubernetes, namespace), 60, "another Secret", namespace=namespace)
+    assert list(made) == [name]
+    assert made[name] != before
+    # Kubelet looks for what it has mounted once a minute, and when a pod changes.
+    kubernetes.kubectl("annotate", "pod", "kvcachepool-demo-0", "one", "looked-at=now", namespace=namespace)
+    yield Renewed(namespace, made[name])
+    kubernetes.delete_namespace(namespace)
+
+
+def _passwords(kubernetes: Kubernetes, namespace: str) -> dict[str, str]:
+    """Passwords in the pool's Secrets, by name."""
+    own = ("-l", "kvcachepool.io/pool=demo", "-o", "json")
+    items = json.loads(kubernetes.kubectl("get", "secret", *own, namespace=namespace))["items"]
+    return {each["metadata"]["name"]: base64.b64decode(each["data"]["password"]).decode() for each in items}
+
+
+@pytest.mark.usefixtures("renewed")  # Its server takes a minute: side by side.
 def test_a_pool_runs_its_own_servers_and_its_sidecars_use_them(
     cluster: Cluster, operator: Operator, namespace: str, redis_image: str
 ) -> None:
@@ -187,10 +235,26 @@ def test_a_pool_runs_its_own_servers_and_its_sidecars_use_them(
 
 
 def test_what_is_deleted_comes_back_and_all_goes_with_the_pool_or_with_its_servers(
-    kubernetes: Kubernetes, operator: Operator, namespace: str, redis_image: str
+    kubernetes: Kubernetes, operator: Operator, renewed: Renewed
 ) -> None:
-    kubernetes.apply(_pool(redis_image, 1), namespace=namespace)
-    kubernetes.wait_for(lambda: _servers(kubernetes, namespace), 60, "a server", namespace=namespace)
+    namespace, server = renewed.namespace, "kvcachepool-demo-0"
+
+    def restarted() -> bool:
+        (now,) = kubernetes.pod(namespace, server)["status"]["containerStatuses"]
+        return now["restartCount"] > 0 and now["ready"]
+
+    kubernetes.wait_for(restarted, 150, "the server is restarted", namespace=namespace)
+    asked = f"REDISCLI_AUTH={renewed.password} redis-cli ping"
+    assert kubernetes.exec(namespace, server, "sh", "-c", asked) == "PONG\n"
+    beside = SidecarClient(kubernetes.pod(namespace, "one")["status"]["podIP"], 9797)
+
+    def answers() -> float:
+        return beside.metrics().total("kvcachepool_tier_operations", tier="redis", operation="usage", result="Ok")
+
+    before = answers()
+    kubernetes.wait_for(lambda: answers() > before, 30, "the server answers the sidecar", namespace=namespace)
+    assert _tier(kubernetes, namespace, "one", "redis") == ("ready", "")
+    kubernetes.kubectl("delete", "pod", "one", namespace=namespace)
     for kind in _KINDS[:4]:
         ((name, uid),) = _children(kubernetes, namespace, kind).items()
         kubernetes.kubectl("delete", kind, name, namespace=namespace)

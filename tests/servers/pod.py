@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from typing import Any
 
 from servers import paths
@@ -117,6 +118,23 @@ class Pod:
         if not self.sidecar.running():
             return 0
         return self.sidecar.metrics().total("kvcachepool_miss_tokens_total", reason="unanswered")
+
+    def freeze_amid(self, freeze: Callable[[], None], tier: str, direction: str) -> None:
+        """Freezes a tier's server with a chunk on its way from it (`fetch`) or to it (`write`), and others behind it.
+
+        They go one by one where the config's `pacing` says so: the next one begins when the server is frozen already.
+        """
+
+        def of(name: str) -> float:
+            return self.sidecar.metrics().total(f"kvcachepool_tier_{name}", tier=tier, direction=direction)
+
+        def waits() -> bool:
+            self.engine.step()
+            return of("waiting_chunks") > 0
+
+        wait_for(waits, 30, f"chunks that wait for their {direction}", pause=0)
+        freeze()
+        wait_for(lambda: of("in_flight_bytes") > 0, 10, f"a {direction} under way", pause=0)
 
     def settle(self) -> None:
         """Until all that was stored can be read; at once where no sidecar runs."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import signal
 import socket
 import subprocess
 from collections.abc import Sequence
@@ -84,8 +85,13 @@ class RedisServer:
         command = ["redis-cli", "-h", self.host, "-p", str(self.port), "KEYS", "*"]
         return set(subprocess.run(command, check=True, capture_output=True).stdout.split())
 
+    def freeze(self) -> None:
+        """From now on it takes connections and answers nothing."""
+        assert self._process is not None
+        self._process.signal_all(signal.SIGSTOP)
+
     def kill(self) -> None:
-        """SIGKILL: what it held is lost."""
+        """SIGKILL, also for one that is frozen: what it held is lost."""
         assert self._process is not None
         self._process.kill()
         self._process = None

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
 import socket
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,8 @@ class S3Server:
     """A server with an empty bucket; with a certificate, as files of it and of its key, it speaks TLS alone."""
 
     key_id, secret = "kvcachepool-test", "only-for-this-test"
+    #: Another user: may do what `let_guest` says, and nothing before.
+    guest_id, guest_secret = "kvcachepool-guest", "only-for-this-guest"
 
     def __init__(
         self,
@@ -33,13 +37,16 @@ class S3Server:
         self.folder = paths.short_folder()
         self.port = paths.free_port()
         self.host = host
+        self._region = region
         self.data = self.folder / "data"
-        for folder in (self.data / BUCKET, self.folder / "auth"):
+        for folder in (self.data / BUCKET, self.folder / "auth", self.folder / "users"):
             folder.mkdir(parents=True)
         for name, text in (("AWS_ACCESS_KEY_ID", self.key_id), ("AWS_SECRET_ACCESS_KEY", self.secret)):
             (self.folder / "auth" / name).write_text(text)
+        guest = {"access": self.guest_id, "secret": self.guest_secret, "role": "user"}
+        (self.folder / "users" / "users.json").write_text(json.dumps({"accessAccounts": {self.guest_id: guest}}))
         command = [str(program), "--access", self.key_id, "--secret", self.secret, "--quiet", "--keep-alive"]
-        command += ["--region", region, "--port", f"{host}:{self.port}"]
+        command += ["--iam-dir", str(self.folder / "users"), "--region", region, "--port", f"{host}:{self.port}"]
         self.endpoint = f"http://{host}:{self.port}"
         if certificate is not None:
             command += ["--cert", str(certificate[0]), "--key", str(certificate[1])]
@@ -61,6 +68,17 @@ class S3Server:
     def objects(self) -> list[Path]:
         """Files of cache objects."""
         return list((self.data / BUCKET).rglob("*.kv"))
+
+    def let_guest(self, *permissions: str) -> None:
+        """From now on the guest may do this in the bucket, and nothing else."""
+        bucket = f"arn:aws:s3:::{BUCKET}"
+        may = {"Effect": "Allow", "Action": permissions, "Resource": [bucket, f"{bucket}/*"]}
+        policy = {"Version": "2012-10-17", "Statement": [{**may, "Principal": [self.guest_id]}]}
+        signed = ["--aws-sigv4", f"aws:amz:{self._region}:s3", "--user", f"{self.key_id}:{self.secret}"]
+        # Curls before 8 leave that header out.
+        command = ["curl", "-sSf", "--insecure", *signed, "--header", "x-amz-content-sha256: UNSIGNED-PAYLOAD"]
+        command += ["--request", "PUT", "--data", json.dumps(policy), f"{self.endpoint}/{BUCKET}?policy="]
+        subprocess.run(command, check=True, capture_output=True, timeout=20)
 
     def freeze(self) -> None:
         """From now on it takes connections and answers nothing."""

@@ -74,25 +74,46 @@ class Sidecar(SidecarClient):
             "memory": {"size": memory},
             "log": {"level": "debug" if os.environ.get("KVCACHEPOOL_TEST_DEBUG") else "info", "format": "text"},
         }
-        for section, values in (config or {}).items():
-            if isinstance(values, dict):
-                self._config.setdefault(section, {}).update(values)
-            else:
-                self._config[section] = values
+        self._config_file = folder / "config.v1.yaml"
+        self._set(config or {})
         folder.mkdir(exist_ok=True)
         if not (folder / "kvcachepool").exists():
             export_connector(folder)
 
+    def _set(self, config: dict[str, Any]) -> None:
+        for section, values in config.items():
+            if isinstance(values, dict):
+                self._config.setdefault(section, {}).update(values)
+            else:
+                self._config[section] = values
+
+    def _write_config(self) -> None:
+        """As a whole: a running sidecar looks at it whenever it likes."""
+        new = self.folder / "config.new"
+        new.write_text(json.dumps(self._config, indent=1))
+        new.replace(self._config_file)
+
     def start(self, *, ready_seconds: float | None = 30) -> Sidecar:
         """Starts it and, unless None is given, waits until /readyz says yes."""
         assert self._process is None
-        config = self.folder / "config.v1.yaml"
-        config.write_text(json.dumps(self._config, indent=1))
-        command = [str(paths.sidecar_binary()), "run", "--config", str(config)]
+        self._write_config()
+        command = [str(paths.sidecar_binary()), "run", "--config", str(self._config_file)]
         self._process = Process("sidecar", command, self.log)
         if ready_seconds is not None:
             self.wait_ready(ready_seconds)
         return self
+
+    def change(self, config: dict[str, Any]) -> None:
+        """Changes keys that a running sidecar takes over, and waits until it has."""
+
+        def taken() -> float:
+            return self.metrics().total("kvcachepool_config_reloads_total", result="applied")
+
+        before = taken()
+        self._set(config)
+        self._write_config()
+        os.kill(self.process.pid, signal.SIGHUP)
+        wait_for(lambda: taken() > before, 10, "the changed config in effect")
 
     def wait_ready(self, seconds: float = 30) -> None:
         """Until the memory tier serves and all of its pages are there: GRANTs for room to come are put off."""

@@ -128,23 +128,35 @@ def test_cachegen_knows_layers_tokens_and_channels_of_what_it_packs(new_pod: New
 
 def test_a_server_that_dies_during_loads_and_stores_costs_no_answer(shared: Shared, truth: Truth) -> None:
     redis, pod, new = shared.redis, shared.pod, token_ids(2000, 99)
+    # Two chunks a second, whatever computing would take.
+    pacing = {"readBytesPerSecond": "2Mi", "writeBytesPerSecond": "2Mi"}
+    pod.sidecar.change({"pacing": pacing, "cache": {"loadOrRecompute": "AlwaysLoad"}})
+
+    def lost(direction: str) -> float:
+        return _total(pod, f"tier_{direction}_chunks_total", result="Unreachable")
+
+    assert lost("fetch") == 0
     pod.engine.add("loading", _DURING)
-    pod.engine.step()
+    pod.freeze_amid(redis.freeze, "redis", "fetch")
     redis.kill()
     loading = pod.engine.run(60)["loading"]
     assert (loading.reason, loading.tokens) == ("length", truth(_DURING))
     pod.engine.drain()
+    assert lost("fetch") > 0
     alone = pod.ask(_BEFORE)
     assert (alone.external, alone.tokens) == (0, truth(_BEFORE))
     wait_for(lambda: pod.sidecar.tier_state("redis") != "ready", 30, "the tier named as down")
     redis.start()
     wait_for(lambda: pod.sidecar.tier_state("redis") == "ready", 30, "the tier back")
 
+    before = lost("write")
     pod.engine.add("storing", new)
-    storing = pod.engine.run(60)["storing"]
+    pod.freeze_amid(redis.freeze, "redis", "write")
     redis.kill()
+    storing = pod.engine.run(60)["storing"]
     pod.engine.drain()
     assert (storing.reason, storing.tokens) == ("length", truth(new))
+    wait_for(lambda: lost("write") > before, 10, "what was not written by its reason")
     pod.settle()
     again = pod.ask_again(new)
     assert (again.external, again.tokens) == (1920, truth(new))

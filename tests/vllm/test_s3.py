@@ -63,20 +63,39 @@ def test_wrong_bytes_are_caught_counted_and_computed_anew(new_pod: NewPod, truth
 def test_a_server_that_hangs_during_loads_and_stores_costs_no_answer(
     new_pod: NewPod, truth: Truth, s3: S3Server
 ) -> None:
-    during, before, new = (token_ids(2000, 82 + n) for n in range(3))
-    _stored(new_pod, s3, [during, before])
-    pod = new_pod(config=_config(s3, "2s")).start()
+    during, before, after, new = (token_ids(2000, seed) for seed in (82, 83, 86, 84))
+    _stored(new_pod, s3, [during, before, after])
+    # Two chunks a second.
+    pacing = {"readBytesPerSecond": "2Mi", "writeBytesPerSecond": "2Mi"}
+    pod = new_pod(config=_config(s3, "2s") | {"pacing": pacing}).start()
+
+    def lost(direction: str, why: str) -> float:
+        return pod.sidecar.metrics().total(f"kvcachepool_tier_{direction}_chunks", tier="s3", result=why)
+
+    pod.engine.add("storing", new)
+    pod.freeze_amid(s3.freeze, "s3", "write")
+    storing = pod.engine.run(60)["storing"]
+    pod.engine.drain()
+    assert (storing.reason, storing.tokens) == ("length", truth(new))
+    wait_for(lambda: lost("write", "Timeout") > 0, 20, "what was not written by its reason")
+    s3.thaw()
+    wait_for(lambda: pod.sidecar.tier_state("s3") == "ready", 30, "the tier back")
+
     pod.engine.add("loading", during)
-    pod.engine.step()
-    s3.freeze()
-    assert pod.engine.run(60)["loading"].tokens == truth(during)
+    pod.freeze_amid(s3.freeze, "s3", "fetch")
+    loading = pod.engine.run(60)["loading"]
+    pod.engine.drain()
+    assert (loading.reason, loading.tokens) == ("length", truth(during))
+    # Nobody waits for it any more.
+    wait_for(lambda: lost("fetch", "cancelled") > 0, 10, "what did not come by its reason")
     alone = pod.ask(before)
     assert (alone.external, alone.tokens) == (0, truth(before))
-    stored = pod.ask(new)
-    assert (stored.external, stored.tokens) == (0, truth(new))
     wait_for(lambda: pod.sidecar.tier_state("s3") != "ready", 30, "the tier named as down, or slow")
     s3.thaw()
-    # One that was slow, and that nobody fetched from since, is so for a minute.
-    wait_for(lambda: pod.sidecar.tier_state("s3") == "ready", 90, "the tier back")
+    wait_for(lambda: pod.sidecar.tier_state("s3") != "off", 30, "the tier asked again")
+    pod.sidecar.change({"pacing": {"readBytesPerSecond": "0"}})
+    later = pod.ask(after)
+    assert (later.external, later.tokens) == (1920, truth(after))
+    wait_for(lambda: pod.sidecar.tier_state("s3") == "ready", 30, "the tier back")
     again = pod.ask_again(new)
     assert (again.external, again.tokens) == (1920, truth(new))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from servers.engine import by_source
 from servers.models import token_ids
 from servers.pod import Pod
 from servers.redis import RedisServer
@@ -38,19 +40,66 @@ def _asked_and_written(pod: Pod, prompt: list[int]) -> list[int]:
     return cold.tokens
 
 
-def test_two_pods_hit_what_the_other_stored_and_a_third_what_redis_lost(
+def _unwritten(pod: Pod) -> float:
+    """Chunks that wait to be written to a tier, and bytes of those on their way there."""
+    metrics = pod.sidecar.metrics()
+    names = ("waiting_chunks", "in_flight_bytes")
+    return sum(metrics.total(f"kvcachepool_tier_{name}", direction="write") for name in names)
+
+
+def _store_and_load(pod: Pod, new: list[list[int]], known: list[list[int]]) -> tuple[list[list[int]], int]:
+    """Loads what is known while what is new is on its way to both tiers; all answers, and tokens that were loaded."""
+    pod.sidecar.change({"pacing": {"writeBytesPerSecond": "2Mi"}})
+    before = pod.engine.counters()
+    answers: list[list[int]] = []
+    for batch in (new, known):
+        for number, prompt in enumerate(batch):
+            pod.engine.add(str(number), prompt)
+        outputs = pod.engine.run()
+        answers += [outputs[str(number)].tokens for number in range(len(batch))]
+    pod.engine.drain()
+    pod.settle()
+    assert _unwritten(pod) > 0, "everything was written before the load had ended"
+    pod.sidecar.change({"pacing": {"writeBytesPerSecond": "0"}})
+    wait_for(lambda: _unwritten(pod) == 0, 30, "nothing on its way to a tier")
+    return answers, by_source(before, pod.engine.counters())["external"]
+
+
+def _both_store_and_load(pods: list[Pod], redis: RedisServer, truth: Truth) -> None:
+    """At once: each stores a prompt of its own and one that the other stores, too, and loads the other's of before."""
+    known: list[list[list[int]]] = [[], []]
+    for number in range(3):
+        if number == 2:
+            # What Redis had is loaded from S3.
+            assert redis.ask("FLUSHALL", "SYNC") == b"+OK"
+        *own, same = (token_ids(2000, 130 + 3 * number + n) for n in range(3))
+        with ThreadPoolExecutor() as threads:
+            done = list(threads.map(_store_and_load, pods, [[mine, same] for mine in own], known))
+        for (answers, loaded), mine, theirs in zip(done, own, known, strict=True):
+            assert answers == [truth(prompt) for prompt in (mine, same, *theirs)]
+            assert loaded == 1920 * len(theirs)
+        known = [[own[1]], [own[0]]]
+    for pod in pods:
+        written = pod.sidecar.metrics().by("kvcachepool_tier_write_chunks", "result")
+        assert set(written) <= {"stored", "already"}, written
+
+
+def test_two_pods_hit_what_the_other_stored_also_at_once_and_a_third_what_redis_lost(
     new_pod: NewPod, truth: Truth, redis: RedisServer, s3: S3Server
 ) -> None:
-    config: dict[str, Any] = {"redis": redis.config(), "s3": s3.config(), "cache": {"loadTimeout": "20s"}}
-    first, second = (new_pod(config=config).start() for _ in range(2))
+    cache = {"loadTimeout": "20s", "loadOrRecompute": "AlwaysLoad"}
+    config: dict[str, Any] = {"redis": redis.config(), "s3": s3.config(), "cache": cache}
+    first, second = pods = [new_pod(config=config).start() for _ in range(2)]
     prompts = [token_ids(2000, 121), token_ids(2000, 122)]
     for writer, reader, prompt in ((first, second, prompts[0]), (second, first, prompts[1])):
         cold = _asked_and_written(writer, prompt)
         warm = reader.ask(prompt)
         assert (warm.computed, warm.local, warm.external) == (80, 0, 1920)
         assert warm.tokens == cold == truth(prompt)
-    for pod in (first, second):
-        wait_for(lambda pod=pod: _hit(pod, "redis") == 1920, 10, "the hit under its tier")  # type: ignore[misc]
+    _both_store_and_load(pods, redis, truth)
+    for pod in pods:
+        wait_for(lambda pod=pod: _hit(pod, "redis") == 2 * 1920, 10, "the hits under their tier")  # type: ignore[misc]
+        wait_for(lambda pod=pod: _hit(pod, "s3") == 1920, 10, "the hit under its tier")  # type: ignore[misc]
     first.engine.stop()
     first.sidecar.kill_tree()
     assert redis.ask("FLUSHALL", "SYNC") == b"+OK"
