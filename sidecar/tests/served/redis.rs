@@ -189,6 +189,8 @@ fn a_server_that_hangs_is_named_while_the_disk_serves_on_and_is_written_to() {
     stored(&start(&servers), FAR, 4);
     let folder = disk.path().display();
     let config = config(&servers) + &format!("disk: {{path: {folder}, size: 256Mi}}\n");
+    // A PROBE is answered after this, and Redis given up after twice as long.
+    let config = config.replace("cache: {", "cache: {loadTimeout: 1s, ");
     let written = "tier_write_chunks_total{result=\"stored\",tier=\"disk\"}";
     let given_up = "tier_operations_total{operation=\"put\",result=\"Timeout\",tier=\"redis\"}";
     let more = ON_DISK.end() + 1;
@@ -204,7 +206,6 @@ fn a_server_that_hangs_is_named_while_the_disk_serves_on_and_is_written_to() {
     let sidecar = start_by(&config);
     sidecar.wait_tier("disk", "ready");
     servers[0].signal(Signal::STOP);
-    // A PROBE waits for `cache.loadTimeout` at most: what comes later is no hit.
     disk_serves_beside_misses(&sidecar, |vllm| {
         vllm.store("new", &hashes(more + 1, 8));
         sidecar.wait_metric(written, 8.0);
