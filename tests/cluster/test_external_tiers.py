@@ -232,7 +232,7 @@ def test_every_field_of_tiers_that_are_there_already_is_live(
     for name, url in one.items():
         config = _effective(engines[name])
         assert config["redis"]["urls"] == [url]
-        assert config["write"] == write
+        assert config["write"] == {**write, "backAfter": "1m"}
 
     # Each shard has its part, each part has its time, and objects lie below the prefix until there are too many bytes.
     wanted = {"all": (outside.shards, _PROMPTS * 16), "sentinel": ([master], 16), "cluster": ([outside.whole], 16)}

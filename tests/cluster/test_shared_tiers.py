@@ -153,6 +153,7 @@ def test_what_a_deleted_pod_had_not_written_yet_is_written_while_its_engine_ends
     # It hears no SIGTERM: neither its end nor the sidecar's had anything written.
     assert "running" in first.container(MAIN)["state"]
     kubernetes.apply(second.manifest("demo", tiers=1), namespace=namespace)
+    second.wait_running(MAIN, 0)
     found = second.wait_first_round(after_loss=False)
     assert (found["hits"], found["tiers"]) == (found["chunks"], [_S3])
 

@@ -122,7 +122,7 @@ class Pod:
     def freeze_amid(self, freeze: Callable[[], None], tier: str, direction: str) -> None:
         """Freezes a tier's server with a chunk on its way from it (`fetch`) or to it (`write`), and others behind it.
 
-        They go one by one where the config's `pacing` says so: the next one begins when the server is frozen already.
+        The config's `pacing` lets them go one by one: the next one begins when the server is frozen already.
         """
 
         def of(name: str) -> float:
@@ -134,7 +134,8 @@ class Pod:
 
         wait_for(waits, 30, f"chunks that wait for their {direction}", pause=0)
         freeze()
-        wait_for(lambda: of("in_flight_bytes") > 0, 10, f"a {direction} under way", pause=0)
+        left = of("waiting_chunks")
+        wait_for(lambda: of("waiting_chunks") < left and of("in_flight_bytes") > 0, 10, f"a {direction} under way")
 
     def settle(self) -> None:
         """Until all that was stored can be read; at once where no sidecar runs."""
