@@ -30,7 +30,8 @@ pub fn password(pool: &KVCachePool, random: &[u8; 32]) -> DynamicObject {
     let password: String = random.iter().map(|byte| format!("{byte:02x}")).collect();
     // All that a cache is used for; neither replication, nor modules, nor another config.
     let users = format!("user default on >{password} ~* &* +@all -@admin +config|get +role\n");
-    let data = json!({"type": "Opaque", "immutable": true, "stringData": {PASSWORD: password, USERS: users}});
+    // Not immutable: of one that was, kubelets would not see that another one came in its place.
+    let data = json!({"type": "Opaque", "stringData": {PASSWORD: password, USERS: users}});
     object(pool, types, secret_name(pool), data)
 }
 
