@@ -44,8 +44,9 @@ class Model(NamedTuple):
         return f"{16 * self.block_kib}k"
 
 
-#: Two engines share 2 GiB in chunks of 128 KiB, one has 2.25 GiB in chunks of 12 MiB: four times what each tier holds.
-MODELS = (Model(1024, 16, 8), Model(1024, 16, 8), Model(48, 4, 768))
+#: Two engines share 512 MiB in chunks of 128 KiB, one has 2.25 GiB in chunks of 12 MiB: almost three times what memory,
+#: disk and Redis hold each.
+MODELS = (Model(256, 16, 8), Model(256, 16, 8), Model(48, 4, 768))
 #: A fault begins so often, and lasts so long.
 PERIOD_S, FAULT_S = 20.0, 5.0
 _DID = ("get", "put")
