@@ -4,9 +4,9 @@ python -m bench.soak [--seconds 1800]
 
 Engines draw prompts from more than memory, disk and Redis hold, so all the time chunks are stored, evicted, written to
 the tiers and fetched from them, Redis with TLS. Chunks of one model are short, those of the other so long that Redis
-has them in many segments and S3 gives them by ranges. By turns Redis is killed and started empty, the S3 server hangs,
-the disk's folder goes away, and an engine is killed and replaced. RssAnon of supervisor and engine is looked at once a
-second; the first quarter of the time is for caches to fill.
+has them in many segments. By turns Redis is killed and started empty, the S3 server hangs, the disk's folder goes away,
+and an engine is killed and replaced. RssAnon of supervisor and engine is looked at once a second; the first quarter of
+the time is for caches to fill.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class Model(NamedTuple):
         return f"{16 * self.block_kib}k"
 
 
-#: Two engines share 512 MiB in chunks of 128 KiB, one has 2.25 GiB in chunks of 12 MiB: almost three times what memory,
-#: disk and Redis hold each.
-MODELS = (Model(256, 16, 8), Model(256, 16, 8), Model(48, 4, 768))
+#: Two engines share 512 MiB in chunks of 128 KiB, one has 192 MiB in chunks of 4 MiB: five times the memory, more than
+#: twice the disk.
+MODELS = (Model(256, 16, 8), Model(256, 16, 8), Model(24, 2, 256))
 #: A fault begins so often, and lasts so long.
 PERIOD_S, FAULT_S = 20.0, 5.0
 _DID = ("get", "put")
@@ -58,13 +58,13 @@ class Rig:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         certificates.for_server(folder / "pki", "127.0.0.1")
-        self.redis = RedisServer(memory="1gb", certificates=folder / "pki")
+        self.redis = RedisServer(memory="256mb", certificates=folder / "pki")
         self.s3 = S3Server()
         self.disk = folder / "disk"
         self.disk.mkdir()
-        disk = {"path": str(self.disk), "size": "1Gi"}
+        disk = {"path": str(self.disk), "size": "256Mi"}
         tiers = {"disk": disk, "redis": self.redis.config(), "s3": self.s3.config()}
-        self.sidecar = Sidecar(folder / "sidecar", memory="1Gi", config=tiers)
+        self.sidecar = Sidecar(folder / "sidecar", memory="128Mi", config=tiers)
         self.engines: list[tuple[Model, Process]] = []
         self._seed = 0
 
