@@ -34,17 +34,19 @@ struct Counts {
     stored_chunks: u64,
 }
 
+const USAGE: &str = "soak_engine SOCKET PROMPTS CHUNKS BLOCK_KIB SEED";
+
 fn main() {
     let args: Vec<_> = std::env::args().skip(1).collect();
     let [socket, numbers @ ..] = args.as_slice() else {
-        panic!("soak_engine SOCKET PROMPTS CHUNKS BLOCK_KIB SEED");
+        panic!("{USAGE}");
     };
     let numbers: Vec<u64> = numbers
         .iter()
         .map(|n| n.parse().expect("a number"))
         .collect();
     let [prompts, chunks_of_prompt, block_kib, seed] = numbers[..] else {
-        panic!("soak_engine SOCKET PROMPTS CHUNKS BLOCK_KIB SEED");
+        panic!("{USAGE}");
     };
     let mut random = fastrand::Rng::with_seed(seed);
     let mut engine = Vllm::attach_with(Path::new(socket), block_kib << 10);

@@ -30,19 +30,19 @@ impl<T: Table> Engine<T> {
         }
     }
 
-    /// A request came back for a chunk: tiers that take only such may get it now, and those that are up and did not take it.
+    /// A request came back for a chunk: tiers that take only such may get it now, and those that can be written to and did not take it.
     pub(crate) fn touched(&mut self, chunk: Handle) {
         let tiers = self.lower.tiers.iter().enumerate();
-        let (mut up, mut reused) = (0, false);
+        let (mut takes, mut reused) = (0, false);
         for (at, tier) in tiers {
-            up |= u8::from(tier.up()) << at;
+            takes |= u8::from(tier.up() && tier.config.write != WritePolicy::None) << at;
             reused |= tier.config.admission == Admission::Reused;
         }
         let Some(e) = self.get_mut(chunk) else {
             return;
         };
         let first = !std::mem::replace(&mut e.reused, true) && reused;
-        let tiers = if first { u8::MAX } else { e.missed & up };
+        let tiers = if first { u8::MAX } else { e.missed & takes };
         if tiers != 0 {
             self.lower.offers.push(Offer { chunk, tiers });
         }

@@ -65,6 +65,16 @@ fn names(samples: &[Sample]) -> Vec<ObjectName> {
     samples.iter().map(Sample::name).collect()
 }
 
+/// A directory with its marks and its shelf.
+fn opened(writes: Writes) -> (Arc<Notes>, Arc<Shelf>, Directory) {
+    let (notes, shelf) = (
+        Arc::new(Notes::default()),
+        Arc::new(Shelf::new(Kind::S3, 0)),
+    );
+    let directory = Directory::new(shelf.clone(), notes.clone(), writes);
+    (notes, shelf, directory)
+}
+
 /// Until what was spawned has run.
 async fn settled() {
     for _ in 0..10 {
@@ -131,11 +141,7 @@ async fn what_is_marked_costs_no_question_and_the_tier_is_asked_for_the_rest_alo
 
 #[tokio::test]
 async fn objects_are_marked_when_they_are_written_or_read_and_not_when_they_are_gone() {
-    let (notes, shelf) = (
-        Arc::new(Notes::default()),
-        Arc::new(Shelf::new(Kind::S3, 0)),
-    );
-    let directory = Directory::new(shelf.clone(), notes.clone(), Writes::default());
+    let (notes, shelf, directory) = opened(Writes::default());
     let (memory, samples) = (Memory::new(1 << 20), samples(2));
     let all = names(&samples);
     directory.put(samples[0].put(&memory)).await.unwrap();
@@ -159,11 +165,7 @@ async fn objects_are_marked_when_they_are_written_or_read_and_not_when_they_are_
 
 #[tokio::test]
 async fn a_head_is_the_tiers_own_and_mends_the_mark() {
-    let (notes, shelf) = (
-        Arc::new(Notes::default()),
-        Arc::new(Shelf::new(Kind::S3, 0)),
-    );
-    let directory = Directory::new(shelf.clone(), notes.clone(), Writes::default());
+    let (notes, shelf, directory) = opened(Writes::default());
     let (memory, samples) = (Memory::new(1 << 20), samples(2));
     let all = names(&samples);
     shelf.put(samples[0].put(&memory)).await.unwrap();
@@ -177,12 +179,8 @@ async fn a_head_is_the_tiers_own_and_mends_the_mark() {
 
 #[tokio::test]
 async fn where_nothing_is_written_nothing_is_marked_and_what_is_wrong_goes_all_the_same() {
-    let (notes, shelf) = (
-        Arc::new(Notes::default()),
-        Arc::new(Shelf::new(Kind::S3, 0)),
-    );
     let writes = Writes::new(false);
-    let directory = Directory::new(shelf.clone(), notes.clone(), writes.clone());
+    let (notes, shelf, directory) = opened(writes.clone());
     let (memory, samples) = (Memory::new(1 << 20), samples(2));
     let all = names(&samples);
     shelf.put(samples[0].put(&memory)).await.unwrap();
@@ -202,11 +200,7 @@ async fn where_nothing_is_written_nothing_is_marked_and_what_is_wrong_goes_all_t
 
 #[tokio::test(start_paused = true)]
 async fn marks_that_do_not_answer_cost_a_tenth_of_a_second_now_and_then_and_no_answer() {
-    let (notes, shelf) = (
-        Arc::new(Notes::default()),
-        Arc::new(Shelf::new(Kind::S3, 0)),
-    );
-    let directory = Directory::new(shelf, notes.clone(), Writes::default());
+    let (notes, _, directory) = opened(Writes::default());
     let (memory, samples) = (Memory::new(1 << 20), samples(100));
     notes.silent.store(true, Relaxed);
     for sample in &samples {
@@ -237,11 +231,7 @@ async fn marks_that_do_not_answer_cost_a_tenth_of_a_second_now_and_then_and_no_a
 
 #[tokio::test(start_paused = true)]
 async fn a_removal_waits_no_longer_for_marks_than_a_question_and_takes_them_away_all_the_same() {
-    let (notes, shelf) = (
-        Arc::new(Notes::default()),
-        Arc::new(Shelf::new(Kind::S3, 0)),
-    );
-    let directory = Directory::new(shelf.clone(), notes.clone(), Writes::default());
+    let (notes, shelf, directory) = opened(Writes::default());
     let (memory, samples) = (Memory::new(1 << 20), samples(3));
     let all = names(&samples);
     for sample in &samples {
@@ -268,11 +258,7 @@ async fn a_removal_waits_no_longer_for_marks_than_a_question_and_takes_them_away
 
 #[tokio::test(start_paused = true)]
 async fn a_removal_behind_many_changes_says_nothing_of_who_answers_them() {
-    let (notes, shelf) = (
-        Arc::new(Notes::default()),
-        Arc::new(Shelf::new(Kind::S3, 0)),
-    );
-    let directory = Directory::new(shelf, notes.clone(), Writes::default());
+    let (notes, _, directory) = opened(Writes::default());
     let all = names(&samples(2));
     notes.mark(&all).await.unwrap();
     let busy = directory.changes.clone().acquire_many_owned(CHANGES).await;

@@ -4,7 +4,7 @@ mod transaction;
 
 pub use transaction::Words;
 
-use super::fault::{Fault, is_of_the_connection, is_of_the_server};
+use super::fault::{Fault, is_denied, is_of_the_connection, is_of_the_server};
 use super::resp::{self, Head, Reply};
 use super::stream::Stream;
 use crate::tiers::raw::Around;
@@ -244,7 +244,7 @@ impl Connection {
     /// The next reply, to a wish that an object lives on. One that may not write reads all the same, and does not ask again.
     pub async fn renewed(&mut self) -> Result<(), Fault> {
         if let Reply::Error(text) = self.awaited().await?
-            && (text.starts_with("NOPERM") || text.starts_with("READONLY"))
+            && (is_denied(&text) || text.starts_with("READONLY"))
         {
             self.renews = false;
         }
@@ -255,7 +255,7 @@ impl Connection {
     pub async fn hinted(&mut self) -> Result<Reply, Fault> {
         let reply = self.awaited().await?;
         if let Reply::Error(text) = &reply
-            && !text.starts_with("NOPERM")
+            && !is_denied(text)
         {
             self.heeds(text);
         }

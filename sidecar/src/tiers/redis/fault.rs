@@ -110,6 +110,11 @@ pub fn is_of_the_connection(text: &str) -> bool {
     matches!(kind, "READONLY" | "NOAUTH" | "WRONGPASS" | "NOPERM")
 }
 
+/// The user may not give this command.
+pub fn is_denied(text: &str) -> bool {
+    text.starts_with("NOPERM")
+}
+
 /// After such an error the server is of no use for a while, as if it were not there.
 pub fn is_of_the_server(text: &str) -> bool {
     let kind = text.split(' ').next().unwrap_or_default();

@@ -1,7 +1,7 @@
 //! Commands that are done together or not at all, and only while what was watched stays as it was.
 
 use super::Connection;
-use crate::tiers::redis::fault::Fault;
+use crate::tiers::redis::fault::{Fault, is_denied};
 use crate::tiers::redis::resp::Reply;
 use std::time::Duration;
 
@@ -37,7 +37,7 @@ impl Connection {
         let reply = self.awaited().await?;
         if let Reply::Error(text) = &reply {
             self.watches = self.watches.saturating_sub(1);
-            if !text.starts_with("NOPERM") || self.begun.elapsed() >= BLIND {
+            if !is_denied(text) || self.begun.elapsed() >= BLIND {
                 self.heeds(text);
             }
         }
