@@ -1,4 +1,5 @@
-//! Tries again what is worth it: what failed for a while only, a few times, after a pause that grows, and never past the deadline.
+//! Tries again what is worth it: what failed for a while only, a few times, after a pause that grows, and never past the deadline. What
+//! was tried says why it failed, also where the next attempt is refused before the tier is asked.
 //! Bytes of an attempt that was given up never meet those of the next: a get is tried again only when nobody writes for the last one.
 
 use super::chance::Chance;
@@ -71,10 +72,13 @@ impl Retry {
     ) -> Operation<'a, T> {
         Box::pin(async move {
             let mut made = 1;
+            let mut tried = None;
             loop {
                 let (operation, written) = attempt();
                 let error = match operation.await {
                     Ok(answer) => return Ok(answer),
+                    // The reason is why the one before failed.
+                    Err(e) if refused_here(e.cause) => return Err(tried.unwrap_or(e)),
                     Err(e) => e,
                 };
                 if made >= self.options.attempts_max || !worth_it(error.cause) {
@@ -83,6 +87,7 @@ impl Retry {
                 if !self.wait(made, written).await {
                     return Err(error);
                 }
+                tried = Some(error);
                 made += 1;
                 self.retried.fetch_add(1, Relaxed);
             }
@@ -106,9 +111,13 @@ impl Retry {
     }
 }
 
+/// The tier was not even asked.
+fn refused_here(cause: Cause) -> bool {
+    matches!(cause, Cause::Busy | Cause::BreakerOpen)
+}
+
 fn worth_it(cause: Cause) -> bool {
-    let refused_here = matches!(cause, Cause::Busy | Cause::BreakerOpen);
-    cause.status() == Status::Temporary && !refused_here
+    cause.status() == Status::Temporary && !refused_here(cause)
 }
 
 /// Holds the spans of one attempt, and says when it is gone.
@@ -236,6 +245,18 @@ mod tests {
         let error = tier.usage().await.unwrap_err();
         assert_eq!(error.cause, Cause::Throttled);
         assert_eq!(scripted.calls().len(), 4);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_was_tried_says_why_it_failed_where_the_next_attempt_is_refused_here() {
+        for refused in [Cause::BreakerOpen, Cause::Busy] {
+            let scripted = Scripted::new();
+            scripted.fail(Cause::Unreachable);
+            scripted.fail(refused);
+            let error = retry(&scripted).usage().await.unwrap_err();
+            assert_eq!(error.cause, Cause::Unreachable);
+            assert_eq!(scripted.calls().len(), 2);
+        }
     }
 
     #[tokio::test(start_paused = true)]
