@@ -1,14 +1,15 @@
 //! Reading: head and sections of an object, from its slot into their places. Blocks; whoever calls is a thread that may.
 
-use super::classes::slot_bytes;
+use super::classes::{UNIT, slot_bytes};
 use super::commit::Change;
 use super::core::{Core, Step};
 use super::fault::{cause, failed};
 use super::files::ContainerFile;
 use super::name::NameKey;
+use super::raw::Block;
 use super::state::Pinned;
 use super::transfer::{self, Section};
-use crate::tiers::{Cause, Get, Kind, TierError};
+use crate::tiers::{Cause, Get, Kind, Place, TierError};
 use kvcachepool_protocol::object::{BadObject, HEADER_BYTES, Object, ObjectName, head_bytes};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::fstat;
@@ -43,18 +44,33 @@ impl Core {
     pub fn head(self: &Arc<Self>, name: &ObjectName) -> Result<Object, TierError> {
         let pin = self.pin(name)?;
         let file = self.file_of(&pin, name)?;
-        self.read_head(&pin, &file, name)
+        let block = self.read_block(&pin, &file, name, FIRST_READ_BYTES)?;
+        self.head_of(&pin, &file, name, block)
     }
 
-    /// Reads sections of an object.
+    /// Reads sections of an object: with its head, by one call, where they are all that it has.
     pub fn get(self: &Arc<Self>, get: Get) -> Result<Object, TierError> {
-        let pin = self.pin(&get.name)?;
-        let file = self.file_of(&pin, &get.name)?;
-        let object = self.read_head(&pin, &file, &get.name)?;
+        let (pin, name) = (self.pin(&get.name)?, &get.name);
+        let file = self.file_of(&pin, name)?;
+        let failed = |e| self.failed_read(&pin, name, e);
+        let (head, expected) = expected(&pin, &get).unwrap_or_default();
+        let block = match expected.is_empty() {
+            true => self.read_block(&pin, &file, name, FIRST_READ_BYTES)?,
+            false => self
+                .step(Step::ReadSections)
+                .and_then(|()| {
+                    transfer::read_with_head(file.as_fd(), pin.offset(), head, &expected)
+                })
+                .map_err(failed)?,
+        };
+        let object = self.head_of(&pin, &file, name, block)?;
         let sections = wanted(&pin, &object, &get)?;
-        self.step(Step::ReadSections)
-            .and_then(|()| transfer::read(file.as_fd(), &sections))
-            .map_err(|e| self.failed_read(&pin, &get.name, e))?;
+        let lies = |s: &Section| (s.offset, s.span.offset, s.span.length);
+        if !sections.iter().map(lies).eq(expected.iter().map(lies)) {
+            self.step(Step::ReadSections)
+                .and_then(|()| transfer::read(file.as_fd(), &sections))
+                .map_err(failed)?;
+        }
         Ok(object)
     }
 
@@ -117,12 +133,27 @@ impl Core {
         })
     }
 
-    fn read_head(&self, pin: &Pin, file: &OwnedFd, name: &ObjectName) -> Result<Object, TierError> {
-        let (offset, slot) = (pin.offset(), slot_bytes(pin.pinned.units));
-        let read = |bytes: u64| {
-            transfer::read_block(file.as_fd(), offset, bytes.min(slot))
-                .map_err(|e| self.failed_read(pin, name, e))
-        };
+    /// The first bytes of an object's slot.
+    fn read_block(
+        &self,
+        pin: &Pin,
+        file: &OwnedFd,
+        name: &ObjectName,
+        bytes: u64,
+    ) -> Result<Block, TierError> {
+        let bytes = bytes.min(slot_bytes(pin.pinned.units));
+        transfer::read_block(file.as_fd(), pin.offset(), bytes)
+            .map_err(|e| self.failed_read(pin, name, e))
+    }
+
+    /// The head that begins in these bytes. Of one that is longer the rest is read.
+    fn head_of(
+        &self,
+        pin: &Pin,
+        file: &OwnedFd,
+        name: &ObjectName,
+        mut block: Block,
+    ) -> Result<Object, TierError> {
         let corrupt = |why: &dyn std::fmt::Display| {
             self.take_out_corrupt(pin);
             TierError::new(
@@ -137,14 +168,13 @@ impl Core {
             // Of another build, which may come back to it.
             cause => TierError::new(Kind::Disk, cause, e.to_string()).about(name.s3("")),
         };
-        let mut block = read(FIRST_READ_BYTES)?;
         let first = block.bytes().get(..HEADER_BYTES).unwrap_or_default();
         let head = head_bytes(first).map_err(bad)?;
-        if head > slot {
+        if head > slot_bytes(pin.pinned.units) {
             return Err(corrupt(&"its head is longer than its slot"));
         }
         if head > block.bytes().len() as u64 {
-            block = read(head)?;
+            block = self.read_block(pin, file, name, head)?;
         }
         let object = Object::decode(block.bytes()).map_err(bad)?;
         if object.name() != *name {
@@ -178,6 +208,32 @@ impl Core {
         let error = failed("read", "an object", error).about(name.s3(""));
         self.blame(error, Some(pin.pinned.at))
     }
+}
+
+/// Bytes before the sections that are wanted, and where those lie, if the object has no others: as it is mostly. None where that cannot be,
+/// or where they cannot be read together.
+fn expected(pin: &Pin, get: &Get) -> Option<(u64, Vec<Section>)> {
+    let mut places: Vec<&Place> = get.places.iter().collect();
+    places.sort_by_key(|place| (place.group, place.shard));
+    let lengths = places.iter().map(|place| place.span.length);
+    let head = pin
+        .pinned
+        .bytes
+        .checked_sub(lengths.fold(0, u64::saturating_add))?;
+    let a_head = (UNIT..=FIRST_READ_BYTES).contains(&head) && head.is_multiple_of(UNIT);
+    if !a_head || !places.iter().all(|p| transfer::goes_in_place(&p.span)) {
+        return None;
+    }
+    let mut offset = pin.offset() + head;
+    let section = |place: &Place| {
+        let section = Section {
+            offset,
+            span: place.span.clone(),
+        };
+        offset += place.span.length;
+        section
+    };
+    Some((head, places.into_iter().map(section).collect()))
 }
 
 /// Sections that are wanted, in the order in which they lie in the file.

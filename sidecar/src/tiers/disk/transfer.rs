@@ -37,6 +37,32 @@ pub fn read(fd: BorrowedFd<'_>, sections: &[Section]) -> io::Result<()> {
     Run::new(fd, Direction::Read, 0).sections(sections)
 }
 
+/// Reads a head of so many bytes at `offset`, and with it the sections that follow it without a gap, which all go in place.
+pub fn read_with_head(
+    fd: BorrowedFd<'_>,
+    offset: u64,
+    head: u64,
+    sections: &[Section],
+) -> io::Result<Block> {
+    let section = |section: &Section| Part::Arena {
+        span: section.span.clone(),
+        at: 0,
+        bytes: section.span.length,
+    };
+    let mut parts = vec![Part::Block(Block::new(head))];
+    parts.extend(sections.iter().map(section));
+    raw::read_all(fd, offset, &mut parts)?;
+    match parts.into_iter().next() {
+        Some(Part::Block(block)) => Ok(block),
+        _ => Err(io::ErrorKind::InvalidData.into()),
+    }
+}
+
+/// Does a whole span go in place?
+pub fn goes_in_place(span: &Span) -> bool {
+    pieces(span) == [(0, span.length, true)]
+}
+
 /// Reads `bytes` from `offset` on.
 pub fn read_block(fd: BorrowedFd<'_>, offset: u64, bytes: u64) -> io::Result<Block> {
     let mut parts = [Part::Block(Block::new(bytes))];

@@ -5,7 +5,7 @@ use super::rig::*;
 use super::syncs::open_file;
 use crate::tiers::suite::{LATER, sealed_again};
 use crate::tiers::{Cause, Get, Place, Put, Stored, Tier, Usage};
-use kvcachepool_protocol::object::Section;
+use kvcachepool_protocol::object::{Object, Section};
 use parking_lot::Mutex;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::sync::Arc;
@@ -42,6 +42,45 @@ fn objects_come_back_as_they_were_directly_and_buffered_aligned_and_not() {
             }
         }
     }
+}
+
+#[test]
+fn any_choice_of_sections_is_read_whatever_their_head_is_taken_for() {
+    let rig = Rig::new(16 << 20);
+    let disk = rig.open();
+    // Of the first two, choices leave as much as heads are long; with the third not all go in place.
+    let shapes: [&[u64]; 3] = [
+        &[4096, 4096, 4096, 4096],
+        &[8192, 4096, 4096, 1 << 20],
+        &[4096, 5000, 8192, 4096],
+    ];
+    for (i, lengths) in (0..).zip(shapes) {
+        rig.put(&disk, i, lengths).unwrap();
+        let object = object(i, lengths);
+        for (choice, reversed) in (1u32..16).flat_map(|c| [(c, false), (c, true)]) {
+            let chosen = |at: usize| choice >> at & 1 == 1;
+            let (mut get, mut part) = (rig.memory.get(&object), object.clone());
+            get.places.retain(|place| chosen(at(&object, place)));
+            part.sections = (0..)
+                .zip(part.sections)
+                .filter(|(at, _)| chosen(*at))
+                .map(|(_, s)| s)
+                .collect();
+            let places = get.places.clone();
+            if reversed {
+                get.places.reverse();
+            }
+            let found = block_on(disk.get(get)).unwrap();
+            assert_eq!(found, object);
+            assert!(whole(&part, &places), "{lengths:?} {choice:b} {reversed}");
+        }
+    }
+}
+
+/// Which section of the object goes there.
+fn at(object: &Object, place: &Place) -> usize {
+    let is = |s: &Section| (s.group, s.shard) == (place.group, place.shard);
+    object.sections.iter().position(is).unwrap()
 }
 
 /// Does a file of the folder take direct I/O? Whatever the tier makes of that.

@@ -207,9 +207,18 @@ impl Rig {
         self.temp.path().join("tier")
     }
 
+    /// Once the one before has let go of it: a process that another test is starting holds its lock until it has become another program.
     pub fn open(&self) -> Disk {
         let _ = std::fs::create_dir(self.path());
-        self.open_at(&self.path()).unwrap()
+        let end = Instant::now() + DEADLINE;
+        loop {
+            match self.open_at(&self.path()) {
+                Err(e) if e.cause == Cause::InUse && Instant::now() < end => {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                opened => return opened.unwrap(),
+            }
+        }
     }
 
     pub fn open_at(&self, path: &Path) -> Result<Disk, TierError> {
