@@ -5,19 +5,22 @@ use super::tls;
 use super::url::Address;
 use crate::tiers::Span;
 use crate::tiers::raw::{self, Around};
-use rustix::fd::{AsFd, BorrowedFd};
+use rustix::fd::AsFd;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv, sockopt};
 use rustls::ClientConnection;
 use std::io;
 use std::path::Path;
+use std::pin::Pin;
 use std::time::Duration;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, Interest};
+use tokio::io::{
+    AsyncBufRead, AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader,
+    Interest,
+};
 use tokio::net::{TcpStream, UnixStream};
-use tokio_rustls::client::TlsStream;
 
-/// Bytes that pass through memory of ours at a time where they are encrypted.
-const PIECE_BYTES: u64 = 64 << 10;
+/// Bytes that are encrypted at a time: four records as long as records may be. Each costs the server two calls, however short it is.
+const PIECE_BYTES: usize = 64 << 10;
 /// A connection on which nothing happens is probed after this, so that a peer that is gone without a word is noticed.
 const KEEPALIVE: Duration = Duration::from_secs(30);
 /// Times that is read what came unasked over an encrypted connection: servers send a few tickets of their sessions, some hundred bytes.
@@ -30,7 +33,48 @@ pub enum Stream {
     /// A Unix socket.
     Unix(UnixStream),
     /// TLS over TCP.
-    Tls(Box<TlsStream<TcpStream>>),
+    Tls(Box<Encrypted>),
+}
+
+/// A stream of TLS, and what is encrypted next.
+pub struct Encrypted {
+    stream: tls::Stream,
+    piece: Vec<u8>,
+}
+
+impl Encrypted {
+    /// Writes the first of these bytes; returns how many.
+    async fn write_around(&mut self, all: &Around<'_>) -> io::Result<usize> {
+        // So that commands and bytes share records.
+        self.piece.resize(PIECE_BYTES, 0);
+        let before = all.before.len().min(PIECE_BYTES);
+        let bytes = all.bytes.min((PIECE_BYTES - before) as u64) as usize;
+        let behind = all.behind.len().min(PIECE_BYTES - before - bytes);
+        let (to, rest) = self.piece.split_at_mut(before);
+        to.copy_from_slice(&all.before[..before]);
+        let (to, rest) = rest.split_at_mut(bytes);
+        if bytes > 0 && !all.span.read(all.at, to) {
+            return Err(Errno::FAULT.into());
+        }
+        rest[..behind].copy_from_slice(&all.behind[..behind]);
+        let taken = before + bytes + behind;
+        self.stream.write_all(&self.piece[..taken]).await?;
+        if behind == all.behind.len() {
+            self.stream.flush().await?;
+        }
+        Ok(taken)
+    }
+
+    /// Reads at most `bytes` bytes into a span, from `at` on; 0 = it was closed.
+    async fn read_span(&mut self, span: &Span, at: u64, bytes: u64) -> io::Result<usize> {
+        let came = self.stream.fill_buf().await?;
+        let read = bytes.min(came.len() as u64) as usize;
+        if !span.write(at, &came[..read]) {
+            return Err(Errno::FAULT.into());
+        }
+        self.stream.consume(read);
+        Ok(read)
+    }
 }
 
 trait Both: AsyncRead + AsyncWrite + Unpin + Send {}
@@ -61,7 +105,8 @@ impl Stream {
             None => Ok(Self::Tcp(stream)),
             Some((name, longest)) => {
                 let stream = tls::connect(name, stream, ca, longest).await?;
-                Ok(Self::Tls(Box::new(stream)))
+                let piece = Vec::new();
+                Ok(Self::Tls(Box::new(Encrypted { stream, piece })))
             }
         }
     }
@@ -75,7 +120,7 @@ impl Stream {
         match self {
             Self::Tcp(stream) => stream,
             Self::Unix(stream) => stream,
-            Self::Tls(stream) => stream,
+            Self::Tls(encrypted) => &mut encrypted.stream,
         }
     }
 
@@ -84,9 +129,9 @@ impl Stream {
         let fd = match self {
             Self::Tcp(stream) => AsFd::as_fd(&*stream),
             Self::Unix(stream) => AsFd::as_fd(&*stream),
-            Self::Tls(stream) => {
-                let (socket, session) = stream.get_mut();
-                return says_more_than_tickets(session, socket.as_fd());
+            Self::Tls(encrypted) => {
+                let (socket, session) = encrypted.stream.get_mut();
+                return says_more_than_tickets(session, &mut Now(socket));
             }
         };
         let mut byte = [0; 1];
@@ -117,67 +162,51 @@ impl Stream {
                 let receive = || raw::receive(stream.as_fd(), span, at, bytes);
                 stream.async_io(Interest::READABLE, receive).await
             }
-            Self::Tls(stream) => {
-                let mut piece = Vec::with_capacity(bytes.min(PIECE_BYTES) as usize);
-                let read = stream.take(bytes).read_buf(&mut piece).await?;
-                if span.write(at, &piece) {
-                    Ok(read)
-                } else {
-                    Err(Errno::FAULT.into())
-                }
-            }
+            Self::Tls(encrypted) => encrypted.read_span(span, at, bytes).await,
         }
     }
 
     /// Writes the first of these bytes; returns how many.
     pub async fn write_around(&mut self, all: &Around<'_>) -> io::Result<usize> {
-        let stream = match self {
+        match self {
             Self::Tcp(stream) => {
                 let send = || raw::send(stream.as_fd(), all);
-                return stream.async_io(Interest::WRITABLE, send).await;
+                stream.async_io(Interest::WRITABLE, send).await
             }
             Self::Unix(stream) => {
                 let send = || raw::send(stream.as_fd(), all);
-                return stream.async_io(Interest::WRITABLE, send).await;
+                stream.async_io(Interest::WRITABLE, send).await
             }
-            Self::Tls(stream) => stream,
-        };
-        if !all.before.is_empty() {
-            stream.write_all(all.before).await?;
-            return Ok(all.before.len());
+            Self::Tls(encrypted) => encrypted.write_around(all).await,
         }
-        if all.bytes > 0 {
-            let mut piece = vec![0; all.bytes.min(PIECE_BYTES) as usize];
-            if !all.span.read(all.at, &mut piece) {
-                return Err(Errno::FAULT.into());
-            }
-            stream.write_all(&piece).await?;
-            return Ok(piece.len());
-        }
-        stream.write_all(all.behind).await?;
-        stream.flush().await?;
-        Ok(all.behind.len())
     }
 }
 
-/// What lies in a socket now. Asked of the kernel: the runtime may not have looked since it came.
-struct Now<'a>(BorrowedFd<'a>);
+/// What has come by now. The kernel is asked as well: the runtime may not have looked since it came.
+struct Now<'a>(&'a mut BufReader<TcpStream>);
 
 impl io::Read for Now<'_> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        let (_, bytes) = recv(self.0, &mut *into, RecvFlags::DONTWAIT)?;
+        let kept = self.0.buffer();
+        if kept.is_empty() {
+            let (_, bytes) = recv(self.0.get_ref(), &mut *into, RecvFlags::DONTWAIT)?;
+            return Ok(bytes);
+        }
+        let bytes = kept.len().min(into.len());
+        into[..bytes].copy_from_slice(&kept[..bytes]);
+        Pin::new(&mut *self.0).consume(bytes);
         Ok(bytes)
     }
 }
 
 /// Takes in tickets of an encrypted connection. True: it ended, or what came is none.
-fn says_more_than_tickets(session: &mut ClientConnection, socket: BorrowedFd<'_>) -> bool {
+fn says_more_than_tickets(session: &mut ClientConnection, now: &mut Now<'_>) -> bool {
     for _ in 0..UNASKED_READS_MAX {
         match session.process_new_packets() {
             Ok(state) if state.plaintext_bytes_to_read() == 0 && !state.peer_has_closed() => {}
             _ => return true,
         }
-        match session.read_tls(&mut Now(socket)) {
+        match session.read_tls(now) {
             Ok(0) => return true,
             Ok(_) => {}
             Err(e) => return e.kind() != io::ErrorKind::WouldBlock,
