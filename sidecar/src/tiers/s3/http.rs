@@ -13,8 +13,11 @@ use aws_sdk_s3::primitives::SdkBody;
 use aws_smithy_runtime_api::client::http::{
     HttpConnector, HttpConnectorFuture, HttpConnectorSettings, SharedHttpConnector,
 };
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use hyper::body::{Body, Bytes};
+use hyper::header::RANGE;
 use hyper::http::uri::Scheme;
-use hyper::{Request, Response};
+use hyper::{Method, Request, Response};
 use hyper_rustls::ConfigBuilderExt;
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector as Tcp;
@@ -42,6 +45,8 @@ const PING: Duration = Duration::from_secs(5);
 const STREAM_BYTES: u32 = 256 << 10;
 /// Bytes of a read: what a connection takes of memory, and how far it may get ahead of a reader.
 const READ_BYTES: usize = 256 << 10;
+/// Bytes of an answer that is no object: it is read as a whole. The longest page of a listing, 1,000 names of 1 KiB, is a quarter of it.
+const WORDS_BYTES: usize = 16 << 20;
 
 /// Which authorities are trusted.
 #[derive(Debug, Clone, Copy)]
@@ -184,13 +189,41 @@ async fn own(
     connections: &Connections,
     request: Request<SdkBody>,
 ) -> Result<Response<SdkBody>, Failed> {
-    let way = request.extensions().get::<Way>().cloned();
+    let (way, object) = (
+        request.extensions().get::<Way>().cloned(),
+        asks_for_an_object(&request),
+    );
     let answer = connections.request(request).await?;
     let answer = match way {
         Some(way) => way.lead(answer),
         None => answer.map(Some),
     };
-    Ok(answer.map(|body| body.map_or_else(SdkBody::empty, SdkBody::from_body_1_x)))
+    let (head, body) = answer.into_parts();
+    let body = match body {
+        Some(body) => read_by_the_sdk(body, object && head.status.is_success()),
+        None => SdkBody::empty(),
+    };
+    Ok(Response::from_parts(head, body))
+}
+
+/// Is an object to come, piece by piece, by one who counts its bytes?
+fn asks_for_an_object<T>(request: &Request<T>) -> bool {
+    request.method() == Method::GET && request.headers().contains_key(RANGE)
+}
+
+/// A body that comes through the SDK: an object in pieces, anything else at once, and no more of it than anything right has.
+fn read_by_the_sdk<B>(body: B, object: bool) -> SdkBody
+where
+    B: Body<Data = Bytes, Error: Into<Failed>> + Send + Sync + 'static,
+{
+    if object {
+        return SdkBody::from_body_1_x(body);
+    }
+    let limited = Limited::new(body, WORDS_BYTES).map_err(|e| match e.is::<LengthLimitError>() {
+        true => Failed::from(Malformed("an answer of more than 16 MiB that is no object")),
+        false => e,
+    });
+    SdkBody::from_body_1_x(limited)
 }
 
 impl HttpConnector for Http {
@@ -206,11 +239,14 @@ impl HttpConnector for Http {
         HttpConnectorFuture::new(async move {
             let answer = match transport {
                 Transport::Own(connections) => own(&connections, request).await,
-                Transport::Shared(client) => client
-                    .request(request)
-                    .await
-                    .map(|answer| answer.map(SdkBody::from_body_1_x))
-                    .map_err(Into::into),
+                Transport::Shared(client) => {
+                    let object = asks_for_an_object(&request);
+                    let answer = client.request(request).await.map_err(Into::into);
+                    answer.map(|answer| {
+                        let object = object && answer.status().is_success();
+                        answer.map(|body| read_by_the_sdk(body, object))
+                    })
+                }
             };
             let answer = answer.map_err(|source| {
                 let server = server.map_or_else(String::new, |server| server.to_string());

@@ -139,9 +139,7 @@ impl Requests {
         let bad = |e: BadObject| found(asked, Cause::of_head(&e), e.to_string());
         let version = stream.version.clone();
         let total = version.total;
-        if let Some(etag) = &version.etag {
-            self.tags.read(key, etag);
-        }
+        self.tags.read(key, version.etag.as_deref());
         let mut head = Vec::new();
         let mut needed = HEADER_BYTES as u64;
         take(stream, &mut head, needed).await?;

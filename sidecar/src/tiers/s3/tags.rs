@@ -8,23 +8,24 @@ const MOST: usize = 1_024;
 
 /// ETags of what was read, the last one at the end.
 #[derive(Debug, Default)]
-pub struct Tags(Mutex<VecDeque<(String, String)>>);
+pub struct Tags(Mutex<VecDeque<(String, Option<String>)>>);
 
 impl Tags {
-    /// This object lay under the key.
-    pub fn read(&self, key: &str, etag: &str) {
+    /// This object lay under the key. Without an ETag it may have been no object at all, but what something between here and the server
+    /// answered.
+    pub fn read(&self, key: &str, etag: Option<&str>) {
         let mut tags = self.0.lock();
         if tags.len() >= MOST {
             tags.pop_front();
         }
-        tags.push_back((key.to_string(), etag.to_string()));
+        tags.push_back((key.to_string(), etag.map(str::to_string)));
     }
 
-    /// The object that was read last under the key, as far as that is remembered.
+    /// The object that was read last under the key, if it had an ETag, as far as that is remembered.
     pub fn last(&self, key: &str) -> Option<String> {
         let tags = self.0.lock();
         let found = tags.iter().rev().find(|(read, _)| read == key);
-        found.map(|(_, etag)| etag.clone())
+        found.and_then(|(_, etag)| etag.clone())
     }
 }
 
@@ -35,14 +36,16 @@ mod tests {
     #[test]
     fn the_last_read_of_a_name_counts_and_only_so_many_are_remembered() {
         let tags = Tags::default();
-        for (key, etag) in [("a", "1"), ("b", "2"), ("a", "3")] {
+        for (key, etag) in [("a", Some("1")), ("b", Some("2")), ("a", Some("3"))] {
             tags.read(key, etag);
         }
         assert_eq!(tags.last("a").as_deref(), Some("3"));
         assert_eq!(tags.last("b").as_deref(), Some("2"));
         assert_eq!(tags.last("c"), None);
+        tags.read("b", None);
+        assert_eq!(tags.last("b"), None);
         for n in 0..MOST {
-            tags.read("c", &n.to_string());
+            tags.read("c", Some(&n.to_string()));
         }
         assert_eq!((tags.last("a"), tags.0.lock().len()), (None, MOST));
     }

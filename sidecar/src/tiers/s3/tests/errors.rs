@@ -137,6 +137,18 @@ async fn what_is_denied_is_named_by_its_permission_and_bucket() {
 }
 
 #[tokio::test]
+async fn an_answer_that_is_no_object_and_goes_on_and_on_is_given_up() {
+    let page = |status| Reply::Full(status, vec![], vec![b' '; 17 << 20]);
+    let server = Faulty::start(move |_| page(200)).await;
+    let requests = server.requests().await;
+    let error = requests.list(None, 10).await.unwrap_err();
+    assert_eq!(error.cause, Cause::Protocol, "{error}");
+    assert!(error.detail.contains("more than 16 MiB"), "{error}");
+    let error = got(move |_, _| page(500)).await;
+    assert_eq!(error.cause, Cause::Unreachable, "{error}");
+}
+
+#[tokio::test]
 async fn a_removal_that_is_refused_for_one_name_is_an_error() {
     let server = Faulty::start(|_| {
         let body = "<DeleteResult><Error><Key>x</Key><Code>AccessDenied</Code><Message>no</Message></Error></DeleteResult>";

@@ -86,6 +86,29 @@ async fn of_a_corrupt_object_only_what_was_read_is_removed() {
     }
 }
 
+#[tokio::test]
+async fn the_page_of_a_proxy_has_no_object_removed() {
+    let (sample, bytes) = stored();
+    let between = Arc::new(AtomicBool::new(false));
+    let proxy = between.clone();
+    let server = Faulty::start(move |asked| match asked.method.as_str() {
+        "GET" if proxy.load(Relaxed) => Reply::Full(200, vec![], b"<html>log in first".to_vec()),
+        "GET" => Reply::part(asked, &bytes),
+        _ => Reply::status(204),
+    })
+    .await;
+    let tier = layered(tier(&server.config()).await, &LayerOptions::default()).tier;
+    let get = sample.get_all(&Memory::new(1 << 20));
+    tier.get(get.clone()).await.unwrap();
+    between.store(true, Relaxed);
+    let error = tier.get(get.clone()).await.unwrap_err();
+    assert_eq!(error.cause, Cause::Corrupt, "{error}");
+    assert_eq!(tier.discard(&sample.name()).await, Ok(0));
+    assert!(!server.asked().iter().any(removes), "{:?}", server.asked());
+    between.store(false, Relaxed);
+    tier.get(get).await.unwrap();
+}
+
 fn bytes_of(sample: &Sample) -> u64 {
     sample.object.total_bytes()
 }
