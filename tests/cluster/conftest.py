@@ -78,6 +78,14 @@ def redis_image(cluster: Cluster) -> str:
     return image.name
 
 
+@pytest.fixture(scope="session")
+def valkey_image(cluster: Cluster) -> str:
+    """Valkey, as pools run it that name no image, in the cluster."""
+    image = images.valkey()
+    cluster.import_image(image)
+    return image.name
+
+
 def _values(of: object) -> tuple[str, ...]:
     """What a file of tests wants of the chart: its VALUES, arguments of helm."""
     values: tuple[str, ...] = getattr(of, "VALUES", ())

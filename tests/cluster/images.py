@@ -111,10 +111,21 @@ def vllm_pod(model: Path, *arguments: str) -> dict[str, Any]:
 
 def redis() -> Image:
     """Debian's Redis with the shell of the base."""
+    return _key_value_server("redis", Path("/usr/bin/redis-check-rdb"), Path("/usr/bin/redis-cli"))
+
+
+def valkey() -> Image:
+    """Valkey in the same way (tools/setup/servers.sh): its programs have the names that they have in Valkey's own image."""
+    tools = paths.cache() / "tools" / "bin"
+    return _key_value_server("valkey", tools / "valkey-server", tools / "valkey-cli")
+
+
+def _key_value_server(name: str, server: Path, client: Path) -> Image:
     layer = Layer()
-    _add_program(layer, Path("/usr/bin/redis-check-rdb"), "usr/bin/redis-server")
-    _add_program(layer, Path("/usr/bin/redis-cli"), "usr/bin/redis-cli")
-    return Image("localhost/redis:1", [*base().layers, layer], command=["redis-server"], env={"PATH": "/usr/bin:/bin"})
+    _add_program(layer, server, f"usr/bin/{name}-server")
+    _add_program(layer, client, f"usr/bin/{name}-cli")
+    layers = [*base().layers, layer]
+    return Image(f"localhost/{name}:1", layers, command=[f"{name}-server"], env={"PATH": "/usr/bin:/bin"})
 
 
 def stand_in() -> Image:
@@ -172,6 +183,7 @@ ALL: dict[str, Callable[[], Archived]] = {
     "base": base,
     "vllm-host": vllm_host,
     "redis": redis,
+    "valkey": valkey,
     "stand-in": stand_in,
     "product": Product,
 }

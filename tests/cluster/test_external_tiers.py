@@ -197,10 +197,11 @@ def test_every_field_of_tiers_that_are_there_already_is_live(
         "cluster": f"redis-cluster://{host}:{outside.whole.port}",
     }
     engines = {name: Engine(cluster, namespace, name) for name in ("all", *one)}
-    pools = [pool("all", local=local, shared={"redis": redis, "s3": s3}, sidecar=token)]
+    gone = {"deletionPolicy": "Delete"}
+    pools = [pool("all", local=local, shared={"redis": redis, "s3": s3}, sidecar=token, **gone)]
     for name, url in one.items():
         external = {"external": {"url": url, "auth": auth}}
-        pools.append(pool(name, shared={"redis": external}, sidecar=token, write=write))
+        pools.append(pool(name, shared={"redis": external}, sidecar=token, write=write, **gone))
     pods = [engine.manifest(name, tiers=1) for name, engine in engines.items() if name in one]
     pods.append(engines["all"].manifest("all", tiers=3, prompts=_PROMPTS))
     owner = (outside.bucket.key_id, outside.bucket.secret)
@@ -269,6 +270,18 @@ def test_every_field_of_tiers_that_are_there_already_is_live(
         }
 
     kubernetes.wait_for(told, 60, "the pool tells of its tiers", namespace=namespace)
+
+    # With the pools goes all that they stored, and nothing else.
+    others = [*outside.shards, master, outside.whole]
+    for server in others:
+        assert _ask(server, "SET", "other", "value") == ["OK"]
+    names = {below / "other.kv", below.parent / "other.kv"}
+    for name in names:
+        name.write_bytes(b"of somebody else")
+    kubernetes.kubectl("delete", "pod", *engines, "--now", namespace=namespace)
+    kubernetes.kubectl("delete", "kvcachepool", *engines, "--timeout=120s", namespace=namespace)
+    assert [_ask(server, "KEYS", "*") for server in others] == [["other"]] * len(others)
+    assert set(outside.bucket.objects()) == names
 
 
 def test_what_a_user_may_not_do_stands_in_the_pools_status_until_it_may(

@@ -113,7 +113,7 @@ def test_a_pod_has_a_disk_of_its_own_that_its_sidecar_alone_sees(
 
 def _held(kubernetes: Kubernetes, namespace: str, shards: int) -> list[int]:
     """Chunks in each server: each is a head and a segment."""
-    ask = 'REDISCLI_AUTH="$(cat /etc/kvcachepool/password)" redis-cli dbsize'
+    ask = 'REDISCLI_AUTH="$(cat /etc/kvcachepool/password)" valkey-cli dbsize'
     names = [f"kvcachepool-demo-{shard}" for shard in range(shards)]
     return [int(kubernetes.exec(namespace, name, "sh", "-c", ask)) // 2 for name in names]
 
@@ -127,11 +127,11 @@ class Renewed(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def renewed(kubernetes: Kubernetes, operator: Operator, redis_image: str, base_image: str) -> Iterator[Renewed]:
+def renewed(kubernetes: Kubernetes, operator: Operator, valkey_image: str, base_image: str) -> Iterator[Renewed]:
     """One whose server does not go by the other password yet."""
     namespace = f"renewed-{os.urandom(3).hex()}"
     kubernetes.create_namespace(namespace)
-    kubernetes.apply([_pool(redis_image, 1), pod(base_image, "one", "demo")], namespace=namespace)
+    kubernetes.apply([_pool(valkey_image, 1), pod(base_image, "one", "demo")], namespace=namespace)
     kubernetes.wait("pod", "one", "condition=Ready", namespace=namespace)
     ready = ("ready", "")
     kubernetes.wait_for(
@@ -160,12 +160,12 @@ def _passwords(kubernetes: Kubernetes, namespace: str) -> dict[str, str]:
 
 @pytest.mark.usefixtures("renewed")  # Its server takes a minute: side by side.
 def test_a_pool_runs_its_own_servers_and_its_sidecars_use_them(
-    cluster: Cluster, operator: Operator, namespace: str, redis_image: str
+    cluster: Cluster, operator: Operator, namespace: str, valkey_image: str
 ) -> None:
     kubernetes = cluster.kubernetes
     cluster.import_image(images.stand_in())
     kubernetes.kubectl("label", "namespace", namespace, _RESTRICTED)
-    kubernetes.apply(_pool(redis_image, 1), namespace=namespace)
+    kubernetes.apply(_pool(valkey_image, 1), namespace=namespace)
     first = "kvcachepool-demo-0"
     kubernetes.wait_for(lambda: first in _servers(kubernetes, namespace), 60, "a server", namespace=namespace)
     spec = kubernetes.pod(namespace, first)["spec"]
@@ -173,7 +173,7 @@ def test_a_pool_runs_its_own_servers_and_its_sidecars_use_them(
         key: value for key, value in _PLACED.items() if key != "tolerations"
     }
     assert _PLACED["tolerations"][0] in spec["tolerations"]
-    asked = "redis-cli -h kvcachepool-demo-0.kvcachepool-demo ping 2>&1"
+    asked = "valkey-cli -h kvcachepool-demo-0.kvcachepool-demo ping 2>&1"
     refused = kubernetes.exec(namespace, first, "sh", "-c", asked)
     assert "NOAUTH" in refused, refused
 
@@ -198,7 +198,7 @@ def test_a_pool_runs_its_own_servers_and_its_sidecars_use_them(
     assert len(secret) == 1
     for shards in (3, 2):
         before = len(engine.said())
-        kubernetes.apply(_pool(redis_image, shards), namespace=namespace)
+        kubernetes.apply(_pool(valkey_image, shards), namespace=namespace)
         names = {f"kvcachepool-demo-{shard}" for shard in range(shards)}
 
         def scaled(names: set[str] = names) -> bool:
@@ -244,7 +244,7 @@ def test_what_is_deleted_comes_back_and_all_goes_with_the_pool_or_with_its_serve
         return now["restartCount"] > 0 and now["ready"]
 
     kubernetes.wait_for(restarted, 150, "the server is restarted", namespace=namespace)
-    asked = f"REDISCLI_AUTH={renewed.password} redis-cli ping"
+    asked = f"REDISCLI_AUTH={renewed.password} valkey-cli ping"
     assert kubernetes.exec(namespace, server, "sh", "-c", asked) == "PONG\n"
     beside = SidecarClient(kubernetes.pod(namespace, "one")["status"]["podIP"], 9797)
 

@@ -10,7 +10,7 @@ VALKEY_SHA256=d2c2ea67642fa9571a07138b80ae52ebe566311c952aef25a39c1d5050697853
 setup_servers() {
     mkdir -p "$CACHE/tools/bin"
     server_once "versitygw-$VERSITYGW" versitygw server_versitygw
-    server_once "valkey-$VALKEY" valkey-server server_valkey
+    server_once "valkey-$VALKEY" valkey-cli server_valkey
 }
 
 server_once() { # server_once MARKER PROGRAM COMMAND
@@ -34,7 +34,7 @@ server_versitygw() {
 }
 
 server_valkey() {
-    command -v dpkg >/dev/null || die "copy valkey-server (8.0 or newer) into $CACHE/tools/bin and touch $CACHE/ready/valkey-$VALKEY"
+    command -v dpkg >/dev/null || die "copy valkey-server and valkey-cli (8.0 or newer) into $CACHE/tools/bin and touch $CACHE/ready/valkey-$VALKEY"
     quietly valkey.log "fetching Valkey $VALKEY" retried unpack_valkey
 }
 
@@ -44,7 +44,8 @@ unpack_valkey() {
     curl -sSf -o "$scratch/valkey.deb" "$VALKEY_DEB" &&
         echo "$VALKEY_SHA256  $scratch/valkey.deb" | sha256sum -c --quiet - &&
         dpkg -x "$scratch/valkey.deb" "$scratch/files" &&
-        install -m 755 "$scratch/files/usr/bin/valkey-check-rdb" "$CACHE/tools/bin/valkey-server"
+        install -m 755 "$scratch/files/usr/bin/valkey-check-rdb" "$CACHE/tools/bin/valkey-server" &&
+        install -m 755 "$scratch/files/usr/bin/valkey-cli" "$CACHE/tools/bin/valkey-cli"
     local status=$?
     rm -rf "$scratch"
     return $status
