@@ -115,7 +115,7 @@ def redis() -> Image:
 
 
 def valkey() -> Image:
-    """Valkey in the same way (tools/setup/servers.sh): its programs have the names that they have in Valkey's own image."""
+    """Valkey in the same way (tools/setup/servers.sh), its programs named as in its own image."""
     tools = paths.cache() / "tools" / "bin"
     return _key_value_server("valkey", tools / "valkey-server", tools / "valkey-cli")
 
