@@ -275,13 +275,13 @@ def test_every_field_of_tiers_that_are_there_already_is_live(
     others = [*outside.shards, master, outside.whole]
     for server in others:
         assert _ask(server, "SET", "other", "value") == ["OK"]
-    names = {below / "other.kv", below.parent / "other.kv"}
-    for name in names:
-        name.write_bytes(b"of somebody else")
+    foreign = {below / "other.kv", below.parent / "other.kv"}
+    for file in foreign:
+        file.write_bytes(b"of somebody else")
     kubernetes.kubectl("delete", "pod", *engines, "--now", namespace=namespace)
     kubernetes.kubectl("delete", "kvcachepool", *engines, "--timeout=120s", namespace=namespace)
     assert [_ask(server, "KEYS", "*") for server in others] == [["other"]] * len(others)
-    assert set(outside.bucket.objects()) == names
+    assert set(outside.bucket.objects()) == foreign
 
 
 def test_what_a_user_may_not_do_stands_in_the_pools_status_until_it_may(
