@@ -5,7 +5,7 @@ use super::measure::{Part, Phase, rss_peak_mib};
 use super::objects::Slots;
 use kvcachepool_protocol::config::{ByteSize, Config};
 use kvcachepool_sidecar::tiers::layers::layered;
-use kvcachepool_sidecar::tiers::{Opening, Tier, configured};
+use kvcachepool_sidecar::tiers::{Cause, Opening, Tier, configured};
 use rustix::process::{Signal, getpid, kill_process};
 use std::path::Path;
 use std::sync::Arc;
@@ -25,6 +25,7 @@ pub fn run(config: &Path, load: Load) {
         let tier = opening.open().await.unwrap_or_else(|e| panic!("{e}"));
         let tier = layered(tier, &opening.layers).tier;
         let slots = Arc::new(Slots::new(load.in_flight, load.size.0));
+        warm_up(&tier, &slots, load).await;
         let put = phase(&tier, &slots, load, Part::Put, load.operations()).await;
         phase(&tier, &slots, load, Part::Get, put).await;
         let names: Vec<_> = (0..put).map(|n| slots.get(0, n).name).collect();
@@ -32,6 +33,17 @@ pub fn run(config: &Path, load: Load) {
             tier.remove(part).await.unwrap_or_else(|e| panic!("{e}"));
         }
     });
+}
+
+/// Makes connections, by asking for objects that are not there. The first one of TLS gathers random numbers for 60 ms, once in a process.
+async fn warm_up(tier: &Arc<dyn Tier>, slots: &Slots, load: Load) {
+    let absent = (0..load.in_flight).map(|slot| {
+        let get = slots.get(slot, load.operations() + slot as u64);
+        async move { tier.get(get).await.unwrap_err() }
+    });
+    for error in futures::future::join_all(absent).await {
+        assert_eq!(error.cause, Cause::Missing, "{error}");
+    }
 }
 
 /// Puts objects of one page each, and dies.

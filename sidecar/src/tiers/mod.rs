@@ -18,6 +18,7 @@ pub mod shelf;
 mod span;
 #[cfg(test)]
 pub(crate) mod suite;
+mod tls;
 mod work;
 
 pub use clear::{PASSES_MAX, Whose, clear, remove_all};

@@ -12,16 +12,31 @@ pub use many::*;
 pub use objects::*;
 pub use sample::{LATER, Memory, Sample, bytes_of, sealed_again, untouched};
 
-use super::{Cause, Get, Listed, Put, Tier};
+use super::disk::Disk;
+use super::{Cause, Get, Listed, Put, Tier, TierError};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+use tokio::time::sleep;
 
 /// A test that takes longer hangs.
 pub const LONGEST: Duration = Duration::from_secs(120);
 
 /// A tier that is being opened.
 pub type Opening<'a> = Pin<Box<dyn Future<Output = Arc<dyn Tier>> + Send + 'a>>;
+
+/// Opens a folder of the disk once the one before has let go of it: its threads end by themselves, and a process that another test is
+/// starting holds its lock until it has become another program.
+pub async fn once_free(open: impl Fn() -> Result<Disk, TierError>) -> Disk {
+    let end = Instant::now() + LONGEST;
+    loop {
+        match open() {
+            Err(e) if e.cause == Cause::InUse && Instant::now() < end => {}
+            opened => return opened.unwrap_or_else(|e| panic!("{e}")),
+        }
+        sleep(Duration::from_millis(1)).await;
+    }
+}
 
 /// How the tier under test is opened. It needs room for 256 MiB, and objects of 16 MiB.
 pub trait Subject: Send + Sync {

@@ -7,7 +7,6 @@ use super::super::mistake::{Mistake, made};
 use super::super::table::Table;
 use super::super::{Engine, Time};
 use super::Tier;
-use crate::engine::config::WritePolicy;
 use crate::tiers::Kind;
 use kvcachepool_protocol::key::{ModelId, NamespaceId};
 
@@ -62,7 +61,7 @@ impl<T: Table> Engine<T> {
     pub fn unwritten(&self) -> Vec<Unwritten> {
         let mut list = Vec::new();
         for (at, tier) in self.lower.tiers.iter().enumerate() {
-            if tier.config.write == WritePolicy::None {
+            if !tier.is_written() {
                 continue;
             }
             let (mut chunks, mut bytes) = (0, 0);
@@ -85,7 +84,7 @@ impl<T: Table> Engine<T> {
     fn begin_walk(&mut self, at: usize) {
         let since_ms = self.lower.now_ms;
         if let Some(tier) = self.lower.tiers.get_mut(at)
-            && tier.config.write != WritePolicy::None
+            && tier.is_written()
         {
             tier.walk_due = !tier.up();
             tier.walk = tier.up().then(|| Walk {

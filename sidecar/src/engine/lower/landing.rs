@@ -10,7 +10,6 @@ use super::ask::Stand;
 use super::flights::{Flight, after};
 use super::stats::count;
 use super::{Landed, Order, Tier, mean_ms};
-use crate::engine::config::WritePolicy;
 use crate::tiers::Cause;
 use kvcachepool_protocol::key::KeyKind;
 use kvcachepool_protocol::object::{Cipher, Codec, Fidelity, Object};
@@ -99,7 +98,7 @@ impl<T: Table> Engine<T> {
 
     /// Has an object taken away, from a tier that is written to: as long as it is there nothing is written under its name.
     fn discards(&mut self, flight: &Flight) -> bool {
-        let writes = |t: &&Tier| t.up() && t.config.write != WritePolicy::None;
+        let writes = |t: &&Tier| t.up() && t.is_written();
         let Some(tier) = self.lower.tiers.get(flight.tier).filter(writes) else {
             return false;
         };

@@ -152,6 +152,11 @@ impl Tier {
         self.down.is_none() && !self.clears()
     }
 
+    /// Is anything ever written to it?
+    pub fn is_written(&self) -> bool {
+        self.config.write != WritePolicy::None
+    }
+
     /// How long a chunk waits until it is written, in ms.
     pub fn put_wait_ms(&self) -> u64 {
         match self.config.write {

@@ -35,7 +35,7 @@ impl<T: Table> Engine<T> {
         let tiers = self.lower.tiers.iter().enumerate();
         let (mut takes, mut reused) = (0, false);
         for (at, tier) in tiers {
-            takes |= u8::from(tier.up() && tier.config.write != WritePolicy::None) << at;
+            takes |= u8::from(tier.up() && tier.is_written()) << at;
             reused |= tier.config.admission == Admission::Reused;
         }
         let Some(e) = self.get_mut(chunk) else {

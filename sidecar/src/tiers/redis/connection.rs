@@ -148,27 +148,38 @@ impl Connection {
         resp::command(&mut self.output, words);
     }
 
-    /// Adds `SET key <bytes of the span>`, to live for so many milliseconds or for ever. It is sent with the next thing that is awaited, or
-    /// before another segment.
+    /// Adds `SET key <bytes of the span>`, to live for so many milliseconds. It is sent as [`Self::pair`] says.
     pub async fn set(
         &mut self,
         key: &str,
         span: &Span,
         at: u64,
         bytes: u64,
-        ms: Option<&str>,
+        ms: &str,
     ) -> Result<(), Fault> {
+        self.begins();
+        resp::begin(&mut self.output, 5);
+        resp::word(&mut self.output, b"SET");
+        self.pair(key, span, at, bytes).await?;
+        resp::word(&mut self.output, b"PX");
+        resp::word(&mut self.output, ms.as_bytes());
+        Ok(())
+    }
+
+    /// Adds `MSET` of so many keys; each follows by [`Self::pair`].
+    pub fn begin_mset(&mut self, keys: usize) {
+        self.begins();
+        resp::begin(&mut self.output, 1 + 2 * keys);
+        resp::word(&mut self.output, b"MSET");
+    }
+
+    /// Adds a key and bytes of the span to a command. They are sent with the next thing that is awaited, or before another segment.
+    pub async fn pair(&mut self, key: &str, span: &Span, at: u64, bytes: u64) -> Result<(), Fault> {
         let copied = self.segment.is_some() && bytes <= COPIED_BYTES;
         if !copied {
-            self.flush().await?;
+            self.flush_segment().await?;
         }
-        self.begins();
-        resp::begin(&mut self.output, if ms.is_some() { 5 } else { 3 });
-        for word in ["SET", key] {
-            resp::length(&mut self.output, word.len() as u64);
-            self.output.extend_from_slice(word.as_bytes());
-            self.output.extend_from_slice(b"\r\n");
-        }
+        resp::word(&mut self.output, key.as_bytes());
         resp::length(&mut self.output, bytes);
         let before = self.output.len();
         if copied {
@@ -186,18 +197,20 @@ impl Connection {
             });
         }
         self.output.extend_from_slice(b"\r\n");
-        if let Some(ms) = ms {
-            let lives = format!("$2\r\nPX\r\n${}\r\n{ms}\r\n", ms.len());
-            self.output.extend_from_slice(lives.as_bytes());
-        }
         Ok(())
+    }
+
+    /// Sends what was added, if a segment is in it.
+    pub async fn flush_segment(&mut self) -> Result<(), Fault> {
+        match self.segment.take() {
+            Some(segment) => self.send_around(&segment).await,
+            None => Ok(()),
+        }
     }
 
     /// Sends what was added.
     pub async fn flush(&mut self) -> Result<(), Fault> {
-        if let Some(segment) = self.segment.take() {
-            return self.send_around(&segment).await;
-        }
+        self.flush_segment().await?;
         if self.output.is_empty() {
             return Ok(());
         }

@@ -36,6 +36,15 @@ struct Draft<'a> {
     ttl: Option<String>,
 }
 
+/// How segments are sent.
+#[derive(Clone, Copy)]
+enum Way<'a> {
+    /// By one command, which has one reply, for ever. A reply to each would cost the server a call and wake us while we send.
+    Together,
+    /// By a command each, to live for so many milliseconds.
+    Staged(&'a str),
+}
+
 /// What of it is in the server.
 enum There {
     /// No head.
@@ -100,10 +109,16 @@ impl Draft<'_> {
                 }
             };
             let (open, ttl) = (c.begin(), self.ttl.as_deref());
-            let (mut commands, right) = self.send(c, ttl).await?;
+            let (mut commands, right) = self.send(c, Way::Together).await?;
             if !right {
                 // The connection is not used again, and what it began ends with it.
                 return Err(wrong_bytes());
+            }
+            if ttl.is_some() {
+                for key in self.keys.iter().skip(1) {
+                    c.command(&stay(key, ttl));
+                    commands += 1;
+                }
             }
             self.set_head(c, ttl);
             commands += 1;
@@ -172,7 +187,7 @@ impl Draft<'_> {
     /// Writes the segments, to live until they stay.
     async fn stage(&self, c: &mut Connection) -> Result<(), Fault> {
         let staged = STAGED.as_millis().to_string();
-        let (open, right) = self.send(c, Some(&staged)).await?;
+        let (open, right) = self.send(c, Way::Staged(&staged)).await?;
         match heard(c, open).await? {
             Some(text) => Err(Fault::Refused(text)),
             None if right => Ok(()),
@@ -198,11 +213,14 @@ impl Draft<'_> {
         c.command(&words);
     }
 
-    /// Sends the segments, to live for so many milliseconds or for ever, and makes their digests on the way, while the processor has the
-    /// bytes at hand. Returns how many replies have not come yet, and whether the bytes are what the head says. No more than [`WINDOW`]
-    /// segments are sent without hearing of any.
-    async fn send(&self, c: &mut Connection, ms: Option<&str>) -> Result<(usize, bool), Fault> {
-        let mut open = 0;
+    /// Sends the segments, and makes their digests on the way, while the processor has the bytes at hand. Returns how many replies have
+    /// not come yet, and whether the bytes are what the head says. No more than [`WINDOW`] commands are sent without hearing of any.
+    async fn send(&self, c: &mut Connection, way: Way<'_>) -> Result<(usize, bool), Fault> {
+        let (segments, mut open) = (self.keys.len() - 1, 0);
+        if matches!(way, Way::Together) && segments > 0 {
+            c.begin_mset(segments);
+            open = 1;
+        }
         let spans: Vec<Span> = self.put.spans.iter().map(Span::watched).collect();
         let mut digest = Running::default();
         for (section, span) in spans.iter().enumerate() {
@@ -216,12 +234,17 @@ impl Draft<'_> {
                 }
                 if piece.bytes > COPIED_BYTES {
                     // The one before goes out while the processor has its bytes at hand.
-                    c.flush().await?;
+                    c.flush_segment().await?;
                 }
                 digest.came(span, piece.at, piece.bytes);
                 let key = self.name.redis_segment(&self.record.head, piece.segment);
-                c.set(&key, span, piece.at, piece.bytes, ms).await?;
-                open += 1;
+                match way {
+                    Way::Together => c.pair(&key, span, piece.at, piece.bytes).await?,
+                    Way::Staged(ms) => {
+                        c.set(&key, span, piece.at, piece.bytes, ms).await?;
+                        open += 1;
+                    }
+                }
             }
         }
         let wanted = self.put.object.sections.iter().map(|s| s.stored_digest);

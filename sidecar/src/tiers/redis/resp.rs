@@ -132,16 +132,21 @@ fn nested(bytes: &[u8], depth: u32) -> Result<Option<(Reply, usize)>, BadReply> 
 /// Writes a command.
 pub fn command(out: &mut Vec<u8>, words: &[&[u8]]) {
     begin(out, words.len());
-    for word in words {
-        length(out, word.len() as u64);
-        out.extend_from_slice(word);
-        out.extend_from_slice(b"\r\n");
+    for each in words {
+        word(out, each);
     }
 }
 
 /// Writes the beginning of a command of so many words.
 pub fn begin(out: &mut Vec<u8>, words: usize) {
     out.extend_from_slice(format!("*{words}\r\n").as_bytes());
+}
+
+/// Writes a word of a command.
+pub fn word(out: &mut Vec<u8>, bytes: &[u8]) {
+    length(out, bytes.len() as u64);
+    out.extend_from_slice(bytes);
+    out.extend_from_slice(b"\r\n");
 }
 
 /// Writes what stands before a word of so many bytes; behind it stands a line end.

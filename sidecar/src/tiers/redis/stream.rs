@@ -5,6 +5,7 @@ use super::tls;
 use super::url::Address;
 use crate::tiers::Span;
 use crate::tiers::raw::{self, Around};
+use crate::tiers::tls::Encrypted;
 use rustix::fd::AsFd;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv, sockopt};
@@ -33,16 +34,16 @@ pub enum Stream {
     /// A Unix socket.
     Unix(UnixStream),
     /// TLS over TCP.
-    Tls(Box<Encrypted>),
+    Tls(Box<Sealing>),
 }
 
 /// A stream of TLS, and what is encrypted next.
-pub struct Encrypted {
-    stream: tls::Stream,
+pub struct Sealing {
+    stream: Encrypted,
     piece: Vec<u8>,
 }
 
-impl Encrypted {
+impl Sealing {
     /// Writes the first of these bytes; returns how many.
     async fn write_around(&mut self, all: &Around<'_>) -> io::Result<usize> {
         // So that commands and bytes share records.
@@ -106,7 +107,7 @@ impl Stream {
             Some((name, longest)) => {
                 let stream = tls::connect(name, stream, ca, longest).await?;
                 let piece = Vec::new();
-                Ok(Self::Tls(Box::new(Encrypted { stream, piece })))
+                Ok(Self::Tls(Box::new(Sealing { stream, piece })))
             }
         }
     }

@@ -3,6 +3,7 @@
 
 use super::fault::Fault;
 use crate::tiers::Cause;
+use crate::tiers::tls::{Encrypted, handshake};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{CertificateError, ClientConfig, Error, RootCertStore};
@@ -10,18 +11,8 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::io::BufReader;
 use tokio::net::TcpStream;
 use tokio::sync::OnceCell;
-use tokio::time::timeout;
-use tokio_rustls::TlsConnector;
-use tokio_rustls::client::TlsStream;
-
-/// Bytes of a call that reads: the library takes 4 KiB at a time, a quarter of a record.
-const READ_BYTES: usize = 64 << 10;
-
-/// An encrypted stream.
-pub type Stream = TlsStream<BufReader<TcpStream>>;
 
 /// The system's authorities.
 static SYSTEM: OnceCell<Arc<RootCertStore>> = OnceCell::const_new();
@@ -38,7 +29,7 @@ pub async fn connect(
     stream: TcpStream,
     ca: Option<&Path>,
     longest: Duration,
-) -> Result<Stream, Fault> {
+) -> Result<Encrypted, Fault> {
     let roots = match ca {
         Some(path) => Arc::new(of_file(path).await?),
         None => SYSTEM.get_or_init(of_the_system).await.clone(),
@@ -49,14 +40,7 @@ pub async fn connect(
         .map_err(wrong)?
         .with_root_certificates(roots)
         .with_no_client_auth();
-    let connector = TlsConnector::from(Arc::new(config));
-    let stream = BufReader::with_capacity(READ_BYTES, stream);
-    let shaken = timeout(longest, connector.connect(name, stream)).await;
-    let shaken = shaken.unwrap_or_else(|_| {
-        let seconds = longest.as_secs_f64();
-        let why = format!("no TLS within {seconds:.1} s; {PLAIN}");
-        Err(io::Error::new(io::ErrorKind::TimedOut, why))
-    });
+    let shaken = handshake(Arc::new(config), name, stream, longest).await;
     shaken.map_err(fault)
 }
 
@@ -79,6 +63,9 @@ fn fault(e: io::Error) -> Fault {
         Some(_) => Fault::Of(Cause::Protocol, format!("TLS: {e}")),
         None if e.kind() == io::ErrorKind::UnexpectedEof => {
             Fault::unreachable(format!("closed in the TLS handshake; {PLAIN}"))
+        }
+        None if e.kind() == io::ErrorKind::TimedOut => {
+            Fault::unreachable(format!("TLS: {e}; {PLAIN}"))
         }
         None => Fault::unreachable(e),
     }

@@ -1,27 +1,24 @@
 //! Makes connections: to the server of a URI, by TLS where its scheme says so.
 
+use crate::tiers::tls::{Encrypted, handshake};
 use hyper::Uri;
 use hyper::http::uri::Scheme;
-use hyper_rustls::MaybeHttpsStream;
-use hyper_util::client::legacy::connect::HttpConnector as Tcp;
+use hyper::rt::{Read, ReadBufCursor, Write};
+use hyper_util::client::legacy::connect::{Connected, Connection, HttpConnector as Tcp};
 use hyper_util::rt::TokioIo;
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
 use std::error::Error;
+use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::net::TcpStream;
-use tokio::time::timeout;
-use tokio_rustls::TlsConnector;
 use tower_service::Service;
 
 /// Why there is no connection.
 pub type Failed = Box<dyn Error + Send + Sync>;
-/// A connection.
-pub type Stream = MaybeHttpsStream<TokioIo<TcpStream>>;
-
 /// What may be wrong where a handshake gets no sensible answer.
 pub const PLAIN: &str = "is this a port without TLS (http://)?";
 
@@ -52,13 +49,8 @@ impl Connector {
     async fn shake(self, host: &str, stream: TokioIo<TcpStream>) -> Result<Stream, Failed> {
         // Certificates know addresses of IPv6 without the brackets of a URI.
         let name = ServerName::try_from(host.trim_matches(['[', ']']).to_string())?;
-        let shaking = TlsConnector::from(self.tls).connect(name, TokioIo::new(stream));
-        let shaken = timeout(self.handshake, shaking).await.map_err(|_| {
-            let seconds = self.handshake.as_secs_f64();
-            Unshaken(format!("no handshake within {seconds:.1} s"))
-        })?;
-        match shaken {
-            Ok(stream) => Ok(stream.into()),
+        match handshake(self.tls, name, stream.into_inner(), self.handshake).await {
+            Ok(stream) => Ok(Stream::Tls(Box::new(TokioIo::new(stream)))),
             Err(e) if e.get_ref().is_some_and(|e| e.is::<rustls::Error>()) => Err(e.into()),
             Err(e) => Err(Unshaken(e.to_string()).into()),
         }
@@ -82,8 +74,90 @@ impl Service<Uri> for Connector {
                 Some(host) if uri.scheme() == Some(&Scheme::HTTPS) => {
                     this.shake(host, stream).await
                 }
-                _ => Ok(MaybeHttpsStream::Http(stream)),
+                _ => Ok(Stream::Plain(stream)),
             }
         })
+    }
+}
+
+/// A connection.
+pub enum Stream {
+    /// Without TLS.
+    Plain(TokioIo<TcpStream>),
+    /// With it.
+    Tls(Box<TokioIo<Encrypted>>),
+}
+
+impl Connection for Stream {
+    fn connected(&self) -> Connected {
+        match self {
+            Self::Plain(stream) => stream.connected(),
+            Self::Tls(stream) => {
+                let (below, session) = stream.inner().get_ref();
+                let connected = below.get_ref().connected();
+                match session.alpn_protocol() {
+                    Some(b"h2") => connected.negotiated_h2(),
+                    _ => connected,
+                }
+            }
+        }
+    }
+}
+
+impl Read for Stream {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        into: ReadBufCursor<'_>,
+    ) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_read(cx, into),
+            Self::Tls(stream) => Pin::new(stream).poll_read(cx, into),
+        }
+    }
+}
+
+impl Write for Stream {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_write(cx, bytes),
+            Self::Tls(stream) => Pin::new(stream).poll_write(cx, bytes),
+        }
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        parts: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_write_vectored(cx, parts),
+            Self::Tls(stream) => Pin::new(stream).poll_write_vectored(cx, parts),
+        }
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        match self {
+            Self::Plain(stream) => stream.is_write_vectored(),
+            Self::Tls(stream) => stream.is_write_vectored(),
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_flush(cx),
+            Self::Tls(stream) => Pin::new(stream).poll_flush(cx),
+        }
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_shutdown(cx),
+            Self::Tls(stream) => Pin::new(stream).poll_shutdown(cx),
+        }
     }
 }

@@ -11,7 +11,6 @@ use hyper::client::conn::http1::{self, SendRequest};
 use hyper::header::{HOST, HeaderValue};
 use hyper::http::uri::{Authority, Parts, Scheme};
 use hyper::{Request, Response, Uri};
-use hyper_rustls::MaybeHttpsStream;
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
 use std::collections::{HashMap, VecDeque};
@@ -233,7 +232,7 @@ pub struct Home {
 impl Home {
     /// Takes a socket that stands between two answers.
     pub async fn back(self, socket: TcpStream) {
-        let stream = MaybeHttpsStream::Http(TokioIo::new(socket));
+        let stream = Stream::Plain(TokioIo::new(socket));
         // It fails for nothing that this one asks for, and another one is made where it does.
         if let Ok(connection) = self.connections.over(stream).await {
             self.keep(connection);
@@ -312,7 +311,7 @@ impl Answer {
             ahead.extend(frame.into_data().ok());
         }
         let parts = stream.into_parts();
-        let MaybeHttpsStream::Http(stream) = parts.io else {
+        let Stream::Plain(stream) = parts.io else {
             return Err(self);
         };
         ahead.extend(Some(parts.read_buf).filter(|bytes| !bytes.is_empty()));

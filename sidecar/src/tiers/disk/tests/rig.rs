@@ -7,6 +7,7 @@ use super::super::{Disk, Options};
 use super::Watch;
 use crate::shm::mapping::Mapping;
 use crate::shm::memfd::{Pages, sealed};
+use crate::tiers::suite::once_free;
 use crate::tiers::{Cause, Get, Place, Put, Span, Stored, Tier, TierError};
 use kvcachepool_protocol::key::{ChunkKey, EngineHash, KeyKind, LayoutId, ModelId, NamespaceId};
 use kvcachepool_protocol::object::{
@@ -207,18 +208,9 @@ impl Rig {
         self.temp.path().join("tier")
     }
 
-    /// Once the one before has let go of it: a process that another test is starting holds its lock until it has become another program.
     pub fn open(&self) -> Disk {
         let _ = std::fs::create_dir(self.path());
-        let end = Instant::now() + DEADLINE;
-        loop {
-            match self.open_at(&self.path()) {
-                Err(e) if e.cause == Cause::InUse && Instant::now() < end => {
-                    std::thread::sleep(Duration::from_millis(1));
-                }
-                opened => return opened.unwrap(),
-            }
-        }
+        block_on(once_free(|| self.open_at(&self.path())))
     }
 
     pub fn open_at(&self, path: &Path) -> Result<Disk, TierError> {

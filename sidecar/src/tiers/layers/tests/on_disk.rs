@@ -3,9 +3,9 @@
 use super::*;
 use crate::tiers::Tier;
 use crate::tiers::disk::{Disk, Options as DiskOptions};
+use crate::tiers::suite::once_free;
 use kvcachepool_protocol::object::Codec;
 use tempfile::TempDir;
-use tokio::time::sleep;
 
 /// Layers over one folder, opened again over the same one.
 struct Folder {
@@ -25,15 +25,9 @@ impl Folder {
 
     fn open(&self) -> Opening<'_> {
         Box::pin(async {
-            // The threads of the one before end by themselves.
-            let disk = loop {
-                match Disk::open(self.folder.path(), 512 << 20, DiskOptions::default()) {
-                    Ok(disk) => break Arc::new(disk),
-                    Err(e) => assert_eq!(e.cause, Cause::InUse, "{e}"),
-                }
-                sleep(Duration::from_millis(5)).await;
-            };
-            let chaos = Chaos::new(disk, self.faults.clone());
+            let open = || Disk::open(self.folder.path(), 512 << 20, DiskOptions::default());
+            let disk = once_free(open).await;
+            let chaos = Chaos::new(Arc::new(disk), self.faults.clone());
             let tier: Arc<dyn Tier> = Arc::new(chaos);
             layered(tier, &self.options).tier
         })
