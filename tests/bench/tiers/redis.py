@@ -50,7 +50,7 @@ class Redis:
         return {"put": {"gbps": put * value / 1e9}, "get": {"gbps": get * value / 1e9}}
 
     def _empty(self, amount: Amount) -> None:
-        """Empties the server, whose memory was in use until now: what lay idle, a virtual machine may have given back to its host."""
+        """Empties the server, whose memory was in use until now: a virtual machine gives back what lies idle."""
         self._values_per_second("set", amount.most // VALUE, ANY, CONNECTIONS, VALUE, encrypted=False)
         self._server.ask("FLUSHALL", "SYNC")
 
