@@ -27,7 +27,7 @@ VALUES = RIGHTS
 
 _PASSWORD = "only-for-this-test"
 #: What docs/tiers.md says that the user needs, and nothing else.
-_COMMANDS = "get getrange set del exists pexpire persist scan info watch unwatch multi exec"
+_COMMANDS = (paths.ROOT / "docs/tiers.md").read_text().split("on keys `kvcp:*`: `")[1].split("`")[0].lower().split()
 #: The same of a bucket, but for writing.
 _PERMISSIONS = ("s3:GetObject", "s3:ListBucket", "s3:DeleteObject")
 #: Prompts of 16 chunks, which come to more than 2% of the bucket's capacity.
@@ -37,7 +37,7 @@ _ADMIN = ("admin", "on", f">{_PASSWORD}", "~*", "&*", "+@all")
 
 def _users(*more: str) -> list[str]:
     """Users of a server, as settings: one for sidecars, one for this test, and no other."""
-    may = [f"+{command}" for command in (*_COMMANDS.split(), *more)]
+    may = [f"+{command}" for command in (*_COMMANDS, *more)]
     user = ["--user", "kv", "on", f">{_PASSWORD}", "~kvcp:*", "-@all", *may]
     return [*user, "--user", *_ADMIN, "--user", "default", "off"]
 
@@ -289,7 +289,7 @@ def test_what_a_user_may_not_do_stands_in_the_pools_status_until_it_may(
 ) -> None:
     kubernetes, server, bucket = cluster.kubernetes, outside.watched[0], outside.bucket
     cluster.import_image(images.stand_in())
-    may = [f"+{command}" for command in _COMMANDS.split() if command != "info"]
+    may = [f"+{command}" for command in _COMMANDS if command != "info"]
     _ask(server, "ACL", "SETUSER", "bound", "on", f">{_PASSWORD}", "~kvcp:*", "-@all", *may)
     bucket.let_guest(*_PERMISSIONS)
     redis = {"external": {"url": f"redis://{server.host}:{server.port}", "auth": {"secretName": "redis"}}}

@@ -1,4 +1,4 @@
-"""The Redis tier and redis-benchmark: the same server, values as large as the tier writes them, as many connections."""
+"""The Redis tier and redis-benchmark: the same server, values of 1 MiB at most, as many connections."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from servers.paths import short_folder
 from servers.redis import RedisServer
 
 REFERENCE = "redis-benchmark"
-#: The tier has as many connections for bytes, and cuts values so that none is longer.
+#: The tier has as many connections for bytes. A value with what the server stores beside it takes 1 MiB of its memory.
 CONNECTIONS, VALUE = 8, MIB - 4096
 #: Keys at random: as good as never the same one, and some that do not fit into a processor's cache.
 ANY, KEYS = 10**9, 256
