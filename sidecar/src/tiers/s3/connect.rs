@@ -19,6 +19,15 @@ use tower_service::Service;
 
 /// Why there is no connection.
 pub type Failed = Box<dyn Error + Send + Sync>;
+
+/// A connection.
+pub enum Stream {
+    /// Without TLS.
+    Plain(TokioIo<TcpStream>),
+    /// With it.
+    Tls(Box<TokioIo<Encrypted>>),
+}
+
 /// What may be wrong where a handshake gets no sensible answer.
 pub const PLAIN: &str = "is this a port without TLS (http://)?";
 
@@ -80,12 +89,16 @@ impl Service<Uri> for Connector {
     }
 }
 
-/// A connection.
-pub enum Stream {
-    /// Without TLS.
-    Plain(TokioIo<TcpStream>),
-    /// With it.
-    Tls(Box<TokioIo<Encrypted>>),
+trait Both: Read + Write + Unpin {}
+impl<T: Read + Write + Unpin> Both for T {}
+
+impl Stream {
+    fn both(self: Pin<&mut Self>) -> Pin<&mut dyn Both> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream),
+            Self::Tls(stream) => Pin::new(stream),
+        }
+    }
 }
 
 impl Connection for Stream {
@@ -110,10 +123,7 @@ impl Read for Stream {
         cx: &mut Context<'_>,
         into: ReadBufCursor<'_>,
     ) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_read(cx, into),
-            Self::Tls(stream) => Pin::new(stream).poll_read(cx, into),
-        }
+        self.both().poll_read(cx, into)
     }
 }
 
@@ -123,10 +133,7 @@ impl Write for Stream {
         cx: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_write(cx, bytes),
-            Self::Tls(stream) => Pin::new(stream).poll_write(cx, bytes),
-        }
+        self.both().poll_write(cx, bytes)
     }
 
     fn poll_write_vectored(
@@ -134,10 +141,7 @@ impl Write for Stream {
         cx: &mut Context<'_>,
         parts: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_write_vectored(cx, parts),
-            Self::Tls(stream) => Pin::new(stream).poll_write_vectored(cx, parts),
-        }
+        self.both().poll_write_vectored(cx, parts)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -148,16 +152,10 @@ impl Write for Stream {
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_flush(cx),
-            Self::Tls(stream) => Pin::new(stream).poll_flush(cx),
-        }
+        self.both().poll_flush(cx)
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_shutdown(cx),
-            Self::Tls(stream) => Pin::new(stream).poll_shutdown(cx),
-        }
+        self.both().poll_shutdown(cx)
     }
 }

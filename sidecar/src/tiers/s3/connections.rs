@@ -31,7 +31,8 @@ pub struct Connections {
 }
 
 impl Connections {
-    /// Without one. Each takes `read_bytes` of memory at most to read ahead, and with TLS a buffer below it; `most` of a server are kept, none that was idle for `idle`.
+    /// Without one. Each takes `read_bytes` of memory at most to read ahead, and with TLS a buffer below it; `most` of a server are kept,
+    /// none that was idle for `idle`.
     pub fn new(connector: Connector, read_bytes: usize, most: usize, idle: Duration) -> Self {
         Self {
             connector,
