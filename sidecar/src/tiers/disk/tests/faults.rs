@@ -208,7 +208,7 @@ fn a_folder_that_is_removed_is_gone_and_one_that_comes_back_is_an_empty_tier() {
         assert_eq!(block_on(disk.usage()).unwrap().objects, 0);
         rig.put(&disk, 2, &[3000]).unwrap();
         assert_eq!(rig.get(&disk, &object(2, &[3000])), Ok(()));
-        let second = rig.open_at(&rig.path()).unwrap_err();
+        let second = rig.refused();
         assert_eq!(second.cause, Cause::InUse, "the new folder is locked too");
         disk.close();
         std::fs::remove_dir_all(rig.path()).unwrap();

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 fn refused(rig: &Rig) -> (Cause, String) {
-    let error = rig.open_at(&rig.path()).unwrap_err();
+    let error = rig.refused();
     (error.cause, error.detail)
 }
 

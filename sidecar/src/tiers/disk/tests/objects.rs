@@ -111,7 +111,7 @@ impl Rig {
     fn open_again(&self, _: &super::super::Disk, clean: bool) -> super::super::Disk {
         let copy = self.temp.path().join(format!("copy-{clean}"));
         copy_folder(&self.path(), &copy);
-        let disk = self.open_at(&copy).unwrap();
+        let disk = self.open_at(&copy);
         if !clean {
             return disk;
         }
@@ -124,7 +124,7 @@ impl Rig {
             names.iter().any(|n| n.starts_with("snapshot-")),
             "{names:?}"
         );
-        self.open_at(&copy).unwrap()
+        self.open_at(&copy)
     }
 }
 

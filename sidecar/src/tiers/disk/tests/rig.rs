@@ -210,11 +210,17 @@ impl Rig {
 
     pub fn open(&self) -> Disk {
         let _ = std::fs::create_dir(self.path());
-        block_on(once_free(|| self.open_at(&self.path())))
+        self.open_at(&self.path())
     }
 
-    pub fn open_at(&self, path: &Path) -> Result<Disk, TierError> {
-        Disk::open(path, self.capacity, self.options.clone())
+    pub fn open_at(&self, path: &Path) -> Disk {
+        let open = || Disk::open(path, self.capacity, self.options.clone());
+        block_on(once_free(open))
+    }
+
+    /// What is said of a folder that is not taken.
+    pub fn refused(&self) -> TierError {
+        Disk::open(&self.path(), self.capacity, self.options.clone()).unwrap_err()
     }
 
     pub fn put(&self, disk: &Disk, i: u32, lengths: &[u64]) -> Result<Stored, TierError> {
