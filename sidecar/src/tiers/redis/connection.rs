@@ -2,7 +2,7 @@
 
 mod transaction;
 
-pub use transaction::Words;
+pub use transaction::{Open, Words};
 
 use super::fault::{Fault, is_denied, is_of_the_connection, is_of_the_server};
 use super::resp::{self, Head, Reply};
@@ -61,11 +61,13 @@ pub struct Connection {
     outdated: bool,
     /// Times that keys are watched: a transaction of the next operation would be bound to them.
     watches: usize,
+    /// A transaction was begun and not ended: the next operation would be a part of it.
+    in_transaction: bool,
     /// As far as is known, this user may let objects live on at this server.
     renews: bool,
     /// Did the server say anything yet?
     spoken: bool,
-    begun: Instant,
+    since: Instant,
     heard: Instant,
 }
 
@@ -84,9 +86,10 @@ impl Connection {
             broken: None,
             outdated: false,
             watches: 0,
+            in_transaction: false,
             renews: true,
             spoken: false,
-            begun: Instant::now(),
+            since: Instant::now(),
             heard: Instant::now(),
         }
     }
@@ -104,7 +107,8 @@ impl Connection {
     /// Can another operation use it?
     pub fn is_clean(&self) -> bool {
         let in_step = self.pending == 0 && self.output.is_empty() && self.unread().is_empty();
-        in_step && self.broken.is_none() && !self.outdated && !self.is_watching()
+        let bound = self.is_watching() || self.in_transaction;
+        in_step && self.broken.is_none() && !self.outdated && !bound
     }
 
     /// Is it worth asking here that an object lives on?

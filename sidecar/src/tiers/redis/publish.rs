@@ -2,7 +2,7 @@
 //! an expiry until all of it is there; then a transaction takes that from head and segments at once. So whoever dies in the middle leaves
 //! nothing that stays, and no head outlives its segments.
 
-use super::connection::{COPIED_BYTES, Connection, Words};
+use super::connection::{COPIED_BYTES, Connection, Open, Words};
 use super::fault::Fault;
 use super::objects::{WINDOW, ask_record, keys, own_record, remove_if, remove_segments, there};
 use super::record::{Record, pieces};
@@ -93,22 +93,19 @@ impl Draft<'_> {
     /// Segments and head in one transaction, unless the object is there.
     async fn write_at_once(&self, c: &mut Connection) -> Result<Stored, Fault> {
         for _ in 0..CHANGES_MAX {
-            self.look(c);
+            let (there, open) = self.look_and_begin(c).await?;
+            if let There::Other = there {
+                c.end(open, 0).await?;
+                return Ok(Stored::Already);
+            }
+            if let There::Whole = there {
+                // Who changes it at this moment lets it live on as well, or takes it away, as may happen a moment later.
+                self.stay(c, open).await?;
+                return Ok(Stored::Already);
+            }
             // What lies there may be staged: it would go by itself if its writer died.
-            let renewed = match self.seen(c).await? {
-                There::No => None,
-                There::InPart => Some(self.name.redis()),
-                There::Whole => {
-                    // Who changes it at this moment lets it live on as well, or takes it away, as may happen a moment later.
-                    c.transaction(&self.stays()).await?;
-                    return Ok(Stored::Already);
-                }
-                There::Other => {
-                    c.unwatch().await?;
-                    return Ok(Stored::Already);
-                }
-            };
-            let (open, ttl) = (c.begin(), self.ttl.as_deref());
+            let renewed = matches!(there, There::InPart).then(|| self.name.redis());
+            let ttl = self.ttl.as_deref();
             let (mut commands, right) = self.send(c, Way::Together).await?;
             if !right {
                 // The connection is not used again, and what it began ends with it.
@@ -148,10 +145,10 @@ impl Draft<'_> {
         };
         let (mut evicted, mut changed) = (0, 0);
         loop {
-            self.look(c);
-            match self.seen(c).await? {
+            let (there, open) = self.look_and_begin(c).await?;
+            match there {
                 There::Whole => {
-                    if c.transaction(&self.stays()).await?.is_some() {
+                    if self.stay(c, open).await? {
                         return Ok(stored);
                     }
                     changed += 1;
@@ -160,7 +157,7 @@ impl Draft<'_> {
                     }
                 }
                 There::InPart => {
-                    c.unwatch().await?;
+                    c.end(open, 0).await?;
                     evicted += 1;
                     if evicted == EVICTED_MAX {
                         let why = "the server evicts what is being written: give it more memory (maxmemory)";
@@ -169,13 +166,13 @@ impl Draft<'_> {
                     self.stage(c).await?;
                 }
                 There::No => {
-                    c.unwatch().await?;
+                    c.end(open, 0).await?;
                     let why = "it was taken away while it was written";
                     return Err(Fault::Of(Cause::Throttled, why.into()));
                 }
                 // Its segments have names of their own, and these are of no use.
                 There::Other => {
-                    c.unwatch().await?;
+                    c.end(open, 0).await?;
                     remove_segments(c, &self.name, &self.record).await?;
                     return Ok(Stored::Already);
                 }
@@ -264,6 +261,26 @@ impl Draft<'_> {
         c.command(&words);
     }
 
+    /// Looks, and begins a transaction; all in one go, for a reply to MULTI alone would cost the server a call while we send.
+    async fn look_and_begin(&self, c: &mut Connection) -> Result<(There, Open), Fault> {
+        self.look(c);
+        let mut open = c.begin();
+        let seen = self.seen(c).await;
+        let begun = match c.broken() {
+            None => c.begun(&mut open).await,
+            Some(why) => Err(Fault::unreachable(why.to_owned())),
+        };
+        match (seen, begun) {
+            (Ok(there), Ok(())) => Ok((there, open)),
+            (Err(fault), Ok(())) => {
+                // Where that fails, too, the connection is not used again.
+                let _ = c.end(open, 0).await;
+                Err(fault)
+            }
+            (Err(fault), Err(_)) | (Ok(_), Err(fault)) => Err(fault),
+        }
+    }
+
     async fn seen(&self, c: &mut Connection) -> Result<There, Fault> {
         let (watched, head, segments) = (c.watched().await?, c.reply().await?, c.reply().await?);
         if let Reply::Error(text) = watched {
@@ -285,10 +302,12 @@ impl Draft<'_> {
         })
     }
 
-    /// The commands that let all of it live for its time, the segments no shorter than the head.
-    fn stays(&self) -> Vec<Words<'_>> {
-        let ttl = self.ttl.as_deref();
-        self.keys.iter().map(|key| stay(key, ttl)).collect()
+    /// Ends the transaction by letting all of it live for its time, the segments no shorter than the head. False: something has changed.
+    async fn stay(&self, c: &mut Connection, open: Open) -> Result<bool, Fault> {
+        for key in &self.keys {
+            c.command(&stay(key, self.ttl.as_deref()));
+        }
+        Ok(c.end(open, self.keys.len()).await?.is_some())
     }
 
     /// Takes away what was written of it, key by key: while its slot moves, a part may be elsewhere.

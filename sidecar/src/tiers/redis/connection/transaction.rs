@@ -8,14 +8,16 @@ use std::time::Duration;
 /// What servers say before why they did nothing of a transaction that each command of was taken for.
 const BECAUSE_OF: &str = "EXECABORT Transaction discarded because of: ";
 
-/// A connection whose user may not watch is used for so long all the same: a new one for each try would cost more than it brings. But the
-/// login that it was made by may have been exchanged since.
+/// A connection whose user may not watch or begin a transaction is used for so long all the same: a new one for each try would cost more
+/// than it brings. But the login that it was made by may have been exchanged since.
 const BLIND: Duration = Duration::from_secs(30);
 
 /// A transaction that was begun.
 #[must_use]
 pub struct Open {
     asking: bool,
+    /// The server said that it is.
+    heard: bool,
 }
 
 /// A command, word by word.
@@ -37,11 +39,15 @@ impl Connection {
         let reply = self.awaited().await?;
         if let Reply::Error(text) = &reply {
             self.watches = self.watches.saturating_sub(1);
-            if !is_denied(text) || self.begun.elapsed() >= BLIND {
-                self.heeds(text);
-            }
+            self.heeds_if_not_blind(text);
         }
         Ok(reply)
+    }
+
+    fn heeds_if_not_blind(&mut self, text: &str) {
+        if !is_denied(text) || self.since.elapsed() >= BLIND {
+            self.heeds(text);
+        }
     }
 
     /// Is any key watched?
@@ -64,33 +70,53 @@ impl Connection {
         commands: &[Words<'_>],
     ) -> Result<Option<Vec<Reply>>, Fault> {
         let open = self.begin();
+        self.asking = false;
         for command in commands {
             self.command(command);
         }
         self.end(open, commands.len()).await
     }
 
-    /// Begins a transaction: what is added from now on is done at its end.
+    /// Begins a transaction, which is heard of before its first command.
     pub fn begin(&mut self) -> Open {
         self.command(&[b"MULTI"]);
+        self.in_transaction = true;
         // What is asked for before MULTI holds until its end; said in between it would be one of the commands.
         Open {
-            asking: std::mem::replace(&mut self.asking, false),
+            asking: self.asking,
+            heard: false,
         }
     }
 
-    /// Ends a transaction of so many commands, of which no reply was heard, as `transaction` does.
+    /// Hears that a transaction was begun: what is added from now on is done at its end.
+    pub async fn begun(&mut self, open: &mut Open) -> Result<(), Fault> {
+        if let Reply::Error(text) = self.awaited().await? {
+            self.in_transaction = false;
+            self.heeds_if_not_blind(&text);
+            return Err(Fault::Refused(text));
+        }
+        self.asking = false;
+        open.heard = true;
+        Ok(())
+    }
+
+    /// Ends a transaction of so many commands, of which no reply was heard, as `transaction` does. Of none, it gives up what is watched.
     pub async fn end(&mut self, open: Open, commands: usize) -> Result<Option<Vec<Reply>>, Fault> {
         self.command(&[b"EXEC"]);
-        self.asking = open.asking;
-        let mut refused = refusal(self.reply().await?);
-        self.asking = false;
+        let mut refused = None;
+        if !open.heard {
+            self.asking = open.asking;
+            refused = refusal(self.reply().await?);
+            self.asking = false;
+        }
         for _ in 0..commands {
             let queued = refusal(self.reply().await?);
             refused = refused.or(queued);
         }
         let done = self.reply().await?;
         self.asking = open.asking;
+        // One that the server does not even give up goes on.
+        self.in_transaction = matches!(&done, Reply::Error(text) if !text.starts_with("EXECABORT"));
         self.watches = 0;
         let parts = match (refused, done) {
             (Some(text), _) => return Err(Fault::Refused(text)),

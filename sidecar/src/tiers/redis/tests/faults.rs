@@ -109,26 +109,30 @@ fn connected(server: &Server) -> u64 {
 
 #[tokio::test]
 async fn who_may_watch_no_key_is_refused_over_the_same_connection() {
-    let server = Server::start(&[]);
-    server.say(&[
-        "ACL", "SETUSER", "blind", "on", ">rights", "~kvcp:*", "+@all", "-watch",
-    ]);
-    let spot = Spot::new(open(&[format!(
-        "redis://blind:rights@127.0.0.1:{}",
-        server.port
-    )]));
-    let sample = Sample::new(1, 0, &[3_000]);
-    let refused = async || {
-        let put = spot.tier.put(sample.put(&spot.memory)).await.unwrap_err();
-        assert_eq!(put.cause, Cause::Denied, "{put}");
-    };
-    refused().await;
-    let before = connected(&server);
-    for _ in 0..3 {
+    for lacks in [&["-watch"][..], &["-watch", "-multi"]] {
+        let server = Server::start(&[]);
+        let user = [
+            "ACL", "SETUSER", "blind", "on", ">rights", "~kvcp:*", "+@all",
+        ];
+        server.say(&[&user[..], lacks].concat());
+        let spot = Spot::new(open(&[format!(
+            "redis://blind:rights@127.0.0.1:{}",
+            server.port
+        )]));
+        let sample = Sample::new(1, 0, &[3_000]);
+        let refused = async || {
+            let put = spot.tier.put(sample.put(&spot.memory)).await.unwrap_err();
+            assert_eq!(put.cause, Cause::Denied, "{put}");
+            assert!(put.detail.contains("watch"), "{put}");
+        };
         refused().await;
+        let before = connected(&server);
+        for _ in 0..3 {
+            refused().await;
+        }
+        // Only those that ask.
+        assert_eq!(connected(&server), before + 1);
     }
-    // Only those that ask.
-    assert_eq!(connected(&server), before + 1);
 }
 
 #[tokio::test]

@@ -107,7 +107,7 @@ async fn a_put_whose_slot_begins_to_move_leaves_nothing_in_the_way_of_it() {
         }
         let spot = Spot::new(open(&[cluster.url()]));
         let (sample, slot) = moving(bytes);
-        let mut held = proxy.hold_before(b"MULTI").await;
+        let mut held = proxy.hold_before(b"EXEC").await;
         let put = spot.tier.put(sample.put(&spot.memory));
         let begin = async {
             held.reached().await;

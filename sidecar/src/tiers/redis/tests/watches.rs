@@ -28,6 +28,50 @@ async fn one_that_is_refused_takes_nothing_from_those_before() {
     assert!(c.is_clean());
 }
 
+#[tokio::test]
+async fn a_transaction_that_was_begun_is_ended_before_another_operation() {
+    let server = Server::start(&[]);
+    let node = open(&[server.unix()]).now().servers.known().remove(0);
+    let mut c = node.take(Lane::Questions).await.unwrap();
+    c.watch(&[b"one"]);
+    let mut given_up = c.begin();
+    assert_eq!(c.watched().await, Ok(Reply::Simple("OK".into())));
+    assert_eq!(c.begun(&mut given_up).await, Ok(()));
+    assert_eq!(c.end(given_up, 0).await, Ok(Some(vec![])));
+    assert!(!c.is_watching() && c.is_clean());
+    server.say(&["SET", "one", "1"]);
+    let mut ended = c.begin();
+    assert_eq!(c.begun(&mut ended).await, Ok(()));
+    assert!(!c.is_watching() && !c.is_clean());
+    c.command(&[b"PING"]);
+    let replies = c.end(ended, 1).await;
+    assert_eq!(replies, Ok(Some(vec![Reply::Simple("PONG".into())])));
+    assert!(c.is_clean());
+}
+
+#[tokio::test]
+async fn a_put_of_what_is_there_keeps_its_connection() {
+    let server = Server::start(&[]);
+    let spot = Spot::new(open(&[server.unix()]));
+    let sample = Sample::new(1, 0, &[3_000]);
+    let mut other = sample.clone();
+    other.object.created_unix_ms += 1_000;
+    spot.put(&sample).await;
+    let connections = || -> Vec<String> {
+        let list = server.say(&["CLIENT", "LIST"]);
+        let ours = list.lines().filter(|line| !line.contains("cmd=client"));
+        ours.map(|line| line.split(' ').next().unwrap().to_owned())
+            .collect()
+    };
+    let before = connections();
+    for again in [&sample, &other, &sample] {
+        let put = spot.tier.put(again.put(&spot.memory)).await;
+        assert_eq!(put, Ok(Stored::Already));
+    }
+    assert_eq!(connections(), before);
+    spot.check(&sample).await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_taken_back_behind_one_is_bound_to_its_head_only() {
     let server = Server::start(&[]);
@@ -39,7 +83,7 @@ async fn what_is_taken_back_behind_one_is_bound_to_its_head_only() {
     let url = proxy.url().replace("://", "://half:half@");
     let spot = Spot::new(open(&[url]));
     let sample = Sample::new(1, 0, &[5 << 20]);
-    let mut held = proxy.hold_before(b"MULTI").await;
+    let mut held = proxy.hold_before(b"DEL").await;
     let put = spot.tier.put(sample.put(&spot.memory));
     let evict = async {
         held.reached().await;

@@ -125,7 +125,7 @@ async fn a_segment_that_goes_before_everything_stays_is_written_again() {
     let proxy = Proxy::start(server.port).await;
     let spot = Spot::new(open(&[proxy.url()]));
     let sample = Sample::new(1, 0, &[5 << 20]);
-    let mut held = proxy.hold_before(b"MULTI").await;
+    let mut held = proxy.hold_before(b"EXEC").await;
     let put = spot.tier.put(sample.put(&spot.memory));
     let evict = async {
         held.reached().await;
@@ -157,7 +157,7 @@ async fn a_reader_that_renews_an_object_in_that_moment_does_no_harm() {
     };
     let (writer, reader) = (with_ttl(proxy.url()), with_ttl(server.unix()));
     let sample = Sample::new(1, 0, &[5 << 20]);
-    let mut held = proxy.hold_before(b"MULTI").await;
+    let mut held = proxy.hold_before(b"EXEC").await;
     let put = writer.tier.put(sample.put(&writer.memory));
     let read = async {
         held.reached().await;
@@ -178,7 +178,7 @@ async fn a_put_that_was_refused_leaves_nothing_and_its_connection_watches_nothin
         server.say(&all)
     };
     // Long objects stay by PERSIST, all by a transaction.
-    for (lacks, bytes) in [("-persist", 5 << 20), ("-exec", 3_000)] {
+    for (lacks, bytes) in [("-persist", 5 << 20), ("-exec", 3_000), ("-multi", 3_000)] {
         let user = [
             "ACL", "SETUSER", "half", "on", ">half", "~kvcp:*", "+@all", lacks,
         ];
@@ -208,7 +208,7 @@ async fn of_two_who_write_an_object_one_does_and_the_other_leaves_nothing() {
         let sample = Sample::new(1, 0, &[bytes]);
         let mut other = sample.clone();
         other.object.created_unix_ms += 1_000;
-        let mut held = proxy.hold_before(b"MULTI").await;
+        let mut held = proxy.hold_before(b"EXEC").await;
         let put = late.tier.put(other.put(&late.memory));
         let overtake = async {
             held.reached().await;
@@ -269,7 +269,7 @@ async fn what_is_taken_away_while_it_is_written_was_not_stored() {
     let proxy = Proxy::start(server.port).await;
     let spot = Spot::new(open(&[proxy.url()]));
     let sample = Sample::new(1, 0, &[5 << 20]);
-    let mut held = proxy.hold_before(b"MULTI").await;
+    let mut held = proxy.hold_before(b"EXEC").await;
     let put = spot.tier.put(sample.put(&spot.memory));
     let remove = async {
         held.reached().await;
