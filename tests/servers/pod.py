@@ -114,10 +114,23 @@ class Pod:
         self.engine.reset()
         return self.ask(tokens, **arguments)
 
+    def add_asked(self, name: str, tokens: list[int]) -> None:
+        """Adds a request that the sidecar has answered before vLLM first asks about it: vLLM waits for 0.1 s only."""
+        before = self._chunks_told()
+        self.engine.add(name, tokens)
+        wait_for(lambda: self._chunks_told() > before, 20, "an answer to the request's early PROBE")
+
+    def _chunks_told(self) -> float:
+        return self.sidecar.metrics().total("kvcachepool_probe_chunks_total")
+
     def _unanswered(self) -> float:
         if not self.sidecar.running():
             return 0
-        return self.sidecar.metrics().total("kvcachepool_miss_tokens_total", reason="unanswered")
+        return self.missed().get("unanswered", 0)
+
+    def missed(self) -> dict[str, float]:
+        """Requested tokens that were not taken, by reason."""
+        return self.sidecar.metrics().by("kvcachepool_miss_tokens_total", "reason")
 
     def freeze_amid(self, freeze: Callable[[], None], tier: str, direction: str) -> None:
         """Freezes a tier's server with a chunk on its way from it (`fetch`) or to it (`write`), and others behind it.

@@ -52,9 +52,9 @@ def _store_and_load(pod: Pod, new: list[list[int]], known: list[list[int]]) -> t
     pod.sidecar.change({"pacing": {"writeBytesPerSecond": "2Mi"}})
     before = pod.engine.counters()
     answers: list[list[int]] = []
-    for batch in (new, known):
+    for batch, add in ((new, pod.engine.add), (known, pod.add_asked)):
         for number, prompt in enumerate(batch):
-            pod.engine.add(str(number), prompt)
+            add(str(number), prompt)
         outputs = pod.engine.run()
         answers += [outputs[str(number)].tokens for number in range(len(batch))]
     pod.engine.drain()
@@ -77,7 +77,7 @@ def _both_store_and_load(pods: list[Pod], redis: RedisServer, truth: Truth) -> N
             done = list(threads.map(_store_and_load, pods, [[mine, same] for mine in own], known))
         for (answers, loaded), mine, theirs in zip(done, own, known, strict=True):
             assert answers == [truth(prompt) for prompt in (mine, same, *theirs)]
-            assert loaded == 1920 * len(theirs)
+            assert loaded == 1920 * len(theirs), [pod.missed() for pod in pods]
         known = [[own[1]], [own[0]]]
     for pod in pods:
         written = pod.sidecar.metrics().by("kvcachepool_tier_write_chunks", "result")

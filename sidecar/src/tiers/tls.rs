@@ -1,7 +1,8 @@
 //! TLS towards servers, the same for every tier that has one.
 
-use rustls::ClientConfig;
-use rustls::pki_types::ServerName;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::{ClientConfig, RootCertStore};
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,6 +14,22 @@ use tokio_rustls::client::TlsStream;
 
 /// Bytes of a call that reads: the library takes 4 KiB at a time, a quarter of a record.
 const READ_BYTES: usize = 64 << 10;
+
+/// The authorities that a text of PEM names, or what is wrong with it.
+pub fn authorities(pem: &[u8]) -> Result<RootCertStore, String> {
+    let mut roots = RootCertStore::empty();
+    for certificate in CertificateDer::pem_slice_iter(pem) {
+        let added = match certificate {
+            Ok(certificate) => roots.add(certificate).map_err(|e| e.to_string()),
+            Err(e) => Err(e.to_string()),
+        };
+        added.map_err(|e| format!("a certificate cannot be read: {e}"))?;
+    }
+    match roots.is_empty() {
+        true => Err("it holds no certificate".into()),
+        false => Ok(roots),
+    }
+}
 
 /// An encrypted stream.
 pub type Encrypted = TlsStream<BufReader<TcpStream>>;

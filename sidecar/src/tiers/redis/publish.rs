@@ -94,17 +94,20 @@ impl Draft<'_> {
     async fn write_at_once(&self, c: &mut Connection) -> Result<Stored, Fault> {
         for _ in 0..CHANGES_MAX {
             let (there, open) = self.look_and_begin(c).await?;
-            if let There::Other = there {
-                c.end(open, 0).await?;
-                return Ok(Stored::Already);
-            }
-            if let There::Whole = there {
-                // Who changes it at this moment lets it live on as well, or takes it away, as may happen a moment later.
-                self.stay(c, open).await?;
-                return Ok(Stored::Already);
-            }
-            // What lies there may be staged: it would go by itself if its writer died.
-            let renewed = matches!(there, There::InPart).then(|| self.name.redis());
+            let renewed = match there {
+                There::No => None,
+                // What lies there may be staged: it would go by itself if its writer died.
+                There::InPart => Some(self.name.redis()),
+                There::Whole => {
+                    // Who changes it at this moment lets it live on as well, or takes it away, as may happen a moment later.
+                    self.stay(c, open).await?;
+                    return Ok(Stored::Already);
+                }
+                There::Other => {
+                    c.end(open, 0).await?;
+                    return Ok(Stored::Already);
+                }
+            };
             let ttl = self.ttl.as_deref();
             let (mut commands, right) = self.send(c, Way::Together).await?;
             if !right {

@@ -3,9 +3,8 @@
 
 use super::fault::Fault;
 use crate::tiers::Cause;
-use crate::tiers::tls::{Encrypted, handshake};
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, ServerName};
+use crate::tiers::tls::{Encrypted, authorities, handshake};
+use rustls::pki_types::ServerName;
 use rustls::{CertificateError, ClientConfig, Error, RootCertStore};
 use std::io;
 use std::path::Path;
@@ -89,13 +88,5 @@ async fn of_the_system() -> Arc<RootCertStore> {
 async fn of_file(path: &Path) -> Result<RootCertStore, Fault> {
     let of_it = |why: &dyn std::fmt::Display| wrong(format!("{}: {why}", path.display()));
     let pem = tokio::fs::read(path).await.map_err(|e| of_it(&e))?;
-    let mut roots = RootCertStore::empty();
-    for certificate in CertificateDer::pem_slice_iter(&pem) {
-        let certificate = certificate.map_err(|e| of_it(&e))?;
-        roots.add(certificate).map_err(|e| of_it(&e))?;
-    }
-    if roots.is_empty() {
-        return Err(of_it(&"there is no certificate in it"));
-    }
-    Ok(roots)
+    authorities(&pem).map_err(|e| of_it(&e))
 }

@@ -5,6 +5,7 @@ use super::clock::Clock;
 use super::connect::{Connector, Failed};
 use super::connections::Connections;
 use super::direct::Way;
+use crate::tiers::tls::authorities;
 use crate::tiers::{Cause, Kind, TierError};
 use aws_sdk_s3::config::http::{HttpRequest, HttpResponse};
 use aws_sdk_s3::config::{HttpClient, RuntimeComponents};
@@ -25,8 +26,6 @@ use hyper_util::rt::{TokioExecutor, TokioTimer};
 use kvcachepool_protocol::config::HttpVersion;
 use rustls::RootCertStore;
 use rustls::crypto::aws_lc_rs;
-use rustls::pki_types::CertificateDer;
-use rustls::pki_types::pem::PemObject;
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
@@ -114,7 +113,7 @@ impl Http {
                 .map_err(|e| config(e.to_string()))?;
         let tls = match roots {
             Roots::None => tls.with_root_certificates(RootCertStore::empty()),
-            Roots::File(path) => tls.with_root_certificates(authorities(path)?),
+            Roots::File(path) => tls.with_root_certificates(of_file(path)?),
             Roots::System => tls.with_native_roots().map_err(|e| {
                 config(format!(
                     "{e}: this system trusts no authority; name them by s3.ca"
@@ -157,21 +156,10 @@ fn shared(connector: Connector, idle: usize) -> Client<Connector, SdkBody> {
         .build(connector)
 }
 
-fn authorities(path: &Path) -> Result<RootCertStore, TierError> {
-    let shown = path.display();
-    let pem = std::fs::read(path).map_err(|e| config(format!("s3.ca: {shown}: {e}")))?;
-    let mut store = RootCertStore::empty();
-    for certificate in CertificateDer::pem_slice_iter(&pem) {
-        let added = match certificate {
-            Ok(certificate) => store.add(certificate).map_err(|e| e.to_string()),
-            Err(e) => Err(e.to_string()),
-        };
-        added.map_err(|e| config(format!("s3.ca: {shown}: a certificate cannot be read: {e}")))?;
-    }
-    if store.is_empty() {
-        return Err(config(format!("s3.ca: {shown} holds no certificate")));
-    }
-    Ok(store)
+fn of_file(path: &Path) -> Result<RootCertStore, TierError> {
+    let of_it = |why: &dyn fmt::Display| config(format!("s3.ca: {}: {why}", path.display()));
+    let pem = std::fs::read(path).map_err(|e| of_it(&e))?;
+    authorities(&pem).map_err(|e| of_it(&e))
 }
 
 fn config(detail: String) -> TierError {

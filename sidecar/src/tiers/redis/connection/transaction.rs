@@ -1,12 +1,14 @@
 //! Commands that are done together or not at all, and only while what was watched stays as it was.
 
 use super::Connection;
-use crate::tiers::redis::fault::{Fault, is_denied};
+use crate::tiers::redis::fault::{Fault, is_denied, redirect};
 use crate::tiers::redis::resp::Reply;
 use std::time::Duration;
 
-/// What servers say before why they did nothing of a transaction that each command of was taken for.
-const BECAUSE_OF: &str = "EXECABORT Transaction discarded because of: ";
+/// Servers begin so what they say of a transaction of which they did nothing.
+const ABORTED: &str = "EXECABORT";
+/// What follows before why, where each command was taken for it.
+const BECAUSE_OF: &str = " Transaction discarded because of: ";
 
 /// A connection whose user may not watch or begin a transaction is used for so long all the same: a new one for each try would cost more
 /// than it brings. But the login that it was made by may have been exchanged since.
@@ -116,13 +118,15 @@ impl Connection {
         let done = self.reply().await?;
         self.asking = open.asking;
         // One that the server does not even give up goes on.
-        self.in_transaction = matches!(&done, Reply::Error(text) if !text.starts_with("EXECABORT"));
+        self.in_transaction = matches!(&done, Reply::Error(text) if !is_given_up(text));
         self.watches = 0;
         let parts = match (refused, done) {
             (Some(text), _) => return Err(Fault::Refused(text)),
             (None, Reply::Error(text)) => {
-                let why = text.strip_prefix(BECAUSE_OF).unwrap_or(&text);
-                return Err(Fault::Refused(why.into()));
+                let why = text
+                    .strip_prefix(ABORTED)
+                    .and_then(|rest| rest.strip_prefix(BECAUSE_OF));
+                return Err(Fault::Refused(why.unwrap_or(&text).into()));
             }
             (None, Reply::Nil) => return Ok(None),
             (None, Reply::Array(parts)) => parts,
@@ -133,6 +137,11 @@ impl Connection {
             None => Ok(Some(parts)),
         }
     }
+}
+
+/// Is it the end of a transaction that EXEC is answered so? A node of a cluster gives up one whose slot moves.
+fn is_given_up(text: &str) -> bool {
+    text.starts_with(ABORTED) || text.starts_with("TRYAGAIN") || redirect(text).is_some()
 }
 
 fn refusal(reply: Reply) -> Option<String> {

@@ -1,19 +1,24 @@
 //! What a connection knows of its WATCH, and what it is good for after one that was refused.
 
+use super::cluster::Cluster;
 use super::rig::{Server, Spot, open, settings};
 use super::{proxy::Proxy, whole::keys};
 use crate::tiers::redis::Redis;
-use crate::tiers::redis::pool::Lane;
+use crate::tiers::redis::pool::{Lane, Lent};
 use crate::tiers::redis::resp::Reply;
 use crate::tiers::suite::Sample;
 use crate::tiers::{Cause, Stored};
 use std::time::Duration;
 
+async fn connect(server: &Server) -> Lent {
+    let node = open(&[server.unix()]).now().servers.known().remove(0);
+    node.take(Lane::Questions).await.unwrap()
+}
+
 #[tokio::test]
 async fn one_that_is_refused_takes_nothing_from_those_before() {
     let server = Server::start(&[]);
-    let node = open(&[server.unix()]).now().servers.known().remove(0);
-    let mut c = node.take(Lane::Questions).await.unwrap();
+    let mut c = connect(&server).await;
     c.watch(&[b"one"]);
     assert_eq!(c.watched().await, Ok(Reply::Simple("OK".into())));
     // Of no key.
@@ -31,8 +36,7 @@ async fn one_that_is_refused_takes_nothing_from_those_before() {
 #[tokio::test]
 async fn a_transaction_that_was_begun_is_ended_before_another_operation() {
     let server = Server::start(&[]);
-    let node = open(&[server.unix()]).now().servers.known().remove(0);
-    let mut c = node.take(Lane::Questions).await.unwrap();
+    let mut c = connect(&server).await;
     c.watch(&[b"one"]);
     let mut given_up = c.begin();
     assert_eq!(c.watched().await, Ok(Reply::Simple("OK".into())));
@@ -46,6 +50,26 @@ async fn a_transaction_that_was_begun_is_ended_before_another_operation() {
     c.command(&[b"PING"]);
     let replies = c.end(ended, 1).await;
     assert_eq!(replies, Ok(Some(vec![Reply::Simple("PONG".into())])));
+    assert!(c.is_clean());
+}
+
+#[tokio::test]
+async fn a_transaction_whose_slot_goes_to_another_node_has_ended() {
+    let cluster = Cluster::start();
+    let [from, to] = [&cluster.nodes[0], &cluster.nodes[1]];
+    let mut c = connect(from).await;
+    let mut open = c.begin();
+    assert_eq!(c.begun(&mut open).await, Ok(()));
+    // A slot of the first node.
+    c.command(&[b"SET", b"{06S}", b"1"]);
+    c.flush().await.unwrap();
+    from.wait(&["CLIENT", "LIST"], |list| list.contains("multi=1"));
+    let slot = from.say(&["CLUSTER", "KEYSLOT", "{06S}"]);
+    for node in [to, from] {
+        node.say(&["CLUSTER", "SETSLOT", &slot, "NODE", &cluster.id(1)]);
+    }
+    let moved = c.end(open, 1).await.unwrap_err();
+    assert!(moved.redirect().is_some(), "{moved:?}");
     assert!(c.is_clean());
 }
 
