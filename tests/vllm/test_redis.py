@@ -102,7 +102,8 @@ def test_what_may_have_lost_something_is_read_by_pods_that_take_it_and_by_no_oth
 
 def test_cachegen_knows_layers_tokens_and_channels_of_what_it_packs(new_pod: NewPod) -> None:
     redis, prompt = RedisServer(), token_ids(2000, 96)
-    config = {"redis": redis.config(), "cache": {"loadTimeout": "20s"}, "write": {"codec": "CacheGen"}}
+    cache = {"loadTimeout": "20s", "loadOrRecompute": "AlwaysLoad"}
+    config = {"redis": redis.config(), "cache": cache, "write": {"codec": "CacheGen"}}
 
     def ask() -> tuple[Pod, int]:
         pod = new_pod(config=config)
@@ -110,6 +111,7 @@ def test_cachegen_knows_layers_tokens_and_channels_of_what_it_packs(new_pod: New
         # The processor's own order of keys in other caches on CPUs is known to nobody else.
         pod.start_engine("mla", attention_backend="CPU_MLA")
         pod.attach()
+        wait_for(pod.sidecar.tiers_ready, 20, "every tier to be open")
         return pod, pod.ask(prompt).external
 
     first, external = ask()
@@ -121,7 +123,7 @@ def test_cachegen_knows_layers_tokens_and_channels_of_what_it_packs(new_pod: New
     first.engine.stop()
     first.sidecar.kill_tree()
     second, external = ask()
-    assert external >= 1920
+    assert external >= 1920, second.missed()
     assert _total(second, "tier_corrupt_objects_total") == 0
     redis.stop()
 
