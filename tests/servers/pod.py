@@ -75,10 +75,10 @@ class Pod:
         self._engine = Engine(self.folder, model(name), self.folder / f"vllm-{self._engines}.log", **arguments)
         return self._engine
 
-    def start(self) -> Pod:
-        """Both, attached to each other, with every tier open."""
+    def start(self, name: str = "tiny", **arguments: Any) -> Pod:
+        """Both, attached to each other, with every tier open. The engine is that of `start_engine`."""
         self.sidecar.start()
-        self.start_engine()
+        self.start_engine(name, **arguments)
         self.attach()
         wait_for(self.sidecar.tiers_ready, 20, "every tier to be open")
         return self

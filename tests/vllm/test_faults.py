@@ -98,10 +98,8 @@ def test_sidecar_absent_at_start_and_there_later(new_pod: NewPod, truth: Truth) 
 
 
 def test_vllm_killed_in_the_middle_of_a_store_and_started_anew(new_pod: NewPod, truth: Truth) -> None:
-    pod = new_pod()
-    pod.sidecar.start()
-    first = pod.start_engine()
-    pod.attach()
+    pod = new_pod().start()
+    first = pod.engine
     stored, torn = token_ids(2000, 130), token_ids(7000, 131)
     pod.ask(stored)
     first.add("torn", torn)
@@ -124,10 +122,7 @@ def test_vllm_killed_in_the_middle_of_a_store_and_started_anew(new_pod: NewPod, 
 
 def test_preemption_and_eviction_in_tiny_memories(new_pod: NewPod, truth: Truth) -> None:
     # Room for 24 blocks in vLLM and for 64 MiB in the sidecar: both give way all the time.
-    pod = new_pod(memory="64Mi")
-    pod.sidecar.start()
-    pod.start_engine(num_gpu_blocks_override=24, max_num_batched_tokens=1024, max_model_len=2048)
-    pod.attach()
+    pod = new_pod(memory="64Mi").start(num_gpu_blocks_override=24, max_num_batched_tokens=1024, max_model_len=2048)
     prompts = {f"p{n}": token_ids(1400, 140 + n) for n in range(14)}
     before = pod.engine.counters()
     for _ in range(2):

@@ -24,10 +24,7 @@ if "amx_tile" in Path("/proc/cpuinfo").read_text():
 
 @pytest.mark.parametrize(("name", "arguments"), [pytest.param("window", {}, id="window"), *_MLA])
 def test_other_layouts_hit_and_say_the_same(new_pod: NewPod, name: str, arguments: dict[str, str]) -> None:
-    pod = new_pod()
-    pod.sidecar.start()
-    pod.start_engine(name, **arguments)
-    pod.attach()
+    pod = new_pod().start(name, **arguments)
     prompt = token_ids(3000, 301)
     cold = pod.ask(prompt)
     warm = pod.ask_again(prompt)
@@ -53,12 +50,10 @@ def test_other_weights_and_other_dtype_share_nothing(new_pod: NewPod, truth: Tru
 
 
 def test_two_workers(new_pod: NewPod, truth: Truth) -> None:
-    pod = new_pod()
-    pod.sidecar.start()
-    engine = pod.start_engine(
+    pod = new_pod().start(
         tensor_parallel_size=2, distributed_executor_backend="mp", env={"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
     )
-    pod.attach()
+    engine = pod.engine
     prompt = token_ids(3000, 303)
     cold = engine.generate(prompt)
     pod.settle()

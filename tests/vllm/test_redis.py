@@ -106,12 +106,8 @@ def test_cachegen_knows_layers_tokens_and_channels_of_what_it_packs(new_pod: New
     config = {"redis": redis.config(), "cache": cache, "write": {"codec": "CacheGen"}}
 
     def ask() -> tuple[Pod, int]:
-        pod = new_pod(config=config)
-        pod.sidecar.start()
         # The processor's own order of keys in other caches on CPUs is known to nobody else.
-        pod.start_engine("mla", attention_backend="CPU_MLA")
-        pod.attach()
-        wait_for(pod.sidecar.tiers_ready, 20, "every tier to be open")
+        pod = new_pod(config=config).start("mla", attention_backend="CPU_MLA")
         return pod, pod.ask(prompt).external
 
     first, external = ask()
