@@ -14,7 +14,9 @@ from scripted_pool import ScriptedPool
 from steps import connected, reports
 from stub_sidecar import Received
 
+from kvcachepool.lookups import Patience
 from kvcachepool.messages import CHUNK_PENDING, CHUNK_READY
+from kvcachepool.scheduler import Scheduler
 from kvcachepool.wire import Op
 from servers.waiting import wait_for
 
@@ -79,6 +81,32 @@ def test_what_the_sidecar_leaves_in_a_tier_is_a_miss_by_its_reason(scripted: Scr
     engine.add("warm", TOKENS)
     assert misses(scripted, engine) == {"recompute": 320}
     assert engine.external["warm"] == 192
+
+
+@pytest.mark.parametrize("held", [None, 512], ids=["unknown", "evicted-since"])
+def test_what_a_late_answer_to_the_early_probe_names_is_fetched(
+    scripted: ScriptedPool, loop: Make, monkeypatch: pytest.MonkeyPatch, held: int | None
+) -> None:
+    monkeypatch.setattr(Patience, "_LATE_S", 20.0)
+    monkeypatch.setattr(Scheduler, "_held_locally", lambda *_: held)
+    scripted.settings["first_poll_wait_us"] = 0
+    engine = connected(loop())
+    stored(scripted, engine)
+    probes: list[Received] = []
+
+    def answers(frame: Received) -> bool:
+        probes.append(frame)
+        return len(probes) == 1
+
+    scripted.on_probe = answers
+    engine.add("warm", TOKENS)
+    wait_for(lambda: probes, 10, "the early PROBE")
+    for _ in range(3):
+        assert engine.step().total_num_scheduled_tokens == 0
+    scripted.late(probes[0], partly(scripted, probes[0], 0))
+    engine.run("warm")
+    assert engine.external["warm"] == 512
+    assert [frame.body.get("local_tokens") for frame in probes] == [held, 0]
 
 
 def test_the_rest_of_a_load_is_waited_for_however_little_it_is(scripted: ScriptedPool, loop: Make) -> None:

@@ -316,7 +316,7 @@ class Scheduler:
             self._patience.wait(lookup, settings.first_poll_wait_us / 1e6, settings.step_wait_us / 1e6)
         with self._lock:
             answer = lookup.answer
-            decided = self._decide(state, lookup, local, first)
+            decided = self._decide(state, lookup, local)
             if decided is _ASK_AGAIN:
                 renew_s = math.inf if lookup.renewed else lookup.arrived_s + lookup.renew_after_s
                 until_s = min(state.deadline_s, renew_s)
@@ -336,7 +336,7 @@ class Scheduler:
             and time.monotonic() < hold.until_s
         )
 
-    def _decide(self, state: RequestState, lookup: Lookup, local: int, first: bool) -> tuple[int | None, bool]:
+    def _decide(self, state: RequestState, lookup: Lookup, local: int) -> tuple[int | None, bool]:
         answer = lookup.answer
         if lookup.answered:
             self._patience.answered()
@@ -359,9 +359,10 @@ class Scheduler:
             end, why = worth.held_end, "minLoadTokens"  # lower tiers are left alone for so little
         longer = end > plan.end and end - local >= settings.min_load_tokens
         left = worth.pending_end - max(plan.end, worth.held_end) if why else 0
-        if longer and first and (lookup.local is None or lookup.local > local):
-            self._probe(state, local)  # the early PROBE fetched nothing, or not enough
-            return _ASK_AGAIN if in_time else self._take(state, plan, why, left)
+        if longer and state.asked is None and (lookup.local is None or lookup.local > local):
+            self._probe(state, local)  # the early PROBE fetches nothing, or not enough
+            comes = in_time and state.asked is not None
+            return _ASK_AGAIN if comes else self._take(state, plan, why, left)
         self._renew(state, lookup, now_s)
         if longer and in_time and (not lookup.final or state.asked is not None):
             return _ASK_AGAIN
