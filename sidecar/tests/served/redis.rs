@@ -77,7 +77,7 @@ impl Redis {
     }
 
     /// The first line of what it answers.
-    fn ask(&self, command: &str) -> String {
+    pub fn ask(&self, command: &str) -> String {
         let mut asked = UnixStream::connect(self.socket()).unwrap();
         asked
             .write_all(format!("{command}\r\n").as_bytes())

@@ -60,6 +60,12 @@ fn check_names_what_each_tier_lacks_and_leaves_nothing() {
     };
     let none = || (String::new(), String::new());
     assert_eq!(look(), (none(), none()));
+    for right in ["set", "mset", "watch", "persist"] {
+        redis.ask(&format!("ACL SETUSER default -{right}"));
+        let (lacks, _) = look();
+        assert!(lacks.0 == "Denied" && lacks.1.contains(right), "{lacks:?}");
+        redis.ask(&format!("ACL SETUSER default +{right}"));
+    }
     assert_eq!(redis.keys(), 0);
     assert_eq!(files(&server.data()), 0, "nothing lies in the bucket");
     server.write_auth("kvcachepool-test", "another");

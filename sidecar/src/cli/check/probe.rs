@@ -28,7 +28,9 @@ pub async fn probe(tier: &dyn Tier, writes: bool) -> Result<(), TierError> {
         object: object.clone(),
         spans: vec![memory.from],
     };
-    tier.put(put).await?;
+    tier.put(put.clone()).await?;
+    // What is there takes other rights, as one that others write at the same time does.
+    let again = tier.put(put).await;
     let place = Place {
         group: 0,
         shard: 0,
@@ -41,6 +43,7 @@ pub async fn probe(tier: &dyn Tier, writes: bool) -> Result<(), TierError> {
     let got = tier.get(get).await;
     // Also where it could not be read: nothing of a look shall stay.
     let removed = tier.remove(std::slice::from_ref(&name)).await;
+    again?;
     got?;
     removed?;
     let section = object.sections.first().map(|s| s.stored_digest);

@@ -65,6 +65,8 @@ pub struct Connection {
     in_transaction: bool,
     /// As far as is known, this user may let objects live on at this server.
     renews: bool,
+    /// Objects are written by one command over it; none = none was written yet.
+    writes_at_once: Option<bool>,
     /// Did the server say anything yet?
     spoken: bool,
     since: Instant,
@@ -88,6 +90,7 @@ impl Connection {
             watches: 0,
             in_transaction: false,
             renews: true,
+            writes_at_once: None,
             spoken: false,
             since: Instant::now(),
             heard: Instant::now(),
@@ -114,6 +117,22 @@ impl Connection {
     /// Is it worth asking here that an object lives on?
     pub fn renews(&self) -> bool {
         self.renews
+    }
+
+    /// Is an object written here by one command, which is as large as the object? The first one is not: a server that wants a password
+    /// answers what is that large by closing the connection.
+    pub fn writes_at_once(&self) -> bool {
+        self.writes_at_once == Some(true)
+    }
+
+    /// An object was written.
+    pub fn wrote(&mut self) {
+        self.writes_at_once.get_or_insert(true);
+    }
+
+    /// The user may not write by one command.
+    pub fn must_look(&mut self) {
+        self.writes_at_once = Some(false);
     }
 
     /// Why it broke, if it did.
@@ -170,11 +189,11 @@ impl Connection {
         Ok(())
     }
 
-    /// Adds `MSET` of so many keys; each follows by [`Self::pair`].
-    pub fn begin_mset(&mut self, keys: usize) {
+    /// Adds a command that sets so many keys; each follows by [`Self::pair`] or [`Self::short_pair`].
+    pub fn begin_pairs(&mut self, command: &[u8], keys: usize) {
         self.begins();
         resp::begin(&mut self.output, 1 + 2 * keys);
-        resp::word(&mut self.output, b"MSET");
+        resp::word(&mut self.output, command);
     }
 
     /// Adds a key and bytes of the span to a command. They are sent with the next thing that is awaited, or before another segment.
@@ -202,6 +221,12 @@ impl Connection {
         }
         self.output.extend_from_slice(b"\r\n");
         Ok(())
+    }
+
+    /// Adds a key and a short value to a command.
+    pub fn short_pair(&mut self, key: &str, value: &[u8]) {
+        resp::word(&mut self.output, key.as_bytes());
+        resp::word(&mut self.output, value);
     }
 
     /// Sends what was added, if a segment is in it.
@@ -268,8 +293,8 @@ impl Connection {
         Ok(())
     }
 
-    /// The next reply, to a change of what is a hint only. Who may not make it reads all the same, over this connection.
-    pub async fn hinted(&mut self) -> Result<Reply, Fault> {
+    /// The next reply, to a command that the user can do without. Who may not give it goes on over this connection.
+    pub async fn optional(&mut self) -> Result<Reply, Fault> {
         let reply = self.awaited().await?;
         if let Reply::Error(text) = &reply
             && !is_denied(text)

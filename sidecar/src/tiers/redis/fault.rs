@@ -115,6 +115,11 @@ pub fn is_denied(text: &str) -> bool {
     text.starts_with("NOPERM")
 }
 
+/// The server has no room for what a command writes.
+pub fn is_full(text: &str) -> bool {
+    text.starts_with("OOM")
+}
+
 /// After such an error the server is of no use for a while, as if it were not there.
 pub fn is_of_the_server(text: &str) -> bool {
     let kind = text.split(' ').next().unwrap_or_default();

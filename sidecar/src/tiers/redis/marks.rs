@@ -69,7 +69,7 @@ impl Change {
         }
         let mut answers = Vec::with_capacity(keys.len());
         for _ in keys {
-            answers.push(match c.hinted().await? {
+            answers.push(match c.optional().await? {
                 Reply::Error(text) => Err(Fault::Refused(text)),
                 _ => Ok(true),
             });

@@ -1,9 +1,10 @@
-//! What is said over one connection to write an object. One of few segments is written by one transaction. Of a longer one everything has
-//! an expiry until all of it is there; then a transaction takes that from head and segments at once. So whoever dies in the middle leaves
+//! What is said over one connection to write an object. One of few segments is written by one command, if nothing of it is there; by one
+//! transaction otherwise, where objects live for a time, and over a connection that has not written yet. Of a longer one everything has an
+//! expiry until all of it is there; then a transaction takes that from head and segments at once. So whoever dies in the middle leaves
 //! nothing that stays, and no head outlives its segments.
 
 use super::connection::{COPIED_BYTES, Connection, Open, Words};
-use super::fault::Fault;
+use super::fault::{Fault, is_denied, is_full};
 use super::objects::{WINDOW, ask_record, keys, own_record, remove_if, remove_segments, there};
 use super::record::{Record, pieces};
 use super::resp::Reply;
@@ -39,7 +40,9 @@ struct Draft<'a> {
 /// How segments are sent.
 #[derive(Clone, Copy)]
 enum Way<'a> {
-    /// By one command, which has one reply, for ever. A reply to each would cost the server a call and wake us while we send.
+    /// By one command, which has one reply, for ever, with the head that follows, if none of them is there.
+    IfNone,
+    /// By one command, for ever. A reply to each would cost the server a call and wake us while we send.
     Together,
     /// By a command each, to live for so many milliseconds.
     Staged(&'a str),
@@ -57,7 +60,7 @@ enum There {
     Whole,
 }
 
-/// Writes an object.
+/// Writes an object. Who knows that others may have written it asks before: one that is there may be sent in vain.
 pub async fn put(c: &mut Connection, put: &Put, ttl_ms: u64) -> Result<Stored, Fault> {
     let (object, name) = (&put.object, put.object.name());
     let lengths = object.sections.iter().map(|s| s.stored_bytes);
@@ -90,11 +93,26 @@ pub async fn put(c: &mut Connection, put: &Put, ttl_ms: u64) -> Result<Stored, F
 }
 
 impl Draft<'_> {
-    /// Segments and head in one transaction, unless the object is there.
+    /// Segments and head at once, unless the object is there.
     async fn write_at_once(&self, c: &mut Connection) -> Result<Stored, Fault> {
+        let mut full = None;
+        if self.ttl.is_none() && c.writes_at_once() {
+            match self.write_if_none(c).await {
+                Ok(true) => return Ok(Stored::New),
+                Ok(false) => {}
+                // The object of another writer, which is there, would be left alone.
+                Err(Fault::Refused(text)) if is_full(&text) => full = Some(text),
+                Err(Fault::Refused(text)) if is_denied(&text) => c.must_look(),
+                Err(fault) => return Err(fault),
+            }
+        }
         for _ in 0..CHANGES_MAX {
             let (there, open) = self.look_and_begin(c).await?;
             let renewed = match there {
+                There::No | There::InPart if full.is_some() => {
+                    c.end(open, 0).await?;
+                    return Err(Fault::Refused(full.unwrap_or_default()));
+                }
                 There::No => None,
                 // What lies there may be staged: it would go by itself if its writer died.
                 There::InPart => Some(self.name.redis()),
@@ -127,10 +145,27 @@ impl Draft<'_> {
                 commands += 1;
             }
             if c.end(open, commands).await?.is_some() {
+                c.wrote();
                 return Ok(Stored::New);
             }
         }
         Err(changes_all_the_time())
+    }
+
+    /// Segments and head by one command, for ever. False: something of them is there, and nothing was written. A look before it would cost
+    /// a round trip, and the server five commands.
+    async fn write_if_none(&self, c: &mut Connection) -> Result<bool, Fault> {
+        let (_, right) = self.send(c, Way::IfNone).await?;
+        if !right {
+            // The connection is not used again, and the command never ends.
+            return Err(wrong_bytes());
+        }
+        c.short_pair(&self.name.redis(), &self.value);
+        match c.optional().await? {
+            Reply::Integer(set) => Ok(set == 1),
+            Reply::Error(text) => Err(Fault::Refused(text)),
+            _ => Err(Fault::protocol("MSETNX was answered by no number")),
+        }
     }
 
     /// Segments, then the head, and then their expiry taken away.
@@ -217,9 +252,16 @@ impl Draft<'_> {
     /// not come yet, and whether the bytes are what the head says. No more than [`WINDOW`] commands are sent without hearing of any.
     async fn send(&self, c: &mut Connection, way: Way<'_>) -> Result<(usize, bool), Fault> {
         let (segments, mut open) = (self.keys.len() - 1, 0);
-        if matches!(way, Way::Together) && segments > 0 {
-            c.begin_mset(segments);
-            open = 1;
+        match way {
+            Way::IfNone => {
+                c.begin_pairs(b"MSETNX", segments + 1);
+                open = 1;
+            }
+            Way::Together if segments > 0 => {
+                c.begin_pairs(b"MSET", segments);
+                open = 1;
+            }
+            Way::Together | Way::Staged(_) => {}
         }
         let spans: Vec<Span> = self.put.spans.iter().map(Span::watched).collect();
         let mut digest = Running::default();
@@ -239,7 +281,9 @@ impl Draft<'_> {
                 digest.came(span, piece.at, piece.bytes);
                 let key = self.name.redis_segment(&self.record.head, piece.segment);
                 match way {
-                    Way::Together => c.pair(&key, span, piece.at, piece.bytes).await?,
+                    Way::IfNone | Way::Together => {
+                        c.pair(&key, span, piece.at, piece.bytes).await?;
+                    }
                     Way::Staged(ms) => {
                         c.set(&key, span, piece.at, piece.bytes, ms).await?;
                         open += 1;

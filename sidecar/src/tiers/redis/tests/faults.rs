@@ -1,6 +1,6 @@
 //! What servers refuse, each with its name; and what is left of an operation that was refused.
 
-use super::rig::{Scripted, Server, Spot, open, settings};
+use super::rig::{Scripted, Server, Spot, open, settings, with_ttl};
 use crate::tiers::redis::Redis;
 use crate::tiers::redis::pool::Lane;
 use crate::tiers::suite::Sample;
@@ -151,9 +151,8 @@ async fn who_may_not_let_objects_live_on_reads_over_the_same_connection() {
     server.say(&user);
     let sample = Sample::new(1, 0, &[2 << 20]);
     Spot::new(open(&[server.unix()])).put(&sample).await;
-    let mut with_ttl = settings(&[format!("redis://reader:rights@127.0.0.1:{}", server.port)]);
-    with_ttl.ttl = std::time::Duration::from_secs(1_000);
-    let spot = Spot::new(Redis::open(&with_ttl).unwrap());
+    let url = format!("redis://reader:rights@127.0.0.1:{}", server.port);
+    let spot = Spot::new(with_ttl(&[url]));
     spot.check(&sample).await;
     let before = connected(&server);
     for _ in 0..3 {
@@ -200,7 +199,7 @@ async fn no_password_a_wrong_one_and_too_few_rights_have_their_names() {
         "-@dangerous",
         "+info",
     ]);
-    let sample = Sample::new(1, 0, &[5_000]);
+    let sample = Sample::new(1, 0, &[3 << 20]);
     let host = format!("127.0.0.1:{}", server.port);
     for (login, cause) in [
         ("", Some(Cause::Unauthenticated)),
@@ -375,9 +374,7 @@ async fn an_object_of_which_a_part_was_evicted_is_missing_and_the_rest_is_taken_
 #[tokio::test]
 async fn objects_live_for_their_time_and_reading_them_begins_it_anew() {
     let server = Server::start(&[]);
-    let mut with_ttl = settings(&[server.unix()]);
-    with_ttl.ttl = std::time::Duration::from_secs(1_000);
-    let spot = Spot::new(Redis::open(&with_ttl).unwrap());
+    let spot = Spot::new(with_ttl(&[server.unix()]));
     let sample = Sample::new(1, 0, &[2 << 20]);
     let keys = || -> Vec<String> {
         let keys = server.say(&["KEYS", "*"]);

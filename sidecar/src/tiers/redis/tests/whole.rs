@@ -1,14 +1,20 @@
 //! Whole or not at all, whoever dies at whatever byte: what stays is whole, what is not whole goes by itself.
 
 use super::proxy::Proxy;
-use super::rig::{Server, Spot, open, settings};
+use super::rig::{Server, Spot, open, settings, with_ttl};
 use crate::tiers::redis::Redis;
 use crate::tiers::suite::Sample;
 use crate::tiers::{Cause, Stored};
 use kvcachepool_protocol::object::REDIS_SEGMENT_BYTES;
 use std::time::Duration;
 
-/// Keys, and which of them nothing but somebody removes.
+/// Does nothing but somebody remove this key, or the time that objects live for?
+pub fn stays(server: &Server, key: &str) -> bool {
+    let lives: i64 = server.say(&["PTTL", key]).parse().unwrap();
+    lives == -1 || lives > 130_000
+}
+
+/// Keys, and which of them stay.
 pub fn keys(server: &Server) -> (Vec<String>, Vec<String>) {
     let keys = server.say(&["KEYS", "*"]);
     let all: Vec<String> = keys
@@ -16,8 +22,8 @@ pub fn keys(server: &Server) -> (Vec<String>, Vec<String>) {
         .filter(|k| !k.is_empty())
         .map(str::to_string)
         .collect();
-    let stays = |key: &&String| server.say(&["PTTL", key]) == "-1";
-    let staying = all.iter().filter(stays).cloned().collect();
+    let staying = all.iter().filter(|key| stays(server, key));
+    let staying = staying.cloned().collect();
     (all, staying)
 }
 
@@ -29,24 +35,31 @@ fn quiet(server: &Server) {
 /// Byte numbers of something that takes so many: all of its last `end`, and some before.
 fn cuts(bytes: usize, end: usize) -> impl Iterator<Item = usize> {
     let before = (0..4).map(move |n| bytes / 5 * n);
-    before.chain((bytes.saturating_sub(end)..bytes).step_by(11))
+    before.chain((bytes.saturating_sub(end)..bytes).step_by((end / 100).max(1)))
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_writer_that_dies_anywhere_leaves_a_whole_object_or_what_goes_by_itself() {
     let server = Server::start(&[]);
     let proxy = Proxy::start(server.port).await;
-    let (spot, other) = (
-        Spot::new(open(&[proxy.url()])),
-        Spot::new(open(&[server.unix()])),
-    );
-    for (bytes, objects_keys) in [(1_060_000, 5), (4_500_000, 11)] {
-        server.say(&["FLUSHALL"]);
-        proxy.cut_up(usize::MAX);
-        proxy.cut_down(usize::MAX);
+    let other = Spot::new(open(&[server.unix()]));
+    let (short, long) = ((1_060_000, 5), (4_500_000, 11));
+    let url = [proxy.url()];
+    let ways = [
+        (open(&url), short),
+        (open(&url), long),
+        (with_ttl(&url), short),
+    ];
+    for (redis, (bytes, objects_keys)) in ways {
+        let spot = Spot::new(redis);
         let sample = Sample::new(1, 0, &[bytes, 5_000]);
         let put = sample.put(&spot.memory);
         let get = sample.get_all(&other.memory);
+        // Over a connection that has written before, as those below.
+        spot.tier.put(put.clone()).await.unwrap();
+        server.say(&["FLUSHALL"]);
+        proxy.cut_up(usize::MAX);
+        proxy.cut_down(usize::MAX);
         spot.tier.put(put.clone()).await.unwrap();
         let (up, down) = proxy.left();
         let (up, down) = (usize::MAX - up, usize::MAX - down);
@@ -150,12 +163,10 @@ async fn a_segment_that_goes_before_everything_stays_is_written_again() {
 async fn a_reader_that_renews_an_object_in_that_moment_does_no_harm() {
     let server = Server::start(&[]);
     let proxy = Proxy::start(server.port).await;
-    let with_ttl = |url: String| {
-        let mut with_ttl = settings(&[url]);
-        with_ttl.ttl = Duration::from_secs(1_000);
-        Spot::new(Redis::open(&with_ttl).unwrap())
-    };
-    let (writer, reader) = (with_ttl(proxy.url()), with_ttl(server.unix()));
+    let (writer, reader) = (
+        Spot::new(with_ttl(&[proxy.url()])),
+        Spot::new(with_ttl(&[server.unix()])),
+    );
     let sample = Sample::new(1, 0, &[5 << 20]);
     let mut held = proxy.hold_before(b"EXEC").await;
     let put = writer.tier.put(sample.put(&writer.memory));
@@ -198,7 +209,11 @@ async fn a_put_that_was_refused_leaves_nothing_and_its_connection_watches_nothin
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn of_two_who_write_an_object_one_does_and_the_other_leaves_nothing() {
-    for bytes in [3_000, 5 << 20] {
+    for (bytes, before) in [
+        (3_000, &b"MSETNX"[..]),
+        (3_000, b"EXEC"),
+        (5 << 20, b"EXEC"),
+    ] {
         let server = Server::start(&[]);
         let proxy = Proxy::start(server.port).await;
         let (late, first) = (
@@ -208,7 +223,12 @@ async fn of_two_who_write_an_object_one_does_and_the_other_leaves_nothing() {
         let sample = Sample::new(1, 0, &[bytes]);
         let mut other = sample.clone();
         other.object.created_unix_ms += 1_000;
-        let mut held = proxy.hold_before(b"EXEC").await;
+        if before == b"MSETNX" {
+            // Nothing is written by one command over a connection that has not written.
+            late.put(&Sample::new(1, 1, &[bytes])).await;
+            server.say(&["FLUSHALL"]);
+        }
+        let mut held = proxy.hold_before(before).await;
         let put = late.tier.put(other.put(&late.memory));
         let overtake = async {
             held.reached().await;
@@ -307,9 +327,41 @@ async fn bytes_that_are_not_what_the_head_says_leave_nothing() {
 }
 
 #[tokio::test]
-async fn of_an_object_that_is_there_already_nothing_is_sent() {
+async fn short_objects_are_written_by_one_command_by_who_may_and_has_written() {
     let server = Server::start(&[]);
     let spot = Spot::new(open(&[server.unix()]));
+    let calls = |command: &str| -> u64 {
+        let asked = server.say(&["INFO", "commandstats"]);
+        let begin = format!("cmdstat_{command}:calls=");
+        let mut lines = asked.lines().filter_map(|line| line.strip_prefix(&begin));
+        let line = lines.next().unwrap_or("0,");
+        line.split(',').next().unwrap().parse().unwrap()
+    };
+    let commands = || ["msetnx", "watch", "exists", "multi", "mset"].map(calls);
+    let samples = [0, 1, 2, 3].map(|n| Sample::new(1, n, &[1 << 20, 5_000]));
+    spot.put(&samples[0]).await;
+    assert_eq!(commands(), [0, 1, 1, 1, 1]);
+    spot.put(&samples[1]).await;
+    assert_eq!(commands(), [1, 1, 1, 1, 1]);
+    // Segments whose head has gone are none of an object.
+    server.say(&["DEL", &samples[1].name().redis()]);
+    spot.put(&samples[1]).await;
+    assert_eq!(commands(), [2, 2, 2, 2, 2]);
+    server.say(&["ACL", "SETUSER", "default", "-msetnx"]);
+    spot.put(&samples[2]).await;
+    spot.put(&samples[3]).await;
+    assert_eq!(commands(), [2, 4, 4, 4, 4]);
+    for sample in &samples {
+        spot.check(sample).await;
+    }
+    let (all, staying) = keys(&server);
+    assert_eq!((all.len(), staying.len()), (20, 20));
+}
+
+#[tokio::test]
+async fn of_an_object_that_is_looked_for_first_nothing_is_sent() {
+    let server = Server::start(&[]);
+    let spot = Spot::new(with_ttl(&[server.unix()]));
     let received = || -> u64 {
         let stats = server.say(&["INFO", "stats"]);
         let mut lines = stats.lines();
