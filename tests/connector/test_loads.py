@@ -17,7 +17,10 @@ from steps import connected, loads_of, reports, requested
 from stub_sidecar import Received
 
 from kvcachepool import lookups
-from kvcachepool.messages import CHUNK_PENDING
+from kvcachepool.loads import Loads
+from kvcachepool.lookups import Plan
+from kvcachepool.messages import CHUNK_ABSENT, CHUNK_PENDING, CHUNK_READY, ProbeReply
+from kvcachepool.requests import RequestState
 from kvcachepool.wire import Op
 from servers.waiting import wait_for
 
@@ -331,6 +334,7 @@ def test_reset_cache_hides_what_was_there_and_lets_loads_end(scripted: ScriptedP
 
 
 def test_a_preempted_request_looks_up_again(scripted: ScriptedPool, loop: Make) -> None:
+    scripted.settings["load_timeout_ms"] = 20
     engine = connected(loop(blocks=40, step_tokens=256))
     first, second = prompt(256, 1), prompt(256, 2)
     engine.add("one", first, output=60)
@@ -339,3 +343,35 @@ def test_a_preempted_request_looks_up_again(scripted: ScriptedPool, loop: Make) 
     assert any(request.num_preemptions for request in engine.requests.values())
     probes = [frame.body["request"] for frame in scripted.frames(Op.PROBE)]
     assert max(probes.count("one"), probes.count("two")) >= 2
+    # however long ago it was first asked about
+    assert {frame.body["budget_ms"] for frame in scripted.frames(Op.PROBE)} == {20}
+
+
+def test_a_load_reads_what_the_answer_named_by_which_it_was_promised(
+    scripted: ScriptedPool, loop: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = connected(loop())
+    tokens = prompt(512, 1)
+    engine.generate("cold", tokens)
+    engine.forget_local()
+    absent, ready, size = CHUNK_ABSENT, CHUNK_READY, 16
+    begin = Loads.begin
+
+    def first_four(frame: Received) -> bool:
+        found = scripted.found(frame)
+        states = bytes([ready] * 4 + [absent] * 4)
+        scripted.late(frame, found | {"states": states, "tiers": states, "refs": found["refs"][: 4 * size]})
+        return True
+
+    def overtaken(self: Loads, state: RequestState, plan: Plan, *more: Any) -> dict[str, int]:
+        # The second chunk turned out to be damaged, and one behind the four came.
+        refs = scripted.found(scripted.frames(Op.PROBE)[-1])["refs"]
+        states = bytes([ready, absent, ready, ready, ready, absent, absent, absent])
+        refs = refs[:size] + refs[2 * size : 5 * size]
+        assert plan.lookup.answer is not None
+        plan.lookup.answer = ProbeReply(states=states, refs=refs, region=plan.lookup.answer.region, tiers=states)
+        return begin(self, state, plan, *more)
+
+    scripted.on_probe = first_four
+    monkeypatch.setattr(Loads, "begin", overtaken)
+    assert engine.generate("warm", tokens) == 256

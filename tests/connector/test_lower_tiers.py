@@ -14,7 +14,8 @@ from scripted_pool import ScriptedPool
 from steps import connected, reports
 from stub_sidecar import Received
 
-from kvcachepool.lookups import Patience
+from kvcachepool import scheduler
+from kvcachepool.lookups import Lookup, Patience
 from kvcachepool.messages import CHUNK_PENDING, CHUNK_READY
 from kvcachepool.scheduler import Scheduler
 from kvcachepool.wire import Op
@@ -83,30 +84,103 @@ def test_what_the_sidecar_leaves_in_a_tier_is_a_miss_by_its_reason(scripted: Scr
     assert engine.external["warm"] == 192
 
 
-@pytest.mark.parametrize("held", [None, 512], ids=["unknown", "evicted-since"])
-def test_what_a_late_answer_to_the_early_probe_names_is_fetched(
-    scripted: ScriptedPool, loop: Make, monkeypatch: pytest.MonkeyPatch, held: int | None
-) -> None:
-    monkeypatch.setattr(Patience, "_LATE_S", 20.0)
+def hints_and_holds(
+    scripted: ScriptedPool, monkeypatch: pytest.MonkeyPatch, held: int | None
+) -> tuple[list[Received], Callable[[], dict[str, Any]]]:
+    """The scheduler side takes `held` for what vLLM holds itself, and nobody answers the first PROBE: its answer is
+    returned, as a sidecar makes it that has everything on disk and asks for nothing before `held`.
+    """
     monkeypatch.setattr(Scheduler, "_held_locally", lambda *_: held)
-    scripted.settings["first_poll_wait_us"] = 0
-    engine = connected(loop())
-    stored(scripted, engine)
+    scripted.settings["load_timeout_ms"] = 20_000
     probes: list[Received] = []
 
     def answers(frame: Received) -> bool:
         probes.append(frame)
         return len(probes) == 1
 
+    def answer() -> dict[str, Any]:
+        body = partly(scripted, probes[0], 0)
+        before = (held or 0) // 64
+        return body | {name: bytes(before) + body[name][before:] for name in ("states", "tiers")}
+
     scripted.on_probe = answers
+    return probes, answer
+
+
+@pytest.mark.parametrize("held", [None, 256, 512], ids=["unknown", "partly-evicted", "evicted"])
+@pytest.mark.parametrize("late", [False, True], ids=["first-poll", "later-poll"])
+def test_what_the_early_probe_left_in_a_tier_is_fetched(
+    scripted: ScriptedPool, loop: Make, monkeypatch: pytest.MonkeyPatch, held: int | None, late: bool
+) -> None:
+    monkeypatch.setattr(Patience, "_LATE_S", 20.0)
+    if late:
+        scripted.settings["first_poll_wait_us"] = 0
+    engine = connected(loop())
+    stored(scripted, engine)
+    probes, answer = hints_and_holds(scripted, monkeypatch, held)
     engine.add("warm", TOKENS)
     wait_for(lambda: probes, 10, "the early PROBE")
-    for _ in range(3):
-        assert engine.step().total_num_scheduled_tokens == 0
-    scripted.late(probes[0], partly(scripted, probes[0], 0))
+    if late:
+        for _ in range(3):
+            assert engine.step().total_num_scheduled_tokens == 0
+    scripted.late(probes[0], answer())
     engine.run("warm")
     assert engine.external["warm"] == 512
     assert [frame.body.get("local_tokens") for frame in probes] == [held, 0]
+
+
+def test_nothing_is_asked_for_that_cannot_come_in_time(
+    scripted: ScriptedPool, loop: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = connected(loop())
+    stored(scripted, engine)
+    probes, answer = hints_and_holds(scripted, monkeypatch, None)
+    engine.add("warm", TOKENS)
+    wait_for(lambda: probes, 10, "the early PROBE")
+    scripted.late(probes[0], answer() | {"pending_ms": 60_000})
+    engine.run("warm")
+    assert (engine.external["warm"], len(probes)) == (0, 1)
+
+
+def test_an_answer_that_comes_while_it_is_looked_at_is_not_taken_for_a_refusal(
+    scripted: ScriptedPool, loop: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Racing(Lookup):
+        """Its first answer comes right after somebody saw that there is none."""
+
+        said: Callable[[Racing], None] | None = None
+
+        @property
+        def answer(self) -> Any:
+            seen = Lookup.answer.__get__(self)  # type: ignore[attr-defined]
+            if seen is None and (say := Racing.said) is not None:
+                Racing.said = None
+                say(self)
+            return seen
+
+        @answer.setter
+        def answer(self, value: Any) -> None:
+            Lookup.answer.__set__(self, value)  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(Patience, "_LATE_S", 20.0)
+    scripted.settings["first_poll_wait_us"] = 0
+    engine = connected(loop())
+    stored(scripted, engine)
+    probes, _ = hints_and_holds(scripted, monkeypatch, 0)
+    monkeypatch.setattr(scheduler, "Lookup", Racing)
+    engine.add("warm", TOKENS)
+    wait_for(lambda: probes, 10, "the early PROBE")
+
+    def noted(_: Racing) -> None:
+        Racing.said = decided  # the poll keeps it in mind, then decides by another look
+
+    def decided(lookup: Racing) -> None:
+        scripted.late(probes[0], scripted.found(probes[0]))
+        wait_for(lambda: lookup.answered, 10, "its answer")
+
+    Racing.said = noted
+    engine.run("warm")
+    assert engine.external["warm"] == 512
 
 
 def test_the_rest_of_a_load_is_waited_for_however_little_it_is(scripted: ScriptedPool, loop: Make) -> None:

@@ -15,6 +15,7 @@ from scripted_pool import ScriptedPool
 from steps import connected, loads_of
 
 from kvcachepool.shared import NO_SLOT
+from kvcachepool.wire import Op
 from servers.waiting import wait_for
 
 Make = Callable[..., Loop]
@@ -58,6 +59,8 @@ def test_a_hit_ends_where_its_window_is_there(hybrid: ScriptedPool, loop: Make) 
     for sections in list(hybrid.chunks.values())[-2:]:
         sections[1] = (NO_SLOT, 0, 0)
     assert engine.generate("warm", tokens) == 384
+    # nothing is on its way that could bring it
+    assert [frame.body["request"] for frame in hybrid.frames(Op.PROBE)] == ["cold", "warm"]
 
 
 def test_a_failed_load_is_recomputed(hybrid: ScriptedPool, loop: Make) -> None:

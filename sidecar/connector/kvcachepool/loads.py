@@ -12,7 +12,7 @@ import numpy as np
 from .client import Client
 from .jobs import LOAD, Chunk, Job
 from .keys import GroupSize
-from .lookups import Plan, tier_tokens
+from .lookups import Plan, refs_of, tier_tokens
 from .messages import Pin
 from .requests import RequestState
 from .shared import NO_SLOT
@@ -67,14 +67,14 @@ class Loads:
             self.doom(request_id, tokens)
             return {"memory": tokens}
         lookup = plan.lookup
-        plan = Plan(lookup, plan.local, plan.local + tokens, plan.first, plan.last)
+        plan = plan._replace(end=plan.local + tokens)
         block = lookup.geometry.scheduler_block
         end = -(-plan.end // block) * block
         last = plan.last
         while last > plan.first and lookup.end_of(last - 1) >= end:
             last -= 1
         chunks = []
-        for index, refs in enumerate(lookup.refs_of(plan.first, last), plan.first):
+        for index, refs in enumerate(refs_of(plan.answer, plan.first, last), plan.first):
             bounds = index * lookup.geometry.chunk, lookup.end_of(index + 1)
             chunk = _chunk(refs, lookup.geometry.groups, tables, bounds, (plan.local, end))
             if chunk is None:
@@ -82,13 +82,13 @@ class Loads:
                 self.doom(request_id, tokens)
                 return {"memory": tokens}
             chunks.append(chunk)
-        tag, answer = lookup.tag, lookup.answer
-        if tag is None or answer is None or not chunks:
+        tag = lookup.tag
+        if tag is None or not chunks:
             self.doom(request_id, tokens)
             return {"memory": tokens}
         self._client.send(Op.PIN, Pin(request=request_id, probe=tag, from_=plan.first, to=last))
         job = next(self._job_ids)
-        self._jobs.append(Job(job, LOAD, request_id, answer.region, chunks))
+        self._jobs.append(Job(job, LOAD, request_id, plan.answer.region, chunks))
         keys = tuple((state.namespace or b"", lookup.hash_of(chunk)) for chunk in range(plan.first, last))
         self._loads[request_id] = _Load(job, tokens, keys)
         for key in keys:

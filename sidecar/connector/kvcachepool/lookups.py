@@ -28,8 +28,8 @@ STALE_AFTER_S = 25.0
 class Lookup:
     """One PROBE and its answer.
 
-    The reader thread writes `answer` (each one replaces the one before), then `final`; all other fields are the
-    engine's.
+    The reader thread writes `answer` (each one replaces the one before), then `final`, then `answered`. Who reads them
+    in the other order never takes an answer for a later one than it is. All other fields are the engine's.
     """
 
     __slots__ = (
@@ -132,24 +132,28 @@ class Lookup:
             return chunk * self.geometry.chunk
         return self.chunks.tokens
 
-    def refs_of(self, first: int, last: int) -> list[bytes]:
-        """Packed references of the ready chunks `first..last`, one entry per chunk."""
-        answer = self.answer
-        if answer is None or first >= last:
-            return []
-        per_chunk = len(answer.refs) // answer.states.count(_READY)
-        begin = answer.states.count(_READY, 0, first) * per_chunk
-        return [answer.refs[at : at + per_chunk] for at in range(begin, begin + (last - first) * per_chunk, per_chunk)]
-
     def hash_of(self, chunk: int) -> bytes:
         """Hash by which a chunk was asked for."""
         return self.hashes[chunk * HASH_BYTES : (chunk + 1) * HASH_BYTES]
 
 
+def refs_of(answer: ProbeReply, first: int, last: int) -> list[bytes]:
+    """Packed references of chunks `first..last`, all of which are ready in this very answer; one entry per chunk."""
+    if first >= last:
+        return []
+    per_chunk = len(answer.refs) // answer.states.count(_READY)
+    begin = answer.states.count(_READY, 0, first) * per_chunk
+    return [answer.refs[at : at + per_chunk] for at in range(begin, begin + (last - first) * per_chunk, per_chunk)]
+
+
 class Plan(NamedTuple):
-    """A hit that was promised: tokens `local..end` from chunks `first..last` of the lookup's answer."""
+    """A hit that was promised: tokens `local..end` from chunks `first..last` of one answer to the lookup.
+
+    The lookup may have a later answer by now, in which one of these chunks is gone: its references are others'.
+    """
 
     lookup: Lookup
+    answer: ProbeReply
     local: int
     end: int
     first: int
@@ -172,8 +176,8 @@ class Worth(NamedTuple):
     held_end: int
 
 
-def weigh(lookup: Lookup, local: int, limit: int) -> Worth:
-    """The longest hits behind `local` tokens, up to `limit`.
+def weigh(lookup: Lookup, answer: ProbeReply, local: int, limit: int) -> Worth:
+    """The longest hits behind `local` tokens, up to `limit`, by one answer to the lookup.
 
     "Contiguous" starts at the local boundary. Where a group keeps only a window, a hit ends where that window is
     there too, and one token before the request's end.
@@ -183,18 +187,19 @@ def weigh(lookup: Lookup, local: int, limit: int) -> Worth:
         the end.
     """
     geometry = lookup.geometry
-    answer = lookup.answer
     first = local // geometry.chunk
-    if answer is None or local >= lookup.chunks.tokens:
-        return Worth(Plan(lookup, local, local, first, first), local, local)
+    if local >= lookup.chunks.tokens:
+        return Worth(Plan(lookup, answer, local, local, first, first), local, local)
     states = answer.states[first:]
-    ready = first + len(states) - len(states.lstrip(_READY))
+    readable = ready = first + len(states) - len(states.lstrip(_READY))
     pending = first + len(states) - len(states.lstrip(_READY_OR_PENDING))
     there = answer.tiers[first:pending]
     held = first + len(there) - len(there.lstrip(_MEMORY))
     if geometry.has_windows:
         limit = min(limit, lookup.num_tokens - 1)
-        while ready > first and (lookup.end_of(ready) > limit or not _windows_there(lookup, local, first, ready)):
+        while ready > first and (
+            lookup.end_of(ready) > limit or not _windows_there(lookup, answer, local, first, ready)
+        ):
             ready -= 1
         while pending > ready and lookup.end_of(pending) > limit:
             pending -= 1
@@ -202,15 +207,16 @@ def weigh(lookup: Lookup, local: int, limit: int) -> Worth:
     last = ready
     while last > first and lookup.end_of(last - 1) >= end:
         last -= 1
-    pending_end = max(end, min(lookup.end_of(pending), limit))
+    # Where nothing is on its way, what lacks a window will lack it.
+    pending_end = max(end, min(lookup.end_of(pending), limit)) if pending > readable else end
     held_end = max(local, min(lookup.end_of(held), pending_end))
-    return Worth(Plan(lookup, local, end, first, last), pending_end, held_end)
+    return Worth(Plan(lookup, answer, local, end, first, last), pending_end, held_end)
 
 
-def _windows_there(lookup: Lookup, local: int, first: int, last: int) -> bool:
+def _windows_there(lookup: Lookup, answer: ProbeReply, local: int, first: int, last: int) -> bool:
     """Whether chunks `first..last` hold every window group as far back from their end as its attention looks."""
     end = lookup.end_of(last)
-    refs = lookup.refs_of(first, last)
+    refs = refs_of(answer, first, last)
     section = 0
     for group in lookup.geometry.groups:
         count = group.shards
@@ -226,14 +232,22 @@ def _windows_there(lookup: Lookup, local: int, first: int, last: int) -> bool:
     return True
 
 
+def unasked(lookup: Lookup, answer: ProbeReply, local: int) -> bool:
+    """Whether lower tiers were not asked for a chunk that is not ready, between `local` and what the lookup named as
+    held locally: vLLM has evicted it since.
+    """
+    chunk = lookup.geometry.chunk
+    states = answer.states[local // chunk : (lookup.local or 0) // chunk]
+    return bool(states.strip(_READY))
+
+
 def tier_tokens(plan: Plan) -> dict[str, int]:
     """Tokens of a plan by the name of the tier that they come from; they add up to `plan.tokens`."""
-    lookup, answer = plan.lookup, plan.lookup.answer
+    lookup, tiers = plan.lookup, plan.answer.tiers
     tokens: dict[str, int] = {}
     begin = plan.local
     for chunk in range(plan.first, plan.last):
         end = min(plan.end, lookup.end_of(chunk + 1))
-        tiers = answer.tiers if answer is not None else b""
         name = TIERS.get(tiers[chunk], "memory") if chunk < len(tiers) else "memory"
         if end > begin:
             tokens[name] = tokens.get(name, 0) + end - begin

@@ -25,7 +25,7 @@ from .jobs import Ended, StepMetadata, WorkerReport
 from .keys import Chunks, Geometry
 from .loads import Loads
 from .local_hits import held_by
-from .lookups import STALE_AFTER_S, Lookup, Patience, Plan, weigh
+from .lookups import STALE_AFTER_S, Lookup, Patience, Plan, unasked, weigh
 from .messages import HelloReply, Probe, Register, Release
 from .metrics import CacheStats, Counters, hit_sources
 from .prefill import PrefillSpeed
@@ -302,9 +302,9 @@ class Scheduler:
             now_s = time.monotonic()
             lookup = self._usable(state, now_s)
             if lookup is None:
+                state.first_poll_s = state.deadline_s = 0.0
                 self._probe(state, local)
                 lookup = self._usable(state, now_s)
-                state.first_poll_s = 0.0
             if lookup is None:
                 state.missed = (("unconnected", math.inf),)
                 return _NOTHING
@@ -337,20 +337,22 @@ class Scheduler:
         )
 
     def _decide(self, state: RequestState, lookup: Lookup, local: int) -> tuple[int | None, bool]:
+        # Before the answer: one that comes meanwhile is no older than they say.
+        answered, final = lookup.answered, lookup.final
         answer = lookup.answer
-        if lookup.answered:
+        if answered:
             self._patience.answered()
         if answer is None:
-            if not lookup.answered and self._patience.may_be_late(state.first_poll_s):
+            if not answered and self._patience.may_be_late(state.first_poll_s):
                 return _ASK_AGAIN
-            reason = (lookup.error or "refused") if lookup.answered else "unanswered"
+            reason = (lookup.error or "refused") if answered else "unanswered"
             state.missed = ((reason, math.inf),)
             return _NOTHING
         if lookup.error:
             state.missed = ((lookup.error, math.inf),)
             return _NOTHING
         state.blocker = ""
-        worth = weigh(lookup, local, self._load_limit(state, local))
+        worth = weigh(lookup, answer, local, self._load_limit(state, local))
         plan, settings, now_s = worth.ready, self._client.settings, time.monotonic()
         left_ms = (state.deadline_s - now_s) * 1000
         in_time = left_ms > 0 and answer.pending_ms <= left_ms
@@ -359,12 +361,12 @@ class Scheduler:
             end, why = worth.held_end, "minLoadTokens"  # lower tiers are left alone for so little
         longer = end > plan.end and end - local >= settings.min_load_tokens
         left = worth.pending_end - max(plan.end, worth.held_end) if why else 0
-        if longer and state.asked is None and (lookup.local is None or lookup.local > local):
-            self._probe(state, local)  # the early PROBE fetches nothing, or not enough
-            comes = in_time and state.asked is not None
-            return _ASK_AGAIN if comes else self._take(state, plan, why, left)
+        # The early PROBE fetches nothing, or not enough.
+        more = longer if lookup.local is None else unasked(lookup, answer, local)
+        if more and in_time and state.asked is None:
+            self._probe(state, local)
         self._renew(state, lookup, now_s)
-        if longer and in_time and (not lookup.final or state.asked is not None):
+        if in_time and ((longer and not final) or ((longer or more) and state.asked is not None)):
             return _ASK_AGAIN
         if plan.tokens and left_ms > 0:
             state.blocker = self._loads.loader_of(state, lookup.hash_of(plan.first))
@@ -431,7 +433,7 @@ class Scheduler:
         if state.asked is not None and state.asked.tag is not None:
             self._client.drop(state.asked.tag)
         state.lookup = state.asked = None
-        state.first_poll_s = 0.0
+        state.first_poll_s = state.deadline_s = 0.0
 
     def _known_to_exist(self, state: RequestState) -> None:
         """Chunks that the sidecar has need no GRANT (those with windows may lack sections)."""
