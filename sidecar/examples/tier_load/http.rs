@@ -12,21 +12,25 @@ pub fn run(requests: &Path, load: Load) {
     let (address, lines) = text.split_once('\n').expect("an address");
     let targets: Vec<_> = lines.lines().filter_map(|l| l.split_once(' ')).collect();
     let most = (load.operations() as usize).min(targets.len());
-    let put = phase(address, &targets[..most], load, Part::Put);
-    phase(address, &targets[..put], load, Part::Get);
+    let worker = || (Connection::new(address), vec![0xA7; load.size.0 as usize]);
+    let mut workers: Vec<_> = (0..load.in_flight).map(|_| worker()).collect();
+    let put = phase(&targets[..most], load, &mut workers, Part::Put);
+    phase(&targets[..put], load, &mut workers, Part::Get);
 }
 
-fn phase(address: &str, targets: &[(&str, &str)], load: Load, part: Part) -> usize {
+fn phase(
+    targets: &[(&str, &str)],
+    load: Load,
+    workers: &mut [(Connection<'_>, Vec<u8>)],
+    part: Part,
+) -> usize {
     let phase = Phase::begin();
-    let times = threads(load, targets.len() as u64, || {
-        let mut connection = Connection::new(address);
-        let mut memory = vec![0xA7; load.size.0 as usize];
-        move |number| {
-            let (put, get) = targets.get(number as usize).unwrap();
-            match part {
-                Part::Put => connection.put(put, &memory),
-                Part::Get => connection.get(get, &mut memory),
-            }
+    let count = targets.len() as u64;
+    let times = threads(load, count, workers, |(connection, memory), number| {
+        let (put, get) = targets.get(number as usize).unwrap();
+        match part {
+            Part::Put => connection.put(put, memory),
+            Part::Get => connection.get(get, memory),
         }
     });
     let done = times.len();

@@ -10,17 +10,17 @@ pub struct Phase {
     cpu: Duration,
 }
 
-/// Runs as many threads as operations may be under way, each with a worker of its own, on objects 0..`count`, until the time is over or
-/// all were done. Returns how long each operation took.
-pub fn threads<W: FnMut(u64)>(
+/// Runs a thread for each worker, with objects 0..`count`, until the time is over or all were done. Returns how long each operation took.
+/// What workers need is made before a phase begins: no tier makes its memory or its connections while it is measured either.
+pub fn threads<W: Send>(
     load: Load,
     count: u64,
-    worker: impl Fn() -> W + Sync,
+    workers: &mut [W],
+    operation: impl Fn(&mut W, u64) + Sync,
 ) -> Vec<Duration> {
     let next = AtomicU64::new(0);
     let until = Instant::now() + load.time();
-    let work = || {
-        let mut operation = worker();
+    let work = |worker: &mut W| {
         let mut times = Vec::new();
         while Instant::now() < until {
             let number = next.fetch_add(1, Relaxed);
@@ -28,13 +28,17 @@ pub fn threads<W: FnMut(u64)>(
                 break;
             }
             let begun = Instant::now();
-            operation(number);
+            operation(worker, number);
             times.push(begun.elapsed());
         }
         times
     };
     std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..load.in_flight).map(|_| scope.spawn(work)).collect();
+        let work = &work;
+        let threads: Vec<_> = workers
+            .iter_mut()
+            .map(|worker| scope.spawn(move || work(worker)))
+            .collect();
         let ended = threads.into_iter().flat_map(|t| t.join().unwrap());
         ended.collect()
     })

@@ -24,22 +24,20 @@ pub fn run(folder: &Path, load: Load) {
         .expect("a file for direct I/O");
     // It lives as long as it is open.
     std::fs::remove_file(&path).unwrap();
-    let put = phase(&file, load, Part::Put, load.operations());
-    phase(&file, load, Part::Get, put);
+    let bytes = load.size.0 as usize + ALIGN;
+    let mut memories: Vec<_> = (0..load.in_flight).map(|_| vec![0xA7; bytes]).collect();
+    let put = phase(&file, load, &mut memories, Part::Put, load.operations());
+    phase(&file, load, &mut memories, Part::Get, put);
 }
 
-fn phase(file: &File, load: Load, part: Part, count: u64) -> u64 {
-    let bytes = load.size.0 as usize;
+fn phase(file: &File, load: Load, memories: &mut [Vec<u8>], part: Part, count: u64) -> u64 {
     let phase = Phase::begin();
-    let times = threads(load, count, || {
-        let mut memory = vec![0xA7; bytes + ALIGN];
+    let times = threads(load, count, memories, |memory, number| {
         let from = memory.as_ptr().align_offset(ALIGN);
-        move |number| {
-            let buffer = memory.get_mut(from..from + bytes).unwrap();
-            match part {
-                Part::Put => file.write_all_at(buffer, number * load.size.0).unwrap(),
-                Part::Get => file.read_exact_at(buffer, number * load.size.0).unwrap(),
-            }
+        let buffer = memory.get_mut(from..from + load.size.0 as usize).unwrap();
+        match part {
+            Part::Put => file.write_all_at(buffer, number * load.size.0).unwrap(),
+            Part::Get => file.read_exact_at(buffer, number * load.size.0).unwrap(),
         }
     });
     if matches!(part, Part::Put) {
