@@ -19,6 +19,9 @@ use tokio::net::TcpStream;
 const PIECE_BYTES: u64 = 16 << 10;
 /// What we are woken for where bytes go into the arena, or what is left. Few enough to be in the processor's cache when they are hashed.
 const WAKE_BYTES: u64 = 256 << 10;
+/// Bytes of one call into the arena. What waits at the socket while others are read may be megabytes: received at once, its first ones
+/// would have left the cache before they are hashed.
+const RECEIVE_BYTES: u64 = 512 << 10;
 
 /// Goes with a request whose answer may be taken directly, through all that is between, and brings it back.
 #[derive(Debug, Clone, Default)]
@@ -112,7 +115,7 @@ impl Direct {
 
     /// Receives at most `bytes` bytes into a span, from `at` on; none where the next ones are in memory already, or none follow.
     pub async fn receive(&mut self, span: &Span, at: u64, bytes: u64) -> io::Result<Option<u64>> {
-        let bytes = bytes.min(self.left);
+        let bytes = bytes.min(self.left).min(RECEIVE_BYTES);
         if bytes == 0 || !self.ahead.is_empty() {
             return Ok(None);
         }
