@@ -17,7 +17,6 @@ from stub_sidecar import Received
 from kvcachepool import scheduler
 from kvcachepool.lookups import Lookup, Patience
 from kvcachepool.messages import CHUNK_PENDING, CHUNK_READY
-from kvcachepool.scheduler import Scheduler
 from kvcachepool.wire import Op
 from servers.waiting import wait_for
 
@@ -90,7 +89,7 @@ def hints_and_holds(
     """The scheduler side takes `held` for what vLLM holds itself, and nobody answers the first PROBE: its answer is
     returned, as a sidecar makes it that has everything on disk and asks for nothing before `held`.
     """
-    monkeypatch.setattr(Scheduler, "_held_locally", lambda *_: held)
+    monkeypatch.setattr(scheduler.Scheduler, "_held_locally", lambda *_: held)
     scripted.settings["load_timeout_ms"] = 20_000
     probes: list[Received] = []
 

@@ -1,14 +1,12 @@
 //! What a value claims of its object takes no more memory here than what is there.
 
-use super::rig::{Server, Spot, open, settings};
+use super::rig::{Server, Spot, open, with_ttl};
 use crate::tiers::Cause;
-use crate::tiers::redis::Redis;
 use crate::tiers::redis::record::{NAMES_MAX, RECORD_BYTES, Record, SEGMENTS_MAX};
 use crate::tiers::suite::Sample;
 use kvcachepool_protocol::object::REDIS_SEGMENT_BYTES;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
-use std::time::Duration;
 use zerocopy::IntoBytes;
 
 /// Where a record says how many segments there are.
@@ -24,14 +22,6 @@ fn set(server: &Server, key: &str, value: &[u8]) {
     let mut answer = [0; 5];
     stream.read_exact(&mut answer).unwrap();
     assert_eq!(&answer, b"+OK\r\n");
-}
-
-/// Times that a command was called since statistics were forgotten last.
-fn calls(server: &Server, command: &str) -> u64 {
-    let stats = server.say(&["INFO", "commandstats"]);
-    let named = format!("cmdstat_{command}:calls=");
-    let line = stats.lines().find_map(|line| line.strip_prefix(&named));
-    line.map_or(0, |line| line.split(',').next().unwrap().parse().unwrap())
 }
 
 /// Segments of an object are there, of which its record says that there are so many; returns the key of its head.
@@ -65,7 +55,7 @@ async fn what_claims_as_many_segments_as_can_be_is_removed_some_at_a_time() {
     assert_eq!(server.say(&["DBSIZE"]), "0");
     // And one for each that is short, and the head of the long one.
     let batches = SEGMENTS_MAX.div_ceil(NAMES_MAX as u64);
-    assert_eq!(calls(&server, "del"), batches + 3);
+    assert_eq!(server.calls("del"), batches + 3);
     assert_eq!(spot.tier.remove(&names).await, Ok(0));
 }
 
@@ -94,7 +84,7 @@ async fn of_many_objects_that_are_removed_each_goes_by_one_command() {
         claims(&server, sample, segments);
     }
     assert_eq!(spot.tier.remove(&names).await, Ok(9));
-    assert_eq!(calls(&server, "del"), 9);
+    assert_eq!(server.calls("del"), 9);
     // One of those of each is no segment of it.
     assert_eq!(server.say(&["DBSIZE"]), "9");
 }
@@ -128,19 +118,17 @@ async fn of_a_long_object_with_a_hole_the_rest_goes_some_at_a_time() {
     assert_eq!(get.unwrap_err().cause, Cause::Missing);
     assert_eq!(server.say(&["DBSIZE"]), "0");
     let batches = SEGMENTS_MAX.div_ceil(NAMES_MAX as u64);
-    assert_eq!(calls(&server, "del"), batches + 1);
+    assert_eq!(server.calls("del"), batches + 1);
 }
 
 #[tokio::test]
 async fn a_long_object_lives_on_by_being_read() {
     let server = Server::start(&[]);
-    let mut with_ttl = settings(&[server.unix()]);
-    with_ttl.ttl = Duration::from_secs(1_000);
-    let spot = Spot::new(Redis::open(&with_ttl).unwrap());
+    let spot = Spot::new(with_ttl(&[server.unix()]));
     let sample = long(&server);
     let get = sample.get(&spot.memory, &[0]);
     spot.tier.get(get.clone()).await.unwrap();
-    assert_eq!(calls(&server, "pexpire"), SEGMENTS_MAX + 1);
+    assert_eq!(server.calls("pexpire"), SEGMENTS_MAX + 1);
     for key in server.say(&["KEYS", "*"]).lines() {
         let lives: i64 = server.say(&["TTL", key]).parse().unwrap();
         assert!((900..=1_000).contains(&lives), "{key}: {lives}");

@@ -213,7 +213,15 @@ impl Server {
         cli(&["-s", &self.socket().display().to_string()], words)
     }
 
-    /// The same, until the answer is as it shall be.
+    /// Times that a command was called since statistics were forgotten last.
+    pub fn calls(&self, command: &str) -> u64 {
+        let stats = self.say(&["INFO", "commandstats"]);
+        let named = format!("cmdstat_{command}:calls=");
+        let line = stats.lines().find_map(|line| line.strip_prefix(&named));
+        line.map_or(0, |line| line.split(',').next().unwrap().parse().unwrap())
+    }
+
+    /// What it answers to a command, until that is as it shall be.
     pub fn wait(&self, words: &[&str], good: impl Fn(&str) -> bool) {
         let end = Instant::now() + PATIENCE;
         loop {

@@ -330,14 +330,7 @@ async fn bytes_that_are_not_what_the_head_says_leave_nothing() {
 async fn short_objects_are_written_by_one_command_by_who_may_and_has_written() {
     let server = Server::start(&[]);
     let spot = Spot::new(open(&[server.unix()]));
-    let calls = |command: &str| -> u64 {
-        let asked = server.say(&["INFO", "commandstats"]);
-        let begin = format!("cmdstat_{command}:calls=");
-        let mut lines = asked.lines().filter_map(|line| line.strip_prefix(&begin));
-        let line = lines.next().unwrap_or("0,");
-        line.split(',').next().unwrap().parse().unwrap()
-    };
-    let commands = || ["msetnx", "watch", "exists", "multi", "mset"].map(calls);
+    let commands = || ["msetnx", "watch", "exists", "multi", "mset"].map(|c| server.calls(c));
     let samples = [0, 1, 2, 3].map(|n| Sample::new(1, n, &[1 << 20, 5_000]));
     spot.put(&samples[0]).await;
     assert_eq!(commands(), [0, 1, 1, 1, 1]);
