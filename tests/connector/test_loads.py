@@ -196,6 +196,31 @@ def test_pending_chunks_are_waited_for_within_the_load_timeout(scripted: Scripte
     assert engine.external["warm"] == 512
 
 
+def test_a_request_that_waits_for_more_hears_at_once_that_none_comes(scripted: ScriptedPool, loop: Make) -> None:
+    scripted.settings["load_timeout_ms"] = 600_000
+    engine = connected(loop())
+    tokens = prompt(512, 1)
+    engine.generate("cold", tokens)
+    engine.forget_local()
+    held: list[Received] = []
+
+    def later(frame: Received) -> bool:
+        held.append(frame)
+        scripted.late(frame, scripted.found(frame, CHUNK_PENDING), partial=True)
+        return True
+
+    scripted.on_probe = later
+    engine.add("warm", tokens)
+    wait_for(lambda: held, 10, "asked on arrival")
+    scheduler = engine.connector._scheduler
+    assert scheduler is not None
+    wait_for(lambda: engine.step() and scheduler._states["warm"].hold is not None, 10, "it waits")
+    scripted.late(held[-1], scripted.found(held[-1]) | {"states": b""})
+    wait_for(lambda: engine.step().total_num_scheduled_tokens > 0, 10, "the end of the wait")
+    assert engine.external.get("warm", 0) == 0
+    wait_for(lambda: reports(scripted, "miss_tokens").get("BadAnswer", 0) == 512, 10, "misses by reason")
+
+
 def test_pending_chunks_are_given_up_after_the_load_timeout(scripted: ScriptedPool, loop: Make) -> None:
     scripted.settings["load_timeout_ms"] = 300
     engine = connected(loop())
@@ -252,7 +277,7 @@ def test_an_answer_that_is_a_little_late_is_still_taken(scripted: ScriptedPool, 
     scripted.late(held[0], scripted.found(held[0]))
     lookup = scheduler._states["warm"].lookup
     assert lookup is not None
-    wait_for(lambda: lookup.answered, 5, "its answer")
+    wait_for(lambda: lookup.heard is not None, 5, "its answer")
     assert scheduler.matched_tokens(request, 0) == (512, True)
 
 
@@ -368,8 +393,10 @@ def test_a_load_reads_what_the_answer_named_by_which_it_was_promised(
         refs = scripted.found(scripted.frames(Op.PROBE)[-1])["refs"]
         states = bytes([ready, absent, ready, ready, ready, absent, absent, absent])
         refs = refs[:size] + refs[2 * size : 5 * size]
-        assert plan.lookup.answer is not None
-        plan.lookup.answer = ProbeReply(states=states, refs=refs, region=plan.lookup.answer.region, tiers=states)
+        heard = plan.lookup.heard
+        answer = ProbeReply(states=states, refs=refs, region=plan.answer.region, tiers=states)
+        assert heard is not None
+        plan.lookup.heard = heard._replace(answer=answer)
         return begin(self, state, plan, *more)
 
     scripted.on_probe = first_four

@@ -25,24 +25,32 @@ RENEW_AFTER_S = (8.0, 16.0)
 STALE_AFTER_S = 25.0
 
 
-class Lookup:
-    """One PROBE and its answer.
+class Heard(NamedTuple):
+    """What the sidecar has said to a lookup so far.
 
-    The reader thread writes `answer` (each one replaces the one before), then `final`, then `answered`. Who reads them
-    in the other order never takes an answer for a later one than it is. All other fields are the engine's.
+    answer: the newest that fits the question. error: why there is no better one. final: no more follow.
+    """
+
+    answer: ProbeReply | None
+    error: str
+    final: bool
+    arrived_s: float
+
+
+class Lookup:
+    """One PROBE and what is heard of it.
+
+    The reader thread replaces `heard` as a whole, so that what is read at once belongs together. All other fields are
+    the engine's.
     """
 
     __slots__ = (
-        "answer",
-        "answered",
-        "arrived_s",
         "chunks",
         "connection",
         "epoch",
-        "error",
-        "final",
         "geometry",
         "hashes",
+        "heard",
         "local",
         "num_tokens",
         "renew_after_s",
@@ -73,31 +81,25 @@ class Lookup:
         self.sent_s = time.monotonic()
         self.renew_after_s = random.uniform(*RENEW_AFTER_S)
         self.renewed = False
-        self.arrived_s = 0.0
-        self.answer: ProbeReply | None = None
-        self.answered = False
-        self.final = False
-        self.error = ""
+        self.heard: Heard | None = None
         self.waiter: threading.Event | None = None
 
     def on_reply(self, reply: Reply) -> None:
         """Takes one answer, on the reader thread. One that does not fit the question counts as an empty final one."""
+        before = self.heard or Heard(None, "", False, 0.0)
+        answer, error = before.answer, before.error
         if reply.error is not None:
-            self.error = reply.error.code
+            error = reply.error.code
         else:
             try:
-                answer = reply.read(ProbeReply)
+                read = reply.read(ProbeReply)
             except Exception:
-                answer = None
-            if answer is None or not self._fits(answer):
-                self.error = "BadAnswer"
+                read = None
+            if read is None or not self._fits(read):
+                error = "BadAnswer"
             else:
-                self.answer = answer
-                if answer.reason:
-                    self.error = answer.reason
-        self.arrived_s = time.monotonic()
-        self.final = self.final or not reply.partial
-        self.answered = True
+                answer, error = read, read.reason or error
+        self.heard = Heard(answer, error, before.final or not reply.partial, time.monotonic())
         waiter = self.waiter
         if waiter is not None:
             waiter.set()
@@ -112,12 +114,12 @@ class Lookup:
         return len(answer.states) == len(self.chunks) and size > 0 and size % (ready * _REF_BYTES) == 0
 
     def wait(self, timeout_s: float) -> bool:
-        """Waits for the first answer with the GIL released. Call without any lock."""
-        if not self.answered:
+        """Waits for the first answer with the GIL released; is it there? Call without any lock."""
+        if self.heard is None:
             self.waiter = threading.Event()
-            if not self.answered:
+            if self.heard is None:
                 self.waiter.wait(timeout_s)
-        return self.answered
+        return self.heard is not None
 
     def matches(self, block_hashes: list[bytes], num_tokens: int) -> bool:
         """Whether the request still has the tokens that were asked for (a session may have edited them)."""
@@ -300,7 +302,7 @@ class Patience:
         """One bounded wait for a lookup's first answer. Call without any lock."""
         begun = time.monotonic()
         allowed = min(per_request_s, per_step_s - self._spent_s)
-        if lookup.answered or allowed <= 0 or begun < self._open_until_s:
+        if lookup.heard is not None or allowed <= 0 or begun < self._open_until_s:
             return
         lookup.wait(allowed)
         self._spent_s += time.monotonic() - begun

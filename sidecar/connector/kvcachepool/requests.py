@@ -12,7 +12,7 @@ from .messages import CHUNK_READY
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
-    from .lookups import Lookup, Plan
+    from .lookups import Heard, Lookup, Plan
 
 #: States of a chunk on its way into the cache.
 TODO, ASKED, DONE = 0, 1, 2
@@ -24,7 +24,7 @@ class Hold(NamedTuple):
 
     local: int
     version: int
-    answer: object
+    heard: Heard | None
     blocker: str
     until_s: float
 

@@ -25,7 +25,7 @@ from .jobs import Ended, StepMetadata, WorkerReport
 from .keys import Chunks, Geometry
 from .loads import Loads
 from .local_hits import held_by
-from .lookups import STALE_AFTER_S, Lookup, Patience, Plan, unasked, weigh
+from .lookups import STALE_AFTER_S, Heard, Lookup, Patience, Plan, unasked, weigh
 from .messages import HelloReply, Probe, Register, Release
 from .metrics import CacheStats, Counters, hit_sources
 from .prefill import PrefillSpeed
@@ -265,7 +265,9 @@ class Scheduler:
     def _usable(self, state: RequestState, now_s: float) -> Lookup | None:
         """The request's lookup, unless it is of another connection, epoch or prompt, or too old."""
         asked = state.asked
-        if asked is not None and (asked.answered or state.lookup is None or not self._fits(state, state.lookup, now_s)):
+        if asked is not None and (
+            asked.heard is not None or state.lookup is None or not self._fits(state, state.lookup, now_s)
+        ):
             state.lookup, state.asked = asked, None
         lookup = state.lookup
         return lookup if lookup is not None and self._fits(state, lookup, now_s) else None
@@ -276,7 +278,7 @@ class Scheduler:
             or lookup.connection != self._client.connection
             or lookup.epoch != self._epoch
             or lookup.geometry is not self._geometry
-            or now_s - (lookup.arrived_s or lookup.sent_s) > STALE_AFTER_S
+            or now_s - (lookup.heard.arrived_s if lookup.heard is not None else lookup.sent_s) > STALE_AFTER_S
             or not lookup.matches(state.request.block_hashes, state.request.num_tokens)
         )
 
@@ -312,15 +314,16 @@ class Scheduler:
             if first:
                 state.first_poll(now_s, self._client.settings.load_timeout_ms / 1000)
             settings = self._client.settings
-        if first and not lookup.answered:
+        if first and lookup.heard is None:
             self._patience.wait(lookup, settings.first_poll_wait_us / 1e6, settings.step_wait_us / 1e6)
         with self._lock:
-            answer = lookup.answer
-            decided = self._decide(state, lookup, local)
+            heard = lookup.heard
+            decided = self._decide(state, lookup, heard, local)
             if decided is _ASK_AGAIN:
-                renew_s = math.inf if lookup.renewed else lookup.arrived_s + lookup.renew_after_s
+                arrived_s = heard.arrived_s if heard is not None else 0.0
+                renew_s = math.inf if lookup.renewed else arrived_s + lookup.renew_after_s
                 until_s = min(state.deadline_s, renew_s)
-                state.hold = Hold(local, version, answer, state.blocker, until_s)
+                state.hold = Hold(local, version, heard, state.blocker, until_s)
             return decided
 
     def _unchanged(self, state: RequestState, hold: Hold, local: int) -> bool:
@@ -330,26 +333,22 @@ class Scheduler:
             hold.version == self._version
             and hold.local == local
             and lookup is not None
-            and lookup.answer is hold.answer
-            and (asked is None or not asked.answered)
+            and lookup.heard is hold.heard
+            and (asked is None or asked.heard is None)
             and (not hold.blocker or hold.blocker in self._loads)
             and time.monotonic() < hold.until_s
         )
 
-    def _decide(self, state: RequestState, lookup: Lookup, local: int) -> tuple[int | None, bool]:
-        # Before the answer: one that comes meanwhile is no older than they say.
-        answered, final = lookup.answered, lookup.final
-        answer = lookup.answer
-        if answered:
-            self._patience.answered()
-        if answer is None:
-            if not answered and self._patience.may_be_late(state.first_poll_s):
+    def _decide(self, state: RequestState, lookup: Lookup, heard: Heard | None, local: int) -> tuple[int | None, bool]:
+        if heard is None:
+            if self._patience.may_be_late(state.first_poll_s):
                 return _ASK_AGAIN
-            reason = (lookup.error or "refused") if answered else "unanswered"
-            state.missed = ((reason, math.inf),)
+            state.missed = (("unanswered", math.inf),)
             return _NOTHING
-        if lookup.error:
-            state.missed = ((lookup.error, math.inf),)
+        self._patience.answered()
+        answer = heard.answer
+        if answer is None or heard.error:
+            state.missed = ((heard.error or "refused", math.inf),)
             return _NOTHING
         state.blocker = ""
         worth = weigh(lookup, answer, local, self._load_limit(state, local))
@@ -365,8 +364,8 @@ class Scheduler:
         more = longer if lookup.local is None else unasked(lookup, answer, local)
         if more and in_time and state.asked is None:
             self._probe(state, local)
-        self._renew(state, lookup, now_s)
-        if in_time and ((longer and not final) or ((longer or more) and state.asked is not None)):
+        self._renew(state, lookup, now_s - heard.arrived_s)
+        if in_time and ((longer and not heard.final) or ((longer or more) and state.asked is not None)):
             return _ASK_AGAIN
         if plan.tokens and left_ms > 0:
             state.blocker = self._loads.loader_of(state, lookup.hash_of(plan.first))
@@ -383,9 +382,9 @@ class Scheduler:
         state.plan = plan
         return plan.tokens, True
 
-    def _renew(self, state: RequestState, lookup: Lookup, now_s: float) -> None:
+    def _renew(self, state: RequestState, lookup: Lookup, age_s: float) -> None:
         """Soft pins expire: a request that still waits asks again in the background, and goes on with what it knows."""
-        if state.asked is None and not lookup.renewed and now_s - lookup.arrived_s > lookup.renew_after_s:
+        if state.asked is None and not lookup.renewed and age_s > lookup.renew_after_s:
             lookup.renewed = True
             self._aged.append((state, lookup))
 
@@ -438,15 +437,11 @@ class Scheduler:
     def _known_to_exist(self, state: RequestState) -> None:
         """Chunks that the sidecar has need no GRANT (those with windows may lack sections)."""
         lookup = state.lookup
-        if (
-            lookup is None
-            or lookup.answer is None
-            or lookup.geometry is not self._geometry
-            or lookup.epoch != self._epoch
-        ):
+        answer = lookup.heard.answer if lookup is not None and lookup.heard is not None else None
+        if lookup is None or answer is None or lookup.geometry is not self._geometry or lookup.epoch != self._epoch:
             return
         if not self._geometry.has_windows:
-            state.progress.mark_present(lookup.answer.states, lookup.chunks.full)
+            state.progress.mark_present(answer.states, lookup.chunks.full)
 
     def _count(self, state: RequestState, tokens: int) -> None:
         """Counts the request's admission, once."""

@@ -1,7 +1,7 @@
 //! The limit of an S3 server: the same sizes and depth by a bare HTTP/1.1 client, whose requests somebody else has signed.
 
 use super::Load;
-use super::measure::{Part, Phase, threads};
+use super::measure::{Part, Phase, Turns, threads};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
@@ -26,7 +26,8 @@ fn phase(
 ) -> usize {
     let phase = Phase::begin();
     let count = targets.len() as u64;
-    let times = threads(load, count, workers, |(connection, memory), number| {
+    let turns = Turns::begin(part, count, load);
+    let times = threads(&turns, workers, |(connection, memory), number| {
         let (put, get) = targets.get(number as usize).unwrap();
         match part {
             Part::Put => connection.put(put, memory),

@@ -1,6 +1,7 @@
 //! Load on one tier, or on the disk below it: what the tier benchmarks measure.
 //!
-//! `cargo run --example tier_load -- tier --config FILE --size 8Mi --in-flight 8`: puts, then gets of what was put, through all layers.
+//! `cargo run --example tier_load -- tier --config FILE --size 8Mi --in-flight 8`: puts, then gets of what was put, again and again,
+//! through all layers.
 //! `cargo run --example tier_load -- raw --folder DIR --size 8Mi --in-flight 8`: the same bytes by a bare loop of direct I/O.
 //! `cargo run --example tier_load -- http --requests FILE --size 8Mi --in-flight 8`: the same bytes by a bare HTTP client.
 //! Each prints one JSON line for puts and one for gets.
@@ -82,7 +83,7 @@ struct Load {
     /// Operations under way at once.
     #[arg(long)]
     in_flight: usize,
-    /// Puts end after this time.
+    /// Puts end after this time, and so do gets.
     #[arg(long, default_value_t = 2.0)]
     seconds: f64,
     /// And when so much was put.

@@ -10,23 +10,49 @@ pub struct Phase {
     cpu: Duration,
 }
 
-/// Runs a thread for each worker, with objects 0..`count`, until the time is over or all were done. Returns how long each operation took.
+/// Which object is next, of 0..`count`: each is put once, and they are got in turn, again and again, until the time is over. Were each got
+/// once only, the last ones, with fewer in flight, would be half of what is measured.
+pub struct Turns {
+    part: Part,
+    count: u64,
+    next: AtomicU64,
+    until: Instant,
+}
+
+impl Turns {
+    /// The time begins now.
+    pub fn begin(part: Part, count: u64, load: Load) -> Self {
+        Self {
+            part,
+            count,
+            next: AtomicU64::new(0),
+            until: Instant::now() + load.time(),
+        }
+    }
+
+    /// None: no more.
+    pub fn next(&self) -> Option<u64> {
+        if Instant::now() >= self.until {
+            return None;
+        }
+        let number = self.next.fetch_add(1, Relaxed);
+        match self.part {
+            Part::Put => Some(number).filter(|number| *number < self.count),
+            Part::Get => number.checked_rem(self.count),
+        }
+    }
+}
+
+/// Runs a thread for each worker, as long as there are objects. Returns how long each operation took.
 /// What workers need is made before a phase begins: no tier makes its memory or its connections while it is measured either.
 pub fn threads<W: Send>(
-    load: Load,
-    count: u64,
+    turns: &Turns,
     workers: &mut [W],
     operation: impl Fn(&mut W, u64) + Sync,
 ) -> Vec<Duration> {
-    let next = AtomicU64::new(0);
-    let until = Instant::now() + load.time();
     let work = |worker: &mut W| {
         let mut times = Vec::new();
-        while Instant::now() < until {
-            let number = next.fetch_add(1, Relaxed);
-            if number >= count {
-                break;
-            }
+        while let Some(number) = turns.next() {
             let begun = Instant::now();
             operation(worker, number);
             times.push(begun.elapsed());

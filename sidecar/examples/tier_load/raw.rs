@@ -1,7 +1,7 @@
 //! The limit of a disk: the same sizes and depth by threads that read and write one file directly, and nothing else.
 
 use super::Load;
-use super::measure::{Part, Phase, threads};
+use super::measure::{Part, Phase, Turns, threads};
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
@@ -32,7 +32,8 @@ pub fn run(folder: &Path, load: Load) {
 
 fn phase(file: &File, load: Load, memories: &mut [Vec<u8>], part: Part, count: u64) -> u64 {
     let phase = Phase::begin();
-    let times = threads(load, count, memories, |memory, number| {
+    let turns = Turns::begin(part, count, load);
+    let times = threads(&turns, memories, |memory, number| {
         let from = memory.as_ptr().align_offset(ALIGN);
         let buffer = memory.get_mut(from..from + load.size.0 as usize).unwrap();
         match part {

@@ -1,7 +1,7 @@
 //! Puts and gets through a tier with all its layers.
 
 use super::Load;
-use super::measure::{Part, Phase, rss_peak_mib};
+use super::measure::{Part, Phase, Turns, rss_peak_mib};
 use super::objects::Slots;
 use kvcachepool_protocol::config::{ByteSize, Config};
 use kvcachepool_sidecar::tiers::layers::layered;
@@ -9,7 +9,6 @@ use kvcachepool_sidecar::tiers::{Cause, Opening, Tier, configured};
 use rustix::process::{Signal, getpid, kill_process};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
 
@@ -93,7 +92,7 @@ fn runtime() -> Runtime {
         .unwrap()
 }
 
-/// Operations on objects 0..`count`, `in_flight` at a time, until the time is over or all were done. Returns how many were.
+/// Operations on objects 0..`count`, `in_flight` at a time. Returns how many were done.
 async fn phase(
     tier: &Arc<dyn Tier>,
     slots: &Arc<Slots>,
@@ -101,19 +100,14 @@ async fn phase(
     part: Part,
     count: u64,
 ) -> u64 {
-    let next = Arc::new(AtomicU64::new(0));
     let phase = Phase::begin();
-    let until = Instant::now() + load.time();
+    let turns = Arc::new(Turns::begin(part, count, load));
     let workers: Vec<_> = (0..load.in_flight)
         .map(|slot| {
-            let (tier, slots, next) = (tier.clone(), slots.clone(), next.clone());
+            let (tier, slots, turns) = (tier.clone(), slots.clone(), turns.clone());
             tokio::spawn(async move {
                 let mut times: Vec<Duration> = Vec::new();
-                while Instant::now() < until {
-                    let number = next.fetch_add(1, Relaxed);
-                    if number >= count {
-                        break;
-                    }
+                while let Some(number) = turns.next() {
                     let begun = Instant::now();
                     let done = match part {
                         Part::Put => tier.put(slots.put(slot, number)).await.map(drop),

@@ -10,8 +10,6 @@ pub mod layers;
 mod open;
 mod raw;
 pub mod redis;
-#[cfg(test)]
-mod refused;
 pub mod s3;
 #[cfg(any(test, feature = "simulation"))]
 pub mod shelf;

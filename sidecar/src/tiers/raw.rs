@@ -26,22 +26,6 @@ pub fn receive(fd: BorrowedFd<'_>, span: &Span, at: u64, bytes: u64) -> io::Resu
     moved(done)
 }
 
-/// From now on nobody is woken for fewer bytes than these, unless the connection ends or its buffer is full.
-pub fn wake_for(fd: BorrowedFd<'_>, bytes: u32) -> io::Result<()> {
-    let value = libc::c_int::try_from(bytes).map_err(|_| Errno::INVAL)?;
-    // SAFETY: the kernel reads one `c_int`, which lives until this returns.
-    let done = unsafe {
-        libc::setsockopt(
-            fd.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_RCVLOWAT,
-            (&raw const value).cast(),
-            size_of_val(&value) as libc::socklen_t,
-        )
-    };
-    moved(done as isize).map(drop)
-}
-
 /// Bytes of a span, and what goes before and after them.
 pub struct Around<'a> {
     /// Goes first.

@@ -15,6 +15,7 @@ from typing import Any
 from bench.results import RESULTS, Row, merge
 from bench.tiers import disk, redis, redis_tls, s3, ttft
 from bench.tiers.load import MIB, Amount, Cell, Measured
+from bench.tiers.sockets import unpaced
 
 TIERS = {"disk": disk, "redis": redis, "redis_tls": redis_tls, "s3": s3}
 SIZES = (1, 4, 8, 16, 32)
@@ -48,6 +49,24 @@ def rows(tier: str, reference: str, cell: Cell, limits: list[Measured], runs: li
     return [row("put"), row("get")]
 
 
+def measured(name: str, chosen: argparse.Namespace) -> list[dict[str, Any]]:
+    """Every size and depth on one tier, by turns with its limit: rows into the results, and what each cell cost."""
+    details: list[dict[str, Any]] = []
+    with TIERS[name].subject() as subject:
+        for cell in (Cell(size * MIB, depth) for size in chosen.sizes for depth in chosen.in_flight):
+            amount = Amount(chosen.seconds, max(MOST, 2 * cell.size * cell.in_flight))
+            limits, runs = [], []
+            for _ in range(chosen.rounds):
+                limits.append(subject.limit(cell, amount))
+                runs.append(subject.measure(cell, amount))
+            merge(rows(name, TIERS[name].REFERENCE, cell, limits, runs))
+            details += [
+                {"tier": name, "cell": cell.name, "op": op, **{key: median(runs, op, key) for key in _DETAILS}}
+                for op in ("put", "get")
+            ]
+    return details
+
+
 def main() -> None:
     """Runs what was chosen."""
     parser = argparse.ArgumentParser(prog="python -m bench.tiers")
@@ -55,24 +74,12 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", type=int, default=SIZES, help="MiB")
     parser.add_argument("--in-flight", nargs="+", type=int, default=IN_FLIGHT)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=1.0, help="of puts, per run")
+    parser.add_argument("--seconds", type=float, default=1.0, help="of puts, and of gets, per run")
     parser.add_argument("--index", type=int, default=1_000_000, help="objects of the disk's index; 0 leaves it out")
     parser.add_argument("--prompts", type=int, default=5, help="of the times to first tokens; 0 leaves them out")
     chosen = parser.parse_args()
-    details: list[dict[str, Any]] = []
-    for name in chosen.tiers:
-        with TIERS[name].subject() as subject:
-            for cell in (Cell(size * MIB, depth) for size in chosen.sizes for depth in chosen.in_flight):
-                amount = Amount(chosen.seconds, max(MOST, 2 * cell.size * cell.in_flight))
-                limits, runs = [], []
-                for _ in range(chosen.rounds):
-                    limits.append(subject.limit(cell, amount))
-                    runs.append(subject.measure(cell, amount))
-                merge(rows(name, TIERS[name].REFERENCE, cell, limits, runs))
-                details += [
-                    {"tier": name, "cell": cell.name, "op": op, **{key: median(runs, op, key) for key in _DETAILS}}
-                    for op in ("put", "get")
-                ]
+    with unpaced():
+        details = [each for name in chosen.tiers for each in measured(name, chosen)]
     if "disk" in chosen.tiers and chosen.index:
         with disk.subject() as subject:
             merge([subject.index(chosen.index)])

@@ -26,7 +26,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Amount:
-    """How long puts go on, and how many bytes they write at most."""
+    """How long puts go on, and gets as long, and how many bytes are written at most."""
 
     seconds: float
     most: int

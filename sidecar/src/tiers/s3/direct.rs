@@ -17,11 +17,6 @@ use tokio::net::TcpStream;
 
 /// Bytes of a piece that does not go into the arena.
 const PIECE_BYTES: u64 = 16 << 10;
-/// What we are woken for where bytes go into the arena, or what is left. Few enough to be in the processor's cache when they are hashed.
-const WAKE_BYTES: u64 = 256 << 10;
-/// Bytes of one call into the arena. What waits at the socket while others are read may be megabytes: received at once, its first ones
-/// would have left the cache before they are hashed.
-const RECEIVE_BYTES: u64 = 512 << 10;
 
 /// Goes with a request whose answer may be taken directly, through all that is between, and brings it back.
 #[derive(Debug, Clone, Default)]
@@ -76,8 +71,6 @@ pub struct Direct {
     /// Bytes that are still to come from the socket.
     left: u64,
     socket: Option<(TcpStream, Home)>,
-    /// Bytes for which the socket wakes us.
-    wakes_for: u32,
     /// The server takes another request on it.
     keeps: bool,
 }
@@ -90,7 +83,6 @@ impl Direct {
             ahead: below.ahead,
             left: length.saturating_sub(ahead),
             socket: Some(socket),
-            wakes_for: 1,
             // Bytes behind the answer's last are nobody's: such a socket is good for nothing more.
             keeps: keeps && ahead <= length,
         }
@@ -102,7 +94,6 @@ impl Direct {
             self.came(0).await;
             return Ok(Some(bytes));
         }
-        self.wake_for(1)?;
         let Some((socket, _)) = self.socket.as_mut().filter(|_| self.left > 0) else {
             return Ok(None);
         };
@@ -115,11 +106,10 @@ impl Direct {
 
     /// Receives at most `bytes` bytes into a span, from `at` on; none where the next ones are in memory already, or none follow.
     pub async fn receive(&mut self, span: &Span, at: u64, bytes: u64) -> io::Result<Option<u64>> {
-        let bytes = bytes.min(self.left).min(RECEIVE_BYTES);
+        let bytes = bytes.min(self.left);
         if bytes == 0 || !self.ahead.is_empty() {
             return Ok(None);
         }
-        self.wake_for(self.left.min(WAKE_BYTES) as u32)?;
         let Some((socket, _)) = &self.socket else {
             return Ok(None);
         };
@@ -129,28 +119,12 @@ impl Direct {
         Ok(Some(received).filter(|bytes| *bytes > 0))
     }
 
-    /// Each time we are woken costs as much as some ten thousand bytes. Where the kernel knows of no such bound, packets wake us.
-    fn wake_for(&mut self, bytes: u32) -> io::Result<()> {
-        if let Some((socket, _)) = &self.socket
-            && self.wakes_for != bytes
-        {
-            match raw::wake_for(socket.as_fd(), bytes) {
-                Ok(()) => self.wakes_for = bytes,
-                // with more than are to come nobody would be woken at all
-                Err(e) if bytes < self.wakes_for => return Err(e),
-                Err(_) => {}
-            }
-        }
-        Ok(())
-    }
-
     async fn came(&mut self, bytes: u64) {
         self.left -= bytes;
         let ended = self.left == 0 && self.ahead.is_empty();
         if !ended {
             return;
         }
-        self.keeps &= self.wake_for(1).is_ok();
         if let Some((socket, home)) = self.socket.take()
             && self.keeps
         {

@@ -6,6 +6,7 @@ mod faults;
 mod folders;
 mod objects;
 mod processes;
+mod refused;
 mod rig;
 mod room;
 mod slots;

@@ -5,9 +5,9 @@ use super::super::Disk;
 use super::super::core::Step;
 use super::Watch;
 use super::processes::process;
+use super::refused::{Of, refuse};
 use super::rig::*;
 use crate::skipped::skipped;
-use crate::tiers::refused::{Of, Threads, refuse};
 use crate::tiers::{Cause, Stored, Tier};
 use std::path::Path;
 
@@ -133,5 +133,5 @@ pub fn open_file(folder: &Path, start: &str) -> u32 {
 
 /// From now on the call fails with EIO for these descriptors, in all threads. False: the machine does not let us.
 fn fail(call: libc::c_long, of: Of) -> bool {
-    refuse(Threads::All, call, 0, of, libc::EIO)
+    refuse(call, 0, of, libc::EIO)
 }

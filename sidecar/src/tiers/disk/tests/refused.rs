@@ -1,4 +1,4 @@
-//! System calls that fail, by a filter that the kernel asks. It stays with its threads until they end.
+//! System calls that fail, by a filter that the kernel asks. It stays with the process until it ends.
 #![allow(unsafe_code)]
 
 /// Values of an argument.
@@ -8,21 +8,8 @@ pub enum Of {
     AllBut(u32),
 }
 
-/// For whom a call fails.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Threads {
-    This,
-    All,
-}
-
-/// From now on the call fails with `errno` where its argument, counted from 0, is one of these. False: the machine does not let us.
-pub fn refuse(
-    threads: Threads,
-    call: libc::c_long,
-    argument: u32,
-    of: Of,
-    errno: libc::c_int,
-) -> bool {
+/// From now on the call fails with `errno`, in all threads, where its argument, counted from 0, is one of these. False: the machine does not let us.
+pub fn refuse(call: libc::c_long, argument: u32, of: Of, errno: libc::c_int) -> bool {
     let step = |code: u32, no: u8, k: u32| libc::sock_filter {
         code: code as u16,
         jt: 0,
@@ -55,13 +42,10 @@ pub fn refuse(
         len: filter.len() as u16,
         filter: filter.as_mut_ptr(),
     };
-    // SAFETY: numbers only; it takes rights away from this thread, which a test made for that.
+    // SAFETY: numbers only; it takes rights away from a process that a test made for that.
     let bare = unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };
     let mode = libc::SECCOMP_SET_MODE_FILTER;
-    let flags = match threads {
-        Threads::This => 0,
-        Threads::All => libc::SECCOMP_FILTER_FLAG_TSYNC,
-    };
+    let flags = libc::SECCOMP_FILTER_FLAG_TSYNC;
     // SAFETY: `program` points to `filter`, which lives until the call is over; the kernel copies it and checks it.
     let rc = unsafe { libc::syscall(libc::SYS_seccomp, mode, flags, &raw const program) };
     bare == 0 && rc == 0
