@@ -7,6 +7,7 @@ use crate::tiers::shelf::Shelf;
 use crate::tiers::suite::{Memory, Sample, bytes_of, untouched};
 use kvcachepool_protocol::config::PACKING_BYTES;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 use tokio::task::JoinSet;
 
 struct Rig {
@@ -18,14 +19,14 @@ struct Rig {
 
 impl Rig {
     fn new() -> Self {
+        Self::of(deadline::Options::default())
+    }
+
+    fn of(deadline: deadline::Options) -> Self {
         let shelf = Shelf::new(Kind::Disk, 0);
         let around = |codec| {
-            Packing::new(
-                Arc::new(shelf.clone()),
-                PackingOptions::new(codec),
-                deadline::Options::default(),
-                Arc::default(),
-            )
+            let (inner, options) = (Arc::new(shelf.clone()), PackingOptions::new(codec));
+            Packing::new(inner, options, deadline, Arc::default())
         };
         Self {
             packing: around(Codec::Lossless),
@@ -140,7 +141,11 @@ async fn a_place_of_another_length_is_refused_and_what_changed_in_memory_is_not_
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_at_once_wait_for_room_and_all_end() {
-    let rig = Arc::new(Rig::new());
+    // However slow the machine is.
+    let rig = Arc::new(Rig::of(deadline::Options {
+        transfer: Duration::from_secs(600),
+        ..deadline::Options::default()
+    }));
     let mut operations = JoinSet::new();
     for number in 0..24 {
         let rig = rig.clone();
@@ -149,7 +154,7 @@ async fn many_at_once_wait_for_room_and_all_end() {
             let (memory, sample) = (Memory::new(96 << 20), Sample::new(1, number, &[24 << 20]));
             let put = rig.packing.put(sample.put(&memory));
             if number % 5 == 0 {
-                let _ = tokio::time::timeout(std::time::Duration::from_millis(30), put).await;
+                let _ = tokio::time::timeout(Duration::from_millis(30), put).await;
                 return;
             }
             put.await.unwrap();
