@@ -18,7 +18,7 @@ from stub_sidecar import Received
 
 from kvcachepool import lookups
 from kvcachepool.loads import Loads
-from kvcachepool.lookups import Plan
+from kvcachepool.lookups import Patience, Plan
 from kvcachepool.messages import CHUNK_ABSENT, CHUNK_PENDING, CHUNK_READY, ProbeReply
 from kvcachepool.requests import RequestState
 from kvcachepool.wire import Op
@@ -196,7 +196,11 @@ def test_pending_chunks_are_waited_for_within_the_load_timeout(scripted: Scripte
     assert engine.external["warm"] == 512
 
 
-def test_a_request_that_waits_for_more_hears_at_once_that_none_comes(scripted: ScriptedPool, loop: Make) -> None:
+def test_a_request_that_waits_for_more_hears_at_once_that_none_comes(
+    scripted: ScriptedPool, loop: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Patience, "_LATE_S", 20.0)
+    monkeypatch.setattr(lookups, "RENEW_AFTER_S", (600.0, 600.0))
     scripted.settings["load_timeout_ms"] = 600_000
     engine = connected(loop())
     tokens = prompt(512, 1)
@@ -214,7 +218,13 @@ def test_a_request_that_waits_for_more_hears_at_once_that_none_comes(scripted: S
     wait_for(lambda: held, 10, "asked on arrival")
     scheduler = engine.connector._scheduler
     assert scheduler is not None
-    wait_for(lambda: engine.step() and scheduler._states["warm"].hold is not None, 10, "it waits")
+
+    def waits_for_more() -> bool:
+        engine.step()
+        hold = scheduler._states["warm"].hold
+        return hold is not None and hold.heard is not None
+
+    wait_for(waits_for_more, 10, "it waits")
     scripted.late(held[-1], scripted.found(held[-1]) | {"states": b""})
     wait_for(lambda: engine.step().total_num_scheduled_tokens > 0, 10, "the end of the wait")
     assert engine.external.get("warm", 0) == 0

@@ -83,7 +83,7 @@ struct Load {
     /// Operations under way at once.
     #[arg(long)]
     in_flight: usize,
-    /// Puts end after this time, and so do gets.
+    /// Puts end after this time, and so do gets once there were a few for each in flight.
     #[arg(long, default_value_t = 2.0)]
     seconds: f64,
     /// And when so much was put.

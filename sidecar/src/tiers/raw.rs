@@ -7,7 +7,8 @@ use rustix::io::Errno;
 use std::io;
 use std::ptr::NonNull;
 
-/// Most bytes of one call: so that other tasks of the thread have their turn.
+/// Most bytes of one call: so that other tasks of the thread have their turn, and what was received is still in the processor's cache when
+/// it is hashed.
 const CALL_BYTES_MAX: u64 = 512 << 10;
 
 /// Receives at most `bytes` bytes into a span, from `at` on. Does not block.

@@ -13,9 +13,8 @@ import statistics
 from typing import Any
 
 from bench.results import RESULTS, Row, merge
-from bench.tiers import disk, redis, redis_tls, s3, ttft
+from bench.tiers import disk, network, redis, redis_tls, s3, ttft
 from bench.tiers.load import MIB, Amount, Cell, Measured
-from bench.tiers.sockets import unpaced
 
 TIERS = {"disk": disk, "redis": redis, "redis_tls": redis_tls, "s3": s3}
 SIZES = (1, 4, 8, 16, 32)
@@ -78,8 +77,8 @@ def main() -> None:
     parser.add_argument("--index", type=int, default=1_000_000, help="objects of the disk's index; 0 leaves it out")
     parser.add_argument("--prompts", type=int, default=5, help="of the times to first tokens; 0 leaves them out")
     chosen = parser.parse_args()
-    with unpaced():
-        details = [each for name in chosen.tiers for each in measured(name, chosen)]
+    network.enter_own()
+    details = [each for name in chosen.tiers for each in measured(name, chosen)]
     if "disk" in chosen.tiers and chosen.index:
         with disk.subject() as subject:
             merge([subject.index(chosen.index)])

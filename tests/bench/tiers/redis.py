@@ -46,7 +46,8 @@ class Redis:
         self._server.ask("FLUSHALL", "SYNC")
         # So many that hardly any key stays without a value.
         self._values_per_second("set", 10 * KEYS, KEYS, connections, value)
-        get = self._values_per_second("get", count, KEYS, connections, value)
+        # For about as long as the tier's gets take.
+        get = self._values_per_second("get", int(amount.seconds * 2000), KEYS, connections, value)
         return {"put": {"gbps": put * value / 1e9}, "get": {"gbps": get * value / 1e9}}
 
     def _empty(self, amount: Amount) -> None:
