@@ -174,11 +174,8 @@ def test_a_load_that_failed_is_recomputed_and_not_tried_again(scripted: Scripted
     scripted.wait_for(lambda frames: any(f.op == Op.REPORT and f.body.get("load_failed_tokens") for f in frames))
 
 
-def test_pending_chunks_are_waited_for_within_the_load_timeout(scripted: ScriptedPool, loop: Make) -> None:
-    engine = connected(loop())
-    tokens = prompt(512, 1)
-    engine.generate("cold", tokens)
-    engine.forget_local()
+def all_pending(scripted: ScriptedPool) -> list[Received]:
+    """From now on each PROBE hears that all of it is on its way, and more later; returns them as they come."""
     held: list[Received] = []
 
     def later(frame: Received) -> bool:
@@ -187,6 +184,15 @@ def test_pending_chunks_are_waited_for_within_the_load_timeout(scripted: Scripte
         return True
 
     scripted.on_probe = later
+    return held
+
+
+def test_pending_chunks_are_waited_for_within_the_load_timeout(scripted: ScriptedPool, loop: Make) -> None:
+    engine = connected(loop())
+    tokens = prompt(512, 1)
+    engine.generate("cold", tokens)
+    engine.forget_local()
+    held = all_pending(scripted)
     engine.add("warm", tokens)
     wait_for(lambda: held, 10, "asked on arrival")
     for _ in range(5):
@@ -206,14 +212,7 @@ def test_a_request_that_waits_for_more_hears_at_once_that_none_comes(
     tokens = prompt(512, 1)
     engine.generate("cold", tokens)
     engine.forget_local()
-    held: list[Received] = []
-
-    def later(frame: Received) -> bool:
-        held.append(frame)
-        scripted.late(frame, scripted.found(frame, CHUNK_PENDING), partial=True)
-        return True
-
-    scripted.on_probe = later
+    held = all_pending(scripted)
     engine.add("warm", tokens)
     wait_for(lambda: held, 10, "asked on arrival")
     scheduler = engine.connector._scheduler
@@ -237,12 +236,7 @@ def test_pending_chunks_are_given_up_after_the_load_timeout(scripted: ScriptedPo
     tokens = prompt(512, 1)
     engine.generate("cold", tokens)
     engine.forget_local()
-
-    def never(frame: Received) -> bool:
-        scripted.late(frame, scripted.found(frame, CHUNK_PENDING), partial=True)
-        return True
-
-    scripted.on_probe = never
+    all_pending(scripted)
     begun = time.monotonic()
     engine.add("warm", tokens)
     engine.run("warm")

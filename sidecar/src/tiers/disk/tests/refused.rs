@@ -8,7 +8,8 @@ pub enum Of {
     AllBut(u32),
 }
 
-/// From now on the call fails with `errno`, in all threads, where its argument, counted from 0, is one of these. False: the machine does not let us.
+/// From now on the call fails with `errno`, in all threads, where its argument, counted from 0, is one of these. False: the machine does
+/// not let us.
 pub fn refuse(call: libc::c_long, argument: u32, of: Of, errno: libc::c_int) -> bool {
     let step = |code: u32, no: u8, k: u32| libc::sock_filter {
         code: code as u16,

@@ -175,6 +175,65 @@ async fn no_whole_object_is_read_for_its_head_where_a_server_knows_no_ranges() {
 const SOON: Duration = Duration::from_secs(10);
 
 #[tokio::test]
+async fn a_connection_that_brought_many_bytes_wakes_for_a_short_answer() {
+    const BYTES: u64 = 300 << 10;
+    let server = Faulty::start(|asked| match asked.target.contains("/long") {
+        true => Reply::part(asked, &[7; BYTES as usize]),
+        false => Reply::status(404),
+    })
+    .await;
+    let requests = server.requests().await;
+    let mut stream = requests.range("long", (0, BYTES), None).await.unwrap();
+    let span = Memory::new(1 << 20).span(BYTES);
+    let mut received = 0;
+    while stream.at < BYTES {
+        match stream.receive(&span, 0, BYTES).await.unwrap() {
+            Some(bytes) => received += bytes,
+            None => drop(stream.next().await.unwrap()),
+        }
+    }
+    assert!(received > 100_000, "from the socket: {received}");
+    let name = stored().0.name();
+    let short = tokio::time::timeout(SOON, requests.head(&name)).await;
+    let error = short.expect("woken").unwrap_err();
+    assert_eq!(error.cause, Cause::Missing, "{error}");
+    assert_eq!(server.connections(), 1);
+}
+
+#[tokio::test]
+async fn a_socket_that_woke_for_many_bytes_wakes_for_the_few_that_are_left() {
+    const BYTES: u64 = 300 << 10;
+    const LATER: u64 = 20 << 10;
+    let between = Arc::new(Barrier::new(2));
+    let pause = between.clone();
+    let server = Faulty::start(move |asked| {
+        let mut first = whole(asked, &[7; BYTES as usize], "x-any: 1", b"");
+        let later = first.split_off(first.len() - LATER as usize);
+        Reply::Twice(first, pause.clone(), later)
+    })
+    .await;
+    let requests = server.requests().await;
+    let mut stream = requests.range("any", (0, BYTES), None).await.unwrap();
+    let span = Memory::new(1 << 20).span(BYTES);
+    // What the library has read already comes first.
+    let received = loop {
+        match stream.receive(&span, 0, BYTES - LATER).await.unwrap() {
+            Some(bytes) => break bytes,
+            None => drop(stream.next().await.unwrap()),
+        }
+    };
+    assert!(received > 0);
+    let rest = async { while stream.next().await.unwrap().is_some() {} };
+    let later = async {
+        between.wait().await;
+        between.wait().await;
+    };
+    let both = async { tokio::join!(rest, later) };
+    tokio::time::timeout(SOON, both).await.expect("woken");
+    assert_eq!((stream.at, stream.end), (BYTES, BYTES));
+}
+
+#[tokio::test]
 async fn a_connection_with_something_behind_an_answer_or_that_shall_end_is_not_used_again_and_others_are()
  {
     for (header, behind, connections) in [
