@@ -24,7 +24,7 @@ fn phase(
     workers: &mut [(Connection<'_>, Vec<u8>)],
     part: Part,
 ) -> usize {
-    let phase = Phase::begin();
+    let phase = Phase::begin("http");
     let count = targets.len() as u64;
     let turns = Turns::begin(part, count, load);
     let times = threads(&turns, workers, |(connection, memory), number| {

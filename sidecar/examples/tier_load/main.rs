@@ -2,7 +2,7 @@
 //!
 //! `cargo run --example tier_load -- tier --config FILE --size 8Mi --in-flight 8`: puts, then gets of what was put, again and again,
 //! through all layers.
-//! `cargo run --example tier_load -- raw --folder DIR --size 8Mi --in-flight 8`: the same bytes by a bare loop of direct I/O.
+//! With `--raw DIR` the same bytes follow by a bare loop of direct I/O, from and to the same memory.
 //! `cargo run --example tier_load -- http --requests FILE --size 8Mi --in-flight 8`: the same bytes by a bare HTTP client.
 //! Each prints one JSON line for puts and one for gets.
 //! `fill` leaves many objects behind and dies, `open` says how long it takes until they are all known again.
@@ -38,6 +38,9 @@ enum What {
         /// Config of a sidecar with exactly one tier below memory.
         #[arg(long)]
         config: PathBuf,
+        /// Then direct I/O on one file that is made here.
+        #[arg(long)]
+        raw: Option<PathBuf>,
         #[command(flatten)]
         load: Load,
     },
@@ -61,14 +64,6 @@ enum What {
         /// HOST:PORT, then a line for each object: target of its PUT, blank, target of its GET.
         #[arg(long)]
         requests: PathBuf,
-        #[command(flatten)]
-        load: Load,
-    },
-    /// Direct I/O on one file.
-    Raw {
-        /// Where the file is made.
-        #[arg(long)]
-        folder: PathBuf,
         #[command(flatten)]
         load: Load,
     },
@@ -104,10 +99,9 @@ impl Load {
 
 fn main() {
     match Arguments::parse().what {
-        What::Tier { config, load } => tier::run(&config, load),
+        What::Tier { config, raw, load } => tier::run(&config, raw.as_deref(), load),
         What::Fill { config, objects } => tier::fill(&config, objects),
         What::Open { config } => tier::open(&config),
         What::Http { requests, load } => http::run(&requests, load),
-        What::Raw { folder, load } => raw::run(&folder, load),
     }
 }

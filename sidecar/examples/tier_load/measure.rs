@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 /// A phase that runs.
 pub struct Phase {
+    of: &'static str,
     begun: Instant,
     cpu: Duration,
 }
@@ -84,8 +85,10 @@ pub enum Part {
 }
 
 impl Phase {
-    pub fn begin() -> Self {
+    /// Of this one: a tier, or what bounds it.
+    pub fn begin(of: &'static str) -> Self {
         Self {
+            of,
             begun: Instant::now(),
             cpu: cpu(),
         }
@@ -107,6 +110,7 @@ impl Phase {
         println!(
             "{}",
             serde_json::json!({
+                "of": self.of,
                 "op": part,
                 "size": load.size.0,
                 "in_flight": load.in_flight,

@@ -6,6 +6,7 @@ use kvcachepool_sidecar::shm::mapping::Mapping;
 use kvcachepool_sidecar::shm::memfd::{Pages, sealed};
 use kvcachepool_sidecar::tiers::{Get, Place, Put, Span};
 use rustix::fd::AsFd;
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 /// As many slots as operations are under way, filled with bytes that do not repeat.
@@ -40,6 +41,15 @@ impl Slots {
             bytes,
             digests,
         }
+    }
+
+    /// Where a slot lies, and how long it is.
+    pub fn memory(&self, slot: usize) -> (NonNull<u8>, usize) {
+        let offset = slot as u64 * self.bytes;
+        (
+            self.arena.address(offset, self.bytes).unwrap(),
+            self.bytes as usize,
+        )
     }
 
     fn span(&self, slot: usize) -> Span {

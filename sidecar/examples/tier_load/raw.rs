@@ -1,17 +1,24 @@
 //! The limit of a disk: the same sizes and depth by threads that read and write one file directly, and nothing else.
+#![allow(
+    unsafe_code,
+    reason = "the arena's memory is lent to file calls as plain bytes"
+)]
 
 use super::Load;
 use super::measure::{Part, Phase, Turns, threads};
+use super::objects::Slots;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 
 /// Direct I/O wants addresses, offsets and lengths that are multiples of this.
-const ALIGN: usize = 4096;
+const ALIGN: u64 = 4096;
 
-pub fn run(folder: &Path, load: Load) {
+/// From and to the slots: the kernel cuts its requests where memory is not of one piece, so other memory would have another limit.
+/// Nobody else uses them while this runs.
+pub fn run(folder: &Path, slots: &Slots, load: Load) {
     assert!(
-        load.size.0.is_multiple_of(ALIGN as u64),
+        load.size.0.is_multiple_of(ALIGN),
         "whole pages can be read and written directly"
     );
     let path = folder.join(format!("raw-{}", std::process::id()));
@@ -24,22 +31,22 @@ pub fn run(folder: &Path, load: Load) {
         .expect("a file for direct I/O");
     // It lives as long as it is open.
     std::fs::remove_file(&path).unwrap();
-    let bytes = load.size.0 as usize + ALIGN;
-    let mut memories: Vec<_> = (0..load.in_flight).map(|_| vec![0xA7; bytes]).collect();
+    let memory = |slot| {
+        let (start, bytes) = slots.memory(slot);
+        // SAFETY: the range is mapped as long as the slots live, slots do not overlap, and nobody else reads or writes them now.
+        unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), bytes) }
+    };
+    let mut memories: Vec<&mut [u8]> = (0..load.in_flight).map(memory).collect();
     let put = phase(&file, load, &mut memories, Part::Put, load.operations());
     phase(&file, load, &mut memories, Part::Get, put);
 }
 
-fn phase(file: &File, load: Load, memories: &mut [Vec<u8>], part: Part, count: u64) -> u64 {
-    let phase = Phase::begin();
+fn phase(file: &File, load: Load, memories: &mut [&mut [u8]], part: Part, count: u64) -> u64 {
+    let phase = Phase::begin("raw");
     let turns = Turns::begin(part, count, load);
-    let times = threads(&turns, memories, |memory, number| {
-        let from = memory.as_ptr().align_offset(ALIGN);
-        let buffer = memory.get_mut(from..from + load.size.0 as usize).unwrap();
-        match part {
-            Part::Put => file.write_all_at(buffer, number * load.size.0).unwrap(),
-            Part::Get => file.read_exact_at(buffer, number * load.size.0).unwrap(),
-        }
+    let times = threads(&turns, memories, |memory, number| match part {
+        Part::Put => file.write_all_at(memory, number * load.size.0).unwrap(),
+        Part::Get => file.read_exact_at(memory, number * load.size.0).unwrap(),
     });
     if matches!(part, Part::Put) {
         file.sync_data().unwrap();

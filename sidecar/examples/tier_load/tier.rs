@@ -3,6 +3,7 @@
 use super::Load;
 use super::measure::{Part, Phase, Turns, rss_peak_mib};
 use super::objects::Slots;
+use super::raw;
 use kvcachepool_protocol::config::{ByteSize, Config};
 use kvcachepool_sidecar::tiers::layers::layered;
 use kvcachepool_sidecar::tiers::{Cause, Opening, Tier, configured};
@@ -17,8 +18,8 @@ const THREADS: usize = 2;
 /// Names of one call that takes objects away.
 const REMOVED: usize = 256;
 
-/// Puts and gets, with a line for each.
-pub fn run(config: &Path, load: Load) {
+/// Puts and gets, with a line for each; then the same by a bare loop of direct I/O on a file in `raw`.
+pub fn run(config: &Path, raw: Option<&Path>, load: Load) {
     let opening = opening(config);
     runtime().block_on(async {
         let tier = opening.open().await.unwrap_or_else(|e| panic!("{e}"));
@@ -30,6 +31,9 @@ pub fn run(config: &Path, load: Load) {
         let names: Vec<_> = (0..put).map(|n| slots.get(0, n).name).collect();
         for part in names.chunks(REMOVED) {
             tier.remove(part).await.unwrap_or_else(|e| panic!("{e}"));
+        }
+        if let Some(folder) = raw {
+            raw::run(folder, &slots, load);
         }
     });
 }
@@ -100,7 +104,7 @@ async fn phase(
     part: Part,
     count: u64,
 ) -> u64 {
-    let phase = Phase::begin();
+    let phase = Phase::begin("tier");
     let turns = Arc::new(Turns::begin(part, count, load));
     let workers: Vec<_> = (0..load.in_flight)
         .map(|slot| {

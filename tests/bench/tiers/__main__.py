@@ -54,10 +54,8 @@ def measured(name: str, chosen: argparse.Namespace) -> list[dict[str, Any]]:
     with TIERS[name].subject() as subject:
         for cell in (Cell(size * MIB, depth) for size in chosen.sizes for depth in chosen.in_flight):
             amount = Amount(chosen.seconds, max(MOST, 2 * cell.size * cell.in_flight))
-            limits, runs = [], []
-            for _ in range(chosen.rounds):
-                limits.append(subject.limit(cell, amount))
-                runs.append(subject.measure(cell, amount))
+            turns = [subject.turn(cell, amount) for _ in range(chosen.rounds)]
+            limits, runs = [turn.limit for turn in turns], [turn.tier for turn in turns]
             merge(rows(name, TIERS[name].REFERENCE, cell, limits, runs))
             details += [
                 {"tier": name, "cell": cell.name, "op": op, **{key: median(runs, op, key) for key in _DETAILS}}

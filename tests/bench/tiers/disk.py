@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bench.examples import built
 from bench.results import Row
-from bench.tiers.load import Amount, Cell, Measured, tier, tier_load
+from bench.tiers.load import Amount, Cell, Turn, tier_load
 from servers.paths import cache
 
 REFERENCE = "raw O_DIRECT"
@@ -29,13 +29,10 @@ class Disk:
         # A tier keeps an object per MiB at most: enough for a million.
         self._config.write_text(f"disk:\n  path: {folder / 'tier'}\n  size: 1Ti\n")
 
-    def measure(self, cell: Cell, amount: Amount) -> Measured:
-        """Through the tier."""
-        return tier(self._config, cell, amount)
-
-    def limit(self, cell: Cell, amount: Amount) -> Measured:
-        """Without it."""
-        return tier_load(["raw", "--folder", str(self._folder)], cell, amount)
+    def turn(self, cell: Cell, amount: Amount) -> Turn:
+        """Both with the same memory: the kernel cuts its requests where that is not of one piece."""
+        both = tier_load(["tier", "--config", str(self._config), "--raw", str(self._folder)], cell, amount)
+        return Turn(both["tier"], both["raw"])
 
     def index(self, objects: int) -> Row:
         """How long a tier with so many objects takes to open after SIGKILL, with nothing in the page cache (root)."""

@@ -36,13 +36,24 @@ class Amount:
 Measured = dict[str, dict[str, Any]]
 
 
-def tier_load(what: list[str], cell: Cell, amount: Amount) -> Measured:
-    """Runs `tier_load` with these first arguments."""
+@dataclass(frozen=True)
+class Turn:
+    """A tier and what bounds it, one after the other."""
+
+    tier: Measured
+    limit: Measured
+
+
+def tier_load(what: list[str], cell: Cell, amount: Amount) -> dict[str, Measured]:
+    """Runs `tier_load` with these first arguments. What was measured, by what it is of: "tier", "raw" or "http"."""
     size = ["--size", str(cell.size), "--in-flight", str(cell.in_flight)]
     until = ["--seconds", str(amount.seconds), "--most", str(amount.most)]
-    return {line["op"]: line for line in measured("tier_load", *what, *size, *until)}
+    all_of: dict[str, Measured] = {}
+    for line in measured("tier_load", *what, *size, *until):
+        all_of.setdefault(line["of"], {})[line["op"]] = line
+    return all_of
 
 
 def tier(config: Path, cell: Cell, amount: Amount) -> Measured:
     """The one tier of a sidecar's config, with all its layers."""
-    return tier_load(["tier", "--config", str(config)], cell, amount)
+    return tier_load(["tier", "--config", str(config)], cell, amount)["tier"]

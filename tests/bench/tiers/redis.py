@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bench.tiers.load import MIB, Amount, Cell, Measured, tier
+from bench.tiers.load import MIB, Amount, Cell, Measured, Turn, tier
 from servers import certificates
 from servers.paths import short_folder
 from servers.redis import RedisServer
@@ -30,13 +30,14 @@ class Redis:
         self._config = folder / "config.yaml"
         self._config.write_text(json.dumps({"redis": server.config()}))
 
-    def measure(self, cell: Cell, amount: Amount) -> Measured:
-        """Through the tier."""
+    def turn(self, cell: Cell, amount: Amount) -> Turn:
+        """Both take memory that the server did not use before."""
+        limit = self._limit(cell, amount)
         self._empty(amount)
-        return tier(self._config, cell, amount)
+        return Turn(tier(self._config, cell, amount), limit)
 
-    def limit(self, cell: Cell, amount: Amount) -> Measured:
-        """Without it, and as with it: puts take memory that the server did not use before, gets are of many values."""
+    def _limit(self, cell: Cell, amount: Amount) -> Measured:
+        """As the tier: gets are of many values."""
         value = min(cell.size, VALUE)
         values = cell.size // value
         count = max(values, min(int(amount.seconds * 2000), amount.most // value))

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
-from bench.tiers.load import Amount, Cell, Measured, tier, tier_load
+from bench.tiers.load import Amount, Cell, Measured, Turn, tier, tier_load
 from servers.paths import short_folder
 from servers.s3 import BUCKET, S3Server
 
@@ -29,18 +29,18 @@ class S3:
         self._config.write_text(json.dumps({"s3": server.config()}))
         self._runs = 0
 
-    def measure(self, cell: Cell, amount: Amount) -> Measured:
-        """Through the tier."""
-        return tier(self._config, cell, amount)
+    def turn(self, cell: Cell, amount: Amount) -> Turn:
+        """Both with the same server."""
+        limit = self._limit(cell, amount)
+        return Turn(tier(self._config, cell, amount), limit)
 
-    def limit(self, cell: Cell, amount: Amount) -> Measured:
-        """Without it."""
+    def _limit(self, cell: Cell, amount: Amount) -> Measured:
         self._runs += 1
         names = [f"bare/{self._runs}/{number}" for number in range(max(1, amount.most // cell.size))]
         lines = [f"{self._signed('PUT', name)} {self._signed('GET', name)}" for name in names]
         requests = self._folder / "requests"
         requests.write_text("\n".join([f"127.0.0.1:{self._server.port}", *lines]) + "\n")
-        measured = tier_load(["http", "--requests", str(requests)], cell, amount)
+        measured = tier_load(["http", "--requests", str(requests)], cell, amount)["http"]
         shutil.rmtree(self._server.data / BUCKET / "bare")
         return measured
 

@@ -3,9 +3,11 @@
 use super::Fidelity;
 use crate::key::ChunkKey;
 
-/// Most bytes of a Redis segment: 4 KiB less than 512 KiB, so that a value with its header fits into 512 KiB of the server's allocator. One
-/// of 512 KiB takes 640 KiB. Of longer ones a server moves more bytes within its own buffer, and does so more slowly.
-pub const REDIS_SEGMENT_BYTES: u64 = (512 << 10) - 4096;
+/// Most bytes of a Redis segment. A server keeps a value with 12 bytes more in a piece of its allocator, and the next size above 512 KiB is
+/// 640 KiB. After a long value it reads what follows into a buffer as large as that one was. Of a value that is longer than what is left
+/// of it behind the value's name, nothing is copied: with the value alone in it, the buffer becomes the value. What is shorter is copied
+/// to fresh memory, and that is most of what a short value costs.
+pub const REDIS_SEGMENT_BYTES: u64 = (512 << 10) - 16;
 /// What all keys in Redis begin with.
 pub const REDIS_PREFIX: &str = "kvcp:";
 

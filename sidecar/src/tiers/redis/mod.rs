@@ -4,10 +4,10 @@
 //! Several servers are independent shards: an object lies on the one that scores highest for it, so a lost or new server concerns its own
 //! share only. Sentinel names one server that may change, a cluster says itself which node has what.
 //!
-//! An object is a head and segments of at most 512 KiB (`record`). One command or one transaction sets both of an object of few
-//! segments. Of a longer one the segments are written first, then the head; all of them go by themselves until a transaction lets them
-//! stay (`publish`). The segments' names hold the head's digest, so that two who write one object at once cannot mix their bytes. A reader
-//! that misses a segment takes the object away.
+//! An object is a head and segments of at most 512 KiB (`record`). One command or one transaction sets both of a short object. Of
+//! a longer one the segments are written first, then the head; all of them go by themselves until a transaction lets them stay (`publish`).
+//! The segments' names hold the head's digest, so that two who write one object at once cannot mix their bytes. A reader that misses a
+//! segment takes the object away.
 //!
 //! Every operation runs in a task of its own that ends when nobody waits for its answer: nothing reads or writes a span after that.
 

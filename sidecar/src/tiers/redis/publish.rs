@@ -1,4 +1,4 @@
-//! What is said over one connection to write an object. One of few segments is written by one command, if nothing of it is there; by one
+//! What is said over one connection to write an object. A short one is written by one command, if nothing of it is there; by one
 //! transaction otherwise, where objects live for a time, and over a connection that has not written yet. Of a longer one everything has an
 //! expiry until all of it is there; then a transaction takes that from head and segments at once. So whoever dies in the middle leaves
 //! nothing that stays, and no head outlives its segments.
@@ -13,6 +13,9 @@ use kvcachepool_protocol::object::ObjectName;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use zerocopy::IntoBytes;
 
+/// An object of no more bytes, and of no more segments, is written at once.
+const AT_ONCE_BYTES: u64 = 4 << 20;
+const AT_ONCE_SEGMENTS: usize = 64;
 /// Segments live so long if nothing follows.
 const STAGED: Duration = Duration::from_secs(120);
 /// A head lives so much shorter than the first of its segments, until all of them stay: who finds it can still read them.
@@ -81,7 +84,7 @@ pub async fn put(c: &mut Connection, put: &Put, ttl_ms: u64) -> Result<Stored, F
         ttl: (ttl_ms > 0).then(|| ttl_ms.to_string()),
     };
     // A node that another one hands the slot to does nothing at once with keys that are not there yet.
-    if draft.keys.len() <= WINDOW + 1 && !c.is_asking() {
+    if draft.is_short() && !c.is_asking() {
         return draft.write_at_once(c).await;
     }
     let stored = draft.write(c).await;
@@ -93,6 +96,11 @@ pub async fn put(c: &mut Connection, put: &Put, ttl_ms: u64) -> Result<Stored, F
 }
 
 impl Draft<'_> {
+    fn is_short(&self) -> bool {
+        let bytes: u64 = self.put.spans.iter().map(|span| span.length).sum();
+        bytes <= AT_ONCE_BYTES && self.keys.len() <= AT_ONCE_SEGMENTS + 1
+    }
+
     /// Segments and head at once, unless the object is there.
     async fn write_at_once(&self, c: &mut Connection) -> Result<Stored, Fault> {
         let mut full = None;

@@ -383,3 +383,43 @@ async fn of_an_object_that_is_looked_for_first_nothing_is_sent() {
         spot.check(&sample).await;
     }
 }
+
+#[tokio::test]
+async fn a_full_segment_costs_the_server_hardly_more_than_its_bytes() {
+    let server = Server::start(&[]);
+    let spot = Spot::new(open(&[server.unix()]));
+    let sample = Sample::new(1, 0, &[2 * REDIS_SEGMENT_BYTES]);
+    spot.put(&sample).await;
+    let (all, _) = keys(&server);
+    let segments = all.iter().filter(|key| **key != sample.name().redis());
+    let used = |key: &String| -> u64 {
+        let said = server.say(&["MEMORY", "USAGE", key]);
+        said.trim().parse().unwrap()
+    };
+    let used: Vec<u64> = segments.map(used).collect();
+    assert_eq!(used.len(), 2);
+    let most = REDIS_SEGMENT_BYTES + 1024;
+    assert!(used.iter().all(|used| *used < most), "{used:?}");
+}
+
+#[tokio::test]
+async fn what_is_short_is_told_by_bytes_and_by_segments() {
+    let server = Server::start(&[]);
+    let spot = Spot::new(open(&[server.unix()]));
+    spot.put(&Sample::new(1, 0, &[1])).await;
+    let mut at_once = server.calls("msetnx");
+    for (sections, short) in [
+        (vec![4 << 20], true),
+        (vec![(4 << 20) + 1], false),
+        (vec![1 << 20; 4], true),
+        (vec![1; 64], true),
+        (vec![1; 65], false),
+    ] {
+        let sample = Sample::new(2, 0, &sections);
+        spot.put(&sample).await;
+        at_once += u64::from(short);
+        assert_eq!(server.calls("msetnx"), at_once, "{}", sections.len());
+        spot.check(&sample).await;
+        server.say(&["FLUSHALL"]);
+    }
+}
