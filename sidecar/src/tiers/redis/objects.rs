@@ -10,9 +10,9 @@ use kvcachepool_protocol::object::{
 };
 use std::collections::VecDeque;
 
-/// Segments of one object that are under way at once: enough that the server never waits for us, few enough that it holds no more than
-/// some MiB of answers for one connection.
-pub(super) const WINDOW: usize = 8;
+/// Segments of one object that are under way at once over a connection: the server has one to do while we take in the other. It answers at
+/// once and keeps what does not fit into the socket: with eight of them on each connection that was more than a processor's cache holds.
+pub(super) const WINDOW: usize = 2;
 /// Longest value that can be a record and a head.
 const VALUE_BYTES_MAX: usize =
     RECORD_BYTES + HEADER_BYTES + 64 * MAX_SECTIONS + 36 * MAX_TOKENS as usize + 4096;
