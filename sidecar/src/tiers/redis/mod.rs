@@ -32,6 +32,7 @@ mod survey;
 pub(crate) mod tests;
 mod tls;
 mod url;
+mod window;
 
 pub use marks::Marks;
 pub use node::Options;

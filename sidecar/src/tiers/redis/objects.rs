@@ -4,15 +4,12 @@ use super::connection::{Connection, Fetched, Words};
 use super::fault::Fault;
 use super::record::{NAMES_MAX, Piece, RECORD_BYTES, Record, pieces};
 use super::resp::Reply;
+use super::window::Window;
 use crate::tiers::{Cause, Get, Running, Span};
 use kvcachepool_protocol::object::{
     HEADER_BYTES, MAX_SECTIONS, MAX_TOKENS, Object, ObjectName, digest,
 };
-use std::collections::VecDeque;
 
-/// Segments of one object that are under way at once over a connection: the server has one to do while we take in the other. It answers at
-/// once and keeps what does not fit into the socket: with eight of them on each connection that was more than a processor's cache holds.
-pub(super) const WINDOW: usize = 2;
 /// Longest value that can be a record and a head.
 const VALUE_BYTES_MAX: usize =
     RECORD_BYTES + HEADER_BYTES + 64 * MAX_SECTIONS + 36 * MAX_TOKENS as usize + 4096;
@@ -90,7 +87,7 @@ pub async fn head(c: &mut Connection, name: &ObjectName) -> Result<Found, Fault>
 /// Reads sections into their places. With a `ttl_ms` the object lives so long from now on.
 pub async fn get(c: &mut Connection, get: &Get, ttl_ms: u64) -> Result<Got, Fault> {
     let Found { object, record } = head(c, &get.name).await?;
-    let mut wanted: VecDeque<(String, &Span, Piece)> = VecDeque::new();
+    let mut wanted: Vec<(String, &Span, Piece)> = Vec::new();
     for place in &get.places {
         let mut sections = object.sections.iter();
         let at = sections.position(|s| (s.group, s.shard) == (place.group, place.shard));
@@ -104,29 +101,32 @@ pub async fn get(c: &mut Connection, get: &Get, ttl_ms: u64) -> Result<Got, Faul
         place.span.saw(None);
         for piece in pieces(&object, index) {
             let key = get.name.redis_segment(&record.head, piece.segment);
-            wanted.push_back((key, &place.span, piece));
+            wanted.push((key, &place.span, piece));
         }
     }
     let lives_on = match ttl_ms > 0 && c.renews() {
         true => renew(c, &get.name, &record, ttl_ms).await?,
         false => 0,
     };
-    let ask = |c: &mut Connection, at: usize| {
-        if let Some((key, ..)) = wanted.get(at) {
+    let mut window = Window::default();
+    let mut asked = wanted.iter().peekable();
+    let mut ask = |c: &mut Connection, window: &mut Window| {
+        while let Some((key, _, piece)) = asked.next_if(|(.., piece)| window.has_room(piece.bytes))
+        {
             c.command(&[b"GET", key.as_bytes()]);
+            window.goes(piece.bytes);
         }
     };
-    for at in 0..WINDOW {
-        ask(c, at);
-    }
+    ask(c, &mut window);
     for _ in 0..lives_on {
         c.renewed().await?;
     }
     let mut running = Running::default();
-    for (number, (_, span, piece)) in wanted.iter().enumerate() {
+    for (_, span, piece) in &wanted {
         match c.segment(span, piece.at, piece.bytes).await? {
             Fetched::Read => {
-                ask(c, number + WINDOW);
+                window.came();
+                ask(c, &mut window);
                 running.came(span, piece.at, piece.bytes);
             }
             Fetched::Absent => return Ok(Got::Hole(record)),

@@ -5,9 +5,10 @@
 
 use super::connection::{COPIED_BYTES, Connection, Open, Words};
 use super::fault::{Fault, is_denied, is_full};
-use super::objects::{WINDOW, ask_record, keys, own_record, remove_if, remove_segments, there};
+use super::objects::{ask_record, keys, own_record, remove_if, remove_segments, there};
 use super::record::{Record, pieces};
 use super::resp::Reply;
+use super::window::Window;
 use crate::tiers::{Cause, Put, Running, Span, Stored};
 use kvcachepool_protocol::object::ObjectName;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -257,28 +258,29 @@ impl Draft<'_> {
     }
 
     /// Sends the segments, and makes their digests on the way, while the processor has the bytes at hand. Returns how many replies have
-    /// not come yet, and whether the bytes are what the head says. No more than [`WINDOW`] commands are sent without hearing of any.
+    /// not come yet, and whether the bytes are what the head says.
     async fn send(&self, c: &mut Connection, way: Way<'_>) -> Result<(usize, bool), Fault> {
-        let (segments, mut open) = (self.keys.len() - 1, 0);
-        match way {
+        let segments = self.keys.len() - 1;
+        let open = match way {
             Way::IfNone => {
                 c.begin_pairs(b"MSETNX", segments + 1);
-                open = 1;
+                1
             }
             Way::Together if segments > 0 => {
                 c.begin_pairs(b"MSET", segments);
-                open = 1;
+                1
             }
-            Way::Together | Way::Staged(_) => {}
-        }
+            Way::Together | Way::Staged(_) => 0,
+        };
+        let mut window = Window::default();
         let spans: Vec<Span> = self.put.spans.iter().map(Span::watched).collect();
         let mut digest = Running::default();
         for (section, span) in spans.iter().enumerate() {
             for piece in pieces(&self.put.object, section) {
-                if open == WINDOW {
-                    open -= 1;
+                while !window.has_room(piece.bytes) {
+                    window.came();
                     if let Reply::Error(text) = c.reply().await? {
-                        heard(c, open).await?;
+                        heard(c, window.segments()).await?;
                         return Err(Fault::Refused(text));
                     }
                 }
@@ -294,7 +296,7 @@ impl Draft<'_> {
                     }
                     Way::Staged(ms) => {
                         c.set(&key, span, piece.at, piece.bytes, ms).await?;
-                        open += 1;
+                        window.goes(piece.bytes);
                     }
                 }
             }
@@ -303,6 +305,7 @@ impl Draft<'_> {
         let found = spans
             .iter()
             .map(|span| span.seen().or_else(|| span.digest()));
+        let open = open + window.segments();
         Ok((open, found.eq(wanted.map(Some))))
     }
 
