@@ -3,8 +3,8 @@
 python -m bench.soak [--seconds 1800]
 
 Engines draw prompts from more than memory, disk and Redis hold, so all the time chunks are stored, evicted, written to
-the tiers and fetched from them, Redis with TLS. Chunks of one model are short, those of the other so long that Redis
-has them in many segments. By turns Redis is killed and started empty, the S3 server hangs, the disk's folder goes away,
+the tiers and fetched from them, Redis with TLS. Chunks of one model are short, those of the other longer than what is
+written to Redis at once. By turns Redis is killed and started empty, the S3 server hangs, the disk's folder goes away,
 and an engine is killed and replaced. RssAnon of supervisor and engine is looked at once a second; the first quarter of
 the time is for caches to fill.
 """
@@ -44,9 +44,9 @@ class Model(NamedTuple):
         return f"{16 * self.block_kib}k"
 
 
-#: Two engines share 512 MiB in chunks of 128 KiB, one has 192 MiB in chunks of 4 MiB: five times the memory, more than
+#: Two engines share 512 MiB in chunks of 128 KiB, one has 190 MiB in chunks of 5 MiB: five times the memory, more than
 #: twice the disk.
-MODELS = (Model(256, 16, 8), Model(256, 16, 8), Model(24, 2, 256))
+MODELS = (Model(256, 16, 8), Model(256, 16, 8), Model(19, 2, 320))
 #: A fault begins so often, and lasts so long.
 PERIOD_S, FAULT_S = 20.0, 5.0
 _DID = ("get", "put")

@@ -4,7 +4,7 @@
 //! through all layers.
 //! With `--raw DIR` the same bytes follow by a bare loop of direct I/O, from and to the same memory.
 //! `cargo run --example tier_load -- http --requests FILE --size 8Mi --in-flight 8`: the same bytes by a bare HTTP client.
-//! Each prints one JSON line for puts and one for gets.
+//! Each prints one JSON line for puts and one for gets of each kind.
 //! `fill` leaves many objects behind and dies, `open` says how long it takes until they are all known again.
 
 #![allow(
@@ -38,7 +38,7 @@ enum What {
         /// Config of a sidecar with exactly one tier below memory.
         #[arg(long)]
         config: PathBuf,
-        /// Then direct I/O on one file that is made here.
+        /// Folder for a file: afterwards the same by direct I/O on it.
         #[arg(long)]
         raw: Option<PathBuf>,
         #[command(flatten)]

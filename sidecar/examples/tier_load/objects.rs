@@ -6,8 +6,23 @@ use kvcachepool_sidecar::shm::mapping::Mapping;
 use kvcachepool_sidecar::shm::memfd::{Pages, sealed};
 use kvcachepool_sidecar::tiers::{Get, Place, Put, Span};
 use rustix::fd::AsFd;
-use std::ptr::NonNull;
 use std::sync::Arc;
+
+/// A slot's memory.
+pub struct Memory<'a> {
+    arena: &'a Mapping,
+    offset: u64,
+    /// How long it is.
+    pub bytes: usize,
+}
+
+impl Memory<'_> {
+    /// Its address.
+    pub fn start(&self) -> *mut u8 {
+        let start = self.arena.address(self.offset, self.bytes as u64);
+        start.unwrap().as_ptr()
+    }
+}
 
 /// As many slots as operations are under way, filled with bytes that do not repeat.
 pub struct Slots {
@@ -43,13 +58,13 @@ impl Slots {
         }
     }
 
-    /// Where a slot lies, and how long it is.
-    pub fn memory(&self, slot: usize) -> (NonNull<u8>, usize) {
-        let offset = slot as u64 * self.bytes;
-        (
-            self.arena.address(offset, self.bytes).unwrap(),
-            self.bytes as usize,
-        )
+    /// Where a slot lies.
+    pub fn memory(&self, slot: usize) -> Memory<'_> {
+        Memory {
+            arena: &self.arena,
+            offset: slot as u64 * self.bytes,
+            bytes: self.bytes as usize,
+        }
     }
 
     fn span(&self, slot: usize) -> Span {

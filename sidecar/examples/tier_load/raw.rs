@@ -1,21 +1,18 @@
 //! The limit of a disk: the same sizes and depth by threads that read and write one file directly, and nothing else.
-#![allow(
-    unsafe_code,
-    reason = "the arena's memory is lent to file calls as plain bytes"
-)]
+#![allow(unsafe_code, reason = "file calls at addresses of the arena")]
 
 use super::Load;
 use super::measure::{Part, Phase, Turns, threads};
-use super::objects::Slots;
+use super::objects::{Memory, Slots};
 use std::fs::{File, OpenOptions};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 /// Direct I/O wants addresses, offsets and lengths that are multiples of this.
 const ALIGN: u64 = 4096;
 
 /// From and to the slots: the kernel cuts its requests where memory is not of one piece, so other memory would have another limit.
-/// Nobody else uses them while this runs.
 pub fn run(folder: &Path, slots: &Slots, load: Load) {
     assert!(
         load.size.0.is_multiple_of(ALIGN),
@@ -31,22 +28,16 @@ pub fn run(folder: &Path, slots: &Slots, load: Load) {
         .expect("a file for direct I/O");
     // It lives as long as it is open.
     std::fs::remove_file(&path).unwrap();
-    let memory = |slot| {
-        let (start, bytes) = slots.memory(slot);
-        // SAFETY: the range is mapped as long as the slots live, slots do not overlap, and nobody else reads or writes them now.
-        unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), bytes) }
-    };
-    let mut memories: Vec<&mut [u8]> = (0..load.in_flight).map(memory).collect();
+    let mut memories: Vec<_> = (0..load.in_flight).map(|n| slots.memory(n)).collect();
     let put = phase(&file, load, &mut memories, Part::Put, load.operations());
     phase(&file, load, &mut memories, Part::Get, put);
 }
 
-fn phase(file: &File, load: Load, memories: &mut [&mut [u8]], part: Part, count: u64) -> u64 {
+fn phase(file: &File, load: Load, memories: &mut [Memory<'_>], part: Part, count: u64) -> u64 {
     let phase = Phase::begin("raw");
     let turns = Turns::begin(part, count, load);
-    let times = threads(&turns, memories, |memory, number| match part {
-        Part::Put => file.write_all_at(memory, number * load.size.0).unwrap(),
-        Part::Get => file.read_exact_at(memory, number * load.size.0).unwrap(),
+    let times = threads(&turns, memories, |memory, number| {
+        moved(file, part, memory, number * load.size.0);
     });
     if matches!(part, Part::Put) {
         file.sync_data().unwrap();
@@ -54,4 +45,22 @@ fn phase(file: &File, load: Load, memories: &mut [&mut [u8]], part: Part, count:
     let done = times.len() as u64;
     phase.end(part, load, times);
     done
+}
+
+/// All bytes of a slot, to the file or from it.
+fn moved(file: &File, part: Part, memory: &Memory<'_>, offset: u64) {
+    let mut done = 0;
+    while done < memory.bytes {
+        let (start, bytes) = (memory.start().wrapping_add(done), memory.bytes - done);
+        let (fd, at) = (file.as_raw_fd(), (offset + done as u64) as libc::off_t);
+        // SAFETY: the range lies within a slot, whose mapping the memory borrows; the kernel keeps nothing, and no reference is made.
+        let n = unsafe {
+            match part {
+                Part::Put => libc::pwrite(fd, start.cast_const().cast(), bytes, at),
+                Part::Get => libc::pread(fd, start.cast(), bytes, at),
+            }
+        };
+        assert!(n > 0, "{}", std::io::Error::last_os_error());
+        done += n as usize;
+    }
 }

@@ -30,7 +30,7 @@ class S3:
         self._runs = 0
 
     def turn(self, cell: Cell, amount: Amount) -> Turn:
-        """Both with the same server."""
+        """One after the other, with the same server."""
         limit = self._limit(cell, amount)
         return Turn(tier(self._config, cell, amount), limit)
 

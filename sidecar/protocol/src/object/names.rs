@@ -3,10 +3,10 @@
 use super::Fidelity;
 use crate::key::ChunkKey;
 
-/// Most bytes of a Redis segment. A server keeps a value with 12 bytes more in a piece of its allocator, and the next size above 512 KiB is
-/// 640 KiB. After a long value it reads what follows into a buffer as large as that one was. Of a value that is longer than what is left
-/// of it behind the value's name, nothing is copied: with the value alone in it, the buffer becomes the value. What is shorter is copied
-/// to fresh memory, and that is most of what a short value costs.
+/// Most bytes of a Redis segment. A server's allocator has pieces of 512 KiB and then of 640 KiB, and a value takes 12 bytes more than it is
+/// long. The server reads a long value into a buffer that is as large as the value before it was in its piece. Where the end of the value
+/// and anything behind it lie in that buffer, the value is copied to fresh memory; where the value lies there alone, the buffer becomes the
+/// value. A segment that nearly fills its piece, and has its name before it, never leaves room for anything behind it.
 pub const REDIS_SEGMENT_BYTES: u64 = (512 << 10) - 16;
 /// What all keys in Redis begin with.
 pub const REDIS_PREFIX: &str = "kvcp:";

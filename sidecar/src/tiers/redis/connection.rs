@@ -19,6 +19,8 @@ const INPUT_BYTES_MAX: usize = 32 << 20;
 
 /// Segments of no more bytes are copied to what goes out behind another one.
 pub const COPIED_BYTES: u64 = 16 << 10;
+/// As long as that is no longer than this: connections keep its memory.
+const OUTPUT_BYTES_MAX: usize = 128 << 10;
 
 /// Bytes of a span that have not gone out yet.
 struct Segment {
@@ -198,7 +200,8 @@ impl Connection {
 
     /// Adds a key and bytes of the span to a command. They are sent with the next thing that is awaited, or before another segment.
     pub async fn pair(&mut self, key: &str, span: &Span, at: u64, bytes: u64) -> Result<(), Fault> {
-        let copied = self.segment.is_some() && bytes <= COPIED_BYTES;
+        let short = bytes <= COPIED_BYTES && self.output.len() <= OUTPUT_BYTES_MAX;
+        let copied = short && self.segment.is_some();
         if !copied {
             self.flush_segment().await?;
         }

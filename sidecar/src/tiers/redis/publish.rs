@@ -14,9 +14,8 @@ use kvcachepool_protocol::object::ObjectName;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use zerocopy::IntoBytes;
 
-/// An object of no more bytes, and of no more segments, is written at once.
+/// An object of no more bytes is written at once.
 const AT_ONCE_BYTES: u64 = 4 << 20;
-const AT_ONCE_SEGMENTS: usize = 64;
 /// Segments live so long if nothing follows.
 const STAGED: Duration = Duration::from_secs(120);
 /// A head lives so much shorter than the first of its segments, until all of them stay: who finds it can still read them.
@@ -99,7 +98,7 @@ pub async fn put(c: &mut Connection, put: &Put, ttl_ms: u64) -> Result<Stored, F
 impl Draft<'_> {
     fn is_short(&self) -> bool {
         let bytes: u64 = self.put.spans.iter().map(|span| span.length).sum();
-        bytes <= AT_ONCE_BYTES && self.keys.len() <= AT_ONCE_SEGMENTS + 1
+        bytes <= AT_ONCE_BYTES
     }
 
     /// Segments and head at once, unless the object is there.
@@ -277,13 +276,6 @@ impl Draft<'_> {
         let mut digest = Running::default();
         for (section, span) in spans.iter().enumerate() {
             for piece in pieces(&self.put.object, section) {
-                while !window.has_room(piece.bytes) {
-                    window.came();
-                    if let Reply::Error(text) = c.reply().await? {
-                        heard(c, window.segments()).await?;
-                        return Err(Fault::Refused(text));
-                    }
-                }
                 if piece.bytes > COPIED_BYTES {
                     // The one before goes out while the processor has its bytes at hand.
                     c.flush_segment().await?;
@@ -295,6 +287,13 @@ impl Draft<'_> {
                         c.pair(&key, span, piece.at, piece.bytes).await?;
                     }
                     Way::Staged(ms) => {
+                        while !window.has_room(piece.bytes) {
+                            window.came();
+                            if let Reply::Error(text) = c.reply().await? {
+                                heard(c, window.segments()).await?;
+                                return Err(Fault::Refused(text));
+                            }
+                        }
                         c.set(&key, span, piece.at, piece.bytes, ms).await?;
                         window.goes(piece.bytes);
                     }

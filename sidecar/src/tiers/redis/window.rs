@@ -3,9 +3,9 @@
 use kvcachepool_protocol::object::REDIS_SEGMENT_BYTES;
 use std::collections::VecDeque;
 
-/// Two full segments: the server has one to do while we take in the other. It answers at once and keeps what does not fit into the socket:
-/// with eight of them on each connection that was more than a processor's cache holds.
-const BYTES_MAX: u64 = 2 * REDIS_SEGMENT_BYTES;
+/// Two full segments, and the rest of a section of 1 MiB, or of any number of them: the server has one to do while we take in the other. It
+/// answers at once and keeps what does not fit into the socket: with eight on each connection that was more than a processor's cache holds.
+const BYTES_MAX: u64 = 2 * REDIS_SEGMENT_BYTES + 4096;
 /// Short ones cost a round trip if they wait for each other.
 const SEGMENTS_MAX: usize = 64;
 
@@ -44,6 +44,16 @@ impl Window {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn all_segments_of_a_mib_are_under_way() {
+        let mut window = Window::default();
+        for bytes in [REDIS_SEGMENT_BYTES, REDIS_SEGMENT_BYTES, 32] {
+            assert!(window.has_room(bytes), "{bytes}");
+            window.goes(bytes);
+        }
+        assert!(!window.has_room(REDIS_SEGMENT_BYTES));
+    }
 
     #[test]
     fn two_full_segments_or_many_short_ones_are_under_way() {

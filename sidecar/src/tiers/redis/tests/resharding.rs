@@ -113,10 +113,9 @@ async fn a_put_whose_slot_begins_to_move_leaves_nothing_in_the_way_of_it() {
         let spot = Spot::new(open(&[cluster.url()]));
         let (sample, slot) = moving(bytes);
         if before == b"MSETNX" {
-            // Nothing is written by one command over a connection that has not written.
             let number = (0..).filter(moves).nth(1).unwrap();
-            spot.put(&Sample::new(1, number, &[bytes])).await;
-            from.say(&["FLUSHALL"]);
+            spot.begin_to_write(&Sample::new(1, number, &[bytes]), from)
+                .await;
         }
         let mut held = proxy.hold_before(before).await;
         let put = spot.tier.put(sample.put(&spot.memory));

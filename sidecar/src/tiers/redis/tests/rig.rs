@@ -301,6 +301,12 @@ impl Spot {
         }
     }
 
+    /// Puts it and takes it away again: nothing is written by one command over a connection that has not written.
+    pub async fn begin_to_write(&self, sample: &Sample, server: &Server) {
+        self.put(sample).await;
+        server.say(&["FLUSHALL"]);
+    }
+
     /// Gets it, and it must be what was put.
     pub async fn check(&self, sample: &Sample) {
         let get = sample.get_all(&self.memory);

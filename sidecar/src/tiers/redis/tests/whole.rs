@@ -224,9 +224,8 @@ async fn of_two_who_write_an_object_one_does_and_the_other_leaves_nothing() {
         let mut other = sample.clone();
         other.object.created_unix_ms += 1_000;
         if before == b"MSETNX" {
-            // Nothing is written by one command over a connection that has not written.
-            late.put(&Sample::new(1, 1, &[bytes])).await;
-            server.say(&["FLUSHALL"]);
+            late.begin_to_write(&Sample::new(1, 1, &[bytes]), &server)
+                .await;
         }
         let mut held = proxy.hold_before(before).await;
         let put = late.tier.put(other.put(&late.memory));
@@ -306,9 +305,13 @@ async fn bytes_that_are_not_what_the_head_says_leave_nothing() {
     let server = Server::start(&[]);
     let spot = Spot::new(open(&[server.unix()]));
     let long = 2 * REDIS_SEGMENT_BYTES + 100;
-    // Any byte of any section.
-    for (section, at) in [(0, 0), (0, long - 1), (1, REDIS_SEGMENT_BYTES), (2, 6)] {
-        let sample = Sample::new(1, 0, &[long, long, 7]);
+    // Any byte of any section, written at once and in parts.
+    let bytes = [(0, 0), (0, long - 1), (1, REDIS_SEGMENT_BYTES), (2, 6)];
+    for ((section, at), last) in bytes
+        .into_iter()
+        .flat_map(|byte| [(byte, 7), (byte, 3 << 20)])
+    {
+        let sample = Sample::new(1, 0, &[long, long, last]);
         let put = sample.put(&spot.memory);
         let span = put.spans[section].clone();
         let mut byte = [0];
@@ -403,22 +406,22 @@ async fn a_full_segment_costs_the_server_hardly_more_than_its_bytes() {
 }
 
 #[tokio::test]
-async fn what_is_short_is_told_by_bytes_and_by_segments() {
+async fn what_has_up_to_4_mib_is_written_at_once() {
     let server = Server::start(&[]);
     let spot = Spot::new(open(&[server.unix()]));
-    spot.put(&Sample::new(1, 0, &[1])).await;
+    spot.begin_to_write(&Sample::new(1, 0, &[1]), &server).await;
     let mut at_once = server.calls("msetnx");
     for (sections, short) in [
         (vec![4 << 20], true),
         (vec![(4 << 20) + 1], false),
         (vec![1 << 20; 4], true),
-        (vec![1; 64], true),
-        (vec![1; 65], false),
+        (vec![20_000; 128], true),
+        (vec![40_000; 128], false),
     ] {
         let sample = Sample::new(2, 0, &sections);
         spot.put(&sample).await;
         at_once += u64::from(short);
-        assert_eq!(server.calls("msetnx"), at_once, "{}", sections.len());
+        assert_eq!(server.calls("msetnx"), at_once, "{sections:?}");
         spot.check(&sample).await;
         server.say(&["FLUSHALL"]);
     }
