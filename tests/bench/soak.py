@@ -44,9 +44,11 @@ class Model(NamedTuple):
         return f"{16 * self.block_kib}k"
 
 
-#: Two engines share 512 MiB in chunks of 128 KiB, one has 190 MiB in chunks of 5 MiB: five times the memory, more than
-#: twice the disk.
-MODELS = (Model(256, 16, 8), Model(256, 16, 8), Model(19, 2, 320))
+#: Two engines share 512 MiB in chunks of 128 KiB, one has 380 MiB in chunks of 5 MiB: more than memory, disk and Redis
+#: hold together.
+MODELS = (Model(256, 16, 8), Model(256, 16, 8), Model(38, 2, 320))
+#: In so much memory chunks of 5 MiB find a place.
+MEMORY = "260Mi"
 #: A fault begins so often, and lasts so long.
 PERIOD_S, FAULT_S = 20.0, 5.0
 _DID = ("get", "put")
@@ -64,7 +66,7 @@ class Rig:
         self.disk.mkdir()
         disk = {"path": str(self.disk), "size": "256Mi"}
         tiers = {"disk": disk, "redis": self.redis.config(), "s3": self.s3.config()}
-        self.sidecar = Sidecar(folder / "sidecar", memory="128Mi", config=tiers)
+        self.sidecar = Sidecar(folder / "sidecar", memory=MEMORY, config=tiers)
         self.engines: list[tuple[Model, Process]] = []
         self._seed = 0
 
