@@ -8,22 +8,6 @@ use kvcachepool_sidecar::tiers::{Get, Place, Put, Span};
 use rustix::fd::AsFd;
 use std::sync::Arc;
 
-/// A slot's memory.
-pub struct Memory<'a> {
-    arena: &'a Mapping,
-    offset: u64,
-    /// How long it is.
-    pub bytes: usize,
-}
-
-impl Memory<'_> {
-    /// Its address.
-    pub fn start(&self) -> *mut u8 {
-        let start = self.arena.address(self.offset, self.bytes as u64);
-        start.unwrap().as_ptr()
-    }
-}
-
 /// As many slots as operations are under way, filled with bytes that do not repeat.
 pub struct Slots {
     arena: Arc<Mapping>,
@@ -59,15 +43,7 @@ impl Slots {
     }
 
     /// Where a slot lies.
-    pub fn memory(&self, slot: usize) -> Memory<'_> {
-        Memory {
-            arena: &self.arena,
-            offset: slot as u64 * self.bytes,
-            bytes: self.bytes as usize,
-        }
-    }
-
-    fn span(&self, slot: usize) -> Span {
+    pub fn span(&self, slot: usize) -> Span {
         let offset = slot as u64 * self.bytes;
         Span::new(self.arena.clone(), offset, self.bytes, Arc::new(())).unwrap()
     }

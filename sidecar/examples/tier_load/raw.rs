@@ -3,7 +3,8 @@
 
 use super::Load;
 use super::measure::{Part, Phase, Turns, threads};
-use super::objects::{Memory, Slots};
+use super::objects::Slots;
+use kvcachepool_sidecar::tiers::Span;
 use std::fs::{File, OpenOptions};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
@@ -28,16 +29,16 @@ pub fn run(folder: &Path, slots: &Slots, load: Load) {
         .expect("a file for direct I/O");
     // It lives as long as it is open.
     std::fs::remove_file(&path).unwrap();
-    let mut memories: Vec<_> = (0..load.in_flight).map(|n| slots.memory(n)).collect();
-    let put = phase(&file, load, &mut memories, Part::Put, load.operations());
-    phase(&file, load, &mut memories, Part::Get, put);
+    let mut spans: Vec<_> = (0..load.in_flight).map(|n| slots.span(n)).collect();
+    let put = phase(&file, load, &mut spans, Part::Put, load.operations());
+    phase(&file, load, &mut spans, Part::Get, put);
 }
 
-fn phase(file: &File, load: Load, memories: &mut [Memory<'_>], part: Part, count: u64) -> u64 {
+fn phase(file: &File, load: Load, spans: &mut [Span], part: Part, count: u64) -> u64 {
     let phase = Phase::begin("raw");
     let turns = Turns::begin(part, count, load);
-    let times = threads(&turns, memories, |memory, number| {
-        moved(file, part, memory, number * load.size.0);
+    let times = threads(&turns, spans, |span, number| {
+        moved(file, part, span, number * load.size.0);
     });
     if matches!(part, Part::Put) {
         file.sync_data().unwrap();
@@ -48,19 +49,20 @@ fn phase(file: &File, load: Load, memories: &mut [Memory<'_>], part: Part, count
 }
 
 /// All bytes of a slot, to the file or from it.
-fn moved(file: &File, part: Part, memory: &Memory<'_>, offset: u64) {
+fn moved(file: &File, part: Part, span: &Span, offset: u64) {
     let mut done = 0;
-    while done < memory.bytes {
-        let (start, bytes) = (memory.start().wrapping_add(done), memory.bytes - done);
-        let (fd, at) = (file.as_raw_fd(), (offset + done as u64) as libc::off_t);
-        // SAFETY: the range lies within a slot, whose mapping the memory borrows; the kernel keeps nothing, and no reference is made.
+    while done < span.length {
+        let bytes = span.length - done;
+        let start = span.arena.address(span.offset + done, bytes).unwrap();
+        let (fd, at) = (file.as_raw_fd(), (offset + done) as libc::off_t);
+        // SAFETY: the range lies within a mapping that the span holds; the kernel keeps nothing, and no reference is made.
         let n = unsafe {
             match part {
-                Part::Put => libc::pwrite(fd, start.cast_const().cast(), bytes, at),
-                Part::Get => libc::pread(fd, start.cast(), bytes, at),
+                Part::Put => libc::pwrite(fd, start.as_ptr().cast(), bytes as usize, at),
+                Part::Get => libc::pread(fd, start.as_ptr().cast(), bytes as usize, at),
             }
         };
         assert!(n > 0, "{}", std::io::Error::last_os_error());
-        done += n as usize;
+        done += n as u64;
     }
 }
