@@ -65,7 +65,8 @@ def test_every_label_of_an_alerts_text_is_one_of_its_result():
 
 
 @pytest.mark.parametrize(
-    "metric", ["tier_down", "tier_breaker_open", "tier_corrupt_objects_total", "tier_write_chunks_total"]
+    "metric",
+    ["tier_down", "tier_degraded", "tier_breaker_open", "tier_corrupt_objects_total", "tier_write_chunks_total"],
 )
 def test_trouble_with_a_tier_is_shown_and_alerted_on(metric):
     where = {where.split()[0] for where, expression in _expressions() if f"kvcachepool_{metric}" in expression}

@@ -284,6 +284,11 @@ pub const CORE: &[Metric] = &[
         "1 while a tier below memory is down, by the reason that status has, also before it could be opened for the first time.",
     ),
     gauge(
+        "tier_degraded",
+        &["tier", "reason"],
+        "1 while a tier below memory serves and is not all that it should be, by the reason that status has: it is slow, nothing is written to it, or a changed config cannot be right.",
+    ),
+    gauge(
         "tier_breaker_open",
         &["tier", "operations"],
         "1 while a tier below memory is not read from, or not written to, because that failed several times in a row; then it is tried again.",

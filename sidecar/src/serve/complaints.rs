@@ -11,14 +11,23 @@ const FORGET: Duration = Duration::from_secs(30);
 /// So often an object that cannot be used is logged, of each tier and for each cause. Metrics count all.
 const OBJECTS_EVERY: Duration = Duration::from_secs(10);
 
-/// By tier and cause: when an object was logged last, and how many were not since.
-type Objects = BTreeMap<(Kind, &'static str), (Instant, u64)>;
+/// Objects of a tier that could not be used, for one cause.
+#[derive(Debug)]
+struct Objects {
+    count: u64,
+    /// Of them, those since one was logged.
+    unlogged: u64,
+    logged: Instant,
+    last: Instant,
+    /// What was wrong with the last one.
+    detail: String,
+}
 
 /// Why each tier failed last.
 #[derive(Debug, Default)]
 pub struct Complaints {
     tiers: Mutex<BTreeMap<Kind, (Cause, Instant)>>,
-    objects: Mutex<Objects>,
+    objects: Mutex<BTreeMap<(Kind, &'static str), Objects>>,
 }
 
 impl Complaints {
@@ -41,17 +50,41 @@ impl Complaints {
     }
 
     fn object(&self, e: &TierError) -> bool {
-        let (tier, reason) = (e.tier.name(), e.cause.name());
-        let mut objects = self.objects.lock();
-        let last = objects.get_mut(&(e.tier, reason));
-        if let Some((_, others)) = last.filter(|(at, _)| at.elapsed() < OBJECTS_EVERY) {
-            *others += 1;
+        let (tier, reason, now) = (e.tier.name(), e.cause.name(), Instant::now());
+        let mut all = self.objects.lock();
+        let known = all.contains_key(&(e.tier, reason));
+        let objects = all.entry((e.tier, reason)).or_insert_with(|| Objects {
+            count: 0,
+            unlogged: 0,
+            logged: now,
+            last: now,
+            detail: String::new(),
+        });
+        objects.count += 1;
+        objects.last = now;
+        objects.detail.clone_from(&e.detail);
+        if known && now.duration_since(objects.logged) < OBJECTS_EVERY {
+            objects.unlogged += 1;
             return false;
         }
-        let last = objects.insert((e.tier, reason), (Instant::now(), 0));
-        let others = last.map_or(0, |(_, others)| others);
+        let others = std::mem::take(&mut objects.unlogged);
+        objects.logged = now;
         warn!(tier, reason, others, error = %e, "an object of a tier cannot be used");
         true
+    }
+
+    /// The objects of a tier that could not be used, for status: a sentence for each cause.
+    pub fn of_objects(&self, tier: &str) -> Vec<String> {
+        let all = self.objects.lock();
+        let of_tier = all.iter().filter(|((kind, _), _)| kind.name() == tier);
+        let sentence = |((_, reason), objects): (&(Kind, &str), &Objects)| {
+            let ago_s = objects.last.elapsed().as_secs();
+            let (count, detail) = (objects.count, &objects.detail);
+            format!(
+                "{reason}: {count} objects could not be used, the last one {ago_s} s ago: {detail}"
+            )
+        };
+        of_tier.map(sentence).collect()
     }
 
     /// A tier that was down is up.
@@ -83,5 +116,10 @@ mod tests {
             assert!(!failed(Kind::Disk, cause), "not for each object");
         }
         assert!(failed(Kind::S3, Cause::Corrupt), "of each tier");
+        let of_disk = ["Corrupt", "Foreign"].map(|reason| {
+            format!("{reason}: 2 objects could not be used, the last one 0 s ago: no")
+        });
+        assert_eq!(complaints.of_objects("disk"), of_disk);
+        assert_eq!(complaints.of_objects("redis"), [""; 0]);
     }
 }

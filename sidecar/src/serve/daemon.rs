@@ -121,12 +121,18 @@ impl Daemon {
             metrics.clear("sessions");
             metrics.clear("worker_transfer");
             metrics.clear("tier_down");
+            metrics.clear("tier_degraded");
             metrics.clear("tier_server_up");
             shell.with_core(|core, _, _| {
                 core.metrics(&mut |name, labels, value| metrics.take(name, labels, value));
             });
             if let Some(tiers) = &shell.tiers {
                 tiers.metrics(&mut |name, labels, value| metrics.take(name, labels, value));
+            }
+            for tier in self.status().tiers {
+                if tier.state == State::Degraded {
+                    metrics.set("tier_degraded", &[&tier.name, &tier.reason], 1.0);
+                }
             }
             metrics.set("connections", &[], shell.connection_count() as f64);
             let (urgent, background) = shell.digests_waiting();

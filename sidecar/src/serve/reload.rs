@@ -48,7 +48,7 @@ fn take(daemon: &Daemon) {
         shell.with_core(|core, _, _| core.configure(core_config(&effective)));
         // All of it that a tier takes over while it is open.
         if let Some(tiers) = &shell.tiers {
-            tiers.change(&running, &effective);
+            tiers.change(&effective);
         }
     }
     unknown_keys(daemon, &loaded);

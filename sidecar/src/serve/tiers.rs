@@ -53,6 +53,8 @@ struct Shared {
     down: Mutex<BTreeMap<Kind, String>>,
     /// Why a clear could not remove what a tier holds, for people.
     uncleared: Mutex<BTreeMap<Kind, String>>,
+    /// Why a tier goes on by the config before the last one.
+    unchanged: Mutex<BTreeMap<Kind, TierError>>,
     slow: Slow,
     /// Tells a fetch that nobody waits for it any more.
     fetches: Mutex<HashMap<FetchId, oneshot::Sender<()>>>,
@@ -91,6 +93,7 @@ impl Tiers {
             complaints: Complaints::default(),
             down: Mutex::default(),
             uncleared: Mutex::default(),
+            unchanged: Mutex::default(),
             slow: Slow::default(),
             fetches: Mutex::default(),
         });
@@ -105,10 +108,16 @@ impl Tiers {
     }
 
     /// Lets tiers go by what a changed config says of them.
-    pub fn change(&self, before: &Config, config: &Config) {
+    pub fn change(&self, config: &Config) {
         for opening in &self.openings {
-            if let Err(e) = opening.change(before, config) {
-                self.shared.told(&e);
+            let mut unchanged = self.shared.unchanged.lock();
+            match opening.change(config) {
+                Ok(()) => drop(unchanged.remove(&opening.kind)),
+                Err(e) => {
+                    self.shared.told(&e);
+                    let detail = format!("it goes on as before: {}", e.detail);
+                    unchanged.insert(opening.kind, TierError { detail, ..e });
+                }
             }
         }
     }
@@ -138,14 +147,31 @@ impl Tiers {
         found.map(|(_, open)| says(open))
     }
 
-    /// Why a tier that is up is not all that it should be: nothing is written to it, or it is slow; none = it is.
+    /// Why a tier that is up is not all that it should be: a changed config cannot be right, nothing is written to it, or it is slow;
+    /// none = it is.
     pub fn trouble(&self, kind: &str) -> Option<TierError> {
-        let shut = self.of(kind, |open| open.layers.breaker.writes().shut());
-        shut.flatten().or_else(|| self.shared.slow.of(kind))
+        let unchanged = || {
+            let unchanged = self.shared.unchanged.lock();
+            let found = unchanged.iter().find(|(k, _)| k.name() == kind);
+            found.map(|(_, e)| e.clone())
+        };
+        let shut = || self.of(kind, |open| open.layers.breaker.writes().shut());
+        unchanged()
+            .or_else(|| shut().flatten())
+            .or_else(|| self.shared.slow.of(kind))
     }
 
-    /// What stands in a tier that serves and is none of the cache's, for people; empty = nothing.
+    /// What a tier that serves holds and should not, for people: what is none of the cache's, objects that could not be used; empty =
+    /// nothing.
     pub fn remark(&self, kind: &str) -> String {
+        let remarks = [self.foreign_files(kind)]
+            .into_iter()
+            .flatten()
+            .chain(self.shared.complaints.of_objects(kind));
+        remarks.collect::<Vec<_>>().join("; ")
+    }
+
+    fn foreign_files(&self, kind: &str) -> Option<String> {
         let counters = self.of(kind, |open| open.tier.counters());
         let foreign = counters
             .iter()
@@ -154,7 +180,7 @@ impl Tiers {
         let said = |(event, count): &(&str, u64)| {
             format!("{event}: {count} names in the folder are not the cache's and are left alone")
         };
-        foreign.map(said).unwrap_or_default()
+        foreign.map(said)
     }
 
     /// The servers of a tier that has several, as they are known to be.

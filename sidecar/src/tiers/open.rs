@@ -7,6 +7,7 @@ use super::redis::{self, Marks, Redis};
 use super::s3::{self, S3};
 use super::{Cause, Kind, Operation, Tier, TierError};
 use kvcachepool_protocol::config::{self, Config, WritePolicy};
+use parking_lot::Mutex;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -14,8 +15,8 @@ use std::time::Duration;
 use tracing::info;
 
 type Open = Box<dyn Fn() -> Operation<'static, Arc<dyn Tier>> + Send + Sync>;
-/// From the first config to the second.
-type Change = Box<dyn Fn(&Config, &Config) -> Result<(), TierError> + Send + Sync>;
+/// To this config.
+type Change = Box<dyn Fn(&Config) -> Result<(), TierError> + Send + Sync>;
 
 /// A tier that is not open yet.
 pub struct Opening {
@@ -36,10 +37,11 @@ impl Opening {
         (self.open)()
     }
 
-    /// Goes by what a changed config says of it, as far as that can be while it is open. What did not change stays as it is.
-    pub fn change(&self, before: &Config, config: &Config) -> Result<(), TierError> {
+    /// Goes by what a changed config says of it, as far as that can be while it is open. What did not change stays as it is, and all of it
+    /// where the config cannot be right.
+    pub fn change(&self, config: &Config) -> Result<(), TierError> {
         let change = self.change.as_ref();
-        change.map_or(Ok(()), |change| change(before, config))
+        change.map_or(Ok(()), |change| change(config))
     }
 }
 
@@ -51,8 +53,8 @@ impl fmt::Debug for Opening {
 
 /// The tiers of a config, the nearest first.
 pub fn configured(config: &Config) -> Vec<Opening> {
-    let redis = Redis::open(&settings(&config.redis));
-    let directory = redis.clone().ok().filter(|_| !config.redis.urls.is_empty());
+    let redis = Redis::of(&settings(&config.redis));
+    let directory = Some(redis.clone()).filter(|_| !config.redis.urls.is_empty());
     let codec = config.write.codec.of_objects();
     let packing = PackingOptions::of_tiers(codec, kinds(config).count());
     let opening = |kind| {
@@ -61,7 +63,7 @@ pub fn configured(config: &Config) -> Vec<Opening> {
                 config.disk.path.clone().unwrap_or_default(),
                 config.disk.size.0,
             ),
-            Kind::Redis => of_redis(redis.clone()),
+            Kind::Redis => of_redis(redis.clone(), config.redis.clone()),
             Kind::S3 => of_s3(config.s3.clone(), writes(config), directory.clone()),
         };
         opening.layers.packing = packing.of_another();
@@ -89,27 +91,26 @@ fn settings(config: &config::Redis) -> redis::Settings {
 }
 
 /// Its directory of the bucket changes with it: both are the same servers.
-fn of_redis(read: Result<Redis, TierError>) -> Opening {
-    let redis = read.clone().ok();
+fn of_redis(redis: Redis, config: config::Redis) -> Opening {
+    let (opened, current) = (redis.clone(), Mutex::new(config));
     Opening {
         kind: Kind::Redis,
-        place: redis.as_ref().map(Redis::place).unwrap_or_default(),
+        place: redis.place(),
         layers: Options::default(),
         open: Box::new(move || {
-            let read = read.clone();
-            Box::pin(async move { Ok(Arc::new(read?) as Arc<dyn Tier>) })
+            let redis = opened.clone();
+            Box::pin(async move { Ok(Arc::new(redis.checked()?) as Arc<dyn Tier>) })
         }),
-        change: redis.map(|redis| {
-            let change = move |before: &Config, config: &Config| {
-                if before.redis == config.redis {
-                    return Ok(());
-                }
-                redis.change(&settings(&config.redis))?;
-                info!(place = redis.place(), "Redis is used there from now on");
-                Ok(())
-            };
-            Box::new(change) as Change
-        }),
+        change: Some(Box::new(move |config| {
+            let mut current = current.lock();
+            if *current == config.redis {
+                return Ok(());
+            }
+            redis.change(&settings(&config.redis))?;
+            *current = config.redis.clone();
+            info!(place = redis.place(), "Redis is used there from now on");
+            Ok(())
+        })),
     }
 }
 
@@ -172,7 +173,7 @@ fn of_s3(config: config::S3, may_write: bool, directory: Option<Redis>) -> Openi
                 })
             })
         }),
-        change: Some(Box::new(move |_, config| {
+        change: Some(Box::new(move |config| {
             now.set(writes(config));
             Ok(())
         })),

@@ -35,6 +35,30 @@ fn an_unknown_key_is_reported_and_mended_without_a_new_container() {
 }
 
 #[test]
+fn an_endpoint_that_is_no_url_is_reported_and_mended_without_a_new_container() {
+    let s3 = |endpoint: &str| {
+        format!("memory: {{size: 64Mi}}\ns3: {{bucket: kv-bucket, endpoint: \"{endpoint}\"}}\n")
+    };
+    let mut sidecar = Sidecar::prepare(&s3("minio:9000"));
+    sidecar.run();
+    wait_reason(&sidecar, "ConfigInvalid");
+    let text = sidecar.get("/readyz", None).1;
+    assert!(text.contains("s3.endpoint"), "{text}");
+    assert_eq!(sidecar.metric("degraded{reason=\"ConfigInvalid\"}"), 1.0);
+    assert!(sidecar.log().contains("s3.endpoint"), "{}", sidecar.log());
+
+    sidecar.configure(&s3("http://127.0.0.1:1"));
+    sidecar.wait_socket();
+    sidecar.wait_populated();
+    Vllm::attach(&sidecar.socket()).store("r", &hashes(1, 1));
+    // While it serves, such a config is left out, and the one before it goes on.
+    sidecar.configure(&s3("minio:9000"));
+    sidecar.wait_metric("config_reloads_total{result=\"invalid\"}", 1.0);
+    wait_reason(&sidecar, "ConfigInvalid");
+    Vllm::attach(&sidecar.socket()).store("r", &hashes(2, 1));
+}
+
+#[test]
 fn an_unknown_key_of_a_managed_config_is_a_warning_with_a_metric() {
     let sidecar = Sidecar::start("managed: true\nmemory: {size: 64Mi}\nfuture: {thing: 1}\n");
     assert_eq!(sidecar.metric("config_unknown_keys{key=\"future\"}"), 1.0);

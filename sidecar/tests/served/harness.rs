@@ -239,10 +239,15 @@ impl Sidecar {
             &format!("tier_down{{reason=\"{reason}\",tier=\"{name}\"}}"),
             1.0,
         );
-        let (log, named) = (self.log(), format!("tier=\"{name}\" reason=\"{reason}\""));
-        let warns = |line: &str| line.contains("WARN") && line.contains(&named);
-        assert!(log.lines().any(warns), "{log}");
+        assert!(self.warned(name, reason), "{}", self.log());
         tier
+    }
+
+    /// Does the log warn of this reason for this tier?
+    pub fn warned(&self, tier: &str, reason: &str) -> bool {
+        let named = format!("tier=\"{tier}\" reason=\"{reason}\"");
+        let warns = |line: &str| line.contains("WARN") && line.contains(&named);
+        self.log().lines().any(warns)
     }
 
     pub fn metrics(&self) -> BTreeMap<String, f64> {

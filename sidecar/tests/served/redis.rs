@@ -3,15 +3,16 @@
 use crate::harness::{Sidecar, free_port, signal_to, wait_for};
 use crate::tiers::{
     DISK, FAR, ON_DISK, disk_serves_beside_misses, flushed_after_the_last_vllm,
-    flushed_before_the_end, wait_far, writing_back,
+    flushed_before_the_end, stored_on, wait_far, writing_back,
 };
 use crate::vllm::{Vllm, hashes};
 use kvcachepool_protocol::message::{CHUNK_READY, ProbeReply};
 use rustix::process::Signal;
+use serde_json::Value;
 use std::io::{BufRead, BufReader, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use tempfile::TempDir;
 
@@ -307,6 +308,45 @@ fn other_servers_are_used_without_a_restart() {
 }
 
 #[test]
+fn a_changed_url_that_cannot_be_right_is_named_and_the_servers_before_serve_on() {
+    let servers = [Redis::start()];
+    let sidecar = start(&servers);
+    let degraded = "tier_degraded{reason=\"Config\",tier=\"redis\"}";
+    for reload in ["", "log: {level: debug}\n"] {
+        sidecar.configure(&(config_of("'http://u:secret@host'") + reload));
+        let tier = sidecar.wait_tier("redis", "degraded");
+        assert_eq!(tier["reason"], "Config");
+        let message = tier["message"].as_str().unwrap();
+        assert!(message.contains("goes on as before"), "{message}");
+        assert!(!message.contains("secret"), "{message}");
+        sidecar.wait_metric(degraded, 1.0);
+        assert!(sidecar.warned("redis", "Config"), "{}", sidecar.log());
+    }
+    stored(&sidecar, 1, 2);
+    sidecar.configure(&config(&servers));
+    sidecar.wait_tier("redis", "ready");
+    assert_eq!(sidecar.metric(degraded), 0.0);
+}
+
+#[test]
+fn a_url_that_cannot_be_right_is_mended_without_a_restart() {
+    let servers = [Redis::start()];
+    let sidecar = Sidecar::start(&config_of("'http://u:secret@host'"));
+    sidecar.wait_populated();
+    sidecar.wait_off("redis", "Config");
+    sidecar.configure(&config_of("'redis://host:port'"));
+    wait_for("the other fault", || {
+        let tier = sidecar.tier("redis");
+        let message = tier["message"].as_str()?;
+        message.contains("host and a port").then_some(())
+    });
+    sidecar.configure(&config(&servers));
+    sidecar.wait_tier("redis", "ready");
+    assert_eq!(sidecar.status()["restart_needed"], serde_json::json!([]));
+    stored(&sidecar, 1, 2);
+}
+
+#[test]
 fn one_of_several_servers_that_dies_is_named_while_the_tier_serves_on() {
     let mut servers = [Redis::start(), Redis::start(), Redis::start()];
     let sidecar = start(&servers);
@@ -386,8 +426,27 @@ fn a_tier_whose_servers_never_answered_is_not_said_to_be_ready() {
     sidecar.wait_tier("redis", "ready");
 }
 
+/// A sidecar with a folder that has two chunks, and Redis that it cannot use by this reason, serves from the folder and from memory.
+/// Returns what status says of Redis.
+fn is_named_while_the_others_serve(redis: &str, disk: &Path, reason: &str) -> (Sidecar, Value) {
+    let disk = format!("disk: {{path: {}, size: 256Mi}}\n", disk.display());
+    let sidecar = Sidecar::start(&format!(
+        "memory: {{size: 64Mi}}\ncache: {{minLoadTokens: 0}}\n{disk}redis: {redis}\n"
+    ));
+    sidecar.wait_populated();
+    let tier = sidecar.wait_off("redis", reason);
+    sidecar.wait_tier("disk", "ready");
+    let mut vllm = Vllm::attach(&sidecar.socket());
+    vllm.finds_below(&hashes(1, 2), 2, DISK);
+    vllm.store("r", &hashes(2, 2));
+    vllm.check("r", &hashes(2, 2));
+    (sidecar, tier)
+}
+
 #[test]
-fn settings_that_cannot_be_right_are_named_and_memory_serves_on() {
+fn settings_that_cannot_be_right_are_named_and_disk_and_memory_serve_on() {
+    let disk = TempDir::new().unwrap();
+    stored_on(disk.path(), 1, 2);
     for (redis, reason) in [
         ("{urls: ['http://u:secret@host']}", "Config"),
         (
@@ -395,22 +454,33 @@ fn settings_that_cannot_be_right_are_named_and_memory_serves_on() {
             "Unauthenticated",
         ),
     ] {
-        let sidecar = Sidecar::start(&format!("memory: {{size: 64Mi}}\nredis: {redis}\n"));
-        sidecar.wait_populated();
-        let tier = sidecar.wait_off("redis", reason);
+        let (sidecar, tier) = is_named_while_the_others_serve(redis, disk.path(), reason);
         assert!(!tier.to_string().contains("secret"), "{tier}");
         assert!(!sidecar.log().contains("secret"));
-        let mut vllm = Vllm::attach(&sidecar.socket());
-        vllm.store("r", &hashes(2, 2));
-        vllm.check("r", &hashes(2, 2));
     }
 }
 
 #[test]
-fn a_server_that_lets_nobody_in_is_named_in_status_metric_and_log() {
-    let port = free_port().to_string();
-    let server = Redis::start_with(&["--port", &port, "--requirepass", "right"]);
-    let auth = tempfile::tempdir().unwrap();
+fn a_server_that_lets_nobody_in_is_named_in_status_metric_and_log_while_the_disk_serves() {
+    let [port, of_tls] = [(); 2].map(|()| free_port().to_string());
+    let (auth, disk) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
+    let file = |name: &str, text: String| {
+        let path = auth.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.display().to_string()
+    };
+    let certificate = file("tls.crt", made.cert.pem());
+    let key = file("tls.key", made.signing_key.serialize_pem());
+    let tls = [
+        ["--tls-port", &of_tls],
+        ["--tls-cert-file", &certificate],
+        ["--tls-key-file", &key],
+        ["--tls-ca-cert-file", &certificate],
+    ];
+    let args = [["--port", &port], ["--requirepass", "right"]];
+    let server = Redis::start_with(&[&args[..], &tls[..]].concat().concat());
+    stored_on(disk.path(), 1, 2);
     std::fs::write(auth.path().join("password"), "hunter-2").unwrap();
     let with = |url: String, more: String| format!("{{urls: ['{url}']{more}}}");
     let wrong = format!(", auth: {}", auth.path().display());
@@ -427,14 +497,14 @@ fn a_server_that_lets_nobody_in_is_named_in_status_metric_and_log() {
             with(format!("rediss://127.0.0.1:{port}"), String::new()),
             "Unreachable",
         ),
+        // A certificate that none of the system's authorities vouches for.
+        (
+            with(format!("rediss://127.0.0.1:{of_tls}"), String::new()),
+            "Unauthenticated",
+        ),
     ] {
-        let sidecar = Sidecar::start(&format!("memory: {{size: 64Mi}}\nredis: {redis}\n"));
-        sidecar.wait_populated();
-        let tier = sidecar.wait_off("redis", reason);
+        let (sidecar, tier) = is_named_while_the_others_serve(&redis, disk.path(), reason);
         let log = sidecar.log();
         assert!(!log.contains("hunter-2") && !tier.to_string().contains("hunter-2"));
-        let mut vllm = Vllm::attach(&sidecar.socket());
-        vllm.store("r", &hashes(2, 2));
-        vllm.check("r", &hashes(2, 2));
     }
 }

@@ -89,6 +89,7 @@ fn a_file_that_is_missing_and_wrong_keys_are_named_and_the_tier_comes_when_they_
     let mut vllm = Vllm::attach(&sidecar.socket());
     vllm.store("r", &hashes(1, 2));
     vllm.check("r", &hashes(1, 2));
+    sidecar.wait_off("s3", "Unauthenticated");
     server.write_right_auth();
     sidecar.wait_tier("s3", "ready");
     let log = std::fs::read_to_string(sidecar.folder().join("log")).unwrap();

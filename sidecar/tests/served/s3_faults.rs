@@ -6,7 +6,7 @@ use crate::harness::{Sidecar, wait_for};
 use crate::s3::S3;
 use crate::s3_server::Server;
 use crate::store::Store;
-use crate::tiers::{FAR, ON_DISK, clear, disk_serves_beside_misses, wait_far};
+use crate::tiers::{DISK, FAR, ON_DISK, clear, disk_serves_beside_misses, stored_on, wait_far};
 use crate::vllm::{Vllm, hashes};
 use kvcachepool_protocol::config;
 use kvcachepool_protocol::message::CHUNK_READY;
@@ -121,7 +121,27 @@ fn is_off(sidecar: &Sidecar, reason: &str, message: &str) -> bool {
         && tier["reason"] == reason
         && tier["message"].as_str().unwrap().contains(message)
         && sidecar.metric(&down) == 1.0
-        && sidecar.log().contains(&format!("reason=\"{reason}\""))
+        && sidecar.warned("s3", reason)
+}
+
+/// Two chunks lie in a folder.
+fn filled() -> TempDir {
+    let disk = TempDir::new().unwrap();
+    stored_on(disk.path(), 1, 2);
+    disk
+}
+
+/// A sidecar with such a folder, and a bucket that cannot be opened for this reason, serves from the folder and from memory.
+fn is_named_while_the_others_serve(config: &str, disk: &TempDir, reason: &str, message: &str) {
+    let sidecar = Sidecar::start(&(config.to_owned() + &with_disk(disk.path())));
+    sidecar.wait_populated();
+    wait_for(message, || is_off(&sidecar, reason, message).then_some(()));
+    sidecar.wait_tier("disk", "ready");
+    let mut vllm = Vllm::attach(&sidecar.socket());
+    vllm.finds_below(&hashes(1, 2), 2, DISK);
+    vllm.store("r", &hashes(2, 2));
+    vllm.check("r", &hashes(2, 2));
+    assert!(is_off(&sidecar, reason, message), "{}", sidecar.tier("s3"));
 }
 
 #[test]
@@ -144,8 +164,8 @@ fn bodies_that_drip_are_named_while_the_disk_serves_on() {
         tier["state"] == "degraded"
             && tier["reason"] == "Timeout"
             && message.contains("did not end while somebody waited")
-            && sidecar.metric("tier_fetch_chunks_total{result=\"cancelled\",tier=\"s3\"}") >= 3.0
-            && sidecar.log().contains("reason=\"Timeout\"")
+            && sidecar.metric("tier_degraded{reason=\"Timeout\",tier=\"s3\"}") == 1.0
+            && sidecar.warned("s3", "Timeout")
     });
 }
 
@@ -170,6 +190,32 @@ fn bodies_of_another_length_than_was_asked_for_are_named_while_the_disk_serves_o
         other => other,
     };
     disk_serves_on(lies, |sidecar| is_off(sidecar, "Protocol", "bytes, "));
+}
+
+#[test]
+fn a_bucket_that_lets_nobody_read_any_more_is_named_while_the_disk_serves_on() {
+    let denies = |asked: &Asked, store: &Store| match asked.method.as_str() {
+        "GET" | "HEAD" => Reply::error(403, "AccessDenied"),
+        _ => store.answer(asked),
+    };
+    disk_serves_on(denies, |sidecar| is_off(sidecar, "Denied", "s3:"));
+}
+
+#[test]
+fn a_directory_that_is_not_there_or_cannot_be_is_named_while_the_bucket_serves() {
+    let bucket = Bucket::start();
+    bucket.stored("", [1], 2);
+    for (url, reason) in [
+        ("redis://127.0.0.1:1", "Unreachable"),
+        ("http://127.0.0.1:1", "Config"),
+    ] {
+        let sidecar = bucket.sidecar(&format!("redis: {{urls: [\"{url}\"]}}\n"));
+        sidecar.wait_off("redis", reason);
+        let mut vllm = Vllm::attach(&sidecar.socket());
+        vllm.finds_below(&hashes(1, 2), 2, S3);
+        let unanswered = "tier_events_total{event=\"DirectorySilent\",tier=\"s3\"}";
+        sidecar.wait_metric(unanswered, 1.0);
+    }
 }
 
 #[test]
@@ -200,12 +246,16 @@ fn another_pools_object_under_our_name_is_a_miss_by_name() {
         "tier_fetch_chunks_total{result=\"Foreign\",tier=\"s3\"}",
         1.0,
     );
-    assert!(sidecar.log().contains("reason=\"Foreign\""));
+    assert!(sidecar.warned("s3", "Foreign"));
+    let tier = sidecar.tier("s3");
+    let message = tier["message"].as_str().unwrap();
+    assert!(message.starts_with("Foreign: "), "{message}");
+    assert_eq!(tier["state"], "ready");
     assert_eq!(bucket.store.objects(), names, "it is somebody else's");
 }
 
 #[test]
-fn a_bucket_that_cannot_be_opened_is_named_and_memory_serves_on() {
+fn a_bucket_that_cannot_be_opened_is_named_and_disk_and_memory_serve_on() {
     const REFUSALS: [(Wrong, &str, &str); 5] = [
         (
             |_, _| Reply::error(403, "AccessDenied"),
@@ -229,25 +279,17 @@ fn a_bucket_that_cannot_be_opened_is_named_and_memory_serves_on() {
         ),
         (elsewhere, "Config", "eu-west-3; set s3.region"),
     ];
-    let opened = REFUSALS.map(|(wrong, reason, message)| {
+    let disk = filled();
+    for (wrong, reason, message) in REFUSALS {
         let bucket = Bucket::start();
         bucket.goes(wrong);
-        let sidecar = Sidecar::start(&bucket.config());
-        (sidecar, bucket, reason, message)
-    });
-    for (sidecar, _bucket, reason, message) in &opened {
-        sidecar.wait_populated();
-        wait_for(reason, || is_off(sidecar, reason, message).then_some(()));
-        let mut vllm = Vllm::attach(&sidecar.socket());
-        vllm.store("r", &hashes(1, 2));
-        vllm.check("r", &hashes(1, 2));
+        is_named_while_the_others_serve(&bucket.config(), &disk, reason, message);
     }
 }
 
 #[test]
-fn a_certificate_that_nobody_vouches_for_and_tls_on_one_side_alone_are_named_and_memory_serves_on()
-{
-    let (folder, plain) = (TempDir::new().unwrap(), Bucket::start());
+fn a_certificate_that_nobody_vouches_for_and_tls_on_one_side_alone_are_named_and_others_serve_on() {
+    let (folder, plain, disk) = (TempDir::new().unwrap(), Bucket::start(), filled());
     let file = |name: &str, text: String| {
         let path = folder.path().join(name);
         std::fs::write(&path, text).unwrap();
@@ -262,7 +304,7 @@ fn a_certificate_that_nobody_vouches_for_and_tls_on_one_side_alone_are_named_and
     let of_tls = Server::start_with(&["--cert", &certificate, "--key", &key]);
     let ca = format!(", ca: {}", file("ca.crt", other.cert.pem()));
     let by_tls = |config: config::S3| (config.endpoint.replace("http", "https"), ca.as_str());
-    let opened = [
+    for ((endpoint, more), reason, message) in [
         (
             by_tls(of_tls.config()),
             "Config",
@@ -278,19 +320,11 @@ fn a_certificate_that_nobody_vouches_for_and_tls_on_one_side_alone_are_named_and
             "Unreachable",
             "is this a port without TLS (http://)?",
         ),
-    ]
-    .map(|((endpoint, more), reason, message)| {
+    ] {
         let auth = of_tls.auth().display().to_string();
         let s3 = format!("{{bucket: kv-bucket, endpoint: \"{endpoint}\", auth: {auth}{more}}}");
-        let sidecar = Sidecar::start(&format!("memory: {{size: 64Mi}}\ns3: {s3}\n"));
-        (sidecar, reason, message)
-    });
-    for (sidecar, reason, message) in &opened {
-        sidecar.wait_populated();
-        wait_for(message, || is_off(sidecar, reason, message).then_some(()));
-        let mut vllm = Vllm::attach(&sidecar.socket());
-        vllm.store("r", &hashes(1, 2));
-        vllm.check("r", &hashes(1, 2));
+        let config = format!("memory: {{size: 64Mi}}\ncache: {{minLoadTokens: 0}}\ns3: {s3}\n");
+        is_named_while_the_others_serve(&config, &disk, reason, message);
     }
 }
 

@@ -29,7 +29,7 @@ fn start(folder: &Path) -> Sidecar {
 }
 
 /// Stores chunks and waits until the disk has them.
-fn stored_on(folder: &Path, prompt: u64, count: u32) {
+pub fn stored_on(folder: &Path, prompt: u64, count: u32) {
     let sidecar = start(folder);
     sidecar.wait_tier("disk", "ready");
     let mut vllm = Vllm::attach(&sidecar.socket());
@@ -317,6 +317,12 @@ fn a_folder_that_another_sidecar_has_or_that_is_not_there_is_named_and_memory_se
         vllm.store("r", &hashes(2, 2));
         vllm.check("r", &hashes(2, 2));
     }
+    // Whose folder it is goes on.
+    let mut vllm = Vllm::attach(&first.socket());
+    vllm.store("r", &hashes(3, 2));
+    let stored = "tier_write_chunks_total{result=\"stored\",tier=\"disk\"}";
+    first.wait_metric(stored, 2.0);
+    assert_eq!(first.tier("disk")["state"], "ready");
 }
 
 #[test]

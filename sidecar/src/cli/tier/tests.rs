@@ -442,6 +442,15 @@ fn every_command_of_the_page_is_one() {
 }
 
 #[test]
+fn the_page_says_what_every_event_of_the_disk_means() {
+    let events = Rig::new().with_disk(async |disk| disk.counters());
+    assert!(events.len() >= 7);
+    for (event, _) in events {
+        assert!(PAGE.contains(&format!("`{event}`")), "{event}");
+    }
+}
+
+#[test]
 fn the_page_says_what_every_error_means() {
     for cause in crate::tiers::Cause::ALL {
         let row = format!("\n| `{}` | ", cause.name());

@@ -4,7 +4,7 @@ use super::fault::Fault;
 use super::many::{Answers, Batch, Lost};
 use super::pool::Lent;
 use super::resp::Reply;
-use super::{Redis, apart, objects};
+use super::{Redis, objects};
 use crate::tiers::{Operation, directory};
 use kvcachepool_protocol::object::ObjectName;
 use std::sync::Arc;
@@ -40,13 +40,13 @@ impl Marks {
         move |names| names.iter().map(|name| name.redis() + &end).collect()
     }
 
-    fn change(&self, names: &[ObjectName], change: Change) -> Operation<'static, ()> {
-        let (now, names, keys) = (self.redis.now(), names.to_vec(), self.keys());
+    fn change(&self, names: &[ObjectName], change: Change) -> Operation<'_, ()> {
+        let (names, keys) = (names.to_vec(), self.keys());
         let batch: Batch = Arc::new(move |mut c, names| {
             let keys = keys(&names);
             Box::pin(async move { change.of(&mut c, &keys).await })
         });
-        apart(async move {
+        self.redis.apart(|now| async move {
             let changed = now.each(names, Lost::IsAnError, batch).await;
             changed.map(drop)
         })
@@ -80,12 +80,13 @@ impl Change {
 
 impl directory::Marks for Marks {
     fn marked<'a>(&'a self, names: &'a [ObjectName]) -> Operation<'a, Vec<bool>> {
-        let (now, names, keys) = (self.redis.now(), names.to_vec(), self.keys());
+        let (names, keys) = (names.to_vec(), self.keys());
         let batch: Batch = Arc::new(move |mut c, names| {
             let keys = keys(&names);
             Box::pin(async move { objects::exist(&mut c, &keys).await })
         });
-        apart(now.each(names, Lost::IsAbsent, batch))
+        self.redis
+            .apart(|now| now.each(names, Lost::IsAbsent, batch))
     }
 
     fn mark<'a>(&'a self, names: &'a [ObjectName]) -> Operation<'a, ()> {

@@ -73,7 +73,8 @@ pub struct Settings {
 /// Servers with objects. Clones are the same tier.
 #[derive(Clone)]
 pub struct Redis {
-    now: Arc<RwLock<Now>>,
+    /// Or why the settings cannot be used.
+    now: Arc<RwLock<Result<Now, TierError>>>,
 }
 
 /// What an operation that begins now goes by, to its end.
@@ -84,26 +85,54 @@ struct Now {
 }
 
 impl Redis {
-    /// Reads the URLs. Nothing is connected yet: servers that are not there say so when they are asked.
+    /// Reads the URLs. Nothing is connected yet: servers that are not there say so when they are asked. URLs that cannot be right are what
+    /// every operation fails by, until [`Redis::change`] has others.
+    pub fn of(settings: &Settings) -> Self {
+        let now = Arc::new(RwLock::new(Now::of(settings, None)));
+        Self { now }
+    }
+
+    /// The same, where the URLs can be right.
     pub fn open(settings: &Settings) -> Result<Self, TierError> {
-        let now = Arc::new(RwLock::new(Now::of(settings, None)?));
-        Ok(Self { now })
+        Self::of(settings).checked()
     }
 
-    /// Goes by other settings from now on. Servers that are in both keep their connections; what is under way ends where it began.
+    /// Itself, or why it cannot be used as long as its settings are these.
+    pub fn checked(self) -> Result<Self, TierError> {
+        self.now().map(|_| self)
+    }
+
+    /// Goes by other settings from now on. Servers that are in both keep their connections; what is under way ends where it began. Where
+    /// they cannot be right, it goes on by those that could.
     pub fn change(&self, settings: &Settings) -> Result<(), TierError> {
-        let changed = Now::of(settings, Some(&self.now().servers))?;
-        *self.now.write() = changed;
-        Ok(())
+        let before = self.now().ok();
+        let changed = Now::of(settings, before.as_ref().map(|now| &*now.servers));
+        let refused = changed.as_ref().err().cloned();
+        if refused.is_none() || before.is_none() {
+            *self.now.write() = changed;
+        }
+        refused.map_or(Ok(()), Err)
     }
 
-    /// Where the servers are, for people; without anything that is secret.
+    /// Where the servers are, for people; without anything that is secret. Empty: nobody can know.
     pub fn place(&self) -> String {
-        self.now().servers.place().into()
+        let place = |now: Now| now.servers.place().into();
+        self.now().map(place).unwrap_or_default()
     }
 
-    fn now(&self) -> Now {
+    fn now(&self) -> Result<Now, TierError> {
         self.now.read().clone()
+    }
+
+    /// Does it in a task of its own.
+    fn apart<T: Send + 'static, F>(&self, work: impl FnOnce(Now) -> F) -> Operation<'_, T>
+    where
+        F: Future<Output = Result<T, TierError>> + Send + 'static,
+    {
+        match self.now() {
+            Ok(now) => apart(work(now)),
+            Err(e) => Box::pin(std::future::ready(Err(e))),
+        }
     }
 }
 
@@ -239,26 +268,26 @@ impl Tier for Redis {
     }
 
     fn lookup<'a>(&'a self, names: &'a [ObjectName]) -> Operation<'a, Vec<bool>> {
-        let (now, names) = (self.now(), names.to_vec());
+        let names = names.to_vec();
         let exist: Batch = Arc::new(|mut c, names| {
             Box::pin(async move {
                 let keys: Vec<String> = names.iter().map(ObjectName::redis).collect();
                 objects::exist(&mut c, &keys).await
             })
         });
-        apart(now.each(names, Lost::IsAbsent, exist))
+        self.apart(|now| now.each(names, Lost::IsAbsent, exist))
     }
 
     fn head<'a>(&'a self, name: &'a ObjectName) -> Operation<'a, Object> {
-        apart(self.now().read_head(name.clone()))
+        self.apart(|now| now.read_head(name.clone()))
     }
 
     fn get(&self, get: Get) -> Operation<'_, Object> {
-        apart(self.now().read(get))
+        self.apart(|now| now.read(get))
     }
 
     fn put(&self, put: Put) -> Operation<'_, Stored> {
-        apart(self.now().write(put))
+        self.apart(|now| now.write(put))
     }
 
     fn compares_puts(&self) -> bool {
@@ -266,8 +295,8 @@ impl Tier for Redis {
     }
 
     fn remove<'a>(&'a self, names: &'a [ObjectName]) -> Operation<'a, u64> {
-        let (now, names) = (self.now(), names.to_vec());
-        apart(async move {
+        let names = names.to_vec();
+        self.apart(|now| async move {
             let remove: Batch = Arc::new(|mut c, names| {
                 Box::pin(async move { objects::remove(&mut c, &names).await })
             });
@@ -277,11 +306,12 @@ impl Tier for Redis {
     }
 
     fn usage(&self) -> Operation<'_, Usage> {
-        apart(self.now().sum())
+        self.apart(Now::sum)
     }
 
     fn servers(&self) -> Vec<Server> {
-        let known = self.now().servers.known();
+        let known = self.now().map(|now| now.servers.known());
+        let known = known.unwrap_or_default();
         let several = known.iter().filter(|node| node.one_of_many());
         let server = |node: &Arc<Node>| {
             let lost = node.trouble(false);
@@ -295,6 +325,6 @@ impl Tier for Redis {
     }
 
     fn list<'a>(&'a self, from: Option<&'a str>, limit: usize) -> Operation<'a, Page> {
-        apart(self.now().page(from.map(str::to_string), limit))
+        self.apart(|now| now.page(from.map(str::to_string), limit))
     }
 }

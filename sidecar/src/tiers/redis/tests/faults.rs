@@ -84,7 +84,7 @@ async fn a_replica_is_read_and_not_written() {
 async fn what_is_connected_to_a_master_that_is_none_any_more_is_not_used_again() {
     let server = Server::start(&[]);
     let tier = open(&[server.unix()]);
-    let node = tier.now().servers.known().remove(0);
+    let node = tier.now().unwrap().servers.known().remove(0);
     let spot = Spot::new(tier);
     let in_use = node.take(Lane::Bytes).await.unwrap();
     server.say(&["REPLICAOF", "127.0.0.1", "1"]);

@@ -175,7 +175,7 @@ async fn a_question_that_waits_for_its_turn_says_nothing_about_the_server() {
         tier.put(sample.put(&memory)).await.unwrap();
     }
     let names: Vec<_> = samples.iter().map(Sample::name).collect();
-    let busy = tier.now().servers.known().remove(0);
+    let busy = tier.now().unwrap().servers.known().remove(0);
     let lent = busy.take(Lane::Questions).await.unwrap();
     let there = tier.lookup(&names).await.unwrap();
     let found = there.iter().filter(|there| **there).count();
@@ -224,11 +224,11 @@ async fn other_servers_are_used_from_now_on_and_nothing_is_missed_but_what_moved
     assert_eq!((first, second + third), (40, 40 - stayed));
 
     let places = || -> Vec<Arc<Node>> {
-        let servers = rig.redis.now().servers;
+        let servers = rig.redis.now().unwrap().servers;
         let way = |sample: &Sample| servers.way(&sample.name()).unwrap().node;
         rig.samples.iter().map(way).collect()
     };
-    let (before, one) = (places(), rig.redis.now().servers.known().remove(0));
+    let (before, one) = (places(), rig.redis.now().unwrap().servers.known().remove(0));
     rig.redis.change(&of(2)).unwrap();
     let after = places();
     let moved = before

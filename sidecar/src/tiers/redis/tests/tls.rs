@@ -215,7 +215,7 @@ async fn a_connection_that_was_closed_while_it_was_idle_costs_no_operation_and_n
             false => server.tcp(),
         };
         let tier = over_tls(&url, files.path("ca.crt"));
-        let node = tier.now().servers.known().remove(0);
+        let node = tier.now().unwrap().servers.known().remove(0);
         let spot = Spot::new(tier);
         let mut three = Vec::new();
         for _ in 0..3 {

@@ -11,7 +11,12 @@ use crate::tiers::{Cause, Stored};
 use std::time::Duration;
 
 async fn connect(server: &Server) -> Lent {
-    let node = open(&[server.unix()]).now().servers.known().remove(0);
+    let node = open(&[server.unix()])
+        .now()
+        .unwrap()
+        .servers
+        .known()
+        .remove(0);
     node.take(Lane::Questions).await.unwrap()
 }
 

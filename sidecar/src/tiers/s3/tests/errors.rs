@@ -183,10 +183,38 @@ async fn a_body_that_breaks_off_or_is_of_another_length_is_no_object() {
     assert_eq!(error.cause, Cause::Corrupt, "{error}");
     let error = got(|asked, object| Reply::part(asked, &[object, &[0]].concat())).await;
     assert_eq!(error.cause, Cause::Corrupt, "{error}");
+    // It says that it is shorter or longer than what was asked for, or nothing of that.
+    for more in [-7, 7] {
+        let error = got(move |asked, object| {
+            let (mut headers, body) = range(asked, object);
+            let length = body.len().checked_add_signed(more).unwrap();
+            headers.push(("content-length", length.to_string()));
+            Reply::Full(206, headers, body)
+        })
+        .await;
+        assert_eq!(error.cause, Cause::Protocol, "{more}: {error}");
+    }
+    let error = got(|asked, object| {
+        let (headers, body) = range(asked, object);
+        let (name, value) = &headers[0];
+        let head = format!("HTTP/1.1 206 Partial Content\r\n{name}: {value}\r\n\r\n");
+        Reply::Raw([head.as_bytes(), &body].concat(), true)
+    })
+    .await;
+    assert_eq!(error.cause, Cause::Protocol, "{error}");
+    assert!(error.detail.contains("without a length"), "{error}");
     // Another range than was asked for.
     let error = got(|asked, object| {
         let (mut headers, body) = range(asked, object);
         headers[0].1 = format!("bytes 1-{}/{}", body.len(), object.len());
+        Reply::Full(206, headers, body)
+    })
+    .await;
+    assert_eq!(error.cause, Cause::Protocol, "{error}");
+    // And one that is none.
+    let error = got(|asked, object| {
+        let (mut headers, body) = range(asked, object);
+        headers[0].1 = "all of it".into();
         Reply::Full(206, headers, body)
     })
     .await;
@@ -353,6 +381,12 @@ async fn a_server_that_is_not_there_is_named() {
             let (_, server) = endpoint.split_once("://").unwrap();
             assert!(error.detail.contains(server), "{error}");
         }
+    }
+    // Only the HTTP client sees that these are none.
+    for endpoint in ["http://127.0.0.1:99999", "http://[::1"] {
+        config.endpoint = endpoint.into();
+        let error = open(&config).await;
+        assert_eq!(error.cause, Cause::Config, "{error}");
     }
 }
 
