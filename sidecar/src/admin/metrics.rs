@@ -301,7 +301,7 @@ pub const CORE: &[Metric] = &[
     counter(
         "tier_events_total",
         &["tier", "event"],
-        "What happened inside a tier. With Redis as the bucket's directory: chunks that it knew (DirectoryKnew) or left to the bucket (DirectoryLeft), questions without an answer (DirectorySilent), changes of its marks that were not made (DirectoryUnchanged). S3: objects over the capacity or the age that could not be removed (RemovalRefused). Disk, since the folder was read: objects that went for others (Evicted) or whose bytes on the device were not theirs (CorruptObject), records that were corrupt (CorruptRecord), cut off by a crash (TornTail) or of slots that are gone (StrayRecord), container files that were missing or short (LostContainer), and names in the folder that are not the cache's (ForeignFile).",
+        "What happened inside a tier. With Redis as the bucket's directory: chunks that it knew (DirectoryKnew) or left to the bucket (DirectoryLeft), questions without an answer (DirectorySilent), changes of its marks that were not made (DirectoryUnchanged). S3: objects over the capacity or the age that could not be removed (RemovalRefused). Disk, since the folder was read: objects that went for others (Evicted) or whose head on the device was not theirs (CorruptObject), records that were corrupt (CorruptRecord), cut off by a crash (TornTail) or of slots that are gone (StrayRecord), container files that were missing or short (LostContainer), and names in the folder that are not the cache's (ForeignFile).",
     ),
     counter(
         "tier_lookup_chunks_total",

@@ -138,12 +138,12 @@ fn print(
     purged: Purged,
     out: &mut dyn Write,
 ) -> std::io::Result<()> {
-    let (tier, place) = (opening.kind.name(), &*opening.place);
+    let (tier, place) = (opening.kind.name(), opening.place());
     if args.output == Output::Json {
         let dry_run = args.dry_run;
         let row = Row {
             tier,
-            place,
+            place: &place,
             dry_run,
             purged,
         };

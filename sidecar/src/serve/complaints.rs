@@ -8,12 +8,15 @@ use tracing::{info, warn};
 
 /// A tier that has not failed for so long fails anew.
 const FORGET: Duration = Duration::from_secs(30);
+/// Status has an object that could not be used for so long: a day.
+const OBJECTS_FOR: Duration = Duration::from_secs(24 * 3600);
 /// So often an object that cannot be used is logged, of each tier and for each cause. Metrics count all.
 const OBJECTS_EVERY: Duration = Duration::from_secs(10);
 
 /// Objects of a tier that could not be used, for one cause.
 #[derive(Debug)]
 struct Objects {
+    /// Attempts.
     count: u64,
     /// Of them, those since one was logged.
     unlogged: u64,
@@ -73,15 +76,17 @@ impl Complaints {
         true
     }
 
-    /// The objects of a tier that could not be used, for status: a sentence for each cause.
+    /// The objects of a tier that could not be used of late, for status: a sentence for each cause.
     pub fn of_objects(&self, tier: &str) -> Vec<String> {
         let all = self.objects.lock();
-        let of_tier = all.iter().filter(|((kind, _), _)| kind.name() == tier);
+        let of_tier = all.iter().filter(|((kind, _), objects)| {
+            kind.name() == tier && objects.last.elapsed() < OBJECTS_FOR
+        });
         let sentence = |((_, reason), objects): (&(Kind, &str), &Objects)| {
             let ago_s = objects.last.elapsed().as_secs();
             let (count, detail) = (objects.count, &objects.detail);
             format!(
-                "{reason}: {count} objects could not be used, the last one {ago_s} s ago: {detail}"
+                "{reason}: {count} times an object could not be used, {ago_s} s ago the last: {detail}"
             )
         };
         of_tier.map(sentence).collect()
@@ -117,7 +122,7 @@ mod tests {
         }
         assert!(failed(Kind::S3, Cause::Corrupt), "of each tier");
         let of_disk = ["Corrupt", "Foreign"].map(|reason| {
-            format!("{reason}: 2 objects could not be used, the last one 0 s ago: no")
+            format!("{reason}: 2 times an object could not be used, 0 s ago the last: no")
         });
         assert_eq!(complaints.of_objects("disk"), of_disk);
         assert_eq!(complaints.of_objects("redis"), [""; 0]);

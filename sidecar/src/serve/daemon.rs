@@ -1,6 +1,7 @@
 //! What all parts of the engine process know about it: config, reasons for serving less, the shell once there is one.
 
 use super::shell::Shell;
+use super::tiers::Tiers;
 use crate::admin::metrics::{self, Metrics};
 use crate::config_file::Files;
 use crate::engine::Found;
@@ -8,7 +9,7 @@ use crate::sessions::AdminError;
 use crate::supervisor::link::Boot;
 use kvcachepool_protocol::PROTOCOL_VERSION;
 use kvcachepool_protocol::config::Config;
-use kvcachepool_protocol::status::{PoolName, Reason, State, Status, TierServer};
+use kvcachepool_protocol::status::{PoolName, Reason, State, Status, Tier, TierServer};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -128,10 +129,12 @@ impl Daemon {
             });
             if let Some(tiers) = &shell.tiers {
                 tiers.metrics(&mut |name, labels, value| metrics.take(name, labels, value));
-            }
-            for tier in self.status().tiers {
-                if tier.state == State::Degraded {
-                    metrics.set("tier_degraded", &[&tier.name, &tier.reason], 1.0);
+                let known: Vec<_> = shell.with_core(|core, _, _| core.lower_tiers().collect());
+                for mut tier in known {
+                    fill(&mut tier, tiers);
+                    if tier.state == State::Degraded {
+                        metrics.set("tier_degraded", &[&tier.name, &tier.reason], 1.0);
+                    }
                 }
             }
             metrics.set("connections", &[], shell.connection_count() as f64);
@@ -197,24 +200,7 @@ impl Daemon {
             },
         };
         if let Some(tiers) = self.shell.get().and_then(|shell| shell.tiers.as_ref()) {
-            for tier in &mut status.tiers {
-                tier.message = tiers.why_down(&tier.name);
-                if tier.state == State::Ready {
-                    match tiers.trouble(&tier.name) {
-                        Some(e) => {
-                            tier.state = State::Degraded;
-                            tier.reason = e.cause.name().into();
-                            tier.message = e.detail;
-                        }
-                        None => tier.message = tiers.remark(&tier.name),
-                    }
-                }
-                tier.servers = tiers.servers(&tier.name).into_iter().map(server).collect();
-                if let Some(usage) = tiers.usage(&tier.name) {
-                    tier.used_bytes = usage.bytes;
-                    tier.capacity_bytes = usage.capacity_bytes;
-                }
-            }
+            status.tiers.iter_mut().for_each(|tier| fill(tier, tiers));
         }
         status.memory.locked_bytes = crate::gpu::cuda::locked_bytes();
         let config = self.config();
@@ -233,6 +219,26 @@ impl Daemon {
         status.config_error = config.error;
         (status.state, status.reasons) = self.health_with((status.state, status.reasons));
         status
+    }
+}
+
+/// Adds to what the core knows of a tier what the tier says of itself.
+fn fill(tier: &mut Tier, tiers: &Tiers) {
+    tier.message = tiers.why_down(&tier.name);
+    if tier.state == State::Ready {
+        match tiers.trouble(&tier.name) {
+            Some(e) => {
+                tier.state = State::Degraded;
+                tier.reason = e.cause.name().into();
+                tier.message = e.detail;
+            }
+            None => tier.message = tiers.remark(&tier.name),
+        }
+    }
+    tier.servers = tiers.servers(&tier.name).into_iter().map(server).collect();
+    if let Some(usage) = tiers.usage(&tier.name) {
+        tier.used_bytes = usage.bytes;
+        tier.capacity_bytes = usage.capacity_bytes;
     }
 }
 

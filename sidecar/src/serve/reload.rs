@@ -3,6 +3,7 @@
 use super::daemon::Daemon;
 use crate::config_file::{ConfigFileError, Loaded, core_config};
 use crate::log;
+use crate::tiers::Kind;
 use kvcachepool_protocol::config::Config;
 use std::time::Duration;
 use tracing::{info, warn};
@@ -41,14 +42,18 @@ fn take(daemon: &Daemon) {
         Err(e) => return refused(daemon, &e),
     };
     let running = daemon.config().effective;
-    let changes = running.changes(&loaded.config);
-    let effective = running.with_live_from(&loaded.config);
+    let mut changes = running.changes(&loaded.config);
+    let mut effective = running.with_live_from(&loaded.config);
     log::set_level(effective.log.level);
     if let Some(shell) = daemon.shell.get() {
         shell.with_core(|core, _, _| core.configure(core_config(&effective)));
         // All of it that a tier takes over while it is open.
         if let Some(tiers) = &shell.tiers {
-            tiers.change(&effective);
+            let unchanged = tiers.change(&effective);
+            if unchanged.contains(&Kind::Redis) {
+                effective.redis = running.redis;
+                changes.live.retain(|key| !key.starts_with("redis."));
+            }
         }
     }
     unknown_keys(daemon, &loaded);

@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::oneshot;
-use tracing::info;
+use tracing::{info, warn};
 
 /// A tier that cannot be opened is tried again after this.
 const RETRY: Duration = Duration::from_secs(5);
@@ -107,19 +107,19 @@ impl Tiers {
         })))
     }
 
-    /// Lets tiers go by what a changed config says of them.
-    pub fn change(&self, config: &Config) {
+    /// Lets tiers go by what a changed config says of them. Returns those of which it cannot be right: they go on as before.
+    pub fn change(&self, config: &Config) -> Vec<Kind> {
+        let mut unchanged = self.shared.unchanged.lock();
+        unchanged.clear();
         for opening in &self.openings {
-            let mut unchanged = self.shared.unchanged.lock();
-            match opening.change(config) {
-                Ok(()) => drop(unchanged.remove(&opening.kind)),
-                Err(e) => {
-                    self.shared.told(&e);
-                    let detail = format!("it goes on as before: {}", e.detail);
-                    unchanged.insert(opening.kind, TierError { detail, ..e });
-                }
+            if let Err(e) = opening.change(config) {
+                let (tier, reason) = (e.tier.name(), e.cause.name());
+                warn!(tier, reason, error = %e, "what the changed config says of a tier cannot be right; it goes on as before");
+                let detail = format!("it goes on as before: {}", e.detail);
+                unchanged.insert(opening.kind, TierError { detail, ..e });
             }
         }
+        unchanged.keys().copied().collect()
     }
 
     /// What a tier held when it was asked last.
@@ -161,8 +161,8 @@ impl Tiers {
             .or_else(|| self.shared.slow.of(kind))
     }
 
-    /// What a tier that serves holds and should not, for people: what is none of the cache's, objects that could not be used; empty =
-    /// nothing.
+    /// What is strange in a tier that serves, for people: names in its folder that are none of the cache's, objects that could not be
+    /// used; empty = nothing.
     pub fn remark(&self, kind: &str) -> String {
         let remarks = [self.foreign_files(kind)]
             .into_iter()
@@ -429,7 +429,11 @@ impl Shared {
         };
         let layers = layered(opened.clone(), &opening.layers);
         let (tier, breaker) = (layers.tier.clone(), layers.breaker.clone());
-        info!(tier = kind.name(), place = opening.place, "a tier is open");
+        info!(
+            tier = kind.name(),
+            place = opening.place(),
+            "a tier is open"
+        );
         let open = Open {
             tier: opened,
             layers,

@@ -138,7 +138,7 @@ impl<H: Host> Core<H> {
     }
 
     /// What the shell said last of the tiers below memory; it fills in their bytes and sentences.
-    fn lower_tiers(&self) -> impl Iterator<Item = Tier> {
+    pub fn lower_tiers(&self) -> impl Iterator<Item = Tier> {
         self.config.tiers.iter().map(|tier| {
             let said = self.tiers_down.get(&tier.kind);
             let mut views = self.engine.iter().flat_map(|e| e.tiers());

@@ -22,16 +22,20 @@ type Change = Box<dyn Fn(&Config) -> Result<(), TierError> + Send + Sync>;
 pub struct Opening {
     /// Which.
     pub kind: Kind,
-    /// Where it is, for people; without anything that is secret.
-    pub place: String,
     /// Settings of its layers.
     pub layers: Options,
+    place: Box<dyn Fn() -> String + Send + Sync>,
     open: Open,
     /// None: nothing of it changes while it is open.
     change: Option<Change>,
 }
 
 impl Opening {
+    /// Where it is, for people; without anything that is secret. Empty: nobody can know.
+    pub fn place(&self) -> String {
+        (self.place)()
+    }
+
     /// Opens it, without layers. May be tried again after it failed.
     pub fn open(&self) -> Operation<'static, Arc<dyn Tier>> {
         (self.open)()
@@ -47,14 +51,14 @@ impl Opening {
 
 impl fmt::Debug for Opening {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Opening({} at {})", self.kind, self.place)
+        write!(f, "Opening({} at {})", self.kind, self.place())
     }
 }
 
 /// The tiers of a config, the nearest first.
 pub fn configured(config: &Config) -> Vec<Opening> {
     let redis = Redis::of(&settings(&config.redis));
-    let directory = Some(redis.clone()).filter(|_| !config.redis.urls.is_empty());
+    let directory = (!config.redis.urls.is_empty()).then(|| redis.clone());
     let codec = config.write.codec.of_objects();
     let packing = PackingOptions::of_tiers(codec, kinds(config).count());
     let opening = |kind| {
@@ -92,10 +96,10 @@ fn settings(config: &config::Redis) -> redis::Settings {
 
 /// Its directory of the bucket changes with it: both are the same servers.
 fn of_redis(redis: Redis, config: config::Redis) -> Opening {
-    let (opened, current) = (redis.clone(), Mutex::new(config));
+    let (placed, opened, current) = (redis.clone(), redis.clone(), Mutex::new(config));
     Opening {
         kind: Kind::Redis,
-        place: redis.place(),
+        place: Box::new(move || placed.place()),
         layers: Options::default(),
         open: Box::new(move || {
             let redis = opened.clone();
@@ -106,8 +110,11 @@ fn of_redis(redis: Redis, config: config::Redis) -> Opening {
             if *current == config.redis {
                 return Ok(());
             }
-            redis.change(&settings(&config.redis))?;
-            *current = config.redis.clone();
+            let changed = redis.change(&settings(&config.redis));
+            if changed.is_ok() || redis.clone().checked().is_err() {
+                *current = config.redis.clone();
+            }
+            changed?;
             info!(place = redis.place(), "Redis is used there from now on");
             Ok(())
         })),
@@ -115,9 +122,10 @@ fn of_redis(redis: Redis, config: config::Redis) -> Opening {
 }
 
 fn of_disk(folder: PathBuf, capacity_bytes: u64) -> Opening {
+    let place = folder.display().to_string();
     Opening {
         kind: Kind::Disk,
-        place: folder.display().to_string(),
+        place: Box::new(move || place.clone()),
         layers: Options::default(),
         open: Box::new(move || {
             let folder = folder.clone();
@@ -148,9 +156,10 @@ fn of_s3(config: config::S3, may_write: bool, directory: Option<Redis>) -> Openi
     let mut limits = LimitOptions::default();
     limits.reads.operations = config.max_concurrency as usize;
     limits.writes.operations = config.max_concurrency as usize;
+    let place = S3::place(&config);
     Opening {
         kind: Kind::S3,
-        place: S3::place(&config),
+        place: Box::new(move || place.clone()),
         layers: Options {
             limits,
             ..Options::default()

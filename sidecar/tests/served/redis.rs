@@ -312,8 +312,9 @@ fn a_changed_url_that_cannot_be_right_is_named_and_the_servers_before_serve_on()
     let servers = [Redis::start()];
     let sidecar = start(&servers);
     let degraded = "tier_degraded{reason=\"Config\",tier=\"redis\"}";
-    for reload in ["", "log: {level: debug}\n"] {
-        sidecar.configure(&(config_of("'http://u:secret@host'") + reload));
+    for (reload, more) in [(1.0, ""), (2.0, "write: {policy: WriteThrough}\n")] {
+        sidecar.configure(&(config_of("'http://u:secret@host'") + more));
+        sidecar.wait_metric("config_reloads_total{result=\"applied\"}", reload);
         let tier = sidecar.wait_tier("redis", "degraded");
         assert_eq!(tier["reason"], "Config");
         let message = tier["message"].as_str().unwrap();
@@ -323,6 +324,11 @@ fn a_changed_url_that_cannot_be_right_is_named_and_the_servers_before_serve_on()
         assert!(sidecar.warned("redis", "Config"), "{}", sidecar.log());
     }
     stored(&sidecar, 1, 2);
+    // What does not count is not said to.
+    std::fs::write(sidecar.token_file(), "token").unwrap();
+    let counts = sidecar.get("/v1/config", Some("token")).1;
+    let socket = servers[0].socket().display().to_string();
+    assert!(counts.contains(&socket), "{counts}");
     sidecar.configure(&config(&servers));
     sidecar.wait_tier("redis", "ready");
     assert_eq!(sidecar.metric(degraded), 0.0);
@@ -334,12 +340,17 @@ fn a_url_that_cannot_be_right_is_mended_without_a_restart() {
     let sidecar = Sidecar::start(&config_of("'http://u:secret@host'"));
     sidecar.wait_populated();
     sidecar.wait_off("redis", "Config");
-    sidecar.configure(&config_of("'redis://host:port'"));
-    wait_for("the other fault", || {
-        let tier = sidecar.tier("redis");
-        let message = tier["message"].as_str()?;
-        message.contains("host and a port").then_some(())
-    });
+    for (url, fault) in [
+        ("redis://host:port", "host and a port"),
+        ("http://u:secret@host", "none of redis"),
+    ] {
+        sidecar.configure(&config_of(&format!("'{url}'")));
+        wait_for(fault, || {
+            let tier = sidecar.tier("redis");
+            let message = tier["message"].as_str()?;
+            message.contains(fault).then_some(())
+        });
+    }
     sidecar.configure(&config(&servers));
     sidecar.wait_tier("redis", "ready");
     assert_eq!(sidecar.status()["restart_needed"], serde_json::json!([]));

@@ -87,7 +87,7 @@ fn row(opening: &Opening, found: Result<(), TierError>) -> Tier {
     };
     Tier {
         tier: opening.kind.name().to_owned(),
-        place: opening.place.clone(),
+        place: opening.place(),
         ready: found.is_ok(),
         reason,
         message,
