@@ -55,7 +55,6 @@ impl Complaints {
     fn object(&self, e: &TierError) -> bool {
         let (tier, reason, now) = (e.tier.name(), e.cause.name(), Instant::now());
         let mut all = self.objects.lock();
-        let known = all.contains_key(&(e.tier, reason));
         let objects = all.entry((e.tier, reason)).or_insert_with(|| Objects {
             count: 0,
             unlogged: 0,
@@ -66,7 +65,7 @@ impl Complaints {
         objects.count += 1;
         objects.last = now;
         objects.detail.clone_from(&e.detail);
-        if known && now.duration_since(objects.logged) < OBJECTS_EVERY {
+        if objects.count > 1 && now.duration_since(objects.logged) < OBJECTS_EVERY {
             objects.unlogged += 1;
             return false;
         }

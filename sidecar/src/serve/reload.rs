@@ -49,7 +49,7 @@ fn take(daemon: &Daemon) {
         shell.with_core(|core, _, _| core.configure(core_config(&effective)));
         // All of it that a tier takes over while it is open.
         if let Some(tiers) = &shell.tiers {
-            let unchanged = tiers.change(&effective);
+            let unchanged = tiers.change(&running, &effective);
             if unchanged.contains(&Kind::Redis) {
                 effective.redis = running.redis;
                 changes.live.retain(|key| !key.starts_with("redis."));

@@ -108,11 +108,11 @@ impl Tiers {
     }
 
     /// Lets tiers go by what a changed config says of them. Returns those of which it cannot be right: they go on as before.
-    pub fn change(&self, config: &Config) -> Vec<Kind> {
+    pub fn change(&self, before: &Config, config: &Config) -> Vec<Kind> {
         let mut unchanged = self.shared.unchanged.lock();
         unchanged.clear();
         for opening in &self.openings {
-            if let Err(e) = opening.change(config) {
+            if let Err(e) = opening.change(before, config) {
                 let (tier, reason) = (e.tier.name(), e.cause.name());
                 warn!(tier, reason, error = %e, "what the changed config says of a tier cannot be right; it goes on as before");
                 let detail = format!("it goes on as before: {}", e.detail);

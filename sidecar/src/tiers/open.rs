@@ -7,7 +7,6 @@ use super::redis::{self, Marks, Redis};
 use super::s3::{self, S3};
 use super::{Cause, Kind, Operation, Tier, TierError};
 use kvcachepool_protocol::config::{self, Config, WritePolicy};
-use parking_lot::Mutex;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,8 +14,8 @@ use std::time::Duration;
 use tracing::info;
 
 type Open = Box<dyn Fn() -> Operation<'static, Arc<dyn Tier>> + Send + Sync>;
-/// To this config.
-type Change = Box<dyn Fn(&Config) -> Result<(), TierError> + Send + Sync>;
+/// From the first config to the second.
+type Change = Box<dyn Fn(&Config, &Config) -> Result<(), TierError> + Send + Sync>;
 
 /// A tier that is not open yet.
 pub struct Opening {
@@ -43,9 +42,9 @@ impl Opening {
 
     /// Goes by what a changed config says of it, as far as that can be while it is open. What did not change stays as it is, and all of it
     /// where the config cannot be right.
-    pub fn change(&self, config: &Config) -> Result<(), TierError> {
+    pub fn change(&self, before: &Config, config: &Config) -> Result<(), TierError> {
         let change = self.change.as_ref();
-        change.map_or(Ok(()), |change| change(config))
+        change.map_or(Ok(()), |change| change(before, config))
     }
 }
 
@@ -67,7 +66,7 @@ pub fn configured(config: &Config) -> Vec<Opening> {
                 config.disk.path.clone().unwrap_or_default(),
                 config.disk.size.0,
             ),
-            Kind::Redis => of_redis(redis.clone(), config.redis.clone()),
+            Kind::Redis => of_redis(redis.clone()),
             Kind::S3 => of_s3(config.s3.clone(), writes(config), directory.clone()),
         };
         opening.layers.packing = packing.of_another();
@@ -95,8 +94,8 @@ fn settings(config: &config::Redis) -> redis::Settings {
 }
 
 /// Its directory of the bucket changes with it: both are the same servers.
-fn of_redis(redis: Redis, config: config::Redis) -> Opening {
-    let (placed, opened, current) = (redis.clone(), redis.clone(), Mutex::new(config));
+fn of_redis(redis: Redis) -> Opening {
+    let (placed, opened) = (redis.clone(), redis.clone());
     Opening {
         kind: Kind::Redis,
         place: Box::new(move || placed.place()),
@@ -105,16 +104,12 @@ fn of_redis(redis: Redis, config: config::Redis) -> Opening {
             let redis = opened.clone();
             Box::pin(async move { Ok(Arc::new(redis.checked()?) as Arc<dyn Tier>) })
         }),
-        change: Some(Box::new(move |config| {
-            let mut current = current.lock();
-            if *current == config.redis {
+        change: Some(Box::new(move |before, config| {
+            // What was refused last may be another list than the one before.
+            if before.redis == config.redis && redis.clone().checked().is_ok() {
                 return Ok(());
             }
-            let changed = redis.change(&settings(&config.redis));
-            if changed.is_ok() || redis.clone().checked().is_err() {
-                *current = config.redis.clone();
-            }
-            changed?;
+            redis.change(&settings(&config.redis))?;
             info!(place = redis.place(), "Redis is used there from now on");
             Ok(())
         })),
@@ -182,7 +177,7 @@ fn of_s3(config: config::S3, may_write: bool, directory: Option<Redis>) -> Openi
                 })
             })
         }),
-        change: Some(Box::new(move |config| {
+        change: Some(Box::new(move |_, config| {
             now.set(writes(config));
             Ok(())
         })),

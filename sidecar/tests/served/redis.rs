@@ -1,9 +1,9 @@
 //! The Redis tier, as a vLLM sees it: warm beside another sidecar's servers, and nothing but misses when they are gone.
 
-use crate::harness::{Sidecar, free_port, signal_to, wait_for};
+use crate::harness::{Sidecar, free_port, self_signed, signal_to, wait_for};
 use crate::tiers::{
-    DISK, FAR, ON_DISK, disk_serves_beside_misses, flushed_after_the_last_vllm,
-    flushed_before_the_end, stored_on, wait_far, writing_back,
+    DISK, FAR, ON_DISK, disk_and_memory_serve, disk_at, disk_serves_beside_misses, filled,
+    flushed_after_the_last_vllm, flushed_before_the_end, wait_far, writing_back,
 };
 use crate::vllm::{Vllm, hashes};
 use kvcachepool_protocol::message::{CHUNK_READY, ProbeReply};
@@ -188,8 +188,7 @@ fn a_sidecar_without_a_vllm_that_is_told_to_end_writes_to_redis_first_what_waits
 fn a_server_that_hangs_is_named_while_the_disk_serves_on_and_is_written_to() {
     let (servers, disk) = ([Redis::start()], TempDir::new().unwrap());
     stored(&start(&servers), FAR, 4);
-    let folder = disk.path().display();
-    let config = config(&servers) + &format!("disk: {{path: {folder}, size: 256Mi}}\n");
+    let config = config(&servers) + &disk_at(disk.path());
     // A PROBE is answered after this, and Redis given up after twice as long.
     let config = config.replace("cache: {", "cache: {loadTimeout: 1s, ");
     let written = "tier_write_chunks_total{result=\"stored\",tier=\"disk\"}";
@@ -440,24 +439,19 @@ fn a_tier_whose_servers_never_answered_is_not_said_to_be_ready() {
 /// A sidecar with a folder that has two chunks, and Redis that it cannot use by this reason, serves from the folder and from memory.
 /// Returns what status says of Redis.
 fn is_named_while_the_others_serve(redis: &str, disk: &Path, reason: &str) -> (Sidecar, Value) {
-    let disk = format!("disk: {{path: {}, size: 256Mi}}\n", disk.display());
+    let disk = disk_at(disk);
     let sidecar = Sidecar::start(&format!(
         "memory: {{size: 64Mi}}\ncache: {{minLoadTokens: 0}}\n{disk}redis: {redis}\n"
     ));
     sidecar.wait_populated();
     let tier = sidecar.wait_off("redis", reason);
-    sidecar.wait_tier("disk", "ready");
-    let mut vllm = Vllm::attach(&sidecar.socket());
-    vllm.finds_below(&hashes(1, 2), 2, DISK);
-    vllm.store("r", &hashes(2, 2));
-    vllm.check("r", &hashes(2, 2));
+    disk_and_memory_serve(&sidecar);
     (sidecar, tier)
 }
 
 #[test]
 fn settings_that_cannot_be_right_are_named_and_disk_and_memory_serve_on() {
-    let disk = TempDir::new().unwrap();
-    stored_on(disk.path(), 1, 2);
+    let disk = filled();
     for (redis, reason) in [
         ("{urls: ['http://u:secret@host']}", "Config"),
         (
@@ -474,15 +468,8 @@ fn settings_that_cannot_be_right_are_named_and_disk_and_memory_serve_on() {
 #[test]
 fn a_server_that_lets_nobody_in_is_named_in_status_metric_and_log_while_the_disk_serves() {
     let [port, of_tls] = [(); 2].map(|()| free_port().to_string());
-    let (auth, disk) = (TempDir::new().unwrap(), TempDir::new().unwrap());
-    let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
-    let file = |name: &str, text: String| {
-        let path = auth.path().join(name);
-        std::fs::write(&path, text).unwrap();
-        path.display().to_string()
-    };
-    let certificate = file("tls.crt", made.cert.pem());
-    let key = file("tls.key", made.signing_key.serialize_pem());
+    let (auth, disk) = (TempDir::new().unwrap(), filled());
+    let [certificate, key] = self_signed(auth.path(), "tls");
     let tls = [
         ["--tls-port", &of_tls],
         ["--tls-cert-file", &certificate],
@@ -491,7 +478,6 @@ fn a_server_that_lets_nobody_in_is_named_in_status_metric_and_log_while_the_disk
     ];
     let args = [["--port", &port], ["--requirepass", "right"]];
     let server = Redis::start_with(&[&args[..], &tls[..]].concat().concat());
-    stored_on(disk.path(), 1, 2);
     std::fs::write(auth.path().join("password"), "hunter-2").unwrap();
     let with = |url: String, more: String| format!("{{urls: ['{url}']{more}}}");
     let wrong = format!(", auth: {}", auth.path().display());

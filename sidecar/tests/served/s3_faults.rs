@@ -2,16 +2,18 @@
 //! bytes that are not those that were stored.
 
 use crate::faulty::{Asked, Faulty, Reply};
-use crate::harness::{Sidecar, wait_for};
+use crate::harness::{Sidecar, self_signed, wait_for};
 use crate::s3::S3;
 use crate::s3_server::Server;
 use crate::store::Store;
-use crate::tiers::{DISK, FAR, ON_DISK, clear, disk_serves_beside_misses, stored_on, wait_far};
+use crate::tiers::{
+    FAR, ON_DISK, clear, disk_and_memory_serve, disk_at, disk_serves_beside_misses, filled,
+    wait_far,
+};
 use crate::vllm::{Vllm, hashes};
 use kvcachepool_protocol::config;
 use kvcachepool_protocol::message::CHUNK_READY;
 use parking_lot::Mutex;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use tempfile::TempDir;
@@ -93,17 +95,13 @@ fn right(asked: &Asked, store: &Store) -> Reply {
     store.answer(asked)
 }
 
-fn with_disk(folder: &Path) -> String {
-    format!("disk: {{path: {}, size: 256Mi}}\n", folder.display())
-}
-
 /// While somebody asks for what the bucket alone has, and is told of misses, another one loads prompt after prompt from the disk; then
 /// `named` says whether the bucket's failure has its name. Afterwards the bucket is right again, and is used.
 fn disk_serves_on(wrong: Wrong, named: impl Fn(&Sidecar) -> bool) {
     let (bucket, disk) = (Bucket::start(), TempDir::new().unwrap());
     bucket.stored("", [FAR], 4);
-    bucket.stored(&with_disk(disk.path()), ON_DISK, 2);
-    let sidecar = bucket.sidecar(&with_disk(disk.path()));
+    bucket.stored(&disk_at(disk.path()), ON_DISK, 2);
+    let sidecar = bucket.sidecar(&disk_at(disk.path()));
     sidecar.wait_tier("disk", "ready");
     bucket.goes(wrong);
     disk_serves_beside_misses(&sidecar, |_| {
@@ -124,23 +122,12 @@ fn is_off(sidecar: &Sidecar, reason: &str, message: &str) -> bool {
         && sidecar.warned("s3", reason)
 }
 
-/// Two chunks lie in a folder.
-fn filled() -> TempDir {
-    let disk = TempDir::new().unwrap();
-    stored_on(disk.path(), 1, 2);
-    disk
-}
-
-/// A sidecar with such a folder, and a bucket that cannot be opened for this reason, serves from the folder and from memory.
+/// A sidecar with a filled folder, and a bucket that cannot be opened for this reason, serves from the folder and from memory.
 fn is_named_while_the_others_serve(config: &str, disk: &TempDir, reason: &str, message: &str) {
-    let sidecar = Sidecar::start(&(config.to_owned() + &with_disk(disk.path())));
+    let sidecar = Sidecar::start(&(config.to_owned() + &disk_at(disk.path())));
     sidecar.wait_populated();
     wait_for(message, || is_off(&sidecar, reason, message).then_some(()));
-    sidecar.wait_tier("disk", "ready");
-    let mut vllm = Vllm::attach(&sidecar.socket());
-    vllm.finds_below(&hashes(1, 2), 2, DISK);
-    vllm.store("r", &hashes(2, 2));
-    vllm.check("r", &hashes(2, 2));
+    disk_and_memory_serve(&sidecar);
     assert!(is_off(&sidecar, reason, message), "{}", sidecar.tier("s3"));
 }
 
@@ -164,6 +151,7 @@ fn bodies_that_drip_are_named_while_the_disk_serves_on() {
         tier["state"] == "degraded"
             && tier["reason"] == "Timeout"
             && message.contains("did not end while somebody waited")
+            && sidecar.metric("tier_fetch_chunks_total{result=\"cancelled\",tier=\"s3\"}") >= 3.0
             && sidecar.metric("tier_degraded{reason=\"Timeout\",tier=\"s3\"}") == 1.0
             && sidecar.warned("s3", "Timeout")
     });
@@ -290,19 +278,10 @@ fn a_bucket_that_cannot_be_opened_is_named_and_disk_and_memory_serve_on() {
 #[test]
 fn a_certificate_that_nobody_vouches_for_and_tls_on_one_side_alone_are_named_and_others_serve_on() {
     let (folder, plain, disk) = (TempDir::new().unwrap(), Bucket::start(), filled());
-    let file = |name: &str, text: String| {
-        let path = folder.path().join(name);
-        std::fs::write(&path, text).unwrap();
-        path.display().to_string()
-    };
-    let [own, other] = [(); 2].map(|()| {
-        let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]);
-        made.unwrap()
-    });
-    let certificate = file("tls.crt", own.cert.pem());
-    let key = file("tls.key", own.signing_key.serialize_pem());
+    let [certificate, key] = self_signed(folder.path(), "own");
+    let [other, _] = self_signed(folder.path(), "other");
     let of_tls = Server::start_with(&["--cert", &certificate, "--key", &key]);
-    let ca = format!(", ca: {}", file("ca.crt", other.cert.pem()));
+    let ca = format!(", ca: {other}");
     let by_tls = |config: config::S3| (config.endpoint.replace("http", "https"), ca.as_str());
     for ((endpoint, more), reason, message) in [
         (

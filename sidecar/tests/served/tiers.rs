@@ -15,11 +15,13 @@ use tempfile::TempDir;
 /// Number of the disk tier in answers to PROBE.
 pub const DISK: u8 = 2;
 
+/// What a config has for a disk tier.
+pub fn disk_at(folder: &Path) -> String {
+    format!("disk: {{path: {}, size: 256Mi}}\n", folder.display())
+}
+
 fn with_disk(folder: &Path) -> String {
-    format!(
-        "memory: {{size: 64Mi}}\ncache: {{minLoadTokens: 0}}\ndisk: {{path: {}, size: 256Mi}}\n",
-        folder.display()
-    )
+    "memory: {size: 64Mi}\ncache: {minLoadTokens: 0}\n".to_owned() + &disk_at(folder)
 }
 
 fn start(folder: &Path) -> Sidecar {
@@ -29,7 +31,7 @@ fn start(folder: &Path) -> Sidecar {
 }
 
 /// Stores chunks and waits until the disk has them.
-pub fn stored_on(folder: &Path, prompt: u64, count: u32) {
+fn stored_on(folder: &Path, prompt: u64, count: u32) {
     let sidecar = start(folder);
     sidecar.wait_tier("disk", "ready");
     let mut vllm = Vllm::attach(&sidecar.socket());
@@ -38,6 +40,22 @@ pub fn stored_on(folder: &Path, prompt: u64, count: u32) {
         (sidecar.tier("disk")["used_bytes"].as_u64() >= Some(u64::from(count) * CHUNK_BYTES))
             .then_some(())
     });
+}
+
+/// A folder with two chunks of prompt 1.
+pub fn filled() -> TempDir {
+    let disk = TempDir::new().unwrap();
+    stored_on(disk.path(), 1, 2);
+    disk
+}
+
+/// A sidecar that has such a folder serves from it, and from memory.
+pub fn disk_and_memory_serve(sidecar: &Sidecar) {
+    sidecar.wait_tier("disk", "ready");
+    let mut vllm = Vllm::attach(&sidecar.socket());
+    vllm.finds_below(&hashes(1, 2), 2, DISK);
+    vllm.store("r", &hashes(2, 2));
+    vllm.check("r", &hashes(2, 2));
 }
 
 #[test]

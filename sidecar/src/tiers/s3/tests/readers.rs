@@ -51,11 +51,11 @@ async fn who_writes_nothing_reads_from_a_server_that_only_lets_read() {
     // The policy may change without a restart.
     let [reads, writes] =
         [WritePolicy::None, WritePolicy::WriteBack].map(|policy| config(server.config(), policy));
-    openings[0].change(&writes).unwrap();
+    openings[0].change(&reads, &writes).unwrap();
     let error = openings[0].open().await.unwrap_err();
     assert_eq!(error.cause, Cause::Denied);
     assert!(error.detail.starts_with("s3:PutObject denied"), "{error}");
-    openings[0].change(&reads).unwrap();
+    openings[0].change(&writes, &reads).unwrap();
     openings[0].open().await.unwrap();
 }
 
@@ -81,7 +81,7 @@ async fn who_writes_nothing_leaves_no_mark_in_redis_until_the_policy_is_another_
     let bucket = openings.iter().find(|o| o.kind == Kind::S3).unwrap();
     let tier = bucket.open().await.unwrap();
     tier.get(samples[0].get_all(&memory)).await.unwrap();
-    bucket.change(&writes).unwrap();
+    bucket.change(&reads, &writes).unwrap();
     tier.get(samples[1].get_all(&memory)).await.unwrap();
     rig::until("a mark", async || redis.say(&["DBSIZE"]) != "0").await;
     let marks = redis.say(&["KEYS", "*"]);
