@@ -610,7 +610,7 @@ pub struct Event {
     pub state: String,
 }
 
-/// ADMIN: one operation; the HTTP API is the same code.
+/// ADMIN: one operation. The HTTP API offers those that read; `clear`, `pin`, `unpin` and `flush` are the socket's alone.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Admin {
     /// `status`, `health`, `flush`, `lookup`, `clear`, `pin`, `unpin`.

@@ -1,4 +1,5 @@
-//! ADMIN operations on the Unix socket: the same code and the same token as over HTTP.
+//! ADMIN operations on the Unix socket. They ask for the same token as the HTTP API, which offers only those that read: `clear`, `pin`,
+//! `unpin` and `flush` are here alone.
 
 use super::token::{Access, check};
 use crate::serve::Shell;
