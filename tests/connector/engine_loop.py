@@ -123,6 +123,7 @@ class Loop:
         self.rewrite_metadata: Callable[[Any], None] | None = None
         self.rewrite_output: Callable[[KVConnectorOutput], None] | None = None
         self.hold_results = False
+        self.completions_only = False  # as behind a wrapper that knows no `get_transfer_results`
         self.was_heard: Callable[[], bool] = lambda: True
         self.steps = 0
 
@@ -181,9 +182,13 @@ class Loop:
             self.worker.wait_for_save()
         told = KVConnectorOutput()
         if not self.hold_results:
-            results = self.worker.get_transfer_results(output.finished_req_ids)
-            told.finished_recving = results.finished_recving or None
-            told.failed_recving = results.failed_recving
+            if self.completions_only:
+                told.finished_recving = self.worker.get_finished(output.finished_req_ids)[1]
+            else:
+                results = self.worker.get_transfer_results(output.finished_req_ids)
+                told.finished_recving = results.finished_recving or None
+                told.failed_recving = results.failed_recving
+            told.invalid_block_ids = self.worker.get_block_ids_with_load_errors()
             told.kv_connector_worker_meta = self.worker.build_connector_worker_meta()
         if self.rewrite_output is not None:
             self.rewrite_output(told)

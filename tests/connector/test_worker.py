@@ -21,7 +21,7 @@ from stub_sidecar import Memory, Received, StubSidecar
 import kvcachepool.shared as shared_module
 import kvcachepool.window as window_module
 import kvcachepool.worker as worker_module
-from kvcachepool.jobs import Chunk, Ended, Job, StepMetadata
+from kvcachepool.jobs import Chunk, Ended, EndedLoad, Job, StepMetadata, WorkerReport
 from kvcachepool.layout import Ranks
 from kvcachepool.pieces import Piece
 from kvcachepool.shared import NO_SLOT, Mapping, Shared
@@ -65,14 +65,17 @@ class Rank:
         self.worker.handle_preemptions(metadata)
         self.worker.bind(metadata)
         self.worker.wait_for_save()
-        finished, failed = self.worker.transfer_results(idle)
-        assert not finished & self.finished, "a load was reported twice"
-        self.finished |= finished
-        self.failed |= failed
-        report = self.worker.take_report()
-        if report is not None:
-            assert not set(report.stores) & set(self.stores), "a store was reported twice"
-            self.stores |= report.stores
+        ended: list[EndedLoad] = []
+        self.worker.take_ended_loads(idle, ended)
+        for request_id, failed in ended:
+            assert request_id not in self.finished, "a load was reported twice"
+            self.finished.add(request_id)
+            if failed is not None:
+                self.failed.add(request_id)
+        report = WorkerReport()
+        self.worker.take_report(report)
+        assert not set(report.stores) & set(self.stores), "a store was reported twice"
+        self.stores |= report.stores
 
     def until_done(self, found: Callable[[], Any], timeout_s: float = 10.0) -> Any:
         def stepped() -> Any:

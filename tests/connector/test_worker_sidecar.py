@@ -21,7 +21,7 @@ import kvcachepool.worker as worker_module
 from kvcachepool import messages
 from kvcachepool.client import Client, Held, Reply
 from kvcachepool.copy_cpu import CpuCopier
-from kvcachepool.jobs import Chunk, Ended, Job, StepMetadata
+from kvcachepool.jobs import Chunk, Ended, EndedLoad, Job, StepMetadata, WorkerReport
 from kvcachepool.layout import Ranks
 from kvcachepool.messages import Message
 from kvcachepool.shared import Shared
@@ -109,10 +109,12 @@ class Engine:
         self.worker.handle_preemptions(metadata)
         self.worker.bind(metadata)
         self.worker.wait_for_save()
-        finished, failed = self.worker.transfer_results(True)
-        self.failed |= failed
-        report = self.worker.take_report()
-        return finished, report.stores if report else {}
+        ended: list[EndedLoad] = []
+        self.worker.take_ended_loads(True, ended)
+        self.failed |= {one.request_id for one in ended if one.failed is not None}
+        report = WorkerReport()
+        self.worker.take_report(report)
+        return {one.request_id for one in ended}, report.stores
 
     def grant(self, hashes: list[bytes]) -> messages.GrantReply:
         """GRANT until all are granted."""

@@ -23,7 +23,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 import vllm
 
 from .client import say_off
-from .jobs import StepMetadata
+from .jobs import Ended, EndedLoad, StepMetadata, WorkerReport
 from .layout import Unserved
 from .metrics import CacheStats
 from .place import socket_path
@@ -60,6 +60,7 @@ class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
         self._worker: Worker | None = None
         self._idle = True
         self._failures: dict[str, float] = {}
+        self._load_errors: set[int] = set()
         try:
             refusal = transfer_refusal(vllm_config.kv_transfer_config)
             if refusal:
@@ -157,15 +158,12 @@ class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
         return self._guarded(self._scheduler.sources, {}, request, num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
-        """The jobs of a step."""
-        scheduler = self._scheduler
-        if scheduler is None:
-            return StepMetadata(idle=scheduler_output.total_num_scheduled_tokens == 0)
-        try:
-            return scheduler.step(scheduler_output)
-        except Exception:
-            self._failed("step")
-            return self._guarded(scheduler.pending_jobs, StepMetadata())
+        """The jobs of a step; those that are due go out also where the rest of it fails."""
+        metadata = StepMetadata(idle=scheduler_output.total_num_scheduled_tokens == 0)
+        if self._scheduler is not None:
+            self._guarded(self._scheduler.step, None, scheduler_output)
+            self._guarded(self._scheduler.ship, None, metadata)
+        return metadata
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         """What all ranks have reported."""
@@ -260,37 +258,51 @@ class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         """Loads that ended on this rank, each once."""
-        if self._worker is None:
-            return KVConnectorTransferResults(finished_recving=self._doomed(), failed_recving=self._doomed())
-        nothing: tuple[set[str], set[str]] = (set(), set())
-        finished, failed = self._guarded(self._worker.transfer_results, nothing, self._idle)
-        return KVConnectorTransferResults(finished_recving=finished, failed_recving=failed)
+        ended = self._ended_loads()
+        return KVConnectorTransferResults(
+            finished_recving={one.request_id for one in ended},
+            failed_recving={one.request_id for one in ended if one.failed is not None},
+        )
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
-        """For versions and wrappers that ask for completions only."""
-        return None, self.get_transfer_results(finished_req_ids).finished_recving or None
+        """For wrappers that ask for completions only: `get_block_ids_with_load_errors` then names the blocks of loads
+        that failed. A failed load whose blocks are not known is not reported: its request waits, it is not served
+        garbage.
+        """
+        finished = set()
+        for request_id, failed in self._ended_loads():
+            if failed is None or failed:
+                finished.add(request_id)
+                self._load_errors |= failed or set()
+            else:
+                logger.error("the load of request %s failed, and nobody asks which loads failed", request_id)
+        return None, finished or None
 
-    def _doomed(self) -> set[str]:
-        """A rank without a worker side performs nothing: what it was told to load has failed."""
-        metadata = self._connector_metadata
-        if not isinstance(metadata, StepMetadata):
-            return set()
-        return {job.request_id for job in metadata.jobs if job.kind == "load"}
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        """Blocks of failed loads, where only completions were asked for; else `get_transfer_results` has named the
+        requests.
+        """
+        errors, self._load_errors = self._load_errors, set()
+        return errors
+
+    def _ended_loads(self) -> list[EndedLoad]:
+        ended: list[EndedLoad] = []
+        if self._worker is not None:
+            self._guarded(self._worker.take_ended_loads, None, self._idle, ended)
+        elif isinstance(self._connector_metadata, StepMetadata):
+            # A rank without a worker side performs nothing: what it was told to load has failed.
+            loads = [job for job in self._connector_metadata.jobs if job.kind == "load"]
+            ended += [EndedLoad(job.request_id, job.block_ids()) for job in loads]
+        return ended
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
         """Stores that ended on this rank."""
-        if self._worker is None:
-            return self._all_dropped()
-        return self._guarded(self._worker.take_report, None)
-
-    def _all_dropped(self) -> KVConnectorWorkerMetadata | None:
-        from .jobs import Ended, WorkerReport
-
-        metadata = self._connector_metadata
-        if not isinstance(metadata, StepMetadata):
-            return None
-        stores = {job.id: Ended(1, 1) for job in metadata.jobs if job.kind == "store"}
-        return WorkerReport(stores) if stores else None
+        report = WorkerReport()
+        if self._worker is not None:
+            self._guarded(self._worker.take_report, None, report)
+        elif isinstance(self._connector_metadata, StepMetadata):
+            report.stores = {job.id: Ended(1, 1) for job in self._connector_metadata.jobs if job.kind == "store"}
+        return report if report.stores or report.timed else None
 
     def shutdown(self) -> None:
         """Ends threads, copies and mappings."""

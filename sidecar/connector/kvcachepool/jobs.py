@@ -42,6 +42,10 @@ class Job(NamedTuple):
     region: int
     chunks: list[Chunk]
 
+    def block_ids(self) -> set[int]:
+        """All blocks that the job reads or writes."""
+        return {block for chunk in self.chunks for group in chunk.blocks for block in group if block}
+
 
 @dataclass
 class StepMetadata(KVConnectorMetadata):
@@ -64,6 +68,13 @@ class Ended(NamedTuple):
 
     ranks: int
     dropped: int
+
+
+class EndedLoad(NamedTuple):
+    """A load that ended on one rank. failed: None, or the blocks of a failed load, as far as they are known."""
+
+    request_id: str
+    failed: set[int] | None
 
 
 @dataclass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -22,7 +23,7 @@ logger = logging.getLogger("kvcachepool")
 
 
 class _Load(NamedTuple):
-    job: int
+    job: Job
     tokens: int
     keys: tuple[tuple[bytes, bytes], ...]
 
@@ -33,8 +34,8 @@ class Loads:
     def __init__(self, client: Client, job_ids: itertools.count[int]) -> None:
         self._client = client
         self._job_ids = job_ids
-        self._jobs: list[Job] = []
-        self._forget: list[int] = []
+        self._jobs: deque[Job] = deque()
+        self._forget: deque[int] = deque()
         self._loads: dict[str, _Load] = {}
         self._keys: dict[tuple[bytes, bytes], str] = {}  # (namespace, chunk hash) -> request that loads it
 
@@ -67,6 +68,8 @@ class Loads:
             self.doom(request_id, tokens)
             return {"memory": tokens}
         lookup = plan.lookup
+        firsts = (plan.local // group.block_tokens for group in lookup.geometry.groups)
+        beyond = [table[first:] for first, table in zip(firsts, tables, strict=False)]
         plan = plan._replace(end=plan.local + tokens)
         block = lookup.geometry.scheduler_block
         end = -(-plan.end // block) * block
@@ -79,39 +82,49 @@ class Loads:
             chunk = _chunk(refs, lookup.geometry.groups, tables, bounds, (plan.local, end))
             if chunk is None:
                 logger.warning("request %s: a promised block cannot be loaded, it is recomputed", request_id)
-                self.doom(request_id, tokens)
+                self.doom(request_id, tokens, beyond)
                 return {"memory": tokens}
             chunks.append(chunk)
         tag = lookup.tag
         if tag is None or not chunks:
-            self.doom(request_id, tokens)
+            self.doom(request_id, tokens, beyond)
             return {"memory": tokens}
         self._client.send(Op.PIN, Pin(request=request_id, probe=tag, from_=plan.first, to=last))
-        job = next(self._job_ids)
-        self._jobs.append(Job(job, LOAD, request_id, plan.answer.region, chunks))
+        job = Job(next(self._job_ids), LOAD, request_id, plan.answer.region, chunks)
+        self._jobs.append(job)
         keys = tuple((state.namespace or b"", lookup.hash_of(chunk)) for chunk in range(plan.first, last))
         self._loads[request_id] = _Load(job, tokens, keys)
         for key in keys:
             self._keys.setdefault(key, request_id)
         return tier_tokens(plan)
 
-    def doom(self, request_id: str, tokens: int = 0) -> None:
-        """Plans a load that every rank reports as failed (nobody maps region 0): vLLM then recomputes."""
-        job = next(self._job_ids)
-        self._jobs.append(Job(job, LOAD, request_id, 0, []))
+    def doom(self, request_id: str, tokens: int = 0, tables: Sequence[Sequence[int]] = ()) -> None:
+        """Plans a load that every rank reports as failed (nobody maps region 0): vLLM then recomputes.
+
+        Args:
+            tables: blocks of the request that hold nothing yet, as far as they are known.
+        """
+        chunks = [Chunk(b"", tuple(map(tuple, tables)))] if tables else []
+        job = Job(next(self._job_ids), LOAD, request_id, 0, chunks)
+        self._jobs.append(job)
         self._loads[request_id] = _Load(job, tokens, ())
 
-    def take(self) -> tuple[list[Job], list[int]]:
-        """(jobs to ship, jobs to cancel) since the last step."""
-        jobs, self._jobs = self._jobs, []
-        forget, self._forget = self._forget, []
-        return jobs, forget
+    def take(self, jobs: list[Job], forget: list[int]) -> None:
+        """Moves the jobs to ship and the jobs to cancel, one by one: what was moved is not moved again."""
+        while self._jobs:
+            jobs.append(self._jobs.popleft())
+        while self._forget:
+            forget.append(self._forget.popleft())
 
     def forget(self, request_id: str) -> None:
         """The request ended while it loads: workers need not begin, but must report."""
         load = self._loads.get(request_id)
         if load is not None:
-            self._forget.append(load.job)
+            self._forget.append(load.job.id)
+
+    def writing(self, blocks: set[int]) -> set[str]:
+        """Requests whose loads write one of these blocks."""
+        return {name for name, load in self._loads.items() if not blocks.isdisjoint(load.job.block_ids())}
 
     def ended(self, request_id: str) -> int | None:
         """All ranks have reported. Returns the promised tokens, None where the load is not known."""

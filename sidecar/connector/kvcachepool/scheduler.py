@@ -81,6 +81,7 @@ class Scheduler:
         self._registered_on = 0  # connection that REGISTER went out on
         self._aged: deque[tuple[RequestState, Lookup]] = deque()  # to be asked for anew, by the telling thread
         self._swept_s = time.monotonic()
+        self._timed = 0  # number of the step that `ship` is about to send, where it is timed
         self._pool: Any = None
         events = vllm_config.kv_events_config
         wanted = events is not None and events.enable_kv_cache_events
@@ -458,24 +459,33 @@ class Scheduler:
 
     # -- a step
 
-    def step(self, output: SchedulerOutput) -> StepMetadata:
-        """Ends a `schedule()`: stores begin here, and all jobs of the step go out."""
-        metadata = StepMetadata(idle=output.total_num_scheduled_tokens == 0)
+    def step(self, output: SchedulerOutput) -> None:
+        """Ends a `schedule()`: stores begin here. Jobs stay queued until `ship` takes them, so a step that fails loses
+        none.
+        """
         now_s = time.monotonic()
         with self._lock:
+            self._timed = 0
             self._patience.new_step()
-            metadata.jobs, metadata.forget = self._loads.take()
             for request_id in output.preempted_req_ids or ():
                 self._preempted(request_id)
             settings = self._client.settings
-            metadata.jobs += self._stores.process(now_s, settings.grant_timeout_ms / 1000)
+            self._stores.process(now_s, settings.grant_timeout_ms / 1000)
             if output.num_scheduled_tokens:
                 self._offer(output.num_scheduled_tokens, now_s)
-                metadata.timed = self._time(now_s, output.num_scheduled_tokens, output.total_num_scheduled_tokens)
+                self._timed = self._time(now_s, output.num_scheduled_tokens, output.total_num_scheduled_tokens)
             if now_s - self._swept_s > _ORPHAN_S:
                 self._sweep(now_s)
             self._send_releases()
-        return metadata
+
+    def ship(self, metadata: StepMetadata) -> None:
+        """Moves all queued jobs into the metadata of a step. vLLM waits for a promised load for ever, and blocks are
+        held for a store until all ranks have ended it: so this also runs where `step` failed.
+        """
+        with self._lock:
+            self._loads.take(metadata.jobs, metadata.forget)
+            self._stores.take(metadata.jobs)
+            metadata.timed, self._timed = self._timed, 0
 
     def _time(self, now_s: float, scheduled: dict[str, int], all_tokens: int) -> int:
         """Times a step that computes prompts. Returns its number, 0 = it is not timed."""
@@ -493,12 +503,6 @@ class Scheduler:
         if self._release:
             self._client.send(Op.RELEASE, Release(requests=list(self._release)))
             self._release.clear()
-
-    def pending_jobs(self) -> StepMetadata:
-        """Jobs that must go out even where `step` failed: a promised load that nobody performs hangs its request."""
-        with self._lock:
-            jobs, forget = self._loads.take()
-            return StepMetadata(jobs=jobs, forget=forget)
 
     def _offer(self, scheduled: dict[str, int], now_s: float) -> None:
         settings = self._client.settings
@@ -550,7 +554,9 @@ class Scheduler:
     def output(self, output: KVConnectorOutput) -> None:
         """What the workers reported, aggregated over all ranks."""
         with self._lock:
-            failed = output.failed_recving or set()
+            failed = set(output.failed_recving or ())
+            if output.invalid_block_ids:
+                failed |= self._loads.writing(output.invalid_block_ids)
             for request_id in output.finished_recving or ():
                 tokens = self._loads.ended(request_id)
                 if tokens is None:

@@ -94,6 +94,7 @@ class Stores:
         self._open: dict[int, _Grant] = {}  # by tag: sent, not answered
         self._answered: deque[_Grant] = deque()  # to be processed by the engine thread
         self._lost: list[_Grant] = []  # unanswered when the connection broke: blocks to be released
+        self._jobs: deque[Job] = deque()  # to be shipped
         self._shipped: dict[int, tuple[_Grant, int, int]] = {}  # by job: ranks that ended it, ranks that dropped it
         self._aborts: dict[int, bool] = {}  # tags of GRANTs to be aborted until it is answered; sent on this connection
 
@@ -221,16 +222,13 @@ class Stores:
 
     # -- acting on answers, on the engine thread
 
-    def process(self, now_s: float, timeout_s: float) -> list[Job]:
-        """Acts on answers, gives up what the sidecar owes for too long, repeats ABORTs. Returns jobs to ship."""
+    def process(self, now_s: float, timeout_s: float) -> None:
+        """Acts on answers, gives up what the sidecar owes for too long, repeats ABORTs."""
         for grant in self._lost:
             self._release(grant, grant.chunks, RETRY_S)
         self._lost.clear()
-        jobs = []
         while self._answered:
-            job = self._settle(self._answered.popleft())
-            if job is not None:
-                jobs.append(job)
+            self._settle(self._answered.popleft())
         for tag, grant in list(self._open.items()):
             if now_s - grant.sent_s < timeout_s:
                 break
@@ -239,9 +237,13 @@ class Stores:
             self._give_up(grant)
             self._release(grant, grant.chunks, REWIND_S)
         self.send_aborts()
-        return jobs
 
-    def _settle(self, grant: _Grant) -> Job | None:
+    def take(self, jobs: list[Job]) -> None:
+        """Moves the jobs to ship, one by one: what was moved is not moved again."""
+        while self._jobs:
+            jobs.append(self._jobs.popleft())
+
+    def _settle(self, grant: _Grant) -> None:
         answer = grant.answer
         results = answer.results if answer is not None and len(answer.results) == len(grant.chunks) else b""
         granted = results.count(GRANT_GRANTED)
@@ -254,7 +256,7 @@ class Stores:
             if not grant.error:
                 self._give_up(grant)
             self._release(grant, grant.chunks, REWIND_S)
-            return None
+            return
         chunks, kept, at = [], [], 0
         assert answer is not None
         for chunk, result in zip(grant.chunks, results, strict=True):
@@ -268,10 +270,10 @@ class Stores:
                 self._refused(grant, chunk, result)
         grant.chunks = kept
         if not kept:
-            return None
+            return
         grant.job = next(self._job_ids)
         self._shipped[grant.job] = (grant, 0, 0)
-        return Job(grant.job, STORE, grant.request_id, answer.region, chunks)
+        self._jobs.append(Job(grant.job, STORE, grant.request_id, answer.region, chunks))
 
     def _refused(self, grant: _Grant, chunk: _Asked, result: int) -> None:
         progress = grant.progress

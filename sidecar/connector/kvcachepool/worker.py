@@ -25,7 +25,7 @@ from . import keys
 from .client import Client, Held, Reply, say_off
 from .copier import Copier, copier_of
 from .copy_window import WindowCopier, WindowLostError
-from .jobs import STORE, Ended, Job, StepMetadata, WorkerReport
+from .jobs import STORE, Ended, EndedLoad, Job, StepMetadata, WorkerReport
 from .layout import Layout, Ranks, Unserved, detect
 from .messages import HelloReply, Register, RegisterReply, Report, Sections
 from .pieces import Plan, Planner
@@ -65,7 +65,7 @@ class _Task:
 
 
 class Worker:
-    """One rank. Calls of vLLM's thread never raise and never block (see `transfer_results`)."""
+    """One rank. Calls of vLLM's thread never raise and never block (see `take_ended_loads`)."""
 
     def __init__(self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, socket_path: str) -> None:
         """Nothing happens before `register_kv_caches`."""
@@ -77,8 +77,7 @@ class Worker:
         self._running: _Task | None = None
         #: Ends of stores that no connection could take: sent behind the next HELLO, their slots named in its list.
         self._outbox: list[tuple[Op, Sections]] = []
-        self._finished: set[str] = set()
-        self._failed: set[str] = set()
+        self._ended_loads: deque[EndedLoad] = deque()
         self._ended_stores: dict[int, Ended] = {}
         self._arrived: list[_Task] = []
         self._stores_paused = True
@@ -157,37 +156,33 @@ class Worker:
             arrived, self._arrived = self._arrived, []
             self._admit(arrived)
 
-    def transfer_results(self, idle: bool) -> tuple[set[str], set[str]]:
-        """(request ids whose loads ended, those of them that failed), each once.
+    def take_ended_loads(self, idle: bool, ended: list[EndedLoad]) -> None:
+        """Moves the loads that ended since the last call, one by one: each is reported once, also where this raises.
 
         idle: the step had no tokens; then this waits up to 2 ms for a job that is queued, which saves a step.
         """
         try:
             self._send_report()
         except Exception:
-            # Nothing may come between the ids that are taken below and vLLM.
             logger.exception("copies could not be reported to the sidecar")
         deadline = time.monotonic() + _IDLE_WAIT_S
         with self._wake:
             while (
                 idle
                 and (self._queue or self._running)
-                and not (self._finished or self._ended_stores)
+                and not (self._ended_loads or self._ended_stores)
                 and (left := deadline - time.monotonic()) > 0
             ):
                 self._wake.wait(left)
-            finished, self._finished = self._finished, set()
-            failed, self._failed = self._failed, set()
-        return finished, failed
+            while self._ended_loads:
+                ended.append(self._ended_loads.popleft())
 
-    def take_report(self) -> WorkerReport | None:
-        """Stores that ended since the last call, and the step's number where its end is to be reported."""
-        timed, self._timed = self._timed, 0
+    def take_report(self, report: WorkerReport) -> None:
+        """Moves the stores that ended since the last call, one by one, and the number of a timed step."""
+        report.timed, self._timed = self._timed, 0
         with self._wake:
-            if not self._ended_stores and not timed:
-                return None
-            stores, self._ended_stores = self._ended_stores, {}
-        return WorkerReport(stores, timed)
+            while self._ended_stores:
+                report.stores.update([self._ended_stores.popitem()])
 
     def shutdown(self) -> None:
         """Ends for good: waits for the copy under way, unmaps, unlocks."""
@@ -246,9 +241,7 @@ class Worker:
                 body = Sections(region=task.job.region, refs=task.plan.packed)
                 self._tell(Op.COMMIT if good else Op.ABORT, body)
         else:
-            self._finished.add(task.job.request_id)
-            if not good:
-                self._failed.add(task.job.request_id)
+            self._ended_loads.append(EndedLoad(task.job.request_id, None if good else task.job.block_ids()))
         self._wake.notify_all()
 
     def _tell(self, op: Op, body: Sections) -> None:
