@@ -57,9 +57,9 @@ def test_equally_spaced_planes_are_one_strided_view() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "heads", "sharded", "shards", "mine"),
+    ("ranks", "parts", "sharded", "shards", "mine"),
     [
-        (Ranks(tp=4), 8, True, 4, [(0, True), (1, True), (2, True), (3, True)]),
+        (Ranks(tp=4), 4, True, 4, [(0, True), (1, True), (2, True), (3, True)]),
         (Ranks(tp=4), 2, True, 2, [(0, True), (0, False), (1, True), (1, False)]),
         (Ranks(tp=4), 1, False, 1, [(0, True), (0, False), (0, False), (0, False)]),
         (Ranks(tp=4, dcp=2), 2, True, 4, [(0, True), (1, True), (2, True), (3, True)]),
@@ -68,16 +68,16 @@ def test_equally_spaced_planes_are_one_strided_view() -> None:
     ],
 )
 def test_each_shard_has_one_writer_and_all_replicas_read_it(
-    ranks: Ranks, heads: int, sharded: bool, shards: int, mine: list[tuple[int, bool]]
+    ranks: Ranks, parts: int, sharded: bool, shards: int, mine: list[tuple[int, bool]]
 ) -> None:
-    assert shards_in_tp(ranks, heads, sharded) == shards
-    found = [shard_of(ranks._replace(tp_rank=rank), shards, heads, sharded) for rank in range(ranks.tp)]
+    assert shards_in_tp(ranks, parts, sharded) == shards
+    found = [shard_of(ranks._replace(tp_rank=rank), shards, parts, sharded) for rank in range(ranks.tp)]
     assert found == [ShardOf(*one) for one in mine]
 
 
 def test_pipeline_stages_have_shards_of_their_own() -> None:
     ranks = Ranks(tp=2, pp=2)
-    found = [shard_of(ranks._replace(tp_rank=t, pp_rank=p), 4, 8, True) for p in range(2) for t in range(2)]
+    found = [shard_of(ranks._replace(tp_rank=t, pp_rank=p), 4, 2, True) for p in range(2) for t in range(2)]
     assert [one.shard for one in found] == [0, 1, 2, 3]
 
 
@@ -288,6 +288,47 @@ def test_descriptors_of_all_ranks_are_equal() -> None:
     two = detect(config, caches, vllm, Ranks(tp=2, tp_rank=1))
     assert one.descriptor == two.descriptor
     assert [g.groups[0].mine for g in (one, two)] == [ShardOf(0, True), ShardOf(1, True)]
+
+
+def shards_of_ranks(one: Any, heads: int, most: int | None = None, **parallel: int) -> list[ShardOf]:
+    """The shards that all ranks of an instance have of a group with this spec, which vLLM says has `most` of them."""
+    # vLLM's specs are frozen, and 0.30 has no such field.
+    object.__setattr__(one, "max_tp_shards", most)
+    config, caches = cache("a")
+    for group in config.kv_cache_groups:
+        group.kv_cache_spec = one
+    sizes = {"tensor_parallel_size": 4} | parallel
+    backend = "CPU_MLA" if isinstance(one, interface.MLAAttentionSpec) else "CPU_ATTN"
+    vllm = engine(list(caches), heads=heads, backend=backend, **sizes)
+    dcp = sizes.get("decode_context_parallel_size", 1)
+    ranks = [Ranks(tp=4, dcp=dcp, tp_rank=rank) for rank in range(4)]
+    return [detect(config, caches, vllm, rank).groups[0].mine for rank in ranks]
+
+
+_OWN = [ShardOf(rank, True) for rank in range(4)]
+
+
+@pytest.mark.parametrize("heads", [1, 2, 4, 8])
+def test_a_models_number_of_kv_heads_makes_no_replicas(heads: int) -> None:
+    """A layer may have more heads than the model says: ranks that took each other's KV would compute with wrong KV."""
+    assert shards_of_ranks(spec(), heads) == _OWN
+    assert shards_of_ranks(spec(), heads, decode_context_parallel_size=2) == _OWN
+
+
+def test_ranks_share_what_vllm_says_is_replicated() -> None:
+    replicas = [ShardOf(0, True), ShardOf(0, False), ShardOf(1, True), ShardOf(1, False)]
+    assert shards_of_ranks(spec(), heads=8, most=2) == replicas
+    assert shards_of_ranks(spec(), heads=1, most=8) == _OWN
+    latent = dict(block_size=TOKENS, num_kv_heads=1, head_size=2 * HEADS * SIZE, dtype=torch.bfloat16)
+    same = [ShardOf(0, rank == 0) for rank in range(4)]
+    assert shards_of_ranks(interface.MLAAttentionSpec(**latent), heads=1, most=1) == same
+    assert shards_of_ranks(interface.MLAAttentionSpec(**latent), heads=1) == _OWN
+
+
+def test_layers_that_are_not_causal_are_off_by_name() -> None:
+    with pytest.raises(Unserved) as refused:
+        shards_of_ranks(spec(non_causal=True), heads=2)
+    assert refused.value.reason == "PrefixUnsupported"
 
 
 @pytest.mark.parametrize(

@@ -570,7 +570,8 @@ def test_a_replica_that_does_not_write_ends_its_stores_at_once(
     rank: Rank, sidecar: StubSidecar, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker_module, "current_ranks", lambda config: Ranks(tp=2, tp_rank=1))
-    rank.worker._config.model_config.get_total_num_kv_heads = lambda: 1
+    # vLLM's specs are frozen, and 0.30 has no such field.
+    object.__setattr__(rank.config.kv_cache_groups[0].kv_cache_spec, "max_tp_shards", 1)
     rank.start()
     group = sidecar.frames(Op.REGISTER)[0].body["groups"][0]
     assert (group["shards"], group["shard"], group["writer"]) == (1, 0, False)

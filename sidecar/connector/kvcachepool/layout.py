@@ -122,22 +122,18 @@ def ranks_of(vllm_config: Any) -> Ranks:
     )
 
 
-def shards_in_tp(ranks: Ranks, heads: int, dcp_sharded: bool) -> int:
-    """Distinct shards of a group over the tensor-parallel ranks; `heads`: KV heads of the whole model that are told
-    apart.
-    """
-    by_head = min(ranks.tp, heads)
-    return min(ranks.tp, by_head * (ranks.dcp if dcp_sharded else 1))
+def shards_in_tp(ranks: Ranks, parts: int, dcp_sharded: bool) -> int:
+    """Distinct shards of a group over the tensor-parallel ranks, of which tensor parallelism tells `parts` apart."""
+    return min(ranks.tp, parts * (ranks.dcp if dcp_sharded else 1))
 
 
-def shard_of(ranks: Ranks, shape_shards: int, heads: int, dcp_sharded: bool) -> ShardOf:
-    """The shard of one rank. Replicas of a head are consecutive ranks, and context shards lie among them."""
+def shard_of(ranks: Ranks, shape_shards: int, parts: int, dcp_sharded: bool) -> ShardOf:
+    """The shard of one rank. Replicas of a part are consecutive ranks, and context shards lie among them."""
     in_tp = shape_shards // ranks.pp
-    by_head = min(ranks.tp, heads)
-    replicas = ranks.tp // by_head
-    context = in_tp // by_head if dcp_sharded else 1
-    head, replica = divmod(ranks.tp_rank, replicas)
-    return ShardOf(ranks.pp_rank * in_tp + head * context + replica % context, replica < context)
+    replicas = ranks.tp // parts
+    context = in_tp // parts if dcp_sharded else 1
+    part, replica = divmod(ranks.tp_rank, replicas)
+    return ShardOf(ranks.pp_rank * in_tp + part * context + replica % context, replica < context)
 
 
 def _spec_row(spec: Any) -> dict[str, Any]:
@@ -147,15 +143,21 @@ def _spec_row(spec: Any) -> dict[str, Any]:
         raise Unserved(row["reason"] if row else f"KvGroupUnsupported/{name}", f"KV groups of {name} are not served")
     if not getattr(spec, "prefix_cacheable", True) or int(getattr(spec, "prefix_replay_tokens", None) or 0):
         raise Unserved(f"KvGroupUnsupported/{name}", "blocks of this group are not addressed by prefix hashes")
+    if getattr(spec, "non_causal", False):
+        raise Unserved("PrefixUnsupported", "the attention of a layer is not causal: a prefix depends on what follows")
     return dict(row)
 
 
-def _heads(vllm_config: Any, spec: Any, row: dict[str, Any]) -> int:
-    """KV heads of the whole model that tensor parallelism tells apart."""
-    if row["shards"] == "one":
-        return 1
-    most = getattr(spec, "max_tp_shards", None)
-    return int(most) if most else int(vllm_config.model_config.get_total_num_kv_heads())
+def _tp_shards(ranks: Ranks, spec: Any, row: dict[str, Any]) -> int:
+    """Parts of a group that tensor parallelism tells apart, before context parallelism cuts them.
+
+    Ranks beyond them hold replicas, which only vLLM's own word proves: a model's number of KV heads says nothing of a
+    layer, because layers of some models differ in it. Unknown is not replicated, as in vLLM's contract.
+    """
+    if not hasattr(spec, "max_tp_shards"):
+        # vLLM 0.30 says it by the kind of the group only.
+        return 1 if row["shards"] == "one" else ranks.tp
+    return min(ranks.tp, int(spec.max_tp_shards or ranks.tp))
 
 
 def _context_sharded(spec: Any) -> bool:
@@ -184,7 +186,7 @@ def group_shapes(vllm_config: Any, kv_cache_config: Any) -> list[GroupShape]:
             GroupShape(
                 kind=row["group"],
                 block_tokens=int(base) * (ranks.dcp if sharded else 1),
-                shards=ranks.pp * shards_in_tp(ranks, _heads(vllm_config, spec, row), sharded),
+                shards=ranks.pp * shards_in_tp(ranks, _tp_shards(ranks, spec, row), sharded),
                 window_tokens=window,
             )
         )
@@ -304,9 +306,9 @@ def detect(
                 raise Unserved("LayoutUnknown/Bounds", "a block lies outside of its allocation")
         spec = group.kv_cache_spec
         spec_row = _spec_row(spec)
-        heads = _heads(vllm_config, spec, spec_row)
+        parts = _tp_shards(ranks, spec, spec_row)
         sharded = _context_sharded(spec)
-        groups.append(GroupLayout(shape, shard_of(ranks, shape.shards, heads, sharded), tuple(planes)))
+        groups.append(GroupLayout(shape, shard_of(ranks, shape.shards, parts, sharded), tuple(planes)))
         described.append(_describe(vllm_config, spec, shape, layers, planes, row, device, ranks))
     sizes = {"tp": ranks.tp, "pp": ranks.pp, "dcp": ranks.dcp}
     sizes["cp_interleave"] = int(getattr(vllm_config.parallel_config, "cp_kv_cache_interleave_size", None) or 1)
