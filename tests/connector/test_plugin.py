@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -110,18 +111,66 @@ def test_a_transport_is_composed_with_the_cache_behind_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "reason"),
+    ("model", "caching", "told", "reason"),
     [
-        ({"is_encoder_decoder": True}, "EncoderDecoder"),
-        ({"is_hybrid": True}, "KvGroupUnsupported/Mamba"),
-        ({"has_inner_state": True}, "KvGroupUnsupported/Mamba"),
-        ({"is_attention_free": True}, "NoKvCache"),
-        ({}, None),
+        ({"is_encoder_decoder": True}, True, False, "EncoderDecoder"),
+        ({"is_hybrid": True}, True, False, "KvGroupUnsupported/Mamba"),
+        ({"has_inner_state": True}, True, False, "KvGroupUnsupported/Mamba"),
+        ({"is_attention_free": True}, True, False, "NoKvCache"),
+        ({"is_prefix_caching_supported": False}, True, True, "PrefixUnsupported"),
+        ({}, False, False, "PrefixUnsupported"),
+        ({}, False, True, None),
+        ({}, True, False, None),
     ],
 )
-def test_models_that_cannot_be_served(model: dict[str, bool], reason: str | None) -> None:
-    config = SimpleNamespace(model_config=SimpleNamespace(**model), parallel_config=SimpleNamespace())
+def test_models_that_cannot_be_served(model: dict[str, bool], caching: bool, told: bool, reason: str | None) -> None:
+    config = SimpleNamespace(
+        model_config=SimpleNamespace(**model),
+        parallel_config=SimpleNamespace(),
+        cache_config=SimpleNamespace(enable_prefix_caching=caching),
+        kv_transfer_config=transfer("KVCachePoolConnector"),
+    )
+    if told:
+        preflight.tell_connector(config.kv_transfer_config, **{preflight.PREFIXES_WORK: True})
     assert preflight.model_refusal(config) == reason
+
+
+def platform(monkeypatch: pytest.MonkeyPatch, kind: str, device_type: str, hip: str | None = None) -> None:
+    """Makes this machine one of another vendor, as vLLM and torch tell it."""
+    import torch
+    import vllm.platforms
+
+    questions = {f"is_{name}": lambda name=name: name == kind for name in ("cpu", "cuda", "rocm", "xpu", "tpu")}
+    made = SimpleNamespace(**questions, device_type=device_type, is_cuda_alike=lambda: device_type == "cuda")
+    monkeypatch.setattr(vllm.platforms, "_current_platform", made)
+    monkeypatch.setattr(vllm.platforms, "current_platform", made, raising=False)
+    monkeypatch.setattr(torch.version, "hip", hip)
+
+
+@pytest.mark.parametrize(
+    ("kind", "device_type", "hip", "reason"),
+    [
+        ("cpu", "cpu", None, None),
+        ("cuda", "cuda", None, None),
+        ("rocm", "cuda", "6.4.43483", "DeviceUnsupported/rocm"),
+        ("cuda", "cuda", "6.4.43483", "DeviceUnsupported/rocm"),
+        ("rocm", "cuda", None, "DeviceUnsupported/rocm"),
+        ("xpu", "xpu", None, "DeviceUnsupported/xpu"),
+        ("tpu", "tpu", None, "DeviceUnsupported/tpu"),
+        ("out of tree", "hpu", None, "DeviceUnsupported/hpu"),
+        ("unspecified", "", None, "DeviceUnsupported/unknown"),
+    ],
+)
+def test_only_cpus_and_gpus_of_nvidia_get_the_connector(
+    monkeypatch: pytest.MonkeyPatch, kind: str, device_type: str, hip: str | None, reason: str | None
+) -> None:
+    platform(monkeypatch, kind, device_type, hip)
+    assert preflight.arguments_refusal(arguments(), "Refuse", {}) == reason
+    config = SimpleNamespace(
+        model_config=None, kv_transfer_config=transfer("KVCachePoolConnector", kv_load_failure_policy="recompute")
+    )
+    assert preflight.engine_refusal(config) == reason, "also where the user named the connector"
+    assert (preflight.layout_wish(config) == "BLHNC") == (reason is None and kind == "cuda")
 
 
 def test_a_config_of_the_users_own_must_recompute() -> None:
@@ -146,7 +195,8 @@ def hooked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 
 def engine_args(**more: Any) -> EngineArgs:
-    return EngineArgs(model=str(models.model("tiny")), dtype="float32", max_model_len=512, enforce_eager=True, **more)
+    given = {"model": str(models.model("tiny")), "dtype": "float32", "max_model_len": 512, "enforce_eager": True} | more
+    return EngineArgs(**given)
 
 
 def test_a_real_config_carries_the_connector(hooked: list[str]) -> None:
@@ -161,6 +211,51 @@ def test_a_refused_config_is_as_without_the_plugin(hooked: list[str], monkeypatc
     monkeypatch.setenv("KVCACHEPOOL_DISABLE", "1")
     assert engine_args().create_engine_config().kv_transfer_config is None
     assert hooked == ["Disabled"]
+
+
+_OURS = {"kv_connector_module_path": "kvcachepool.connector", "kv_load_failure_policy": "recompute"}
+
+
+def refusal_in_the_engine(config: Any) -> str | None:
+    """What our connector says of a config that came to another process."""
+    return preflight.engine_refusal(pickle.loads(pickle.dumps(config)))
+
+
+def test_prefix_caching_that_vllm_turned_off_for_a_backend_is_off_by_name(hooked: list[str]) -> None:
+    for asked in (None, True, False):
+        latent = {"model": str(models.model("mla")), "attention_backend": "CPU_MLA", "enable_prefix_caching": asked}
+        config = engine_args(**latent).create_engine_config()
+        assert not config.cache_config.enable_prefix_caching
+        assert config.kv_transfer_config is None
+        own = engine_args(**latent, kv_transfer_config=transfer("KVCachePoolConnector", **_OURS))
+        assert refusal_in_the_engine(own.create_engine_config()) == "PrefixUnsupported"
+    assert hooked == ["PrefixUnsupported"] * 3
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["by the plugin", "by the user"])
+def test_prefix_caching_that_the_user_turned_off_leaves_the_cache_on(hooked: list[str], own: bool) -> None:
+    chosen = transfer("KVCachePoolConnector", **_OURS) if own else None
+    config = engine_args(enable_prefix_caching=False, kv_transfer_config=chosen).create_engine_config()
+    assert not config.cache_config.enable_prefix_caching
+    assert config.kv_transfer_config.kv_connector == "KVCachePoolConnector"
+    assert refusal_in_the_engine(config) is None
+    assert hooked == []
+
+
+def test_prefix_caching_that_the_user_turned_off_must_be_known_to_work(
+    hooked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = EngineArgs._kvcachepool_original
+
+    def refuses(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.enable_prefix_caching is not False:
+            raise ValueError("no prefixes here")
+        return original(self, *args, **kwargs)
+
+    assert plugin._wrapped(refuses)(engine_args(enable_prefix_caching=False)).kv_transfer_config is None
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    assert engine_args(enable_prefix_caching=False).create_engine_config().kv_transfer_config is None
+    assert hooked == ["PrefixUnsupported"] * 2
 
 
 def test_a_model_that_cannot_be_served_is_made_again_without(

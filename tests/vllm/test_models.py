@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from servers.engine import by_source
-from servers.models import token_ids
+from servers.engine import Engine, by_source
+from servers.models import model, token_ids
 from servers.pod import Pod
 from servers.waiting import wait_for
 
@@ -16,13 +16,13 @@ Truth = Callable[..., list[int]]
 NewPod = Callable[..., Pod]
 
 
-# vLLM's MLA for CPUs with AMX knows bfloat16 only; the reference one runs on every CPU, if asked for by name.
-_MLA = [pytest.param("mla", {"attention_backend": "CPU_MLA"}, id="mla")]
+# Without AMX no backend of vLLM for CPUs computes MLA behind a prefix.
+_MODELS = [pytest.param("window", {}, id="window")]
 if "amx_tile" in Path("/proc/cpuinfo").read_text():
-    _MLA.append(pytest.param("mla", {"dtype": "bfloat16"}, id="mla-amx"))
+    _MODELS.append(pytest.param("mla", {"dtype": "bfloat16"}, id="mla-amx"))
 
 
-@pytest.mark.parametrize(("name", "arguments"), [pytest.param("window", {}, id="window"), *_MLA])
+@pytest.mark.parametrize(("name", "arguments"), _MODELS)
 def test_other_layouts_hit_and_say_the_same(new_pod: NewPod, name: str, arguments: dict[str, str]) -> None:
     pod = new_pod().start(name, **arguments)
     prompt = token_ids(3000, 301)
@@ -31,6 +31,27 @@ def test_other_layouts_hit_and_say_the_same(new_pod: NewPod, name: str, argument
     assert cold.external == 0
     assert warm.external >= 2560
     assert warm.tokens == cold.tokens
+
+
+def test_a_backend_that_cannot_compute_behind_a_prefix_answers_as_without_a_cache(new_pod: NewPod) -> None:
+    trunk = token_ids(1200, 304)
+    prompts = [trunk[:length] + token_ids(100, 310 + at) for at, length in enumerate((1200, 900, 700, 1100))]
+    pod = new_pod()
+    pod.sidecar.start()
+    alone = Engine(None, model("mla"), pod.folder / "alone.log", attention_backend="CPU_MLA")
+    wanted = [alone.generate(prompt) for prompt in prompts]
+    alone.stop()
+    engine = pod.start_engine("mla", attention_backend="CPU_MLA")
+    if engine.connector is not None:
+        pod.attach()
+    answers = [pod.ask(prompt) for prompt in prompts]
+    assert [answer.tokens for answer in answers] == wanted, answers
+    assert engine.connector is None
+    wait_for(
+        lambda: "PrefixUnsupported" in [session["off"] for session in pod.sidecar.status()["sessions"]],
+        20,
+        "the reason at the sidecar",
+    )
 
 
 def test_other_weights_and_other_dtype_share_nothing(new_pod: NewPod, truth: Truth) -> None:

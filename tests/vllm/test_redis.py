@@ -106,8 +106,16 @@ def test_cachegen_knows_layers_tokens_and_channels_of_what_it_packs(new_pod: New
     config = {"redis": redis.config(), "cache": cache, "write": {"codec": "CacheGen"}}
 
     def ask() -> tuple[Pod, int]:
-        # The processor's own order of keys in other caches on CPUs is known to nobody else.
-        pod = new_pod(config=config).start("mla", attention_backend="CPU_MLA")
+        # The order of keys in vLLM's other caches on CPUs is the processor's own. This backend computes wrong tokens
+        # behind a prefix, and the connector is off in it unless it is told otherwise: only bytes are looked at here.
+        transfer = {
+            "kv_connector": "KVCachePoolConnector",
+            "kv_connector_module_path": "kvcachepool.connector",
+            "kv_role": "kv_both",
+            "kv_load_failure_policy": "recompute",
+            "kv_connector_extra_config": {"kvcachepool.prefixes_work": True},
+        }
+        pod = new_pod(config=config).start("mla", attention_backend="CPU_MLA", kv_transfer_config=transfer)
         return pod, pod.ask(prompt).external
 
     first, external = ask()

@@ -28,7 +28,7 @@ from .layout import Unserved
 from .metrics import CacheStats
 from .place import socket_path
 from .plugin import watch_engine
-from .preflight import layout_wish, transfer_refusal
+from .preflight import engine_refusal, layout_wish
 from .scheduler import Scheduler
 from .worker import Worker
 
@@ -62,7 +62,7 @@ class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
         self._failures: dict[str, float] = {}
         self._load_errors: set[int] = set()
         try:
-            refusal = transfer_refusal(vllm_config.kv_transfer_config)
+            refusal = engine_refusal(vllm_config)
             if refusal:
                 raise Unserved(refusal, "see the documentation of the connector")
             if role == KVConnectorRole.SCHEDULER:

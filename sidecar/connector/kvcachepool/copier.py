@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+import torch
+
 from .layout import Layout, Unserved
 from .pieces import Piece
 from .shared import Mapping
@@ -27,6 +29,8 @@ def copier_of(layout: Layout, count: Callable[[str], None]) -> Copier:
         from .copy_cpu import CpuCopier
 
         return CpuCopier(layout)
+    if layout.device == "cuda" and torch.version.hip is not None:
+        raise Unserved("DeviceUnsupported/rocm", "torch calls this device `cuda`, but no CUDA driver serves it")
     if layout.device == "cuda":
         from .copy_cuda import CudaCopier
 

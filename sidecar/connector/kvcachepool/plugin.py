@@ -7,14 +7,25 @@ here raises into vLLM.
 
 from __future__ import annotations
 
+import copy
 import functools
 import logging
+import os
 import sys
 from typing import Any
 
 from . import place
 from .client import say_off
-from .preflight import CONNECTOR, MODULE, arguments_refusal, model_refusal, own_config
+from .preflight import (
+    COMPOSED,
+    CONNECTOR,
+    MODULE,
+    PREFIXES_WORK,
+    arguments_refusal,
+    model_refusal,
+    own_config,
+    tell_connector,
+)
 
 logger = logging.getLogger("kvcachepool")
 
@@ -38,18 +49,27 @@ def _wrapped(original: Any) -> Any:
     @functools.wraps(original)
     def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
         given = self.kv_transfer_config
+        # vLLM writes its default over None.
+        turned_off = self.enable_prefix_caching is False
         try:
             chosen, reason = _choose(self)
         except Exception as error:
             logger.exception("the KV cache pool's checks failed")
             chosen, reason = None, f"PluginFailed/{type(error).__name__}"
+        if chosen is None and reason:
+            tell_off(reason)
         if chosen is None:
-            if reason:
-                tell_off(reason)
-            return original(self, *args, **kwargs)
+            config = original(self, *args, **kwargs)
+            try:
+                if own_config(config.kv_transfer_config):
+                    _tell_connector(original, self, turned_off, config, *args, **kwargs)
+            except Exception:
+                logger.exception("the KV cache pool's connector could not be told of its engine")
+            return config
         self.kv_transfer_config = chosen
         try:
             config = original(self, *args, **kwargs)
+            _tell_connector(original, self, turned_off, config, *args, **kwargs)
             reason = model_refusal(config)
         except Exception as error:
             config, reason = None, f"RefusedByVllm/{type(error).__name__}"
@@ -63,6 +83,38 @@ def _wrapped(original: Any) -> Any:
         return config
 
     return create_engine_config
+
+
+def _tell_connector(original: Any, engine_args: Any, turned_off: bool, config: Any, *args: Any, **kwargs: Any) -> None:
+    """Hands our connector what only this process knows.
+
+    Args:
+        turned_off: the user gave `--no-enable-prefix-caching`.
+    """
+    facts = {}
+    if config.kv_transfer_config.kv_connector == "MultiConnector":
+        facts[COMPOSED] = True
+    if turned_off and _keeps_prefix_caching(original, engine_args, *args, **kwargs):
+        facts[PREFIXES_WORK] = True
+    tell_connector(config.kv_transfer_config, **facts)
+
+
+def _keeps_prefix_caching(original: Any, engine_args: Any, *args: Any, **kwargs: Any) -> bool:
+    """Whether prefix caching would be on in this engine if the user had not turned it off.
+
+    vLLM turns it off for backends and models that cannot compute behind a prefix, and only vLLM knows them: its config
+    is made once more, with vLLM's default.
+    """
+    if os.environ.get("VLLM_BATCH_INVARIANT", "0") != "0":
+        # Backends that refuse prefixes then are known only when the model has been loaded.
+        return False
+    asked = copy.copy(engine_args)
+    asked.enable_prefix_caching = None
+    try:
+        return bool(original(asked, *args, **kwargs).cache_config.enable_prefix_caching)
+    except Exception as error:
+        logger.warning("vLLM refuses prefix caching here: %s", error)
+        return False
 
 
 def _choose(args: Any) -> tuple[Any, str | None]:

@@ -20,6 +20,11 @@ REQUIRED_HOOKS = (
     "reset_cache",
 )
 
+#: Key of our extra config: prefix caching is off because the user turned it off, and vLLM would have kept it.
+PREFIXES_WORK = "kvcachepool.prefixes_work"
+#: Key of our extra config: other connectors stand beside ours in a MultiConnector.
+COMPOSED = "kvcachepool.composed"
+
 #: Connectors that hand KV from prefill to decode and keep none: ours can stand beside them in a MultiConnector.
 TRANSPORTS = frozenset(
     {
@@ -28,7 +33,6 @@ TRANSPORTS = frozenset(
         "NixlPushConnector",
         "MooncakeConnector",
         "MoRIIOConnector",
-        "P2pNcclConnector",
     }
 )
 
@@ -42,6 +46,23 @@ def version_refusal() -> str | None:
     return None if all(hasattr(KVConnectorBase_V1, hook) for hook in REQUIRED_HOOKS) else "VllmTooOld"
 
 
+def device_refusal() -> str | None:
+    """`DeviceUnsupported/<device>` on anything but CPUs and NVIDIA GPUs.
+
+    ROCm is told by name, because torch calls its devices `cuda`.
+    """
+    import torch
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
+        return None
+    if current_platform.is_rocm() or torch.version.hip is not None:
+        return "DeviceUnsupported/rocm"
+    if current_platform.is_cuda():
+        return None
+    return f"DeviceUnsupported/{current_platform.device_type or 'unknown'}"
+
+
 def arguments_refusal(args: Any, existing: str, environ: Any = os.environ) -> str | None:
     """Why this `EngineArgs` gets no connector, None where it does.
 
@@ -50,7 +71,7 @@ def arguments_refusal(args: Any, existing: str, environ: Any = os.environ) -> st
     """
     if environ.get("KVCACHEPOOL_DISABLE", "") not in ("", "0"):
         return "Disabled"
-    refusal = version_refusal()
+    refusal = version_refusal() or device_refusal()
     if refusal:
         return refusal
     if getattr(args, "kv_offloading_size", None) is not None:
@@ -90,13 +111,31 @@ def connector_refusal(config: Any, existing: str) -> str | None:
 def _connector_names(config: Any) -> list[str]:
     if config.kv_connector != "MultiConnector":
         return [config.kv_connector]
-    children = (config.kv_connector_extra_config or {}).get("connectors") or []
-    return [str(child.get("kv_connector")) for child in children]
+    return [str(child.get("kv_connector")) for child in _children(config)]
+
+
+def _children(config: Any) -> list[dict[str, Any]]:
+    """The connectors of a MultiConnector."""
+    return list(_extra(config).get("connectors") or [])
 
 
 def own_config(config: Any) -> bool:
-    """The user named our connector himself: nothing is to be set."""
+    """Whether a KVTransferConfig names our connector."""
     return getattr(config, "kv_connector", None) is not None and CONNECTOR in _connector_names(config)
+
+
+def _extra(config: Any) -> dict[str, Any]:
+    return getattr(config, "kv_connector_extra_config", None) or {}
+
+
+def tell_connector(config: Any, **facts: bool) -> None:
+    """Hands facts that only the plugin can know to our connector: in its extra config, which reaches every process."""
+    if config.kv_connector == CONNECTOR:
+        config.kv_connector_extra_config = {**_extra(config), **facts}
+        return
+    for child in _children(config):
+        if child.get("kv_connector") == CONNECTOR:
+            child["kv_connector_extra_config"] = {**(child.get("kv_connector_extra_config") or {}), **facts}
 
 
 def model_refusal(vllm_config: Any) -> str | None:
@@ -115,7 +154,21 @@ def model_refusal(vllm_config: Any) -> str | None:
         return "MultiNodeUnsupported"
     if int(getattr(parallel, "prefill_context_parallel_size", 1) or 1) > 1:
         return "PrefillContextParallelUnsupported"
-    return None
+    return prefix_refusal(vllm_config)
+
+
+def prefix_refusal(vllm_config: Any) -> str | None:
+    """`PrefixUnsupported` where vLLM has turned prefix caching off.
+
+    vLLM does that for attention backends and models that cannot compute behind a prefix: tokens after a hit would be
+    wrong. `--no-enable-prefix-caching` alone is no such case, see `plugin`.
+    """
+    model, cache = vllm_config.model_config, vllm_config.cache_config
+    if not getattr(model, "is_prefix_caching_supported", True):
+        return "PrefixUnsupported"
+    if cache.enable_prefix_caching or _extra(vllm_config.kv_transfer_config).get(PREFIXES_WORK):
+        return None
+    return "PrefixUnsupported"
 
 
 def transfer_refusal(config: Any) -> str | None:
@@ -127,11 +180,20 @@ def transfer_refusal(config: Any) -> str | None:
     return None
 
 
+def engine_refusal(vllm_config: Any) -> str | None:
+    """Why our connector is off in an engine that has it, also where the plugin has not chosen it."""
+    return transfer_refusal(vllm_config.kv_transfer_config) or device_refusal() or model_refusal(vllm_config)
+
+
 def layout_wish(vllm_config: Any) -> str | None:
-    """Block-major on GPUs, where vLLM knows that layout."""
+    """Block-major on NVIDIA GPUs, where vLLM knows that layout.
+
+    None beside other connectors: a MultiConnector refuses to start with two wishes, and the peers of a transport expect
+    the layout that it has without us. Every layout of the table is served.
+    """
     from vllm.platforms import current_platform
 
-    if not current_platform.is_cuda_alike():
+    if current_platform.is_cpu() or device_refusal() or _extra(vllm_config.kv_transfer_config).get(COMPOSED):
         return None
     try:
         from vllm.v1.kv_cache_layout import KVCacheLayout
