@@ -124,9 +124,22 @@ def install(driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> list[str]:
             recorded.calls.append(f"wait {event}")
 
         def synchronize(self) -> None:
-            assert driver.cuStreamSynchronize(ctypes.c_void_p(self.cuda_stream)) == 0
+            if code := driver.cuStreamSynchronize(ctypes.c_void_p(self.cuda_stream)):
+                raise RuntimeError(f"cuStreamSynchronize failed with {code}")
             self.asked.append("synchronize")
             recorded.calls.append("synchronize")
+
+    class Event:
+        """A point of a stream. The driver copies at once, so it has come."""
+
+        def __init__(self, blocking: bool) -> None:
+            self.recorded = False
+
+        def record(self, stream: Stream) -> None:
+            self.recorded = True
+
+        def synchronize(self) -> None:
+            assert not driver.fake_captured()
 
     def register(address: int, nbytes: int, flags: int) -> int:
         return int(driver.cuMemHostRegister_v2(ctypes.c_void_p(address), ctypes.c_size_t(nbytes), 1))
@@ -143,6 +156,7 @@ def install(driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     fake = SimpleNamespace(
         set_device=lambda device: None,
         ExternalStream=Stream,
+        Event=Event,
         device=lambda device: contextlib.nullcontext(),
         stream=lambda stream: contextlib.nullcontext(),
         cudart=lambda: SimpleNamespace(

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import made_up_cuda
 import numpy as np
@@ -184,6 +185,74 @@ def test_a_job_of_two_kv_groups_is_one_batch_to_locked_pages_and_one_through_the
                 assert content(storage, number)[:size] == content(storage, block)[:size]
         if pieces is in_first:
             wait_for(lambda: pins._done[0], 20, "the page lock")
+    copier.detach()
+
+
+class Late:
+    """A device that copies when it is waited for, in order and not before: as late as a real one may."""
+
+    def __init__(self, copier: CudaCopier, monkeypatch: pytest.MonkeyPatch) -> None:
+        submit, synchronize, late = copier._submit, copier._stream.synchronize, self
+        self.asked: list[Callable[[], None]] = []
+        self.done = 0
+        self.pending_at_moves: list[int] = []
+
+        class Event:
+            def __init__(self, blocking: bool) -> None:
+                self.behind = 0
+
+            def record(self, stream: object) -> None:
+                self.behind = len(late.asked)
+
+            def synchronize(self) -> None:
+                late.until(self.behind)
+
+        def submitted(to: Any, source: Any, sizes: Any, stable: bool, stream: int) -> None:
+            self.asked.append(lambda: submit(to, source, sizes, stable, stream))
+
+        def synchronized() -> None:
+            self.until(len(self.asked))
+            synchronize()
+
+        def moved(to: Any, source: Any, sizes: Any) -> None:
+            self.pending_at_moves.append(len(self.asked) - self.done)
+            move(to, source, sizes)
+
+        move = copy_cuda._memmove
+        monkeypatch.setattr(torch.cuda, "Event", Event)
+        monkeypatch.setattr(copy_cuda, "_memmove", moved)
+        copier._submit = submitted
+        copier._stream.synchronize = synchronized  # type: ignore[method-assign]
+
+    def until(self, number: int) -> None:
+        for copy in self.asked[self.done : number]:
+            copy()
+        self.done = max(self.done, number)
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["at once", "late"])
+def test_the_ring_copies_one_half_while_the_device_copies_the_other(
+    mapping: Mapping, driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
+    made_up_cuda.install(driver, monkeypatch)
+    monkeypatch.setattr(copy_cuda, "_RING_HALF_BYTES", 5000)
+    monkeypatch.setattr(copy_cuda._Pins, "want", lambda *pieces: None)
+    copier, storage, _ = three_rows(mapping)
+    device = Late(copier, monkeypatch) if late else None
+    blocks = [5, 1, 7, 3]
+    stored = [content(storage, block) for block in blocks]
+    for _ in range(2):
+        arena(mapping)[:] = 0
+        copier.copy("store", [Piece(0, blocks, [at * 65536 for at in range(4)])], None)
+        assert [arena(mapping)[at * 65536 :][: 3 * 4096].tobytes() for at in range(4)] == stored
+        storage.zero_()
+        copier.copy("load", [Piece(0, blocks, [at * 65536 for at in range(4)])], None)
+        assert [content(storage, block) for block in blocks] == stored
+    if device is not None:
+        parts = -(-4 * 3 * 4096 // 5000)
+        assert parts > 4, "each half is used more than once"
+        # All moves of a store but its last, and all of a load but its first, have a copy of the device beside them.
+        assert device.pending_at_moves == ([1] * (parts - 1) + [0] + [0] + [1] * (parts - 1)) * 2
     copier.detach()
 
 

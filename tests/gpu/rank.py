@@ -16,7 +16,7 @@ CHUNK_TOKENS = CHUNK_BLOCKS * place.STATES
 class Role:
     """One role's session by hand; tells when REGISTER was answered."""
 
-    def __init__(self, role: str, socket: Path, register: Any) -> None:
+    def __init__(self, role: str, socket: Path, register: Any, rank: int = 0) -> None:
         from kvcachepool.client import Client, Held
 
         self._held = Held()
@@ -25,7 +25,7 @@ class Role:
         self.refused = ""
         #: What is called with REGISTER's answer, on the reader thread.
         self.behind: Any = lambda reply: None
-        self.client = Client(role, "engine-1", 0, "0.32.0", str(socket), self)
+        self.client = Client(role, "engine-1", rank, "0.32.0", str(socket), self)
 
     def held(self, region: int | None) -> Any:
         return self._held
@@ -139,7 +139,7 @@ class Rank:
 
         from kvcachepool.shared import Refs
 
-        chunks = [_Chunk(refs[i * 16 : i * 16 + 16], ids) for i, ids in enumerate(blocks)]
+        chunks = [Chunk(refs[i * 16 : i * 16 + 16], ids) for i, ids in enumerate(blocks)]
         plan = self.planner.plan(chunks, kind == "store")
         assert len(Refs.read(plan.packed).slots) == len(blocks)
         with torch.inference_mode():
@@ -213,7 +213,9 @@ class Rank:
         self.release(request)
 
 
-class _Chunk:
+class Chunk:
+    """A chunk of a job."""
+
     def __init__(self, refs: bytes, blocks: tuple[int, ...]) -> None:
         self.refs = refs
         self.blocks = (blocks,)

@@ -2,13 +2,17 @@
 
 The arena is page-locked segment by segment: only segments that this rank's jobs touched, one at a time with pauses,
 never before the first job ended (a large pin stalls CUDA calls of the whole node). Until its segment is locked, a job
-goes through a small pinned ring. All that other threads than vLLM's call is called beside captures of its CUDA graphs.
+goes through a small pinned ring of two halves: the device copies one while this thread copies the other. All that
+other threads than vLLM's call is called beside captures of its CUDA graphs.
 The pure part (`Batch`) is tested without a device, what is called and how over a made-up driver.
 """
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import ctypes
+import itertools
 import logging
 import threading
 import time
@@ -29,7 +33,7 @@ logger = logging.getLogger("kvcachepool")
 
 _SOURCE_IN_STREAM_ORDER = 1
 _SOURCE_ANY_ORDER = 3
-_RING_BYTES = 32 << 20
+_RING_HALF_BYTES = 16 << 20
 _PIN_PAUSE_S = 0.5
 _CUDA_MEMCPY_BATCH_SINCE = 12080
 #: `cudaErrorMemoryAllocation`.
@@ -226,7 +230,7 @@ class CudaCopier:
         self._stream = own_stream(self._device)
         if without:
             count(f"copiesWithoutBatchCall/{without}")
-        self._ring: torch.Tensor | None = None
+        self._ring: _Ring | None = None
         self._mapping: Mapping | None = None
         self._pins: _Pins | None = None
 
@@ -260,12 +264,18 @@ class CudaCopier:
         if pins is None or mapping is None:
             raise RuntimeError("no arena is mapped")
         with torch.cuda.stream(self._stream):
-            if event is not None:
-                self._stream.wait_event(event)
-            batch = Batch.of_job(self._layout, self._bases, pieces).cut(mapping.segment_bytes)
-            locked = pins.locked(batch)
-            self._direct(kind, batch.within(locked), mapping)
-            self._through_ring(kind, batch.within(~locked), mapping)
+            try:
+                if event is not None:
+                    self._stream.wait_event(event)
+                batch = Batch.of_job(self._layout, self._bases, pieces).cut(mapping.segment_bytes)
+                locked = pins.locked(batch)
+                self._direct(kind, batch.within(locked), mapping)
+                self._through_ring(kind, batch.within(~locked), mapping)
+            except BaseException:
+                # What was submitted before has ended, too, when the caller goes on; the ring is free then.
+                with contextlib.suppress(RuntimeError):
+                    self._stream.synchronize()
+                raise
             self._stream.synchronize()
         pins.want(pieces)
 
@@ -291,20 +301,43 @@ class CudaCopier:
         if not len(batch.sizes):
             return
         if self._ring is None:
-            self._ring = torch.empty(_RING_BYTES, dtype=torch.uint8, pin_memory=True)
-        ring = self._ring.data_ptr()
-        for part in batch.slices(_RING_BYTES):
-            packed = packed_offsets(part.sizes) + np.uint64(ring)
+            self._ring = _Ring()
+        #: Of a store: what a half of the ring holds for the arena when its event has come.
+        held: collections.deque[tuple[torch.cuda.Event, Batch]] = collections.deque()
+        parts = batch.slices(_RING_HALF_BYTES)
+        for part, (start, event) in zip(parts, itertools.cycle(self._ring.halves), strict=False):
+            packed = packed_offsets(part.sizes) + np.uint64(start)
             host = part.arena + np.uint64(mapping.arena_address)
             if kind == "load":
-                # The ring is written again only after the stream has read it.
-                self._stream.synchronize()
+                # The device has read what the half held before.
+                event.synchronize()
                 _memmove(packed, host, part.sizes)
                 self._run(kind, part.device, packed, part.sizes)
-            else:
-                self._run(kind, part.device, packed, part.sizes)
-                self._stream.synchronize()
-                _memmove(host, packed, part.sizes)
+                event.record(self._stream)
+                continue
+            if len(held) == len(self._ring.halves):
+                _emptied(*held.popleft())
+            self._run(kind, part.device, packed, part.sizes)
+            event.record(self._stream)
+            held.append((event, Batch(packed, host, part.sizes)))
+        while held:
+            _emptied(*held.popleft())
+
+
+class _Ring:
+    """Pinned memory in two halves, and for each an event behind the device's last copy to or from it."""
+
+    def __init__(self) -> None:
+        self._memory = torch.empty(2 * _RING_HALF_BYTES, dtype=torch.uint8, pin_memory=True)
+        starts = (self._memory.data_ptr(), self._memory.data_ptr() + _RING_HALF_BYTES)
+        # An event that was never recorded has come.
+        self.halves = [(start, torch.cuda.Event(blocking=True)) for start in starts]
+
+
+def _emptied(event: torch.cuda.Event, runs: Batch) -> None:
+    """Brings what the device has copied to the ring (`device`) to the arena."""
+    event.synchronize()
+    _memmove(runs.arena, runs.device, runs.sizes)
 
 
 def _memmove(to: npt.NDArray[np.uint64], source: npt.NDArray[np.uint64], sizes: npt.NDArray[np.uint64]) -> None:
