@@ -1,9 +1,10 @@
 """Copies between KV blocks in device memory and the arena: one `cuMemcpyBatchAsync` per job, on a stream of our own.
 
 The arena is page-locked segment by segment: only segments that this rank's jobs touched, one at a time with pauses,
-never before the first job ended (a large pin stalls CUDA calls of the whole node). Until its segment is locked, a job
-goes through a small pinned ring of two halves: the device copies one while this thread copies the other. All that
-other threads than vLLM's call is called beside captures of its CUDA graphs.
+never before the first job ended (a large pin stalls CUDA calls of the whole node). The sidecar keeps slots of other
+ranks out of these segments as far as it has room. Until its segment is locked, a job goes through a small pinned ring
+of two halves: the device copies one while this thread copies the other. All that other threads than vLLM's call is
+called beside captures of its CUDA graphs.
 The pure part (`Batch`) is tested without a device, what is called and how over a made-up driver.
 """
 

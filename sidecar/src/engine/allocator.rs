@@ -1,17 +1,31 @@
 //! Which rows are free: segments that take a slot size at first use and change it only when wholly free.
+//!
+//! A worker page-locks the segments that its slots lie in. So slots of one section, which one rank writes and reads, get segments of
+//! their own, as long as that leaves little of the arena in segments that are begun: a slot that another size needs must not lie free in
+//! a segment of this size.
+
+use std::collections::BTreeMap;
 
 /// A segment that has no slot size.
 const NO_SIZE: u32 = 0;
+
+/// In place of a section: the segment holds slots of several.
+const SHARED: u32 = u32::MAX;
+
+/// A section begins a segment of its own while free slots of segments that are begun take at most this part of the arena.
+const FREE_PART_MAX: u64 = 8;
 
 #[derive(Debug, Clone, Default)]
 struct Segment {
     /// Rows of a slot; [`NO_SIZE`] while wholly free.
     size: u32,
+    /// The section whose slots it holds, or [`SHARED`].
+    section: u32,
     /// The size before that; readers of that time may still hold references to such slots.
     size_before: u32,
     used: u32,
     free: Vec<u32>,
-    /// Place in the list of segments of its size that have a free slot.
+    /// Place in the list of segments of its size and section that have a free slot.
     place: Option<usize>,
     /// Its rows contradicted each other at a boot: never used again.
     broken: bool,
@@ -34,10 +48,12 @@ pub struct Allocator {
     segments: Vec<Segment>,
     /// Segments without a size that are populated.
     empty: Vec<u32>,
-    /// Per slot size: segments with a free slot.
-    open: Vec<(u32, Vec<u32>)>,
+    /// Per slot size and section: segments with a free slot.
+    open: BTreeMap<(u32, u32), Vec<u32>>,
     usable: u32,
     used_rows: u64,
+    /// Rows of free slots in segments that have a size.
+    free_rows: u64,
 }
 
 impl Allocator {
@@ -48,9 +64,10 @@ impl Allocator {
             segment_rows,
             segments: vec![Segment::default(); (rows / segment_rows) as usize],
             empty: Vec::new(),
-            open: Vec::new(),
+            open: BTreeMap::new(),
             usable: 0,
             used_rows: 0,
+            free_rows: 0,
         }
     }
 
@@ -64,9 +81,9 @@ impl Allocator {
         self.segment_rows
     }
 
-    /// At a boot: the slot at `row` is in use. False where that contradicts another slot of the segment; then the segment is
-    /// never used again, but the slot counts as taken.
-    pub fn claim(&mut self, row: u32, slot_rows: u32) -> bool {
+    /// At a boot: the slot at `row` is in use, by a section. False where that contradicts another slot of the segment; then the
+    /// segment is never used again, but the slot counts as taken.
+    pub fn claim(&mut self, row: u32, slot_rows: u32, section: u32) -> bool {
         let start = row % self.segment_rows;
         let Some(segment) = self.segments.get_mut((row / self.segment_rows) as usize) else {
             return false;
@@ -80,6 +97,11 @@ impl Allocator {
             segment.broken = true;
             return false;
         }
+        segment.section = match segment.size {
+            NO_SIZE => section,
+            _ if segment.section == section => section,
+            _ => SHARED,
+        };
         segment.size = slot_rows;
         self.used_rows += u64::from(slot_rows);
         true
@@ -96,11 +118,13 @@ impl Allocator {
             if size == NO_SIZE || broken {
                 continue;
             }
-            self.segments[number].free = (0..self.segment_rows / size)
+            let free: Vec<u32> = (0..self.segment_rows / size)
                 .rev()
                 .map(|i| first + i * size)
                 .filter(|row| !taken(*row))
                 .collect();
+            self.free_rows += free.len() as u64 * u64::from(size);
+            self.segments[number].free = free;
         }
     }
 
@@ -123,36 +147,71 @@ impl Allocator {
         self.usable = self.usable.max(whole);
     }
 
-    /// Takes a slot of exactly `slot_rows` rows, from a segment of that size or an empty one.
-    pub fn take(&mut self, slot_rows: u32) -> Option<Taken> {
+    /// Takes a slot of exactly `slot_rows` rows for a section: from a segment of its own, an empty one while few slots lie free,
+    /// a shared one, one of another section, or any empty one.
+    pub fn take(&mut self, slot_rows: u32, section: u32) -> Option<Taken> {
         if slot_rows == 0 || slot_rows > self.segment_rows {
             return None;
         }
-        let of_size = self.open.iter().find(|(size, _)| *size == slot_rows);
-        let (number, resized) = match of_size.and_then(|(_, list)| list.last().copied()) {
-            Some(number) => (number, None),
-            None => {
-                let number = self.empty.pop()?;
-                let first = number * self.segment_rows;
-                let segment = self.segments.get_mut(number as usize)?;
-                let other = segment.size_before != slot_rows;
-                segment.size = slot_rows;
-                segment.free = (0..self.segment_rows / slot_rows)
-                    .rev()
-                    .map(|i| first + i * slot_rows)
-                    .collect();
-                self.open_up(number);
-                (number, other.then_some((first, self.segment_rows)))
-            }
+        let may_begin = self.free_rows * FREE_PART_MAX <= self.rows();
+        let own = self.opened(slot_rows, section);
+        let (number, resized) = if let Some(number) = own {
+            (number, None)
+        } else if may_begin && let Some(begun) = self.begin(slot_rows, section) {
+            begun
+        } else if let Some(number) = self.share(slot_rows) {
+            (number, None)
+        } else {
+            self.begin(slot_rows, section)?
         };
         let segment = self.segments.get_mut(number as usize)?;
         let row = segment.free.pop()?;
         segment.used += 1;
         self.used_rows += u64::from(slot_rows);
+        self.free_rows -= u64::from(slot_rows);
         if segment.free.is_empty() {
             self.close(number);
         }
         Some(Taken { row, resized })
+    }
+
+    /// A segment of this size and section with a free slot.
+    fn opened(&self, slot_rows: u32, section: u32) -> Option<u32> {
+        self.open.get(&(slot_rows, section))?.last().copied()
+    }
+
+    /// A segment of this size with a free slot, whose sections share it from now on.
+    fn share(&mut self, slot_rows: u32) -> Option<u32> {
+        if let Some(shared) = self.opened(slot_rows, SHARED) {
+            return Some(shared);
+        }
+        let of_size = (slot_rows, 0)..=(slot_rows, SHARED);
+        let number = self.open.range(of_size).next()?.1.last().copied()?;
+        self.close(number);
+        self.segments.get_mut(number as usize)?.section = SHARED;
+        self.open_up(number);
+        Some(number)
+    }
+
+    fn rows(&self) -> u64 {
+        self.segments.len() as u64 * u64::from(self.segment_rows)
+    }
+
+    /// Gives an empty segment a slot size and a section. Returns its number, and its rows where its size was another one.
+    fn begin(&mut self, slot_rows: u32, section: u32) -> Option<(u32, Option<(u32, u32)>)> {
+        let number = self.empty.pop()?;
+        let first = number * self.segment_rows;
+        let segment = self.segments.get_mut(number as usize)?;
+        let other = segment.size_before != slot_rows;
+        segment.size = slot_rows;
+        segment.section = section;
+        segment.free = (0..self.segment_rows / slot_rows)
+            .rev()
+            .map(|i| first + i * slot_rows)
+            .collect();
+        self.free_rows += segment.free.len() as u64 * u64::from(slot_rows);
+        self.open_up(number);
+        Some((number, other.then_some((first, self.segment_rows))))
     }
 
     /// Gives a slot back. A segment that becomes wholly free loses its slot size.
@@ -166,14 +225,17 @@ impl Allocator {
         if segment.broken {
             return;
         }
-        self.used_rows = self.used_rows.saturating_sub(u64::from(segment.size));
+        let (size, free) = (u64::from(segment.size), segment.free.len() as u64);
+        self.used_rows = self.used_rows.saturating_sub(size);
         if segment.used > 0 {
+            self.free_rows += size;
             segment.free.push(row);
             if usable && segment.place.is_none() {
                 self.open_up(number);
             }
             return;
         }
+        self.free_rows = self.free_rows.saturating_sub(free * size);
         segment.size_before = segment.size;
         segment.free.clear();
         if segment.place.is_some() {
@@ -212,17 +274,12 @@ impl Allocator {
         let Some(segment) = self.segments.get_mut(number as usize) else {
             return;
         };
-        let list = match self.open.iter().position(|(size, _)| *size == segment.size) {
-            Some(i) => i,
-            None => {
-                self.open.push((segment.size, Vec::new()));
-                self.open.len() - 1
-            }
-        };
-        if let Some((_, list)) = self.open.get_mut(list) {
-            segment.place = Some(list.len());
-            list.push(number);
-        }
+        let list = self
+            .open
+            .entry((segment.size, segment.section))
+            .or_default();
+        segment.place = Some(list.len());
+        list.push(number);
     }
 
     fn close(&mut self, number: u32) {
@@ -232,8 +289,8 @@ impl Allocator {
         let Some(place) = segment.place.take() else {
             return;
         };
-        let size = segment.size;
-        let Some((_, list)) = self.open.iter_mut().find(|(s, _)| *s == size) else {
+        let key = (segment.size, segment.section);
+        let Some(list) = self.open.get_mut(&key) else {
             return;
         };
         list.swap_remove(place);
@@ -242,7 +299,9 @@ impl Allocator {
         {
             segment.place = Some(place);
         }
-        self.open.retain(|(_, list)| !list.is_empty());
+        if list.is_empty() {
+            self.open.remove(&key);
+        }
     }
 }
 
@@ -255,45 +314,143 @@ mod tests {
     #[test]
     fn only_populated_whole_segments_are_given_out() {
         let mut a = Allocator::new(32, 8);
-        assert_eq!(a.take(4), None);
+        assert_eq!(a.take(4, 0), None);
         a.populate(15);
-        assert_eq!(a.take(4).map(|t| t.row), Some(0));
-        assert_eq!(a.take(4).map(|t| t.row), Some(4));
-        assert_eq!(a.take(4), None);
+        assert_eq!(a.take(4, 0).map(|t| t.row), Some(0));
+        assert_eq!(a.take(4, 0).map(|t| t.row), Some(4));
+        assert_eq!(a.take(4, 0), None);
         a.populate(16);
-        assert_eq!(a.take(8).map(|t| t.row), Some(8));
+        assert_eq!(a.take(8, 0).map(|t| t.row), Some(8));
     }
 
     #[test]
     fn a_segment_changes_its_slot_size_only_when_wholly_free_and_says_so() {
         let mut a = Allocator::new(8, 8);
         a.populate(8);
-        let first = a.take(4).unwrap();
+        let first = a.take(4, 0).unwrap();
         assert_eq!(
             first.resized,
             Some((0, 8)),
             "sizes of earlier boots are unknown"
         );
-        assert_eq!(a.take(2), None);
+        assert_eq!(a.take(2, 0), None);
         a.give(first.row);
-        assert_eq!(a.take(4).unwrap().resized, None, "the same size again");
+        assert_eq!(a.take(4, 0).unwrap().resized, None, "the same size again");
         a.give(0);
-        assert_eq!(a.take(2).unwrap().resized, Some((0, 8)));
+        assert_eq!(a.take(2, 0).unwrap().resized, Some((0, 8)));
     }
 
     #[test]
     fn a_segment_that_contradicts_itself_is_never_used() {
         let mut a = Allocator::new(16, 8);
-        assert!(a.claim(0, 4));
-        assert!(!a.claim(3, 4));
+        assert!(a.claim(0, 4, 0));
+        assert!(!a.claim(3, 4, 0));
         a.settle(|row| row == 0 || row == 3);
         a.populate(16);
-        assert_eq!(a.take(4).map(|t| t.row), Some(8));
-        assert_eq!(a.take(4).map(|t| t.row), Some(12));
-        assert_eq!(a.take(4), None);
+        assert_eq!(a.take(4, 0).map(|t| t.row), Some(8));
+        assert_eq!(a.take(4, 0).map(|t| t.row), Some(12));
+        assert_eq!(a.take(4, 0), None);
         a.give(0);
         a.give(3);
-        assert_eq!(a.take(4), None);
+        assert_eq!(a.take(4, 0), None);
+    }
+
+    /// Takes slots of 4 rows for whole chunks of these sections until one is refused; what each segment of 16 rows holds.
+    fn filled(a: &mut Allocator, sections: u32) -> BTreeMap<u32, Vec<u32>> {
+        let mut held: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
+        for section in (0..sections).cycle() {
+            let Some(taken) = a.take(4, section) else {
+                break;
+            };
+            held.entry(taken.row / 16).or_default().push(section);
+        }
+        held
+    }
+
+    fn one_section(held: &[u32]) -> bool {
+        held.iter().all(|section| *section == held[0])
+    }
+
+    /// Is there room for a slot of this size in four segments of 16 rows: an empty one, or one of this size that is not full?
+    fn held_room(held: &BTreeMap<u32, u32>, size: u32) -> bool {
+        (0..4).any(|number| {
+            let inside: Vec<u32> = held
+                .range(number * 16..(number + 1) * 16)
+                .map(|(_, rows)| *rows)
+                .collect();
+            inside.iter().all(|rows| *rows == size) && (inside.len() as u32) < 16 / size
+        })
+    }
+
+    #[test]
+    fn sections_have_segments_of_their_own_and_the_whole_arena_is_used() {
+        for sections in [1, 2, 4, 8] {
+            let mut a = Allocator::new(64 * 16, 16);
+            a.populate(64 * 16);
+            let held = filled(&mut a, sections);
+            assert_eq!(held.values().map(Vec::len).sum::<usize>(), 64 * 4);
+            assert!(held.values().all(|held| one_section(held)), "{held:?}");
+        }
+    }
+
+    #[test]
+    fn many_sections_share_segments_rather_than_begin_the_whole_arena() {
+        let mut a = Allocator::new(64 * 16, 16);
+        a.populate(64 * 16);
+        for section in 0..64 {
+            a.take(4, section).unwrap();
+        }
+        let empty = (0..).take_while(|_| a.take(16, 99).is_some()).count();
+        // Sixteen hold the slots, and free ones take an eighth of the arena.
+        assert_eq!(empty, 64 - 16 - 64 / 8);
+        let mut a = Allocator::new(64 * 16, 16);
+        a.populate(64 * 16);
+        let held = filled(&mut a, 128);
+        assert_eq!(held.values().map(Vec::len).sum::<usize>(), 64 * 4);
+    }
+
+    #[test]
+    fn a_full_arena_keeps_sections_apart_while_chunks_come_and_go() {
+        let mut a = Allocator::new(64 * 16, 16);
+        a.populate(64 * 16);
+        let mut chunks: Vec<Vec<u32>> = Vec::new();
+        for number in 0..1000 {
+            if a.free_slots() == 0 && a.used_rows() == 64 * 16 {
+                for row in chunks.swap_remove(number * 7 % chunks.len()) {
+                    a.give(row);
+                }
+            }
+            chunks.push(
+                (0..8)
+                    .map(|section| a.take(4, section).unwrap().row)
+                    .collect(),
+            );
+        }
+        let mut held: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
+        for chunk in &chunks {
+            for (section, row) in (0..).zip(chunk) {
+                held.entry(row / 16).or_default().push(section);
+            }
+        }
+        assert!(held.values().all(|held| one_section(held)), "{held:?}");
+    }
+
+    #[test]
+    fn a_boot_finds_whose_segments_are_whose() {
+        let mut a = Allocator::new(64, 16);
+        assert!(a.claim(0, 4, 1) && a.claim(16, 4, 2) && a.claim(32, 4, 1) && a.claim(36, 4, 2));
+        a.settle(|row| [0, 16, 32, 36].contains(&row));
+        a.populate(64);
+        let of = |section, a: &mut Allocator| a.take(4, section).map(|taken| taken.row / 16);
+        assert_eq!(
+            [2, 1, 2, 1].map(|section| of(section, &mut a)),
+            [1, 0, 1, 0].map(Some)
+        );
+        assert_eq!(
+            of(3, &mut a),
+            Some(2),
+            "the shared one, as the others are begun"
+        );
     }
 
     proptest! {
@@ -307,7 +464,10 @@ mod tests {
             for (kind, pick) in steps {
                 let size = [1, 3, 8][kind as usize];
                 if pick % 3 != 0 {
-                    if let Some(t) = a.take(size) {
+                    let room = held_room(&held, size);
+                    let taken = a.take(size, (pick % 5) as u32);
+                    prop_assert!(taken.is_some() || !room, "a slot is refused though one is free");
+                    if let Some(t) = taken {
                         prop_assert_eq!(t.row / 16, (t.row + size - 1) / 16);
                         for (row, rows) in &held {
                             prop_assert!(t.row + size <= *row || row + rows <= t.row);
@@ -320,9 +480,11 @@ mod tests {
                 }
                 let used: u64 = held.values().map(|r| u64::from(*r)).sum();
                 prop_assert_eq!(a.used_rows(), used);
+                let free: u64 = a.segments.iter().map(|s| s.free.len() as u64 * u64::from(s.size)).sum();
+                prop_assert_eq!(a.free_rows, free);
             }
             for row in held.into_keys() { a.give(row); }
-            for _ in 0..4 { prop_assert!(a.take(16).is_some()); }
+            for _ in 0..4 { prop_assert!(a.take(16, 0).is_some()); }
         }
     }
 }

@@ -28,9 +28,8 @@ impl<T: Table> Engine<T> {
             let whole = row.check(&header, row_number).is_ok()
                 && (row_number + 1..row_number + row.slot_rows)
                     .all(|inner| self.table.row(inner).state == FREE);
-            let sound = self
-                .alloc
-                .claim(row_number, if whole { row.slot_rows } else { 0 });
+            let slot_rows = if whole { row.slot_rows } else { 0 };
+            let sound = self.alloc.claim(row_number, slot_rows, row.section);
             in_use.push(row_number);
             self.take_over_row(row_number, &row, sound, &mut grants);
             row_number += if sound { row.slot_rows } else { 1 };

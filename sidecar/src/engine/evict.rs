@@ -24,13 +24,13 @@ const EVICTIONS_BEFORE_RECLAIM: u32 = 64;
 const RECLAIM_TRIES: usize = 8;
 
 impl<T: Table> Engine<T> {
-    /// A slot of exactly `size` rows; evicts as far as needed and allowed.
-    pub(crate) fn take_row(&mut self, size: u32) -> Option<u32> {
+    /// A slot of exactly `size` rows for a section; evicts as far as needed and allowed.
+    pub(crate) fn take_row(&mut self, size: u32, section: u32) -> Option<u32> {
         if size > self.alloc.segment_rows() {
             return None;
         }
         for _ in 0..EVICTIONS_BEFORE_RECLAIM {
-            if let Some(row) = self.take_free_row(size) {
+            if let Some(row) = self.take_free_row(size, section) {
                 return Some(row);
             }
             if !self.evict_one() {
@@ -39,20 +39,20 @@ impl<T: Table> Engine<T> {
         }
         for (first, slot_rows) in self.alloc.reclaimable(size, RECLAIM_TRIES) {
             self.empty_segment(first, slot_rows);
-            if let Some(row) = self.take_free_row(size) {
+            if let Some(row) = self.take_free_row(size, section) {
                 return Some(row);
             }
         }
         while self.evict_one() {
-            if let Some(row) = self.take_free_row(size) {
+            if let Some(row) = self.take_free_row(size, section) {
                 return Some(row);
             }
         }
         None
     }
 
-    fn take_free_row(&mut self, size: u32) -> Option<u32> {
-        let taken = self.alloc.take(size)?;
+    fn take_free_row(&mut self, size: u32, section: u32) -> Option<u32> {
+        let taken = self.alloc.take(size, section)?;
         if let Some((first, count)) = taken.resized
             && !made(Mistake::Carve)
         {

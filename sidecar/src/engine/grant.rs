@@ -311,7 +311,7 @@ impl<T: Table> Engine<T> {
                 .rev()
                 .find(|size| *size >= wanted)
                 .unwrap_or(wanted);
-            match self.take_row(size) {
+            match self.take_row(size, section) {
                 Some(row) => rows.push((section, row, size)),
                 None => {
                     for (_, row, _) in rows {
