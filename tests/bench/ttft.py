@@ -1,6 +1,7 @@
 """Time to first token of `vllm serve` on 4,000 tokens: computed, from vLLM's own prefix cache, from ours.
 
-The same prompts in all three; both kinds of hit leave the same last tokens to compute.
+The same prompts in all of them; every kind of hit leaves the same last tokens to compute. Hits from ours are asked for
+with `memory.verify: Always` and `Background` by turns: what a digest of the KV adds before it is answered.
 
     python -m bench.ttft [--prompts 5] [--hits 3]
 """
@@ -20,6 +21,8 @@ from servers.vllm_server import Reply, VllmServer
 
 TOKENS = 4000
 COMMAND = "make bench ONLY=ttft"
+#: Values of `memory.verify`.
+VERIFY = ("Always", "Background")
 #: Of the server that every time is taken with.
 ARGUMENTS = ("--dtype", "bfloat16", "--max-model-len", "8192")
 ENV = {"VLLM_CPU_KVCACHE_SPACE": "2"}
@@ -32,7 +35,7 @@ def measure(prompts: int, hits: int) -> list[Row]:
     server = VllmServer(pod, model("mid"), pod / "vllm.log", *ARGUMENTS, env=ENV)
     cold: list[Reply] = []
     local: list[Reply] = []
-    warm: list[Reply] = []
+    warm: dict[str, list[Reply]] = {verify: [] for verify in VERIFY}
     try:
         server.wait_ready()
         server.complete(words(300, 1), 300, max_tokens=1)
@@ -41,23 +44,29 @@ def measure(prompts: int, hits: int) -> list[Row]:
             prompt = words(TOKENS, 7000 + number)
             cold.append(server.complete(prompt, TOKENS, max_tokens=1))
             settle(sidecar)
-            for _ in range(hits):
+            for hit in range(hits):
                 local.append(server.complete(prompt, TOKENS, max_tokens=1))
-                server.reset_prefix_cache()
-                warm.append(server.complete(prompt, TOKENS, max_tokens=1))
+                for verify in VERIFY if (number + hit) % 2 else VERIFY[::-1]:
+                    sidecar.change({"memory": {"verify": verify}})
+                    server.reset_prefix_cache()
+                    warm[verify].append(server.complete(prompt, TOKENS, max_tokens=1))
             print(f"prompt {number + 1}: cold {cold[-1].first_token_seconds:.2f} s", end=" ")
-            print(f"local {_median(local[-hits:]):.3f} s warm {_median(warm[-hits:]):.3f} s", flush=True)
+            print(f"local {_median(local[-hits:]):.4f} s", end=" ")
+            print(", ".join(f"{verify} {_median(warm[verify][-hits:]):.4f} s" for verify in VERIFY), flush=True)
     finally:
         server.stop()
         sidecar.stop()
         shutil.rmtree(pod, ignore_errors=True)
     recomputed = {
-        name: {reply.sources["computed"] for reply in replies} for name, replies in (("l", local), ("w", warm))
+        name: {reply.sources["computed"] for reply in replies}
+        for name, replies in (("l", local), ("w", [*warm["Always"], *warm["Background"]]))
     }
     note = f"{TOKENS} tokens, recomputed: warm {sorted(recomputed['w'])}, local {sorted(recomputed['l'])}"
+    always, background = warm["Always"], warm["Background"]
     return [
-        compared("ttft_4k_warm_over_cold", warm, cold, f"cold TTFT in s; {note}", COMMAND),
-        compared("ttft_4k_warm_over_local", warm, local, f"TTFT of vLLM's own prefix hit in s; {note}", COMMAND),
+        compared("ttft_4k_warm_over_cold", background, cold, f"cold TTFT in s; {note}", COMMAND),
+        compared("ttft_4k_warm_over_local", background, local, f"TTFT of vLLM's own prefix hit in s; {note}", COMMAND),
+        compared("ttft_4k_always_over_background", always, background, "warm TTFT without digests in s", COMMAND),
     ]
 
 

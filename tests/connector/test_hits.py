@@ -19,6 +19,8 @@ from servers.sidecar import Sidecar
 from servers.waiting import wait_for
 
 Make = Callable[..., Loop]
+#: Every hit is checked before it is answered.
+ALWAYS = {"memory": {"verify": "Always"}}
 
 
 def stored(pool: Sidecar, chunks: int) -> None:
@@ -208,6 +210,22 @@ def test_a_restarted_sidecar_serves_what_was_stored_before(pool: Sidecar, loop: 
         return found[-1] == 512
 
     wait_for(warm, 20, "a hit after the restart")
+
+
+def test_bits_that_flip_in_memory_are_never_served(pool: Sidecar, loop: Make) -> None:
+    pool.change(ALWAYS)
+    engine = serving(loop(), pool)
+    tokens = prompt(512, 1)
+    cold(engine, pool, tokens)
+    assert engine.generate("warm", tokens) == 512
+    engine.forget_local()
+    assert pool.flip_memory()
+    # The loop compares every byte that attention would read.
+    assert engine.generate("flipped", tokens) == 0
+    engine.forget_local()
+    assert pool.metrics().total("kvcachepool_corrupt_chunks_total") == 8
+    stored(pool, 16)
+    assert engine.generate("stored anew", tokens) == 512
 
 
 def test_preemption_and_resumption(pool: Sidecar, loop: Make) -> None:

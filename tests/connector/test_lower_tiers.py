@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ pytest.importorskip("vllm", reason="needs vLLM")
 
 from engine_loop import Loop, prompt
 from scripted_pool import ScriptedPool
-from steps import connected, reports
+from steps import connected, loads_of, reports
 from stub_sidecar import Received
 
 from kvcachepool import scheduler
@@ -212,3 +213,73 @@ def test_probes_say_how_fast_the_engine_prefills(scripted: ScriptedPool, loop: M
     speeds = [frame.body.get("prefill_tokens_per_s", 0) for frame in scripted.frames(Op.PROBE)]
     assert speeds[0] == 0
     assert speeds[-1] > 0
+
+
+def checked_first(scripted: ScriptedPool) -> list[Received]:
+    """All PROBEs from here on are answered that everything in memory is being checked."""
+    probes: list[Received] = []
+
+    def answers(frame: Received) -> bool:
+        probes.append(frame)
+        scripted.late(frame, scripted.found(frame, CHUNK_PENDING), partial=True)
+        return True
+
+    scripted.on_probe = answers
+    return probes
+
+
+def test_an_idle_engine_waits_for_a_check_inside_its_step(
+    scripted: ScriptedPool, loop: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Patience, "_IDLE_S", 20.0)
+    scripted.settings["load_timeout_ms"] = 20_000
+    engine = connected(loop())
+    stored(scripted, engine)
+    probes = checked_first(scripted)
+    engine.add("warm", TOKENS)
+    assert engine.step().total_num_scheduled_tokens == 0
+    timer = threading.Timer(0.2, lambda: scripted.late(probes[0], scripted.found(probes[0])))
+    timer.start()
+    loads = loads_of(engine)
+    engine.step()
+    timer.join()
+    assert len(loads) == 1, "the step that waited begins the load"
+    engine.run("warm")
+    assert engine.external["warm"] == 512
+    assert len(probes) == 1
+
+
+def test_an_engine_that_computes_does_not_wait_for_a_check(
+    scripted: ScriptedPool, loop: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Patience, "_IDLE_S", 60.0)
+    scripted.settings["load_timeout_ms"] = 60_000
+    engine = connected(loop())
+    stored(scripted, engine)
+    engine.add("decodes", prompt(64, 9), output=50)
+    engine.until(lambda: engine.requests["decodes"].num_output_tokens, 20, "the first token")
+    probes = checked_first(scripted)
+    engine.add("warm", TOKENS)
+    began = time.monotonic()
+    for _ in range(10):
+        assert engine.step().total_num_scheduled_tokens == 1
+    assert time.monotonic() - began < 30
+    scripted.late(probes[0], scripted.found(probes[0]))
+    engine.run("warm", "decodes")
+    assert engine.external["warm"] == 512
+
+
+def test_checks_of_an_early_probe_are_asked_for_once(
+    scripted: ScriptedPool, loop: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduler.Scheduler, "_held_locally", lambda *_: None)
+    engine = connected(loop())
+    stored(scripted, engine)
+    probes = checked_first(scripted)
+    engine.add("warm", TOKENS)
+    for _ in range(3):
+        assert engine.step().total_num_scheduled_tokens == 0
+    scripted.late(probes[0], scripted.found(probes[0]))
+    engine.run("warm")
+    assert engine.external["warm"] == 512
+    assert len(probes) == 1

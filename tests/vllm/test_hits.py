@@ -44,6 +44,25 @@ def test_hit_counts_add_up_on_both_sides(pod: Pod) -> None:
     assert grown("requested_tokens_total") >= 1500
 
 
+def test_bits_that_flip_in_memory_are_never_served(pod: Pod, truth: Truth) -> None:
+    prompt = token_ids(2000, 35)
+    pod.sidecar.change({"memory": {"verify": "Always"}})
+    try:
+        pod.ask(prompt)
+        before = pod.sidecar.metrics().total("kvcachepool_corrupt_chunks_total")
+        assert pod.sidecar.flip_memory()
+        flipped = pod.ask_again(prompt)
+        assert flipped.tokens == truth(prompt)
+        assert (flipped.computed, flipped.external) == (2000, 0)
+        assert pod.sidecar.metrics().total("kvcachepool_corrupt_chunks_total") == before + 8
+        again = pod.ask_again(prompt)
+        assert (again.external, again.tokens) == (1920, truth(prompt))
+    finally:
+        pod.sidecar.change({"memory": {"verify": "Background"}})
+        # After a start every chunk is checked: other tests do not meet what has flipped here.
+        pod.sidecar.kill_engine()
+
+
 def test_prompt_of_whole_chunks_computes_one_block_at_most(pod: Pod, truth: Truth) -> None:
     prompt = token_ids(2048, 13)
     pod.ask(prompt)

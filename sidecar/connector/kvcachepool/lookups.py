@@ -113,13 +113,13 @@ class Lookup:
             return len(answer.states) == len(self.chunks)
         return len(answer.states) == len(self.chunks) and size > 0 and size % (ready * _REF_BYTES) == 0
 
-    def wait(self, timeout_s: float) -> bool:
-        """Waits for the first answer with the GIL released; is it there? Call without any lock."""
-        if self.heard is None:
+    def wait(self, timeout_s: float, known: Heard | None = None) -> bool:
+        """Waits with the GIL released for an answer newer than `known`; is it there? Call without any lock."""
+        if self.heard is known:
             self.waiter = threading.Event()
-            if self.heard is None:
+            if self.heard is known:
                 self.waiter.wait(timeout_s)
-        return self.heard is not None
+        return self.heard is not known
 
     def matches(self, block_hashes: list[bytes], num_tokens: int) -> bool:
         """Whether the request still has the tokens that were asked for (a session may have edited them)."""
@@ -263,10 +263,14 @@ class Patience:
     A request whose answer is late is polled again for a little while: another step costs less than computing what the
     sidecar holds. The breaker opens after three requests in a row whose answers did not come in that time, for 1 s and
     twice as long each time up to 30 s.
+
+    An engine that has nothing to compute waits longer in each step. Without that it would step again and again, and
+    take the processor from the sidecar, whose digests or fetches it waits for.
     """
 
     _MISSES = 3
     _LATE_S = 0.1
+    _IDLE_S = 0.005
     _OPEN_FIRST_S = 1.0
     _OPEN_LAST_S = 30.0
 
@@ -306,3 +310,13 @@ class Patience:
             return
         lookup.wait(allowed)
         self._spent_s += time.monotonic() - begun
+
+    def rest(self, lookup: Lookup, known: Heard) -> bool:
+        """One bounded wait of an idle engine for a newer answer; is it there? Call without any lock."""
+        begun = time.monotonic()
+        allowed = self._IDLE_S - self._spent_s
+        if allowed <= 0:
+            return False
+        came = lookup.wait(allowed, known)
+        self._spent_s += time.monotonic() - begun
+        return came

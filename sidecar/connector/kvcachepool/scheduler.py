@@ -77,6 +77,7 @@ class Scheduler:
         self._unnamed: dict[str, None] = {}  # requests whose early PROBE waits for their adapter's content
         self._release: dict[str, None] = {}  # requests, in order, whose RELEASE goes out with the step
         self._epoch = ""
+        self._idle = False  # the last step computed nothing, and nothing is under way that further steps move on
         self._version = 0  # changes with what all requests that wait depend on: connection, epoch
         self._registered_on = 0  # connection that REGISTER went out on
         self._aged: deque[tuple[RequestState, Lookup]] = deque()  # to be asked for anew, by the telling thread
@@ -289,7 +290,9 @@ class Scheduler:
         """Tokens beyond `local` that will be loaded asynchronously; None = ask again."""
         state = self._states.get(request.request_id)
         if state is not None and state.hold is not None and self._unchanged(state, state.hold, local):
-            return _ASK_AGAIN
+            came = self._rest(state, state.hold)
+            if not came:
+                return _ASK_AGAIN
         version = self._version
         with self._lock:
             state = state or self._add(request)
@@ -340,6 +343,14 @@ class Scheduler:
             and time.monotonic() < hold.until_s
         )
 
+    def _rest(self, state: RequestState, hold: Hold) -> bool:
+        """Where vLLM has nothing else to do, waits for what the request waits for. Whether something came."""
+        lookup = state.asked or state.lookup
+        known = lookup.heard if lookup is not None else None
+        if not self._idle or hold.blocker or lookup is None or known is None or known.final:
+            return False
+        return self._patience.rest(lookup, known)
+
     def _decide(self, state: RequestState, lookup: Lookup, heard: Heard | None, local: int) -> tuple[int | None, bool]:
         if heard is None:
             if self._patience.may_be_late(state.first_poll_s):
@@ -361,8 +372,8 @@ class Scheduler:
             end, why = worth.held_end, "minLoadTokens"  # lower tiers are left alone for so little
         longer = end > plan.end and end - local >= settings.min_load_tokens
         left = worth.pending_end - max(plan.end, worth.held_end) if why else 0
-        # The early PROBE fetches nothing, or not enough.
-        more = longer if lookup.local is None else unasked(lookup, answer, local)
+        # The early PROBE fetches nothing, or not enough; what memory holds it waits for by itself.
+        more = longer and end > worth.held_end if lookup.local is None else unasked(lookup, answer, local)
         if more and in_time and state.asked is None:
             self._probe(state, local)
         self._renew(state, lookup, now_s - heard.arrived_s)
@@ -467,6 +478,11 @@ class Scheduler:
         with self._lock:
             self._timed = 0
             self._patience.new_step()
+            self._idle = not (
+                output.total_num_scheduled_tokens
+                or self._stores.pending
+                or any(state.holds_blocks for state in self._states.values())
+            )
             for request_id in output.preempted_req_ids or ():
                 self._preempted(request_id)
             settings = self._client.settings
