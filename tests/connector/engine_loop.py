@@ -126,6 +126,9 @@ class Loop:
         self.completions_only = False  # as behind a wrapper that knows no `get_transfer_results`
         self.was_heard: Callable[[], bool] = lambda: True
         self.steps = 0
+        self.weights = 0
+        self.old_local = False  # vLLM's own prefix cache is known to hold KV of the first weights
+        self._lives: dict[tuple[str, int], dict[int, int]] = {}
 
     def make_worker(self) -> Any:
         """The worker side, in this process."""
@@ -257,7 +260,7 @@ class Loop:
         # _update_after_schedule has counted the step already
         begin -= count
         end = begin + count
-        values = contents(request, end)
+        values = contents(request, end, self._weights_of(request, begin))
         for group, row in enumerate(self.scheduler.kv_cache_manager.get_block_ids(request.request_id)):
             first = 0
             if group and self.windows:
@@ -267,6 +270,23 @@ class Loop:
         if end < request.num_tokens:
             return []
         return [int(values[-1]) % 4000 + 3]
+
+    def reload_weights(self) -> None:
+        """The model computes with other weights from now on; what runs goes on with what it has, as in vLLM."""
+        self.connector.weights_changed("reload_weights")
+        self.weights += 1
+        for request in self.scheduler.running:
+            self._weights_of(request, 0)[request.num_computed_tokens] = self.weights
+        self.connector.weights_changed("reload_weights")
+
+    def _weights_of(self, request: Request, begin: int) -> dict[int, int]:
+        """Weights that the request is computed with, by the token from which on."""
+        life = request.request_id, request.num_preemptions
+        if life not in self._lives:
+            external = request.prefill_stats.num_external_cached_tokens if request.prefill_stats is not None else 0
+            local = begin - external if self.old_local else 0
+            self._lives[life] = {0: 0, local: self.weights}
+        return self._lives[life]
 
     def _layers(self, group: int) -> list[torch.Tensor]:
         return [self.caches[name] for name in self.kv_cache_config.kv_cache_groups[group].layer_names]
@@ -300,14 +320,15 @@ def output_is_first(request: Request) -> bool:
     return request.num_output_tokens == 0
 
 
-def contents(request: Request, end: int) -> np.ndarray:
-    """What the KV of the first `end` tokens must be: one float per token, from all tokens up to it."""
+def contents(request: Request, end: int, weights: dict[int, int]) -> np.ndarray:
+    """What the KV of the first `end` tokens must be: one float per token, from all tokens up to it and the weights."""
     embeds = request.prompt_embeds
     apart = (request.cache_salt, request.lora_request.lora_path if request.lora_request else None)
     state = zlib.crc32(repr(apart).encode())
     values: np.ndarray = np.empty(end, dtype=np.float32)
     items = {f.mm_position.offset: f.identifier for f in request.mm_features}
     for position in range(end):
+        state = zlib.crc32(b"%d" % weights[position], state) if weights.get(position) else state
         word = request.all_token_ids[position].to_bytes(4, "little")
         if embeds is not None and position < len(embeds):
             word += embeds[position].numpy().tobytes()

@@ -17,7 +17,7 @@ pytest.importorskip("vllm", reason="needs vLLM")
 from vllm.config import KVTransferConfig
 from vllm.engine.arg_utils import EngineArgs
 
-from kvcachepool import place, plugin, preflight
+from kvcachepool import place, plugin, preflight, watch
 from servers import models
 
 
@@ -331,8 +331,8 @@ def test_the_connector_hears_of_requests_and_adapters_before_the_scheduler_does(
     heard: list[Any] = []
     ours = SimpleNamespace(arrive=heard.append, adapter_loaded=heard.append)
     monkeypatch.setattr(core, "EngineCore", EngineCore)
-    plugin.watch_engine()
-    plugin.watch_engine()
+    watch.watch_engine()
+    watch.watch_engine()
     engine = EngineCore(SimpleNamespace(_connectors=[object(), ours]))
     assert engine.preprocess_add_request("a") == ("A", 0)
     assert engine.add_lora("lora") == engine.add_lora(lora_request="lora") == "lora"

@@ -27,9 +27,9 @@ from .jobs import Ended, EndedLoad, StepMetadata, WorkerReport
 from .layout import Unserved
 from .metrics import CacheStats
 from .place import socket_path
-from .plugin import watch_engine
 from .preflight import engine_refusal, layout_wish
 from .scheduler import Scheduler
+from .watch import watch_engine, watch_worker
 from .worker import Worker
 
 if TYPE_CHECKING:
@@ -71,6 +71,7 @@ class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
                 watch_engine()
             else:
                 self._worker = Worker(vllm_config, kv_cache_config, socket_path())
+                watch_worker(vllm_config.parallel_config.worker_cls)
         except Unserved as error:
             self._off(error.reason, str(error))
         except Exception as error:
@@ -122,6 +123,11 @@ class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
         """The plugin's word that vLLM is about to load an adapter."""
         if self._scheduler is not None:
             self._guarded(self._scheduler.adapter_loaded, None, lora_request)
+
+    def weights_changed(self, what: str) -> None:
+        """The engine's weights may be others from here on; `what` names the call that says so."""
+        if self._scheduler is not None:
+            self._guarded(self._scheduler.weights_changed, None, what)
 
     def on_new_request(self, request: Request) -> None:
         """A request was added."""
@@ -225,6 +231,16 @@ class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
         """The KV cache was allocated."""
         if self._worker is not None:
             self._guarded(self._worker.register_kv_caches, None, kv_caches)
+
+    def kv_cache_leaves(self) -> None:
+        """The memory of the KV cache is about to be given back: no copy may touch it from here on."""
+        if self._worker is not None:
+            self._guarded(self._worker.kv_cache_leaves, None)
+
+    def kv_cache_is_back(self) -> None:
+        """The KV cache has memory again, at the same addresses and with other content."""
+        if self._worker is not None:
+            self._guarded(self._worker.kv_cache_is_back, None)
 
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
         """Before a step: jobs that need not be done any more."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -37,7 +37,13 @@ class Loads:
         self._jobs: deque[Job] = deque()
         self._forget: deque[int] = deque()
         self._loads: dict[str, _Load] = {}
+        self._outdated: set[str] = set()
         self._keys: dict[tuple[bytes, bytes], str] = {}  # (namespace, chunk hash) -> request that loads it
+
+    @property
+    def pending(self) -> bool:
+        """Workers write into blocks, or are about to."""
+        return bool(self._loads)
 
     def request_ids(self) -> tuple[str, ...]:
         """Requests whose loads are under way."""
@@ -122,6 +128,18 @@ class Loads:
         if load is not None:
             self._forget.append(load.job.id)
 
+    def outdate(self, request_ids: Iterable[str]) -> None:
+        """What these requests load was computed with other weights: their loads end as failed."""
+        for request_id in request_ids:
+            load = self._loads.get(request_id)
+            if load is not None and request_id not in self._outdated:
+                self._outdated.add(request_id)
+                self._forget.append(load.job.id)
+
+    def is_outdated(self, request_id: str) -> bool:
+        """Whether what the request loads must not be used."""
+        return request_id in self._outdated
+
     def writing(self, blocks: set[int]) -> set[str]:
         """Requests whose loads write one of these blocks."""
         return {name for name, load in self._loads.items() if not blocks.isdisjoint(load.job.block_ids())}
@@ -129,6 +147,7 @@ class Loads:
     def ended(self, request_id: str) -> int | None:
         """All ranks have reported. Returns the promised tokens, None where the load is not known."""
         load = self._loads.pop(request_id, None)
+        self._outdated.discard(request_id)
         if load is None:
             return None
         for key in load.keys:

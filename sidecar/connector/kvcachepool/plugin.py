@@ -11,7 +11,6 @@ import copy
 import functools
 import logging
 import os
-import sys
 from typing import Any
 
 from . import place
@@ -177,49 +176,3 @@ def tell_off(reason: str) -> None:
         say_off(place.socket_path(), reason, str(getattr(vllm, "__version__", "")))
     except Exception:
         logger.exception("the sidecar could not be told")
-
-
-def watch_engine() -> None:
-    """Wraps two methods of `EngineCore` to hear of requests and adapters before its scheduler does.
-
-    `preprocess_add_request`: a request's hashes are complete there, before its step. `add_lora`: no request tells.
-    """
-    core = sys.modules.get("vllm.v1.engine.core")
-    engine_core: Any = getattr(core, "EngineCore", None)
-    if engine_core is None or hasattr(engine_core, _MARK):
-        return
-    setattr(engine_core, _MARK, True)
-    arrives = getattr(engine_core, "preprocess_add_request", None)
-    if arrives is not None:
-
-        @functools.wraps(arrives)
-        def preprocess_add_request(self: Any, *args: Any, **kwargs: Any) -> Any:
-            result = arrives(self, *args, **kwargs)
-            _tell(self, "arrive", result)
-            return result
-
-        engine_core.preprocess_add_request = preprocess_add_request
-    loads = getattr(engine_core, "add_lora", None)
-    if loads is not None:
-
-        @functools.wraps(loads)
-        def add_lora(self: Any, *args: Any, **kwargs: Any) -> Any:
-            _tell(self, "adapter_loaded", args or tuple(kwargs.values()))
-            return loads(self, *args, **kwargs)
-
-        engine_core.add_lora = add_lora
-
-
-def _tell(engine_core: Any, hook: str, said: Any) -> None:
-    """Calls a hook of our connectors with the first of what was said."""
-    try:
-        for connector in _connectors(engine_core.scheduler.get_kv_connector()):
-            getattr(connector, hook)(said[0])
-    except Exception:
-        logger.debug("the connector could not be told (%s)", hook, exc_info=True)
-
-
-def _connectors(connector: Any) -> list[Any]:
-    """Ours among the engine's connectors."""
-    children = getattr(connector, "_connectors", None)
-    return [one for one in (children if children is not None else [connector]) if hasattr(one, "arrive")]

@@ -78,6 +78,7 @@ class Scheduler:
         self._release: dict[str, None] = {}  # requests, in order, whose RELEASE goes out with the step
         self._epoch = ""
         self._idle = False  # the last step computed nothing, and nothing is under way that further steps move on
+        self._old_local = False  # vLLM's own prefix cache may hold KV of earlier weights
         self._version = 0  # changes with what all requests that wait depend on: connection, epoch
         self._registered_on = 0  # connection that REGISTER went out on
         self._aged: deque[tuple[RequestState, Lookup]] = deque()  # to be asked for anew, by the telling thread
@@ -160,10 +161,11 @@ class Scheduler:
             if not self._adapters.loaded(lora):
                 return
             self._version += 1
-            for state in self._states.values():
+            for request_id, state in self._states.items():
                 mine = state.request.lora_request
                 if mine is not None and mine.lora_int_id == lora.lora_int_id:
                     self._name(state)
+                    self._loads.outdate([request_id])
 
     def _name(self, state: RequestState) -> None:
         """Gives the request its namespace, or the reason why it is not cached."""
@@ -296,6 +298,8 @@ class Scheduler:
         version = self._version
         with self._lock:
             state = state or self._add(request)
+            if self._old_local:
+                self._look_for_reset()
             state.hold = None
             state.local = local
             state.plan = None
@@ -429,6 +433,8 @@ class Scheduler:
                 return
             plan, state.plan = state.plan, None
             state.holds_blocks = True
+            if self._old_local and state.local:
+                state.stale = True
             self._known_to_exist(state)
             if tokens > 0:
                 state.hit_tiers = self._loads.begin(state, plan, blocks.get_block_ids(), tokens)
@@ -573,12 +579,18 @@ class Scheduler:
             failed = set(output.failed_recving or ())
             if output.invalid_block_ids:
                 failed |= self._loads.writing(output.invalid_block_ids)
-            for request_id in output.finished_recving or ():
+            for request_id in tuple(output.finished_recving or ()):
+                outdated = self._loads.is_outdated(request_id)
                 tokens = self._loads.ended(request_id)
                 if tokens is None:
                     continue
                 self._release[request_id] = None
                 state = self._states.get(request_id)
+                if outdated and state is not None and request_id not in failed:
+                    # vLLM has looked for failures already: it hears of this load when it has ended once more, as one.
+                    output.finished_recving.discard(request_id)
+                    self._loads.doom(request_id, tokens)
+                    continue
                 if state is not None:
                     state.loading = False
                 if request_id in failed:
@@ -613,22 +625,43 @@ class Scheduler:
             self._loads.doom(request_id)
 
     def is_busy(self) -> bool:
-        """An idle engine must go on stepping: blocks are held for stores, or leases of what has ended."""
+        """An idle engine must go on stepping: blocks are held for stores or written by loads, or leases have ended."""
         with self._lock:
-            return self._stores.pending or bool(self._release)
+            return self._stores.pending or self._loads.pending or bool(self._release)
 
     def reset(self) -> None:
         """A fresh epoch: nothing that was cached before is found, or kept under its name, by this process any more."""
         with self._lock:
-            self._epoch = os.urandom(16).hex()
-            self._version += 1
-            for state in self._states.values():
-                state.plan = None
-                self._consume(state)
-                if state.holds_blocks:
-                    state.stale = True
-                else:
-                    self._begin_anew(state)
+            self._draw_epoch()
+
+    def weights_changed(self, what: str) -> None:
+        """A fresh epoch, because the engine computes with other weights from here on. vLLM's own prefix cache may go on
+        with KV of the old ones: what is computed behind that is not stored.
+        """
+        with self._lock:
+            self._counters.event(f"epoch/{what}")
+            self._old_local = True
+            self._draw_epoch()
+
+    def _draw_epoch(self) -> None:
+        self._epoch = os.urandom(16).hex()
+        self._version += 1
+        self._loads.outdate(self._loads.request_ids())
+        for state in self._states.values():
+            state.plan = None
+            self._consume(state)
+            if state.holds_blocks:
+                state.stale = True
+            else:
+                self._begin_anew(state)
+        self._stores.give_up()
+
+    def _look_for_reset(self) -> None:
+        """vLLM's own prefix cache holds nothing from before a change of weights once it was empty, and no request that
+        ran then is left."""
+        cached = getattr(self._pool, "cached_block_hash_to_block", None)
+        if cached is not None and not len(cached) and not any(state.stale for state in self._states.values()):
+            self._old_local = False
 
     def shutdown(self) -> None:
         """Ends all threads and the connection."""

@@ -372,6 +372,18 @@ class Stores:
             self._aborts[tag] = False
         self.send_aborts()
 
+    def give_up(self) -> None:
+        """No store goes out that has not: what its blocks hold may be gone. Those that workers have go on."""
+        while self._open or self._answered:
+            grant = self._open.pop(next(iter(self._open))) if self._open else self._answered.popleft()
+            self._give_up(grant)
+            self._release(grant, grant.chunks, REWIND_S)
+        while self._jobs:
+            grant, _, _ = self._shipped.pop(self._jobs.popleft().id)
+            self._abort(grant)
+            self._release(grant, grant.chunks, REWIND_S)
+        self.send_aborts()
+
     def send_aborts(self) -> None:
         """Sends every ABORT that was not sent on this connection yet."""
         for tag, sent in list(self._aborts.items()):

@@ -81,6 +81,7 @@ class Worker:
         self._ended_stores: dict[int, Ended] = {}
         self._arrived: list[_Task] = []
         self._stores_paused = True
+        self._asleep = False  # the KV cache has no memory
         self._mapping: Mapping | None = None
         self._stopping = False
         self._failures = 0
@@ -126,6 +127,22 @@ class Worker:
         threading.Thread(
             target=self._connect, args=(layout, ranks, version), name="kvcachepool-fingerprint", daemon=True
         ).start()
+
+    def kv_cache_leaves(self) -> None:
+        """vLLM gives the KV cache's memory back: no copy is begun any more, and the one under way is waited for. What
+        was queued would be copied from, or into, blocks that hold something else by then.
+        """
+        with self._wake:
+            self._asleep = True
+            for task in [*self._queue, *self._arrived]:
+                self._drop(task, "asleep")
+            while self._running is not None:
+                self._wake.wait(1.0)
+
+    def kv_cache_is_back(self) -> None:
+        """The KV cache has memory again, at the same addresses."""
+        with self._wake:
+            self._asleep = False
 
     def handle_preemptions(self, metadata: StepMetadata) -> None:
         """Cancels jobs that need not be done any more and have not begun; never waits for one that has."""
@@ -215,7 +232,7 @@ class Worker:
             return
         for task in tasks:
             task.event = event
-            if task.plan is None or self.off_reason:
+            if task.plan is None or self.off_reason or self._asleep:
                 self._finish(task, False, False)
             elif not task.plan.pieces:
                 # Nothing of it is ours: another replica writes it.

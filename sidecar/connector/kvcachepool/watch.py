@@ -1,0 +1,162 @@
+"""Wraps methods of vLLM's `EngineCore` and workers, to hear what no connector hook tells: requests before their step,
+adapters before they are loaded, weights that change, KV memory that is given back.
+
+The wrappers call vLLM's method in any case, and never raise by themselves.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import sys
+from collections.abc import Callable
+from typing import Any
+
+logger = logging.getLogger("kvcachepool")
+
+_MARK = "_kvcachepool_watched"
+
+#: Worker methods that `collective_rpc` may call without any effect on KV, each with the reason. All others, callables
+#: included, may change weights.
+HARMLESS_RPCS = {
+    "check_health": "only answers",
+    "compute_weight_checksums": "only reads weights",
+    "get_compilation_match_table": "only reads",
+    "get_encoder_timing_stats": "only reads",
+    "get_kv_cache_spec": "only reads",
+    "get_model_inspection": "only reads the module tree",
+    "get_supported_tasks": "only reads",
+    "list_loras": "only reads",
+    "profile": "writes traces",
+    "reset_encoder_cache": "encoder outputs are recomputed",
+    "reset_mm_cache": "processed inputs are sent again",
+    "save_sharded_state": "writes weights to files",
+    "save_tensorized_model": "writes weights to files",
+    "supports_draft_weight_updates": "only answers",
+    "synchronize_device": "only waits",
+}
+
+
+def watch_engine() -> None:
+    """Wraps the methods of `EngineCore`, once per process."""
+    core = sys.modules.get("vllm.v1.engine.core")
+    engine_core: Any = getattr(core, "EngineCore", None)
+    if engine_core is None or hasattr(engine_core, _MARK):
+        return
+    setattr(engine_core, _MARK, True)
+    # A request's hashes are complete there, before its step.
+    _wrap(engine_core, "preprocess_add_request", after=lambda core, result, *_, **__: _tell(core, "arrive", result[0]))
+    _wrap(engine_core, "add_lora", before=_adapter_loaded)
+    for name, changes in _CHANGES_WEIGHTS.items():
+        told = functools.partial(_weights_changed, name, changes)
+        # Before, so that nothing old is found while it runs; after, also where it fails half-way.
+        _wrap(engine_core, name, before=told, after=lambda core, _, *args, told=told, **more: told(core, *args, **more))
+
+
+def _adapter_loaded(core: Any, lora_request: Any, *_: Any, **__: Any) -> None:
+    _tell(core, "adapter_loaded", lora_request)
+
+
+def _rpc_name(method: Any, *_: Any, **__: Any) -> str:
+    name = method if isinstance(method, str) else getattr(method, "__name__", "callable")
+    return "" if isinstance(method, str) and method in HARMLESS_RPCS else name
+
+
+def _sleep_name(level: int = 1, *_: Any, **__: Any) -> str:
+    return "sleep" if level >= 1 else ""  # level 0 only pauses the scheduler
+
+
+def _wake_name(tags: Any = None, *_: Any, **__: Any) -> str:
+    return "" if tags is not None and set(tags) <= {"scheduling"} else "wake_up"
+
+
+#: Methods of EngineCore by which weights or KV memory change, and the change's name; "" where it is none.
+_CHANGES_WEIGHTS: dict[str, Callable[..., str]] = {
+    "collective_rpc": _rpc_name,
+    "sleep": _sleep_name,
+    "wake_up": _wake_name,
+    "release_kv_cache_memory": lambda *_, **__: "release_kv_cache_memory",
+    "set_weight_version": lambda *_, **__: "set_weight_version",
+}
+
+
+def _weights_changed(method: str, changes: Callable[..., str], core: Any, *args: Any, **more: Any) -> None:
+    try:
+        what = changes(*args, **more)
+    except Exception:
+        what = method
+    if what:
+        _tell(core, "weights_changed", what)
+
+
+def watch_worker(worker_class_name: Any) -> None:
+    """Wraps the methods of a worker's class by which KV memory leaves and comes back, once per process."""
+    module, _, name = str(worker_class_name).rpartition(".")
+    worker_class = getattr(sys.modules.get(module), name, None)
+    if worker_class is None or hasattr(worker_class, _MARK):
+        return
+    setattr(worker_class, _MARK, True)
+    _wrap(worker_class, "sleep", before=lambda *_, **__: _tell_worker("kv_cache_leaves"))
+    _wrap(worker_class, "discard", before=_discarded)
+    _wrap(worker_class, "wake_up", after=_woken)
+
+
+def _discarded(_: Any, tags: Any = ("kv_cache",), **__: Any) -> None:
+    if "kv_cache" in tags:
+        _tell_worker("kv_cache_leaves")
+
+
+def _woken(_: Any, __: Any, tags: Any = None, **___: Any) -> None:
+    if tags is None or "kv_cache" in tags:
+        _tell_worker("kv_cache_is_back")
+
+
+def _wrap(owner: Any, name: str, before: Any = None, after: Any = None) -> None:
+    """Calls `before(self, *args)` and `after(self, result, *args)` around a method. A method that is missing is left
+    alone.
+    """
+    original = getattr(owner, name, None)
+    if original is None:
+        return
+
+    @functools.wraps(original)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = None
+        if before is not None:
+            _quietly(before, self, *args, **kwargs)
+        try:
+            result = original(self, *args, **kwargs)
+            return result
+        finally:
+            if after is not None:
+                _quietly(after, self, result, *args, **kwargs)
+
+    setattr(owner, name, method)
+
+
+def _quietly(hook: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+    try:
+        hook(*args, **kwargs)
+    except Exception:
+        logger.debug("the connector could not be told", exc_info=True)
+
+
+def _tell(core: Any, hook: str, said: Any) -> None:
+    """Calls a hook of our connectors on the scheduler side."""
+    for connector in _ours(core.scheduler.get_kv_connector()):
+        getattr(connector, hook)(said)
+
+
+def _tell_worker(hook: str) -> None:
+    """Calls a hook of our connectors on the worker side."""
+    from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
+
+    if has_kv_transfer_group():
+        for connector in _ours(get_kv_transfer_group()):
+            getattr(connector, hook)()
+
+
+def _ours(connector: Any) -> list[Any]:
+    """Our connectors: this one, or those in a MultiConnector."""
+    children = getattr(connector, "_connectors", None)
+    return [one for one in (children if children is not None else [connector]) if hasattr(one, "arrive")]

@@ -1,0 +1,293 @@
+"""Weights that change while vLLM runs: KV of the old ones is not used, that of the new ones not stored as theirs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm", reason="needs vLLM")
+
+from engine_loop import Loop, prompt
+from scripted_pool import ScriptedPool
+from steps import connected
+from stub_sidecar import Received
+from vllm.lora.request import LoRARequest
+
+from kvcachepool import watch
+from kvcachepool.shared import PUBLISHED
+from kvcachepool.wire import Op
+from servers.waiting import wait_for
+
+Make = Callable[..., Loop]
+
+
+def test_kv_of_the_old_weights_is_not_found_and_that_of_the_new_ones_is(scripted: ScriptedPool, loop: Make) -> None:
+    engine = connected(loop())
+    tokens = prompt(512, 1)
+    engine.generate("cold", tokens)
+    engine.forget_local()
+    engine.reload_weights()
+    assert engine.generate("new weights", tokens) == 0
+    engine.forget_local()
+    assert engine.generate("warm", tokens) == 512
+
+
+def test_a_load_under_way_when_weights_change_fails(scripted: ScriptedPool, loop: Make) -> None:
+    engine = connected(loop())
+    tokens = prompt(512, 1)
+    engine.generate("cold", tokens)
+    engine.forget_local()
+    engine.hold_results = True
+    engine.add("loading", tokens)
+    engine.step()
+    worker = engine.worker._worker
+    assert worker is not None
+    wait_for(lambda: worker._ended_loads, 10, "the copy's end")
+    engine.reload_weights()
+    engine.hold_results = False
+    engine.run("loading")
+    assert engine.external["loading"] == 0
+    engine.forget_local()
+
+
+def test_what_a_request_computes_across_a_change_is_not_stored(scripted: ScriptedPool, loop: Make) -> None:
+    engine = connected(loop(step_tokens=256))
+    tokens = prompt(1024, 1)
+    engine.add("across", tokens)
+    engine.step()
+    engine.step()
+    engine.reload_weights()
+    engine.run("across")
+    engine.forget_local()
+    assert engine.generate("after", tokens) == 0
+    engine.forget_local()
+    assert engine.generate("warm", tokens) == 1024
+
+
+def test_what_is_computed_behind_old_local_kv_is_not_stored(scripted: ScriptedPool, loop: Make) -> None:
+    """vLLM keeps its own prefix cache when weights change, until it is told to reset it."""
+    engine = connected(loop())
+    tokens, longer = prompt(512, 1), prompt(512, 1) + prompt(256, 2)
+    engine.generate("cold", tokens)
+    engine.drain()
+    engine.reload_weights()
+    engine.old_local = True
+    assert engine.generate("behind", longer) == 0
+    engine.old_local = False
+    engine.forget_local()
+    assert engine.generate("after", longer) == 0
+    # Its own prefix cache is of the new weights now.
+    assert engine.generate("behind new", longer + prompt(256, 3)) == 0
+    engine.forget_local()
+    assert engine.generate("warm", longer + prompt(256, 3)) == 1024
+
+
+def test_another_engine_with_the_old_weights_finds_what_is_of_them(scripted: ScriptedPool, loop: Make) -> None:
+    engine = connected(loop())
+    tokens, others = prompt(512, 1), prompt(512, 2)
+    engine.generate("cold", tokens)
+    engine.forget_local()
+    engine.reload_weights()
+    engine.generate("new weights", tokens)
+    engine.generate("only with new weights", others)
+    engine.drain()
+    scripted.owner += 1
+    second = connected(loop(engine_id="engine-2"))
+    assert second.generate("old weights", tokens) == 512
+    assert second.generate("never seen", others) == 0
+
+
+def test_a_store_that_waits_for_its_grant_is_given_up(scripted: ScriptedPool, loop: Make) -> None:
+    engine = connected(loop())
+    held: list[Received] = []
+    scripted.on_grant = lambda frame: not held.append(frame)  # type: ignore[func-returns-value]
+    engine.generate("cold", prompt(512, 1))
+    wait_for(lambda: held, 10, "GRANT")
+    free = engine.free_blocks()
+    engine.reload_weights()
+    assert engine.free_blocks() > free
+    assert engine.scheduler.reset_prefix_cache()
+    scripted.late(held[0], scripted.grants(held[0]))
+    scripted.wait_for(lambda all_: [f for f in all_ if f.op == Op.ABORT and f.body.get("grant") == held[0].tag])
+    engine.drain()
+    assert not scripted.chunks
+
+
+def test_a_load_of_an_adapter_that_is_replaced_in_place_fails(
+    scripted: ScriptedPool, loop: Make, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    (folder / "adapter_model.safetensors").write_bytes(b"1" * 100)
+    adapter = LoRARequest("adapter", 1, str(folder))
+    engine = connected(loop())
+    tokens = prompt(512, 1)
+    scheduler = engine.connector._scheduler
+    assert scheduler is not None
+
+    def known() -> bool:
+        engine.connector.adapter_loaded(adapter)
+        return scheduler._adapters.hashes.get(adapter.lora_path, 1, time.monotonic() - 1) is not None
+
+    wait_for(known, 10, "the adapter's content")
+    engine.generate("cold", tokens, lora_request=adapter)
+    engine.forget_local()
+    engine.hold_results = True
+    engine.add("loading", tokens, lora_request=adapter)
+    engine.until(lambda: scheduler._loads.request_ids(), what="load")
+    engine.connector.adapter_loaded(LoRARequest("adapter", 1, str(folder), load_inplace=True))
+    engine.hold_results = False
+    engine.run("loading")
+    assert engine.external["loading"] == 0
+
+
+def test_no_copy_is_begun_while_the_kv_cache_has_no_memory(scripted: ScriptedPool, loop: Make) -> None:
+    engine = connected(loop())
+    worker = engine.worker._worker
+    assert worker is not None
+    tokens = prompt(512, 1)
+    engine.generate("cold", tokens)
+    engine.forget_local()
+    published = len(scripted.chunks)
+    with worker._wake:
+        worker._stores_paused = True
+    engine.generate("queued", prompt(512, 2))
+    engine.until(lambda: worker._queue, what="a store in the worker's queue")
+    engine.connector.weights_changed("sleep")
+    engine.worker.kv_cache_leaves()
+    for cache in engine.caches.values():
+        cache.zero_()
+    with worker._wake:
+        worker._stores_paused = False
+        worker._wake.notify_all()
+    engine.add("asleep", tokens)
+    for _ in range(5):
+        engine.step()
+    engine.worker.kv_cache_is_back()
+    engine.run("asleep")
+    engine.drain()
+    assert len(scripted.chunks) - published <= 8, "only what was computed anew"
+    rows = {section[0] for sections in scripted.chunks.values() for section in sections}
+    assert scripted.memory is not None
+    assert all(scripted.memory._view[row, 0] == PUBLISHED for row in rows)
+    assert all(any(scripted.memory.read(row, 64)) for row in rows), "zeroed blocks were stored"
+    engine.forget_local()
+
+
+class Core:
+    """Methods of vLLM's EngineCore."""
+
+    def __init__(self, connector: Any) -> None:
+        self.scheduler = SimpleNamespace(get_kv_connector=lambda: connector)
+        self.called: list[str] = []
+
+    def collective_rpc(
+        self, method: Any, timeout: float | None = None, args: Any = (), kwargs: Any = None
+    ) -> list[Any]:
+        self.called.append(str(method))
+        if method == "broken":
+            raise RuntimeError("on a worker")
+        return [method]
+
+    def sleep(self, level: int = 1, mode: str = "abort") -> None:
+        self.called.append(f"sleep{level}")
+
+    def wake_up(self, tags: list[str] | None = None) -> bool:
+        self.called.append("wake_up")
+        return True
+
+    def release_kv_cache_memory(self) -> None:
+        self.called.append("release_kv_cache_memory")
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> tuple[Core, list[str]]:
+    """An engine core that is watched, and what the connector was told."""
+    from vllm.v1.engine import core
+
+    told: list[str] = []
+    watched_core = type("WatchedCore", (Core,), {})
+    monkeypatch.setattr(core, "EngineCore", watched_core)
+    watch.watch_engine()
+    return watched_core(SimpleNamespace(arrive=print, weights_changed=told.append)), told
+
+
+def test_calls_that_may_change_weights_are_told_before_and_after(watched: tuple[Core, list[str]]) -> None:
+    core, told = watched
+
+    def load_my_weights(worker: Any) -> None: ...
+
+    assert core.collective_rpc("reload_weights", kwargs={"weights_path": "x"}) == ["reload_weights"]
+    core.collective_rpc("start_weight_update")
+    core.collective_rpc(load_my_weights)
+    core.sleep(level=2)
+    core.sleep(1)
+    core.wake_up()
+    core.wake_up(tags=["weights"])
+    core.release_kv_cache_memory()
+    names = ["reload_weights", "start_weight_update", "load_my_weights", "sleep", "sleep", "wake_up", "wake_up"]
+    assert told == [name for name in [*names, "release_kv_cache_memory"] for _ in range(2)]
+
+
+def test_a_call_that_fails_on_the_workers_is_told_as_well(watched: tuple[Core, list[str]]) -> None:
+    core, told = watched
+    with pytest.raises(RuntimeError, match="on a worker"):
+        core.collective_rpc("broken")
+    assert told == ["broken", "broken"]
+
+
+def test_calls_that_only_read_are_not_told(watched: tuple[Core, list[str]]) -> None:
+    core, told = watched
+    for name in watch.HARMLESS_RPCS:
+        core.collective_rpc(name)
+    core.sleep(level=0)
+    core.wake_up(tags=["scheduling"])
+    assert told == []
+    assert len(core.called) == len(watch.HARMLESS_RPCS) + 2
+
+
+def test_harmless_methods_are_those_of_vllms_workers() -> None:
+    from vllm.v1.worker.gpu_worker import Worker
+
+    assert [name for name in watch.HARMLESS_RPCS if not hasattr(Worker, name)] == []
+
+
+def test_what_fails_in_the_connector_does_not_stop_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.v1.engine import core
+
+    watched_core = type("WatchedCore", (Core,), {})
+    monkeypatch.setattr(core, "EngineCore", watched_core)
+    watch.watch_engine()
+    assert watched_core(None).collective_rpc("reload_weights") == ["reload_weights"]
+
+
+def test_a_worker_is_told_before_its_kv_cache_leaves_and_after_it_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    monkeypatch.setattr(watch, "_tell_worker", order.append)
+
+    class CPUWorker:
+        def sleep(self, level: int = 1) -> None:
+            order.append("asleep")
+
+        def wake_up(self, tags: list[str] | None = None) -> None:
+            order.append("awake")
+
+        def discard(self, tags: tuple[str, ...]) -> None:
+            order.append("discarded")
+
+    module = SimpleNamespace(CPUWorker=CPUWorker)
+    monkeypatch.setitem(watch.sys.modules, "made.up", module)
+    watch.watch_worker("made.up.CPUWorker")
+    watch.watch_worker("made.up.CPUWorker")
+    worker = CPUWorker()
+    worker.sleep(level=2)
+    worker.wake_up(tags=["weights"])
+    worker.wake_up(tags=["kv_cache"])
+    worker.discard(("kv_cache",))
+    worker.wake_up()
+    leaves, back = "kv_cache_leaves", "kv_cache_is_back"
+    assert order == [leaves, "asleep", "awake", "awake", back, leaves, "discarded", "awake", back]
