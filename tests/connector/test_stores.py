@@ -393,7 +393,7 @@ def test_blocks_are_released_when_all_ranks_have_ended(scripted: ScriptedPool, l
         report = output.kv_connector_worker_meta
         # Others have the time of a step and nothing else.
         if report is not None and report.stores:
-            first.append(report)
+            first.append(WorkerReport(dict(report.stores)))
 
     engine.rewrite_output = one_rank
     engine.generate("cold", prompt(256, 1))

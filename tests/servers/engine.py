@@ -184,6 +184,18 @@ class Engine:
         """Empties vLLM's own prefix cache; with `external` the connector's `reset_cache` is called too."""
         self._ask("reset", external=external, seconds=seconds)
 
+    def rpc(self, method: str, *, callable_: bool = False, **kwargs: Any) -> None:
+        """Calls a method of all workers, by its name or by a function."""
+        self._ask("rpc", method=method, kwargs=kwargs, callable_=callable_)
+
+    def sleep(self, level: int) -> None:
+        """Sleep mode, which frees nothing on CPUs."""
+        self._ask("sleep", level=level)
+
+    def wake_up(self) -> None:
+        """The end of `sleep`."""
+        self._ask("wake_up")
+
     def states(self) -> dict[str, str]:
         """State of every request the scheduler knows, by name."""
         states: dict[str, str] = self._ask("states")

@@ -34,6 +34,8 @@ class Operations:
             from vllm.config import KVTransferConfig
 
             arguments["kv_transfer_config"] = KVTransferConfig(**transfer)
+        if arguments.pop("weights_from_files", False):
+            arguments["weight_transfer_config"] = _weights_from_files()
         self.engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
         chosen = self.engine.vllm_config.kv_transfer_config
         return chosen.kv_connector if chosen is not None else None
@@ -94,6 +96,23 @@ class Operations:
                 raise TimeoutError(f"the prefix cache could not be reset in {seconds:g} s")
             self.drain(seconds)
 
+    def rpc(self, method: str, kwargs: dict[str, Any], callable_: bool) -> None:
+        """`collective_rpc` of a worker's method, or of a function that calls it."""
+
+        def call(worker: Any) -> None:
+            getattr(worker, method)(**kwargs)
+
+        if callable_:
+            self.engine.collective_rpc(call)
+        else:
+            self.engine.collective_rpc(method, kwargs=kwargs)
+
+    def sleep(self, level: int) -> None:
+        self.engine.sleep(level=level)
+
+    def wake_up(self) -> None:
+        self.engine.wake_up()
+
     def states(self) -> dict[str, str]:
         core = getattr(self.engine.engine_core, "engine_core", None)
         if core is None:
@@ -111,6 +130,35 @@ class Operations:
             for sample in metric.samples
             if not sample.name.endswith(("_bucket", "_created"))
         ]
+
+
+def _weights_from_files() -> Any:
+    """A weight transfer whose trainer is a folder: vLLM's own need a GPU."""
+    from vllm.config import WeightTransferConfig
+    from vllm.distributed.weight_transfer.base import WeightTransferEngine
+    from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+    from vllm.model_executor.model_loader.reload.inplace import reload_weights
+
+    class FromFiles(WeightTransferEngine[Any, Any]):
+        init_info_cls = update_info_cls = dict
+
+        def init_transfer_engine(self, init_info: Any) -> None: ...
+        def start_weight_update(self) -> None: ...
+        def finish_weight_update(self) -> None: ...
+        def receive_weights(self, update_info: Any) -> None: ...
+        def shutdown(self) -> None: ...
+
+        def update_weights(self, update_info: dict[str, Any]) -> None:
+            reload_weights(
+                self.vllm_config,
+                self.model,
+                weights_iterator=None,
+                weights_path=update_info["path"],
+                is_checkpoint_format=True,
+            )
+
+    WeightTransferEngineFactory.register_engine("files", FromFiles)
+    return WeightTransferConfig(backend="files")
 
 
 def serve(asked: Any, said: Any) -> None:

@@ -23,6 +23,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 import vllm
 
 from .client import say_off
+from .internals import changed_internals
 from .jobs import Ended, EndedLoad, StepMetadata, WorkerReport
 from .layout import Unserved
 from .metrics import CacheStats
@@ -47,6 +48,8 @@ logger = logging.getLogger("kvcachepool")
 
 _T = TypeVar("_T")
 _QUIET_S = 60.0
+#: Hooks that may fail before the cache goes off for the life of the process.
+MOST_BUGS = 3
 
 
 class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
@@ -60,9 +63,10 @@ class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
         self._worker: Worker | None = None
         self._idle = True
         self._failures: dict[str, float] = {}
+        self.bugs = 0
         self._load_errors: set[int] = set()
         try:
-            refusal = engine_refusal(vllm_config)
+            refusal = engine_refusal(vllm_config) or changed_internals()
             if refusal:
                 raise Unserved(refusal, "see the documentation of the connector")
             if role == KVConnectorRole.SCHEDULER:
@@ -79,8 +83,11 @@ class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
             self._off("SetupFailed", str(error))
 
     def _off(self, reason: str, message: str) -> None:
-        self.off_reason = reason
         self._scheduler = self._worker = None
+        self._say_off(reason, message)
+
+    def _say_off(self, reason: str, message: str) -> None:
+        self.off_reason = reason
         logger.warning("the KV cache pool is off in this vLLM: %s: %s", reason, message)
         config = self._vllm_config.kv_transfer_config
         say_off(socket_path(), reason, str(vllm.__version__), str(getattr(config, "engine_id", "") or ""))
@@ -93,13 +100,40 @@ class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
             self._failed(hook.__name__)
             return default
 
+    def _delivered(self, hook: Callable[..., None], *arguments: Any) -> None:
+        """As `_guarded`, for what vLLM says only once: a hook that fails is called again after its side recovered."""
+        try:
+            hook(*arguments)
+        except Exception:
+            self._failed(hook.__name__)
+            self._guarded(hook, None, *arguments)
+
     def _failed(self, name: str) -> None:
+        """A hook of our sides raised: they recover, and go off for good where it happens again and again."""
         now = time.monotonic()
         if now - self._failures.get(name, -_QUIET_S) >= _QUIET_S:
             self._failures[name] = now
             logger.exception("a bug in the KV cache connector (%s); vLLM goes on without it", name)
-        if self._scheduler is not None:
-            self._scheduler.counters.event(f"bug/{name}")
+        self.bugs += 1
+        try:
+            if self._scheduler is not None:
+                self._scheduler.counters.event(f"bug/{name}")
+                self._scheduler.recover()
+        except Exception:
+            logger.exception("the KV cache connector could not recover from a bug")
+        if self.bugs == MOST_BUGS:
+            self._turn_off(f"ConnectorBug/{name}")
+
+    def _turn_off(self, reason: str) -> None:
+        """The cache is off from here on. What was promised to vLLM, or is held of it, is brought to its end."""
+        self._say_off(reason, "see the log of vLLM")
+        try:
+            if self._scheduler is not None:
+                self._scheduler.turn_off(reason)
+            if self._worker is not None:
+                self._worker.turn_off(reason)
+        except Exception:
+            logger.exception("the KV cache connector could not be turned off")
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -174,7 +208,7 @@ class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         """What all ranks have reported."""
         if self._scheduler is not None:
-            self._guarded(self._scheduler.output, None, connector_output)
+            self._delivered(self._scheduler.output, connector_output)
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         """Blocks are never kept for a request: those of stores are held by reference count."""
@@ -185,14 +219,15 @@ class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
     ) -> tuple[bool, dict[str, Any] | None]:
         """As `request_finished`."""
         if self._scheduler is not None:
-            self._guarded(self._scheduler.finished, None, request.request_id)
+            self._delivered(self._scheduler.finished, request.request_id)
         return False, None
 
     def has_pending_push_work(self) -> bool:
         """Whether an idle engine must go on stepping."""
         if self._scheduler is None:
             return False
-        return self._guarded(self._scheduler.is_busy, False)
+        # Where that fails, the next step asks again; a bug that stays must not keep an idle engine awake.
+        return self._guarded(self._scheduler.is_busy, self.bugs < MOST_BUGS)
 
     def reset_cache(self) -> bool | None:
         """Nothing that was cached before is used any more. Always succeeds."""
@@ -254,7 +289,11 @@ class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
         if worker is None or not isinstance(connector_metadata, StepMetadata):
             return
         self._idle = connector_metadata.idle
-        self._guarded(worker.bind, None, connector_metadata)
+        try:
+            worker.bind(connector_metadata)
+        except Exception:
+            self._failed("bind")
+            self._guarded(worker.refuse, None, connector_metadata.jobs)
         if self._idle:
             self._guarded(worker.wait_for_save, None)
 

@@ -37,7 +37,9 @@ class Loads:
         self._jobs: deque[Job] = deque()
         self._forget: deque[int] = deque()
         self._loads: dict[str, _Load] = {}
-        self._outdated: set[str] = set()
+        #: Requests whose loads must not be used any more; those of which vLLM is still to hear that.
+        self.outdated: set[str] = set()
+        self.again: set[str] = set()
         self._keys: dict[tuple[bytes, bytes], str] = {}  # (namespace, chunk hash) -> request that loads it
 
     @property
@@ -97,12 +99,12 @@ class Loads:
             return {"memory": tokens}
         self._client.send(Op.PIN, Pin(request=request_id, probe=tag, from_=plan.first, to=last))
         job = Job(next(self._job_ids), LOAD, request_id, plan.answer.region, chunks)
-        self._jobs.append(job)
         keys = tuple((state.namespace or b"", lookup.hash_of(chunk)) for chunk in range(plan.first, last))
-        self._loads[request_id] = _Load(job, tokens, keys)
+        tiers = tier_tokens(plan)
+        self._register(_Load(job, tokens, keys))
         for key in keys:
             self._keys.setdefault(key, request_id)
-        return tier_tokens(plan)
+        return tiers
 
     def doom(self, request_id: str, tokens: int = 0, tables: Sequence[Sequence[int]] = ()) -> None:
         """Plans a load that every rank reports as failed (nobody maps region 0): vLLM then recomputes.
@@ -112,8 +114,20 @@ class Loads:
         """
         chunks = [Chunk(b"", tuple(map(tuple, tables)))] if tables else []
         job = Job(next(self._job_ids), LOAD, request_id, 0, chunks)
-        self._jobs.append(job)
-        self._loads[request_id] = _Load(job, tokens, ())
+        self._register(_Load(job, tokens, ()))
+        self.outdated.discard(request_id)
+        self.again.discard(request_id)
+
+    def _register(self, load: _Load) -> None:
+        """The load is under way. One that was planned for the request and not shipped is replaced: each rank reports
+        one.
+        """
+        request_id = load.job.request_id
+        planned = [job for job in self._jobs if job.request_id == request_id]
+        for job in planned:
+            self._jobs.remove(job)
+        self._loads[request_id] = load
+        self._jobs.append(load.job)
 
     def take(self, jobs: list[Job], forget: list[int]) -> None:
         """Moves the jobs to ship and the jobs to cancel, one by one: what was moved is not moved again."""
@@ -132,24 +146,23 @@ class Loads:
         """What these requests load was computed with other weights: their loads end as failed."""
         for request_id in request_ids:
             load = self._loads.get(request_id)
-            if load is not None and request_id not in self._outdated:
-                self._outdated.add(request_id)
+            if load is not None and request_id not in self.outdated:
+                self.outdated.add(request_id)
                 self._forget.append(load.job.id)
 
-    def is_outdated(self, request_id: str) -> bool:
-        """Whether what the request loads must not be used."""
-        return request_id in self._outdated
+    def tokens(self, request_id: str) -> int:
+        """Tokens that the request was promised."""
+        load = self._loads.get(request_id)
+        return load.tokens if load is not None else 0
 
     def writing(self, blocks: set[int]) -> set[str]:
         """Requests whose loads write one of these blocks."""
         return {name for name, load in self._loads.items() if not blocks.isdisjoint(load.job.block_ids())}
 
-    def ended(self, request_id: str) -> int | None:
-        """All ranks have reported. Returns the promised tokens, None where the load is not known."""
-        load = self._loads.pop(request_id, None)
-        self._outdated.discard(request_id)
-        if load is None:
-            return None
+    def ended(self, request_id: str) -> int:
+        """All ranks have reported. Returns the promised tokens."""
+        load = self._loads.pop(request_id)
+        self.outdated.discard(request_id)
         for key in load.keys:
             if self._keys.get(key) == request_id:
                 del self._keys[key]

@@ -15,6 +15,7 @@ from typing import Any
 
 from . import place
 from .client import say_off
+from .internals import changed_internals
 from .preflight import (
     COMPOSED,
     CONNECTOR,
@@ -119,7 +120,7 @@ def _keeps_prefix_caching(original: Any, engine_args: Any, *args: Any, **kwargs:
 def _choose(args: Any) -> tuple[Any, str | None]:
     """(config to set, None) or (None, why not); (None, None) where the user's own config names our connector."""
     existing = str(place.settings().get("existingConnector", "Refuse"))
-    reason = arguments_refusal(args, existing)
+    reason = arguments_refusal(args, existing) or changed_internals()
     if reason:
         return None, reason
     given = args.kv_transfer_config

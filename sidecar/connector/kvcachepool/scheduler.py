@@ -21,7 +21,7 @@ from . import keys
 from .adapters import CONTENT_UNKNOWN, Adapters
 from .client import Client, Held, Reply
 from .controls import Uncacheable, namespace, parse_controls
-from .jobs import Ended, StepMetadata, WorkerReport
+from .jobs import StepMetadata, WorkerReport
 from .keys import Chunks, Geometry
 from .loads import Loads
 from .local_hits import held_by
@@ -574,34 +574,46 @@ class Scheduler:
                 self._end(request_id)
 
     def output(self, output: KVConnectorOutput) -> None:
-        """What the workers reported, aggregated over all ranks."""
+        """What the workers reported, aggregated over all ranks. After an exception it is called once more: what was
+        taken note of is not counted twice.
+        """
         with self._lock:
             failed = set(output.failed_recving or ())
             if output.invalid_block_ids:
                 failed |= self._loads.writing(output.invalid_block_ids)
-            for request_id in tuple(output.finished_recving or ()):
-                outdated = self._loads.is_outdated(request_id)
-                tokens = self._loads.ended(request_id)
-                if tokens is None:
-                    continue
-                self._release[request_id] = None
-                state = self._states.get(request_id)
-                if outdated and state is not None and request_id not in failed:
-                    # vLLM has looked for failures already: it hears of this load when it has ended once more, as one.
-                    output.finished_recving.discard(request_id)
-                    self._loads.doom(request_id, tokens)
-                    continue
-                if state is not None:
-                    state.loading = False
-                if request_id in failed:
-                    self._counters.load_failed(tokens)
-                    if state is not None:
-                        state.failed = True
-                        self._begin_anew(state)
+            self._fail_outdated(output, failed)
+            for request_id in output.finished_recving or ():
+                self._load_ended(request_id, request_id in failed)
             report = output.kv_connector_worker_meta
             if isinstance(report, WorkerReport):
-                self._stores.ended({job: Ended(*ended) for job, ended in report.stores.items()})
+                self._stores.ended(report.stores)
             self._speed.ended(time.monotonic(), report.timed if isinstance(report, WorkerReport) else 0)
+
+    def _fail_outdated(self, output: KVConnectorOutput, failed: set[str]) -> None:
+        """Loads that went well, of KV that must not be used any more. vLLM has looked for failures already: it hears of
+        such a load when it has ended once more, as one.
+        """
+        for request_id in self._loads.outdated & (output.finished_recving or set()) - failed:
+            if request_id in self._states:
+                self._loads.again.add(request_id)
+                output.finished_recving.discard(request_id)
+        for request_id in tuple(self._loads.again):
+            self._release[request_id] = None
+            self._loads.doom(request_id, self._loads.tokens(request_id))
+
+    def _load_ended(self, request_id: str, failed: bool) -> None:
+        if request_id not in self._loads:
+            return
+        self._release[request_id] = None
+        tokens = self._loads.ended(request_id)
+        state = self._states.get(request_id)
+        if state is not None:
+            state.loading = False
+        if failed:
+            self._counters.load_failed(tokens)
+            if state is not None:
+                state.failed = True
+                self._begin_anew(state)
 
     def finished(self, request_id: str) -> None:
         """The request has ended in any way. A load under way keeps its lease until all ranks have reported it."""
@@ -618,6 +630,24 @@ class Scheduler:
         elif state.lookup is not None or state.asked is not None:
             self._consume(state)
             self._release[request_id] = None
+
+    def recover(self) -> None:
+        """A hook has failed half-way: nothing is trusted that is not written down elsewhere. Requests that are here
+        load and store nothing any more; stores that the workers do not have are given up.
+        """
+        with self._lock:
+            self._version += 1
+            for request_id, state in self._states.items():
+                state.plan = state.hold = state.lookup = state.asked = None
+                state.failed = state.stale = True
+                state.loading = request_id in self._loads
+            self._stores.give_up()
+            self._send_releases()
+
+    def turn_off(self, reason: str) -> None:
+        """Ends the session with the sidecar: lookups are misses from now on, nothing is stored. What workers have goes
+        on to its end."""
+        threading.Thread(target=self._client.go_off, args=(reason,), name="kvcachepool-off", daemon=True).start()
 
     def doom(self, request_id: str) -> None:
         """vLLM waits for a load that could not be planned: it is reported as failed."""

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from .client import Client, Reply
+from .held_blocks import HeldBlocks
 from .jobs import STORE, Chunk, Ended, Job
 from .keys import HASH_BYTES, MAX_BLOCK_HASHES, Geometry, last_hash
 from .messages import (
@@ -34,7 +35,6 @@ from .requests import ASKED, DONE, NEVER, TODO, Progress, RequestState
 from .wire import Op
 
 if TYPE_CHECKING:
-    from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_manager import KVCacheManager
 
 #: Chunks asked for in one step, over all requests: what is left follows in the next ones.
@@ -48,21 +48,22 @@ _REF_BYTES = 16
 
 
 class _Asked:
-    """One chunk of a GRANT: where it belongs and which blocks are held for it."""
+    """One chunk of a GRANT: where it belongs, the ids of its blocks, and the number under which they are held."""
 
-    __slots__ = ("blocks", "bytes", "held", "index")
+    __slots__ = ("blocks", "hold", "index")
 
-    def __init__(self, index: int, blocks: tuple[tuple[int, ...], ...], held: list[Any], size: int) -> None:
+    def __init__(self, index: int, blocks: tuple[tuple[int, ...], ...]) -> None:
         self.index = index
         self.blocks = blocks
-        self.held = held
-        self.bytes = size
+        self.hold = 0
 
 
 class _Grant:
-    """A GRANT that was sent, or the store job it became. `given_up`: its answer does not count any more."""
+    """A GRANT that was sent, or the store job it became. `given_up`: its answer does not count any more. `reports`: of
+    ranks that ended the job.
+    """
 
-    __slots__ = ("answer", "chunks", "error", "given_up", "job", "progress", "request_id", "sent_s", "tag")
+    __slots__ = ("answer", "chunks", "error", "given_up", "progress", "reports", "request_id", "sent_s", "tag")
 
     def __init__(self, request_id: str, progress: Progress, chunks: list[_Asked]) -> None:
         self.request_id = request_id
@@ -73,11 +74,14 @@ class _Grant:
         self.answer: GrantReply | None = None
         self.error = ""
         self.given_up = False
-        self.job = 0
+        self.reports: list[Ended] = []
 
 
 class Stores:
-    """All stores under way. Its methods are called with the scheduler side's lock held."""
+    """All stores under way. Its methods are called with the scheduler side's lock held.
+
+    An exception may leave any method half-way: `recover` then gives up whatever the workers do not have.
+    """
 
     def __init__(
         self, client: Client, lock: threading.RLock, counters: Counters, world: int, job_ids: itertools.count[int]
@@ -89,24 +93,24 @@ class Stores:
         self._world = world
         self._job_ids = job_ids
         self._manager: KVCacheManager | None = None
-        self._pool: BlockPool | None = None
-        self._bytes_in_flight = 0
+        self._held = HeldBlocks()
         self._open: dict[int, _Grant] = {}  # by tag: sent, not answered
         self._answered: deque[_Grant] = deque()  # to be processed by the engine thread
         self._lost: list[_Grant] = []  # unanswered when the connection broke: blocks to be released
-        self._jobs: deque[Job] = deque()  # to be shipped
-        self._shipped: dict[int, tuple[_Grant, int, int]] = {}  # by job: ranks that ended it, ranks that dropped it
+        self._ready: deque[tuple[Job, _Grant]] = deque()  # to be shipped
+        self._shipped: dict[int, _Grant] = {}  # by job
+        self._ended: deque[int] = deque()  # jobs that all ranks have ended
         self._aborts: dict[int, bool] = {}  # tags of GRANTs to be aborted until it is answered; sent on this connection
 
     def bind(self, manager: KVCacheManager) -> None:
         """Takes the block tables, once the scheduler has built them."""
         self._manager = manager
-        self._pool = manager.block_pool
+        self._held.bind(manager.block_pool)
 
     @property
     def pending(self) -> bool:
         """Blocks are held: an idle engine must go on stepping."""
-        return bool(self._open or self._answered or self._lost or self._shipped)
+        return bool(self._open or self._answered or self._lost or self._ready or self._shipped or self._held)
 
     # -- asking
 
@@ -127,23 +131,25 @@ class Stores:
             bound: bytes that may be in flight.
             room: chunks that may still be asked for in this step.
         """
-        if self._manager is None or self._pool is None or state.namespace is None:
+        if self._manager is None or state.namespace is None:
             return 0
         wanted = self._wanted(state, end, geometry, bound, room)
         if not wanted:
             return 0
         table = self._manager.get_blocks(request_id).blocks
         asked: list[_Asked] = []
+        held: list[tuple[list[Any], int]] = []
         chunks: list[GrantChunk] = []
         hashes = state.request.block_hashes
         for index, begin, stop in wanted:
-            held = _blocks_of(table, begin, stop, geometry)
-            if held is None:
+            found = _blocks_of(table, begin, stop, geometry)
+            if found is None:
                 state.progress.mark(index, DONE)
                 self._counters.event("storeBlocksGone")
                 continue
-            groups, blocks, objects = held
-            asked.append(_Asked(index, blocks, objects, self._size(begin, stop, geometry)))
+            groups, blocks, objects = found
+            asked.append(_Asked(index, blocks))
+            held.append((objects, self._size(begin, stop, geometry)))
             chunks.append(
                 GrantChunk(
                     hash=last_hash(geometry, stop, hashes),
@@ -156,24 +162,31 @@ class Stores:
             )
         if not asked:
             return 0
-        self._send(request_id, state, asked, chunks)
-        return len(asked)
+        return len(asked) if self._send(request_id, state, asked, held, chunks) else 0
 
-    def _send(self, request_id: str, state: RequestState, asked: list[_Asked], chunks: list[GrantChunk]) -> None:
+    def _send(
+        self,
+        request_id: str,
+        state: RequestState,
+        asked: list[_Asked],
+        held: list[tuple[list[Any], int]],
+        chunks: list[GrantChunk],
+    ) -> bool:
+        """Holds the blocks, then asks. Returns False where there is no connection."""
         progress = state.progress
         grant = _Grant(request_id, progress, asked)
         body = Grant(request=request_id, chunks=chunks, namespace=state.namespace or b"", ttl_s=state.controls.ttl_s)
+        for chunk, (blocks, size) in zip(asked, held, strict=True):
+            chunk.hold = self._held.hold(blocks, size)
         tag = self._client.ask(Op.GRANT, body, lambda reply: self._on_reply(grant, reply))
         if tag is None:
-            progress.retry_s = time.monotonic() + RETRY_S
-            return
-        assert self._pool is not None
-        for chunk in asked:
-            self._pool.touch(chunk.held)
-            self._bytes_in_flight += chunk.bytes
-            progress.mark(chunk.index, ASKED)
+            self._release(grant, RETRY_S)
+            return False
         grant.tag = tag
         self._open[tag] = grant
+        for chunk in asked:
+            progress.mark(chunk.index, ASKED)
+        return True
 
     def _on_reply(self, grant: _Grant, reply: Reply) -> None:
         """Takes the answer, on the reader thread; the engine thread acts on it."""
@@ -187,8 +200,10 @@ class Stores:
             if grant.given_up:
                 return
             grant.answer, grant.error = answer, error
-            if grant.tag is not None and self._open.pop(grant.tag, None) is not None:
+            if self._open.pop(reply.tag, None) is not None:
                 self._answered.append(grant)
+            elif answer is not None:  # sent, but never written down
+                self._aborts[reply.tag] = False
 
     def _wanted(
         self, state: RequestState, end: int, geometry: Geometry, bound: int, room: int
@@ -201,7 +216,7 @@ class Stores:
         statuses = progress.statuses
         if len(statuses) < full:
             statuses.extend(bytes(full - len(statuses)))
-        in_flight = self._bytes_in_flight
+        in_flight = self._held.bytes
         candidates = [(index, index * chunk, (index + 1) * chunk) for index in _todo(statuses, full, room + 1)]
         tail_begin, tail_end = prompt // chunk * chunk, prompt - prompt % geometry.scheduler_block
         if progress.tail_status == TODO and tail_begin < tail_end <= end:
@@ -224,24 +239,28 @@ class Stores:
 
     def process(self, now_s: float, timeout_s: float) -> None:
         """Acts on answers, gives up what the sidecar owes for too long, repeats ABORTs."""
-        for grant in self._lost:
-            self._release(grant, grant.chunks, RETRY_S)
-        self._lost.clear()
+        while self._lost:
+            self._release(self._lost[-1], RETRY_S)
+            self._lost.pop()
         while self._answered:
-            self._settle(self._answered.popleft())
+            self._settle(self._answered[0])
+            self._answered.popleft()
         for tag, grant in list(self._open.items()):
             if now_s - grant.sent_s < timeout_s:
                 break
-            del self._open[tag]
             self._counters.event("grantUnanswered", len(grant.chunks))
             self._give_up(grant)
-            self._release(grant, grant.chunks, REWIND_S)
+            self._release(grant, REWIND_S)
+            del self._open[tag]
+        self._finish_ended()
         self.send_aborts()
 
     def take(self, jobs: list[Job]) -> None:
         """Moves the jobs to ship, one by one: what was moved is not moved again."""
-        while self._jobs:
-            jobs.append(self._jobs.popleft())
+        while self._ready:
+            job, grant = self._ready[0]
+            self._shipped[job.id] = grant
+            jobs.append(self._ready.popleft()[0])
 
     def _settle(self, grant: _Grant) -> None:
         answer = grant.answer
@@ -255,7 +274,7 @@ class Stores:
             self._counters.event(f"grantRefused/{grant.error or 'BadAnswer'}", len(grant.chunks))
             if not grant.error:
                 self._give_up(grant)
-            self._release(grant, grant.chunks, REWIND_S)
+            self._release(grant, REWIND_S)
             return
         chunks, kept, at = [], [], 0
         assert answer is not None
@@ -266,14 +285,12 @@ class Stores:
                 grant.progress.mark(chunk.index, DONE)
                 at += per_chunk
             else:
-                self._let_go(chunk)
+                self._held.release(chunk.hold)
                 self._refused(grant, chunk, result)
         grant.chunks = kept
-        if not kept:
-            return
-        grant.job = next(self._job_ids)
-        self._shipped[grant.job] = (grant, 0, 0)
-        self._jobs.append(Job(grant.job, STORE, grant.request_id, answer.region, chunks))
+        if kept:
+            job = Job(next(self._job_ids), STORE, grant.request_id, answer.region, chunks)
+            self._ready.append((job, grant))
 
     def _refused(self, grant: _Grant, chunk: _Asked, result: int) -> None:
         progress = grant.progress
@@ -306,43 +323,51 @@ class Stores:
         progress.again(index, REWIND_S)
 
     def ended(self, reports: dict[int, Ended]) -> None:
-        """Takes the workers' reports. Blocks are released once all ranks have ended a job."""
-        for job, ended in reports.items():
-            entry = self._shipped.get(job)
-            if entry is None:
+        """Takes the workers' reports out of `reports`. Blocks are released once all ranks have ended a job."""
+        while reports:
+            job = next(iter(reports))
+            grant = self._shipped.get(job)
+            if grant is None:
+                del reports[job]
                 continue
-            grant, ranks, dropped = entry
-            ranks += ended.ranks
-            dropped += ended.dropped
-            if ranks < self._world:
-                self._shipped[job] = (grant, ranks, dropped)
-                continue
-            del self._shipped[job]
-            if not dropped:
-                for chunk in reversed(grant.chunks):
-                    self._let_go(chunk)
-                self._counters.event("storedChunks", len(grant.chunks))
-                continue
-            self._counters.event("storeDropped", len(grant.chunks))
-            self._abort(grant)  # a rank that is off cannot; and no rank writes any more
-            grant.progress.drops += 1
-            if grant.progress.drops <= MAX_REWINDS:
-                self._release(grant, grant.chunks, REWIND_S)
-            else:
-                for chunk in reversed(grant.chunks):
-                    self._let_go(chunk)
+            grant.reports.append(reports.pop(job))
+            if self._has_ended(grant):
+                self._ended.append(job)
+        self._finish_ended()
         self.send_aborts()  # the engine may be idle from here on
 
-    def _release(self, grant: _Grant, chunks: list[_Asked], retry_s: float) -> None:
-        for chunk in reversed(chunks):
-            self._let_go(chunk)
+    def _has_ended(self, grant: _Grant) -> bool:
+        return sum(ended.ranks for ended in grant.reports) >= self._world
+
+    def _finish_ended(self) -> None:
+        while self._ended:
+            grant = self._shipped.get(self._ended[0])
+            if grant is not None:
+                self._finish(grant)
+                del self._shipped[self._ended[0]]
+            self._ended.popleft()
+
+    def _finish(self, grant: _Grant) -> None:
+        if not any(ended.dropped for ended in grant.reports):
+            self._let_go(grant)
+            self._counters.event("storedChunks", len(grant.chunks))
+            return
+        self._counters.event("storeDropped", len(grant.chunks))
+        self._abort(grant)  # a rank that is off cannot; and no rank writes any more
+        grant.progress.drops += 1
+        if grant.progress.drops <= MAX_REWINDS:
+            self._release(grant, REWIND_S)
+        else:
+            self._let_go(grant)
+
+    def _release(self, grant: _Grant, retry_s: float) -> None:
+        self._let_go(grant)
+        for chunk in reversed(grant.chunks):
             grant.progress.again(chunk.index, retry_s)
 
-    def _let_go(self, chunk: _Asked) -> None:
-        if self._pool is not None:
-            self._pool.free_blocks(reversed(chunk.held))
-        chunk.held = []
-        self._bytes_in_flight -= chunk.bytes
+    def _let_go(self, grant: _Grant) -> None:
+        for chunk in reversed(grant.chunks):
+            self._held.release(chunk.hold)
 
     # -- ABORT
 
@@ -373,15 +398,22 @@ class Stores:
         self.send_aborts()
 
     def give_up(self) -> None:
-        """No store goes out that has not: what its blocks hold may be gone. Those that workers have go on."""
-        while self._open or self._answered:
-            grant = self._open.pop(next(iter(self._open))) if self._open else self._answered.popleft()
+        """Gives up every store that the workers do not have: what its blocks hold may be gone, or what is known of it
+        may be half of the truth. Of those that they have, the blocks stay held until all ranks have reported.
+        """
+        for job, grant in self._ready:
+            self._shipped.pop(job.id, None)
             self._give_up(grant)
-            self._release(grant, grant.chunks, REWIND_S)
-        while self._jobs:
-            grant, _, _ = self._shipped.pop(self._jobs.popleft().id)
-            self._abort(grant)
-            self._release(grant, grant.chunks, REWIND_S)
+        for grant in (*self._open.values(), *self._answered):
+            self._give_up(grant)
+        self._open.clear()
+        self._answered.clear()
+        self._ready.clear()
+        self._lost.clear()
+        self._ended.clear()
+        self._ended.extend(job for job, grant in self._shipped.items() if self._has_ended(grant))
+        self._held.release_all_but({chunk.hold for grant in self._shipped.values() for chunk in grant.chunks})
+        self._finish_ended()
         self.send_aborts()
 
     def send_aborts(self) -> None:

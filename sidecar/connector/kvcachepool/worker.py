@@ -42,6 +42,8 @@ logger = logging.getLogger("kvcachepool")
 
 _IDLE_WAIT_S = 0.002
 _PAUSED_STORE_S = 1.0
+#: The copy thread looks for jobs this often, also where nobody has woken it.
+_LOOK_AGAIN_S = 1.0
 _REPORT_EVERY_S = 1.0
 #: Refusals of a stage that say more of the window than of the job.
 _BROKEN_WINDOW = ("CopyFailed", "BadRecord", "Closed")
@@ -79,7 +81,7 @@ class Worker:
         self._outbox: list[tuple[Op, Sections]] = []
         self._ended_loads: deque[EndedLoad] = deque()
         self._ended_stores: dict[int, Ended] = {}
-        self._arrived: list[_Task] = []
+        self._arrived: deque[_Task] = deque()
         self._stores_paused = True
         self._asleep = False  # the KV cache has no memory
         self._mapping: Mapping | None = None
@@ -158,20 +160,27 @@ class Worker:
         `wait_for_save`.
         """
         self._timed = metadata.timed
-        loads = [job for job in metadata.jobs if job.kind != STORE]
-        stores = [job for job in metadata.jobs if job.kind == STORE]
+        tasks = [self._task(job) for job in metadata.jobs]
+        loads = deque(task for task in tasks if task.job.kind != STORE)
         with self._wake:
-            self._arrived += [self._task(job) for job in stores]
-            if loads:
-                self._admit([self._task(job) for job in loads])
+            self._arrived.extend(task for task in tasks if task.job.kind == STORE)
+            self._admit(loads)
+
+    def refuse(self, jobs: list[Job]) -> None:
+        """`bind` failed: of these jobs those end as failed that it did not take in."""
+        with self._wake:
+            known = {task.job.id for task in (self._running, *self._queue, *self._arrived) if task is not None}
+            known |= self._ended_stores.keys()
+            ended = {one.request_id for one in self._ended_loads}
+            for job in jobs:
+                if job.id not in known and not (job.kind != STORE and job.request_id in ended):
+                    self._finish(_Task(job, None), False, False)
 
     def wait_for_save(self) -> None:
         """Queues the step's stores behind the model's work so far."""
-        with self._wake:
-            if not self._arrived:
-                return
-            arrived, self._arrived = self._arrived, []
-            self._admit(arrived)
+        if self._arrived:
+            with self._wake:
+                self._admit(self._arrived)
 
     def take_ended_loads(self, idle: bool, ended: list[EndedLoad]) -> None:
         """Moves the loads that ended since the last call, one by one: each is reported once, also where this raises.
@@ -201,6 +210,10 @@ class Worker:
             while self._ended_stores:
                 report.stores.update([self._ended_stores.popitem()])
 
+    def turn_off(self, reason: str) -> None:
+        """Goes off by this name, in the background: all jobs end as failed."""
+        self._go_off_later(reason, "see the log of vLLM")
+
     def shutdown(self) -> None:
         """Ends for good: waits for the copy under way, unmaps, unlocks."""
         client = self._client
@@ -220,25 +233,28 @@ class Worker:
                 self._count("jobMalformed")
         return _Task(job, plan)
 
-    def _admit(self, tasks: list[_Task]) -> None:
-        """Queues jobs behind the model's work so far."""
+    def _admit(self, tasks: deque[_Task]) -> None:
+        """Moves jobs, one by one, into the queue behind the model's work so far."""
+        if not tasks:
+            return
         try:
             event = None if self._copier is None else self._copier.record()
         except Exception:
             logger.exception("no event could be recorded: the jobs of this step are dropped")
-            for task in tasks:
-                self._count(f"{task.job.kind}Dropped/event")
-                self._finish(task, False, True)
+            while tasks:
+                self._count(f"{tasks[0].job.kind}Dropped/event")
+                self._finish(tasks.popleft(), False, True)
             return
-        for task in tasks:
+        while tasks:
+            task = tasks[0]
             task.event = event
             if task.plan is None or self.off_reason or self._asleep:
-                self._finish(task, False, False)
+                self._finish(tasks.popleft(), False, False)
             elif not task.plan.pieces:
                 # Nothing of it is ours: another replica writes it.
-                self._finish(task, True, False)
+                self._finish(tasks.popleft(), True, False)
             else:
-                self._queue.append(task)
+                self._queue.append(tasks.popleft())
         self._wake.notify_all()
 
     def _drop(self, task: _Task, why: str) -> None:
@@ -316,7 +332,7 @@ class Worker:
                     wait = left if wait is None else min(wait, left)
         runnable = [t for t in self._queue if t.job.kind != STORE] or ([] if self._stores_paused else self._queue)
         if not runnable:
-            self._wake.wait(wait)
+            self._wake.wait(_LOOK_AGAIN_S if wait is None else min(wait, _LOOK_AGAIN_S))
             return None
         task = runnable[0]
         self._queue.remove(task)

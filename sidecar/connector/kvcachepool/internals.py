@@ -1,0 +1,128 @@
+"""Everything of vLLM that the connector uses beyond its connector API, in one list that is checked at start.
+
+What is missing turns the cache off by name (`VllmInternalsChanged/<name>`), where it would fail at the first request.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from typing import Any
+
+_BASE = "vllm.distributed.kv_transfer.kv_connector.v1.base"
+_EVENTS = "vllm.distributed.kv_events"
+_UTILS = "vllm.v1.core.kv_cache_utils"
+
+#: By module: its names that are used; a dot leads to an attribute of a class, also one that only instances have.
+NEEDED: dict[str, tuple[str, ...]] = {
+    _BASE: (
+        "KVConnectorBase_V1",
+        "KVConnectorMetadata",
+        "KVConnectorRole.SCHEDULER",
+        "KVConnectorTransferResults.failed_recving",
+        "KVConnectorTransferResults.finished_recving",
+        "KVConnectorWorkerMetadata",
+        "SupportsHMA",
+    ),
+    "vllm.config": ("KVTransferConfig",),
+    _EVENTS: ("AllBlocksCleared", "BlockRemoved", "BlockStored", "KVCacheEvent"),
+    "vllm.distributed.kv_transfer": ("get_kv_transfer_group", "has_kv_transfer_group"),
+    "vllm.distributed.kv_transfer.kv_connector.v1.metrics": ("KVConnectorStats",),
+    "vllm.distributed.parallel_state": ("get_pp_group", "get_tp_group"),
+    "vllm.engine.arg_utils": ("EngineArgs.create_engine_config",),
+    "vllm.lora.request": (
+        "LoRARequest.lora_int_id",
+        "LoRARequest.lora_name",
+        "LoRARequest.lora_path",
+    ),
+    "vllm.v1.core.block_pool": (
+        "BlockPool.cached_block_hash_to_block",
+        "BlockPool.enable_caching",
+        "BlockPool.free_blocks",
+        "BlockPool.get_cached_block",
+        "BlockPool.touch",
+    ),
+    "vllm.v1.core.kv_cache_manager": (
+        "KVCacheBlocks.blocks",
+        "KVCacheBlocks.get_block_ids",
+        "KVCacheManager.block_pool",
+        "KVCacheManager.get_blocks",
+    ),
+    _UTILS: (
+        "KVCacheBlock.block_id",
+        "KVCacheBlock.is_null",
+        "KVCacheBlock.ref_cnt",
+        "maybe_convert_block_hash",
+        "resolve_kv_cache_block_sizes",
+    ),
+    "vllm.v1.core.sched.output": (
+        "SchedulerOutput.num_scheduled_tokens",
+        "SchedulerOutput.preempted_req_ids",
+        "SchedulerOutput.total_num_scheduled_tokens",
+    ),
+    "vllm.v1.core.sched.scheduler": ("Scheduler.get_kv_connector",),
+    # Weights change through these: where one is missing, they would change unseen.
+    "vllm.v1.engine.core": (
+        "EngineCore.add_lora",
+        "EngineCore.collective_rpc",
+        "EngineCore.sleep",
+        "EngineCore.wake_up",
+    ),
+    "vllm.v1.outputs": (
+        "KVConnectorOutput.failed_recving",
+        "KVConnectorOutput.finished_recving",
+        "KVConnectorOutput.invalid_block_ids",
+        "KVConnectorOutput.kv_connector_worker_meta",
+    ),
+    "vllm.v1.request": (
+        "Request.block_hashes",
+        "Request.cache_salt",
+        "Request.kv_transfer_params",
+        "Request.lora_request",
+        "Request.mm_features",
+        "Request.num_computed_tokens",
+        "Request.num_prompt_tokens",
+        "Request.num_tokens",
+        "Request.request_id",
+        "Request.skip_reading_prefix_cache",
+    ),
+}
+
+#: Used where a version of vLLM has them.
+OPTIONAL: dict[str, tuple[str, ...]] = {
+    "vllm": ("_custom_ops",),
+    "vllm.platforms": ("current_platform",),
+    "vllm.v1.core": ("kv_cache_utils",),
+    "vllm.v1.kv_cache_layout": ("KVCacheLayout",),
+    "vllm.v1.metrics.cache_hit_source": ("CacheHitSource",),
+}
+
+
+def changed_internals() -> str | None:
+    """`VllmInternalsChanged/<name>` for the first name that this vLLM lacks."""
+    for module, names in NEEDED.items():
+        try:
+            found = importlib.import_module(module)
+        except ImportError:
+            return f"VllmInternalsChanged/{module}"
+        for name in names:
+            owner, _, attribute = name.partition(".")
+            thing = getattr(found, owner, None)
+            if thing is None or (attribute and not _has(thing, attribute)):
+                return f"VllmInternalsChanged/{name}"
+    return None
+
+
+def _has(owner: Any, name: str) -> bool:
+    """Whether a class, or what its constructor makes, has this attribute."""
+    if hasattr(owner, name) or (dataclasses.is_dataclass(owner) and name in _fields(owner)):
+        return True
+    for base in getattr(owner, "__mro__", ()):
+        code = getattr(vars(base).get("__init__"), "__code__", None)
+        if name in vars(base).get("__annotations__", {}) or (code is not None and name in code.co_names):
+            return True
+    return False
+
+
+def _fields(owner: Any) -> set[str]:
+    return {field.name for field in dataclasses.fields(owner)}
