@@ -12,9 +12,10 @@ mod resp;
 use kvcachepool_protocol::object::{MAX_SECTIONS, REDIS_SEGMENT_BYTES};
 use libfuzzer_sys::fuzz_target;
 use record::Record;
-use resp::{Reply, reply};
+use resp::{BadReply, Reader, Reply};
 
 fuzz_target!(|bytes: &[u8]| {
+    in_pieces(bytes);
     match reply(bytes) {
         Ok(Some((read, used))) => {
             assert_eq!(reply(&bytes[..used - 1]), Ok(None));
@@ -27,6 +28,32 @@ fuzz_target!(|bytes: &[u8]| {
     }
     value(bytes);
 });
+
+/// A whole reply and how many bytes it takes.
+fn reply(bytes: &[u8]) -> Result<Option<(Reply, usize)>, BadReply> {
+    let (reply, used) = Reader::default().read(bytes)?;
+    Ok(reply.map(|reply| (reply, used)))
+}
+
+/// Pieces make the same reply, or the same error, as all bytes at once.
+fn in_pieces(bytes: &[u8]) {
+    let mut reader = Reader::default();
+    let mut start = 0;
+    for end in 0..=bytes.len() {
+        match reader.read(&bytes[start..end]) {
+            Ok((None, used)) => start += used,
+            Ok((Some(read), used)) => {
+                assert_eq!(reply(bytes), Ok(Some((read, start + used))));
+                return;
+            }
+            Err(error) => {
+                assert_eq!(reply(bytes), Err(error));
+                return;
+            }
+        }
+    }
+    assert_eq!(reply(bytes), Ok(None));
+}
 
 fn values(read: &Reply) {
     match read {

@@ -5,7 +5,7 @@ mod transaction;
 pub use transaction::{Open, Words};
 
 use super::fault::{Fault, is_denied, is_of_the_connection, is_of_the_server};
-use super::resp::{self, Head, Reply};
+use super::resp::{self, Head, Reader, Reply};
 use super::stream::Stream;
 use crate::tiers::raw::Around;
 use crate::tiers::{Cause, Span};
@@ -14,7 +14,7 @@ use tokio::time::{Duration, Instant, timeout};
 
 /// Bytes that are asked of the socket at once where they are no segment's.
 const READ_BYTES: usize = 16 << 10;
-/// Most bytes of replies that lie here at once: of the longest array.
+/// Most bytes of a reply: of the longest array.
 const INPUT_BYTES_MAX: usize = 32 << 20;
 
 /// Segments of no more bytes are copied to what goes out behind another one.
@@ -48,6 +48,8 @@ pub struct Connection {
     input: Vec<u8>,
     /// What of `input` was read.
     start: usize,
+    /// The reply that is coming.
+    reader: Reader,
     output: Vec<u8>,
     /// A segment that goes out in the middle of `output`.
     segment: Option<Segment>,
@@ -82,6 +84,7 @@ impl Connection {
             stream,
             input: Vec::new(),
             start: 0,
+            reader: Reader::default(),
             output: Vec::new(),
             segment: None,
             pending: 0,
@@ -398,12 +401,15 @@ impl Connection {
 
     async fn next(&mut self) -> Result<Reply, Fault> {
         loop {
-            match resp::reply(self.unread()) {
-                Ok(Some((reply, used))) => {
+            let unread = self.input.get(self.start..).unwrap_or_default();
+            match self.reader.read(unread) {
+                Ok((reply, used)) => {
                     self.start += used;
-                    return Ok(reply);
+                    match reply {
+                        Some(reply) => return Ok(reply),
+                        None => self.fill().await?,
+                    }
                 }
-                Ok(None) => self.fill().await?,
                 Err(e) => return Err(self.misspoke(e)),
             }
         }
@@ -421,7 +427,7 @@ impl Connection {
     async fn fill(&mut self) -> Result<(), Fault> {
         self.input.drain(..self.start.min(self.input.len()));
         self.start = 0;
-        if self.input.len() > INPUT_BYTES_MAX {
+        if self.reader.taken() + self.input.len() > INPUT_BYTES_MAX {
             return Err(self.misspoke("a reply without end"));
         }
         self.input.reserve(READ_BYTES);

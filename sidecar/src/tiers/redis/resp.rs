@@ -8,7 +8,7 @@ pub const BULK_MAX: u64 = 8 << 20;
 /// Most parts of an array.
 pub const PARTS_MAX: u64 = 1 << 18;
 /// Arrays within arrays.
-const DEPTH_MAX: u32 = 6;
+const DEPTH_MAX: usize = 6;
 
 /// One reply.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -60,6 +60,11 @@ pub enum BadReply {
 
 /// Reads the first line of a reply: what it is, and how many bytes it takes. None: more bytes are needed.
 pub fn head(bytes: &[u8]) -> Result<Option<(Head, usize)>, BadReply> {
+    head_behind(bytes, 0)
+}
+
+/// The same, where the first `looked` bytes are known to have no line end between them.
+fn head_behind(bytes: &[u8], looked: usize) -> Result<Option<(Head, usize)>, BadReply> {
     let Some((kind, rest)) = bytes.split_first() else {
         return Ok(None);
     };
@@ -67,13 +72,17 @@ pub fn head(bytes: &[u8]) -> Result<Option<(Head, usize)>, BadReply> {
         return Err(BadReply::Kind(*kind));
     }
     let within = rest.get(..LINE_MAX).unwrap_or(rest);
-    let Some(end) = within.windows(2).position(|pair| pair == b"\r\n") else {
+    // one of the two bytes of the end may be among them
+    let from = looked.saturating_sub(2);
+    let unseen = within.get(from..).unwrap_or_default();
+    let Some(end) = unseen.windows(2).position(|pair| pair == b"\r\n") else {
         return if rest.len() >= LINE_MAX {
             Err(BadReply::Line)
         } else {
             Ok(None)
         };
     };
+    let end = from + end;
     let line = String::from_utf8_lossy(rest.get(..end).unwrap_or_default());
     let number = || line.parse::<i64>().map_err(|_| BadReply::Number);
     let head = match kind {
@@ -89,42 +98,117 @@ pub fn head(bytes: &[u8]) -> Result<Option<(Head, usize)>, BadReply> {
     Ok(Some((head, end + 3)))
 }
 
-/// Reads a whole reply and how many bytes it takes. None: more bytes are needed.
-pub fn reply(bytes: &[u8]) -> Result<Option<(Reply, usize)>, BadReply> {
-    nested(bytes, DEPTH_MAX)
+/// An array whose parts have not all come.
+#[derive(Debug)]
+struct Open {
+    parts: Vec<Reply>,
+    missing: u64,
 }
 
-fn nested(bytes: &[u8], depth: u32) -> Result<Option<(Reply, usize)>, BadReply> {
-    let Some((head, used)) = head(bytes)? else {
-        return Ok(None);
-    };
-    let rest = bytes.get(used..).unwrap_or_default();
-    match head {
-        Head::Whole(reply) => Ok(Some((reply, used))),
-        Head::Bulk(length) if length > BULK_MAX => Err(BadReply::Large),
-        Head::Bulk(length) => {
-            let length = length as usize;
-            let Some((text, end)) = rest.split_at_checked(length) else {
-                return Ok(None);
+/// A reply that comes piece by piece. It keeps the parts that have come: no byte is parsed twice.
+#[derive(Debug, Default)]
+pub struct Reader {
+    /// Arrays within each other, the outermost first.
+    open: Vec<Open>,
+    /// Length of the bulk string whose line has come.
+    bulk: Option<usize>,
+    /// Bytes of an unfinished line that were looked at.
+    looked: usize,
+    /// Bytes of this reply that were taken.
+    taken: usize,
+    /// Bytes that were looked at for the end of a line, or copied.
+    #[cfg(test)]
+    work: usize,
+}
+
+impl Reader {
+    /// Bytes of an unfinished reply that were taken.
+    pub fn taken(&self) -> usize {
+        self.taken
+    }
+
+    /// Reads on. `bytes` begin where the call before stopped taking them. Returns the reply, once it is whole, and the bytes that were
+    /// taken; the rest has to be there again, with more behind it, at the next call.
+    pub fn read(&mut self, bytes: &[u8]) -> Result<(Option<Reply>, usize), BadReply> {
+        let mut used = 0;
+        loop {
+            let rest = bytes.get(used..).unwrap_or_default();
+            let Some((part, length)) = self.part(rest)? else {
+                return Ok((None, used));
             };
-            match end {
-                [b'\r', b'\n', ..] => Ok(Some((Reply::Bulk(text.to_vec()), used + length + 2))),
-                [] | [b'\r'] => Ok(None),
-                _ => Err(BadReply::End),
+            used += length;
+            self.taken += length;
+            let Some(part) = part else { continue };
+            if let Some(whole) = self.put(part) {
+                self.taken = 0;
+                return Ok((Some(whole), used));
             }
         }
-        Head::Array(parts) if parts > PARTS_MAX || depth == 0 => Err(BadReply::Large),
-        Head::Array(parts) => {
-            let (mut replies, mut at) = (Vec::new(), used);
-            for _ in 0..parts {
-                let rest = bytes.get(at..).unwrap_or_default();
-                let Some((reply, used)) = nested(rest, depth - 1)? else {
-                    return Ok(None);
-                };
-                replies.push(reply);
-                at += used;
+    }
+
+    /// The next line or bulk string: what is whole with it, and its bytes. None: more bytes are needed.
+    fn part(&mut self, bytes: &[u8]) -> Result<Option<(Option<Reply>, usize)>, BadReply> {
+        if let Some(length) = self.bulk {
+            let Some((text, end)) = bytes.split_at_checked(length) else {
+                return Ok(None);
+            };
+            return match end {
+                [b'\r', b'\n', ..] => {
+                    self.bulk = None;
+                    self.works(length);
+                    Ok(Some((Some(Reply::Bulk(text.to_vec())), length + 2)))
+                }
+                [] | [b'\r'] => Ok(None),
+                _ => Err(BadReply::End),
+            };
+        }
+        let Some((head, used)) = head_behind(bytes, self.looked)? else {
+            self.works(bytes.len().saturating_sub(self.looked));
+            self.looked = bytes.len();
+            return Ok(None);
+        };
+        self.works(used.saturating_sub(self.looked));
+        self.looked = 0;
+        let whole = match head {
+            Head::Whole(reply) => Some(reply),
+            Head::Bulk(length) if length > BULK_MAX => return Err(BadReply::Large),
+            Head::Bulk(length) => {
+                self.bulk = Some(length as usize);
+                None
             }
-            Ok(Some((Reply::Array(replies), at)))
+            Head::Array(parts) if parts > PARTS_MAX || self.open.len() >= DEPTH_MAX => {
+                return Err(BadReply::Large);
+            }
+            Head::Array(0) => Some(Reply::Array(Vec::new())),
+            Head::Array(missing) => {
+                self.open.push(Open {
+                    parts: Vec::new(),
+                    missing,
+                });
+                None
+            }
+        };
+        Ok(Some((whole, used)))
+    }
+
+    /// Puts a whole part where it belongs. Returns the reply, if it is whole with it.
+    fn put(&mut self, mut part: Reply) -> Option<Reply> {
+        while let Some(mut array) = self.open.pop() {
+            array.parts.push(part);
+            array.missing -= 1;
+            if array.missing > 0 {
+                self.open.push(array);
+                return None;
+            }
+            part = Reply::Array(array.parts);
+        }
+        Some(part)
+    }
+
+    fn works(&mut self, _bytes: usize) {
+        #[cfg(test)]
+        {
+            self.work += _bytes;
         }
     }
 }
@@ -158,6 +242,12 @@ pub fn length(out: &mut Vec<u8>, bytes: u64) {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    /// Reads a whole reply and how many bytes it takes. None: more bytes are needed.
+    fn reply(bytes: &[u8]) -> Result<Option<(Reply, usize)>, BadReply> {
+        let (reply, used) = Reader::default().read(bytes)?;
+        Ok(reply.map(|reply| (reply, used)))
+    }
 
     fn bytes_of(reply: &Reply) -> Vec<u8> {
         match reply {
@@ -208,6 +298,25 @@ mod tests {
         }
 
         #[test]
+        fn a_reply_that_comes_in_pieces_is_the_same(
+            expected in replies(),
+            cuts in prop::collection::vec(0usize..40, 0..20),
+        ) {
+            let bytes = bytes_of(&expected);
+            let mut reader = Reader::default();
+            let (mut start, mut end, mut came) = (0, 0, None);
+            for piece in cuts.into_iter().chain([bytes.len()]) {
+                end = bytes.len().min(end + piece);
+                let (reply, used) = reader.read(&bytes[start..end]).unwrap();
+                start += used;
+                prop_assert!(reply.is_none() || (came.is_none() && start == bytes.len()));
+                came = came.or(reply);
+            }
+            prop_assert_eq!(came, Some(expected));
+            prop_assert_eq!(reader.taken(), 0);
+        }
+
+        #[test]
         fn any_bytes_give_a_reply_a_wish_for_more_or_an_error(
             bytes in prop::collection::vec(any::<u8>(), 0..200),
         ) {
@@ -244,6 +353,38 @@ mod tests {
         }
         let endless = [b"+".as_slice(), &vec![b'a'; LINE_MAX]].concat();
         assert_eq!(reply(&endless), Err(BadReply::Line));
+    }
+
+    /// Work of reading these bytes as they come, so many at a time.
+    fn work(bytes: &[u8], piece: usize) -> usize {
+        let mut reader = Reader::default();
+        let mut start = 0;
+        for end in (piece..).step_by(piece) {
+            let end = end.min(bytes.len());
+            let (reply, used) = reader.read(&bytes[start..end]).unwrap();
+            start += used;
+            if reply.is_some() {
+                assert_eq!(start, bytes.len());
+                return reader.work;
+            }
+        }
+        unreachable!()
+    }
+
+    #[test]
+    fn an_array_in_small_pieces_takes_no_more_work_than_at_once() {
+        let key = Reply::Bulk(vec![b'k'; 64]);
+        let page = Reply::Array(vec![
+            Reply::Bulk(b"0".to_vec()),
+            Reply::Array(vec![key; 2_000]),
+            Reply::Simple("x".repeat(10_000)),
+        ]);
+        let bytes = bytes_of(&page);
+        let at_once = work(&bytes, bytes.len());
+        assert!(at_once <= bytes.len());
+        for piece in [1, 7, 1_000] {
+            assert!(work(&bytes, piece) <= 2 * at_once, "pieces of {piece}");
+        }
     }
 
     #[test]
