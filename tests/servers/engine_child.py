@@ -36,6 +36,10 @@ class Operations:
             arguments["kv_transfer_config"] = KVTransferConfig(**transfer)
         if arguments.pop("weights_from_files", False):
             arguments["weight_transfer_config"] = _weights_from_files()
+        if events := arguments.pop("kv_events_config", None):
+            from vllm.config import KVEventsConfig
+
+            arguments["kv_events_config"] = KVEventsConfig(**events)
         self.engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
         chosen = self.engine.vllm_config.kv_transfer_config
         return chosen.kv_connector if chosen is not None else None

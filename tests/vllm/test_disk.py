@@ -11,7 +11,8 @@ import pytest
 
 from servers import paths
 from servers.models import token_ids
-from servers.pod import Pod
+from servers.pod import BLOCK, Pod
+from servers.routers import Dynamo, LlmD, Publisher, replayed
 from servers.waiting import wait_for
 
 Truth = Callable[..., list[int]]
@@ -25,20 +26,49 @@ def disk() -> Iterator[Path]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
+class Events:
+    """vLLM's own publisher of KV events, and routers that read it."""
+
+    def __init__(self) -> None:
+        self.replay = f"tcp://127.0.0.1:{paths.free_port()}"
+        self.config = {
+            "enable_kv_cache_events": True,
+            "publisher": "zmq",
+            "endpoint": f"tcp://127.0.0.1:{paths.free_port()}",
+            "replay_endpoint": self.replay,
+        }
+
+    def become(self, pod: Pod, prompt: list[int], blocks: int, *media: str) -> None:
+        """Until routers that begin with this vLLM's first event believe it to hold these blocks in each medium."""
+
+        def known() -> bool:
+            pod.engine.step()
+            routers = Publisher(LlmD(), Dynamo(BLOCK))
+            for payload in replayed(self.replay):
+                routers.deliver(payload)
+            return all(router.blocks(prompt, BLOCK, one) == blocks for router in routers.routers for one in media)
+
+        wait_for(known, 20, f"{blocks} blocks known in {media}")
+
+
 def test_a_fresh_pod_is_warm_from_the_disk_of_one_that_is_gone(
     new_pod: Callable[..., Pod], truth: Truth, disk: Path
 ) -> None:
     config: dict[str, Any] = {"disk": {"path": str(disk), "size": "1Gi"}, "cache": {"loadTimeout": "20s"}}
     prompt = token_ids(2000, 71)
-    first = new_pod(config=config).start()
+    events = Events()
+    first = new_pod(config=config).start(kv_events_config=events.config)
     cold = first.ask(prompt)
     assert (cold.computed, cold.external) == (2000, 0)
     wait_for(lambda: first.sidecar.written_to("disk"), 20, "every chunk on disk")
+    events.become(first, prompt, 15, "GPU", "CPU", "STORAGE")
     first.engine.stop()
     first.sidecar.kill_tree()
 
-    second = new_pod(config=config).start()
+    events = Events()
+    second = new_pod(config=config).start(kv_events_config=events.config)
     warm = second.ask(prompt)
+    events.become(second, prompt, 15, "GPU", "CPU", "STORAGE")
     assert (warm.computed, warm.local, warm.external) == (80, 0, 1920)
     assert warm.tokens == cold.tokens == truth(prompt)
     hits = second.sidecar.metrics

@@ -208,6 +208,8 @@ class AbortReply(Message):
 class Events(Message):
     cursor: int
     wait_ms: int
+    boot: int = 0
+    snapshot: int | None = None
 
 
 class Event(Message):
@@ -216,13 +218,17 @@ class Event(Message):
     block_hashes: bytes = b""
     parent: bytes = b""
     tokens: int = 0
-    state: str = ""
+    hash: bytes = b""
+    namespace: bytes = b""
+    first_token: int = 0
 
 
 class EventsReply(Message):
     cursor: int
     events: list[Event]
     lost: bool = False
+    boot: int = 0
+    next: int | None = None
 
 
 class Report(Message):

@@ -1,4 +1,4 @@
-"""What the connector counts: REPORTs to the sidecar, vLLM's stats and KV events.
+"""What the connector counts: REPORTs to the sidecar, and vLLM's stats.
 
 Requested tokens are counted once per request, at its admission, together with what they were: hits by tier and misses
 by reason. So requested = hits + misses in every REPORT.
@@ -7,17 +7,14 @@ by reason. So requested = hits + misses in every REPORT.
 from __future__ import annotations
 
 import threading
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVCacheEvent
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
 
-from .keys import HASH_BYTES
-from .messages import Event, EventsReply, Report
+from .messages import Report
 
-_MAX_EVENTS = 10_000
 _LOG_NAMES = {"hit": "Cached tokens loaded", "miss": "Tokens not in the pool", "failed": "Tokens whose load failed"}
 
 
@@ -149,57 +146,3 @@ def hit_sources(tiers: dict[str, int], tokens: int) -> dict[Any, int]:
         unknown = CacheHitSource.EXTERNAL_UNSPECIFIED
         sources[unknown] = sources.get(unknown, 0) + left
     return sources
-
-
-class EventFeed:
-    """What the pool stored and removed, as vLLM's KV events. Filled by the reader thread, emptied by the engine's."""
-
-    def __init__(self) -> None:
-        self._events: deque[KVCacheEvent] = deque(maxlen=_MAX_EVENTS)
-        self.cursor = 0
-
-    def add(self, reply: EventsReply, hash_block: int) -> None:
-        """Takes one answer to EVENTS; `hash_block`: tokens of a hash block."""
-        self.cursor = reply.cursor
-        if reply.lost:
-            self._events.append(AllBlocksCleared())
-        for event in reply.events:
-            translated = _translate(event, hash_block)
-            if translated is not None:
-                self._events.append(translated)
-
-    def take(self) -> list[KVCacheEvent]:
-        """All events since the last call, in order."""
-        taken = []
-        while self._events:
-            taken.append(self._events.popleft())
-        return taken
-
-
-def _translate(event: Event, hash_block: int) -> KVCacheEvent | None:
-    from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
-
-    if event.kind == "cleared":
-        return AllBlocksCleared()
-    packed = event.block_hashes
-    hashes: list[Any] = [
-        maybe_convert_block_hash(packed[at : at + HASH_BYTES])
-        for at in range(0, len(packed) - HASH_BYTES + 1, HASH_BYTES)
-    ]
-    if not hashes:
-        return None
-    medium = "CPU" if event.tier == "memory" else "STORAGE"
-    if event.kind == "stored":
-        parent: Any = maybe_convert_block_hash(event.parent) if event.parent else None
-        return BlockStored(
-            block_hashes=hashes,
-            parent_block_hash=parent,
-            token_ids=[],
-            block_size=hash_block,
-            lora_id=None,
-            medium=medium,
-            lora_name=None,
-        )
-    if event.kind == "removed":
-        return BlockRemoved(block_hashes=hashes, medium=medium)
-    return None

@@ -23,6 +23,7 @@ from .client import Client, Held, Reply
 from .controls import Uncacheable, namespace, parse_controls
 from .jobs import StepMetadata, WorkerReport
 from .keys import Chunks, Geometry
+from .kv_events import event_group
 from .loads import Loads
 from .local_hits import held_by
 from .lookups import STALE_AFTER_S, Heard, Lookup, Patience, Plan, unasked, weigh
@@ -71,7 +72,11 @@ class Scheduler:
         self._speed = PrefillSpeed()
         job_ids = itertools.count(1)
         self._loads = Loads(self._client, job_ids)
-        self._stores = Stores(self._client, self._lock, self._counters, self._world, job_ids)
+        events = vllm_config.kv_events_config
+        wanted = events is not None and events.enable_kv_cache_events
+        group = event_group(kv_cache_config, self._geometry) if wanted else None
+        self._telling = Telling(self._client, self._counters, group, self._ask_anew)
+        self._stores = Stores(self._client, self._lock, self._counters, self._world, job_ids, self._telling.note)
         self._adapters = Adapters(self._adapter_known)
         self._states: dict[str, RequestState] = {}
         self._unnamed: dict[str, None] = {}  # requests whose early PROBE waits for their adapter's content
@@ -85,11 +90,6 @@ class Scheduler:
         self._swept_s = time.monotonic()
         self._timed = 0  # number of the step that `ship` is about to send, where it is timed
         self._pool: Any = None
-        events = vllm_config.kv_events_config
-        wanted = events is not None and events.enable_kv_cache_events
-        self._telling = Telling(
-            self._client, self._counters, self._geometry.hash_block if wanted else 0, self._ask_anew
-        )
 
     def start(self) -> None:
         """Connects in the background."""
@@ -173,6 +173,7 @@ class Scheduler:
             digest = functools.partial(self._adapters.digest, since_s=state.since_s)
             state.namespace = namespace(state.request, state.controls, self._epoch, digest)
             state.refusal = ""
+            self._telling.serve(state.namespace, state.request.lora_request, state.controls.tags)
         except Uncacheable as reason:
             state.namespace = None
             state.refusal = str(reason)
@@ -460,6 +461,7 @@ class Scheduler:
             return
         if not self._geometry.has_windows:
             state.progress.mark_present(answer.states, lookup.chunks.full)
+        self._telling.learn(state.request, lookup, answer.states)
 
     def _count(self, state: RequestState, tokens: int) -> None:
         """Counts the request's admission, once."""
@@ -655,9 +657,11 @@ class Scheduler:
             self._loads.doom(request_id)
 
     def is_busy(self) -> bool:
-        """An idle engine must go on stepping: blocks are held for stores or written by loads, or leases have ended."""
+        """An idle engine must go on stepping: blocks are held for stores or written by loads, leases have ended, or KV
+        events are to be published.
+        """
         with self._lock:
-            return self._stores.pending or self._loads.pending or bool(self._release)
+            return self._stores.pending or self._loads.pending or bool(self._release) or self._telling.pending
 
     def reset(self) -> None:
         """A fresh epoch: nothing that was cached before is found, or kept under its name, by this process any more."""
@@ -676,6 +680,7 @@ class Scheduler:
     def _draw_epoch(self) -> None:
         self._epoch = os.urandom(16).hex()
         self._version += 1
+        self._telling.forget()
         self._loads.outdate(self._loads.request_ids())
         for state in self._states.values():
             state.plan = None
@@ -707,7 +712,7 @@ class Scheduler:
 
     def events(self) -> list[Any]:
         """KV events since the last call."""
-        return self._telling.events()
+        return self._telling.events(self._pool)
 
     # -- client.Hooks, on the reader thread
 

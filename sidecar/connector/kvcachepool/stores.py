@@ -13,7 +13,7 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .client import Client, Reply
@@ -36,6 +36,7 @@ from .wire import Op
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheManager
+    from vllm.v1.request import Request
 
 #: Chunks asked for in one step, over all requests: what is left follows in the next ones.
 MAX_CHUNKS_PER_STEP = 64
@@ -84,9 +85,18 @@ class Stores:
     """
 
     def __init__(
-        self, client: Client, lock: threading.RLock, counters: Counters, world: int, job_ids: itertools.count[int]
+        self,
+        client: Client,
+        lock: threading.RLock,
+        counters: Counters,
+        world: int,
+        job_ids: itertools.count[int],
+        note: Callable[[Request, int, int], None],
     ) -> None:
-        """`lock`: the scheduler side's; `world`: ranks that report each job."""
+        """`lock`: the scheduler side's; `world`: ranks that report each job. `note` is called with the request and the
+        tokens of each chunk that is asked for.
+        """
+        self._note = note
         self._lock = lock
         self._client = client
         self._counters = counters
@@ -148,6 +158,7 @@ class Stores:
                 self._counters.event("storeBlocksGone")
                 continue
             groups, blocks, objects = found
+            self._note(state.request, begin, stop)
             asked.append(_Asked(index, blocks))
             held.append((objects, self._size(begin, stop, geometry)))
             chunks.append(

@@ -5,32 +5,53 @@ the pool in.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .client import Client, Reply
-from .messages import Events, EventsReply
-from .metrics import Counters, EventFeed
+from .kv_events import Adapter, EventFeed, EventGroup
+from .messages import CHUNK_READY, Event, Events, EventsReply
+from .metrics import Counters
 from .wire import Op
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+    from .lookups import Lookup
 
 _EVENTS_WAIT_MS = 10_000
 _REPORT_EVERY_S = 0.2
 _RETRY_S = 1.0
 _ASK_ANEW_EVERY_S = 1.0
+#: A sidecar that is away for longer serves nothing as far as routers are told.
+_AWAY_S = 5.0
+#: An idle engine steps for so long after its start until the first snapshot is there to be told.
+_FIRST_SNAPSHOT_S = 3.0
 
 
 class Telling:
-    """REPORTs leave by a thread of their own, soon after something was counted; EVENTS is one long poll at a time."""
+    """REPORTs leave by a thread of their own, soon after something was counted; EVENTS is one long poll at a time, or
+    the pages of a snapshot where nothing is known yet or events were lost.
+    """
 
-    def __init__(self, client: Client, counters: Counters, hash_block: int, ask_anew: Callable[[], None]) -> None:
-        """`hash_block`: tokens of a hash block; 0 = vLLM publishes no KV events, so none are asked for. `ask_anew` is
+    def __init__(
+        self, client: Client, counters: Counters, group: EventGroup | None, ask_anew: Callable[[], None]
+    ) -> None:
+        """`group`: the KV group of the events; None = vLLM publishes no KV events, so none are asked for. `ask_anew` is
         called about once a second.
         """
         self._client = client
         self._counters = counters
-        self._hash_block = hash_block
         self._ask_anew = ask_anew
-        self._feed = EventFeed()
+        self._feed = EventFeed(group) if group is not None else None
+        self._cursor = self._boot = 0
+        self._stale = True  # the next EVENTS asks for a snapshot
+        self._page: int | None = None  # of the snapshot that is coming
+        self._snapshot: list[Event] = []
+        self._first_until_s = time.monotonic() + _FIRST_SNAPSHOT_S
+        self._connected_s = time.monotonic()
+        self._local_blocks: Any = None
         self._stop = threading.Event()
 
     def start(self) -> None:
@@ -42,29 +63,125 @@ class Telling:
         self._stop.set()
         self._counters.dirty.set()
 
-    def events(self) -> list[Any]:
-        """KV events since the last call."""
-        return self._feed.take() if self._hash_block else []
+    # -- KV events
+
+    def events(self, pool: Any) -> list[Any]:
+        """KV events since the last call. `pool`: vLLM's block pool."""
+        if self._feed is None:
+            return []
+        blocks = getattr(pool, "cached_block_hash_to_block", None)
+        if blocks is not self._local_blocks:
+            # The pool was reset, and vLLM has just published AllBlocksCleared, which routers take for all media.
+            if self._local_blocks is not None:
+                self._feed.anew()
+            self._local_blocks = blocks
+        return self._feed.take()
+
+    @property
+    def pending(self) -> bool:
+        """An idle engine must go on stepping: events are published in steps only."""
+        if self._feed is None:
+            return False
+        first = not self._boot and time.monotonic() < self._first_until_s
+        return first or self._feed.pending
+
+    def serve(self, namespace: bytes | None, lora: Any, tags: Any) -> None:
+        """A request has this namespace. Chunks of tagged requests are not told: routers know nothing of tags."""
+        if self._feed is None or namespace is None or tags:
+            return
+        adapter = Adapter(lora.lora_int_id, lora.lora_name) if lora is not None else Adapter()
+        if self._feed.serve(namespace, adapter):
+            self._stale = True
+
+    def note(self, request: Request, begin: int, end: int) -> None:
+        """A chunk of the request is about to be stored."""
+        if self._feed is not None:
+            self._feed.note(request, begin, end)
+
+    def learn(self, request: Request, lookup: Lookup, states: bytes) -> None:
+        """The pool has these chunks of the request."""
+        if self._feed is None:
+            return
+        size = lookup.geometry.chunk
+        ends = [min((index + 1) * size, lookup.chunks.tokens) for index in range(len(lookup.chunks))]
+        for index, end in enumerate(ends):
+            if states[index : index + 1] != bytes([CHUNK_READY]) or self._feed.knows(lookup.hash_of(index)):
+                continue
+            self._feed.note(request, index * size, end)
+
+    def forget(self) -> None:
+        """Nothing that was stored before is found any more."""
+        if self._feed is not None:
+            self._feed.forget()
 
     def ask_events(self, connection: int) -> None:
-        """Begins the long poll on this connection, and goes on with it."""
-        if not self._hash_block or self._client.connection != connection:
+        """Begins the long poll on this connection."""
+        if self._feed is not None:
+            self._stale |= self._page is not None
+            self._page = None
+            self._ask(self._feed, connection)
+
+    def _ask(self, feed: EventFeed, connection: int) -> None:
+        if self._client.connection != connection:
             return
+        if self._stale and self._page is None:
+            self._stale, self._page, self._snapshot = False, 0, []
+        page = self._page
 
         def on_reply(reply: Reply) -> None:
             if reply.error is not None:
                 self._counters.event(f"eventsRefused/{reply.error.code}")
                 return
-            self._feed.add(reply.read(EventsReply), self._hash_block)
-            self.ask_events(connection)
+            answer = reply.read(EventsReply)
+            if not answer.boot:  # it says neither whose chunks they are nor what is there already
+                self._counters.event("eventsOfOlderSidecar")
+                return
+            if page is None:
+                self._changes(feed, answer)
+            else:
+                self._page_came(feed, page, answer)
+            if feed.over_limit:
+                self._counters.event("eventsOverLimit", feed.over_limit)
+                feed.over_limit = 0
+            self._ask(feed, connection)
 
-        self._client.ask(Op.EVENTS, Events(cursor=self._feed.cursor, wait_ms=_EVENTS_WAIT_MS), on_reply)
+        body = Events(cursor=self._cursor, wait_ms=_EVENTS_WAIT_MS, boot=self._boot, snapshot=page)
+        self._client.ask(Op.EVENTS, body, on_reply)
+
+    def _changes(self, feed: EventFeed, answer: EventsReply) -> None:
+        self._cursor = answer.cursor
+        if answer.lost:
+            self._counters.event("eventsLost")
+            self._stale = True
+        else:
+            feed.apply(answer.events)
+
+    def _page_came(self, feed: EventFeed, page: int, answer: EventsReply) -> None:
+        if page == 0:
+            self._cursor, self._boot = answer.cursor, answer.boot
+        self._snapshot += answer.events
+        self._page = answer.next
+        if answer.next is None:
+            feed.replace(self._snapshot)
+            self._snapshot = []
+
+    def _watch(self) -> None:
+        """Takes back what a sidecar held that has been away for long."""
+        now_s = time.monotonic()
+        if self._client.connected:
+            self._connected_s = now_s
+        elif self._feed is not None and now_s - self._connected_s > _AWAY_S:
+            self._feed.lose()
+            self._stale = True
+
+    # -- REPORTs
 
     def _report(self) -> None:
         dirty = self._counters.dirty
         while not self._stop.is_set():
             reporting = dirty.wait(_ASK_ANEW_EVERY_S)
             self._ask_anew()
+            self._watch()
             if not reporting:
                 continue
             self._stop.wait(_REPORT_EVERY_S)

@@ -567,47 +567,65 @@ pub struct AbortReply {
     pub freed: u32,
 }
 
-/// EVENTS: answered when events after `cursor` are there, or after `wait_ms`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+/// EVENTS: answered when events after `cursor` are there, or after `wait_ms`. With `snapshot`, a page of what is resident now, at once.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Events {
     /// Last cursor seen; 0 = from now on.
     pub cursor: u64,
     /// Longest wait.
     pub wait_ms: u64,
+    /// Boot that `cursor` is of, from the last answer; 0 = unknown. The answer to a cursor of another boot is `lost`.
+    #[serde(default)]
+    pub boot: u64,
+    /// Asks for a page of what is resident: 0, then `next` of the answer before.
+    #[serde(default)]
+    pub snapshot: Option<u32>,
 }
 
-/// Answer to EVENTS.
+/// Answer to EVENTS. Events are those of the session's own model and layout.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct EventsReply {
-    /// Cursor to ask with next.
+    /// Cursor to ask with next. Of a snapshot: where the events that follow its first page begin.
     pub cursor: u64,
-    /// Events were dropped between the cursors: treat all state as unknown.
+    /// Events were dropped between the cursors: take a snapshot.
     #[serde(default)]
     pub lost: bool,
     /// In order.
     pub events: Vec<Event>,
+    /// Boot of the sidecar that `cursor` is of.
+    #[serde(default)]
+    pub boot: u64,
+    /// To a snapshot: the page to ask for next; absent = this was the last one.
+    #[serde(default)]
+    pub next: Option<u32>,
 }
 
-/// One change of what the pool holds.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+/// One change of what the pool holds, or in a snapshot a chunk that it holds.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Event {
-    /// `stored`, `removed`, `cleared` or `tier`.
+    /// `stored` or `removed`; `cleared`: all that was told of the tier is gone.
     pub kind: String,
-    /// `memory`, later `disk`, `redis`, `s3`.
+    /// `memory` or `disk`.
     #[serde(default)]
     pub tier: String,
-    /// Packed engine block hashes, as given in GRANT.
+    /// Packed engine block hashes, as given in GRANT; empty where the sidecar does not keep them.
     #[serde(default, with = "serde_bytes")]
     pub block_hashes: Vec<u8>,
-    /// Hash of the block before the first, 32 bytes or empty.
+    /// Engine hash of the block before the first, 32 bytes; empty for the first chunk, and where the chunk before is not known.
     #[serde(default, with = "serde_bytes")]
     pub parent: Vec<u8>,
     /// Tokens of the chunk.
     #[serde(default)]
     pub tokens: u32,
-    /// State of a tier, for `tier`.
+    /// Engine hash of the chunk's last block, 32 bytes. With `namespace` it names the chunk.
+    #[serde(default, with = "serde_bytes")]
+    pub hash: Vec<u8>,
+    /// Namespace id, 32 bytes; empty = default.
+    #[serde(default, with = "serde_bytes")]
+    pub namespace: Vec<u8>,
+    /// Position of the chunk's first token.
     #[serde(default)]
-    pub state: String,
+    pub first_token: u32,
 }
 
 /// ADMIN: one operation. The HTTP API offers those that read; `clear`, `pin`, `unpin` and `flush` are the socket's alone.

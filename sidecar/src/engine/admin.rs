@@ -4,7 +4,6 @@ use super::entry::Class;
 use super::table::{ROW_BYTES, Table};
 use super::{Engine, Time};
 use kvcachepool_protocol::key::ChunkKey;
-use kvcachepool_protocol::message::Event;
 
 /// What is known of one chunk.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -184,11 +183,6 @@ impl<T: Table> Engine<T> {
             }
         }
         self.orphans.clear();
-        self.ring.push(Event {
-            kind: "cleared".into(),
-            tier: "memory".into(),
-            ..no_event()
-        });
         cleared
     }
 
@@ -218,16 +212,5 @@ impl<T: Table> Engine<T> {
             soft_pinned_bytes: self.leases.soft_bytes,
             admin_pinned_bytes: self.admin_pinned_bytes,
         }
-    }
-}
-
-fn no_event() -> Event {
-    Event {
-        kind: String::new(),
-        tier: String::new(),
-        block_hashes: Vec::new(),
-        parent: Vec::new(),
-        tokens: 0,
-        state: String::new(),
     }
 }

@@ -238,7 +238,6 @@ impl<T: Table> Engine<T> {
             }
             self.unpark(entry);
         }
-        self.ring.restart();
         // what an earlier boot left may have been written then: it is looked up first
         self.lower.offers.clear();
         self.lower.adopted = self.stats.adopted_chunks > 0;

@@ -39,7 +39,7 @@ pub use lower::{
 };
 pub use pace::PaceStats;
 pub use probe::{Answer, Question};
-pub use ring::Ring;
+pub use ring::{EventDomain, Ring};
 
 use allocator::Allocator;
 use check::Check;

@@ -1,21 +1,32 @@
-//! What was stored and removed, for EVENTS: a bounded ring with a cursor. Who falls behind learns that something was lost.
+//! What was stored and removed, for EVENTS: a bounded ring with a cursor, and pages of what is resident for a reader that fell behind.
 
 use super::Engine;
+use super::index::Name;
 use super::table::Table;
-use kvcachepool_protocol::key::ChunkKey;
+use kvcachepool_protocol::key::{ChunkKey, LayoutId, ModelId};
 use kvcachepool_protocol::message::{Event, EventsReply};
 use std::collections::VecDeque;
 
 /// Events in one answer.
 const EVENTS_PER_REPLY_MAX: usize = 1024;
+/// Entries that are looked at for one page of a snapshot.
+const ENTRIES_PER_PAGE_MAX: u32 = 1024;
+
+/// Pages of a snapshot from this number on are those of the disk.
+const DISK_PAGES: u32 = 1 << 31;
+
+/// Model and layout of a chunk: engines of other domains are not told of it.
+pub type EventDomain = (ModelId, LayoutId);
 
 /// The last events, numbered from 1.
 #[derive(Debug, Default)]
 pub struct Ring {
-    events: VecDeque<Event>,
+    events: VecDeque<(EventDomain, Event)>,
     /// Number of the newest event.
     newest: u64,
     events_max: usize,
+    /// Somebody reads them.
+    started: bool,
 }
 
 impl Ring {
@@ -25,48 +36,56 @@ impl Ring {
             events: VecDeque::new(),
             newest: 0,
             events_max: events_max as usize,
+            started: false,
         }
     }
 
-    /// Forgets what a takeover told: it is nobody's news.
-    pub(crate) fn restart(&mut self) {
-        self.events.clear();
-        self.newest = 0;
+    /// Keeps events from now on. Returns whether it did before.
+    pub(crate) fn starts(&mut self) -> bool {
+        std::mem::replace(&mut self.started, true)
     }
 
-    /// Cursor of one who has seen everything.
+    /// Are events kept?
+    pub(crate) fn started(&self) -> bool {
+        self.started
+    }
+
+    /// Cursor of a reader that has seen everything.
     pub fn cursor(&self) -> u64 {
         self.newest
     }
 
-    /// Appends an event; the oldest goes where the ring is full.
-    pub fn push(&mut self, event: Event) {
+    /// Appends an event; a full ring drops its oldest one.
+    pub fn push(&mut self, domain: EventDomain, event: Event) {
         if self.events.len() >= self.events_max {
             self.events.pop_front();
         }
         if self.events_max > 0 {
-            self.events.push_back(event);
+            self.events.push_back((domain, event));
         }
         self.newest += 1;
     }
 
-    /// Events after `cursor`; a cursor from the future (an earlier boot's) or from before the oldest kept one lost something.
-    pub fn after(&self, cursor: u64) -> EventsReply {
+    /// Events of a domain after `cursor`. A cursor that is newer than the newest event, or older than the oldest kept one, is `lost`.
+    pub fn after(&self, cursor: u64, domain: EventDomain) -> EventsReply {
         let oldest = self.newest - self.events.len() as u64;
         let lost = cursor < oldest || cursor > self.newest;
-        let skip = if lost { 0 } else { (cursor - oldest) as usize };
-        let events: Vec<Event> = self
-            .events
-            .iter()
-            .skip(skip)
-            .take(EVENTS_PER_REPLY_MAX)
-            .cloned()
-            .collect();
-        EventsReply {
-            cursor: oldest + skip as u64 + events.len() as u64,
+        let mut reply = EventsReply {
+            cursor: if lost { oldest } else { cursor },
             lost,
-            events,
+            ..EventsReply::default()
+        };
+        let skip = (reply.cursor - oldest) as usize;
+        for (of, event) in self.events.iter().skip(skip) {
+            if reply.events.len() == EVENTS_PER_REPLY_MAX {
+                break;
+            }
+            reply.cursor += 1;
+            if *of == domain {
+                reply.events.push(event.clone());
+            }
         }
+        reply
     }
 }
 
@@ -81,25 +100,70 @@ impl<T: Table> Engine<T> {
     }
 
     fn tell(&mut self, entry: u32, kind: &str) {
-        let Some(e) = self.entries.get(entry as usize) else {
-            return;
+        if self.ring.started()
+            && let Some((domain, event)) = self.event_of(entry, kind)
+        {
+            self.ring.push(domain, event);
+        }
+    }
+
+    /// A page of the chunks of a domain that memory and disk hold, and where the next page begins.
+    pub fn resident(&self, from: u32, domain: EventDomain) -> (Vec<Event>, Option<u32>) {
+        if let Some(number) = from.checked_sub(DISK_PAGES) {
+            let (events, next) =
+                self.claimed(number as usize, ENTRIES_PER_PAGE_MAX as usize, domain);
+            return (events, next.map(|number| DISK_PAGES + number as u32));
+        }
+        let entries = self.entries.len() as u32;
+        let end = from.saturating_add(ENTRIES_PER_PAGE_MAX).min(entries);
+        let readable = |entry: &u32| {
+            let e = self.entries.get(*entry as usize);
+            e.is_some_and(|e| e.live && e.listed && e.complete())
         };
+        let events = (from..end)
+            .filter(readable)
+            .filter_map(|entry| self.event_of(entry, "stored"))
+            .filter(|(of, _)| *of == domain)
+            .map(|(_, event)| event)
+            .collect();
+        let disk = (!self.lower.claims.is_empty()).then_some(DISK_PAGES);
+        (events, (end < entries).then_some(end).or(disk))
+    }
+
+    pub(crate) fn event_of(&self, entry: u32, kind: &str) -> Option<(EventDomain, Event)> {
+        let e = self.entries.get(entry as usize)?;
         let record = self.table.chunk(entry);
         let hashes = record
             .block_hashes
             .get(..record.block_hash_count as usize)
             .unwrap_or_default();
-        let parent = match e.parent_key {
-            none if none == ChunkKey::default() => Vec::new(),
-            parent => parent.0.to_vec(),
+        let namespace = match record.namespace {
+            default if default == [0; 32] => Vec::new(),
+            named => named.to_vec(),
         };
-        self.ring.push(Event {
+        let event = Event {
             kind: kind.into(),
             tier: "memory".into(),
             block_hashes: hashes.concat(),
-            parent,
+            parent: self.parent_hash(entry).unwrap_or_default(),
             tokens: e.tokens,
-            state: String::new(),
-        });
+            hash: record.last_hash.to_vec(),
+            namespace,
+            first_token: e.first_token,
+        };
+        Some(((ModelId(record.model), LayoutId(record.layout)), event))
+    }
+
+    /// Engine hash of the block before the chunk, where the chunk before it is in memory.
+    fn parent_hash(&self, entry: u32) -> Option<Vec<u8>> {
+        let e = self.entries.get(entry as usize)?;
+        if e.parent_key == ChunkKey::default() {
+            return None;
+        }
+        let parent = self.find(&Name {
+            layout: e.name.layout,
+            key: e.parent_key,
+        })?;
+        Some(self.table.chunk(parent).last_hash.to_vec())
     }
 }

@@ -212,7 +212,9 @@ pub fn all() -> Vec<Sample> {
         block_hashes: hash(8),
         parent: hash(7),
         tokens: 256,
-        state: "ready".into(),
+        hash: hash(8),
+        namespace: hash(6),
+        first_token: 512,
     };
     let report = Report {
         requested_tokens: 1000,
@@ -311,6 +313,8 @@ pub fn all() -> Vec<Sample> {
             &Events {
                 cursor: 40,
                 wait_ms: 30_000,
+                boot: 3,
+                snapshot: Some(512),
             },
         ),
         sample(
@@ -322,6 +326,8 @@ pub fn all() -> Vec<Sample> {
                 cursor: 41,
                 lost: true,
                 events: vec![event],
+                boot: 3,
+                next: Some(1024),
             },
         ),
         sample("Admin", Op::Admin, 0, 12, &admin),

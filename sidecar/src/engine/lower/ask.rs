@@ -266,6 +266,9 @@ impl<T: Table> Engine<T> {
 
     /// A tier answered. What it lacks is asked of the next one.
     pub(super) fn looked_up(&mut self, now: Time, id: u64, present: Result<Vec<bool>, Cause>) {
+        if self.claims_looked_up(now, id, &present) {
+            return;
+        }
         // cancelled, or of an earlier boot
         let Some(lookup) = self.lower.lookups.remove(&id) else {
             return;

@@ -6,6 +6,7 @@ mod answer;
 mod ask;
 #[cfg(any(test, feature = "simulation"))]
 mod audit;
+mod claims;
 mod clearing;
 mod flights;
 mod flush;
@@ -34,6 +35,7 @@ use super::table::Table;
 use super::{Engine, Time};
 use crate::tiers::{Cause, Kind};
 use ask::Lookup;
+use claims::Claims;
 use clearing::Clearing;
 use flights::{Flight, Want};
 use flush::Walk;
@@ -183,6 +185,7 @@ pub(crate) struct Lower {
     /// The nearest first.
     pub tiers: Vec<Tier>,
     pub known: Known,
+    pub claims: Claims,
     pub lookups: BTreeMap<u64, Lookup>,
     pub next_lookup: u64,
     /// Chunks that somebody waits for, queued or under way.
@@ -267,6 +270,7 @@ impl<T: Table> Engine<T> {
         }
         self.lower.now_ms = now.mono_ms;
         self.go_on_clearing(now);
+        self.verify_claims(now);
         self.begin_fetches(now);
         self.take_offers(now);
         self.walk_on(now);
@@ -306,6 +310,7 @@ impl<T: Table> Engine<T> {
     /// Nothing is asked of a tier any more, and nothing waits for it.
     fn let_go_of(&mut self, now: Time, at: usize) {
         self.lower.known.forget(at);
+        self.take_claims_back(at);
         self.end_lookups_of(now, at);
         self.end_wants_of(now, at);
         for flight in self.lower.flights.values_mut().filter(|f| f.tier == at) {

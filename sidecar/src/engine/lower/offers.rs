@@ -130,5 +130,6 @@ impl<T: Table> Engine<T> {
             e.written |= 1 << at;
             e.missed &= !(1 << at);
         }
+        self.claim(chunk, at);
     }
 }

@@ -356,66 +356,118 @@ fn an_old_hit_is_checked_behind_its_answer_and_a_mismatch_changes_the_generation
     assert_eq!(w.states(scheduler, "r", &[1]), [CHUNK_ABSENT]);
 }
 
+fn events(cursor: u64) -> Events {
+    Events {
+        cursor,
+        wait_ms: 1_000,
+        ..Events::default()
+    }
+}
+
+fn page(from: u32) -> Events {
+    Events {
+        snapshot: Some(from),
+        ..events(0)
+    }
+}
+
+fn kinds(reply: &EventsReply) -> Vec<&str> {
+    reply.events.iter().map(|e| e.kind.as_str()).collect()
+}
+
 #[test]
 fn events_tell_what_was_stored_and_removed_and_say_when_something_was_lost() {
     let mut w = World::new();
     let (scheduler, worker) = w.instance();
-    let tag = w.say(
-        scheduler,
-        Op::Events,
-        &Events {
-            cursor: 0,
-            wait_ms: 1_000,
-        },
-        NO_FDS,
-    );
+    let tag = w.say(scheduler, Op::Events, &events(0), NO_FDS);
     let hashes = GrantChunk {
         block_hashes: hash(9).0.repeat(2),
         ..chunk(1)
     };
     w.store(scheduler, worker, &[hashes]);
     let (reply, _): (EventsReply, _) = w.answer(tag);
-    assert_eq!(reply.events.len(), 1);
-    assert_eq!(
-        (
-            reply.events[0].kind.as_str(),
-            reply.events[0].block_hashes.len()
-        ),
-        ("stored", 64)
-    );
+    assert_eq!(kinds(&reply), ["stored"]);
+    assert_eq!(reply.events[0].block_hashes.len(), 64);
     let mut out = Vec::new();
     w.core.clear(w.now, &mut out).unwrap();
-    let next: EventsReply = w.ask(
-        scheduler,
-        Op::Events,
-        &Events {
-            cursor: reply.cursor,
-            wait_ms: 1_000,
-        },
-    );
-    let kinds: Vec<_> = next.events.iter().map(|e| e.kind.as_str()).collect();
-    assert_eq!(kinds, ["removed", "cleared"]);
-    let foreign: EventsReply = w.ask(
-        scheduler,
-        Op::Events,
-        &Events {
-            cursor: 1_000_000,
-            wait_ms: 1_000,
-        },
-    );
+    let next: EventsReply = w.ask(scheduler, Op::Events, &events(reply.cursor));
+    assert_eq!(kinds(&next), ["removed"]);
+    let foreign: EventsReply = w.ask(scheduler, Op::Events, &events(1_000_000));
     assert!(foreign.lost);
-    let tag = w.say(
-        scheduler,
-        Op::Events,
-        &Events {
-            cursor: 0,
-            wait_ms: 1_000,
-        },
-        NO_FDS,
-    );
+    let tag = w.say(scheduler, Op::Events, &events(0), NO_FDS);
     w.pass(1_000);
     let (empty, _): (EventsReply, _) = w.answer(tag);
     assert!(empty.events.is_empty());
+}
+
+#[test]
+fn events_name_the_chunk_and_the_engine_hash_of_the_block_before_it() {
+    let mut w = World::new();
+    let (scheduler, worker) = w.instance();
+    let tag = w.say(scheduler, Op::Events, &events(0), NO_FDS);
+    w.store(scheduler, worker, &[chunk(1)]);
+    let (first, _): (EventsReply, _) = w.answer(tag);
+    w.store(scheduler, worker, &[chunk(2)]);
+    let second: EventsReply = w.ask(scheduler, Op::Events, &events(first.cursor));
+    let (first, second) = (&first.events[0], &second.events[0]);
+    assert_eq!(first.hash, hash(1).0);
+    assert_eq!((first.first_token, first.parent.len()), (0, 0));
+    assert_eq!(
+        (&second.hash[..], &second.parent[..]),
+        (&hash(2).0[..], &hash(1).0[..])
+    );
+    assert_eq!(second.first_token, first.tokens);
+    let (all, end): (Vec<Event>, _) = {
+        let reply: EventsReply = w.ask(scheduler, Op::Events, &page(0));
+        (reply.events, reply.next)
+    };
+    assert_eq!(all, [first.clone(), second.clone()]);
+    assert_eq!(end, None);
+}
+
+#[test]
+fn a_cursor_of_an_earlier_boot_is_lost_whatever_its_number() {
+    let mut w = World::new();
+    let (scheduler, worker) = w.instance();
+    let here: EventsReply = w.ask(scheduler, Op::Events, &page(0));
+    w.store(scheduler, worker, &[chunk(1), chunk(2)]);
+    let asked = |boot| Events { boot, ..events(1) };
+    let same: EventsReply = w.ask(scheduler, Op::Events, &asked(here.boot));
+    assert!(!same.lost);
+    assert_eq!(same.events.len(), 1);
+    let other: EventsReply = w.ask(scheduler, Op::Events, &asked(here.boot + 1));
+    assert!(other.lost);
+    assert_eq!((other.boot, other.events.len()), (here.boot, 0));
+}
+
+#[test]
+fn an_engine_hears_of_chunks_of_its_own_domain_only() {
+    let mut w = World::new();
+    let (scheduler, worker) = w.instance();
+    let other = w.another_model();
+    let tag = w.say(other, Op::Events, &events(0), NO_FDS);
+    w.store(scheduler, worker, &[chunk(1)]);
+    let all: EventsReply = w.ask(other, Op::Events, &page(0));
+    assert_eq!((all.events.len(), all.next), (0, None));
+    let (older, _): (EventsReply, _) = w.answer(tag);
+    assert!(older.events.is_empty());
+    let tag = w.say(other, Op::Events, &events(1), NO_FDS);
+    w.store(scheduler, worker, &[chunk(2)]);
+    w.pass(1_000);
+    let (none, _): (EventsReply, _) = w.answer(tag);
+    assert_eq!((none.events.len(), none.cursor, none.lost), (0, 2, false));
+    let mine: EventsReply = w.ask(scheduler, Op::Events, &page(0));
+    assert_eq!(mine.events.len(), 2);
+}
+
+#[test]
+fn an_engine_that_is_not_served_yet_is_told_to_ask_again() {
+    let mut w = World::new();
+    let scheduler = w.attach(Role::Scheduler, 2);
+    let tag = w.say(scheduler, Op::Events, &page(0), NO_FDS);
+    w.pass(1_000);
+    let (reply, _): (EventsReply, _) = w.answer(tag);
+    assert_eq!((reply.events.len(), reply.next), (0, Some(0)));
 }
 
 #[test]

@@ -352,13 +352,23 @@ impl World {
 
     /// A process with its lock and the arena. Returns its connection.
     pub fn attach(&mut self, role: Role, process: u8) -> ConnId {
+        self.attach_to("i", role, process)
+    }
+
+    /// The same, of an instance of this name.
+    pub fn attach_to(&mut self, instance: &str, role: Role, process: u8) -> ConnId {
         let conn = self.connect();
-        let first = self.greet(conn, &hello(role, process, 1), true);
-        assert_eq!(first.memory, Memory::LockFirst);
-        self.core.host_mut().locked.insert(first.lock.unwrap());
+        let first = Hello {
+            instance: instance.into(),
+            ..hello(role, process, 1)
+        };
+        let reply = self.greet(conn, &first, true);
+        assert_eq!(reply.memory, Memory::LockFirst);
+        self.core.host_mut().locked.insert(reply.lock.unwrap());
         let again = Hello {
-            lock: first.lock,
-            ..hello(role, process, 2)
+            lock: reply.lock,
+            number: 2,
+            ..first
         };
         assert_eq!(self.greet(conn, &again, true).memory, Memory::Sent);
         conn
@@ -373,6 +383,20 @@ impl World {
         let second: RegisterReply = self.ask(scheduler, Op::Register, &register_scheduler());
         assert!(second.ready);
         (scheduler, worker)
+    }
+
+    /// The scheduler of an instance beside the first one, that serves another model.
+    pub fn another_model(&mut self) -> ConnId {
+        let worker = self.attach_to("j", Role::Worker, 3);
+        let scheduler = self.attach_to("j", Role::Scheduler, 4);
+        let model = Register {
+            model: r#"{"model":"other"}"#.into(),
+            ..register_worker()
+        };
+        let _: RegisterReply = self.ask(worker, Op::Register, &model);
+        let reply: RegisterReply = self.ask(scheduler, Op::Register, &register_scheduler());
+        assert!(reply.ready);
+        scheduler
     }
 
     pub fn process(&self, nth: usize) -> ProcessId {

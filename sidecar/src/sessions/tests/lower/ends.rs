@@ -366,6 +366,7 @@ fn an_object_without_its_windows_is_a_chunk_without_them() {
 #[test]
 fn block_hashes_and_expiry_of_an_object_become_those_of_its_chunk() {
     let (mut w, scheduler, _) = tiered(&[Kind::Disk]);
+    w.core.engine_mut().unwrap().want_events();
     ask(&mut w, scheduler, "r", &[1]);
     look_up(&mut w, &[1]);
     let fetching = fetches(&mut w);
@@ -376,7 +377,8 @@ fn block_hashes_and_expiry_of_an_object_become_those_of_its_chunk() {
     };
     land_as(&mut w, &fetching[0], Ok(head));
     let engine = w.core.engine().unwrap();
-    let events = engine.ring().after(0).events;
+    let head = object(&w, 1, 1);
+    let events = engine.ring().after(0, (head.model, head.layout)).events;
     assert_eq!(events.last().unwrap().block_hashes.len(), 4 * 32);
     assert_eq!(engine.usage().chunks, 1);
     release(&mut w, scheduler, "r");

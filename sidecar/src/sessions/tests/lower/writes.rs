@@ -429,3 +429,68 @@ fn a_chunk_whose_fetch_was_cancelled_is_written_anew_in_case_the_tier_found_it_d
     land_as(&mut w, &fetching[0], Err(Cause::Corrupt));
     audit(&w);
 }
+
+#[test]
+fn events_claim_what_the_disk_holds_until_a_lookup_does_not_find_it() {
+    let (mut w, scheduler, worker) = tiered(&[Kind::Disk, Kind::Redis]);
+    let poll = |cursor, snapshot| Events {
+        cursor,
+        wait_ms: 1_000,
+        snapshot,
+        ..Events::default()
+    };
+    let ask = |w: &mut World, body: Events| -> EventsReply { w.ask(scheduler, Op::Events, &body) };
+    let told = |reply: &EventsReply| -> Vec<(String, String, Vec<u8>)> {
+        let each = reply.events.iter();
+        let mut all: Vec<_> = each
+            .map(|e| (e.kind.clone(), e.tier.clone(), e.hash.clone()))
+            .collect();
+        all.sort();
+        all
+    };
+    let event = |kind: &str, tier: &str, n: u8| (kind.into(), tier.into(), hash(n).0.to_vec());
+    let none = ask(&mut w, poll(0, Some(0)));
+    assert_eq!((told(&none), none.next), (vec![], None));
+
+    w.store(scheduler, worker, &[chunk(1), chunk(2)]);
+    for put in puts(&mut w) {
+        done(&mut w, &put, Ok(Stored::New));
+    }
+    let since = Events {
+        boot: none.boot,
+        ..poll(none.cursor, None)
+    };
+    let first = ask(&mut w, since);
+    assert_eq!(
+        told(&first),
+        [
+            event("stored", "disk", 1),
+            event("stored", "disk", 2),
+            event("stored", "memory", 1),
+            event("stored", "memory", 2),
+        ],
+        "Redis is shared and not claimed"
+    );
+    let memory = ask(&mut w, poll(0, Some(0)));
+    let disk = ask(&mut w, poll(0, memory.next));
+    assert_eq!(
+        (told(&memory), told(&disk)),
+        (told(&first)[2..].to_vec(), told(&first)[..2].to_vec())
+    );
+    assert_eq!(disk.next, None);
+
+    assert_eq!(look_up(&mut w, &[1]), (Kind::Disk, vec![1]));
+    let tag = w.say(scheduler, Op::Events, &poll(first.cursor, None), NO_FDS);
+    w.pass(999);
+    assert!(orders(&mut w).is_empty());
+    w.pass(1);
+    assert!(w.answer::<EventsReply>(tag).0.events.is_empty());
+    assert_eq!(look_up(&mut w, &[1]).0, Kind::Disk);
+    let gone = ask(&mut w, poll(first.cursor, None));
+    assert_eq!(told(&gone), [event("removed", "disk", 2)]);
+
+    state(&mut w, Kind::Disk, Some("Io"));
+    let down = ask(&mut w, poll(gone.cursor, None));
+    assert_eq!(told(&down), [("cleared".into(), "disk".into(), vec![])]);
+    audit(&w);
+}
