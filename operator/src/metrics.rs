@@ -42,6 +42,8 @@ pub const ALL: &[Metric] = &[
     seconds(RECONCILE, "reconcile_seconds", &[], "Time of one look at a pool, its writes included."),
     counter("status_writes_total", &[], "Statuses of pools that were written."),
     counter("evictions_total", &["result"], "Pods without their sidecar that were asked to go (`onMissed: Evict`): evicted, refused."),
+    counter("injection_pauses_total", &["reason"], "Owners of pods for which the leader paused injection, because what it adds kept a pod from running, by cause."),
+    counter("replacements_total", &["result"], "Hung pods that the leader replaced, so that their owner makes one that starts without a sidecar: evicted, deleted, refused."),
     counter("sidecar_questions_total", &["result"], "Sidecars that were asked for their numbers: answered, failed."),
 ];
 

@@ -13,6 +13,7 @@ SETS: dict[str, dict[str, Any]] = {
     "defaults": {},
     "one replica without extras": {
         "replicas": 1,
+        "allowPodEviction": False,
         "aggregateRoles": False,
         "networkPolicy": {"enabled": False},
         "crds": {"enabled": False},

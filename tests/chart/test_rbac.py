@@ -15,6 +15,7 @@ Right = tuple[bool, str, str, str, str]
 
 def _documented(values: dict[str, Any]) -> set[Right]:
     """Rights that the table of docs/security.md grants with these values."""
+    values = {"allowPodEviction": True} | values
     rights: set[Right] = set()
     for line in (ROOT / "docs" / "security.md").read_text().splitlines():
         cells = [cell.strip().strip("`") for cell in line.strip("|").split("|")]
@@ -72,10 +73,16 @@ def test_no_wildcards_and_no_secrets_of_others(render, name):
 
 def test_rights_that_not_everybody_needs_are_off(render):
     rights = {(resource, verb) for _, _, resource, _, verb in _rendered(render())}
-    off = {("pods", "patch"), ("pods/eviction", "create"), ("pods", "delete"), ("podmonitors", "create")}
+    off = {("pods", "patch"), ("podmonitors", "create")}
     off |= {("kvcachepools", "patch"), ("jobs", "create")}
     assert not rights & (off | {("statefulsets", "create"), ("services", "create"), ("networkpolicies", "create")})
     assert not any(everywhere and resource == "secrets" for everywhere, _, resource, _, _ in _rendered(render()))
+
+
+def test_pods_that_hang_are_replaced_unless_the_right_is_taken_away(render):
+    rights = {("pods/eviction", "create"), ("pods", "delete")}
+    for values, granted in (({}, rights), ({"allowPodEviction": False}, set())):
+        assert {(resource, verb) for _, _, resource, _, verb in _rendered(render(values))} & rights == granted
 
 
 def test_people_get_pools_by_the_roles_that_they_have(render):

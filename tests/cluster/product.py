@@ -45,7 +45,6 @@ class Operator:
 
 #: For tests that need rights which are off by default, and an operator that ends soon: one release for all of them.
 RIGHTS = (
-    *("--set", "allowPodEviction=true"),
     *("--set", "allowManagedRedis=true"),
     *("--set", "allowPurge=true"),
     *("--set", "extraArgs={--drain=1s}"),

@@ -15,7 +15,6 @@ from cluster.product import (
     conditions,
     deployment,
     injected,
-    message,
     pod,
     pool,
     report,
@@ -205,47 +204,6 @@ def test_edits_reach_running_pods_where_they_can_and_count_them_as_outdated_wher
 
 def _limited(name: str, kind: str, spec: Object) -> Object:
     return {"apiVersion": "v1", "kind": kind, "metadata": {"name": name}, "spec": spec}
-
-
-@pytest.mark.parametrize(
-    ("limit", "said"),
-    [
-        (_limited("limit", "ResourceQuota", {"hard": {"requests.memory": "64Mi"}}), "exceeded quota: limit"),
-        (
-            _limited("limit", "LimitRange", {"limits": [{"type": "Container", "max": {"memory": "32Mi"}}]}),
-            "maximum memory usage per Container is 32Mi",
-        ),
-    ],
-    ids=["ResourceQuota", "LimitRange"],
-)
-def test_pods_that_are_refused_because_of_their_sidecar_are_told_by_the_pool_until_they_are_not(
-    kubernetes: Kubernetes, operator: Operator, namespace: str, base_image: str, limit: Object, said: str
-) -> None:
-    web = deployment(base_image, "web", "demo")
-    memory = {"cpu": "10m", "memory": "16Mi"}
-    web["spec"]["template"]["spec"]["containers"][0]["resources"] = {"requests": memory, "limits": memory}
-    kubernetes.apply([limit, pool("demo"), web], namespace=namespace)
-
-    def refused() -> bool:
-        return conditions(status(kubernetes, namespace, "demo")).get("SidecarsReady") == ("False", "PodsRefused")
-
-    kubernetes.wait_for(refused, 60, "SidecarsReady=False/PodsRefused", namespace=namespace)
-    why = message(status(kubernetes, namespace, "demo"), "SidecarsReady")
-    assert why.startswith("ReplicaSet web-")
-    assert said in why
-    assert kubernetes.pods(namespace) == []
-
-    def named() -> bool:
-        notes = [(kind, name) for kind, name, _, note in told(kubernetes, namespace) if said in note]
-        return notes == [("KVCachePool", "demo")]
-
-    kubernetes.wait_for(named, 30, "an event on the pool", namespace=namespace)
-
-    kubernetes.kubectl("delete", limit["kind"], "limit", namespace=namespace)
-    # Its controller waits longer each time; a change of the workload has it try at once.
-    kubernetes.kubectl("rollout", "restart", "deployment/web", namespace=namespace)
-    kubernetes.wait("deployment", "web", "condition=Available", namespace=namespace)
-    kubernetes.wait_for(lambda: not refused(), 60, "the pool no longer says so", namespace=namespace)
 
 
 def test_a_pod_with_its_sidecar_fits_a_quota_that_asks_for_every_resource(

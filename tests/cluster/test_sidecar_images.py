@@ -76,13 +76,12 @@ def test_another_image_is_given_to_running_pods_without_a_restart_of_the_engine(
 
 @pytest.fixture(scope="module")
 def absent(cluster: Cluster, space: str, updated: list[Updated]) -> Engine:
-    """An image that cannot be pulled, for a pod that runs and two new ones; not before the update has its leader."""
+    """An image that cannot be pulled, for a pod that runs and a new one; not before the update has its leader."""
     engine = Engine(cluster, space, "undone")
     cluster.kubernetes.apply([pool("undone", sidecar=_IN_PLACE), engine.manifest("undone")], namespace=space)
     engine.wait_warm()
     wrong = {"image": _ABSENT}
-    pods = [pod(images.STAND_IN, name, "stuck") for name in ("stuck-1", "stuck-2")]
-    cluster.kubernetes.apply([pool("stuck", sidecar=wrong), *pods], namespace=space)
+    cluster.kubernetes.apply([pool("stuck", sidecar=wrong), pod(images.STAND_IN, "stuck", "stuck")], namespace=space)
     cluster.kubernetes.apply(pool("undone", sidecar={**_IN_PLACE, **wrong}), namespace=space)
     engine.wait_for(lambda: "running" not in engine.container(SIDECAR)["state"], "the old sidecar is stopped", 60)
     return engine
@@ -101,7 +100,7 @@ def test_an_image_that_cannot_be_pulled_is_taken_back_after_a_minute(
     assert absent.container(MAIN)["restartCount"] == 0
 
 
-def test_a_sidecar_that_cannot_be_pulled_is_kept_from_further_pods_until_the_image_is_mended(
+def test_a_sidecar_that_cannot_be_pulled_is_kept_from_further_pods_until_the_image_is_corrected(
     cluster: Cluster, operator: Operator, space: str, absent: Engine
 ) -> None:
     kubernetes = cluster.kubernetes
@@ -109,9 +108,7 @@ def test_a_sidecar_that_cannot_be_pulled_is_kept_from_further_pods_until_the_ima
     def condition() -> tuple[str, str] | None:
         return conditions(status(kubernetes, space, "stuck")).get("InjectionReady")
 
-    kubernetes.wait_for(
-        lambda: condition() == ("False", "SidecarCannotStart"), 120, "SidecarCannotStart", namespace=space
-    )
+    kubernetes.wait_for(lambda: condition() == ("False", "PodsHeldBack"), 120, "PodsHeldBack", namespace=space)
 
     spared = pod(images.STAND_IN, "spared", "stuck")
 
@@ -125,8 +122,7 @@ def test_a_sidecar_that_cannot_be_pulled_is_kept_from_further_pods_until_the_ima
     kubernetes.wait("pod", "spared", "condition=Ready", namespace=space)
     assert "initContainers" not in kubernetes.pod(space, "spared")["spec"]
     kubernetes.apply(pool("stuck", sidecar={"image": operator.image}), namespace=space)
-    for name in ("stuck-1", "stuck-2"):
-        kubernetes.wait("pod", name, "condition=Ready", namespace=space)
+    kubernetes.wait("pod", "stuck", "condition=Ready", namespace=space)
     kubernetes.wait_for(lambda: condition() == ("True", "WebhookAnswers"), 60, "injection again", namespace=space)
 
 

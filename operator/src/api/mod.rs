@@ -31,5 +31,7 @@ pub use shared::{
 pub use sidecar::{
     GpuAccess, ImagePullPolicy, LogLevel, Sidecar, Transfer, UpdateStrategy, UpdateStrategyType,
 };
-pub use status::{InjectionPaused, KVCachePoolStatus, Pods, Skipped, Tier, TierState, Version};
+pub use status::{
+    InjectionPaused, KVCachePoolStatus, PausedOwner, Pods, Skipped, Tier, TierState, Version,
+};
 pub use text::{Duration, Quantity};

@@ -16,7 +16,7 @@ pub struct KVCachePoolStatus {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::conditions")]
     pub conditions: Vec<Condition>,
-    /// While sidecars of the present settings cannot start: what keeps new pods from getting one. Absent = nothing does.
+    /// While the breaker is open: whose new pods start without a sidecar, and why. Absent = nobody's.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub injection_paused: Option<InjectionPaused>,
     /// Counts of pods.
@@ -44,22 +44,61 @@ pub struct KVCachePoolStatus {
     pub versions: Vec<Version>,
 }
 
-/// Why new pods get no sidecar for the time being.
+/// Whose new pods get no sidecar for the time being, and why.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct InjectionPaused {
-    /// Hash of the settings that do not start; others are injected.
+    /// Hash of the settings that keep pods from running; pods that would get others are injected.
     #[serde(default)]
     #[schemars(schema_with = "schema::short")]
     pub hash: String,
-    /// Since when it is so, or a pod is tried.
+    /// Since when injection is paused, or a probe is due. With owners: of the oldest.
     #[schemars(schema_with = "schema::time")]
     pub since: Time,
-    /// The next pod gets a sidecar, to see whether it starts.
+    /// The next pod of the pool gets a sidecar as a probe. False where owners are listed: each has its own probe.
     #[serde(default)]
     pub trial: bool,
-    /// What hangs, and what becomes of new pods.
+    /// Probes that failed one after the other; the pause between two probes doubles with each.
     #[serde(default)]
+    pub failed_probes: i64,
+    /// What keeps pods from running, and what happens to new ones.
+    #[serde(default)]
+    #[schemars(schema_with = "schema::message")]
+    pub message: String,
+    /// Owners (controllers of pods) for which injection is paused. Empty = it is paused for every pod of the pool.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16))]
+    pub owners: Vec<PausedOwner>,
+}
+
+/// An owner whose new pods start without a sidecar.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct PausedOwner {
+    /// API version of the owner; empty for pods without an owner.
+    #[schemars(schema_with = "schema::short")]
+    pub api_version: String,
+    /// Kind of the owner, such as ReplicaSet.
+    #[schemars(schema_with = "schema::short")]
+    pub kind: String,
+    /// Name of the owner.
+    #[schemars(schema_with = "schema::object_name")]
+    pub name: String,
+    /// Uid of the owner.
+    #[schemars(schema_with = "schema::short")]
+    pub uid: String,
+    /// Name of the cause; docs/troubleshooting.md explains those that are not Kubernetes' own.
+    #[schemars(schema_with = "schema::short")]
+    pub reason: String,
+    /// Since when injection is paused, or a probe is due.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "schema::time")]
+    pub since: Option<Time>,
+    /// The next pod gets a sidecar as a probe.
+    pub trial: bool,
+    /// Probes that failed one after the other.
+    pub failed_probes: i64,
+    /// What keeps pods from running.
     #[schemars(schema_with = "schema::message")]
     pub message: String,
 }

@@ -115,9 +115,23 @@ pub(super) fn sidecar(spec: &Value, settings: &Settings, config: &Config) -> Val
         json::list_mut(&mut container, "volumeMounts").push(disk::mount());
     }
     if !settings.env.is_empty() {
-        json::object(&mut container).insert("env".to_string(), json!(settings.env));
+        json::object(&mut container).insert("env".to_string(), environment(settings));
     }
     container
+}
+
+/// `sidecar.env` with optional references: the kubelet starts no container that lacks a Secret or a ConfigMap, and vLLM would wait
+/// behind it. The sidecar reports what it does not find.
+fn environment(settings: &Settings) -> Value {
+    let mut variables = json!(settings.env);
+    for variable in variables.as_array_mut().into_iter().flatten() {
+        for source in ["secretKeyRef", "configMapKeyRef"] {
+            if let Some(reference) = variable.pointer_mut(&format!("/valueFrom/{source}")) {
+                json::object(reference).insert("optional".to_string(), true.into());
+            }
+        }
+    }
+    variables
 }
 
 /// The ordinary init container behind it, which must be the last: only then a crashed vLLM comes back while the sidecar is down.

@@ -6,7 +6,7 @@ crate::reasons::reasons! {
     PoolNotFound = "No KVCachePool of that name exists in the pod's namespace, or it is being deleted. Create it, or correct the label, and make the pod again.",
     PoolNotAccepted = "The KVCachePool has a field that cannot be used; its condition Accepted says which.",
     PoolDisabled = "The pool says `injection.mode: Disabled`.",
-    InjectionPaused = "Sidecars of this pool cannot start at present (condition InjectionReady); pods start without a cache until one can.",
+    InjectionPaused = "What injection adds keeps pods of this owner, or of the pool, from running at present (condition InjectionReady); they start without a cache until a probe works.",
     ContainerAmbiguous = "Several containers could be vLLM's. Name it in the annotation `kvcachepool.io/container` or in the pool's `injection.container`.",
     ContainerNotFound = "The pod has no container of the name that the annotation or the pool gives.",
     OtherCachePresent = "vLLM is started with a KV cache of its own (LMCache, an offloading connector, `--kv-offloading-size`): take that away, or the label.",

@@ -1,200 +1,636 @@
-//! The breaker of a pool: pods whose sidecar cannot start do not start either, so when two of them hang, the webhook lets further
-//! pods go without a sidecar. Pure: pods and time in, a door out. Webhooks on all replicas learn of it from the pool's status.
+//! The breaker of a pool. What injection adds to a pod must not keep it from running. One pod that shows that it does is enough:
+//! injection is paused for its owner, its next pod starts without a sidecar, and that pod decides. If it runs, injection stays paused
+//! until a probe (one pod with a sidecar) works; if it fails in the same way, the cause is not ours and pods are injected again.
+//! Pure: pods, refusals and time in; pauses and pods to replace out. Webhooks on all replicas learn of it from the pool's status.
 
-use super::pod::{Pod, Sidecar, SidecarState};
+use super::evidence::{Cause, Kind, Verdict, compare, evidence};
+use super::hold::Hold;
+use super::pod::{Owner, Pod, Sidecar, SidecarState};
+use super::refused::Refused;
 use jiff::{SignedDuration, Timestamp};
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
-/// How long a sidecar must hang before it counts.
-const STUCK: SignedDuration = SignedDuration::from_secs(60);
-/// How long it must run before it counts as started: a crashing one runs for seconds, again and again.
+/// How long a sidecar must run before it counts as started: a crashing one runs for seconds, again and again.
 pub(super) const STEADY: SignedDuration = SignedDuration::from_secs(30);
-/// Between two trials.
-const TRIAL_EVERY: SignedDuration = SignedDuration::from_mins(10);
-/// Hanging pods that shut the door.
-const PODS: usize = 2;
+/// Before the first probe; doubled by each that fails.
+const PROBE_AFTER: SignedDuration = SignedDuration::from_mins(10);
+/// The longest of these pauses.
+const PROBE_AFTER_MAX: SignedDuration = SignedDuration::from_hours(6);
+/// A probe that is neither up nor fails for so long (it is never scheduled) makes room for another.
+const PROBE_MAX: SignedDuration = SignedDuration::from_mins(10);
+/// How long nothing is tried for an owner whose pods fail without a sidecar too; doubled each time.
+const CLEARED: SignedDuration = SignedDuration::from_mins(5);
+/// The longest of these.
+const CLEARED_MAX: SignedDuration = SignedDuration::from_hours(1);
+/// Webhooks know of a pause within this time.
+const LEARNED: SignedDuration = SignedDuration::from_secs(2);
+/// A refusal this long after a pause began was one of a pod without a sidecar; events have whole seconds.
+const REFUSED_AFTER: SignedDuration = SignedDuration::from_secs(5);
+/// A refusal counts for so long.
+const REFUSAL: SignedDuration = SignedDuration::from_mins(2);
+/// Pauses of owners without pods are forgotten after this time.
+const FORGOTTEN: SignedDuration = SignedDuration::from_mins(10);
+/// A pod that takes a replaced one's place has started, or is not waited for any longer.
+const REPLACEMENT_MAX: SignedDuration = SignedDuration::from_secs(60);
+/// Its containers are known to start or to fail by then.
+const REPLACEMENT: SignedDuration = SignedDuration::from_secs(5);
+/// Between two looks while something is under way.
+const LOOK: SignedDuration = SignedDuration::from_secs(5);
+/// For how long that is.
+const UNDER_WAY: SignedDuration = SignedDuration::from_mins(3);
+/// Owners with the same fault of our own containers for which the whole pool is paused.
+const OWNERS: usize = 2;
+/// Pods that are replaced in one look, of one owner each.
+const REPLACED_MAX: usize = 4;
+/// Most owners that a status lists; with more the whole pool is paused.
+pub const OWNERS_MAX: usize = 16;
 
-/// Whether new pods are injected.
+/// Where a pause stands.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Door {
-    /// They are.
-    Open,
-    /// They are not.
-    Shut(Shut),
-    /// The next one is, to see whether sidecars start again.
-    Ajar(Shut),
-    /// That one is being watched; others are not injected.
-    Trial(Shut, Box<str>),
+pub enum Position {
+    /// New pods start without a sidecar.
+    Paused {
+        /// One of them runs, so that the cause is known to be ours.
+        proven: bool,
+    },
+    /// The next pod gets a sidecar.
+    Probing,
+    /// That pod (by uid) is being watched; others start without a sidecar.
+    Watching(Box<str>),
+    /// Pods fail without a sidecar too: they are injected, and the cause does not count for a while.
+    Cleared,
 }
 
-/// Why the door is not open.
+/// Injection is paused, for whom and why.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Shut {
-    /// Since when the door is in this position.
+pub struct Pause {
+    /// The owner; `None` for the whole pool or for pods without an owner.
+    pub owner: Option<Owner>,
+    /// Why.
+    pub cause: Cause,
+    /// Where it stands.
+    pub position: Position,
+    /// Since when it stands there.
     pub since: Timestamp,
-    /// Settings that do not start; others open the door.
-    pub hash: Box<str>,
-    /// The kubelet's reason.
-    pub reason: Box<str>,
-    /// Its sentence.
-    pub message: Box<str>,
-    /// A pod that hangs.
-    pub example: Box<str>,
+    /// Probes, or comparisons, that failed one after the other.
+    pub failures: u32,
+    seen: Timestamp,
 }
 
-/// The state machine.
-#[derive(Debug)]
+/// What turned, for events and metrics.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Turn {
+    /// Injection is paused.
+    Paused(Option<Owner>, Cause),
+    /// A pod with a sidecar works: injection goes on.
+    Resumed(Option<Owner>),
+    /// Pods fail without a sidecar too: injection goes on.
+    Cleared(Option<Owner>, Cause),
+}
+
+/// What the breaker looks at.
+#[derive(Clone, Copy)]
+pub struct Look<'a> {
+    /// Pods of the pool.
+    pub pods: &'a [Arc<Pod>],
+    /// Owners whose pods the API server refused lately.
+    pub refused: &'a [Refused],
+    /// Hash of the settings that a new pod would get.
+    pub hash: &'a str,
+    /// Pods whose sidecar is being exchanged: that it stands still is no fault.
+    pub exchanged: &'a (dyn Fn(&Pod) -> bool + Sync),
+    /// The time.
+    pub now: Timestamp,
+}
+
+/// The state machine of one pool, for the settings of one hash.
+#[derive(Debug, Default)]
 pub struct Breaker {
-    door: Door,
-    /// Since when which pod (by uid) hangs.
-    stuck: HashMap<Box<str>, Timestamp>,
-    /// Pods that hung when the door was opened: they have been judged, and shut it no more.
+    hash: Box<str>,
+    /// Since when these are the settings: what was refused before says nothing of them.
+    hash_since: Timestamp,
+    /// By uid of the owner; empty for pods without one.
+    pauses: BTreeMap<Box<str>, Pause>,
+    /// For every pod of the pool.
+    whole: Option<Pause>,
+    /// What a pod (by uid) shows, and since when.
+    hung: HashMap<Box<str>, (Kind, Timestamp)>,
+    /// Pods that hung when injection was resumed: they have been judged, and pause it no more.
     judged: HashSet<Box<str>>,
+    /// Owners of which a vLLM has come up with these settings: that one fails is its own affair.
+    up: HashSet<Box<str>>,
+    /// Pods (by uid of the owner) that are being replaced.
+    replacing: HashMap<Box<str>, Replacing>,
+    hold: Hold,
+    turns: Vec<Turn>,
 }
 
-impl Default for Breaker {
-    fn default() -> Self {
+#[derive(Debug)]
+struct Replacing {
+    pod: Box<str>,
+    at: Timestamp,
+}
+
+/// What of a pause is kept in the status of a pool, for the next leader.
+#[derive(Debug)]
+pub struct Kept {
+    /// The owner; `None` for pods without one.
+    pub owner: Option<Owner>,
+    /// Name of the cause.
+    pub reason: Box<str>,
+    /// What was said of it.
+    pub message: Box<str>,
+    /// Since when.
+    pub since: Timestamp,
+    /// The next pod gets a sidecar.
+    pub probing: bool,
+    /// Probes that failed.
+    pub failures: u32,
+}
+
+impl Pause {
+    fn restored(kept: Kept) -> Self {
+        let kind = match &*kept.reason {
+            "PythonPathUnknown" | "EngineFails" => Kind::Engine,
+            "NoNodeWithRoom" => Kind::Node,
+            "DiskNotMounted" => Kind::Volumes,
+            "PodsRefused" => Kind::Refusal,
+            _ => Kind::Sidecar,
+        };
+        let position = match kept.probing {
+            true => Position::Probing,
+            false => Position::Paused { proven: true },
+        };
         Self {
-            door: Door::Open,
-            stuck: HashMap::new(),
-            judged: HashSet::new(),
+            owner: kept.owner,
+            cause: Cause {
+                kind,
+                reason: kept.reason,
+                message: kept.message,
+                example: "".into(),
+                failed: None,
+            },
+            position,
+            since: kept.since,
+            failures: kept.failures,
+            seen: kept.since,
+        }
+    }
+
+    /// New pods start without a sidecar, but for a probe.
+    #[must_use]
+    pub fn holds(&self) -> bool {
+        self.position != Position::Cleared
+    }
+
+    fn at(self, position: Position, now: Timestamp) -> Self {
+        Self {
+            position,
+            since: now,
+            ..self
+        }
+    }
+
+    /// A probe failed: the next one comes later.
+    fn failed(self, cause: Cause, now: Timestamp) -> Self {
+        Self {
+            cause,
+            failures: self.failures.saturating_add(1),
+            ..self.at(Position::Paused { proven: true }, now)
+        }
+    }
+
+    /// Pods created from then on were let through.
+    fn began(&self) -> Timestamp {
+        whole_seconds(self.since)
+    }
+
+    /// How long it stays where it is if nothing happens.
+    fn lasts(&self) -> Option<SignedDuration> {
+        let doubled = |first: SignedDuration, most: SignedDuration, times: u32| {
+            (first * (1 << times.min(8))).min(most)
+        };
+        match self.position {
+            Position::Paused { .. } => Some(doubled(PROBE_AFTER, PROBE_AFTER_MAX, self.failures)),
+            Position::Cleared => Some(doubled(CLEARED, CLEARED_MAX, self.failures - 1)),
+            Position::Watching(_) => Some(PROBE_MAX),
+            Position::Probing => None,
         }
     }
 }
 
+/// Kubernetes' times have no more.
+fn whole_seconds(time: Timestamp) -> Timestamp {
+    Timestamp::from_second(time.as_second()).unwrap_or(time)
+}
+
 impl Breaker {
-    /// The breaker of a leader before this one, which left its door shut in the pool's status.
+    /// Of these settings, as a leader before this one left it in the pool's status.
     #[must_use]
-    pub fn shut_since(since: Timestamp, hash: &str, ajar: bool) -> Self {
-        let shut = Shut {
-            since,
-            hash: hash.into(),
-            reason: "".into(),
-            message: "".into(),
-            example: "".into(),
-        };
+    pub fn restored(
+        hash: &str,
+        whole: Option<Kept>,
+        owners: impl IntoIterator<Item = Kept>,
+    ) -> Self {
+        let uid = |pause: &Pause| pause.owner.as_ref().map(|o| o.uid.clone());
         Self {
-            door: if ajar {
-                Door::Ajar(shut)
-            } else {
-                Door::Shut(shut)
-            },
+            hash: hash.into(),
+            whole: whole.map(Pause::restored),
+            pauses: owners
+                .into_iter()
+                .map(Pause::restored)
+                .map(|pause| (uid(&pause).unwrap_or_default(), pause))
+                .collect(),
             ..Self::default()
         }
     }
 
-    /// Position of the door.
+    /// The pause of the whole pool.
     #[must_use]
-    pub fn door(&self) -> &Door {
-        &self.door
+    pub fn whole(&self) -> Option<&Pause> {
+        self.whole.as_ref()
     }
 
-    /// Looks at the pool's pods; `hash` is that of the settings that a new pod would get. Returns how long to wait for the next
-    /// look if nothing changes before.
-    pub fn step(
-        &mut self,
-        pods: &[Arc<Pod>],
-        hash: &str,
-        now: Timestamp,
-    ) -> Option<SignedDuration> {
-        let pods: Vec<&Pod> = pods
-            .iter()
-            .map(|p| &**p)
-            .filter(|p| p.is_active() && p.sidecar.is_some() && p.hash() == hash)
-            .collect();
-        self.mark(&pods, now);
-        let before = std::mem::replace(&mut self.door, Door::Open);
-        self.door = self.next(&before, &pods, hash, now);
-        if before.hash() == Some(hash) && self.door == Door::Open {
-            self.judged = self.stuck.keys().cloned().collect();
-        }
-        self.look_again(&pods, now)
+    /// Pauses of owners, the oldest first.
+    #[must_use]
+    pub fn owners(&self) -> Vec<&Pause> {
+        let mut pauses: Vec<&Pause> = self.pauses.values().filter(|p| p.holds()).collect();
+        pauses.sort_by_key(|p| p.since);
+        pauses
     }
 
-    fn mark(&mut self, pods: &[&Pod], now: Timestamp) {
-        let mut stuck = HashMap::new();
-        for pod in pods {
-            let before = self.stuck.get(&pod.uid).copied();
-            let since = match (pod.fault(), before) {
-                (Some(_), before) => Some(before.unwrap_or(now)),
-                (None, before) => before.filter(|_| may_fall_back(pod, now)),
+    /// Hash of the settings that it speaks of.
+    #[must_use]
+    pub fn hash(&self) -> &str {
+        &self.hash
+    }
+
+    /// Every new pod is injected.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.whole.is_none() && !self.pauses.values().any(Pause::holds)
+    }
+
+    /// What turned since it was asked last.
+    pub fn turns(&mut self) -> Vec<Turn> {
+        std::mem::take(&mut self.turns)
+    }
+
+    /// Looks at the pool's pods. Returns how long to wait for the next look if nothing changes before.
+    pub fn step(&mut self, look: &Look<'_>) -> Option<SignedDuration> {
+        if *self.hash != *look.hash {
+            *self = Self {
+                hash: look.hash.into(),
+                hash_since: look.now,
+                replacing: std::mem::take(&mut self.replacing),
+                hold: std::mem::take(&mut self.hold),
+                ..Self::default()
             };
-            if let Some(since) = since {
-                stuck.insert(pod.uid.clone(), since);
+        }
+        self.mark(look);
+        let groups = by_owner(look.pods);
+        self.learn(&groups, look.now);
+        let refused: HashMap<&str, &Refused> = look
+            .refused
+            .iter()
+            .filter(|r| r.at >= self.hash_since)
+            .map(|r| (&*r.owner.uid, r))
+            .collect();
+        let known = self.pauses.keys().map(|uid| uid.to_string());
+        let seen = groups
+            .keys()
+            .chain(refused.keys())
+            .map(|uid| (*uid).to_owned());
+        for uid in known.chain(seen).collect::<BTreeSet<String>>() {
+            let pods = groups.get(&*uid).map_or(&[][..], |pods| &**pods);
+            let before = self.pauses.remove(&*uid);
+            let next = self.turn(before, pods, refused.get(&*uid).copied(), look.now);
+            if let Some(pause) = next {
+                self.pauses.insert(uid.into(), pause);
             }
         }
-        self.judged.retain(|uid| stuck.contains_key(uid));
-        self.stuck = stuck;
+        self.widen(look);
+        self.look_again(look)
     }
 
-    fn next(&self, door: &Door, pods: &[&Pod], hash: &str, now: Timestamp) -> Door {
-        match door {
-            Door::Open => match self.verdict(pods, now) {
-                Some(pod) => Door::Shut(cause(pod, hash, now)),
-                None => Door::Open,
+    /// Notes what hangs since when, of pods with any settings.
+    fn mark(&mut self, look: &Look<'_>) {
+        let newest = newest(look.pods);
+        let mut hung = HashMap::new();
+        for pod in look
+            .pods
+            .iter()
+            .filter(|p| !p.deleting && !(look.exchanged)(p))
+        {
+            let of_interest = pod.is_active() || newest.contains(&pod.uid);
+            let before = self.hung.get(&pod.uid).copied();
+            let found = match evidence(pod).filter(|_| of_interest) {
+                Some(cause) => match before {
+                    Some((kind, since)) if kind == cause.kind => Some((kind, since)),
+                    _ => Some((cause.kind, look.now)),
+                },
+                None => before.filter(|_| may_fall_back(pod, look.now)),
+            };
+            if let Some(found) = found {
+                hung.insert(pod.uid.clone(), found);
+            }
+        }
+        self.judged.retain(|uid| hung.contains_key(uid));
+        self.hold.retain(|uid| hung.contains_key(uid));
+        self.hung = hung;
+    }
+
+    fn learn(&mut self, groups: &BTreeMap<&str, Vec<&Arc<Pod>>>, now: Timestamp) {
+        self.up.retain(|uid| groups.contains_key(&**uid));
+        for (uid, pods) in groups {
+            if pods.iter().any(|p| self.is_current(p) && is_up(p, now)) {
+                self.up.insert((*uid).into());
+            }
+        }
+        let there: HashSet<&str> = groups.keys().copied().collect();
+        self.replacing.retain(|uid, _| there.contains(&**uid));
+    }
+
+    /// It has a sidecar of these settings.
+    fn is_current(&self, pod: &Pod) -> bool {
+        pod.sidecar.is_some() && *self.hash == *pod.hash()
+    }
+
+    /// The next position of an owner.
+    fn turn(
+        &mut self,
+        before: Option<Pause>,
+        pods: &[&Arc<Pod>],
+        refused: Option<&Refused>,
+        now: Timestamp,
+    ) -> Option<Pause> {
+        let Some(mut pause) = before else {
+            return self.trip(pods, refused, 0, now);
+        };
+        if refused.is_some() || pods.iter().any(|p| p.is_active()) {
+            pause.seen = now;
+        } else if now.duration_since(pause.seen) > FORGOTTEN {
+            return None;
+        }
+        if pause.holds() && pods.iter().any(|p| self.works(p, &pause, now)) {
+            self.resumed(&pause, pods);
+            return None;
+        }
+        let over = pause
+            .lasts()
+            .is_some_and(|d| now.duration_since(pause.since) >= d);
+        match &pause.position {
+            Position::Paused { proven: false } => match self.verdict(&pause, pods, refused, now) {
+                Some(Verdict::Runs) => {
+                    pause.position = Position::Paused { proven: true };
+                    Some(pause)
+                }
+                Some(Verdict::Fails) => {
+                    pause.failures = pause.failures.saturating_add(1);
+                    let (owner, cause) = (pause.owner.clone(), pause.cause.clone());
+                    self.turns.push(Turn::Cleared(owner, cause));
+                    Some(pause.at(Position::Cleared, now))
+                }
+                None if over => Some(pause.at(Position::Probing, now)),
+                None => Some(pause),
             },
-            Door::Shut(shut) | Door::Ajar(shut) | Door::Trial(shut, _)
-                if *shut.hash != *hash
-                    || pods.iter().any(|p| started_after(p, shut.since, now)) =>
+            Position::Paused { proven: true } if over => Some(pause.at(Position::Probing, now)),
+            Position::Paused { .. } => Some(pause),
+            Position::Probing => {
+                if let Some(refused) = refused.filter(|r| r.at > pause.since) {
+                    return Some(pause.failed(refusal(refused), now));
+                }
+                let began = pause.began();
+                let probe = pods
+                    .iter()
+                    .find(|p| self.is_current(p) && p.created >= began);
+                match probe {
+                    Some(probe) => Some(pause.at(Position::Watching(probe.uid.clone()), now)),
+                    None => Some(pause),
+                }
+            }
+            Position::Watching(uid) => match pods.iter().find(|p| p.uid == *uid) {
+                Some(pod) => match self.hangs(pod, now) {
+                    Some(cause) => Some(pause.failed(cause, now)),
+                    None if over => Some(pause.at(Position::Probing, now)),
+                    None => Some(pause),
+                },
+                None => Some(pause.at(Position::Probing, now)),
+            },
+            Position::Cleared if over => self.trip(pods, refused, pause.failures, now),
+            Position::Cleared => Some(pause),
+        }
+    }
+
+    /// The pause that one pod is enough for.
+    fn trip(
+        &mut self,
+        pods: &[&Arc<Pod>],
+        refused: Option<&Refused>,
+        failures: u32,
+        now: Timestamp,
+    ) -> Option<Pause> {
+        let hanging = |pod: &&Arc<Pod>| {
+            let cause = self.hangs(pod, now)?;
+            let fails_alone = cause.kind == Kind::Engine && self.up.contains(owner_uid(pod));
+            let new = !self.judged.contains(&pod.uid) && self.is_current(pod) && !fails_alone;
+            new.then(|| (pod.owner.clone(), cause))
+        };
+        let shown = pods
+            .iter()
+            .filter_map(hanging)
+            .min_by_key(|(_, cause)| cause.kind);
+        let made = |r: &Refused| pods.iter().any(|p| p.created > r.at);
+        let refusal = || {
+            let fresh = refused.filter(|r| now.duration_since(r.at) <= REFUSAL && !made(r))?;
+            Some((Some(fresh.owner.clone()), refusal(fresh)))
+        };
+        let (owner, cause) = shown.or_else(refusal)?;
+        self.turns.push(Turn::Paused(owner.clone(), cause.clone()));
+        Some(Pause {
+            owner,
+            cause,
+            position: Position::Paused { proven: false },
+            since: now,
+            failures,
+            seen: now,
+        })
+    }
+
+    /// What a pod shows, once it has for long enough.
+    fn hangs(&self, pod: &Pod, now: Timestamp) -> Option<Cause> {
+        let (kind, since) = self.hung.get(&pod.uid)?;
+        let ripe = now.duration_since(*since) >= kind.patience();
+        evidence(pod).filter(|cause| ripe && cause.kind == *kind)
+    }
+
+    /// What the pods say that were let through.
+    fn verdict(
+        &self,
+        pause: &Pause,
+        pods: &[&Arc<Pod>],
+        refused: Option<&Refused>,
+        now: Timestamp,
+    ) -> Option<Verdict> {
+        let verdicts: Vec<Verdict> = controls(pause, pods)
+            .filter_map(|pod| compare(pod, &pause.cause, now))
+            .collect();
+        let refused_again = pause.cause.kind == Kind::Refusal
+            && refused.is_some_and(|r| r.at.duration_since(pause.since) >= REFUSED_AFTER);
+        match verdicts.contains(&Verdict::Runs) {
+            true => Some(Verdict::Runs),
+            false => (refused_again || !verdicts.is_empty()).then_some(Verdict::Fails),
+        }
+    }
+
+    /// A pod with these settings does what those of the pause did not.
+    fn works(&self, pod: &Pod, pause: &Pause, now: Timestamp) -> bool {
+        // A probe may have started before it was seen.
+        let since = match &pause.position {
+            Position::Watching(uid) if *uid == pod.uid => pod.created,
+            _ => pause.since,
+        };
+        let late = pause.cause.kind != Kind::Refusal || pod.created >= pause.began();
+        let up = pause.cause.kind != Kind::Engine || is_up(pod, now);
+        late && up && self.is_current(pod) && pod.is_active() && started_after(pod, since, now)
+    }
+
+    fn resumed(&mut self, pause: &Pause, pods: &[&Arc<Pod>]) {
+        let hung = pods.iter().filter(|p| self.hung.contains_key(&p.uid));
+        self.judged.extend(hung.map(|p| p.uid.clone()));
+        self.turns.push(Turn::Resumed(pause.owner.clone()));
+    }
+
+    /// Pauses the whole pool where several owners show the same fault of what every pod is given, or where there are too many.
+    fn widen(&mut self, look: &Look<'_>) {
+        let pods: Vec<&Arc<Pod>> = look.pods.iter().collect();
+        if let Some(whole) = self.whole.take() {
+            let next = self.turn(Some(whole), &pods, None, look.now);
+            if next.is_none() {
+                self.pauses.retain(|_, p| p.cause.kind != Kind::Sidecar);
+            }
+            self.whole = next;
+            return;
+        }
+        let held = || self.pauses.values().filter(|p| p.holds());
+        let proven = |p: &&Pause| {
+            p.cause.kind == Kind::Sidecar && p.position == Position::Paused { proven: true }
+        };
+        let mut reasons: HashMap<&str, usize> = HashMap::new();
+        for pause in held().filter(proven) {
+            *reasons.entry(&pause.cause.reason).or_default() += 1;
+        }
+        let shared = |p: &&Pause| reasons.get(&*p.cause.reason).is_some_and(|n| *n >= OWNERS);
+        let several = held().filter(proven).find(shared);
+        let many = (held().count() > OWNERS_MAX)
+            .then(|| held().next())
+            .flatten();
+        self.whole = several.or(many).map(|pause| Pause {
+            owner: None,
+            cause: pause.cause.clone(),
+            position: Position::Paused { proven: true },
+            since: look.now,
+            failures: 0,
+            seen: look.now,
+        });
+    }
+
+    /// Hung pods to be replaced now, so that their owner makes others: one at a time for each owner, and until one without a sidecar
+    /// has proved the cause, one in all. A pod whose vLLM runs, and one that nobody would make anew, is left alone.
+    #[must_use]
+    pub fn replaceable(&self, look: &Look<'_>) -> Vec<Arc<Pod>> {
+        let mut found = Vec::new();
+        for (uid, pods) in by_owner(look.pods)
+            .iter()
+            .filter(|(uid, _)| !uid.is_empty())
+        {
+            if found.len() == REPLACED_MAX {
+                break;
+            }
+            if self.is_being_replaced(uid, pods, look.now) || !self.may_replace(uid, pods, look.now)
             {
-                Door::Open
+                continue;
             }
-            Door::Shut(shut) if now.duration_since(shut.since) >= TRIAL_EVERY => {
-                Door::Ajar(shut.at(now))
-            }
-            Door::Shut(shut) => Door::Shut(shut.clone()),
-            Door::Ajar(shut) => match pods.iter().find(|p| p.created >= shut.since) {
-                Some(pod) => Door::Trial(shut.at(now), pod.uid.clone()),
-                None => Door::Ajar(shut.clone()),
-            },
-            Door::Trial(shut, uid) => match pods.iter().find(|p| p.uid == *uid) {
-                Some(pod) if self.hangs(pod, now) => Door::Shut(cause(pod, hash, now)),
-                // A pod that is never scheduled must not keep the pool shut.
-                Some(_) if now.duration_since(shut.since) < TRIAL_EVERY => door.clone(),
-                _ => Door::Ajar(shut.at(now)),
-            },
+            // Hung with settings of before: what takes its place has those of now. A vLLM that fails may be the user's affair.
+            let stale = |p: &Pod| {
+                let kind = self.hung.get(&p.uid).map(|(kind, _)| *kind);
+                !self.is_current(p) && kind != Some(Kind::Engine)
+            };
+            let paused = self.pauses.get(*uid).is_some_and(Pause::holds) || self.whole.is_some();
+            let hung = pods.iter().find(|p| {
+                p.is_active()
+                    && (paused || stale(p))
+                    && !p.engine_runs()
+                    && self.hold.lets(&p.uid, look.now)
+                    && self.hangs(p, look.now).is_some()
+            });
+            found.extend(hung.map(|p| Arc::clone(p)));
+        }
+        found
+    }
+
+    /// Whether pods of this owner may go: webhooks know of its pause, and either the cause is proven or nothing compares yet.
+    fn may_replace(&self, uid: &str, pods: &[&Arc<Pod>], now: Timestamp) -> bool {
+        let Some(pause) = self.pauses.get(uid) else {
+            return true;
+        };
+        let learned = now.duration_since(pause.since) >= LEARNED;
+        match pause.position {
+            Position::Paused { proven: true } => learned,
+            Position::Paused { proven: false } => learned && controls(pause, pods).next().is_none(),
+            Position::Probing | Position::Watching(_) | Position::Cleared => false,
         }
     }
 
-    /// One of the pods for which the open door shuts: several hang that were not judged yet, and none has started since the first of
-    /// them began to.
-    fn verdict<'p>(&self, pods: &[&'p Pod], now: Timestamp) -> Option<&'p Pod> {
-        let mut hanging = pods
-            .iter()
-            .copied()
-            .filter(|p| !self.judged.contains(&p.uid) && self.hangs(p, now));
-        let first = hanging.clone().next();
-        let began = hanging
-            .clone()
-            .filter_map(|p| self.stuck.get(&p.uid))
-            .min()?;
-        let starts = |p: &&Pod| {
-            !self.stuck.contains_key(&p.uid) && running_since(p).is_some_and(|at| at > *began)
+    fn is_being_replaced(&self, uid: &str, pods: &[&Arc<Pod>], now: Timestamp) -> bool {
+        let Some(replacing) = self.replacing.get(uid) else {
+            return false;
         };
-        let enough = hanging.nth(PODS - 1).is_some();
-        first.filter(|_| enough && !pods.iter().any(starts))
+        let began = whole_seconds(replacing.at);
+        let there = pods.iter().any(|p| p.uid == replacing.pod);
+        let started = pods.iter().any(|p| {
+            let old = now.duration_since(p.created) >= REPLACEMENT;
+            p.created >= began && p.uid != replacing.pod && (p.has_started() || old)
+        });
+        (there || !started) && now.duration_since(replacing.at) < REPLACEMENT_MAX
     }
 
-    fn hangs(&self, pod: &Pod, now: Timestamp) -> bool {
-        self.stuck
-            .get(&pod.uid)
-            .is_some_and(|since| pod.fault().is_some() && now.duration_since(*since) >= STUCK)
+    /// A pod is about to be replaced. Said before the API server is asked: what it did is not always heard.
+    pub fn replacing(&mut self, pod: &Pod, now: Timestamp) {
+        let (uid, pod) = (owner_uid(pod).into(), pod.uid.clone());
+        self.replacing.insert(uid, Replacing { pod, at: now });
     }
 
-    fn look_again(&self, pods: &[&Pod], now: Timestamp) -> Option<SignedDuration> {
-        let ripe = self.stuck.values().map(|since| *since + STUCK);
-        let door = match &self.door {
-            Door::Shut(shut) | Door::Trial(shut, _) => Some(shut.since + TRIAL_EVERY),
-            Door::Open | Door::Ajar(_) => None,
-        };
-        let shut = self.door != Door::Open;
-        let steady = pods
+    /// It was not replaced; it is tried again, each time later.
+    pub fn not_replaced(&mut self, pod: &Pod, now: Timestamp) {
+        self.replacing.remove(owner_uid(pod));
+        self.hold.refused(&pod.uid, now);
+    }
+
+    fn look_again(&self, look: &Look<'_>) -> Option<SignedDuration> {
+        let now = look.now;
+        let ripe = self
+            .hung
+            .values()
+            .map(|(kind, since)| *since + kind.patience());
+        let pauses = || self.pauses.values().chain(&self.whole);
+        let over = pauses().filter_map(|p| Some(p.since + p.lasts()?));
+        let learned = pauses().map(|p| p.since + LEARNED);
+        let young = |at: Timestamp| now.duration_since(at) < UNDER_WAY;
+        let under_way = pauses().any(|p| p.holds() && young(p.since))
+            || self.replacing.values().any(|r| young(r.at));
+        let under_way = under_way.then(|| now + LOOK);
+        let held = self.hold.next_at();
+        let steady = look
+            .pods
             .iter()
-            .filter_map(|p| running_since(p))
-            .filter(|_| shut)
-            .map(|since| since + STEADY);
-        ripe.chain(door)
+            .filter(|_| !self.is_closed())
+            .filter_map(|p| Some(running_since(p)? + STEADY));
+        ripe.chain(over)
+            .chain(learned)
+            .chain(under_way)
+            .chain(held)
             .chain(steady)
             .filter(|at| *at > now)
             .min()
@@ -202,33 +638,49 @@ impl Breaker {
     }
 }
 
-impl Door {
-    fn hash(&self) -> Option<&str> {
-        match self {
-            Self::Open => None,
-            Self::Shut(shut) | Self::Ajar(shut) | Self::Trial(shut, _) => Some(&shut.hash),
+/// Pods of the owner that the breaker let through since a pause began.
+fn controls<'p>(pause: &'p Pause, pods: &'p [&Arc<Pod>]) -> impl Iterator<Item = &'p Arc<Pod>> {
+    pods.iter()
+        .copied()
+        .filter(|p| p.is_let_through() && !p.deleting && !p.disrupted && p.created >= pause.began())
+}
+
+fn by_owner(pods: &[Arc<Pod>]) -> BTreeMap<&str, Vec<&Arc<Pod>>> {
+    let mut groups: BTreeMap<&str, Vec<&Arc<Pod>>> = BTreeMap::new();
+    for pod in pods {
+        groups.entry(owner_uid(pod)).or_default().push(pod);
+    }
+    groups
+}
+
+/// The youngest pod of each owner: of pods that ended it alone says how things are.
+fn newest(pods: &[Arc<Pod>]) -> HashSet<Box<str>> {
+    let mut newest: HashMap<&str, &Arc<Pod>> = HashMap::new();
+    for pod in pods.iter().filter(|p| !owner_uid(p).is_empty()) {
+        let known = newest.entry(owner_uid(pod)).or_insert(pod);
+        if pod.created > known.created {
+            *known = pod;
         }
+    }
+    newest.values().map(|p| p.uid.clone()).collect()
+}
+
+fn owner_uid(pod: &Pod) -> &str {
+    pod.owner.as_ref().map_or("", |o| &o.uid)
+}
+
+fn refusal(refused: &Refused) -> Cause {
+    Cause {
+        kind: Kind::Refusal,
+        reason: "PodsRefused".into(),
+        message: refused.message.clone(),
+        example: "".into(),
+        failed: None,
     }
 }
 
-impl Shut {
-    fn at(&self, now: Timestamp) -> Self {
-        Self {
-            since: now,
-            ..self.clone()
-        }
-    }
-}
-
-fn cause(pod: &Pod, hash: &str, now: Timestamp) -> Shut {
-    let (reason, message) = pod.fault().map_or(("", ""), |f| (f.reason, f.message));
-    Shut {
-        since: now,
-        hash: hash.into(),
-        reason: reason.into(),
-        message: message.into(),
-        example: pod.name.clone(),
-    }
+fn is_up(pod: &Pod, now: Timestamp) -> bool {
+    pod.engine().is_some_and(|engine| pod.is_up(engine, now))
 }
 
 /// Since when its sidecar runs, if the pod's own containers can start beside it.
@@ -260,233 +712,4 @@ fn started_after(pod: &Pod, since: Timestamp, now: Timestamp) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::pods::tests::{at, injected, waiting as waits};
-    use proptest::prelude::*;
-
-    fn waiting(reason: &str) -> SidecarState {
-        waits("", reason).sidecar.unwrap().state
-    }
-
-    fn running(since: i64) -> SidecarState {
-        SidecarState::Running { since: at(since) }
-    }
-
-    fn pod(name: &str, hash: &str, created: i64, state: SidecarState) -> Arc<Pod> {
-        let mut pod = injected(name, state);
-        pod.created = at(created);
-        if let Some(injection) = &mut pod.injection {
-            injection.hash = hash.into();
-        }
-        if let Some(sidecar) = &mut pod.sidecar {
-            sidecar.image_in_use = "i:1".into();
-        }
-        Arc::new(pod)
-    }
-
-    fn pull(name: &str) -> Arc<Pod> {
-        pod(name, "h", 0, waiting("ImagePullBackOff"))
-    }
-
-    /// A breaker whose door was shut at second 60.
-    fn shut() -> Breaker {
-        let mut breaker = Breaker::default();
-        let pods = [pull("a"), pull("b")];
-        breaker.step(&pods, "h", at(0));
-        breaker.step(&pods, "h", at(60));
-        assert!(matches!(breaker.door(), Door::Shut(_)));
-        breaker
-    }
-
-    #[test]
-    fn two_pods_of_one_hash_that_hang_for_a_minute_shut_the_door() {
-        let mut breaker = Breaker::default();
-        let pods = [pull("a"), pull("b")];
-        assert_eq!(breaker.step(&pods, "h", at(0)), Some(STUCK));
-        breaker.step(&pods, "h", at(59));
-        assert_eq!(*breaker.door(), Door::Open);
-        breaker.step(&pods, "h", at(60));
-        let Door::Shut(shut) = breaker.door() else {
-            panic!("{:?}", breaker.door());
-        };
-        assert_eq!((&*shut.reason, &*shut.example), ("ImagePullBackOff", "a"));
-        assert_eq!(&*shut.message, "no such image");
-    }
-
-    #[test]
-    fn one_pod_or_two_hashes_or_pods_that_go_do_not() {
-        let mut going = (*pull("b")).clone();
-        going.deleting = true;
-        let other = pod("b", "old", 0, waiting("ErrImagePull"));
-        for pods in [
-            vec![pull("a")],
-            vec![pull("a"), other],
-            vec![pull("a"), Arc::new(going)],
-        ] {
-            let mut breaker = Breaker::default();
-            breaker.step(&pods, "h", at(0));
-            breaker.step(&pods, "h", at(600));
-            assert_eq!(*breaker.door(), Door::Open);
-        }
-    }
-
-    #[test]
-    fn an_image_that_was_patched_in_place_and_does_not_come_counts() {
-        let ended = || SidecarState::Terminated {
-            reason: "Completed".into(),
-        };
-        let mut breaker = Breaker::default();
-        let pods = [pod("a", "h", 0, ended()), pod("b", "h", 0, ended())];
-        breaker.step(&pods, "h", at(0));
-        breaker.step(&pods, "h", at(60));
-        assert!(matches!(breaker.door(), Door::Shut(s) if &*s.reason == "ImageNotPulled"));
-    }
-
-    #[test]
-    fn a_crash_loop_is_not_forgotten_while_it_runs_for_seconds() {
-        let mut breaker = Breaker::default();
-        let crash = |s| [pod("a", "h", 0, s), pull("b")];
-        breaker.step(&crash(waiting("CrashLoopBackOff")), "h", at(0));
-        breaker.step(&crash(running(50)), "h", at(52));
-        breaker.step(&crash(waiting("CrashLoopBackOff")), "h", at(61));
-        assert!(matches!(breaker.door(), Door::Shut(_)));
-        let mut breaker = Breaker::default();
-        breaker.step(&crash(waiting("CrashLoopBackOff")), "h", at(0));
-        breaker.step(&crash(running(10)), "h", at(45));
-        breaker.step(&crash(waiting("CrashLoopBackOff")), "h", at(61));
-        assert_eq!(*breaker.door(), Door::Open, "35 s of work is no crash loop");
-    }
-
-    #[test]
-    fn after_ten_minutes_one_pod_is_tried_and_decides() {
-        let mut breaker = shut();
-        let old = [pull("a"), pull("b")];
-        breaker.step(&old, "h", at(659));
-        assert!(matches!(breaker.door(), Door::Shut(_)));
-        breaker.step(&old, "h", at(660));
-        assert!(matches!(breaker.door(), Door::Ajar(_)));
-        let with = |state| [pull("a"), pull("b"), pod("c", "h", 700, state)];
-        breaker.step(&with(SidecarState::Unseen), "h", at(701));
-        assert!(matches!(breaker.door(), Door::Trial(_, uid) if &**uid == "c"));
-        let wait = breaker.step(&with(running(710)), "h", at(720));
-        assert!(matches!(breaker.door(), Door::Trial(..)));
-        assert_eq!(wait, Some(SignedDuration::from_secs(20)));
-        breaker.step(&with(running(710)), "h", at(740));
-        assert_eq!(*breaker.door(), Door::Open);
-    }
-
-    #[test]
-    fn a_trial_that_hangs_shuts_again_and_one_that_goes_leaves_the_door_ajar() {
-        let trial = || {
-            let mut breaker = shut();
-            breaker.step(&[pull("a"), pull("b")], "h", at(660));
-            breaker.step(&[pod("c", "h", 700, SidecarState::Unseen)], "h", at(700));
-            breaker
-        };
-        let hung = [pod("c", "h", 700, waiting("ErrImagePull"))];
-        let mut breaker = trial();
-        breaker.step(&hung, "h", at(710));
-        breaker.step(&hung, "h", at(770));
-        assert!(matches!(breaker.door(), Door::Shut(s) if s.since == at(770)));
-        let mut breaker = trial();
-        breaker.step(&[], "h", at(710));
-        assert!(matches!(breaker.door(), Door::Ajar(_)));
-        let mut breaker = trial();
-        breaker.step(&[pod("c", "h", 700, SidecarState::Unseen)], "h", at(1300));
-        assert!(matches!(breaker.door(), Door::Ajar(_)), "never scheduled");
-    }
-
-    #[test]
-    fn other_settings_and_a_sidecar_that_starts_open_the_door() {
-        let mut breaker = shut();
-        breaker.step(&[pull("a"), pull("b")], "new", at(61));
-        assert_eq!(*breaker.door(), Door::Open);
-        let mut breaker = shut();
-        breaker.step(&[pod("a", "h", 0, running(100)), pull("b")], "h", at(130));
-        assert_eq!(*breaker.door(), Door::Open);
-    }
-
-    #[test]
-    fn a_door_that_a_trial_opened_is_not_shut_by_pods_that_hung_before() {
-        let mut breaker = shut();
-        let old = || vec![pull("a"), pull("b")];
-        breaker.step(&old(), "h", at(660));
-        let with = |more: &[Arc<Pod>]| [old(), more.to_vec()].concat();
-        let c = pod("c", "h", 700, running(710));
-        breaker.step(&with(std::slice::from_ref(&c)), "h", at(701));
-        breaker.step(&with(std::slice::from_ref(&c)), "h", at(740));
-        assert_eq!(*breaker.door(), Door::Open);
-        for second in [741, 800, 3000] {
-            breaker.step(&old(), "h", at(second));
-            assert_eq!(*breaker.door(), Door::Open, "{second}");
-        }
-        let new = |n: &str| pod(n, "h", 3000, waiting("ErrImagePull"));
-        let more = [new("d"), new("e")];
-        breaker.step(&with(&more), "h", at(3001));
-        breaker.step(&with(&more), "h", at(3061));
-        assert!(matches!(breaker.door(), Door::Shut(s) if &*s.example == "d"));
-    }
-
-    #[test]
-    fn two_pods_that_hang_while_another_starts_do_not_shut_it() {
-        let mut breaker = Breaker::default();
-        let pods = [pull("a"), pull("b"), pod("c", "h", 0, running(30))];
-        breaker.step(&pods, "h", at(0));
-        breaker.step(&pods, "h", at(60));
-        assert_eq!(*breaker.door(), Door::Open);
-        let earlier = [pull("a"), pull("b"), pod("c", "h", -90, running(-60))];
-        breaker.step(&earlier, "h", at(61));
-        assert!(matches!(breaker.door(), Door::Shut(_)), "it began before");
-    }
-
-    #[test]
-    fn a_sidecar_whose_init_container_cannot_start_counts_as_hanging_and_not_as_started() {
-        let hung = |name: &str, since| {
-            let mut pod = (*pod(name, "h", 0, running(since))).clone();
-            pod.sidecar.as_mut().unwrap().init = Some(Box::new(waiting("ErrImageNeverPull")));
-            Arc::new(pod)
-        };
-        let mut breaker = Breaker::default();
-        let pods = [hung("a", 1), hung("b", 1)];
-        breaker.step(&pods, "h", at(5));
-        breaker.step(&pods, "h", at(65));
-        assert!(matches!(breaker.door(), Door::Shut(s) if &*s.reason == "ErrImageNeverPull"));
-        breaker.step(&[hung("a", 70), hung("b", 70)], "h", at(120));
-        assert!(matches!(breaker.door(), Door::Shut(_)));
-    }
-
-    #[test]
-    fn what_the_last_leader_shut_stays_shut_for_the_rest_of_its_time() {
-        let mut breaker = Breaker::shut_since(at(0), "h", false);
-        breaker.step(&[], "h", at(300));
-        assert!(matches!(breaker.door(), Door::Shut(_)));
-        breaker.step(&[], "h", at(600));
-        assert!(matches!(breaker.door(), Door::Ajar(_)));
-        let mut breaker = Breaker::shut_since(at(0), "h", true);
-        breaker.step(&[], "h", at(1));
-        assert!(matches!(breaker.door(), Door::Ajar(_)));
-    }
-
-    proptest! {
-        /// Whatever pods do: the door is never shut while fewer than two hung for a minute, and an open door never waits for a clock
-        /// that has passed.
-        #[test]
-        fn fewer_than_two_hanging_pods_never_shut_it(steps in proptest::collection::vec((0..4u8, 1..120i64), 1..60)) {
-            let mut breaker = Breaker::default();
-            let mut now = 0;
-            for (kind, wait) in steps {
-                now += wait;
-                let state = match kind {
-                    0 => waiting("ErrImagePull"),
-                    1 => running(now - wait / 2),
-                    2 => SidecarState::Unseen,
-                    _ => SidecarState::Terminated { reason: "Error".into() },
-                };
-                let again = breaker.step(&[pod("a", "h", 0, state)], "h", at(now));
-                prop_assert_eq!(breaker.door(), &Door::Open);
-                prop_assert!(again.is_none_or(|d| d > SignedDuration::ZERO));
-            }
-        }
-    }
-}
+mod tests;

@@ -5,6 +5,7 @@
 mod away;
 mod breaker;
 mod evict;
+mod evidence;
 mod faults;
 mod fetch;
 mod hold;
@@ -12,14 +13,16 @@ mod index;
 mod pod;
 mod refused;
 mod template;
+mod unschedulable;
 mod update;
 mod usage;
 mod watch;
 mod window;
 mod wire;
 
-pub use breaker::{Breaker, Door, Shut};
+pub use breaker::{Breaker, Kept, Look, OWNERS_MAX, Pause, Position, Turn};
 pub use evict::{Alone, Evictions, Missed, missed};
+pub use evidence::{Cause, Kind};
 pub use faults::Faults;
 pub use fetch::{FetchError, fetch};
 pub use index::{Index, PoolRef};

@@ -1,7 +1,7 @@
 //! The slim pod: its name, its owner, what injection did to it, and how its sidecar is.
 
 use crate::inject::Verdict;
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde::{Deserialize, Serialize};
 use std::net::IpAddr;
@@ -37,7 +37,66 @@ pub struct Pod {
     pub sidecar: Option<Sidecar>,
     /// What the last exchange of its image in place left to know; absent = there was none.
     pub exchange: Option<Box<Exchange>>,
+    /// What it waits for before any container can start; absent = nothing that is known.
+    pub waits: Option<Box<Waits>>,
+    /// Containers of its own: of an injected pod vLLM's alone, of one that the breaker let through all, of others none.
+    pub own: Box<[Own]>,
+    /// It was evicted, preempted or ended with its node: that a container ended then says nothing about it.
+    pub disrupted: bool,
 }
+
+/// What a pod without a started container waits for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Waits {
+    /// For what.
+    pub what: WaitsFor,
+    /// What injection adds to a pod can be the reason.
+    pub maybe_ours: bool,
+    /// The scheduler's sentence, shortened; empty for volumes.
+    pub message: Box<str>,
+}
+
+/// See [`Waits`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WaitsFor {
+    /// No node takes the pod.
+    Node,
+    /// It has a node that does not make its sandbox, mostly because a volume cannot be mounted.
+    Volumes,
+}
+
+/// A container of the pod's own.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Own {
+    /// Name.
+    pub name: Box<str>,
+    /// State.
+    pub state: SidecarState,
+    /// Restarts by the kubelet.
+    pub restarts: u32,
+    /// Has a readiness probe, so that a ready pod says something about it.
+    pub probed: bool,
+    /// Injection has set PYTHONPATH without knowing what the image sets by ENV.
+    pub path_unknown: bool,
+    /// How it ended last.
+    pub exit: Option<Box<Exit>>,
+}
+
+/// How a container ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Exit {
+    /// Exit code.
+    pub code: i32,
+    /// `Error`, `OOMKilled`, ...
+    pub reason: Box<str>,
+    /// Its last words, where it leaves any; shortened.
+    pub message: Box<str>,
+    /// How long it had run.
+    pub ran: SignedDuration,
+}
+
+/// A container that ran longer than this before it ended had started: its end is no failure to start.
+const STARTED: SignedDuration = SignedDuration::from_mins(10);
 
 /// Stamped into a pod when the image of a working sidecar is exchanged in place, so that the next leader can take it back.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -180,6 +239,12 @@ impl Pod {
         (refused && !injection.reason.is_empty()).then_some(&*injection.reason)
     }
 
+    /// It asked for a pool and has no sidecar because injection is paused.
+    #[must_use]
+    pub fn is_let_through(&self) -> bool {
+        self.refusal() == Some(crate::inject::Reason::InjectionPaused.name())
+    }
+
     /// Name of what it lacks although it was injected, as the webhook stamped it.
     #[must_use]
     pub fn shortfall(&self) -> Option<&str> {
@@ -200,11 +265,68 @@ impl Pod {
         self.sidecar.as_ref().and_then(Sidecar::fault)
     }
 
+    /// vLLM's container of an injected pod.
+    #[must_use]
+    pub fn engine(&self) -> Option<&Own> {
+        self.own.first().filter(|_| self.sidecar.is_some())
+    }
+
+    /// vLLM of an injected pod, or something in one that was let through, has run.
+    #[must_use]
+    pub fn has_started(&self) -> bool {
+        self.own.iter().any(Own::has_started)
+    }
+
+    /// vLLM of an injected pod runs now.
+    #[must_use]
+    pub fn engine_runs(&self) -> bool {
+        self.engine().is_some_and(|e| e.running_since().is_some())
+    }
+
+    /// How this container ended that fails again and again; where it is not restarted, once is enough.
+    #[must_use]
+    pub fn crash_loop<'p>(&self, own: &'p Own) -> Option<&'p Exit> {
+        let exit = own.exit.as_deref()?;
+        let ended = own.running_since().is_none() && !self.disrupted;
+        let again = own.restarts > 0 || self.phase == Phase::Failed;
+        (ended && again && exit.code != 0 && exit.ran < STARTED).then_some(exit)
+    }
+
+    /// This container has started for good: it is ready where it says so by a probe, else it has run for a while.
+    #[must_use]
+    pub fn is_up(&self, own: &Own, now: Timestamp) -> bool {
+        let ran = own.running_since().map(|since| now.duration_since(since));
+        ran.is_some_and(|ran| ran >= STARTED || (own.probed && self.ready))
+    }
+
     /// Where its sidecar answers; only while it runs.
     #[must_use]
     pub fn address(&self) -> Option<IpAddr> {
         let running = self.sidecar.as_ref().is_some_and(Sidecar::runs);
         self.ip.filter(|_| running && self.is_active())
+    }
+}
+
+impl Own {
+    /// It runs or has run.
+    #[must_use]
+    pub fn has_started(&self) -> bool {
+        self.exit.is_some() || self.running_since().is_some()
+    }
+
+    /// Start of the process that runs now.
+    #[must_use]
+    pub fn running_since(&self) -> Option<Timestamp> {
+        match self.state {
+            SidecarState::Running { since } => Some(since),
+            _ => None,
+        }
+    }
+
+    /// Why it does not start, if its image or its configuration is the reason.
+    #[must_use]
+    pub fn fault(&self) -> Option<Fault<'_>> {
+        self.state.stuck()
     }
 }
 
@@ -358,6 +480,6 @@ mod tests {
 
     #[test]
     fn a_pod_stays_small() {
-        assert!(size_of::<Pod>() <= 400, "{}", size_of::<Pod>());
+        assert!(size_of::<Pod>() <= 432, "{}", size_of::<Pod>());
     }
 }

@@ -1,8 +1,8 @@
-//! Pods that the cluster refuses before they exist (quota, limit range, validation): nobody sees them but their controller, which
-//! writes an event `FailedCreate`. Those of workloads that carry our label are told to their pool.
+//! Pods that the API server refuses before they exist (quota, limit range, Pod Security, another webhook): nobody sees them but their
+//! controller, which writes an event `FailedCreate`. Those of workloads with our label are evidence for the breaker of their pool.
 
 use super::index::{Index, PoolRef};
-use super::pod::Pod;
+use super::pod::Owner;
 use super::template::template_pool;
 use crate::metrics::Metrics;
 use futures::{Stream, StreamExt};
@@ -10,20 +10,18 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta, Time};
-use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{Config, watcher};
 use kube::{Api, Client, Resource};
 use parking_lot::Mutex;
 use serde::Deserialize;
-use serde_json::Value;
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
 use tracing::{debug, warn};
 
-/// Controllers try again with waits of up to 17 minutes; a refusal counts until it should have come again.
-const COUNTS: SignedDuration = SignedDuration::from_mins(20);
+/// How long a refusal is kept.
+const COUNTS: SignedDuration = SignedDuration::from_mins(5);
 /// Longest note that is kept, in characters.
 const NOTE_CHARS_MAX: usize = 300;
 /// Workloads whose label is remembered.
@@ -31,67 +29,47 @@ const OWNERS_MAX: usize = 4096;
 /// How long the label of a workload is remembered.
 const OWNER_COUNTS: SignedDuration = SignedDuration::from_mins(10);
 
+/// Most refused workloads of one pool that are kept.
+const REFUSED_MAX: usize = 256;
+
 /// A workload whose pods are refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refused {
-    /// `ReplicaSet web-7f`.
-    pub owner: Box<str>,
-    /// Its uid.
-    pub owner_uid: Box<str>,
+    /// The workload.
+    pub owner: Owner,
     /// What the API server said.
     pub message: Box<str>,
     /// When, last.
     pub at: Timestamp,
 }
 
-/// The last refusal of each pool, and the workload that it came to.
+/// The last refusal of each workload, by pool.
 #[derive(Debug, Default)]
-pub struct Refusals(Mutex<HashMap<PoolRef, (Refused, ObjectReference)>>);
+pub struct Refusals(Mutex<HashMap<PoolRef, Vec<Refused>>>);
 
 impl Refusals {
-    /// The refusal that holds for a pool, unless its time is over or the workload has made a pod since.
+    /// What was refused lately of a pool.
     #[must_use]
-    pub fn of(&self, pool: &PoolRef, pods: &[Arc<Pod>], now: Timestamp) -> Option<Refused> {
-        let mut refusals = self.0.lock();
-        let (refused, _) = refusals.get(pool)?;
-        let made = pods.iter().any(|p| {
-            p.created > refused.at && p.owner.as_ref().is_some_and(|o| o.uid == refused.owner_uid)
-        });
-        if made || now.duration_since(refused.at) > COUNTS {
-            refusals.remove(pool);
-            return None;
+    pub fn of(&self, pool: &PoolRef, now: Timestamp) -> Vec<Refused> {
+        let mut all = self.0.lock();
+        let Some(refused) = all.get_mut(pool) else {
+            return Vec::new();
+        };
+        refused.retain(|r| now.duration_since(r.at) <= COUNTS);
+        let refused = refused.clone();
+        if refused.is_empty() {
+            all.remove(pool);
         }
-        Some(refused.clone())
+        refused
     }
 
-    /// The refusal, if its workload still lacks pods: one that was scaled down, or replaced by another, wants none any more.
-    pub async fn confirmed(
-        &self,
-        client: &Client,
-        pool: &PoolRef,
-        refused: Refused,
-    ) -> Option<Refused> {
-        let workload = self.0.lock().get(pool).map(|(_, w)| w.clone())?;
-        let Some((api, name)) = api_of(client, &workload) else {
-            return Some(refused);
-        };
-        let lacks = match api.get_opt(name).await {
-            Ok(Some(found)) => {
-                found.metadata.uid.as_deref() == Some(&*refused.owner_uid)
-                    && lacks_pods(workload.kind.as_deref().unwrap_or_default(), &found.data)
-            }
-            Ok(None) => false,
-            // Kinds that may not be read tell nothing.
-            Err(_) => true,
-        };
-        if !lacks {
-            self.0.lock().remove(pool);
+    fn put(&self, pool: PoolRef, refused: Refused) {
+        let mut all = self.0.lock();
+        let known = all.entry(pool).or_default();
+        known.retain(|r| r.owner.uid != refused.owner.uid);
+        if known.len() < REFUSED_MAX {
+            known.push(refused);
         }
-        lacks.then_some(refused)
-    }
-
-    fn put(&self, pool: PoolRef, refused: Refused, workload: ObjectReference) {
-        self.0.lock().insert(pool, (refused, workload));
     }
 }
 
@@ -125,7 +103,7 @@ pub fn watch_refusals(
                     .refused()
                     .filter(|r| Timestamp::now().duration_since(r.at) <= COUNTS)?;
                 let pool = owners.pool(&event.involved_object).await?;
-                refusals.put(pool.clone(), refused, event.involved_object);
+                refusals.put(pool.clone(), refused);
                 Some(pool)
             }
         })
@@ -150,10 +128,13 @@ impl WireEvent {
             .map(|t| t.0)
             .or_else(|| self.event_time.as_ref().map(|t| t.0))?;
         let o = &self.involved_object;
-        let kind = o.kind.as_deref().unwrap_or("workload");
         Some(Refused {
-            owner: format!("{kind} {}", o.name.as_deref()?).into(),
-            owner_uid: o.uid.as_deref()?.into(),
+            owner: Owner {
+                api_version: o.api_version.as_deref().unwrap_or_default().into(),
+                kind: o.kind.as_deref().unwrap_or("workload").into(),
+                name: o.name.as_deref()?.into(),
+                uid: o.uid.as_deref()?.into(),
+            },
             message: self
                 .message
                 .chars()
@@ -234,40 +215,6 @@ impl Owners {
     }
 }
 
-/// Where a workload is read, and by which name.
-fn api_of<'a>(
-    client: &Client,
-    workload: &'a ObjectReference,
-) -> Option<(Api<DynamicObject>, &'a str)> {
-    let api_version = workload.api_version.as_deref()?;
-    let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
-    let kind = GroupVersionKind::gvk(group, version, workload.kind.as_deref()?);
-    let namespace = workload.namespace.as_deref()?;
-    let resource = ApiResource::from_gvk(&kind);
-    let api = Api::namespaced_with(client.clone(), namespace, &resource);
-    Some((api, workload.name.as_deref()?))
-}
-
-/// Whether a workload has fewer pods than it wants, as its controller counts them.
-fn lacks_pods(kind: &str, workload: &Value) -> bool {
-    let number = |path: &str| workload.pointer(path).and_then(Value::as_i64);
-    let count = |path: &str| number(path).unwrap_or(0);
-    match kind {
-        "DaemonSet" => {
-            count("/status/currentNumberScheduled") < count("/status/desiredNumberScheduled")
-        }
-        "Job" => {
-            let parallel = number("/spec/parallelism").unwrap_or(1);
-            let left = number("/spec/completions").map(|all| all - count("/status/succeeded"));
-            let ended = ["/status/completionTime", "/spec/suspend"]
-                .iter()
-                .any(|path| workload.pointer(path).is_some_and(|v| *v != false));
-            !ended && count("/status/active") < parallel.min(left.unwrap_or(parallel))
-        }
-        _ => count("/status/replicas") < number("/spec/replicas").unwrap_or(1),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -292,7 +239,7 @@ mod tests {
         let old = event(&json!({"lastTimestamp": at(5).to_string(), "count": 3}))
             .refused()
             .unwrap();
-        assert_eq!((&*old.owner, old.at), ("ReplicaSet web-7f", at(5)));
+        assert_eq!((&*old.owner.name, old.at), ("web-7f", at(5)));
         assert!(old.message.contains("exceeded quota"));
         let new =
             event(&json!({"lastTimestamp": null, "eventTime": "2026-01-02T03:04:05.000006Z"}));
@@ -301,83 +248,30 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_holds_until_a_pod_was_made_or_its_time_is_over() {
+    fn the_last_refusal_of_each_workload_is_kept_for_some_minutes() {
         let pool = PoolRef::new("n", "p");
-        let refused = event(&json!({"lastTimestamp": at(0).to_string()}))
-            .refused()
-            .unwrap();
+        let refused = |uid: &str, second| Refused {
+            owner: Owner {
+                uid: uid.into(),
+                ..pod("a").owner.unwrap()
+            },
+            ..event(&json!({"lastTimestamp": at(second).to_string()}))
+                .refused()
+                .unwrap()
+        };
         let refusals = Refusals::default();
-        refusals.put(pool.clone(), refused.clone(), ObjectReference::default());
-        assert_eq!(refusals.of(&pool, &[], at(1200)), Some(refused.clone()));
-        assert_eq!(refusals.of(&pool, &[], at(1201)), None);
-        refusals.put(pool.clone(), refused, ObjectReference::default());
-        let mut young = pod("web-7f-1");
-        young.created = at(7);
-        let mut other = young.clone();
-        other.owner = None;
-        assert!(
-            refusals.of(&pool, &[Arc::new(other)], at(8)).is_some(),
-            "of another workload"
-        );
-        assert_eq!(refusals.of(&pool, &[Arc::new(young)], at(8)), None);
-    }
-
-    #[test]
-    fn a_workload_lacks_pods_while_its_controller_counts_fewer_than_it_wants() {
-        for (kind, workload, lacks) in [
-            (
-                "ReplicaSet",
-                json!({"spec": {"replicas": 2}, "status": {"replicas": 1}}),
-                true,
-            ),
-            (
-                "ReplicaSet",
-                json!({"spec": {"replicas": 2}, "status": {"replicas": 2}}),
-                false,
-            ),
-            (
-                "ReplicaSet",
-                json!({"spec": {"replicas": 0}, "status": {"replicas": 0}}),
-                false,
-            ),
-            ("StatefulSet", json!({"spec": {}, "status": {}}), true),
-            (
-                "DaemonSet",
-                json!({"status": {"desiredNumberScheduled": 3, "currentNumberScheduled": 2}}),
-                true,
-            ),
-            (
-                "DaemonSet",
-                json!({"status": {"desiredNumberScheduled": 3, "currentNumberScheduled": 3}}),
-                false,
-            ),
-            (
-                "Job",
-                json!({"spec": {"parallelism": 1, "completions": 1}, "status": {}}),
-                true,
-            ),
-            (
-                "Job",
-                json!({"spec": {"parallelism": 1, "completions": 1}, "status": {"active": 1}}),
-                false,
-            ),
-            (
-                "Job",
-                json!({"spec": {"parallelism": 2, "completions": 3}, "status": {"active": 1, "succeeded": 2}}),
-                false,
-            ),
-            (
-                "Job",
-                json!({"spec": {"parallelism": 2, "suspend": true}, "status": {}}),
-                false,
-            ),
-            (
-                "Job",
-                json!({"spec": {"parallelism": 2, "suspend": false}, "status": {}}),
-                true,
-            ),
-        ] {
-            assert_eq!(lacks_pods(kind, &workload), lacks, "{kind} {workload}");
+        for (uid, second) in [("a", 0), ("b", 1), ("a", 2)] {
+            refusals.put(pool.clone(), refused(uid, second));
         }
+        assert_eq!(
+            refusals.of(&pool, at(300)),
+            [refused("b", 1), refused("a", 2)]
+        );
+        assert_eq!(refusals.of(&pool, at(302)), [refused("a", 2)]);
+        assert_eq!(refusals.of(&pool, at(303)), []);
+        for i in 0..2 * REFUSED_MAX {
+            refusals.put(pool.clone(), refused(&i.to_string(), 0));
+        }
+        assert_eq!(refusals.of(&pool, at(0)).len(), REFUSED_MAX);
     }
 }

@@ -1,5 +1,6 @@
 //! Pods for the tests of this folder and of those that judge pods.
 
+use super::pod::Own;
 use super::{Injection, Owner, Phase, Pod, Sidecar, SidecarState};
 use crate::inject::Verdict;
 use jiff::Timestamp;
@@ -31,6 +32,21 @@ pub fn pod(name: &str) -> Pod {
         config_generation: None,
         sidecar: None,
         exchange: None,
+        waits: None,
+        own: Box::default(),
+        disrupted: false,
+    }
+}
+
+/// vLLM's container in this state, with a readiness probe.
+pub fn engine(state: SidecarState) -> Own {
+    Own {
+        name: "vllm".into(),
+        state,
+        restarts: 0,
+        probed: true,
+        path_unknown: false,
+        exit: None,
     }
 }
 

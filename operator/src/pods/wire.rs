@@ -1,7 +1,11 @@
 //! A pod as the API server sends it, reduced while it is read: managed fields, foreign annotations and other containers are skipped
 //! without being stored.
 
-use super::pod::{Exchange, Injection, Owner, Phase, Pod, Sidecar, SidecarState};
+use super::pod::{
+    Exchange, Exit, Injection, Own, Owner, Phase, Pod, Sidecar, SidecarState, Waits, WaitsFor,
+};
+use super::unschedulable;
+use crate::inject::Reason;
 use crate::names;
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference, Time};
@@ -40,6 +44,8 @@ pub struct WirePod {
 #[serde(default, rename_all = "camelCase")]
 struct WireSpec {
     init_containers: Vec<WireContainer>,
+    containers: Vec<WireOwn>,
+    volumes: Vec<WireVolume>,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -49,6 +55,36 @@ struct WireContainer {
     image: String,
 }
 
+/// A container of the pod's own.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct WireOwn {
+    name: String,
+    volume_mounts: Vec<WireName>,
+    env: Vec<WireVariable>,
+    readiness_probe: Option<IgnoredAny>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+struct WireName {
+    name: String,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+struct WireVariable {
+    name: String,
+    value: String,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+struct WireVolume {
+    name: String,
+    ephemeral: Option<IgnoredAny>,
+}
+
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 struct WireStatus {
@@ -56,7 +92,9 @@ struct WireStatus {
     #[serde(rename = "podIP")]
     pod_ip: String,
     conditions: Vec<WireCondition>,
+    nominated_node_name: String,
     init_container_statuses: Vec<WireContainerStatus>,
+    container_statuses: Vec<WireContainerStatus>,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -64,6 +102,8 @@ struct WireStatus {
 struct WireCondition {
     r#type: String,
     status: String,
+    reason: String,
+    message: String,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -73,6 +113,7 @@ struct WireContainerStatus {
     image: String,
     restart_count: u32,
     state: WireState,
+    last_state: WireState,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -80,7 +121,17 @@ struct WireContainerStatus {
 struct WireState {
     waiting: Option<WireReason>,
     running: Option<WireRunning>,
-    terminated: Option<WireReason>,
+    terminated: Option<WireEnd>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct WireEnd {
+    exit_code: i32,
+    reason: String,
+    message: String,
+    started_at: Option<Time>,
+    finished_at: Option<Time>,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -211,10 +262,12 @@ impl Pod {
 impl WirePod {
     /// The slim pod; `None` without a name, a namespace or the pool label.
     #[must_use]
-    pub fn into_pod(self) -> Option<Pod> {
+    pub fn into_pod(mut self) -> Option<Pod> {
         let meta = self.metadata;
-        let sidecar = sidecar(self.spec, self.status.init_container_statuses);
-        let injection = meta
+        let waits = self.status.waits(self.spec.has_claim()).map(Box::new);
+        let (init, own) = (self.spec.init_containers, self.spec.containers);
+        let sidecar = sidecar(init, self.status.init_container_statuses);
+        let injection: Option<Injection> = meta
             .annotations
             .as_ref()
             .and_then(|a| a.get(names::INJECTION))
@@ -230,6 +283,18 @@ impl WirePod {
             .as_ref()
             .and_then(|a| Config::parse(a.get(names::CONFIG)?, true).ok())
             .map(|(config, _)| config.pool.generation);
+        let paused = injection
+            .as_ref()
+            .is_some_and(|i| *i.reason == *Reason::InjectionPaused.name());
+        let own = own
+            .into_iter()
+            .filter(|one| paused || (sidecar.is_some() && one.is_engine()))
+            .map(|one| one.joined(&mut self.status.container_statuses))
+            .collect();
+        let is_true = |kind: &str| {
+            let mut conditions = self.status.conditions.iter();
+            conditions.any(|c| c.r#type == kind && c.status == "True")
+        };
         Some(Pod {
             name: meta.name?.into(),
             namespace: meta.namespace?.into(),
@@ -238,11 +303,8 @@ impl WirePod {
             created: meta.creation_timestamp.map(|t| t.0).unwrap_or_default(),
             deleting: meta.deletion_timestamp.is_some(),
             phase: self.status.phase,
-            ready: self
-                .status
-                .conditions
-                .iter()
-                .any(|c| c.r#type == "Ready" && c.status == "True"),
+            ready: is_true("Ready"),
+            disrupted: is_true("DisruptionTarget"),
             ip: self.status.pod_ip.parse().ok(),
             owner: meta
                 .owner_references
@@ -259,12 +321,81 @@ impl WirePod {
             config_generation,
             sidecar,
             exchange,
+            waits,
+            own,
         })
     }
 }
 
-fn sidecar(spec: WireSpec, statuses: Vec<WireContainerStatus>) -> Option<Sidecar> {
-    let mut containers = spec.init_containers.into_iter();
+impl WireSpec {
+    /// Our disk is a volume that is made with the pod, by a claim.
+    fn has_claim(&self) -> bool {
+        let mut volumes = self.volumes.iter();
+        volumes.any(|v| v.name == names::DISK_VOLUME && v.ephemeral.is_some())
+    }
+}
+
+impl WireStatus {
+    fn waits(&self, has_claim: bool) -> Option<Waits> {
+        let condition = |kind: &str| self.conditions.iter().find(|c| c.r#type == kind);
+        let scheduled = condition("PodScheduled")?;
+        if scheduled.reason == "Unschedulable" && self.nominated_node_name.is_empty() {
+            return Some(Waits {
+                what: WaitsFor::Node,
+                maybe_ours: unschedulable::maybe_ours(&scheduled.message, has_claim),
+                message: short(&scheduled.message),
+            });
+        }
+        let sandbox = condition("PodReadyToStartContainers")?;
+        (scheduled.status == "True" && sandbox.status == "False").then(|| Waits {
+            what: WaitsFor::Volumes,
+            maybe_ours: has_claim,
+            message: "".into(),
+        })
+    }
+}
+
+impl WireOwn {
+    /// Injection chose it: it mounts our folder.
+    fn is_engine(&self) -> bool {
+        let mut mounts = self.volume_mounts.iter();
+        mounts.any(|mount| mount.name == names::SHARED_VOLUME)
+    }
+
+    fn joined(self, statuses: &mut [WireContainerStatus]) -> Own {
+        let status = statuses.iter_mut().find(|s| s.name == self.name);
+        let status = status.map(std::mem::take).unwrap_or_default();
+        let end = status.state.terminated.as_ref();
+        let exit = end.or(status.last_state.terminated.as_ref()).map(|end| {
+            let at = |time: &Option<Time>| time.as_ref().map(|t| t.0).unwrap_or_default();
+            Box::new(Exit {
+                code: end.exit_code,
+                reason: end.reason.as_str().into(),
+                message: short(&end.message),
+                ran: at(&end.finished_at).duration_since(at(&end.started_at)),
+            })
+        });
+        Own {
+            path_unknown: self
+                .env
+                .iter()
+                .any(|v| v.name == "PYTHONPATH" && v.value.starts_with("$(PYTHONPATH)")),
+            name: self.name.into(),
+            probed: self.readiness_probe.is_some(),
+            restarts: status.restart_count,
+            exit,
+            state: status.state.into(),
+        }
+    }
+}
+
+fn short(message: &str) -> Box<str> {
+    let message = message.chars().take(MESSAGE_CHARS_MAX);
+    message.collect::<String>().into()
+}
+
+fn sidecar(containers: Vec<WireContainer>, statuses: Vec<WireContainerStatus>) -> Option<Sidecar> {
+    let mut containers = containers.into_iter();
     let container = containers.find(|c| c.name == names::SIDECAR_CONTAINER)?;
     let mut sidecar = Sidecar {
         image: container.image.into(),
@@ -296,10 +427,9 @@ impl From<WireState> for SidecarState {
                 reason: terminated.reason.into(),
             }
         } else if let Some(waiting) = state.waiting {
-            let message = waiting.message.chars().take(MESSAGE_CHARS_MAX);
             Self::Waiting {
+                message: short(&waiting.message),
                 reason: waiting.reason.into(),
-                message: message.collect::<String>().into(),
             }
         } else {
             Self::Unseen

@@ -1,7 +1,7 @@
 //! Events on pools and on the controllers of pods. What stays true is said once an hour, not at every look.
 
 use crate::names;
-use crate::pods::Pod;
+use crate::pods::{Owner, Pod};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::Client;
@@ -105,24 +105,28 @@ impl Said {
 
 /// What an event about a pod is attached to: its controller, which outlives it; itself if it has none.
 pub fn owner(pod: &Pod) -> ObjectReference {
-    let namespace = Some(pod.namespace.to_string());
     match &pod.owner {
-        Some(owner) => ObjectReference {
-            api_version: Some(owner.api_version.to_string()),
-            kind: Some(owner.kind.to_string()),
-            name: Some(owner.name.to_string()),
-            uid: Some(owner.uid.to_string()),
-            namespace,
-            ..ObjectReference::default()
-        },
+        Some(owner) => of_owner(owner, &pod.namespace),
         None => ObjectReference {
             api_version: Some("v1".to_owned()),
             kind: Some("Pod".to_owned()),
             name: Some(pod.name.to_string()),
             uid: Some(pod.uid.to_string()),
-            namespace,
+            namespace: Some(pod.namespace.to_string()),
             ..ObjectReference::default()
         },
+    }
+}
+
+/// A controller of pods.
+pub fn of_owner(owner: &Owner, namespace: &str) -> ObjectReference {
+    ObjectReference {
+        api_version: Some(owner.api_version.to_string()),
+        kind: Some(owner.kind.to_string()),
+        name: Some(owner.name.to_string()),
+        uid: Some(owner.uid.to_string()),
+        namespace: Some(namespace.to_owned()),
+        ..ObjectReference::default()
     }
 }
 

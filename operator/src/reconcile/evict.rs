@@ -6,9 +6,7 @@ use super::term::State;
 use crate::api::{Mode, OnMissed};
 use crate::pods::{Alone, Evictions, Missed, Pod, missed, template_pool};
 use crate::status::{Canary, Reason};
-use k8s_openapi::api::core::v1::{ObjectReference, Pod as FullPod};
-use kube::Api;
-use kube::api::{DeleteParams, EvictParams, Preconditions};
+use k8s_openapi::api::core::v1::ObjectReference;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -120,18 +118,5 @@ impl Look<'_> {
         events
             .warn_once(&owner(pod), "Evict", reason.name(), &note)
             .await;
-    }
-
-    async fn ask_to_evict(&self, pod: &Pod) -> Result<(), kube::Error> {
-        let api: Api<FullPod> = Api::namespaced(self.term.client.clone(), &pod.namespace);
-        let this_one = DeleteParams::default().preconditions(Preconditions {
-            uid: Some(pod.uid.to_string()),
-            ..Preconditions::default()
-        });
-        let params = EvictParams {
-            delete_options: Some(this_one),
-            ..EvictParams::default()
-        };
-        api.evict(&pod.name, &params).await.map(drop)
     }
 }

@@ -13,6 +13,7 @@ mod password;
 mod pool;
 mod purge;
 mod queue;
+mod replace;
 mod restore;
 mod sample;
 mod tell;

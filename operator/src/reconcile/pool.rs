@@ -9,12 +9,12 @@ use super::queue::{object_ref, pool_ref};
 use super::restore::{last, restored, rolled_back};
 use super::term::{State, Stored, Term};
 use super::update::{NOT_ALLOWED, Updating};
-use crate::api::{KVCachePool, KVCachePoolStatus, Problem, UpdateStrategyType};
+use crate::api::{KVCachePool, KVCachePoolStatus, Mode, Problem, UpdateStrategyType};
 use crate::canary;
 use crate::desired::{desired, redis, settings};
 use crate::inject::Settings;
 use crate::names;
-use crate::pods::{Door, Goal, Pod, PoolRef, Refused, Setback};
+use crate::pods::{Breaker, Goal, Look as PodsLook, Pod, PoolRef, Setback};
 use crate::status::{self, Canary, READY, Reason, Seen, Write};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::ObjectReference;
@@ -30,8 +30,6 @@ use tokio::time::timeout;
 
 /// The next look if nothing happens.
 const LOOK: Duration = Duration::from_secs(600);
-/// The next look while the cluster refuses pods: whether it still does, nobody else tells.
-const REFUSED: Duration = Duration::from_secs(30);
 /// The least time to the next one.
 const SOON: Duration = Duration::from_secs(1);
 /// Longest look: an API server that does not answer must not hold a pool up for ever.
@@ -144,22 +142,36 @@ impl Look<'_> {
         let applied = self.objects(&problems, state).await;
         let unapplied = applied.as_ref().err().map(|e| (e.reason(), e.to_string()));
 
-        let breaker = state
-            .breaker
-            .get_or_insert_with(|| restored(self.pool, &hash));
-        let again = breaker.step(&pods, &hash, self.now);
-        let door = breaker.door().clone();
         let canary = canary_seen(&self.term.canary.borrow());
         let update = state.update.as_ref();
         let exchanged = |pod: &Pod| update.is_some_and(|u| u.is_away(pod));
         let steady = state.faults.look(&pods, exchanged, self.now);
+        let refused = match canary {
+            // Pods that are not injected are not refused for it.
+            Canary::Unreachable => Vec::new(),
+            _ => self.term.refusals.of(&self.name, self.now),
+        };
+        let injects = problems.is_empty() && self.pool.spec.injection.mode == Mode::Enabled;
+        let look = PodsLook {
+            pods: if injects { &pods } else { &[] },
+            refused: if injects { &refused } else { &[] },
+            hash: &hash,
+            exchanged: &exchanged,
+            now: self.now,
+        };
+        let breaker = state
+            .breaker
+            .get_or_insert_with(|| restored(self.pool, &hash));
+        let again = breaker.step(&look);
+        let turns = breaker.turns();
+        let to_replace = breaker.replaceable(&look);
         let usage = self
             .term
             .usage
             .with(&self.name, |u| u.summary(&pods, self.now));
-        let refused = self.refused(&pods).await;
         let before = last(state.written.as_ref(), self.pool);
         let setback = self.setback(settings.as_ref(), state);
+        let closed = Breaker::default();
         let seen = Seen {
             pool: self.pool,
             problems: &problems,
@@ -168,9 +180,8 @@ impl Look<'_> {
             hash: &hash,
             usage: &usage,
             canary: &canary,
-            door: &door,
+            breaker: state.breaker.as_ref().unwrap_or(&closed),
             setback: setback.as_ref(),
-            refused: refused.as_ref(),
             unapplied: unapplied.as_ref(),
         };
         let next = status::status(&seen, &before, self.now);
@@ -179,8 +190,11 @@ impl Look<'_> {
             self.term, &self.name, &about, state, &before, next, self.now,
         )
         .await?;
+        self.tell_turns(&turns, &about).await;
+        self.replace(&to_replace, &about, state).await;
         self.tell(&pods, &state.faults, &about).await;
-        let injects = problems.is_empty() && canary == Canary::Works && door == Door::Open;
+        let quiet = state.breaker.as_ref().is_none_or(Breaker::is_closed);
+        let injects = injects && canary == Canary::Works && quiet;
         let evicting = self.evict(&pods, &about, &canary, injects, state).await;
         let updating = self.update(&pods, settings.as_ref(), &about, state).await;
         let span = |d: SignedDuration| Duration::try_from(d).ok();
@@ -190,7 +204,6 @@ impl Look<'_> {
             steady.and_then(span),
             wait,
             evicting,
-            refused.map(|_| REFUSED),
         ];
         let within = times
             .into_iter()
@@ -202,13 +215,6 @@ impl Look<'_> {
             Ok(()) => Ok(within),
             Err(source) => Err(Failed::Object { source, within }),
         }
-    }
-
-    /// The refusal that still stands.
-    async fn refused(&self, pods: &[Arc<Pod>]) -> Option<Refused> {
-        let (client, refusals) = (&self.term.client, &self.term.refusals);
-        let refused = refusals.of(&self.name, pods, self.now)?;
-        refusals.confirmed(client, &self.name, refused).await
     }
 
     /// Applies and prunes, unless the spec is not accepted: then everything stays as it is.

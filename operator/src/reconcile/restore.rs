@@ -1,7 +1,7 @@
 //! What is taken from the status of a pool: what the last leader knew, and what somebody else wrote.
 
 use crate::api::{KVCachePool, KVCachePoolStatus};
-use crate::pods::{Breaker, Goal, Update};
+use crate::pods::{Breaker, Goal, Kept, Owner, Update};
 use crate::status::{self, Reason};
 use kube::ResourceExt;
 
@@ -11,12 +11,32 @@ pub fn restored(pool: &KVCachePool, hash: &str) -> Breaker {
         .status
         .as_ref()
         .and_then(|s| s.injection_paused.as_ref());
-    match paused {
-        Some(paused) if paused.hash == hash => {
-            Breaker::shut_since(paused.since.0, hash, paused.trial)
-        }
-        _ => Breaker::default(),
-    }
+    let Some(paused) = paused.filter(|paused| paused.hash == hash) else {
+        return Breaker::restored(hash, None, []);
+    };
+    let failures = |probes: i64| u32::try_from(probes).unwrap_or(0);
+    let whole = paused.owners.is_empty().then(|| Kept {
+        owner: None,
+        reason: "".into(),
+        message: paused.message.as_str().into(),
+        since: paused.since.0,
+        probing: paused.trial,
+        failures: failures(paused.failed_probes),
+    });
+    let owners = paused.owners.iter().map(|one| Kept {
+        owner: (!one.uid.is_empty()).then(|| Owner {
+            api_version: one.api_version.as_str().into(),
+            kind: one.kind.as_str().into(),
+            name: one.name.as_str().into(),
+            uid: one.uid.as_str().into(),
+        }),
+        reason: one.reason.as_str().into(),
+        message: one.message.as_str().into(),
+        since: one.since.as_ref().unwrap_or(&paused.since).0,
+        probing: one.trial,
+        failures: failures(one.failed_probes),
+    });
+    Breaker::restored(hash, whole, owners)
 }
 
 /// The status as it stands: as it was written, or as the store has it since somebody else wrote it.
@@ -59,7 +79,7 @@ pub fn rolled_back(pool: &KVCachePool, goal: &Goal<'_>) -> Update {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pods::Door;
+    use crate::pods::Position;
     use serde_json::{Value, json};
 
     fn pool(version: &str, status: Value) -> KVCachePool {
@@ -73,17 +93,24 @@ mod tests {
     }
 
     #[test]
-    fn a_door_stays_shut_for_the_settings_that_shut_it() {
-        let paused = |trial: bool| {
-            let since = "2026-01-01T00:00:00Z";
-            let paused = json!({"hash": "h", "since": since, "trial": trial, "message": "m"});
-            pool("7", json!({"injectionPaused": paused}))
+    fn a_pause_outlives_its_leader_for_the_settings_that_it_is_for() {
+        let since = "2026-01-01T00:00:00Z";
+        let paused = |owners: Value, trial: bool| {
+            let paused = json!({"hash": "h", "since": since, "trial": trial, "message": "m", "owners": owners});
+            restored(&pool("7", json!({"injectionPaused": paused})), "h")
         };
-        let door = |pool: &KVCachePool, hash: &str| restored(pool, hash).door().clone();
-        assert!(matches!(door(&paused(false), "h"), Door::Shut(_)));
-        assert!(matches!(door(&paused(true), "h"), Door::Ajar(_)));
-        assert_eq!(door(&paused(false), "edited"), Door::Open);
-        assert_eq!(door(&pool("7", json!({})), "h"), Door::Open);
+        let whole = paused(json!([]), true);
+        assert_eq!(whole.whole().unwrap().position, Position::Probing);
+        let owner = json!([{"kind": "Job", "name": "j", "uid": "u", "reason": "PodsRefused", "failedProbes": 2, "since": since}]);
+        let one = paused(owner, false);
+        assert!(one.whole().is_none());
+        let pause = one.owners()[0];
+        assert_eq!(pause.position, Position::Paused { proven: true });
+        assert_eq!((pause.failures, &*pause.cause.reason), (2, "PodsRefused"));
+        assert_eq!(&*pause.owner.as_ref().unwrap().uid, "u");
+        let status = json!({"injectionPaused": {"hash": "h", "since": since, "message": "m"}});
+        assert!(restored(&pool("7", status), "edited").is_closed());
+        assert!(restored(&pool("7", json!({})), "h").is_closed());
     }
 
     #[test]

@@ -1,11 +1,11 @@
 //! The five conditions, each a function of what was seen; the last sums the others up.
 
 use super::counts::{Counts, size};
+use super::paused;
 use super::tiers::is_configured;
 use super::{Canary, Reason, Seen};
-use crate::api::InjectionPaused;
 use crate::api::{self, Mode, Problem};
-use crate::pods::{Door, Fault, Pod, SHARED, Setback, Shut};
+use crate::pods::{Fault, Pod, Position, SHARED, Setback};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kvcachepool_protocol::status::State;
@@ -22,7 +22,7 @@ pub const SIDECARS_READY: &str = "SidecarsReady";
 pub const READY: &str = "Ready";
 
 /// Longest message, in bytes: an event takes as much.
-const MESSAGE_BYTES_MAX: usize = 900;
+pub(super) const MESSAGE_BYTES_MAX: usize = 900;
 
 /// What a condition says.
 #[derive(Clone)]
@@ -64,23 +64,6 @@ pub fn conditions(
     ];
     let parts = summed(parts, seen.unapplied);
     dated(parts, seen.pool.metadata.generation, previous, now)
-}
-
-/// What webhooks need to know of the breaker, whatever `InjectionReady` has to say first.
-pub fn injection_paused(door: &Door) -> Option<InjectionPaused> {
-    let (shut, trial) = match door {
-        Door::Open => return None,
-        Door::Shut(shut) | Door::Trial(shut, _) => (shut, false),
-        Door::Ajar(shut) => (shut, true),
-    };
-    let mut message = hanging(shut, trial);
-    message.truncate(message.floor_char_boundary(MESSAGE_BYTES_MAX));
-    Some(InjectionPaused {
-        hash: shut.hash.to_string(),
-        since: Time(whole_seconds(shut.since)),
-        trial,
-        message,
-    })
 }
 
 pub fn malformed(
@@ -174,7 +157,7 @@ fn summed(
 }
 
 /// Kubernetes' times have no more.
-fn whole_seconds(time: Timestamp) -> Timestamp {
+pub(super) fn whole_seconds(time: Timestamp) -> Timestamp {
     Timestamp::from_second(time.as_second()).unwrap_or(time)
 }
 
@@ -294,43 +277,33 @@ fn injection(seen: &Seen<'_>) -> Verdict {
             "injection.mode is Disabled: new pods start without a sidecar",
         );
     }
-    match (seen.canary, seen.door) {
+    let pause = seen.breaker.whole();
+    let pause = pause.or_else(|| seen.breaker.owners().first().copied());
+    match (seen.canary, pause) {
         (Canary::Unreachable, _) => verdict(
             FALSE,
             Reason::WebhookUnreachable,
             "a test pod came back without a sidecar, and so do new pods",
         ),
-        (_, Door::Shut(shut) | Door::Trial(shut, _)) => {
-            verdict(FALSE, Reason::SidecarCannotStart, hanging(shut, false))
+        (_, Some(pause)) => {
+            let reason = match pause.position {
+                Position::Probing => Reason::TryingOnePod,
+                _ => Reason::PodsHeldBack,
+            };
+            verdict(FALSE, reason, paused::sentence(seen.breaker))
         }
-        (_, Door::Ajar(shut)) => verdict(FALSE, Reason::TryingOnePod, hanging(shut, true)),
-        (Canary::Pending, Door::Open) => verdict(
+        (Canary::Pending, None) => verdict(
             UNKNOWN,
             Reason::CanaryPending,
             "the first dry run is not back yet",
         ),
-        (Canary::Refused(why), Door::Open) => verdict(
+        (Canary::Refused(why), None) => verdict(
             UNKNOWN,
             Reason::CanaryRefused,
             format!("the test pod was refused: {why}"),
         ),
-        (Canary::Works, Door::Open) => verdict(TRUE, Reason::WebhookAnswers, ""),
+        (Canary::Works, None) => verdict(TRUE, Reason::WebhookAnswers, ""),
     }
-}
-
-fn hanging(shut: &Shut, trial: bool) -> String {
-    let then = match trial {
-        true => "the next pod gets one to try",
-        false => "new pods start without one",
-    };
-    if shut.example.is_empty() {
-        return format!("sidecars could not start; {then}");
-    }
-    let said = if shut.message.is_empty() { "" } else { ": " };
-    format!(
-        "the sidecar of pod {} and others hangs in {}{said}{}; {then}",
-        shut.example, shut.reason, shut.message
-    )
 }
 
 fn sidecars(seen: &Seen<'_>, counts: &Counts) -> Verdict {
@@ -343,15 +316,6 @@ fn sidecars(seen: &Seen<'_>, counts: &Counts) -> Verdict {
             failing(counts, first, fault),
         );
     }
-    let refused = seen.refused.map(|refused| {
-        // Sidecars that run do not end with the pods that are missing.
-        let status = if counts.running > 0 { TRUE } else { FALSE };
-        let message = format!("{} cannot create pods: {}", refused.owner, refused.message);
-        verdict(status, Reason::PodsRefused, message)
-    });
-    if let Some(refused) = refused.as_ref().filter(|r| r.status == FALSE) {
-        return refused.clone();
-    }
     if let Some(off) = seen.usage.troubles.iter().find(|t| t.off > 0) {
         let message = format!(
             "{} of {} asked (pod {}): {}: {}",
@@ -361,9 +325,6 @@ fn sidecars(seen: &Seen<'_>, counts: &Counts) -> Verdict {
     }
     if counts.pods.injected > 0 && counts.running == 0 {
         return verdict(UNKNOWN, Reason::SidecarsStarting, "no sidecar runs yet");
-    }
-    if let Some(refused) = refused {
-        return refused;
     }
     if let Some(setback) = seen.setback {
         return held_back(setback);

@@ -4,6 +4,7 @@
 
 mod conditions;
 mod counts;
+mod paused;
 mod reason;
 mod tiers;
 mod write;
@@ -11,11 +12,12 @@ mod write;
 pub use conditions::{
     ACCEPTED, INJECTION_READY, READY, SHARED_TIERS_READY, SIDECARS_READY, condition,
 };
+pub use paused::cause as cause_in_words;
 pub use reason::Reason;
 pub use write::{Write, Writes, due};
 
 use crate::api::{Duration, KVCachePool, KVCachePoolStatus, Problem};
-use crate::pods::{Door, Faults, HitRate, Pod, Refused, Setback, Summary, WINDOW_MINUTES};
+use crate::pods::{Breaker, Faults, HitRate, Pod, Setback, Summary, WINDOW_MINUTES};
 use jiff::Timestamp;
 use std::sync::Arc;
 
@@ -51,11 +53,9 @@ pub struct Seen<'a> {
     /// The injection path.
     pub canary: &'a Canary,
     /// The pool's breaker.
-    pub door: &'a Door,
+    pub breaker: &'a Breaker,
     /// What keeps running pods from being updated.
     pub setback: Option<&'a Setback>,
-    /// Pods that the cluster refuses to create.
-    pub refused: Option<&'a Refused>,
     /// An object of the pool that could not be applied: by which name, and why.
     pub unapplied: Option<&'a (Reason, String)>,
 }
@@ -69,7 +69,7 @@ pub fn status(seen: &Seen<'_>, previous: &KVCachePoolStatus, now: Timestamp) -> 
     let mut next = KVCachePoolStatus {
         observed_generation: seen.pool.metadata.generation,
         conditions: conditions::conditions(seen, &counts, &previous.conditions, now),
-        injection_paused: conditions::injection_paused(seen.door),
+        injection_paused: paused::injection_paused(seen.breaker),
         skipped: counts.skipped,
         tiers: tiers::tiers(seen, &previous.tiers),
         hit_rate_percent,

@@ -3,7 +3,7 @@
 use super::*;
 use crate::api::{self, Mode, TierState};
 use crate::pods::tests::{at, injected, pod, refused, running, waiting};
-use crate::pods::{Faults, FetchError, Shut, SidecarState, TierUse, Trouble};
+use crate::pods::{Faults, FetchError, Kept, Owner, Position, SidecarState, TierUse, Trouble};
 use kvcachepool_protocol::status::State;
 use proptest::prelude::*;
 use serde_json::json;
@@ -17,9 +17,8 @@ struct Scene {
     pods: Vec<Arc<Pod>>,
     usage: Summary,
     canary: Canary,
-    door: Door,
+    breaker: Breaker,
     setback: Option<Setback>,
-    refused: Option<Refused>,
     unapplied: Option<(Reason, String)>,
 }
 
@@ -38,9 +37,8 @@ fn scene(pods: impl IntoIterator<Item = Pod>) -> Scene {
             ..Summary::default()
         },
         canary: Canary::Works,
-        door: Door::Open,
+        breaker: Breaker::default(),
         setback: None,
-        refused: None,
         unapplied: None,
     }
 }
@@ -57,9 +55,8 @@ impl Scene {
             hash: "h",
             usage: &self.usage,
             canary: &self.canary,
-            door: &self.door,
+            breaker: &self.breaker,
             setback: self.setback.as_ref(),
-            refused: self.refused.as_ref(),
             unapplied: self.unapplied.as_ref(),
         };
         status(&seen, previous, now)
@@ -87,14 +84,24 @@ fn expect(status: &KVCachePoolStatus, type_: &str, state: &str, reason: &str) {
     }
 }
 
-fn shut() -> Shut {
-    Shut {
-        since: at(0),
-        hash: "h".into(),
+fn kept(owner: Option<&str>, probing: bool) -> Kept {
+    Kept {
+        owner: owner.map(|name| Owner {
+            name: name.into(),
+            uid: name.into(),
+            ..pod("a").owner.unwrap()
+        }),
         reason: "ErrImagePull".into(),
         message: "no such image".into(),
-        example: "web-1".into(),
+        since: at(0),
+        probing,
+        failures: 1,
     }
+}
+
+/// Injection is paused for the whole pool.
+fn whole(probing: bool) -> Breaker {
+    Breaker::restored("h", Some(kept(None, probing)), [])
 }
 
 #[test]
@@ -143,46 +150,53 @@ fn every_problem_of_a_spec_is_named() {
 
 #[test]
 fn every_reason_of_injection() {
-    let table: [(Canary, Door, &str, &str); 7] = [
-        (Canary::Works, Door::Open, "True", "WebhookAnswers"),
-        (Canary::Pending, Door::Open, "Unknown", "CanaryPending"),
+    let closed = Breaker::default;
+    let one = |probing| Breaker::restored("h", None, [kept(Some("web"), probing)]);
+    let table = [
+        (Canary::Works, closed(), "True", "WebhookAnswers"),
+        (Canary::Pending, closed(), "Unknown", "CanaryPending"),
         (
             Canary::Refused("quota".into()),
-            Door::Open,
+            closed(),
             "Unknown",
             "CanaryRefused",
         ),
         (
             Canary::Unreachable,
-            Door::Shut(shut()),
+            whole(false),
             "False",
             "WebhookUnreachable",
         ),
-        (
-            Canary::Works,
-            Door::Shut(shut()),
-            "False",
-            "SidecarCannotStart",
-        ),
-        (
-            Canary::Pending,
-            Door::Trial(shut(), "u".into()),
-            "False",
-            "SidecarCannotStart",
-        ),
-        (Canary::Works, Door::Ajar(shut()), "False", "TryingOnePod"),
+        (Canary::Works, whole(false), "False", "PodsHeldBack"),
+        (Canary::Pending, one(false), "False", "PodsHeldBack"),
+        (Canary::Works, whole(true), "False", "TryingOnePod"),
+        (Canary::Works, one(true), "False", "TryingOnePod"),
     ];
-    for (canary, door, state, reason) in table {
+    for (canary, breaker, state, reason) in table {
         let mut scene = scene([]);
-        (scene.canary, scene.door) = (canary, door);
+        (scene.canary, scene.breaker) = (canary, breaker);
         let status = scene.status();
         expect(&status, INJECTION_READY, state, reason);
-        let paused = status
-            .injection_paused
-            .map(|p| (p.hash, p.since.0, p.trial));
-        let expected = (scene.door != Door::Open)
-            .then(|| ("h".to_owned(), at(0), matches!(scene.door, Door::Ajar(_))));
-        assert_eq!(paused, expected, "whatever the condition says");
+        let paused = status.injection_paused;
+        assert_eq!(
+            paused.is_some(),
+            !scene.breaker.is_closed(),
+            "whatever the condition says"
+        );
+        let Some(paused) = paused else { continue };
+        assert_eq!((paused.hash.as_str(), paused.since.0), ("h", at(0)));
+        let whole = scene.breaker.whole();
+        let probing = |p: &Position| *p == Position::Probing;
+        assert_eq!(paused.trial, whole.is_some_and(|p| probing(&p.position)));
+        let owners: Vec<_> = paused
+            .owners
+            .iter()
+            .map(|o| (o.uid.as_str(), o.trial))
+            .collect();
+        match whole {
+            Some(_) => assert_eq!(owners, []),
+            None => assert_eq!(owners, [("web", reason == "TryingOnePod")]),
+        }
     }
     let mut scene = scene([]);
     scene.pool.spec.injection.mode = Mode::Disabled;
@@ -195,17 +209,38 @@ fn every_reason_of_injection() {
 }
 
 #[test]
-fn the_breaker_names_the_pod_and_the_kubelets_words() {
-    let mut scene = scene([]);
-    scene.door = Door::Shut(shut());
-    let status = scene.status();
-    let message = &condition(&status.conditions, INJECTION_READY)
-        .unwrap()
-        .message;
+fn a_pause_names_whose_pods_and_why() {
+    let said = |breaker: Breaker| {
+        let mut scene = scene([]);
+        scene.breaker = breaker;
+        let status = scene.status();
+        let condition = condition(&status.conditions, INJECTION_READY).unwrap();
+        condition.message.clone()
+    };
     assert_eq!(
-        message,
-        "the sidecar of pod web-1 and others hangs in ErrImagePull: no such image; new pods start without one"
+        said(whole(false)),
+        "all pods start without a sidecar: ErrImagePull: no such image; one with a sidecar is tried later"
     );
+    let owners = ["web", "batch"].map(|name| kept(Some(name), true));
+    let said = said(Breaker::restored("h", None, owners));
+    assert_eq!(
+        said,
+        "new pods of ReplicaSet batch and of 1 other owners start without a sidecar: ErrImagePull: no such image; the next one gets a sidecar to try"
+    );
+}
+
+#[test]
+fn a_status_stays_small_however_many_owners_are_paused() {
+    let owners = (0..100).map(|i| Kept {
+        message: "x".repeat(5000).into(),
+        reason: "r".repeat(500).into(),
+        ..kept(Some(&i.to_string()), false)
+    });
+    let mut scene = scene([]);
+    scene.breaker = Breaker::restored("h", None, owners);
+    let paused = scene.status().injection_paused.unwrap();
+    assert_eq!(paused.owners.len(), crate::pods::OWNERS_MAX);
+    assert!(serde_json::to_vec(&paused).unwrap().len() < 16 << 10);
 }
 
 #[test]
@@ -225,34 +260,6 @@ fn every_reason_of_sidecars() {
         .unwrap()
         .message;
     assert_eq!(message, "1 of 2 (pod b): ErrImagePull: no such image");
-
-    let mut quota = scene([]);
-    quota.refused = Some(Refused {
-        owner: "ReplicaSet web".into(),
-        owner_uid: "r".into(),
-        message: "exceeded quota: q".into(),
-        at: at(0),
-    });
-    let quota = quota.status();
-    expect(&quota, SIDECARS_READY, "False", "PodsRefused");
-    let message = &condition(&quota.conditions, SIDECARS_READY)
-        .unwrap()
-        .message;
-    assert_eq!(
-        message,
-        "ReplicaSet web cannot create pods: exceeded quota: q"
-    );
-
-    let mut partly = scene([running("a")]);
-    partly.refused = Some(Refused {
-        owner: "ReplicaSet web".into(),
-        owner_uid: "r".into(),
-        message: "exceeded quota: q".into(),
-        at: at(0),
-    });
-    let partly = partly.status();
-    expect(&partly, SIDECARS_READY, "True", "PodsRefused");
-    expect(&partly, READY, "True", "Ready");
 
     for (off, state, reason) in [(1, "False", "SidecarsOff"), (0, "True", "SomeDegraded")] {
         let mut scene = scene([running("a")]);

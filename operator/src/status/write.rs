@@ -1,7 +1,7 @@
 //! When a status is worth a write: at once for a condition (but not again and again), at most once in a time that is chosen (a minute)
 //! for a count or a percent point, never for less.
 
-use crate::api::{KVCachePoolStatus, Quantity, Tier};
+use crate::api::{KVCachePoolStatus, PausedOwner, Quantity, Tier};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use std::collections::VecDeque;
@@ -79,7 +79,11 @@ pub fn due(
 fn urgent(a: &KVCachePoolStatus, b: &KVCachePoolStatus) -> bool {
     let paused = |s: &KVCachePoolStatus| {
         let paused = s.injection_paused.as_ref();
-        paused.map(|p| (p.hash.clone(), p.since.clone(), p.trial))
+        let owner = |o: &PausedOwner| (o.uid.clone(), o.trial);
+        paused.map(|p| {
+            let owners: Vec<_> = p.owners.iter().map(owner).collect();
+            (p.hash.clone(), p.trial, owners)
+        })
     };
     a.observed_generation != b.observed_generation || paused(a) != paused(b)
 }
@@ -205,7 +209,9 @@ mod tests {
                 hash: "h".into(),
                 since: Time(at(1)),
                 trial: false,
+                failed_probes: 0,
                 message: String::new(),
+                owners: Vec::new(),
             }),
             ..written.clone()
         };

@@ -1,4 +1,4 @@
-//! The injection breaker, as the webhook sees it. The leader opens and shuts it by watching pods; every replica learns of its position
+//! The injection breaker, as the webhook sees it. The leader pauses and resumes injection by watching pods; every replica learns of it
 //! from `status.injectionPaused` of the pool in its cache.
 
 use crate::api::{InjectionPaused, KVCachePool};
@@ -7,52 +7,79 @@ use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// Between two pods that this replica lets through on trial: long enough for the leader to see the first one and to say so.
-const TRIAL_EVERY: Duration = Duration::from_secs(60);
+/// Between two probes of one owner by this replica: long enough for the leader to see the first one and to say so.
+const PROBE_EVERY: Duration = Duration::from_secs(60);
 
-/// What this replica has let through.
+/// The probes that this replica has injected.
 #[derive(Debug, Default)]
-pub struct Breaker {
-    /// By namespace and name of the pool.
-    tried: Mutex<HashMap<(String, String), Instant>>,
+pub struct Breaker(Mutex<HashMap<Key, Instant>>);
+
+/// Namespace and name of the pool, and uid of the owner; empty for the whole pool and for pods without an owner.
+type Key = (String, String, String);
+
+/// What the status says of an owner.
+struct Paused<'a> {
+    trial: bool,
+    message: &'a str,
+    owner: &'a str,
 }
 
 impl Breaker {
-    /// Why a pod of the pool that would get settings of this hash is not injected; `None`: it is.
+    /// Why a pod of this owner that would get settings of this hash is not injected; `None`: it is.
     pub fn refuses(
         &self,
         pool: &KVCachePool,
+        owner: &str,
         hash: impl FnOnce() -> String,
         now: Instant,
     ) -> Option<String> {
-        let paused = paused(pool)?;
-        if paused.hash != hash() {
+        let status = status(pool)?;
+        let paused = paused(status, owner)?;
+        if status.hash != hash() {
             return None;
         }
         if !paused.trial {
-            return Some(paused.message.clone());
+            return Some(paused.message.to_owned());
         }
-        let mut tried = self.tried.lock();
-        tried.retain(|_, at| now.duration_since(*at) < TRIAL_EVERY);
-        tried
-            .contains_key(&key(pool))
-            .then(|| format!("one pod is on trial; {}", paused.message))
+        let mut probes = self.0.lock();
+        probes.retain(|_, at| now.duration_since(*at) < PROBE_EVERY);
+        probes
+            .contains_key(&key(pool, &paused))
+            .then(|| format!("another pod is the probe; {}", paused.message))
     }
 
-    /// A pod of the pool was injected, and will be stored.
-    pub fn injected(&self, pool: &KVCachePool, now: Instant) {
-        if paused(pool).is_some_and(|p| p.trial) {
-            self.tried.lock().insert(key(pool), now);
+    /// A pod of this owner was injected, and will be stored.
+    pub fn injected(&self, pool: &KVCachePool, owner: &str, now: Instant) {
+        let paused = status(pool).and_then(|status| paused(status, owner));
+        if let Some(paused) = paused.filter(|p| p.trial) {
+            self.0.lock().insert(key(pool, &paused), now);
         }
     }
 }
 
-fn paused(pool: &KVCachePool) -> Option<&InjectionPaused> {
+fn status(pool: &KVCachePool) -> Option<&InjectionPaused> {
     pool.status.as_ref()?.injection_paused.as_ref()
 }
 
-fn key(pool: &KVCachePool) -> (String, String) {
-    (pool.namespace().unwrap_or_default(), pool.name_any())
+fn paused<'a>(status: &'a InjectionPaused, owner: &str) -> Option<Paused<'a>> {
+    if status.owners.is_empty() {
+        return Some(Paused {
+            trial: status.trial,
+            message: &status.message,
+            owner: "",
+        });
+    }
+    let found = status.owners.iter().find(|one| one.uid == owner)?;
+    Some(Paused {
+        trial: found.trial,
+        message: &found.message,
+        owner: &found.uid,
+    })
+}
+
+fn key(pool: &KVCachePool, paused: &Paused<'_>) -> Key {
+    let namespace = pool.namespace().unwrap_or_default();
+    (namespace, pool.name_any(), paused.owner.to_owned())
 }
 
 #[cfg(test)]
@@ -88,31 +115,54 @@ mod tests {
     fn only_the_breaker_keeps_pods_of_the_same_settings_from_injection() {
         let (breaker, now) = (Breaker::default(), Instant::now());
         let shut = paused(false);
-        let of = |hash: &str| hash.to_owned();
-        let refused = breaker.refuses(&shut, || of("h"), now);
+        let refused = breaker.refuses(&shut, "r", || "h".to_owned(), now);
         assert_eq!(refused.unwrap(), "no such image");
-        let edited = breaker.refuses(&shut, || of("other"), now);
+        let edited = breaker.refuses(&shut, "r", || "other".to_owned(), now);
         assert_eq!(edited, None);
         let open = pool(json!(null));
-        assert_eq!(breaker.refuses(&open, || of("h"), now), None);
+        assert_eq!(breaker.refuses(&open, "r", || "h".to_owned(), now), None);
     }
 
     #[test]
-    fn on_trial_one_pod_that_is_injected_passes_a_minute() {
+    fn a_pause_of_one_owner_is_for_its_pods_alone() {
         let (breaker, now) = (Breaker::default(), Instant::now());
-        let ajar = paused(true);
+        let since = "2026-01-01T00:00:00Z";
+        let one = pool(
+            json!({"hash": "h", "since": since, "message": "m", "owners": [
+                {"kind": "ReplicaSet", "name": "web", "uid": "r", "since": since, "message": "no such image"},
+                {"kind": "Job", "name": "j", "uid": "j", "since": since, "trial": true, "message": "exceeded quota"},
+            ]}),
+        );
+        let refused = |owner: &str| breaker.refuses(&one, owner, || "h".to_owned(), now);
+        assert_eq!(refused("r").unwrap(), "no such image");
+        assert_eq!(
+            (refused("j"), refused("other"), refused("")),
+            (None, None, None)
+        );
+        breaker.injected(&one, "j", now);
+        breaker.injected(&one, "other", now);
+        assert!(refused("j").unwrap().contains("another pod is the probe"));
+        assert_eq!(refused("other"), None);
+    }
+
+    #[test]
+    fn one_probe_that_is_injected_passes_a_minute() {
+        let (breaker, now) = (Breaker::default(), Instant::now());
+        let trial = paused(true);
         for _ in 0..2 {
-            let refused = breaker.refuses(&ajar, || "h".to_owned(), now);
+            let refused = breaker.refuses(&trial, "r", || "h".to_owned(), now);
             assert_eq!(refused, None, "none was injected yet");
         }
-        breaker.injected(&ajar, now);
-        let said = breaker.refuses(&ajar, || "h".to_owned(), now).unwrap();
-        assert!(said.contains("one pod is on trial"), "{said}");
+        breaker.injected(&trial, "r", now);
+        let said = breaker
+            .refuses(&trial, "s", || "h".to_owned(), now)
+            .unwrap();
+        assert!(said.contains("another pod is the probe"), "{said}");
         assert_eq!(
-            breaker.refuses(&ajar, || "h".to_owned(), now + TRIAL_EVERY),
+            breaker.refuses(&trial, "r", || "h".to_owned(), now + PROBE_EVERY),
             None
         );
-        breaker.injected(&pool(json!(null)), now);
-        assert_eq!(breaker.tried.lock().len(), 0, "only trials are remembered");
+        breaker.injected(&pool(json!(null)), "r", now);
+        assert_eq!(breaker.0.lock().len(), 0, "only probes are remembered");
     }
 }

@@ -31,6 +31,7 @@ impl Decide for Decider {
         let asker = Asker {
             dry_run: review.dry_run,
             injected: is_injected(&pod),
+            owner: owner(&pod),
         };
         let outcome = match self.pools.find(&review.namespace, &name, asker).await {
             Found::Pool(settings) => guarded(&pod, || inject(&pod, &settings)),
@@ -40,10 +41,19 @@ impl Decide for Decider {
         // Pods that stay without a sidecar, for whatever reason, pods that have one and dry runs are no trial.
         let stored = !review.dry_run && !asker.injected;
         if stored && matches!(outcome, Outcome::Inject { .. }) {
-            self.pools.injected(&review.namespace, &name);
+            self.pools.injected(&review.namespace, &name, asker.owner);
         }
         decision(outcome)
     }
+}
+
+/// Uid of the pod's controller; empty where it has none.
+fn owner(pod: &Value) -> &str {
+    let owners = pod.pointer("/metadata/ownerReferences");
+    let mut owners = owners.and_then(Value::as_array).into_iter().flatten();
+    let controller = owners.find(|o| o.get("controller") == Some(&Value::Bool(true)));
+    let uid = controller.and_then(|o| o.get("uid")?.as_str());
+    uid.unwrap_or_default()
 }
 
 /// A mistake in the pure part costs its pod the cache, not the process its other pods.

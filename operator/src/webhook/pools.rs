@@ -37,11 +37,13 @@ const CANARY_MEMORY_BYTES: u64 = 1 << 30;
 
 /// The pod for which a pool is looked up.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Asker {
+pub struct Asker<'a> {
     /// Nothing of it is stored.
     pub dry_run: bool,
     /// It has its sidecar from an earlier call, and only wants it whole: the breaker is not asked again.
     pub injected: bool,
+    /// Uid of its controller; empty where it has none.
+    pub owner: &'a str,
 }
 
 /// What there is of a pool.
@@ -136,7 +138,7 @@ impl Pools {
     }
 
     /// The pool that a pod of this namespace asks for.
-    pub async fn find(&self, namespace: &str, name: &str, asker: Asker) -> Found {
+    pub async fn find(&self, namespace: &str, name: &str, asker: Asker<'_>) -> Found {
         let defaults = &self.defaults;
         if name == CANARY_POOL && asker.dry_run && namespace == defaults.namespace {
             let settings = Settings::new(name, namespace, &defaults.image, CANARY_MEMORY_BYTES);
@@ -173,12 +175,12 @@ impl Pools {
     }
 
     /// A pod that asks for this pool was injected, and will be stored.
-    pub fn injected(&self, namespace: &str, name: &str) {
+    pub fn injected(&self, namespace: &str, name: &str, owner: &str) {
         let key = ObjectRef::new(name).within(namespace);
         if let Some(stored) = self.store.get(&key)
             && let Ok(pool) = &stored.0
         {
-            self.breaker.injected(pool, Instant::now());
+            self.breaker.injected(pool, owner, Instant::now());
         }
     }
 
@@ -190,7 +192,7 @@ impl Pools {
         api.get_opt(name).await
     }
 
-    fn judge(&self, stored: &Stored, asker: Asker) -> Found {
+    fn judge(&self, stored: &Stored, asker: Asker<'_>) -> Found {
         let pool = match &stored.0 {
             Ok(pool) => pool,
             Err(e) => {
@@ -206,13 +208,15 @@ impl Pools {
         match desired::settings(pool, &self.defaults) {
             // It has its sidecar already: there is nothing left to keep from it.
             Ok(settings) if asker.injected => Found::Pool(Box::new(settings)),
-            Ok(settings) => match self
-                .breaker
-                .refuses(pool, || settings.hash(), Instant::now())
-            {
-                Some(message) => Found::Refused(Reason::InjectionPaused, message),
-                None => Found::Pool(Box::new(settings)),
-            },
+            Ok(settings) => {
+                match self
+                    .breaker
+                    .refuses(pool, asker.owner, || settings.hash(), Instant::now())
+                {
+                    Some(message) => Found::Refused(Reason::InjectionPaused, message),
+                    None => Found::Pool(Box::new(settings)),
+                }
+            }
             Err(problems) => {
                 let all: Vec<String> = problems.iter().map(ToString::to_string).collect();
                 Found::Refused(Reason::PoolNotAccepted, all.join("; "))

@@ -187,3 +187,24 @@ fn the_token_is_kept_for_a_pool_alone_that_proves_its_identity_with_it() {
         "a webhook of the cloud mounts that one"
     );
 }
+
+#[test]
+fn a_missing_object_of_the_sidecars_environment_holds_no_pod_up() {
+    let mut settings = settings();
+    settings.env = serde_json::from_value(json!([
+        {"name": "A", "value": "a"},
+        {"name": "B", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}},
+        {"name": "C", "valueFrom": {"configMapKeyRef": {"name": "c", "key": "k", "optional": false}}},
+        {"name": "D", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+    ]))
+    .unwrap();
+    let hash = settings.hash();
+    let after = injected(&pod("plain"), &settings);
+    let optional: Vec<_> = json::list(sidecar(&after), "env")
+        .iter()
+        .filter_map(|v| v.get("valueFrom")?.as_object()?.values().next())
+        .map(|source| source.get("optional").cloned())
+        .collect();
+    assert_eq!(optional, [Some(true.into()), Some(true.into()), None]);
+    assert_eq!(settings.hash(), hash, "no pod is outdated by it");
+}

@@ -148,3 +148,75 @@ fn a_pod_whose_labels_are_no_map_is_none_of_ours() {
     let other = json!({names::POOL: "other"});
     assert_eq!(pool(of(other)), Some("other".into()));
 }
+
+#[test]
+fn vllms_container_of_an_injected_pod_is_read_and_of_one_that_was_let_through_every_one() {
+    let own = |injected: bool| {
+        let stamp = match injected {
+            true => r#"{"result":"Injected"}"#,
+            false => r#"{"result":"Refused","reason":"InjectionPaused"}"#,
+        };
+        let sidecar = injected.then(|| json!([{"name": "kvcachepool", "image": "i"}]));
+        let mounts =
+            injected.then(|| json!([{"name": "kvcachepool", "mountPath": "/kvcachepool"}]));
+        let ended = json!({"exitCode": 1, "reason": "Error", "message": "m".repeat(5000),
+            "startedAt": "2026-01-02T03:05:00Z", "finishedAt": "2026-01-02T03:05:04Z"});
+        pod(json!({
+            "metadata": {"name": "p", "namespace": "n", "labels": {names::POOL: "x"}, "annotations": {names::INJECTION: stamp}},
+            "spec": {"initContainers": sidecar.unwrap_or(json!([])), "containers": [
+                {"name": "other"},
+                {"name": "vllm", "readinessProbe": {"httpGet": {"port": 1}}, "volumeMounts": mounts.unwrap_or(json!([])),
+                 "env": [{"name": "PYTHONPATH", "value": "$(PYTHONPATH):/kvcachepool"}]},
+            ]},
+            "status": {"phase": "Running", "containerStatuses": [
+                {"name": "vllm", "restartCount": 1, "state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": {"terminated": ended}},
+                {"name": "other", "state": {"running": {}}},
+            ]},
+        }))
+    };
+    let read = own(true);
+    let engine = read.engine().unwrap();
+    assert_eq!((&*engine.name, engine.restarts), ("vllm", 1));
+    assert!(engine.probed && engine.path_unknown && read.has_started());
+    let exit = read.crash_loop(engine).unwrap();
+    assert_eq!(
+        (exit.code, exit.ran.as_secs(), exit.message.len()),
+        (1, 4, 200)
+    );
+    let read = own(false);
+    assert_eq!((read.own.len(), read.engine()), (2, None));
+    assert!(read.is_let_through() && read.own[0].running_since().is_some());
+}
+
+#[test]
+fn what_a_pod_waits_for_is_read_from_its_conditions() {
+    let waits = |disk: serde_json::Value, conditions: serde_json::Value, nominated: &str| {
+        let read = pod(json!({
+            "metadata": {"name": "p", "namespace": "n", "labels": {names::POOL: "x"}},
+            "spec": {"volumes": [{"name": "a", "ephemeral": {}}, disk]},
+            "status": {"conditions": conditions, "nominatedNodeName": nominated},
+        }));
+        read.waits.map(|w| (w.what, w.maybe_ours))
+    };
+    let unscheduled = json!([{"type": "PodScheduled", "status": "False", "reason": "Unschedulable",
+        "message": "0/1 nodes are available: 1 Insufficient memory."}]);
+    let none = || json!({"name": "kvcachepool"});
+    assert_eq!(
+        waits(none(), unscheduled.clone(), ""),
+        Some((WaitsFor::Node, true))
+    );
+    assert_eq!(waits(none(), unscheduled, "n1"), None, "room is being made");
+    let gated = json!([{"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}]);
+    assert_eq!(waits(none(), gated, ""), None);
+    let sandbox = |ready: &str| json!([{"type": "PodScheduled", "status": "True"}, {"type": "PodReadyToStartContainers", "status": ready}]);
+    let disk = || json!({"name": "kvcachepool-disk", "ephemeral": {"volumeClaimTemplate": {}}});
+    assert_eq!(
+        waits(disk(), sandbox("False"), ""),
+        Some((WaitsFor::Volumes, true))
+    );
+    assert_eq!(
+        waits(none(), sandbox("False"), ""),
+        Some((WaitsFor::Volumes, false))
+    );
+    assert_eq!(waits(disk(), sandbox("True"), ""), None);
+}

@@ -81,13 +81,15 @@ async fn pools(cached: &[Value]) -> (Pools, Arc<Metrics>) {
     )
 }
 
-const POD: Asker = Asker {
+const POD: Asker<'static> = Asker {
     dry_run: false,
     injected: false,
+    owner: "",
 };
-const DRY_RUN: Asker = Asker {
+const DRY_RUN: Asker<'static> = Asker {
     dry_run: true,
     injected: false,
+    owner: "",
 };
 
 /// The pod with the patch of a response.

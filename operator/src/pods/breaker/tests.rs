@@ -1,0 +1,466 @@
+//! Every way into a pause and out of it, and properties of the whole.
+
+use super::*;
+use crate::inject::Reason;
+use crate::pods::pod::{Exit, Own, Phase, Waits, WaitsFor};
+use crate::pods::tests::{at, engine, injected, refused as refused_pod, waiting as waits};
+use proptest::prelude::*;
+
+mod kinds;
+
+fn waiting(reason: &str) -> SidecarState {
+    waits("", reason).sidecar.unwrap().state
+}
+
+fn running(since: i64) -> SidecarState {
+    SidecarState::Running { since: at(since) }
+}
+
+fn owner(uid: &str) -> Owner {
+    Owner {
+        uid: uid.into(),
+        name: uid.into(),
+        ..injected("a", SidecarState::Unseen).owner.unwrap()
+    }
+}
+
+/// A pod of owner `r` with settings `h`, created at this second.
+fn pod(name: &str, created: i64, sidecar: SidecarState) -> Pod {
+    let mut pod = injected(name, sidecar);
+    pod.created = at(created);
+    pod.phase = Phase::Pending;
+    pod.ready = false;
+    pod.own = [engine(SidecarState::Unseen)].into();
+    pod
+}
+
+fn pull(name: &str, created: i64) -> Pod {
+    pod(name, created, waiting("ImagePullBackOff"))
+}
+
+/// The same whose sidecar and vLLM run since then.
+fn works(name: &str, created: i64, since: i64) -> Pod {
+    let mut pod = pod(name, created, running(since));
+    pod.phase = Phase::Running;
+    pod.ready = true;
+    pod.own[0].state = running(since + 1);
+    pod
+}
+
+/// One that the breaker let through, and that runs since then.
+fn spared(name: &str, created: i64) -> Pod {
+    let mut pod = refused_pod(name, Reason::InjectionPaused.name());
+    pod.created = at(created);
+    pod.own = [engine(running(created + 1))].into();
+    pod
+}
+
+fn of(uid: &str, mut pod: Pod) -> Pod {
+    pod.owner = (!uid.is_empty()).then(|| owner(uid));
+    pod
+}
+
+/// A breaker and what it looks at.
+struct Rig {
+    breaker: Breaker,
+    pods: Vec<Arc<Pod>>,
+    refused: Vec<Refused>,
+    hash: &'static str,
+}
+
+impl Rig {
+    fn new() -> Self {
+        Self {
+            breaker: Breaker::restored("h", None, []),
+            pods: Vec::new(),
+            refused: Vec::new(),
+            hash: "h",
+        }
+    }
+
+    fn pods(&mut self, pods: impl IntoIterator<Item = Pod>) -> &mut Self {
+        self.pods = pods.into_iter().map(Arc::new).collect();
+        self
+    }
+
+    fn refused(&mut self, uid: &str, second: i64) -> &mut Self {
+        self.refused = vec![Refused {
+            owner: owner(uid),
+            message: "exceeded quota: q".into(),
+            at: at(second),
+        }];
+        self
+    }
+
+    fn step(&mut self, second: i64) -> Option<SignedDuration> {
+        let look = Look {
+            pods: &self.pods,
+            refused: &self.refused,
+            hash: self.hash,
+            exchanged: &|_| false,
+            now: at(second),
+        };
+        self.breaker.step(&look)
+    }
+
+    /// Steps, and replaces what is to be replaced: names of the pods.
+    fn replaced(&mut self, second: i64) -> Vec<String> {
+        self.step(second);
+        let look = Look {
+            pods: &self.pods,
+            refused: &[],
+            hash: self.hash,
+            exchanged: &|_| false,
+            now: at(second),
+        };
+        let found = self.breaker.replaceable(&look);
+        for pod in &found {
+            self.breaker.replacing(pod, at(second));
+        }
+        found.iter().map(|p| p.name.to_string()).collect()
+    }
+
+    fn position(&self, uid: &str) -> Option<Position> {
+        self.breaker.pauses.get(uid).map(|p| p.position.clone())
+    }
+
+    #[track_caller]
+    fn expect(&self, uid: &str, position: Option<Position>) {
+        assert_eq!(self.position(uid), position);
+    }
+}
+
+const PAUSED: Position = Position::Paused { proven: false };
+const PROVEN: Position = Position::Paused { proven: true };
+
+/// Paused since second 30, proven by pod `b`, which runs without a sidecar; pod `a` was replaced.
+fn proven() -> Rig {
+    let mut rig = Rig::new();
+    rig.pods([pull("a", 0)]).step(0);
+    rig.step(30);
+    rig.pods([spared("b", 32)]).step(40);
+    rig.expect("r", Some(PROVEN));
+    rig.breaker.turns();
+    rig
+}
+
+#[test]
+fn one_pod_pauses_injection_for_its_owner_and_for_no_other() {
+    let mut rig = Rig::new();
+    rig.pods([pull("a", 0), of("s", works("b", 0, 1))]);
+    assert_eq!(rig.step(0), Some(SignedDuration::from_secs(30)));
+    rig.step(29);
+    assert!(rig.breaker.is_closed());
+    rig.step(30);
+    rig.expect("r", Some(PAUSED));
+    rig.expect("s", None);
+    assert!(rig.breaker.whole().is_none());
+    let [Turn::Paused(Some(of), cause)] = &rig.breaker.turns()[..] else {
+        panic!("one turn");
+    };
+    assert_eq!((&*of.uid, &*cause.example), ("r", "a"));
+    assert_eq!(
+        (&*cause.reason, &*cause.message),
+        ("ImagePullBackOff", "no such image")
+    );
+}
+
+#[test]
+fn a_pod_without_an_owner_pauses_those_without_and_is_not_replaced() {
+    let mut rig = Rig::new();
+    rig.pods([of("", pull("a", 0))]).step(0);
+    assert_eq!(rig.replaced(40), [""; 0]);
+    rig.expect("", Some(PAUSED));
+}
+
+#[test]
+fn the_hung_pod_is_replaced_once_webhooks_know_and_the_one_in_its_place_proves_the_cause() {
+    let mut rig = Rig::new();
+    rig.pods([pull("a", 0), pull("b", 0), pull("c", 0)]);
+    rig.step(0);
+    assert_eq!(rig.replaced(30), [""; 0], "webhooks do not know yet");
+    assert_eq!(rig.replaced(32), ["a"]);
+    assert_eq!(rig.replaced(33), [""; 0], "one at a time");
+    let mut new = spared("d", 33);
+    new.own[0].state = SidecarState::Unseen;
+    rig.pods([pull("b", 0), pull("c", 0), new]);
+    assert_eq!(
+        rig.replaced(34),
+        [""; 0],
+        "one in all, until it is known whose fault it is"
+    );
+    rig.pods([pull("b", 0), pull("c", 0), spared("d", 33)]);
+    assert_eq!(rig.replaced(36), ["b"], "it runs: the others follow");
+    rig.expect("r", Some(PROVEN));
+    rig.pods([pull("c", 0), spared("d", 33), spared("e", 37)]);
+    assert_eq!(rig.replaced(38), ["c"]);
+}
+
+#[test]
+fn a_pod_that_fails_without_a_sidecar_too_acquits_it_and_no_other_is_replaced_for_a_while() {
+    let mut rig = Rig::new();
+    rig.pods([pull("a", 0), pull("c", 0)]).step(0);
+    assert_eq!(rig.replaced(32), [""; 0]);
+    assert_eq!(rig.replaced(34), ["a"]);
+    let mut fails = spared("b", 35);
+    fails.own[0].state = waiting("ErrImagePull");
+    rig.pods([pull("c", 0), fails]);
+    rig.step(50);
+    rig.expect("r", Some(PAUSED));
+    rig.breaker.turns();
+    rig.step(65);
+    rig.expect("r", Some(Position::Cleared));
+    assert!(rig.breaker.is_closed(), "pods are injected again");
+    assert!(matches!(&rig.breaker.turns()[..], [Turn::Cleared(..)]));
+    for second in [66, 200, 364] {
+        assert_eq!(rig.replaced(second), [""; 0]);
+        rig.expect("r", Some(Position::Cleared));
+    }
+    rig.step(365);
+    rig.expect("r", Some(PAUSED));
+    assert_eq!(rig.replaced(367), ["c"], "it is compared again");
+}
+
+#[test]
+fn what_runs_or_has_nobody_to_make_it_anew_is_never_replaced() {
+    let mut runs = works("a", 0, 1);
+    runs.sidecar.as_mut().unwrap().state = waiting("CrashLoopBackOff");
+    let mut rig = Rig::new();
+    rig.pods([runs]).step(5);
+    assert_eq!(rig.replaced(60), [""; 0], "its vLLM runs");
+    rig.expect("r", Some(PAUSED));
+}
+
+#[test]
+fn a_pod_that_cannot_be_replaced_is_tried_again_later_and_holds_up_no_other_owner() {
+    let mut rig = Rig::new();
+    rig.pods([pull("a", 0), of("s", pull("b", 0))]).step(0);
+    rig.step(30);
+    assert_eq!(rig.replaced(32), ["a", "b"]);
+    let a = rig.pods[0].clone();
+    rig.breaker.not_replaced(&a, at(32));
+    assert_eq!(rig.replaced(40), [""; 0]);
+    assert_eq!(rig.replaced(47), ["a"]);
+}
+
+#[test]
+fn after_ten_minutes_one_pod_is_tried_and_resumes_injection() {
+    let mut rig = proven();
+    rig.step(629);
+    rig.expect("r", Some(PROVEN));
+    rig.step(630);
+    rig.expect("r", Some(Position::Probing));
+    let probe = |sidecar| pod("c", 700, sidecar);
+    rig.pods([spared("b", 32), probe(SidecarState::Unseen)]);
+    rig.step(701);
+    rig.expect("r", Some(Position::Watching("c".into())));
+    rig.pods([spared("b", 32), works("c", 700, 710)]);
+    assert_eq!(rig.step(720), Some(SignedDuration::from_secs(5)));
+    rig.step(740);
+    assert!(rig.breaker.is_closed());
+    assert!(matches!(&rig.breaker.turns()[..], [Turn::Resumed(Some(_))]));
+}
+
+#[test]
+fn each_probe_that_fails_doubles_the_pause_before_the_next_and_is_replaced() {
+    let mut rig = proven();
+    let mut now = 30;
+    for wait in [600, 1200, 2400, 4800, 9600, 19200, 21600, 21600] {
+        rig.pods([spared("b", 32)]).step(now + wait - 1);
+        rig.expect("r", Some(PROVEN));
+        rig.step(now + wait);
+        rig.expect("r", Some(Position::Probing));
+        now += wait + 10;
+        rig.pods([spared("b", 32), pull("c", now)]);
+        rig.step(now);
+        assert_eq!(rig.replaced(now + 20), [""; 0]);
+        now += 30;
+        rig.step(now);
+        rig.expect("r", Some(PROVEN));
+        assert_eq!(rig.replaced(now + 2), ["c"]);
+    }
+}
+
+#[test]
+fn a_probe_that_goes_or_is_never_scheduled_makes_room_for_another() {
+    let probing = || {
+        let mut rig = proven();
+        rig.step(630);
+        rig.pods([pod("c", 700, SidecarState::Unseen)]).step(700);
+        rig.expect("r", Some(Position::Watching("c".into())));
+        rig
+    };
+    let mut rig = probing();
+    rig.pods([spared("b", 32)]).step(710);
+    rig.expect("r", Some(Position::Probing));
+    let mut rig = probing();
+    rig.step(1300);
+    rig.expect("r", Some(Position::Probing));
+}
+
+#[test]
+fn a_hung_pod_that_starts_after_all_resumes_injection() {
+    let mut rig = Rig::new();
+    rig.pods([pull("a", 0), pull("b", 0)]).step(0);
+    rig.step(30);
+    rig.pods([works("a", 0, 100), pull("b", 0)]);
+    rig.step(129);
+    rig.expect("r", Some(PAUSED));
+    rig.step(130);
+    rig.expect("r", None);
+    for second in [131, 300, 3000] {
+        rig.step(second);
+        rig.expect("r", None);
+    }
+    rig.pods([works("a", 0, 100), pull("b", 0), pull("c", 3000)]);
+    rig.step(3001);
+    rig.step(3031);
+    rig.expect("r", Some(PAUSED));
+    assert_eq!(&*rig.breaker.pauses["r"].cause.example, "c", "b was judged");
+}
+
+#[test]
+fn other_settings_begin_anew_and_pods_that_hang_with_the_old_ones_are_replaced() {
+    let mut rig = Rig::new();
+    rig.pods([pull("a", 0)]).step(0);
+    rig.step(30);
+    rig.hash = "new";
+    assert_eq!(rig.replaced(40), [""; 0]);
+    assert!(rig.breaker.is_closed());
+    assert_eq!(rig.replaced(70), ["a"]);
+    assert!(rig.breaker.is_closed());
+}
+
+#[test]
+fn the_same_fault_of_our_containers_in_two_owners_pauses_the_pool() {
+    let mut rig = Rig::new();
+    let hung = [
+        pull("a", 0),
+        of("s", pull("b", 0)),
+        of("t", works("t", 0, 1)),
+    ];
+    rig.pods(hung).step(0);
+    rig.step(30);
+    assert!(rig.breaker.whole().is_none(), "neither is proven");
+    rig.pods([
+        spared("a2", 32),
+        of("s", spared("b2", 32)),
+        of("t", works("t", 0, 1)),
+    ]);
+    rig.step(35);
+    let whole = rig.breaker.whole().unwrap();
+    assert_eq!((&whole.owner, &whole.position), (&None, &PROVEN));
+    rig.step(635);
+    assert_eq!(rig.breaker.whole().unwrap().position, Position::Probing);
+    rig.pods([of("new", works("n", 700, 701))]);
+    rig.step(702);
+    rig.step(740);
+    assert!(rig.breaker.is_closed(), "one probe resumes it for all");
+}
+
+#[test]
+fn more_owners_than_a_status_lists_pause_the_pool() {
+    let mut rig = Rig::new();
+    let owners: Vec<Refused> = (0..=OWNERS_MAX)
+        .map(|i| Refused {
+            owner: owner(&i.to_string()),
+            message: "exceeded quota".into(),
+            at: at(1),
+        })
+        .collect();
+    rig.refused = owners[..OWNERS_MAX].to_vec();
+    rig.step(2);
+    assert!(rig.breaker.whole().is_none());
+    assert_eq!(rig.breaker.owners().len(), OWNERS_MAX);
+    rig.refused = owners;
+    rig.step(3);
+    assert!(rig.breaker.whole().is_some());
+}
+
+#[test]
+fn a_sidecar_that_is_being_exchanged_is_no_evidence() {
+    let pods = [Arc::new(pull("a", 0))];
+    let mut breaker = Breaker::restored("h", None, []);
+    for second in [0, 60, 600] {
+        breaker.step(&Look {
+            pods: &pods,
+            refused: &[],
+            hash: "h",
+            exchanged: &|_| true,
+            now: at(second),
+        });
+        assert!(breaker.is_closed());
+    }
+}
+
+#[test]
+fn an_owner_that_is_gone_is_forgotten() {
+    let mut rig = proven();
+    rig.pods([]).step(100);
+    rig.step(640);
+    rig.expect("r", Some(Position::Probing));
+    rig.step(641);
+    rig.expect("r", None);
+}
+
+#[test]
+fn a_pause_of_the_last_leader_goes_on() {
+    let kept = |probing| Kept {
+        owner: Some(owner("r")),
+        reason: "EngineFails".into(),
+        message: "m".into(),
+        since: at(0),
+        probing,
+        failures: 1,
+    };
+    let mut rig = Rig::new();
+    rig.breaker = Breaker::restored("h", None, [kept(false)]);
+    rig.pods([spared("a", 0)]).step(1199);
+    rig.expect("r", Some(PROVEN));
+    assert_eq!(rig.breaker.pauses["r"].cause.kind, Kind::Engine);
+    rig.step(1200);
+    rig.expect("r", Some(Position::Probing));
+    rig.breaker = Breaker::restored(
+        "h",
+        Some(Kept {
+            owner: None,
+            ..kept(true)
+        }),
+        [],
+    );
+    rig.step(1);
+    assert_eq!(rig.breaker.whole().unwrap().position, Position::Probing);
+}
+
+proptest! {
+    /// Whatever pods do: an owner of which nothing hangs is never paused, of each owner one pod is replaced at a time, one whose
+    /// vLLM runs never is, and the next look is never due in the past.
+    #[test]
+    fn only_owners_with_hung_pods_are_touched(
+        steps in proptest::collection::vec((0..7u8, 0..7u8, 1..120i64), 1..60)
+    ) {
+        let mut rig = Rig::new();
+        let mut now = 0;
+        for (i, (one, two, wait)) in steps.into_iter().enumerate() {
+            now += wait;
+            let made = |kind, name: &str| match kind {
+                0 => pull(name, now),
+                1 => works(name, now - wait, now - wait / 2),
+                2 => spared(name, now - wait),
+                3 => pod(name, now - wait, SidecarState::Unseen),
+                4 => pod(name, now - wait, waiting("CrashLoopBackOff")),
+                5 => pod(name, now - wait, SidecarState::Terminated { reason: "Error".into() }),
+                _ => pull(&format!("{name}{i}"), now - wait),
+            };
+            rig.pods([made(one, "a"), made(two, "b"), of("s", works("s", 0, 1))]);
+            let gone = rig.replaced(now);
+            prop_assert!(gone.len() <= 1);
+            prop_assert!(!gone.contains(&"s".to_owned()));
+            for pod in rig.pods.iter().filter(|p| gone.contains(&p.name.to_string())) {
+                prop_assert!(!pod.engine_runs() && pod.sidecar.is_some());
+            }
+            prop_assert!(rig.position("s").is_none());
+            prop_assert!(rig.step(now).is_none_or(|d| d > SignedDuration::ZERO));
+        }
+    }
+}

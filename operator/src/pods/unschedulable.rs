@@ -1,0 +1,106 @@
+//! What the scheduler says of a pod that no node takes: whether what injection adds can be the reason. The scheduler names, for
+//! each node, the first filter that refused the pod: a node that lacks nothing but what we ask for might take the pod without us.
+
+/// Resources that a sidecar asks for.
+const RESOURCES: [&str; 4] = ["memory", "cpu", "ephemeral-storage", "hugepages-"];
+/// How the scheduler names trouble with volumes.
+const VOLUMES: [&str; 4] = [
+    "persistentvolumeclaim",
+    "storageclass",
+    "volume",
+    "free storage",
+];
+
+/// Whether some node refuses the pod for nothing but room or volumes that a sidecar adds. `has_claim`: the sidecar has a disk with
+/// a claim of its own.
+#[must_use]
+pub fn maybe_ours(message: &str, has_claim: bool) -> bool {
+    let message = message.split("preemption:").next().unwrap_or_default();
+    let Some((nodes, reasons)) = message.split_once(" nodes are available: ") else {
+        return has_claim && is_volume(message);
+    };
+    let nodes = nodes.rsplit('/').next().and_then(|n| n.parse().ok());
+    let mut left: i64 = nodes.unwrap_or(1);
+    let mut ours = false;
+    for reason in reasons.trim_end_matches([' ', '.']).split(", ") {
+        match reason
+            .split_once(' ')
+            .and_then(|(n, why)| Some((n.parse::<i64>().ok()?, why)))
+        {
+            Some((_, why)) if is_ours(why, has_claim) => ours = true,
+            Some((count, _)) => left -= count,
+            // A reason of the pod as a whole, or the rest of a reason with a comma in it.
+            None => ours |= is_ours(reason, has_claim),
+        }
+    }
+    ours && left > 0
+}
+
+fn is_ours(why: &str, has_claim: bool) -> bool {
+    let lacks = why.strip_prefix("Insufficient ");
+    lacks.is_some_and(|what| RESOURCES.iter().any(|r| what.starts_with(r)))
+        || (has_claim && is_volume(why))
+}
+
+fn is_volume(why: &str) -> bool {
+    let why = why.to_ascii_lowercase();
+    VOLUMES.iter().any(|word| why.contains(word))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_node_that_lacks_only_what_we_ask_for_might_take_the_pod_without_us() {
+        for (message, expected) in [
+            ("0/1 nodes are available: 1 Insufficient memory.", true),
+            (
+                "0/3 nodes are available: 1 Insufficient memory, 2 Insufficient nvidia.com/gpu. no new claims to deallocate, preemption: 0/3 nodes are available: 3 No preemption victims found for incoming pod.",
+                true,
+            ),
+            (
+                "0/2 nodes are available: 2 Insufficient hugepages-2Mi.",
+                true,
+            ),
+            // The one node that has too little memory has no GPU either.
+            (
+                "0/2 nodes are available: 1 Insufficient memory, 2 Insufficient nvidia.com/gpu.",
+                false,
+            ),
+            (
+                "0/2 nodes are available: 2 node(s) had untolerated taint {a: b}.",
+                false,
+            ),
+            (
+                "0/1 nodes are available: 1 node(s) didn't match Pod's node affinity/selector.",
+                false,
+            ),
+            ("0/1 nodes are available: 1 Too many pods.", false),
+            ("", false),
+        ] {
+            assert_eq!(maybe_ours(message, false), expected, "{message}");
+        }
+    }
+
+    #[test]
+    fn trouble_with_claims_may_be_ours_where_the_sidecar_has_one() {
+        for message in [
+            "0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims. preemption: 0/1 nodes are available: 1 Preemption is not helpful for scheduling.",
+            "0/1 nodes are available: waiting for ephemeral volume controller to create the persistentvolumeclaim \"web-0-kvcachepool-disk\".",
+            "0/1 nodes are available: 1 node(s) did not have enough free storage.",
+            "storageclass.storage.k8s.io \"none\" not found",
+        ] {
+            assert!(maybe_ours(message, true), "{message}");
+            assert!(!maybe_ours(message, false), "{message}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_sentence_can_be_read(message in ".{0,300}", has_claim: bool) {
+            let _ours = maybe_ours(&message, has_claim);
+        }
+    }
+}

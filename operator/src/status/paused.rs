@@ -1,0 +1,104 @@
+//! The breaker in the status: for webhooks, which go by it, for the next leader, and in a sentence for people.
+
+use super::conditions::{MESSAGE_BYTES_MAX, whole_seconds};
+use crate::api::{InjectionPaused, PausedOwner};
+use crate::pods::{Breaker, Cause, OWNERS_MAX, Owner, Pause, Position};
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+/// Longest message of one owner, in bytes: sixteen of them are in a status.
+const OWNER_MESSAGE_BYTES_MAX: usize = 300;
+/// Longest name of a cause, in characters.
+const REASON_CHARS_MAX: usize = 63;
+
+/// What webhooks need to know of the breaker, whatever `InjectionReady` has to say first.
+pub fn injection_paused(breaker: &Breaker) -> Option<InjectionPaused> {
+    let mut message = sentence(breaker);
+    message.truncate(message.floor_char_boundary(MESSAGE_BYTES_MAX));
+    let owners = breaker.owners();
+    let (first, owners) = match breaker.whole() {
+        Some(whole) => (whole, Vec::new()),
+        None => (
+            *owners.first()?,
+            owners
+                .iter()
+                .take(OWNERS_MAX)
+                .map(|p| of_owner(p))
+                .collect(),
+        ),
+    };
+    Some(InjectionPaused {
+        hash: breaker.hash().to_owned(),
+        since: time(first.since),
+        trial: owners.is_empty() && first.position == Position::Probing,
+        failed_probes: i64::from(first.failures),
+        message,
+        owners,
+    })
+}
+
+fn of_owner(pause: &Pause) -> PausedOwner {
+    let owner = pause.owner.as_ref();
+    let text = |of: fn(&Owner) -> &str| owner.map(of).unwrap_or_default().to_owned();
+    let mut message = cause(&pause.cause);
+    message.truncate(message.floor_char_boundary(OWNER_MESSAGE_BYTES_MAX));
+    PausedOwner {
+        api_version: text(|o| &o.api_version),
+        kind: text(|o| &o.kind),
+        name: text(|o| &o.name),
+        uid: text(|o| &o.uid),
+        reason: pause.cause.reason.chars().take(REASON_CHARS_MAX).collect(),
+        since: Some(time(pause.since)),
+        trial: pause.position == Position::Probing,
+        failed_probes: i64::from(pause.failures),
+        message,
+    }
+}
+
+fn time(at: Timestamp) -> Time {
+    Time(whole_seconds(at))
+}
+
+/// Who is paused, why, and what happens next; empty where nobody is.
+pub fn sentence(breaker: &Breaker) -> String {
+    let owners = breaker.owners();
+    let Some(pause) = breaker.whole().or(owners.first().copied()) else {
+        return String::new();
+    };
+    let whose = match breaker.whole() {
+        Some(_) => "all pods".to_owned(),
+        None => whose(pause.owner.as_ref(), owners.len()),
+    };
+    let next = match pause.position {
+        Position::Probing => "the next one gets a sidecar to try",
+        Position::Watching(_) => "one with a sidecar is being tried",
+        _ => "one with a sidecar is tried later",
+    };
+    format!(
+        "{whose} start without a sidecar: {}; {next}",
+        cause(&pause.cause)
+    )
+}
+
+fn whose(owner: Option<&Owner>, owners: usize) -> String {
+    let others = match owners {
+        0 | 1 => String::new(),
+        more => format!(" and of {} other owners", more - 1),
+    };
+    match owner {
+        Some(owner) => format!("new pods of {} {}{others}", owner.kind, owner.name),
+        None => format!("new pods without an owner{others}"),
+    }
+}
+
+/// A cause in words.
+pub fn cause(cause: &Cause) -> String {
+    let pod = match &*cause.example {
+        "" => String::new(),
+        pod => format!(" (pod {pod})"),
+    };
+    let gap = if cause.message.is_empty() { "" } else { ": " };
+    format!("{}{pod}{gap}{}", cause.reason, cause.message)
+}
+
+const _: () = assert!(OWNERS_MAX == 16, "api::status says so in the schema");
