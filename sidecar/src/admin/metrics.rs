@@ -219,6 +219,11 @@ pub const CORE: &[Metric] = &[
     ),
     gauge("sessions", &["role"], "Sessions of living processes."),
     gauge(
+        "unshared_domains",
+        &["reason"],
+        "Domains whose chunks stay in this sidecar's memory because no other process can name them, by reason.",
+    ),
+    gauge(
         "worker_transfer",
         &["mode", "reason"],
         "Registered workers by how their bytes move (engine, cuda_window) and why not the other way, by name.",

@@ -9,6 +9,7 @@ use kvcachepool_protocol::message::{ErrorCode, Role};
 use kvcachepool_protocol::status::{
     Counters, Domain, MemoryTier, Reason, Session, Slots, State, Status, Tier,
 };
+use std::collections::BTreeMap;
 
 /// Why an operation of a person did nothing.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -283,6 +284,15 @@ impl<H: Host> Core<H> {
         list
     }
 
+    /// Domains that no other process can share, by reason.
+    fn unshared_domains(&self) -> BTreeMap<String, u32> {
+        let mut counts = BTreeMap::new();
+        for domain in self.domain_status().into_iter().filter(|d| !d.shareable) {
+            *counts.entry(domain.reason).or_default() += 1;
+        }
+        counts
+    }
+
     fn domain_status(&self) -> Vec<Domain> {
         self.domains()
             .into_iter()
@@ -385,6 +395,9 @@ impl<H: Host> Core<H> {
                 }],
                 count as f64,
             );
+        }
+        for (reason, domains) in self.unshared_domains() {
+            put("unshared_domains", &[&reason], f64::from(domains));
         }
         for ((mode, reason), workers) in self.transfers() {
             put("worker_transfer", &[mode, &reason], f64::from(workers));

@@ -9,6 +9,8 @@ use serde_json::{Value, json};
 
 /// Ranks of an instance.
 const MAX_WORLD: u32 = 1_024;
+/// Reason of a rank that still hashes its weights, which it registers with later.
+const PROVISIONAL: &str = "WeightsHashing";
 /// Longest name of a reason, in characters.
 const REASON_MAX: usize = 64;
 
@@ -147,6 +149,13 @@ impl RankPart {
         })
     }
 
+    /// Whether this rank registers anew as soon as it knows what its weights are.
+    pub fn is_provisional(&self) -> bool {
+        unshared_reasons(&self.model.to_value())
+            .iter()
+            .any(|why| why == PROVISIONAL)
+    }
+
     /// Numbers of the sections that this rank writes.
     pub fn written_sections(&self) -> impl Iterator<Item = u32> + '_ {
         self.shards
@@ -274,7 +283,7 @@ pub fn join(
     let unshared = if scheduler.hashing.random_root {
         Some("RandomHashSeed".to_owned())
     } else {
-        unshared_weights(&model.to_value())
+        unshared_reasons(&model.to_value()).into_iter().next()
     };
     Ok(Domain {
         model_id: ModelId(model.identity()),
@@ -287,23 +296,18 @@ pub fn join(
     })
 }
 
-/// Why weights that a model descriptor names, its own or a draft's, have no fingerprint: `{"kind": "unshared", "reason": name}`. Where the
-/// instance is a name that somebody chose, others may have it as well, with other weights.
-fn unshared_weights(value: &Value) -> Option<String> {
+/// Why a model descriptor names an instance and nobody else: `{"kind": "unshared", "reason": name}` anywhere in it, in the order of its keys.
+/// Where the instance is a name that somebody chose, others may have it as well, with other weights.
+fn unshared_reasons(value: &Value) -> Vec<String> {
     match value {
         Value::Object(fields) if fields.get("kind").is_some_and(|kind| kind == "unshared") => {
             let reason = fields.get("reason").and_then(Value::as_str);
-            Some(
-                reason
-                    .unwrap_or("NoFingerprint")
-                    .chars()
-                    .take(REASON_MAX)
-                    .collect(),
-            )
+            let named = reason.unwrap_or("NoFingerprint");
+            vec![named.chars().take(REASON_MAX).collect()]
         }
-        Value::Object(fields) => fields.values().find_map(unshared_weights),
-        Value::Array(list) => list.iter().find_map(unshared_weights),
-        _ => None,
+        Value::Object(fields) => fields.values().flat_map(unshared_reasons).collect(),
+        Value::Array(list) => list.iter().flat_map(unshared_reasons).collect(),
+        _ => Vec::new(),
     }
 }
 

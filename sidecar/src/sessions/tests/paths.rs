@@ -553,6 +553,62 @@ fn a_rank_that_goes_off_stops_its_instance_until_it_registers_again() {
 }
 
 #[test]
+fn ranks_that_learn_their_weights_at_different_times_are_served_before_and_behind_but_not_between()
+{
+    let with = |rank: u32, weights: &str| {
+        let mut register = register_worker();
+        (register.world, register.local_world) = (2, 2);
+        register.model = format!(r#"{{"model":{{"weights":{weights}}}}}"#);
+        (register.groups[0].shards, register.groups[0].shard) = (2, rank);
+        register
+    };
+    let hashing = r#"{"kind":"unshared","reason":"WeightsHashing","instance":"i"}"#;
+    let known = r#"{"kind":"files","digest":"ab"}"#;
+    let mut w = World::new();
+    let ranks = [0, 1].map(|rank| {
+        w.attach_as(Hello {
+            rank,
+            ..hello(Role::Worker, rank as u8 + 1, 1)
+        })
+    });
+    let scheduler = w.attach(Role::Scheduler, 3);
+    let mut both = register_scheduler();
+    (both.world, both.local_world) = (2, 2);
+    let _: RegisterReply = w.ask(scheduler, Op::Register, &both);
+    for rank in [0, 1] {
+        let reply: RegisterReply = w.ask(ranks[rank], Op::Register, &with(rank as u32, hashing));
+        assert_eq!(reply.ready, rank == 1);
+    }
+    assert_eq!(w.grant(scheduler, &[chunk(1)]).1.results, [GRANT_GRANTED]);
+    let provisional = &w.core.status(w.now).domains[0];
+    assert_eq!(provisional.reason, "NotShareable/WeightsHashing");
+
+    let reply: RegisterReply = w.ask(ranks[1], Op::Register, &with(1, known));
+    assert!(
+        !reply.ready,
+        "no error, and nothing is served under either name"
+    );
+    assert_eq!(w.grant(scheduler, &[chunk(2)]).1.results, [GRANT_NOT_READY]);
+    let reply: RegisterReply = w.ask(ranks[0], Op::Register, &with(0, known));
+    assert!(reply.ready);
+    assert_eq!(w.core.status(w.now).domains.len(), 1);
+    assert!(w.core.status(w.now).domains[0].shareable);
+    assert_eq!(
+        w.grant(scheduler, &[chunk(1)]).1.results,
+        [GRANT_GRANTED],
+        "what was stored under the provisional name is not found under the final one"
+    );
+
+    let tag = w.say(
+        ranks[1],
+        Op::Register,
+        &with(1, r#"{"kind":"files","digest":"cd"}"#),
+        NO_FDS,
+    );
+    assert_eq!(w.error(tag).0, ErrorCode::DescriptorMismatch);
+}
+
+#[test]
 fn a_rank_whose_lock_is_gone_stops_its_instance_and_its_slots_wait_30_s() {
     let mut w = World::new();
     let (scheduler, worker) = w.instance();

@@ -357,11 +357,15 @@ impl World {
 
     /// The same, of an instance of this name.
     pub fn attach_to(&mut self, instance: &str, role: Role, process: u8) -> ConnId {
-        let conn = self.connect();
-        let first = Hello {
+        self.attach_as(Hello {
             instance: instance.into(),
             ..hello(role, process, 1)
-        };
+        })
+    }
+
+    /// The same for a process that says this first.
+    pub fn attach_as(&mut self, first: Hello) -> ConnId {
+        let conn = self.connect();
         let reply = self.greet(conn, &first, true);
         assert_eq!(reply.memory, Memory::LockFirst);
         self.core.host_mut().locked.insert(reply.lock.unwrap());
