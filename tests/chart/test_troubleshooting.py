@@ -74,13 +74,19 @@ def _off_reasons() -> set[str]:
 
 
 def _unshared_reasons() -> set[str]:
-    """Why weights have no fingerprint that others could have too."""
-    reasons: set[str] = set()
-    for node in ast.walk(ast.parse((CONNECTOR / "fingerprint.py").read_text())):
-        if isinstance(node, ast.Assign) and _names(node, "reason", "_NOT_LOCAL"):
-            for value in node.value.values if isinstance(node.value, ast.Dict) else [node.value]:
-                reasons |= {text for text in _strings(value) if NAME.match(text)}
-    return reasons
+    """Why a domain is a process's own."""
+    files = [CONNECTOR / "descriptor.py", CONNECTOR / "weights.py"]
+    reasons = _texts_given_to(files, "_own")
+    for node in (node for file in files for node in ast.walk(ast.parse(file.read_text()))):
+        values: list[ast.AST] = []
+        if isinstance(node, ast.Assign) and _names(node, "reason", "_NOT_LOCAL", "HASHING"):
+            values = list(node.value.values) if isinstance(node.value, ast.Dict) else [node.value]
+        elif isinstance(node, ast.FunctionDef) and node.name == "changed_since":
+            values = [r.value for r in ast.walk(node) if isinstance(r, ast.Return) and r.value is not None]
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "get" and len(node.args) == 2:
+            values = [node.args[1]]
+        reasons |= {text for value in values for text in _strings(value)}
+    return {reason for reason in reasons if NAME.match(reason)}
 
 
 def _degradations() -> set[str]:
@@ -104,7 +110,8 @@ def test_every_reason_why_a_connector_is_off_is_explained():
 def test_every_reason_why_weights_are_not_shared_and_every_miss_is_explained():
     title = "It does not hit"
     unshared = _unshared_reasons()
-    assert {"Gguf", "NoLocalWeights"} <= unshared
+    named = {"Gguf", "NoLocalWeights", "LoadFormatUnknown", "WeightsHashing", "UnknownIdentityField/..."}
+    assert named | {"StartNotWitnessed", "WeightsChangedDuringStart", "ProcessorUnreadable"} <= unshared
     assert _unexplained(unshared, title) == set()
     misses = _texts_given_to(CONNECTOR.glob("*.py"), "Uncacheable")
     for name in ("adapters.py", "scheduler.py"):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import os
 import pickle
 import time
 import zlib
@@ -37,7 +38,9 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
+from kvcachepool import provenance
 from kvcachepool.connector import KVCachePoolConnector
+from kvcachepool.descriptor import witness
 from servers import models
 
 HEADS, SIZE, LAYERS = 2, 32, 2
@@ -79,6 +82,7 @@ class Loop:
             kv_load_failure_policy="recompute",
             engine_id=engine_id,
         )
+        witness(self.config)
         if events:
             from vllm.config import KVEventsConfig
 
@@ -145,6 +149,8 @@ class Loop:
         sampling = SamplingParams(max_tokens=output, temperature=0, ignore_eos=True)
         if params is not None:
             sampling.extra_args = {"kv_transfer_params": params}
+        if more.pop("proven", True):  # as if vLLM's front process had computed the names of all items
+            sampling.extra_args = {**(sampling.extra_args or {}), provenance.KEY: os.environ.get(provenance.VARIABLE)}
         skip = more.pop("skip_reading", None)
         if skip is not None:
             sampling.skip_reading_prefix_cache = skip

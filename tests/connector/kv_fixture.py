@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import made_up_config
 import torch
 from vllm.v1 import kv_cache_interface as interface
 from vllm.v1.kv_cache_layout import KVCacheLayout
@@ -19,22 +20,23 @@ def vllm_config(layers: list[str], model: Path, engine_id: str = "engine-1", **p
     """A stand-in for VllmConfig."""
     module = SimpleNamespace(get_attn_backend=lambda: SimpleNamespace(get_name=lambda: "CPU_ATTN"), isa="vec")
     sizes = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "decode_context_parallel_size": 1} | parallel
-    return SimpleNamespace(
-        parallel_config=SimpleNamespace(**sizes, cp_kv_cache_interleave_size=1, prefill_context_parallel_size=1),
-        cache_config=SimpleNamespace(
-            block_size=TOKENS, kv_cache_layout="LBHNC", cache_dtype="auto", enable_prefix_caching=True,
-            prefix_match_unit=None,
-        ),
-        model_config=SimpleNamespace(
-            model=str(model), hf_config={"architectures": ["X"], "head_dim": SIZE}, dtype=torch.bfloat16,
-            max_model_len=8192, get_total_num_kv_heads=lambda: HEADS * sizes["tensor_parallel_size"],
-            get_total_num_hidden_layers=lambda: LAYERS,
-        ),
-        load_config=SimpleNamespace(load_format="auto", download_dir=None),
-        kv_transfer_config=SimpleNamespace(engine_id=engine_id),
-        compilation_config=SimpleNamespace(static_forward_context=dict.fromkeys(layers, module)),
-        speculative_config=None,
-    )  # fmt: skip
+    config = made_up_config.vllm_config(
+        model,
+        engine_id,
+        model_config={"hf_config": {"architectures": ["X"], "head_dim": SIZE}, "dtype": torch.bfloat16},
+        parallel_config=sizes | {"cp_kv_cache_interleave_size": 1, "prefill_context_parallel_size": 1},
+        cache_config={
+            "block_size": TOKENS,
+            "kv_cache_layout": "LBHNC",
+            "enable_prefix_caching": True,
+            "prefix_match_unit": None,
+        },
+    )
+    config.model_config.get_total_num_kv_heads = lambda: HEADS * sizes["tensor_parallel_size"]
+    config.model_config.get_total_num_hidden_layers = lambda: LAYERS
+    config.compilation_config = SimpleNamespace(static_forward_context=dict.fromkeys(layers, module))
+    config.speculative_config = None
+    return config
 
 
 def kv_cache(groups: int = 1) -> tuple[Any, dict[str, torch.Tensor]]:

@@ -524,12 +524,6 @@ def test_a_rank_whose_layout_is_unknown_is_off_and_still_reports(rank: Rank, sid
     assert hello.body["role"] == "plugin"
 
 
-def test_a_model_that_cannot_be_described_is_off_by_name(rank: Rank) -> None:
-    rank.worker._config.cache_config.calculate_kv_scales = True
-    rank.start(ready=False)
-    until(lambda: rank.worker.off_reason == "KvScalesFromFirstBatch")
-
-
 def test_a_kv_cache_that_is_allocated_anew_turns_the_rank_off(rank: Rank) -> None:
     rank.start()
     rank.worker.register_kv_caches(rank.caches)

@@ -18,7 +18,7 @@ from kv_fixture import BLOCK_BYTES, content, fill, kv_cache, vllm_config
 
 import kvcachepool.shared as shared_module
 import kvcachepool.worker as worker_module
-from kvcachepool import messages
+from kvcachepool import messages, weights
 from kvcachepool.client import Client, Held, Reply
 from kvcachepool.copy_cpu import CpuCopier
 from kvcachepool.jobs import Chunk, Ended, EndedLoad, Job, StepMetadata, WorkerReport
@@ -342,3 +342,30 @@ def test_a_frozen_sidecar_never_makes_a_step_wait(engine: Engine, sidecar: Sidec
     finally:
         sidecar.thaw()
     assert loaded(engine, "b") == expected
+
+
+def test_a_rank_whose_weights_are_hashed_late_is_served_under_a_name_of_its_own_before(
+    sidecar: Sidecar, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known, read = threading.Event(), weights.content
+    monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "cache"))
+    monkeypatch.setattr(weights, "content", lambda path: (known.wait(WAIT_S) or True) and read(path))
+    monkeypatch.setattr(worker_module, "_WEIGHTS_WAIT_S", 0.05)
+    monkeypatch.setattr(shared_module, "_shared", Shared())
+    monkeypatch.setattr(worker_module, "current_ranks", lambda config: Ranks())
+    engine = Engine(sidecar, tmp_path)
+
+    def reasons() -> list[str]:
+        return [domain["reason"] for domain in sidecar.status()["domains"]]
+
+    until(lambda: reasons() == ["NotShareable/WeightsHashing"], "the provisional domain")
+    expected = stored(engine)
+    assert loaded(engine, "a") == expected
+    known.set()
+    until(lambda: reasons() == [""], "the final domain")
+    body = messages.Probe(request="b", hashes=b"".join(HASHES), local_tokens=0, budget_ms=1000)
+    said = until(lambda: engine.scheduler.ask(Op.PROBE, body, messages.ProbeReply), "an answer")
+    assert messages.CHUNK_READY not in said[0].states, "nothing of the provisional name is served under the final one"
+    expected = stored(engine)
+    assert loaded(engine, "c") == expected
+    engine.close()

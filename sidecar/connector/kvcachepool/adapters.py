@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from .adapter_files import AdapterHashes
 from .controls import Uncacheable
-from .fingerprint import AdapterHashes
 
 #: Reason for which an adapter is not cached yet.
 CONTENT_UNKNOWN = "loraContentUnknown"

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from . import provenance
+
 if TYPE_CHECKING:
     from vllm.v1.request import Request
-
-#: vLLM hashes multimodal items with BLAKE3, SHA-256 (64 hex digits) or SHA-512; any other identifier was named by a
-#: user.
-_CONTENT_HASH = re.compile(r"(?:[0-9a-f]{64}|[0-9a-f]{128})\Z")
 
 
 @dataclass(frozen=True)
@@ -94,27 +91,17 @@ def namespace(request: Request, controls: Controls, epoch: str, lora_digest: Cal
         lora_digest: content hash of an adapter's files; raises `Uncacheable`.
 
     Raises:
-        Uncacheable: the adapter's content is not known, or an item's identifier says nothing about its content.
+        Uncacheable: the adapter's content is not known, or it is not proven that items are named by their content.
     """
     tags = controls.tags or None
     lora = getattr(request, "lora_request", None)
     content = lora_digest(lora).hex() if lora is not None else None
-    if not tags and not getattr(request, "cache_salt", None):
-        for feature in getattr(request, "mm_features", None) or ():
-            if not names_content(feature.identifier, lora.lora_name if lora is not None else None):
-                raise Uncacheable("multimodalNamedByUser")
+    by_content = provenance.proven(request)
+    if not by_content and not tags and not getattr(request, "cache_salt", None):
+        raise Uncacheable("multimodalNamedByUser")
     if not tags and content is None and not epoch:
         return b""
     canonical = json.dumps({"tags": tags, "lora": content, "epoch": epoch}, sort_keys=True, separators=(",", ":"))
     digest = bytearray(hashlib.sha256(canonical.encode()).digest())
     digest[-1] = digest[-1] & ~1 | bool(epoch)
     return bytes(digest)
-
-
-def names_content(identifier: Any, lora_name: str | None) -> bool:
-    """Whether a multimodal item's identifier is a hash of its content (vLLM may put the adapter's name before it)."""
-    if not isinstance(identifier, str):
-        return False
-    if lora_name is not None:
-        identifier = identifier.removeprefix(f"{lora_name}:")
-    return _CONTENT_HASH.match(identifier) is not None

@@ -15,6 +15,7 @@ from typing import Any
 
 from . import place
 from .client import say_off
+from .descriptor import witness
 from .internals import changed_internals
 from .preflight import (
     COMPOSED,
@@ -26,6 +27,7 @@ from .preflight import (
     own_config,
     tell_connector,
 )
+from .provenance import watch_front
 
 logger = logging.getLogger("kvcachepool")
 
@@ -65,7 +67,7 @@ def _wrapped(original: Any) -> Any:
                     _tell_connector(original, self, turned_off, config, *args, **kwargs)
             except Exception:
                 logger.exception("the KV cache pool's connector could not be told of its engine")
-            return config
+            return _witnessed(config)
         self.kv_transfer_config = chosen
         try:
             config = original(self, *args, **kwargs)
@@ -76,13 +78,31 @@ def _wrapped(original: Any) -> Any:
             logger.warning("vLLM refuses the KV cache connector here: %s", error)
         if not reason:
             logger.info("KV cache pool: connector set, sidecar at %s", place.socket_path())
-            return config
+            return _witnessed(config)
         self.kv_transfer_config = given
         config = original(self, *args, **kwargs)  # an error of the user's own comes up here, as without this plugin
         tell_off(reason)
         return config
 
     return create_engine_config
+
+
+def _witnessed(config: Any) -> Any:
+    """Notes what only this process sees: the model's files before they are loaded, and who names images."""
+    if not own_config(config.kv_transfer_config):
+        return config
+    try:
+        witness(config)
+    except Exception:
+        logger.exception("the model's files could not be looked at")
+    try:
+        # Results of an encoder elsewhere come by name: nobody here knows what they were made of.
+        alone = getattr(config, "ec_transfer_config", None) is None
+        if alone and config.model_config.multimodal_config is not None:
+            watch_front()
+    except Exception:
+        logger.exception("images are not cached: it cannot be known who names them")
+    return config
 
 
 def _tell_connector(original: Any, engine_args: Any, turned_off: bool, config: Any, *args: Any, **kwargs: Any) -> None:

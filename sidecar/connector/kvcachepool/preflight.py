@@ -128,7 +128,7 @@ def _extra(config: Any) -> dict[str, Any]:
     return getattr(config, "kv_connector_extra_config", None) or {}
 
 
-def tell_connector(config: Any, **facts: bool) -> None:
+def tell_connector(config: Any, **facts: Any) -> None:
     """Hands facts that only the plugin can know to our connector: in its extra config, which reaches every process."""
     if config.kv_connector == CONNECTOR:
         config.kv_connector_extra_config = {**_extra(config), **facts}

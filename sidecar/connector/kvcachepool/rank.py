@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from . import fingerprint, keys
+from . import keys
+from .descriptor import describe, run_of
 from .layout import Layout, Ranks, canonical, ranks_of
 from .messages import Group, Register
+from .weights import Digests
 from .window import ENGINE, WINDOW
 
 if TYPE_CHECKING:
@@ -44,18 +46,24 @@ def instance(vllm_config: VllmConfig) -> str:
 
 
 def registration(
-    vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, layout: Layout, ranks: Ranks, device_uuid: str
-) -> Register:
-    """The REGISTER of a rank, but for the chunk size, which the sidecar's settings say. Reads the model's files.
+    vllm_config: VllmConfig,
+    kv_cache_config: KVCacheConfig,
+    layout: Layout,
+    ranks: Ranks,
+    device_uuid: str,
+    digests: Digests,
+) -> tuple[Register, bool]:
+    """(REGISTER of a rank, whether a better one follows once `digests` has worked).
 
-    Raises `layout.Unserved`.
+    The chunk size is missing: the sidecar's settings say it. Reads the model's small files. Raises `layout.Unserved`.
     """
+    model = describe(vllm_config, run_of(vllm_config), digests)
     scheduler_block, _ = keys.block_tokens(vllm_config, kv_cache_config)
     local_world = getattr(vllm_config.parallel_config, "local_world_size", ranks.world)
-    return Register(
+    register = Register(
         world=ranks.world,
         local_world=int(local_world or ranks.world),
-        model=canonical(fingerprint.model_parts(vllm_config, instance(vllm_config))),
+        model=canonical(model.parts),
         layout=canonical(layout.descriptor),
         device=layout.device,
         device_uuid=device_uuid,
@@ -74,3 +82,4 @@ def registration(
         ],
         scheduler_block_tokens=scheduler_block,
     )
+    return register, model.pending

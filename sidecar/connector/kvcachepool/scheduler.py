@@ -17,7 +17,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from . import keys
+from . import keys, provenance
 from .adapters import CONTENT_UNKNOWN, Adapters
 from .client import Client, Held, Reply
 from .controls import Uncacheable, namespace, parse_controls
@@ -112,8 +112,11 @@ class Scheduler:
     def arrive(self, request: Request) -> None:
         """The early PROBE, from the input thread or the engine's; a request that is known already keeps its state."""
         with self._lock:
-            if request.request_id not in self._states:
+            state = self._states.get(request.request_id)
+            if state is None:
                 self._probe_early(self._add(request))
+            elif request is not state.request:
+                provenance.proven(request)  # more input of a session: names are remembered
 
     def _probe_early(self, state: RequestState) -> None:
         """The PROBE before the first poll; where the adapter's content is not known yet, once it is."""
@@ -541,6 +544,7 @@ class Scheduler:
             request = state.request
             if request.num_prompt_tokens != state.prompt_tokens:
                 state.new_prompt(request.num_prompt_tokens)
+                self._name(state)  # a session may have got an image that a user named
             end = min(request.num_computed_tokens + count, request.num_tokens)
             if state.stale or state.loading or not state.controls.store:
                 continue

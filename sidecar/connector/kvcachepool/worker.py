@@ -31,6 +31,7 @@ from .messages import HelloReply, Register, RegisterReply, Report, Sections
 from .pieces import Plan, Planner
 from .rank import current_device_uuid, current_ranks, instance, registration, vllm_version
 from .shared import Mapping, fence, shared
+from .weights import Digests
 from .window import WindowKeeper
 from .wire import Op
 
@@ -49,6 +50,8 @@ _REPORT_EVERY_S = 1.0
 _BROKEN_WINDOW = ("CopyFailed", "BadRecord", "Closed")
 _MAX_FAILURES_IN_A_ROW = 3
 _EXIT_WAIT_S = 2.0
+#: A rank registers this late at most because the hash of its weights is not known: small models need less.
+_WEIGHTS_WAIT_S = 1.5
 #: Refusals of REGISTER that end the cache in this vLLM; others may pass at the next HELLO.
 _FINAL = {"DescriptorMismatch", "SectionTooLarge", "MultiNodeUnsupported", "HashAlgorithmRefused", "BadBody"}
 
@@ -555,18 +558,33 @@ class Worker:
 
     def _connect(self, layout: Layout, ranks: Ranks, version: str) -> None:
         try:
-            self._register = registration(self._config, self._kv_cache_config, layout, ranks, self._device_uuid)
+            digests = Digests()
+            pending = self._describe_rank(layout, ranks, digests)
+            if pending and digests.work(_WEIGHTS_WAIT_S):
+                pending = self._describe_rank(layout, ranks, digests)
             client = Client("worker", instance(self._config), ranks.rank, version, self._socket_path, self)
             with self._wake:
                 if self.off_reason:
                     return
                 self._client = client
             client.start()
+            if pending:
+                while pending and not self.off_reason:
+                    digests.work(None)
+                    pending = self._describe_rank(layout, ranks, digests)
+                client.reconnect()
         except Unserved as error:
             self._go_off(error.reason, str(error))
         except Exception as error:
             logger.exception("the worker side could not be described")
             self._go_off("RegisterFailed", str(error))
+
+    def _describe_rank(self, layout: Layout, ranks: Ranks, digests: Digests) -> bool:
+        """Sets the REGISTER for the next HELLO. Returns whether the hash of the weights is still missing in it."""
+        self._register, pending = registration(
+            self._config, self._kv_cache_config, layout, ranks, self._device_uuid, digests
+        )
+        return pending
 
     def end_copies(self, timeout_s: float) -> None:
         """Begins no further copy and waits for the one under way, at most this long: the process ends."""

@@ -1,0 +1,288 @@
+"""The model descriptor: everything that decides KV values, picked from vLLM's config by the identity table."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import logging
+import os
+import pathlib
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from . import identity, weights
+from .preflight import tell_connector
+from .weights import Digests
+
+logger = logging.getLogger("kvcachepool")
+
+#: Keys of a Hugging Face config that say where it came from.
+_VOLATILE = frozenset({"_name_or_path", "name_or_path", "transformers_version", "_commit_hash"})
+#: Keys of a Hugging Face config that name other repositories, whose weights are loaded too.
+_OTHER_REPOSITORIES = ("text_model_id", "audio_model_id")
+#: Why weights are not shared until their hash is known.
+HASHING = "WeightsHashing"
+_SERVICE = re.compile(r"(SERVICE_(HOST|PORT)(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)\Z")
+
+
+class OpaqueError(Exception):
+    """A value whose content cannot be written down; the message is the name of its type."""
+
+
+class Described(NamedTuple):
+    """A descriptor. pending: the hash of weights is not known yet; `unshared` says so until it is."""
+
+    parts: dict[str, Any]
+    pending: bool
+
+
+def plain(value: Any, volatile: frozenset[str] = frozenset()) -> Any:
+    """A JSON-shaped copy that is equal in all processes exactly where the value is.
+
+    Raises:
+        OpaqueError: the content of a value cannot be told.
+    """
+    if isinstance(value, enum.Enum):
+        return value.name
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        return value if value == value and abs(value) != float("inf") else str(value)
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, Mapping):
+        items = sorted(value.items(), key=lambda item: str(item[0]))
+        return {str(k): plain(v, volatile) for k, v in items if str(k) not in volatile}
+    if isinstance(value, (list, tuple)):
+        return [plain(v, volatile) for v in value]
+    if isinstance(value, (set, frozenset)):
+        return sorted((plain(v, volatile) for v in value), key=str)
+    if isinstance(value, pathlib.PurePath):
+        return str(value)
+    # Before dataclasses: a Hugging Face config is one, and holds more than its class declares.
+    if callable(getattr(value, "to_dict", None)) and not isinstance(value, type):
+        return plain(value.to_dict(), volatile)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: plain(getattr(value, f.name), volatile) for f in dataclasses.fields(value)}
+    if type(value).__module__ == "torch" and type(value).__name__ in ("dtype", "device"):
+        return str(value)
+    name = getattr(value, "__qualname__", "")
+    if isinstance(value, type) and "<" not in name:
+        return f"{value.__module__}.{name}"
+    raise OpaqueError(type(value).__name__)
+
+
+class _Describer:
+    """One pass over a VllmConfig."""
+
+    def __init__(self, vllm_config: Any, instance: str, digests: Digests) -> None:
+        self._config = vllm_config
+        self._instance = instance
+        self._digests = digests
+        self._start = _extra_config(vllm_config).get(weights.START)
+        self.pending = False
+        self._weights_found: list[dict[str, str]] = []
+        #: Names for which this domain is the instance's own; the first is shown.
+        self.reasons: list[str] = []
+
+    def _own(self, reason: str) -> None:
+        """This domain is the instance's own, for this reason."""
+        self.reasons.append(reason)
+
+    def unshared(self, reason: str) -> dict[str, str]:
+        return {"kind": "unshared", "reason": reason, "instance": self._instance}
+
+    def parts(self) -> dict[str, Any]:
+        parts = {"engine": "vllm", **self._fields("VllmConfig", self._config), "environment": self._environment()}
+        parts["model"] = parts.pop("model_config")
+        if parts["model"] and parts["model"].get("multimodal_config") is not None:
+            parts["libraries"] = _processor_versions()
+        if self.pending:
+            # Which of several models is hashed first differs from rank to rank.
+            for found in self._weights_found:
+                found.clear()
+                found.update(self.unshared(HASHING))
+        for reason in dict.fromkeys(self.reasons):
+            logger.warning("KV is not shared with other vLLM processes: %s", reason)
+        if self.reasons:
+            parts["identity"] = self.unshared(self.reasons[0])
+        return parts
+
+    def _fields(self, kind: str, config: Any) -> dict[str, Any]:
+        """The identity fields of a config object; a field that the table does not know is a reason."""
+        table = identity.CLASSES[kind]
+        known = table.names()
+        declared = getattr(type(config), "__dataclass_fields__", None)
+        if declared is None:
+            self._own(f"UnknownIdentityField/{kind}")
+            return {}
+        for name, field in declared.items():
+            if name not in known and getattr(field, "_field_type", None) is not _CLASS_VARIABLE:
+                self._own(f"UnknownIdentityField/{kind}.{name}")
+        found: dict[str, Any] = {}
+        for name in table.identity:
+            if hasattr(config, name) and not (name == "hf_text_config" and config.hf_text_config is config.hf_config):
+                found[name] = self._value(kind, name, config)
+        if kind == "ModelConfig":
+            self._model(config, found)
+        return found
+
+    def _value(self, kind: str, name: str, config: Any) -> Any:
+        value = getattr(config, name)
+        nested = _NESTED.get((kind, name))
+        if nested is not None:
+            return None if value is None else self._fields(nested, value)
+        if (kind, name) == ("ModelConfig", "model"):
+            # A path says where this machine keeps the files, not what they are: their digest does.
+            return None if os.path.isdir(value) else value
+        if (kind, name) == ("MultiModalConfig", "mm_encoder_fp8_scale_path") and value is not None:
+            try:
+                return weights.content(value)
+            except OSError as error:
+                logger.warning("%s cannot be read: %s", value, error)
+                self._own("ProcessorUnreadable")
+                return None
+        volatile = _VOLATILE if name in ("hf_config", "hf_text_config") else frozenset()
+        try:
+            return plain(value, volatile)
+        except OpaqueError as error:
+            self._own(f"OpaqueValue/{kind}.{name}")
+            return f"({error})"
+
+    def _model(self, config: Any, found: dict[str, Any]) -> None:
+        """Adds the content of a model's files."""
+        source = weights.source_of(config, self._load)
+        found["weights"] = self._weights(source)
+        self._weights_found.append(found["weights"])
+        hf_config = found.get("hf_config")
+        if isinstance(hf_config, dict) and any(hf_config.get(key) for key in _OTHER_REPOSITORIES):
+            self._own("SecondaryWeights")
+        try:
+            folder = weights.local_folder(source.model, source.revision, source.download_dir)
+            found["files"] = None if folder is None else weights.settings_digest(folder)
+            if folder is None and found["weights"]["kind"] != "unshared":
+                self._own("ProcessorUnreadable")
+        except OSError as error:
+            logger.warning("settings of %s cannot be read: %s", source.model, error)
+            self._own("ProcessorUnreadable")
+
+    def _weights(self, source: weights.Source) -> dict[str, str]:
+        """`{"kind": "files", "digest": hex}`, or why this process alone knows what they are."""
+        load_format = str(getattr(self._load, "load_format", "auto"))
+        reason = weights.unshareable_source(source.location, load_format)
+        if not reason:
+            try:
+                folder = weights.local_folder(source.location, source.revision, source.download_dir)
+                if folder is None:
+                    reason = "NoLocalWeights"
+                else:
+                    # Once before, because nobody needs the hash of changed files, and once behind the reading.
+                    reason = weights.changed_since(source, folder, self._start)
+                    digest = None if reason else weights.weights_digest(folder, self._digests)
+                    if not reason and digest is None:
+                        self.pending = True
+                        return self.unshared(HASHING)
+                    if digest:
+                        reason = weights.changed_since(source, folder, self._start)
+                        if not reason:
+                            return {"kind": "files", "digest": digest}
+                    elif not reason:
+                        reason = "NoWeightFiles"
+            except OSError as error:
+                logger.warning("weight files of %s cannot be read: %s", source.location, error)
+                reason = "WeightsUnreadable"
+        logger.warning("KV of %s is not shared with other vLLM processes: %s", source.location, reason)
+        return self.unshared(reason)
+
+    @property
+    def _load(self) -> Any:
+        return self._config.load_config
+
+    def _environment(self) -> dict[str, str]:
+        known = identity.ENVIRONMENT.names()
+        for name in sorted(os.environ):
+            if name.startswith("VLLM_") and name not in known and not _is_service_link(name, os.environ):
+                self._own(f"UnknownIdentityField/{name}")
+        return {name: os.environ[name] for name in identity.ENVIRONMENT.identity if name in os.environ}
+
+
+#: Fields that hold another class of the table.
+_NESTED = {
+    ("VllmConfig", "model_config"): "ModelConfig",
+    ("VllmConfig", "cache_config"): "CacheConfig",
+    ("VllmConfig", "parallel_config"): "ParallelConfig",
+    ("VllmConfig", "scheduler_config"): "SchedulerConfig",
+    ("VllmConfig", "load_config"): "LoadConfig",
+    ("VllmConfig", "attention_config"): "AttentionConfig",
+    ("VllmConfig", "kernel_config"): "KernelConfig",
+    ("VllmConfig", "lora_config"): "LoRAConfig",
+    ("VllmConfig", "speculative_config"): "SpeculativeConfig",
+    ("ModelConfig", "multimodal_config"): "MultiModalConfig",
+    ("SpeculativeConfig", "draft_model_config"): "ModelConfig",
+    ("SpeculativeConfig", "draft_load_config"): "LoadConfig",
+}
+#: They turn images, video and audio into what the model sees.
+_PROCESSOR_LIBRARIES = (
+    "transformers",
+    "pillow",
+    "opencv-python-headless",
+    "mistral_common",
+    "soundfile",
+    "av",
+    "torchvision",
+)
+_CLASS_VARIABLE = getattr(dataclasses, "_FIELD_CLASSVAR", None)
+
+
+def describe(vllm_config: Any, instance: str, digests: Digests) -> Described:
+    """The worker's part of the model descriptor; equal on all ranks of an instance once it is not pending."""
+    one = _Describer(vllm_config, instance, digests)
+    parts = one.parts()
+    return Described(parts, one.pending)
+
+
+def _extra_config(vllm_config: Any) -> dict[str, Any]:
+    """Our connector's own settings: in its processes it sees them without a MultiConnector around."""
+    return getattr(getattr(vllm_config, "kv_transfer_config", None), "kv_connector_extra_config", None) or {}
+
+
+def witness(vllm_config: Any) -> None:
+    """Writes what the model's folders hold now, before the workers load them, into our connector's settings."""
+    load = vllm_config.load_config
+    sources = [weights.source_of(vllm_config.model_config, load)]
+    draft = getattr(getattr(vllm_config, "speculative_config", None), "draft_model_config", None)
+    if draft is not None:
+        sources.append(weights.source_of(draft, load))
+    seen = {weights.START: weights.look(sources) | {"run": os.urandom(16).hex()}}
+    tell_connector(vllm_config.kv_transfer_config, **seen)
+
+
+def run_of(vllm_config: Any) -> str:
+    """A name of this start of this engine, which no other has: also where a user chose the engine's id."""
+    transfer = getattr(vllm_config, "kv_transfer_config", None)
+    start = _extra_config(vllm_config).get(weights.START)
+    run = start.get("run", "") if isinstance(start, dict) else ""
+    names = (getattr(transfer, "engine_id", ""), getattr(vllm_config, "instance_id", ""), run)
+    return "/".join(str(name or "") for name in names)
+
+
+def _processor_versions() -> dict[str, str]:
+    import importlib.metadata
+
+    found = {}
+    for name in _PROCESSOR_LIBRARIES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _is_service_link(name: str, environ: Mapping[str, str]) -> bool:
+    """Whether Kubernetes set it for a Service whose name begins with `vllm-`."""
+    for at in (i for i, letter in enumerate(name) if letter == "_"):
+        service, rest = name[:at], name[at + 1 :]
+        if _SERVICE.match(rest) and {f"{service}_SERVICE_HOST", f"{service}_SERVICE_PORT"} <= environ.keys():
+            return True
+    return False

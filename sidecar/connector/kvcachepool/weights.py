@@ -1,0 +1,396 @@
+"""Content of a model's files: which files count, their SHA-256, and whether they are the ones that vLLM loaded.
+
+The Hugging Face cache has the hash of a weight file for free: the name of its blob. Other files are read once, in the
+background, and the hash is cached on disk under the file's inode and times.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import re
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+logger = logging.getLogger("kvcachepool")
+
+#: Load formats whose weights are files in the model's folder.
+LOCAL_FORMATS = frozenset(
+    {"auto", "hf", "safetensors", "fastsafetensors", "instanttensor", "mistral", "npcache", "pt", "sharded_state"}
+)
+#: Other load formats, with the name that is said for them.
+_NOT_LOCAL = {
+    "dummy": "DummyWeights",
+    "runai_streamer": "RunaiStreamer",
+    "runai_streamer_sharded": "RunaiStreamer",
+    "tensorizer": "Tensorizer",
+    "gguf": "Gguf",
+    "remote": "RemoteWeights",
+}
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".npy", ".npz", ".ckpt")
+#: JSON files of a model's folder that cannot change KV: vocabularies decide token ids at most (tokenizer_config.json
+#: counts: it may name the class of a processor), and config.json is in the descriptor as vLLM understood it.
+_IRRELEVANT_JSON = frozenset(
+    {
+        "config.json",
+        "generation_config.json",
+        "tokenizer.json",
+        "special_tokens_map.json",
+        "added_tokens.json",
+        "vocab.json",
+        "chat_template.json",
+    }
+)
+#: A checkpoint in the format of its author, beside the one that is loaded (vLLM's default `ignore_patterns`).
+_IGNORED_FOLDERS = frozenset({"original"})
+_SHA256 = re.compile(r"[0-9a-f]{64}\Z")
+_COMMIT = re.compile(r"[0-9a-f]{40}\Z")
+_BUFFER = 4 << 20
+_MAX_READERS = 8
+_NICE = 10
+#: A file that changed this shortly before it was looked at may change once more without another time stamp.
+_TICK_NS = 20_000_000
+_MAX_CACHED = 100_000
+
+
+class Stat(NamedTuple):
+    """What tells one content of a file from another without reading it."""
+
+    path: str
+    device: int
+    inode: int
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+
+
+def stat_of(path: str) -> Stat:
+    """The stat of an open file: that asks the server of a network file system. Raises `OSError`."""
+    with open(path, "rb", buffering=0) as file:
+        found = os.fstat(file.fileno())
+    return Stat(os.path.realpath(path), found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+
+def local_folder(model: str, revision: str | None, download_dir: str | None) -> str | None:
+    """Where a model's files lie here: its own path, or the snapshot in the Hugging Face cache; None = nowhere."""
+    if os.path.isdir(model):
+        return model
+    try:
+        from huggingface_hub import snapshot_download
+
+        return str(snapshot_download(model, revision=revision, cache_dir=download_dir, local_files_only=True))
+    except Exception as error:
+        logger.debug("no local snapshot of %s: %s", model, error)
+        return None
+
+
+def is_snapshot(folder: str) -> bool:
+    """Whether all files that count in a folder are links of a Hugging Face cache, which names contents and never
+    changes them. Raises `OSError`.
+    """
+    path = Path(os.path.abspath(folder))
+    if path.parent.name != "snapshots" or _COMMIT.match(path.name) is None:
+        return False
+    names = weight_files(folder) + setting_files(folder)
+    return all(Path(os.path.realpath(os.path.join(folder, name))).parent.name == "blobs" for name in names)
+
+
+def _walk(folder: str) -> Iterator[str]:
+    """Relative paths of all files, hidden folders left out. Raises `OSError`."""
+
+    def failed(error: OSError) -> None:
+        raise error
+
+    seen = set()
+    for root, folders, files in os.walk(folder, onerror=failed, followlinks=True):
+        real = os.path.realpath(root)
+        if real in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        folders[:] = sorted(f for f in folders if not f.startswith(".") and f not in _IGNORED_FOLDERS)
+        for name in files:
+            yield os.path.relpath(os.path.join(root, name), folder)
+
+
+def weight_files(folder: str) -> list[str]:
+    """Relative paths of the files with weights. Raises `OSError`."""
+    return sorted(name for name in _walk(folder) if name.endswith(_WEIGHTS))
+
+
+def setting_files(folder: str) -> list[str]:
+    """Files beside the weights that decide KV: settings of processors and of quantisation, and the model's own code.
+
+    Raises `OSError`.
+    """
+    return sorted(
+        name
+        for name in _walk(folder)
+        if name.endswith(".py")
+        or (name.endswith(".json") and name not in _IRRELEVANT_JSON and not name.endswith(".index.json"))
+    )
+
+
+def stamp(folder: str) -> str:
+    """Changes when a file that counts changes. Raises `OSError`."""
+    stats = [(name, *stat_of(os.path.join(folder, name))) for name in weight_files(folder) + setting_files(folder)]
+    return hashlib.sha256(json.dumps(stats).encode()).hexdigest()
+
+
+class Digests:
+    """SHA-256 of large files: from names, from the cache, or computed on background threads."""
+
+    def __init__(self, cache: str | None = None) -> None:
+        """`cache`: the folder for the file with known hashes; by default one in vLLM's cache."""
+        self._cache = _Cache(Path(cache) if cache is not None else _cache_folder())
+        self._lock = threading.Lock()
+        self._known: dict[Stat, str] = {}
+        self._failed: dict[str, OSError] = {}
+        self._wanted: dict[str, Stat] = {}
+        self._thread: threading.Thread | None = None
+
+    def get(self, path: str) -> str | None:
+        """The hash; None while it is computed. Raises `OSError`."""
+        real = Path(os.path.realpath(path))
+        if real.parent.name == "blobs" and _SHA256.match(real.name):
+            stat_of(path)
+            return real.name
+        stat = stat_of(path)
+        with self._lock:
+            if path in self._failed:
+                raise self._failed[path]
+            known = self._known.get(stat)
+            if known is None:
+                self._wanted[path] = stat
+            return known
+
+    def work(self, timeout_s: float | None) -> bool:
+        """Hashes what `get` did not know, for so long. Returns whether everything is known; the work goes on behind."""
+        with self._lock:
+            if self._wanted and (self._thread is None or not self._thread.is_alive()):
+                self._thread = threading.Thread(target=self._run, name="kvcachepool-weights", daemon=True)
+                self._thread.start()
+            thread = self._thread
+        if thread is not None:
+            thread.join(timeout_s)
+        return thread is None or not thread.is_alive()
+
+    def _run(self) -> None:
+        _be_nice()
+        with self._cache.locked():
+            cached = self._cache.read()
+            while True:
+                with self._lock:
+                    wanted, self._wanted = deque(self._wanted.items()), {}
+                if not wanted:
+                    return
+                # Threads of our own: a pool's would be waited for when vLLM ends.
+                readers = [
+                    threading.Thread(target=self._some, args=(wanted, cached), name="kvcachepool-weights", daemon=True)
+                    for _ in range(max(2, min(_MAX_READERS, len(os.sched_getaffinity(0)) // 2)))
+                ]
+                for reader in readers:
+                    reader.start()
+                for reader in readers:
+                    reader.join()
+                self._cache.write(cached)
+
+    def _some(self, wanted: deque[tuple[str, Stat]], cached: dict[Stat, str]) -> None:
+        _be_nice()
+        while wanted:
+            try:
+                path, stat = wanted.popleft()
+            except IndexError:
+                return
+            try:
+                self._one(path, stat, cached)
+            except OSError as error:
+                with self._lock:
+                    self._failed[path] = error
+
+    def _one(self, path: str, stat: Stat, cached: dict[Stat, str]) -> None:
+        digest = cached.get(stat)
+        if digest is None:
+            began_ns = time.time_ns()
+            digest = content(path)
+            if stat_of(path) != stat:
+                # Changed while it was read. Whoever asks again asks for the file as it is then.
+                return
+            if max(stat.mtime_ns, stat.ctime_ns) < began_ns - _TICK_NS:
+                cached[stat] = digest
+        with self._lock:
+            self._known[stat] = digest
+
+
+def content(path: str) -> str:
+    """SHA-256 of a file. Raises `OSError`. The buffer is large, so that the interpreter's lock is taken rarely."""
+    digest, buffer = hashlib.sha256(), memoryview(bytearray(_BUFFER))
+    with open(path, "rb", buffering=0) as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
+        while count := file.readinto(buffer):
+            digest.update(buffer[:count])
+    return digest.hexdigest()
+
+
+def _be_nice() -> None:
+    """The calling thread gives way to the engine's."""
+    try:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+    except OSError:
+        logger.debug("the priority of a thread could not be lowered", exc_info=True)
+
+
+def _cache_folder() -> Path:
+    root = os.environ.get("VLLM_CACHE_ROOT") or os.path.join(
+        os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "vllm"
+    )
+    return Path(os.path.expanduser(root)) / "kvcachepool"
+
+
+class _Cache:
+    """Hashes on disk, by stat. What cannot be read or written is computed anew. The ranks of a node take turns, so
+    that one of them reads the files."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """No other process of this node hashes meanwhile; without a lock where there can be none."""
+        with contextlib.ExitStack() as stack:
+            try:
+                self._folder.mkdir(parents=True, exist_ok=True)
+                file = stack.enter_context(open(self._folder / "weights.lock", "a"))
+                fcntl.flock(file, fcntl.LOCK_EX)
+            except OSError as error:
+                logger.info("hashes of weights are not cached: %s", error)
+            yield
+
+    def read(self) -> dict[Stat, str]:
+        try:
+            raw = json.loads((self._folder / "weights.json").read_text())
+            return {Stat(str(path), *map(int, rest)): _checked(digest) for path, *rest, digest in raw["files"]}
+        except (OSError, ValueError, TypeError, KeyError):
+            return {}
+
+    def write(self, known: dict[Stat, str]) -> None:
+        fresh = {stat: digest for stat, digest in list(known.items())[-_MAX_CACHED:] if os.path.exists(stat.path)}
+        temporary = self._folder / f"weights.json.{os.getpid()}.{threading.get_native_id()}"
+        try:
+            temporary.write_text(json.dumps({"files": [[*stat, digest] for stat, digest in fresh.items()]}))
+            os.replace(temporary, self._folder / "weights.json")
+        except OSError as error:
+            logger.info("hashes of weights are not cached: %s", error)
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+
+
+def _checked(digest: Any) -> str:
+    if not isinstance(digest, str) or not _SHA256.match(digest):
+        raise ValueError("no SHA-256")
+    return digest
+
+
+def unshareable_source(location: str, load_format: str) -> str:
+    """Why weights from there have no content that this process can name; "" where they have."""
+    reason = ""
+    if load_format not in LOCAL_FORMATS:
+        reason = _NOT_LOCAL.get(load_format, "LoadFormatUnknown")
+    elif "://" in location:
+        reason = "RemoteWeights"
+    elif location.endswith(".gguf"):
+        reason = "Gguf"
+    return reason
+
+
+def weights_digest(folder: str, digests: Digests) -> str | None:
+    """SHA-256 over names and contents of all weight files; None while they are read; "" without any.
+
+    Raises `OSError`.
+    """
+    names = weight_files(folder)
+    found = [(name, digests.get(os.path.join(folder, name))) for name in names]
+    if not found:
+        return ""
+    if any(digest is None for _, digest in found):
+        return None
+    return _digest_of(found)
+
+
+def settings_digest(folder: str) -> str:
+    """SHA-256 over names and contents of the files beside the weights. Raises `OSError`."""
+    return _digest_of([(name, content(os.path.join(folder, name))) for name in setting_files(folder)])
+
+
+def _digest_of(found: list[Any]) -> str:
+    return hashlib.sha256(json.dumps(found).encode()).hexdigest()
+
+
+# -- Files that change while vLLM starts
+
+#: Where the plugin's look at the files travels: a key of `kv_connector_extra_config`.
+START = "kvcachepool.start"
+
+
+class Source(NamedTuple):
+    """Where a model's files come from, as vLLM was told."""
+
+    model: str
+    location: str
+    revision: str | None
+    download_dir: str | None
+
+    def key(self) -> str:
+        """Its name in the plugin's look."""
+        return f"{self.location}@{self.revision or ''}"
+
+
+def source_of(config: Any, load: Any) -> Source:
+    """Of a ModelConfig and its LoadConfig."""
+    model = str(config.model)
+    return Source(
+        model,
+        str(getattr(config, "model_weights", "") or model),
+        getattr(config, "revision", None),
+        getattr(load, "download_dir", None),
+    )
+
+
+def look(sources: list[Source]) -> dict[str, dict[str, str]]:
+    """What lies there before vLLM loads it. Never raises: what cannot be seen is not witnessed."""
+    seen: dict[str, dict[str, str]] = {}
+    for source in sources:
+        try:
+            folder = local_folder(source.location, source.revision, source.download_dir)
+            if folder is None:
+                seen[source.key()] = {"folder": "", "stamp": ""}
+            else:
+                seen[source.key()] = {
+                    "folder": os.path.realpath(folder),
+                    "stamp": "" if is_snapshot(folder) else stamp(folder),
+                }
+        except OSError as error:
+            logger.warning("files of %s cannot be looked at: %s", source.location, error)
+    return seen
+
+
+def changed_since(source: Source, folder: str, start: Any) -> str:
+    """Why the files of now may not be the ones that vLLM loaded; "" where they are. Raises `OSError`."""
+    snapshot = is_snapshot(folder)
+    now = "" if snapshot else stamp(folder)
+    seen = start.get(source.key()) if isinstance(start, dict) else None
+    if not isinstance(seen, dict):
+        pinned = source.revision is not None and _COMMIT.match(source.revision) is not None
+        return "" if snapshot and pinned else "StartNotWitnessed"
+    here = os.path.realpath(folder)
+    # What was not here before was downloaded into the cache of Hugging Face meanwhile.
+    expected = {(here, ""), ("", "")} if snapshot else {(here, now)}
+    return "" if (seen.get("folder"), seen.get("stamp")) in expected else "WeightsChangedDuringStart"

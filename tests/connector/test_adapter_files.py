@@ -1,0 +1,174 @@
+"""The content of LoRA adapters: known only for uses that began before a look at their files."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hanging_disk import HangingDisk
+
+from kvcachepool import adapter_files
+from kvcachepool.adapter_files import AdapterHashes
+from servers.waiting import wait_for
+
+
+class Watch:
+    """Waits for a hash without sleeping."""
+
+    def __init__(self) -> None:
+        self.known = threading.Event()
+        self.hashes = AdapterHashes(lambda path: self.known.set())
+
+    def learn(self, path: str, load_id: int) -> bytes:
+        """The hash for a use that begins now."""
+        now_s = time.monotonic()
+        assert self.hashes.get(path, load_id, now_s) is None
+        assert self.known.wait(10)
+        self.known.clear()
+        found = self.hashes.get(path, load_id, now_s)
+        assert found is not None
+        return found
+
+
+@pytest.fixture
+def adapter(tmp_path: Path) -> Path:
+    made = tmp_path / "adapter"
+    made.mkdir()
+    (made / "adapter_model.safetensors").write_bytes(b"1" * 100)
+    (made / "adapter_config.json").write_text("{}")
+    return made
+
+
+def test_an_adapter_is_unknown_until_its_files_were_hashed_in_the_background(adapter: Path, tmp_path: Path) -> None:
+    watch = Watch()
+    first = watch.learn(str(adapter), 1)
+    assert len(first) == 32
+    assert watch.learn(str(adapter), 2) == first
+    copied = tmp_path / "copied"
+    shutil.copytree(adapter, copied)
+    assert watch.learn(str(copied), 3) == first, "the content counts, not the place"
+    (copied / "adapter_model.safetensors").write_bytes(b"2" * 100)
+    assert watch.learn(str(copied), 4) != first
+    watch.hashes.close()
+
+
+def test_an_adapter_whose_files_change_under_its_id_is_uncached_for_good(
+    adapter: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    watch = Watch()
+    first = watch.learn(str(adapter), 1)
+    before = (adapter / "adapter_model.safetensors").stat()
+    (adapter / "adapter_model.safetensors").write_bytes(b"2" * 100)
+    assert watch.hashes.get(str(adapter), 1, time.monotonic()) is None
+    wait_for(lambda: "changed under its id" in caplog.text, 10, "the change is seen")
+    (adapter / "adapter_model.safetensors").write_bytes(b"1" * 100)
+    os.utime(adapter / "adapter_model.safetensors", ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert watch.hashes.get(str(adapter), 1, 0.0) is None, "which of them vLLM has loaded is not known any more"
+    assert not watch.hashes.soon(str(adapter), 1)
+    assert watch.learn(str(adapter), 2) == first, "another id is another load"
+    assert watch.hashes.get(str(adapter), 1, 0.0) is None
+    watch.hashes.close()
+
+
+def test_attributes_that_a_network_file_system_remembers_hide_no_change(
+    adapter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights, scandir = adapter / "adapter_model.safetensors", os.scandir
+    (adapter / "adapter_config.json").unlink()
+    before, stamp = weights.stat(), adapter_files.stamp_of(str(adapter))
+    weights.write_bytes(b"2" * 200)
+
+    @contextlib.contextmanager
+    def remembers(path: str) -> Iterator[list[Any]]:
+        with scandir(path) as entries:
+            yield [SimpleNamespace(name=e.name, path=e.path, is_file=e.is_file, stat=lambda: before) for e in entries]
+
+    monkeypatch.setattr(os, "scandir", remembers)
+    assert adapter_files.stamp_of(str(adapter)) != stamp
+
+
+def test_a_change_that_hides_its_time_shows_in_the_stamp(adapter: Path) -> None:
+    weights, stamp = adapter / "adapter_model.safetensors", adapter_files.stamp_of(str(adapter))
+    before = weights.stat()
+    weights.write_bytes(b"2" * before.st_size)
+    os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert adapter_files.stamp_of(str(adapter)) != stamp
+
+
+def test_each_use_of_an_adapter_is_known_by_a_look_that_began_after_it(
+    adapter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch, disk = Watch(), HangingDisk(monkeypatch, adapter)
+    first = watch.learn(str(adapter), 1)
+    disk.answers.clear()
+    earlier_s = time.monotonic()
+    assert watch.hashes.get(str(adapter), 1, earlier_s) is None
+    wait_for(lambda: "kvcachepool-lora-look" in disk.asked, 10, "the look began")
+    later_s = time.monotonic()
+    assert watch.hashes.get(str(adapter), 1, later_s) is None
+    disk.answers.set()
+    assert watch.known.wait(10)
+    watch.known.clear()
+    assert watch.hashes.get(str(adapter), 1, earlier_s) == first
+    assert watch.hashes.get(str(adapter), 1, later_s) is None, "the files may have changed behind that look"
+    assert watch.known.wait(10)
+    assert watch.hashes.get(str(adapter), 1, later_s) == first
+    watch.hashes.close()
+
+
+def test_a_file_system_that_hangs_holds_up_nobody_but_the_threads_that_ask_it(
+    adapter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adapter_files, "_LOOK_S", 0.0)
+    watch, disk = Watch(), HangingDisk(monkeypatch, adapter)
+    first = watch.learn(str(adapter), 1)
+    disk.answers.clear()
+    now_s = time.monotonic()
+    assert watch.hashes.get(str(adapter), 1, now_s) is None
+    assert watch.hashes.get(str(adapter), 2, now_s) is None
+    assert not watch.hashes.soon(str(adapter), 1), "nobody waits for a look that takes long"
+    disk.answers.set()
+    wait_for(lambda: watch.hashes.get(str(adapter), 1, now_s) == first, 10, "it answers again")
+    assert set(disk.asked) == {"kvcachepool-lora-read", "kvcachepool-lora-look"}
+    watch.hashes.close()
+
+
+def test_a_process_ends_while_a_file_system_hangs(adapter: Path) -> None:
+    code = """
+import os, sys, threading, time
+from kvcachepool.adapter_files import AdapterHashes
+hashes, asked = AdapterHashes(), threading.Event()
+os.scandir = lambda path: asked.set() or threading.Event().wait()
+hashes.get(sys.argv[1], 1, time.monotonic())
+assert asked.wait(10)
+hashes.close()
+"""
+    path = str(Path(adapter_files.__file__).parents[1])
+    environ = os.environ | {"PYTHONPATH": path}
+    subprocess.run([sys.executable, "-c", code, str(adapter)], env=environ, check=True, timeout=60)
+
+
+def test_an_adapter_without_local_files_is_looked_for_again(
+    adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(adapter_files, "_ADAPTER_RETRY_S", 0.05)
+    watch = Watch()
+    later = tmp_path / "later"
+    assert watch.hashes.get(str(later), 1, 0.0) is None
+    adapter.rename(later)
+    deadline = time.monotonic() + 10
+    while watch.hashes.get(str(later), 1, 0.0) is None:
+        assert time.monotonic() < deadline
+        watch.known.wait(0.02)
+    watch.hashes.close()
