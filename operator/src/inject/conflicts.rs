@@ -6,13 +6,12 @@ use serde_json::Value;
 
 /// Connectors that hand KV from prefill to decode and keep none. The connector's own list decides in vLLM; this one only saves a
 /// sidecar where that would refuse.
-pub(super) const TRANSPORTS: [&str; 6] = [
+pub(super) const TRANSPORTS: [&str; 5] = [
     "NixlConnector",
     "NixlPullConnector",
     "NixlPushConnector",
     "MooncakeConnector",
     "MoRIIOConnector",
-    "P2pNcclConnector",
 ];
 const OURS: &str = "KVCachePoolConnector";
 
