@@ -228,6 +228,24 @@ def test_bits_that_flip_in_memory_are_never_served(pool: Sidecar, loop: Make) ->
     assert engine.generate("stored anew", tokens) == 512
 
 
+def test_what_vllm_holds_itself_is_neither_checked_nor_stored_again(pool: Sidecar, loop: Make) -> None:
+    pool.change(ALWAYS)
+    engine = serving(loop(), pool)
+    tokens = prompt(512, 1)
+    cold(engine, pool, tokens)
+    assert engine.generate("warm", tokens) == 512
+
+    def counted(name: str) -> float:
+        return pool.metrics().total(f"kvcachepool_{name}")
+
+    checks, grants = counted("checks"), counted("grants")
+    longer = tokens + prompt(64, 2)
+    assert engine.generate("local", longer) == 0
+    engine.drain()
+    stored(pool, 9)
+    assert (counted("checks"), counted("grants")) == (checks, grants + 1)
+
+
 def test_preemption_and_resumption(pool: Sidecar, loop: Make) -> None:
     engine = serving(loop(blocks=40, step_tokens=256), pool)
     names = [f"r{number}" for number in range(4)]

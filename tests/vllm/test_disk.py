@@ -65,14 +65,26 @@ def test_a_fresh_pod_is_warm_from_the_disk_of_one_that_is_gone(
     first.engine.stop()
     first.sidecar.kill_tree()
 
+<<<<<<< HEAD
     events = Events()
     second = new_pod(config=config).start(kv_events_config=events.config)
+=======
+    second = new_pod(config=config | {"memory": {"verify": "Always"}}).start()
+>>>>>>> a051bfb (Check hits in prefix order, and none that vLLM holds itself)
     warm = second.ask(prompt)
     events.become(second, prompt, 15, "GPU", "CPU", "STORAGE")
     assert (warm.computed, warm.local, warm.external) == (80, 0, 1920)
     assert warm.tokens == cold.tokens == truth(prompt)
     hits = second.sidecar.metrics
     wait_for(lambda: hits().total("kvcachepool_hit_tokens_total", tier="disk") == 1920, 10, "the hit under its tier")
+
+    # A chunk whose bits have flipped in memory goes, and the next request has it from the disk again.
+    assert second.sidecar.flip_memory()
+    flipped = second.ask_again(prompt, params={"kvcachepool.store": False})
+    fetched = second.ask_again(prompt)
+    assert (flipped.external, fetched.external) == (0, 1920)
+    assert flipped.tokens == fetched.tokens == truth(prompt)
+    wait_for(lambda: hits().total("kvcachepool_hit_tokens_total", tier="disk") == 3840, 10, "both hits of the disk")
 
 
 def test_wrong_bytes_are_caught_counted_and_computed_anew(

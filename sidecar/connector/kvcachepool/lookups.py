@@ -11,13 +11,12 @@ import numpy as np
 
 from .client import Reply
 from .keys import HASH_BYTES, Chunks, Geometry
-from .messages import CHUNK_READY, TIERS, ProbeReply
+from .messages import CHUNK_READY, MEMORY, TIERS, ProbeReply
 from .shared import NO_SLOT
 
 _REF_BYTES = 16
 _READY = bytes([CHUNK_READY])
 _READY_OR_PENDING = b"\x01\x02"
-_MEMORY = b"\x01"
 #: Answers of such an age are asked for anew while a request waits (soft pins expire after 30 s); drawn per lookup, so
 #: that requests which arrived together do not ask together.
 RENEW_AFTER_S = (8.0, 16.0)
@@ -196,7 +195,7 @@ def weigh(lookup: Lookup, answer: ProbeReply, local: int, limit: int) -> Worth:
     readable = ready = first + len(states) - len(states.lstrip(_READY))
     pending = first + len(states) - len(states.lstrip(_READY_OR_PENDING))
     there = answer.tiers[first:pending]
-    held = first + len(there) - len(there.lstrip(_MEMORY))
+    held = first + len(there) - len(there.lstrip(MEMORY))
     if geometry.has_windows:
         limit = min(limit, lookup.num_tokens - 1)
         while ready > first and (

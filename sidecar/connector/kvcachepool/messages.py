@@ -15,6 +15,7 @@ CHUNK_ABSENT, CHUNK_READY, CHUNK_PENDING = 0, 1, 2
 (GRANT_GRANTED, GRANT_EXISTS, GRANT_NO_ROOM, GRANT_NOT_READY, GRANT_NO_PARENT, GRANT_INVALID) = range(1, 7)
 #: Names of the numbers in `ProbeReply.tiers`.
 TIERS = {1: "memory", 2: "disk", 3: "redis", 4: "s3"}
+MEMORY = b"\x01"
 
 
 class Message(msgspec.Struct, omit_defaults=True):

@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .controls import Controls
-from .messages import CHUNK_READY
+from .messages import CHUNK_PENDING, CHUNK_READY, MEMORY, ProbeReply
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
@@ -63,12 +63,17 @@ class Progress:
         elif 0 <= index < len(self.statuses):
             self.statuses[index] = status
 
-    def mark_present(self, states: bytes, full: int) -> None:
-        """Takes an answer to PROBE: one `CHUNK_*` per chunk, of which the first `full` are full ones."""
+    def mark_present(self, answer: ProbeReply, full: int) -> None:
+        """Takes an answer to PROBE, of whose chunks the first `full` are full ones.
+
+        Memory has those too that are pending because the engine holds them itself and they were not checked.
+        """
         if len(self.statuses) < full:
             self.statuses.extend(bytes(full - len(self.statuses)))
         for index in range(full):
-            if states[index] == CHUNK_READY and self.statuses[index] == TODO:
+            state = answer.states[index]
+            there = state == CHUNK_READY or (state == CHUNK_PENDING and answer.tiers[index : index + 1] == MEMORY)
+            if there and self.statuses[index] == TODO:
                 self.statuses[index] = DONE
 
     def parent_status(self, index: int) -> int:

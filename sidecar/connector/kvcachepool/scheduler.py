@@ -463,7 +463,7 @@ class Scheduler:
         if lookup is None or answer is None or lookup.geometry is not self._geometry or lookup.epoch != self._epoch:
             return
         if not self._geometry.has_windows:
-            state.progress.mark_present(answer.states, lookup.chunks.full)
+            state.progress.mark_present(answer, lookup.chunks.full)
         self._telling.learn(state.request, lookup, answer.states)
 
     def _count(self, state: RequestState, tokens: int) -> None:

@@ -408,7 +408,7 @@ pub struct Probe {
     /// Tokens of the last chunk where it is a tail (shorter than a chunk); 0 = all full.
     #[serde(default)]
     pub tail_tokens: u32,
-    /// Tokens the engine holds itself; absent in an early PROBE, which fetches nothing.
+    /// Tokens the engine holds itself: chunks before them are not checked. Absent = unknown; then nothing is fetched.
     #[serde(default)]
     pub local_tokens: Option<u64>,
     /// What is left of the load timeout.
@@ -426,7 +426,8 @@ pub struct Probe {
 pub const CHUNK_ABSENT: u8 = 0;
 /// A chunk can be read now: it has references.
 pub const CHUNK_READY: u8 = 1;
-/// A chunk is being checked or fetched: another answer with this tag follows.
+/// A chunk is there, and cannot be read by this answer. In a partial answer it is being checked or fetched. In a final one it is in a
+/// tier below memory and was not fetched, or it lies before `local_tokens` and was not checked; another PROBE may ask for it.
 pub const CHUNK_PENDING: u8 = 2;
 
 /// Answer to PROBE; partial ones (`FLAG_PARTIAL`) while chunks are pending, then one final. Each replaces the one before.

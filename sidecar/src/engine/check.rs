@@ -1,6 +1,6 @@
-//! Is what we hold still true? Digests are compared behind answers, before answers (`Verify::Always`, after a start), and in a
-//! sweep after a start. A digest that ends counts only if the slot still has the state and generation it began with, and as what was
-//! true when its check began: who asked later waits for another one.
+//! Compares what memory holds with its digests: before an answer names it (`Verify::Always`), beside the answer
+//! (`Verify::Background`), and once after a start. A digest counts only if its slot still has the state and generation that the check
+//! began with. It says what was true when the check began: a PROBE that came later waits for another check.
 
 use super::config::Verify;
 use super::entry::NONE;
@@ -20,11 +20,11 @@ pub(crate) struct Check {
 }
 
 impl<T: Table> Engine<T> {
-    /// Must an answer wait for a check of this entry? `since_ms`: when the question came. Every check began then, or later.
+    /// Whether a PROBE that came at `since_ms` must wait for a check of this entry. A check in the millisecond of the PROBE counts.
     pub(crate) fn must_check(&self, entry: u32, since_ms: u64) -> bool {
         let checked = self.entries.get(entry as usize).and_then(|e| e.checked_ms);
         match self.config.verify {
-            Verify::Always => checked.is_none_or(|at| at < since_ms),
+            Verify::Always => checked.is_none_or(|at| at < since_ms && !made(Mistake::AnswerFirst)),
             Verify::Background => checked.is_none(),
         }
     }

@@ -21,10 +21,10 @@ pub enum PolicyKind {
 /// When the bytes of a hit are compared with their digest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Verify {
-    /// Answers do not wait; a slot whose last check is older than `verify_age_ms` is checked behind the answer.
+    /// Beside the answer, where the last check is older than `verify_age_ms`.
     #[default]
     Background,
-    /// Every answer waits for the check of what it names.
+    /// Before the answer, by a check that began after the PROBE came. Chunks that the engine holds itself are not checked.
     Always,
 }
 
@@ -166,7 +166,7 @@ pub struct Config {
     pub policy: PolicyKind,
     /// When hits are checked.
     pub verify: Verify,
-    /// Age of a check after which a hit is checked again, in ms.
+    /// With `Background`: age of a check after which a hit is checked again, in ms.
     pub verify_age_ms: u64,
     /// Sweep checks under way at once, after a start.
     pub sweep_in_flight_max: u32,

@@ -46,6 +46,8 @@ pub enum Mistake {
     Carve,
     /// A digest that does not match is not acted upon.
     IgnoreMismatch,
+    /// An answer does not wait for the digests that it asks for.
+    AnswerFirst,
     /// A chunk may go before its children.
     ParentFirst,
     /// Soft pins have no byte share.

@@ -39,6 +39,8 @@ pub struct Question {
     pub chunk_tokens: u32,
     /// Tokens of the last chunk; 0 = a full one.
     pub tail_tokens: u32,
+    /// Tokens at the front that the engine holds itself; none = unknown.
+    pub local_tokens: Option<u64>,
     /// Longest wait for chunks that must be checked or fetched first, in ms.
     pub wait_ms: u64,
     /// What lower tiers need to know; none = they are not asked.
@@ -69,6 +71,12 @@ impl Question {
             tail if tail != 0 && at + 1 == self.keys.len() => tail,
             _ => self.chunk_tokens,
         }
+    }
+
+    /// Chunks at the front that the engine holds itself, as a whole: the request loads none of them.
+    fn held(&self) -> usize {
+        let chunks = self.local_tokens.unwrap_or(0) / u64::from(self.chunk_tokens.max(1));
+        usize::try_from(chunks).unwrap_or(usize::MAX)
     }
 
     /// Tokens of all chunks before a place.
@@ -169,10 +177,10 @@ impl<T: Table> Engine<T> {
             let found = self.readable(now, &probe.question, layout, at, *key);
             probe.pins.push(found);
             let Some(found) = found else { continue };
-            if self.must_check(found.entry, now.mono_ms) {
-                probe.waits.insert(found);
-            } else {
+            if !self.must_check(found.entry, now.mono_ms) {
                 self.check_if_old(now, found.entry);
+            } else if at >= probe.question.held() {
+                probe.waits.insert(found);
             }
         }
         for at in 0..probe.pins.len() {
@@ -183,13 +191,16 @@ impl<T: Table> Engine<T> {
                 probe.waits.remove(&handle);
             }
         }
-        for handle in &probe.waits {
-            self.leases
-                .waiters
-                .entry(handle.entry)
-                .or_default()
-                .push(id);
-            self.start_check(now, handle.entry, true, false);
+        // in prefix order: where the wait ends early, a hit ends at the first chunk without a check
+        for handle in probe.pins.iter().flatten() {
+            if !probe.waits.contains(handle) {
+                continue;
+            }
+            let waiters = self.leases.waiters.entry(handle.entry).or_default();
+            if waiters.last() != Some(&id) {
+                waiters.push(id);
+                self.start_check(now, handle.entry, true, false);
+            }
         }
         if let Some(asking) = reach.and_then(|reach| self.asking(&probe, reach, layout)) {
             self.begin_asking(now, id, &mut probe, asking);
@@ -248,10 +259,13 @@ impl<T: Table> Engine<T> {
             answer
                 .tiers
                 .push(self.came_from(probe, at).unwrap_or(TIER_MEMORY));
-            if probe.waits.contains(&handle) {
+            if self.must_check(handle.entry, probe.asked_ms) {
+                // nothing is waited for where the engine holds the chunk itself
                 answer.states.push(wire::CHUNK_PENDING);
-                answer.pending = true;
-                answer.pending_ms = answer.pending_ms.max(CHECK_MS);
+                if probe.waits.contains(&handle) {
+                    answer.pending = true;
+                    answer.pending_ms = answer.pending_ms.max(CHECK_MS);
+                }
                 continue;
             }
             answer.states.push(wire::CHUNK_READY);

@@ -81,6 +81,7 @@ impl<H: Host> Core<H> {
                 .collect(),
             chunk_tokens: plan.chunk_tokens(),
             tail_tokens: probe.tail_tokens,
+            local_tokens: probe.local_tokens,
             wait_ms: match probe.budget_ms {
                 0 => self.config.settings.load_timeout_ms,
                 ms => ms.min(self.config.settings.load_timeout_ms),

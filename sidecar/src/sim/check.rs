@@ -7,6 +7,7 @@ use super::scheduler::LOAD_MS;
 use super::sidecar::Asked;
 use super::text::CHUNK_TOKENS;
 use super::world::{Part, Wire, World};
+use crate::engine::config::Verify;
 use crate::engine::table::{PUBLISHED, Row};
 use crate::sessions::ConnId;
 use kvcachepool_protocol::domain::{Domain, RankPart, SchedulerPart, join};
@@ -70,6 +71,7 @@ impl World {
                         .local_tokens
                         .map(|t| t as usize / CHUNK_TOKENS as usize),
                     conn: conn.0,
+                    asked_at: self.now,
                     asked_ms: self.core_now().mono_ms,
                     wait_ms: match probe.budget_ms {
                         0 => LOAD_MS,
@@ -298,12 +300,16 @@ impl World {
                     });
                 }
                 let bytes = self.bytes_of(region, r, asked.hashes[n]);
-                let stale = bytes == Bytes::Flipped
-                    && self.flipped_before_boot(region, slot, r.length.get());
-                if bytes == Bytes::Wrong || stale {
+                let seen_at = match self.p.verify {
+                    Verify::Always => asked.asked_at,
+                    Verify::Background => 1,
+                };
+                let unchecked = bytes == Bytes::Flipped
+                    && self.flipped_before(seen_at, region, slot, r.length.get());
+                if bytes == Bytes::Wrong || unchecked {
                     self.broke(Rule::S5, || {
                         format!(
-                            "chunk {n} of tag {tag} is ready in slot {slot} with {bytes:?} bytes, before this boot: {stale}"
+                            "chunk {n} of tag {tag} is ready in slot {slot} with {bytes:?} bytes, flipped before a check was due: {unchecked}"
                         )
                     });
                 }
@@ -333,14 +339,13 @@ impl World {
         }
     }
 
-    fn flipped_before_boot(&self, region: usize, slot: u32, length: u32) -> bool {
+    fn flipped_before(&self, time: u64, region: usize, slot: u32, length: u32) -> bool {
         let rows = rows_of(u64::from(length));
         let m = self.memory.borrow();
-        let flipped = |r: &u32| m.regions[region].content[*r as usize] & FLIPPED != 0;
         self.side
-            .stale_flips
-            .iter()
-            .any(|r| (slot..slot + rows).contains(r) && flipped(r))
+            .flips
+            .range(slot..slot + rows)
+            .any(|(row, at)| *at < time && m.regions[region].content[*row as usize] & FLIPPED != 0)
     }
 
     /// What a GRANT evicted has no children left.

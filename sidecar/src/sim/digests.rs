@@ -7,6 +7,7 @@ use super::world::{World, say};
 use crate::engine::table::PUBLISHED;
 use crate::sessions::Input;
 use kvcachepool_protocol::refs::SectionRef;
+use std::collections::BTreeMap;
 
 /// A digest under way.
 #[derive(Debug, Clone)]
@@ -140,7 +141,7 @@ impl World {
             }
             *c |= FLIPPED;
         }
-        self.side.stale_flips.retain(|r| *r as usize != row);
+        self.side.flips.insert(row as u32, self.now);
         self.hit(Fault::BitFlip);
         say!(self, "a bit of slot {row} flips");
         true
@@ -150,13 +151,13 @@ impl World {
     pub(super) fn note_flips(&mut self, region: Option<usize>) {
         let m = self.memory.borrow();
         let flipped = |c: &u64| c & FLIPPED != 0 && c & TORN == 0;
-        self.side.stale_flips = match region {
+        self.side.flips = match region {
             Some(at) => (0u32..)
                 .zip(&m.regions[at].content)
                 .filter(|(_, c)| flipped(c))
-                .map(|(row, _)| row)
+                .map(|(row, _)| (row, 0))
                 .collect(),
-            None => Vec::new(),
+            None => BTreeMap::new(),
         };
     }
 

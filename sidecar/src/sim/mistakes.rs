@@ -59,7 +59,8 @@ pub const MISTAKES: &[Expected] = expect! {
     "B_NOLEASEEND" [NoLeaseEnd] [], [L1], cancels;
     "B_WAITSIDECAR" [] [WaitSidecar], [L2], frozen;
     "carve" [Carve] [], [S1, S3], sizes;
-    "ignore mismatch" [IgnoreMismatch] [], [S6], flips;
+    "ignore mismatch" [IgnoreMismatch] [], [S5, S6], flips;
+    "an answer before its digests" [AnswerFirst] [], [S5], flips;
     "parent first" [ParentFirst] [], [S7], deep;
     "no share of pins" [PinShare] [], [S9], crowd;
     "half a chunk" [HalfChunk] [], [S5], scarce;

@@ -185,9 +185,9 @@ impl Profile {
                 PolicyKind::Fifo,
             ][r.below(4)],
             verify: if r.chance(300) {
-                Verify::Always
-            } else {
                 Verify::Background
+            } else {
+                Verify::Always
             },
             soft_pin_percent: 50,
             fetch_outlives: r.chance(500),

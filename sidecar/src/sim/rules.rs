@@ -11,7 +11,7 @@ pub enum Rule {
     S3,
     /// Never two populated arenas.
     S4,
-    /// A chunk that is answered ready is complete, in place, and (after a start) checked.
+    /// A chunk that is answered ready is complete, in place, and checked: since the start, with `Always` since the PROBE came.
     S5,
     /// A digest that does not match ends what it belongs to.
     S6,

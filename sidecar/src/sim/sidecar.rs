@@ -32,6 +32,8 @@ pub struct Asked {
     /// Chunks that the engine holds; none = an early PROBE.
     pub local: Option<usize>,
     pub conn: u64,
+    /// Time of the world when it was asked.
+    pub asked_at: u64,
     pub asked_ms: u64,
     pub wait_ms: u64,
     /// The final answer is out, or the question is over.
@@ -58,8 +60,8 @@ pub struct Sidecar {
     pub asked: BTreeMap<(usize, u64), Asked>,
     /// Soft pins that had ended when the core was called last.
     pub pins_ended: u64,
-    /// Rows whose bytes flipped before this boot.
-    pub stale_flips: Vec<u32>,
+    /// Rows whose bytes flipped, and when; 0 = before this boot.
+    pub flips: BTreeMap<u32, u64>,
     pub mismatches: Vec<(u32, u32, u32)>,
     /// Windows that are to be made, that a worker says to see, and that are there.
     pub wishes: Vec<Wish>,

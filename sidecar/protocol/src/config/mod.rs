@@ -104,7 +104,7 @@ pub struct Memory {
     pub huge_pages: HugePages,
     /// What goes first when room is needed.
     pub eviction_policy: EvictionPolicy,
-    /// When the digest of a hit is checked.
+    /// When the bytes of a hit are compared with their digest.
     pub verify: Verify,
     /// With `Background`: a hit is checked again when its last check is older.
     pub verify_age: Duration,
@@ -310,12 +310,12 @@ choice!(
     }
 );
 choice!(
-    /// When the digest of a hit is checked.
+    /// When the bytes of a hit are compared with their digest.
     Verify {
-        /// Beside the answer, when the last check is old.
+        /// Beside the answer, when the last check is older than `verifyAge`.
         #[default]
         Background = "Background",
-        /// Before every answer.
+        /// Before the answer, by a check that began after the request came.
         Always = "Always",
     }
 );

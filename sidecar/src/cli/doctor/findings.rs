@@ -239,7 +239,7 @@ fn digest(facts: &Facts) -> Option<Finding> {
         gigabytes(digest),
         gigabytes(copy)
     );
-    let advice = "a stored chunk is hit only after its digest: use the released binary; where cores are idle, raise memory.verifyThreads";
+    let advice = "a chunk is stored, and with memory.verify: Always hit, only after a digest: use the released binary; where cores are idle, raise memory.verifyThreads";
     finding(Weight::Slows, "DigestSlow", message, advice)
 }
 

@@ -3,7 +3,8 @@
 use super::rig::*;
 use crate::engine::config::{Config, Verify};
 use crate::engine::{Action, Engine};
-use kvcachepool_protocol::message::{CHUNK_PENDING, CHUNK_READY};
+use kvcachepool_protocol::key::ChunkKey;
+use kvcachepool_protocol::message::{CHUNK_ABSENT, CHUNK_PENDING, CHUNK_READY};
 
 /// One chunk of one section, stored some time ago; every question waits for a check.
 fn stored() -> Rig {
@@ -79,4 +80,84 @@ fn a_digest_of_an_earlier_check_ends_no_later_one() {
     assert_eq!(actions(&mut rig), (vec![], 0));
     rig.end_digest(later[0]);
     assert_eq!(actions(&mut rig), (vec![], 1));
+}
+
+/// Two chunks that depend on nothing, the second stored first.
+fn two() -> (Rig, Vec<ChunkKey>) {
+    let mut rig = stored();
+    assert!(rig.store(&[2]));
+    rig.now.mono_ms += 100;
+    (rig, vec![key(&[2], CHUNK_TOKENS), key(&[1], CHUNK_TOKENS)])
+}
+
+fn slots(digests: &[Action]) -> Vec<u32> {
+    let slot = |action: &Action| match action {
+        Action::Digest { slot, .. } => *slot,
+        _ => u32::MAX,
+    };
+    digests.iter().map(slot).collect()
+}
+
+#[test]
+fn chunks_are_checked_in_prefix_order() {
+    let (mut rig, keys) = two();
+    let (_, found) = rig.probe_keys("stored", vec![keys[1]], None);
+    assert_eq!(found.states, [CHUNK_PENDING]);
+    let (first, _) = actions(&mut rig);
+    rig.end_digest(first[0]);
+    actions(&mut rig);
+    rig.now.mono_ms += 10;
+    rig.probe_keys("both", keys, None);
+    let (digests, _) = actions(&mut rig);
+    assert_eq!(digests.len(), 2);
+    assert_eq!(slots(&digests)[1], slots(&first)[0]);
+}
+
+#[test]
+fn what_the_engine_holds_itself_is_not_checked() {
+    let (mut rig, keys) = two();
+    let local = u64::from(CHUNK_TOKENS);
+    let (_, all) = rig.probe_keys("held", keys.clone(), Some(2 * local));
+    assert_eq!(
+        (all.states, all.refs, all.pending),
+        (vec![CHUNK_PENDING; 2], vec![], false)
+    );
+    assert_eq!(actions(&mut rig), (vec![], 0), "the answer is final");
+    let (_, behind) = rig.probe_keys("behind", keys, Some(2 * local - 1));
+    assert_eq!(
+        (behind.states, behind.pending),
+        (vec![CHUNK_PENDING; 2], true)
+    );
+    let (digests, _) = actions(&mut rig);
+    assert_eq!(digests.len(), 1, "of the chunk that reaches beyond");
+}
+
+#[test]
+fn a_chunk_whose_bytes_changed_is_dropped_and_its_parent_is_answered() {
+    let mut rig = stored();
+    assert!(rig.store(&[1, 2]));
+    rig.now.mono_ms += 100;
+    let (_, asked) = rig.probe("reader", &[1, 2]);
+    assert_eq!(asked.states, [CHUNK_PENDING; 2]);
+    let digests = rig.engine.take_actions();
+    assert_eq!(digests.len(), 2);
+    rig.end_digest(digests[0]);
+    let Action::Digest {
+        slot,
+        generation,
+        check,
+        ..
+    } = digests[1]
+    else {
+        panic!("{digests:?}")
+    };
+    rig.engine
+        .digest_done(rig.now, slot, generation, check, Some([0xee; 16]));
+    let Some(Action::ProbeDone { probe }) = rig.engine.take_actions().pop() else {
+        panic!("no answer")
+    };
+    let (_, _, answer) = rig.engine.final_answer(rig.now, probe).unwrap();
+    assert_eq!(answer.states, [CHUNK_READY, CHUNK_ABSENT]);
+    assert_eq!(rig.engine.stats().corrupt_chunks, 1);
+    rig.audit();
 }

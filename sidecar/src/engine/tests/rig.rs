@@ -211,10 +211,20 @@ impl Rig {
 
     /// PROBE of the chunks along `path`; returns (tag, answer).
     pub fn probe(&mut self, request: &str, path: &[u8]) -> (u64, Answer) {
-        self.tag += 1;
         let keys = (1..=path.len())
             .map(|n| key(&path[..n], CHUNK_TOKENS))
             .collect();
+        self.probe_keys(request, keys, None)
+    }
+
+    /// The same of chunks by their keys, `local_tokens` of which the engine holds itself.
+    pub fn probe_keys(
+        &mut self,
+        request: &str,
+        keys: Vec<ChunkKey>,
+        local_tokens: Option<u64>,
+    ) -> (u64, Answer) {
+        self.tag += 1;
         let question = Question {
             scheduler: 1,
             request: request.into(),
@@ -224,6 +234,7 @@ impl Rig {
             keys,
             chunk_tokens: CHUNK_TOKENS,
             tail_tokens: 0,
+            local_tokens,
             wait_ms: 1_000,
             reach: None,
         };

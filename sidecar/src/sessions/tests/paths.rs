@@ -1,6 +1,7 @@
 //! What works when nothing goes wrong, and what comes back when something does.
 
 use super::peer::*;
+use crate::engine::config::{Config, Verify};
 use crate::engine::table::{FREE, GRANTED, PUBLISHED, Table};
 use crate::sessions::*;
 use kvcachepool_protocol::frame::Op;
@@ -341,7 +342,10 @@ fn after_a_start_a_hit_waits_for_its_own_check() {
 
 #[test]
 fn an_old_hit_is_checked_behind_its_answer_and_a_mismatch_changes_the_generation() {
-    let mut w = World::new();
+    let mut w = World::configured(Config {
+        verify: Verify::Background,
+        ..World::config()
+    });
     let (scheduler, worker) = w.instance();
     let refs = w.store(scheduler, worker, &[chunk(1)]);
     w.now.mono_ms += 60_001;
