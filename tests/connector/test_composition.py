@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,13 +12,17 @@ import pytest
 pytest.importorskip("vllm", reason="needs vLLM")
 
 from test_plugin import engine_args, platform, transfer
+from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
+from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector
 from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.attention.backends import utils as backends
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
 from kvcachepool import layout, place, plugin, preflight
+from kvcachepool.connector import KVCachePoolConnector
+from kvcachepool.metrics import CacheStats
 from servers import models
 
 #: What vLLM's attention backends for NVIDIA GPUs support, most preferred first: most of them all layouts, FlashInfer on
@@ -115,6 +119,26 @@ def test_alone_ours_has_the_block_major_layout(composing: list[str], monkeypatch
     platform(monkeypatch, "cuda", "cuda")
     assert resolved(config, "any") == KVCacheLayout.BLHNC
     assert resolved(config, "flex") == KVCacheLayout.LBNHC
+
+
+def stats_of(config: Any) -> Any:
+    """What a MultiConnector takes from our connector after a step, and hands to vLLM's front process."""
+    ours = object.__new__(KVCachePoolConnector)
+    ours._vllm_config = SimpleNamespace(kv_transfer_config=config)
+    ours._failures = {}
+    ours._scheduler = SimpleNamespace(stats=lambda: CacheStats(data={"hits": 1}), counters=None)
+    both = object.__new__(MultiConnector)
+    both._connectors = [ours]
+    return both.get_kv_connector_stats()
+
+
+def test_a_multiconnector_gets_no_stats_that_it_cannot_take(composing: list[str]) -> None:
+    config = engine_args(kv_transfer_config=transfer("NixlConnector")).create_engine_config().kv_transfer_config
+    ours = KVTransferConfig(**config.kv_connector_extra_config["connectors"][1])
+    assert stats_of(ours) is None
+    unknown = stats_of(transfer("KVCachePoolConnector"))
+    with pytest.raises(ValueError, match="not registered"):
+        MultiConnector.build_kv_connector_stats({name: one.data for name, one in unknown.data.items()})
 
 
 def test_a_transport_that_cannot_be_imported_fails_as_without_us(

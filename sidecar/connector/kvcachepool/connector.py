@@ -28,7 +28,7 @@ from .jobs import Ended, EndedLoad, StepMetadata, WorkerReport
 from .layout import Unserved
 from .metrics import CacheStats
 from .place import socket_path
-from .preflight import engine_refusal, layout_wish
+from .preflight import engine_refusal, is_composed, layout_wish
 from .scheduler import Scheduler
 from .watch import watch_engine, watch_worker
 from .worker import Worker
@@ -243,8 +243,14 @@ class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
         return self._guarded(self._scheduler.events, nothing)
 
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
-        """Numbers for vLLM's log."""
-        return self._guarded(self._scheduler.stats, None) if self._scheduler is not None else None
+        """Numbers for vLLM's log; none beside other connectors.
+
+        A MultiConnector raises in vLLM's front process for stats of a connector that vLLM does not register itself,
+        or that has no Prometheus metrics in vLLM.
+        """
+        if self._scheduler is None or is_composed(self._vllm_config.kv_transfer_config):
+            return None
+        return self._guarded(self._scheduler.stats, None)
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KVConnectorStats | None:

@@ -128,6 +128,11 @@ def _extra(config: Any) -> dict[str, Any]:
     return getattr(config, "kv_connector_extra_config", None) or {}
 
 
+def is_composed(config: Any) -> bool:
+    """Whether the plugin said that our connector, whose config this is, stands beside others."""
+    return bool(_extra(config).get(COMPOSED))
+
+
 def tell_connector(config: Any, **facts: Any) -> None:
     """Hands facts that only the plugin can know to our connector: in its extra config, which reaches every process."""
     if config.kv_connector == CONNECTOR:
@@ -193,7 +198,7 @@ def layout_wish(vllm_config: Any) -> str | None:
     """
     from vllm.platforms import current_platform
 
-    if current_platform.is_cpu() or device_refusal() or _extra(vllm_config.kv_transfer_config).get(COMPOSED):
+    if current_platform.is_cpu() or device_refusal() or is_composed(vllm_config.kv_transfer_config):
         return None
     try:
         from vllm.v1.kv_cache_layout import KVCacheLayout
