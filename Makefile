@@ -10,12 +10,14 @@ PYTHON = $(CACHE)/venvs/vllm-$(VLLM)/bin/python
 GPU_PYTHON ?= python3
 FUZZ_SECONDS ?= 10
 SOAK_SECONDS ?= 1800
+SECONDS ?= 600
+SEED ?= 1
 NODES ?= 1
 # Only a KUBECONFIG of make's own command line: tests must not find the one that a shell happens to have.
 ifeq ($(origin KUBECONFIG),command line)
 export KVCACHEPOOL_TEST_KUBECONFIG := $(KUBECONFIG)
 endif
-.PHONY: help setup cluster-up cluster-down demo demo-local demo-tiers test test-vllm test-cluster test-gpu bench bench-gpu gpu-bundle bench-operator bench-tiers soak image push check fuzz fmt
+.PHONY: help setup cluster-up cluster-down demo demo-local demo-tiers test test-vllm test-cluster test-gpu bench bench-gpu gpu-bundle bench-operator bench-tiers soak stress image push check fuzz fmt
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /  make \1 |/p' $(MAKEFILE_LIST) | column -t -s '|'
 setup:  ## install what is missing: apt packages, Rust, vLLM for CPUs
@@ -77,6 +79,9 @@ soak: setup  ## half an hour of full rate with faults: does the sidecar's own me
 	@tools/setup.sh servers
 	@cargo build --quiet --bins --example soak_engine
 	@PYTHONPATH=tests $(PYTHON) -m bench.soak --seconds $(SOAK_SECONDS)
+stress: setup  ## a real vLLM under faults and pressure answers as one without a cache. SECONDS=600 SEED=1 ONLY=llama
+	@cargo build --quiet --bin kvcachepool-sidecar
+	@PYTHONPATH=tests $(PYTHON) -m stress --seconds $(SECONDS) --seed $(SEED) $(if $(ONLY),--only $(ONLY))
 image:  ## the image of operator and sidecar, also without docker: IMAGE=registry/name:tag, BUILD_IMAGE=, BASE_IMAGE=
 	@tools/image/image.sh build $(IMAGE)
 push:  ## pushes it: IMAGE=registry/name:tag
@@ -90,7 +95,7 @@ check: setup  ## formatting, lints, licences, docs, generated files, types, a sh
 	tools/check_generated.sh
 	$(PYTHON) -m ruff check sidecar/connector tests tools
 	$(PYTHON) -m ruff format --check sidecar/connector tests tools
-	$(PYTHON) -m mypy sidecar/connector/kvcachepool tests/servers tests/demo tests/vllm tests/bench tests/cluster tests/gpu tools/run_tests.py
+	$(PYTHON) -m mypy sidecar/connector/kvcachepool tests/servers tests/demo tests/vllm tests/bench tests/cluster tests/gpu tests/stress tools/run_tests.py
 	@$(MAKE) --no-print-directory fuzz
 fuzz:  ## every fuzz target for FUZZ_SECONDS
 	@tools/setup.sh check

@@ -42,6 +42,7 @@ def commands(suite: str) -> list[list[str]]:
         "chart": [[*pytest, "tests/chart"]],
         "cluster": [everything, [*pytest, "--durations=8", "tests/cluster"]],
         "soak": [[*load, "soak_engine"], [*pytest, "tests/soak"]],
+        "stress": [sidecar, [*pytest, "-s", "tests/stress"]],
         "vllm": [sidecar, [*pytest, "--durations=8", "tests/vllm"]],
     }[suite]
 

@@ -11,7 +11,9 @@ import contextlib
 import functools
 import json
 import os
+import select
 import shutil
+import signal
 import socket
 import sys
 from pathlib import Path
@@ -20,8 +22,18 @@ from typing import Any, NamedTuple
 from servers import paths
 from servers.process import Process
 from servers.prometheus import Samples
+from servers.waiting import TimedOut, wait_for
 
 _CHILD = Path(__file__).with_name("engine_child.py")
+_START_SECONDS = 600.0
+
+
+class Adapter(NamedTuple):
+    """A LoRA adapter, as vLLM is told of it."""
+
+    name: str
+    number: int
+    path: str
 
 
 class Output(NamedTuple):
@@ -89,7 +101,10 @@ def _fork(log: Path, env: dict[str, str], fds: tuple[int, int]) -> Process:
 
 
 class Engine:
-    """One engine. `folder` is the pod's volume (None: no connector at all)."""
+    """One engine. `folder` is the pod's volume (None: no connector at all).
+
+    An operation without an answer for `answer_seconds` ends the engine, with the stacks of its threads in the error.
+    """
 
     def __init__(
         self,
@@ -98,7 +113,7 @@ class Engine:
         log: Path,
         *,
         env: dict[str, str] | None = None,
-        start_seconds: float = 180,
+        answer_seconds: float = 600,
         **arguments: Any,
     ) -> None:
         asked_read, asked_write = os.pipe()
@@ -118,6 +133,7 @@ class Engine:
             os.close(said_write)
         self._asked = os.fdopen(asked_write, "w")
         self._said = os.fdopen(said_read)
+        self._answer_seconds = _START_SECONDS
         settings = {
             "model": str(model),
             "dtype": "float32",
@@ -128,11 +144,14 @@ class Engine:
             "seed": 0,
         } | arguments
         self.connector: str | None = self._ask("start", **settings)
+        self._answer_seconds = answer_seconds
 
     def _ask(self, operation: str, **arguments: Any) -> Any:
         try:
             self._asked.write(json.dumps([operation, arguments]) + "\n")
             self._asked.flush()
+            if not select.select([self._said], [], [], self._answer_seconds)[0]:
+                raise EngineFailed(f"{operation!r} got no answer in {self._answer_seconds:g} s\n{self.stacks()}")
             line = self._said.readline()
         except BrokenPipeError:
             line = ""
@@ -151,9 +170,12 @@ class Engine:
         max_tokens: int = 8,
         salt: str | None = None,
         params: dict[str, Any] | None = None,
+        lora: Adapter | None = None,
+        margins: bool = False,
     ) -> None:
-        """Adds a request; nothing runs yet. `params` are its kv_transfer_params."""
-        self._ask("add", name=name, tokens=tokens, max_tokens=max_tokens, salt=salt, params=params)
+        """Adds a request; nothing runs yet. `params` are its kv_transfer_params; for `margins` see `take_margins`."""
+        more = {"salt": salt, "params": params, "lora": lora, "margins": margins}
+        self._ask("add", name=name, tokens=tokens, max_tokens=max_tokens, **more)
 
     def step(self) -> dict[str, Output]:
         """One engine step; the requests that gave output."""
@@ -195,6 +217,41 @@ class Engine:
     def wake_up(self) -> None:
         """The end of `sleep`."""
         self._ask("wake_up")
+
+    def try_reset(self, *, external: bool) -> bool:
+        """The same, once; vLLM refuses while blocks are in use, and then still resets the connector."""
+        return bool(self._ask("try_reset", external=external))
+
+    def load_adapter(self, adapter: Adapter, *, in_place: bool) -> None:
+        """Loads an adapter, with `in_place` also where its number has weights already."""
+        self._ask("load_adapter", lora=adapter, in_place=in_place)
+
+    def take_sources(self) -> dict[str, tuple[int, int]]:
+        """(local, external) cached prompt tokens of the requests that gave a first token since the last call."""
+        return {name: (local, external) for name, (local, external) in self._ask("take_sources").items()}
+
+    def take_failed_loads(self) -> int:
+        """Requests whose load failed since the last call. Known with one rank only."""
+        return int(self._ask("take_failed_loads"))
+
+    def take_margins(self) -> dict[str, list[float]]:
+        """Of the requests that were added with `margins` and finished since the last call: by how much, in log
+        probability, each token was better than the next best.
+        """
+        margins: dict[str, list[float]] = self._ask("take_margins")
+        return margins
+
+    def delay_load(self, seconds: float) -> None:
+        """The copy of the next load begins so much later, and others wait behind it. Needs one rank."""
+        self._ask("delay_load", seconds=seconds)
+
+    def stacks(self) -> str:
+        """The end of the log after all processes were made to write the stacks of their threads, and to end."""
+        self.process.signal_all(signal.SIGCONT)
+        self.process.signal_all(signal.SIGABRT)
+        with contextlib.suppress(TimedOut):
+            wait_for(lambda: not self.process.running(), 10, "the engine's end")
+        return self.process.tail(300)
 
     def states(self) -> dict[str, str]:
         """State of every request the scheduler knows, by name."""

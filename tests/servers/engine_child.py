@@ -7,6 +7,7 @@ a small engine, and forks an engine for every message on the socket.
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import importlib
 import json
 import os
@@ -25,6 +26,10 @@ class Operations:
     def __init__(self) -> None:
         self.engine: Any = None
         self.last: dict[str, list[Any]] = {}
+        # Of requests: (local, external) cached tokens, and by how much each token led the second best.
+        self.sources: dict[str, list[int]] = {}
+        self.margins: dict[str, list[float]] = {}
+        self.loads_failed = 0
 
     def start(self, **arguments: Any) -> str | None:
         from vllm.engine.arg_utils import EngineArgs
@@ -41,11 +46,46 @@ class Operations:
 
             arguments["kv_events_config"] = KVEventsConfig(**events)
         self.engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
+        self._watch_prefills()
+        self._watch_loads()
         chosen = self.engine.vllm_config.kv_transfer_config
         return chosen.kv_connector if chosen is not None else None
 
+    def _watch_prefills(self) -> None:
+        get_output = self.engine.engine_core.get_output
+
+        def watched() -> Any:
+            outputs = get_output()
+            for output in outputs.outputs:
+                if stats := getattr(output, "prefill_stats", None):
+                    cached = [stats.num_local_cached_tokens, stats.num_external_cached_tokens]
+                    self.sources[_given_name(output.request_id)] = cached
+            return outputs
+
+        self.engine.engine_core.get_output = watched
+
+    def _watch_loads(self) -> None:
+        core = getattr(self.engine.engine_core, "engine_core", None)
+        connector = core.scheduler.get_kv_connector() if core is not None else None
+        if connector is None:
+            return
+        update = connector.update_connector_output
+
+        def watched(output: Any) -> None:
+            self.loads_failed += len(getattr(output, "failed_recving", None) or ())
+            update(output)
+
+        connector.update_connector_output = watched
+
     def add(
-        self, name: str, tokens: list[int], max_tokens: int, salt: str | None, params: dict[str, Any] | None
+        self,
+        name: str,
+        tokens: list[int],
+        max_tokens: int,
+        salt: str | None,
+        params: dict[str, Any] | None,
+        lora: list[Any] | None,
+        margins: bool,
     ) -> None:
         from vllm import SamplingParams
 
@@ -54,16 +94,23 @@ class Operations:
             prompt["cache_salt"] = salt
         extra = {"kv_transfer_params": params} if params is not None else None
         sampling = SamplingParams(
-            temperature=0, max_tokens=max_tokens, ignore_eos=True, extra_args=extra, detokenize=False
+            temperature=0,
+            max_tokens=max_tokens,
+            ignore_eos=True,
+            extra_args=extra,
+            detokenize=False,
+            logprobs=2 if margins else None,
         )
         self.last.pop(name, None)
-        self.engine.add_request(name, prompt, sampling)
+        self.engine.add_request(name, prompt, sampling, lora_request=_adapter(lora) if lora is not None else None)
 
     def step(self) -> dict[str, list[Any]]:
         outputs = {}
         for output in self.engine.step():
             first = output.outputs[0]
             outputs[output.request_id] = [list(first.token_ids), output.finished, first.finish_reason]
+            if output.finished and first.logprobs:
+                self.margins[output.request_id] = [_margin(chosen) for chosen in first.logprobs]
         self.last |= outputs
         return outputs
 
@@ -117,12 +164,42 @@ class Operations:
     def wake_up(self) -> None:
         self.engine.wake_up()
 
+    def try_reset(self, external: bool) -> bool:
+        return bool(self.engine.reset_prefix_cache(reset_connector=external))
+
+    def load_adapter(self, lora: list[Any], in_place: bool) -> None:
+        self.engine.add_lora(_adapter(lora, load_inplace=in_place))
+
+    def take_sources(self) -> dict[str, list[int]]:
+        taken, self.sources = self.sources, {}
+        return taken
+
+    def take_failed_loads(self) -> int:
+        taken, self.loads_failed = self.loads_failed, 0
+        return taken
+
+    def take_margins(self) -> dict[str, list[float]]:
+        taken, self.margins = self.margins, {}
+        return taken
+
+    def delay_load(self, seconds: float) -> None:
+        """The next load's copy, in this process, begins so much later."""
+        copier: Any = importlib.import_module("kvcachepool.copy_cpu").CpuCopier
+        copy = copier.copy
+
+        def late(self: Any, kind: str, *arguments: Any) -> None:
+            if kind == "load":
+                copier.copy = copy
+                time.sleep(seconds)
+            copy(self, kind, *arguments)
+
+        copier.copy = late
+
     def states(self) -> dict[str, str]:
         core = getattr(self.engine.engine_core, "engine_core", None)
         if core is None:
             return {}
-        # vLLM appends a random part to the names that it was given.
-        return {name.rsplit("-", 1)[0]: request.status.name for name, request in core.scheduler.requests.items()}
+        return {_given_name(name): request.status.name for name, request in core.scheduler.requests.items()}
 
     def counters(self) -> list[tuple[str, dict[str, str], float]]:
         from prometheus_client import REGISTRY
@@ -165,8 +242,26 @@ def _weights_from_files() -> Any:
     return WeightTransferConfig(backend="files")
 
 
+def _given_name(request_id: str) -> str:
+    """vLLM appends a random part to the names that it was given."""
+    return request_id.rsplit("-", 1)[0]
+
+
+def _adapter(lora: list[Any], **more: Any) -> Any:
+    from vllm.lora.request import LoRARequest
+
+    name, number, path = lora
+    return LoRARequest(lora_name=name, lora_int_id=number, lora_path=path, **more)
+
+
+def _margin(chosen: Any) -> float:
+    best, second = sorted((float(entry.logprob) for entry in chosen.values()), reverse=True)[:2]
+    return best - second
+
+
 def serve(asked: Any, said: Any) -> None:
-    """Answers until the other end closes."""
+    """Answers until the other end closes. SIGABRT writes the stacks of all threads to the log."""
+    faulthandler.enable()
     operations = Operations()
     for line in asked:
         operation, arguments = json.loads(line)
@@ -210,6 +305,9 @@ def _become(env: dict[str, str], asked: int, said: int, log: int) -> None:
     os.environ.clear()
     os.environ.update(env)
     tempfile.tempdir = None
+    if threads := env.get("OMP_NUM_THREADS"):
+        # OpenMP read it when the parent imported torch.
+        importlib.import_module("torch").set_num_threads(int(threads))
     sys.path[:0] = filter(None, env["PYTHONPATH"].split(":"))
     serve(os.fdopen(asked), os.fdopen(said, "w"))
 

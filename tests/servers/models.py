@@ -29,7 +29,12 @@ _SHAPES: dict[str, dict[str, Any]] = {
     "mla": dict(hidden_size=256, num_hidden_layers=3, num_attention_heads=4),
     # Layers that see all and layers that see a window, in turn: two KV groups.
     "window": dict(hidden_size=256, num_hidden_layers=6, num_attention_heads=4, num_key_value_heads=2, head_dim=64),
+    # The same with fewer layers, and a window that prompts of few blocks leave.
+    "window-short": dict(
+        hidden_size=256, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, head_dim=64
+    ),
 }
+_WINDOW_TOKENS = {"window": 512, "window-short": 96}
 
 
 def model(name: str) -> Path:
@@ -103,11 +108,12 @@ def _config(name: str) -> Any:
             num_experts_per_tok=1,
             moe_intermediate_size=256,
         )
-    if name == "window":
+    if window := _WINDOW_TOKENS.get(name):
         return transformers.Gemma3TextConfig(
             **shape,
-            sliding_window=512,
-            layer_types=["sliding_attention", "sliding_attention", "full_attention"] * 2,
+            sliding_window=window,
+            layer_types=["sliding_attention", "sliding_attention", "full_attention"]
+            * (shape["num_hidden_layers"] // 3),
             query_pre_attn_scalar=64,
             pad_token_id=0,
         )

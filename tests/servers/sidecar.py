@@ -116,6 +116,10 @@ class Sidecar(SidecarClient):
         os.kill(self.process.pid, signal.SIGHUP)
         wait_for(lambda: taken() > before, 10, "the changed config in effect")
 
+    def configure(self, config: dict[str, Any]) -> None:
+        """Changes keys for the next start."""
+        self._set(config)
+
     def wait_ready(self, seconds: float = 30) -> None:
         """Until the memory tier serves and all of its pages are there: GRANTs for room to come are put off."""
         process = self.process

@@ -1,0 +1,102 @@
+"""What is done to the sidecar while requests run, and when it is undone."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+
+from servers import web
+from servers.sidecar import Sidecar
+from stress.counts import Counts
+
+#: Sizes of memory that take turns: with another one the sidecar starts with other memory.
+_SIZES = ("64Mi", "68Mi")
+
+
+class Faults:
+    """One sidecar under attack."""
+
+    def __init__(self, sidecar: Sidecar, chance: random.Random, counts: Counts, note: Callable[[str], None]) -> None:
+        self.sidecar = sidecar
+        self._chance = chance
+        self._counts = counts
+        self._note = note
+        self._thaw_at: float | None = None
+        self._start_at: float | None = None
+
+    def pass_time(self) -> None:
+        """Ends the faults whose time is over."""
+        now = time.monotonic()
+        if self._thaw_at is not None and now >= self._thaw_at:
+            self._thaw()
+        if self._start_at is not None and now >= self._start_at:
+            self._start()
+
+    def end(self) -> None:
+        """Ends all faults and waits until the sidecar serves."""
+        if self._thaw_at is not None:
+            self._thaw()
+        if self._start_at is not None:
+            self._start()
+        self.sidecar.wait_ready(60)
+
+    def look(self) -> None:
+        """Counts what the sidecar counted, if it can be asked."""
+        if self._thaw_at is None and self.sidecar.running() and web.get(f"{self.sidecar.url}/readyz", 1)[0] == 200:
+            self._counts.look(self.sidecar)
+
+    def freeze(self) -> None:
+        """SIGSTOP, and SIGCONT after a while."""
+        if self._start_at is not None:
+            self._start()
+        seconds = self._chance.choice((0.05, 0.3, 0.7, 1.5))
+        self._note(f"the sidecar is frozen for {seconds} s")
+        self.sidecar.freeze()
+        self._thaw_at = time.monotonic() + seconds
+        self._counts.add("frozen")
+
+    def kill_container(self) -> None:
+        """SIGKILL to all of it, and a start after a while."""
+        if self._start_at is not None:
+            self._start()
+        self.look()
+        seconds = self._chance.choice((0.0, 0.2, 1.0))
+        self._note(f"the sidecar's container is killed and starts after {seconds} s")
+        self.sidecar.kill_tree()
+        self._counts.died()
+        self._thaw_at = None
+        self._start_at = time.monotonic() + seconds
+        self._counts.add("containers_killed")
+
+    def kill_engine(self) -> None:
+        """SIGKILL to the engine process below the supervisor, which starts another one."""
+        if self._thaw_at is not None:
+            self._thaw()
+        if self._start_at is not None:
+            self._start()
+        self.look()
+        self._note("the sidecar's engine process is killed")
+        self.sidecar.kill_engine()
+        self._counts.died()
+        self._counts.add("engines_killed")
+
+    def restart_cold(self) -> None:
+        """A restart with other memory: nothing that vLLM was told of is there any more."""
+        self.kill_container()
+        size = _SIZES[self._counts.kinds["restarted_cold"] % 2 - 1]
+        self._note(f"it starts with {size} of memory")
+        self.sidecar.configure({"memory": {"size": size}})
+        self._start()
+        self._counts.add("restarted_cold")
+
+    def _thaw(self) -> None:
+        self._note("the sidecar runs again")
+        self._thaw_at = None
+        self.sidecar.thaw()
+
+    def _start(self) -> None:
+        self._note("the sidecar starts")
+        self._start_at = None
+        self.sidecar.start(ready_seconds=None)
+        self._counts.add("restarted")

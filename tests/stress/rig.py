@@ -1,0 +1,471 @@
+"""One configuration under stress: traffic, faults and resets on a real engine, and what must hold all the time."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import deque
+from dataclasses import dataclass
+
+from servers.engine import Adapter, EngineFailed
+from servers.models import model, token_ids
+from servers.pod import Pod, wait_attached
+from servers.waiting import wait_for
+from stress import adapters
+from stress.configs import BLOCK, CHUNK, SEQUENCES, Config
+from stress.counts import Counts
+from stress.faults import Faults
+from stress.oracle import Oracle, Question
+from stress.prompts import MAX_TOKENS, PrefixTree, Wanted
+
+#: No request takes longer, whatever is done to the sidecar. Far more than a busy machine needs.
+REQUEST_SECONDS = 90.0
+#: With no request left, blocks are free again after so long: a store whose sidecar is frozen holds them for a second.
+RESET_SECONDS = 20.0
+_REQUESTS_PER_EPOCH = 40
+_LAST_EVENTS = 40
+#: Adapters that stay what they are.
+_STATIC = ("red", "blue")
+
+
+class StressFailed(AssertionError):
+    """A wrong answer, a hang, or something left behind."""
+
+
+@dataclass
+class Asked:
+    """A request that was sent."""
+
+    name: str
+    wanted: Wanted
+    question: Question
+    adapter: str
+    sent_at: float
+    turns: int = 0
+    tokens: list[int] | None = None
+
+    def __str__(self) -> str:
+        wanted = self.wanted
+        return (
+            f"request {self.name}: {len(wanted.prompt)} tokens {list(wanted.prompt[:4])}..., {wanted.max_tokens} wanted"
+            f", weights {self.question.weights}, adapter {self.adapter or None} (content {self.question.adapter}),"
+            f" salt {wanted.salt}, {wanted.params}"
+        )
+
+
+class Rig:
+    """The engine under stress, its sidecar, and the random choices, all of which come from the seed."""
+
+    def __init__(self, config: Config, seed: int, oracle: Oracle) -> None:
+        self.config = config
+        self.counts = Counts()
+        self._chance = random.Random(f"{seed}/{config.name}")
+        self._oracle = oracle
+        self._tree = PrefixTree(self._chance)
+        self._start = time.monotonic()
+        self._events: deque[str] = deque(maxlen=_LAST_EVENTS)
+        self._running: dict[str, Asked] = {}
+        self._unchecked: list[Asked] = []
+        self._sources: dict[str, tuple[int, int]] = {}
+        self._sent = 0
+        self._weights = config.model
+        self._adapters: dict[str, tuple[Adapter, int]] = {}
+        self._contents = 0
+        self._unshared = False
+        self._last_adapter = ""
+        cache = {"chunkTokens": CHUNK, "minLoadTokens": BLOCK, "loadTimeout": "5s", "loadOrRecompute": "AlwaysLoad"}
+        self.pod = Pod(memory="64Mi", config={"cache": cache})
+        if config.disk:
+            (self.pod.folder / "disk").mkdir()
+            self.pod.sidecar.configure({"disk": {"path": str(self.pod.folder / "disk"), "size": "256Mi"}})
+        self.faults = Faults(self.pod.sidecar, self._chance, self.counts, self._note)
+
+    # -- what happens
+
+    def start(self) -> None:
+        """The engine alone."""
+        self._start_engine()
+        if self.config.lora:
+            for name in (*_STATIC, "green0"):
+                self._new_adapter(name)
+
+    def _start_engine(self) -> None:
+        # Threads that wait for each other are slow where other processes take their cores.
+        env = {"PYTHONFAULTHANDLER": "1", "OMP_NUM_THREADS": "1"}
+        if self.config.ranks > 1:
+            env["VLLM_CPU_OMP_THREADS_BIND"] = "0|1"
+        arguments = self.config.engine_arguments
+        self.engine = self.pod.start_engine(self.config.model, env=env, answer_seconds=REQUEST_SECONDS, **arguments)
+        self._weights = self.config.model
+        self._unshared = False
+
+    def control(self) -> None:
+        """Traffic while there is no sidecar, so no cache: with a difference here, the comparison proves nothing."""
+        self._note("control without a cache")
+        self._traffic(_REQUESTS_PER_EPOCH, [])
+        try:
+            self._check()
+        except StressFailed as error:
+            raise StressFailed(f"the control run differs: {self.config.name} proves nothing\n{error}") from None
+        used = sum(external for _, external in self._sources.values())
+        if used:
+            raise StressFailed(f"{used} tokens came from a cache without a sidecar")
+        self.counts.add("control_requests", self.counts.kinds.pop("finished"))
+        self.engine.reset(seconds=RESET_SECONDS)
+        self._sources.clear()
+
+    def attach(self) -> None:
+        """The sidecar comes, and the engine finds it; or the cache is off by its name."""
+        self.pod.sidecar.start(ready_seconds=60)
+        if self.config.off:
+            reasons = {session["off"] for session in self.pod.sidecar.status()["sessions"]}
+            if f"off in this vLLM: {self.config.off}" not in self.engine.log_text():
+                raise StressFailed(f"the cache is not off by the name {self.config.off}: {reasons}")
+            self.counts.add("off_by_name")
+            return
+        self._served()
+
+    def epoch(self) -> None:
+        """Traffic with every kind of fault in it, then a check of all answers and of what is left."""
+        self._tree.grow()
+        self._traffic(_REQUESTS_PER_EPOCH, self._deck())
+        self._rest()
+        self._check()
+
+    def _deck(self) -> list[str]:
+        config = self.config
+        deck = ["freeze", "kill_container", "reset"]
+        if not config.off:
+            deck += ["kill_engine", "reset_both", "reset_while_running", "hit_partly_local", "restart_cold", "preempt"]
+        if not config.off and config.ranks == 1:
+            deck += ["restart_under_loads", "kill_vllm"]
+        deck += ["reload_weights"] if config.other else []
+        deck += ["replace_adapter"] if config.lora else []
+        if self.counts.kinds["epochs"]:
+            deck = [event for event in deck for _ in range(self._chance.choice((0, 1, 1, 2)))]
+        self._chance.shuffle(deck)
+        # Before the first reset of the connector: what comes after it is not written to lower tiers.
+        deck[:0] = ["load_from_disk"] if config.disk and not self._unshared else []
+        self.counts.add("epochs")
+        return deck
+
+    def _traffic(self, requests: int, deck: list[str]) -> None:
+        due = sorted(self._chance.randrange(requests) for _ in deck)
+        for number in range(requests):
+            while due and due[0] <= number:
+                due.pop(0)
+                event = deck.pop(0)
+                (getattr(self.faults, event, None) or getattr(self, f"_{event}"))()
+            self._send(self._tree.draw(), self._choose_adapter())
+            while len(self._running) >= self.config.at_once:
+                self._turn()
+            for _ in range(self._chance.choice((0, 0, 1, 2, 4))):
+                self._turn()
+        self._finish()
+
+    def _rest(self) -> None:
+        """With no request left nothing is left behind, and what is named anew is found nowhere."""
+        self.faults.end()
+        if not self.pod.sidecar.running():
+            raise self.failure("the sidecar is not running")
+        self._reset_prefix_cache()
+        if not self.config.off:
+            self._served()
+            self._settle()
+            wait_for(lambda: self.pod.sidecar.status()["memory"]["leased_bytes"] == 0, 20, "no lease without a load")
+            prompt = self._chance.choice(self._tree.prompts)
+            self._ask(prompt)
+            for kind, fresh in (("salt", {"salt": f"new{self._sent}"}), ("tag", {"tag": f"new{self._sent}"})):
+                self._reset_prefix_cache()
+                self._must_be_cold(self._ask(prompt, **fresh), f"a new {kind}")
+            self._reset_prefix_cache()
+        self.faults.look()
+        self.counts.look_at(self.engine)
+        if "a bug in the KV cache connector" in self.engine.log_text():
+            raise self.failure("the connector raised: see the log")
+
+    # -- events that need the engine
+
+    def _reset_prefix_cache(self, *, external: bool = False) -> None:
+        self._unshared |= external
+        try:
+            self.engine.reset(external=external, seconds=RESET_SECONDS)
+        except EngineFailed as error:
+            raise self.failure(f"blocks stay in use with no request left: {error}") from None
+
+    def _reset(self) -> None:
+        self._finish()
+        self._note("vLLM's prefix cache is reset")
+        self._reset_prefix_cache()
+        self.counts.add("resets")
+
+    def _reset_both(self) -> None:
+        self._finish()
+        prompt = self._chance.choice(self._tree.prompts)
+        self._ask(prompt)
+        self._note("vLLM's prefix cache and the connector are reset")
+        self._reset_prefix_cache(external=True)
+        self._must_be_cold(self._ask(prompt), "a reset of the connector")
+        self.counts.add("resets_of_both")
+
+    def _reset_while_running(self) -> None:
+        self._note(f"the connector is reset while {len(self._running)} requests run")
+        self._unshared = True
+        self.engine.try_reset(external=True)
+        self.counts.add("resets_while_running")
+
+    def _reload_weights(self) -> None:
+        self._finish()
+        prompt = self._chance.choice(self._tree.prompts)
+        self._ask(prompt)
+        both = [self.config.model, self.config.other or self.config.model]
+        self._weights = both[self._weights == both[0]]
+        external = self._chance.random() < 0.3
+        self._note(f"weights of {self._weights} are loaded, then the prefix cache is reset, the connector: {external}")
+        self._unshared = True
+        self.engine.rpc("reload_weights", weights_path=str(model(self._weights)))
+        self._reset_prefix_cache(external=external)
+        self._ask(prompt)
+        self.counts.add("reloads")
+
+    def _replace_adapter(self) -> None:
+        """Other weights under the same name, path and number."""
+        self._finish()
+        prompt = self._chance.choice(self._tree.prompts)
+        last = [name for name in self._adapters if name.startswith("green")][-1]
+        self._ask(prompt, adapter=last)
+        adapter, _ = self._adapters[last]
+        self._contents += 1
+        self._note(f"adapter {last} is replaced in place by content {self._contents}")
+        adapters.write(self.pod.folder / last, self._contents)
+        self.engine.load_adapter(adapter, in_place=True)
+        self._adapters[last] = adapter, self._contents
+        self._reset_prefix_cache()
+        self._ask(prompt, adapter=last)
+        # Its number is not cached from here on: requests go on with another one, and sometimes this one.
+        self._new_adapter(f"green{adapter.number}")
+        self.counts.add("adapters_replaced_in_place")
+
+    def _kill_vllm(self) -> None:
+        """With all requests that run, and their loads and stores."""
+        self._note(f"vLLM is killed with {len(self._running)} requests")
+        self._take_sources()
+        self.counts.look_at(self.engine)
+        self.counts.add("lost_with_vllm", len(self._running))
+        self._running.clear()
+        self.engine.kill()
+        self.counts.restarted()
+        self._start_engine()
+        self.counts.add("vllm_killed")
+
+    def _settle(self) -> None:
+        self.engine.drain()
+        self.pod.settle()
+
+    def _served(self) -> None:
+        self._finish()
+        self.faults.end()
+        # At its first request the scheduler's side registers.
+        self._ask(self._prompt(BLOCK * 2))
+        wait_attached(self.pod.sidecar)
+
+    def _prompt(self, tokens: int) -> tuple[int, ...]:
+        return tuple(token_ids(tokens, self._chance.randrange(1 << 30)))
+
+    def _hit_partly_local(self) -> None:
+        """vLLM holds the beginning of a prompt, the cache more."""
+        self._served()
+        prompt = self._prompt(300)
+        self._ask(prompt)
+        self._settle()
+        self._reset_prefix_cache()
+        self._ask(prompt[: CHUNK + BLOCK // 2])
+        self._ask(prompt)
+
+    def _load_from_disk(self) -> None:
+        """Memory starts anew, the disk has what it held."""
+        self._served()
+        prompt = self._prompt(300)
+        before = self._written_to_disk()
+        self._ask(prompt)
+        self._settle()
+        wait_for(lambda: self._written_to_disk() >= before + len(prompt) // CHUNK, 30, "the prompt on disk")
+        self._reset_prefix_cache()
+        self.faults.restart_cold()
+        self._served()
+        wait_for(self.pod.sidecar.tiers_ready, 30, "the disk ready")
+        self._ask(prompt)
+
+    def _written_to_disk(self) -> float:
+        return self.pod.sidecar.metrics().total("kvcachepool_tier_write_chunks", tier="disk", result="stored")
+
+    def _preempt(self) -> None:
+        """As many requests as run at once need one block more than there are, each in the middle of its answer."""
+        self._finish()
+        self._note("requests that do not fit together")
+        for _ in range(SEQUENCES):
+            self._send(Wanted(self._prompt(4 * BLOCK - 2), MAX_TOKENS, None, None, None), self._usual_adapter)
+        self._finish()
+
+    def _restart_under_loads(self) -> None:
+        """The sidecar starts with other memory while one load copies and another waits behind it."""
+        self._served()
+        prompts = [self._prompt(300), self._prompt(300)]
+        for prompt in prompts:
+            self._ask(prompt)
+        self._settle()
+        self._reset_prefix_cache()
+        self._note("two loads, of which the first takes a second")
+        self.engine.delay_load(1.0)
+        plain = [Wanted(prompt, 4, None, None, None) for prompt in prompts]
+        loading = [self._send(wanted, self._usual_adapter).name for wanted in plain]
+        deadline = time.monotonic() + 3
+        while self._running and time.monotonic() < deadline:
+            states = self.engine.states()
+            if all(states.get(name) == "WAITING_FOR_REMOTE_KVS" for name in loading):
+                break
+            self._turn()
+        self.faults.restart_cold()
+        self._finish()
+
+    # -- requests
+
+    def _new_adapter(self, name: str) -> None:
+        self._contents += 1
+        adapters.write(self.pod.folder / name, self._contents)
+        adapter = Adapter(name, len(self._adapters) + 1, str(self.pod.folder / name))
+        self._adapters[name] = adapter, self._contents
+
+    def _choose_adapter(self) -> str:
+        # vLLM for CPUs gives requests without an adapter that of others in the same step: where there are any, all
+        # requests have one.
+        return self._chance.choice([*_STATIC, *list(self._adapters)[-2:]]) if self._adapters else ""
+
+    @property
+    def _usual_adapter(self) -> str:
+        return _STATIC[0] if self._adapters else ""
+
+    def _send(self, wanted: Wanted, adapter: str) -> Asked:
+        self._sent += 1
+        lora, content = self._adapters.get(adapter, (None, None))
+        question = Question(self._weights, content, wanted.prompt)
+        asked = Asked(f"r{self._sent}", wanted, question, adapter, time.monotonic())
+        self._note(f"{asked}")
+        self.engine.add(
+            asked.name,
+            list(wanted.prompt),
+            max_tokens=wanted.max_tokens,
+            salt=wanted.salt,
+            params=wanted.params,
+            lora=lora,
+        )
+        self._running[asked.name] = asked
+        self.counts.add("salted", int(wanted.salt is not None))
+        self.counts.add("tagged", int("kvcachepool.tags" in (wanted.params or {})))
+        self.counts.add("adapter_swaps", int(bool(adapter) and adapter != self._last_adapter))
+        self._last_adapter = adapter or self._last_adapter
+        return asked
+
+    def _ask(
+        self, prompt: tuple[int, ...], *, adapter: str | None = None, salt: str | None = None, tag: str | None = None
+    ) -> Asked:
+        """Runs one request alone to its end."""
+        params = {"kvcachepool.tags": tag} if tag else None
+        asked = self._send(Wanted(prompt, 4, salt, params, None), adapter or self._usual_adapter)
+        self._finish()
+        return asked
+
+    def _turn(self) -> None:
+        """One step of the engine, with the faults that end and the requests that are aborted before it."""
+        self.faults.pass_time()
+        for asked in [asked for asked in self._running.values() if asked.turns == asked.wanted.abort_after]:
+            self._note(f"{asked.name} is aborted")
+            self.engine.abort(asked.name)
+            del self._running[asked.name]
+            self.counts.add("aborted")
+        if not self._running:
+            return
+        try:
+            outputs = self.engine.step()
+        except EngineFailed as error:
+            raise self.failure(f"the engine failed: {error}") from None
+        for name, output in outputs.items():
+            if output.finished and name in self._running:
+                self._ended(self._running.pop(name), output.tokens, output.reason)
+        now = time.monotonic()
+        for asked in self._running.values():
+            asked.turns += 1
+            if now - asked.sent_at > REQUEST_SECONDS:
+                raise self._hung(asked)
+
+    def _ended(self, asked: Asked, tokens: list[int], reason: str | None) -> None:
+        if reason != "length":
+            raise self.failure(f"ended with {reason}: {asked}")
+        asked.tokens = tokens
+        self._unchecked.append(asked)
+        self.counts.add("finished")
+
+    def _finish(self) -> None:
+        while self._running:
+            self._turn()
+
+    # -- what must hold
+
+    def _check(self) -> None:
+        """Compares all answers since the last check."""
+        done, self._unchecked = self._unchecked, []
+        self._take_sources()
+        expected = self._oracle.answers(self.config, [asked.question for asked in done])
+        for asked in done:
+            truth = expected[asked.question][: asked.wanted.max_tokens]
+            assert asked.tokens is not None
+            self.counts.add("undecided", int(len(truth) < asked.wanted.max_tokens))
+            if asked.tokens[: len(truth)] != truth:
+                at = next(at for at, token in enumerate(truth) if asked.tokens[at] != token)
+                local, external = self._sources.get(asked.name, (0, 0))
+                raise self.failure(
+                    f"WRONG from token {at} on: {asked}\nfrom vLLM's own cache {local}, loaded {external}\n"
+                    f"expected {truth}\ngot      {asked.tokens}"
+                )
+        if self.config.off and any(external for _, external in self._sources.values()):
+            raise self.failure("a cache that is off gave tokens")
+
+    def _take_sources(self) -> None:
+        taken = self.engine.take_sources()
+        self._sources |= taken
+        self.counts.add("loads_failed", self.engine.take_failed_loads())
+        self.counts.add("hits_partly_local", sum(bool(local and external) for local, external in taken.values()))
+        self.counts.add("requests_with_hits", sum(bool(external) for _, external in taken.values()))
+
+    def _must_be_cold(self, asked: Asked, why: str) -> None:
+        self._take_sources()
+        local, external = self._sources.get(asked.name, (0, 0))
+        if local or external:
+            raise self.failure(f"{external} tokens were loaded after {why} ({local} from vLLM's own cache): {asked}")
+
+    def _hung(self, asked: Asked) -> StressFailed:
+        try:
+            states: object = self.engine.states()
+        except EngineFailed as error:
+            states = error
+        return self.failure(
+            f"HUNG for {REQUEST_SECONDS:g} s: {asked}\nstates {states}\n{self._status()}\n{self.engine.stacks()}"
+        )
+
+    def _status(self) -> str:
+        try:
+            return f"sidecar {self.pod.sidecar.status()}"
+        except (AssertionError, OSError) as error:
+            return f"sidecar: {error}"
+
+    def failure(self, what: str) -> StressFailed:
+        """With what happened last."""
+        events = "\n".join(self._events)
+        return StressFailed(f"{what}\n\nlast events of {self.config.name}:\n{events}\n\ncounts: {self.counts}")
+
+    def _note(self, event: str) -> None:
+        self._events.append(f"{time.monotonic() - self._start:8.3f} s  {event}")
+
+    def stop(self) -> None:
+        """Ends everything."""
+        self.pod.stop()
