@@ -269,6 +269,36 @@ def test_weights_of_another_repository_are_named(folder: Path) -> None:
     assert reason(config) == "SecondaryWeights"
 
 
+def test_code_of_another_repository_is_named(folder: Path) -> None:
+    def config() -> Any:
+        return vllm_config(folder, model_config={"trust_remote_code": True, "hf_config": {"auto_map": {"A": "m.A"}}})
+
+    assert reason(config()) == ""
+    (folder / "processor_config.json").write_text('{"auto_map": {"AutoProcessor": "other/code--processing.P"}}')
+    assert reason(config()) == "CodeElsewhere"
+
+
+def test_a_snapshot_of_hugging_face_is_not_what_another_hub_gave(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_USE_MODELSCOPE", "True")
+    assert weights.unshareable_source("org/model", "auto") == "RemoteWeights"
+    monkeypatch.delenv("VLLM_USE_MODELSCOPE")
+    assert weights.unshareable_source("org/model", "auto") == ""
+
+
+def test_weights_of_a_draft_that_are_drawn_at_random_are_named(folder: Path) -> None:
+    load = made("LoadConfig", load_format="dummy", download_dir=None)
+    speculative = {"method": "eagle", "draft_model_config": model_config(folder), "draft_load_config": load}
+    config = vllm_config(folder, speculative_config=speculative)
+    found = model(config)["speculative_config"]["draft_model_config"]["weights"]
+    assert found["reason"] == "DummyWeights"
+
+
+def test_installed_plugins_of_vllm_count(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = parts(vllm_config(folder))
+    monkeypatch.setattr(descriptor, "_plugins", lambda: ["p acme 2"])
+    assert parts(vllm_config(folder)) != before
+
+
 def test_weights_are_the_processs_own_until_their_hash_is_known(folder: Path) -> None:
     config, digests = vllm_config(folder), Digests()
     first = describe(config, "engine-1", digests)

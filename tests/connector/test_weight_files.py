@@ -76,6 +76,7 @@ def test_settings_are_all_json_but_what_decides_token_ids_at_most(folder: Path) 
     (folder / "model.safetensors.index.json").write_text("{}")
     assert setting_files(str(folder)) == [
         "hf_quant_config.json",
+        "model.safetensors.index.json",
         "modeling.py",
         "preprocessor_config.json",
         "tokenizer_config.json",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import importlib.metadata
 import logging
 import os
 import pathlib
@@ -94,7 +95,12 @@ class _Describer:
         return {"kind": "unshared", "reason": reason, "instance": self._instance}
 
     def parts(self) -> dict[str, Any]:
-        parts = {"engine": "vllm", **self._fields("VllmConfig", self._config), "environment": self._environment()}
+        parts = {
+            "engine": "vllm",
+            **self._fields("VllmConfig", self._config, self._config.load_config),
+            "environment": self._environment(),
+        }
+        parts["plugins"] = _plugins()
         parts["model"] = parts.pop("model_config")
         if parts["model"] and parts["model"].get("multimodal_config") is not None:
             parts["libraries"] = _processor_versions()
@@ -109,7 +115,7 @@ class _Describer:
             parts["identity"] = self.unshared(self.reasons[0])
         return parts
 
-    def _fields(self, kind: str, config: Any) -> dict[str, Any]:
+    def _fields(self, kind: str, config: Any, load: Any) -> dict[str, Any]:
         """The identity fields of a config object; a field that the table does not know is a reason."""
         table = identity.CLASSES[kind]
         known = table.names()
@@ -123,16 +129,17 @@ class _Describer:
         found: dict[str, Any] = {}
         for name in table.identity:
             if hasattr(config, name) and not (name == "hf_text_config" and config.hf_text_config is config.hf_config):
-                found[name] = self._value(kind, name, config)
+                found[name] = self._value(kind, name, config, load)
         if kind == "ModelConfig":
-            self._model(config, found)
+            self._model(config, found, load)
         return found
 
-    def _value(self, kind: str, name: str, config: Any) -> Any:
+    def _value(self, kind: str, name: str, config: Any, load: Any) -> Any:
         value = getattr(config, name)
         nested = _NESTED.get((kind, name))
         if nested is not None:
-            return None if value is None else self._fields(nested, value)
+            load = getattr(config, "draft_load_config", None) or load
+            return None if value is None else self._fields(nested, value, load)
         if (kind, name) == ("ModelConfig", "model"):
             # A path says where this machine keeps the files, not what they are: their digest does.
             return None if os.path.isdir(value) else value
@@ -150,10 +157,10 @@ class _Describer:
             self._own(f"OpaqueValue/{kind}.{name}")
             return f"({error})"
 
-    def _model(self, config: Any, found: dict[str, Any]) -> None:
+    def _model(self, config: Any, found: dict[str, Any], load: Any) -> None:
         """Adds the content of a model's files."""
-        source = weights.source_of(config, self._load)
-        found["weights"] = self._weights(source)
+        source = weights.source_of(config, load)
+        found["weights"] = self._weights(source, load)
         self._weights_found.append(found["weights"])
         hf_config = found.get("hf_config")
         if isinstance(hf_config, dict) and any(hf_config.get(key) for key in _OTHER_REPOSITORIES):
@@ -163,13 +170,15 @@ class _Describer:
             found["files"] = None if folder is None else weights.settings_digest(folder)
             if folder is None and found["weights"]["kind"] != "unshared":
                 self._own("ProcessorUnreadable")
+            if folder is not None and found.get("trust_remote_code") and weights.names_other_code(folder, hf_config):
+                self._own("CodeElsewhere")
         except OSError as error:
             logger.warning("settings of %s cannot be read: %s", source.model, error)
             self._own("ProcessorUnreadable")
 
-    def _weights(self, source: weights.Source) -> dict[str, str]:
+    def _weights(self, source: weights.Source, load: Any) -> dict[str, str]:
         """`{"kind": "files", "digest": hex}`, or why this process alone knows what they are."""
-        load_format = str(getattr(self._load, "load_format", "auto"))
+        load_format = str(getattr(load, "load_format", "auto"))
         reason = weights.unshareable_source(source.location, load_format)
         if not reason:
             try:
@@ -194,10 +203,6 @@ class _Describer:
                 reason = "WeightsUnreadable"
         logger.warning("KV of %s is not shared with other vLLM processes: %s", source.location, reason)
         return self.unshared(reason)
-
-    @property
-    def _load(self) -> Any:
-        return self._config.load_config
 
     def _environment(self) -> dict[str, str]:
         known = identity.ENVIRONMENT.names()
@@ -267,9 +272,18 @@ def run_of(vllm_config: Any) -> str:
     return "/".join(str(name or "") for name in names)
 
 
-def _processor_versions() -> dict[str, str]:
-    import importlib.metadata
+def _plugins() -> list[str]:
+    """Installed plugins of vLLM, which may replace models and platforms, and their versions."""
+    found = set()
+    for group in ("vllm.general_plugins", "vllm.platform_plugins"):
+        for point in importlib.metadata.entry_points(group=group):
+            package = point.dist
+            if package is not None and package.name != "kvcachepool":
+                found.add(f"{point.name} {package.name} {package.version}")
+    return sorted(found)
 
+
+def _processor_versions() -> dict[str, str]:
     found = {}
     for name in _PROCESSOR_LIBRARIES:
         try:

@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import re
+import tempfile
 import threading
 import time
 from collections import deque
@@ -127,15 +128,15 @@ def weight_files(folder: str) -> list[str]:
 
 
 def setting_files(folder: str) -> list[str]:
-    """Files beside the weights that decide KV: settings of processors and of quantisation, and the model's own code.
+    """Files beside the weights that decide KV: settings of processors and of quantisation, the
+    model's own code, and the index that picks the weights of several files.
 
     Raises `OSError`.
     """
     return sorted(
         name
         for name in _walk(folder)
-        if name.endswith(".py")
-        or (name.endswith(".json") and name not in _IRRELEVANT_JSON and not name.endswith(".index.json"))
+        if name.endswith(".py") or (name.endswith(".json") and name not in _IRRELEVANT_JSON)
     )
 
 
@@ -267,11 +268,13 @@ class _Cache:
         """No other process of this node hashes meanwhile; without a lock where there can be none."""
         with contextlib.ExitStack() as stack:
             try:
-                self._folder.mkdir(parents=True, exist_ok=True)
-                file = stack.enter_context(open(self._folder / "weights.lock", "a"))
-                fcntl.flock(file, fcntl.LOCK_EX)
+                # Not beside the cache, which may be shared by nodes: each reads its own files.
+                path = os.path.join(tempfile.gettempdir(), f"kvcachepool-weights-{os.getuid()}.lock")
+                fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+                stack.callback(os.close, fd)
+                fcntl.flock(fd, fcntl.LOCK_EX)
             except OSError as error:
-                logger.info("hashes of weights are not cached: %s", error)
+                logger.info("each rank hashes weights for itself: %s", error)
             yield
 
     def read(self) -> dict[Stat, str]:
@@ -285,6 +288,7 @@ class _Cache:
         fresh = {stat: digest for stat, digest in list(known.items())[-_MAX_CACHED:] if os.path.exists(stat.path)}
         temporary = self._folder / f"weights.json.{os.getpid()}.{threading.get_native_id()}"
         try:
+            self._folder.mkdir(parents=True, exist_ok=True)
             temporary.write_text(json.dumps({"files": [[*stat, digest] for stat, digest in fresh.items()]}))
             os.replace(temporary, self._folder / "weights.json")
         except OSError as error:
@@ -304,11 +308,30 @@ def unshareable_source(location: str, load_format: str) -> str:
     reason = ""
     if load_format not in LOCAL_FORMATS:
         reason = _NOT_LOCAL.get(load_format, "LoadFormatUnknown")
-    elif "://" in location:
+    elif "://" in location or (_from_modelscope() and not os.path.isdir(location)):
         reason = "RemoteWeights"
     elif location.endswith(".gguf"):
         reason = "Gguf"
     return reason
+
+
+def _from_modelscope() -> bool:
+    """Models that are no folders come from another hub: a snapshot of that name from Hugging Face is not theirs."""
+    return os.environ.get("VLLM_USE_MODELSCOPE", "").strip().lower() in ("1", "true")
+
+
+def names_other_code(folder: str, hf_config: Any) -> bool:
+    """Whether a config takes Python code from another repository (`auto_map` with `--`), whose content is not known.
+
+    Raises `OSError`.
+    """
+    configs = [hf_config]
+    for name in setting_files(folder):
+        if name.endswith(".json"):
+            with contextlib.suppress(ValueError), open(os.path.join(folder, name), encoding="utf-8") as file:
+                configs.append(json.load(file))
+    maps = [config.get("auto_map") for config in configs if isinstance(config, dict)]
+    return any("--" in json.dumps(one) for one in maps if one)
 
 
 def weights_digest(folder: str, digests: Digests) -> str | None:
