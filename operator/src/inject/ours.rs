@@ -121,7 +121,7 @@ pub(super) fn sidecar(spec: &Value, settings: &Settings, config: &Config) -> Val
 }
 
 /// `sidecar.env` with optional references: the kubelet starts no container that lacks a Secret or a ConfigMap, and vLLM would wait
-/// behind it. The sidecar reports what it does not find.
+/// behind it. A tier without its credentials says so by name.
 fn environment(settings: &Settings) -> Value {
     let mut variables = json!(settings.env);
     for variable in variables.as_array_mut().into_iter().flatten() {

@@ -25,7 +25,7 @@ NEEDED: dict[str, tuple[str, ...]] = {
         "SupportsHMA",
     ),
     "vllm.config": ("KVTransferConfig",),
-    _EVENTS: ("AllBlocksCleared", "BlockRemoved", "BlockStored", "KVCacheEvent"),
+    _EVENTS: ("BlockRemoved", "BlockStored", "KVCacheEvent"),
     "vllm.distributed.kv_transfer": ("get_kv_transfer_group", "has_kv_transfer_group"),
     "vllm.distributed.kv_transfer.kv_connector.v1.metrics": ("KVConnectorStats",),
     "vllm.distributed.parallel_state": ("get_pp_group", "get_tp_group"),
@@ -91,8 +91,13 @@ NEEDED: dict[str, tuple[str, ...]] = {
 #: Used where a version of vLLM has them.
 OPTIONAL: dict[str, tuple[str, ...]] = {
     "vllm": ("_custom_ops",),
+    # Without these, no item is known to be named by its content: requests with images are not cached.
+    "vllm.multimodal.processing.inputs": ("ProcessorInputs",),
     "vllm.platforms": ("current_platform",),
     "vllm.v1.core": ("kv_cache_utils",),
+    "vllm.v1.engine.input_processor": ("InputProcessor",),
+    # Without these, KV events name no kind of KV group.
+    "vllm.v1.kv_cache_interface": ("get_kv_cache_spec_kind", "get_kv_cache_spec_sliding_window"),
     "vllm.v1.kv_cache_layout": ("KVCacheLayout",),
     "vllm.v1.metrics.cache_hit_source": ("CacheHitSource",),
 }
