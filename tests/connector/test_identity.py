@@ -16,6 +16,7 @@ from identity_source import config_fields, environment_names
 
 import vllm
 from kvcachepool import identity
+from servers.versions import newest
 
 SOURCES = [Path(vllm.__file__).parent]
 SOURCES += [Path(one) for one in os.environ.get("KVCACHEPOOL_VLLM_SOURCES", "").split(":") if one]
@@ -47,6 +48,8 @@ def test_every_environment_variable_of_vllm_is_in_the_table(source: Path) -> Non
 
 
 def test_the_table_names_nothing_that_no_version_has() -> None:
+    if not newest():
+        return  # an older vLLM does not say what the newest one has
     fields = {f"{kind}.{name}" for source in SOURCES for kind, names in config_fields(source).items() for name in names}
     named = {f"{kind}.{name}" for kind, table in identity.CLASSES.items() for name in table.names()}
     assert named - fields - OLD_FIELDS == set()

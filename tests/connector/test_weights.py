@@ -20,6 +20,7 @@ from vllm.lora.request import LoRARequest
 from kvcachepool import watch
 from kvcachepool.shared import PUBLISHED
 from kvcachepool.wire import Op
+from servers.versions import newest
 from servers.waiting import wait_for
 
 Make = Callable[..., Loop]
@@ -253,7 +254,8 @@ def test_calls_that_only_read_are_not_told(watched: tuple[Core, list[str]]) -> N
 def test_harmless_methods_are_those_of_vllms_workers() -> None:
     from vllm.v1.worker.gpu_worker import Worker
 
-    assert [name for name in watch.HARMLESS_RPCS if not hasattr(Worker, name)] == []
+    missing = {name for name in watch.HARMLESS_RPCS if not hasattr(Worker, name)}
+    assert missing <= (set() if newest() else {"compute_weight_checksums"})
 
 
 def test_what_fails_in_the_connector_does_not_stop_the_call(monkeypatch: pytest.MonkeyPatch) -> None:

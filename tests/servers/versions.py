@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from importlib.metadata import version
 
-# The oldest vLLM whose connector API is served.
+# The oldest vLLM whose connector API is served, and the newest that the tests have run with.
 OLDEST = (0, 30)
+NEWEST = (0, 32)
 
 
 def too_old() -> bool:
     """Whether this vLLM is one that the cache leaves alone."""
-    return tuple(int(part) for part in version("vllm").split("+")[0].split(".")[:2]) < OLDEST
+    return _minor() < OLDEST
+
+
+def newest() -> bool:
+    """Whether this vLLM has all names that the connector knows; an older one lacks some."""
+    return _minor() >= NEWEST
+
+
+def _minor() -> tuple[int, ...]:
+    return tuple(int(part) for part in version("vllm").split("+")[0].split(".")[:2])
