@@ -127,6 +127,9 @@ class Remote:
         results, self._report = self._pipe.recv()
         return results
 
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        return set()
+
     def build_connector_worker_meta(self) -> Any:
         return self._report
 
