@@ -17,7 +17,7 @@ pub(super) const STEADY: SignedDuration = SignedDuration::from_secs(30);
 const PROBE_AFTER: SignedDuration = SignedDuration::from_mins(10);
 /// The longest of these pauses.
 const PROBE_AFTER_MAX: SignedDuration = SignedDuration::from_hours(6);
-/// A probe that is neither up nor fails for so long (it is never scheduled) makes room for another.
+/// A probe that is neither up nor failed after this time (never scheduled, for example) makes room for another.
 const PROBE_MAX: SignedDuration = SignedDuration::from_mins(10);
 /// How long nothing is tried for an owner whose pods fail without a sidecar too; doubled each time.
 const CLEARED: SignedDuration = SignedDuration::from_mins(5);
@@ -27,7 +27,7 @@ const CLEARED_MAX: SignedDuration = SignedDuration::from_hours(1);
 const LEARNED: SignedDuration = SignedDuration::from_secs(2);
 /// A refusal this long after a pause began was one of a pod without a sidecar; events have whole seconds.
 const REFUSED_AFTER: SignedDuration = SignedDuration::from_secs(5);
-/// A refusal counts for so long.
+/// How long a refusal counts.
 const REFUSAL: SignedDuration = SignedDuration::from_mins(2);
 /// Pauses of owners without pods are forgotten after this time.
 const FORGOTTEN: SignedDuration = SignedDuration::from_mins(10);
@@ -71,7 +71,7 @@ pub struct Pause {
     pub cause: Cause,
     /// Where it stands.
     pub position: Position,
-    /// Since when it stands there.
+    /// When it came into this position.
     pub since: Timestamp,
     /// Probes, or comparisons, that failed one after the other.
     pub failures: u32,
@@ -139,7 +139,7 @@ pub struct Kept {
     pub owner: Option<Owner>,
     /// Name of the cause.
     pub reason: Box<str>,
-    /// What was said of it.
+    /// The message that names the cause.
     pub message: Box<str>,
     /// Since when.
     pub since: Timestamp,

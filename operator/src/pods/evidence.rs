@@ -26,7 +26,7 @@ pub struct Cause {
     pub kind: Kind,
     /// Its name: the kubelet's, or one of docs/troubleshooting.md.
     pub reason: Box<str>,
-    /// What was said of it.
+    /// The message that names the cause.
     pub message: Box<str>,
     /// A pod that shows it; empty for pods that were never stored.
     pub example: Box<str>,
@@ -110,7 +110,7 @@ pub enum Verdict {
     Fails,
 }
 
-/// A pod that is on its node and shows no fault of an image or a configuration for so long would have shown it.
+/// A fault of an image or a configuration shows within this time on a pod that is on its node.
 const NO_FAULT: SignedDuration = SignedDuration::from_secs(15);
 /// A container that fails at its start is up if it runs for this, and for twice as long as it did before it failed.
 const RUNS: SignedDuration = SignedDuration::from_secs(30);

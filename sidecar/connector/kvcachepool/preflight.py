@@ -22,7 +22,7 @@ REQUIRED_HOOKS = (
 
 #: Key of our extra config: prefix caching is off because the user turned it off, and vLLM would have kept it.
 PREFIXES_WORK = "kvcachepool.prefixes_work"
-#: Key of our extra config: other connectors stand beside ours in a MultiConnector.
+#: Key of our extra config: ours is one of several connectors in a MultiConnector.
 COMPOSED = "kvcachepool.composed"
 
 #: Connectors that hand KV from prefill to decode and keep none: ours can stand beside them in a MultiConnector.
@@ -129,7 +129,7 @@ def _extra(config: Any) -> dict[str, Any]:
 
 
 def is_composed(config: Any) -> bool:
-    """Whether the plugin said that our connector, whose config this is, stands beside others."""
+    """Whether the plugin said that our connector, whose config this is, is one of several."""
     return bool(_extra(config).get(COMPOSED))
 
 
