@@ -19,8 +19,6 @@ from servers.sidecar import Sidecar
 from servers.waiting import wait_for
 
 Make = Callable[..., Loop]
-#: Every hit is checked before it is answered.
-ALWAYS = {"memory": {"verify": "Always"}}
 
 
 def stored(pool: Sidecar, chunks: int) -> None:
@@ -213,7 +211,6 @@ def test_a_restarted_sidecar_serves_what_was_stored_before(pool: Sidecar, loop: 
 
 
 def test_bits_that_flip_in_memory_are_never_served(pool: Sidecar, loop: Make) -> None:
-    pool.change(ALWAYS)
     engine = serving(loop(), pool)
     tokens = prompt(512, 1)
     cold(engine, pool, tokens)
@@ -229,7 +226,6 @@ def test_bits_that_flip_in_memory_are_never_served(pool: Sidecar, loop: Make) ->
 
 
 def test_what_vllm_holds_itself_is_neither_checked_nor_stored_again(pool: Sidecar, loop: Make) -> None:
-    pool.change(ALWAYS)
     engine = serving(loop(), pool)
     tokens = prompt(512, 1)
     cold(engine, pool, tokens)

@@ -102,5 +102,5 @@ CONFIGS = (
     Config("llama-disk", "tiny", other="tiny-other", disk=True),
     Config("window", "window-short", disk=True),
     Config("mla", "mla", {"attention_backend": "CPU_MLA"}, at_once=1, off="PrefixUnsupported"),
-    Config("llama-two-ranks", "tiny", _TWO_RANKS, disk=True),
+    Config("llama-two-ranks", "tiny", _TWO_RANKS, other="tiny-other", disk=True),
 )

@@ -310,7 +310,8 @@ class Rig:
     def _restart_under_loads(self) -> None:
         """The sidecar starts with other memory while one load copies and another waits behind it."""
         self._served()
-        prompts = [self._prompt(300), self._prompt(300)]
+        # Both fit into vLLM's blocks together, also where groups share them.
+        prompts = [self._prompt(3 * CHUNK), self._prompt(3 * CHUNK)]
         for prompt in prompts:
             self._ask(prompt)
         self._settle()

@@ -66,8 +66,7 @@ def test_a_fresh_pod_is_warm_from_the_disk_of_one_that_is_gone(
     first.sidecar.kill_tree()
 
     events = Events()
-    always = {"memory": {"verify": "Always"}}
-    second = new_pod(config=config | always).start(kv_events_config=events.config)
+    second = new_pod(config=config).start(kv_events_config=events.config)
     warm = second.ask(prompt)
     events.become(second, prompt, 15, "GPU", "CPU", "STORAGE")
     assert (warm.computed, warm.local, warm.external) == (80, 0, 1920)

@@ -46,7 +46,6 @@ def test_hit_counts_add_up_on_both_sides(pod: Pod) -> None:
 
 def test_bits_that_flip_in_memory_are_never_served(pod: Pod, truth: Truth) -> None:
     prompt = token_ids(2000, 35)
-    pod.sidecar.change({"memory": {"verify": "Always"}})
     try:
         pod.ask(prompt)
         before = pod.sidecar.metrics().total("kvcachepool_corrupt_chunks_total")
@@ -58,7 +57,6 @@ def test_bits_that_flip_in_memory_are_never_served(pod: Pod, truth: Truth) -> No
         again = pod.ask_again(prompt)
         assert (again.external, again.tokens) == (1920, truth(prompt))
     finally:
-        pod.sidecar.change({"memory": {"verify": "Background"}})
         # After a start every chunk is checked: other tests do not meet what has flipped here.
         pod.sidecar.kill_engine()
 

@@ -181,7 +181,7 @@ fn all_problems_are_named_at_once_with_what_to_write() {
             "cache.chunkTokens: found -1; write a whole number from 1 to 65536",
             "cache.loadTimeout: found 2; write a time such as 250ms, 2s, 10m or 24h",
             "memory.size: found \"64GB\"; write a size such as 64Gi, 512Mi or 65536 (bytes)",
-            "memory.verify: found \"Never\"; write one of Background, Always",
+            "memory.verify: found \"Never\"; write one of Always, Background",
             "memory.verifyThreads: found 0; write a value from 1 to 64",
         ]
     );
@@ -264,7 +264,7 @@ fn unknown_keys_are_errors_by_hand_and_warnings_when_managed() {
 #[test]
 fn a_reload_takes_what_is_live_and_names_the_rest() {
     let old = Config::default();
-    let text = "log: {level: warn}\nmemory: {size: 8Gi, verify: Always}\ncache: {loadTimeout: 1s}";
+    let text = "log: {level: warn}\nmemory: {size: 8Gi, verify: Background}\ncache: {loadTimeout: 1s}";
     let (new, _) = Config::parse(text, false).unwrap();
     let changes = old.changes(&new);
     assert_eq!(
@@ -274,7 +274,7 @@ fn a_reload_takes_what_is_live_and_names_the_rest() {
     assert_eq!(changes.restart, ["memory.size"]);
     let running = old.with_live_from(&new);
     assert_eq!(running.memory.size, old.memory.size);
-    assert_eq!(running.memory.verify, Verify::Always);
+    assert_eq!(running.memory.verify, Verify::Background);
     assert_eq!(running.changes(&new).live, [""; 0]);
     assert_eq!(old.changes(&old), Changes::default());
 }

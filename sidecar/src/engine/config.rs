@@ -21,11 +21,11 @@ pub enum PolicyKind {
 /// When the bytes of a hit are compared with their digest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Verify {
-    /// Beside the answer, where the last check is older than `verify_age_ms`.
-    #[default]
-    Background,
     /// Before the answer, by a check that began after the PROBE came. Chunks that the engine holds itself are not checked.
+    #[default]
     Always,
+    /// Beside the answer, where the last check is older than `verify_age_ms`.
+    Background,
 }
 
 /// Who moves bytes between a worker's KV blocks and the arena.

@@ -83,7 +83,8 @@ fn a_full_idle_sidecar_uses_little_cpu_and_memory() {
 
 #[test]
 fn a_probe_of_512_chunks_is_answered_quickly() {
-    let sidecar = Sidecar::start("memory: {size: 256Mi}\n");
+    // The way alone, without digests of what is answered.
+    let sidecar = Sidecar::start("memory: {size: 256Mi, verify: Background}\n");
     sidecar.wait_populated();
     let mut vllm = Vllm::attach(&sidecar.socket());
     let prompt = hashes(5, 512);

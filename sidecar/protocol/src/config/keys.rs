@@ -171,9 +171,9 @@ pub(super) fn keys(c: &mut Config) -> Vec<Key<'_>> {
             "memory.verify",
             Live,
             Slot::Choice(&mut c.memory.verify),
-            "When the bytes of a hit are compared with their digest. Background: beside the answer, where the last check is older than \
-             verifyAge; bytes that changed in memory may be served until then. Always: before the answer, by a check that began \
-             after the request came.",
+            "When the bytes of a hit are compared with their digest. Always: before the answer, by a check that began after the request \
+             came. Background: beside the answer, where the last check is older than verifyAge; bytes that changed in memory may be \
+             served until then.",
         ),
         key(
             "memory.verifyAge",

@@ -312,11 +312,11 @@ choice!(
 choice!(
     /// When the bytes of a hit are compared with their digest.
     Verify {
-        /// Beside the answer, when the last check is older than `verifyAge`.
-        #[default]
-        Background = "Background",
         /// Before the answer, by a check that began after the request came.
+        #[default]
         Always = "Always",
+        /// Beside the answer, when the last check is older than `verifyAge`.
+        Background = "Background",
     }
 );
 choice!(
@@ -489,7 +489,7 @@ impl Default for Memory {
             size: ByteSize(4 << 30),
             huge_pages: HugePages::None,
             eviction_policy: EvictionPolicy::S3Fifo,
-            verify: Verify::Background,
+            verify: Verify::Always,
             verify_age: Duration::from_ms(60_000),
             verify_threads: 2,
             verify_bytes_per_second: ByteSize(1 << 30),

@@ -270,7 +270,8 @@ fn soft_pins_expire_and_timers_do_not_run_before_a_tick() {
     w.states(scheduler, "r", &[1]);
     let pinned = |w: &World| w.core.engine().unwrap().usage().soft_pinned_bytes;
     w.now.mono_ms += 60_000;
-    w.states(scheduler, "r", &[1]);
+    w.say(scheduler, Op::Probe, &probe("r", &[1]), NO_FDS);
+    w.digest_all();
     assert_eq!(pinned(&w), 1 << 16);
     w.pass(29_999);
     assert_eq!(pinned(&w), 1 << 16, "the second PROBE renewed it");

@@ -1,6 +1,7 @@
 //! Bounds of bytes per second: what waits for its turn, and for how long.
 
 use super::*;
+use crate::engine::config::Verify;
 use crate::tiers::Stored;
 
 /// Bytes of a chunk.
@@ -101,6 +102,7 @@ fn two_tiers_that_are_written_to_share_a_bound() {
 #[test]
 fn writes_and_checks_that_nobody_waits_for_share_a_bound() {
     let mut config = paced(&[Kind::Disk], 0, 4);
+    config.verify = Verify::Background;
     config.verify_age_ms = 100;
     let (mut w, scheduler, worker) = limited(config);
     ask(&mut w, scheduler, "r", &[9]);
