@@ -45,7 +45,7 @@ demo-tiers: setup  ## one pod's documents loaded by others from disk, Redis and 
 test: setup  ## all tests that this machine can run
 	@tools/setup.sh cluster
 	@tools/setup.sh servers
-	@$(PYTHON) tools/run_tests.py rust connector chart cluster soak vllm
+	@$(PYTHON) tools/run_tests.py rust connector chart cluster soak stress vllm
 test-vllm: setup  ## the connector's tests with another vLLM: VLLM=0.31.0
 	@tools/setup.sh servers
 	@$(PYTHON) tools/run_tests.py connector vllm

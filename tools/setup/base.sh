@@ -14,7 +14,7 @@ setup_packages() {
     # Tests of the Redis tier start servers of their own.
     command -v redis-server >/dev/null && command -v redis-cli >/dev/null || missing+=(redis-server)
     # vLLM on CPU loads it for its OpenMP threads, and compiles with g++ where it runs non-eager.
-    ldconfig -p 2>/dev/null | grep -q libnuma.so.1 || missing+=(libnuma1)
+    ldconfig -p 2>/dev/null | grep libnuma.so.1 >/dev/null || missing+=(libnuma1)
     python="$(find_python || true)"
     if [ -z "$python" ] || ! "$python" -c 'import ensurepip' 2>/dev/null; then missing+=(python3 python3-venv); fi
     [ ${#missing[@]} = 0 ] && return
@@ -28,7 +28,7 @@ setup_rust() {
     wanted="$(rust_version)"
     if ! command -v cargo >/dev/null && [ -x "$HOME/.cargo/bin/cargo" ]; then PATH="$HOME/.cargo/bin:$PATH"; fi
     if command -v rustup >/dev/null; then
-        rustup toolchain list | grep -q "^$wanted-" ||
+        rustup toolchain list | grep "^$wanted-" >/dev/null ||
             quietly rust.log "installing Rust $wanted" retried rustup toolchain install "$wanted" --profile minimal -c clippy -c rustfmt
         return
     fi

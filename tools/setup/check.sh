@@ -15,7 +15,7 @@ setup_check() {
     "$TOOLS/ptx.sh" ready ||
         quietly nvcc.log "installing nvcc from PyPI (514 MB)" retried "$TOOLS/ptx.sh" setup
     # Sanitizers need a nightly compiler; any one that is there will do.
-    if command -v rustup >/dev/null && ! rustup toolchain list | grep -q '^nightly'; then
+    if command -v rustup >/dev/null && ! rustup toolchain list | grep '^nightly' >/dev/null; then
         quietly nightly.log "installing a nightly Rust for fuzzing" retried rustup toolchain install "$FUZZ_NIGHTLY" --profile minimal
     fi
 }

@@ -14,7 +14,7 @@ use crate::webhook::pools::{self, Pools};
 use crate::webhook::router::{Limits, router};
 use crate::webhook::tls::{Served, acceptor};
 use jiff::SignedDuration;
-use kube::{Api, Client};
+use kube::{Api, Client, Config};
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
@@ -159,6 +159,14 @@ async fn listen(address: SocketAddr, flag: &'static str) -> Result<TcpListener, 
     })
 }
 
+/// A client that hears of a 429, 503 or 504 at once. One that asks again by itself, for minutes where a disruption budget refuses an
+/// eviction, keeps a pool from its next look; what failed is tried again by its own schedule.
+async fn client() -> Result<Client, kube::Error> {
+    let mut config = Config::infer().await.map_err(kube::Error::InferConfig)?;
+    config.default_retry = false;
+    Client::try_from(config)
+}
+
 async fn start(
     parts: &Parts,
     tasks: &mut JoinSet<&'static str>,
@@ -171,7 +179,7 @@ async fn start(
     let health = listen(parts.health_listen, "--health-listen").await?;
     let webhook = listen(parts.webhook_listen, "--webhook-listen").await?;
     let address = webhook.local_addr()?;
-    let client = Client::try_default().await?;
+    let client = client().await?;
 
     let port = Port {
         name: "health",

@@ -8,22 +8,31 @@ use crate::tiers::{Cause, Stored};
 use kvcachepool_protocol::object::REDIS_SEGMENT_BYTES;
 use std::time::Duration;
 
+/// Every key and its time to live in ms, in one question to the server.
+const ALL: &str = "local all = {} \
+     for _, key in ipairs(redis.call('KEYS', '*')) do all[#all + 1] = redis.call('PTTL', key) .. ' ' .. key end \
+     return all";
+
 /// Does nothing but somebody remove this key, or the time that objects live for?
 pub fn stays(server: &Server, key: &str) -> bool {
-    let lives: i64 = server.say(&["PTTL", key]).parse().unwrap();
+    is_long(server.say(&["PTTL", key]).trim())
+}
+
+fn is_long(lives_ms: &str) -> bool {
+    let lives: i64 = lives_ms.parse().unwrap();
     lives == -1 || lives > 130_000
 }
 
 /// Keys, and which of them stay.
 pub fn keys(server: &Server) -> (Vec<String>, Vec<String>) {
-    let keys = server.say(&["KEYS", "*"]);
-    let all: Vec<String> = keys
-        .lines()
-        .filter(|k| !k.is_empty())
-        .map(str::to_string)
-        .collect();
-    let staying = all.iter().filter(|key| stays(server, key));
-    let staying = staying.cloned().collect();
+    let said = server.say(&["EVAL", ALL, "0"]);
+    let (mut all, mut staying) = (Vec::new(), Vec::new());
+    for (lives_ms, key) in said.lines().filter_map(|line| line.split_once(' ')) {
+        all.push(key.to_string());
+        if is_long(lives_ms) {
+            staying.push(key.to_string());
+        }
+    }
     (all, staying)
 }
 
