@@ -72,9 +72,10 @@ def descendants(pid: int) -> list[int]:
 
 
 def alive(pid: int) -> bool:
-    """Whether the process runs (a zombie does not)."""
+    """Whether the process runs. A zombie does not, unless threads of it are still ending: they hold its files."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+        return state != "Z" or len(os.listdir(f"/proc/{pid}/task")) > 1
     except OSError:
         return False
 

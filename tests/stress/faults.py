@@ -10,8 +10,9 @@ from servers import web
 from servers.sidecar import Sidecar
 from stress.counts import Counts
 
-#: Sizes of memory that take turns: with another one the sidecar starts with other memory.
-_SIZES = ("64Mi", "68Mi")
+#: Place of the number of starts without a minute of health in the lock file beside the socket, and the number from
+#: which on the sidecar takes no memory back from connectors.
+_BOOTS_AT, _BOOTS_DISTRUSTED = 24, 6
 
 
 class Faults:
@@ -64,6 +65,7 @@ class Faults:
         seconds = self._chance.choice((0.0, 0.2, 1.0))
         self._note(f"the sidecar's container is killed and starts after {seconds} s")
         self.sidecar.kill_tree()
+        self._set_boots(0)
         self._counts.died()
         self._thaw_at = None
         self._start_at = time.monotonic() + seconds
@@ -77,18 +79,24 @@ class Faults:
             self._start()
         self.look()
         self._note("the sidecar's engine process is killed")
+        self._set_boots(0)
         self.sidecar.kill_engine()
         self._counts.died()
         self._counts.add("engines_killed")
 
     def restart_cold(self) -> None:
-        """A restart with other memory: nothing that vLLM was told of is there any more."""
+        """A restart with new memory: nothing that vLLM was told of is there any more."""
         self.kill_container()
-        size = _SIZES[self._counts.kinds["restarted_cold"] % 2 - 1]
-        self._note(f"it starts with {size} of memory")
-        self.sidecar.configure({"memory": {"size": size}})
+        self._note("it takes no memory back")
+        self._set_boots(_BOOTS_DISTRUSTED)
         self._start()
         self._counts.add("restarted_cold")
+
+    def _set_boots(self, number: int) -> None:
+        """What the next start knows of those before it: 0 as after a minute of health."""
+        with self.sidecar.socket.with_name("sidecar.lock").open("r+b") as file:
+            file.seek(_BOOTS_AT)
+            file.write(number.to_bytes(4, "little"))
 
     def _thaw(self) -> None:
         self._note("the sidecar runs again")

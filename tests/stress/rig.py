@@ -24,6 +24,8 @@ REQUEST_SECONDS = 90.0
 RESET_SECONDS = 20.0
 _REQUESTS_PER_EPOCH = 40
 _LAST_EVENTS = 40
+#: A busy machine may not find in time what the disk has.
+_DISK_TRIES = 3
 #: Adapters that stay what they are.
 _STATIC = ("red", "blue")
 
@@ -200,9 +202,10 @@ class Rig:
         self.counts.add("resets")
 
     def _reset_both(self) -> None:
-        self._finish()
+        self._served()
         prompt = self._chance.choice(self._tree.prompts)
         self._ask(prompt)
+        self._settle()
         self._note("vLLM's prefix cache and the connector are reset")
         self._reset_prefix_cache(external=True)
         self._must_be_cold(self._ask(prompt), "a reset of the connector")
@@ -215,9 +218,10 @@ class Rig:
         self.counts.add("resets_while_running")
 
     def _reload_weights(self) -> None:
-        self._finish()
+        self._served()
         prompt = self._chance.choice(self._tree.prompts)
         self._ask(prompt)
+        self._settle()
         both = [self.config.model, self.config.other or self.config.model]
         self._weights = both[self._weights == both[0]]
         external = self._chance.random() < 0.3
@@ -225,15 +229,16 @@ class Rig:
         self._unshared = True
         self.engine.rpc("reload_weights", weights_path=str(model(self._weights)))
         self._reset_prefix_cache(external=external)
-        self._ask(prompt)
+        self._must_be_cold(self._ask(prompt), "other weights were loaded")
         self.counts.add("reloads")
 
     def _replace_adapter(self) -> None:
         """Other weights under the same name, path and number."""
-        self._finish()
+        self._served()
         prompt = self._chance.choice(self._tree.prompts)
         last = [name for name in self._adapters if name.startswith("green")][-1]
         self._ask(prompt, adapter=last)
+        self._settle()
         adapter, _ = self._adapters[last]
         self._contents += 1
         self._note(f"adapter {last} is replaced in place by content {self._contents}")
@@ -241,7 +246,7 @@ class Rig:
         self.engine.load_adapter(adapter, in_place=True)
         self._adapters[last] = adapter, self._contents
         self._reset_prefix_cache()
-        self._ask(prompt, adapter=last)
+        self._must_be_cold(self._ask(prompt, adapter=last), "other weights of the adapter were loaded")
         # Its number is not cached from here on: requests go on with another one, and sometimes this one.
         self._new_adapter(f"green{adapter.number}")
         self.counts.add("adapters_replaced_in_place")
@@ -284,6 +289,10 @@ class Rig:
 
     def _load_from_disk(self) -> None:
         """Memory starts anew, the disk has what it held."""
+        if not any(self._loads_from_disk() for _ in range(_DISK_TRIES)):
+            raise self.failure("nothing is loaded from disk")
+
+    def _loads_from_disk(self) -> bool:
         self._served()
         prompt = self._prompt(300)
         before = self._written_to_disk()
@@ -294,7 +303,11 @@ class Rig:
         self.faults.restart_cold()
         self._served()
         wait_for(self.pod.sidecar.tiers_ready, 30, "the disk ready")
-        self._ask(prompt)
+        asked = self._ask(prompt)
+        self._take_sources()
+        _, external = self._sources[asked.name]
+        self.counts.add("hits_disk", int(external > 0))
+        return external > 0
 
     def _written_to_disk(self) -> float:
         return self.pod.sidecar.metrics().total("kvcachepool_tier_write_chunks", tier="disk", result="stored")
@@ -308,7 +321,7 @@ class Rig:
         self._finish()
 
     def _restart_under_loads(self) -> None:
-        """The sidecar starts with other memory while one load copies and another waits behind it."""
+        """The sidecar starts with new memory while one load copies and another waits behind it."""
         self._served()
         # Both fit into vLLM's blocks together, also where groups share them.
         prompts = [self._prompt(3 * CHUNK), self._prompt(3 * CHUNK)]
@@ -316,16 +329,16 @@ class Rig:
             self._ask(prompt)
         self._settle()
         self._reset_prefix_cache()
-        self._note("two loads, of which the first takes a second")
-        self.engine.delay_load(1.0)
-        plain = [Wanted(prompt, 4, None, None, None) for prompt in prompts]
-        loading = [self._send(wanted, self._usual_adapter).name for wanted in plain]
-        deadline = time.monotonic() + 3
-        while self._running and time.monotonic() < deadline:
-            states = self.engine.states()
-            if all(states.get(name) == "WAITING_FOR_REMOTE_KVS" for name in loading):
-                break
-            self._turn()
+        self._note("two loads, of which the first takes two seconds")
+        self.engine.delay_load(2.0)
+        for prompt in prompts:
+            # One after the other: loads of one step are copied together.
+            loading = self._send(Wanted(prompt, 4, None, None, None), self._usual_adapter).name
+            deadline = time.monotonic() + 1
+            while loading in self._running and time.monotonic() < deadline:
+                if self.engine.states().get(loading) == "WAITING_FOR_REMOTE_KVS":
+                    break
+                self._turn()
         self.faults.restart_cold()
         self._finish()
 
@@ -442,7 +455,7 @@ class Rig:
         self._take_sources()
         local, external = self._sources.get(asked.name, (0, 0))
         if local or external:
-            raise self.failure(f"{external} tokens were loaded after {why} ({local} from vLLM's own cache): {asked}")
+            raise self.failure(f"{external} tokens came from the cache after {why} ({local} from vLLM's own): {asked}")
 
     def _hung(self, asked: Asked) -> StressFailed:
         try:

@@ -53,10 +53,10 @@ def _one(config: Config, seed: int, seconds: float, oracle: Oracle) -> Counter[s
         more = _MORE_EPOCHS
         while True:
             rig.epoch()
-            print(
-                f"{config.name}: {time.monotonic() - start:.0f} s, {rig.counts.kinds['finished']} requests", flush=True
-            )
             missing = rig.counts.missing(config.kinds)
+            still = f"; not seen yet: {', '.join(missing)}" if missing else ""
+            took = time.monotonic() - start
+            print(f"{config.name}: {took:.0f} s, {rig.counts.kinds['finished']} requests{still}", flush=True)
             if time.monotonic() - start >= seconds:
                 if not missing:
                     break
