@@ -264,7 +264,8 @@ fn unknown_keys_are_errors_by_hand_and_warnings_when_managed() {
 #[test]
 fn a_reload_takes_what_is_live_and_names_the_rest() {
     let old = Config::default();
-    let text = "log: {level: warn}\nmemory: {size: 8Gi, verify: Background}\ncache: {loadTimeout: 1s}";
+    let text =
+        "log: {level: warn}\nmemory: {size: 8Gi, verify: Background}\ncache: {loadTimeout: 1s}";
     let (new, _) = Config::parse(text, false).unwrap();
     let changes = old.changes(&new);
     assert_eq!(
