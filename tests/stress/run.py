@@ -9,7 +9,8 @@ from collections import Counter
 from servers.paths import ROOT, short_folder
 from stress.configs import CONFIGS, Config
 from stress.oracle import Oracle
-from stress.rig import Rig, StressFailed
+from stress.rig import Rig
+from stress.traffic import StressFailed
 
 #: A slow machine may need more epochs than its time has to see every kind of event.
 _MORE_EPOCHS = 4
