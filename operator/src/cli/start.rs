@@ -159,8 +159,8 @@ async fn listen(address: SocketAddr, flag: &'static str) -> Result<TcpListener, 
     })
 }
 
-/// A client that hears of a 429, 503 or 504 at once. One that asks again by itself, for minutes where a disruption budget refuses an
-/// eviction, keeps a pool from its next look; what failed is tried again by its own schedule.
+/// A client without retries of its own: those of an eviction that a disruption budget refuses take minutes, and nobody looks at the
+/// pool meanwhile. What fails here is tried again by the queue.
 async fn client() -> Result<Client, kube::Error> {
     let mut config = Config::infer().await.map_err(kube::Error::InferConfig)?;
     config.default_retry = false;
