@@ -11,12 +11,14 @@ import pytest
 
 pytest.importorskip("vllm", reason="needs vLLM")
 
-from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVEventBatch
+from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVEventBatch, ZmqEventPublisher
 
 from kvcachepool import kv_events
 from kvcachepool.kv_events import Adapter, EventFeed, EventGroup
 from kvcachepool.messages import Event
-from servers.routers import Dynamo, LlmD, Publisher
+from servers.paths import free_port
+from servers.routers import Dynamo, LlmD, Publisher, Subscriber
+from servers.waiting import wait_for
 
 BLOCK, CHUNK = 4, 16
 GROUP = EventGroup(0, "full_attention", None, BLOCK, BLOCK)
@@ -129,6 +131,45 @@ def test_routers_end_with_exactly_what_is_held(seed: int, monkeypatch: pytest.Mo
     assert not any(llm_d.entries.values())
     assert not llm_d.counts
     assert not dynamo.owned.get("CPU")
+
+
+def test_batches_that_are_lost_on_the_way_to_a_router_leave_nothing_false() -> None:
+    chosen = random.Random(7)
+    port, replay = free_port(), f"tcp://127.0.0.1:{free_port()}"
+    vllm = ZmqEventPublisher(0, f"tcp://*:{port}", replay)
+    feed, routers = EventFeed(GROUP), Publisher(LlmD(), Dynamo(BLOCK))
+    subscriber = Subscriber(f"tcp://127.0.0.1:{port}", replay, routers)
+    prompts = [Prompt(number, 70) for number in range(4)]
+    held: set[bytes] = set()
+    published = 0
+    try:
+        for one in prompts:
+            one.note(feed)
+        for _ in range(60):
+            one = chosen.choice(prompts)
+            event = one.event(chosen.choice(one.chunks()))
+            if event.hash in held:
+                held.remove(event.hash)
+                feed.apply([Event(kind="removed", tier="memory", hash=event.hash, tokens=event.tokens)])
+            else:
+                held.add(event.hash)
+                feed.apply([event])
+            while feed.pending:
+                vllm.publish(KVEventBatch(ts=0.0, events=feed.take()))
+                published += 1
+            subscriber.receive(lambda: chosen.random() < 0.3)
+        wait_for(lambda: (subscriber.catch_up(), subscriber.next == published)[1], 10, "every batch")
+    finally:
+        subscriber.stop()
+        vllm.shutdown()
+    assert subscriber.gaps > 5
+    for one in prompts:
+        there = 0
+        for _, end in one.chunks():
+            if one.hashes[end // BLOCK - 1] not in held:
+                break
+            there = end // BLOCK
+        assert [router.blocks(one.tokens, BLOCK, "CPU") for router in routers.routers] == [there, there]
 
 
 def test_a_chunk_without_a_known_place_waits_for_the_request_that_names_it() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -177,17 +177,58 @@ class Publisher:
         """Ends nothing."""
 
 
-def replayed(endpoint: str, seconds: float = 20) -> list[bytes]:
-    """All batches that a vLLM has published and still keeps, by its own replay."""
+def replayed(endpoint: str, first: int = 0, seconds: float = 20) -> list[bytes]:
+    """All batches from a number on that a vLLM has published and still keeps, by its own replay."""
     with zmq.Context() as context, context.socket(zmq.DEALER) as asks:
         asks.linger = 0
         asks.connect(endpoint)
-        asks.send_multipart([b"", (0).to_bytes(8, "big")])
+        asks.send_multipart([b"", first.to_bytes(8, "big")])
         batches: list[bytes] = []
         while True:
             assert asks.poll(int(seconds * 1000)), f"no replay from {endpoint}"
             _, _, sequence, payload = asks.recv_multipart()
             if sequence == ZmqEventPublisher.END_SEQ:
                 return batches
-            assert int.from_bytes(sequence, "big") == len(batches)
+            assert int.from_bytes(sequence, "big") == first + len(batches)
             batches.append(payload)
+
+
+class Subscriber:
+    """Routers behind vLLM's socket: a gap in the numbers of batches is filled by vLLM's replay."""
+
+    def __init__(self, endpoint: str, replay: str, routers: Publisher) -> None:
+        self.next = 0
+        self.gaps = 0
+        self._replay = replay
+        self._routers = routers
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.SUB)
+        self._socket.linger = 0
+        self._socket.subscribe(b"")
+        self._socket.connect(endpoint)
+
+    def receive(self, lost: Callable[[], bool]) -> None:
+        """Takes what has come. `lost` says of each batch whether it never did."""
+        while self._socket.poll(20):
+            _, sequence, payload = self._socket.recv_multipart()
+            number = int.from_bytes(sequence, "big")
+            if lost() or number < self.next:
+                continue
+            if number > self.next:
+                self.gaps += 1
+                self.catch_up()
+            else:
+                self._deliver(payload)
+
+    def catch_up(self) -> None:
+        """Asks for all batches from the first one that is missing on."""
+        for payload in replayed(self._replay, self.next):
+            self._deliver(payload)
+
+    def _deliver(self, payload: bytes) -> None:
+        self._routers.deliver(payload)
+        self.next += 1
+
+    def stop(self) -> None:
+        """Closes the socket."""
+        self._context.destroy()
