@@ -63,7 +63,14 @@ class SidecarClient:
 class Sidecar(SidecarClient):
     """One sidecar; it may be started, killed and started again in the same folder."""
 
-    def __init__(self, folder: Path, *, memory: str = "512Mi", config: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        memory: str = "512Mi",
+        config: dict[str, Any] | None = None,
+        config_file: str = "config.v1.yaml",
+    ) -> None:
         super().__init__("127.0.0.1", paths.free_port())
         self.folder = folder
         self.socket = folder / "sidecar.sock"
@@ -75,7 +82,7 @@ class Sidecar(SidecarClient):
             "memory": {"size": memory},
             "log": {"level": "debug" if os.environ.get("KVCACHEPOOL_TEST_DEBUG") else "info", "format": "text"},
         }
-        self._config_file = folder / "config.v1.yaml"
+        self._config_file = folder / config_file
         self._set(config or {})
         folder.mkdir(exist_ok=True)
         if not (folder / "kvcachepool").exists():

@@ -141,7 +141,7 @@ def test_preemption_and_eviction_in_tiny_memories(new_pod: NewPod, truth: Truth)
 
 
 def test_second_sidecar_on_a_live_socket_refuses(pod: Pod) -> None:
-    second = Sidecar(pod.folder)
+    second = Sidecar(pod.folder, config_file="second.yaml")
     second.log = pod.folder / "second.log"
     second.start(ready_seconds=None)
     try:
