@@ -84,6 +84,8 @@ def main(suites: list[str]) -> int:
     """Runs all suites, also after one failed, and prints what came out."""
     os.environ.setdefault("CARGO_TERM_COLOR", "never")
     os.environ.setdefault("PYTHONDONTWRITEBYTECODE", "1")
+    # Many tests wait for a server or a deadline: with two at once, two cores are half idle.
+    os.environ.setdefault("RUST_TEST_THREADS", str(max(4, os.cpu_count() or 1)))
     results = [run(suite) for suite in suites]
     print("\n=== summary")
     for result in results:
