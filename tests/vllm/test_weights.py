@@ -1,7 +1,4 @@
-"""Weights that change in a real vLLM while it runs: the answers are those of an engine that began with the new ones.
-
-On two ranks the stress test reloads them.
-"""
+"""Weights that change in a real vLLM while it runs: the answers are those of an engine that began with the new ones."""
 
 from __future__ import annotations
 
@@ -140,3 +137,32 @@ def test_another_process_with_the_old_weights_is_right_beside_it_and_through_a_s
         assert beside.generate(changed_to) == truth(changed_to)
     finally:
         beside.stop()
+
+
+def test_an_engine_in_processes_of_its_own_hears_of_its_weights(
+    new_pod: NewPod, truth: Truth, other_truth: Truth
+) -> None:
+    pod = new_pod().start(
+        _FIRST,
+        tensor_parallel_size=2,
+        distributed_executor_backend="mp",
+        env={"VLLM_CPU_OMP_THREADS_BIND": "0|1"},
+    )
+    prompt = token_ids(2000, 750)
+
+    def ask(truth: Truth) -> int:
+        """Asks and waits until the prompt's chunks are stored: this engine steps by itself."""
+        stored = pod.sidecar.status()["memory"]["chunks"]
+        answer = pod.ask(prompt)
+        assert answer.tokens == truth(prompt)
+        if not answer.external:
+            wait_for(lambda: pod.sidecar.status()["memory"]["chunks"] >= stored + 8, 20, "all chunks stored")
+        pod.engine.reset()
+        return answer.external
+
+    assert ask(truth) == 0
+    assert ask(truth) == 1920
+    _reload(pod.engine, _OTHER)
+    pod.engine.reset()
+    assert ask(other_truth) == 0
+    assert ask(other_truth) == 1920
