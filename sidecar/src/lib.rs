@@ -7,6 +7,8 @@ pub mod admin;
 pub mod cli;
 pub mod config_file;
 pub mod engine;
+#[cfg(test)]
+mod free_port;
 pub mod gpu;
 pub mod log;
 pub mod serve;

@@ -3,11 +3,12 @@
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
+use crate::free_port::free_port;
 pub use crate::wait::{DEADLINE, wait_for};
 
 pub fn binary() -> &'static str {
@@ -18,12 +19,6 @@ pub struct Sidecar {
     folder: tempfile::TempDir,
     port: u16,
     process: Option<Child>,
-}
-
-/// A port of this machine that nobody has now.
-pub fn free_port() -> u16 {
-    let free = TcpListener::bind("127.0.0.1:0").unwrap();
-    free.local_addr().unwrap().port()
 }
 
 impl Sidecar {

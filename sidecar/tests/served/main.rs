@@ -13,6 +13,8 @@ mod client;
 mod doctor;
 #[path = "../../src/tiers/s3/tests/faulty.rs"]
 mod faulty;
+#[path = "../../src/free_port.rs"]
+mod free_port;
 mod frugality;
 mod harness;
 mod limits;

@@ -1,6 +1,7 @@
 //! A cluster of real servers.
 
-use super::rig::{Server, free_port};
+use super::rig::Server;
+use crate::free_port::free_port;
 
 /// Slots of each of three masters.
 const THIRDS: [[&str; 2]; 3] = [["0", "5460"], ["5461", "10922"], ["10923", "16383"]];

@@ -2,12 +2,13 @@
 #![allow(unsafe_code)]
 
 use super::super::{Options, Redis, Settings};
+use crate::free_port::free_port;
 use crate::tiers::Tier;
 use crate::tiers::layers::{self, layered};
 use crate::tiers::suite::{Memory, Sample};
 use rustix::process::{Signal, set_parent_process_death_signal};
 use std::io::{Read, Write};
-use std::net::{Ipv4Addr, TcpListener};
+use std::net::Ipv4Addr;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
@@ -38,12 +39,6 @@ pub struct Server {
     pub port: u16,
     args: Vec<String>,
     child: Option<Child>,
-}
-
-/// A port that nobody has at the moment.
-pub fn free_port() -> u16 {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    listener.local_addr().unwrap().port()
 }
 
 impl Server {

@@ -1,6 +1,7 @@
 //! TLS to real servers, and every way in which it goes wrong, by name.
 
-use super::rig::{Server, Spot, free_port, open, settings};
+use super::rig::{Server, Spot, open, settings};
+use crate::free_port::free_port;
 use crate::tiers::redis::Redis;
 use crate::tiers::redis::pool::Lane;
 use crate::tiers::suite::Sample;

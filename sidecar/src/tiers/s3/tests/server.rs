@@ -2,8 +2,9 @@
 #![allow(unsafe_code)]
 #![allow(dead_code, reason = "two programs include it, each uses a part")]
 
+use crate::free_port::free_port;
 use kvcachepool_protocol::config::S3;
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -107,9 +108,7 @@ pub fn installed(name: &str) -> PathBuf {
 fn spawn(folder: &TempDir, options: &[&str]) -> (u16, Child) {
     let until = Instant::now() + LONGEST;
     loop {
-        let free = TcpListener::bind("127.0.0.1:0").unwrap();
-        let port = free.local_addr().unwrap().port();
-        drop(free);
+        let port = free_port();
         let log = std::fs::File::create(folder.path().join("log")).unwrap();
         let mut command = Command::new(installed("versitygw"));
         command
