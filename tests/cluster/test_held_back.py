@@ -307,7 +307,7 @@ def test_a_vllm_that_fails_of_its_own_is_acquitted_of_the_sidecar(
     assert conditions(status(kubernetes, namespace, "demo"))["InjectionReady"] == ("True", "WebhookAnswers")
 
 
-def test_a_secret_that_is_missing_holds_no_pod_up(
+def test_a_secret_that_is_missing_holds_no_pod_up_and_is_named(
     kubernetes: Kubernetes, operator: Operator, scenes: dict[str, Scene], namespace: str, base_image: str
 ) -> None:
     env = [
@@ -318,6 +318,13 @@ def test_a_secret_that_is_missing_holds_no_pod_up(
     kubernetes.apply([pool("demo", sidecar={"env": env}), owner], namespace=namespace)
     kubernetes.wait("pod", "web-0", "condition=Ready", namespace=namespace)
     assert injected(kubernetes.pod(namespace, "web-0"))
+
+    def named() -> bool:
+        found = status(kubernetes, namespace, "demo")
+        messages = [each["message"] for each in found["conditions"] if each["reason"] == "SomeDegraded"]
+        return any("A: Secret absent has no key k; B: ConfigMap absent has no key k" in each for each in messages)
+
+    kubernetes.wait_for(named, 90, "the missing objects in the pool's status", namespace=namespace)
 
 
 def test_the_leader_stays_within_its_rights(kubernetes: Kubernetes, scenes: dict[str, Scene]) -> None:

@@ -3,6 +3,7 @@
 use super::{Files, Reason, Refusal, Settings, disk, json, resources};
 use crate::names;
 use kvcachepool_protocol::config::{Config, FILE_NAME};
+use kvcachepool_protocol::env_reference::{self, EnvReference};
 use serde_json::{Value, json};
 
 pub(super) const PROGRAM: &str = "kvcachepool-sidecar";
@@ -115,21 +116,39 @@ pub(super) fn sidecar(spec: &Value, settings: &Settings, config: &Config) -> Val
         json::list_mut(&mut container, "volumeMounts").push(disk::mount());
     }
     if !settings.env.is_empty() {
-        json::object(&mut container).insert("env".to_string(), environment(settings));
+        json::object(&mut container).insert("env".to_string(), environment(settings).into());
     }
     container
 }
 
 /// `sidecar.env` with optional references: the kubelet starts no container that lacks a Secret or a ConfigMap, and vLLM would wait
-/// behind it. A tier without its credentials says so by name.
-fn environment(settings: &Settings) -> Value {
-    let mut variables = json!(settings.env);
-    for variable in variables.as_array_mut().into_iter().flatten() {
-        for source in ["secretKeyRef", "configMapKeyRef"] {
-            if let Some(reference) = variable.pointer_mut(&format!("/valueFrom/{source}")) {
-                json::object(reference).insert("optional".to_string(), true.into());
+/// behind it. The sidecar names what is missing, unless the pool says itself that it may be.
+fn environment(settings: &Settings) -> Vec<Value> {
+    let mut variables: Vec<Value> = settings.env.iter().map(|v| json!(v)).collect();
+    let mut references = Vec::new();
+    for variable in &mut variables {
+        let name = json::name(variable).to_owned();
+        for (kind, source) in [("Secret", "secretKeyRef"), ("ConfigMap", "configMapKeyRef")] {
+            let Some(reference) = variable.pointer_mut(&format!("/valueFrom/{source}")) else {
+                continue;
+            };
+            let text = |field: &str| reference[field].as_str().unwrap_or_default();
+            if reference["optional"] != true {
+                let (variable, object, key) = (&name, text("name"), text("key"));
+                let listed = EnvReference {
+                    variable,
+                    kind,
+                    object,
+                    key,
+                };
+                references.push(listed.to_string());
             }
+            json::object(reference).insert("optional".to_string(), true.into());
         }
+    }
+    if !references.is_empty() {
+        let list = references.join("\n");
+        variables.push(json!({"name": env_reference::VARIABLE, "value": list}));
     }
     variables
 }

@@ -5,6 +5,7 @@
 pub mod check;
 pub mod config;
 pub mod domain;
+pub mod env_reference;
 pub mod frame;
 pub mod geometry;
 pub mod key;

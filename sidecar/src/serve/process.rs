@@ -15,6 +15,7 @@ use crate::supervisor::child::EXIT_RESTART;
 use crate::supervisor::link::Claim;
 use crate::verify::{Pace, Pool};
 use crate::{admin, log};
+use kvcachepool_protocol::env_reference;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -65,6 +66,9 @@ pub fn run(config_files: &Files) -> Result<i32, EngineError> {
         .handover()
         .map_err(|e| EngineError::NoSupervisor(e.to_string()))?;
     let daemon = Arc::new(Daemon::new(config_files.clone(), config, boot, started));
+    if let Some(missing) = missing_environment() {
+        daemon.degrade("EnvMissing", missing);
+    }
     match admin {
         Some(listener) => serve_admin(&daemon, &link, listener)?,
         None => await_admin(daemon.clone(), link.clone())?,
@@ -84,6 +88,24 @@ pub fn run(config_files: &Files) -> Result<i32, EngineError> {
         }
     })?;
     exit::now(code)
+}
+
+/// Variables of `sidecar.env` that the kubelet could not resolve when it made this container.
+fn missing_environment() -> Option<String> {
+    let list = std::env::var(env_reference::VARIABLE).ok()?;
+    let missing: Vec<String> = env_reference::parse(&list)
+        .filter(|reference| std::env::var_os(reference.variable).is_none())
+        .map(|r| {
+            format!(
+                "{}: {} {} has no key {}",
+                r.variable, r.kind, r.object, r.key
+            )
+        })
+        .collect();
+    let text = missing.join("; ");
+    (!missing.is_empty()).then(|| {
+        format!("{text}. Create what is missing and delete the pod: the environment is read when a container is made")
+    })
 }
 
 fn serve_admin(daemon: &Arc<Daemon>, link: &Link, listener: TcpListener) -> std::io::Result<()> {

@@ -28,6 +28,24 @@ fn config_and_objects_need_the_token_and_a_rotated_one_works_at_once() {
 }
 
 #[test]
+fn a_variable_whose_object_is_missing_is_named_and_costs_nothing() {
+    let mut sidecar = Sidecar::prepare("memory: {size: 64Mi}\n");
+    sidecar.run_by(
+        "export KVCACHEPOOL_ENV_REFERENCES='Secret/here/k=A\nConfigMap/absent/k=KVCP_ABSENT' A= && exec \"$@\"",
+    );
+    sidecar.wait_populated();
+    let status = sidecar.status();
+    assert_eq!(status["state"], "degraded");
+    assert_eq!(status["reasons"][0]["code"], "EnvMissing");
+    let message = status["reasons"][0]["message"].as_str().unwrap();
+    assert!(
+        message.starts_with("KVCP_ABSENT: ConfigMap absent has no key k. Create"),
+        "{message}"
+    );
+    sidecar.wait_metric("degraded{reason=\"EnvMissing\"}", 1.0);
+}
+
+#[test]
 fn an_admin_port_that_was_busy_is_opened_once_it_is_free_without_a_restart() {
     let mut sidecar = Sidecar::prepare("memory: {size: 64Mi}\n");
     let busy = std::net::TcpListener::bind(sidecar.address()).unwrap();

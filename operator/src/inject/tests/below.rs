@@ -196,6 +196,7 @@ fn a_missing_object_of_the_sidecars_environment_holds_no_pod_up() {
         {"name": "B", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}},
         {"name": "C", "valueFrom": {"configMapKeyRef": {"name": "c", "key": "k", "optional": false}}},
         {"name": "D", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+        {"name": "E", "valueFrom": {"secretKeyRef": {"name": "s", "key": "e", "optional": true}}},
     ]))
     .unwrap();
     let hash = settings.hash();
@@ -205,6 +206,22 @@ fn a_missing_object_of_the_sidecars_environment_holds_no_pod_up() {
         .filter_map(|v| v.get("valueFrom")?.as_object()?.values().next())
         .map(|source| source.get("optional").cloned())
         .collect();
-    assert_eq!(optional, [Some(true.into()), Some(true.into()), None]);
+    assert_eq!(
+        optional,
+        [
+            Some(true.into()),
+            Some(true.into()),
+            None,
+            Some(true.into())
+        ]
+    );
+    let listed = json::list(sidecar(&after), "env")
+        .iter()
+        .find(|v| json::name(v) == "KVCACHEPOOL_ENV_REFERENCES");
+    assert_eq!(
+        listed.unwrap()["value"],
+        "Secret/s/k=B\nConfigMap/c/k=C",
+        "the sidecar names those that the pool does not call optional"
+    );
     assert_eq!(settings.hash(), hash, "no pod is outdated by it");
 }
