@@ -42,6 +42,15 @@ class Operator:
         """The operator's own pods."""
         return self.kubernetes.pods(SYSTEM, "app.kubernetes.io/name=kvcachepool")
 
+    def scale(self, replicas: int) -> None:
+        """So many replicas, all of them ready or all gone."""
+        deployment = ("deployment", "kvcachepool-operator")
+        self.kubernetes.kubectl("scale", *deployment, f"--replicas={replicas}", namespace=SYSTEM)
+        if replicas:
+            self.kubernetes.kubectl("rollout", "status", *deployment, "--timeout=60s", namespace=SYSTEM, seconds=70)
+            return
+        self.kubernetes.wait_for(lambda: not self.pods(), 60, "no replica is left", namespace=SYSTEM)
+
 
 #: For tests that need rights which are off by default, and an operator that ends soon: one release for all of them.
 RIGHTS = (

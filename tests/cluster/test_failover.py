@@ -17,17 +17,6 @@ _MAPS = "/api/v1/namespaces/{}/configmaps"
 _TAKEOVER_MAX = 20
 
 
-def _scale(kubernetes: Kubernetes, replicas: int) -> None:
-    """So many replicas, all of them ready or all gone."""
-    deployment = ("deployment", "kvcachepool-operator")
-    kubernetes.kubectl("scale", *deployment, f"--replicas={replicas}", namespace=SYSTEM)
-    if replicas:
-        kubernetes.kubectl("rollout", "status", *deployment, "--timeout=60s", namespace=SYSTEM, seconds=70)
-        return
-    own = "app.kubernetes.io/name=kvcachepool"
-    kubernetes.wait_for(lambda: not kubernetes.pods(SYSTEM, own), 60, "no replica is left", namespace=SYSTEM)
-
-
 def _looked(kubernetes: Kubernetes) -> bool:
     """A leader has seen the canary come back, pools, and the sidecars of this test."""
     wanted = {"canary_checks": "Injected", "reconciles": "done", "sidecar_questions": "answered"}
@@ -53,7 +42,7 @@ def test_restarted_replicas_find_everything_as_it_is_and_write_nothing(
     # A new leader writes at once what the old one would have kept for the end of a minute.
     first = holder(kubernetes)
     kubernetes.kubectl("rollout", "restart", "deployment/kvcachepool-operator", namespace=SYSTEM)
-    _scale(kubernetes, 2)
+    operator.scale(2)
     kubernetes.wait_for(lambda: holder(kubernetes) not in ("", first), 30, "another holder of the lease")
     kubernetes.wait_for(
         lambda: _looked(kubernetes) and _settled(status(kubernetes, namespace, "demo")),
@@ -65,8 +54,8 @@ def test_restarted_replicas_find_everything_as_it_is_and_write_nothing(
     since = kubernetes.request("GET", _POOLS.format(namespace))["metadata"]["resourceVersion"]
     said = sorted(told(kubernetes, namespace))
 
-    _scale(kubernetes, 0)
-    _scale(kubernetes, 2)
+    operator.scale(0)
+    operator.scale(2)
     kubernetes.wait_for(lambda: _looked(kubernetes), 60, "a leader has looked at everything", namespace=SYSTEM)
     for path in (_POOLS, _MAPS):
         changes = kubernetes.changes(path.format(namespace), since, seconds=3)
@@ -99,7 +88,7 @@ def test_pods_made_without_a_webhook_start_are_counted_by_name_and_evicted_on_re
     kubernetes: Kubernetes, operator: Operator, namespace: str, base_image: str
 ) -> None:
     kubernetes.apply(pool("demo"), namespace=namespace)
-    _scale(kubernetes, 0)
+    operator.scale(0)
     kubernetes.apply([pod(base_image, "bare", "demo"), deployment(base_image, "web", "demo")], namespace=namespace)
     kubernetes.wait("pod", "--all", "condition=Ready", namespace=namespace)
     pods = kubernetes.pods(namespace)
@@ -107,7 +96,7 @@ def test_pods_made_without_a_webhook_start_are_counted_by_name_and_evicted_on_re
     assert not any("kvcachepool.io/injection" in each["metadata"].get("annotations", {}) for each in pods)
     (web,) = kubernetes.pods(namespace, "app=web")
 
-    _scale(kubernetes, 2)
+    operator.scale(2)
 
     def missed(count: int) -> bool:
         return status(kubernetes, namespace, "demo").get("pods", {}).get("missed") == count

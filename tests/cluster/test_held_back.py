@@ -339,3 +339,34 @@ def test_the_leader_stays_within_its_rights(kubernetes: Kubernetes, scenes: dict
     assert refused == {LAST_TRY}
     hung = sum(scene.case.replicas for scene in scenes.values())
     assert first.metrics().total("kvcachepool_replacements") <= 3 * hung
+
+
+def test_a_probe_that_works_ends_the_pause(scenes: dict[str, Scene], operator: Operator) -> None:
+    scene = scenes["quota"]
+    kubernetes, namespace = scene.kubernetes, scene.namespace
+    kubernetes.kubectl("delete", "resourcequota", "limit", namespace=namespace)
+    # The first probe comes ten minutes after the pause began: the next leader reads that it has been as long.
+    operator.scale(0)
+    paused = status(kubernetes, namespace, "demo")["injectionPaused"]
+    earlier = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - 900))
+    paused["owners"][0]["since"] = earlier
+    path = f"/apis/kvcachepool.io/v1alpha1/namespaces/{namespace}/kvcachepools/demo/status"
+    change = {"status": {"injectionPaused": paused}}
+    kubernetes.request("PATCH", path, change, content_type="application/merge-patch+json")
+    operator.scale(2)
+
+    def probing() -> bool:
+        owners = status(kubernetes, namespace, "demo")["injectionPaused"]["owners"]
+        return bool(owners[0]["trial"])
+
+    kubernetes.wait_for(probing, 60, "the next pod is a probe", namespace=namespace)
+    kubernetes.kubectl("delete", "pod", scene.running()[0]["metadata"]["name"], namespace=namespace)
+
+    def resumed() -> bool:
+        return "injectionPaused" not in status(kubernetes, namespace, "demo")
+
+    kubernetes.wait_for(resumed, 90, "a pod with a sidecar works", namespace=namespace)
+    pods = kubernetes.pods(namespace, "kvcachepool.io/pool=demo")
+    assert [injected(each) for each in pods].count(True) == 1
+    assert conditions(status(kubernetes, namespace, "demo"))["InjectionReady"] == ("True", "WebhookAnswers")
+    assert ("ReplicaSet", "InjectionResumed") in {(kind, reason) for kind, _, reason, _ in told(kubernetes, namespace)}

@@ -486,14 +486,13 @@ impl Breaker {
 
     /// A pod with these settings does what those of the pause did not.
     fn works(&self, pod: &Pod, pause: &Pause, now: Timestamp) -> bool {
-        // A probe may have started before it was seen.
-        let since = match &pause.position {
-            Position::Watching(uid) if *uid == pod.uid => pod.created,
-            _ => pause.since,
-        };
+        // A probe may have started before it was seen, also within the second of its creation.
+        let watched = matches!(&pause.position, Position::Watching(uid) if *uid == pod.uid);
+        let started = running_since(pod)
+            .is_some_and(|at| (watched || at > pause.since) && now.duration_since(at) >= STEADY);
         let late = pause.cause.kind != Kind::Refusal || pod.created >= pause.began();
         let up = pause.cause.kind != Kind::Engine || is_up(pod, now);
-        late && up && self.is_current(pod) && pod.is_active() && started_after(pod, since, now)
+        late && up && self.is_current(pod) && pod.is_active() && started
     }
 
     fn resumed(&mut self, pause: &Pause, pods: &[&Arc<Pod>]) {
@@ -705,10 +704,6 @@ pub(super) fn may_fall_back(pod: &Pod, now: Timestamp) -> bool {
         }) => true,
         _ => false,
     }
-}
-
-fn started_after(pod: &Pod, since: Timestamp, now: Timestamp) -> bool {
-    running_since(pod).is_some_and(|at| at > since && now.duration_since(at) >= STEADY)
 }
 
 #[cfg(test)]

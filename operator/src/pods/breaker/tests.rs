@@ -268,6 +268,16 @@ fn after_ten_minutes_one_pod_is_tried_and_resumes_injection() {
 }
 
 #[test]
+fn a_probe_may_start_within_the_second_of_its_creation() {
+    let mut rig = proven();
+    rig.step(630);
+    rig.pods([spared("b", 32), works("c", 700, 700)]).step(701);
+    rig.expect("r", Some(Position::Watching("c".into())));
+    rig.step(730);
+    rig.expect("r", None);
+}
+
+#[test]
 fn each_probe_that_fails_doubles_the_pause_before_the_next_and_is_replaced() {
     let mut rig = proven();
     let mut now = 30;
