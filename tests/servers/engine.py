@@ -245,6 +245,14 @@ class Engine:
         """The copy of the next load begins so much later, and others wait behind it. Needs one rank."""
         self._ask("delay_load", seconds=seconds)
 
+    def raise_next(self, owner: str, name: str, times: int = 1) -> None:
+        """The connector's method (`module.Class`, name) raises at its next calls. Needs one rank."""
+        self._ask("raise_next", owner=owner, name=name, times=times)
+
+    def take_raised(self) -> list[str]:
+        """Methods that raised since the last call."""
+        return list(self._ask("take_raised"))
+
     def stacks(self) -> str:
         """The end of the log after all processes were made to write the stacks of their threads, and to end."""
         self.process.signal_all(signal.SIGCONT)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import functools
 import importlib
 import json
 import os
@@ -30,6 +31,7 @@ class Operations:
         self.sources: dict[str, list[int]] = {}
         self.margins: dict[str, list[float]] = {}
         self.loads_failed = 0
+        self.raised: list[str] = []
 
     def start(self, **arguments: Any) -> str | None:
         from vllm.engine.arg_utils import EngineArgs
@@ -194,6 +196,30 @@ class Operations:
             copy(self, kind, *arguments)
 
         copier.copy = late
+
+    def raise_next(self, owner: str, name: str, times: int) -> None:
+        """The connector's method raises at its next calls; what failed before is forgiven."""
+        module, _, class_name = owner.rpartition(".")
+        cls = getattr(importlib.import_module(f"kvcachepool.{module}"), class_name)
+        method = getattr(cls, name)
+
+        @functools.wraps(method)
+        def raises(*arguments: Any, **more: Any) -> Any:
+            nonlocal times
+            if not times:
+                return method(*arguments, **more)
+            times -= 1
+            self.raised.append(f"{owner}.{name}")
+            raise RuntimeError(f"raised by a test in {owner}.{name}")
+
+        setattr(cls, name, raises)
+        groups = importlib.import_module("vllm.distributed.kv_transfer")
+        for connector in (self.engine.engine_core.engine_core.scheduler.connector, groups.get_kv_transfer_group()):
+            connector.bugs = 0
+
+    def take_raised(self) -> list[str]:
+        taken, self.raised = self.raised, []
+        return taken
 
     def states(self) -> dict[str, str]:
         core = getattr(self.engine.engine_core, "engine_core", None)
