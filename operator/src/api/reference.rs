@@ -20,7 +20,7 @@ A pod of the same namespace with the label `kvcachepool.io/pool: llama` gets a c
 the condition `Accepted` what is wrong. Sizes are whole numbers with Ki, Mi, Gi, Ti, k, M, G or T, or alone (bytes); times have the units h, m, s and ms, the largest first.
 ";
 
-/// The page `docs/api-reference.md`.
+/// The page `docs/reference/api.md`.
 pub fn reference() -> String {
     let mut page = HEAD.to_string();
     for version in crd().spec.versions {

@@ -424,7 +424,7 @@ fn a_command_that_nobody_reads_any_more_ends_without_a_word() {
     assert_eq!(rig.there(), [true; 5]);
 }
 
-const PAGE: &str = include_str!("../../../../docs/tiers.md");
+const PAGE: &str = include_str!("../../../../docs/guides/tiers.md");
 
 #[test]
 fn every_command_of_the_page_is_one() {
