@@ -8,7 +8,7 @@ crate::reasons::reasons! {
     NotAccepted = "The spec is not accepted, so nothing else is done for the pool; the condition Accepted says why.",
     NoneConfigured = "The pool has no tier that pods share.",
     TiersServe = "Every tier that pods share serves, as far as sidecars say.",
-    SharedTierDown = "No sidecar reaches a tier that the pool shares; the message has the tier, the sidecar's own reason, which docs/guides/tiers.md explains, and what it may not do or lacks. Memory serves on.",
+    SharedTierDown = "No sidecar reaches a tier that the pool shares; the message has the tier, the sidecar's own reason, which docs/reference/tier-errors.md explains, and what it may not do or lacks. Memory serves on.",
     WebhookAnswers = "A labelled pod, created by dry run every minute, comes back with its sidecar.",
     CanaryPending = "The first dry run of a labelled pod is not back yet. This passes within a minute after a leader was elected.",
     CanaryRefused = "The API server refused the dry run of a labelled pod in the operator's namespace, so it is not known whether pods are injected; the message has its words. A quota or an admission policy of that namespace does so.",

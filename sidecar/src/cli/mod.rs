@@ -59,7 +59,7 @@ Examples:
     /// Open every tier below memory once, and say what is missing.
     #[command(
         after_help = "An object of 4 KiB is written, read and removed in each tier, with write.policy None only looked up. Exit code 0: all tiers are ready.
-1: one is not, and has the name of an error that docs/guides/tiers.md explains, down to a missing permission. A disk tier must not be in use.
+1: one is not, and has the name of an error that docs/reference/tier-errors.md explains, down to a missing permission. A disk tier must not be in use.
 
 Examples:
   kvcachepool-sidecar check --config config.v1.yaml
