@@ -55,7 +55,7 @@ test-cluster: setup  ## tests on a Kubernetes of their own, or with KUBECONFIG=f
 test-gpu:  ## what only a GPU can say: kernels, windows, the worker's copies; needs torch alone. GPU_PYTHON=python3, ONLY=window
 	@cargo build --quiet --bin kvcachepool-sidecar --example gpu_check
 	@PYTHONPATH=tests $(GPU_PYTHON) -m gpu $(ONLY)
-bench: setup  ## benchmarks: a table and target/bench/results.json. ONLY=copy,ttft
+bench: setup  ## benchmarks: a table and target/bench/results.json. ONLY=copies,ttft
 	@cargo build --quiet --bins --examples --features simulation
 	@PYTHONPATH=tests:sidecar/connector $(PYTHON) -m bench $(ONLY)
 bench-gpu:  ## speeds on a GPU beside what bounds them: target/bench/gpu.json. GPU_PYTHON=python3

@@ -1,4 +1,4 @@
-"""Writes the tables of docs/identity.md from the connector's identity table; `--check` only compares."""
+"""Writes the tables of docs/reference/identity.md from the connector's identity table; `--check` only compares."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "identity.md"
+PAGE = ROOT / "docs" / "reference" / "identity.md"
 BEGIN, END = "<!-- tables: tools/identity_page.py -->\n", "<!-- end of tables -->\n"
 
 
@@ -49,4 +49,4 @@ if __name__ == "__main__":
     if "--check" not in sys.argv:
         PAGE.write_text(page())
     elif PAGE.read_text() != page():
-        sys.exit("docs/identity.md differs from the identity table: run python3 tools/identity_page.py")
+        sys.exit("docs/reference/identity.md differs from the identity table: run python3 tools/identity_page.py")

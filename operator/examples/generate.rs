@@ -1,4 +1,4 @@
-//! Writes what is generated from the types of the API: the definition in `crds/` and the page `docs/api-reference.md`. With
+//! Writes what is generated from the types of the API: the definition in `crds/` and the page `docs/reference/api.md`. With
 //! `--check` it only compares, and names what differs.
 
 use kvcachepool_operator::api;
@@ -15,7 +15,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             "crds/kvcachepool.io_kvcachepools.yaml",
             format!("{ABOUT}{}", serde_yaml::to_string(&api::crd())?),
         ),
-        ("docs/api-reference.md", api::reference()),
+        ("docs/reference/api.md", api::reference()),
     ];
     let only_compare = env::args().any(|argument| argument == "--check");
     let mut stale = Vec::new();

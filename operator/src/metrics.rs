@@ -1,4 +1,4 @@
-//! Every metric of the operator: the one list that the registry is built from and that `docs/operator-metrics.md` is checked against.
+//! Every metric of the operator: the one list that the registry is built from and that `docs/reference/operator-metrics.md` is checked against.
 
 pub use kvcachepool_metrics::Metrics;
 use kvcachepool_metrics::{Metric, counter, gauge, seconds};

@@ -1,11 +1,11 @@
-//! `docs/operator-metrics.md` names every metric that the operator exports, with type, labels and help, and no other.
+//! `docs/reference/operator-metrics.md` names every metric that the operator exports, with type, labels and help, and no other.
 //! `UPDATE_DOCS=1` rewrites it.
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 use kvcachepool_metrics::Metric;
 use kvcachepool_operator::metrics::ALL;
 
-const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/operator-metrics.md");
+const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/reference/operator-metrics.md");
 const MARKER: &str = "<!-- generated from the code: UPDATE_DOCS=1 cargo test -p kvcachepool-operator --test metrics_doc -->";
 
 #[test]

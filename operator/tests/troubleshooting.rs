@@ -1,4 +1,4 @@
-//! docs/troubleshooting.md explains every reason that the operator gives. The tables between its markers come from the enums:
+//! docs/guides/troubleshooting.md explains every reason that the operator gives. The tables between its markers come from the enums:
 //! `UPDATE_DOCS=1 cargo test -p kvcachepool-operator --test troubleshooting` writes them.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
@@ -7,7 +7,7 @@ use kvcachepool_operator::{api, inject, status};
 use std::collections::HashSet;
 use std::fs;
 
-const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/troubleshooting.md");
+const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/guides/troubleshooting.md");
 
 /// The reasons of a table, with their sentences.
 fn reasons(table: &str) -> Vec<(&'static str, &'static str)> {
@@ -60,7 +60,7 @@ fn the_page_explains_every_reason() {
     let page = fs::read_to_string(PAGE).unwrap();
     assert!(
         page == filled,
-        "docs/troubleshooting.md is not what the code says; run this test with UPDATE_DOCS=1"
+        "docs/guides/troubleshooting.md is not what the code says; run this test with UPDATE_DOCS=1"
     );
     for table in ["injection", "shortfalls", "conditions"] {
         assert!(

@@ -1,10 +1,10 @@
-//! `docs/metrics.md` names every metric that the code exports, with type, labels and help, and no other. `UPDATE_DOCS=1` rewrites it.
+//! `docs/reference/metrics.md` names every metric that the code exports, with type, labels and help, and no other. `UPDATE_DOCS=1` rewrites it.
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 use kvcachepool_metrics::Metric;
 use kvcachepool_sidecar::admin::metrics::{CORE, SHELL};
 
-const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/metrics.md");
+const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/reference/metrics.md");
 
 fn rows(title: &str, metrics: &[Metric]) -> String {
     let head = format!("\n## {title}\n\n| metric | type | labels | what |\n|---|---|---|---|\n");

@@ -93,7 +93,7 @@ def test_the_readme_names_a_pool_with_the_tiers_that_it_shows():
 
 def test_every_quickstart_shows_the_example():
     example = yaml.safe_load((ROOT / "manifests" / "kvcachepool.yaml").read_text())
-    page = (ROOT / "docs" / "quickstart-kubernetes.md").read_text()
+    page = (ROOT / "docs" / "tutorials" / "kubernetes.md").read_text()
     (shown,) = re.findall(r"```yaml\n(.*?)```", page, re.S)
     assert yaml.safe_load(shown) == example
     notes = (CHART / "templates" / "NOTES.txt").read_text()

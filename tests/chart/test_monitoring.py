@@ -19,7 +19,7 @@ def _metrics() -> dict[str, set[str]]:
     """Labels by metric, from the tables that the code generates."""
     metrics = {}
     for page in ("metrics.md", "operator-metrics.md"):
-        for line in (ROOT / "docs" / page).read_text().splitlines():
+        for line in (ROOT / "docs" / "reference" / page).read_text().splitlines():
             if row := re.match(r"^\| `(kvcachepool_\w+)` \| (\w+) \| ([^|]*) \|", line):
                 names = [row[1]] if row[2] != "histogram" else [row[1] + end for end in ("_bucket", "_sum", "_count")]
                 metrics.update({name: set(re.findall(r"`(\w+)`", row[3])) for name in names})

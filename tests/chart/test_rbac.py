@@ -1,4 +1,4 @@
-"""What the operator may do is what docs/security.md says, to the letter."""
+"""What the operator may do is what docs/guides/security.md says, to the letter."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Right = tuple[bool, str, str, str, str]
 
 
 def _documented(values: dict[str, Any]) -> set[Right]:
-    """Rights that the table of docs/security.md grants with these values."""
+    """Rights that the table of docs/guides/security.md grants with these values."""
     values = {"allowPodEviction": True} | values
     rights: set[Right] = set()
-    for line in (ROOT / "docs" / "security.md").read_text().splitlines():
+    for line in (ROOT / "docs" / "guides" / "security.md").read_text().splitlines():
         cells = [cell.strip().strip("`") for cell in line.strip("|").split("|")]
         if len(cells) != 7 or cells[0] not in ("all namespaces", "own namespace"):
             continue

@@ -1,4 +1,4 @@
-"""docs/troubleshooting.md explains every name that a sidecar or a connector gives as a reason.
+"""docs/guides/troubleshooting.md explains every name that a sidecar or a connector gives as a reason.
 
 The operator's own reasons are compared by a test of its crate.
 """
@@ -19,7 +19,7 @@ NAME = re.compile(r"^[A-Z][A-Za-z0-9]*[a-z][A-Za-z0-9]*(/([A-Za-z0-9]+|\.\.\.))?
 
 def _explained(title: str) -> set[str]:
     """Names in the first column of the tables below this heading."""
-    page = (ROOT / "docs" / "troubleshooting.md").read_text()
+    page = (ROOT / "docs" / "guides" / "troubleshooting.md").read_text()
     section = page.split(f"\n## {title}\n", 1)[1].split("\n## ", 1)[0]
     return {name for cell in re.findall(r"^\| (`[^|]*) \|", section, re.M) for name in re.findall(r"`([^`]+)`", cell)}
 

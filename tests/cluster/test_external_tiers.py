@@ -26,8 +26,8 @@ from servers.s3 import BUCKET, S3Server
 VALUES = RIGHTS
 
 _PASSWORD = "only-for-this-test"
-#: What docs/tiers.md says that the user needs, and nothing else.
-_COMMANDS = (paths.ROOT / "docs/tiers.md").read_text().split("on keys `kvcp:*`: `")[1].split("`")[0].lower().split()
+#: What docs/guides/tiers.md says that the user needs, and nothing else.
+_COMMANDS = (paths.ROOT / "docs/guides/tiers.md").read_text().split("on keys `kvcp:*`: `")[1].split("`")[0].lower().split()
 #: The same of a bucket, but for writing.
 _PERMISSIONS = ("s3:GetObject", "s3:ListBucket", "s3:DeleteObject")
 #: Prompts of 16 chunks, which come to more than 2% of the bucket's capacity.

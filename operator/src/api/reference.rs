@@ -7,20 +7,29 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
 use std::fmt::Write;
 
 const HEAD: &str = "# KVCachePool (kvcachepool.io/v1alpha1)
-Generated from the schema: `cargo run -p kvcachepool-operator --example generate`. The same texts are shown by `kubectl explain kvcachepool.spec`.
+
+Every field of a `KVCachePool`, generated from the schema by
+`cargo run -p kvcachepool-operator --example generate`. `kubectl explain kvcachepool.spec` shows the
+same texts.
 
 The smallest pool:
+
 ```yaml
 apiVersion: kvcachepool.io/v1alpha1
 kind: KVCachePool
 metadata: {name: llama}
 spec: {local: {memory: {perPod: 64Gi}}}
 ```
-A pod of the same namespace with the label `kvcachepool.io/pool: llama` gets a cache. The rules are checked by the API server, and again by the operator, which says in
-the condition `Accepted` what is wrong. Sizes are whole numbers with Ki, Mi, Gi, Ti, k, M, G or T, or alone (bytes); times have the units h, m, s and ms, the largest first.
+
+A pod of the same namespace with the label `kvcachepool.io/pool: llama` gets a cache.
+
+- The API server checks the rules. The operator checks them again and reports a violation in the
+  condition `Accepted`.
+- Sizes are whole numbers with Ki, Mi, Gi, Ti, k, M, G or T, or without a unit (bytes).
+- Times have the units h, m, s and ms, the largest first.
 ";
 
-/// The page `docs/api-reference.md`.
+/// The page `docs/reference/api.md`.
 pub fn reference() -> String {
     let mut page = HEAD.to_string();
     for version in crd().spec.versions {
@@ -31,7 +40,7 @@ pub fn reference() -> String {
             }
         }
     }
-    page += "\n## Reasons of the condition Accepted\n| reason | meaning |\n|---|---|\n";
+    page += "\n## Reasons of the condition Accepted\n\n| reason | meaning |\n|---|---|\n";
     for reason in Reason::ALL {
         // Writing to a String cannot fail.
         let _ = writeln!(page, "| {} | {} |", reason.name(), reason.sentence());
@@ -42,8 +51,10 @@ pub fn reference() -> String {
 /// A section and those below it, each as a table of its fields.
 fn add_section(page: &mut String, path: &str, section: &JSONSchemaProps) {
     let _ = writeln!(page, "\n## {path}");
-    for rule in rules().iter().filter(|rule| rule.at == path) {
-        let _ = writeln!(page, "- Rule: {}.", rule.message);
+    let of_section = rules().iter().filter(|rule| rule.at == path);
+    let rows: String = of_section.map(|rule| format!("| {}. |\n", rule.message)).collect();
+    if !rows.is_empty() {
+        *page += &format!("\n| rule |\n|---|\n{rows}");
     }
     *page += "\n| field | type | default | meaning |\n|---|---|---|---|\n";
     let required = section.required.as_deref().unwrap_or_default();

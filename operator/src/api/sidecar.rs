@@ -28,7 +28,7 @@ pub struct Sidecar {
     /// Who moves bytes between vLLM and the cache: vLLM's own worker, or the sidecar by a window, which for GPUs needs gpuAccess.
     pub transfer: Transfer,
     /// How the sidecar sees the GPUs of vLLM's container: not at all, by NVIDIA_VISIBLE_DEVICES, which the node's container runtime
-    /// must heed, or by the resource claims of that container. A pod that has none gets a sidecar without; docs/gpu.md says more.
+    /// must heed, or by the resource claims of that container. A pod that has none gets a sidecar without; docs/guides/gpus.md says more.
     pub gpu_access: GpuAccess,
     /// Least level that is logged.
     pub log_level: LogLevel,

@@ -87,7 +87,7 @@ pub struct PausedOwner {
     /// Uid of the owner.
     #[schemars(schema_with = "schema::short")]
     pub uid: String,
-    /// Name of the cause; docs/troubleshooting.md explains those that are not Kubernetes' own.
+    /// Name of the cause; docs/guides/troubleshooting.md explains those that are not Kubernetes' own.
     #[schemars(schema_with = "schema::short")]
     pub reason: String,
     /// Since when injection is paused, or a probe is due.
@@ -125,7 +125,7 @@ pub struct Pods {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Skipped {
-    /// The reason, as docs/troubleshooting.md explains it.
+    /// The reason, as docs/guides/troubleshooting.md explains it.
     #[schemars(schema_with = "schema::short")]
     pub reason: String,
     /// Number of pods.

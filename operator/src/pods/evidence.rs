@@ -24,7 +24,7 @@ pub enum Kind {
 pub struct Cause {
     /// In which way.
     pub kind: Kind,
-    /// Its name: the kubelet's, or one of docs/troubleshooting.md.
+    /// Its name: the kubelet's, or one of docs/guides/troubleshooting.md.
     pub reason: Box<str>,
     /// The message that names the cause.
     pub message: Box<str>,

@@ -1,6 +1,6 @@
 """Everything that could make vLLM fail with a connector, checked before it is given one. Each check has a name.
 
-Reasons are what status and metrics of the sidecar show; docs/troubleshooting explains each.
+Reasons are what status and metrics of the sidecar show; docs/guides/troubleshooting.md explains each.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What the whole process shares with the sidecar: incarnation, proof of death, arena and slot table.
 
 One instance per process (`shared()`), used by the scheduler part and the worker part alike: one pidfd, one byte of
-the lock file, one mapping. Rules that hold here: docs/protocol.md, "Sessions" and "Shared memory".
+the lock file, one mapping. Rules that hold here: docs/internals/protocol.md, "Sessions" and "Shared memory".
 """
 
 from __future__ import annotations

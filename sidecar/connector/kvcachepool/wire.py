@@ -34,7 +34,7 @@ _READ_BYTES = 256 << 10
 
 
 class Op(IntEnum):
-    """Opcodes; who may use which: docs/protocol.md."""
+    """Opcodes; who may use which: docs/internals/protocol.md."""
 
     HELLO = 1
     REGISTER = 2

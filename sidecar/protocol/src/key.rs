@@ -1,4 +1,4 @@
-//! Keys: 32-byte names with a type each. See `docs/protocol.md`, "Keys".
+//! Keys: 32-byte names with a type each. See `docs/internals/protocol.md`, "Keys".
 
 use serde::{Deserialize, Serialize};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};

@@ -344,7 +344,7 @@ fn a_container_needs_its_arena_and_what_stands_beside_it() {
     assert_eq!(
         needs(16 * GIB, 65_536),
         (16 * GIB) + (353 << 20),
-        "the example of docs/architecture.md, its header page rounded up"
+        "the example of docs/internals/architecture.md, its header page rounded up"
     );
     assert_eq!(
         needs(512 * GIB, 1 << 16) - needs(256 * GIB, 1 << 16),

@@ -1,4 +1,4 @@
-//! Every metric of the sidecar: the one list that the registry is built from, that `docs/metrics.md` is checked against, and that tests walk.
+//! Every metric of the sidecar: the one list that the registry is built from, that `docs/reference/metrics.md` is checked against, and that tests walk.
 
 pub use kvcachepool_metrics::Metrics;
 use kvcachepool_metrics::{Metric, counter, gauge};

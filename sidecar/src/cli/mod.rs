@@ -59,7 +59,7 @@ Examples:
     /// Open every tier below memory once, and say what is missing.
     #[command(
         after_help = "An object of 4 KiB is written, read and removed in each tier, with write.policy None only looked up. Exit code 0: all tiers are ready.
-1: one is not, and has the name of an error that docs/tiers.md explains, down to a missing permission. A disk tier must not be in use.
+1: one is not, and has the name of an error that docs/reference/tier-errors.md explains, down to a missing permission. A disk tier must not be in use.
 
 Examples:
   kvcachepool-sidecar check --config config.v1.yaml
@@ -70,7 +70,7 @@ Examples:
     #[command(
         after_help = "Needs no rights, toolkit or network, and takes some 5 seconds. Each thing is tried, not looked up by version. With --config the node is
 held against what the config asks for: memory, huge pages, the folders of socket and disk tier. Exit code 0: nothing stands against
-serving. 1: something does. docs/troubleshooting.md explains the findings, docs/gpu.md what is said of GPUs.
+serving. 1: something does. docs/guides/troubleshooting.md explains the findings, docs/guides/gpus.md what is said of GPUs.
 
 Examples:
   kvcachepool-sidecar doctor

@@ -256,7 +256,7 @@ fn reasons_have_names_and_sentences_of_their_own() {
 
 #[test]
 fn the_docs_explain_every_reason_in_the_words_of_the_table() {
-    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../docs/injection.md");
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../docs/reference/injection.md");
     let docs = std::fs::read_to_string(path).unwrap();
     let rows: Vec<&str> = docs
         .lines()
@@ -268,7 +268,7 @@ fn the_docs_explain_every_reason_in_the_words_of_the_table() {
         let row = format!("| `{reason}` | {} |", reason.sentence());
         assert!(
             rows.contains(&row.as_str()),
-            "docs/injection.md needs the row\n{row}"
+            "docs/reference/injection.md needs the row\n{row}"
         );
     }
     for row in rows {

@@ -1,5 +1,5 @@
 //! How much memory a sidecar of a config needs: what its container asks Kubernetes for, and what the sidecar checks before it touches a
-//! page. The table of docs/architecture.md.
+//! page. The table of docs/internals/architecture.md.
 
 use super::{Codec, Config, HugePages, TransferMode};
 use crate::geometry::Geometry;

@@ -118,7 +118,7 @@ fn arena(facts: &Facts) -> Option<Finding> {
     if refused.is_empty() {
         return None;
     }
-    let advice = "the container needs the arena and what stands beside it: docs/architecture.md has the table";
+    let advice = "the container needs the arena and what stands beside it: docs/internals/architecture.md has the table";
     finding(
         Weight::Blocks,
         "ArenaExceedsMemoryLimit",

@@ -424,7 +424,10 @@ fn a_command_that_nobody_reads_any_more_ends_without_a_word() {
     assert_eq!(rig.there(), [true; 5]);
 }
 
-const PAGE: &str = include_str!("../../../../docs/tiers.md");
+const PAGE: &str = concat!(
+    include_str!("../../../../docs/guides/tiers.md"),
+    include_str!("../../../../docs/reference/tier-errors.md")
+);
 
 #[test]
 fn every_command_of_the_page_is_one() {

@@ -149,7 +149,7 @@ fn meaning(text: &str) -> (Cause, &'static str) {
         ),
         "NOPERM" => (
             Cause::Denied,
-            "the user needs the commands of docs/tiers.md on keys kvcp:*",
+            "the user needs the commands of docs/guides/tiers.md on keys kvcp:*",
         ),
         "LOADING" | "MASTERDOWN" | "CLUSTERDOWN" => (Cause::Unreachable, ""),
         "TRYAGAIN" | "BUSY" => (Cause::Throttled, ""),

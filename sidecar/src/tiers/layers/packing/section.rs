@@ -14,7 +14,7 @@ const MEASURED_BYTES: usize = 4 << 10;
 const TOKENS_MIN: u32 = 16;
 /// Fewest numbers of a layer's half: with fewer, making tables is all of the work.
 const PLANE_MIN: u64 = 1 << 10;
-/// Numbers that share a scale, as docs/codecs.md measures them.
+/// Numbers that share a scale, as docs/internals/codecs.md measures them.
 const GROUP: u16 = 128;
 /// The same where each has 4 bits.
 const GROUP_OF_INT4: u16 = 64;

@@ -1,5 +1,5 @@
 //! What every tier must do, done by this one: on Redis and on Valkey, over each kind of stream, on one server and on several, with layers and
-//! without, and for a user with no more rights than docs/tiers.md asks for.
+//! without, and for a user with no more rights than docs/guides/tiers.md asks for.
 
 use super::cluster::Cluster;
 use super::rig::{Server, settings};
@@ -80,9 +80,9 @@ impl Servers {
     }
 }
 
-/// Commands that the user needs, as docs/tiers.md has them: always, with Sentinel, with a cluster, and in a database.
+/// Commands that the user needs, as docs/guides/tiers.md has them: always, with Sentinel, with a cluster, and in a database.
 fn rights() -> [String; 5] {
-    let docs = include_str!("../../../../../docs/tiers.md");
+    let docs = include_str!("../../../../../docs/guides/tiers.md");
     let (_, rest) = docs.split_once("on keys `kvcp:*`:").unwrap();
     let (said, _) = rest.split_once(".\n").unwrap();
     let quoted: Vec<String> = said.split('`').skip(1).step_by(2).map(Into::into).collect();

@@ -1,0 +1,48 @@
+"""Pages read as `tools/prose.py` asks, are in the table of contents, and link to what exists."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from typing import Any
+
+from servers.paths import ROOT
+
+
+def _prose() -> Any:
+    spec = importlib.util.spec_from_file_location("prose", ROOT / "tools" / "prose.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_no_page_has_a_finding() -> None:
+    assert _prose().findings() == []
+
+
+def test_what_a_reader_stumbles_over_is_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    bad = {
+        "a " * 60: "119 columns",
+        "It waits in vain.": "'in vain': write without effect",
+        f"[x](page.md#other) {'word ' * 5}": "no such heading: page.md#other",
+        "[x](nowhere.md)": "no such file: nowhere.md",
+        "\n".join(["one two three four five six seven eight nine ten"] * 5): "a sentence of 50 words",
+    }
+    prose = _prose()
+    for text, finding in bad.items():
+        page.write_text(f"# Page\n\n{text.strip()}\n\n```\n{'code ' * 50} in vain\n```\n\n| {'cell ' * 50} |\n")
+        content = page.read_text()
+        found = [what for _, what in [*prose._wording(content), *prose._links(page, content)]]
+        assert any(what.startswith(finding) for what in found), (text, found)
+    page.write_text("# A page\n\nA sentence. [x](#a-page)\n")
+    assert not [*prose._wording(page.read_text()), *prose._links(page, page.read_text())]
+
+
+def test_every_alert_is_explained() -> None:
+    alerts = re.findall(r"alert: (\w+)", (ROOT / "charts" / "kvcachepool" / "files" / "alerts.yaml").read_text())
+    page = (ROOT / "docs" / "guides" / "monitoring.md").read_text()
+    assert [alert for alert in alerts if f"`{alert}`" not in page] == []
