@@ -17,7 +17,7 @@ NODES ?= 1
 ifeq ($(origin KUBECONFIG),command line)
 export KVCACHEPOOL_TEST_KUBECONFIG := $(KUBECONFIG)
 endif
-.PHONY: help setup cluster-up cluster-down demo demo-local demo-tiers test test-vllm test-cluster test-gpu bench bench-gpu gpu-bundle bench-operator bench-tiers soak stress image push check fuzz fmt
+.PHONY: help setup cluster-up cluster-down demo demo-local demo-tiers test test-vllm test-cluster test-gpu bench bench-gpu gpu-bundle bench-operator bench-tiers soak stress docs image push check fuzz fmt
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /  make \1 |/p' $(MAKEFILE_LIST) | column -t -s '|'
 setup:  ## install what is missing: apt packages, Rust, vLLM for CPUs
@@ -82,6 +82,12 @@ soak: setup  ## half an hour of full rate with faults: does the sidecar's own me
 stress: setup  ## a real vLLM under faults and pressure answers as one without a cache. SECONDS=600 SEED=1 ONLY=llama
 	@cargo build --quiet --bin kvcachepool-sidecar
 	@PYTHONPATH=tests $(PYTHON) -m stress --seconds $(SECONDS) --seed $(SEED) $(if $(ONLY),--only $(ONLY))
+docs:  ## the documentation as a site: target/site/index.html
+	@tools/setup.sh base
+	@tools/setup.sh docs
+	@rm -rf target/site target/site-source && mkdir -p target && cp -r docs target/site-source
+	@$(CACHE)/tools/bin/mdbook-mermaid install target/site-source
+	@$(CACHE)/tools/bin/mdbook build target/site-source --dest-dir ../site
 image:  ## the image of operator and sidecar, also without docker: IMAGE=registry/name:tag, BUILD_IMAGE=, BASE_IMAGE=
 	@tools/image/image.sh build $(IMAGE)
 push:  ## pushes it: IMAGE=registry/name:tag
@@ -93,6 +99,7 @@ check: setup  ## formatting, lints, licences, docs, generated files, types, a sh
 	$(CACHE)/tools/bin/cargo-deny --log-level error check bans licenses sources
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --all-features --quiet
 	tools/check_generated.sh
+	python3 tools/prose.py
 	$(PYTHON) -m ruff check sidecar/connector tests tools
 	$(PYTHON) -m ruff format --check sidecar/connector tests tools
 	$(PYTHON) -m mypy sidecar/connector/kvcachepool tests/servers tests/demo tests/vllm tests/bench tests/cluster tests/gpu tests/stress tools/run_tests.py

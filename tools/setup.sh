@@ -7,6 +7,7 @@
 #   tools/setup.sh check             cargo-deny and cargo-fuzz, for `make check`
 #   tools/setup.sh cluster           Kubernetes, helm and containerd for clusters on this machine
 #   tools/setup.sh servers           servers that tests of the tiers start
+#   tools/setup.sh docs              mdbook, for `make docs`
 set -euo pipefail
 
 TOOLS="$(cd "$(dirname "$0")" && pwd)"
@@ -44,6 +45,7 @@ as_root() {
 . "$TOOLS/setup/check.sh"
 . "$TOOLS/setup/cluster.sh"
 . "$TOOLS/setup/servers.sh"
+. "$TOOLS/setup/docs.sh"
 
 part="${1:-}"
 # One set-up at a time: a second one waits and then finds all done.
@@ -55,5 +57,6 @@ case "$part" in
     check) setup_check ;;
     cluster) setup_cluster ;;
     servers) setup_servers ;;
-    *) sed -n '2,9s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
+    docs) setup_docs ;;
+    *) sed -n '2,10s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
 esac
