@@ -5,7 +5,10 @@
 use kvcachepool_metrics::Metric;
 use kvcachepool_operator::metrics::ALL;
 
-const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/reference/operator-metrics.md");
+const FILE: &str = concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/../docs/reference/operator-metrics.md"
+);
 const MARKER: &str = "<!-- generated from the code: UPDATE_DOCS=1 cargo test -p kvcachepool-operator --test metrics_doc -->";
 
 #[test]

@@ -7,7 +7,10 @@ use kvcachepool_operator::{api, inject, status};
 use std::collections::HashSet;
 use std::fs;
 
-const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/guides/troubleshooting.md");
+const PAGE: &str = concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/../docs/guides/troubleshooting.md"
+);
 
 /// The reasons of a table, with their sentences.
 fn reasons(table: &str) -> Vec<(&'static str, &'static str)> {

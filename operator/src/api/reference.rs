@@ -52,7 +52,9 @@ pub fn reference() -> String {
 fn add_section(page: &mut String, path: &str, section: &JSONSchemaProps) {
     let _ = writeln!(page, "\n## {path}");
     let of_section = rules().iter().filter(|rule| rule.at == path);
-    let rows: String = of_section.map(|rule| format!("| {}. |\n", rule.message)).collect();
+    let rows: String = of_section
+        .map(|rule| format!("| {}. |\n", rule.message))
+        .collect();
     if !rows.is_empty() {
         *page += &format!("\n| rule |\n|---|\n{rows}");
     }

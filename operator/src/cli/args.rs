@@ -10,16 +10,15 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// The kvcachepool operator: answers the injection webhook for pods that carry the label kvcachepool.io/pool, and turns KVCachePools into
-/// what they say.
+/// The kvcachepool operator. It injects sidecars into pods with the label kvcachepool.io/pool and reconciles KVCachePools.
 ///
-/// Every replica answers the webhook; one of them, the holder of a Lease, reconciles. It speaks to the API server of KUBECONFIG, or of the
-/// pod that it runs in. SIGTERM: gives the Lease back, says "not ready", serves on for --drain, then ends.
+/// Every replica answers the webhook; the holder of a Lease reconciles. The operator uses the API server of KUBECONFIG, or of the cluster it
+/// runs in. On SIGTERM it releases the Lease, reports "not ready", serves for --drain, and exits.
 #[derive(Debug, Clone, Parser)]
 #[command(
     name = "kvcachepool-operator",
     version,
-    after_help = "Ports: the webhook (TLS) and, in the clear, /healthz /readyz /metrics. GET /readyz says what is missing, one line each.
+    after_help = "Ports: the webhook (TLS), and /healthz, /readyz and /metrics (plain HTTP). GET /readyz lists what is missing, one line each.
 
 Examples:
   # in a pod made by the chart: everything comes from the environment
@@ -28,7 +27,7 @@ Examples:
   kvcachepool-operator --namespace kvcachepool-system --image ghcr.io/me/kvcachepool:dev --webhook-name 10.0.0.5 --log-format text"
 )]
 pub struct Args {
-    /// Namespace that the operator runs in: its Lease, its Secret and the canary are there.
+    /// Namespace of the operator, its Lease, its Secret and the canary.
     #[arg(
         long,
         env = "POD_NAMESPACE",
@@ -44,13 +43,13 @@ pub struct Args {
         default_value = "kvcachepool-operator"
     )]
     pub name: String,
-    /// Image of sidecars whose pool names none: best the operator's own, by digest or version.
+    /// Image of sidecars whose pool sets none. Use the operator's own image, by digest or version.
     #[arg(long, env = "KVCACHEPOOL_IMAGE", value_name = "IMAGE", value_parser = NonEmptyStringValueParser::new())]
     pub image: String,
-    /// Pods may be patched, so that sidecars can be updated in place; needs the permission `patch` on pods.
+    /// Allow updates of sidecars in place. This needs the permission `patch` on pods.
     #[arg(long, env = "KVCACHEPOOL_ALLOW_POD_PATCH")]
     pub allow_pod_patch: bool,
-    /// Some sidecars of each pool are asked once in this time, and counts in its status are written so often at most; 1s to 60s.
+    /// Interval at which the operator queries some sidecars of each pool and updates counts in its status; 1s to 60s.
     #[arg(long, env = "KVCACHEPOOL_STATUS_INTERVAL", value_name = "TIME", value_parser = seconds, default_value = "1m")]
     pub status_interval: Duration,
 
@@ -62,8 +61,8 @@ pub struct Args {
         default_value = "[::]:10250"
     )]
     pub webhook_listen: SocketAddr,
-    /// Name or IP address by which API servers call the webhook; may be given several times. The certificate carries all of them.
-    /// Without it: `kvcachepool-webhook.<namespace>.svc`
+    /// Name or IP address by which API servers call the webhook. Repeatable; the certificate contains all of them.
+    /// Default: `kvcachepool-webhook.<namespace>.svc`, also with `.cluster.local`
     #[arg(
         long = "webhook-name",
         env = "KVCACHEPOOL_WEBHOOK_NAMES",
@@ -71,7 +70,7 @@ pub struct Args {
         value_delimiter = ','
     )]
     pub webhook_names: Vec<String>,
-    /// MutatingWebhookConfiguration whose caBundle is kept and checked.
+    /// MutatingWebhookConfiguration whose caBundle the operator maintains.
     #[arg(
         long,
         env = "KVCACHEPOOL_WEBHOOK_CONFIGURATION",
@@ -88,10 +87,10 @@ pub struct Args {
     )]
     pub health_listen: SocketAddr,
 
-    /// Where the webhook's certificate comes from: an authority of the operator's own, cert-manager, or files of somebody else.
+    /// Source of the webhook's certificate: the operator's own authority, cert-manager, or external files.
     #[arg(long, env = "KVCACHEPOOL_PKI_MODE", value_enum, default_value_t = PkiMode::Own)]
     pub pki_mode: PkiMode,
-    /// Folder with tls.crt and tls.key; read again when they change. Only for cert-manager and external.
+    /// Folder with tls.crt and tls.key, reloaded when they change. Only for cert-manager and external.
     #[arg(
         long,
         env = "KVCACHEPOOL_PKI_FOLDER",
@@ -99,7 +98,7 @@ pub struct Args {
         default_value = "/etc/kvcachepool/webhook"
     )]
     pub pki_folder: PathBuf,
-    /// Secret with the operator's own authorities.
+    /// Secret with the operator's own certificate authorities.
     #[arg(
         long,
         env = "KVCACHEPOOL_PKI_SECRET",
@@ -107,20 +106,20 @@ pub struct Args {
         default_value = "kvcachepool-webhook-ca"
     )]
     pub pki_secret: String,
-    /// Life of an authority; a new one follows when a third is left.
+    /// Lifetime of a certificate authority. It is renewed when a third of it is left.
     #[arg(long, env = "KVCACHEPOOL_PKI_AUTHORITY_LIFETIME", value_name = "TIME", value_parser = seconds, default_value = "8760h")]
     pub pki_authority_lifetime: Duration,
-    /// Life of a certificate; a new one follows when a third is left.
+    /// Lifetime of a certificate. It is renewed when a third of it is left.
     #[arg(long, env = "KVCACHEPOOL_PKI_LEAF_LIFETIME", value_name = "TIME", value_parser = seconds, default_value = "72h")]
     pub pki_leaf_lifetime: Duration,
-    /// From a change of the caBundle until every API server acts on it; a new authority signs nothing before.
+    /// Time until every API server uses a changed caBundle. A new authority signs nothing before.
     #[arg(long, env = "KVCACHEPOOL_PKI_SETTLE", value_name = "TIME", value_parser = seconds, default_value = "2m")]
     pub pki_settle: Duration,
-    /// Between two looks at certificate, Secret and caBundle.
+    /// Interval between checks of certificate, Secret and caBundle.
     #[arg(long, env = "KVCACHEPOOL_PKI_INTERVAL", value_name = "TIME", value_parser = seconds, default_value = "10s")]
     pub pki_interval: Duration,
 
-    /// Lease that the reconciling replica holds.
+    /// Name of the Lease of the reconciling replica.
     #[arg(
         long,
         env = "KVCACHEPOOL_LEASE",
@@ -128,43 +127,43 @@ pub struct Args {
         default_value = "kvcachepool-operator"
     )]
     pub lease: String,
-    /// A leader that did not renew for so long is followed by another; 6s to 60s.
+    /// Duration of the Lease: a leader that does not renew it for this long is replaced; 6s to 60s.
     #[arg(long, env = "KVCACHEPOOL_LEASE_DURATION", value_name = "TIME", value_parser = seconds, default_value = "12s")]
     pub lease_duration: Duration,
 
-    /// On SIGTERM: how long to serve on while others are told that this replica goes.
+    /// Time to serve after SIGTERM, while the removal of this replica's endpoint spreads.
     #[arg(long, env = "KVCACHEPOOL_DRAIN", value_name = "TIME", value_parser = seconds, default_value = "5s")]
     pub drain: Duration,
-    /// Least weight of what is logged.
+    /// Log level.
     #[arg(long, env = "KVCACHEPOOL_LOG_LEVEL", value_enum, default_value_t = LogLevel::Info)]
     pub log_level: LogLevel,
-    /// How log lines look.
+    /// Log format.
     #[arg(long, env = "KVCACHEPOOL_LOG_FORMAT", value_enum, default_value_t = LogFormat::Json)]
     pub log_format: LogFormat,
 }
 
-/// Where certificates come from.
+/// Source of certificates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum PkiMode {
-    /// An authority of the operator's own.
+    /// The operator's own authority.
     #[value(name = "self")]
     Own,
-    /// cert-manager's files, and a caBundle that its cainjector writes.
+    /// Files of cert-manager; its cainjector writes the caBundle.
     CertManager,
-    /// Files and caBundle of somebody else.
+    /// Files and a caBundle that you manage.
     External,
 }
 
-/// Least weight of what is logged.
+/// Log level.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum LogLevel {
-    /// What failed.
+    /// Failures.
     Error,
-    /// What somebody should look at.
+    /// Failures, and what needs attention.
     Warn,
-    /// What happened.
+    /// Also normal operation.
     Info,
-    /// How; of the libraries too.
+    /// Also details, and those of libraries.
     Debug,
     /// Everything.
     Trace,
@@ -183,12 +182,12 @@ impl LogLevel {
     }
 }
 
-/// How log lines look.
+/// Log format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
-    /// One JSON object a line.
+    /// One JSON object per line.
     Json,
-    /// For people.
+    /// Text for people.
     Text,
 }
 

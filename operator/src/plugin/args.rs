@@ -1,6 +1,7 @@
 //! Flags of the plugin, as kubectl has them.
 
 use clap::{Args as Flags, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
 use std::time::Duration;
 
 /// Shows pools of KV cache and explains why a pod is cached or not.
@@ -25,7 +26,7 @@ pub struct Args {
 /// Which cluster and namespace.
 #[derive(Debug, Flags)]
 pub struct Kube {
-    /// Namespace; without it that of the context.
+    /// Namespace. Default: that of the context.
     #[arg(short, long, global = true, value_name = "NAME")]
     pub namespace: Option<String>,
     /// Context of the kubeconfig.
@@ -36,50 +37,55 @@ pub struct Kube {
 /// What to do.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Shows pools: whether they are ready, their pods and their hit rate.
+    /// Show pools: whether they are ready, their pods and their hit rates.
     Status {
-        /// Name of one pool, which is shown with its conditions, tiers and pods.
+        /// Name of a pool, to show its conditions, tiers and pods.
         pool: Option<String>,
-        /// Pools of all namespaces.
+        /// Show the pools of all namespaces.
         #[arg(short = 'A', long, conflicts_with = "pool")]
         all_namespaces: bool,
-        /// How to print.
+        /// Output format.
         #[arg(short, long, value_enum, default_value_t = Output::Text)]
         output: Output,
     },
-    /// Walks from a pod's label to its vLLM and says where the way to the cache ends.
+    /// Check each step from a pod's label to its vLLM and report why the pod is, or is not, cached.
     Explain {
         /// The pod: NAME or pod/NAME.
         pod: String,
-        /// How to print.
+        /// Output format.
         #[arg(short, long, value_enum, default_value_t = Output::Text)]
         output: Output,
     },
-    /// Has a Job of the pool's namespace look at its Redis and its bucket as the pool's pods would, and prints what they may not do.
+    /// Check from a Job whether pods of a pool can use its Redis and its bucket.
     #[command(
-        after_help = "The Job has the sidecar's image, config, Secrets and certificates, and runs as --service-account; it is taken away again. It needs the
-rights to create and delete Jobs and to read pods, their logs, events and ConfigMaps of the namespace, which `edit` has. Exit code 1: a tier is
-not ready, or nothing is known of the tiers: NotAccepted, NoSharedTier, ImageUnknown, JobNotCreated, PodNotCreated, ImageNotPullable,
+        after_help = "The Job has the sidecar's image, config, Secrets and certificates, runs as --service-account, and is deleted afterwards. You need the
+rights to create and delete Jobs and to read pods, their logs, events and ConfigMaps of the namespace, as in the role `edit`. Exit code 1:
+a tier is not ready, or the check could not run: NotAccepted, NoSharedTier, ImageUnknown, JobNotCreated, PodNotCreated, ImageNotPullable,
 NotStarted, NoReport, TimedOut."
     )]
     Check(Check),
+    /// Print a completion script for a shell.
+    Completions {
+        /// The shell.
+        shell: Shell,
+    },
 }
 
-/// Whose tiers are looked at, and as whom.
+/// Which tiers are checked, and as which service account.
 #[derive(Debug, Flags)]
 pub struct Check {
     /// Name of the pool.
     pub pool: String,
-    /// Service account of the pods that use the pool: where the bucket goes by the pod's own identity, it is this one's.
+    /// Service account of the pods that use the pool. It matters where the bucket is authorized by the pod's identity.
     #[arg(long, value_name = "NAME", default_value = "default")]
     pub service_account: String,
-    /// Image of the sidecar, instead of that which new pods get.
+    /// Image of the sidecar. Default: the image of new pods.
     #[arg(long, value_name = "IMAGE")]
     pub image: Option<String>,
-    /// Longest wait, such as 90s or 2m.
+    /// Timeout, such as 90s or 2m.
     #[arg(long, value_name = "TIME", value_parser = time, default_value = "60s")]
     pub timeout: Duration,
-    /// How to print.
+    /// Output format.
     #[arg(short, long, value_enum, default_value_t = Output::Text)]
     pub output: Output,
 }
@@ -93,7 +99,7 @@ fn time(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// How to print.
+/// Output format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Output {
     /// For people.
@@ -118,5 +124,6 @@ mod tests {
         assert!(parsed(&["check", "p", "--timeout", "2m", "-n", "b"]).is_ok());
         assert!(parsed(&["check", "p", "--timeout", "soon"]).is_err());
         assert!(parsed(&["check"]).is_err());
+        assert!(parsed(&["completions", "zsh"]).is_ok());
     }
 }

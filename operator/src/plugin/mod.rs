@@ -11,7 +11,7 @@ mod read;
 mod table;
 
 use args::{Args, Command, Output};
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 use std::process::ExitCode;
 
 /// Runs the plugin with this process's arguments.
@@ -48,28 +48,31 @@ fn run(args: &Args) -> Result<Said, Box<dyn std::error::Error>> {
         .enable_all()
         .build()?;
     runtime.block_on(async {
-        let cluster = read::Cluster::connect(&args.kube).await?;
+        let connect = || read::Cluster::connect(&args.kube);
         match &args.command {
             Command::Status {
                 pool,
                 all_namespaces,
                 output,
             } => {
-                let seen = cluster.pools(pool.as_deref(), *all_namespaces).await?;
+                let seen = connect()
+                    .await?
+                    .pools(pool.as_deref(), *all_namespaces)
+                    .await?;
                 match output {
                     Output::Text => Ok(overview::text(&seen).into()),
                     Output::Json => Ok(read::json(&overview::json(&seen))?.into()),
                 }
             }
             Command::Explain { pod, output } => {
-                let explained = explain::explain(&cluster.evidence(pod).await?);
+                let explained = explain::explain(&connect().await?.evidence(pod).await?);
                 match output {
                     Output::Text => Ok(explained.text().into()),
                     Output::Json => Ok(read::json(&explained)?.into()),
                 }
             }
             Command::Check(args) => {
-                let report = check::check(&cluster, args).await?;
+                let report = check::check(&connect().await?, args).await?;
                 let text = match args.output {
                     Output::Text => check::text(&report),
                     Output::Json => read::json(&report)?,
@@ -79,6 +82,12 @@ fn run(args: &Args) -> Result<Said, Box<dyn std::error::Error>> {
                     false => ExitCode::FAILURE,
                 };
                 Ok(Said { text, code })
+            }
+            Command::Completions { shell } => {
+                let mut script = Vec::new();
+                let name = "kubectl-kvcachepool";
+                clap_complete::generate(*shell, &mut Args::command(), name, &mut script);
+                Ok(String::from_utf8(script)?.into())
             }
         }
     })

@@ -11,10 +11,10 @@ pub struct Args {
     /// Print the default config with a comment per key.
     #[arg(long)]
     defaults: bool,
-    /// Check a file: exit code 0 and "ok", or 1 and every problem in it.
+    /// Check a file. Exit code 0 and "ok", or 1 and every problem in it.
     #[arg(long, value_name = "FILE")]
     check: Option<PathBuf>,
-    /// Print what a file means: all keys, with defaults filled in; URLs without user and password.
+    /// Print all keys of a file with defaults filled in. URLs are printed without user and password.
     #[arg(long, value_name = "FILE")]
     effective: Option<PathBuf>,
 }

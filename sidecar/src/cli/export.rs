@@ -14,18 +14,18 @@ pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// What the connector does where the user configured another one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum ExistingConnector {
-    /// Leave it alone; the cache is off, by name.
+    /// Keep the other connector; the cache is off and reports why.
     Refuse,
-    /// Put ours beside it (prefill/decode transports only; other caches are always refused).
+    /// Add kvcachepool beside it (only prefill/decode transports; other caches are always refused).
     Compose,
 }
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Folder that goes onto PYTHONPATH; made where it is missing. The sidecar's socket is looked for in it.
+    /// Folder to add to PYTHONPATH; created if missing. The connector expects the sidecar's socket in it.
     #[arg(value_name = "DIR")]
     folder: PathBuf,
-    /// Written to settings.json.
+    /// What the connector does if vLLM has another KV connector; written to settings.json.
     #[arg(long, value_enum, default_value = "refuse")]
     existing_connector: ExistingConnector,
 }

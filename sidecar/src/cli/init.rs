@@ -15,16 +15,16 @@ const POLL: std::time::Duration = std::time::Duration::from_millis(10);
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Folder that sidecar and vLLM share: connector and socket lie in it, and it is on vLLM's PYTHONPATH.
+    /// Folder that sidecar and vLLM share. It holds the connector and the socket, and is on vLLM's PYTHONPATH.
     #[arg(long, value_name = "DIR", default_value = "/kvcachepool")]
     folder: PathBuf,
-    /// Written to settings.json.
+    /// What the connector does if vLLM has another KV connector; written to settings.json.
     #[arg(long, value_enum, default_value = "refuse")]
     existing_connector: ExistingConnector,
     /// Longest wait for the sidecar's socket.
     #[arg(long, value_name = "TIME", default_value = "1s")]
     wait: Duration,
-    /// What went wrong is written here too, if the file exists: Kubernetes shows it in the pod's status.
+    /// A failure is also written to this file if it exists. Kubernetes shows it in the pod's status.
     #[arg(long, value_name = "FILE", default_value = "/dev/termination-log")]
     termination_log: PathBuf,
 }

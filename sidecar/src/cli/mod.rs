@@ -7,17 +7,19 @@ mod doctor;
 mod export;
 mod flush;
 mod init;
+mod output;
 mod purge;
 mod status;
 mod tier;
 
 use crate::config_file::Files;
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
+use clap_complete::Shell;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// Node-local KV cache for vLLM: keeps the KV of prompts in memory outside of the GPU, so that a prompt whose prefix was seen before
-/// skips prefill, also after vLLM restarted.
+/// Node-local KV cache for vLLM. It keeps the KV of prompts in memory outside the GPU: a prompt whose prefix is cached skips prefill,
+/// even after vLLM restarted.
 #[derive(Debug, Parser)]
 #[command(
     name = "kvcachepool-sidecar",
@@ -39,11 +41,11 @@ struct Cli {
 enum Command {
     /// Run the sidecar: a supervisor that holds the memory, and the engine below it.
     #[command(
-        after_help = "Ends on SIGTERM or SIGINT. SIGHUP reads the config again; so does a change of a file, within a second.
-With --pool-config, the file with the higher pool.generation is in effect; socket, admin.listen and what decides how much memory
-is needed (memory.size, memory.hugePages, limits.indexEntries, gpu.contextMemory) always come from --config. A pool's file that is missing counts
-for nothing, one that is wrong is named in the status.
-A wrong config, a missing file or an arena that does not fit is a state that /readyz, /metrics and `status` name, not an exit.
+        after_help = "Stops on SIGTERM or SIGINT. Reloads the config on SIGHUP, and within a second after a file changes.
+With --pool-config, the file with the higher pool.generation is in effect. Some keys always come from --config: socket, admin.listen,
+disk.*, gpu.* and the keys that determine the memory needed (memory.size, memory.hugePages, limits.indexEntries). A missing pool file is
+ignored; an invalid one is reported by `status`.
+An invalid config, a missing file or an arena that does not fit does not end the process: /readyz, /metrics and `status` report the reason.
 
 Examples:
   kvcachepool-sidecar config --defaults > config.v1.yaml   # every key with its meaning
@@ -56,31 +58,32 @@ Examples:
   kvcachepool-sidecar config --check config.v1.yaml        # exit code 1 and every problem, or \"ok\"
   kvcachepool-sidecar config --effective config.v1.yaml    # the file with all defaults filled in")]
     Config(config::Args),
-    /// Open every tier below memory once, and say what is missing.
+    /// Open every tier below memory once and report what is missing.
     #[command(
-        after_help = "An object of 4 KiB is written, read and removed in each tier, with write.policy None only looked up. Exit code 0: all tiers are ready.
-1: one is not, and has the name of an error that docs/reference/tier-errors.md explains, down to a missing permission. A disk tier must not be in use.
+        after_help = "Writes, reads and deletes an object of 4 KiB in each tier; with write.policy None it only looks the object up. Exit code 0: all tiers
+are ready. 1: a tier is not ready; its error, down to a missing permission, is explained in docs/reference/tier-errors.md. A disk tier
+must not be in use.
 
 Examples:
   kvcachepool-sidecar check --config config.v1.yaml
   kvcachepool-sidecar check --config config.v1.yaml --output json | jq -r '.tiers[] | select(.ready | not) | .message'"
     )]
     Check(check::Args),
-    /// Say what this node has, what that means for the cache, and why it is slow.
+    /// Report what this node has, what that means for the cache, and why it is slow.
     #[command(
-        after_help = "Needs no rights, toolkit or network, and takes some 5 seconds. Each thing is tried, not looked up by version. With --config the node is
-held against what the config asks for: memory, huge pages, the folders of socket and disk tier. Exit code 0: nothing stands against
-serving. 1: something does. docs/guides/troubleshooting.md explains the findings, docs/guides/gpus.md what is said of GPUs.
+        after_help = "Needs no privileges, toolkit or network, and takes about 5 seconds. It tries each feature instead of comparing versions. With --config it
+also checks what the config needs: memory, huge pages, the folders of socket and disk tier. Exit code 0: the cache can serve. 1: it
+cannot. docs/guides/troubleshooting.md explains the findings, docs/guides/gpus.md the report about GPUs.
 
 Examples:
   kvcachepool-sidecar doctor
   kvcachepool-sidecar doctor --config config.v1.yaml
-  kvcachepool-sidecar doctor --json | jq -r '.findings[] | .weight + \" \" + .name'"
+  kvcachepool-sidecar doctor --output json | jq -r '.findings[] | .weight + \" \" + .name'"
     )]
     Doctor(doctor::Args),
-    /// Write the connector for vLLM into a folder that goes onto PYTHONPATH.
+    /// Write the connector for vLLM into a folder for PYTHONPATH.
     #[command(
-        after_help = "vLLM finds the connector by itself when the folder is on PYTHONPATH; no launch argument is needed. Writing again is harmless.
+        after_help = "vLLM finds the connector when the folder is on PYTHONPATH; it needs no launch argument. It is safe to run this again.
 
 Example:
   kvcachepool-sidecar export-connector /tmp/kvcp
@@ -89,32 +92,32 @@ Example:
     ExportConnector(export::Args),
     /// Prepare the folder that sidecar and vLLM share, before vLLM starts.
     #[command(
-        after_help = "Writes the connector and waits for the sidecar's socket, at most for --wait. Always exits with 0, so that vLLM starts in any case; one
-line of JSON says what happened. Reasons: FolderNotWritable, FolderFull, ConnectorNotWritten, SocketNotOpen.
+        after_help = "Writes the connector and waits up to --wait for the sidecar's socket. The exit code is always 0, so that vLLM starts in any case. One
+line of JSON reports the result. Reasons: FolderNotWritable, FolderFull, ConnectorNotWritten, SocketNotOpen.
 
 Example:
   kvcachepool-sidecar init --folder /kvcachepool --existing-connector refuse"
     )]
     Init(init::Args),
-    /// Begin to write what only this sidecar holds to the tiers below; for a preStop hook.
+    /// Start writing chunks that only this sidecar holds to the lower tiers; for a preStop hook.
     #[command(
-        after_help = "Returns within a second and always exits with 0. The sidecar serves on. With memory as the only tier there is nothing to flush.
+        after_help = "Returns within a second with exit code 0. The sidecar continues to serve. Without lower tiers this does nothing.
 
 Example:
   kvcachepool-sidecar flush --socket /kvcachepool/sidecar.sock"
     )]
     Flush(flush::Args),
-    /// Show what a running sidecar holds and whom it serves.
+    /// Show the state of a running sidecar: its memory, tiers and sessions.
     #[command(after_help = "Examples:
   kvcachepool-sidecar status                               # http://127.0.0.1:9797
   kvcachepool-sidecar status --url http://10.0.0.7:9797
   kvcachepool-sidecar status --socket /tmp/kvcp/sidecar.sock
-  kvcachepool-sidecar status --json | jq .memory")]
+  kvcachepool-sidecar status --output json | jq .memory")]
     Status(status::Args),
-    /// Show what lies in a tier below memory, without a sidecar.
+    /// Show the contents of a tier below memory, without a sidecar.
     #[command(
-        after_help = "The folder must not be in use: stop its sidecar first. A domain is what decides KV values and their arrangement: the first 16 digits
-of ModelId and LayoutId. With --output json every line is a document: with --objects first the objects, then the summary.
+        after_help = "The folder must not be in use: stop its sidecar first. A domain identifies a model and a layout of its KV: the first 16 digits of
+ModelId and LayoutId. With --output json every line is a document: the summary, and before it with --objects the objects.
 
 Examples:
   kvcachepool-sidecar inspect file:///var/lib/kvcachepool
@@ -123,10 +126,10 @@ Examples:
   kvcachepool-sidecar inspect file:///var/lib/kvcachepool --objects --output json | jq -c 'select(.object)'"
     )]
     Inspect(tier::inspect::Args),
-    /// Read every object of a tier and compare its bytes with their digests.
+    /// Read every object of a tier and check its digests.
     #[command(
-        after_help = "Exit code 0: all objects are right. 1: some are corrupt, foreign or cannot be read, or the tier cannot be opened. Nothing is changed without
---remove-corrupt. A sidecar compares the same digests before it serves an object: a corrupt one costs its chunk, never a wrong answer.
+        after_help = "Exit code 0: all objects are intact. 1: some are corrupt, foreign or unreadable, or the tier cannot be opened. Nothing changes without
+--remove-corrupt. A sidecar checks the same digests before it serves an object: a corrupt object is a miss, never a wrong answer.
 
 Examples:
   kvcachepool-sidecar verify file:///var/lib/kvcachepool
@@ -134,25 +137,32 @@ Examples:
   kvcachepool-sidecar verify s3://kv-cache/prod/llama --region eu-central-1 --auth /var/run/kvcachepool/s3"
     )]
     Verify(tier::verify::Args),
-    /// Remove objects of a tier by domain or age.
+    /// Delete objects of a tier by domain or age.
     #[command(
-        after_help = "An object goes when all that is given holds for it. Nothing asks again: look with --dry-run first.
+        after_help = "Deletes objects that match all given conditions, without confirmation: use --dry-run first.
 
 Examples:
   kvcachepool-sidecar gc file:///var/lib/kvcachepool --older-than 30d --dry-run
   kvcachepool-sidecar gc file:///var/lib/kvcachepool --all-but-domain 0123456789abcdef/fedcba9876543210"
     )]
     Gc(tier::gc::Args),
-    /// Remove all objects of the tiers that pods share, Redis and S3, as a config names them.
+    /// Delete all objects of the shared tiers, Redis and S3, of a config.
     #[command(
-        after_help = "Whoever shares the prefix in the bucket, or the Redis, loses what is there too. Nothing asks again: look with --dry-run first. What is
-none of ours stays. A disk tier is left alone: to give it up, empty its folder.
+        after_help = "Pods that share the Redis, or the prefix in the bucket, lose their objects too. There is no confirmation: use --dry-run first. Foreign
+objects stay. A disk tier is not touched; empty its folder to delete it.
 
 Examples:
   kvcachepool-sidecar purge --config config.v1.yaml --dry-run
   kvcachepool-sidecar purge --config config.v1.yaml"
     )]
     Purge(purge::Args),
+    /// Print a completion script for a shell.
+    #[command(after_help = "Example:
+  source <(kvcachepool-sidecar completions bash)")]
+    Completions {
+        /// The shell.
+        shell: Shell,
+    },
     /// The engine process; started by `run`.
     #[command(hide = true)]
     Engine(ConfigFiles),
@@ -166,10 +176,10 @@ Examples:
 
 #[derive(Debug, Clone, clap::Args)]
 struct ConfigFiles {
-    /// Config file (YAML). Without it every key has its default.
+    /// Config file (YAML). Default: every key has its default.
     #[arg(long, value_name = "FILE", env = "KVCACHEPOOL_CONFIG")]
     config: Option<PathBuf>,
-    /// Config file of the whole pool, if there is one; in effect while it is newer.
+    /// Config file of the whole pool. It is in effect while its generation is higher.
     #[arg(long, value_name = "FILE")]
     pool_config: Option<PathBuf>,
 }
@@ -199,6 +209,15 @@ pub fn main() -> ExitCode {
             .map_err(|e| e.to_string()),
         Command::WindowPeer { uuid } => {
             crate::gpu::cuda::peer::serve(&uuid);
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Completions { shell } => {
+            clap_complete::generate(
+                shell,
+                &mut Cli::command(),
+                "kvcachepool-sidecar",
+                &mut std::io::stdout(),
+            );
             Ok(ExitCode::SUCCESS)
         }
         Command::Init(args) => Ok(init::main(&args)),

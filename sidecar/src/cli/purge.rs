@@ -19,8 +19,8 @@ pub struct Args {
     /// Print what would be removed, and remove nothing.
     #[arg(long)]
     dry_run: bool,
-    /// What is printed: text for people, json for programs.
-    #[arg(long, value_enum, default_value = "text")]
+    /// Output format: text for people, json for programs.
+    #[arg(short, long, value_enum, default_value = "text")]
     output: Output,
 }
 

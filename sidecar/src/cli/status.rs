@@ -1,10 +1,11 @@
-//! `status`: asks a running sidecar over HTTP or over its socket, and prints a table or the JSON.
+//! `status`: queries a running sidecar over HTTP or its socket and prints a table or JSON.
 
 mod table;
 
 pub use table::size;
 
 use super::ask;
+use super::output::Format;
 use kvcachepool_protocol::status::Status;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -18,12 +19,11 @@ pub struct Args {
         conflicts_with = "socket"
     )]
     url: String,
-    /// Ask over the sidecar's socket instead.
+    /// Socket of the sidecar, instead of its admin address.
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
-    /// Print the whole status as JSON.
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    format: Format,
 }
 
 pub fn main(args: &Args) -> Result<ExitCode, String> {
@@ -31,7 +31,7 @@ pub fn main(args: &Args) -> Result<ExitCode, String> {
         Some(path) => ask::over_socket(path, "status")?,
         None => ask::over_http(&args.url)?,
     };
-    if args.json {
+    if args.format.is_json() {
         let text = serde_json::to_string_pretty(&status).map_err(|e| e.to_string())?;
         println!("{text}");
     } else {

@@ -123,10 +123,25 @@ fn status_prints_a_table_or_json_over_http_and_over_the_socket() {
             table.contains("2 chunks") && table.contains("scheduler"),
             "{table}"
         );
-        let json = run(&[from[0], from[1], "--json"]);
-        let status: serde_json::Value = serde_json::from_str(&json).unwrap();
-        assert_eq!(status["memory"]["chunks"], 2);
-        assert_eq!(status["state"], "ready");
+        for format in ["--json", "-ojson"] {
+            let json = run(&[from[0], from[1], format]);
+            let status: serde_json::Value = serde_json::from_str(&json).unwrap();
+            assert_eq!(status["memory"]["chunks"], 2);
+            assert_eq!(status["state"], "ready");
+        }
+    }
+}
+
+#[test]
+fn shells_complete_every_command() {
+    for shell in ["bash", "zsh", "fish"] {
+        let mut command = Command::new(binary());
+        let output = command.args(["completions", shell]).output().unwrap();
+        assert!(output.status.success());
+        let script = String::from_utf8(output.stdout).unwrap();
+        for name in ["export-connector", "doctor", "older-than"] {
+            assert!(script.contains(name), "{shell}: {name}");
+        }
     }
 }
 

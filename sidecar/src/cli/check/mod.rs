@@ -21,8 +21,8 @@ const LONGEST: Duration = Duration::from_secs(20);
 pub struct Args {
     #[command(flatten)]
     files: ConfigFiles,
-    /// What is printed: text for people, json for programs.
-    #[arg(long, value_enum, default_value = "text")]
+    /// Output format: text for people, json for programs.
+    #[arg(short, long, value_enum, default_value = "text")]
     output: Output,
 }
 

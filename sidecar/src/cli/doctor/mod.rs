@@ -17,6 +17,7 @@ mod sys;
 mod table;
 
 use super::ConfigFiles;
+use super::output::Format;
 use crate::gpu::cuda::context::needed_bytes;
 use crate::shm::limit;
 use crate::shm::memfd::Pages;
@@ -38,14 +39,13 @@ const DRIVER_LONGEST: Duration = Duration::from_secs(4);
 pub struct Args {
     #[command(flatten)]
     files: ConfigFiles,
-    /// Print all of it as JSON.
-    #[arg(long)]
-    json: bool,
-    /// Also measure copies between host and GPU, and pass a window to a second process. Makes CUDA contexts and takes some 1.3 GiB of
-    /// the first device's memory for seconds: not beside a vLLM that serves.
+    #[command(flatten)]
+    format: Format,
+    /// Also measure copies between host and GPU, and pass a window to a second process. This creates CUDA contexts and uses about
+    /// 1.3 GiB of the first device's memory for some seconds. Do not use it beside a vLLM that serves requests.
     #[arg(long)]
     measure: bool,
-    /// The same, and how much such copies slow down kernels like those of decoding, which are run for it.
+    /// Like --measure, and also measure how much such copies slow down kernels like those of decoding.
     #[arg(long)]
     measure_decode: bool,
 }
@@ -66,7 +66,7 @@ pub fn main(args: &Args) -> Result<ExitCode, String> {
         None => None,
     };
     let report = examined(config.as_ref(), args.asked());
-    let text = match args.json {
+    let text = match args.format.is_json() {
         true => serde_json::to_string_pretty(&report).map_err(|e| e.to_string())? + "\n",
         false => table::render(&report),
     };

@@ -31,13 +31,13 @@ pub struct Args {
 #[derive(Debug, Default, clap::Args)]
 #[group(required = true, multiple = true)]
 pub(super) struct Which {
-    /// Objects of this domain; may stand several times.
+    /// Objects of this domain. Repeatable.
     #[arg(long, value_name = "MODEL/LAYOUT", conflicts_with = "all_but_domain")]
     pub domain: Vec<Domain>,
-    /// Objects of every domain but this one; may stand several times.
+    /// Objects of every domain except this one. Repeatable.
     #[arg(long, value_name = "MODEL/LAYOUT")]
     pub all_but_domain: Vec<Domain>,
-    /// Objects that were written longer ago than this, such as 30d or 12h; in a bucket by its server's clock.
+    /// Objects older than this, such as 30d or 12h. In a bucket, the server's clock counts.
     #[arg(long, value_name = "TIME")]
     pub older_than: Option<Duration>,
 }

@@ -13,7 +13,7 @@ use std::process::ExitCode;
 pub struct Args {
     #[command(flatten)]
     pub(super) target: Target,
-    /// Print every object, too, with what its head says.
+    /// Also print every object with the fields of its header.
     #[arg(long)]
     pub(super) objects: bool,
 }

@@ -16,33 +16,32 @@ pub struct Target {
     /// The tier: file:///folder for a disk tier, s3://bucket/prefix for an S3 tier, redis://host:6379 and the like for a Redis tier.
     #[arg(value_name = "URL")]
     url: String,
-    /// Folder with credentials. Redis: the files `password` and, for an ACL user, `username`; without it those of the URL. S3: the files
-    /// `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY` and perhaps `AWS_SESSION_TOKEN`; without it environment, profile, web identity of the
-    /// pod, instance.
+    /// Folder with credentials. Redis: the files `password` and, for an ACL user, `username`; default: those of the URL. S3: the files
+    /// `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY` and optionally `AWS_SESSION_TOKEN`; default: the AWS chain of environment, profile,
+    /// web identity of the pod, and instance.
     #[arg(long, value_name = "FOLDER")]
     auth: Option<PathBuf>,
-    /// PEM file of the authorities that servers with TLS are trusted by; without it, for S3, that of AWS_CA_BUNDLE, else those of the
-    /// system.
+    /// PEM file with the certificate authorities to trust for TLS. Default: for S3 the file in AWS_CA_BUNDLE, otherwise the system's.
     #[arg(long, value_name = "FILE")]
     ca: Option<PathBuf>,
     #[command(flatten)]
     bucket: Bucket,
-    /// What is printed: text for people, json for programs.
-    #[arg(long, value_enum, default_value = "text")]
+    /// Output format: text for people, json for programs.
+    #[arg(short, long, value_enum, default_value = "text")]
     pub output: Output,
 }
 
 /// What a URL of S3 does not say of its bucket.
 #[derive(Debug, Default, PartialEq, Eq, clap::Args)]
 struct Bucket {
-    /// Server that is not AWS, such as http://minio:9000; without it AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL, else AWS.
+    /// Endpoint of a server that is not AWS, such as http://minio:9000. Default: AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, or AWS.
     #[arg(long, value_name = "URL", help_heading = OF_S3)]
     endpoint: Option<String>,
-    /// Region of the bucket; without it AWS_REGION or AWS_DEFAULT_REGION, else us-east-1 with an endpoint.
+    /// Region of the bucket. Default: AWS_REGION or AWS_DEFAULT_REGION; with an endpoint us-east-1.
     #[arg(long, value_name = "NAME", help_heading = OF_S3)]
     region: Option<String>,
-    /// Where the bucket's name stands in requests: Path (https://host/bucket), VirtualHost (https://bucket.host) or Auto, which is
-    /// VirtualHost for AWS and for endpoints of a public name.
+    /// Position of the bucket's name in requests: Path (https://host/bucket), VirtualHost (https://bucket.host) or Auto, which is
+    /// VirtualHost for AWS and for endpoints with a public name.
     #[arg(long, value_name = "STYLE", help_heading = OF_S3)]
     addressing_style: Option<String>,
 }

@@ -21,7 +21,7 @@ pub struct Args {
     /// Remove objects that are corrupt.
     #[arg(long)]
     pub(super) remove_corrupt: bool,
-    /// Memory to read into: as many objects at once as fit, of larger ones a part.
+    /// Memory for reading. Objects are read in parallel while they fit; larger ones are read in parts.
     #[arg(long, value_name = "SIZE", default_value = "256Mi")]
     pub(super) memory: ByteSize,
 }
