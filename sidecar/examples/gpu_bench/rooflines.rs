@@ -2,14 +2,12 @@
 
 use crate::{Rig, row};
 use kvcachepool_kernels::codec::cachegen::{LEVELS, Planes, STREAM_BYTES};
-use kvcachepool_kernels::codec::{Codec, Element, Shape};
+use kvcachepool_kernels::codec::{Element, Shape};
 use kvcachepool_kernels::pages::{BlockShape, Dtype, HeadMajor, Keys, PageMap, Style, Turn};
 use kvcachepool_protocol::layouts::{LAYOUTS_JSON, LayoutTable};
 use kvcachepool_sidecar::gpu::cuda::buffer::Buffer;
 use kvcachepool_sidecar::gpu::cuda::families::cachegen::{CacheGen, Rows, Streams};
-use kvcachepool_sidecar::gpu::cuda::families::{
-    Angles, Loops, Packed, Sections, Table, Way, packed_bytes,
-};
+use kvcachepool_sidecar::gpu::cuda::families::{Angles, Loops, Table, Way};
 use kvcachepool_sidecar::gpu::cuda::launch::{Kernels, LaunchError};
 use kvcachepool_sidecar::gpu::cuda::measure::NotMeasured;
 use kvcachepool_sidecar::gpu::cuda::stream::Stream;
@@ -83,8 +81,6 @@ pub fn measured(rig: &Rig, kernels: &Kernels) -> Result<(), NotMeasured> {
     row("gpu_memcpy", bench.roof, REFERENCE, None);
     pages(&bench, &from, &to)?;
     turns(&bench, &from)?;
-    quantisers(&bench, &from)?;
-    digests(&bench, &from)?;
     cachegen(&bench, bytes)
 }
 
@@ -148,52 +144,6 @@ fn turns(bench: &Bench<'_>, states: &Buffer) -> Result<(), NotMeasured> {
                 bench.kernels.turn(stream, &keys, states, &angles)
             })?;
         }
-    }
-    Ok(())
-}
-
-fn quantisers(bench: &Bench<'_>, raw: &Buffer) -> Result<(), NotMeasured> {
-    let numbers = raw.bytes() / 2;
-    let codecs = [
-        ("fp8", Codec::Fp8 { group: 128 }),
-        ("int8", Codec::Int8 { group: 128 }),
-        ("int4", Codec::Int4 { group: 64 }),
-    ];
-    for (name, codec) in codecs {
-        let [ends_bytes, code_bytes] = packed_bytes(codec, numbers).unwrap();
-        let (ends, codes) = (bench.buffer(ends_bytes)?, bench.buffer(code_bytes)?);
-        let refused = bench.buffer(4)?;
-        for (half, dtype) in [("bf16", Dtype::Bf16), ("f16", Dtype::F16)] {
-            let packed = Packed {
-                codec,
-                dtype,
-                numbers,
-                raw,
-                ends: &ends,
-                codes: &codes,
-                refused: &refused,
-            };
-            for (way_name, way) in [("pack", Way::Pack), ("unpack", Way::Unpack)] {
-                let moved = raw.bytes() + ends_bytes + code_bytes;
-                bench.row(&format!("kv_{way_name}_{name}_{half}"), moved, |stream| {
-                    bench.kernels.quantise(stream, way, &packed)
-                })?;
-            }
-        }
-    }
-    Ok(())
-}
-
-/// The same bytes as many short sections and as few long ones: what is digested at once is what there are sections.
-fn digests(bench: &Bench<'_>, bytes: &Buffer) -> Result<(), NotMeasured> {
-    for count in [4096, 256, 16] {
-        let each = bytes.bytes() / count;
-        let list: Vec<_> = (0..count).map(|i| (bytes, i * each, each)).collect();
-        let sections = Sections::new(bench.kernels, &list)?;
-        let digests = bench.buffer(16 * count)?;
-        bench.row(&format!("kv_digest_of_{count}"), bytes.bytes(), |stream| {
-            bench.kernels.digest(stream, &sections, &digests)
-        })?;
     }
     Ok(())
 }

@@ -9,7 +9,6 @@ use super::buffer::Buffer;
 use super::context::Context;
 use super::launch::{Kernels, LaunchError, Value};
 use super::stream::Stream;
-use kvcachepool_kernels::codec::Codec;
 use kvcachepool_kernels::manifest::Count;
 use kvcachepool_kernels::pages::{Dtype, HeadMajor, Keys, PageMap, PagesError, Style, Turn};
 use std::sync::Arc;
@@ -17,7 +16,7 @@ use std::sync::Arc;
 /// Which way bytes go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Way {
-    /// Out of the cache, to the canonical order, to codes.
+    /// Out of the cache, to the canonical order, to levels.
     Pack,
     /// Back.
     Unpack,
@@ -108,71 +107,6 @@ impl Angles {
             sin: Buffer::of(kernels.context(), &floats(turn.sin()))?,
             pairs: turn.cos().len(),
         })
-    }
-}
-
-/// Sections whose digests are taken: any ranges of device memory.
-pub struct Sections<'a> {
-    rows: Buffer,
-    count: u64,
-    /// Kept, since the rows have their addresses.
-    _memory: Vec<&'a Buffer>,
-}
-
-impl<'a> Sections<'a> {
-    /// So many bytes of a buffer from `at` on, each.
-    pub fn new(kernels: &Kernels, list: &[(&'a Buffer, u64, u64)]) -> Result<Self, LaunchError> {
-        let mut rows = Vec::new();
-        for (buffer, at, bytes) in list {
-            same_device(kernels.context(), buffer)?;
-            let row = [buffer.at(*at, *bytes)?, *bytes];
-            rows.extend(row.into_iter().flat_map(u64::to_ne_bytes));
-        }
-        Ok(Self {
-            rows: Buffer::of(kernels.context(), &rows)?,
-            count: list.len() as u64,
-            _memory: list.iter().map(|(buffer, ..)| *buffer).collect(),
-        })
-    }
-}
-
-/// Numbers of 16 bits and what they are packed to.
-pub struct Packed<'a> {
-    /// FP8, INT8 or INT4 with its group.
-    pub codec: Codec,
-    /// Bf16 or F16.
-    pub dtype: Dtype,
-    /// How many.
-    pub numbers: u64,
-    /// The numbers.
-    pub raw: &'a Buffer,
-    /// Ends of all groups.
-    pub ends: &'a Buffer,
-    /// Codes of all groups.
-    pub codes: &'a Buffer,
-    /// 4 bytes, where groups that were left out are counted.
-    pub refused: &'a Buffer,
-}
-
-/// Bytes of the ends and of the codes of so many numbers; none for a codec that no kernel has.
-pub fn packed_bytes(codec: Codec, numbers: u64) -> Option<[u64; 2]> {
-    let (_, group, ends) = quantiser(codec)?;
-    let group = u64::from(group);
-    let bytes = |numbers: u64| match ends {
-        2 => numbers.div_ceil(2),
-        _ => numbers,
-    };
-    let codes = numbers / group * bytes(group) + bytes(numbers % group);
-    Some([numbers.div_ceil(group) * ends * 2, codes])
-}
-
-/// Part of the kernel's name, numbers of a group, and ends that are stored of each.
-fn quantiser(codec: Codec) -> Option<(&'static str, u16, u64)> {
-    match codec {
-        Codec::Fp8 { group } if group > 0 => Some(("fp8", group, 1)),
-        Codec::Int8 { group } if group > 0 => Some(("int8", group, 1)),
-        Codec::Int4 { group } if group > 0 => Some(("int4", group, 2)),
-        _ => None,
     }
 }
 
@@ -310,66 +244,6 @@ impl Kernels {
         // SAFETY: the states counted are whole ones of the buffer, keys lie inside of them and are aligned, and there are as many angles
         // as pairs; buffers wait for the device before they go.
         unsafe { self.launch(stream, &name, &arguments, of) }
-    }
-
-    /// Quantises numbers, or restores them.
-    pub fn quantise(
-        &self,
-        stream: &Stream,
-        way: Way,
-        packed: &Packed<'_>,
-    ) -> Result<(), LaunchError> {
-        let none =
-            || LaunchError::UnknownKernel(format!("{:?} of {:?}", packed.codec, packed.dtype));
-        let (codec, group, _) = quantiser(packed.codec).ok_or_else(none)?;
-        let [ends, codes] = packed_bytes(packed.codec, packed.numbers).ok_or_else(none)?;
-        holds("raw numbers", packed.raw, packed.numbers.saturating_mul(2))?;
-        holds("the ends of groups", packed.ends, ends)?;
-        holds("codes", packed.codes, codes)?;
-        holds("the count of refused groups", packed.refused, 4)?;
-        let way = match way {
-            Way::Pack => "pack",
-            Way::Unpack => "unpack",
-        };
-        let name = format!("kv_{way}_{codec}_{}", suffix(packed.dtype));
-        let arguments = [
-            ("raw", self.pointer(packed.raw)?),
-            ("numbers", Value::U64(packed.numbers)),
-            ("group", Value::U32(group.into())),
-            ("ends", self.pointer(packed.ends)?),
-            ("codes", self.pointer(packed.codes)?),
-            ("refused", self.pointer(packed.refused)?),
-        ];
-        let groups = packed.numbers.div_ceil(group.into());
-        let of = |count| match count {
-            Count::Groups => groups,
-            _ => 1,
-        };
-        // SAFETY: numbers, ends and codes of all groups are there; buffers wait for the device before they go.
-        unsafe { self.launch(stream, &name, &arguments, of) }
-    }
-
-    /// Takes the digests of sections, 16 bytes each.
-    pub fn digest(
-        &self,
-        stream: &Stream,
-        sections: &Sections<'_>,
-        digests: &Buffer,
-    ) -> Result<(), LaunchError> {
-        let count = sections.count;
-        holds("digests", digests, count.saturating_mul(16))?;
-        let arguments = [
-            ("sections", self.pointer(&sections.rows)?),
-            ("section_count", Value::U64(count)),
-            ("digests", self.pointer(digests)?),
-        ];
-        let of = |work| match work {
-            Count::Sections => count,
-            _ => 1,
-        };
-        // SAFETY: each row is a range of a buffer that the list keeps, and there is room for all digests; buffers wait for the device
-        // before they go.
-        unsafe { self.launch(stream, "kv_digest", &arguments, of) }
     }
 }
 

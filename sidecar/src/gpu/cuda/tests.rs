@@ -5,13 +5,13 @@
 use super::buffer::{Buffer, Pinned};
 use super::context::{Context, Contexts, Driver};
 use super::families::cachegen::{CacheGen, Rows, Streams};
-use super::families::{Angles, Packed, Sections, Table, Way, packed_bytes};
+use super::families::{Angles, Table, Way};
 use super::launch::{Kernels, LaunchError, Value};
 use super::library::Library;
 use super::stream::Stream;
 use crate::shm::mapping::Mapping;
 use kvcachepool_kernels::codec::cachegen::Planes;
-use kvcachepool_kernels::codec::{Codec, Element, Shape};
+use kvcachepool_kernels::codec::{Element, Shape};
 use kvcachepool_kernels::manifest::Manifest;
 use kvcachepool_kernels::pages::{Dtype, Keys, PageMap, Plane, Style, Turn};
 use std::ffi::CString;
@@ -164,38 +164,6 @@ fn memory_that_is_too_short_is_refused_before_a_launch() {
                 .is_err()
         );
     }
-
-    let codec = Codec::Int4 { group: 3 };
-    assert_eq!(packed_bytes(codec, 8), Some([12, 5]));
-    assert_eq!(packed_bytes(Codec::Lossless, 8), None);
-    for [raw, ends, codes, refused, outcome] in [
-        [16, 12, 5, 4, 1],
-        [15, 12, 5, 4, 0],
-        [16, 11, 5, 4, 0],
-        [16, 12, 4, 4, 0],
-        [16, 12, 5, 3, 0],
-    ] {
-        let packed = Packed {
-            codec,
-            dtype: Dtype::Bf16,
-            numbers: 8,
-            raw: &buffer(raw),
-            ends: &buffer(ends),
-            codes: &buffer(codes),
-            refused: &buffer(refused),
-        };
-        let launched = kernels.quantise(&stream, Way::Pack, &packed);
-        assert_eq!(u64::from(launched.is_ok()), outcome, "{launched:?}");
-    }
-
-    let list = [(&cache, 0, 256), (&short, 255, 0), (&short, 15, 240)];
-    let sections = Sections::new(&kernels, &list).unwrap();
-    assert!(kernels.digest(&stream, &sections, &buffer(48)).is_ok());
-    let digested = kernels.digest(&stream, &sections, &buffer(47));
-    assert_eq!(digested.unwrap_err().name(), "TooSmall");
-    for (at, bytes) in [(0, 256), (16, 240), (256, 0), (1, u64::MAX)] {
-        assert!(Sections::new(&kernels, &[(&short, at, bytes)]).is_err());
-    }
 }
 
 #[test]
@@ -301,13 +269,10 @@ fn memory_and_streams_of_another_device_are_refused_before_a_launch() {
             .transfer(&stream, Way::Pack, &table, &ids, &section, &own)
             .unwrap_err(),
     );
-
-    let sections = [(&own, 0, 256), (&foreign, 0, 256)];
-    refused(Sections::new(&kernels, &sections).err().unwrap());
-    let sections = Sections::new(&kernels, &sections[..1]).unwrap();
-    assert!(kernels.digest(&stream, &sections, &own).is_ok());
-    refused(kernels.digest(&stream, &sections, &foreign).unwrap_err());
-    refused(kernels.digest(&elsewhere, &sections, &own).unwrap_err());
+    let table = Table::new(&map, vec![&own, &own]).unwrap();
+    let on = |stream| kernels.transfer(stream, Way::Pack, &table, &ids, &section, &own);
+    assert!(on(&stream).is_ok());
+    refused(on(&elsewhere).unwrap_err());
 }
 
 #[test]
