@@ -3,11 +3,12 @@
 use crate::{Rig, row};
 use kvcachepool_kernels::codec::cachegen::{LEVELS, Planes, STREAM_BYTES};
 use kvcachepool_kernels::codec::{Element, Shape};
+use kvcachepool_kernels::launch::Way;
+use kvcachepool_kernels::launch::cachegen::{CacheGen, Rows, Streams};
+use kvcachepool_kernels::launch::pages::{Angles, Loops, Table};
 use kvcachepool_kernels::pages::{BlockShape, Dtype, HeadMajor, Keys, PageMap, Style, Turn};
 use kvcachepool_protocol::layouts::{LAYOUTS_JSON, LayoutTable};
 use kvcachepool_sidecar::gpu::cuda::buffer::Buffer;
-use kvcachepool_sidecar::gpu::cuda::families::cachegen::{CacheGen, Rows, Streams};
-use kvcachepool_sidecar::gpu::cuda::families::{Angles, Loops, Table, Way};
 use kvcachepool_sidecar::gpu::cuda::launch::{Kernels, LaunchError};
 use kvcachepool_sidecar::gpu::cuda::measure::NotMeasured;
 use kvcachepool_sidecar::gpu::cuda::stream::Stream;
@@ -105,12 +106,10 @@ fn pages(bench: &Bench<'_>, cache: &Buffer, section: &Buffer) -> Result<(), NotM
     let table = LayoutTable::parse(LAYOUTS_JSON).unwrap();
     for layout in table.layouts.iter().filter(|layout| layout.served) {
         let map = PageMap::dense(layout, &shape, cache_blocks)?;
-        let planes = Table::new(&map, vec![cache])?;
+        let planes = Table::new(bench.kernels, &map, vec![cache])?;
         for (name, way) in [("kv_gather", Way::Pack), ("kv_scatter", Way::Unpack)] {
             bench.row(&format!("{name}_{}", layout.name), moved, |stream| {
-                bench
-                    .kernels
-                    .transfer(stream, way, &planes, &there, section, &refused)
+                planes.transfer(bench.kernels, stream, way, &there, section, &refused)
             })?;
         }
         let change = HeadMajor::new(layout, &shape, cache_blocks as usize)?;
@@ -120,7 +119,7 @@ fn pages(bench: &Bench<'_>, cache: &Buffer, section: &Buffer) -> Result<(), NotM
             ("kv_to_verbatim", Way::Unpack),
         ] {
             bench.row(&format!("{name}_{}", layout.name), moved, |stream| {
-                bench.kernels.change(stream, way, &loops, cache, section)
+                loops.change(bench.kernels, stream, way, cache, section)
             })?;
         }
     }
@@ -141,7 +140,7 @@ fn turns(bench: &Bench<'_>, states: &Buffer) -> Result<(), NotMeasured> {
             let name = format!("kv_turn_{style:?}_{dtype:?}").to_lowercase();
             // Half of a state is its key, which is read and written.
             bench.row(&name, states.bytes(), |stream| {
-                bench.kernels.turn(stream, &keys, states, &angles)
+                angles.turn(bench.kernels, stream, &keys, states)
             })?;
         }
     }
@@ -192,7 +191,7 @@ fn cachegen(bench: &Bench<'_>, bytes: u64) -> Result<(), NotMeasured> {
 fn rows_of_cachegen(
     bench: &Bench<'_>,
     name: &str,
-    section: &CacheGen,
+    section: &CacheGen<Kernels>,
     raw: &[u8],
     levels: &Buffer,
 ) -> Result<(), NotMeasured> {
@@ -209,7 +208,7 @@ fn rows_of_cachegen(
     let moved = raw.bytes() + levels.bytes() + largest.bytes();
     for (way_name, way) in [("quantise", Way::Pack), ("restore", Way::Unpack)] {
         bench.row(&format!("kv_cachegen_{way_name}_{name}"), moved, |stream| {
-            bench.kernels.cachegen_rows(stream, way, section, &rows)
+            section.rows(bench.kernels, stream, way, &rows)
         })?;
     }
     Ok(())
@@ -218,7 +217,7 @@ fn rows_of_cachegen(
 /// Counted, coded and decoded. Of the streams count the bytes that they have, not their places.
 fn streams_of_cachegen(
     bench: &Bench<'_>,
-    section: &CacheGen,
+    section: &CacheGen<Kernels>,
     levels: &Buffer,
 ) -> Result<(), NotMeasured> {
     let (kernels, planes) = (bench.kernels, section.planes());
@@ -228,11 +227,10 @@ fn streams_of_cachegen(
     let lengths = bench.buffer((planes.streams() * 4) as u64)?;
     let moved = levels.bytes() + counts.bytes() + tables.bytes();
     bench.row("kv_cachegen_count", moved, |stream| {
-        kernels.cachegen_count(stream, section, levels, &counts, &tables)
+        section.count(kernels, stream, levels, &counts, &tables)
     })?;
-    let encode = |stream: &Stream| {
-        kernels.cachegen_encode(stream, section, levels, &tables, &places, &lengths)
-    };
+    let encode =
+        |stream: &Stream| section.encode(kernels, stream, levels, &tables, &places, &lengths);
     encode(&bench.stream)?;
     bench.stream.synchronize()?;
     let found = lengths.content()?;
@@ -249,6 +247,6 @@ fn streams_of_cachegen(
     };
     let moved = moved + streams.offsets.bytes();
     bench.row("kv_cachegen_decode", moved, |stream| {
-        kernels.cachegen_decode(stream, section, &streams, &tables, levels)
+        section.decode(kernels, stream, &streams, &tables, levels)
     })
 }

@@ -3,9 +3,9 @@
 use crate::Rig;
 use crate::data::{Data, FINITE};
 use crate::report::{Check, Why, same};
+use kvcachepool_kernels::launch::pages::Angles;
 use kvcachepool_kernels::pages::{Dtype, Keys, Style, Turn};
 use kvcachepool_sidecar::gpu::cuda::buffer::Buffer;
-use kvcachepool_sidecar::gpu::cuda::families::Angles;
 
 const STATES: usize = 301;
 
@@ -48,7 +48,7 @@ fn turned(rig: &Rig, dtype: Dtype, style: Style, data: Data) -> Result<String, W
         };
         let on_device = Buffer::of(&rig.context, &states)?;
         let angles = Angles::new(kernels, &turn)?;
-        kernels.turn(&rig.stream, &keys, &on_device, &angles)?;
+        angles.turn(kernels, &rig.stream, &keys, &on_device)?;
         rig.stream.synchronize()?;
         keys.turn(&mut states, &turn).unwrap();
         same("the states", &on_device.content()?, &states)?;
