@@ -1,4 +1,4 @@
-// The element types of KV states: bits, values rounded to nearest with ties to even, and the order of numbers as whole numbers.
+// The element types of KV states: bits, values rounded to nearest with ties to even, and magnitudes as whole numbers.
 // Reference: src/codec/number.rs. A program that runs these kernels on a host brings conversions of its own and defines KV_ON_HOST.
 #pragma once
 
@@ -49,17 +49,6 @@ struct F32 {
     static __device__ float value(u32 bits) { return __uint_as_float(bits); }
     static __device__ u32 nearest(float value) { return __float_as_uint(value); }
 };
-
-// The place of 16 bits in the order of numbers: negative ones count downwards.
-static __device__ int order_of(u16 bits) {
-    const int number = static_cast<short>(bits);
-    return number ^ ((number >> 15) & 0x7fff);
-}
-
-// The bits in that place: the same again.
-static __device__ u16 at_order(int order) {
-    return static_cast<u16>(order ^ ((order >> 15) & 0x7fff));
-}
 
 static __device__ int magnitude_of(u16 bits) {
     return bits & 0x7fff;

@@ -106,10 +106,6 @@ pub enum Count {
     Runs,
     /// States of keys.
     States,
-    /// Groups of numbers that are quantised together.
-    Groups,
-    /// Sections whose digests are taken.
-    Sections,
     /// Tokens of all planes, each of which is quantised by its largest number.
     Rows,
     /// Channels of all planes, each of which has a table.
@@ -138,10 +134,8 @@ impl Module {
     pub fn ptx(&self) -> Option<&'static str> {
         match self.name.as_str() {
             "cachegen" => Some(include_str!("../ptx/cachegen.ptx")),
-            "digest" => Some(include_str!("../ptx/digest.ptx")),
             "layout" => Some(include_str!("../ptx/layout.ptx")),
             "pages" => Some(include_str!("../ptx/pages.ptx")),
-            "quant" => Some(include_str!("../ptx/quant.ptx")),
             "rope" => Some(include_str!("../ptx/rope.ptx")),
             _ => None,
         }

@@ -45,8 +45,6 @@ BARS: dict[str, tuple[float | None, float | None]] = {
     "d2h_vs_pinned_peak": (0.9, None),
     "window_vs_pinned_peak": (0.9, None),
     "both_directions_vs_one": (1.6, None),
-    "gpu_kv_digest_of_256_": (None, None),
-    "gpu_kv_digest_of_16_": (None, None),
     "gpu_kv_cachegen_count_": (None, None),
     "gpu_kv_cachegen_encode_": (None, None),
     "gpu_kv_cachegen_decode_": (None, None),

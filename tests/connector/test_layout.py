@@ -366,7 +366,7 @@ def test_groups_that_prefix_hashes_do_not_address_are_off_by_name(name: str) -> 
     config, caches = cache("a")
     config.kv_cache_groups[0].kv_cache_spec = type(name, (), {})()
     with pytest.raises(Unserved) as refused:
-        layout.group_shards(engine(list(caches)), config)
+        layout.group_shapes(engine(list(caches)), config)
     assert refused.value.reason.startswith("KvGroupUnsupported/")
 
 

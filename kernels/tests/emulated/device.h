@@ -3,7 +3,6 @@
 #define KV_ON_HOST
 #define __global__
 #define __device__
-#define __constant__
 
 #include <ucontext.h>
 
@@ -21,14 +20,6 @@ static Dim3 gridDim, blockDim, blockIdx, threadIdx;
 struct alignas(16) uint4 {
     unsigned x, y, z, w;
 };
-
-struct alignas(16) ulonglong2 {
-    unsigned long long x, y;
-};
-
-static unsigned long long __umul64hi(unsigned long long x, unsigned long long y) {
-    return static_cast<unsigned long long>(static_cast<unsigned __int128>(x) * y >> 64);
-}
 
 static unsigned atomicAdd(unsigned* at, unsigned value) {
     const unsigned before = *at;
@@ -85,15 +76,6 @@ static bool less(unsigned long long one, unsigned long long other) {
 static int __reduce_max_sync(unsigned, int value) {
     const unsigned long long* values = all_given(value);
     return static_cast<int>(*std::max_element(values, values + Warp::LANES, less));
-}
-
-static int __reduce_min_sync(unsigned, int value) {
-    const unsigned long long* values = all_given(value);
-    return static_cast<int>(*std::min_element(values, values + Warp::LANES, less));
-}
-
-static unsigned long long __shfl_sync(unsigned, unsigned long long value, unsigned lane) {
-    return all_given(value)[lane % Warp::LANES];
 }
 
 static void enter() {

@@ -6,10 +6,8 @@
 #include "numbers.h"
 
 #include "../../cuda/cachegen.cu"
-#include "../../cuda/digest.cu"
 #include "../../cuda/layout.cu"
 #include "../../cuda/pages.cu"
-#include "../../cuda/quant.cu"
 #include "../../cuda/rope.cu"
 
 #include <map>
@@ -64,10 +62,9 @@ static T* in(size_t buffer) {
 
 static u32 small(size_t number) { return static_cast<u32>(numbers.at(number)); }
 
-// Rows of the first buffer come with offsets into the last one.
-template <typename Row>
+// Planes in the first buffer come with offsets into the last one.
 static void relocate(u64 by) {
-    for (u64 i = 0; i < numbers.at(0); ++i) in<Row>(0)[i].address += by;
+    for (u64 i = 0; i < numbers.at(0); ++i) in<Plane>(0)[i].address += by;
 }
 
 int main(int count, char** words) {
@@ -83,14 +80,6 @@ int main(int count, char** words) {
         {"kv_turn_neox_bf16", kv_turn_neox_bf16}, {"kv_turn_neox_f16", kv_turn_neox_f16},
         {"kv_turn_neox_f32", kv_turn_neox_f32},   {"kv_turn_gptj_bf16", kv_turn_gptj_bf16},
         {"kv_turn_gptj_f16", kv_turn_gptj_f16},   {"kv_turn_gptj_f32", kv_turn_gptj_f32}};
-    const std::map<std::string, decltype(&kv_pack_fp8_f16)> quantisers = {
-        {"kv_pack_fp8_bf16", kv_pack_fp8_bf16},       {"kv_pack_fp8_f16", kv_pack_fp8_f16},
-        {"kv_unpack_fp8_bf16", kv_unpack_fp8_bf16},   {"kv_unpack_fp8_f16", kv_unpack_fp8_f16},
-        {"kv_pack_int8_bf16", kv_pack_int8_bf16},     {"kv_pack_int8_f16", kv_pack_int8_f16},
-        {"kv_unpack_int8_bf16", kv_unpack_int8_bf16}, {"kv_unpack_int8_f16", kv_unpack_int8_f16},
-        {"kv_pack_int4_bf16", kv_pack_int4_bf16},     {"kv_pack_int4_f16", kv_pack_int4_f16},
-        {"kv_unpack_int4_bf16", kv_unpack_int4_bf16}, {"kv_unpack_int4_f16", kv_unpack_int4_f16}};
-    const std::map<std::string, decltype(&kv_digest)> digests = {{"kv_digest", kv_digest}};
     const std::map<std::string, decltype(&kv_cachegen_restore_f16)> halves_of_rows = {
         {"kv_cachegen_quantise_bf16", kv_cachegen_quantise_bf16}, {"kv_cachegen_quantise_f16", kv_cachegen_quantise_f16},
         {"kv_cachegen_restore_bf16", kv_cachegen_restore_bf16},   {"kv_cachegen_restore_f16", kv_cachegen_restore_f16}};
@@ -101,26 +90,17 @@ int main(int count, char** words) {
     const std::map<std::string, decltype(&kv_cachegen_decode)> decoders = {{"kv_cachegen_decode", kv_cachegen_decode}};
     if (transfers.count(kernel)) {
         const u64 cache = reinterpret_cast<u64>(in<u8>(4));
-        relocate<Plane>(cache);
+        relocate(cache);
         launch(grid, block, [&] {
             transfers.at(kernel)(in<Plane>(0), small(0), in<u32>(1), small(1), small(2), in<u8>(2), numbers.at(3), in<u32>(3));
         });
-        relocate<Plane>(0 - cache);
+        relocate(0 - cache);
     } else if (changes.count(kernel)) {
         launch(grid, block, [&] { changes.at(kernel)(in<u8>(0), in<u8>(1), in<Loop>(2), numbers.at(0)); });
     } else if (turns.count(kernel)) {
         launch(grid, block, [&] {
             turns.at(kernel)(in<u8>(0), numbers.at(0), numbers.at(1), numbers.at(2), small(3), in<float>(1), in<float>(2));
         });
-    } else if (quantisers.count(kernel)) {
-        launch(grid, block, [&] {
-            quantisers.at(kernel)(in<u16>(0), numbers.at(0), small(1), in<u16>(1), in<u8>(2), in<u32>(3));
-        });
-    } else if (digests.count(kernel)) {
-        const u64 bytes = reinterpret_cast<u64>(in<u8>(2));
-        relocate<Section>(bytes);
-        launch(grid, block, [&] { digests.at(kernel)(in<Section>(0), numbers.at(0), in<u64>(1)); });
-        relocate<Section>(0 - bytes);
     } else if (halves_of_rows.count(kernel)) {
         launch(grid, block, [&] {
             halves_of_rows.at(kernel)(in<u16>(0), numbers.at(0), small(1), small(2), in<u8>(1), in<u16>(2), in<u8>(3), in<u64>(4));

@@ -8,10 +8,8 @@
 )]
 
 mod cachegen;
-mod digest;
 mod host;
 mod pages;
-mod quant;
 mod rope;
 
 #[test]

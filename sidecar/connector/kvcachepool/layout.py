@@ -193,11 +193,6 @@ def group_shapes(vllm_config: Any, kv_cache_config: Any) -> list[GroupShape]:
     return shapes
 
 
-def group_shards(vllm_config: Any, kv_cache_config: Any) -> list[int]:
-    """Number of shards per group. Raises `Unserved`."""
-    return [shape.shards for shape in group_shapes(vllm_config, kv_cache_config)]
-
-
 def runs(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tuple[list[int], int]:
     """Cuts a strided box into contiguous runs: (byte offsets of the runs, bytes of each). Strides in elements."""
     length = itemsize

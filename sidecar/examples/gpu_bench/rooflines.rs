@@ -2,14 +2,13 @@
 
 use crate::{Rig, row};
 use kvcachepool_kernels::codec::cachegen::{LEVELS, Planes, STREAM_BYTES};
-use kvcachepool_kernels::codec::{Codec, Element, Shape};
+use kvcachepool_kernels::codec::{Element, Shape};
+use kvcachepool_kernels::launch::Way;
+use kvcachepool_kernels::launch::cachegen::{CacheGen, Rows, Streams};
+use kvcachepool_kernels::launch::pages::{Angles, Loops, Table};
 use kvcachepool_kernels::pages::{BlockShape, Dtype, HeadMajor, Keys, PageMap, Style, Turn};
 use kvcachepool_protocol::layouts::{LAYOUTS_JSON, LayoutTable};
 use kvcachepool_sidecar::gpu::cuda::buffer::Buffer;
-use kvcachepool_sidecar::gpu::cuda::families::cachegen::{CacheGen, Rows, Streams};
-use kvcachepool_sidecar::gpu::cuda::families::{
-    Angles, Loops, Packed, Sections, Table, Way, packed_bytes,
-};
 use kvcachepool_sidecar::gpu::cuda::launch::{Kernels, LaunchError};
 use kvcachepool_sidecar::gpu::cuda::measure::NotMeasured;
 use kvcachepool_sidecar::gpu::cuda::stream::Stream;
@@ -83,8 +82,6 @@ pub fn measured(rig: &Rig, kernels: &Kernels) -> Result<(), NotMeasured> {
     row("gpu_memcpy", bench.roof, REFERENCE, None);
     pages(&bench, &from, &to)?;
     turns(&bench, &from)?;
-    quantisers(&bench, &from)?;
-    digests(&bench, &from)?;
     cachegen(&bench, bytes)
 }
 
@@ -109,12 +106,10 @@ fn pages(bench: &Bench<'_>, cache: &Buffer, section: &Buffer) -> Result<(), NotM
     let table = LayoutTable::parse(LAYOUTS_JSON).unwrap();
     for layout in table.layouts.iter().filter(|layout| layout.served) {
         let map = PageMap::dense(layout, &shape, cache_blocks)?;
-        let planes = Table::new(&map, vec![cache])?;
+        let planes = Table::new(bench.kernels, &map, vec![cache])?;
         for (name, way) in [("kv_gather", Way::Pack), ("kv_scatter", Way::Unpack)] {
             bench.row(&format!("{name}_{}", layout.name), moved, |stream| {
-                bench
-                    .kernels
-                    .transfer(stream, way, &planes, &there, section, &refused)
+                planes.transfer(bench.kernels, stream, way, &there, section, &refused)
             })?;
         }
         let change = HeadMajor::new(layout, &shape, cache_blocks as usize)?;
@@ -124,7 +119,7 @@ fn pages(bench: &Bench<'_>, cache: &Buffer, section: &Buffer) -> Result<(), NotM
             ("kv_to_verbatim", Way::Unpack),
         ] {
             bench.row(&format!("{name}_{}", layout.name), moved, |stream| {
-                bench.kernels.change(stream, way, &loops, cache, section)
+                loops.change(bench.kernels, stream, way, cache, section)
             })?;
         }
     }
@@ -145,55 +140,9 @@ fn turns(bench: &Bench<'_>, states: &Buffer) -> Result<(), NotMeasured> {
             let name = format!("kv_turn_{style:?}_{dtype:?}").to_lowercase();
             // Half of a state is its key, which is read and written.
             bench.row(&name, states.bytes(), |stream| {
-                bench.kernels.turn(stream, &keys, states, &angles)
+                angles.turn(bench.kernels, stream, &keys, states)
             })?;
         }
-    }
-    Ok(())
-}
-
-fn quantisers(bench: &Bench<'_>, raw: &Buffer) -> Result<(), NotMeasured> {
-    let numbers = raw.bytes() / 2;
-    let codecs = [
-        ("fp8", Codec::Fp8 { group: 128 }),
-        ("int8", Codec::Int8 { group: 128 }),
-        ("int4", Codec::Int4 { group: 64 }),
-    ];
-    for (name, codec) in codecs {
-        let [ends_bytes, code_bytes] = packed_bytes(codec, numbers).unwrap();
-        let (ends, codes) = (bench.buffer(ends_bytes)?, bench.buffer(code_bytes)?);
-        let refused = bench.buffer(4)?;
-        for (half, dtype) in [("bf16", Dtype::Bf16), ("f16", Dtype::F16)] {
-            let packed = Packed {
-                codec,
-                dtype,
-                numbers,
-                raw,
-                ends: &ends,
-                codes: &codes,
-                refused: &refused,
-            };
-            for (way_name, way) in [("pack", Way::Pack), ("unpack", Way::Unpack)] {
-                let moved = raw.bytes() + ends_bytes + code_bytes;
-                bench.row(&format!("kv_{way_name}_{name}_{half}"), moved, |stream| {
-                    bench.kernels.quantise(stream, way, &packed)
-                })?;
-            }
-        }
-    }
-    Ok(())
-}
-
-/// The same bytes as many short sections and as few long ones: what is digested at once is what there are sections.
-fn digests(bench: &Bench<'_>, bytes: &Buffer) -> Result<(), NotMeasured> {
-    for count in [4096, 256, 16] {
-        let each = bytes.bytes() / count;
-        let list: Vec<_> = (0..count).map(|i| (bytes, i * each, each)).collect();
-        let sections = Sections::new(bench.kernels, &list)?;
-        let digests = bench.buffer(16 * count)?;
-        bench.row(&format!("kv_digest_of_{count}"), bytes.bytes(), |stream| {
-            bench.kernels.digest(stream, &sections, &digests)
-        })?;
     }
     Ok(())
 }
@@ -242,7 +191,7 @@ fn cachegen(bench: &Bench<'_>, bytes: u64) -> Result<(), NotMeasured> {
 fn rows_of_cachegen(
     bench: &Bench<'_>,
     name: &str,
-    section: &CacheGen,
+    section: &CacheGen<Kernels>,
     raw: &[u8],
     levels: &Buffer,
 ) -> Result<(), NotMeasured> {
@@ -259,7 +208,7 @@ fn rows_of_cachegen(
     let moved = raw.bytes() + levels.bytes() + largest.bytes();
     for (way_name, way) in [("quantise", Way::Pack), ("restore", Way::Unpack)] {
         bench.row(&format!("kv_cachegen_{way_name}_{name}"), moved, |stream| {
-            bench.kernels.cachegen_rows(stream, way, section, &rows)
+            section.rows(bench.kernels, stream, way, &rows)
         })?;
     }
     Ok(())
@@ -268,7 +217,7 @@ fn rows_of_cachegen(
 /// Counted, coded and decoded. Of the streams count the bytes that they have, not their places.
 fn streams_of_cachegen(
     bench: &Bench<'_>,
-    section: &CacheGen,
+    section: &CacheGen<Kernels>,
     levels: &Buffer,
 ) -> Result<(), NotMeasured> {
     let (kernels, planes) = (bench.kernels, section.planes());
@@ -278,11 +227,10 @@ fn streams_of_cachegen(
     let lengths = bench.buffer((planes.streams() * 4) as u64)?;
     let moved = levels.bytes() + counts.bytes() + tables.bytes();
     bench.row("kv_cachegen_count", moved, |stream| {
-        kernels.cachegen_count(stream, section, levels, &counts, &tables)
+        section.count(kernels, stream, levels, &counts, &tables)
     })?;
-    let encode = |stream: &Stream| {
-        kernels.cachegen_encode(stream, section, levels, &tables, &places, &lengths)
-    };
+    let encode =
+        |stream: &Stream| section.encode(kernels, stream, levels, &tables, &places, &lengths);
     encode(&bench.stream)?;
     bench.stream.synchronize()?;
     let found = lengths.content()?;
@@ -299,6 +247,6 @@ fn streams_of_cachegen(
     };
     let moved = moved + streams.offsets.bytes();
     bench.row("kv_cachegen_decode", moved, |stream| {
-        kernels.cachegen_decode(stream, section, &streams, &tables, levels)
+        section.decode(kernels, stream, &streams, &tables, levels)
     })
 }

@@ -5,9 +5,10 @@ use crate::data::{Data, FINITE};
 use crate::report::{Check, Why, holds, same};
 use kvcachepool_kernels::codec::cachegen::{LEVELS, Parts, Planes, STREAM_BYTES};
 use kvcachepool_kernels::codec::{Codec, CodecError, Element, HEADER_BYTES, Shape, decode, encode};
+use kvcachepool_kernels::launch::Way;
+use kvcachepool_kernels::launch::cachegen::{CacheGen, Rows, Streams};
 use kvcachepool_sidecar::gpu::cuda::buffer::Buffer;
-use kvcachepool_sidecar::gpu::cuda::families::Way;
-use kvcachepool_sidecar::gpu::cuda::families::cachegen::{CacheGen, Rows, Streams};
+use kvcachepool_sidecar::gpu::cuda::launch::Kernels;
 
 /// Layers, halves, tokens and channels: small models, both numbers of steps, more tokens than a stream has, and what a section has.
 const SIZES: [[u32; 4]; 4] = [
@@ -78,7 +79,7 @@ fn words<T: Copy, const N: usize>(numbers: &[T], bytes: impl Fn(T) -> [u8; N]) -
 fn run_rows(
     rig: &Rig,
     way: Way,
-    section: &CacheGen,
+    section: &CacheGen<Kernels>,
     buffers: [&[u8]; 3],
 ) -> Result<([Vec<u8>; 3], Option<usize>), Why> {
     let [raw, largest, levels] = buffers.map(|bytes| Buffer::of(&rig.context, bytes));
@@ -90,8 +91,7 @@ fn run_rows(
         levels: &levels,
         refused: &refused,
     };
-    rig.kernels()?
-        .cachegen_rows(&rig.stream, way, section, &rows)?;
+    section.rows(rig.kernels()?, &rig.stream, way, &rows)?;
     rig.stream.synchronize()?;
     let first = refused.content()?;
     let first = u64::from_ne_bytes(first.as_slice().try_into().unwrap());
@@ -128,8 +128,8 @@ fn packed(rig: &Rig, shape: &Shape, raw: &[u8]) -> Result<(), Why> {
     let tables = room(planes.tables() * (LEVELS + 1) * 2)?;
     let streams = room(planes.streams() * STREAM_BYTES)?;
     let lengths = room(planes.streams() * 4)?;
-    kernels.cachegen_count(&rig.stream, &section, &levels, &counts, &tables)?;
-    kernels.cachegen_encode(&rig.stream, &section, &levels, &tables, &streams, &lengths)?;
+    section.count(kernels, &rig.stream, &levels, &counts, &tables)?;
+    section.encode(kernels, &rig.stream, &levels, &tables, &streams, &lengths)?;
     rig.stream.synchronize()?;
     let places = (0..planes.streams()).map(|at| (at * STREAM_BYTES) as u64);
     let parts = Parts {
@@ -155,7 +155,7 @@ fn u32s(bytes: &[u8]) -> Vec<u32> {
 /// Levels of streams.
 fn decoded(
     rig: &Rig,
-    section: &CacheGen,
+    section: &CacheGen<Kernels>,
     parts: &Parts<'_>,
     tables: &[u8],
 ) -> Result<Vec<u8>, Why> {
@@ -167,8 +167,7 @@ fn decoded(
     };
     let tables = on_device(tables)?;
     let levels = on_device(&vec![0xa5; section.planes().numbers()])?;
-    rig.kernels()?
-        .cachegen_decode(&rig.stream, section, &streams, &tables, &levels)?;
+    section.decode(rig.kernels()?, &rig.stream, &streams, &tables, &levels)?;
     rig.stream.synchronize()?;
     Ok(levels.content()?)
 }

@@ -3,10 +3,11 @@
 use crate::Rig;
 use crate::data::{Data, FINITE};
 use crate::report::{Check, Why, holds, same};
+use kvcachepool_kernels::launch::Way;
+use kvcachepool_kernels::launch::pages::{Loops, Table};
 use kvcachepool_kernels::pages::{BlockShape, HeadMajor, PageMap};
 use kvcachepool_protocol::layouts::{LAYOUTS_JSON, Layout, LayoutTable};
 use kvcachepool_sidecar::gpu::cuda::buffer::Buffer;
-use kvcachepool_sidecar::gpu::cuda::families::{Loops, Table, Way};
 
 /// Blocks of a cache, and ids of them in no order: first and last among them, and two that the cache has not.
 const BLOCKS: u32 = 37;
@@ -81,8 +82,8 @@ fn transferred(rig: &Rig, way: Way, layout: &Layout, data: Data) -> Result<Strin
         let there = Buffer::of(&rig.context, &section)?;
         let ids = Buffer::of(&rig.context, &words(&IDS))?;
         let refused = Buffer::of(&rig.context, &[0; 4])?;
-        let table = Table::new(&map, vec![&on_device])?;
-        kernels.transfer(&rig.stream, way, &table, &ids, &there, &refused)?;
+        let table = Table::new(kernels, &map, vec![&on_device])?;
+        table.transfer(kernels, &rig.stream, way, &ids, &there, &refused)?;
         rig.stream.synchronize()?;
         let mut left_out = 0u32;
         for (id, bytes) in IDS.iter().zip(section.chunks_exact_mut(map.block_bytes())) {
@@ -126,7 +127,7 @@ fn changed(rig: &Rig, way: Way, layout: &Layout, data: Data) -> Result<String, W
             Way::Pack => (&source, &target),
             Way::Unpack => (&target, &source),
         };
-        kernels.change(&rig.stream, way, &loops, verbatim, canonical)?;
+        loops.change(kernels, &rig.stream, way, verbatim, canonical)?;
         rig.stream.synchronize()?;
         same("the target", &target.content()?, &to)?;
         same("the source", &source.content()?, &from)?;
@@ -166,9 +167,9 @@ fn far(rig: &Rig, layout: &Layout) -> Result<String, Why> {
     }
     let section = Buffer::new(&rig.context, want.len() as u64)?;
     let refused = Buffer::of(&rig.context, &[0; 4])?;
-    let table = Table::new(&map, vec![&cache])?;
+    let table = Table::new(kernels, &map, vec![&cache])?;
     let ids = Buffer::of(&rig.context, &words(&ids))?;
-    kernels.transfer(&rig.stream, Way::Pack, &table, &ids, &section, &refused)?;
+    table.transfer(kernels, &rig.stream, Way::Pack, &ids, &section, &refused)?;
     rig.stream.synchronize()?;
     same("the section", &section.content()?, &want)?;
     holds(refused.content()? == [0; 4], "blocks were refused")?;

@@ -7,10 +7,9 @@
 
 mod cachegen;
 mod data;
-mod digests;
 mod kernels;
-mod numbers;
 mod report;
+mod turns;
 mod window;
 
 use kvcachepool_sidecar::gpu::cuda::context::{self, Context};
@@ -59,8 +58,7 @@ impl Rig {
 
 fn checks() -> Vec<Check> {
     let mut checks = kernels::checks();
-    checks.extend(numbers::checks());
-    checks.extend(digests::checks());
+    checks.extend(turns::checks());
     checks.extend(cachegen::checks());
     checks.extend(window::checks());
     checks

@@ -24,8 +24,6 @@ pub const RECORD_BYTES: u64 = 16 << 10;
 pub const RUNS_AT: usize = 64;
 /// Most runs of a record.
 pub const RUNS_MAX: u32 = ((RECORD_BYTES as usize - RUNS_AT) / size_of::<Run>()) as u32;
-/// Most stages of a window.
-pub const STAGES_MAX: u32 = 64;
 /// Each run begins at a multiple of so many bytes of its stage.
 pub const RUN_ALIGN: u64 = 256;
 /// Bytes at the window's start by which both sides show that they see the same memory.

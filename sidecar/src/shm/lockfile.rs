@@ -164,11 +164,6 @@ impl LockFile {
         self.byte_held(lock_offset(number))
     }
 
-    /// Does another process hold [`SIDECAR_BYTE`]?
-    pub fn sidecar_runs(&self) -> Result<bool, LockFileError> {
-        self.byte_held(SIDECAR_BYTE)
-    }
-
     /// All lock numbers given so far that living processes hold, in order. The kernel names some lock of a range, not the
     /// lowest one: the parts before and behind it are asked again, so the cost is per held lock, not per number.
     pub fn held(&self) -> Result<Vec<u32>, LockFileError> {

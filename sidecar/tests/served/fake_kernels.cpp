@@ -7,10 +7,8 @@
 #include "../../../kernels/tests/emulated/numbers.h"
 
 #include "../../../kernels/cuda/cachegen.cu"
-#include "../../../kernels/cuda/digest.cu"
 #include "../../../kernels/cuda/layout.cu"
 #include "../../../kernels/cuda/pages.cu"
-#include "../../../kernels/cuda/quant.cu"
 #include "../../../kernels/cuda/rope.cu"
 
 #include <cstdlib>
@@ -47,10 +45,7 @@ static Call bind(void** arguments) {
 static const std::map<std::string, Bind> KERNELS = {
     KERNEL(kv_gather),          KERNEL(kv_scatter),         KERNEL(kv_to_canonical),    KERNEL(kv_to_verbatim),
     KERNEL(kv_turn_neox_bf16),  KERNEL(kv_turn_neox_f16),   KERNEL(kv_turn_neox_f32),   KERNEL(kv_turn_gptj_bf16),
-    KERNEL(kv_turn_gptj_f16),   KERNEL(kv_turn_gptj_f32),   KERNEL(kv_pack_fp8_bf16),   KERNEL(kv_pack_fp8_f16),
-    KERNEL(kv_unpack_fp8_bf16), KERNEL(kv_unpack_fp8_f16),  KERNEL(kv_pack_int8_bf16),  KERNEL(kv_pack_int8_f16),
-    KERNEL(kv_unpack_int8_bf16), KERNEL(kv_unpack_int8_f16), KERNEL(kv_pack_int4_bf16), KERNEL(kv_pack_int4_f16),
-    KERNEL(kv_unpack_int4_bf16), KERNEL(kv_unpack_int4_f16), KERNEL(kv_digest),
+    KERNEL(kv_turn_gptj_f16),   KERNEL(kv_turn_gptj_f32),
     KERNEL(kv_cachegen_quantise_bf16), KERNEL(kv_cachegen_quantise_f16), KERNEL(kv_cachegen_quantise_f32),
     KERNEL(kv_cachegen_restore_bf16), KERNEL(kv_cachegen_restore_f16), KERNEL(kv_cachegen_restore_f32),
     KERNEL(kv_cachegen_count),  KERNEL(kv_cachegen_encode), KERNEL(kv_cachegen_decode),

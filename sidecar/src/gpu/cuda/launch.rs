@@ -1,15 +1,16 @@
-//! Kernels from the PTX of the crate `kernels`, launched as its manifest says: entry, arguments and grid are read there and written
-//! nowhere else. For tests, benchmarks and the doctor; a sidecar that serves runs no kernel.
+//! Kernels from the PTX of the crate `kernels`, loaded into a context: the [`Device`] of that crate's launchers. For tests, benchmarks and
+//! the doctor; a sidecar that serves runs no kernel.
 #![allow(unsafe_code)]
 
 use super::api::{
     DevicePtr, Failed, INVALID_IMAGE, INVALID_PTX, NO_BINARY_FOR_DEVICE, NO_PTX_COMPILER, Opaque,
     PTX_COMPILER_OFF, UNSUPPORTED_PTX_VERSION, done,
 };
+use super::buffer::Buffer;
 use super::context::Context;
 use super::stream::Stream;
-use kvcachepool_kernels::manifest::{ArgumentType, Count, Entry, Manifest};
-use kvcachepool_kernels::pages::PagesError;
+use kvcachepool_kernels::launch::{self, Device, Refused, Value};
+use kvcachepool_kernels::manifest::{Count, Entry, Manifest};
 use std::collections::HashMap;
 use std::ffi::{CString, c_int, c_void};
 use std::ptr::null_mut;
@@ -24,24 +25,6 @@ pub enum LaunchError {
     /// No module has it.
     #[error("no kernel is named {0}")]
     UnknownKernel(String),
-    /// Arguments are not those of the manifest.
-    #[error("{kernel}: {why}")]
-    Arguments {
-        /// Which kernel.
-        kernel: String,
-        /// What is wrong with them.
-        why: String,
-    },
-    /// Memory that is shorter than what the kernel would touch.
-    #[error("{what} has {got} bytes where {want} are needed")]
-    TooSmall {
-        /// Which memory.
-        what: &'static str,
-        /// Bytes there are.
-        got: u64,
-        /// Bytes there must be.
-        want: u64,
-    },
     /// Memory or a stream of another device than the kernels'.
     #[error("the kernels are on {own}, what they were given is on {other}")]
     OtherDevice {
@@ -81,9 +64,9 @@ pub enum LaunchError {
         /// What the driver said.
         failed: Failed,
     },
-    /// Sizes that the references refuse too.
+    /// Arguments, or memory that is shorter than what the kernel would touch.
     #[error(transparent)]
-    Pages(#[from] PagesError),
+    Refused(#[from] Refused),
     /// Another function of the driver failed.
     #[error(transparent)]
     Driver(#[from] Failed),
@@ -95,48 +78,13 @@ impl LaunchError {
         match self {
             Self::Manifest(_) => "Manifest",
             Self::UnknownKernel(_) => "UnknownKernel",
-            Self::Arguments { .. } => "Arguments",
-            Self::TooSmall { .. } => "TooSmall",
             Self::OtherDevice { .. } => "OtherDevice",
             Self::PtxTooNew { .. } => "PtxTooNew",
             Self::DeviceTooOld { .. } => "DeviceTooOld",
             Self::NoPtxCompiler(_) => "NoPtxCompiler",
             Self::PtxRefused { .. } => "PtxRefused",
-            Self::Pages(_) => "Pages",
+            Self::Refused(refused) => refused.name(),
             Self::Driver(_) => "DriverFailed",
-        }
-    }
-}
-
-/// One argument of a kernel.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Value {
-    /// Address that the device reaches.
-    Pointer(DevicePtr),
-    /// 4 bytes.
-    U32(u32),
-    /// 8 bytes.
-    U64(u64),
-}
-
-impl Value {
-    fn kind(self) -> ArgumentType {
-        match self {
-            Self::Pointer(_) => ArgumentType::Pointer,
-            Self::U32(_) => ArgumentType::U32,
-            Self::U64(_) => ArgumentType::U64,
-        }
-    }
-
-    /// Its bytes from the start of a word, as the driver reads them through a pointer.
-    fn word(self) -> u64 {
-        match self {
-            Self::Pointer(word) | Self::U64(word) => word,
-            Self::U32(number) => {
-                let mut word = [0; 8];
-                word[..4].copy_from_slice(&number.to_ne_bytes());
-                u64::from_ne_bytes(word)
-            }
         }
     }
 }
@@ -195,12 +143,35 @@ impl Kernels {
         &self.context
     }
 
-    /// Asks a stream to run a kernel with these arguments, by name and in the manifest's order. `of` says how much work there is.
-    ///
-    /// # Safety
-    /// Every pointer is to device memory that is as large as what the kernel touches for these arguments, and that stays until the kernel
-    /// has run.
-    pub unsafe fn launch(
+    /// A device's kernels cannot be trusted to fault at another's memory: where both see each other they would use it.
+    fn same_device(&self, other: &Arc<Context>) -> Result<(), LaunchError> {
+        match Arc::ptr_eq(&self.context, other) {
+            true => Ok(()),
+            false => Err(LaunchError::OtherDevice {
+                own: self.context.name.clone(),
+                other: other.name.clone(),
+            }),
+        }
+    }
+}
+
+// SAFETY: ranges are those of allocations of this context, buffers wait for the device before they are freed, and functions are launched as
+// the manifest says.
+unsafe impl Device for Kernels {
+    type Memory = Buffer;
+    type Stream = Stream;
+    type Error = LaunchError;
+
+    fn upload(&self, bytes: &[u8]) -> Result<Buffer, LaunchError> {
+        Ok(Buffer::of(&self.context, bytes)?)
+    }
+
+    fn range(&self, memory: &Buffer) -> Result<(DevicePtr, u64), LaunchError> {
+        self.same_device(memory.context())?;
+        Ok((memory.at(0, memory.bytes())?, memory.bytes()))
+    }
+
+    unsafe fn launch(
         &self,
         stream: &Stream,
         kernel: &str,
@@ -209,14 +180,8 @@ impl Kernels {
     ) -> Result<(), LaunchError> {
         let unknown = || LaunchError::UnknownKernel(kernel.to_owned());
         let (entry, function) = self.functions.get(kernel).ok_or_else(unknown)?;
-        let (own, other) = (&self.context, stream.context());
-        if !Arc::ptr_eq(own, other) {
-            return Err(LaunchError::OtherDevice {
-                own: own.name.clone(),
-                other: other.name.clone(),
-            });
-        }
-        let mut words = packed(entry, arguments)?;
+        self.same_device(stream.context())?;
+        let mut words = launch::words(entry, arguments)?;
         let mut pointers: Vec<*mut c_void> =
             words.iter_mut().map(|w| (&raw mut *w).cast()).collect();
         let [x, y] = entry.grid_of(of);
@@ -253,35 +218,6 @@ impl Drop for Kernels {
             }
         }
     }
-}
-
-/// Words that hold the arguments of an entry; an error says which is not as the manifest has it.
-fn packed(entry: &Entry, arguments: &[(&str, Value)]) -> Result<Vec<u64>, LaunchError> {
-    let wrong = |why: String| LaunchError::Arguments {
-        kernel: entry.name.clone(),
-        why,
-    };
-    if arguments.len() != entry.arguments.len() {
-        return Err(wrong(format!(
-            "{} arguments were given, it takes {}",
-            arguments.len(),
-            entry.arguments.len()
-        )));
-    }
-    let both = entry.arguments.iter().zip(arguments);
-    for (at, (wanted, (name, value))) in both.enumerate() {
-        if wanted.name != *name {
-            return Err(wrong(format!(
-                "argument {at} is {}, not {name}",
-                wanted.name
-            )));
-        }
-        if wanted.kind != value.kind() {
-            let (is, given) = (wanted.kind, value.kind());
-            return Err(wrong(format!("{name} is a {is:?}, not a {given:?}")));
-        }
-    }
-    Ok(arguments.iter().map(|(_, value)| value.word()).collect())
 }
 
 /// Why a module was not loaded on a device of this capability.
@@ -330,11 +266,5 @@ mod tests {
             let error = refused(&manifest, "pages", Failed { call, result }, capability);
             assert_eq!(error.name(), name, "{error}");
         }
-    }
-
-    #[test]
-    fn a_small_number_lies_in_the_first_bytes_of_its_word() {
-        let word = Value::U32(0x0102_0304).word().to_ne_bytes();
-        assert_eq!(word[..4], 0x0102_0304u32.to_ne_bytes());
     }
 }

@@ -4,12 +4,13 @@
 use super::Failed;
 use super::buffer::{Buffer, Pinned};
 use super::context::Context;
-use super::families::{Loops, Way};
 use super::launch::{Kernels, LaunchError};
 use super::stream::Stream;
 use crate::gpu::device::{Device, DeviceError, NoWindow, Part, Progress};
 use crate::shm::mapping::Mapping;
 use crate::shm::memfd::MemfdError;
+use kvcachepool_kernels::launch::Way;
+use kvcachepool_kernels::launch::pages::Loops;
 use kvcachepool_kernels::pages::{BlockShape, HeadMajor, PagesError};
 use kvcachepool_protocol::layouts::{LAYOUTS_JSON, LayoutTable};
 use kvcachepool_protocol::window::Direction;
@@ -266,7 +267,7 @@ impl WindowLink {
 pub struct Decode {
     kernels: Arc<Kernels>,
     stream: Stream,
-    loops: Loops,
+    loops: Loops<Kernels>,
     from: Buffer,
     to: Buffer,
     layers: usize,
@@ -303,7 +304,7 @@ impl Decode {
             state_bytes: 512,
         };
         let blocks = layer_bytes as usize / shape.block_bytes()?;
-        let loops = Loops::new(&kernels, HeadMajor::new(layout, &shape, blocks)?)?;
+        let loops = Loops::new(&*kernels, HeadMajor::new(layout, &shape, blocks)?)?;
         let context = kernels.context().clone();
         Ok(Self {
             stream: Stream::new(&context)?,
@@ -354,8 +355,9 @@ impl Decode {
 
     fn step(&self) -> Result<(), LaunchError> {
         for _ in 0..self.layers {
-            self.kernels
-                .change(&self.stream, Way::Pack, &self.loops, &self.from, &self.to)?;
+            let kernels = &*self.kernels;
+            self.loops
+                .change(kernels, &self.stream, Way::Pack, &self.from, &self.to)?;
         }
         Ok(self.stream.synchronize()?)
     }

@@ -5,7 +5,6 @@ mod api;
 pub mod buffer;
 pub mod context;
 mod device;
-pub mod families;
 pub mod import;
 pub mod launch;
 pub mod library;

@@ -1,0 +1,214 @@
+//! Launchers of `cachegen.cu`: rows of numbers to levels and back, levels to counts and tables, levels to streams and back. The container around
+//! them is made by [`Parts`](crate::codec::cachegen::Parts), on the host.
+
+use super::{Device, Value, Way, pointer};
+use crate::codec::Element;
+use crate::codec::cachegen::{LEVELS, Planes, STREAM_BYTES};
+use crate::manifest::Count;
+
+/// Numbers of a section and what they are quantised to.
+pub struct Rows<'a, M> {
+    /// The numbers.
+    pub raw: &'a M,
+    /// The largest magnitude of each row.
+    pub largest: &'a M,
+    /// A byte for each number.
+    pub levels: &'a M,
+    /// 8 bytes: the first row that was left out, where that is less than what was there.
+    pub refused: &'a M,
+}
+
+/// Streams anywhere in some bytes.
+pub struct Streams<'a, M> {
+    /// The bytes.
+    pub packed: &'a M,
+    /// Where each stream begins (`u64`).
+    pub offsets: &'a M,
+    /// How long each is (`u32`).
+    pub lengths: &'a M,
+}
+
+/// Sizes of a section, and on the device its planes' steps.
+pub struct CacheGen<D: Device> {
+    planes: Planes,
+    steps: D::Memory,
+}
+
+impl<D: Device> CacheGen<D> {
+    /// Uploads the steps of a section's planes.
+    pub fn new(device: &D, planes: Planes) -> Result<Self, D::Error> {
+        Ok(Self {
+            steps: device.upload(planes.steps())?,
+            planes,
+        })
+    }
+
+    /// Sizes of the section.
+    pub fn planes(&self) -> &Planes {
+        &self.planes
+    }
+
+    /// Quantises the rows of a section, or restores them.
+    pub fn rows(
+        &self,
+        device: &D,
+        stream: &D::Stream,
+        way: Way,
+        rows: &Rows<'_, D::Memory>,
+    ) -> Result<(), D::Error> {
+        let planes = &self.planes;
+        let (count, bytes) = (planes.rows() as u64, planes.element().bytes() as u64);
+        let raw_bytes = planes.numbers() as u64 * bytes;
+        let way = match way {
+            Way::Pack => "quantise",
+            Way::Unpack => "restore",
+        };
+        let number = match planes.element() {
+            Element::Bf16 => "bf16",
+            Element::F16 => "f16",
+            Element::F32 => "f32",
+            Element::Opaque => "opaque",
+        };
+        let raw = pointer(device, "raw numbers", rows.raw, raw_bytes)?;
+        let largest = pointer(device, "largest magnitudes", rows.largest, count * bytes)?;
+        let refused = pointer(device, "the first refused row", rows.refused, 8)?;
+        let [_, tokens, channels] = self.sizes();
+        let arguments = [
+            ("raw", raw),
+            ("row_count", Value::U64(count)),
+            tokens,
+            channels,
+            self.steps(device)?,
+            ("rows", largest),
+            self.levels(device, rows.levels)?,
+            ("refused", refused),
+        ];
+        let name = format!("kv_cachegen_{way}_{number}");
+        // SAFETY: numbers and levels of all rows are there, and steps of all planes; memory waits for the device before it goes.
+        unsafe { device.launch(stream, &name, &arguments, |work| self.work(work)) }
+    }
+
+    /// Counts levels, and makes tables of the counts.
+    pub fn count(
+        &self,
+        device: &D,
+        stream: &D::Stream,
+        levels: &D::Memory,
+        counts: &D::Memory,
+        tables: &D::Memory,
+    ) -> Result<(), D::Error> {
+        let count_bytes = 4 * (self.planes.tables() * LEVELS) as u64;
+        let [planes, tokens, channels] = self.sizes();
+        let arguments = [
+            self.levels(device, levels)?,
+            planes,
+            tokens,
+            channels,
+            ("counts", pointer(device, "counts", counts, count_bytes)?),
+            self.tables(device, tables)?,
+        ];
+        let name = "kv_cachegen_count";
+        // SAFETY: levels of all numbers are there, and room for counts and table of every channel; memory waits for the device before
+        // it goes.
+        unsafe { device.launch(stream, name, &arguments, |work| self.work(work)) }
+    }
+
+    /// Codes levels, each stream to a place of [`STREAM_BYTES`].
+    pub fn encode(
+        &self,
+        device: &D,
+        stream: &D::Stream,
+        levels: &D::Memory,
+        tables: &D::Memory,
+        streams: &D::Memory,
+        lengths: &D::Memory,
+    ) -> Result<(), D::Error> {
+        let bytes = self.planes.streams() as u64 * STREAM_BYTES as u64;
+        let [planes, tokens, channels] = self.sizes();
+        let places = pointer(device, "the places of streams", streams, bytes)?;
+        let arguments = [
+            self.levels(device, levels)?,
+            planes,
+            tokens,
+            channels,
+            self.tables(device, tables)?,
+            ("streams", places),
+            self.lengths(device, lengths)?,
+        ];
+        let name = "kv_cachegen_encode";
+        // SAFETY: levels and tables are there, and places and lengths of all streams, which the kernel does not write beyond whatever the
+        // levels and tables are; memory waits for the device before it goes.
+        unsafe { device.launch(stream, name, &arguments, |work| self.work(work)) }
+    }
+
+    /// Decodes streams. Whatever they hold, there are levels afterwards.
+    pub fn decode(
+        &self,
+        device: &D,
+        stream: &D::Stream,
+        streams: &Streams<'_, D::Memory>,
+        tables: &D::Memory,
+        levels: &D::Memory,
+    ) -> Result<(), D::Error> {
+        let offset_bytes = 8 * self.planes.streams() as u64;
+        let (packed, packed_bytes) = device.range(streams.packed)?;
+        let offsets = pointer(device, "where streams begin", streams.offsets, offset_bytes)?;
+        let [planes, tokens, channels] = self.sizes();
+        let arguments = [
+            ("packed", Value::Pointer(packed)),
+            ("packed_bytes", Value::U64(packed_bytes)),
+            ("offsets", offsets),
+            self.lengths(device, streams.lengths)?,
+            planes,
+            tokens,
+            channels,
+            self.steps(device)?,
+            self.tables(device, tables)?,
+            self.levels(device, levels)?,
+        ];
+        let name = "kv_cachegen_decode";
+        // SAFETY: offsets, lengths, tables and levels are there; what they say of bytes that are not is left out by the kernel; memory
+        // waits for the device before it goes.
+        unsafe { device.launch(stream, name, &arguments, |work| self.work(work)) }
+    }
+
+    fn sizes(&self) -> [(&'static str, Value); 3] {
+        [
+            ("planes", Value::U32(self.planes.count())),
+            ("tokens", Value::U32(self.planes.tokens())),
+            ("channels", Value::U32(self.planes.channels())),
+        ]
+    }
+
+    fn steps(&self, device: &D) -> Result<(&'static str, Value), D::Error> {
+        Ok(("steps", pointer(device, "steps", &self.steps, 0)?))
+    }
+
+    /// A byte for each number.
+    fn levels(&self, device: &D, levels: &D::Memory) -> Result<(&'static str, Value), D::Error> {
+        let bytes = self.planes.numbers() as u64;
+        Ok(("levels", pointer(device, "levels", levels, bytes)?))
+    }
+
+    fn tables(&self, device: &D, tables: &D::Memory) -> Result<(&'static str, Value), D::Error> {
+        let places = self.planes.tables() * (LEVELS + 1);
+        let bytes = 2 * places as u64;
+        Ok(("tables", pointer(device, "tables", tables, bytes)?))
+    }
+
+    fn lengths(&self, device: &D, lengths: &D::Memory) -> Result<(&'static str, Value), D::Error> {
+        let bytes = 4 * self.planes.streams() as u64;
+        let lengths = pointer(device, "the lengths of streams", lengths, bytes)?;
+        Ok(("lengths", lengths))
+    }
+
+    fn work(&self, count: Count) -> u64 {
+        let work = match count {
+            Count::Rows => self.planes.rows(),
+            Count::Channels => self.planes.tables(),
+            Count::Streams => self.planes.streams(),
+            _ => 1,
+        };
+        work as u64
+    }
+}
