@@ -6,6 +6,7 @@ a small engine, and forks an engine for every message on the socket.
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import faulthandler
 import functools
@@ -244,7 +245,8 @@ def _weights_from_files() -> Any:
     from vllm.config import WeightTransferConfig
     from vllm.distributed.weight_transfer.base import WeightTransferEngine
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
-    from vllm.model_executor.model_loader.reload.inplace import reload_weights
+    from vllm.model_executor.model_loader import get_model_loader
+    from vllm.model_executor.model_loader.reload import layerwise
 
     class FromFiles(WeightTransferEngine[Any, Any]):
         init_info_cls = update_info_cls = dict
@@ -256,13 +258,13 @@ def _weights_from_files() -> Any:
         def shutdown(self) -> None: ...
 
         def update_weights(self, update_info: dict[str, Any]) -> None:
-            reload_weights(
-                self.vllm_config,
-                self.model,
-                weights_iterator=None,
-                weights_path=update_info["path"],
-                is_checkpoint_format=True,
-            )
+            config = copy.copy(self.vllm_config.model_config)
+            config.model = update_info["path"]
+            loader: Any = get_model_loader(self.vllm_config.load_config)
+            weights = loader.get_all_weights(config, self.model)
+            layerwise.initialize_layerwise_reload(self.model)
+            self.model.load_weights(weights)
+            layerwise.finalize_layerwise_reload(self.model, config)
 
     WeightTransferEngineFactory.register_engine("files", FromFiles)
     return WeightTransferConfig(backend="files")
