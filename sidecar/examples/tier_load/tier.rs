@@ -6,7 +6,7 @@ use super::objects::Slots;
 use super::raw;
 use kvcachepool_protocol::config::{ByteSize, Config};
 use kvcachepool_sidecar::tiers::layers::layered;
-use kvcachepool_sidecar::tiers::{Cause, Opening, Tier, configured};
+use kvcachepool_sidecar::tiers::{Cause, Opening, Removal, Tier, configured};
 use rustix::process::{Signal, getpid, kill_process};
 use std::path::Path;
 use std::sync::Arc;
@@ -30,7 +30,9 @@ pub fn run(config: &Path, raw: Option<&Path>, load: Load) {
         phase(&tier, &slots, load, Part::Get, put).await;
         let names: Vec<_> = (0..put).map(|n| slots.get(0, n).name).collect();
         for part in names.chunks(REMOVED) {
-            tier.remove(part).await.unwrap_or_else(|e| panic!("{e}"));
+            tier.remove(Removal::Named(part))
+                .await
+                .unwrap_or_else(|e| panic!("{e}"));
         }
         if let Some(folder) = raw {
             raw::run(folder, &slots, load);

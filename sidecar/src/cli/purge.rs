@@ -129,7 +129,7 @@ async fn purge(tier: &dyn Tier, dry_run: bool) -> Result<Purged, TierError> {
     let why = format!(
         "after {PASSES_MAX} passes there still was something to remove: end all pods of the pool, which write, and run it again"
     );
-    Err(TierError::new(tier.kind(), Cause::Busy, why))
+    Err(TierError::new(tier.info().kind, Cause::Busy, why))
 }
 
 fn print(

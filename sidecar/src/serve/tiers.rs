@@ -10,8 +10,8 @@ use crate::shm::arena::Arena;
 use crate::shm::mapping::Mapping;
 use crate::tiers::layers::{Layered, State, layered};
 use crate::tiers::{
-    Cause, Kind, Opening, Place, Put, Server, Span, Stored, Tier, TierError, Usage, Whose, clear,
-    configured,
+    Cause, Kind, Opening, Place, Put, Removal, Server, Span, Stored, Tier, TierError, Usage, Whose,
+    clear, configured,
 };
 use kvcachepool_protocol::config::Config;
 use kvcachepool_protocol::object::{Object, ObjectName};
@@ -46,7 +46,7 @@ struct Shared {
     post: UnboundedSender<Posted>,
     /// Of this process, in the heads of what it writes.
     writer: [u8; 16],
-    open: Mutex<BTreeMap<Kind, Open>>,
+    open: Mutex<BTreeMap<Kind, Layered>>,
     usage: Mutex<BTreeMap<Kind, Usage>>,
     complaints: Complaints,
     /// Why a tier is down, for people.
@@ -58,13 +58,6 @@ struct Shared {
     slow: Slow,
     /// Tells a fetch that nobody waits for it any more.
     fetches: Mutex<HashMap<FetchId, oneshot::Sender<()>>>,
-}
-
-/// A tier that is open.
-struct Open {
-    /// With nothing around it.
-    tier: Arc<dyn Tier>,
-    layers: Layered,
 }
 
 impl Tiers {
@@ -141,7 +134,7 @@ impl Tiers {
     }
 
     /// What an open tier says of itself; none = it is not open.
-    fn of<T>(&self, kind: &str, says: impl FnOnce(&Open) -> T) -> Option<T> {
+    fn of<T>(&self, kind: &str, says: impl FnOnce(&Layered) -> T) -> Option<T> {
         let open = self.shared.open.lock();
         let found = open.iter().find(|(k, _)| k.name() == kind);
         found.map(|(_, open)| says(open))
@@ -155,7 +148,7 @@ impl Tiers {
             let found = unchanged.iter().find(|(k, _)| k.name() == kind);
             found.map(|(_, e)| e.clone())
         };
-        let shut = || self.of(kind, |open| open.layers.breaker.writes().shut());
+        let shut = || self.of(kind, |layers| layers.breaker.writes().shut());
         unchanged()
             .or_else(|| shut().flatten())
             .or_else(|| self.shared.slow.of(kind))
@@ -172,7 +165,7 @@ impl Tiers {
     }
 
     fn foreign_files(&self, kind: &str) -> Option<String> {
-        let counters = self.of(kind, |open| open.tier.counters());
+        let counters = self.of(kind, |layers| layers.tier.info().counters.now());
         let foreign = counters
             .iter()
             .flatten()
@@ -185,15 +178,15 @@ impl Tiers {
 
     /// The servers of a tier that has several, as they are known to be.
     pub fn servers(&self, kind: &str) -> Vec<Server> {
-        self.of(kind, |open| open.tier.servers())
+        self.of(kind, |layers| layers.tier.info().servers.now())
             .unwrap_or_default()
     }
 
     /// What was asked of each tier, and what became of it.
     pub fn metrics(&self, put: &mut dyn FnMut(&'static str, &[&str], f64)) {
-        for (kind, open) in self.shared.open.lock().iter() {
-            let (tier, layers) = (kind.name(), &open.layers);
-            for server in open.tier.servers() {
+        for (kind, layers) in self.shared.open.lock().iter() {
+            let (tier, info) = (kind.name(), layers.tier.info());
+            for server in info.servers.now() {
                 let up = f64::from(u8::from(server.up));
                 put("tier_server_up", &[tier, &server.name], up);
             }
@@ -204,7 +197,7 @@ impl Tiers {
                 let open = f64::from(u8::from(side.state == State::Open));
                 put("tier_breaker_open", &[tier, operations], open);
             }
-            for (event, count) in open.tier.counters() {
+            for (event, count) in info.counters.now() {
                 put("tier_events_total", &[tier, event], count as f64);
             }
             for tally in layers.counts.tally() {
@@ -316,7 +309,7 @@ impl Tiers {
             Order::Discard { tier, name } => {
                 self.runtime.spawn(async move {
                     let discarded = match shared.tier(tier) {
-                        Ok(tier) => tier.discard(&name).await,
+                        Ok(tier) => tier.remove(Removal::Unusable(&name)).await,
                         Err(e) => Err(e),
                     };
                     if let Err(e) = discarded {
@@ -389,19 +382,16 @@ impl Shared {
     /// The failure after which writes are not tried for a while, where this says no more than that.
     fn not_tried_after(&self, e: TierError) -> TierError {
         let open = self.open.lock();
-        let layers = open.get(&e.tier).map(|open| &open.layers);
+        let layers = open.get(&e.tier);
         let shut = layers.filter(|_| e.cause == Cause::BreakerOpen);
         shut.and_then(|layers| layers.breaker.writes().reason)
             .unwrap_or(e)
     }
 
     fn tier(&self, kind: Kind) -> Result<Arc<dyn Tier>, TierError> {
-        let open = self
-            .open
-            .lock()
-            .get(&kind)
-            .map(|open| open.layers.tier.clone());
-        open.ok_or_else(|| TierError::new(kind, Cause::Gone, "it is not open"))
+        let open = self.open.lock();
+        let tier = open.get(&kind).map(|layers| layers.tier.clone());
+        tier.ok_or_else(|| TierError::new(kind, Cause::Gone, "it is not open"))
     }
 
     /// Lets the core know how a tier is, and status why.
@@ -427,18 +417,14 @@ impl Shared {
             }
             tokio::time::sleep(RETRY).await;
         };
-        let layers = layered(opened.clone(), &opening.layers);
+        let layers = layered(opened, &opening.layers);
         let (tier, breaker) = (layers.tier.clone(), layers.breaker.clone());
         info!(
             tier = kind.name(),
             place = opening.place(),
             "a tier is open"
         );
-        let open = Open {
-            tier: opened,
-            layers,
-        };
-        self.open.lock().insert(kind, open);
+        self.open.lock().insert(kind, layers);
         // Not known before it answered for the first time: some are open without having been asked anything.
         let (mut known, mut doubted) = (None::<Option<TierError>>, 0);
         loop {

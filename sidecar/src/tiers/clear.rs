@@ -1,6 +1,6 @@
 //! Removing what a tier holds: all of it, or the objects of some domains.
 
-use super::{Listed, Tier, TierError};
+use super::{Listed, Removal, Tier, TierError};
 use futures::stream::{StreamExt, TryStreamExt};
 use kvcachepool_protocol::object::ObjectName;
 
@@ -50,7 +50,9 @@ async fn pass(tier: &dyn Tier, goes: &impl Fn(&ObjectName) -> bool) -> Result<u6
 /// Removes objects that a listing has just told of, any number of them. Returns how many.
 pub async fn remove_all(tier: &dyn Tier, listed: &[Listed]) -> Result<u64, TierError> {
     let batches = listed.chunks(BATCH);
-    let each: Vec<_> = batches.map(|batch| tier.remove_listed(batch)).collect();
+    let each: Vec<_> = batches
+        .map(|batch| tier.remove(Removal::Listed(batch)))
+        .collect();
     let counts = futures::stream::iter(each).buffer_unordered(AT_ONCE);
     counts
         .try_fold(0, |sum, count| async move { Ok(sum + count) })

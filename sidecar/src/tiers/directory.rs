@@ -5,7 +5,9 @@
 //! that does not answer, costs the question that the tier would have been asked anyway. What is read is the tier's alone.
 
 use super::s3::Writes;
-use super::{Cause, Get, Kind, Listed, Operation, Page, Put, Stored, Tier, TierError, Usage};
+use super::{
+    Cause, Get, Operation, Page, Put, Reading, Removal, Stored, Tier, TierError, TierInfo, Usage,
+};
 use kvcachepool_protocol::object::{Object, ObjectName};
 use parking_lot::Mutex;
 use std::fmt;
@@ -39,6 +41,8 @@ pub trait Marks: Send + Sync + fmt::Debug {
 /// A tier and the marks of its objects.
 #[derive(Debug)]
 pub struct Directory {
+    /// The tier's, with counts of its own.
+    info: TierInfo,
     tier: Arc<dyn Tier>,
     marks: Arc<dyn Marks>,
     /// Is anything to be marked?
@@ -63,6 +67,16 @@ struct Counts {
 }
 
 impl Counts {
+    fn named(&self) -> [(&'static str, u64); 4] {
+        let own = [
+            ("DirectoryKnew", &self.knew),
+            ("DirectoryLeft", &self.left),
+            ("DirectorySilent", &self.silent),
+            ("DirectoryUnchanged", &self.unchanged),
+        ];
+        own.map(|(name, count)| (name, count.load(Relaxed)))
+    }
+
     /// Makes a change, or counts that it was not made.
     async fn made(&self, change: impl Future<Output = Result<(), TierError>>) {
         let done = tokio::time::timeout(CHANGE, change).await;
@@ -80,13 +94,25 @@ enum Change {
 impl Directory {
     /// Objects are looked up in `marks` first; those of `tier` that are written or read are marked there, as long as `writes` says so.
     pub fn new(tier: Arc<dyn Tier>, marks: Arc<dyn Marks>, writes: Writes) -> Self {
+        let counts = Arc::new(Counts::default());
+        let (inner, own) = (tier.info().counters.clone(), counts.clone());
+        let counters = Reading::new(move || {
+            let mut counters = inner.now();
+            counters.extend(own.named());
+            counters
+        });
+        let info = TierInfo {
+            counters,
+            ..tier.info().clone()
+        };
         Self {
+            info,
             tier,
             marks,
             writes,
             changes: Arc::new(Semaphore::new(CHANGES as usize)),
             pause: Mutex::default(),
-            counts: Arc::default(),
+            counts,
         }
     }
 
@@ -173,8 +199,8 @@ impl Directory {
 }
 
 impl Tier for Directory {
-    fn kind(&self) -> Kind {
-        self.tier.kind()
+    fn info(&self) -> &TierInfo {
+        &self.info
     }
 
     fn lookup<'a>(&'a self, names: &'a [ObjectName]) -> Operation<'a, Vec<bool>> {
@@ -217,48 +243,15 @@ impl Tier for Directory {
         })
     }
 
-    fn remove<'a>(&'a self, names: &'a [ObjectName]) -> Operation<'a, u64> {
+    fn remove<'a>(&'a self, removal: Removal<'a>) -> Operation<'a, u64> {
         Box::pin(async move {
-            self.unmark(names.to_vec()).await;
-            self.tier.remove(names).await
-        })
-    }
-
-    fn remove_listed<'a>(&'a self, listed: &'a [Listed]) -> Operation<'a, u64> {
-        Box::pin(async move {
-            let names = listed.iter().map(|listed| listed.name.clone());
-            self.unmark(names.collect()).await;
-            self.tier.remove_listed(listed).await
-        })
-    }
-
-    fn discard<'a>(&'a self, name: &'a ObjectName) -> Operation<'a, u64> {
-        Box::pin(async move {
-            self.unmark(vec![name.clone()]).await;
-            self.tier.discard(name).await
+            self.unmark(removal.names().into_owned()).await;
+            self.tier.remove(removal).await
         })
     }
 
     fn usage(&self) -> Operation<'_, Usage> {
         self.tier.usage()
-    }
-
-    fn counters(&self) -> Vec<(&'static str, u64)> {
-        let Counts {
-            knew,
-            left,
-            silent,
-            unchanged,
-        } = &*self.counts;
-        let own = [
-            ("DirectoryKnew", knew),
-            ("DirectoryLeft", left),
-            ("DirectorySilent", silent),
-            ("DirectoryUnchanged", unchanged),
-        ];
-        let mut counters = self.tier.counters();
-        counters.extend(own.map(|(name, count)| (name, count.load(Relaxed))));
-        counters
     }
 
     fn list<'a>(&'a self, from: Option<&'a str>, limit: usize) -> Operation<'a, Page> {

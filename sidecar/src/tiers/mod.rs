@@ -6,6 +6,7 @@ mod clear;
 mod directory;
 pub mod disk;
 mod error;
+mod info;
 pub mod layers;
 mod open;
 mod raw;
@@ -21,10 +22,12 @@ mod work;
 
 pub use clear::{PASSES_MAX, Whose, clear, remove_all};
 pub use error::{Cause, Status, TierError};
+pub use info::{Reading, Server, TierInfo};
 pub use open::{Opening, configured, kinds};
 pub use span::{Running, Span};
 
 use kvcachepool_protocol::object::{Object, ObjectName};
+use std::borrow::Cow;
 use std::fmt;
 use std::pin::Pin;
 
@@ -130,22 +133,44 @@ pub struct Page {
     pub next: Option<String>,
 }
 
-/// One of several servers of a tier.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Server {
-    /// Its name, without anything that is secret.
-    pub name: String,
-    /// It answers, as far as is known; else what it holds is missed.
-    pub up: bool,
-    /// What is wrong with it, also where it only takes no writes; none = nothing that is known.
-    pub trouble: Option<String>,
+/// Which objects to remove, and how they are known.
+#[derive(Debug, Clone, Copy)]
+pub enum Removal<'a> {
+    /// Objects of these names, whoever wrote them. Names that are not there are no error and do not count.
+    Named(&'a [ObjectName]),
+    /// Objects that a listing has just told of. One that somebody else removed since may count.
+    Listed(&'a [Listed]),
+    /// An object that was read here and cannot be used. Where the tier can tell them apart, one that was written since stays.
+    Unusable(&'a ObjectName),
+}
+
+impl<'a> Removal<'a> {
+    /// The names of all.
+    pub fn names(self) -> Cow<'a, [ObjectName]> {
+        match self {
+            Self::Named(names) => Cow::Borrowed(names),
+            Self::Listed(listed) => listed.iter().map(|listed| listed.name.clone()).collect(),
+            Self::Unusable(name) => Cow::Borrowed(std::slice::from_ref(name)),
+        }
+    }
+
+    /// How many there are.
+    pub fn count(self) -> usize {
+        match self {
+            Self::Named(names) => names.len(),
+            Self::Listed(listed) => listed.len(),
+            Self::Unusable(_) => 1,
+        }
+    }
 }
 
 /// A place for objects. Every operation may be called from any number of tasks at once, and each ends on its own: one that hangs or
 /// fails holds up no other. An object is there whole or not at all, whatever dies when.
+///
+/// No method has a default: what a layer around a tier does not hand on is a compile error.
 pub trait Tier: Send + Sync + fmt::Debug {
-    /// Which tier it is.
-    fn kind(&self) -> Kind;
+    /// What is known of it since it was opened.
+    fn info(&self) -> &TierInfo;
 
     /// Is each of these there? One answer per name, in order. Where each question costs a request, many names are taken for a prefix:
     /// behind one that is not there others count as not there, and one between two that are there as there. A get knows better.
@@ -161,46 +186,11 @@ pub trait Tier: Send + Sync + fmt::Debug {
     /// Writes an object. When it ends, the object is durable as far as the tier is; when it fails, none is visible.
     fn put(&self, put: Put) -> Operation<'_, Stored>;
 
-    /// Does a put compare the spans with the head's digests itself, as they go out, before anything of it can be found? Else that is done
-    /// before it, and all bytes are read once more than they need be.
-    fn compares_puts(&self) -> bool {
-        false
-    }
-
-    /// Removes objects, whoever wrote them; those that are not there are no error. Returns how many were there.
-    fn remove<'a>(&'a self, names: &'a [ObjectName]) -> Operation<'a, u64>;
-
-    /// Removes objects that a listing has just told of. Returns how many; one that somebody else removed since may count.
-    fn remove_listed<'a>(&'a self, listed: &'a [Listed]) -> Operation<'a, u64> {
-        Box::pin(async move {
-            let names: Vec<_> = listed.iter().map(|listed| listed.name.clone()).collect();
-            self.remove(&names).await
-        })
-    }
-
-    /// Removes an object that was read here and cannot be used. Where the tier can tell them apart, one that was written since stays.
-    /// Returns how many were removed.
-    fn discard<'a>(&'a self, name: &'a ObjectName) -> Operation<'a, u64> {
-        self.remove(std::slice::from_ref(name))
-    }
+    /// Removes objects. Returns how many were removed.
+    fn remove<'a>(&'a self, removal: Removal<'a>) -> Operation<'a, u64>;
 
     /// What it holds.
     fn usage(&self) -> Operation<'_, Usage>;
-
-    /// Its servers, where it has several, as they are known to be without asking.
-    fn servers(&self) -> Vec<Server> {
-        Vec::new()
-    }
-
-    /// What time it is for whoever says when its objects were written, in Unix seconds; none: as here, or nothing was heard of it yet.
-    fn unix_s(&self) -> Option<u64> {
-        None
-    }
-
-    /// What it counts of what happens inside it, by name, since it was opened.
-    fn counters(&self) -> Vec<(&'static str, u64)> {
-        Vec::new()
-    }
 
     /// Objects from `from` on (where an earlier page ended; none = the first), at most `limit`.
     fn list<'a>(&'a self, from: Option<&'a str>, limit: usize) -> Operation<'a, Page>;

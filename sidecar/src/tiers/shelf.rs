@@ -2,7 +2,8 @@
 //! nothing fails but what is asked for wrongly or finds no room; other failures come from `layers/chaos.rs`.
 
 use super::{
-    Cause, Get, Kind, Listed, Operation, Page, Place, Put, Span, Stored, Tier, TierError, Usage,
+    Cause, Get, Kind, Listed, Operation, Page, Place, Put, Removal, Span, Stored, Tier, TierError,
+    TierInfo, Usage,
 };
 use kvcachepool_protocol::object::{Object, ObjectName};
 use parking_lot::Mutex;
@@ -14,7 +15,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 /// The tier. Clones are the same shelf.
 #[derive(Debug, Clone)]
 pub struct Shelf {
-    kind: Kind,
+    info: TierInfo,
     capacity_bytes: u64,
     objects: Arc<Mutex<BTreeMap<String, Kept>>>,
 }
@@ -36,7 +37,7 @@ impl Shelf {
     /// An empty one; `kind` is what its errors say, `capacity_bytes` 0 = as much as is put.
     pub fn new(kind: Kind, capacity_bytes: u64) -> Self {
         Self {
-            kind,
+            info: TierInfo::new(kind),
             capacity_bytes,
             objects: Arc::default(),
         }
@@ -56,7 +57,7 @@ impl Shelf {
     }
 
     fn failed(&self, cause: Cause, name: &ObjectName, detail: impl Into<String>) -> TierError {
-        TierError::new(self.kind, cause, detail).about(name.s3(""))
+        TierError::new(self.info.kind, cause, detail).about(name.s3(""))
     }
 
     fn kept(&self, name: &ObjectName) -> Result<Kept, TierError> {
@@ -120,8 +121,8 @@ fn bytes(span: &Span) -> Vec<u8> {
 }
 
 impl Tier for Shelf {
-    fn kind(&self) -> Kind {
-        self.kind
+    fn info(&self) -> &TierInfo {
+        &self.info
     }
 
     fn lookup<'a>(&'a self, names: &'a [ObjectName]) -> Operation<'a, Vec<bool>> {
@@ -163,8 +164,9 @@ impl Tier for Shelf {
         })
     }
 
-    fn remove<'a>(&'a self, names: &'a [ObjectName]) -> Operation<'a, u64> {
+    fn remove<'a>(&'a self, removal: Removal<'a>) -> Operation<'a, u64> {
         Box::pin(async move {
+            let names = removal.names();
             let mut objects = self.objects.lock();
             let removed = names
                 .iter()

@@ -187,7 +187,7 @@ impl<'a> Rig<'a> {
 impl Drop for Rig<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            let kind = self.tier.as_ref().map(|tier| tier.kind());
+            let kind = self.tier.as_ref().map(|tier| tier.info().kind);
             let seed = self.seed;
             eprintln!("the tier was {kind:?}, the seed KVCACHEPOOL_SUITE_SEED={seed}");
         }

@@ -1,7 +1,7 @@
 //! An object that is written, read and removed: whoever may do that may do all that a sidecar does.
 
 use crate::shm::mapping::Mapping;
-use crate::tiers::{Cause, Get, Place, Put, Span, Tier, TierError};
+use crate::tiers::{Cause, Get, Place, Put, Removal, Span, Tier, TierError};
 use kvcachepool_protocol::key::{ChunkKey, EngineHash, KeyKind, LayoutId, ModelId, NamespaceId};
 use kvcachepool_protocol::object::{Cipher, Codec, Fidelity, Form, Object, Section, digest};
 use std::sync::Arc;
@@ -42,14 +42,16 @@ pub async fn probe(tier: &dyn Tier, writes: bool) -> Result<(), TierError> {
     };
     let got = tier.get(get).await;
     // Also where it could not be read: nothing of a look shall stay.
-    let removed = tier.remove(std::slice::from_ref(&name)).await;
+    let removed = tier
+        .remove(Removal::Named(std::slice::from_ref(&name)))
+        .await;
     again?;
     got?;
     removed?;
     let section = object.sections.first().map(|s| s.stored_digest);
     if memory.into.digest() != section {
         let detail = "other bytes came back than were written";
-        return Err(TierError::new(tier.kind(), Cause::Protocol, detail));
+        return Err(TierError::new(tier.info().kind, Cause::Protocol, detail));
     }
     Ok(())
 }
@@ -61,7 +63,7 @@ struct Memory {
 }
 
 fn memory(tier: &dyn Tier) -> Result<Memory, TierError> {
-    let failed = |e: String| TierError::new(tier.kind(), Cause::Io, format!("no memory: {e}"));
+    let failed = |e: String| TierError::new(tier.info().kind, Cause::Io, format!("no memory: {e}"));
     let mapping = Mapping::private("check", 2 * BYTES).map_err(|e| failed(e.to_string()))?;
     let mapping = Arc::new(mapping);
     let span = |offset, filled: u8| {

@@ -84,7 +84,7 @@ pub(super) fn print(args: &Args, out: &mut dyn Write) -> Result<Report, Failed> 
     args.target.with(async |tier: &dyn Tier| {
         // Removing while listing would move the pages of some tiers.
         let (mut fit, mut kept, mut sums) = (Vec::new(), 0, Sums::default());
-        let now = tier.unix_s().unwrap_or_else(now_unix_s);
+        let now = tier.info().unix_s.now().unwrap_or_else(now_unix_s);
         walk(tier, async |page| {
             for listed in page {
                 if args.which.has(&listed, now) {

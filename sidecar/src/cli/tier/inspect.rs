@@ -112,7 +112,7 @@ pub(super) fn print(args: &Args, out: &mut dyn Write) -> Result<(), Failed> {
         })
         .await?;
         let report = Report {
-            tier: tier.kind().name(),
+            tier: tier.info().kind.name(),
             objects: sums.objects(),
             bytes: sums.bytes(),
             used_bytes: tier.usage().await?.bytes,

@@ -172,7 +172,7 @@ impl<'a> Reader<'a> {
     }
 
     fn failed(&self, cause: Cause, name: &ObjectName, detail: impl Into<String>) -> TierError {
-        let tier: Kind = self.tier.kind();
+        let tier: Kind = self.tier.info().kind;
         TierError::new(tier, cause, detail).about(name.s3(""))
     }
 }

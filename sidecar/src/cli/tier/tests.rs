@@ -446,7 +446,7 @@ fn every_command_of_the_page_is_one() {
 
 #[test]
 fn the_page_says_what_every_event_of_the_disk_means() {
-    let events = Rig::new().with_disk(async |disk| disk.counters());
+    let events = Rig::new().with_disk(async |disk| disk.info().counters.now());
     assert!(events.len() >= 7);
     for (event, _) in events {
         assert!(PAGE.contains(&format!("`{event}`")), "{event}");

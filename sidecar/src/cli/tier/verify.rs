@@ -4,7 +4,7 @@ use super::progress::Progress;
 use super::reader::{Memory, Reader};
 use super::target::{Output, Target};
 use super::{Failed, Stopped, count, ended, pages, size, write_json};
-use crate::tiers::{Cause, Tier, TierError};
+use crate::tiers::{Cause, Removal, Tier, TierError};
 use kvcachepool_protocol::config::ByteSize;
 use kvcachepool_protocol::object::ObjectName;
 use serde::Serialize;
@@ -137,7 +137,7 @@ impl Report {
         };
         *counter += 1;
         let remove = args.remove_corrupt && error.cause == Cause::Corrupt;
-        let removed = remove && tier.discard(name).await? > 0;
+        let removed = remove && tier.remove(Removal::Unusable(name)).await? > 0;
         self.removed += u64::from(removed);
         Ok(Problem {
             object: name.s3(""),

@@ -1,4 +1,5 @@
 use super::*;
+use crate::tiers::Kind;
 use crate::tiers::layers::Op;
 use crate::tiers::layers::scripted::Scripted;
 use crate::tiers::shelf::Shelf;
@@ -84,13 +85,32 @@ async fn settled() {
 
 /// Names that were marked and that were not, questions without an answer, changes that were not made.
 fn counted(directory: &Directory) -> [u64; 4] {
-    let counters = directory.counters();
+    let counters = directory.info().counters.now();
     counters
         .into_iter()
         .map(|(_, count)| count)
         .collect::<Vec<_>>()
         .try_into()
         .unwrap()
+}
+
+#[test]
+fn a_directory_says_what_its_tier_says_and_counts_besides() {
+    let tier = Scripted::saying(TierInfo {
+        compares_puts: true,
+        counters: Reading::new(|| vec![("RemovalRefused", 3)]),
+        unix_s: Reading::new(|| Some(784_111_777)),
+        ..TierInfo::new(Kind::S3)
+    });
+    let notes = Arc::new(Notes::default());
+    let directory = Directory::new(tier, notes, Writes::default());
+    let info = directory.info();
+    assert_eq!((info.kind, info.compares_puts), (Kind::S3, true));
+    assert_eq!(info.unix_s.now(), Some(784_111_777));
+    assert_eq!(info.servers.now(), []);
+    let counters = info.counters.now();
+    assert_eq!(counters[0], ("RemovalRefused", 3));
+    assert_eq!(counters.len(), 5);
 }
 
 /// A shelf and its marks, opened again over the same ones.
@@ -152,13 +172,13 @@ async fn objects_are_marked_when_they_are_written_or_read_and_not_when_they_are_
     settled().await;
     assert_eq!(notes.names().len(), 2);
     // somebody else removes one: its mark is believed once
-    shelf.remove(&all[..1]).await.unwrap();
+    shelf.remove(Removal::Named(&all[..1])).await.unwrap();
     assert_eq!(directory.lookup(&all).await.unwrap(), [true; 2]);
     let gone = directory.get(samples[0].get_all(&memory)).await;
     assert_eq!(gone.unwrap_err().cause, Cause::Missing);
     settled().await;
     assert_eq!(directory.lookup(&all).await.unwrap(), [false, true]);
-    directory.remove(&all).await.unwrap();
+    directory.remove(Removal::Named(&all)).await.unwrap();
     settled().await;
     assert!(notes.names().is_empty());
 }
@@ -241,9 +261,12 @@ async fn a_removal_waits_no_longer_for_marks_than_a_question_and_takes_them_away
     notes.silent.store(true, Relaxed);
     let listed = directory.list(None, 10).await.unwrap().objects;
     let begun = Instant::now();
-    assert_eq!(directory.remove_listed(&listed[..1]).await, Ok(1));
+    assert_eq!(directory.remove(Removal::Listed(&listed[..1])).await, Ok(1));
     assert_eq!(begun.elapsed(), QUESTION);
-    assert_eq!(directory.discard(&listed[1].name).await, Ok(1));
+    assert_eq!(
+        directory.remove(Removal::Unusable(&listed[1].name)).await,
+        Ok(1)
+    );
     assert_eq!(begun.elapsed(), QUESTION, "they are left alone for a while");
     notes.silent.store(false, Relaxed);
     tokio::time::sleep(CHANGE).await;
@@ -251,7 +274,7 @@ async fn a_removal_waits_no_longer_for_marks_than_a_question_and_takes_them_away
     assert_eq!(counted(&directory), [0, 0, 1, 2]);
     // Where marks answer again, who is told of an object's end finds none.
     let last = [listed[2].name.clone()];
-    assert_eq!(directory.remove(&last).await, Ok(1));
+    assert_eq!(directory.remove(Removal::Named(&last)).await, Ok(1));
     assert!(!notes.names().contains(&last[0].s3("")));
     assert_eq!(shelf.lookup(&all).await, Ok(vec![false; 3]));
 }
@@ -263,7 +286,7 @@ async fn a_removal_behind_many_changes_says_nothing_of_who_answers_them() {
     notes.mark(&all).await.unwrap();
     let busy = directory.changes.clone().acquire_many_owned(CHANGES).await;
     let begun = Instant::now();
-    assert_eq!(directory.remove(&all[..1]).await, Ok(0));
+    assert_eq!(directory.remove(Removal::Named(&all[..1])).await, Ok(0));
     assert_eq!(begun.elapsed(), QUESTION, "it waits no longer");
     // The next prefix is looked up as if nothing were.
     assert_eq!(directory.lookup(&all[1..]).await, Ok(vec![true]));

@@ -6,6 +6,7 @@ use super::core::{Core, Fault};
 use super::fault::closed;
 use super::lock::Lock;
 use super::space::At;
+use super::state::Counts;
 use crate::tiers::TierError;
 use parking_lot::Mutex;
 use std::collections::BTreeSet;
@@ -153,6 +154,12 @@ impl Live {
             State::On(core) if core.fault().is_none() => Some(core.clone()),
             _ => None,
         }
+    }
+
+    /// What happened since the folder was opened; zero while it is off.
+    pub fn counts(&self) -> Counts {
+        let now = self.now();
+        now.map(|core| core.state.lock().counts).unwrap_or_default()
     }
 
     /// Why it is off.

@@ -42,7 +42,10 @@ mod write;
 pub use state::Counts;
 
 use self::core::Core;
-use super::{Cause, Get, Kind, Listed, Operation, Page, Put, Stored, Tier, TierError, Usage};
+use super::{
+    Cause, Get, Kind, Listed, Operation, Page, Put, Reading, Removal, Stored, Tier, TierError,
+    TierInfo, Usage,
+};
 use fault::closed;
 use index::Entry;
 use kvcachepool_protocol::object::{Object, ObjectName};
@@ -104,6 +107,7 @@ impl Default for Options {
 
 /// A folder with objects. Dropping it ends its threads soon; [`Disk::close`] waits for that.
 pub struct Disk {
+    info: TierInfo,
     live: Arc<Live>,
     readers: Pool,
     writers: Pool,
@@ -117,10 +121,19 @@ impl Disk {
             let pool = Pool::start(kind, threads, options.queue);
             pool.map_err(|e| fault::failed("start threads for", &folder.display().to_string(), e))
         };
+        let readers = start("disk-read", options.read_threads)?;
+        let writers = start("disk-write", options.write_threads)?;
+        let live = Arc::new(Live::open(folder, capacity_bytes, options)?);
+        let counted = live.clone();
+        let info = TierInfo {
+            counters: Reading::new(move || counted.counts().named().to_vec()),
+            ..TierInfo::new(Kind::Disk)
+        };
         Ok(Self {
-            readers: start("disk-read", options.read_threads)?,
-            writers: start("disk-write", options.write_threads)?,
-            live: Arc::new(Live::open(folder, capacity_bytes, options)?),
+            info,
+            live,
+            readers,
+            writers,
         })
     }
 
@@ -143,10 +156,7 @@ impl Disk {
 
     /// What happened since the folder was opened; zero while it is off.
     pub fn counts(&self) -> Counts {
-        self.live
-            .now()
-            .map(|core| core.state.lock().counts)
-            .unwrap_or_default()
+        self.live.counts()
     }
 
     /// Is direct I/O used?
@@ -296,12 +306,8 @@ fn busy() -> TierError {
 }
 
 impl Tier for Disk {
-    fn kind(&self) -> Kind {
-        Kind::Disk
-    }
-
-    fn counters(&self) -> Vec<(&'static str, u64)> {
-        self.counts().named().to_vec()
+    fn info(&self) -> &TierInfo {
+        &self.info
     }
 
     fn lookup<'a>(&'a self, names: &'a [ObjectName]) -> Operation<'a, Vec<bool>> {
@@ -335,11 +341,11 @@ impl Tier for Disk {
         Box::pin(self.put_object(put))
     }
 
-    fn remove<'a>(&'a self, names: &'a [ObjectName]) -> Operation<'a, u64> {
+    fn remove<'a>(&'a self, removal: Removal<'a>) -> Operation<'a, u64> {
         Box::pin(async move {
             let core = self.core().await?;
             let (answer, answered) = oneshot::channel();
-            let count = core.remove(names, answer);
+            let count = core.remove(&removal.names(), answer);
             let durable = answered.await.unwrap_or_else(|_| Err(closed()));
             durable.map(|()| count)
         })

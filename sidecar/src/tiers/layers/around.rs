@@ -1,6 +1,6 @@
 //! A layer that does the same around every operation, whatever the operation is.
 
-use crate::tiers::{Get, Kind, Listed, Operation, Page, Put, Stored, Tier, Usage};
+use crate::tiers::{Get, Kind, Operation, Page, Put, Removal, Stored, Tier, TierInfo, Usage};
 use kvcachepool_protocol::object::{Object, ObjectName};
 use std::fmt;
 use std::sync::Arc;
@@ -115,7 +115,7 @@ impl<A> Layer<A> {
 
     fn asked(&self, op: Op) -> Asked {
         Asked {
-            tier: self.inner.kind(),
+            tier: self.inner.info().kind,
             op,
             bytes: 0,
             names: 0,
@@ -125,8 +125,8 @@ impl<A> Layer<A> {
 }
 
 impl<A: Around> Tier for Layer<A> {
-    fn kind(&self) -> Kind {
-        self.inner.kind()
+    fn info(&self) -> &TierInfo {
+        self.inner.info()
     }
 
     fn lookup<'a>(&'a self, names: &'a [ObjectName]) -> Operation<'a, Vec<bool>> {
@@ -160,30 +160,17 @@ impl<A: Around> Tier for Layer<A> {
         self.around.around(asked, || self.inner.put(put))
     }
 
-    fn remove<'a>(&'a self, names: &'a [ObjectName]) -> Operation<'a, u64> {
+    fn remove<'a>(&'a self, removal: Removal<'a>) -> Operation<'a, u64> {
         let asked = Asked {
-            names: names.len(),
-            ..self.asked(Op::Remove)
-        };
-        self.around.around(asked, || self.inner.remove(names))
-    }
-
-    fn remove_listed<'a>(&'a self, listed: &'a [Listed]) -> Operation<'a, u64> {
-        let asked = Asked {
-            names: listed.len(),
+            names: removal.count(),
+            object: match removal {
+                Removal::Unusable(name) => Some(name.clone()),
+                Removal::Named(_) | Removal::Listed(_) => None,
+            },
             ..self.asked(Op::Remove)
         };
         self.around
-            .around(asked, || self.inner.remove_listed(listed))
-    }
-
-    fn discard<'a>(&'a self, name: &'a ObjectName) -> Operation<'a, u64> {
-        let asked = Asked {
-            names: 1,
-            object: Some(name.clone()),
-            ..self.asked(Op::Remove)
-        };
-        self.around.around(asked, || self.inner.discard(name))
+            .around(asked, move || self.inner.remove(removal))
     }
 
     fn usage(&self) -> Operation<'_, Usage> {

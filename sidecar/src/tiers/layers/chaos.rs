@@ -4,7 +4,8 @@
 use crate::shm::mapping::Mapping;
 use crate::sim::rng::Rng;
 use crate::tiers::{
-    Cause, Get, Kind, Listed, Operation, Page, Place, Put, Span, Stored, Tier, TierError, Usage,
+    Cause, Get, Operation, Page, Place, Put, Removal, Span, Stored, Tier, TierError, TierInfo,
+    Usage,
 };
 use kvcachepool_protocol::object::{Object, ObjectName};
 use parking_lot::Mutex;
@@ -125,7 +126,7 @@ impl Chaos {
     fn fails(&self, what: &'static str, cause: Option<Cause>) -> Result<(), TierError> {
         let Some(cause) = cause else { return Ok(()) };
         self.did(what);
-        Err(TierError::new(self.inner.kind(), cause, "chaos"))
+        Err(TierError::new(self.inner.info().kind, cause, "chaos"))
     }
 
     async fn begins(&self, plan: &Plan) -> Result<(), TierError> {
@@ -161,7 +162,7 @@ impl Chaos {
             tokio::time::sleep(delay + Duration::from_millis(1)).await;
             let _ = inner.get(get).await;
         });
-        TierError::new(self.inner.kind(), Cause::Timeout, "chaos")
+        TierError::new(self.inner.info().kind, Cause::Timeout, "chaos")
     }
 }
 
@@ -213,8 +214,8 @@ fn spoiled(put: &Put, chance: u64) -> Option<Put> {
 }
 
 impl Tier for Chaos {
-    fn kind(&self) -> Kind {
-        self.inner.kind()
+    fn info(&self) -> &TierInfo {
+        self.inner.info()
     }
 
     fn lookup<'a>(&'a self, names: &'a [ObjectName]) -> Operation<'a, Vec<bool>> {
@@ -261,16 +262,8 @@ impl Tier for Chaos {
         })
     }
 
-    fn remove<'a>(&'a self, names: &'a [ObjectName]) -> Operation<'a, u64> {
-        self.run(|| self.inner.remove(names))
-    }
-
-    fn remove_listed<'a>(&'a self, listed: &'a [Listed]) -> Operation<'a, u64> {
-        self.run(|| self.inner.remove_listed(listed))
-    }
-
-    fn discard<'a>(&'a self, name: &'a ObjectName) -> Operation<'a, u64> {
-        self.run(|| self.inner.discard(name))
+    fn remove<'a>(&'a self, removal: Removal<'a>) -> Operation<'a, u64> {
+        self.run(move || self.inner.remove(removal))
     }
 
     fn usage(&self) -> Operation<'_, Usage> {

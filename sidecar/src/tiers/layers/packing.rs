@@ -12,8 +12,8 @@ use super::deadline;
 use super::scratch::{Hold, Room, Scratch};
 use super::verify::discard;
 use crate::tiers::{
-    Cause, Get, Kind, Listed, Operation, Page, Place, Put, Server, Span, Stored, Tier, TierError,
-    Usage,
+    Cause, Get, Kind, Operation, Page, Place, Put, Removal, Span, Stored, Tier, TierError,
+    TierInfo, Usage,
 };
 use kvcachepool_protocol::object::{Codec, Fidelity, Form, Object, ObjectName, Section, digest};
 pub use options::PackingOptions;
@@ -111,7 +111,7 @@ impl Packing {
             let detail = format!(
                 "others had the room to pack and unpack for {seconds:.1} s; {op} was not tried"
             );
-            TierError::new(self.inner.kind(), Cause::Busy, detail)
+            TierError::new(self.inner.info().kind, Cause::Busy, detail)
         })
     }
 
@@ -120,7 +120,7 @@ impl Packing {
     }
 
     async fn unpack(&self, get: Get, head: &Object) -> Result<Object, TierError> {
-        let kind = self.inner.kind();
+        let kind = self.inner.info().kind;
         let sections = wanted(kind, &get, head)?;
         // Longer ones were not packed here, and would take memory without bound.
         if sections
@@ -187,7 +187,7 @@ impl Packing {
         if self.codec == Codec::None || put.object.codec != Codec::None {
             return self.inner.put(put).await;
         }
-        let (kind, name) = (self.inner.kind(), put.object.name());
+        let (kind, name) = (self.inner.info().kind, put.object.name());
         let lengths = put.object.sections.iter().map(|s| s.raw_bytes);
         if !lengths.eq(put.spans.iter().map(|span| span.length)) {
             // The layers within say what is wrong with it.
@@ -304,8 +304,8 @@ fn raw(mut object: Object) -> Object {
 }
 
 impl Tier for Packing {
-    fn kind(&self) -> Kind {
-        self.inner.kind()
+    fn info(&self) -> &TierInfo {
+        self.inner.info()
     }
 
     fn lookup<'a>(&'a self, names: &'a [ObjectName]) -> Operation<'a, Vec<bool>> {
@@ -324,42 +324,34 @@ impl Tier for Packing {
         Box::pin(self.write(put))
     }
 
-    fn remove<'a>(&'a self, names: &'a [ObjectName]) -> Operation<'a, u64> {
+    fn remove<'a>(&'a self, removal: Removal<'a>) -> Operation<'a, u64> {
         Box::pin(async move {
-            let inside = self.all_inside(names);
-            let removed = self.inner.remove(&inside).await?;
+            let names = match removal {
+                Removal::Unusable(name) => {
+                    let inside = self.inside(name);
+                    return self.inner.remove(Removal::Unusable(&inside)).await;
+                }
+                Removal::Listed(_) if self.codec.fidelity() == Fidelity::Exact => {
+                    return self.inner.remove(removal).await;
+                }
+                // a listing does not say under which of two names each lies: that has to be looked up
+                Removal::Named(_) | Removal::Listed(_) => removal.names(),
+            };
+            let inside = self.all_inside(&names);
+            let removed = self.inner.remove(Removal::Named(&inside)).await?;
             // what another codec wrote, or none, is listed by its own name
-            let both = inside.iter().zip(names);
+            let both = inside.iter().zip(names.iter());
             let others = both.filter(|(inside, name)| inside != name);
             let others: Vec<_> = others.map(|(_, name)| name.clone()).collect();
             match others.is_empty() {
                 true => Ok(removed),
-                false => Ok(removed + self.inner.remove(&others).await?),
+                false => Ok(removed + self.inner.remove(Removal::Named(&others)).await?),
             }
         })
-    }
-
-    fn remove_listed<'a>(&'a self, listed: &'a [Listed]) -> Operation<'a, u64> {
-        Box::pin(async move {
-            if self.codec.fidelity() == Fidelity::Exact {
-                return self.inner.remove_listed(listed).await;
-            }
-            // a listing does not say under which of two names each lies: that has to be looked up
-            let names: Vec<_> = listed.iter().map(|listed| listed.name.clone()).collect();
-            self.remove(&names).await
-        })
-    }
-
-    fn discard<'a>(&'a self, name: &'a ObjectName) -> Operation<'a, u64> {
-        Box::pin(async move { self.inner.discard(&self.inside(name)).await })
     }
 
     fn usage(&self) -> Operation<'_, Usage> {
         self.inner.usage()
-    }
-
-    fn servers(&self) -> Vec<Server> {
-        self.inner.servers()
     }
 
     fn list<'a>(&'a self, from: Option<&'a str>, limit: usize) -> Operation<'a, Page> {

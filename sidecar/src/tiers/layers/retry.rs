@@ -5,7 +5,7 @@
 use super::chance::Chance;
 use super::deadline;
 use crate::tiers::{
-    Cause, Get, Kind, Listed, Operation, Page, Place, Put, Span, Status, Stored, Tier, Usage,
+    Cause, Get, Operation, Page, Place, Put, Removal, Span, Status, Stored, Tier, TierInfo, Usage,
 };
 use kvcachepool_protocol::object::{Object, ObjectName};
 use std::sync::Arc;
@@ -150,8 +150,8 @@ fn held(get: &Get) -> (Get, Option<oneshot::Receiver<()>>) {
 }
 
 impl Tier for Retry {
-    fn kind(&self) -> Kind {
-        self.inner.kind()
+    fn info(&self) -> &TierInfo {
+        self.inner.info()
     }
 
     fn lookup<'a>(&'a self, names: &'a [ObjectName]) -> Operation<'a, Vec<bool>> {
@@ -174,16 +174,8 @@ impl Tier for Retry {
     }
 
     /// Counts what the last attempt removed: one before it may have removed more and failed to say so.
-    fn remove<'a>(&'a self, names: &'a [ObjectName]) -> Operation<'a, u64> {
-        self.repeat(|| (self.inner.remove(names), None))
-    }
-
-    fn remove_listed<'a>(&'a self, listed: &'a [Listed]) -> Operation<'a, u64> {
-        self.repeat(|| (self.inner.remove_listed(listed), None))
-    }
-
-    fn discard<'a>(&'a self, name: &'a ObjectName) -> Operation<'a, u64> {
-        self.repeat(|| (self.inner.discard(name), None))
+    fn remove<'a>(&'a self, removal: Removal<'a>) -> Operation<'a, u64> {
+        self.repeat(move || (self.inner.remove(removal), None))
     }
 
     fn usage(&self) -> Operation<'_, Usage> {

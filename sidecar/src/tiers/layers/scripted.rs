@@ -3,7 +3,9 @@
 use super::around::Op;
 use super::deadline;
 use crate::tiers::suite::Sample;
-use crate::tiers::{Cause, Get, Kind, Operation, Page, Put, Stored, Tier, TierError, Usage};
+use crate::tiers::{
+    Cause, Get, Kind, Operation, Page, Put, Removal, Stored, Tier, TierError, TierInfo, Usage,
+};
 use kvcachepool_protocol::object::{Object, ObjectName};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
@@ -28,11 +30,13 @@ enum Step {
 }
 
 /// The tier. Without a script everything succeeds.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Scripted {
+    info: TierInfo,
     steps: Mutex<VecDeque<Step>>,
     calls: Mutex<Vec<(Op, Instant)>>,
     deadlines: Mutex<Vec<Option<Instant>>>,
+    removals: Mutex<Vec<String>>,
 }
 
 /// Name number `number`.
@@ -42,7 +46,18 @@ pub fn name(number: u64) -> ObjectName {
 
 impl Scripted {
     pub fn new() -> Arc<Self> {
-        Arc::default()
+        Self::saying(TierInfo::new(Kind::S3))
+    }
+
+    /// One that says this of itself.
+    pub fn saying(info: TierInfo) -> Arc<Self> {
+        Arc::new(Self {
+            info,
+            steps: Mutex::default(),
+            calls: Mutex::default(),
+            deadlines: Mutex::default(),
+            removals: Mutex::default(),
+        })
     }
 
     /// The next call fails.
@@ -105,6 +120,11 @@ impl Scripted {
         self.calls.lock().iter().map(|(_, at)| *at).collect()
     }
 
+    /// What was removed, in the words of each removal.
+    pub fn removals(&self) -> Vec<String> {
+        self.removals.lock().clone()
+    }
+
     /// The deadline that each call knew.
     pub fn deadlines(&self) -> Vec<Option<Instant>> {
         self.deadlines.lock().clone()
@@ -157,8 +177,8 @@ impl Scripted {
 }
 
 impl Tier for Scripted {
-    fn kind(&self) -> Kind {
-        Kind::S3
+    fn info(&self) -> &TierInfo {
+        &self.info
     }
 
     fn lookup<'a>(&'a self, names: &'a [ObjectName]) -> Operation<'a, Vec<bool>> {
@@ -179,8 +199,9 @@ impl Tier for Scripted {
         self.called(Op::Put, None, Stored::New)
     }
 
-    fn remove<'a>(&'a self, names: &'a [ObjectName]) -> Operation<'a, u64> {
-        self.called(Op::Remove, None, names.len() as u64)
+    fn remove<'a>(&'a self, removal: Removal<'a>) -> Operation<'a, u64> {
+        self.removals.lock().push(format!("{removal:?}"));
+        self.called(Op::Remove, None, removal.count() as u64)
     }
 
     fn usage(&self) -> Operation<'_, Usage> {

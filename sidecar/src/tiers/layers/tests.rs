@@ -1,12 +1,13 @@
 //! All layers at once: over a tier that works, and over one that goes wrong in every way.
 
+mod handed_on;
 mod on_disk;
 
 use super::*;
 use crate::sim::rng::Rng;
 use crate::tiers::shelf::Shelf;
 use crate::tiers::suite::{Memory, Opening, Sample, Subject, passes_the_suite};
-use crate::tiers::{Cause, Get, Kind, Place};
+use crate::tiers::{Cause, Get, Kind, Place, Removal};
 use parking_lot::Mutex;
 use std::time::Duration;
 use tokio::task::JoinSet;
@@ -179,7 +180,7 @@ impl History {
                     let _ = tier.put(sample.put(memory)).await;
                 }
                 8 => {
-                    let _ = tier.remove(&[name]).await;
+                    let _ = tier.remove(Removal::Named(&[name])).await;
                 }
                 _ => {
                     let _ = tier.lookup(&[name]).await;

@@ -6,8 +6,8 @@
 
 use super::scratch::{Room, Scratch};
 use crate::tiers::{
-    Cause, Get, Kind, Listed, Operation, Page, Place, Put, Span, Stored, Tier, TierError, Usage,
-    work,
+    Cause, Get, Operation, Page, Place, Put, Removal, Span, Stored, Tier, TierError, TierInfo,
+    Usage, work,
 };
 use kvcachepool_protocol::object::{Object, ObjectName};
 use std::sync::Arc;
@@ -48,7 +48,7 @@ impl Verify {
     }
 
     fn failed(&self, cause: Cause, name: &ObjectName, detail: impl Into<String>) -> TierError {
-        TierError::new(self.inner.kind(), cause, detail).about(name.s3(""))
+        TierError::new(self.inner.info().kind, cause, detail).about(name.s3(""))
     }
 
     /// Runs a get or head and checks what it brought.
@@ -126,7 +126,7 @@ impl Verify {
             let detail = format!("there is no room for {bytes} bytes now");
             self.failed(Cause::Io, name, detail)
         })?;
-        let alone = Scratch::new(self.inner.kind(), &[bytes], hold)?;
+        let alone = Scratch::new(self.inner.info().kind, &[bytes], hold)?;
         let place = |span| Place { span, ..*place };
         let places: Vec<_> = alone.spans.into_iter().map(place).collect();
         let get = Get {
@@ -165,7 +165,7 @@ impl Verify {
             let detail = "the spans are not as long as the sections; nothing was written";
             return Err(self.failed(Cause::Shape, &name, detail));
         }
-        if self.inner.compares_puts() {
+        if self.inner.info().compares_puts {
             return Ok(());
         }
         let found = self.digests(&name, put.spans.clone()).await?;
@@ -181,12 +181,12 @@ impl Verify {
 /// Counts a corrupt object and takes it away; one try, whatever becomes of it: the next get finds it again.
 pub(super) async fn discard(tier: &dyn Tier, corrupt: &AtomicU64, name: &ObjectName) {
     corrupt.fetch_add(1, Relaxed);
-    let _ = tier.discard(name).await;
+    let _ = tier.remove(Removal::Unusable(name)).await;
 }
 
 impl Tier for Verify {
-    fn kind(&self) -> Kind {
-        self.inner.kind()
+    fn info(&self) -> &TierInfo {
+        self.inner.info()
     }
 
     fn lookup<'a>(&'a self, names: &'a [ObjectName]) -> Operation<'a, Vec<bool>> {
@@ -211,16 +211,8 @@ impl Tier for Verify {
         })
     }
 
-    fn remove<'a>(&'a self, names: &'a [ObjectName]) -> Operation<'a, u64> {
-        self.inner.remove(names)
-    }
-
-    fn remove_listed<'a>(&'a self, listed: &'a [Listed]) -> Operation<'a, u64> {
-        self.inner.remove_listed(listed)
-    }
-
-    fn discard<'a>(&'a self, name: &'a ObjectName) -> Operation<'a, u64> {
-        self.inner.discard(name)
+    fn remove<'a>(&'a self, removal: Removal<'a>) -> Operation<'a, u64> {
+        self.inner.remove(removal)
     }
 
     fn usage(&self) -> Operation<'_, Usage> {

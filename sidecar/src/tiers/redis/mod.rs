@@ -37,7 +37,10 @@ mod window;
 pub use marks::Marks;
 pub use node::Options;
 
-use super::{Cause, Get, Kind, Operation, Page, Put, Server, Stored, Tier, TierError, Usage};
+use super::{
+    Cause, Get, Kind, Operation, Page, Put, Reading, Removal, Server, Stored, Tier, TierError,
+    TierInfo, Usage,
+};
 use fault::Fault;
 use kvcachepool_protocol::object::{Object, ObjectName};
 use many::{Batch, Lost};
@@ -73,6 +76,7 @@ pub struct Settings {
 /// Servers with objects. Clones are the same tier.
 #[derive(Clone)]
 pub struct Redis {
+    info: TierInfo,
     /// Or why the settings cannot be used.
     now: Arc<RwLock<Result<Now, TierError>>>,
 }
@@ -89,7 +93,14 @@ impl Redis {
     /// every operation fails by, until [`Redis::change`] has others.
     pub fn of(settings: &Settings) -> Self {
         let now = Arc::new(RwLock::new(Now::of(settings, None)));
-        Self { now }
+        let read = now.clone();
+        let servers = move || read.read().as_ref().map_or_else(|_| Vec::new(), Now::known);
+        let info = TierInfo {
+            compares_puts: true,
+            servers: Reading::new(servers),
+            ..TierInfo::new(Kind::Redis)
+        };
+        Self { info, now }
     }
 
     /// The same, where the URLs can be right.
@@ -144,6 +155,21 @@ impl Now {
             servers: Arc::new(Servers::new(named, settings, before)),
             ttl_ms: settings.ttl.as_millis().try_into().unwrap_or(u64::MAX),
         })
+    }
+
+    /// Its servers, where there are several.
+    fn known(&self) -> Vec<Server> {
+        let known = self.servers.known();
+        let several = known.iter().filter(|node| node.one_of_many());
+        let server = |node: &Arc<Node>| {
+            let lost = node.trouble(false);
+            Server {
+                name: node.name.clone(),
+                up: lost.is_none(),
+                trouble: lost.or_else(|| node.trouble(true)),
+            }
+        };
+        several.map(server).collect()
     }
 
     async fn first_way(&self, name: &ObjectName, writes: bool) -> Result<Way, TierError> {
@@ -263,8 +289,8 @@ impl fmt::Debug for Redis {
 }
 
 impl Tier for Redis {
-    fn kind(&self) -> Kind {
-        Kind::Redis
+    fn info(&self) -> &TierInfo {
+        &self.info
     }
 
     fn lookup<'a>(&'a self, names: &'a [ObjectName]) -> Operation<'a, Vec<bool>> {
@@ -290,12 +316,8 @@ impl Tier for Redis {
         self.apart(|now| now.write(put))
     }
 
-    fn compares_puts(&self) -> bool {
-        true
-    }
-
-    fn remove<'a>(&'a self, names: &'a [ObjectName]) -> Operation<'a, u64> {
-        let names = names.to_vec();
+    fn remove<'a>(&'a self, removal: Removal<'a>) -> Operation<'a, u64> {
+        let names = removal.names().into_owned();
         self.apart(|now| async move {
             let remove: Batch = Arc::new(|mut c, names| {
                 Box::pin(async move { objects::remove(&mut c, &names).await })
@@ -307,21 +329,6 @@ impl Tier for Redis {
 
     fn usage(&self) -> Operation<'_, Usage> {
         self.apart(Now::sum)
-    }
-
-    fn servers(&self) -> Vec<Server> {
-        let known = self.now().map(|now| now.servers.known());
-        let known = known.unwrap_or_default();
-        let several = known.iter().filter(|node| node.one_of_many());
-        let server = |node: &Arc<Node>| {
-            let lost = node.trouble(false);
-            Server {
-                name: node.name.clone(),
-                up: lost.is_none(),
-                trouble: lost.or_else(|| node.trouble(true)),
-            }
-        };
-        several.map(server).collect()
     }
 
     fn list<'a>(&'a self, from: Option<&'a str>, limit: usize) -> Operation<'a, Page> {

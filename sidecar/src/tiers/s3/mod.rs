@@ -36,7 +36,10 @@ pub use write::Uploads;
 pub use writes::Writes;
 
 use super::directory::Marks;
-use super::{Cause, Get, Kind, Listed, Operation, Page, Put, Stored, Tier, TierError, Usage};
+use super::{
+    Cause, Get, Kind, Listed, Operation, Page, Put, Reading, Removal, Stored, Tier, TierError,
+    TierInfo, Usage,
+};
 use census::Census;
 use known::Known;
 use kvcachepool_protocol::config;
@@ -97,6 +100,7 @@ impl Default for Options {
 
 /// A bucket with objects. What runs beside it ends when it is dropped.
 pub struct S3 {
+    info: TierInfo,
     live: Arc<Live>,
     options: Options,
     census: Option<AbortHandle>,
@@ -162,7 +166,14 @@ impl S3 {
         let census = options
             .census
             .map(|options| tokio::spawn(census::run(live.clone(), options)).abort_handle());
+        let (asked, counted) = (live.clone(), live.clone());
+        let info = TierInfo {
+            counters: Reading::new(move || vec![("RemovalRefused", counted.census.refused())]),
+            unix_s: Reading::new(move || asked.requests.clock.unix_s()),
+            ..TierInfo::new(Kind::S3)
+        };
         Self {
+            info,
             live,
             options,
             census,
@@ -262,7 +273,15 @@ impl Live {
         got
     }
 
-    async fn remove(&self, names: &[ObjectName]) -> Result<u64, TierError> {
+    async fn remove(&self, removal: Removal<'_>) -> Result<u64, TierError> {
+        match removal {
+            Removal::Named(names) => self.remove_named(names).await,
+            Removal::Listed(listed) => self.remove_listed(listed).await,
+            Removal::Unusable(name) => self.discard(name).await,
+        }
+    }
+
+    async fn remove_named(&self, names: &[ObjectName]) -> Result<u64, TierError> {
         for name in names {
             self.known.forget(name);
         }
@@ -331,8 +350,8 @@ impl fmt::Debug for S3 {
 }
 
 impl Tier for S3 {
-    fn kind(&self) -> Kind {
-        Kind::S3
+    fn info(&self) -> &TierInfo {
+        &self.info
     }
 
     fn lookup<'a>(&'a self, names: &'a [ObjectName]) -> Operation<'a, Vec<bool>> {
@@ -359,28 +378,12 @@ impl Tier for S3 {
         })
     }
 
-    fn remove<'a>(&'a self, names: &'a [ObjectName]) -> Operation<'a, u64> {
-        Box::pin(async move { self.live.seen(self.live.remove(names)).await })
-    }
-
-    fn remove_listed<'a>(&'a self, listed: &'a [Listed]) -> Operation<'a, u64> {
-        Box::pin(async move { self.live.seen(self.live.remove_listed(listed)).await })
-    }
-
-    fn discard<'a>(&'a self, name: &'a ObjectName) -> Operation<'a, u64> {
-        Box::pin(async move { self.live.seen(self.live.discard(name)).await })
+    fn remove<'a>(&'a self, removal: Removal<'a>) -> Operation<'a, u64> {
+        Box::pin(async move { self.live.seen(self.live.remove(removal)).await })
     }
 
     fn usage(&self) -> Operation<'_, Usage> {
         Box::pin(async move { self.live.usage(self.options.reach_every).await })
-    }
-
-    fn unix_s(&self) -> Option<u64> {
-        self.live.requests.clock.unix_s()
-    }
-
-    fn counters(&self) -> Vec<(&'static str, u64)> {
-        vec![("RemovalRefused", self.live.census.refused())]
     }
 
     fn list<'a>(&'a self, from: Option<&'a str>, limit: usize) -> Operation<'a, Page> {

@@ -1,7 +1,7 @@
 //! Many objects and many operations: lookups, listings, sums, and everything at once.
 
 use super::*;
-use crate::tiers::{Stored, Usage};
+use crate::tiers::{Removal, Stored, Usage};
 use std::collections::BTreeSet;
 use std::time::{SystemTime, UNIX_EPOCH};
 use tokio::task::JoinSet;
@@ -78,7 +78,7 @@ pub async fn usage_is_the_sum_of_what_is_held(subject: &dyn Subject) {
     assert!(grew(empty, full) >= lengths(&samples), "{full:?}");
     assert_eq!(full.capacity_bytes, empty.capacity_bytes);
     let gone: Vec<_> = samples[4..].iter().map(Sample::name).collect();
-    assert_eq!(rig.tier().remove(&gone).await, Ok(8));
+    assert_eq!(rig.tier().remove(Removal::Named(&gone)).await, Ok(8));
     let left = rig.tier().usage().await.unwrap();
     assert!([0, 4].contains(&left.objects), "{left:?}");
     assert!(grew(left, full) >= lengths(&samples[4..]), "{left:?}");
@@ -145,7 +145,9 @@ pub async fn a_get_beside_puts_and_removes_is_right_or_missing(subject: &dyn Sub
         tasks.spawn(async move {
             for _ in 0..20 {
                 tier.put(put.clone()).await.unwrap();
-                tier.remove(std::slice::from_ref(&name)).await.unwrap();
+                tier.remove(Removal::Named(std::slice::from_ref(&name)))
+                    .await
+                    .unwrap();
             }
         });
         for _ in 0..20 {

@@ -1,7 +1,7 @@
 //! One object: put, got, refused, removed, found again.
 
 use super::*;
-use crate::tiers::{Place, Stored};
+use crate::tiers::{Place, Removal, Stored};
 
 /// Lengths that no block size divides, and some that it does.
 const LENGTHS: &[&[u64]] = &[
@@ -69,7 +69,10 @@ pub async fn what_was_never_put_is_missing(subject: &dyn Subject) {
         let span = get.places[0].span.clone();
         assert_eq!(rig.get_fails(get).await, Some(Cause::Missing));
         assert!(untouched(&span));
-        assert_eq!(rig.tier().remove(&[absent.name()]).await, Ok(0));
+        assert_eq!(
+            rig.tier().remove(Removal::Named(&[absent.name()])).await,
+            Ok(0)
+        );
     }
     rig.check(&there).await;
 }
@@ -137,11 +140,15 @@ pub async fn what_is_removed_is_gone_and_can_be_put_again(subject: &dyn Subject)
         rig.put(sample).await;
     }
     let gone = [samples[0].name(), samples[2].name()];
-    assert_eq!(rig.tier().remove(&gone).await, Ok(2));
-    assert_eq!(rig.tier().remove(&gone).await, Ok(0), "the second time");
+    assert_eq!(rig.tier().remove(Removal::Named(&gone)).await, Ok(2));
+    assert_eq!(
+        rig.tier().remove(Removal::Named(&gone)).await,
+        Ok(0),
+        "the second time"
+    );
     let mixed = [samples[2].name(), samples[3].name()];
-    assert_eq!(rig.tier().remove(&mixed).await, Ok(1));
-    assert_eq!(rig.tier().remove(&[]).await, Ok(0));
+    assert_eq!(rig.tier().remove(Removal::Named(&mixed)).await, Ok(1));
+    assert_eq!(rig.tier().remove(Removal::Named(&[])).await, Ok(0));
     for (sample, there) in samples.iter().zip([false, true, false, false]) {
         assert_eq!(rig.has(sample).await, there);
         if !there {
@@ -168,9 +175,9 @@ pub async fn what_another_wrote_since_it_was_read_is_removed_all_the_same(subjec
     let name = [first.name()];
     rig.put(&first).await;
     rig.check(&first).await;
-    assert_eq!(rig.tier().remove(&name).await, Ok(1));
+    assert_eq!(rig.tier().remove(Removal::Named(&name)).await, Ok(1));
     rig.put(&second).await;
-    assert_eq!(rig.tier().remove(&name).await, Ok(1));
+    assert_eq!(rig.tier().remove(Removal::Named(&name)).await, Ok(1));
     assert!(!rig.has(&second).await);
     assert!(rig.listed(10).await.is_empty());
 }
@@ -185,8 +192,8 @@ pub async fn what_a_listing_told_of_is_removed_and_nothing_else(subject: &dyn Su
     let goes = [samples[0].name(), samples[3].name()];
     let mut listed = rig.listed(2).await;
     listed.retain(|listed| goes.contains(&listed.name));
-    assert_eq!(rig.tier().remove_listed(&listed).await, Ok(2));
-    assert_eq!(rig.tier().remove_listed(&[]).await, Ok(0));
+    assert_eq!(rig.tier().remove(Removal::Listed(&listed)).await, Ok(2));
+    assert_eq!(rig.tier().remove(Removal::Listed(&[])).await, Ok(0));
     for sample in &samples {
         assert_eq!(rig.has(sample).await, !goes.contains(&sample.name()));
     }
@@ -204,7 +211,7 @@ pub async fn what_was_there_before_it_was_closed_is_there_after(subject: &dyn Su
         rig.put(sample).await;
     }
     let gone: Vec<_> = samples[15..].iter().map(Sample::name).collect();
-    assert_eq!(rig.tier().remove(&gone).await, Ok(5));
+    assert_eq!(rig.tier().remove(Removal::Named(&gone)).await, Ok(5));
     let before = rig.tier().usage().await.unwrap();
     if !rig.again().await {
         return;

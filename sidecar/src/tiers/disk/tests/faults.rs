@@ -3,7 +3,7 @@
 use super::super::core::Step;
 use super::super::live::Answer;
 use super::rig::*;
-use crate::tiers::{Cause, Stored, Tier};
+use crate::tiers::{Cause, Removal, Stored, Tier};
 use rustix::io::Errno;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -75,7 +75,9 @@ fn while_it_is_off_every_operation_says_why_and_touches_nothing() {
             block_on(disk.head(&names[0])).unwrap_err().cause,
             rig.get(&disk, &object(1, &[3000])).unwrap_err(),
             rig.put(&disk, 2, &[3000]).unwrap_err().cause,
-            block_on(disk.remove(&names)).unwrap_err().cause,
+            block_on(disk.remove(Removal::Named(&names)))
+                .unwrap_err()
+                .cause,
             block_on(disk.usage()).unwrap_err().cause,
             block_on(disk.list(None, 9)).unwrap_err().cause,
         ];
@@ -340,7 +342,9 @@ fn what_is_put_after_a_snapshot_got_its_name_is_there_whatever_failed_then() {
                     done(rig.put(&disk, 100, &[3000]).is_ok())
                 });
                 let name = [object(100, &[1]).name()];
-                until("and removed", || done(block_on(disk.remove(&name)).is_ok()));
+                until("and removed", || {
+                    done(block_on(disk.remove(Removal::Named(&name))).is_ok())
+                });
             }
         }
         assert!(

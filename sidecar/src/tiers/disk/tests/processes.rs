@@ -5,7 +5,7 @@ use super::super::{Disk, Options};
 use super::rig::*;
 use super::syncs::{self, unsynced};
 use crate::skipped::skipped;
-use crate::tiers::{Cause, Stored, Tier, TierError};
+use crate::tiers::{Cause, Removal, Stored, Tier, TierError};
 use std::path::Path;
 use std::process::Command;
 
@@ -139,7 +139,7 @@ fn fill(disk: &Disk, folder: &Path) {
             matches!(stored, Ok(Stored::New) | Err(Cause::Full)),
             "{stored:?}"
         );
-        block_on(disk.remove(&[object(i - 3, &[1]).name()])).unwrap();
+        block_on(disk.remove(Removal::Named(&[object(i - 3, &[1]).name()]))).unwrap();
     }
     assert_eq!(disk.off(), None);
     all_whole(disk, &memory);

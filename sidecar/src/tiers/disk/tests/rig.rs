@@ -8,7 +8,7 @@ use super::Watch;
 use crate::shm::mapping::Mapping;
 use crate::shm::memfd::{Pages, sealed};
 use crate::tiers::suite::once_free;
-use crate::tiers::{Cause, Get, Place, Put, Span, Stored, Tier, TierError};
+use crate::tiers::{Cause, Get, Place, Put, Removal, Span, Stored, Tier, TierError};
 use kvcachepool_protocol::key::{ChunkKey, EngineHash, KeyKind, LayoutId, ModelId, NamespaceId};
 use kvcachepool_protocol::object::{
     Cipher, Codec, Fidelity, Form, Object, ObjectName, Section, digest,
@@ -252,12 +252,12 @@ impl Rig {
     }
 
     pub fn remove(&self, disk: &Disk, i: u32) -> u64 {
-        block_on(disk.remove(&[object(i, &[1]).name()])).unwrap()
+        block_on(disk.remove(Removal::Named(&[object(i, &[1]).name()]))).unwrap()
     }
 
     /// Waits until all that was asked for is durable.
     pub fn settle(&self, disk: &Disk) {
-        assert_eq!(block_on(disk.remove(&[])), Ok(0));
+        assert_eq!(block_on(disk.remove(Removal::Named(&[]))), Ok(0));
     }
 
     /// Ends it without a snapshot, as a process that dies now does.

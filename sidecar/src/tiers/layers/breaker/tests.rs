@@ -1,8 +1,8 @@
 use super::*;
-use crate::tiers::Tier;
 use crate::tiers::layers::around::Layer;
 use crate::tiers::layers::deadline::{self, Deadline};
 use crate::tiers::layers::scripted::{Scripted, name};
+use crate::tiers::{Removal, Tier};
 use std::sync::Arc;
 use tokio::time::{advance, timeout};
 
@@ -192,12 +192,12 @@ async fn a_tier_that_takes_no_more_still_gives() {
     let rig = Rig::new();
     for _ in 0..3 {
         rig.scripted.fail(Cause::Full);
-        let removed = rig.tier.remove(&[name(1)]).await;
+        let removed = rig.tier.remove(Removal::Named(&[name(1)])).await;
         assert_eq!(removed.unwrap_err().cause, Cause::Full);
     }
     assert_eq!(rig.breaker.writes().state, State::Open);
     assert_eq!(rig.read().await, None);
-    let refused = rig.tier.remove(&[name(1)]).await;
+    let refused = rig.tier.remove(Removal::Named(&[name(1)])).await;
     assert_eq!(refused.unwrap_err().cause, Cause::BreakerOpen);
 }
 

@@ -1,4 +1,5 @@
 use super::*;
+use crate::tiers::Kind;
 use crate::tiers::shelf::Shelf;
 use crate::tiers::suite::{Memory, Sample, untouched};
 
@@ -92,8 +93,13 @@ async fn an_error_after_the_fact_leaves_the_fact() {
         ..Faults::none(1)
     };
     let (chaos, memory, sample) = rig(after).await;
-    assert!(chaos.remove(&[sample.name()]).await.is_err());
+    assert!(
+        chaos
+            .remove(Removal::Named(&[sample.name()]))
+            .await
+            .is_err()
+    );
     assert!(chaos.put(sample.put(&memory)).await.is_err());
     chaos.heal();
-    assert_eq!(chaos.remove(&[sample.name()]).await, Ok(1));
+    assert_eq!(chaos.remove(Removal::Named(&[sample.name()])).await, Ok(1));
 }

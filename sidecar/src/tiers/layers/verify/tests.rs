@@ -1,4 +1,5 @@
 use super::*;
+use crate::tiers::Kind;
 use crate::tiers::layers::around::{Answer, Around, Asked, Layer, Op};
 use crate::tiers::layers::scripted::Scripted;
 use crate::tiers::shelf::Shelf;

@@ -1,9 +1,9 @@
 //! What a value claims of its object takes no more memory here than what is there.
 
 use super::rig::{Server, Spot, open, with_ttl};
-use crate::tiers::Cause;
 use crate::tiers::redis::record::{NAMES_MAX, RECORD_BYTES, Record, SEGMENTS_MAX};
 use crate::tiers::suite::Sample;
+use crate::tiers::{Cause, Removal};
 use kvcachepool_protocol::object::REDIS_SEGMENT_BYTES;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -51,12 +51,12 @@ async fn what_claims_as_many_segments_as_can_be_is_removed_some_at_a_time() {
         spot.put(sample).await;
     }
     claims(&server, &samples[1], SEGMENTS_MAX as u32);
-    assert_eq!(spot.tier.remove(&names).await, Ok(3));
+    assert_eq!(spot.tier.remove(Removal::Named(&names)).await, Ok(3));
     assert_eq!(server.say(&["DBSIZE"]), "0");
     // And one for each that is short, and the head of the long one.
     let batches = SEGMENTS_MAX.div_ceil(NAMES_MAX as u64);
     assert_eq!(server.calls("del"), batches + 3);
-    assert_eq!(spot.tier.remove(&names).await, Ok(0));
+    assert_eq!(spot.tier.remove(Removal::Named(&names)).await, Ok(0));
 }
 
 #[tokio::test]
@@ -67,7 +67,10 @@ async fn what_claims_more_segments_than_can_be_is_removed_as_what_has_no_record(
     let key = claims(&server, &sample, 1 << 21);
     let get = spot.tier.get(sample.get_all(&spot.memory)).await;
     assert_eq!(get.unwrap_err().cause, Cause::Corrupt);
-    assert_eq!(spot.tier.remove(&[sample.name()]).await, Ok(1));
+    assert_eq!(
+        spot.tier.remove(Removal::Named(&[sample.name()])).await,
+        Ok(1)
+    );
     assert_eq!(server.say(&["EXISTS", &key]), "0");
     // They are nobody's.
     assert_eq!(server.say(&["DBSIZE"]), "3");
@@ -83,7 +86,7 @@ async fn of_many_objects_that_are_removed_each_goes_by_one_command() {
     for sample in &samples {
         claims(&server, sample, segments);
     }
-    assert_eq!(spot.tier.remove(&names).await, Ok(9));
+    assert_eq!(spot.tier.remove(Removal::Named(&names)).await, Ok(9));
     assert_eq!(server.calls("del"), 9);
     // One of those of each is no segment of it.
     assert_eq!(server.say(&["DBSIZE"]), "9");

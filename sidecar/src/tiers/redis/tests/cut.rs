@@ -4,7 +4,7 @@ use super::proxy::Proxy;
 use super::rig::{Scripted, Server, Spot, open};
 use crate::tiers::redis::record::Record;
 use crate::tiers::suite::{LATER, Sample, sealed_again, untouched};
-use crate::tiers::{Cause, Stored, Tier};
+use crate::tiers::{Cause, Removal, Stored, Tier};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
@@ -131,7 +131,7 @@ async fn another_object_under_our_name_is_foreign_and_stays_until_the_name_is_re
         assert_eq!(server.say(&["DBSIZE"]), "8");
         spot.check(&theirs).await;
         let both = [ours.name(), theirs.name()];
-        assert_eq!(spot.tier.remove(&both).await, Ok(2));
+        assert_eq!(spot.tier.remove(Removal::Named(&both)).await, Ok(2));
         assert_eq!(server.say(&["DBSIZE"]), "0");
     }
 }

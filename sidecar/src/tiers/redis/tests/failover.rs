@@ -116,7 +116,7 @@ async fn a_clusters_master_that_goes(how: How) {
     let name = |node: &Server| format!("127.0.0.1:{}", node.port);
     let [old, new] = [0, replica].map(|number| name(&cluster.nodes[number]));
     let up = || {
-        let servers = rig.redis.servers().into_iter();
+        let servers = rig.redis.info().servers.now().into_iter();
         let all: Vec<(String, bool)> = servers.map(|s| (s.name, s.up)).collect();
         all
     };

@@ -4,7 +4,7 @@ use super::rig::{Scripted, Server, Spot, open, settings, with_ttl};
 use crate::tiers::redis::Redis;
 use crate::tiers::redis::pool::Lane;
 use crate::tiers::suite::Sample;
-use crate::tiers::{Cause, Stored, Tier};
+use crate::tiers::{Cause, Removal, Stored, Tier};
 
 async fn put_fails(spot: &Spot, sample: &Sample) -> Option<Cause> {
     let put = spot.tier.put(sample.put(&spot.memory)).await;
@@ -351,7 +351,7 @@ async fn what_others_keep_in_the_database_is_left_alone() {
         .unwrap_err();
     assert_eq!(get.cause, Cause::Foreign, "{get}");
     let all = [sample.name(), taken.name()];
-    assert_eq!(spot.tier.remove(&all).await, Ok(1));
+    assert_eq!(spot.tier.remove(Removal::Named(&all)).await, Ok(1));
     assert_eq!(server.say(&["DBSIZE"]), "5");
     let put = spot.tier.put(taken.put(&spot.memory)).await;
     assert_eq!(put, Ok(Stored::Already));

@@ -59,7 +59,13 @@ async fn nodes_of_a_cluster_name_each_other_by_ipv6_addresses() {
     let names = cluster.nodes.iter().map(|n| format!("[::1]:{}", n.port));
     let mut names: Vec<String> = names.collect();
     names.sort();
-    let mut known: Vec<String> = tier.servers().into_iter().map(|s| s.name).collect();
+    let mut known: Vec<String> = tier
+        .info()
+        .servers
+        .now()
+        .into_iter()
+        .map(|s| s.name)
+        .collect();
     known.sort();
     assert_eq!(known, names);
     // One that has a slot no more names by its address who has it now.

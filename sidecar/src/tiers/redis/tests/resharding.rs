@@ -8,7 +8,7 @@ use super::whole::stays;
 use crate::tiers::layers::State;
 use crate::tiers::redis::cluster::slot;
 use crate::tiers::suite::Sample;
-use crate::tiers::{Cause, Stored};
+use crate::tiers::{Cause, Removal, Stored};
 use kvcachepool_protocol::object::REDIS_SEGMENT_BYTES;
 use std::process::Command;
 
@@ -71,7 +71,10 @@ async fn what_lies_in_a_slot_that_moves_is_listed_once_and_removed() {
     let page = spot.tier.list(None, 100).await.unwrap();
     assert_eq!((&page.objects, page.foreign), (&before.objects, 0));
     assert_eq!(page.objects.len(), 1);
-    assert_eq!(spot.tier.remove(&[sample.name()]).await, Ok(1));
+    assert_eq!(
+        spot.tier.remove(Removal::Named(&[sample.name()])).await,
+        Ok(1)
+    );
     let page = spot.tier.list(None, 100).await.unwrap();
     assert_eq!((page.objects.len(), page.foreign), (0, 0));
 }

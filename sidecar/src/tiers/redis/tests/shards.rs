@@ -85,7 +85,7 @@ async fn a_shard_that_is_gone_full_or_read_only_closes_the_way_to_no_other() {
     servers[1].say(&["CONFIG", "SET", "min-replicas-to-write", "1"]);
     let refused = failures(&rig.put_all().await);
     assert_eq!(refused, vec![Cause::ReadOnly; share]);
-    let known = rig.redis.servers();
+    let known = rig.redis.info().servers.now();
     assert!(known.iter().all(|server| server.up), "{known:?}");
     let troubles: Vec<bool> = known.iter().map(|s| s.trouble.is_some()).collect();
     assert_eq!(troubles, [false, true], "{known:?}");

@@ -5,7 +5,7 @@ use crate::free_port::free_port;
 use crate::tiers::redis::Redis;
 use crate::tiers::redis::pool::Lane;
 use crate::tiers::suite::Sample;
-use crate::tiers::{Cause, Tier, TierError};
+use crate::tiers::{Cause, Removal, Tier, TierError};
 use rustls::ServerConfig;
 use rustls::crypto::aws_lc_rs;
 use rustls::pki_types::pem::PemObject;
@@ -106,7 +106,10 @@ async fn bytes_pass_through_tls_as_they_are() {
     }
     let keys = server.say(&["--no-auth-warning", "-a", "right", "-n", "2", "DBSIZE"]);
     assert_eq!(keys, "12");
-    assert_eq!(spot.tier.remove(&[sample.name()]).await, Ok(1));
+    assert_eq!(
+        spot.tier.remove(Removal::Named(&[sample.name()])).await,
+        Ok(1)
+    );
 }
 
 /// Objects are written and read by this URL, and lie in these servers.

@@ -4,7 +4,7 @@ use super::cluster::{Cluster, begin_move, migrate};
 use super::rig::{PATIENCE, Scripted, Server, Spot, cli, open, settings};
 use crate::tiers::redis::Redis;
 use crate::tiers::suite::Sample;
-use crate::tiers::{Cause, Stored, Tier};
+use crate::tiers::{Cause, Removal, Stored, Tier};
 use rustix::process::{Signal, kill_process};
 use std::time::{Duration, Instant};
 
@@ -46,7 +46,7 @@ async fn an_object_is_found_where_its_slot_went() {
     spot.check(&sample).await;
     assert_eq!(to.say(&["TTL", &new]), "-1", "it stays");
     let both = [sample.name(), other.name()];
-    assert_eq!(spot.tier.remove(&both).await, Ok(2));
+    assert_eq!(spot.tier.remove(Removal::Named(&both)).await, Ok(2));
     assert_eq!(to.say(&["DBSIZE"]), "0");
 }
 

@@ -4,7 +4,7 @@ use super::proxy::Proxy;
 use super::rig::{Server, Spot, open, settings, with_ttl};
 use crate::tiers::redis::Redis;
 use crate::tiers::suite::Sample;
-use crate::tiers::{Cause, Stored};
+use crate::tiers::{Cause, Removal, Stored};
 use kvcachepool_protocol::object::REDIS_SEGMENT_BYTES;
 use std::time::Duration;
 
@@ -124,12 +124,20 @@ async fn a_remover_that_dies_anywhere_leaves_all_or_nothing() {
     let sample = Sample::new(1, 0, &[30_000, 5_000]);
     other.put(&sample).await;
     let before = proxy.left().0;
-    assert_eq!(spot.tier.remove(&[sample.name()]).await, Ok(1));
+    assert_eq!(
+        spot.tier.remove(Removal::Named(&[sample.name()])).await,
+        Ok(1)
+    );
     let bytes = before - proxy.left().0;
     for cut in cuts(bytes, bytes) {
         other.put(&sample).await;
         proxy.cut_up(cut);
-        assert!(spot.tier.remove(&[sample.name()]).await.is_err());
+        assert!(
+            spot.tier
+                .remove(Removal::Named(&[sample.name()]))
+                .await
+                .is_err()
+        );
         server.say(&["CLIENT", "KILL", "TYPE", "normal"]);
         quiet(&server);
         let (all, _) = keys(&server);
@@ -334,7 +342,10 @@ async fn bytes_that_are_not_what_the_head_says_leave_nothing() {
             Ok(Stored::New)
         );
         spot.check(&sample).await;
-        spot.tier.remove(&[sample.name()]).await.unwrap();
+        spot.tier
+            .remove(Removal::Named(&[sample.name()]))
+            .await
+            .unwrap();
     }
 }
 

@@ -5,7 +5,7 @@ use super::small_parts;
 use super::store::Store;
 use crate::tiers::s3::{Options, S3};
 use crate::tiers::suite::{Memory, Sample};
-use crate::tiers::{Cause, Stored, Tier, clear};
+use crate::tiers::{Cause, Removal, Stored, Tier, clear};
 use kvcachepool_protocol::config;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -114,8 +114,14 @@ async fn all_that_a_tier_does_goes_by_one_session() {
     }
     assert_eq!(listed.len(), samples.len());
     assert_eq!(tier.lookup(&[samples[0].name()]).await, Ok(vec![true]));
-    assert_eq!(tier.discard(&samples[0].name()).await, Ok(1));
-    assert_eq!(tier.remove(&[samples[1].name()]).await, Ok(1));
+    assert_eq!(
+        tier.remove(Removal::Unusable(&samples[0].name())).await,
+        Ok(1)
+    );
+    assert_eq!(
+        tier.remove(Removal::Named(&[samples[1].name()])).await,
+        Ok(1)
+    );
     assert_eq!(clear(&tier, None).await, Ok(2));
     assert_eq!(bucket.store.objects(), Vec::<String>::new());
     assert_eq!(bucket.sessions.load(Relaxed), 1);

@@ -4,7 +4,7 @@ use super::tls::{Files, acceptor};
 use super::{Server, small_parts};
 use crate::tiers::s3::S3;
 use crate::tiers::suite::{Memory, Sample};
-use crate::tiers::{Stored, Tier};
+use crate::tiers::{Removal, Stored, Tier};
 use hyper::body::Incoming;
 use hyper::header::{HOST, HeaderValue};
 use hyper::service::service_fn;
@@ -156,7 +156,7 @@ async fn used(config: &config::S3) {
     }
     assert_eq!(tier.put(samples[1].put(&memory)).await, Ok(Stored::Already));
     let listed = tier.list(None, 10).await.unwrap().objects;
-    assert_eq!(tier.remove_listed(&listed).await, Ok(3));
+    assert_eq!(tier.remove(Removal::Listed(&listed)).await, Ok(3));
 }
 
 #[tokio::test]

@@ -125,7 +125,12 @@ async fn ages_are_those_of_the_server_and_not_of_this_nodes_clock() {
         let tier = tier(&server, of_an_hour(&server)).await;
         tier.live.pass().await.unwrap();
         assert_eq!(shelf.left(), left, "{date:?}");
-        assert!(tier.unix_s().is_some_and(|now| now < 1_000_000_000));
+        assert!(
+            tier.info()
+                .unix_s
+                .now()
+                .is_some_and(|now| now < 1_000_000_000)
+        );
     }
     // A server that says no date wrote what it wrote last before now.
     let shelf = Shelf::new(&[(0, OLD), (1, YOUNG)]);
@@ -183,7 +188,7 @@ async fn what_cannot_be_removed_does_not_hold_up_the_rest() {
     tier.live.pass().await.unwrap();
     assert_eq!(shelf.left(), [0, 1, 4, 5]);
     assert_eq!(tier.usage().await.unwrap().bytes, 4_000);
-    assert_eq!(tier.counters(), [("RemovalRefused", 2)]);
+    assert_eq!(tier.info().counters.now(), [("RemovalRefused", 2)]);
     // What was known to be there is not any more.
     assert!(!tier.live.known.has(&all[2]) && tier.live.known.has(&all[5]));
     // Where nothing at all may be removed, that is told.

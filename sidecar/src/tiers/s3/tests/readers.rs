@@ -8,7 +8,7 @@ use crate::tiers::redis::tests::rig;
 use crate::tiers::s3::turns::COUNTED;
 use crate::tiers::s3::{Options, S3, Writes};
 use crate::tiers::suite::{Memory, Sample};
-use crate::tiers::{Cause, Kind, Tier, configured};
+use crate::tiers::{Cause, Kind, Removal, Tier, configured};
 use kvcachepool_protocol::config::{self, Config, WritePolicy};
 use std::time::Duration;
 
@@ -147,7 +147,7 @@ async fn who_writes_nothing_takes_over_what_others_counted_or_counts_for_itself(
     // What another one counts is as good, until it is too old.
     let names = samples.each_ref().map(Sample::name);
     assert_eq!(writer.live.look(Duration::ZERO, HOUR).await, Ok(true));
-    assert_eq!(writer.remove(&names).await, Ok(2));
+    assert_eq!(writer.remove(Removal::Named(&names)).await, Ok(2));
     assert_eq!(reader.live.look(HOUR, HOUR).await, Ok(true));
     assert_eq!(objects().await, 2);
     assert_eq!(reader.live.look(Duration::ZERO, HOUR).await, Ok(true));

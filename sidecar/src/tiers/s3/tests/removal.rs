@@ -9,7 +9,7 @@ use crate::tiers::layers::{Options as LayerOptions, layered};
 use crate::tiers::s3::request::PROBE;
 use crate::tiers::s3::{Options, S3};
 use crate::tiers::suite::{LATER, Memory, Sample, sealed_again};
-use crate::tiers::{Cause, Stored};
+use crate::tiers::{Cause, Removal, Stored};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -77,7 +77,10 @@ async fn of_a_corrupt_object_only_what_was_read_is_removed() {
         assert_eq!(error.cause, Cause::Corrupt, "{error}");
         assert_eq!(tier.usage().await.unwrap().objects, left);
         // The innermost layer did that. Asked for outside of all of them it is the same.
-        let removed = tier.discard(&sample.name()).await.unwrap();
+        let removed = tier
+            .remove(Removal::Unusable(&sample.name()))
+            .await
+            .unwrap();
         assert_eq!(removed, u64::from(!replaced));
         let asked = server.asked();
         let deletes: Vec<_> = asked.iter().filter(|a| removes(a)).collect();
@@ -103,7 +106,7 @@ async fn the_page_of_a_proxy_has_no_object_removed() {
     between.store(true, Relaxed);
     let error = tier.get(get.clone()).await.unwrap_err();
     assert_eq!(error.cause, Cause::Corrupt, "{error}");
-    assert_eq!(tier.discard(&sample.name()).await, Ok(0));
+    assert_eq!(tier.remove(Removal::Unusable(&sample.name())).await, Ok(0));
     assert!(!server.asked().iter().any(removes), "{:?}", server.asked());
     between.store(false, Relaxed);
     tier.get(get).await.unwrap();

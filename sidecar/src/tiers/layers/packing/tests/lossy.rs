@@ -106,7 +106,12 @@ async fn what_may_have_lost_something_is_there_for_its_own_codec_and_for_no_othe
         );
         let error = other.get(sample.get_all(&memory)).await.unwrap_err();
         assert_eq!(error.cause, Cause::Missing, "{codec:?}");
-        assert_eq!(other.remove(std::slice::from_ref(&name)).await, Ok(0));
+        assert_eq!(
+            other
+                .remove(Removal::Named(std::slice::from_ref(&name)))
+                .await,
+            Ok(0)
+        );
     }
     assert_eq!(
         writer.lookup(std::slice::from_ref(&name)).await,
@@ -116,7 +121,12 @@ async fn what_may_have_lost_something_is_there_for_its_own_codec_and_for_no_othe
     assert_eq!(listed.len(), 1);
     assert_eq!(listed[0].name, name);
     assert_eq!(writer.head(&name).await.unwrap().fidelity, Fidelity::Exact);
-    assert_eq!(writer.remove(std::slice::from_ref(&name)).await, Ok(1));
+    assert_eq!(
+        writer
+            .remove(Removal::Named(std::slice::from_ref(&name)))
+            .await,
+        Ok(1)
+    );
 }
 
 #[tokio::test]
@@ -291,7 +301,7 @@ async fn all_that_is_listed_can_be_removed_whichever_codec_wrote_it() {
             } else {
                 let listed = tier.list(None, 100).await.unwrap().objects;
                 let names: Vec<_> = listed.into_iter().map(|object| object.name).collect();
-                tier.remove(&names).await
+                tier.remove(Removal::Named(&names)).await
             };
             assert_eq!(removed, Ok(6), "{codec:?}");
             assert_eq!(shelf.list(None, 100).await.unwrap().objects.len(), 0);
