@@ -86,8 +86,8 @@ docs:  ## the documentation as a site: target/site/index.html
 	@tools/setup.sh base
 	@tools/setup.sh docs
 	@rm -rf target/site target/site-source && mkdir -p target && cp -r docs target/site-source
-	@$(CACHE)/tools/bin/mdbook-mermaid install target/site-source
-	@$(CACHE)/tools/bin/mdbook build target/site-source --dest-dir ../site
+	@$(CACHE)/tools/bin/mdbook-mermaid install target/site-source >/dev/null 2>&1
+	@PATH=$(CACHE)/tools/bin:$$PATH mdbook build target/site-source --dest-dir "$(CURDIR)/target/site"
 image:  ## the image of operator and sidecar, also without docker: IMAGE=registry/name:tag, BUILD_IMAGE=, BASE_IMAGE=
 	@tools/image/image.sh build $(IMAGE)
 push:  ## pushes it: IMAGE=registry/name:tag
