@@ -2,11 +2,13 @@
 
 use super::ConfigFiles;
 use super::check::read;
-use super::tier::{Output, PAGE, count, size, write_json};
+use super::tier::{Output, count, size, write_json};
 use crate::tiers::layers::{
     BreakerOptions, DeadlineOptions, Options, PackingOptions, RetryOptions, layered,
 };
-use crate::tiers::{Cause, Kind, Opening, PASSES_MAX, Tier, TierError, configured, remove_all};
+use crate::tiers::{
+    Cause, Kind, Opening, PASSES_MAX, Tier, TierError, configured, sweep, sweep_all,
+};
 use serde::Serialize;
 use std::io::Write;
 use std::process::ExitCode;
@@ -101,35 +103,29 @@ fn patient(layers: Options) -> Options {
     }
 }
 
-/// Passes over the whole tier, until one finds nothing: removing moves the pages of some tiers.
 async fn purge(tier: &dyn Tier, dry_run: bool) -> Result<Purged, TierError> {
-    let mut purged = Purged::default();
-    for _ in 0..PASSES_MAX {
-        let (mut from, mut seen, mut removed, mut foreign) = (None, 0, 0, 0);
-        loop {
-            let page = tier.list(from.as_deref(), PAGE).await?;
-            seen += page.objects.len() as u64;
-            foreign += page.foreign;
-            purged.bytes += page.objects.iter().map(|listed| listed.bytes).sum::<u64>();
-            if !dry_run {
-                removed += remove_all(tier, &page.objects).await?;
-            }
-            from = page.next;
-            if from.is_none() {
-                break;
-            }
-        }
-        purged.foreign = foreign;
-        purged.objects += if dry_run { seen } else { removed };
-        // Where all that was seen was gone by itself, the next pass would see no other.
-        if dry_run || removed == 0 {
-            return Ok(purged);
-        }
+    if dry_run {
+        let mut purged = Purged::default();
+        let swept = sweep(tier, |listed| {
+            purged.objects += 1;
+            purged.bytes += listed.bytes;
+            false
+        });
+        purged.foreign = swept.await?.foreign;
+        return Ok(purged);
     }
-    let why = format!(
-        "after {PASSES_MAX} passes there still was something to remove: end all pods of the pool, which write, and run it again"
-    );
-    Err(TierError::new(tier.info().kind, Cause::Busy, why))
+    let (swept, ended) = sweep_all(tier, |_| true).await?;
+    if !ended {
+        let why = format!(
+            "after {PASSES_MAX} passes there still was something to remove: end all pods of the pool, which write, and run it again"
+        );
+        return Err(TierError::new(tier.info().kind, Cause::Busy, why));
+    }
+    Ok(Purged {
+        objects: swept.objects,
+        bytes: swept.bytes,
+        foreign: swept.foreign,
+    })
 }
 
 fn print(
@@ -165,6 +161,7 @@ fn print(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tiers::PAGE;
     use crate::tiers::layers::{Chaos, Faults};
     use crate::tiers::s3::tests::faulty::{Faulty, Reply};
     use crate::tiers::s3::tests::tier;

@@ -2,7 +2,6 @@
 //! Bytes go between the arena and disk or socket, nothing is kept on the way. What is looked up, fetched and written down is
 //! decided by the engine; here it is only done.
 
-mod clear;
 mod directory;
 pub mod disk;
 mod error;
@@ -17,14 +16,15 @@ pub mod shelf;
 mod span;
 #[cfg(test)]
 pub(crate) mod suite;
+mod sweep;
 mod tls;
 mod work;
 
-pub use clear::{PASSES_MAX, Whose, clear, remove_all};
 pub use error::{Cause, Status, TierError};
 pub use info::{Reading, Server, TierInfo};
 pub use open::{Opening, configured, kinds};
 pub use span::{Running, Span};
+pub use sweep::{PAGE, PASSES_MAX, Pages, Source, Swept, Whose, clear, sweep, sweep_all};
 
 use kvcachepool_protocol::object::{Object, ObjectName};
 use std::borrow::Cow;

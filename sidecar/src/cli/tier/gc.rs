@@ -4,7 +4,7 @@ use super::domain::Domain;
 use super::progress::Progress;
 use super::target::{Output, Target};
 use super::{DomainRow, Failed, Stopped, Sums, count, ended, now_unix_s, size, walk, write_json};
-use crate::tiers::{Listed, Tier, remove_all};
+use crate::tiers::{Listed, Source, Tier};
 use kvcachepool_protocol::config::Duration;
 use serde::Serialize;
 use std::io::Write;
@@ -124,7 +124,7 @@ async fn remove(
     let mut progress = Progress::new(fit.len() as u64);
     for batch in fit.chunks(BATCH) {
         if !args.dry_run {
-            removed += remove_all(tier, batch).await?;
+            removed += tier.remove_chosen(batch).await?.objects;
         }
         done += batch.len() as u64;
         bytes += batch.iter().map(|listed| listed.bytes).sum::<u64>();

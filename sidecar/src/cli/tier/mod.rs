@@ -13,7 +13,7 @@ pub mod verify;
 
 pub use target::Output;
 
-use crate::tiers::{Listed, Tier, TierError};
+use crate::tiers::{Listed, Pages, Tier, TierError};
 use domain::Domain;
 use progress::Progress;
 use serde::Serialize;
@@ -22,8 +22,6 @@ use std::io::Write;
 use std::process::ExitCode;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Objects of a page of a listing.
-pub(super) const PAGE: usize = 1_000;
 /// Heads that are read at once.
 const AT_ONCE: usize = 32;
 
@@ -155,32 +153,16 @@ async fn walk(
     mut each: impl AsyncFnMut(Vec<Listed>) -> Result<(), Stopped>,
 ) -> Result<u64, Stopped> {
     let (mut progress, mut objects, mut bytes) = (Progress::new(0), 0, 0);
-    let page = async |page: Vec<Listed>| {
+    let (mut pages, mut foreign) = (Pages::of(tier), 0);
+    while let Some(page) = pages.next().await? {
         progress.clear();
-        objects += page.len() as u64;
-        bytes += page.iter().map(|listed| listed.bytes).sum::<u64>();
-        each(page).await?;
-        progress.at(objects, bytes);
-        Ok(())
-    };
-    pages(tier, page).await
-}
-
-/// The same, without showing it.
-async fn pages(
-    tier: &dyn Tier,
-    mut each: impl AsyncFnMut(Vec<Listed>) -> Result<(), Stopped>,
-) -> Result<u64, Stopped> {
-    let (mut from, mut foreign) = (None, 0);
-    loop {
-        let page = tier.list(from.as_deref(), PAGE).await?;
+        objects += page.objects.len() as u64;
+        bytes += page.objects.iter().map(|listed| listed.bytes).sum::<u64>();
         foreign += page.foreign;
         each(page.objects).await?;
-        from = page.next;
-        if from.is_none() {
-            return Ok(foreign);
-        }
+        progress.at(objects, bytes);
     }
+    Ok(foreign)
 }
 
 /// Bytes for people.

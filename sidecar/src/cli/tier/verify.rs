@@ -3,8 +3,8 @@
 use super::progress::Progress;
 use super::reader::{Memory, Reader};
 use super::target::{Output, Target};
-use super::{Failed, Stopped, count, ended, pages, size, write_json};
-use crate::tiers::{Cause, Removal, Tier, TierError};
+use super::{Failed, Stopped, count, ended, size, write_json};
+use crate::tiers::{Cause, Pages, Removal, Tier, TierError};
 use kvcachepool_protocol::config::ByteSize;
 use kvcachepool_protocol::object::ObjectName;
 use serde::Serialize;
@@ -73,13 +73,15 @@ pub(super) fn print(args: &Args, out: &mut dyn Write) -> Result<Report, Failed> 
     args.target.with(async |tier: &dyn Tier| {
         let mut progress = Progress::new(tier.usage().await?.objects);
         let mut report = Report::default();
-        let foreign_names = pages(tier, async |page| {
-            let names = page.into_iter().map(|listed| listed.name).collect();
+        let mut pages = Pages::of(tier);
+        while let Some(page) = pages.next().await? {
+            report.foreign_names += page.foreign;
+            let names = page.objects.into_iter().map(|listed| listed.name).collect();
             let mut reader = Reader::new(tier, &memory, names);
             loop {
                 let batch = reader.next().await;
                 if batch.is_empty() {
-                    return Ok(());
+                    break;
                 }
                 for (name, read) in batch {
                     report.objects += 1;
@@ -109,10 +111,8 @@ pub(super) fn print(args: &Args, out: &mut dyn Write) -> Result<Report, Failed> 
                 }
                 progress.at(report.objects, report.bytes);
             }
-        })
-        .await?;
+        }
         drop(progress);
-        report.foreign_names = foreign_names;
         match output {
             Output::Json => write_json(out, &report)?,
             Output::Text => write_report(out, &report)?,

@@ -2,9 +2,9 @@
 //! removed holds up nothing else.
 
 use super::Live;
-use super::census::{Ages, Cut, Sum};
+use super::census::{Ages, Sum};
 use super::listing::PAGE_MAX;
-use crate::tiers::{Page, Status, TierError, directory};
+use crate::tiers::{Listed, Operation, Page, Source, Status, Swept, TierError, directory, sweep};
 use kvcachepool_protocol::object::ObjectName;
 use std::collections::HashSet;
 use std::time::Duration;
@@ -17,14 +17,6 @@ const PAUSE: Duration = Duration::from_millis(200);
 /// How often the oldest objects are chosen anew because some of them cannot be removed.
 const ROUNDS: usize = 4;
 
-/// What was removed, and what was not.
-#[derive(Debug, Default)]
-struct Removed {
-    went: Sum,
-    kept: Vec<ObjectName>,
-    why: Option<TierError>,
-}
-
 impl Live {
     /// Counts what is there and removes what must go.
     pub(super) async fn pass(&self) -> Result<(), TierError> {
@@ -34,18 +26,22 @@ impl Live {
             // By the server's clock, or by what it wrote last: that of this node may be wrong.
             let now = self.requests.clock.unix_s().or(ages.youngest_s());
             let expired = self.census.expired_s(now.unwrap_or_default());
-            let Some(cut) = ages.cut(self.census.excess(bytes), expired) else {
+            let Some(mut cut) = ages.cut(self.census.excess(bytes), expired) else {
                 break;
             };
-            let removed = self.evict(cut, &kept).await?;
-            went.objects += removed.went.objects;
-            went.bytes += removed.went.bytes;
-            if removed.kept.is_empty() {
+            let swept = sweep(self, |listed| {
+                let spared = self.census.is_held(&listed.name) || kept.contains(&listed.name);
+                !spared && cut.takes(listed)
+            });
+            let swept = swept.await?;
+            went.objects += swept.objects;
+            went.bytes += swept.bytes;
+            if swept.kept.is_empty() {
                 break;
             }
             // Others go instead of them.
-            kept.extend(removed.kept);
-            why = removed.why;
+            kept.extend(swept.kept);
+            why = swept.why;
         }
         self.census.could_not_remove(kept.len());
         let Sum { objects, bytes } = went;
@@ -73,59 +69,17 @@ impl Live {
 
     /// Counts what is there; returns its bytes, and the ages of all but those that cannot be removed.
     async fn count_without(&self, kept: &HashSet<ObjectName>) -> Result<(u64, Ages), TierError> {
-        let (mut sum, mut ages, mut from) = (Sum::default(), Ages::default(), None);
-        loop {
-            let page = self.page(from.as_deref()).await?;
-            for listed in &page.objects {
-                sum.add(listed);
-                if !kept.contains(&listed.name) {
-                    ages.add(listed);
-                }
+        let (mut sum, mut ages) = (Sum::default(), Ages::default());
+        let looked = sweep(self, |listed| {
+            sum.add(listed);
+            if !kept.contains(&listed.name) {
+                ages.add(listed);
             }
-            from = page.next;
-            if from.is_none() {
-                self.census.was_listed(sum);
-                return Ok((sum.bytes, ages));
-            }
-        }
-    }
-
-    async fn evict(&self, mut cut: Cut, kept: &HashSet<ObjectName>) -> Result<Removed, TierError> {
-        let mut removed = Removed::default();
-        let mut from = None;
-        loop {
-            let mut page = self.page(from.as_deref()).await?;
-            page.objects.retain(|listed| {
-                let spared = self.census.is_held(&listed.name) || kept.contains(&listed.name);
-                !spared && cut.takes(listed)
-            });
-            let key = |name: &ObjectName| self.requests.key(name);
-            let keys: Vec<String> = page.objects.iter().map(|l| key(&l.name)).collect();
-            for listed in &page.objects {
-                self.known.forget(&listed.name);
-            }
-            let refused = again(|| self.requests.delete_some(&keys)).await?;
-            let stay: HashSet<&str> = refused.iter().map(|(key, _)| key.as_str()).collect();
-            let mut gone = Vec::new();
-            for listed in &page.objects {
-                if stay.contains(key(&listed.name).as_str()) {
-                    removed.kept.push(listed.name.clone());
-                    continue;
-                }
-                gone.push(listed.name.clone());
-                // Once more: somebody may have looked meanwhile.
-                self.known.forget(&listed.name);
-                self.census.went(listed.bytes);
-                removed.went.add(listed);
-            }
-            self.unmark(&gone).await;
-            let why = refused.into_iter().next().map(|(_, why)| why);
-            removed.why = removed.why.or(why);
-            from = page.next;
-            if from.is_none() {
-                return Ok(removed);
-            }
-        }
+            false
+        });
+        looked.await?;
+        self.census.was_listed(sum);
+        Ok((sum.bytes, ages))
     }
 
     /// Takes the marks away of what is gone. Where that fails, each is believed once.
@@ -134,9 +88,37 @@ impl Live {
             let _ = timeout(directory::CHANGE, marks.unmark(gone)).await;
         }
     }
+}
 
-    async fn page(&self, from: Option<&str>) -> Result<Page, TierError> {
-        again(|| self.requests.list(from, PAGE_MAX)).await
+impl Source for Live {
+    fn page<'a>(&'a self, from: Option<&'a str>) -> Operation<'a, Page> {
+        Box::pin(again(move || self.requests.list(from, PAGE_MAX)))
+    }
+
+    fn remove_chosen<'a>(&'a self, chosen: &'a [Listed]) -> Operation<'a, Swept> {
+        Box::pin(async move {
+            let key = |listed: &Listed| self.requests.key(&listed.name);
+            let keys: Vec<String> = chosen.iter().map(key).collect();
+            for listed in chosen {
+                self.known.forget(&listed.name);
+            }
+            let refused = again(|| self.requests.delete_some(&keys)).await?;
+            let stay: HashSet<&str> = refused.iter().map(|(key, _)| key.as_str()).collect();
+            let (mut swept, mut gone) = (Swept::default(), Vec::new());
+            for (listed, key) in chosen.iter().zip(&keys) {
+                if stay.contains(key.as_str()) {
+                    swept.kept.push(listed.name.clone());
+                    continue;
+                }
+                gone.push(listed.name.clone());
+                self.went(&listed.name, listed.bytes);
+                swept.objects += 1;
+                swept.bytes = swept.bytes.saturating_add(listed.bytes);
+            }
+            self.unmark(&gone).await;
+            swept.why = refused.into_iter().next().map(|(_, why)| why);
+            Ok(swept)
+        })
     }
 }
 
