@@ -18,9 +18,11 @@ use crate::pages::PagesError;
 /// A GPU into which the kernels of the [manifest](crate::manifest) are loaded.
 ///
 /// # Safety
-/// [`Device::upload`] returns memory of this device with all of the bytes. [`Device::range`] returns an address that the device can read and
-/// write for as many bytes as it says. [`Device::Memory`] is freed only after all kernels that were launched before have run.
-/// [`Device::launch`] runs the named kernel with these arguments on the grid of the manifest.
+/// - [`Device::upload`] returns memory of this device with all of the bytes, aligned to 256 bytes.
+/// - [`Device::range`] returns an address that the device can read and write for as many bytes as it says. The address of a
+///   [`Device::Memory`] does not change while it lives.
+/// - [`Device::Memory`] is freed only after all kernels that were launched before have run.
+/// - [`Device::launch`] runs the named kernel with these arguments on the grid of the manifest, and refuses a stream of another device.
 pub unsafe trait Device {
     /// Memory of a device.
     type Memory;

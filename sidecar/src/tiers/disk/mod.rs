@@ -124,9 +124,11 @@ impl Disk {
         let readers = start("disk-read", options.read_threads)?;
         let writers = start("disk-write", options.write_threads)?;
         let live = Arc::new(Live::open(folder, capacity_bytes, options)?);
-        let counted = live.clone();
+        // An info that outlives the disk must not keep its lock.
+        let counted = Arc::downgrade(&live);
+        let counts = move || counted.upgrade().map(|live| live.counts());
         let info = TierInfo {
-            counters: Reading::new(move || counted.counts().named().to_vec()),
+            counters: Reading::new(move || counts().unwrap_or_default().named().to_vec()),
             ..TierInfo::new(Kind::Disk)
         };
         Ok(Self {
