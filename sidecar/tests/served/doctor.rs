@@ -479,7 +479,8 @@ fn a_gpu_is_measured_only_when_asked_and_says_why_it_was_not() {
     );
     let help = doctor(&["--help"]);
     let help = String::from_utf8_lossy(&help.stdout);
-    assert!(help.contains("not beside a vLLM that serves"), "{help}");
+    let warning = "Do not use it beside a vLLM that serves requests";
+    assert!(help.contains(warning), "{help}");
 }
 
 /// The mode of windows after one was passed to a second process, and why none reached it: by descriptor and by IPC handle. None: on a
