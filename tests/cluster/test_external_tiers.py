@@ -27,7 +27,8 @@ VALUES = RIGHTS
 
 _PASSWORD = "only-for-this-test"
 #: What docs/guides/tiers.md says that the user needs, and nothing else.
-_COMMANDS = (paths.ROOT / "docs/guides/tiers.md").read_text().split("on keys `kvcp:*`: `")[1].split("`")[0].lower().split()
+_PAGE = (paths.ROOT / "docs/guides/tiers.md").read_text()
+_COMMANDS = _PAGE.split("on keys `kvcp:*`: `")[1].split("`")[0].lower().split()
 #: The same of a bucket, but for writing.
 _PERMISSIONS = ("s3:GetObject", "s3:ListBucket", "s3:DeleteObject")
 #: Prompts of 16 chunks, which come to more than 2% of the bucket's capacity.
