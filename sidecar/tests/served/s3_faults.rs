@@ -75,18 +75,23 @@ impl Bucket {
     /// Stores chunks of prompts and waits until the bucket has them.
     fn stored(&self, more: &str, prompts: impl IntoIterator<Item = u64>, count: u32) {
         let sidecar = self.sidecar(more);
+        let used = ["s3", "disk"].into_iter();
+        let tiers: Vec<_> = used
+            .filter(|tier| *tier == "s3" || more.contains(tier))
+            .collect();
+        // What is stored before a tier is open is never written there.
+        for tier in &tiers {
+            sidecar.wait_tier(tier, "ready");
+        }
         let mut vllm = Vllm::attach(&sidecar.socket());
         let mut chunks = 0.0;
         for prompt in prompts {
             vllm.store("r", &hashes(prompt, count));
             chunks += f64::from(count);
         }
-        for tier in ["s3", "disk"] {
-            if more.contains(tier) || tier == "s3" {
-                let stored =
-                    format!("tier_write_chunks_total{{result=\"stored\",tier=\"{tier}\"}}");
-                sidecar.wait_metric(&stored, chunks);
-            }
+        for tier in tiers {
+            let stored = format!("tier_write_chunks_total{{result=\"stored\",tier=\"{tier}\"}}");
+            sidecar.wait_metric(&stored, chunks);
         }
     }
 }
