@@ -8,7 +8,7 @@ export PATH="$CACHE/tools/bin:$PATH"
 toolchain="$(rustup toolchain list | sed -n 's/^\(nightly[^ ]*\).*/\1/p' | head -n 1)"
 [ -n "$toolchain" ] || { echo "fuzzing needs a nightly Rust installed by rustup" >&2; exit 1; }
 mkdir -p "$CACHE/logs"
-for folder in sidecar/protocol/fuzz sidecar/fuzz kernels/fuzz operator/fuzz; do
+for folder in sidecar/protocol/fuzz sidecar/tiers/fuzz kernels/fuzz operator/fuzz; do
     for target in $(cargo "+$toolchain" fuzz list --fuzz-dir "$folder"); do
         # What a run finds is kept between runs.
         corpus="$CACHE/fuzz/$target"

@@ -6,7 +6,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a tool for developers")]
 
-use kvcachepool_sidecar::shm::mapping::Mapping;
+use kvcachepool_memory::mapping::Mapping;
 use serde_json::json;
 use std::hint::black_box;
 use std::time::Instant;

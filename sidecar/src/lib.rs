@@ -1,23 +1,15 @@
 //! The sidecar: a node-local KV cache for the vLLM of its pod.
 //!
-//! Data flows one way: `serve` (sockets) -> `sessions` and `engine` (decisions, no I/O) -> outputs that `serve` carries out, with
-//! `shm` (memory), `verify` (digests) and `admin` (HTTP) beside it. `supervisor` is the process above that never dies.
+//! Data flows one way: `serve` (sockets) -> the engine's sessions (decisions, no I/O) -> outputs that `serve` carries out in memory,
+//! windows and tiers. `admin` answers HTTP. `supervisor` is the parent process that never exits. Decisions, memory, windows and
+//! tiers are crates of their own.
 
 pub mod admin;
 pub mod cli;
 pub mod config_file;
-pub mod engine;
-#[cfg(test)]
-mod free_port;
-pub mod gpu;
 pub mod log;
 pub mod serve;
-pub mod sessions;
-pub mod shm;
-#[cfg(any(test, feature = "simulation"))]
-pub mod sim;
-#[cfg(test)]
-mod skipped;
 pub mod supervisor;
-pub mod tiers;
-pub mod verify;
+#[cfg(test)]
+#[path = "../tiers/src/testing/mod.rs"]
+mod testing;

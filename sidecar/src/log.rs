@@ -59,7 +59,7 @@ mod tests {
     fn libraries_tell_of_no_request_at_any_level() {
         for level in [LogLevel::Info, LogLevel::Debug, LogLevel::Trace] {
             let filter = filter(level);
-            assert!(filter.would_enable("kvcachepool_sidecar::tiers", &Level::INFO));
+            assert!(filter.would_enable("kvcachepool_tiers", &Level::INFO));
             for library in [
                 "aws_smithy_runtime",
                 "aws_config",

@@ -20,15 +20,15 @@ import torch
 import kvcachepool.cuda_driver as cuda_driver
 
 T = TypeVar("T")
-SERVED = Path(__file__).parents[2] / "sidecar" / "tests" / "served"
+FAKES = Path(__file__).parents[2] / "sidecar" / "gpu" / "tests"
 
 
 def build(folder: Path) -> Path:
     """The driver with its kernels, which run on the host, as a library in this folder."""
     flags = ["-std=c++17", "-O1", "-ffp-contract=off", "-fno-strict-aliasing", "-Wno-unknown-pragmas", "-fPIC"]
-    subprocess.run(["cc", "-c", "-fPIC", "-o", folder / "driver.o", SERVED / "fake_driver.c"], check=True)
+    subprocess.run(["cc", "-c", "-fPIC", "-o", folder / "driver.o", FAKES / "fake_driver.c"], check=True)
     library = folder / "libcuda.so.1"
-    sources = [SERVED / "fake_kernels.cpp", folder / "driver.o"]
+    sources = [FAKES / "fake_kernels.cpp", folder / "driver.o"]
     subprocess.run(["g++", *flags, "-shared", "-o", library, *sources], check=True)
     return library
 

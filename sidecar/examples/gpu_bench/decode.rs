@@ -1,9 +1,9 @@
 //! What a GPU that decodes notices of copies: step times alone, beside the worker's own copies, and beside those of another process.
 
 use crate::{Rig, WINDOW_BYTES, shown};
-use kvcachepool_sidecar::gpu::cuda::context;
-use kvcachepool_sidecar::gpu::cuda::launch::Kernels;
-use kvcachepool_sidecar::gpu::cuda::measure::{Decode, Link, NotMeasured, Steps, WindowLink};
+use kvcachepool_gpu::cuda::context;
+use kvcachepool_gpu::cuda::launch::Kernels;
+use kvcachepool_gpu::cuda::measure::{Decode, Link, NotMeasured, Steps, WindowLink};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, ExitCode, Stdio};

@@ -9,12 +9,12 @@
 mod decode;
 mod rooflines;
 
+use kvcachepool_gpu::cuda::context::{self, Context};
+use kvcachepool_gpu::cuda::launch::Kernels;
+use kvcachepool_gpu::cuda::management::Management;
+use kvcachepool_gpu::cuda::measure::{JOB_BYTES, Link, NotMeasured, WindowLink};
+use kvcachepool_gpu::device::NoWindow;
 use kvcachepool_protocol::window::Direction;
-use kvcachepool_sidecar::gpu::cuda::context::{self, Context};
-use kvcachepool_sidecar::gpu::cuda::launch::Kernels;
-use kvcachepool_sidecar::gpu::cuda::management::Management;
-use kvcachepool_sidecar::gpu::cuda::measure::{JOB_BYTES, Link, NotMeasured, WindowLink};
-use kvcachepool_sidecar::gpu::device::NoWindow;
 use serde_json::json;
 use std::process::ExitCode;
 use std::sync::Arc;

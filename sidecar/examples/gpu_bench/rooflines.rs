@@ -1,6 +1,10 @@
 //! Every kernel beside a copy within the device's memory that moves as many bytes.
 
 use crate::{Rig, row};
+use kvcachepool_gpu::cuda::buffer::Buffer;
+use kvcachepool_gpu::cuda::launch::{Kernels, LaunchError};
+use kvcachepool_gpu::cuda::measure::NotMeasured;
+use kvcachepool_gpu::cuda::stream::Stream;
 use kvcachepool_kernels::codec::cachegen::{LEVELS, Planes, STREAM_BYTES};
 use kvcachepool_kernels::codec::{Element, Shape};
 use kvcachepool_kernels::launch::Way;
@@ -8,10 +12,6 @@ use kvcachepool_kernels::launch::cachegen::{CacheGen, Rows, Streams};
 use kvcachepool_kernels::launch::pages::{Angles, Loops, Table};
 use kvcachepool_kernels::pages::{BlockShape, Dtype, HeadMajor, Keys, PageMap, Style, Turn};
 use kvcachepool_protocol::layouts::{LAYOUTS_JSON, LayoutTable};
-use kvcachepool_sidecar::gpu::cuda::buffer::Buffer;
-use kvcachepool_sidecar::gpu::cuda::launch::{Kernels, LaunchError};
-use kvcachepool_sidecar::gpu::cuda::measure::NotMeasured;
-use kvcachepool_sidecar::gpu::cuda::stream::Stream;
 use std::time::Instant;
 
 /// Launches that are asked for before the first is waited for.

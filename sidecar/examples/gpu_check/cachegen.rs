@@ -3,12 +3,12 @@
 use crate::Rig;
 use crate::data::{Data, FINITE};
 use crate::report::{Check, Why, holds, same};
+use kvcachepool_gpu::cuda::buffer::Buffer;
+use kvcachepool_gpu::cuda::launch::Kernels;
 use kvcachepool_kernels::codec::cachegen::{LEVELS, Parts, Planes, STREAM_BYTES};
 use kvcachepool_kernels::codec::{Codec, CodecError, Element, HEADER_BYTES, Shape, decode, encode};
 use kvcachepool_kernels::launch::Way;
 use kvcachepool_kernels::launch::cachegen::{CacheGen, Rows, Streams};
-use kvcachepool_sidecar::gpu::cuda::buffer::Buffer;
-use kvcachepool_sidecar::gpu::cuda::launch::Kernels;
 
 /// Layers, halves, tokens and channels: small models, both numbers of steps, more tokens than a stream has, and what a section has.
 const SIZES: [[u32; 4]; 4] = [

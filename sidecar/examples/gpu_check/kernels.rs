@@ -3,11 +3,11 @@
 use crate::Rig;
 use crate::data::{Data, FINITE};
 use crate::report::{Check, Why, holds, same};
+use kvcachepool_gpu::cuda::buffer::Buffer;
 use kvcachepool_kernels::launch::Way;
 use kvcachepool_kernels::launch::pages::{Loops, Table};
 use kvcachepool_kernels::pages::{BlockShape, HeadMajor, PageMap};
 use kvcachepool_protocol::layouts::{LAYOUTS_JSON, Layout, LayoutTable};
-use kvcachepool_sidecar::gpu::cuda::buffer::Buffer;
 
 /// Blocks of a cache, and ids of them in no order: first and last among them, and two that the cache has not.
 const BLOCKS: u32 = 37;

@@ -12,11 +12,11 @@ mod report;
 mod turns;
 mod window;
 
-use kvcachepool_sidecar::gpu::cuda::context::{self, Context};
-use kvcachepool_sidecar::gpu::cuda::launch::{Kernels, LaunchError};
-use kvcachepool_sidecar::gpu::cuda::peer;
-use kvcachepool_sidecar::gpu::cuda::stream::Stream;
-use kvcachepool_sidecar::gpu::device::NoWindow;
+use kvcachepool_gpu::cuda::context::{self, Context};
+use kvcachepool_gpu::cuda::launch::{Kernels, LaunchError};
+use kvcachepool_gpu::cuda::peer;
+use kvcachepool_gpu::cuda::stream::Stream;
+use kvcachepool_gpu::device::NoWindow;
 use report::{Check, Report, Why};
 use std::process::ExitCode;
 use std::sync::Arc;

@@ -1,10 +1,10 @@
 //! Lines and JSON.
 
 use crate::Rig;
-use kvcachepool_sidecar::gpu::cuda::Failed;
-use kvcachepool_sidecar::gpu::cuda::launch::LaunchError;
-use kvcachepool_sidecar::gpu::cuda::peer::NotPassed;
-use kvcachepool_sidecar::gpu::device::{DeviceError, NoWindow};
+use kvcachepool_gpu::cuda::Failed;
+use kvcachepool_gpu::cuda::launch::LaunchError;
+use kvcachepool_gpu::cuda::peer::NotPassed;
+use kvcachepool_gpu::device::{DeviceError, NoWindow};
 use serde_json::{Value, json};
 use std::process::ExitCode;
 

@@ -3,9 +3,9 @@
 use crate::Rig;
 use crate::data::{Data, FINITE};
 use crate::report::{Check, Why, same};
+use kvcachepool_gpu::cuda::buffer::Buffer;
 use kvcachepool_kernels::launch::pages::Angles;
 use kvcachepool_kernels::pages::{Dtype, Keys, Style, Turn};
-use kvcachepool_sidecar::gpu::cuda::buffer::Buffer;
 
 const STATES: usize = 301;
 

@@ -3,13 +3,13 @@
 use crate::Rig;
 use crate::data::Data;
 use crate::report::{Check, Why, holds, same};
+
+use kvcachepool_gpu::cuda::buffer::{Buffer, Pinned};
+use kvcachepool_gpu::cuda::import::Imported;
+use kvcachepool_gpu::cuda::peer::{self, Ask, NotPassed, Peer, WINDOW_BYTES, pattern};
+use kvcachepool_gpu::device::{Device, NoWindow, Part, Progress, Ticket};
+use kvcachepool_memory::mapping::Mapping;
 use kvcachepool_protocol::window::{Direction, Unavailable};
-use kvcachepool_sidecar::gpu;
-use kvcachepool_sidecar::gpu::cuda::buffer::{Buffer, Pinned};
-use kvcachepool_sidecar::gpu::cuda::import::Imported;
-use kvcachepool_sidecar::gpu::cuda::peer::{self, Ask, NotPassed, Peer, WINDOW_BYTES, pattern};
-use kvcachepool_sidecar::gpu::device::{Device, NoWindow, Part, Progress, Ticket};
-use kvcachepool_sidecar::shm::mapping::Mapping;
 use rustix::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -46,7 +46,7 @@ pub fn checks() -> Vec<Check> {
 }
 
 fn window(rig: &Rig, bytes: u64) -> Result<Box<dyn Device>, NoWindow> {
-    gpu::cuda::open_alone(&rig.uuid, bytes)
+    kvcachepool_gpu::cuda::open_alone(&rig.uuid, bytes)
 }
 
 fn arena() -> Result<Arc<Mapping>, Why> {
@@ -210,7 +210,7 @@ fn exporter_dies(rig: &Rig) -> Result<String, Why> {
     let bytes = WINDOW_BYTES as usize;
     let seen = |mapped: Result<Imported, _>| -> Result<String, Why> {
         match mapped {
-            Err::<_, gpu::cuda::Failed>(failed) => Ok(failed.to_string()),
+            Err::<_, kvcachepool_gpu::cuda::Failed>(failed) => Ok(failed.to_string()),
             Ok(imported) => {
                 let mut seen = vec![0; pattern(0).len()];
                 imported.read(&mut seen)?;

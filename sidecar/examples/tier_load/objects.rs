@@ -1,10 +1,10 @@
 //! Objects to put and places to get them into: one section each, from and to slots of an arena.
 
+use kvcachepool_memory::mapping::Mapping;
+use kvcachepool_memory::memfd::{Pages, sealed};
 use kvcachepool_protocol::key::{ChunkKey, EngineHash, KeyKind, LayoutId, ModelId, NamespaceId};
 use kvcachepool_protocol::object::{Cipher, Codec, Fidelity, Form, Object, Section};
-use kvcachepool_sidecar::shm::mapping::Mapping;
-use kvcachepool_sidecar::shm::memfd::{Pages, sealed};
-use kvcachepool_sidecar::tiers::{Get, Place, Put, Span};
+use kvcachepool_tiers::{Get, Place, Put, Span};
 use rustix::fd::AsFd;
 use std::sync::Arc;
 

@@ -4,7 +4,7 @@
 use super::Load;
 use super::measure::{Part, Phase, Turns, threads};
 use super::objects::Slots;
-use kvcachepool_sidecar::tiers::Span;
+use kvcachepool_tiers::Span;
 use std::fs::{File, OpenOptions};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;

@@ -3,13 +3,13 @@
 use super::listen::{Bounds, serve};
 use super::token::{Access, check};
 use crate::serve::daemon::{Daemon, serves};
-use crate::sessions::AdminError;
 use axum::extract::{Query, Request, State};
 use axum::http::{StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router, middleware};
+use kvcachepool_engine::sessions::AdminError;
 use serde::Serialize;
 use std::collections::HashMap;
 use std::net::TcpListener;

@@ -208,7 +208,7 @@ pub fn main() -> ExitCode {
             .map(|code| ExitCode::from(u8::try_from(code).unwrap_or(1)))
             .map_err(|e| e.to_string()),
         Command::WindowPeer { uuid } => {
-            crate::gpu::cuda::peer::serve(&uuid);
+            kvcachepool_gpu::cuda::peer::serve(&uuid);
             Ok(ExitCode::SUCCESS)
         }
         Command::Completions { shell } => {

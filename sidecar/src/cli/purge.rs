@@ -3,10 +3,10 @@
 use super::ConfigFiles;
 use super::check::read;
 use super::tier::{Output, count, size, write_json};
-use crate::tiers::layers::{
+use kvcachepool_tiers::layers::{
     BreakerOptions, DeadlineOptions, Options, PackingOptions, RetryOptions, layered,
 };
-use crate::tiers::{
+use kvcachepool_tiers::{
     Cause, Kind, Opening, PASSES_MAX, Tier, TierError, configured, sweep, sweep_all,
 };
 use serde::Serialize;
@@ -161,12 +161,12 @@ fn print(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tiers::PAGE;
-    use crate::tiers::layers::{Chaos, Faults};
-    use crate::tiers::s3::tests::faulty::{Faulty, Reply};
-    use crate::tiers::s3::tests::tier;
-    use crate::tiers::shelf::Shelf;
-    use crate::tiers::suite::{Memory, Sample};
+    use crate::testing::chaos::{Chaos, Faults};
+    use crate::testing::faulty::{Faulty, Reply};
+    use crate::testing::shelf::Shelf;
+    use crate::testing::suite::{Memory, Sample};
+    use kvcachepool_tiers::PAGE;
+    use kvcachepool_tiers::s3::S3;
     use std::sync::Arc;
 
     /// More than a page.
@@ -208,8 +208,8 @@ mod tests {
             Reply::Full(200, vec![], body.into())
         })
         .await;
-        let tier = tier(&server.config()).await;
-        let error = purge(tier.as_ref(), false).await.unwrap_err();
+        let tier = S3::open_counted(&server.config()).await.unwrap();
+        let error = purge(&tier, false).await.unwrap_err();
         assert_eq!(error.cause, Cause::Busy, "{error}");
         assert!(error.detail.contains("end all pods of the pool"), "{error}");
         let passes = server.count("POST");

@@ -1,10 +1,10 @@
 //! From the config file's types to what the sans-I/O core is told.
 
-use crate::engine::config as core;
-use crate::tiers::kinds;
+use kvcachepool_engine::config as core;
 use kvcachepool_protocol::config::{
     Admission, Config, EvictionPolicy, LoadOrRecompute, TransferMode, Verify, WritePolicy,
 };
+use kvcachepool_tiers::kinds;
 
 /// What the core is told.
 pub fn core_config(config: &Config) -> core::Config {

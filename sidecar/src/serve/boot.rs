@@ -1,7 +1,8 @@
 //! The start of an engine process: what the supervisor hands over, and which memory is found.
 
-use crate::shm::arena::Arena;
-use crate::supervisor::link::{self, Boot, FromEngine, LinkError, ToEngine};
+use crate::supervisor::messages::{Boot, FromEngine, ToEngine};
+use kvcachepool_memory::arena::Arena;
+use kvcachepool_memory::link::{self, LinkError};
 use parking_lot::Mutex;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
@@ -151,8 +152,8 @@ impl Link {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::table::Geometry;
-    use crate::shm::memfd::Pages;
+    use kvcachepool_engine::table::Geometry;
+    use kvcachepool_memory::memfd::Pages;
 
     #[test]
     fn what_counts_reaches_a_supervisor_that_was_stopped_for_minutes() {

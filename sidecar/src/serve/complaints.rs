@@ -1,6 +1,6 @@
 //! What goes wrong with tiers, said once: a tier that fails in every operation is one line, and its return another.
 
-use crate::tiers::{Cause, Kind, TierError};
+use kvcachepool_tiers::{Cause, Kind, TierError};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

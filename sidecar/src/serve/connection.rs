@@ -16,7 +16,7 @@ use tokio::io::Interest;
 use tokio::net::UnixStream;
 use tokio::sync::Notify;
 
-use crate::sessions::ConnId;
+use kvcachepool_engine::sessions::ConnId;
 
 /// Descriptors that one read takes in; the kernel closes what is beyond.
 const FDS_PER_READ_MAX: usize = 8;

@@ -4,9 +4,9 @@ use super::shell::Shell;
 use super::tiers::Tiers;
 use crate::admin::metrics::{self, Metrics};
 use crate::config_file::Files;
-use crate::engine::Found;
-use crate::sessions::AdminError;
-use crate::supervisor::link::Boot;
+use crate::supervisor::messages::Boot;
+use kvcachepool_engine::Found;
+use kvcachepool_engine::sessions::AdminError;
 use kvcachepool_protocol::PROTOCOL_VERSION;
 use kvcachepool_protocol::config::Config;
 use kvcachepool_protocol::status::{PoolName, Reason, State, Status, Tier, TierServer};
@@ -142,7 +142,7 @@ impl Daemon {
             metrics.set(
                 "memory_locked_bytes",
                 &[],
-                crate::gpu::cuda::locked_bytes() as f64,
+                kvcachepool_gpu::cuda::locked_bytes() as f64,
             );
             metrics.set("digests_waiting", &["urgent"], urgent as f64);
             metrics.set("digests_waiting", &["background"], background as f64);
@@ -202,7 +202,7 @@ impl Daemon {
         if let Some(tiers) = self.shell.get().and_then(|shell| shell.tiers.as_ref()) {
             status.tiers.iter_mut().for_each(|tier| fill(tier, tiers));
         }
-        status.memory.locked_bytes = crate::gpu::cuda::locked_bytes();
+        status.memory.locked_bytes = kvcachepool_gpu::cuda::locked_bytes();
         let config = self.config();
         status.version = VERSION.into();
         status.protocol = PROTOCOL_VERSION;
@@ -243,7 +243,7 @@ fn fill(tier: &mut Tier, tiers: &Tiers) {
 }
 
 /// One server of a tier.
-fn server(known: crate::tiers::Server) -> TierServer {
+fn server(known: kvcachepool_tiers::Server) -> TierServer {
     TierServer {
         name: known.name,
         state: match (known.up, &known.trouble) {

@@ -1,7 +1,7 @@
 //! Descriptors that came in, by the number under which the core knows them.
 
-use crate::sessions::{FdFacts, FdId, FdType};
-use crate::shm::facts::{self, Kind};
+use kvcachepool_engine::sessions::{FdFacts, FdId, FdType};
+use kvcachepool_memory::facts::{self, Kind};
 use parking_lot::Mutex;
 use rustix::fd::{AsFd, OwnedFd};
 use std::collections::HashMap;

@@ -1,7 +1,7 @@
 //! Which processes have a window, or may still have one mapped that ended: one each, so that what a worker does not let go of cannot pile up.
 
-use crate::gpu::device::NoWindow;
-use crate::sessions::ProcessId;
+use kvcachepool_engine::sessions::ProcessId;
+use kvcachepool_gpu::device::NoWindow;
 use kvcachepool_protocol::window::Unavailable;
 use parking_lot::{Condvar, Mutex};
 use rustix::fd::{AsFd, OwnedFd};

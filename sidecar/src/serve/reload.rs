@@ -3,8 +3,8 @@
 use super::daemon::Daemon;
 use crate::config_file::{ConfigFileError, Loaded, core_config};
 use crate::log;
-use crate::tiers::Kind;
 use kvcachepool_protocol::config::Config;
+use kvcachepool_tiers::Kind;
 use std::time::Duration;
 use tracing::{info, warn};
 

@@ -1,8 +1,8 @@
 //! What an object has of the sections that are wanted of it.
 
-use crate::engine::Landed;
-use crate::tiers::{Cause, Get, Place, Tier, TierError};
+use kvcachepool_engine::Landed;
 use kvcachepool_protocol::object::ObjectName;
+use kvcachepool_tiers::{Cause, Get, Place, Tier, TierError};
 
 /// Reads what the object has of these sections.
 pub async fn read(
@@ -57,9 +57,9 @@ pub async fn read(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tiers::Kind;
-    use crate::tiers::shelf::Shelf;
-    use crate::tiers::suite::{Memory, Sample};
+    use crate::testing::shelf::Shelf;
+    use crate::testing::suite::{Memory, Sample};
+    use kvcachepool_tiers::Kind;
 
     #[tokio::test]
     async fn an_object_without_some_sections_is_read_without_them() {

@@ -8,11 +8,13 @@ use super::tiers::Tiers;
 use super::watch;
 use super::windows::Windows;
 use crate::admin::{self, metrics::Metrics};
-use crate::engine::Report;
-use crate::sessions::{ConnId, Core, FdFacts, FdKind, Input, Now, Output, ProcessId, WindowId};
-use crate::shm::facts;
-use crate::shm::lockfile::{LockFile, LockFileError};
-use crate::verify::{Job, Pool};
+use kvcachepool_engine::Report;
+use kvcachepool_engine::sessions::{
+    ConnId, Core, FdFacts, FdKind, Input, Now, Output, ProcessId, WindowId,
+};
+use kvcachepool_memory::facts;
+use kvcachepool_memory::lockfile::{LockFile, LockFileError};
+use kvcachepool_memory::verify::{Job, Pool};
 use kvcachepool_protocol::config::Config;
 use kvcachepool_protocol::frame::{FLAG_ERROR, FLAG_REPLY, FrameError, Header, Op, frame};
 use kvcachepool_protocol::message::{ErrorBody, ErrorCode, encode};

@@ -1,6 +1,6 @@
 //! Tiers that answer, and too late: what is fetched from them does not come while somebody waits for it.
 
-use crate::tiers::{Cause, Kind, TierError};
+use kvcachepool_tiers::{Cause, Kind, TierError};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

@@ -5,17 +5,17 @@ use super::host::Live;
 use super::sections::read;
 use super::shell::Posted;
 use super::slow::Slow;
-use crate::engine::{Domains, FetchId, Landed, Order, Report, Target};
-use crate::shm::arena::Arena;
-use crate::shm::mapping::Mapping;
-use crate::tiers::layers::{Layered, State, layered};
-use crate::tiers::{
-    Cause, Kind, Opening, Place, Put, Removal, Server, Span, Stored, Tier, TierError, Usage, Whose,
-    clear, configured,
-};
+use kvcachepool_engine::{Domains, FetchId, Landed, Order, Report, Target};
+use kvcachepool_memory::arena::Arena;
+use kvcachepool_memory::mapping::Mapping;
 use kvcachepool_protocol::config::Config;
 use kvcachepool_protocol::object::{Object, ObjectName};
 use kvcachepool_protocol::table::ROW_BYTES;
+use kvcachepool_tiers::layers::{Layered, State, layered};
+use kvcachepool_tiers::{
+    Cause, Kind, Opening, Place, Put, Removal, Server, Span, Stored, Tier, TierError, Usage, Whose,
+    clear, configured,
+};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;

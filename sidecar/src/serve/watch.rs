@@ -2,7 +2,7 @@
 
 use super::pidfd;
 use super::shell::Shell;
-use crate::sessions::{Input, ProcessId};
+use kvcachepool_engine::sessions::{Input, ProcessId};
 use rustix::fd::OwnedFd;
 use std::sync::{Arc, Weak};
 use std::time::Duration;

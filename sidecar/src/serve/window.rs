@@ -1,12 +1,12 @@
 //! The thread of one window: it lets both sides see that the memory is the same, then moves stages until the connection or the bell ends.
 
 use super::windows::{Command, Owner, Passed};
-use crate::gpu::course::{Course, Turn};
-use crate::gpu::device::{DeviceError, NoWindow};
-use crate::gpu::mover::{Mover, Step};
-use crate::gpu::page::FlagPage;
-use crate::gpu::{STAGES, open, stage_bytes};
-use crate::shm::arena::Arena;
+use kvcachepool_gpu::course::{Course, Turn};
+use kvcachepool_gpu::device::{DeviceError, NoWindow};
+use kvcachepool_gpu::mover::{Mover, Step};
+use kvcachepool_gpu::page::FlagPage;
+use kvcachepool_gpu::{STAGES, open, stage_bytes};
+use kvcachepool_memory::arena::Arena;
 use kvcachepool_protocol::message::{WindowKind, WindowReply};
 use kvcachepool_protocol::window::{PATTERN_BYTES, RING, UNMAPPED, Unavailable};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};

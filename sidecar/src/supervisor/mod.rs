@@ -5,8 +5,8 @@
 mod backoff;
 pub mod child;
 mod heartbeat;
-pub mod link;
 mod listen;
+pub mod messages;
 mod run;
 mod signals;
 mod standby;

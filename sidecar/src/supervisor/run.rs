@@ -3,12 +3,13 @@
 use super::backoff::Backoff;
 use super::child::{EXIT_RESTART, describe, spawn};
 use super::heartbeat::Heartbeat;
-use super::link::{self, Boot, Claim, FromEngine, LinkError, ToEngine};
 use super::listen;
+use super::messages::{Boot, Claim, FromEngine, ToEngine};
 use super::signals::{self, Signal};
 use super::standby::Standby;
 use crate::config_file::{self, Files};
-use crate::shm::lockfile::{LockFile, LockFileError};
+use kvcachepool_memory::link::{self, LinkError};
+use kvcachepool_memory::lockfile::{LockFile, LockFileError};
 use kvcachepool_protocol::config::Config;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -3,7 +3,7 @@
 use crate::cgroup::Cgroup;
 use crate::harness::{Sidecar, binary, signal_to, wait_for};
 use crate::vllm::{Vllm, hashes};
-use kvcachepool_sidecar::shm::lockfile::LockFile;
+use kvcachepool_memory::lockfile::LockFile;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::process::Signal;
 use std::os::unix::net::UnixStream;

@@ -1,7 +1,7 @@
 //! A memory limit of a test's own, where this machine lets us set one.
 
 use crate::harness::wait_for;
-use crate::skipped::skipped;
+use crate::testing::skipped;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 

@@ -255,7 +255,7 @@ fn in_a_container_that_is_nearly_full_no_context_is_made() {
 /// A folder with a driver of made-up devices, for `LD_LIBRARY_PATH`.
 pub fn fake_driver() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
-    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/served/fake_driver.c");
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/gpu/tests/fake_driver.c");
     let library = folder.path().join("libcuda.so.1");
     let built = Command::new("cc")
         .args(["-shared", "-fPIC", "-o"])
@@ -271,7 +271,7 @@ pub fn fake_driver() -> tempfile::TempDir {
 /// The same with kernels.
 fn fake_driver_with_kernels() -> tempfile::TempDir {
     let folder = fake_driver();
-    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/served");
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("gpu/tests");
     let object = folder.path().join("driver.o");
     let cc = ["-c", "-fPIC", "-o"];
     let built = Command::new("cc")

@@ -8,7 +8,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use crate::free_port::free_port;
+use crate::testing::free_port;
 pub use crate::wait::{DEADLINE, wait_for};
 
 pub fn binary() -> &'static str {

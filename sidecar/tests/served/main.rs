@@ -11,10 +11,6 @@ mod cgroup;
 mod child;
 mod client;
 mod doctor;
-#[path = "../../src/tiers/s3/tests/faulty.rs"]
-mod faulty;
-#[path = "../../src/free_port.rs"]
-mod free_port;
 mod frugality;
 mod harness;
 mod limits;
@@ -24,14 +20,10 @@ mod redis;
 mod s3;
 mod s3_faults;
 mod s3_identity;
-#[path = "../../src/tiers/s3/tests/server.rs"]
-mod s3_server;
-#[path = "../../src/skipped.rs"]
-mod skipped;
-#[path = "../../src/tiers/s3/tests/store.rs"]
-mod store;
 mod supervision;
 mod survival;
+#[path = "../../tiers/src/testing/mod.rs"]
+mod testing;
 mod tiers;
 mod tools;
 mod vllm;

@@ -2,7 +2,7 @@
 
 use crate::child::Process;
 use crate::harness::{Sidecar, binary, signal_to, wait_for};
-use crate::skipped::skipped;
+use crate::testing::skipped;
 use crate::vllm::{Vllm, hashes};
 use rustix::process::Signal;
 use std::os::unix::fs::PermissionsExt;

@@ -1,7 +1,7 @@
 //! The Redis tier, as a vLLM sees it: warm beside another sidecar's servers, and nothing but misses when they are gone.
 
-use crate::free_port::free_port;
 use crate::harness::{Sidecar, self_signed, signal_to, wait_for};
+use crate::testing::free_port;
 use crate::tiers::{
     DISK, FAR, ON_DISK, disk_and_memory_serve, disk_at, disk_serves_beside_misses, filled,
     flushed_after_the_last_vllm, flushed_before_the_end, wait_far, writing_back,

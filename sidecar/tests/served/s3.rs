@@ -1,7 +1,7 @@
 //! The S3 tier of a real sidecar over a real server: what one sidecar wrote, another one on another machine finds.
 
 use crate::harness::{Sidecar, wait_for};
-use crate::s3_server::{ID, SECRET, Server};
+use crate::testing::s3_server::{ID, SECRET, Server};
 use crate::tiers::{flushed_after_the_last_vllm, flushed_before_the_end, writing_back};
 use crate::vllm::{CHUNK_BYTES, Vllm, hashes};
 use std::process::{Command, Output};

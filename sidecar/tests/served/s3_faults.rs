@@ -1,11 +1,11 @@
 //! A bucket that goes wrong, as a vLLM sees it: a miss by name in status, metrics and log, while the other tiers serve on, and never
 //! bytes that are not those that were stored.
 
-use crate::faulty::{Asked, Faulty, Reply};
 use crate::harness::{Sidecar, self_signed, wait_for};
 use crate::s3::S3;
-use crate::s3_server::Server;
-use crate::store::Store;
+use crate::testing::faulty::{Asked, Faulty, Reply};
+use crate::testing::s3_server::Server;
+use crate::testing::store::Store;
 use crate::tiers::{
     FAR, ON_DISK, clear, disk_and_memory_serve, disk_at, disk_serves_beside_misses, filled,
     wait_far,

@@ -1,10 +1,10 @@
 //! Credentials that lie in no Secret: of a pod's web identity (IRSA) or its agent (EKS Pod Identity), whose token Kubernetes writes, and
 //! writes anew; of a profile; of the instance.
 
-use crate::faulty::{Asked, Faulty, Reply};
 use crate::harness::{Sidecar, wait_for};
 use crate::s3::S3;
-use crate::store::Store;
+use crate::testing::faulty::{Asked, Faulty, Reply};
+use crate::testing::store::Store;
 use crate::vllm::{Vllm, hashes};
 use aws_sdk_s3::primitives::{DateTime, DateTimeFormat};
 use parking_lot::Mutex;

@@ -3,9 +3,10 @@
 use crate::child::Process;
 use crate::harness::{Sidecar, binary, signal_to, wait_for};
 use crate::vllm::{Vllm, hashes};
-use kvcachepool_sidecar::shm::lockfile::LockFile;
+use kvcachepool_memory::link;
+use kvcachepool_memory::lockfile::LockFile;
 use kvcachepool_sidecar::supervisor::child::EXIT_RESTART;
-use kvcachepool_sidecar::supervisor::link::{self, Boot, Claim, FromEngine};
+use kvcachepool_sidecar::supervisor::messages::{Boot, Claim, FromEngine};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{FallocateFlags, fallocate, fstat};
 use rustix::process::Signal;

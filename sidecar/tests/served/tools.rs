@@ -2,7 +2,7 @@
 
 use crate::harness::{Sidecar, binary};
 use crate::redis::Redis;
-use crate::s3_server::Server;
+use crate::testing::s3_server::Server;
 use crate::vllm::{Vllm, hashes};
 use serde_json::Value;
 use std::path::Path;

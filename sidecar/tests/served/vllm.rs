@@ -4,12 +4,12 @@
 
 use crate::client::{Answer, Connection};
 use crate::wait::wait_for;
+use kvcachepool_memory::mapping::Mapping;
 use kvcachepool_protocol::PROTOCOL_VERSION;
 use kvcachepool_protocol::frame::Op;
 use kvcachepool_protocol::lockfile::lock_offset;
 use kvcachepool_protocol::message::*;
 use kvcachepool_protocol::refs::{SectionRef, pack, unpack};
-use kvcachepool_sidecar::shm::mapping::Mapping;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -5,6 +5,7 @@ use crate::child::Process;
 use crate::client::Answer;
 use crate::harness::{Sidecar, children, signal_to, wait_for};
 use crate::vllm::{CHUNK_BYTES, Vllm, content, hashes, scheduler_register, worker_register};
+use kvcachepool_memory::mapping::Mapping;
 use kvcachepool_protocol::config::Config;
 use kvcachepool_protocol::frame::Op;
 use kvcachepool_protocol::message::{
@@ -14,7 +15,6 @@ use kvcachepool_protocol::refs::{SectionRef, pack, unpack};
 use kvcachepool_protocol::window::{
     PATTERN_BYTES, Reason, Run, State, Word, encode, page_bytes, record_at,
 };
-use kvcachepool_sidecar::shm::mapping::Mapping;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use rustix::process::Signal;

@@ -1,9 +1,9 @@
 //! An object that is written, read and removed: whoever may do that may do all that a sidecar does.
 
-use crate::shm::mapping::Mapping;
-use crate::tiers::{Cause, Get, Place, Put, Removal, Span, Tier, TierError};
+use kvcachepool_memory::mapping::Mapping;
 use kvcachepool_protocol::key::{ChunkKey, EngineHash, KeyKind, LayoutId, ModelId, NamespaceId};
 use kvcachepool_protocol::object::{Cipher, Codec, Fidelity, Form, Object, Section, digest};
+use kvcachepool_tiers::{Cause, Get, Place, Put, Removal, Span, Tier, TierError};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -115,8 +115,9 @@ fn object() -> Object {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tiers::layers::{Chaos, Faults};
-    use crate::tiers::{Kind, shelf::Shelf};
+    use crate::testing::chaos::{Chaos, Faults};
+    use crate::testing::shelf::Shelf;
+    use kvcachepool_tiers::Kind;
 
     #[tokio::test]
     async fn a_tier_that_works_holds_afterwards_what_it_held_before() {

@@ -2,8 +2,8 @@
 //! or not at all, so they are opened when they are asked. No context is made: that would take some 0.5 GiB of device memory from a vLLM.
 #![allow(unsafe_code)]
 
-use crate::gpu::cuda::library::Library;
-use crate::gpu::cuda::management::{Link, Management, NoManagement};
+use kvcachepool_gpu::cuda::library::Library;
+use kvcachepool_gpu::cuda::management::{Link, Management, NoManagement};
 use std::ffi::{CStr, c_char, c_int, c_uint};
 use std::path::Path;
 

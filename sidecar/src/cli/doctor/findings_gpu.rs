@@ -3,7 +3,7 @@
 use super::findings::{Rule, finding, gigabytes};
 use super::gpu::{DeviceLimit, GpuReason};
 use super::report::{Facts, Finding, SpeedName, Weight};
-use crate::gpu::cuda::management::Link;
+use kvcachepool_gpu::cuda::management::Link;
 
 /// Each is asked once.
 pub const RULES: &[Rule] = &[

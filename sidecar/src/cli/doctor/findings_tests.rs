@@ -4,7 +4,7 @@ use super::*;
 use crate::cli::doctor::gpu::{Device, DeviceLimit, Gpu, GpuReason};
 use crate::cli::doctor::host::{Host, HugePages};
 use crate::cli::doctor::report::Speed;
-use crate::gpu::cuda::management::Link;
+use kvcachepool_gpu::cuda::management::Link;
 
 /// A node that nothing is wrong with.
 fn good() -> Facts {

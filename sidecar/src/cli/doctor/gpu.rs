@@ -1,7 +1,7 @@
 //! GPUs of the node and what their driver can do: from what was answered to facts with names.
 
 use super::driver::{Answer, Answers};
-use crate::gpu::cuda::management::{Link, NoManagement, uuid_text};
+use kvcachepool_gpu::cuda::management::{Link, NoManagement, uuid_text};
 use serde::Serialize;
 
 /// GPUs and their driver.

@@ -3,9 +3,9 @@
 use super::deadline::Deadline;
 use super::report::{Speed, SpeedName};
 use super::speed;
-use crate::gpu::cuda::context;
-use crate::gpu::cuda::launch::Kernels;
-use crate::gpu::cuda::measure::{Decode, JOB_BYTES, Link, NotMeasured, WindowLink};
+use kvcachepool_gpu::cuda::context;
+use kvcachepool_gpu::cuda::launch::Kernels;
+use kvcachepool_gpu::cuda::measure::{Decode, JOB_BYTES, Link, NotMeasured, WindowLink};
 use kvcachepool_protocol::config::CONTEXT_BYTES;
 use kvcachepool_protocol::window::Direction;
 use std::sync::Arc;

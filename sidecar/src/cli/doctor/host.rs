@@ -1,6 +1,6 @@
 //! The node, and the part of it that this process may use, as files of `/proc` and `/sys` say.
 
-use crate::shm::limit::{self, Version};
+use kvcachepool_memory::limit::{self, Version};
 use serde::Serialize;
 use std::path::Path;
 

@@ -18,11 +18,11 @@ mod table;
 
 use super::ConfigFiles;
 use super::output::Format;
-use crate::gpu::cuda::context::needed_bytes;
-use crate::shm::limit;
-use crate::shm::memfd::Pages;
 use deadline::Deadline;
 use host::Host;
+use kvcachepool_gpu::cuda::context::needed_bytes;
+use kvcachepool_memory::limit;
+use kvcachepool_memory::memfd::Pages;
 use kvcachepool_protocol::config::{Config, HugePages};
 use kvcachepool_protocol::geometry::Geometry;
 use report::{Facts, Report, Wanted};

@@ -3,8 +3,8 @@
 
 use super::deadline::Deadline;
 use super::report::{Facility, FacilityName};
-use crate::gpu::cuda::context::{self, CONTEXT_BYTES};
-use crate::gpu::cuda::peer::{self, NotPassed, Peer, WINDOW_BYTES};
+use kvcachepool_gpu::cuda::context::{self, CONTEXT_BYTES};
+use kvcachepool_gpu::cuda::peer::{self, NotPassed, Peer, WINDOW_BYTES};
 use kvcachepool_protocol::config;
 use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;

@@ -3,7 +3,7 @@
 use super::deadline::Deadline;
 use super::facilities::unnamed;
 use super::report::{Speed, SpeedName};
-use crate::shm::mapping::Mapping;
+use kvcachepool_memory::mapping::Mapping;
 use rustix::fd::OwnedFd;
 use std::hint::black_box;
 use std::path::{Path, PathBuf};

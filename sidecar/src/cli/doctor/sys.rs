@@ -1,7 +1,7 @@
 //! System calls that the doctor tries and that have no safe wrapper.
 #![allow(unsafe_code)]
 
-use crate::shm::mapping::Mapping;
+use kvcachepool_memory::mapping::Mapping;
 use rustix::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use rustix::io::Errno;
 

@@ -198,7 +198,7 @@ mod tests {
     use super::*;
     use crate::cli::doctor::gpu::{Device, DeviceLimit};
     use crate::cli::doctor::{findings, modes};
-    use crate::gpu::cuda::management::Link;
+    use kvcachepool_gpu::cuda::management::Link;
 
     fn text(gpu: Gpu, host: Host) -> String {
         let facts = Facts {

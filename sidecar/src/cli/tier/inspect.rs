@@ -2,9 +2,9 @@
 
 use super::target::{Output, Target};
 use super::{AT_ONCE, Failed, Stopped, Sums, age, count, ended, size, walk, write_json};
-use crate::tiers::{Listed, Tier};
 use futures::StreamExt;
 use kvcachepool_protocol::object::Object;
+use kvcachepool_tiers::{Listed, Tier};
 use serde::Serialize;
 use std::io::Write;
 use std::process::ExitCode;

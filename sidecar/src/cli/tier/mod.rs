@@ -13,8 +13,8 @@ pub mod verify;
 
 pub use target::Output;
 
-use crate::tiers::{Listed, Pages, Tier, TierError};
 use domain::Domain;
+use kvcachepool_tiers::{Listed, Pages, Tier, TierError};
 use progress::Progress;
 use serde::Serialize;
 use std::collections::BTreeMap;

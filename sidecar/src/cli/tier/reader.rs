@@ -1,11 +1,11 @@
 //! Reads objects and compares their bytes with their digests, as many at once as memory holds.
 
 use super::AT_ONCE;
-use crate::shm::mapping::Mapping;
-use crate::tiers::{Cause, Get, Kind, Place, Span, Tier, TierError};
 use futures::StreamExt;
+use kvcachepool_memory::mapping::Mapping;
 use kvcachepool_protocol::config::ByteSize;
 use kvcachepool_protocol::object::{ALIGN, Object, ObjectName, Section};
+use kvcachepool_tiers::{Cause, Get, Kind, Place, Span, Tier, TierError};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -180,7 +180,7 @@ impl<'a> Reader<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tiers::suite::Sample;
+    use crate::testing::suite::Sample;
 
     #[test]
     fn a_batch_is_what_fits_and_what_does_not_fit_is_alone() {

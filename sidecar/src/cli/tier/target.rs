@@ -1,11 +1,11 @@
 //! Which tier a URL names, and how it is opened for a tool.
 
 use super::{Failed, Stopped};
-use crate::tiers::disk::{Disk, Options};
-use crate::tiers::redis::{self, Redis};
-use crate::tiers::s3::S3;
-use crate::tiers::{Cause, Kind, Tier, TierError};
 use kvcachepool_protocol::config::{self, Config};
+use kvcachepool_tiers::disk::{Disk, Options};
+use kvcachepool_tiers::redis::{self, Redis};
+use kvcachepool_tiers::s3::S3;
+use kvcachepool_tiers::{Cause, Kind, Tier, TierError};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;

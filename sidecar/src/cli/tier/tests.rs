@@ -6,10 +6,10 @@ mod s3;
 use super::target::{Output, Target};
 use super::{Failed, gc, inspect, verify};
 use crate::cli::{Cli, Command};
-use crate::tiers::Tier;
-use crate::tiers::disk::{Disk, Options};
-use crate::tiers::suite::{Memory, Sample};
+use crate::testing::suite::{Memory, Sample};
 use clap::Parser;
+use kvcachepool_tiers::Tier;
+use kvcachepool_tiers::disk::{Disk, Options};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::os::unix::fs::FileExt;
@@ -455,7 +455,7 @@ fn the_page_says_what_every_event_of_the_disk_means() {
 
 #[test]
 fn the_page_says_what_every_error_means() {
-    for cause in crate::tiers::Cause::ALL {
+    for cause in kvcachepool_tiers::Cause::ALL {
         let row = format!("\n| `{}` | ", cause.name());
         assert!(PAGE.contains(&row), "{}", cause.name());
     }

@@ -1,9 +1,9 @@
 //! The commands over real Redis servers.
 
 use super::{documents, printed};
-use crate::tiers::Tier;
-use crate::tiers::redis::tests::rig::{Scripted, Server, open};
-use crate::tiers::suite::{Memory, Sample};
+use crate::testing::redis_server::{Scripted, Server, open};
+use crate::testing::suite::{Memory, Sample};
+use kvcachepool_tiers::Tier;
 use std::time::{Duration, Instant};
 
 /// A server with objects of two domains: seeds 1 (three of them) and 2 (two).

@@ -1,10 +1,11 @@
 //! The commands over a bucket whose server stands in options.
 
 use super::{documents, printed};
-use crate::tiers::s3::tests::faulty::{Faulty, Reply};
-use crate::tiers::s3::tests::store::Store;
-use crate::tiers::s3::tests::tier;
-use crate::tiers::suite::{Memory, Sample};
+use crate::testing::faulty::{Faulty, Reply};
+use crate::testing::store::Store;
+use crate::testing::suite::{Memory, Sample};
+use kvcachepool_tiers::Tier;
+use kvcachepool_tiers::s3::S3;
 use serde_json::Value;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -31,7 +32,10 @@ async fn bucket(gone: Arc<AtomicBool>) -> Faulty {
         Reply::Later(Duration::from_millis(5), Box::new(reply))
     })
     .await;
-    let (tier, memory) = (tier(&server.config()).await, Memory::new(16 << 20));
+    let (tier, memory) = (
+        S3::open_counted(&server.config()).await.unwrap(),
+        Memory::new(16 << 20),
+    );
     for number in 0..OBJECTS {
         let sample = Sample::new(number % 2, number, &[5_000]);
         tier.put(sample.put(&memory)).await.unwrap();

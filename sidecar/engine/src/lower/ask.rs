@@ -1,0 +1,415 @@
+//! Which chunks of a PROBE lower tiers have: asked from the nearest tier on, later ones only for what nearer ones lack.
+
+use super::super::index::Name;
+use super::super::mistake::{Mistake, made};
+use super::super::probe::Probe;
+use super::super::table::Table;
+use super::super::{Action, Engine, Time};
+use super::stats::count;
+use super::worth::Chosen;
+use super::{Order, Reach, Tier, mean_ms};
+use crate::tier::Cause;
+use kvcachepool_protocol::key::ChunkKey;
+
+/// Where a chunk stands that memory did not have. Tiers by their place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) enum Stand {
+    /// Memory has it, or nobody is asked for it.
+    #[default]
+    Memory,
+    /// To be asked for, once the lookup under way has ended.
+    Open,
+    /// A lookup is under way.
+    Asked(usize),
+    /// The tier has it; it is not fetched (yet).
+    There(usize),
+    /// It is being fetched.
+    Coming(usize),
+    /// It was fetched, for this request or while it waited.
+    Came(usize),
+    /// No tier has it, or none gave it.
+    Absent,
+    /// Not waited for: the prefix ended before it, memory has no place for it, or the wait is over.
+    Cut,
+}
+
+/// A PROBE's questions to lower tiers.
+#[derive(Debug, Clone)]
+pub(crate) struct Asking {
+    pub reach: Reach,
+    /// Layout of its chunks, as the engine numbers it.
+    pub layout: u32,
+    pub stands: Vec<Stand>,
+    /// Chunks that count: from the local boundary to where the load is capped.
+    pub first: usize,
+    pub end: usize,
+    pub lookup: Option<u64>,
+    /// Per chunk a bit for each tier that was asked for it: one that did not give it is not asked again.
+    pub tried: Vec<u8>,
+    pub told_ms: u64,
+    pub changed: bool,
+    /// The load that was chosen for it.
+    pub chosen: Option<Chosen>,
+    /// Why what is there is not fetched.
+    pub declined: Option<&'static str>,
+}
+
+impl Asking {
+    /// Something is looked up or fetched.
+    pub fn waits(&self) -> bool {
+        self.stands
+            .iter()
+            .any(|s| matches!(s, Stand::Open | Stand::Asked(_) | Stand::Coming(_)))
+    }
+
+    /// The tier's turn has come, for this chunk.
+    fn tries(&mut self, at: usize, tier: usize) {
+        if let Some(tried) = self.tried.get_mut(at) {
+            *tried |= 1 << tier;
+        }
+    }
+
+    /// Was the tier's turn for this chunk?
+    pub fn tried(&self, at: usize, tier: usize) -> bool {
+        self.tried.get(at).is_some_and(|t| t >> tier & 1 == 1)
+    }
+
+    /// Name of a chunk of it.
+    pub fn name(&self, key: ChunkKey) -> Name {
+        Name {
+            layout: self.layout,
+            key,
+        }
+    }
+
+    /// It names what the engine holds: fetches begin.
+    pub fn fetches(&self) -> bool {
+        self.reach.local_tokens.is_some()
+    }
+}
+
+/// Lookups under way.
+#[derive(Debug, Clone)]
+pub(crate) struct Lookup {
+    pub probe: u64,
+    pub tier: usize,
+    /// Places of the chunks in the PROBE.
+    pub ats: Vec<usize>,
+    pub since_ms: u64,
+}
+
+impl<T: Table> Engine<T> {
+    /// What a PROBE has to ask of lower tiers; none where memory has everything, or no tier is up.
+    pub(crate) fn asking(&self, probe: &Probe, reach: Reach, layout: u32) -> Option<Asking> {
+        if !self.lower.any_up() {
+            return None;
+        }
+        let chunk = u64::from(probe.question.chunk_tokens.max(1));
+        let count = probe.pins.len().min(reach.hashes.len());
+        let (first, end) = match reach.local_tokens {
+            None => (0, count),
+            Some(local) => {
+                let most = reach
+                    .max_load_tokens
+                    .map_or(u64::MAX, |most| local.saturating_add(most));
+                let first = usize::try_from(local / chunk).unwrap_or(usize::MAX);
+                let end = usize::try_from(most.div_ceil(chunk)).unwrap_or(usize::MAX);
+                (first.min(count), end.min(count))
+            }
+        };
+        let mut stands = vec![Stand::Memory; probe.pins.len()];
+        let mut any = false;
+        for at in first..end {
+            if let (Some(None), Some(stand)) = (probe.pins.get(at), stands.get_mut(at)) {
+                *stand = Stand::Open;
+                any = true;
+            }
+        }
+        any.then_some(Asking {
+            reach,
+            layout,
+            stands,
+            first,
+            end,
+            lookup: None,
+            tried: vec![0; probe.pins.len()],
+            told_ms: 0,
+            changed: false,
+            chosen: None,
+            declined: None,
+        })
+    }
+
+    /// Asks and fetches for a PROBE that was not kept yet.
+    pub(crate) fn begin_asking(&mut self, now: Time, id: u64, probe: &mut Probe, asking: Asking) {
+        let mut asking = asking;
+        self.ask_and_want(now, id, probe, &mut asking);
+        asking.changed = false;
+        probe.asking = Some(asking);
+    }
+
+    /// Asks the next tier for what is still open, fetches what may be fetched. Says so where nothing is left to wait for.
+    pub(super) fn go_on(&mut self, now: Time, id: u64) {
+        let Some(mut probe) = self.leases.probes.remove(&id) else {
+            return;
+        };
+        if let Some(mut asking) = probe.asking.take() {
+            if !probe.answered {
+                self.ask_and_want(now, id, &mut probe, &mut asking);
+            }
+            probe.asking = Some(asking);
+        }
+        let done = !probe.answered && !probe.open();
+        self.leases.probes.insert(id, probe);
+        if done {
+            self.actions.push(Action::ProbeDone { probe: id });
+        } else {
+            self.lower.news.push(id);
+        }
+    }
+
+    /// A chunk that a tier does not take into its queue is asked of the next one.
+    fn ask_and_want(&mut self, now: Time, id: u64, probe: &mut Probe, asking: &mut Asking) {
+        loop {
+            self.ask_next(now, id, probe, asking);
+            if !self.want_all(now, id, probe, asking) {
+                return;
+            }
+        }
+    }
+
+    /// Begins the next lookup: of what no tier has been found to have, with the nearest tier that was not tried for it. One at a time.
+    fn ask_next(&mut self, now: Time, id: u64, probe: &Probe, asking: &mut Asking) {
+        for tier in 0..self.lower.tiers.len() {
+            if asking.lookup.is_some() {
+                return;
+            }
+            let up = self.lower.tiers.get(tier).is_some_and(Tier::up)
+                && self.lower.serves(tier, &asking.reach.namespace);
+            let mut ats = Vec::new();
+            for at in 0..asking.stands.len() {
+                let open = asking.stands.get(at) == Some(&Stand::Open);
+                let Some(key) = probe.question.keys.get(at).filter(|_| open) else {
+                    continue;
+                };
+                if asking.tried(at, tier) {
+                    continue;
+                }
+                let name = asking.name(*key);
+                asking.tries(at, tier);
+                if !up {
+                    continue;
+                }
+                if self.lower.known.has(&name, tier, now.mono_ms) {
+                    set(asking, at, Stand::There(tier));
+                } else if !self.lower.known.lacks(&name, tier, now.mono_ms) {
+                    ats.push(at);
+                }
+            }
+            if !ats.is_empty() {
+                self.look_up(now, id, probe, asking, tier, ats);
+            }
+        }
+        if asking.lookup.is_none() {
+            for stand in asking.stands.iter_mut().filter(|s| **s == Stand::Open) {
+                *stand = Stand::Absent;
+            }
+        }
+    }
+
+    fn look_up(
+        &mut self,
+        now: Time,
+        id: u64,
+        probe: &Probe,
+        asking: &mut Asking,
+        tier: usize,
+        ats: Vec<usize>,
+    ) {
+        let Some(t) = self.lower.tiers.get_mut(tier) else {
+            return;
+        };
+        t.stats.asked_chunks += ats.len() as u64;
+        if t.lookups >= t.config.lookups_max {
+            count(&mut t.stats.lookups, Cause::Busy.name(), ats.len() as u64);
+            return;
+        }
+        t.lookups += 1;
+        let kind = t.config.kind;
+        let lookup = self.lower.next_lookup;
+        self.lower.next_lookup += 1;
+        let mut names = Vec::with_capacity(ats.len());
+        for at in &ats {
+            if let (Some(key), Some(stand)) =
+                (probe.question.keys.get(*at), asking.stands.get_mut(*at))
+            {
+                *stand = Stand::Asked(tier);
+                names.push(asking.reach.object(*key));
+            }
+        }
+        asking.lookup = Some(lookup);
+        self.lower.lookups.insert(
+            lookup,
+            Lookup {
+                probe: id,
+                tier,
+                ats,
+                since_ms: now.mono_ms,
+            },
+        );
+        self.lower.orders.push(Order::Lookup {
+            lookup,
+            tier: kind,
+            names,
+        });
+    }
+
+    /// A tier answered. What it lacks is asked of the next one.
+    pub(super) fn looked_up(&mut self, now: Time, id: u64, present: Result<Vec<bool>, Cause>) {
+        if self.claims_looked_up(now, id, &present) {
+            return;
+        }
+        // cancelled, or of an earlier boot
+        let Some(lookup) = self.lower.lookups.remove(&id) else {
+            return;
+        };
+        let tier = lookup.tier;
+        if let Some(t) = self.lower.tiers.get_mut(tier) {
+            t.lookups = t.lookups.saturating_sub(1);
+            if present.is_ok() {
+                t.lookup_ms = mean_ms(t.lookup_ms, now.mono_ms.saturating_sub(lookup.since_ms));
+            }
+        }
+        let present = match present {
+            Ok(list) if list.len() == lookup.ats.len() => Ok(list),
+            Ok(_) => Err(Cause::Protocol),
+            Err(cause) => Err(cause),
+        };
+        self.end_lookup(now, id, &lookup, present.as_deref().map_err(|c| c.name()));
+    }
+
+    fn end_lookup(
+        &mut self,
+        now: Time,
+        id: u64,
+        lookup: &Lookup,
+        present: Result<&[bool], &'static str>,
+    ) {
+        let tier = lookup.tier;
+        let Some(probe) = self.leases.probes.get_mut(&lookup.probe) else {
+            return;
+        };
+        let Some(asking) = probe.asking.as_mut().filter(|a| a.lookup == Some(id)) else {
+            return;
+        };
+        asking.lookup = None;
+        let (mut there, mut missing) = (0, 0);
+        for (nth, at) in lookup.ats.iter().enumerate() {
+            let Some(key) = probe.question.keys.get(*at) else {
+                continue;
+            };
+            let name = asking.name(*key);
+            let Some(stand) = asking.stands.get_mut(*at) else {
+                continue;
+            };
+            let has = present.ok().and_then(|list| list.get(nth)).copied();
+            match has {
+                Some(true) => {
+                    there += 1;
+                    self.lower.known.present(name, tier, now.mono_ms);
+                }
+                Some(false) => {
+                    missing += 1;
+                    self.lower.known.absent(name, tier, now.mono_ms);
+                }
+                None => {}
+            }
+            // unless the prefix was found to end before it
+            if *stand == Stand::Asked(tier) {
+                *stand = if has == Some(true) {
+                    Stand::There(tier)
+                } else {
+                    Stand::Open
+                };
+            }
+        }
+        asking.changed = true;
+        let all = lookup.ats.len() as u64;
+        self.lower.stat(tier, |s| match present {
+            Ok(_) => {
+                count(&mut s.lookups, "present", there);
+                count(&mut s.lookups, "absent", missing);
+            }
+            Err(why) => count(&mut s.lookups, why, all),
+        });
+        self.go_on(now, lookup.probe);
+    }
+
+    /// The tier went down: who asked it goes on with the next one.
+    pub(super) fn end_lookups_of(&mut self, now: Time, tier: usize) {
+        let ids: Vec<u64> = self
+            .lower
+            .lookups
+            .iter()
+            .filter(|(_, l)| l.tier == tier)
+            .map(|(id, _)| *id)
+            .collect();
+        for id in ids {
+            if let Some(lookup) = self.forget_lookup(id) {
+                self.end_lookup(now, id, &lookup, Err("TierDown"));
+            }
+        }
+    }
+
+    pub(super) fn forget_lookup(&mut self, id: u64) -> Option<Lookup> {
+        let lookup = self.lower.lookups.remove(&id)?;
+        if let Some(t) = self.lower.tiers.get_mut(lookup.tier) {
+            t.lookups = t.lookups.saturating_sub(1);
+        }
+        self.lower.orders.push(Order::CancelLookup { lookup: id });
+        Some(lookup)
+    }
+
+    /// Nothing more is asked or fetched for a PROBE: what did not come is absent. Who else waits for it goes on.
+    pub(crate) fn stop_asking(&mut self, id: u64, probe: &mut Probe) {
+        let Some(asking) = probe.asking.as_mut() else {
+            return;
+        };
+        if made(Mistake::NoCancel) {
+            return;
+        }
+        if let Some(lookup) = asking.lookup.take()
+            && let Some(lookup) = self.forget_lookup(lookup)
+        {
+            let chunks = lookup.ats.len() as u64;
+            self.lower
+                .stat(lookup.tier, |s| count(&mut s.lookups, "cancelled", chunks));
+        }
+        let fetches = asking.fetches() && asking.declined.is_none();
+        for at in 0..asking.stands.len() {
+            let stand = asking.stands.get(at).copied().unwrap_or_default();
+            let ends = match stand {
+                Stand::Open | Stand::Asked(_) => true,
+                // an early PROBE says what the next one would find, and one that was declined what could be had
+                Stand::There(_) => fetches,
+                _ => false,
+            };
+            if ends {
+                set(asking, at, Stand::Cut);
+            }
+            if matches!(stand, Stand::Coming(_)) {
+                set(asking, at, Stand::Cut);
+                if let Some(key) = probe.question.keys.get(at) {
+                    let name = asking.name(*key);
+                    self.leave_want(&name, id, at);
+                }
+            }
+        }
+    }
+}
+
+pub(super) fn set(asking: &mut Asking, at: usize, stand: Stand) {
+    if let Some(s) = asking.stands.get_mut(at) {
+        *s = stand;
+    }
+}

@@ -1,0 +1,219 @@
+//! Chunks of which EVENTS says that the disk holds them. A disk removes objects by itself, so every claim is looked up again every few
+//! seconds and taken back when its object is gone. Tiers that other sidecars share are not claimed: nobody could say when to take it back.
+
+use super::super::entry::Handle;
+use super::super::index::Name;
+use super::super::ring::EventDomain;
+use super::super::table::Table;
+use super::super::{Engine, Time};
+use super::Order;
+use crate::tier::{Cause, Kind};
+use kvcachepool_protocol::message::Event;
+use kvcachepool_protocol::object::{Fidelity, ObjectName};
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
+
+/// Most claims, about 200 bytes each; other objects are not told.
+const CLAIMS_MAX: usize = 65_536;
+/// Claims that are looked up at once.
+const NAMES_PER_LOOKUP: usize = 4_096;
+/// Pause between two lookups, in ms.
+const PAUSE_MS: u64 = 1_000;
+
+/// What the event says that takes a claim back.
+#[derive(Debug, Clone)]
+struct Claim {
+    domain: EventDomain,
+    namespace: Vec<u8>,
+    hash: Vec<u8>,
+    first_token: u32,
+    tokens: u32,
+}
+
+impl Claim {
+    fn object(&self, name: &Name) -> ObjectName {
+        let (model, layout) = self.domain;
+        ObjectName {
+            model: model.hex16(),
+            layout: layout.hex16(),
+            key: name.key,
+            fidelity: Fidelity::Exact,
+        }
+    }
+
+    fn event(&self, kind: &str) -> Event {
+        Event {
+            kind: kind.into(),
+            tier: Kind::Disk.name().into(),
+            hash: self.hash.clone(),
+            namespace: self.namespace.clone(),
+            first_token: self.first_token,
+            tokens: self.tokens,
+            ..Event::default()
+        }
+    }
+}
+
+/// All claims, and the lookup that is under way.
+#[derive(Debug, Default)]
+pub(crate) struct Claims {
+    of: BTreeMap<Name, Claim>,
+    asked: Option<(u64, Vec<Name>)>,
+    /// Looked up last.
+    last: Option<Name>,
+    due_ms: u64,
+}
+
+impl Claims {
+    /// There are none.
+    pub fn is_empty(&self) -> bool {
+        self.of.is_empty()
+    }
+}
+
+impl<T: Table> Engine<T> {
+    /// Somebody reads events: they are kept from now on, and the disk's objects are claimed. A reader begins with a snapshot.
+    pub fn want_events(&mut self) {
+        if self.ring.starts() {
+            return;
+        }
+        let Some(at) = self.disk() else { return };
+        for entry in 0..self.entries.len() as u32 {
+            let e = self.entries.get(entry as usize);
+            if e.is_some_and(|e| e.live && e.written >> at & 1 == 1) {
+                self.claim(self.handle(entry), at);
+            }
+        }
+    }
+
+    fn disk(&self) -> Option<usize> {
+        let disk = |t: &super::Tier| t.config.kind == Kind::Disk;
+        self.lower.tiers.iter().position(disk)
+    }
+
+    /// A tier was seen to have a chunk.
+    pub(super) fn claim(&mut self, chunk: Handle, at: usize) {
+        let claims = &self.lower.claims.of;
+        if !self.ring.started() || self.disk() != Some(at) || claims.len() >= CLAIMS_MAX {
+            return;
+        }
+        let Some(e) = self.get(chunk).filter(|e| e.listed && e.complete()) else {
+            return;
+        };
+        let name = e.name;
+        if claims.contains_key(&name) {
+            return;
+        }
+        let Some((domain, event)) = self.event_of(chunk.entry, "stored") else {
+            return;
+        };
+        let claim = Claim {
+            domain,
+            namespace: event.namespace.clone(),
+            hash: event.hash.clone(),
+            first_token: event.first_token,
+            tokens: event.tokens,
+        };
+        self.lower.claims.of.insert(name, claim);
+        let tier = Kind::Disk.name().into();
+        self.ring.push(domain, Event { tier, ..event });
+    }
+
+    /// Nothing is known of the disk any more.
+    pub(super) fn take_claims_back(&mut self, at: usize) {
+        if self.disk() != Some(at) {
+            return;
+        }
+        let claims = std::mem::take(&mut self.lower.claims);
+        let domains: BTreeSet<EventDomain> = claims.of.values().map(|c| c.domain).collect();
+        for domain in domains {
+            let cleared = Event {
+                kind: "cleared".into(),
+                tier: Kind::Disk.name().into(),
+                ..Event::default()
+            };
+            self.ring.push(domain, cleared);
+        }
+    }
+
+    /// Looks the next claims up.
+    pub(super) fn verify_claims(&mut self, now: Time) {
+        let claims = &self.lower.claims;
+        if claims.of.is_empty() || claims.asked.is_some() || now.mono_ms < claims.due_ms {
+            return;
+        }
+        let up = |t: &super::Tier| t.config.kind == Kind::Disk && t.up();
+        if !self.lower.tiers.iter().any(up) {
+            return;
+        }
+        let batch = |from: Bound<Name>| -> Vec<(Name, ObjectName)> {
+            let next = claims
+                .of
+                .range((from, Bound::Unbounded))
+                .take(NAMES_PER_LOOKUP);
+            next.map(|(name, claim)| (*name, claim.object(name)))
+                .collect()
+        };
+        let mut next = claims
+            .last
+            .map_or(Vec::new(), |last| batch(Bound::Excluded(last)));
+        if next.is_empty() {
+            next = batch(Bound::Unbounded);
+        }
+        let (names, objects) = next.into_iter().unzip();
+        let lookup = self.lower.next_lookup;
+        self.lower.next_lookup += 1;
+        self.lower.claims.asked = Some((lookup, names));
+        self.lower.orders.push(Order::Lookup {
+            lookup,
+            tier: Kind::Disk,
+            names: objects,
+        });
+    }
+
+    /// A lookup ended. False: it was not of claims.
+    pub(super) fn claims_looked_up(
+        &mut self,
+        now: Time,
+        lookup: u64,
+        present: &Result<Vec<bool>, Cause>,
+    ) -> bool {
+        let claims = &mut self.lower.claims;
+        let Some((_, names)) = claims.asked.take_if(|(id, _)| *id == lookup) else {
+            return false;
+        };
+        claims.due_ms = now.mono_ms + PAUSE_MS;
+        if let Ok(present) = present {
+            claims.last = names.last().copied();
+            for (name, there) in names.iter().zip(present) {
+                if !there && let Some(claim) = self.lower.claims.of.remove(name) {
+                    self.ring.push(claim.domain, claim.event("removed"));
+                }
+            }
+        }
+        true
+    }
+
+    /// A page of claims of a domain, from number `from` on, and the number of the next page.
+    pub(crate) fn claimed(
+        &self,
+        from: usize,
+        most: usize,
+        domain: EventDomain,
+    ) -> (Vec<Event>, Option<usize>) {
+        let claims = &self.lower.claims.of;
+        let events = claims
+            .iter()
+            .skip(from)
+            .take(most)
+            .filter(|(_, claim)| claim.domain == domain)
+            .map(|(name, claim)| {
+                let whole = self.find(name).and_then(|e| self.event_of(e, "stored"));
+                let tier = Kind::Disk.name().into();
+                whole.map_or_else(|| claim.event("stored"), |(_, e)| Event { tier, ..e })
+            })
+            .collect();
+        let end = from.saturating_add(most);
+        (events, (end < claims.len()).then_some(end))
+    }
+}

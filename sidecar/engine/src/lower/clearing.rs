@@ -1,0 +1,123 @@
+//! Clear: what tiers hold goes, too. Nothing is asked of a tier, and nothing written to it, from the clear on until the shell has removed
+//! its objects: so nothing from before a clear is ever served after it, however long the removal takes.
+
+use super::super::mistake::{Mistake, made};
+use super::super::table::Table;
+use super::super::{Engine, Time};
+use super::stats::count;
+use super::{Order, Tier};
+use crate::tier::{Cause, Kind};
+use kvcachepool_protocol::key::{LayoutId, ModelId};
+use std::collections::BTreeSet;
+
+/// A removal that failed is tried again after this, in ms.
+const RETRY_MS: u64 = 5_000;
+
+/// How far the clear of a tier is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Clearing {
+    /// What waits for the tier has to be told.
+    Begins,
+    /// The removal is ordered as soon as nothing is written any more, and not before this time.
+    Waits { from_ms: u64 },
+    /// The shell removes.
+    Ordered,
+}
+
+impl Tier {
+    /// Its objects are being removed.
+    pub fn clears(&self) -> bool {
+        self.clearing.is_some()
+    }
+}
+
+impl<T: Table> Engine<T> {
+    /// Everything that tiers hold is to go. The disk is this sidecar's own; of tiers that others share only the domains go that this
+    /// engine knows.
+    pub(crate) fn clear_tiers(&mut self) {
+        if self.lower.tiers.is_empty() || made(Mistake::ClearMemoryOnly) {
+            return;
+        }
+        for entry in 0..self.entries.len() as u32 {
+            if self.entries.get(entry as usize).is_some_and(|e| e.listed) {
+                let record = self.table.chunk(entry);
+                let domain = (ModelId(record.model), LayoutId(record.layout));
+                self.lower.domains.insert(domain);
+            }
+        }
+        for tier in &mut self.lower.tiers {
+            // one that is removing finds nothing new: nothing was written since
+            tier.clearing.get_or_insert(Clearing::Begins);
+        }
+    }
+
+    /// Goes on with the clears that are under way.
+    pub(super) fn go_on_clearing(&mut self, now: Time) {
+        for at in 0..self.lower.tiers.len() {
+            if self.clearing(at) == Some(Clearing::Begins) {
+                self.set_clearing(at, Some(Clearing::Waits { from_ms: 0 }));
+                self.let_go_of(now, at);
+            }
+            let Some(tier) = self.lower.tiers.get_mut(at) else {
+                return;
+            };
+            let Some(Clearing::Waits { from_ms }) = tier.clearing else {
+                continue;
+            };
+            // what is being written would lie there afterwards
+            if now.mono_ms < from_ms || tier.writes.puts > 0 || tier.down.is_some() {
+                continue;
+            }
+            tier.clearing = Some(Clearing::Ordered);
+            let domains = (tier.config.kind != Kind::Disk).then(|| self.lower.domains.clone());
+            self.lower.orders.push(Order::Clear {
+                tier: tier.config.kind,
+                domains,
+            });
+        }
+    }
+
+    /// The shell removed everything, or could not.
+    pub(super) fn cleared(&mut self, now: Time, kind: Kind, removed: Result<u64, Cause>) {
+        let Some(at) = self.lower.tiers.iter().position(|t| t.config.kind == kind) else {
+            return;
+        };
+        // of an earlier boot
+        if self.clearing(at) != Some(Clearing::Ordered) {
+            return;
+        }
+        let result = match removed {
+            Ok(_) => "cleared",
+            Err(cause) => cause.name(),
+        };
+        self.lower.stat(at, |s| count(&mut s.clears, result, 1));
+        let from_ms = now.mono_ms + RETRY_MS;
+        let next = removed.is_err().then_some(Clearing::Waits { from_ms });
+        self.set_clearing(at, next);
+        if let Some(tier) = self.lower.tiers.get_mut(at) {
+            tier.clear_failed = removed.err();
+        }
+        if let Ok(objects) = removed {
+            self.lower.stat(at, |s| s.cleared_objects += objects);
+            self.lower.known.forget(at);
+        }
+    }
+
+    fn clearing(&self, at: usize) -> Option<Clearing> {
+        self.lower.tiers.get(at).and_then(|t| t.clearing)
+    }
+
+    fn set_clearing(&mut self, at: usize, clearing: Option<Clearing>) {
+        if let Some(tier) = self.lower.tiers.get_mut(at) {
+            tier.clearing = clearing;
+        }
+    }
+
+    /// Domains whose objects may lie in tiers.
+    pub(crate) fn note_domain(&mut self, model: ModelId, layout: LayoutId) {
+        self.lower.domains.insert((model, layout));
+    }
+}
+
+/// Domains by the ids of their model and layout.
+pub type Domains = BTreeSet<(ModelId, LayoutId)>;

@@ -1,0 +1,230 @@
+//! How fetches end: what came is compared with what was asked for, and is readable only if it is that.
+
+use super::super::entry::NONE;
+use super::super::fetch::FetchId;
+use super::super::grant::record;
+use super::super::mistake::{Mistake, made};
+use super::super::table::Table;
+use super::super::{Engine, Time};
+use super::ask::Stand;
+use super::flights::{Flight, after};
+use super::stats::count;
+use super::{Landed, Order, Tier, mean_ms};
+use crate::tier::Cause;
+use kvcachepool_protocol::key::KeyKind;
+use kvcachepool_protocol::object::{Cipher, Codec, Fidelity, Object};
+
+/// Most that clocks of nodes are apart, in seconds: an object that has expired for longer is taken away.
+const CLOCKS_DIFFER_S: u64 = 300;
+
+impl<T: Table> Engine<T> {
+    /// A fetch ended: nothing writes into its slots any more. What was cancelled meanwhile comes back whatever came.
+    pub(super) fn landed(&mut self, now: Time, fetch: FetchId, landed: Result<Landed, Cause>) {
+        let Some(flight) = self.lower.flights.remove(&fetch.number()) else {
+            // of an earlier boot
+            return;
+        };
+        if let Some(t) = self.lower.tiers.get_mut(flight.tier) {
+            t.fetches = t.fetches.saturating_sub(1);
+            t.fetch_bytes = t.fetch_bytes.saturating_sub(flight.bytes);
+            let whole = landed.is_ok() && !flight.cancelled;
+            t.speed.ends(now.mono_ms, flight.bytes, whole, t.fetches);
+        }
+        let result = match &landed {
+            _ if flight.cancelled => Err("cancelled"),
+            Err(cause) => Err(cause.name()),
+            Ok(landed) => self.take_in(now, fetch, &flight, landed),
+        };
+        if result.is_err() {
+            self.cancel_fetch(fetch);
+            for target in &flight.targets {
+                self.fetch_ended(target.section);
+            }
+        }
+        self.remember(now, &flight, &landed, result);
+        if flight.cancelled {
+            return;
+        }
+        let want = self.lower.wants.remove(&flight.name);
+        let came = self
+            .there(&flight.name)
+            .filter(|_| result.is_ok())
+            .map(|handle| (handle, Stand::Came(flight.tier)));
+        let otherwise = after(result.err().unwrap_or("Voided"));
+        for (id, at) in want.map(|w| w.waiters).unwrap_or_default() {
+            self.tell_waiter(now, id, at, came, otherwise);
+        }
+    }
+
+    /// Counts how a fetch ended, and keeps in mind what that says of the tier.
+    fn remember(
+        &mut self,
+        now: Time,
+        flight: &Flight,
+        landed: &Result<Landed, Cause>,
+        result: Result<(), &'static str>,
+    ) {
+        let unusable = [
+            Cause::Corrupt.name(),
+            Cause::Foreign.name(),
+            Cause::Shape.name(),
+            "Unsupported",
+            "Expired",
+        ];
+        let gone = match result {
+            Err("Expired") if expired_long_ago(now, landed) => self.discards(flight),
+            _ => matches!(landed, Err(Cause::Missing)),
+        };
+        let known = &mut self.lower.known;
+        match result {
+            Ok(()) if flight.doubtful => {}
+            Ok(()) => known.usable(flight.name, flight.tier, now.mono_ms),
+            Err(_) if gone => known.absent(flight.name, flight.tier, now.mono_ms),
+            Err(why) if unusable.contains(&why) && !made(Mistake::AskUnusable) => {
+                known.unusable(flight.name, flight.tier, now.mono_ms);
+            }
+            Err(_) => {}
+        }
+        if let Some(t) = self.lower.tiers.get_mut(flight.tier) {
+            count(&mut t.stats.fetches, result.err().unwrap_or("landed"), 1);
+            if result.is_ok() {
+                t.stats.fetched_bytes += flight.bytes;
+            }
+            if landed.is_ok() {
+                t.fetch_ms = mean_ms(t.fetch_ms, now.mono_ms.saturating_sub(flight.since_ms));
+            }
+        }
+    }
+
+    /// Has an object taken away, from a tier that is written to: as long as it is there nothing is written under its name.
+    fn discards(&mut self, flight: &Flight) -> bool {
+        let writes = |t: &&Tier| t.up() && t.is_written();
+        let Some(tier) = self.lower.tiers.get(flight.tier).filter(writes) else {
+            return false;
+        };
+        self.lower.orders.push(Order::Discard {
+            tier: tier.config.kind,
+            name: flight.chunk.reach.object(flight.chunk.key),
+        });
+        true
+    }
+
+    /// Publishes what came, if it is what was asked for.
+    fn take_in(
+        &mut self,
+        now: Time,
+        fetch: FetchId,
+        flight: &Flight,
+        landed: &Landed,
+    ) -> Result<(), &'static str> {
+        compare(now, flight, landed)?;
+        if !self.fetch_stands(fetch) {
+            // cleared, or expired, while it was under way
+            return Err("Voided");
+        }
+        self.complete_record(flight, &landed.object);
+        for (target, digest) in flight.targets.iter().zip(&landed.digests) {
+            match digest {
+                Some(digest) => {
+                    self.fetched(now, target.section, *digest);
+                }
+                None => self.fetch_lacks(target.section),
+            }
+        }
+        let there = self.there(&flight.name);
+        match there {
+            Some(chunk) if flight.doubtful => self.missed(chunk, flight.tier),
+            Some(chunk) => self.written(chunk, flight.tier),
+            None => {}
+        }
+        // nearer tiers should have it, too; the others have it, or were not meant to
+        for offer in self.lower.offers.iter_mut().rev() {
+            if there == Some(offer.chunk) {
+                offer.came_from(flight.tier);
+            }
+        }
+        there.map(|_| ()).ok_or("Voided")
+    }
+
+    /// What only the object's head knew of a chunk that is new here: block hashes and expiry.
+    fn complete_record(&mut self, flight: &Flight, object: &Object) {
+        let Some(entry) = self.find(&flight.name) else {
+            return;
+        };
+        let Some(e) = self.entries.get_mut(entry as usize) else {
+            return;
+        };
+        // the record of a chunk of which something is readable stays as it is
+        if e.slots.iter().any(|row| *row != NONE) {
+            return;
+        }
+        e.expires_unix_s = object.expires_unix_s;
+        let whole = object.block_hashes.last() == Some(&object.last_hash);
+        let hashes = if whole {
+            object.block_hashes.as_slice()
+        } else {
+            &[]
+        };
+        let wish = flight.chunk.wish(e.needed, hashes);
+        let record = record(&flight.chunk.context(object.expires_unix_s), &wish);
+        self.table.set_chunk(entry, &record);
+        if object.expires_unix_s != 0 {
+            self.expires_at(entry, object.expires_unix_s);
+        }
+    }
+}
+
+/// Would every clock say so?
+fn expired_long_ago(now: Time, landed: &Result<Landed, Cause>) -> bool {
+    landed
+        .as_ref()
+        .is_ok_and(|l| l.object.expires_unix_s + CLOCKS_DIFFER_S <= now.unix_s)
+}
+
+/// Is this the object that was asked for, with the bytes that its head promises?
+fn compare(now: Time, flight: &Flight, landed: &Landed) -> Result<(), &'static str> {
+    let (object, chunk) = (&landed.object, &flight.chunk);
+    let domain = &chunk.reach.domain;
+    let same = object.kind == KeyKind::Prefix
+        && object.model == domain.model_id
+        && object.layout == domain.layout_id
+        && object.namespace == chunk.reach.namespace
+        && object.last_hash == chunk.last_hash
+        && object.parent == chunk.parent.unwrap_or_default()
+        && object.first_token == chunk.first_token
+        && object.tokens == chunk.tokens
+        && (object.part, object.parts) == (0, 1);
+    if !same {
+        return Err(Cause::Foreign.name());
+    }
+    let plain = object.codec == Codec::None
+        && object.cipher == Cipher::None
+        && object.fidelity == Fidelity::Exact;
+    if !plain {
+        return Err("Unsupported");
+    }
+    if object.expires_unix_s != 0 && object.expires_unix_s <= now.unix_s {
+        return Err("Expired");
+    }
+    if landed.digests.len() != flight.targets.len() {
+        return Err(Cause::Protocol.name());
+    }
+    let full = domain.plan.full_groups();
+    for (target, digest) in flight.targets.iter().zip(&landed.digests) {
+        let section = object.section(target.group, target.shard);
+        match (section, digest) {
+            (Some(section), Some(digest)) => {
+                if section.raw_bytes != u64::from(target.section.length.get()) {
+                    return Err(Cause::Shape.name());
+                }
+                if section.raw_digest != *digest && !made(Mistake::FetchDigest) {
+                    return Err(Cause::Corrupt.name());
+                }
+            }
+            // groups that keep a window only may be missing, others may not
+            (None, None) if full >> target.group & 1 == 0 => {}
+            _ => return Err(Cause::Shape.name()),
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,135 @@
+//! What tiers lack of what memory holds: chunks are offered to them when they become readable, and again when a request comes back for one that
+//! a tier did not take, or may have lost.
+
+use super::super::entry::{Entry, Handle};
+use super::super::table::Table;
+use super::super::{Engine, Time};
+use crate::config::{Admission, WritePolicy};
+
+/// A chunk became readable, or a request came back for it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Offer {
+    pub chunk: Handle,
+    /// A bit for each tier that may get it.
+    pub tiers: u8,
+}
+
+impl Offer {
+    /// It came from a tier: those behind that one have it, too, or need not.
+    pub fn came_from(&mut self, tier: usize) {
+        self.tiers = (1 << tier) - 1;
+    }
+}
+
+impl<T: Table> Engine<T> {
+    /// A chunk can be read from now on.
+    pub(crate) fn offer(&mut self, entry: u32) {
+        if !self.lower.tiers.is_empty() {
+            let (chunk, tiers) = (self.handle(entry), u8::MAX);
+            self.lower.offers.push(Offer { chunk, tiers });
+        }
+    }
+
+    /// A request came back for a chunk: tiers that take only such may get it now, and those that can be written to and did not take it.
+    pub(crate) fn touched(&mut self, chunk: Handle) {
+        let tiers = self.lower.tiers.iter().enumerate();
+        let (mut takes, mut reused) = (0, false);
+        for (at, tier) in tiers {
+            takes |= u8::from(tier.up() && tier.is_written()) << at;
+            reused |= tier.config.admission == Admission::Reused;
+        }
+        let Some(e) = self.get_mut(chunk) else {
+            return;
+        };
+        let first = !std::mem::replace(&mut e.reused, true) && reused;
+        let tiers = if first { u8::MAX } else { e.missed & takes };
+        if tiers != 0 {
+            self.lower.offers.push(Offer { chunk, tiers });
+        }
+    }
+
+    /// Puts what was offered into the queues of the tiers that should have it.
+    pub(super) fn take_offers(&mut self, now: Time) {
+        for offer in std::mem::take(&mut self.lower.offers) {
+            let Some(e) = self.get(offer.chunk).filter(|e| e.listed && e.complete()) else {
+                continue;
+            };
+            let (name, missed) = (e.name, e.missed);
+            if !self.lower.origins.contains_key(&name.layout) {
+                continue;
+            }
+            for at in 0..self.lower.tiers.len() {
+                if offer.tiers >> at & 1 == 0 {
+                    continue;
+                }
+                let again = missed >> at & 1 == 1;
+                let known = &self.lower.known;
+                let look_first = again || known.had(&name, at);
+                if known.has(&name, at, now.mono_ms) {
+                    // somebody wrote it, and the tier may drop it
+                    if self.lacks(at, offer.chunk) {
+                        self.missed(offer.chunk, at);
+                    }
+                } else if !(again && self.refuses_more(now, at, offer.chunk)) {
+                    self.queue_put(now, at, offer.chunk, look_first, 0);
+                }
+            }
+        }
+    }
+
+    /// Shall a tier be left alone with a chunk that it did not take? It refused one just now, or what waits for it would have to give way.
+    fn refuses_more(&self, now: Time, at: usize, chunk: Handle) -> bool {
+        self.lower.tiers.get(at).is_some_and(|tier| {
+            let (writes, most) = (&tier.writes, tier.config.put_queue_bytes_max);
+            now.mono_ms < writes.refused_until_ms
+                || !writes.queue.is_empty() && writes.queue_bytes + self.stored_bytes(chunk) > most
+        })
+    }
+
+    /// Should a tier get this readable chunk, and is not known to have it?
+    pub(super) fn lacks(&self, at: usize, chunk: Handle) -> bool {
+        self.meant_for(at, chunk)
+            .is_some_and(|e| e.written >> at & 1 == 0)
+    }
+
+    /// Should a tier have this readable chunk, and was seen to have it, but so long before a time that it may have dropped it by then?
+    pub(super) fn may_lack(&self, at: usize, chunk: Handle, since_ms: u64) -> bool {
+        self.meant_for(at, chunk).is_some_and(|e| {
+            e.written >> at & 1 == 1 && !self.lower.known.has(&e.name, at, since_ms)
+        })
+    }
+
+    /// The readable chunk, if the tier is one for it.
+    fn meant_for(&self, at: usize, chunk: Handle) -> Option<&Entry> {
+        let (e, tier) = (self.get(chunk)?, self.lower.tiers.get(at)?);
+        let wanted = match (tier.config.write, tier.config.admission) {
+            (WritePolicy::None, _) => false,
+            (_, Admission::All) => true,
+            (_, Admission::Reused) => e.reused,
+        };
+        Some(e).filter(|e| wanted && e.listed && e.complete())
+    }
+
+    /// A tier is not believed any more to have a chunk.
+    pub(super) fn not_written(&mut self, at: usize, chunk: Handle) {
+        if let Some(e) = self.get_mut(chunk) {
+            e.written &= !(1 << at);
+        }
+    }
+
+    /// A tier did not take a chunk that it should have: it is offered again when a request comes back for it.
+    pub(super) fn missed(&mut self, chunk: Handle, at: usize) {
+        if let Some(e) = self.get_mut(chunk) {
+            e.missed |= 1 << at;
+        }
+    }
+
+    /// A tier was seen to have a chunk.
+    pub(super) fn written(&mut self, chunk: Handle, at: usize) {
+        if let Some(e) = self.get_mut(chunk) {
+            e.written |= 1 << at;
+            e.missed &= !(1 << at);
+        }
+        self.claim(chunk, at);
+    }
+}

@@ -1,0 +1,360 @@
+//! Writing down: readable chunks go to the tiers that lack them, within bounds, each under a lease while it is read.
+
+use super::super::entry::Handle;
+use super::super::grant::sections_of;
+use super::super::index::Name;
+use super::super::mistake::{Mistake, made};
+use super::super::table::{PUBLISHED, Table};
+use super::super::{Engine, Time};
+use super::offers::Offer;
+use super::stats::count;
+use super::{Order, Target, Tier};
+use crate::tier::{Cause, Status, Stored};
+use kvcachepool_protocol::object::Object;
+use std::collections::VecDeque;
+
+/// After a tier refused a chunk as it will refuse others, it is offered nothing again for so long, unless it takes another one.
+const REFUSED_PAUSE_MS: u64 = 30_000;
+/// After a write of a flush failed as it may not fail in a moment, the tier gets no other one for so long.
+const FAILED_PAUSE_MS: u64 = 1_000;
+/// So long a flush goes on with a tier that takes nothing.
+const FAILING_MS_MAX: u64 = 30_000;
+/// So often a flush tries one chunk.
+const TRIES_MAX: u32 = 8;
+
+/// A chunk that waits to be written to a tier.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Waiting {
+    pub name: Name,
+    pub chunk: Handle,
+    pub bytes: u64,
+    pub since_ms: u64,
+    /// Somebody else may have written it.
+    pub look_first: bool,
+    /// Writes of it that failed in this flush.
+    pub failed: u32,
+}
+
+/// A chunk that is being written to a tier.
+#[derive(Debug, Clone)]
+pub(crate) struct Put {
+    pub name: Name,
+    pub chunk: Handle,
+    pub tier: usize,
+    pub bytes: u64,
+    pub targets: Vec<Target>,
+    /// Somebody else may have written it.
+    pub look_first: bool,
+    /// Writes of it that failed in this flush, before this one.
+    pub failed: u32,
+    /// The tier went down since it began: it may have lost what it says to have.
+    pub doubtful: bool,
+}
+
+/// Chunks on their way to a tier.
+#[derive(Debug, Default)]
+pub(crate) struct Writes {
+    pub queue: VecDeque<Waiting>,
+    pub queue_bytes: u64,
+    pub puts: u32,
+    pub put_bytes: u64,
+    /// Nothing is offered again before.
+    pub refused_until_ms: u64,
+    /// Nothing is written before.
+    pub paused_until_ms: u64,
+}
+
+impl<T: Table> Engine<T> {
+    /// Puts a chunk into the queue of a tier, if it is one for it that is not known to be there.
+    pub(super) fn queue_put(
+        &mut self,
+        now: Time,
+        at: usize,
+        chunk: Handle,
+        look_first: bool,
+        failed: u32,
+    ) {
+        let Some(name) = self.get(chunk).map(|e| e.name) else {
+            return;
+        };
+        if !self.lacks(at, chunk) {
+            return;
+        }
+        let bytes = self.stored_bytes(chunk);
+        let Some(tier) = self.lower.tiers.get_mut(at) else {
+            return;
+        };
+        let config = tier.config;
+        let writing = self.lower.writing.entry(name).or_default();
+        // also where that is a chunk of the same name that has gone: this one is offered when its turn is over
+        if *writing >> at & 1 == 1 && !made(Mistake::PutTwice) {
+            return;
+        }
+        tier.stats.offered_chunks += 1;
+        if !tier.up() && !made(Mistake::TierIsDown) {
+            count(&mut tier.stats.puts, "TierDown", 1);
+            if *writing == 0 {
+                self.lower.writing.remove(&name);
+            }
+            self.missed(chunk, at);
+            return;
+        }
+        *writing |= 1 << at;
+        tier.writes.queue_bytes += bytes;
+        tier.writes.queue.push_back(Waiting {
+            name,
+            chunk,
+            bytes,
+            since_ms: now.mono_ms,
+            look_first,
+            failed,
+        });
+        if let Some(e) = self.get_mut(chunk) {
+            e.missed &= !(1 << at);
+        }
+        let most = config.put_queue_bytes_max;
+        self.drop_waiting(at, "QueueFull", |tier| {
+            let full = tier.writes.queue_bytes > most && tier.writes.queue.len() > 1;
+            full && !made(Mistake::PutBounds)
+        });
+    }
+
+    /// Drops the oldest as long as that is needed.
+    fn drop_waiting(&mut self, at: usize, why: &'static str, needed: impl Fn(&Tier) -> bool) {
+        while let Some(tier) = self.lower.tiers.get_mut(at).filter(|t| needed(t)) {
+            let Some(oldest) = tier.writes.queue.pop_front() else {
+                return;
+            };
+            tier.writes.queue_bytes = tier.writes.queue_bytes.saturating_sub(oldest.bytes);
+            count(&mut tier.stats.puts, why, 1);
+            self.not_writing(&oldest.name, oldest.chunk, at);
+            self.missed(oldest.chunk, at);
+        }
+    }
+
+    /// It waits no more, nor is it being written. Another chunk that has its name by now could not wait beside it, and may do so now.
+    fn not_writing(&mut self, name: &Name, chunk: Handle, at: usize) {
+        if let Some(writing) = self.lower.writing.get_mut(name) {
+            *writing &= !(1 << at);
+            if *writing == 0 {
+                self.lower.writing.remove(name);
+            }
+        }
+        if let Some(other) = self.there(name).filter(|other| *other != chunk) {
+            let (chunk, tiers) = (other, 1 << at);
+            self.lower.offers.push(Offer { chunk, tiers });
+        }
+    }
+
+    /// Begins what waits, tier by tier, as far as its bounds allow. What waited for too long goes.
+    pub(super) fn begin_puts(&mut self, now: Time) {
+        for at in 0..self.lower.tiers.len() {
+            self.drop_waiting(at, "TooOld", |tier| {
+                let oldest = tier.writes.queue.front().filter(|_| !tier.flushes());
+                oldest.is_some_and(|w| {
+                    now.mono_ms >= w.since_ms + tier.put_wait_ms() + tier.config.put_age_ms_max
+                })
+            });
+            while let Some(waiting) = self.next_put(now, at) {
+                match self.object(now, at, waiting.chunk) {
+                    Ok((object, targets)) => self.begin_put(at, &waiting, object, targets),
+                    Err(why) => {
+                        self.writes.give_back(at, waiting.bytes);
+                        self.lower.stat(at, |s| count(&mut s.puts, why, 1));
+                        self.not_writing(&waiting.name, waiting.chunk, at);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Bytes that may be written to a tier at once, if it is more than one chunk: nothing of them can make room meanwhile.
+    pub(super) fn put_bytes_max(&self, tier: &Tier) -> u64 {
+        tier.config.put_bytes_max.min(self.granted_bytes_max() / 4)
+    }
+
+    /// With `WriteBack`: bytes that may wait for their time; the oldest of more are written. At a flush: bytes that it lets wait.
+    pub(super) fn waiting_bytes_max(&self, tier: &Tier) -> u64 {
+        (tier.config.put_queue_bytes_max / 2).min(self.geometry.arena_bytes / 16)
+    }
+
+    fn next_put(&mut self, now: Time, at: usize) -> Option<Waiting> {
+        let tier = self.lower.tiers.get(at)?;
+        let due = |next: &&Waiting| {
+            let waited = now.mono_ms >= next.since_ms + tier.put_wait_ms();
+            let much = tier.writes.queue_bytes > self.waiting_bytes_max(tier);
+            now.mono_ms >= tier.writes.paused_until_ms && (waited || much)
+        };
+        let Some(next) = tier.writes.queue.front().filter(due).copied() else {
+            self.writes.leave(at);
+            return None;
+        };
+        // it may have got more sections since
+        let bytes = self.stored_bytes(next.chunk);
+        let most = self.put_bytes_max(self.lower.tiers.get(at)?);
+        let tier = self.lower.tiers.get_mut(at)?;
+        let (config, writes) = (&tier.config, &mut tier.writes);
+        let full =
+            writes.puts >= config.puts_max || writes.puts > 0 && writes.put_bytes + bytes > most;
+        if full && !made(Mistake::PutBounds) || !self.writes.take(now.mono_ms, at, bytes) {
+            return None;
+        }
+        writes.queue.pop_front();
+        writes.queue_bytes = writes.queue_bytes.saturating_sub(next.bytes);
+        Some(Waiting { bytes, ..next })
+    }
+
+    fn begin_put(&mut self, at: usize, waiting: &Waiting, object: Object, targets: Vec<Target>) {
+        let Some(tier) = self.lower.tiers.get_mut(at) else {
+            return;
+        };
+        tier.writes.puts += 1;
+        tier.writes.put_bytes += waiting.bytes;
+        let put = self.lower.next_put;
+        self.lower.next_put += 1;
+        self.lower.orders.push(Order::Put {
+            put,
+            tier: tier.config.kind,
+            object: Box::new(object),
+            sections: targets.clone(),
+            look_first: waiting.look_first,
+        });
+        self.lower.puts.insert(
+            put,
+            Put {
+                name: waiting.name,
+                chunk: waiting.chunk,
+                tier: at,
+                bytes: waiting.bytes,
+                targets,
+                look_first: waiting.look_first,
+                failed: waiting.failed,
+                doubtful: false,
+            },
+        );
+        if !made(Mistake::PutUnleased) {
+            self.lease(waiting.chunk);
+        }
+    }
+
+    /// A write ended. It counts only if what was read is still what it was.
+    pub(super) fn put_done(&mut self, now: Time, put: u64, stored: Result<Stored, Cause>) {
+        // of an earlier boot
+        let Some(done) = self.lower.puts.remove(&put) else {
+            return;
+        };
+        let same = self.put_stands(&done);
+        if !made(Mistake::PutUnleased) {
+            self.unlease(done.chunk);
+        }
+        self.not_writing(&done.name, done.chunk, done.tier);
+        let result = match stored {
+            Ok(_) if !same => "Changed",
+            Ok(Stored::New) => "stored",
+            Ok(Stored::Already) => "already",
+            Err(cause) => cause.name(),
+        };
+        if done.look_first && stored == Ok(Stored::Already) {
+            self.writes.give_back(done.tier, done.bytes);
+        }
+        match stored {
+            Ok(_) if done.doubtful => self.missed(done.chunk, done.tier),
+            Ok(Stored::New) if same => self.lower.known.usable(done.name, done.tier, now.mono_ms),
+            Ok(Stored::Already) if same => {
+                self.lower.known.present(done.name, done.tier, now.mono_ms)
+            }
+            Err(cause) if cause.of_the_tier() || cause.status() == Status::Temporary => {
+                self.missed(done.chunk, done.tier);
+            }
+            _ => {}
+        }
+        // where what lies there cannot be used it lacks it as before
+        if same && stored.is_ok() && self.lower.known.has(&done.name, done.tier, now.mono_ms) {
+            self.written(done.chunk, done.tier);
+        }
+        if let Some(tier) = self.lower.tiers.get_mut(done.tier) {
+            tier.writes.puts = tier.writes.puts.saturating_sub(1);
+            tier.writes.put_bytes = tier.writes.put_bytes.saturating_sub(done.bytes);
+            match stored {
+                // several servers may be one tier: while one of them refuses, others take what is theirs
+                Ok(Stored::New) => tier.writes.refused_until_ms = 0,
+                Err(cause)
+                    if cause.of_the_tier()
+                        && cause.status() == Status::Permanent
+                        && !done.doubtful =>
+                {
+                    tier.writes.refused_until_ms = now.mono_ms + REFUSED_PAUSE_MS;
+                }
+                _ => {}
+            }
+            count(&mut tier.stats.puts, result, 1);
+            if result == "stored" {
+                tier.stats.put_bytes += done.bytes;
+            }
+        }
+        if self.tries_again(now, &done, stored) {
+            self.queue_put(now, done.tier, done.chunk, true, done.failed + 1);
+        }
+        // its bytes were not what they should be: are they still, and who reads them meanwhile?
+        if stored == Err(Cause::Corrupt) && self.get(done.chunk).is_some_and(|e| e.listed) {
+            self.start_check(now, done.chunk.entry, false, false);
+        }
+    }
+
+    /// Does a flush try this chunk again? What failed may go well in a moment, and what comes next fails until then as well.
+    fn tries_again(&mut self, now: Time, done: &Put, stored: Result<Stored, Cause>) -> bool {
+        let Some(tier) = self.lower.tiers.get_mut(done.tier) else {
+            return false;
+        };
+        let Some(walk) = tier.walk.as_mut() else {
+            return false;
+        };
+        match stored {
+            Ok(_) => walk.failing_since_ms = None,
+            Err(cause) if cause.status() == Status::Temporary && !done.doubtful => {
+                let since_ms = *walk.failing_since_ms.get_or_insert(now.mono_ms);
+                let again = done.failed + 1 < TRIES_MAX && now.mono_ms < since_ms + FAILING_MS_MAX;
+                if again {
+                    tier.writes.paused_until_ms = now.mono_ms + FAILED_PAUSE_MS;
+                    return true;
+                }
+            }
+            Err(_) => {}
+        }
+        false
+    }
+
+    /// Are the slots that are being read still those of the chunk?
+    pub(super) fn put_stands(&self, put: &Put) -> bool {
+        put.targets.iter().all(|target| {
+            let row = self.table.row(target.section.slot.get());
+            row.state == PUBLISHED && row.generation == target.section.generation.get()
+        })
+    }
+
+    /// The tier went down, and may come back with less: what waits for it goes. What is being written ends when the shell says so.
+    pub(super) fn end_puts_of(&mut self, at: usize) {
+        if !made(Mistake::TierIsDown) {
+            self.drop_waiting(at, "TierDown", |_| true);
+        }
+        for e in &mut self.entries {
+            e.missed |= e.written & 1 << at;
+            e.written &= !(1 << at);
+        }
+        for put in self.lower.puts.values_mut().filter(|put| put.tier == at) {
+            put.doubtful = true;
+        }
+        if let Some(tier) = self.lower.tiers.get_mut(at) {
+            (tier.writes.refused_until_ms, tier.writes.paused_until_ms) = (0, 0);
+        }
+    }
+
+    /// Bytes of the sections that a chunk has.
+    pub(crate) fn stored_bytes(&self, chunk: Handle) -> u64 {
+        self.get(chunk).map_or(0, |e| {
+            sections_of(e.have)
+                .map(|s| self.table.row(e.slot(s)).length)
+                .sum()
+        })
+    }
+}

@@ -1,0 +1,653 @@
+//! The state machine's entry: one call per input.
+
+use super::counters::Counters;
+use super::events::Poll;
+use super::peers::{Conn, Peers};
+use super::register::Instance;
+use super::seam::{ConnId, FdFacts, FdKind, Host, HostError, Input, Now, Output, ProcessId, Start};
+use super::window::WaitingAbort;
+use crate::config::Config;
+use crate::mistake::{Mistake, made};
+use crate::tier::Kind;
+use crate::{Action, Engine, Order, Report, Unwritten};
+use kvcachepool_protocol::PROTOCOL_VERSION;
+use kvcachepool_protocol::frame::{FLAG_ERROR, FLAG_FDS, FLAG_REPLY, Header, Op};
+use kvcachepool_protocol::message::{self, ErrorBody, ErrorCode, Role};
+use serde::Serialize;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Owners without news are asked for by F_GETLK this often.
+const LOCK_POLL_MS: u64 = 1_000;
+/// Lengths of texts that a peer chose and that are kept.
+pub(super) const TEXT_MAX: usize = 128;
+
+/// Sessions and engine together. The shell keeps one behind a short-held lock and calls [`Core::handle`] for everything that
+/// happens.
+#[derive(Debug)]
+pub struct Core<H: Host> {
+    pub(super) config: Config,
+    pub(super) host: H,
+    pub(super) engine: Option<Engine<H::Table>>,
+    /// Why there is no memory tier, by name; and for people.
+    pub(super) no_arena: (&'static str, String),
+    pub(super) retry_arena_ms: u64,
+    /// Locks of an earlier boot whose holders may still map an arena that is not back. None: the lock file did not say yet.
+    pub(super) earlier_locks: Option<BTreeSet<u32>>,
+    /// The last question to the lock file failed.
+    lock_file_failed: bool,
+    pub(super) boot: u64,
+    pub(super) version: String,
+    pub(super) started: Now,
+    pub(super) cold: bool,
+    pub(super) draining: bool,
+    pub(super) peers: Peers,
+    pub(super) instances: BTreeMap<String, Instance>,
+    pub(super) polls: BTreeMap<u64, Poll>,
+    pub(super) waiting_aborts: Vec<WaitingAbort>,
+    pub(super) offs: BTreeMap<String, String>,
+    pub(super) counters: Counters,
+    /// Why tiers are down, by what the shell said last; none = up. An engine that begins later is told, too.
+    pub(super) tiers_down: BTreeMap<Kind, Option<String>>,
+    next_lock_poll_ms: u64,
+}
+
+/// A frame that may be answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Asked {
+    pub conn: ConnId,
+    pub op: Op,
+    pub tag: u64,
+}
+
+/// A refusal, before it is a frame.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Refusal {
+    pub code: ErrorCode,
+    pub message: String,
+    pub retryable: bool,
+}
+
+impl Refusal {
+    pub fn new(code: ErrorCode, message: impl Into<String>) -> Self {
+        Self {
+            code,
+            message: message.into(),
+            retryable: false,
+        }
+    }
+
+    pub fn later(code: ErrorCode, message: impl Into<String>) -> Self {
+        Self {
+            retryable: true,
+            ..Self::new(code, message)
+        }
+    }
+}
+
+impl From<message::BadBody> for Refusal {
+    fn from(bad: message::BadBody) -> Self {
+        Self::new(ErrorCode::BadBody, bad.to_string())
+    }
+}
+
+impl<H: Host> Core<H> {
+    /// A state machine at the start of an engine process. Makes or takes over the arena where that is allowed now.
+    pub fn new(
+        config: Config,
+        host: H,
+        start: Start<H::Table>,
+        now: Now,
+        out: &mut Vec<Output>,
+    ) -> Self {
+        let mut core = Self {
+            config,
+            host,
+            engine: None,
+            no_arena: ("Starting", String::new()),
+            retry_arena_ms: 0,
+            earlier_locks: None,
+            lock_file_failed: false,
+            boot: start.boot,
+            version: start.version,
+            started: now,
+            cold: start.cold,
+            draining: false,
+            peers: Peers::default(),
+            instances: BTreeMap::new(),
+            polls: BTreeMap::new(),
+            waiting_aborts: Vec::new(),
+            offs: BTreeMap::new(),
+            counters: Counters::default(),
+            tiers_down: BTreeMap::new(),
+            next_lock_poll_ms: now.mono_ms,
+        };
+        match start.found {
+            Some(table) => {
+                core.engine = Some(Engine::new(now, table, core.config.clone(), core.cold))
+            }
+            None => core.make_arena(now, out),
+        }
+        core.act(now, out);
+        core
+    }
+
+    /// Takes one input; what the shell shall do is appended to `out`, in order.
+    pub fn handle(&mut self, now: Now, input: Input<'_>, out: &mut Vec<Output>) {
+        match input {
+            Input::Connected { conn, peer, pid } => {
+                self.peers.conns.insert(
+                    conn,
+                    Conn {
+                        peer,
+                        pid,
+                        ..Conn::default()
+                    },
+                );
+            }
+            Input::Frame {
+                conn,
+                header,
+                body,
+                fds,
+            } => self.frame(now, conn, header, body, fds, out),
+            Input::Disconnected { conn } => self.disconnected(conn),
+            Input::ProcessDied { process } => self.process_died(now, process, out),
+            Input::DigestDone {
+                slot,
+                generation,
+                check,
+                digest,
+            } => {
+                if let Some(engine) = &mut self.engine {
+                    engine.digest_done(now, slot, generation, check, digest);
+                }
+            }
+            Input::Populated { rows } => {
+                if let Some(engine) = &mut self.engine {
+                    engine.populated(rows);
+                }
+            }
+            Input::Tier(report) => self.tier_reported(now, report),
+            Input::Window { window, news } => self.window_news(window, news, out),
+            Input::Tick => self.tick(now, out),
+            Input::Drain => {
+                self.draining = true;
+                if !self.attached() {
+                    self.flush();
+                }
+            }
+        }
+        self.act(now, out);
+    }
+
+    /// Takes a changed configuration. Returns the names of what needs a restart.
+    pub fn configure(&mut self, config: Config) -> Vec<&'static str> {
+        let mut restart = Vec::new();
+        if config.arena_bytes != self.config.arena_bytes {
+            restart.push("memory.size");
+        }
+        if config.policy != self.config.policy {
+            restart.push("memory.evictionPolicy");
+        }
+        if config.fidelity != self.config.fidelity {
+            restart.push("write.codec");
+        }
+        let kinds = |c: &Config| c.tiers.iter().map(|t| t.kind).collect::<Vec<_>>();
+        if kinds(&config) != kinds(&self.config) {
+            restart.push("tiers");
+        }
+        let Config {
+            arena_bytes,
+            policy,
+            fidelity,
+            ..
+        } = self.config;
+        let mut tiers = std::mem::take(&mut self.config.tiers);
+        for tier in &mut tiers {
+            if let Some(changed) = config.tiers.iter().find(|c| c.kind == tier.kind) {
+                *tier = *changed;
+            }
+        }
+        self.config = Config {
+            arena_bytes,
+            policy,
+            fidelity,
+            tiers,
+            ..config
+        };
+        if let Some(engine) = &mut self.engine {
+            engine.configure(&self.config);
+        }
+        restart
+    }
+
+    /// The engine, while there is a memory tier.
+    pub fn engine(&self) -> Option<&Engine<H::Table>> {
+        self.engine.as_ref()
+    }
+
+    /// The engine, for tests that call it past the socket.
+    #[cfg(test)]
+    pub fn engine_mut(&mut self) -> Option<&mut Engine<H::Table>> {
+        self.engine.as_mut()
+    }
+
+    /// The host.
+    pub fn host(&self) -> &H {
+        &self.host
+    }
+
+    /// The host, for the shell's own use between calls.
+    pub fn host_mut(&mut self) -> &mut H {
+        &mut self.host
+    }
+
+    /// A scheduler or worker lives.
+    pub fn attached(&self) -> bool {
+        self.peers
+            .sessions
+            .values()
+            .any(|s| matches!(s.role, Role::Scheduler | Role::Worker))
+    }
+
+    fn frame(
+        &mut self,
+        now: Now,
+        conn: ConnId,
+        header: Header,
+        body: &[u8],
+        fds: &[FdFacts],
+        out: &mut Vec<Output>,
+    ) {
+        let Some(known) = self.peers.conns.get(&conn) else {
+            self.counters.ignored("ClosedConnection");
+            return;
+        };
+        let (session, greeted) = (known.session, known.greeted);
+        let asked = |op| Asked {
+            conn,
+            op,
+            tag: header.tag,
+        };
+        let op = match Op::try_from(header.opcode) {
+            Ok(op) => op,
+            Err(e) => {
+                let refusal = Refusal::new(ErrorCode::UnknownOpcode, e.to_string());
+                // the tag is what counts; there is no opcode to answer with
+                self.refuse(asked(Op::Hello), refusal, out);
+                return;
+            }
+        };
+        let asked = asked(op);
+        let done = match (op, session, greeted) {
+            (Op::Hello, _, _) => {
+                self.hello(now, asked, body, fds, out);
+                Ok(())
+            }
+            (Op::Admin, _, Some(Role::Admin)) => {
+                message::decode(body).map_err(Refusal::from).map(|request| {
+                    let tag = header.tag;
+                    out.push(Output::Admin { conn, tag, request });
+                })
+            }
+            (_, None, None) => {
+                let refusal = Refusal::new(
+                    ErrorCode::HelloFirst,
+                    "the first frame of a connection must be HELLO",
+                );
+                self.refuse(asked, refusal, out);
+                self.close(conn, "HelloFirst", out);
+                return;
+            }
+            (_, Some(session), _) => self.serve(now, asked, session, body, out),
+            (_, None, Some(role)) => Err(wrong_role(role, op)),
+        };
+        if let Err(refusal) = done {
+            self.refuse(asked, refusal, out);
+        }
+    }
+
+    fn serve(
+        &mut self,
+        now: Now,
+        asked: Asked,
+        session: u64,
+        body: &[u8],
+        out: &mut Vec<Output>,
+    ) -> Result<(), Refusal> {
+        let Some(role) = self.peers.sessions.get(&session).map(|s| s.role) else {
+            return Ok(());
+        };
+        match (asked.op, role) {
+            (Op::Register, Role::Worker | Role::Scheduler) => {
+                self.register(asked, session, body, out)
+            }
+            (Op::Probe, Role::Scheduler) => self.probe(now, asked, session, body, out),
+            (Op::Pin, Role::Scheduler) => self.pin_request(session, body),
+            (Op::Release, Role::Scheduler) => self.release(session, body),
+            (Op::Grant, Role::Scheduler) => self.grant(now, asked, session, body, out),
+            (Op::Commit, Role::Worker) => self.commit(session, body),
+            (Op::Abort, Role::Worker) => self.abort(asked, session, body, out),
+            (Op::Abort, Role::Scheduler) => self.abort_grant(asked, session, body, out),
+            (Op::Events, Role::Scheduler) => self.events(now, asked, session, body, out),
+            (Op::Report, Role::Worker | Role::Scheduler) => self.report(session, body),
+            (Op::Window, Role::Worker) => self.window(asked, session, body, out),
+            (op, role) => Err(wrong_role(role, op)),
+        }
+    }
+
+    /// Sends an answer.
+    pub(super) fn reply<B: Serialize>(
+        &mut self,
+        asked: Asked,
+        flags: u16,
+        body: &B,
+        fds: Vec<FdKind>,
+        out: &mut Vec<Output>,
+    ) {
+        let Asked { conn, op, tag } = asked;
+        match message::encode(body) {
+            Ok(body) => {
+                let fd_flag = if fds.is_empty() { 0 } else { FLAG_FDS };
+                out.push(Output::Send {
+                    conn,
+                    op,
+                    flags: flags | FLAG_REPLY | fd_flag,
+                    tag,
+                    body,
+                    fds,
+                });
+            }
+            Err(e) => out.push(Output::Log {
+                event: "EncodeFailed",
+                detail: e.to_string(),
+            }),
+        }
+    }
+
+    pub(super) fn refuse(&mut self, asked: Asked, refusal: Refusal, out: &mut Vec<Output>) {
+        self.counters.refused(refusal.code);
+        let Refusal {
+            code,
+            message,
+            retryable,
+        } = refusal;
+        let body = ErrorBody {
+            code,
+            message,
+            retryable,
+        };
+        self.reply(asked, FLAG_ERROR, &body, Vec::new(), out);
+    }
+
+    /// Closes a connection: nothing more of it is read.
+    pub(super) fn close(&mut self, conn: ConnId, reason: &'static str, out: &mut Vec<Output>) {
+        if self.peers.conns.contains_key(&conn) {
+            self.disconnected(conn);
+            out.push(Output::Close { conn, reason });
+        }
+    }
+
+    /// The session goes on without a connection: what it was granted and reads stays.
+    fn disconnected(&mut self, conn: ConnId) {
+        let Some(gone) = self.peers.conns.remove(&conn) else {
+            return;
+        };
+        let Some(id) = gone.session else { return };
+        self.window_disconnected(id, conn);
+        let Some(session) = self.peers.sessions.get_mut(&id) else {
+            return;
+        };
+        if session.conn != Some(conn) {
+            return;
+        }
+        session.conn = None;
+        let (role, process) = (session.role, session.process);
+        self.polls.remove(&id);
+        if let Some(engine) = &mut self.engine {
+            if role == Role::Scheduler {
+                engine.cancel_waiting(id);
+            }
+            if made(Mistake::FreeOnEof)
+                && role == Role::Worker
+                && let Some(lock) = self.peers.processes.get(&process).and_then(|p| p.lock)
+            {
+                engine.reconcile(lock, &[]);
+            }
+        }
+    }
+
+    /// The proof of death: all that the process had ends, and nothing more of it is read.
+    fn process_died(&mut self, now: Now, id: ProcessId, out: &mut Vec<Output>) {
+        let attached = self.attached();
+        let Some(process) = self.peers.bury(id) else {
+            return;
+        };
+        for session in &process.sessions {
+            if let Some(conn) = self.peers.sessions.get(session).and_then(|s| s.conn) {
+                self.close(conn, "ProcessDied", out);
+            }
+            self.leave_instance(*session);
+            self.polls.remove(session);
+            if let Some(engine) = &mut self.engine {
+                engine.cancel_waiting(*session);
+                engine.keep_requests(*session, &[]);
+            }
+            self.peers.sessions.remove(session);
+        }
+        self.counters.event("ProcessDied");
+        if let Some(lock) = process.lock {
+            self.maps_nothing(lock);
+            let quarantine_ms = self.quarantine_ms(process.gpu);
+            if let Some(engine) = &mut self.engine {
+                engine.owner_died(now, lock, quarantine_ms);
+            }
+        }
+        self.make_arena(now, out);
+        if attached && !self.attached() {
+            self.flush();
+        }
+    }
+
+    /// Has everything that only memory holds written to the tiers below.
+    fn flush(&mut self) {
+        if let Some(engine) = self.engine.as_mut().filter(|e| e.tiers().next().is_some()) {
+            engine.flush();
+            self.counters.event("Flush");
+        }
+    }
+
+    /// Somebody wants a flush: what is written where, and how much there is.
+    pub fn flush_now(&mut self, now: Now, out: &mut Vec<Output>) -> Vec<Unwritten> {
+        let unwritten = self.unwritten();
+        self.flush();
+        self.act(now, out);
+        unwritten
+    }
+
+    /// What memory holds and tiers are not known to have.
+    pub fn unwritten(&self) -> Vec<Unwritten> {
+        self.engine
+            .as_ref()
+            .map(Engine::unwritten)
+            .unwrap_or_default()
+    }
+
+    /// A flush is under way.
+    pub fn flushes(&self) -> bool {
+        self.engine.as_ref().is_some_and(Engine::flushes)
+    }
+
+    /// How long the slots of a dead process stay. Whether a GPU writes for it may be unknown: then it counts as one.
+    fn quarantine_ms(&self, gpu: Option<bool>) -> u64 {
+        let gpu = match gpu {
+            Some(gpu) => gpu,
+            None => !made(Mistake::BootQuarantine),
+        };
+        if gpu && !made(Mistake::NoQuarantine) {
+            self.config.quarantine_ms
+        } else {
+            0
+        }
+    }
+
+    fn tick(&mut self, now: Now, out: &mut Vec<Output>) {
+        if now.mono_ms >= self.next_lock_poll_ms {
+            self.next_lock_poll_ms = now.mono_ms + LOCK_POLL_MS;
+            self.ask_for_locks(now, out);
+        }
+        if let Some(engine) = &mut self.engine {
+            engine.tick(now);
+        }
+    }
+
+    /// F_GETLK for every lock that matters: of processes that said HELLO, and of writers that an earlier boot served.
+    fn ask_for_locks(&mut self, now: Now, out: &mut Vec<Output>) {
+        let owners = self
+            .engine
+            .as_ref()
+            .map(Engine::living_owners)
+            .unwrap_or_default();
+        let held = self.peers.processes.values().filter_map(|p| p.lock);
+        let locks: BTreeSet<u32> = held.chain(owners).collect();
+        for lock in locks {
+            if self.lock_held(lock, out) == Some(false) {
+                self.lock_gone(now, lock);
+            }
+        }
+        if self.engine.is_none() {
+            for lock in self.earlier_locks.clone().unwrap_or_default() {
+                if self.lock_held(lock, out) == Some(false) {
+                    self.maps_nothing(lock);
+                }
+            }
+            self.make_arena(now, out);
+        }
+    }
+
+    /// F_GETLK. None: the lock file could not be asked, and whoever should hold the lock must be taken to live.
+    pub(super) fn lock_held(&mut self, lock: u32, out: &mut Vec<Output>) -> Option<bool> {
+        let answer = self.host.lock_held(lock);
+        self.lock_answer(answer, out)
+    }
+
+    /// Counts an answer of the lock file that failed, and logs the first one of a row.
+    pub(super) fn lock_answer<T>(
+        &mut self,
+        answer: Result<T, HostError>,
+        out: &mut Vec<Output>,
+    ) -> Option<T> {
+        let failed = answer.is_err();
+        let first = failed && !self.lock_file_failed;
+        self.lock_file_failed = failed;
+        match answer {
+            Ok(value) => Some(value),
+            Err(e) => {
+                self.counters.event("LockFileFailed");
+                if first {
+                    out.push(Output::Log {
+                        event: "LockFileFailed",
+                        detail: e.to_string(),
+                    });
+                }
+                None
+            }
+        }
+    }
+
+    /// Nobody holds a lock any more: its process is dead, or went off. A process that lives is not trusted to have ended its
+    /// transfers; it is served again once it took a new lock and registered.
+    fn lock_gone(&mut self, now: Now, lock: u32) {
+        self.counters.event("LockGone");
+        if let Some(holder) = self.peers.holder(lock)
+            && let Some(process) = self.peers.processes.get_mut(&holder)
+        {
+            process.lock = None;
+            for session in process.sessions.clone() {
+                self.leave_instance(session);
+            }
+        }
+        let quarantine_ms = self.quarantine_ms(None);
+        if let Some(engine) = &mut self.engine {
+            engine.owner_died(now, lock, quarantine_ms);
+        }
+    }
+
+    fn tier_reported(&mut self, now: Now, report: Report) {
+        if let Report::State { tier, down } = &report {
+            self.tiers_down.insert(*tier, down.clone());
+        }
+        if let Some(engine) = &mut self.engine {
+            engine.reported(now, report);
+        }
+    }
+
+    /// From now on there is a memory tier.
+    pub(super) fn take_engine(&mut self, now: Now, mut engine: Engine<H::Table>) {
+        for (tier, down) in &self.tiers_down {
+            let (tier, down) = (*tier, down.clone());
+            engine.reported(now, Report::State { tier, down });
+        }
+        self.engine = Some(engine);
+    }
+
+    /// Passes on what the engine wants to have done.
+    pub(super) fn act(&mut self, now: Now, out: &mut Vec<Output>) {
+        loop {
+            let actions = self
+                .engine
+                .as_mut()
+                .map(Engine::take_actions)
+                .unwrap_or_default();
+            let orders = self.engine.as_mut().map(|e| e.take_orders(now));
+            let orders = orders.unwrap_or_default();
+            if actions.is_empty() && orders.is_empty() {
+                break;
+            }
+            for order in orders {
+                match order {
+                    Order::News { probe } => self.probe_news(probe, out),
+                    order => out.push(Output::Tier(order)),
+                }
+            }
+            for action in actions {
+                match action {
+                    Action::Digest {
+                        slot,
+                        generation,
+                        check,
+                        length,
+                        urgent,
+                    } => {
+                        out.push(Output::Digest {
+                            slot,
+                            generation,
+                            check,
+                            length,
+                            urgent,
+                        });
+                    }
+                    Action::ProbeDone { probe } => self.finish_probe(now, probe, out),
+                }
+            }
+        }
+        self.tell_polls(now, out);
+    }
+}
+
+fn wrong_role(role: Role, op: Op) -> Refusal {
+    Refusal::new(
+        ErrorCode::WrongRole,
+        format!("a session of role {role:?} may not send {op:?}"),
+    )
+}
+
+/// Is a frame's or HELLO's version served?
+pub(super) fn version_served(version: u8) -> bool {
+    version != 0 && version.abs_diff(PROTOCOL_VERSION) <= 1
+}
+
+/// A text of a peer, cut to what is kept.
+pub(super) fn text(said: &str) -> String {
+    said.chars().take(TEXT_MAX).collect()
+}

@@ -1,0 +1,442 @@
+//! HELLO: who speaks, can its death be proven, does it hold its lock, what does it still hold, and what memory does it get.
+
+use super::core::{Asked, Core, Refusal, text, version_served};
+use super::memory::{Verdict, passed};
+use super::peers::Session;
+use super::seam::{ConnId, FdFacts, FdKind, FdType, Host, Now, Output, ProcessId};
+use super::window::Mode;
+use crate::mistake::{Mistake, made};
+use kvcachepool_protocol::PROTOCOL_VERSION;
+use kvcachepool_protocol::message::{self, ErrorCode, Hello, HelloReply, Memory, Role};
+use kvcachepool_protocol::refs;
+
+/// A process without an arena asks again after this.
+const RETRY_MS: u64 = 500;
+/// Instances whose `off` reason is kept.
+const OFFS_MAX: usize = 64;
+
+impl<H: Host> Core<H> {
+    pub(super) fn hello(
+        &mut self,
+        now: Now,
+        asked: Asked,
+        body: &[u8],
+        fds: &[FdFacts],
+        out: &mut Vec<Output>,
+    ) {
+        if let Err(refusal) = self.greet(now, asked, body, fds, out) {
+            let reason = if refusal.code == ErrorCode::StaleHello {
+                "StaleHello"
+            } else {
+                "HelloRefused"
+            };
+            self.refuse(asked, refusal, out);
+            self.close(asked.conn, reason, out);
+        }
+    }
+
+    fn greet(
+        &mut self,
+        now: Now,
+        asked: Asked,
+        body: &[u8],
+        fds: &[FdFacts],
+        out: &mut Vec<Output>,
+    ) -> Result<(), Refusal> {
+        let conn = asked.conn;
+        let hello: Hello = message::decode(body)?;
+        if !version_served(hello.version) {
+            let said = format!(
+                "HELLO of version {} (this sidecar speaks {PROTOCOL_VERSION})",
+                hello.version
+            );
+            return Err(Refusal::new(ErrorCode::WrongVersion, said));
+        }
+        if hello.role == Role::Opaque {
+            return Err(Refusal::new(
+                ErrorCode::NotServed,
+                "opaque clients are not served by this build",
+            ));
+        }
+        if hello.off.is_some() || matches!(hello.role, Role::Admin | Role::Plugin) {
+            self.greet_without_session(asked, &hello, out);
+            return Ok(());
+        }
+        let incarnation: [u8; 16] = hello
+            .incarnation
+            .as_slice()
+            .try_into()
+            .map_err(|_| Refusal::new(ErrorCode::BadBody, "incarnation must be 16 bytes"))?;
+        if self.peers.is_dead(&incarnation) {
+            return Err(Refusal::new(
+                ErrorCode::StaleHello,
+                "this process is proven dead",
+            ));
+        }
+        if hello.fds.len() != fds.len() {
+            let said = format!(
+                "HELLO names {} descriptors and carries {}",
+                hello.fds.len(),
+                fds.len()
+            );
+            return Err(Refusal::new(ErrorCode::BadDescriptor, said));
+        }
+        let process = self.meet(conn, incarnation, &hello, fds, out)?;
+        let session = self.continue_session(conn, process, &hello, out)?;
+        let verdict = self.about_memory(now, process, &hello, fds, out)?;
+        self.take_list(session, process, &hello, &verdict)?;
+        self.answer_hello(asked, session, verdict, out);
+        Ok(())
+    }
+
+    fn greet_without_session(&mut self, asked: Asked, hello: &Hello, out: &mut Vec<Output>) {
+        if let Some(c) = self.peers.conns.get_mut(&asked.conn) {
+            c.greeted = Some(hello.role);
+        }
+        if let Some(reason) = &hello.off {
+            self.counters.event("Off");
+            let instance = text(&hello.instance);
+            self.part_goes_off(&instance, hello);
+            if self.offs.len() < OFFS_MAX || self.offs.contains_key(&instance) {
+                self.offs.insert(instance, text(reason));
+            }
+            out.push(Output::Log {
+                event: "ConnectorOff",
+                detail: text(reason),
+            });
+        }
+        let verdict = Verdict {
+            memory: Memory::None,
+            reason: "NoSession".into(),
+        };
+        let reply = self.hello_reply(0, verdict, None, Vec::new());
+        self.reply(asked, 0, &reply, Vec::new(), out);
+    }
+
+    /// A part of an instance went off: the instance is not served before that part registers again. The plugin speaks for all.
+    fn part_goes_off(&mut self, instance: &str, hello: &Hello) {
+        if instance.is_empty() {
+            return;
+        }
+        let speaks_for = |s: &Session| {
+            s.instance == instance
+                && (!matches!(hello.role, Role::Worker | Role::Scheduler)
+                    || (s.role == hello.role && s.rank == hello.rank))
+        };
+        let gone: Vec<u64> = self
+            .peers
+            .sessions
+            .iter()
+            .filter(|(_, s)| speaks_for(s))
+            .map(|(id, _)| *id)
+            .collect();
+        for session in gone {
+            self.leave_instance(session);
+        }
+    }
+
+    /// The process behind a HELLO; a new one must prove that its death can be seen.
+    fn meet(
+        &mut self,
+        conn: ConnId,
+        incarnation: [u8; 16],
+        hello: &Hello,
+        fds: &[FdFacts],
+        out: &mut Vec<Output>,
+    ) -> Result<ProcessId, Refusal> {
+        if let Some(known) = self.peers.process_of(&incarnation) {
+            return Ok(known);
+        }
+        let own = hello
+            .fds
+            .iter()
+            .position(|name| name == "pidfd")
+            .and_then(|at| fds.get(at))
+            .copied();
+        let peer = self.peers.conns.get(&conn).and_then(|c| c.peer);
+        let pollable = |f: &FdFacts| matches!(f.kind, FdType::Pidfd { pollable: true });
+        let Some(pidfd) = own.filter(pollable).or(peer.filter(pollable)) else {
+            return Err(Refusal::new(
+                ErrorCode::NoProofOfDeath,
+                "no pidfd that can be polled came with HELLO, and the kernel gives none for this socket",
+            ));
+        };
+        self.room_for_a_session()?;
+        let process = self.peers.add_process(incarnation);
+        out.push(Output::WatchProcess {
+            process,
+            fd: pidfd.id,
+        });
+        Ok(process)
+    }
+
+    fn room_for_a_session(&self) -> Result<(), Refusal> {
+        let sessions_max = self.config.limits.sessions_max as usize;
+        if self.peers.sessions.len() < sessions_max {
+            return Ok(());
+        }
+        let said = format!("limits.sessions = {sessions_max} is reached");
+        Err(Refusal::later(ErrorCode::LimitReached, said))
+    }
+
+    /// The session that this HELLO begins or continues. The older connection is closed, its unread frames are dropped.
+    fn continue_session(
+        &mut self,
+        conn: ConnId,
+        process: ProcessId,
+        hello: &Hello,
+        out: &mut Vec<Output>,
+    ) -> Result<u64, Refusal> {
+        let of_process = self
+            .peers
+            .processes
+            .get(&process)
+            .map(|p| p.sessions.clone())
+            .unwrap_or_default();
+        let known = of_process.into_iter().find(|id| {
+            self.peers
+                .sessions
+                .get(id)
+                .is_some_and(|s| s.role == hello.role)
+        });
+        let of_conn = self.peers.conns.get(&conn).and_then(|c| c.session);
+        if of_conn.is_some() && of_conn != known {
+            return Err(Refusal::new(
+                ErrorCode::BadBody,
+                "this connection belongs to another session",
+            ));
+        }
+        let Some(id) = known else {
+            self.room_for_a_session()?;
+            let id = self.peers.number();
+            let session = Session {
+                process,
+                role: hello.role,
+                rank: hello.rank,
+                instance: text(&hello.instance),
+                engine: text(&hello.engine),
+                engine_version: text(&hello.engine_version),
+                conn: Some(conn),
+                pid: 0,
+                hello: hello.number,
+                oldest_job_ms: 0,
+                prefill_tokens_per_s: 0,
+                transfer: Mode::default(),
+                had_window: false,
+            };
+            self.peers.sessions.insert(id, session);
+            if let Some(p) = self.peers.processes.get_mut(&process) {
+                p.sessions.push(id);
+            }
+            self.tie(conn, id);
+            self.rank_begins(id, out);
+            return Ok(id);
+        };
+        let Some(session) = self.peers.sessions.get_mut(&id) else {
+            return Ok(id);
+        };
+        if hello.number <= session.hello && !made(Mistake::HelloNumbers) {
+            let said = format!("HELLO {} is not newer than {}", hello.number, session.hello);
+            return Err(Refusal::later(ErrorCode::StaleHello, said));
+        }
+        session.hello = hello.number;
+        let older = session.conn.filter(|c| *c != conn);
+        if let Some(older) = older
+            && !made(Mistake::OldFrames)
+        {
+            self.close(older, "Superseded", out);
+        }
+        self.move_session(id, hello);
+        self.tie(conn, id);
+        Ok(id)
+    }
+
+    /// A process that lives on may begin another engine: its session speaks for that one from now on.
+    fn move_session(&mut self, id: u64, hello: &Hello) {
+        let instance = text(&hello.instance);
+        let stays = |s: &Session| s.instance == instance && s.rank == hello.rank;
+        if self.peers.sessions.get(&id).is_some_and(stays) {
+            return;
+        }
+        self.leave_instance(id);
+        if let Some(s) = self.peers.sessions.get_mut(&id) {
+            s.instance = instance;
+            s.rank = hello.rank;
+        }
+    }
+
+    /// What schedulers in other processes still have in their sockets was meant for the ranks before this one: one of them may be
+    /// dead already, and nobody would write or give back what its GRANT took from this rank. One that lives says HELLO again.
+    fn rank_begins(&mut self, id: u64, out: &mut Vec<Output>) {
+        let Some(rank) = self.peers.sessions.get(&id) else {
+            return;
+        };
+        if rank.role != Role::Worker {
+            return;
+        }
+        let earlier = |s: &&Session| {
+            s.role == Role::Scheduler && s.instance == rank.instance && s.process != rank.process
+        };
+        let sessions = self.peers.sessions.values();
+        let conns: Vec<ConnId> = sessions.filter(earlier).filter_map(|s| s.conn).collect();
+        self.counters.add_event("RankBegan", conns.len() as u64);
+        for conn in conns {
+            self.close(conn, "RankBegan", out);
+        }
+    }
+
+    fn tie(&mut self, conn: ConnId, session: u64) {
+        let Some(c) = self.peers.conns.get_mut(&conn) else {
+            return;
+        };
+        c.session = Some(session);
+        if let Some(s) = self.peers.sessions.get_mut(&session) {
+            s.conn = Some(conn);
+            s.pid = c.pid;
+        }
+    }
+
+    fn about_memory(
+        &mut self,
+        now: Now,
+        process: ProcessId,
+        hello: &Hello,
+        fds: &[FdFacts],
+        out: &mut Vec<Output>,
+    ) -> Result<Verdict, Refusal> {
+        let unfit = |(name, kind): &(&str, FdType)| match *name {
+            "arena" | "table" => !matches!(kind, FdType::Memfd { .. }),
+            _ => false,
+        };
+        if passed(hello, fds).iter().any(unfit) {
+            return Err(Refusal::new(
+                ErrorCode::BadDescriptor,
+                "arena and table must be memfds",
+            ));
+        }
+        match hello.lock {
+            Some(lock) => self.confirm_lock(process, lock, out)?,
+            None if made(Mistake::LockFirst) => {}
+            None => {
+                if let Some(p) = self.peers.processes.get_mut(&process) {
+                    p.lock = None;
+                    p.maps = hello.region;
+                }
+                return Ok(Verdict {
+                    memory: Memory::LockFirst,
+                    reason: String::new(),
+                });
+            }
+        }
+        self.judge_memory(now, process, hello, fds, out)
+    }
+
+    /// What the process still holds; all else of it comes back or ends.
+    fn take_list(
+        &mut self,
+        session: u64,
+        process: ProcessId,
+        hello: &Hello,
+        verdict: &Verdict,
+    ) -> Result<(), Refusal> {
+        let named = refs::unpack(&hello.grants)
+            .map_err(|torn| Refusal::new(ErrorCode::BadBody, torn.to_string()))?;
+        let mapped = matches!(verdict.memory, Memory::Held | Memory::Sent);
+        if hello.role == Role::Scheduler {
+            if let Some(engine) = &mut self.engine {
+                if !made(Mistake::NoLeaseEnd) {
+                    engine.keep_requests(session, &hello.requests);
+                }
+                if made(Mistake::RoleHello)
+                    && let Some(lock) = self.peers.processes.get(&process).and_then(|p| p.lock)
+                {
+                    engine.reconcile(lock, &[]);
+                }
+            }
+            return Ok(());
+        }
+        if verdict.memory != Memory::Held {
+            // it does not map the live arena at this moment: not ready before its next REGISTER
+            self.leave_instance(session);
+        }
+        if mapped
+            && let Some(engine) = &mut self.engine
+            && let Some(lock) = self.peers.processes.get(&process).and_then(|p| p.lock)
+        {
+            let named: Vec<(u32, u32)> = named
+                .iter()
+                .map(|r| (r.slot.get(), r.generation.get()))
+                .collect();
+            let back = engine.reconcile(lock, &named);
+            self.counters.add_event("GrantsNotNamed", u64::from(back));
+        }
+        Ok(())
+    }
+
+    fn answer_hello(
+        &mut self,
+        asked: Asked,
+        session: u64,
+        mut verdict: Verdict,
+        out: &mut Vec<Output>,
+    ) {
+        let mut lock = None;
+        let fds = match verdict.memory {
+            Memory::LockFirst => match self.host.next_lock() {
+                Ok(number) => {
+                    lock = Some(number);
+                    vec![FdKind::Lock]
+                }
+                Err(e) => {
+                    out.push(Output::Log {
+                        event: "LockFileFailed",
+                        detail: e.to_string(),
+                    });
+                    verdict = Verdict {
+                        memory: Memory::None,
+                        reason: "LockFileFailed".into(),
+                    };
+                    Vec::new()
+                }
+            },
+            Memory::Sent => vec![FdKind::Arena, FdKind::Table],
+            _ => Vec::new(),
+        };
+        self.counters.event(match verdict.memory {
+            Memory::LockFirst => "HelloLockFirst",
+            Memory::Sent => "HelloSent",
+            Memory::Held => "HelloHeld",
+            Memory::Unmap => "HelloUnmap",
+            Memory::None => "HelloNoArena",
+        });
+        let reply = self.hello_reply(session, verdict, lock, fds.clone());
+        self.reply(asked, 0, &reply, fds, out);
+    }
+
+    fn hello_reply(
+        &self,
+        session: u64,
+        verdict: Verdict,
+        lock: Option<u32>,
+        fds: Vec<FdKind>,
+    ) -> HelloReply {
+        let geometry = self.engine.as_ref().map(|e| e.geometry());
+        let waits = matches!(verdict.memory, Memory::None | Memory::Unmap) && session != 0;
+        HelloReply {
+            version: PROTOCOL_VERSION,
+            sidecar_version: self.version.clone(),
+            session,
+            boot: self.boot,
+            features: Vec::new(),
+            settings: self.config.settings.clone(),
+            retry_ms: if waits { RETRY_MS } else { 0 },
+            memory: verdict.memory,
+            reason: verdict.reason,
+            lock,
+            region: geometry.map(|g| g.region),
+            arena_bytes: geometry.map_or(0, |g| g.arena_bytes),
+            table_bytes: geometry.map_or(0, |g| g.table_bytes()),
+            fds: fds.into_iter().map(|f| f.name().to_owned()).collect(),
+        }
+    }
+}

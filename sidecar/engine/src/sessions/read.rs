@@ -1,0 +1,187 @@
+//! PROBE, PIN and RELEASE: what the scheduler's session asks for and holds on to.
+
+use super::core::{Asked, Core, Refusal};
+use super::seam::{Host, Now, Output};
+use crate::{Answer, Question, Reach, Time};
+use kvcachepool_protocol::frame::{FLAG_PARTIAL, Op};
+use kvcachepool_protocol::key::{KeyKind, NamespaceId, chunk_key, unpack_hashes};
+use kvcachepool_protocol::message::{self, ErrorCode, Pin, Probe, ProbeReply, Release};
+
+/// Longest request id.
+const REQUEST_ID_MAX: usize = 1024;
+
+impl<H: Host> Core<H> {
+    pub(super) fn probe(
+        &mut self,
+        now: Now,
+        asked: Asked,
+        session: u64,
+        body: &[u8],
+        out: &mut Vec<Output>,
+    ) -> Result<(), Refusal> {
+        let probe: Probe = message::decode(body)?;
+        let hashes = unpack_hashes(&probe.hashes)
+            .map_err(|e| Refusal::new(ErrorCode::BadHashes, e.to_string()))?;
+        let namespace = namespace(&probe.namespace)?;
+        if probe.request.len() > REQUEST_ID_MAX {
+            return Err(Refusal::new(
+                ErrorCode::BadBody,
+                "request ids are 1024 bytes at most",
+            ));
+        }
+        let ready = self.ready_for(session);
+        let (Some(ready), Some(engine)) = (ready, &mut self.engine) else {
+            let reason = if self.engine.is_none() {
+                self.no_arena.0
+            } else {
+                "NotRegistered"
+            };
+            self.counters.probes_unready += 1;
+            let reply = ProbeReply {
+                states: vec![message::CHUNK_ABSENT; hashes.len()],
+                tiers: vec![0; hashes.len()],
+                reason: reason.into(),
+                ..ProbeReply::default()
+            };
+            self.reply(asked, 0, &reply, Vec::new(), out);
+            return Ok(());
+        };
+        let plan = &ready.domain.plan;
+        if probe.tail_tokens != 0 && !plan.valid_tokens(probe.tail_tokens) {
+            return Err(Refusal::new(
+                ErrorCode::BadHashes,
+                "tail_tokens is no whole number of scheduler blocks",
+            ));
+        }
+        // more chunks than the index can hold cannot be there; the limit bounds what one frame costs
+        let keys_max = engine.geometry().chunks as usize;
+        if hashes.len() > keys_max {
+            let said = format!("a PROBE may name {keys_max} chunks");
+            return Err(Refusal::new(ErrorCode::LimitReached, said));
+        }
+        // a domain that no other process can name stays in memory
+        let reaches = !self.config.tiers.is_empty() && ready.domain.not_shareable.is_none();
+        let reach = reaches.then(|| Reach {
+            local_tokens: probe.local_tokens,
+            max_load_tokens: probe.max_load_tokens,
+            prefill_tokens_per_s: probe.prefill_tokens_per_s,
+            domain: ready.domain.clone(),
+            namespace,
+            hashes: hashes.to_vec(),
+        });
+        let question = Question {
+            scheduler: session,
+            request: probe.request.as_str().into(),
+            tag: asked.tag,
+            layout: ready.domain.layout_id,
+            sections: plan.sections(),
+            keys: hashes
+                .iter()
+                .map(|hash| chunk_key(&ready.domain.model_id, &namespace, KeyKind::Prefix, hash))
+                .collect(),
+            chunk_tokens: plan.chunk_tokens(),
+            tail_tokens: probe.tail_tokens,
+            local_tokens: probe.local_tokens,
+            wait_ms: match probe.budget_ms {
+                0 => self.config.settings.load_timeout_ms,
+                ms => ms.min(self.config.settings.load_timeout_ms),
+            },
+            reach,
+        };
+        if let Some(s) = self.peers.sessions.get_mut(&session) {
+            s.prefill_tokens_per_s = probe.prefill_tokens_per_s;
+            engine.learn(&ready.domain, &s.engine, &s.engine_version);
+        }
+        let Some(answer) = engine.probe(now, question) else {
+            let said = format!(
+                "limits.requests = {} is reached",
+                self.config.limits.requests_max
+            );
+            return Err(Refusal::later(ErrorCode::LimitReached, said));
+        };
+        self.answer_probe(asked, answer, out);
+        Ok(())
+    }
+
+    fn answer_probe(&mut self, asked: Asked, answer: Answer, out: &mut Vec<Output>) {
+        if !answer.pending {
+            for state in &answer.states {
+                if let Some(count) = self.counters.probe_chunks.get_mut(*state as usize) {
+                    *count += 1;
+                }
+            }
+        }
+        let flags = if answer.pending { FLAG_PARTIAL } else { 0 };
+        let reply = ProbeReply {
+            states: answer.states,
+            refs: answer.refs,
+            region: self.region().unwrap_or(0),
+            pending_ms: answer.pending_ms,
+            tiers: answer.tiers,
+            reason: String::new(),
+            declined: answer.declined.into(),
+        };
+        self.reply(asked, flags, &reply, Vec::new(), out);
+    }
+
+    /// Chunks that a PROBE waited for are checked, gone, or took too long.
+    pub(super) fn finish_probe(&mut self, now: Time, probe: u64, out: &mut Vec<Output>) {
+        let engine = self.engine.as_mut();
+        let Some((session, tag, answer)) = engine.and_then(|e| e.final_answer(now, probe)) else {
+            return;
+        };
+        if let Some(conn) = self.peers.sessions.get(&session).and_then(|s| s.conn) {
+            let asked = Asked {
+                conn,
+                op: Op::Probe,
+                tag,
+            };
+            self.answer_probe(asked, answer, out);
+        }
+    }
+
+    /// More of what a PROBE waits for is there, or will not come.
+    pub(super) fn probe_news(&mut self, probe: u64, out: &mut Vec<Output>) {
+        let answer = self.engine.as_ref().and_then(|e| e.partial_answer(probe));
+        let Some((session, tag, answer)) = answer else {
+            return;
+        };
+        if let Some(conn) = self.peers.sessions.get(&session).and_then(|s| s.conn) {
+            let asked = Asked {
+                conn,
+                op: Op::Probe,
+                tag,
+            };
+            self.answer_probe(asked, answer, out);
+        }
+    }
+
+    pub(super) fn pin_request(&mut self, session: u64, body: &[u8]) -> Result<(), Refusal> {
+        let pin: Pin = message::decode(body)?;
+        if let Some(engine) = &mut self.engine {
+            let held = engine.pin(session, &pin.request, pin.probe, pin.from, pin.to);
+            if held < pin.to.saturating_sub(pin.from) {
+                self.counters.event("PinWithoutSoftPin");
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn release(&mut self, session: u64, body: &[u8]) -> Result<(), Refusal> {
+        let release: Release = message::decode(body)?;
+        if let Some(engine) = &mut self.engine {
+            for request in &release.requests {
+                engine.release(session, request);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A namespace id; empty = the default one.
+pub(super) fn namespace(said: &[u8]) -> Result<NamespaceId, Refusal> {
+    if said.is_empty() {
+        return Ok(NamespaceId::default());
+    }
+    NamespaceId::try_from(said).map_err(|e| Refusal::new(ErrorCode::BadHashes, e.to_string()))
+}

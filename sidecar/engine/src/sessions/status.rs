@@ -1,0 +1,493 @@
+//! What people, the operator and Prometheus are told, and what people may do.
+
+use super::core::Core;
+use super::seam::{Host, Now, Output};
+use crate::table::ROW_BYTES;
+use crate::{Found, PinError};
+use kvcachepool_protocol::key::ChunkKey;
+use kvcachepool_protocol::message::{ErrorCode, Role};
+use kvcachepool_protocol::status::{
+    Counters, Domain, MemoryTier, Reason, Session, Slots, State, Status, Tier,
+};
+use std::collections::BTreeMap;
+
+/// Why an operation of a person did nothing.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum AdminError {
+    /// A key is not 64 hex digits.
+    #[error("\"{0}\" is no chunk key: 64 hex digits are expected")]
+    BadKey(String),
+    /// There is no memory tier now.
+    #[error("no memory tier: {0}")]
+    NoArena(String),
+    /// The pin was not set.
+    #[error("{0}")]
+    Pin(#[from] PinError),
+}
+
+impl AdminError {
+    /// Name on the wire.
+    pub fn code(&self) -> ErrorCode {
+        match self {
+            Self::BadKey(_) => ErrorCode::BadHashes,
+            Self::NoArena(_) => ErrorCode::NoArena,
+            Self::Pin(PinError::NotFound) => ErrorCode::NotFound,
+            Self::Pin(PinError::Full) => ErrorCode::LimitReached,
+        }
+    }
+}
+
+impl<H: Host> Core<H> {
+    /// Chunks by key, over all layouts.
+    pub fn lookup(&self, keys: &[String]) -> Result<Vec<Found>, AdminError> {
+        let keys = parse_keys(keys)?;
+        let Some(engine) = &self.engine else {
+            return Err(self.no_arena_error());
+        };
+        Ok(keys.iter().flat_map(|key| engine.find_key(key)).collect())
+    }
+
+    /// Forgets every chunk; returns how many memory had. Tiers below it are off until they have removed theirs.
+    pub fn clear(&mut self, now: Now, out: &mut Vec<Output>) -> Result<u64, AdminError> {
+        let Some(engine) = &mut self.engine else {
+            return Err(self.no_arena_error());
+        };
+        for domain in self.instances.values().filter_map(|i| i.domain.as_ref()) {
+            engine.note_domain(domain.model_id, domain.layout_id);
+        }
+        let cleared = engine.clear();
+        self.act(now, out);
+        Ok(cleared)
+    }
+
+    /// Pins chunks for `ttl_s` seconds, 0 = until unpinned. Returns how many keys; stops at the first that cannot be pinned.
+    pub fn pin(&mut self, now: Now, keys: &[String], ttl_s: u64) -> Result<u64, AdminError> {
+        let keys = parse_keys(keys)?;
+        let Some(engine) = &mut self.engine else {
+            return Err(self.no_arena_error());
+        };
+        for key in &keys {
+            engine.pin_key(now, key, ttl_s.saturating_mul(1000))?;
+        }
+        Ok(keys.len() as u64)
+    }
+
+    /// Ends pins. Returns how many keys had one.
+    pub fn unpin(
+        &mut self,
+        now: Now,
+        keys: &[String],
+        out: &mut Vec<Output>,
+    ) -> Result<u64, AdminError> {
+        let keys = parse_keys(keys)?;
+        let Some(engine) = &mut self.engine else {
+            return Err(self.no_arena_error());
+        };
+        let ended = keys.iter().filter(|key| engine.unpin_key(key)).count() as u64;
+        self.act(now, out);
+        Ok(ended)
+    }
+
+    fn no_arena_error(&self) -> AdminError {
+        AdminError::NoArena(self.no_arena.0.to_owned())
+    }
+
+    /// Overall state and why it is not ready: what a readiness probe needs of the status.
+    pub fn health(&self) -> (State, Vec<Reason>) {
+        let reasons = match &self.engine {
+            Some(_) => Vec::new(),
+            None => vec![Reason {
+                code: self.no_arena.0.into(),
+                message: self.no_arena.1.clone(),
+            }],
+        };
+        let state = match (self.draining, &self.engine) {
+            (true, _) => State::Draining,
+            (false, Some(_)) => State::Ready,
+            (false, None) => State::Degraded,
+        };
+        (state, reasons)
+    }
+
+    /// What this state machine knows of the status; the shell fills in version, configuration and container.
+    pub fn status(&self, now: Now) -> Status {
+        let memory = self.memory_status();
+        let (state, reasons) = self.health();
+        Status {
+            boot: self.boot,
+            version: self.version.clone(),
+            protocol: kvcachepool_protocol::PROTOCOL_VERSION,
+            uptime_s: (now.mono_ms - self.started.mono_ms.min(now.mono_ms)) / 1000,
+            state,
+            reasons,
+            tiers: std::iter::once(Tier {
+                name: "memory".into(),
+                state: memory.state,
+                reason: memory.reason.clone(),
+                used_bytes: memory.used_bytes,
+                capacity_bytes: memory.capacity_bytes,
+                ..Tier::default()
+            })
+            .chain(self.lower_tiers())
+            .collect(),
+            memory,
+            sessions: self.session_status(),
+            domains: self.domain_status(),
+            counters: self.counter_status(),
+            ..Status::default()
+        }
+    }
+
+    /// What the shell said last of the tiers below memory; it fills in their bytes and sentences.
+    pub fn lower_tiers(&self) -> impl Iterator<Item = Tier> {
+        self.config.tiers.iter().map(|tier| {
+            let said = self.tiers_down.get(&tier.kind);
+            let mut views = self.engine.iter().flat_map(|e| e.tiers());
+            let clears = views.find(|view| view.kind == tier.kind && view.clears);
+            let (state, reason) = match said {
+                Some(None) if let Some(view) = &clears => {
+                    (State::Off, view.down.unwrap_or("Clearing").into())
+                }
+                Some(None) => (State::Ready, String::new()),
+                Some(Some(why)) => (State::Off, why.clone()),
+                None => (State::Starting, "Starting".into()),
+            };
+            Tier {
+                name: tier.kind.name().into(),
+                state,
+                reason,
+                ..Tier::default()
+            }
+        })
+    }
+
+    fn memory_status(&self) -> MemoryTier {
+        let Some(engine) = &self.engine else {
+            return MemoryTier {
+                state: State::Off,
+                reason: self.no_arena.0.into(),
+                ..MemoryTier::default()
+            };
+        };
+        let (usage, geometry) = (engine.usage(), engine.geometry());
+        MemoryTier {
+            state: State::Ready,
+            reason: String::new(),
+            region: Some(geometry.region),
+            capacity_bytes: geometry.arena_bytes,
+            populated_bytes: u64::from(engine.populated_rows()) * ROW_BYTES,
+            // The shell knows it.
+            locked_bytes: 0,
+            used_bytes: usage.used_bytes,
+            chunks: usage.chunks,
+            incomplete_chunks: usage.incomplete_chunks,
+            chunk_capacity: geometry.chunks.into(),
+            slots: Slots {
+                free: usage.free_slots,
+                granted: usage.granted_slots,
+                committed: usage.committed_slots,
+                published: usage.published_slots,
+                quarantined: usage.quarantined_slots,
+            },
+            leased_bytes: usage.leased_bytes,
+            pinned_bytes: usage.soft_pinned_bytes,
+            unchecked_chunks: usage.unchecked_chunks,
+        }
+    }
+
+    fn session_status(&self) -> Vec<Session> {
+        let domains = self.domains();
+        let mut list: Vec<Session> = self
+            .peers
+            .sessions
+            .iter()
+            .map(|(id, s)| {
+                let instance = self.instances.get(&s.instance);
+                let registered = instance.is_some_and(|i| {
+                    i.ranks.values().any(|(r, _)| r == id)
+                        || i.scheduler.as_ref().is_some_and(|(r, _)| r == id)
+                });
+                let domain = instance.and_then(|i| i.domain.as_ref());
+                let lock = self.peers.process_of_session(*id).and_then(|p| p.lock);
+                let granted = match (s.role, lock, &self.engine) {
+                    (Role::Worker, Some(lock), Some(engine)) => engine.granted_to(lock),
+                    _ => 0,
+                };
+                let moves = s.role == Role::Worker && registered;
+                Session {
+                    id: *id,
+                    role: s.role,
+                    engine: s.engine.clone(),
+                    version: s.engine_version.clone(),
+                    instance: s.instance.clone(),
+                    rank: s.rank,
+                    pid: s.pid,
+                    lock,
+                    connected: s.conn.is_some(),
+                    registered,
+                    ready: self.ready(&s.instance).is_some(),
+                    domain: domain
+                        .and_then(|d| {
+                            domains
+                                .iter()
+                                .position(|x| x.0 == d.model_id && x.1 == d.layout_id)
+                        })
+                        .map(|at| at as u32),
+                    transfer: match moves {
+                        true => s.transfer.name().into(),
+                        false => String::new(),
+                    },
+                    transfer_reason: match moves {
+                        true => s.transfer.reason.clone(),
+                        false => String::new(),
+                    },
+                    off: String::new(),
+                    granted_bytes: granted,
+                }
+            })
+            .collect();
+        list.extend(self.offs.iter().map(|(instance, reason)| Session {
+            id: 0,
+            role: Role::Plugin,
+            engine: "vllm".into(),
+            version: String::new(),
+            instance: instance.clone(),
+            rank: 0,
+            pid: 0,
+            lock: None,
+            connected: false,
+            registered: false,
+            ready: false,
+            domain: None,
+            transfer: String::new(),
+            transfer_reason: String::new(),
+            off: reason.clone(),
+            granted_bytes: 0,
+        }));
+        list
+    }
+
+    fn domains(
+        &self,
+    ) -> Vec<(
+        kvcachepool_protocol::key::ModelId,
+        kvcachepool_protocol::key::LayoutId,
+    )> {
+        let mut list: Vec<_> = self
+            .instances
+            .values()
+            .filter_map(|i| i.domain.as_ref())
+            .map(|d| (d.model_id, d.layout_id))
+            .collect();
+        list.sort_unstable();
+        list.dedup();
+        list
+    }
+
+    /// Domains that no other process can share, by reason.
+    fn unshared_domains(&self) -> BTreeMap<String, u32> {
+        let mut counts = BTreeMap::new();
+        for domain in self.domain_status().into_iter().filter(|d| !d.shareable) {
+            *counts.entry(domain.reason).or_default() += 1;
+        }
+        counts
+    }
+
+    fn domain_status(&self) -> Vec<Domain> {
+        self.domains()
+            .into_iter()
+            .filter_map(|(model, layout)| {
+                let of = |d: &&std::sync::Arc<kvcachepool_protocol::domain::Domain>| {
+                    d.model_id == model && d.layout_id == layout
+                };
+                let d = self
+                    .instances
+                    .values()
+                    .filter_map(|i| i.domain.as_ref())
+                    .find(of)?;
+                Some(Domain {
+                    model_id: model.hex(),
+                    layout_id: layout.hex(),
+                    model: d.model.to_value(),
+                    layout: d.layout.to_value(),
+                    chunk_tokens: d.plan.chunk_tokens(),
+                    chunk_bytes: d.plan.chunk_bytes(d.plan.chunk_tokens()),
+                    shareable: d.not_shareable.is_none(),
+                    reason: d.not_shareable.clone().unwrap_or_default(),
+                })
+            })
+            .collect()
+    }
+
+    fn counter_status(&self) -> Counters {
+        let stats = self.engine.as_ref().map(|e| *e.stats()).unwrap_or_default();
+        Counters {
+            requested_tokens: self.counters.requested_tokens,
+            hit_tokens: self.counters.hit_tokens.clone(),
+            miss_tokens: self.counters.miss_tokens.clone(),
+            load_failed_tokens: self.counters.load_failed_tokens,
+            stored_chunks: stats.stored_chunks,
+            evicted_chunks: stats.evicted_chunks,
+            corrupt_chunks: stats.corrupt_chunks,
+            adopted_chunks: stats.adopted_chunks,
+        }
+    }
+
+    /// Current values of all metrics of sessions and engine: name without prefix, label values, value.
+    pub fn metrics(&self, put: &mut dyn FnMut(&'static str, &[&str], f64)) {
+        let c = &self.counters;
+        put("requested_tokens_total", &[], c.requested_tokens as f64);
+        put("load_failed_tokens_total", &[], c.load_failed_tokens as f64);
+        put("probes_unready_total", &[], c.probes_unready as f64);
+        let maps = [
+            ("hit_tokens_total", &c.hit_tokens),
+            ("miss_tokens_total", &c.miss_tokens),
+            ("connector_events_total", &c.connector_events),
+            ("connector_copied_bytes_total", &c.copied_bytes),
+            ("refused_total", &c.refused),
+        ];
+        for (name, map) in maps {
+            for (label, value) in map {
+                put(name, &[label], *value as f64);
+            }
+        }
+        for (label, value) in &c.copied_seconds {
+            put("connector_copied_seconds_total", &[label], *value);
+        }
+        for (label, value) in &c.events {
+            put("session_events_total", &[label], *value as f64);
+        }
+        for (label, value) in &c.ignored {
+            put("frames_ignored_total", &[label], *value as f64);
+        }
+        let results = [
+            "",
+            "granted",
+            "exists",
+            "no_room",
+            "not_ready",
+            "no_parent",
+            "invalid",
+        ];
+        for (label, value) in results.iter().zip(c.grants).skip(1) {
+            put("grants_total", &[label], value as f64);
+        }
+        for (label, value) in ["absent", "ready", "pending"]
+            .iter()
+            .zip(c.probe_chunks)
+            .take(2)
+        {
+            put("probe_chunks_total", &[label], value as f64);
+        }
+        for role in [Role::Scheduler, Role::Worker] {
+            let count = self
+                .peers
+                .sessions
+                .values()
+                .filter(|s| s.role == role)
+                .count();
+            put(
+                "sessions",
+                &[if role == Role::Worker {
+                    "worker"
+                } else {
+                    "scheduler"
+                }],
+                count as f64,
+            );
+        }
+        for (reason, domains) in self.unshared_domains() {
+            put("unshared_domains", &[&reason], f64::from(domains));
+        }
+        for ((mode, reason), workers) in self.transfers() {
+            put("worker_transfer", &[mode, &reason], f64::from(workers));
+        }
+        let oldest = self
+            .peers
+            .sessions
+            .values()
+            .map(|s| s.oldest_job_ms)
+            .max()
+            .unwrap_or(0);
+        put("oldest_copy_job_seconds", &[], oldest as f64 / 1000.0);
+        self.engine_metrics(put);
+        self.tier_metrics(put);
+        self.load_metrics(put);
+    }
+
+    fn engine_metrics(&self, put: &mut dyn FnMut(&'static str, &[&str], f64)) {
+        let Some(engine) = &self.engine else { return };
+        let (s, u) = (engine.stats(), engine.usage());
+        let counters = [
+            ("stored_chunks_total", s.stored_chunks),
+            ("adopted_chunks_total", s.adopted_chunks),
+            ("expired_chunks_total", s.expired_chunks),
+            ("corrupt_chunks_total", s.corrupt_chunks),
+            ("evicted_bytes_total", s.evicted_bytes),
+            ("voided_grants_total", s.voided_grants),
+            ("checks_total", s.checks),
+            ("commits_ignored_total", s.commits_ignored),
+        ];
+        for (name, value) in counters {
+            put(name, &[], value as f64);
+        }
+        put("evicted_chunks_total", &["room"], s.evicted_chunks as f64);
+        put(
+            "evicted_chunks_total",
+            &["incomplete"],
+            s.evicted_incomplete as f64,
+        );
+        put(
+            "soft_pins_ended_total",
+            &["expired"],
+            s.soft_pins_expired as f64,
+        );
+        put(
+            "soft_pins_ended_total",
+            &["displaced"],
+            s.soft_pins_displaced as f64,
+        );
+        let slots = [
+            ("free", u.free_slots),
+            ("granted", u.granted_slots),
+            ("committed", u.committed_slots),
+            ("published", u.published_slots),
+            ("quarantined", u.quarantined_slots),
+        ];
+        for (state, value) in slots {
+            put("slots", &[state], value as f64);
+        }
+        let gauges = [
+            ("chunks", u.chunks),
+            ("incomplete_chunks", u.incomplete_chunks),
+            ("unchecked_chunks", u.unchecked_chunks),
+            ("memory_used_bytes", u.used_bytes),
+            ("memory_capacity_bytes", engine.geometry().arena_bytes),
+            ("granted_bytes", u.granted_bytes),
+            ("leased_bytes", u.leased_bytes),
+            ("soft_pinned_bytes", u.soft_pinned_bytes),
+            ("admin_pinned_bytes", u.admin_pinned_bytes),
+            ("events_cursor", engine.ring().cursor()),
+        ];
+        for (name, value) in gauges {
+            put(name, &[], value as f64);
+        }
+    }
+}
+
+fn parse_keys(keys: &[String]) -> Result<Vec<ChunkKey>, AdminError> {
+    keys.iter()
+        .map(|hex| {
+            let mut key = [0; 32];
+            let bad = || AdminError::BadKey(hex.chars().take(80).collect());
+            if hex.len() != 64 || !hex.is_ascii() {
+                return Err(bad());
+            }
+            for (byte, digits) in key.iter_mut().zip(hex.as_bytes().chunks(2)) {
+                let digits = std::str::from_utf8(digits).map_err(|_| bad())?;
+                *byte = u8::from_str_radix(digits, 16).map_err(|_| bad())?;
+            }
+            Ok(ChunkKey(key))
+        })
+        .collect()
+}

@@ -1,0 +1,289 @@
+//! WINDOW: which transfer mode a worker uses, and what the sidecar may copy for it. The memory itself and the copies are the shell's.
+
+use super::core::{Asked, Core, Refusal, text};
+use super::seam::{ConnId, Host, Now, Output, ProcessId, WindowId, WindowNews};
+use crate::config::Transfer;
+use crate::mistake::{Mistake, made};
+use kvcachepool_protocol::message::{self, AbortReply, ErrorCode, Register, Role, Window};
+use kvcachepool_protocol::window::{Order, Reason, Unavailable};
+use std::collections::BTreeMap;
+
+/// vLLM's worker copies between its KV blocks and the arena.
+pub(super) const ENGINE: &str = "engine";
+/// The worker copies between its KV blocks and a window, the sidecar between window and arena.
+pub(super) const WINDOW: &str = "cuda_window";
+
+/// How bytes go between a worker's KV blocks and the arena.
+#[derive(Debug, Default)]
+pub(super) struct Mode {
+    /// REGISTER's answer was that it shall ask for a window.
+    pub chosen: bool,
+    /// The window that was asked for last.
+    pub asked: Option<WindowId>,
+    /// That window was seen to work from both sides.
+    pub works: bool,
+    /// Why the mode in use is not the other one; of a window, where its memory is.
+    pub reason: String,
+}
+
+impl Mode {
+    /// Name of the mode in use.
+    pub fn name(&self) -> &'static str {
+        if self.works { WINDOW } else { ENGINE }
+    }
+}
+
+/// Of one connection. A copy takes milliseconds.
+const WAITING_ABORTS_MAX: usize = 256;
+
+/// An ABORT that is answered when no copy into its slots runs any more.
+#[derive(Debug)]
+pub(super) struct WaitingAbort {
+    asked: Asked,
+    slots: Vec<u32>,
+    freed: u32,
+}
+
+fn unavailable(why: Unavailable, detail: &str) -> Refusal {
+    Refusal::new(ErrorCode::WindowUnavailable, format!("{why:?}: {detail}"))
+}
+
+impl<H: Host> Core<H> {
+    /// The mode that a registering worker shall use, and why not the other one.
+    pub(super) fn choose_transfer(
+        &mut self,
+        session: u64,
+        register: &Register,
+    ) -> (&'static str, String) {
+        let offered = register.transfer_modes.iter().any(|mode| mode == WINDOW);
+        let (chosen, reason) = match self.config.transfer {
+            Transfer::CudaWindow if offered => (true, "WindowAsked"),
+            Transfer::CudaWindow => (false, "WindowNotOffered"),
+            Transfer::Auto | Transfer::Engine => (false, "TransferNotChosen"),
+        };
+        if let Some(s) = self.peers.sessions.get_mut(&session) {
+            s.transfer = Mode {
+                chosen,
+                reason: reason.into(),
+                ..Mode::default()
+            };
+        }
+        (if chosen { WINDOW } else { ENGINE }, reason.to_owned())
+    }
+
+    pub(super) fn window(
+        &mut self,
+        asked: Asked,
+        session: u64,
+        body: &[u8],
+        out: &mut Vec<Output>,
+    ) -> Result<(), Refusal> {
+        let window: Window = message::decode(body)?;
+        let registered = self.registered_rank(session);
+        let Some(s) = self.peers.sessions.get_mut(&session) else {
+            return Ok(());
+        };
+        if !registered {
+            let said = "a worker asks for a window behind its REGISTER";
+            return Err(Refusal::later(ErrorCode::NotRegistered, said));
+        }
+        if !s.transfer.chosen {
+            let said = "the sidecar's `transfer` is not CudaWindow, or this worker did not offer `cuda_window`";
+            return Err(unavailable(Unavailable::TransferNotChosen, said));
+        }
+        let Asked { conn, tag, .. } = asked;
+        if window.seen {
+            if s.transfer.asked.is_none_or(|w| w.conn != conn) {
+                return Err(unavailable(
+                    Unavailable::PatternMismatch,
+                    "this connection has no window",
+                ));
+            }
+            out.push(Output::ConfirmWindow { conn, tag });
+            return Ok(());
+        }
+        if s.transfer.asked.is_some_and(|w| w.conn == conn) {
+            let said = "this connection has a window, or one is being made; another needs another REGISTER";
+            return Err(unavailable(Unavailable::Busy, said));
+        }
+        let most = self.config.window_bytes;
+        if window.bytes > most {
+            let said = format!(
+                "{} bytes wanted, transfer.windowSize is {most}",
+                window.bytes
+            );
+            return Err(unavailable(Unavailable::WindowTooLarge, &said));
+        }
+        s.had_window = true;
+        s.transfer.asked = Some(WindowId { conn, tag });
+        s.transfer.works = false;
+        out.push(Output::OpenWindow {
+            conn,
+            process: s.process,
+            tag,
+            device_uuid: text(&window.device_uuid),
+            bytes: match window.bytes {
+                0 => most,
+                wanted => wanted,
+            },
+        });
+        Ok(())
+    }
+
+    /// Is this session the registered rank of its instance, in a process that maps the live arena?
+    fn registered_rank(&self, session: u64) -> bool {
+        let Some(s) = self.peers.sessions.get(&session) else {
+            return false;
+        };
+        let maps = self.peers.process_of_session(session).and_then(|p| p.maps);
+        let instance = self.instances.get(&s.instance);
+        s.role == Role::Worker
+            && maps.is_some()
+            && maps == self.region()
+            && instance.is_some_and(|i| i.ranks.values().any(|(id, _)| *id == session))
+    }
+
+    /// Registered workers by mode in use and the name of the reason.
+    pub(super) fn transfers(&self) -> BTreeMap<(&'static str, String), u32> {
+        let mut counts = BTreeMap::new();
+        for (id, s) in &self.peers.sessions {
+            if self.registered_rank(*id) {
+                let name = match s.transfer.works {
+                    true => "",
+                    false => s.transfer.reason.split(':').next().unwrap_or_default(),
+                };
+                *counts
+                    .entry((s.transfer.name(), name.to_owned()))
+                    .or_default() += 1;
+            }
+        }
+        counts
+    }
+
+    /// What became of a window that was asked for.
+    pub(super) fn window_news(
+        &mut self,
+        window: WindowId,
+        news: WindowNews,
+        out: &mut Vec<Output>,
+    ) {
+        let known = self.peers.conns.get(&window.conn).and_then(|c| c.session);
+        let Some(s) = known.and_then(|id| self.peers.sessions.get_mut(&id)) else {
+            return;
+        };
+        if s.transfer.asked != Some(window) {
+            return;
+        }
+        let (event, detail) = match news {
+            WindowNews::Works { memory } => {
+                s.transfer.works = true;
+                s.transfer.reason = memory;
+                ("WindowWorks", &s.transfer.reason)
+            }
+            WindowNews::Unavailable { reason } => {
+                s.transfer.works = false;
+                s.transfer.asked = None;
+                s.transfer.reason = reason;
+                ("WindowUnavailable", &s.transfer.reason)
+            }
+        };
+        self.counters.event(event);
+        out.push(Output::Log {
+            event,
+            detail: format!("rank {} of {}: {detail}", s.rank, s.instance),
+        });
+    }
+
+    /// Is this process there? Not: it is proven dead.
+    pub fn lives(&self, process: ProcessId) -> bool {
+        self.peers.processes.contains_key(&process)
+    }
+
+    /// May the sidecar begin to copy what the window asks for, with an arena of this region? What is allowed is ended by
+    /// [`Core::window_copy_ended`].
+    pub fn window_copy_begins(
+        &mut self,
+        window: WindowId,
+        region: u64,
+        order: &Order,
+    ) -> Result<(), Reason> {
+        let session = self.peers.conns.get(&window.conn).and_then(|c| c.session);
+        let session = session.filter(|id| {
+            let current = self.peers.sessions.get(id).and_then(|s| s.transfer.asked);
+            current == Some(window) && self.registered_rank(*id) && self.region() == Some(region)
+        });
+        let lock = session
+            .and_then(|id| self.peers.process_of_session(id))
+            .and_then(|p| p.lock);
+        let owner = match lock {
+            Some(lock) => lock,
+            None if made(Mistake::CopyUnowned) => 0,
+            None => return Err(Reason::Closed),
+        };
+        let engine = self.engine.as_mut().ok_or(Reason::Closed)?;
+        engine.copy_begins(owner, order.direction, &order.runs)
+    }
+
+    /// A copy has ended, well or not. To be said before its stage is given back.
+    pub fn window_copy_ended(&mut self, now: Now, order: &Order, out: &mut Vec<Output>) {
+        if let Some(engine) = &mut self.engine {
+            engine.copy_ended(order.direction, &order.runs);
+        }
+        self.answer_aborts(out);
+        self.act(now, out);
+    }
+
+    /// Answers the ABORT of a worker that has or had a window, now or when the copies into its slots have ended.
+    pub(super) fn answer_abort(
+        &mut self,
+        asked: Asked,
+        session: u64,
+        mut slots: Vec<u32>,
+        freed: u32,
+        out: &mut Vec<Output>,
+    ) -> Result<(), Refusal> {
+        let session = self.peers.sessions.get(&session);
+        if !session.is_some_and(|s| s.had_window) {
+            return Ok(());
+        }
+        let same = |w: &&WaitingAbort| w.asked.conn == asked.conn;
+        if self.waiting_aborts.iter().filter(same).count() >= WAITING_ABORTS_MAX {
+            let said = "many wait for the same copies: ask again when they are answered";
+            return Err(Refusal::later(ErrorCode::LimitReached, said));
+        }
+        let engine = self.engine.as_ref();
+        slots.retain(|slot| engine.is_some_and(|e| e.copies_into(std::iter::once(*slot))));
+        self.waiting_aborts.push(WaitingAbort {
+            asked,
+            slots,
+            freed,
+        });
+        self.answer_aborts(out);
+        Ok(())
+    }
+
+    fn answer_aborts(&mut self, out: &mut Vec<Output>) {
+        let engine = self.engine.as_ref();
+        let copied =
+            |w: &WaitingAbort| engine.is_some_and(|e| e.copies_into(w.slots.iter().copied()));
+        let waiting = std::mem::take(&mut self.waiting_aborts);
+        let (wait, over): (Vec<_>, Vec<_>) = waiting.into_iter().partition(copied);
+        self.waiting_aborts = wait;
+        for abort in over {
+            let freed = abort.freed;
+            self.reply(abort.asked, 0, &AbortReply { freed }, Vec::new(), out);
+        }
+    }
+
+    /// The connection is over, and with it its window: nothing more is copied for it.
+    pub(super) fn window_disconnected(&mut self, session: u64, conn: ConnId) {
+        self.waiting_aborts.retain(|w| w.asked.conn != conn);
+        if let Some(s) = self.peers.sessions.get_mut(&session)
+            && s.transfer.asked.is_some_and(|w| w.conn == conn)
+        {
+            s.transfer.asked = None;
+            s.transfer.works = false;
+            s.transfer.reason = "Disconnected".into();
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! The course of one window, without threads or clocks: when copies may begin, when its worker must see its end, and when nothing of it
+//! is left that copies.
+
+use super::mover::{Mover, Slots, Step};
+use kvcachepool_engine::mistake::{Mistake, made};
+use std::time::Duration;
+
+/// Copies that run so long behind their window's end are in doubt: a stage takes milliseconds.
+const OVERDUE: Duration = Duration::from_secs(10);
+
+/// Where a window is between its first copy and its last.
+#[derive(Debug, Default)]
+pub struct Course {
+    works: bool,
+    over: bool,
+    closed_at: Option<Duration>,
+    in_doubt: usize,
+}
+
+/// What one turn came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Turn {
+    /// What a look at all stages did.
+    pub step: Step,
+    /// Where not as many copies are in doubt as before: how many were. The worker is to see at once that no stage comes back.
+    pub doubted: Option<usize>,
+    /// The window is over, and nothing of it copies any more.
+    pub ended: bool,
+}
+
+impl Course {
+    /// Both sides have seen that they share the memory: stages are moved from now on.
+    pub fn works(&mut self) {
+        self.works = true;
+    }
+
+    /// Its connection ended, or its worker hung up: no copy begins any more.
+    pub fn end(&mut self) {
+        self.over = true;
+    }
+
+    /// It is over, and perhaps waits for its copies.
+    pub fn is_over(&self) -> bool {
+        self.over
+    }
+
+    /// Looks at the stages. `now` counts from any moment on.
+    pub fn turn(&mut self, mover: &mut Mover, slots: &dyn Slots, now: Duration) -> Turn {
+        if self.over {
+            mover.close();
+            let closed_at = *self.closed_at.get_or_insert(now);
+            if now.saturating_sub(closed_at) >= OVERDUE {
+                mover.give_up(slots);
+            }
+        }
+        let step = match self.works {
+            true => mover.step(slots),
+            false => Step::default(),
+        };
+        let before = std::mem::replace(&mut self.in_doubt, step.in_doubt);
+        let doubted = (before != step.in_doubt).then_some(before);
+        if doubted.is_some() {
+            self.over = true;
+            mover.close();
+        }
+        Turn {
+            step,
+            doubted,
+            ended: self.over && (step.moving == 0 || made(Mistake::WindowEnds)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::{Device, DeviceError, Export, Part, Progress, Ticket};
+    use crate::page::FlagPage;
+    use kvcachepool_memory::mapping::Mapping;
+    use kvcachepool_protocol::message::WindowKind;
+    use kvcachepool_protocol::window::*;
+    use parking_lot::Mutex;
+    use std::sync::Arc;
+    use std::sync::atomic::Ordering;
+
+    const STAGE: u64 = 1 << 20;
+
+    /// A device whose copies stand as the test says.
+    struct Told(Arc<Mutex<Progress>>);
+
+    impl Device for Told {
+        fn memory(&self) -> String {
+            String::new()
+        }
+        fn export(&self) -> Export {
+            Export {
+                kind: WindowKind::Host,
+                fd: None,
+                handle: Vec::new(),
+            }
+        }
+        fn write(&mut self, _: u64, _: &[u8]) -> Result<(), DeviceError> {
+            Ok(())
+        }
+        fn read(&mut self, _: u64, _: &mut [u8]) -> Result<(), DeviceError> {
+            Ok(())
+        }
+        fn begin(
+            &mut self,
+            _: Direction,
+            _: &Arc<Mapping>,
+            _: Vec<Part>,
+        ) -> Result<Ticket, DeviceError> {
+            Ok(Ticket(1))
+        }
+        fn progress(&mut self, _: Ticket) -> Progress {
+            self.0.lock().clone()
+        }
+        fn tells_ends(&self) -> bool {
+            true
+        }
+    }
+
+    struct Anything;
+
+    impl Slots for Anything {
+        fn begins(&self, _: &Order) -> Result<(), Reason> {
+            Ok(())
+        }
+        fn ended(&self, _: &Order, _: bool) {}
+        fn in_doubt(&self, _: &Order) {}
+    }
+
+    /// A window with one stage that was handed over, and how its copy stands.
+    fn window() -> (Mover, Arc<Mutex<Progress>>) {
+        let stands = Arc::new(Mutex::new(Progress::Running));
+        let page = FlagPage::new(1, STAGE).unwrap();
+        let theirs = Mapping::new(rustix::fd::AsFd::as_fd(&page.fd()), page_bytes(1)).unwrap();
+        let run = Run {
+            slot: 0,
+            generation: 1,
+            offset: 0,
+            bytes: 100,
+        };
+        theirs.write(record_at(0) + 8, &encode(&[run])[8..]);
+        let word = Word {
+            state: State::Filled,
+            reason: Reason::None,
+            sequence: 1,
+        };
+        let shared = theirs.word64(record_at(0)).unwrap();
+        shared.store(word.encode(), Ordering::Release);
+        let arena = Arc::new(Mapping::private("arena", STAGE).unwrap());
+        let device = Box::new(Told(stands.clone()));
+        (Mover::new(page, device, arena, STAGE), stands)
+    }
+
+    fn at(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn nothing_moves_before_a_window_works_and_its_end_waits_for_what_moves() {
+        let (mut mover, stands) = window();
+        let mut course = Course::default();
+        assert_eq!(course.turn(&mut mover, &Anything, at(0)).step.moving, 0);
+        course.works();
+        assert_eq!(course.turn(&mut mover, &Anything, at(1)).step.moving, 1);
+        course.end();
+        assert!(!course.turn(&mut mover, &Anything, at(2)).ended);
+        *stands.lock() = Progress::Done;
+        assert!(course.turn(&mut mover, &Anything, at(3)).ended);
+    }
+
+    #[test]
+    fn a_window_of_which_a_copy_is_in_doubt_is_over_and_ends_when_that_is_settled() {
+        let (mut mover, stands) = window();
+        let mut course = Course::default();
+        course.works();
+        course.turn(&mut mover, &Anything, at(0));
+        let fault = DeviceError("a fault".into());
+        *stands.lock() = Progress::Unknown(fault.clone());
+        let turn = course.turn(&mut mover, &Anything, at(1));
+        assert_eq!((turn.doubted, turn.ended), (Some(0), false));
+        assert!(course.is_over());
+        *stands.lock() = Progress::Failed(fault);
+        let turn = course.turn(&mut mover, &Anything, at(2));
+        assert_eq!((turn.doubted, turn.ended), (Some(1), true));
+    }
+
+    #[test]
+    fn a_copy_that_outlasts_its_window_by_long_is_in_doubt() {
+        let (mut mover, _stands) = window();
+        let mut course = Course::default();
+        course.works();
+        course.turn(&mut mover, &Anything, at(0));
+        course.end();
+        assert_eq!(course.turn(&mut mover, &Anything, at(1)).doubted, None);
+        assert_eq!(course.turn(&mut mover, &Anything, at(10)).doubted, None);
+        let turn = course.turn(&mut mover, &Anything, at(11));
+        assert_eq!((turn.doubted, turn.step.in_doubt), (Some(0), 1));
+    }
+}

@@ -1,0 +1,163 @@
+//! The functions of `cuda.h` that are called: those of windows, and those that kernels and measurements need besides. Every result is a
+//! `CUresult`, 0 for success.
+#![allow(unsafe_code)]
+
+use super::library::Library;
+use crate::device::DeviceError;
+use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
+
+/// A context, a stream, an event: pointers to what only the driver knows.
+pub type Opaque = *mut c_void;
+/// `CUdeviceptr`.
+pub type DevicePtr = u64;
+/// `CUmemGenericAllocationHandle`.
+pub type Allocation = u64;
+
+/// `CUmemLocation`, of type device (1).
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Location {
+    pub kind: c_int,
+    pub id: c_int,
+}
+
+/// `CUmemAllocationProp`: pinned (1), exportable as a POSIX descriptor (1).
+#[repr(C)]
+pub struct AllocationProp {
+    pub kind: c_int,
+    pub handle_types: c_int,
+    pub location: Location,
+    pub win32: *mut c_void,
+    pub flags: [u8; 8],
+}
+
+/// `CUmemAccessDesc`: read and write (3).
+#[repr(C)]
+pub struct AccessDesc {
+    pub location: Location,
+    pub flags: c_int,
+}
+
+/// `CUipcMemHandle`.
+pub const IPC_HANDLE_BYTES: usize = 64;
+
+/// `CUresult`s with a meaning of their own here.
+pub const OUT_OF_MEMORY: c_int = 2;
+pub const DEVICE_UNAVAILABLE: c_int = 46;
+pub const NO_DEVICE: c_int = 100;
+pub const NOT_READY: c_int = 600;
+pub const ALREADY_REGISTERED: c_int = 712;
+
+/// What a driver says of PTX that it cannot load.
+pub const INVALID_IMAGE: c_int = 200;
+pub const NO_BINARY_FOR_DEVICE: c_int = 209;
+pub const INVALID_PTX: c_int = 218;
+pub const NO_PTX_COMPILER: c_int = 221;
+pub const UNSUPPORTED_PTX_VERSION: c_int = 222;
+pub const PTX_COMPILER_OFF: c_int = 223;
+
+/// `CUipcMemHandle`, which is passed by value.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct IpcHandle(pub [u8; IPC_HANDLE_BYTES]);
+
+macro_rules! functions {
+    ($(#[$of:meta])* $table:ident: $($field:ident = $symbol:literal ($($arg:ty),*);)+) => {
+        $(#[$of])*
+        #[allow(missing_docs)]
+        pub struct $table {
+            $(pub $field: unsafe extern "C" fn($($arg),*) -> c_int),+
+        }
+
+        impl $table {
+            /// Fails with the name of what the library lacks.
+            pub fn of(library: &Library) -> Result<Self, &'static str> {
+                // SAFETY: the types are those of cuda.h for these symbols: CUdevice is an int, handles are pointers or 64-bit words.
+                unsafe {
+                    Ok(Self { $($field: library.function($symbol)?),+ })
+                }
+            }
+        }
+    };
+}
+
+functions! {
+    /// What a window needs, by what it does.
+    Api:
+    init = c"cuInit" (c_uint);
+    device_count = c"cuDeviceGetCount" (*mut c_int);
+    device_get = c"cuDeviceGet" (*mut c_int, c_int);
+    device_name = c"cuDeviceGetName" (*mut c_char, c_int, c_int);
+    device_uuid = c"cuDeviceGetUuid_v2" (*mut u8, c_int);
+    device_attribute = c"cuDeviceGetAttribute" (*mut c_int, c_int, c_int);
+    context_retain = c"cuDevicePrimaryCtxRetain" (*mut Opaque, c_int);
+    context_release = c"cuDevicePrimaryCtxRelease_v2" (c_int);
+    context_set = c"cuCtxSetCurrent" (Opaque);
+    priorities = c"cuCtxGetStreamPriorityRange" (*mut c_int, *mut c_int);
+    stream_create = c"cuStreamCreateWithPriority" (*mut Opaque, c_uint, c_int);
+    stream_synchronize = c"cuStreamSynchronize" (Opaque);
+    stream_query = c"cuStreamQuery" (Opaque);
+    stream_destroy = c"cuStreamDestroy_v2" (Opaque);
+    event_create = c"cuEventCreate" (*mut Opaque, c_uint);
+    event_record = c"cuEventRecord" (Opaque, Opaque);
+    event_query = c"cuEventQuery" (Opaque);
+    event_destroy = c"cuEventDestroy_v2" (Opaque);
+    copy_in = c"cuMemcpyHtoD_v2" (DevicePtr, *const c_void, usize);
+    copy_out = c"cuMemcpyDtoH_v2" (*mut c_void, DevicePtr, usize);
+    copy_in_async = c"cuMemcpyHtoDAsync_v2" (DevicePtr, *const c_void, usize, Opaque);
+    copy_out_async = c"cuMemcpyDtoHAsync_v2" (*mut c_void, DevicePtr, usize, Opaque);
+    register = c"cuMemHostRegister_v2" (*mut c_void, usize, c_uint);
+    granularity = c"cuMemGetAllocationGranularity" (*mut usize, *const AllocationProp, c_int);
+    create = c"cuMemCreate" (*mut Allocation, usize, *const AllocationProp, c_ulonglong);
+    release = c"cuMemRelease" (Allocation);
+    export = c"cuMemExportToShareableHandle" (*mut c_void, Allocation, c_int, c_ulonglong);
+    reserve = c"cuMemAddressReserve" (*mut DevicePtr, usize, usize, DevicePtr, c_ulonglong);
+    unreserve = c"cuMemAddressFree" (DevicePtr, usize);
+    map = c"cuMemMap" (DevicePtr, usize, usize, Allocation, c_ulonglong);
+    unmap = c"cuMemUnmap" (DevicePtr, usize);
+    set_access = c"cuMemSetAccess" (DevicePtr, usize, *const AccessDesc, usize);
+    memory = c"cuMemGetInfo_v2" (*mut usize, *mut usize);
+    alloc = c"cuMemAlloc_v2" (*mut DevicePtr, usize);
+    free = c"cuMemFree_v2" (DevicePtr);
+    ipc_handle = c"cuIpcGetMemHandle" (*mut u8, DevicePtr);
+}
+
+functions! {
+    /// What kernels, tests and measurements need besides. A window does without.
+    Compute:
+    version = c"cuDriverGetVersion" (*mut c_int);
+    context_synchronize = c"cuCtxSynchronize" ();
+    module_load = c"cuModuleLoadDataEx" (*mut Opaque, *const c_void, c_uint, *mut c_int, *mut *mut c_void);
+    module_unload = c"cuModuleUnload" (Opaque);
+    function = c"cuModuleGetFunction" (*mut Opaque, Opaque, *const c_char);
+    launch = c"cuLaunchKernel" (Opaque, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Opaque, *mut *mut c_void, *mut *mut c_void);
+    copy_within_async = c"cuMemcpyDtoDAsync_v2" (DevicePtr, DevicePtr, usize, Opaque);
+    unregister = c"cuMemHostUnregister" (*mut c_void);
+    import = c"cuMemImportFromShareableHandle" (*mut Allocation, *mut c_void, c_int);
+    ipc_open = c"cuIpcOpenMemHandle_v2" (*mut DevicePtr, IpcHandle, c_uint);
+    ipc_close = c"cuIpcCloseMemHandle" (DevicePtr);
+}
+
+/// A function of the driver failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("{call} failed with {result}")]
+pub struct Failed {
+    /// Which.
+    pub call: &'static str,
+    /// Its `CUresult`.
+    pub result: c_int,
+}
+
+impl From<Failed> for DeviceError {
+    fn from(failed: Failed) -> Self {
+        Self(failed.to_string())
+    }
+}
+
+/// The outcome of a call, with its name.
+pub fn done(call: &'static str, result: c_int) -> Result<(), Failed> {
+    match result {
+        0 => Ok(()),
+        result => Err(Failed { call, result }),
+    }
+}

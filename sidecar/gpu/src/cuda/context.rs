@@ -1,0 +1,408 @@
+//! One context per device and process: it costs some 0.5 GiB of the device's memory, whatever the number of windows.
+#![allow(unsafe_code)]
+
+use super::api::{
+    Api, Compute, DEVICE_UNAVAILABLE, Failed, NO_DEVICE, OUT_OF_MEMORY, Opaque, done,
+};
+use super::library::Library;
+use super::management::Management;
+use crate::device::NoWindow;
+use kvcachepool_protocol::window::Unavailable;
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::ffi::{CStr, c_int};
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+
+/// `CU_DEVICE_ATTRIBUTE_COMPUTE_MODE`; 0 is for any number of processes.
+const COMPUTE_MODE: c_int = 20;
+/// `CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR` and `..._MINOR`.
+const CAPABILITY: [c_int; 2] = [75, 76];
+/// Most bytes of a name.
+const NAME_BYTES: usize = 256;
+
+/// What a context takes of the device's memory, at the most: 520 to 616 MiB were seen by others on data-centre GPUs.
+pub const CONTEXT_BYTES: u64 = 640 << 20;
+/// What is left to a vLLM beside us whatever we take. It sized its KV cache before, and allocates little more while it serves; where it has
+/// nothing left it fails.
+const MARGIN_BYTES: u64 = 256 << 20;
+
+/// A device with its primary context, which is given back when nothing uses it any more: neither a window, nor what else holds it.
+pub struct Context {
+    /// Functions of the driver.
+    pub(super) api: &'static Api,
+    /// Those that a window does without; or the name of what the driver lacks of them.
+    compute: Result<&'static Compute, &'static str>,
+    /// `CUdevice`.
+    pub(super) device: c_int,
+    /// What the driver calls the device.
+    pub name: String,
+    context: Opaque,
+    /// Copies whose end nobody says.
+    pub(super) doubts: AtomicU32,
+    /// Held from the look at what is free until it was taken.
+    taking: Mutex<()>,
+}
+
+// SAFETY: a context may be current on any thread, and on several; all other fields are plain.
+unsafe impl Send for Context {}
+// SAFETY: as above; nothing of it changes.
+unsafe impl Sync for Context {}
+
+impl Context {
+    /// Functions for kernels and measurements; fails where the driver lacks one.
+    pub(super) fn compute(&self) -> Result<&'static Compute, Failed> {
+        // `CUDA_ERROR_NOT_FOUND`
+        self.compute.map_err(|call| Failed { call, result: 500 })
+    }
+
+    /// Compute capability times ten, as targets of PTX name it; 0 where the driver does not say.
+    pub(super) fn capability(&self) -> c_int {
+        let [major, minor] = CAPABILITY.map(|attribute| {
+            let mut value = 0;
+            // SAFETY: a pointer to an int of ours, and the device that the context is of.
+            unsafe { (self.api.device_attribute)(&mut value, attribute, self.device) };
+            value
+        });
+        major * 10 + minor
+    }
+
+    /// No copy of it is in doubt: a window would be lost as well.
+    pub(super) fn trusted(&self) -> Result<(), NoWindow> {
+        match self.doubts.load(Ordering::Relaxed) {
+            0 => Ok(()),
+            copies => Err(NoWindow::new(
+                Unavailable::DriverFailed,
+                format!("copies that failed or hang, and may not have ended: {copies}"),
+            )),
+        }
+    }
+
+    /// Takes memory by `take`, where the device has so many bytes to spare. The context is current.
+    pub(super) fn spare<T>(
+        &self,
+        bytes: u64,
+        take: impl FnOnce() -> Result<T, NoWindow>,
+    ) -> Result<T, NoWindow> {
+        let _taking = self.taking.lock();
+        let (free, _) = self.memory().map_err(refused)?;
+        spared(free, bytes)?;
+        take()
+    }
+
+    /// Bytes of the device's memory that are free, and all.
+    pub fn memory(&self) -> Result<(u64, u64), Failed> {
+        self.enter()?;
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: pointers to two sizes of ours; the context is current.
+        let asked = unsafe { (self.api.memory)(&mut free, &mut total) };
+        done("cuMemGetInfo", asked)?;
+        Ok((free as u64, total as u64))
+    }
+
+    /// The CUDA that the driver came with: 12080 is 12.8.
+    pub fn cuda(&self) -> Result<i32, Failed> {
+        let mut version = 0;
+        // SAFETY: a pointer to an int of ours.
+        let asked = unsafe { (self.compute()?.version)(&mut version) };
+        done("cuDriverGetVersion", asked)?;
+        Ok(version)
+    }
+
+    /// Returns when all that was asked of the device is done; fails where some of it failed.
+    pub(super) fn finish(&self) -> Result<(), Failed> {
+        self.enter()?;
+        // SAFETY: no arguments; the context is current.
+        let finished = unsafe { (self.compute()?.context_synchronize)() };
+        done("cuCtxSynchronize", finished)
+    }
+
+    /// Nothing that was asked of the device before runs any more. A failure means that the context is lost, and all work with it.
+    pub(super) fn settle(&self) {
+        if let Err(failed) = self.finish() {
+            tracing::warn!(%failed, "the work of a device failed");
+        }
+    }
+
+    /// What the calls of this thread go to from now on.
+    pub fn enter(&self) -> Result<(), Failed> {
+        // SAFETY: the context was retained, and is released with this.
+        done("cuCtxSetCurrent", unsafe {
+            (self.api.context_set)(self.context)
+        })
+    }
+
+    /// It is not given back as long as the process lives: a window worked, page locks stay, and who comes back finds it.
+    pub(super) fn keep(self: &Arc<Self>) {
+        static KEPT: Mutex<Vec<Arc<Context>>> = Mutex::new(Vec::new());
+        let mut kept = KEPT.lock();
+        if !kept.iter().any(|known| Arc::ptr_eq(known, self)) {
+            kept.push(self.clone());
+        }
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: nothing that was made in the context is there any more: whatever was made there holds it. This thread shall not go on
+        // with one that is gone; others enter one before they call anything.
+        let released = unsafe {
+            (self.api.context_set)(null_mut());
+            (self.api.context_release)(self.device)
+        };
+        if let Err(failed) = done("cuDevicePrimaryCtxRelease", released) {
+            tracing::warn!(%failed, "a context was not given back");
+        }
+    }
+}
+
+/// A device with `free` bytes of memory free has `bytes` to spare.
+fn spared(free: u64, bytes: u64) -> Result<(), NoWindow> {
+    let needed = bytes.saturating_add(MARGIN_BYTES);
+    if free >= needed {
+        return Ok(());
+    }
+    let mib = |bytes: u64| bytes >> 20;
+    let said = format!(
+        "{} MiB of the device's memory are free, {} are needed, {} of them to be left to vLLM: lower its --gpu-memory-utilization",
+        mib(free),
+        mib(needed),
+        mib(MARGIN_BYTES)
+    );
+    Err(NoWindow::new(Unavailable::OutOfMemory, said))
+}
+
+/// The device of this UUID has memory to spare for a context and a window. The driver says what is free only within a context, and that
+/// would have taken its part by then.
+fn has_room(uuid: &Uuid, window_bytes: u64) -> Result<(), NoWindow> {
+    let management =
+        Management::open().map_err(|reason| NoWindow::new(Unavailable::NoDriver, reason))?;
+    let free = management.free_bytes(uuid).ok_or_else(|| {
+        let said = "NVML does not say how much memory of the device is free";
+        NoWindow::new(Unavailable::DriverFailed, said)
+    })?;
+    spared(free, CONTEXT_BYTES.saturating_add(window_bytes))
+}
+
+/// Bytes of a device's memory that must be free for a first window of so many.
+pub fn needed_bytes(window_bytes: u64) -> u64 {
+    window_bytes.saturating_add(CONTEXT_BYTES + MARGIN_BYTES)
+}
+
+/// Why there is no window where a call of the driver failed.
+pub fn refused(failed: Failed) -> NoWindow {
+    let why = match failed.result {
+        OUT_OF_MEMORY => Unavailable::OutOfMemory,
+        DEVICE_UNAVAILABLE => Unavailable::ExclusiveProcess,
+        NO_DEVICE => Unavailable::NoDevice,
+        _ => Unavailable::DriverFailed,
+    };
+    NoWindow::new(why, failed)
+}
+
+/// The functions of one driver.
+pub(super) struct Driver {
+    api: Api,
+    compute: Result<Compute, &'static str>,
+}
+
+impl Driver {
+    /// Those of a library, which is started.
+    pub(super) fn of(library: &Library) -> Result<Self, String> {
+        let api = Api::of(library).map_err(|name| format!("libcuda.so.1 has no {name}"))?;
+        // SAFETY: no argument but the flags, which must be 0.
+        match unsafe { (api.init)(0) } {
+            0 => Ok(Self {
+                api,
+                compute: Compute::of(library),
+            }),
+            result => Err(format!("cuInit failed with {result}")),
+        }
+    }
+}
+
+fn driver() -> Result<&'static Driver, NoWindow> {
+    static DRIVER: OnceLock<Result<Driver, String>> = OnceLock::new();
+    let opened = DRIVER.get_or_init(|| Driver::of(&Library::open(c"libcuda.so.1")?));
+    match opened {
+        Ok(driver) => Ok(driver),
+        Err(reason) => Err(NoWindow::new(Unavailable::NoDriver, reason)),
+    }
+}
+
+/// UUIDs of the devices that this process sees, in the driver's order; at least one.
+pub fn devices() -> Result<Vec<String>, NoWindow> {
+    let found = uuids(&driver()?.api)?;
+    match found.is_empty() {
+        true => Err(NoWindow::new(
+            Unavailable::NoDevice,
+            "the driver shows no device to this process",
+        )),
+        false => Ok(found.iter().map(|(_, uuid)| hex(uuid)).collect()),
+    }
+}
+
+/// The context of the device of this UUID, made where there is none yet, whatever memory is left.
+pub fn of(uuid: &str) -> Result<Arc<Context>, NoWindow> {
+    known_or_made(uuid, |_| Ok(()))
+}
+
+/// The same for a window beside a vLLM: made only where the device has memory to spare for both.
+pub fn beside_vllm(uuid: &str, window_bytes: u64) -> Result<Arc<Context>, NoWindow> {
+    known_or_made(uuid, |uuid| has_room(uuid, window_bytes))
+}
+
+fn known_or_made(
+    uuid: &str,
+    may: impl FnOnce(&Uuid) -> Result<(), NoWindow>,
+) -> Result<Arc<Context>, NoWindow> {
+    static CONTEXTS: Contexts = Contexts::new();
+    CONTEXTS.of(driver()?, &digits(uuid), may)
+}
+
+/// The context of each device that has one. A driver that hangs at one device holds up nobody at another.
+pub(super) struct Contexts(Mutex<BTreeMap<c_int, Arc<Mutex<Weak<Context>>>>>);
+
+impl Contexts {
+    pub(super) const fn new() -> Self {
+        Self(Mutex::new(BTreeMap::new()))
+    }
+
+    /// That of the device whose UUID has these digits: the known one, or a new one where there may be one.
+    pub(super) fn of(
+        &self,
+        driver: &'static Driver,
+        wanted: &str,
+        may: impl FnOnce(&Uuid) -> Result<(), NoWindow>,
+    ) -> Result<Arc<Context>, NoWindow> {
+        let (device, uuid) = find(&driver.api, wanted)?;
+        let place = self.0.lock().entry(device).or_default().clone();
+        let mut known = place.lock();
+        if let Some(context) = known.upgrade() {
+            return Ok(context);
+        }
+        let context = Arc::new(make(driver, device, || may(&uuid))?);
+        *known = Arc::downgrade(&context);
+        Ok(context)
+    }
+}
+
+/// A UUID without what differs between those who write it: prefix, dashes, case.
+fn digits(uuid: &str) -> String {
+    let bare = uuid.trim_start_matches("GPU-").trim_start_matches("MIG-");
+    let hex = bare.chars().filter(char::is_ascii_hexdigit);
+    hex.collect::<String>().to_ascii_lowercase()
+}
+
+type Uuid = [u8; 16];
+
+fn hex(uuid: &Uuid) -> String {
+    uuid.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Devices with their UUIDs.
+fn uuids(api: &Api) -> Result<Vec<(c_int, Uuid)>, NoWindow> {
+    let mut count = 0;
+    // SAFETY: the pointer is to an int of ours; cuInit has succeeded.
+    done("cuDeviceGetCount", unsafe {
+        (api.device_count)(&mut count)
+    })
+    .map_err(refused)?;
+    let uuid = |ordinal| {
+        let (mut device, mut uuid) = (0, Uuid::default());
+        // SAFETY: pointers to an int and to 16 bytes of ours.
+        let answered = unsafe {
+            (api.device_get)(&mut device, ordinal) == 0
+                && (api.device_uuid)(uuid.as_mut_ptr(), device) == 0
+        };
+        answered.then_some((device, uuid))
+    };
+    Ok((0..count).filter_map(uuid).collect())
+}
+
+fn find(api: &Api, wanted: &str) -> Result<(c_int, Uuid), NoWindow> {
+    let known = uuids(api)?;
+    let found = known.iter().find(|(_, uuid)| hex(uuid) == wanted);
+    found.copied().ok_or_else(|| {
+        let said = format!("none of {} devices has UUID {wanted}", known.len());
+        NoWindow::new(Unavailable::NoDevice, said)
+    })
+}
+
+fn make(
+    driver: &'static Driver,
+    device: c_int,
+    may: impl FnOnce() -> Result<(), NoWindow>,
+) -> Result<Context, NoWindow> {
+    let api = &driver.api;
+    let (mut name, mut mode, mut context) = ([0u8; NAME_BYTES], 0, null_mut());
+    // SAFETY: pointers to NAME_BYTES bytes, with their number beside them, and to an int of ours.
+    unsafe {
+        (api.device_name)(name.as_mut_ptr().cast(), NAME_BYTES as c_int, device);
+        (api.device_attribute)(&mut mode, COMPUTE_MODE, device);
+    }
+    let name = CStr::from_bytes_until_nul(&name).unwrap_or_default();
+    let name = name.to_string_lossy().into_owned();
+    if name.split(' ').any(|word| word == "MIG") {
+        return Err(NoWindow::new(Unavailable::MigEnabled, name));
+    }
+    if mode != 0 {
+        let said = format!("{name} has compute mode {mode}");
+        return Err(NoWindow::new(Unavailable::ExclusiveProcess, said));
+    }
+    may()?;
+    // SAFETY: the pointer is to a handle of ours, the device is one that the driver named.
+    let retained = unsafe { (api.context_retain)(&mut context, device) };
+    done("cuDevicePrimaryCtxRetain", retained).map_err(refused)?;
+    Ok(Context {
+        api,
+        compute: driver.compute.as_ref().map_err(|name| *name),
+        device,
+        name,
+        context,
+        doubts: AtomicU32::new(0),
+        taking: Mutex::new(()),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_uuid_is_the_same_however_it_is_written() {
+        let wanted = "00112233445566778899aabbccddeeff";
+        for uuid in [
+            "GPU-00112233-4455-6677-8899-aabbccddeeff",
+            "00112233-4455-6677-8899-AABBCCDDEEFF",
+            wanted,
+        ] {
+            assert_eq!(digits(uuid), wanted);
+        }
+    }
+
+    #[test]
+    fn what_is_taken_leaves_the_margin() {
+        assert_eq!(spared((100 << 20) + MARGIN_BYTES, 100 << 20), Ok(()));
+        let none = spared((100 << 20) + MARGIN_BYTES - 1, 100 << 20).unwrap_err();
+        assert_eq!(none.why, Unavailable::OutOfMemory);
+        assert!(none.detail.starts_with("355 MiB"), "{none}");
+    }
+
+    #[test]
+    fn what_a_driver_refuses_has_a_name() {
+        for (result, why) in [
+            (OUT_OF_MEMORY, Unavailable::OutOfMemory),
+            (DEVICE_UNAVAILABLE, Unavailable::ExclusiveProcess),
+            (NO_DEVICE, Unavailable::NoDevice),
+            (999, Unavailable::DriverFailed),
+        ] {
+            let failed = Failed {
+                call: "cuX",
+                result,
+            };
+            assert_eq!(refused(failed).why, why);
+        }
+    }
+}

@@ -1,0 +1,368 @@
+//! How fast bytes move between host and device, by plain copies from page-locked memory and by a window, and what a device that computes
+//! notices of it. All of it takes device memory, and the last one runs kernels: nothing for a GPU that serves.
+
+use super::Failed;
+use super::buffer::{Buffer, Pinned};
+use super::context::Context;
+use super::launch::{Kernels, LaunchError};
+use super::stream::Stream;
+use crate::device::{Device, DeviceError, NoWindow, Part, Progress};
+use kvcachepool_kernels::launch::Way;
+use kvcachepool_kernels::launch::pages::Loops;
+use kvcachepool_kernels::pages::{BlockShape, HeadMajor, PagesError};
+use kvcachepool_memory::mapping::Mapping;
+use kvcachepool_memory::memfd::MemfdError;
+use kvcachepool_protocol::layouts::{LAYOUTS_JSON, LayoutTable};
+use kvcachepool_protocol::window::Direction;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// Bytes of one copy: a job of the size that loads have.
+pub const JOB_BYTES: u64 = 64 << 20;
+/// Copies that are asked for before the first is waited for.
+const AHEAD: u64 = 4;
+/// Bytes of a part of a window's copy: a block of all layers of a model with 8 B parameters.
+const PART_BYTES: u64 = 2 << 20;
+
+/// Something was not measured; in the words of who refused.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct NotMeasured(String);
+
+impl NotMeasured {
+    /// In these words.
+    pub fn new(why: impl Into<String>) -> Self {
+        Self(why.into())
+    }
+}
+
+macro_rules! reasons {
+    ($($error:ty),*) => {
+        $(impl From<$error> for NotMeasured {
+            fn from(error: $error) -> Self {
+                Self(error.to_string())
+            }
+        })*
+    };
+}
+reasons!(
+    Failed,
+    NoWindow,
+    DeviceError,
+    LaunchError,
+    PagesError,
+    MemfdError,
+    rustix::io::Errno
+);
+
+/// Bytes per second each way at the same time.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Both {
+    /// To the device.
+    pub load: f64,
+    /// To the host.
+    pub store: f64,
+}
+
+/// One direction of plain copies: memory on both sides and a stream.
+struct Lane {
+    direction: Direction,
+    stream: Stream,
+    device: Buffer,
+    host: Pinned,
+}
+
+impl Lane {
+    fn new(context: &Arc<Context>, direction: Direction) -> Result<Self, NotMeasured> {
+        let mapping = Mapping::private("kvcachepool-measure", JOB_BYTES)?;
+        mapping.populate(0, JOB_BYTES)?;
+        Ok(Self {
+            direction,
+            stream: Stream::new(context)?,
+            device: Buffer::new(context, JOB_BYTES)?,
+            host: Pinned::new(context, Arc::new(mapping))?,
+        })
+    }
+
+    fn job(&self) -> Result<(), Failed> {
+        match self.direction {
+            Direction::Load => self
+                .device
+                .copy_in(&self.stream, 0, &self.host, 0, JOB_BYTES),
+            Direction::Store => self
+                .device
+                .copy_out(&self.stream, 0, &self.host, 0, JOB_BYTES),
+        }
+    }
+
+    /// Bytes per second until told to end.
+    fn run(&self, on: &dyn Fn() -> bool) -> Result<f64, Failed> {
+        self.job()?;
+        self.stream.synchronize()?;
+        let (began, mut bytes) = (Instant::now(), 0);
+        while on() || bytes == 0 {
+            for _ in 0..AHEAD {
+                self.job()?;
+                bytes += JOB_BYTES;
+            }
+            self.stream.synchronize()?;
+        }
+        Ok(rate(bytes, began.elapsed()))
+    }
+}
+
+/// Plain copies of [`JOB_BYTES`] between page-locked memory and the device: the peak that others are held against. Takes twice as much of
+/// each.
+pub struct Link {
+    load: Lane,
+    store: Lane,
+}
+
+impl Link {
+    /// With memory of its own.
+    pub fn new(context: &Arc<Context>) -> Result<Self, NotMeasured> {
+        Ok(Self {
+            load: Lane::new(context, Direction::Load)?,
+            store: Lane::new(context, Direction::Store)?,
+        })
+    }
+
+    /// Bytes per second one way.
+    pub fn one_way(&self, direction: Direction, time: Duration) -> Result<f64, NotMeasured> {
+        let lane = match direction {
+            Direction::Load => &self.load,
+            Direction::Store => &self.store,
+        };
+        let began = Instant::now();
+        Ok(lane.run(&|| began.elapsed() < time)?)
+    }
+
+    /// Bytes per second of both ways at once.
+    pub fn both(&self, time: Duration) -> Result<Both, NotMeasured> {
+        let began = Instant::now();
+        self.both_while(&|| began.elapsed() < time)
+    }
+
+    /// The same until told to end: the load of a worker's own copies at full rate, from the threads that call.
+    pub fn both_while(&self, on: &(dyn Fn() -> bool + Sync)) -> Result<Both, NotMeasured> {
+        std::thread::scope(|scope| {
+            let store = scope.spawn(|| self.store.run(on));
+            let load = self.load.run(on);
+            let store = store.join().unwrap_or(Err(Failed {
+                call: "a thread",
+                result: 999,
+            }));
+            Ok(Both {
+                load: load?,
+                store: store?,
+            })
+        })
+    }
+}
+
+/// A window's copies between its memory and page-locked memory of the host, as the sidecar makes them.
+pub struct WindowLink {
+    device: Box<dyn Device>,
+    host: Pinned,
+    half: u64,
+}
+
+impl WindowLink {
+    /// A window of so many bytes on the device of this UUID: loads go to its first half, stores come from its second.
+    pub fn new(context: &Arc<Context>, uuid: &str, bytes: u64) -> Result<Self, NotMeasured> {
+        let mapping = Mapping::private("kvcachepool-measure", bytes)?;
+        mapping.populate(0, bytes)?;
+        Ok(Self {
+            device: super::open_alone(uuid, bytes)?,
+            host: Pinned::new(context, Arc::new(mapping))?,
+            half: bytes / 2,
+        })
+    }
+
+    /// Where the window is.
+    pub fn memory(&self) -> String {
+        self.device.memory()
+    }
+
+    /// Bytes per second one way.
+    pub fn one_way(&mut self, direction: Direction, time: Duration) -> Result<f64, NotMeasured> {
+        let began = Instant::now();
+        let [rate, _] = self.run([direction, direction], 1, &|| began.elapsed() < time)?;
+        Ok(rate)
+    }
+
+    /// Bytes per second of both ways at once, until told to end.
+    pub fn both_while(&mut self, on: &dyn Fn() -> bool) -> Result<Both, NotMeasured> {
+        let [load, store] = self.run([Direction::Load, Direction::Store], 2, on)?;
+        Ok(Both { load, store })
+    }
+
+    /// Bytes per second of what is stored and then loaded: each byte counts once.
+    pub fn round_trip(&mut self, time: Duration) -> Result<f64, NotMeasured> {
+        let (began, mut bytes) = (Instant::now(), 0);
+        while began.elapsed() < time || bytes == 0 {
+            self.run([Direction::Store; 2], 1, &|| false)?;
+            self.run([Direction::Load; 2], 1, &|| false)?;
+            bytes += self.half;
+        }
+        Ok(rate(bytes, began.elapsed()))
+    }
+
+    /// Keeps the first `count` of these directions busy: one copy of each is under way at any time.
+    fn run(
+        &mut self,
+        directions: [Direction; 2],
+        count: usize,
+        on: &dyn Fn() -> bool,
+    ) -> Result<[f64; 2], NotMeasured> {
+        let began = Instant::now();
+        let (mut bytes, mut tickets) = ([0; 2], [None; 2]);
+        loop {
+            let more = on();
+            for (at, direction) in directions.into_iter().enumerate().take(count) {
+                let ended = match tickets[at] {
+                    None => more || bytes[at] == 0,
+                    Some(ticket) => match self.device.progress(ticket) {
+                        Progress::Running => false,
+                        Progress::Failed(error) | Progress::Unknown(error) => {
+                            return Err(error.into());
+                        }
+                        Progress::Done => {
+                            tickets[at] = None;
+                            bytes[at] += self.half;
+                            more
+                        }
+                    },
+                };
+                if ended {
+                    tickets[at] = Some(self.begin(direction)?);
+                }
+            }
+            if tickets.iter().all(Option::is_none) {
+                let took = began.elapsed();
+                return Ok(bytes.map(|bytes| rate(bytes, took)));
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    fn begin(&mut self, direction: Direction) -> Result<crate::device::Ticket, DeviceError> {
+        let first = match direction {
+            Direction::Load => 0,
+            Direction::Store => self.half,
+        };
+        let parts = (0..self.half).step_by(PART_BYTES as usize);
+        let parts = parts.map(|at| Part {
+            window: first + at,
+            arena: first + at,
+            bytes: PART_BYTES.min(self.half - at),
+        });
+        let arena = self.host.mapping().clone();
+        self.device.begin(direction, &arena, parts.collect())
+    }
+}
+
+/// Work that looks to a GPU like decoding: a chain of kernels that are bound by the device's memory, step after step.
+pub struct Decode {
+    kernels: Arc<Kernels>,
+    stream: Stream,
+    loops: Loops<Kernels>,
+    from: Buffer,
+    to: Buffer,
+    layers: usize,
+}
+
+/// What a step took, in seconds.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Steps {
+    /// Half of them were faster.
+    pub p50: f64,
+    /// One of a hundred was slower.
+    pub p99: f64,
+    /// How many there were.
+    pub count: usize,
+}
+
+impl Decode {
+    /// Steps of so many kernels, like the layers of a model, each of which reads and writes so many bytes. Takes twice as many.
+    pub fn new(
+        kernels: Arc<Kernels>,
+        layers: usize,
+        layer_bytes: u64,
+    ) -> Result<Self, NotMeasured> {
+        let table = LayoutTable::parse(LAYOUTS_JSON).map_err(|e| NotMeasured(e.to_string()))?;
+        let layout = table
+            .layout("LBHNC")
+            .ok_or_else(|| NotMeasured("no layout LBHNC".into()))?;
+        // Runs of 8 KiB, one for each warp.
+        let shape = BlockShape {
+            layers: 1,
+            heads: 8,
+            kernel_blocks: 1,
+            tokens: 16,
+            state_bytes: 512,
+        };
+        let blocks = layer_bytes as usize / shape.block_bytes()?;
+        let loops = Loops::new(&*kernels, HeadMajor::new(layout, &shape, blocks)?)?;
+        let context = kernels.context().clone();
+        Ok(Self {
+            stream: Stream::new(&context)?,
+            from: Buffer::new(&context, layer_bytes)?,
+            to: Buffer::new(&context, layer_bytes)?,
+            kernels,
+            loops,
+            layers,
+        })
+    }
+
+    /// Bytes that a step reads and writes.
+    pub fn step_bytes(&self) -> u64 {
+        2 * self.from.bytes() * self.layers as u64
+    }
+
+    /// Steps for a while.
+    pub fn steps(&self, time: Duration) -> Result<Steps, NotMeasured> {
+        self.step()?;
+        let began = Instant::now();
+        let mut took = Vec::new();
+        while began.elapsed() < time || took.is_empty() {
+            let step = Instant::now();
+            self.step()?;
+            took.push(step.elapsed().as_secs_f64());
+        }
+        took.sort_unstable_by(f64::total_cmp);
+        let at = |share: usize| took.get((took.len() - 1) * share / 100).copied();
+        Ok(Steps {
+            p50: at(50).unwrap_or(0.0),
+            p99: at(99).unwrap_or(0.0),
+            count: took.len(),
+        })
+    }
+
+    /// Steps for a while, beside plain copies both ways at full rate, which are told too.
+    pub fn steps_beside(&self, link: &Link, time: Duration) -> Result<(Steps, Both), NotMeasured> {
+        let over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let copies = scope.spawn(|| link.both_while(&|| !over.load(Ordering::Relaxed)));
+            let steps = self.steps(time);
+            over.store(true, Ordering::Relaxed);
+            let copies = copies.join();
+            let copies = copies.unwrap_or_else(|_| Err(NotMeasured("a thread ended".into())));
+            Ok((steps?, copies?))
+        })
+    }
+
+    fn step(&self) -> Result<(), LaunchError> {
+        for _ in 0..self.layers {
+            let kernels = &*self.kernels;
+            self.loops
+                .change(kernels, &self.stream, Way::Pack, &self.from, &self.to)?;
+        }
+        Ok(self.stream.synchronize()?)
+    }
+}
+
+fn rate(bytes: u64, took: Duration) -> f64 {
+    bytes as f64 / took.as_secs_f64().max(1e-9)
+}

@@ -1,0 +1,135 @@
+//! Device memory that another process can map: by a descriptor of the virtual-memory API, else by a legacy IPC handle.
+#![allow(unsafe_code)]
+
+use super::api::{AllocationProp, DevicePtr, Failed, IPC_HANDLE_BYTES, done};
+use super::context::{Context, refused};
+use super::mapped::{Mapped, POSIX_FD, on_device};
+use crate::device::{Export, NoWindow};
+use kvcachepool_protocol::message::WindowKind;
+use kvcachepool_protocol::window::Unavailable;
+use rustix::fd::{FromRawFd, OwnedFd};
+use std::ptr::null_mut;
+use std::sync::Arc;
+
+/// `CU_MEM_ALLOCATION_TYPE_PINNED`.
+const PINNED: i32 = 1;
+
+enum Kind {
+    /// An allocation, mapped at the address.
+    Mapped(#[expect(dead_code, reason = "it is given back with this")] Mapped),
+    /// Memory of `cuMemAlloc`.
+    Plain,
+}
+
+/// Memory of a window.
+pub struct Memory {
+    context: Arc<Context>,
+    kind: Kind,
+    export: Export,
+    address: DevicePtr,
+    bytes: usize,
+}
+
+impl Memory {
+    /// Memory of `bytes` bytes. The context is current.
+    pub fn new(context: Arc<Context>, bytes: usize) -> Result<Self, NoWindow> {
+        match Self::mapped(context.clone(), bytes) {
+            Ok(memory) => Ok(memory),
+            Err(failed) if refused(failed).why == Unavailable::OutOfMemory => Err(refused(failed)),
+            Err(failed) => {
+                tracing::info!(
+                    ?failed,
+                    "no memory that a descriptor can pass; an IPC handle is tried"
+                );
+                Self::plain(context, bytes)
+            }
+        }
+    }
+
+    fn mapped(context: Arc<Context>, bytes: usize) -> Result<Self, Failed> {
+        let api = context.api;
+        let prop = AllocationProp {
+            kind: PINNED,
+            handle_types: POSIX_FD,
+            location: on_device(&context),
+            win32: null_mut(),
+            flags: [0; 8],
+        };
+        let (mut unit, mut allocation, mut fd) = (0, 0, -1i32);
+        // SAFETY: pointers to a size and a structure of ours.
+        let asked = unsafe { (api.granularity)(&mut unit, &prop, 0) };
+        done("cuMemGetAllocationGranularity", asked)?;
+        if unit == 0 || !bytes.is_multiple_of(unit) {
+            // `CUDA_ERROR_INVALID_VALUE`: such a device's pages are larger than ours
+            done("cuMemCreate", 1)?;
+        }
+        // SAFETY: pointers to a handle and a structure of ours.
+        let created = unsafe { (api.create)(&mut allocation, bytes, &prop, 0) };
+        done("cuMemCreate", created)?;
+        let mapped = Mapped::of(&context, allocation, bytes)?;
+        // SAFETY: the handle is that of the allocation; a descriptor is an int.
+        done("cuMemExportToShareableHandle", unsafe {
+            (api.export)((&raw mut fd).cast(), allocation, POSIX_FD, 0)
+        })?;
+        // SAFETY: the driver gave this descriptor to us and to nobody else.
+        let fd = (fd >= 0).then(|| Arc::new(unsafe { OwnedFd::from_raw_fd(fd) }));
+        let address = mapped.address;
+        Ok(Self {
+            context,
+            kind: Kind::Mapped(mapped),
+            export: Export {
+                kind: WindowKind::PosixFd,
+                fd,
+                handle: Vec::new(),
+            },
+            address,
+            bytes,
+        })
+    }
+
+    fn plain(context: Arc<Context>, bytes: usize) -> Result<Self, NoWindow> {
+        let api = context.api;
+        let (mut address, mut handle) = (0, vec![0u8; IPC_HANDLE_BYTES]);
+        // SAFETY: the pointer is to an address of ours.
+        let allocated = unsafe { (api.alloc)(&mut address, bytes) };
+        done("cuMemAlloc", allocated).map_err(refused)?;
+        // SAFETY: the pointer is to as many bytes as the call writes; the address is that of an allocation's begin.
+        let named = unsafe { (api.ipc_handle)(handle.as_mut_ptr(), address) };
+        // Dropped where the call failed, with the memory.
+        let this = Self {
+            context,
+            kind: Kind::Plain,
+            export: Export {
+                kind: WindowKind::IpcHandle,
+                fd: None,
+                handle,
+            },
+            address,
+            bytes,
+        };
+        done("cuIpcGetMemHandle", named).map_err(refused)?;
+        Ok(this)
+    }
+
+    /// How the worker gets at it.
+    pub fn export(&self) -> Export {
+        self.export.clone()
+    }
+
+    /// The device's address of a range; none out of range.
+    pub fn at(&self, offset: u64, bytes: u64) -> Option<DevicePtr> {
+        let end = offset.checked_add(bytes)?;
+        (end <= self.bytes as u64).then(|| self.address + offset)
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // What is mapped gives itself back.
+        if matches!(self.kind, Kind::Plain) && self.context.enter().is_ok() {
+            // SAFETY: the address is that which was given for this memory, and no copy uses it any more. What a worker has mapped of it
+            // stays until that unmaps it.
+            unsafe { (self.context.api.free)(self.address) };
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! Page locks of the arena: one unit after another on a thread of their own, from the first window that works on, and for as long as the process lives:
+//! a worker that comes back finds them, and an unlock holds up the node's drivers as a lock does. No copy waits for one.
+#![allow(unsafe_code)]
+
+use super::api::{ALREADY_REGISTERED, Api, done};
+use super::context::{Context, refused};
+use crate::device::{NoWindow, Part};
+use kvcachepool_engine::table::Table;
+use kvcachepool_memory::arena::Arena;
+use kvcachepool_memory::mapping::Mapping;
+use parking_lot::Mutex;
+use std::ffi::c_int;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// Bytes that are locked at once: a large lock holds up the driver's calls of the whole node, some 6 ms for these.
+const UNIT: u64 = 64 << 20;
+/// Between two locks, so that others get their turn.
+const PAUSE: Duration = Duration::from_millis(100);
+/// Where there is nothing to lock yet: an arena that is never populated wakes nobody often.
+const IDLE: Duration = Duration::from_secs(1);
+/// `CU_MEMHOSTREGISTER_PORTABLE`: for all contexts of this process.
+const PORTABLE: c_int = 1;
+
+static LOCKED: AtomicU64 = AtomicU64::new(0);
+
+/// Bytes that are page-locked, of all arenas of this process.
+pub fn locked_bytes() -> u64 {
+    LOCKED.load(Ordering::Relaxed)
+}
+
+/// Begins to lock an arena, unless that was begun. Mappings are kept for ever: their pages must stay where the driver has them.
+pub fn begin(context: &Arc<Context>, arena: &Arena) {
+    static BEGUN: Mutex<Vec<Arc<Mapping>>> = Mutex::new(Vec::new());
+    let mut begun = BEGUN.lock();
+    if begun.iter().any(|known| Arc::ptr_eq(known, &arena.bytes)) {
+        return;
+    }
+    let (context, locked) = (context.clone(), arena.clone());
+    let thread = std::thread::Builder::new()
+        .name("arena-lock".into())
+        .spawn(move || work(&context, &locked));
+    match thread {
+        Ok(_) => begun.push(arena.bytes.clone()),
+        Err(error) => tracing::warn!(%error, "the arena is not page-locked: copies are slower"),
+    }
+}
+
+fn work(context: &Context, arena: &Arena) {
+    let locked = lock_all(
+        &arena.bytes,
+        || u64::from(arena.table().populated_rows()) * kvcachepool_engine::table::ROW_BYTES,
+        // The driver keeps its own account of what is locked on the device: not in what is left to vLLM.
+        |start, bytes| context.spare(0, || register(context.api, start, bytes)),
+        std::thread::sleep,
+    );
+    match locked {
+        Ok(()) => tracing::info!(bytes = arena.bytes.length(), "the arena is page-locked"),
+        Err(reason) => {
+            tracing::warn!(%reason, locked_bytes = locked_bytes(), "no more of the arena is page-locked: copies are slower");
+        }
+    }
+}
+
+/// Locks unit by unit what has its pages: where they are missing the driver would make them, and hold up the node for that. Returns at the
+/// end, or with what was refused.
+fn lock_all(
+    arena: &Mapping,
+    populated: impl Fn() -> u64,
+    lock: impl Fn(*mut u8, usize) -> Result<(), NoWindow>,
+    pause: impl Fn(Duration),
+) -> Result<(), NoWindow> {
+    let mut at = 0;
+    while at < arena.length() {
+        let bytes = UNIT.min(arena.length() - at);
+        if populated() >= at + bytes
+            && let Some(start) = arena.address(at, bytes)
+        {
+            lock(start.as_ptr(), bytes as usize)?;
+            LOCKED.fetch_add(bytes, Ordering::Relaxed);
+            at += bytes;
+            pause(PAUSE);
+        } else {
+            pause(IDLE);
+        }
+    }
+    Ok(())
+}
+
+fn register(api: &Api, start: *mut u8, bytes: usize) -> Result<(), NoWindow> {
+    // SAFETY: the range lies in a mapping that is kept for ever.
+    match unsafe { (api.register)(start.cast(), bytes, PORTABLE as u32) } {
+        ALREADY_REGISTERED => Ok(()),
+        result => done("cuMemHostRegister", result).map_err(refused),
+    }
+}
+
+/// A part, cut where units meet: the driver refuses a copy over memory that it knows by two locks, or by one for a part of it.
+pub fn cut(part: Part) -> impl Iterator<Item = Part> {
+    let end = part.arena + part.bytes;
+    let first = part.arena / UNIT;
+    let last = end.saturating_sub(1).max(part.arena) / UNIT;
+    (first..=last).map(move |unit| {
+        let from = part.arena.max(unit * UNIT);
+        let to = end.min((unit + 1) * UNIT);
+        Part {
+            window: part.window + (from - part.arena),
+            arena: from,
+            bytes: to - from,
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kvcachepool_protocol::window::Unavailable;
+    use std::cell::{Cell, RefCell};
+
+    #[test]
+    fn a_part_is_cut_where_units_meet_and_loses_nothing() {
+        let part = |window, arena, bytes| Part {
+            window,
+            arena,
+            bytes,
+        };
+        for (whole, cuts) in [
+            (part(7, 0, UNIT), vec![part(7, 0, UNIT)]),
+            (
+                part(7, UNIT - 3, 8),
+                vec![part(7, UNIT - 3, 3), part(10, UNIT, 5)],
+            ),
+            (
+                part(0, UNIT - 1, UNIT + 2),
+                vec![
+                    part(0, UNIT - 1, 1),
+                    part(1, UNIT, UNIT),
+                    part(1 + UNIT, 2 * UNIT, 1),
+                ],
+            ),
+            (part(0, UNIT, 0), vec![part(0, UNIT, 0)]),
+        ] {
+            assert_eq!(cut(whole).collect::<Vec<_>>(), cuts);
+        }
+    }
+
+    #[test]
+    fn what_is_populated_is_locked_unit_by_unit_with_a_pause_behind_each() {
+        let arena = Mapping::private("arena", 2 * UNIT + 4096).unwrap();
+        let start = arena.address(0, 1).unwrap().as_ptr() as usize;
+        let (log, pages) = (RefCell::new(Vec::new()), Cell::new(UNIT));
+        let before = locked_bytes();
+        let outcome = lock_all(
+            &arena,
+            || pages.get(),
+            |at, bytes| {
+                let at = at as usize - start;
+                assert!((at + bytes) as u64 <= pages.get(), "pages are missing");
+                log.borrow_mut().push((at, bytes));
+                Ok(())
+            },
+            |pause| {
+                log.borrow_mut().push((0, pause.as_millis() as usize));
+                if log.borrow().len() == 4 {
+                    pages.set(arena.length());
+                }
+            },
+        );
+        let unit = UNIT as usize;
+        let wanted = [
+            (0, unit),
+            (0, 100),
+            (0, 1000),
+            (0, 1000),
+            (unit, unit),
+            (0, 100),
+            (2 * unit, 4096),
+            (0, 100),
+        ];
+        assert_eq!((outcome, &log.borrow()[..]), (Ok(()), &wanted[..]));
+        assert_eq!(locked_bytes() - before, arena.length());
+    }
+
+    #[test]
+    fn a_driver_that_refuses_is_not_asked_again() {
+        let arena = Mapping::private("arena", 2 * UNIT).unwrap();
+        let asked = Cell::new(0);
+        let refuses = |_, _| {
+            asked.set(asked.get() + 1);
+            Err(NoWindow::new(Unavailable::OutOfMemory, "no more"))
+        };
+        let why = lock_all(&arena, || u64::MAX, refuses, |_| ()).unwrap_err();
+        assert_eq!((why.why, asked.get()), (Unavailable::OutOfMemory, 1));
+    }
+}

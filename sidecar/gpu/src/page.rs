@@ -1,0 +1,74 @@
+//! The flag page of a window, as the sidecar uses it: words are read, records copied, and a word that still stands is answered.
+
+use kvcachepool_memory::mapping::Mapping;
+use kvcachepool_memory::memfd::MemfdError;
+use kvcachepool_protocol::window::{
+    Header, RECORD_BYTES, Reason, State, Word, page_bytes, record_at,
+};
+use rustix::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use zerocopy::IntoBytes;
+
+/// Shared with the worker, who may write anything at any time.
+#[derive(Debug)]
+pub struct FlagPage {
+    fd: Arc<OwnedFd>,
+    map: Mapping,
+    stages: u32,
+}
+
+impl FlagPage {
+    /// A page for so many stages, all free.
+    pub fn new(stages: u32, stage_bytes: u64) -> Result<Self, MemfdError> {
+        let bytes = page_bytes(stages);
+        let (fd, map) = Mapping::with_fd("kvcachepool-page", bytes)?;
+        map.write(0, Header::new(stages, stage_bytes).as_bytes());
+        Ok(Self {
+            fd: Arc::new(fd),
+            map,
+            stages,
+        })
+    }
+
+    /// Stages.
+    pub fn stages(&self) -> u32 {
+        self.stages
+    }
+
+    /// To be passed to the worker.
+    pub fn fd(&self) -> Arc<OwnedFd> {
+        self.fd.clone()
+    }
+
+    /// The state word of a stage; what was written to the record before it is seen after this. None where it is none.
+    pub fn word(&self, stage: u32) -> Option<Word> {
+        let word = self.map.word64(record_at(stage))?;
+        Word::decode(word.load(Ordering::Acquire))
+    }
+
+    /// A copy of the record of a stage. Whatever is written to it meanwhile or later does not change the copy.
+    pub fn record(&self, stage: u32) -> Vec<u8> {
+        let mut copy = vec![0; RECORD_BYTES as usize];
+        self.map.read(record_at(stage), &mut copy);
+        copy
+    }
+
+    /// Gives a stage back, with what the sidecar wrote before; nothing where its word is not the one that was read any more.
+    pub fn answer(&self, stage: u32, read: Word, state: State, reason: Reason) {
+        let answer = Word {
+            state,
+            reason,
+            sequence: read.sequence,
+        };
+        if let Some(word) = self.map.word64(record_at(stage)) {
+            // A worker that changed the word meanwhile broke the rules; its stage is its own affair.
+            let _ = word.compare_exchange(
+                read.encode(),
+                answer.encode(),
+                Ordering::AcqRel,
+                Ordering::Relaxed,
+            );
+        }
+    }
+}

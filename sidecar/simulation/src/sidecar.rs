@@ -1,0 +1,640 @@
+//! The sidecar's shell: gives the real state machine its inputs, carries out what it wants, and dies at any table write.
+
+use super::counts::Fault;
+use super::digests::DigestJob;
+use super::host::SimHost;
+use super::lower::{TierJob, configs};
+use super::memory::{COPIES, ENGINE, EngineDied, FdObject};
+use super::profile::{Profile, Slip};
+use super::table::SimTable;
+use super::windows::{Window, Wish};
+use super::world::{Wire, World, say};
+use kvcachepool_engine::config::{Config, Limits, Transfer};
+use kvcachepool_engine::mistake::{Mistake, made};
+use kvcachepool_engine::sessions::{
+    ConnId, Core, FdFacts, FdId, FdKind, FdType, Input, Now, Output, ProcessId, Start, WindowId,
+};
+use kvcachepool_engine::table::ROW_BYTES;
+use kvcachepool_protocol::PROTOCOL_VERSION;
+use kvcachepool_protocol::frame::Header;
+use std::collections::BTreeMap;
+
+/// What this boot answered to a PROBE.
+#[derive(Debug, Clone, Default)]
+pub struct Asked {
+    pub request: u32,
+    pub hashes: Vec<u64>,
+    /// (slot, generation) per section of the ready chunks, by chunk.
+    pub ready: Vec<Option<Vec<(u32, u32)>>>,
+    pub pins_ended: u64,
+    /// Hashes in full.
+    pub full: Vec<[u8; 32]>,
+    /// Chunks that the engine holds; none = an early PROBE.
+    pub local: Option<usize>,
+    pub conn: u64,
+    /// Time of the world when it was asked.
+    pub asked_at: u64,
+    pub asked_ms: u64,
+    pub wait_ms: u64,
+    /// The final answer is out, or the question is over.
+    pub answered: bool,
+}
+
+/// The sidecar container.
+#[derive(Default)]
+pub struct Sidecar {
+    pub core: Option<Core<SimHost>>,
+    /// An engine process runs, or has just died in a call.
+    pub up: bool,
+    pub container: bool,
+    pub stopped: bool,
+    pub boot: u64,
+    pub unhealthy: u32,
+    pub booted_at: u64,
+    pub restart_at: u64,
+    pub watched: Vec<(ProcessId, usize)>,
+    pub peer_fds: Vec<(FdId, usize)>,
+    pub digests: Vec<DigestJob>,
+    pub jobs: Vec<TierJob>,
+    pub populated: u32,
+    pub asked: BTreeMap<(usize, u64), Asked>,
+    /// Soft pins that had ended when the core was called last.
+    pub pins_ended: u64,
+    /// Rows whose bytes flipped, and when; 0 = before this boot.
+    pub flips: BTreeMap<u32, u64>,
+    pub mismatches: Vec<(u32, u32, u32)>,
+    /// Windows that are to be made, that a worker says to see, and that are there.
+    pub wishes: Vec<Wish>,
+    pub confirms: Vec<WindowId>,
+    pub windows: Vec<Window>,
+    pub out: Vec<Output>,
+}
+
+fn config(p: &Profile) -> Config {
+    let mut base = Config::default();
+    base.settings.min_load_tokens = p.min_load_tokens;
+    Config {
+        arena_bytes: u64::from(p.segments) * 64 * ROW_BYTES,
+        policy: p.policy,
+        verify: p.verify,
+        sweep_in_flight_max: 2,
+        limits: Limits {
+            granted_bytes_max: u64::from(p.segments) * 64 * ROW_BYTES,
+            soft_pin_percent_max: p.soft_pin_percent,
+            events_max: 64,
+            ..base.limits
+        },
+        fetch_outlives_engine: p.fetch_outlives,
+        tiers: configs(p.tiers),
+        read_bytes_per_s: p.paces[0],
+        write_bytes_per_s: p.paces[1],
+        transfer: match p.windows {
+            0 => Transfer::Auto,
+            _ => Transfer::CudaWindow,
+        },
+        ..base
+    }
+}
+
+/// Calls the state machine; it may die in the call.
+pub(super) fn survives<T>(call: impl FnOnce() -> T) -> Option<T> {
+    match std::panic::catch_unwind(std::panic::AssertUnwindSafe(call)) {
+        Ok(value) => Some(value),
+        Err(why) if why.is::<EngineDied>() => None,
+        Err(why) => std::panic::resume_unwind(why),
+    }
+}
+
+impl World {
+    /// The time, as the engine process of the moment counts it.
+    pub(super) fn core_now(&self) -> Now {
+        Now {
+            mono_ms: self.now - self.side.booted_at + 5,
+            unix_s: 1_700_000_000 + self.now / 1000,
+        }
+    }
+
+    /// The container or the engine process starts, where that is due.
+    pub fn boot_step(&mut self) -> bool {
+        if self.side.core.is_some() || self.now < self.side.restart_at {
+            return false;
+        }
+        if !self.side.container {
+            self.side.container = true;
+            say!(self, "a new container starts");
+        }
+        let side = &mut self.side;
+        side.boot += 1;
+        side.unhealthy += 1;
+        side.booted_at = self.now;
+        side.populated = 0;
+        let cold = side.unhealthy > 3;
+        if cold {
+            self.hit(Fault::ColdStart);
+        }
+        let die = self.faults_on && self.rng.chance(self.p.rates.crash_at_write * 10);
+        let (found, boot) = (self.memory.borrow().supervisor, self.side.boot);
+        self.note_flips(found);
+        say!(
+            self,
+            "engine boots ({boot}), finds region index {found:?}, cold {cold}"
+        );
+        if die {
+            self.memory.borrow_mut().writes_left = Some(self.rng.below(20) as u32);
+        }
+        let start = Start {
+            boot,
+            version: "0.1.0".into(),
+            found: found.map(|at| SimTable::of(&self.memory, at)),
+            cold,
+        };
+        let host = SimHost {
+            memory: self.memory.clone(),
+        };
+        let mut out = std::mem::take(&mut self.side.out);
+        let now = self.core_now();
+        let settings = config(&self.p);
+        self.side.core = survives(|| Core::new(settings, host, start, now, &mut out));
+        self.side.up = true;
+        self.after(out, die.then_some(Fault::CrashInBoot));
+        self.tell_tiers();
+        true
+    }
+
+    /// One input for the state machine.
+    pub(super) fn drive(&mut self, input: Input<'_>) {
+        let now = self.core_now();
+        let Some(core) = self.side.core.as_mut() else {
+            return;
+        };
+        let mut out = std::mem::take(&mut self.side.out);
+        survives(|| core.handle(now, input, &mut out));
+        self.after(out, Some(Fault::CrashAtTableWrite));
+    }
+
+    /// What follows from a call: the engine is dead, or its outputs are carried out.
+    pub(super) fn after(&mut self, mut out: Vec<Output>, how: Option<Fault>) {
+        let crashed = self.memory.borrow().crashed;
+        if !crashed {
+            for output in out.drain(..) {
+                self.carry_out(output);
+            }
+        }
+        out.clear();
+        self.side.out = out;
+        if crashed {
+            if let Some(fault) = how {
+                self.hit(fault);
+            }
+            self.crash();
+        } else if how == Some(Fault::CrashInBoot) {
+            self.memory.borrow_mut().writes_left = None;
+        }
+        self.side.pins_ended = self.pins_ended();
+        self.collect();
+    }
+
+    /// The engine process is gone.
+    pub fn crash(&mut self) {
+        self.side.core = None;
+        if !std::mem::take(&mut self.side.up) {
+            return;
+        }
+        say!(self, "ENGINE CRASH");
+        for conn in &mut self.conns {
+            conn.server_open = false;
+            conn.up.clear();
+        }
+        self.windows_die();
+        let until = self.now + self.rng.span(0, 29_000);
+        let mut outlives = false;
+        {
+            let mut m = self.memory.borrow_mut();
+            m.writes_left = None;
+            m.crashed = false;
+            for region in &mut m.regions {
+                region.leased.clear();
+                for w in region
+                    .writers
+                    .iter_mut()
+                    .filter(|w| w.pid == ENGINE && w.ghost_until.is_none())
+                {
+                    w.ghost_until = Some(until);
+                    outlives = true;
+                }
+                if !self.p.fetch_outlives {
+                    region.writers.retain(|w| w.pid != ENGINE);
+                }
+                for w in region.writers.iter_mut().filter(|w| w.pid == COPIES) {
+                    w.ghost_until.get_or_insert(until);
+                }
+                if !self.p.gpu {
+                    region.writers.retain(|w| w.pid != COPIES);
+                }
+            }
+        }
+        if outlives && self.p.fetch_outlives {
+            self.hit(Fault::FetchOutlivedEngine);
+        }
+        let restart = self.now + self.rng.span(1, 300);
+        let side = &mut self.side;
+        side.watched.clear();
+        side.peer_fds.clear();
+        side.digests.clear();
+        side.jobs.clear();
+        side.asked.clear();
+        side.mismatches.clear();
+        side.stopped = false;
+        side.restart_at = restart;
+    }
+
+    /// The whole container is gone, and what only it held.
+    pub fn container_dies(&mut self, upgrade: bool) {
+        say!(self, "CONTAINER DEATH, upgrade {upgrade}");
+        self.crash();
+        self.side.container = false;
+        self.side.restart_at = self.now + self.rng.span(1, 3_000);
+        let mut m = self.memory.borrow_mut();
+        m.supervisor = None;
+        if upgrade {
+            m.format += 1;
+        }
+    }
+
+    /// Reads one frame of a connection, or its end.
+    pub fn sidecar_reads(&mut self, at: usize) -> bool {
+        if self.side.core.is_none() {
+            return false;
+        }
+        let old_frames = made(Mistake::OldFrames);
+        let c = &mut self.conns[at];
+        if !c.server_open && (!old_frames || c.up.is_empty()) {
+            return false;
+        }
+        let (id, pid, part) = (ConnId(c.id), c.pid, c.part);
+        if !c.accepted {
+            c.accepted = true;
+            let mut peer = None;
+            if self.p.kernel_pidfd {
+                let fd = self.fd();
+                self.side.peer_fds.push((fd, pid));
+                peer = Some(FdFacts {
+                    id: fd,
+                    kind: FdType::Pidfd { pollable: true },
+                });
+            }
+            self.drive(Input::Connected {
+                conn: id,
+                peer,
+                pid: 0,
+            });
+            return true;
+        }
+        let c = &mut self.conns[at];
+        let Some(wire) = c.up.pop_front() else {
+            if c.client_open {
+                return false;
+            }
+            c.server_open = false;
+            say!(
+                self,
+                "sidecar sees the end of connection {} of {part:?}",
+                id.0
+            );
+            self.answers_lost(id);
+            self.close_window(id);
+            self.drive(Input::Disconnected { conn: id });
+            return true;
+        };
+        if !c.client_open {
+            // the end may be noticed before what was not read yet
+            if self.rng.chance(150) && !old_frames {
+                self.conns[at].up.clear();
+                self.conns[at].server_open = false;
+                self.hit(Fault::FramesDroppedUnread);
+                say!(
+                    self,
+                    "sidecar drops what connection {} of {part:?} still had",
+                    id.0
+                );
+                self.answers_lost(id);
+                self.close_window(id);
+                self.drive(Input::Disconnected { conn: id });
+                return true;
+            }
+            self.hit(Fault::FramesReadAfterBreak);
+        }
+        let id_number = id.0;
+        let older = self.conns.iter().any(|o| {
+            o.part == part && o.pid == pid && o.id < id_number && !o.up.is_empty() && o.server_open
+        });
+        if older && wire.op == kvcachepool_protocol::frame::Op::Hello {
+            self.hit(Fault::NewerHelloReadFirst);
+        }
+        self.deliver(id, part.instance, part.rank.is_none(), wire);
+        true
+    }
+
+    fn fd(&mut self) -> FdId {
+        let mut m = self.memory.borrow_mut();
+        m.next_fd += 1;
+        FdId(m.next_fd)
+    }
+
+    fn deliver(&mut self, conn: ConnId, instance: usize, scheduler: bool, wire: Wire) {
+        let mut facts = Vec::with_capacity(wire.fds.len());
+        for object in &wire.fds {
+            let id = self.fd();
+            let mut m = self.memory.borrow_mut();
+            m.fds.push((id, *object));
+            let kind = match object {
+                FdObject::Pidfd(_) => FdType::Pidfd { pollable: true },
+                FdObject::Arena(at) | FdObject::Table(at) => FdType::Memfd {
+                    sealed: true,
+                    live: m.supervisor == Some(*at),
+                },
+                FdObject::Lock | FdObject::Window(_) | FdObject::Junk => FdType::Other,
+            };
+            facts.push(FdFacts { id, kind });
+        }
+        say!(
+            self,
+            "sidecar reads {:?} tag {} on connection {}",
+            wire.op,
+            wire.tag,
+            conn.0
+        );
+        if scheduler {
+            self.before_frame(conn, instance, &wire);
+        }
+        let header = Header {
+            length: wire.body.len() as u32,
+            version: PROTOCOL_VERSION,
+            opcode: wire.op as u8,
+            flags: wire.flags,
+            tag: wire.tag,
+        };
+        let input = Input::Frame {
+            conn,
+            header,
+            body: &wire.body,
+            fds: &facts,
+        };
+        self.memory.borrow_mut().forget_evictions();
+        if wire.op == kvcachepool_protocol::frame::Op::Grant
+            && self.p.slips(Slip::ReplyFirst)
+            && self.faults_on
+            && self.rng.chance(100)
+        {
+            self.answer_then_die(input);
+        } else {
+            self.drive(input);
+        }
+        self.memory.borrow_mut().fds.clear();
+        if scheduler {
+            self.after_frame(instance, &wire);
+        }
+    }
+
+    /// The answer of a call leaves, nothing of what it stored does.
+    fn answer_then_die(&mut self, input: Input<'_>) {
+        let before = {
+            let m = self.memory.borrow();
+            m.supervisor
+                .map(|at| (at, m.regions[at].rows.clone(), m.regions[at].chunks.clone()))
+        };
+        self.drive(input);
+        if let (Some((at, rows, chunks)), true) = (before, self.side.core.is_some()) {
+            let mut m = self.memory.borrow_mut();
+            m.regions[at].rows = rows;
+            m.regions[at].chunks = chunks;
+            drop(m);
+            self.crash();
+        }
+    }
+
+    fn carry_out(&mut self, output: Output) {
+        match output {
+            Output::Send {
+                conn,
+                op,
+                flags,
+                tag,
+                body,
+                fds,
+            } => {
+                self.check_answer(conn, op, flags, tag, &body);
+                let live = self.memory.borrow().supervisor;
+                let objects: Vec<FdObject> = fds
+                    .iter()
+                    .map(|kind| match (kind, live) {
+                        (FdKind::Arena, Some(at)) => FdObject::Arena(at),
+                        (FdKind::Table, Some(at)) => FdObject::Table(at),
+                        (FdKind::Lock, _) => FdObject::Lock,
+                        _ => FdObject::Junk,
+                    })
+                    .collect();
+                let Some(c) = self.conn(conn.0) else { return };
+                if !c.client_open || !c.server_open {
+                    return;
+                }
+                let pid = c.pid;
+                c.down.push_back(Wire {
+                    op,
+                    flags,
+                    tag,
+                    body,
+                    fds: objects.clone(),
+                });
+                if let (true, Some(at)) = (fds.contains(&FdKind::Arena), live) {
+                    self.holds(at, pid);
+                }
+            }
+            Output::Close { conn, reason } => {
+                say!(self, "sidecar closes connection {}: {reason}", conn.0);
+                self.close_window(conn);
+                let old = made(Mistake::OldFrames);
+                if let Some(c) = self.conn(conn.0) {
+                    c.server_open = false;
+                    if !old {
+                        c.up.clear();
+                    }
+                }
+            }
+            Output::WatchProcess { process, fd } => {
+                let by_frame = self
+                    .memory
+                    .borrow()
+                    .fds
+                    .iter()
+                    .find(|(id, _)| *id == fd)
+                    .map(|(_, o)| *o);
+                let pid = match by_frame {
+                    Some(FdObject::Pidfd(pid)) => Some(pid),
+                    _ => self
+                        .side
+                        .peer_fds
+                        .iter()
+                        .find(|(id, _)| *id == fd)
+                        .map(|(_, pid)| *pid),
+                };
+                if let Some(pid) = pid {
+                    self.side.watched.push((process, pid));
+                }
+            }
+            Output::Digest {
+                slot,
+                generation,
+                check,
+                length,
+                ..
+            } => {
+                if let Some(region) = self.memory.borrow().supervisor {
+                    self.side.digests.push(DigestJob {
+                        region,
+                        slot,
+                        generation,
+                        check,
+                        length,
+                        begun: None,
+                        clean: true,
+                    });
+                }
+            }
+            Output::Tier(order) => self.tier_ordered(order),
+            Output::OpenWindow {
+                conn, process, tag, ..
+            } => self.open_window(WindowId { conn, tag }, process),
+            Output::ConfirmWindow { conn, tag } => {
+                self.side.confirms.push(WindowId { conn, tag });
+            }
+            Output::Admin { .. } => {}
+            Output::Log { event, detail } => {
+                if event == "ArenaAdopted" {
+                    self.hit(Fault::HandedBack);
+                    if self.memory.borrow().holders.len() > 1 {
+                        self.hit(Fault::HandedBackByOneOfTwo);
+                    }
+                    self.side.populated = 0;
+                    let live = self.memory.borrow().supervisor;
+                    self.note_flips(live);
+                }
+                if event == "ArenaUnusable" {
+                    self.hit(Fault::OtherFormat);
+                }
+                say!(self, "sidecar: {event} {detail}");
+            }
+        }
+    }
+
+    /// The kernel gives more pages.
+    pub fn populate_step(&mut self) -> bool {
+        let Some(geometry) = self
+            .side
+            .core
+            .as_ref()
+            .and_then(|c| c.engine())
+            .map(|e| e.geometry())
+        else {
+            return false;
+        };
+        if self.side.populated >= geometry.rows {
+            return false;
+        }
+        self.side.populated += geometry.segment_rows();
+        let rows = self.side.populated;
+        self.drive(Input::Populated { rows });
+        true
+    }
+
+    /// A pidfd of a dead process becomes readable.
+    pub fn death_step(&mut self) -> bool {
+        let Some(at) = self
+            .side
+            .watched
+            .iter()
+            .position(|(_, pid)| !self.procs[*pid].alive)
+        else {
+            return false;
+        };
+        let (process, pid) = self.side.watched.swap_remove(at);
+        say!(self, "sidecar learns of the death of process {pid}");
+        self.forget_leases_of(pid);
+        self.drive(Input::ProcessDied { process });
+        true
+    }
+
+    /// Reads everything that is readable, then lets the timers run.
+    pub fn tick(&mut self) -> bool {
+        if self.side.core.is_none() {
+            return false;
+        }
+        let mut any = true;
+        while any && self.side.core.is_some() && self.violation.is_none() {
+            any = false;
+            let start = self.rng.below(self.conns.len());
+            for n in 0..self.conns.len() {
+                let at = (start + n) % self.conns.len();
+                let waits = !self.conns[at].accepted
+                    || !self.conns[at].up.is_empty()
+                    || !self.conns[at].client_open;
+                if waits && self.conns[at].server_open && self.sidecar_reads(at) {
+                    self.events += 1;
+                    any = true;
+                }
+            }
+        }
+        if self.now >= self.side.booted_at + 60_000 {
+            self.side.unhealthy = 0;
+        }
+        let expired = self.core_stats(|s| s.expired_chunks);
+        self.drive(Input::Tick);
+        self.answers_in_time();
+        self.audit_tiers();
+        if self.core_stats(|s| s.expired_chunks) > expired {
+            self.hit(Fault::Expired);
+        }
+        true
+    }
+
+    /// A counter of the engine, 0 while there is none.
+    pub fn core_stats(&self, read: impl Fn(&kvcachepool_engine::Stats) -> u64) -> u64 {
+        self.side
+            .core
+            .as_ref()
+            .and_then(|c| c.engine())
+            .map_or(0, |e| read(e.stats()))
+    }
+
+    /// A hook wants everything written down.
+    pub fn flush(&mut self) -> bool {
+        let now = self.core_now();
+        let Some(core) = self.side.core.as_mut() else {
+            return false;
+        };
+        let mut out = Vec::new();
+        survives(|| {
+            core.flush_now(now, &mut out);
+        });
+        self.hit(Fault::Flush);
+        say!(self, "a flush begins");
+        self.after(out, Some(Fault::CrashAtTableWrite));
+        true
+    }
+
+    /// A person clears everything.
+    pub fn clear(&mut self) -> bool {
+        let now = self.core_now();
+        let Some(core) = self.side.core.as_mut() else {
+            return false;
+        };
+        let mut out = Vec::new();
+        if survives(|| core.clear(now, &mut out).is_ok()) == Some(true) {
+            self.clear_tiers();
+        }
+        self.hit(Fault::Cleared);
+        say!(self, "everything is cleared");
+        self.after(out, Some(Fault::CrashAtTableWrite));
+        true
+    }
+}

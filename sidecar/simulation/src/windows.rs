@@ -1,0 +1,383 @@
+//! The sidecar's side of windows: the real mover and its course, on threads that take their turns by chance.
+
+use super::counts::Fault;
+use super::device::{Copies, Pane, SimDevice, State};
+use super::memory::{FdObject, rows_of};
+use super::owner::Owner;
+use super::rules::Rule;
+use super::sidecar::survives;
+use super::world::{Wire, World, say};
+use kvcachepool_engine::sessions::{ConnId, Input, ProcessId, WindowId, WindowNews};
+use kvcachepool_gpu::course::{Course, Turn};
+use kvcachepool_gpu::mover::Mover;
+use kvcachepool_gpu::page::FlagPage;
+use kvcachepool_memory::mapping::Mapping;
+use kvcachepool_protocol::frame::{FLAG_ERROR, FLAG_FDS, FLAG_REPLY, Op};
+use kvcachepool_protocol::message::{ErrorBody, ErrorCode, WindowReply, encode};
+use kvcachepool_protocol::table::ROW_BYTES;
+use kvcachepool_protocol::window::{Direction, Order, Unavailable, page_bytes};
+use parking_lot::Mutex;
+use rustix::fd::AsFd;
+use std::cell::{Cell, RefCell};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A process's next window waits so long for the end of the one before.
+const HOLD_MS: u64 = 2_000;
+
+/// A window that is being made.
+#[derive(Debug, Clone, Copy)]
+pub struct Wish {
+    window: WindowId,
+    process: ProcessId,
+    since: u64,
+    withdrawn: bool,
+}
+
+/// A window as the sidecar has it.
+pub struct Window {
+    id: WindowId,
+    process: ProcessId,
+    region: u64,
+    pub pane: usize,
+    mover: Mover,
+    course: Course,
+    /// Its connection is over, or has another one.
+    withdrawn: bool,
+}
+
+impl Window {
+    /// No copy of it begins any more.
+    pub fn is_over(&self) -> bool {
+        self.course.is_over()
+    }
+}
+
+impl World {
+    /// The state machine wants a window made. Another one of the connection is over by that.
+    pub(super) fn open_window(&mut self, window: WindowId, process: ProcessId) {
+        self.close_window(window.conn);
+        self.side.wishes.push(Wish {
+            window,
+            process,
+            since: self.now,
+            withdrawn: false,
+        });
+    }
+
+    /// A connection is over, and its window with it.
+    pub(super) fn close_window(&mut self, conn: ConnId) {
+        for wish in &mut self.side.wishes {
+            wish.withdrawn |= wish.window.conn == conn;
+        }
+        for window in &mut self.side.windows {
+            window.withdrawn |= window.id.conn == conn;
+        }
+    }
+
+    /// The sidecar gives up some window.
+    pub(super) fn withdraw(&mut self) -> bool {
+        let at = self.rng.below(self.side.windows.len());
+        let Some(window) = self.side.windows.get_mut(at) else {
+            return false;
+        };
+        let pane = window.pane;
+        if std::mem::replace(&mut window.withdrawn, true) {
+            return false;
+        }
+        say!(self, "window {pane} is withdrawn");
+        self.hit(Fault::WindowWithdrawn);
+        true
+    }
+
+    /// Something of a window moves: a copy, or the thread of one.
+    pub fn window_step(&mut self) -> bool {
+        let stopped = self.side.stopped;
+        if stopped && !self.p.gpu {
+            return false;
+        }
+        if stopped || self.rng.chance(450) {
+            return self.copy_step();
+        }
+        if self.rng.chance(200) && (self.make_window() || self.confirm_window()) {
+            return true;
+        }
+        let count = self.side.windows.len();
+        let start = self.rng.below(count);
+        (0..count).any(|n| self.turn((start + n) % count))
+    }
+
+    /// Every thread of a window takes its turn, and every copy goes on.
+    pub(super) fn windows_move(&mut self) -> bool {
+        let mut any = self.make_window() | self.confirm_window();
+        for at in (0..self.side.windows.len()).rev() {
+            any |= self.turn(at);
+        }
+        while self.copy_step() {
+            any = true;
+        }
+        any
+    }
+
+    fn make_window(&mut self) -> bool {
+        if self.side.core.is_none() || self.side.wishes.is_empty() {
+            return false;
+        }
+        let at = self.rng.below(self.side.wishes.len());
+        let wish = self.side.wishes[at];
+        let busy = self.side.windows.iter().any(|w| w.process == wish.process);
+        if busy && self.now < wish.since + HOLD_MS {
+            return false;
+        }
+        self.side.wishes.remove(at);
+        let region = self.memory.borrow().supervisor;
+        let scarce = self.faults_on && self.rng.chance(self.p.rates.window);
+        let pid = self.conn(wish.window.conn.0).map(|c| c.pid);
+        match (region, pid) {
+            (Some(region), Some(pid)) if !busy && !scarce => self.made(wish, region, pid),
+            _ => {
+                let why = if scarce {
+                    Unavailable::OutOfMemory
+                } else {
+                    Unavailable::Busy
+                };
+                self.refuse_window(wish.window, wish.window.tag, why);
+            }
+        }
+        true
+    }
+
+    fn made(&mut self, wish: Wish, region: usize, pid: usize) {
+        let (stages, stage_bytes) = (self.p.stages, u64::from(self.p.stage_rows) * ROW_BYTES);
+        let page = FlagPage::new(stages, stage_bytes).unwrap();
+        let theirs = Mapping::new(page.fd().as_fd(), page_bytes(stages)).unwrap();
+        let geometry = self.memory.borrow().regions[region].geometry;
+        // never touched: bytes are the device's affair
+        let arena = Arc::new(Mapping::private("arena", geometry.arena_bytes).unwrap());
+        let copies = Arc::new(Mutex::new(Copies::default()));
+        let device = Box::new(SimDevice(copies.clone()));
+        let pane = self.panes.len();
+        self.panes.push(Pane {
+            pid,
+            boot: self.side.boot,
+            region,
+            page: theirs,
+            stages,
+            stage_bytes,
+            sequences: vec![0; stages as usize],
+            cells: Default::default(),
+            copies,
+            sidecar_there: true,
+            worker_there: self.procs[pid].alive,
+            seen: false,
+        });
+        self.side.windows.push(Window {
+            id: wish.window,
+            process: wish.process,
+            region: geometry.region,
+            pane,
+            mover: Mover::new(page, device, arena, stage_bytes),
+            course: Course::default(),
+            withdrawn: wish.withdrawn,
+        });
+        say!(self, "window {pane} is made for process {pid}");
+        let reply = WindowReply {
+            stages,
+            stage_bytes,
+            ..WindowReply::default()
+        };
+        let WindowId { conn, tag } = wish.window;
+        let body = encode(&reply).unwrap();
+        self.answer_window(conn, tag, FLAG_FDS, body, vec![FdObject::Window(pane)]);
+    }
+
+    fn refuse_window(&mut self, window: WindowId, tag: u64, why: Unavailable) {
+        self.hit(Fault::WindowRefused);
+        let reason = format!("{why:?}: simulated");
+        let error = ErrorBody {
+            code: ErrorCode::WindowUnavailable,
+            message: reason.clone(),
+            retryable: false,
+        };
+        let news = WindowNews::Unavailable { reason };
+        self.drive(Input::Window { window, news });
+        let body = encode(&error).unwrap();
+        self.answer_window(window.conn, tag, FLAG_ERROR, body, Vec::new());
+    }
+
+    fn answer_window(
+        &mut self,
+        conn: ConnId,
+        tag: u64,
+        flags: u16,
+        body: Vec<u8>,
+        fds: Vec<FdObject>,
+    ) {
+        if let Some(c) = self.conn(conn.0)
+            && c.client_open
+            && c.server_open
+        {
+            c.down.push_back(Wire {
+                op: Op::Window,
+                flags: FLAG_REPLY | flags,
+                tag,
+                body,
+                fds,
+            });
+        }
+    }
+
+    /// A worker says that it has written where the sidecar looks.
+    fn confirm_window(&mut self) -> bool {
+        let Some(question) = self.side.confirms.pop() else {
+            return false;
+        };
+        let WindowId { conn, tag } = question;
+        let of = |w: &&mut Window| w.id.conn == conn && !w.withdrawn;
+        let Some(window) = self.side.windows.iter_mut().find(of) else {
+            self.refuse_window(question, tag, Unavailable::Busy);
+            return true;
+        };
+        let id = window.id;
+        if !self.panes[window.pane].seen {
+            self.refuse_window(id, tag, Unavailable::PatternMismatch);
+            return true;
+        }
+        window.course.works();
+        let news = WindowNews::Works {
+            memory: "simulated memory".into(),
+        };
+        self.drive(Input::Window { window: id, news });
+        let reply = WindowReply {
+            working: true,
+            ..WindowReply::default()
+        };
+        self.answer_window(conn, tag, 0, encode(&reply).unwrap(), Vec::new());
+        true
+    }
+
+    /// The thread of a window looks at its stages. False: there was nothing to do.
+    fn turn(&mut self, at: usize) -> bool {
+        if at >= self.side.windows.len() {
+            return false;
+        }
+        let Some(core) = self.side.core.take() else {
+            return false;
+        };
+        let mut window = self.side.windows.remove(at);
+        let (id, pane) = (window.id, window.pane);
+        if window.withdrawn || !self.panes[pane].worker_there {
+            window.course.end();
+        }
+        let refuses = self.faults_on && self.rng.chance(self.p.rates.window / 4);
+        self.panes[pane].copies.lock().refuses = refuses;
+        let owner = Owner {
+            core: RefCell::new(core),
+            out: RefCell::new(std::mem::take(&mut self.side.out)),
+            id,
+            region: window.region,
+            now: self.core_now(),
+            page: &self.panes[pane].page,
+            begun: RefCell::default(),
+            refused: Cell::default(),
+            doubted: Cell::default(),
+            early: Cell::default(),
+        };
+        let now = Duration::from_millis(self.now);
+        let turn = survives(|| window.course.turn(&mut window.mover, &owner, now));
+        let Owner {
+            core,
+            out,
+            begun,
+            refused,
+            doubted,
+            early,
+            ..
+        } = owner;
+        self.side.core = Some(core.into_inner());
+        self.side.windows.insert(at, window);
+        let begun = begun.into_inner();
+        if early.get() {
+            self.broke(Rule::S12, || {
+                format!("a stage of window {pane} is back before its copy's end is known")
+            });
+        }
+        let moved = !begun.is_empty() || refused.get() > 0;
+        self.copies_begin(pane, begun);
+        for _ in 0..refused.get() {
+            self.hit(Fault::StageRefused);
+        }
+        self.overdue(pane, doubted.get());
+        self.after(out.into_inner(), Some(Fault::CrashAtTableWrite));
+        let Some(turn) = turn else { return true };
+        self.turned(id, pane, turn);
+        moved || turn.step.answered > 0 || turn.doubted.is_some() || turn.ended
+    }
+
+    /// Copies began: memory hears of them, in the order in which they were allowed.
+    fn copies_begin(&mut self, pane: usize, orders: Vec<Order>) {
+        let region = self.panes[pane].region;
+        let lock = self.procs[self.panes[pane].pid].lock.unwrap_or(0);
+        let copies = self.panes[pane].copies.clone();
+        let mut copies = copies.lock();
+        copies.list.retain(|c| !(c.told && c.begun));
+        let fresh = copies.list.iter_mut().filter(|c| !c.begun);
+        for (copy, order) in fresh.zip(orders) {
+            copy.begun = true;
+            if copy.state == State::Failed {
+                self.hit(Fault::CopyRefused);
+                continue;
+            }
+            say!(
+                self,
+                "copy {} of window {pane} begins: {order:?}",
+                copy.ticket.0
+            );
+            if order.direction == Direction::Load {
+                self.hit(Fault::StageLoaded);
+                continue;
+            }
+            self.hit(Fault::StageStored);
+            for (_, run) in &order.runs {
+                let first = (u64::from(run.offset) / ROW_BYTES) as u32;
+                let rows = rows_of(u64::from(run.bytes));
+                self.touched(region, run.slot + first, rows);
+                let mut m = self.memory.borrow_mut();
+                m.begin_copy(region, lock, run.slot, run.generation, first, rows);
+            }
+        }
+    }
+
+    /// Copies that only take long count as in doubt, too.
+    fn overdue(&mut self, pane: usize, doubted: u32) {
+        let copies = self.panes[pane].copies.clone();
+        let runs = copies.lock().list.iter().any(|c| c.state == State::Running);
+        if doubted > 0 && runs {
+            self.hit(Fault::CopyOverdue);
+        }
+    }
+
+    fn turned(&mut self, window: WindowId, pane: usize, turn: Turn) {
+        let unavailable = |reason: &str| WindowNews::Unavailable {
+            reason: reason.into(),
+        };
+        if turn.doubted.is_some() {
+            self.panes[pane].sidecar_there = false;
+            let news = unavailable("CopyInDoubt");
+            self.drive(Input::Window { window, news });
+        }
+        if turn.ended {
+            self.panes[pane].sidecar_there = false;
+            self.side.windows.retain(|w| w.pane != pane);
+            let copies = self.panes[pane].copies.clone();
+            if copies.lock().list.iter().any(|c| c.runs()) {
+                self.broke(Rule::S12, || {
+                    format!("the memory of window {pane} is freed under a copy")
+                });
+            }
+            say!(self, "window {pane} has ended");
+            let news = unavailable("HungUp");
+            self.drive(Input::Window { window, news });
+        }
+    }
+}

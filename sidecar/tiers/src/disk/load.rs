@@ -1,0 +1,110 @@
+//! What a folder holds, read back: snapshot, then journal. Whatever was cut off, garbled or left over, what is read is a state that was
+//! durable once.
+
+use super::fault::failed;
+use super::files::{journal_file, snapshot_file};
+use super::folder::{Folder, Listing};
+use super::journal::Journal;
+use super::record::{Scan, scan};
+use super::state::{Bounds, Plan, State};
+use crate::TierError;
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+use std::fs::File;
+use tracing::warn;
+
+/// Reads the folder, and removes what is left over in it. The folder is claimed.
+pub fn load(folder: &Folder, bounds: Bounds) -> Result<(State, Journal), TierError> {
+    let listing = folder.list()?;
+    let mut state = State::new(bounds);
+    state.counts.foreign_files = listing.foreign;
+    for name in &listing.unfinished {
+        folder.remove(name)?;
+    }
+    containers(folder, &listing, &mut state)?;
+    let generation = generation(&listing);
+    let snapshot = read(folder, &snapshot_file(generation), &mut state)?;
+    let journal = read(folder, &journal_file(generation), &mut state)?;
+    state.settle();
+    // The end of a snapshot was durable before it had its name.
+    state.counts.corrupt_records = snapshot.corrupt + journal.corrupt;
+    state.counts.corrupt_records += snapshot
+        .torn_bytes
+        .div_ceil(super::record::RECORD_BYTES as u64);
+    state.counts.torn_tails = u64::from(journal.torn_bytes > 0);
+    let stale = |g: &&u64| **g != generation;
+    for number in listing.snapshots.iter().filter(stale) {
+        folder.remove(&snapshot_file(*number))?;
+    }
+    for number in listing.journals.iter().filter(stale) {
+        folder.remove(&journal_file(*number))?;
+    }
+    let mut journal_end = journal.end;
+    loop {
+        match Journal::open(folder, generation, journal_end) {
+            Ok(journal) => {
+                let state = shrink(folder, state, bounds)?;
+                let found = state.counts.named().into_iter();
+                for (event, count) in found.filter(|(_, count)| *count > 0) {
+                    warn!(
+                        tier = "disk",
+                        event, count, "found while the folder was read"
+                    );
+                }
+                return Ok((state, journal));
+            }
+            // A file system that is full to the last block: the coldest container makes room.
+            Err(e) if e.cause == crate::Cause::Full => {
+                let Some(Plan::Unlink(file)) = state.drain_coldest(None) else {
+                    return Err(e);
+                };
+                folder.remove(&file.name())?;
+                journal_end = journal.end;
+            }
+            Err(e) => return Err(e),
+        }
+    }
+}
+
+/// Containers that are as long as their names say.
+fn containers(folder: &Folder, listing: &Listing, state: &mut State) -> Result<(), TierError> {
+    let mut seen = std::collections::HashSet::new();
+    for file in &listing.containers {
+        if folder.length(&file.name())? >= file.bytes() && seen.insert(file.id) {
+            state.space.add(file.id, file.units, file.slots, None);
+        } else {
+            // It was not finished, or somebody cut it.
+            folder.remove(&file.name())?;
+            state.space.saw_id(file.id);
+            state.counts.lost_containers += 1;
+        }
+    }
+    Ok(())
+}
+
+/// The newest snapshot's; its journal may not have been needed yet. Without any snapshot, the first journal's.
+fn generation(listing: &Listing) -> u64 {
+    let newest = listing.snapshots.iter().max();
+    let first = listing.journals.iter().min();
+    newest.or(first).copied().unwrap_or(0)
+}
+
+fn read(folder: &Folder, name: &str, state: &mut State) -> Result<Scan, TierError> {
+    let fail = |e: std::io::Error| failed("read", &folder.place(name), e);
+    match folder.open_file(name, OFlags::RDONLY) {
+        Ok(file) => scan(&File::from(file), |record| state.replay(&record)).map_err(fail),
+        Err(Errno::NOENT) => Ok(Scan::default()),
+        Err(e) => Err(fail(e.into())),
+    }
+}
+
+/// The capacity may be less than it was.
+fn shrink(folder: &Folder, mut state: State, bounds: Bounds) -> Result<State, TierError> {
+    while state.space.bytes() > bounds.capacity {
+        let Some(Plan::Unlink(file)) = state.drain_coldest(None) else {
+            break;
+        };
+        folder.remove(&file.name())?;
+    }
+    Ok(state)
+}

@@ -1,0 +1,269 @@
+//! Reading: head and sections of an object, from its slot into their places. Blocks; whoever calls is a thread that may.
+
+use super::classes::{UNIT, slot_bytes};
+use super::commit::Change;
+use super::core::{Core, Step};
+use super::fault::{cause, failed};
+use super::files::ContainerFile;
+use super::name::NameKey;
+use super::raw::Block;
+use super::state::Pinned;
+use super::transfer::{self, Section};
+use crate::{Cause, Get, Kind, Place, TierError};
+use kvcachepool_protocol::object::{BadObject, HEADER_BYTES, Object, ObjectName, head_bytes};
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::fs::fstat;
+use rustix::io::Errno;
+use std::io;
+use std::sync::Arc;
+
+/// What is read of an object first: most heads are within it.
+const FIRST_READ_BYTES: u64 = 16 << 10;
+
+/// An object that is being read: its slot is nobody else's.
+struct Pin {
+    core: Arc<Core>,
+    key: NameKey,
+    pinned: Pinned,
+}
+
+impl Pin {
+    fn offset(&self) -> u64 {
+        u64::from(self.pinned.at.slot) * slot_bytes(self.pinned.units)
+    }
+}
+
+impl Drop for Pin {
+    fn drop(&mut self) {
+        self.core.state.lock().unpin(self.pinned.at);
+    }
+}
+
+impl Core {
+    /// Reads the head of an object.
+    pub fn head(self: &Arc<Self>, name: &ObjectName) -> Result<Object, TierError> {
+        let pin = self.pin(name)?;
+        let file = self.file_of(&pin, name)?;
+        let block = self.read_block(&pin, &file, name, FIRST_READ_BYTES)?;
+        self.head_of(&pin, &file, name, block)
+    }
+
+    /// Reads sections of an object: with its head, by one call, where they are all that it has.
+    pub fn get(self: &Arc<Self>, get: Get) -> Result<Object, TierError> {
+        let (pin, name) = (self.pin(&get.name)?, &get.name);
+        let file = self.file_of(&pin, name)?;
+        let failed = |e| self.failed_read(&pin, name, e);
+        let (head, expected) = expected(&pin, &get).unwrap_or_default();
+        let block = match expected.is_empty() {
+            true => self.read_block(&pin, &file, name, FIRST_READ_BYTES)?,
+            false => self
+                .step(Step::ReadSections)
+                .and_then(|()| {
+                    transfer::read_with_head(file.as_fd(), pin.offset(), head, &expected)
+                })
+                .map_err(failed)?,
+        };
+        let object = self.head_of(&pin, &file, name, block)?;
+        let sections = wanted(&pin, &object, &get)?;
+        let lies = |s: &Section| (s.offset, s.span.offset, s.span.length);
+        if !sections.iter().map(lies).eq(expected.iter().map(lies)) {
+            self.step(Step::ReadSections)
+                .and_then(|()| transfer::read(file.as_fd(), &sections))
+                .map_err(failed)?;
+        }
+        Ok(object)
+    }
+
+    fn pin(self: &Arc<Self>, name: &ObjectName) -> Result<Pin, TierError> {
+        self.check()?;
+        let key = NameKey::of(name).ok_or_else(|| missing(name))?;
+        let pinned = self.state.lock().pin(&key);
+        let pinned = pinned.ok_or_else(|| missing(name))?;
+        Ok(Pin {
+            core: self.clone(),
+            key,
+            pinned,
+        })
+    }
+
+    /// The open file of a pinned object. A file that somebody removed costs what was in it; a folder that is gone, all.
+    fn file_of(&self, pin: &Pin, name: &ObjectName) -> Result<Arc<OwnedFd>, TierError> {
+        let id = pin.pinned.at.container;
+        let open = || -> io::Result<Arc<OwnedFd>> {
+            self.step(Step::Read)?;
+            let cached = self.state.lock().space.file(id);
+            if let Some(file) = cached {
+                let links = fstat(&file)?.st_nlink;
+                return if links > 0 {
+                    Ok(file)
+                } else {
+                    Err(Errno::NOENT.into())
+                };
+            }
+            let file = self.container_file(id).ok_or(Errno::NOENT)?;
+            let opened = Arc::new(self.folder.open_container(file, self.direct)?);
+            let mut state = self.state.lock();
+            state
+                .space
+                .opened(id, opened.clone(), self.options.open_files);
+            Ok(opened)
+        };
+        open().map_err(|e| {
+            if cause(&e) != Cause::Gone {
+                return self.failed_read(pin, name, e);
+            }
+            if let Err(gone) = self.folder.check() {
+                return self.blame(gone, None);
+            }
+            let mut state = self.state.lock();
+            if state.forget_container(id).is_some() {
+                state.counts.lost_containers += 1;
+            }
+            missing(name)
+        })
+    }
+
+    pub fn container_file(&self, id: u32) -> Option<ContainerFile> {
+        let state = self.state.lock();
+        let container = state.space.container(id)?;
+        Some(ContainerFile {
+            id,
+            units: container.units,
+            slots: container.slots(),
+        })
+    }
+
+    /// The first bytes of an object's slot.
+    fn read_block(
+        &self,
+        pin: &Pin,
+        file: &OwnedFd,
+        name: &ObjectName,
+        bytes: u64,
+    ) -> Result<Block, TierError> {
+        let bytes = bytes.min(slot_bytes(pin.pinned.units));
+        transfer::read_block(file.as_fd(), pin.offset(), bytes)
+            .map_err(|e| self.failed_read(pin, name, e))
+    }
+
+    /// The head that begins in these bytes. Of one that is longer the rest is read.
+    fn head_of(
+        &self,
+        pin: &Pin,
+        file: &OwnedFd,
+        name: &ObjectName,
+        mut block: Block,
+    ) -> Result<Object, TierError> {
+        let corrupt = |why: &dyn std::fmt::Display| {
+            self.take_out_corrupt(pin);
+            TierError::new(
+                Kind::Disk,
+                Cause::Corrupt,
+                format!("{why}; it was taken out"),
+            )
+            .about(name.s3(""))
+        };
+        let bad = |e: BadObject| match Cause::of_head(&e) {
+            Cause::Corrupt => corrupt(&e),
+            // Of another build, which may come back to it.
+            cause => TierError::new(Kind::Disk, cause, e.to_string()).about(name.s3("")),
+        };
+        let first = block.bytes().get(..HEADER_BYTES).unwrap_or_default();
+        let head = head_bytes(first).map_err(bad)?;
+        if head > slot_bytes(pin.pinned.units) {
+            return Err(corrupt(&"its head is longer than its slot"));
+        }
+        if head > block.bytes().len() as u64 {
+            block = self.read_block(pin, file, name, head)?;
+        }
+        let object = Object::decode(block.bytes()).map_err(bad)?;
+        if object.name() != *name {
+            self.take_out_corrupt(pin);
+            let detail = format!(
+                "{} lies in its slot; it was taken out",
+                object.name().s3("")
+            );
+            return Err(TierError::new(Kind::Disk, Cause::Foreign, detail).about(name.s3("")));
+        }
+        if object.total_bytes() != pin.pinned.bytes {
+            return Err(corrupt(&"it is not as long as the index says"));
+        }
+        Ok(object)
+    }
+
+    fn take_out_corrupt(&self, pin: &Pin) {
+        let mut state = self.state.lock();
+        state.counts.corrupt_objects += 1;
+        let there = state.index.find(&pin.key);
+        let there = there.and_then(|number| state.index.entry(number));
+        if there.is_some_and(|entry| entry.at == pin.pinned.at) {
+            let record = state.take_out(&pin.key);
+            drop(state);
+            let records = record.into_iter().collect();
+            self.changes.push(Change::Remove(records, None));
+        }
+    }
+
+    fn failed_read(&self, pin: &Pin, name: &ObjectName, error: io::Error) -> TierError {
+        let error = failed("read", "an object", error).about(name.s3(""));
+        self.blame(error, Some(pin.pinned.at))
+    }
+}
+
+/// Bytes before the sections that are wanted, and where those lie, if the object has no others: as it is mostly. None where that cannot be,
+/// or where they cannot be read together.
+fn expected(pin: &Pin, get: &Get) -> Option<(u64, Vec<Section>)> {
+    let mut places: Vec<&Place> = get.places.iter().collect();
+    places.sort_by_key(|place| (place.group, place.shard));
+    let lengths = places.iter().map(|place| place.span.length);
+    let head = pin
+        .pinned
+        .bytes
+        .checked_sub(lengths.fold(0, u64::saturating_add))?;
+    let a_head = (UNIT..=FIRST_READ_BYTES).contains(&head) && head.is_multiple_of(UNIT);
+    if !a_head || !places.iter().all(|p| transfer::goes_in_place(&p.span)) {
+        return None;
+    }
+    let mut offset = pin.offset() + head;
+    let section = |place: &Place| {
+        let section = Section {
+            offset,
+            span: place.span.clone(),
+        };
+        offset += place.span.length;
+        section
+    };
+    Some((head, places.into_iter().map(section).collect()))
+}
+
+/// Sections that are wanted, in the order in which they lie in the file.
+fn wanted(pin: &Pin, object: &Object, get: &Get) -> Result<Vec<Section>, TierError> {
+    let offsets = object.offsets();
+    let mut sections = Vec::with_capacity(get.places.len());
+    for place in &get.places {
+        let (group, shard) = (place.group, place.shard);
+        let shape = |why: String| {
+            let why = format!("section {group}.{shard} {why}");
+            TierError::new(Kind::Disk, Cause::Shape, why).about(get.name.s3(""))
+        };
+        let index = object
+            .sections
+            .binary_search_by_key(&(group, shard), |s| (s.group, s.shard))
+            .map_err(|_| shape("is not in the object".to_string()))?;
+        let stored = object.sections.get(index).map_or(0, |s| s.stored_bytes);
+        if stored != place.span.length {
+            let length = place.span.length;
+            return Err(shape(format!("has {stored} bytes, its place {length}")));
+        }
+        sections.push(Section {
+            offset: pin.offset() + offsets.get(index).copied().unwrap_or(0),
+            span: place.span.clone(),
+        });
+    }
+    sections.sort_by_key(|section| section.offset);
+    Ok(sections)
+}
+
+fn missing(name: &ObjectName) -> TierError {
+    TierError::new(Kind::Disk, Cause::Missing, "it is not there").about(name.s3(""))
+}

@@ -1,0 +1,303 @@
+//! Stops asking a tier that fails and fails: after some failures in a row nothing is tried for a while, then one operation is, and the
+//! while grows until one succeeds. Reads and writes have one each: a full or read-only tier still serves what it holds.
+
+use super::around::{Answer, Around, Asked};
+use super::chance::Chance;
+use super::deadline;
+use crate::{Cause, Kind, Operation, TierError};
+use parking_lot::Mutex;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// When it opens and for how long.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Options {
+    /// It opens after as many failures in a row.
+    pub failures: u32,
+    /// First time that it stays open; each later one may be twice as long.
+    pub pause: Duration,
+    /// Longest time that it stays open.
+    pub pause_max: Duration,
+    /// Of the share of each pause that is chance; none = another one in each process.
+    pub seed: Option<u64>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            failures: 5,
+            pause: Duration::from_secs(1),
+            pause_max: Duration::from_secs(30),
+            seed: None,
+        }
+    }
+}
+
+/// What a breaker lets through.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum State {
+    /// Everything.
+    Closed,
+    /// Nothing.
+    Open,
+    /// One operation, to see.
+    HalfOpen,
+}
+
+impl State {
+    /// Its name in metrics and status.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Closed => "Closed",
+            Self::Open => "Open",
+            Self::HalfOpen => "HalfOpen",
+        }
+    }
+}
+
+/// One side of the layer, for status.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Side {
+    /// What it lets through.
+    pub state: State,
+    /// Times that it opened, each probe that failed counted.
+    pub opened: u64,
+    /// The failure that opened it last.
+    pub reason: Option<TierError>,
+}
+
+impl Side {
+    /// Why nothing is let through; none = something is, if only to see.
+    pub fn shut(self) -> Option<TierError> {
+        self.reason.filter(|_| self.state == State::Open)
+    }
+}
+
+/// The layer.
+#[derive(Debug)]
+pub struct Breaker {
+    reads: Switch,
+    writes: Switch,
+}
+
+impl Breaker {
+    /// Closed.
+    pub fn new(options: Options) -> Self {
+        let write_seed = options.seed.map(|seed| seed ^ 1);
+        Self {
+            reads: Switch::new(options),
+            writes: Switch::new(Options {
+                seed: write_seed,
+                ..options
+            }),
+        }
+    }
+
+    /// Of lookup, head, get, usage and list.
+    pub fn reads(&self) -> Side {
+        self.reads.side()
+    }
+
+    /// Of put and remove.
+    pub fn writes(&self) -> Side {
+        self.writes.side()
+    }
+}
+
+impl Around for Breaker {
+    fn around<'a, T: Answer + 'a>(
+        &'a self,
+        asked: Asked,
+        inner: impl FnOnce() -> Operation<'a, T> + Send + 'a,
+    ) -> Operation<'a, T> {
+        Box::pin(async move {
+            let switch = if asked.op.writes() {
+                &self.writes
+            } else {
+                &self.reads
+            };
+            let pass = switch
+                .enter(asked.tier)
+                .map_err(|detail| TierError::new(asked.tier, Cause::BreakerOpen, detail))?;
+            let answer = inner().await;
+            pass.leave(answer.as_ref().err());
+            answer
+        })
+    }
+}
+
+#[derive(Debug)]
+struct Switch {
+    options: Options,
+    chance: Chance,
+    now: Mutex<Now>,
+}
+
+#[derive(Debug)]
+struct Now {
+    phase: Phase,
+    /// Grows whenever the phase changes: what an operation of an earlier one says counts no more.
+    turn: u64,
+    opened: u64,
+    reason: Option<TierError>,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Phase {
+    Closed { failures: u32 },
+    Open { until: Instant, pause: Duration },
+    HalfOpen { pause: Duration },
+}
+
+/// An operation that was let through. One that is dropped says nothing about the tier, but that it hangs if its deadline was over.
+#[derive(Debug)]
+struct Pass<'a> {
+    switch: &'a Switch,
+    tier: Kind,
+    turn: u64,
+    deadline: Option<Instant>,
+    left: bool,
+}
+
+impl Switch {
+    fn new(options: Options) -> Self {
+        Self {
+            options,
+            chance: Chance::new(options.seed),
+            now: Mutex::new(Now {
+                phase: Phase::Closed { failures: 0 },
+                turn: 0,
+                opened: 0,
+                reason: None,
+            }),
+        }
+    }
+
+    fn side(&self) -> Side {
+        let now = self.now.lock();
+        Side {
+            state: match now.phase {
+                Phase::Closed { .. } => State::Closed,
+                Phase::Open { until, .. } if Instant::now() < until => State::Open,
+                Phase::Open { .. } | Phase::HalfOpen { .. } => State::HalfOpen,
+            },
+            opened: now.opened,
+            reason: now.reason.clone(),
+        }
+    }
+
+    fn enter(&self, tier: Kind) -> Result<Pass<'_>, String> {
+        let mut now = self.now.lock();
+        let reason = |now: &Now| {
+            let reason = now.reason.as_ref();
+            reason.map(TierError::to_string).unwrap_or_default()
+        };
+        match now.phase {
+            Phase::Closed { .. } => {}
+            Phase::HalfOpen { .. } => {
+                let reason = reason(&now);
+                return Err(format!("one operation is tried first after: {reason}"));
+            }
+            Phase::Open { until, pause } => {
+                let left = until.saturating_duration_since(Instant::now());
+                if !left.is_zero() {
+                    let (seconds, reason) = (left.as_secs_f64(), reason(&now));
+                    return Err(format!(
+                        "not tried for another {seconds:.1} s after: {reason}"
+                    ));
+                }
+                now.turns(Phase::HalfOpen { pause });
+            }
+        }
+        Ok(Pass {
+            switch: self,
+            tier,
+            turn: now.turn,
+            deadline: deadline::until(),
+            left: false,
+        })
+    }
+
+    /// An operation of this turn was answered.
+    fn answered(&self, turn: u64) {
+        let mut now = self.now.lock();
+        if now.turn != turn {
+            return;
+        }
+        match &mut now.phase {
+            Phase::Closed { failures } => *failures = 0,
+            _ => now.turns(Phase::Closed { failures: 0 }),
+        }
+    }
+
+    fn failed(&self, turn: u64, reason: impl FnOnce() -> TierError) {
+        let mut now = self.now.lock();
+        if now.turn != turn {
+            return;
+        }
+        let pause = match &mut now.phase {
+            Phase::Closed { failures } => {
+                *failures += 1;
+                if *failures < self.options.failures {
+                    return;
+                }
+                self.options.pause
+            }
+            Phase::HalfOpen { pause } | Phase::Open { pause, .. } => pause.saturating_mul(2),
+        };
+        let pause = pause.min(self.options.pause_max);
+        let until = Instant::now() + self.chance.jittered(pause);
+        now.turns(Phase::Open { until, pause });
+        now.opened += 1;
+        now.reason = Some(reason());
+    }
+
+    /// The operation that was tried said nothing: the next one is tried.
+    fn silent(&self, turn: u64) {
+        let mut now = self.now.lock();
+        if let (true, Phase::HalfOpen { pause }) = (now.turn == turn, now.phase) {
+            let until = Instant::now();
+            now.turns(Phase::Open { until, pause });
+        }
+    }
+}
+
+impl Now {
+    fn turns(&mut self, phase: Phase) {
+        self.phase = phase;
+        self.turn += 1;
+    }
+}
+
+impl Pass<'_> {
+    fn leave(mut self, error: Option<&TierError>) {
+        self.left = true;
+        match error {
+            Some(e) if e.of_the_tier() => self.switch.failed(self.turn, || e.clone()),
+            // Refused here, not by the tier; or by one of its servers, which says nothing of the others.
+            Some(e) if e.of_a_part || matches!(e.cause, Cause::Busy | Cause::BreakerOpen) => {
+                self.switch.silent(self.turn);
+            }
+            _ => self.switch.answered(self.turn),
+        }
+    }
+}
+
+impl Drop for Pass<'_> {
+    fn drop(&mut self) {
+        if self.left {
+            return;
+        }
+        let over = self.deadline.is_some_and(|until| Instant::now() >= until);
+        if over {
+            let why = "no answer before the deadline";
+            let reason = || TierError::new(self.tier, Cause::Timeout, why);
+            self.switch.failed(self.turn, reason);
+        } else {
+            self.switch.silent(self.turn);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

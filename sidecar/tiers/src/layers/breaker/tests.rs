@@ -1,0 +1,223 @@
+use super::*;
+use crate::layers::around::Layer;
+use crate::layers::deadline::{self, Deadline};
+use crate::layers::scripted::{Scripted, name};
+use crate::{Removal, Tier};
+use std::sync::Arc;
+use tokio::time::{advance, timeout};
+
+const OPTIONS: Options = Options {
+    failures: 3,
+    pause: Duration::from_secs(1),
+    pause_max: Duration::from_secs(6),
+    seed: Some(1),
+};
+
+struct Rig {
+    scripted: Arc<Scripted>,
+    breaker: Arc<Breaker>,
+    tier: Layer<Breaker>,
+}
+
+impl Rig {
+    fn new() -> Self {
+        let (scripted, breaker) = (Scripted::new(), Arc::new(Breaker::new(OPTIONS)));
+        Self {
+            tier: Layer::new(breaker.clone(), scripted.clone()),
+            scripted,
+            breaker,
+        }
+    }
+
+    /// The name of what is wrong with a read.
+    async fn read(&self) -> Option<Cause> {
+        self.tier.head(&name(1)).await.err().map(|e| e.cause)
+    }
+
+    async fn fails(&self, times: usize, cause: Cause) {
+        for _ in 0..times {
+            self.scripted.fail(cause);
+            assert_eq!(self.read().await, Some(cause));
+        }
+    }
+
+    fn state(&self) -> State {
+        self.breaker.reads().state
+    }
+
+    fn calls(&self) -> usize {
+        self.scripted.calls().len()
+    }
+
+    /// How long until a read is let through, in steps of 10 ms.
+    async fn open_for(&self) -> Duration {
+        let (began, calls) = (Instant::now(), self.calls());
+        loop {
+            advance(Duration::from_millis(10)).await;
+            self.scripted.fail(Cause::Unreachable);
+            let _ = self.read().await;
+            if self.calls() > calls {
+                return began.elapsed();
+            }
+            self.scripted.forget();
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn it_opens_after_failures_in_a_row_and_says_why() {
+    let rig = Rig::new();
+    rig.fails(2, Cause::Unreachable).await;
+    assert_eq!(rig.read().await, None);
+    rig.fails(2, Cause::Unreachable).await;
+    assert_eq!(rig.state(), State::Closed, "a success lies between");
+    rig.fails(1, Cause::Unauthenticated).await;
+    assert_eq!(rig.state(), State::Open);
+    let error = rig.tier.usage().await.unwrap_err();
+    assert_eq!(error.cause, Cause::BreakerOpen);
+    assert!(error.detail.contains("Unauthenticated"), "{error}");
+    assert_eq!(rig.calls(), 6, "it was not even tried");
+    let side = rig.breaker.reads();
+    assert_eq!(side.opened, 1);
+    assert_eq!(side.shut().unwrap().cause, Cause::Unauthenticated);
+}
+
+#[tokio::test(start_paused = true)]
+async fn only_failures_of_the_tier_count_and_answers_about_an_object_are_answers() {
+    for cause in Cause::ALL {
+        let rig = Rig::new();
+        rig.fails(2, Cause::Io).await;
+        rig.fails(1, cause).await;
+        if cause.of_the_tier() {
+            assert_eq!(rig.state(), State::Open, "{cause:?}");
+            continue;
+        }
+        assert_eq!(rig.state(), State::Closed, "{cause:?}");
+        rig.fails(1, Cause::Io).await;
+        // What was refused before it came to the tier is no answer of it.
+        let refused = matches!(cause, Cause::Busy | Cause::BreakerOpen);
+        let expected = if refused { State::Open } else { State::Closed };
+        assert_eq!(rig.state(), expected, "{cause:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_operation_is_tried_at_a_time_and_its_success_closes() {
+    let rig = Rig::new();
+    rig.fails(3, Cause::Unreachable).await;
+    advance(OPTIONS.pause).await;
+    rig.scripted.after(Duration::from_millis(500));
+    let probe_name = name(1);
+    let mut probe = rig.tier.head(&probe_name);
+    assert!(
+        timeout(Duration::from_millis(100), &mut probe)
+            .await
+            .is_err()
+    );
+    assert_eq!(rig.state(), State::HalfOpen);
+    for _ in 0..10 {
+        assert_eq!(rig.read().await, Some(Cause::BreakerOpen));
+    }
+    assert_eq!(rig.calls(), 4);
+    assert!(probe.await.is_ok());
+    assert_eq!(rig.state(), State::Closed);
+    assert_eq!(rig.read().await, None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_pause_grows_to_a_bound_and_begins_anew_after_a_success() {
+    let rig = Rig::new();
+    rig.fails(3, Cause::Unreachable).await;
+    for longest_s in [1, 2, 4, 6, 6] {
+        let longest = Duration::from_secs(longest_s);
+        let took = rig.open_for().await;
+        let bound = longest + Duration::from_millis(20);
+        assert!((longest / 2..=bound).contains(&took), "{took:?}");
+    }
+    advance(OPTIONS.pause_max).await;
+    assert_eq!(rig.read().await, None);
+    rig.fails(3, Cause::Unreachable).await;
+    assert!(rig.open_for().await <= OPTIONS.pause + Duration::from_millis(20));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_began_before_it_opened_neither_closes_it_nor_keeps_it_open() {
+    let rig = Rig::new();
+    let early = name(1);
+    rig.scripted.after(Duration::from_millis(200));
+    let mut success = rig.tier.head(&early);
+    let mut failure = rig.tier.head(&early);
+    let _ = timeout(Duration::from_millis(1), &mut success).await;
+    rig.scripted
+        .fail_after(Duration::from_millis(10), Cause::Io);
+    let _ = timeout(Duration::from_millis(1), &mut failure).await;
+    rig.fails(3, Cause::Unreachable).await;
+    let opened = rig.breaker.reads();
+    assert!(failure.await.is_err());
+    assert!(success.await.is_ok());
+    assert_eq!(rig.breaker.reads(), opened);
+    assert_eq!(rig.state(), State::Open);
+}
+
+#[tokio::test(start_paused = true)]
+async fn operations_that_their_deadline_cut_are_failures_and_others_that_were_dropped_are_not() {
+    let rig = Rig::new();
+    let deadlines = Arc::new(Deadline::new(deadline::Options::default()));
+    let tier = Layer::new(
+        deadlines,
+        Arc::new(Layer::new(rig.breaker.clone(), rig.scripted.clone())),
+    );
+    for _ in 0..20 {
+        rig.scripted.hang();
+        let early = timeout(Duration::from_millis(10), tier.usage()).await;
+        assert!(early.is_err());
+    }
+    assert_eq!(rig.state(), State::Closed, "nobody waited for these");
+    for _ in 0..3 {
+        rig.scripted.hang();
+        assert_eq!(tier.usage().await.unwrap_err().cause, Cause::Timeout);
+    }
+    assert_eq!(rig.state(), State::Open);
+    // A probe that is dropped leaves the next one to be tried at once.
+    advance(OPTIONS.pause).await;
+    rig.scripted.hang();
+    let early = timeout(Duration::from_millis(10), tier.usage()).await;
+    assert!(early.is_err());
+    assert!(tier.usage().await.is_ok());
+    assert_eq!(rig.state(), State::Closed);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_tier_that_takes_no_more_still_gives() {
+    let rig = Rig::new();
+    for _ in 0..3 {
+        rig.scripted.fail(Cause::Full);
+        let removed = rig.tier.remove(Removal::Named(&[name(1)])).await;
+        assert_eq!(removed.unwrap_err().cause, Cause::Full);
+    }
+    assert_eq!(rig.breaker.writes().state, State::Open);
+    assert_eq!(rig.read().await, None);
+    let refused = rig.tier.remove(Removal::Named(&[name(1)])).await;
+    assert_eq!(refused.unwrap_err().cause, Cause::BreakerOpen);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_one_of_several_servers_does_is_neither_a_failure_nor_an_answer() {
+    let rig = Rig::new();
+    for _ in 0..10 {
+        rig.scripted.fail_in_part(Cause::Unreachable);
+        assert_eq!(rig.read().await, Some(Cause::Unreachable));
+    }
+    assert_eq!(rig.state(), State::Closed);
+    rig.fails(2, Cause::Unreachable).await;
+    rig.scripted.fail_in_part(Cause::Timeout);
+    assert_eq!(rig.read().await, Some(Cause::Timeout));
+    rig.fails(1, Cause::Unreachable).await;
+    assert_eq!(rig.state(), State::Open, "it was no success in between");
+    // The one that is tried tells nothing about the others: the next one is tried, too.
+    advance(OPTIONS.pause).await;
+    rig.scripted.fail_in_part(Cause::Unreachable);
+    assert_eq!(rig.read().await, Some(Cause::Unreachable));
+    assert_eq!(rig.read().await, None);
+    assert_eq!(rig.state(), State::Closed);
+}

@@ -1,0 +1,231 @@
+//! Counts what was asked of a tier and what became of it, as its callers see it: the outermost layer. Every operation that began is
+//! counted by one result, or runs.
+
+use super::around::{Answer, Around, Asked, Op};
+use crate::{Cause, Operation};
+use std::array::from_fn;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// Upper bounds of the histogram of seconds; longer ones are counted behind the last.
+pub const SECONDS: [f64; 14] = [
+    0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0,
+];
+
+const CAUSES: usize = Cause::ALL.len();
+/// One for each cause, one for success, one for operations that were dropped before they ended.
+const RESULTS: usize = CAUSES + 2;
+const OK: usize = CAUSES;
+const DROPPED: usize = CAUSES + 1;
+
+fn result_name(result: usize) -> &'static str {
+    match result {
+        OK => "Ok",
+        DROPPED => "Dropped",
+        cause => Cause::ALL.get(cause).map_or("", |cause| cause.name()),
+    }
+}
+
+/// The layer.
+#[derive(Debug)]
+pub struct Counts {
+    operations: [Counted; Op::ALL.len()],
+}
+
+#[derive(Debug)]
+struct Counted {
+    began: AtomicU64,
+    results: [AtomicU64; RESULTS],
+    bytes: AtomicU64,
+    seconds: [AtomicU64; SECONDS.len() + 1],
+    nanos: AtomicU64,
+}
+
+/// What was counted of one kind of operation.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Tally {
+    /// Which.
+    pub op: Op,
+    /// How often each result was seen, by its name: `Ok`, the name of a [`Cause`], or `Dropped`; those that never were are left out.
+    pub results: Vec<(&'static str, u64)>,
+    /// Operations that began and have not ended.
+    pub running: u64,
+    /// Bytes of sections that went between tier and arena, of operations that ended well.
+    pub bytes: u64,
+    /// Operations that ended, by the first of [`SECONDS`] that they are not longer than; the last: longer ones.
+    pub seconds: [u64; SECONDS.len() + 1],
+    /// Time of all of them.
+    pub took: Duration,
+}
+
+impl Default for Counts {
+    fn default() -> Self {
+        Self {
+            operations: from_fn(|_| Counted {
+                began: AtomicU64::new(0),
+                results: from_fn(|_| AtomicU64::new(0)),
+                bytes: AtomicU64::new(0),
+                seconds: from_fn(|_| AtomicU64::new(0)),
+                nanos: AtomicU64::new(0),
+            }),
+        }
+    }
+}
+
+impl Counts {
+    /// What was counted until now, one entry for each operation.
+    pub fn tally(&self) -> Vec<Tally> {
+        let of = |(op, counted): (Op, &Counted)| counted.tally(op);
+        Op::ALL.into_iter().zip(&self.operations).map(of).collect()
+    }
+}
+
+impl Counted {
+    fn tally(&self, op: Op) -> Tally {
+        let results = self.results.iter().map(|count| count.load(Relaxed));
+        let results: Vec<_> = (0..).map(result_name).zip(results).collect();
+        let ended: u64 = results.iter().map(|(_, count)| count).sum();
+        Tally {
+            op,
+            // Read after the results: an operation that ends in between is not counted as running.
+            running: self.began.load(Relaxed).saturating_sub(ended),
+            results: results.into_iter().filter(|(_, n)| *n > 0).collect(),
+            bytes: self.bytes.load(Relaxed),
+            seconds: from_fn(|i| self.seconds.get(i).map_or(0, |count| count.load(Relaxed))),
+            took: Duration::from_nanos(self.nanos.load(Relaxed)),
+        }
+    }
+
+    fn ended(&self, result: usize, took: Duration) {
+        let longest = SECONDS.iter().position(|s| took.as_secs_f64() <= *s);
+        let bucket = longest.unwrap_or(SECONDS.len());
+        for counter in [self.results.get(result), self.seconds.get(bucket)] {
+            counter.map(|count| count.fetch_add(1, Relaxed));
+        }
+        let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
+        self.nanos.fetch_add(nanos, Relaxed);
+    }
+}
+
+/// An operation that runs; one that is dropped counts as that.
+struct Running<'a> {
+    counted: &'a Counted,
+    began: Instant,
+    result: usize,
+}
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        self.counted.ended(self.result, self.began.elapsed());
+    }
+}
+
+impl Around for Counts {
+    fn around<'a, T: Answer + 'a>(
+        &'a self,
+        asked: Asked,
+        inner: impl FnOnce() -> Operation<'a, T> + Send + 'a,
+    ) -> Operation<'a, T> {
+        let index = asked.op as usize;
+        let Some(counted) = self.operations.get(index) else {
+            return inner();
+        };
+        Box::pin(async move {
+            counted.began.fetch_add(1, Relaxed);
+            let mut running = Running {
+                counted,
+                began: Instant::now(),
+                result: DROPPED,
+            };
+            let answer = inner().await;
+            running.result = match &answer {
+                Ok(_) => OK,
+                Err(e) => e.cause as usize,
+            };
+            if answer.as_ref().is_ok_and(Answer::moved) {
+                counted.bytes.fetch_add(asked.bytes, Relaxed);
+            }
+            answer
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Tier;
+    use crate::layers::around::Layer;
+    use crate::layers::scripted::{Scripted, name};
+    use crate::testing::shelf::Shelf;
+    use crate::testing::suite::{Memory, Sample};
+    use std::sync::Arc;
+
+    fn of(counts: &Counts, op: Op) -> Tally {
+        counts.tally().swap_remove(op as usize)
+    }
+
+    #[test]
+    fn operations_and_causes_stand_where_their_number_says() {
+        for (index, op) in Op::ALL.into_iter().enumerate() {
+            assert_eq!(op as usize, index);
+        }
+        for (index, cause) in Cause::ALL.into_iter().enumerate() {
+            assert_eq!(cause as usize, index);
+            assert_eq!(result_name(index), cause.name());
+        }
+        assert!(SECONDS.is_sorted());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn every_operation_is_counted_by_what_became_of_it() {
+        let (scripted, counts) = (Scripted::new(), Arc::new(Counts::default()));
+        let tier = Layer::new(counts.clone(), scripted.clone());
+        scripted.after(Duration::from_secs(2));
+        tier.head(&name(1)).await.unwrap();
+        scripted.fail(Cause::Missing);
+        scripted.fail(Cause::Missing);
+        scripted.fail_after(Duration::from_secs(1_000), Cause::Timeout);
+        for _ in 0..3 {
+            assert!(tier.head(&name(1)).await.is_err());
+        }
+        scripted.hang();
+        let head_name = name(1);
+        let mut head = tier.head(&head_name);
+        let waited = tokio::time::timeout(Duration::from_millis(50), &mut head).await;
+        assert!(waited.is_err());
+        assert_eq!(of(&counts, Op::Head).running, 1);
+        drop(head);
+        let tally = of(&counts, Op::Head);
+        let results = [("Missing", 2), ("Timeout", 1), ("Ok", 1), ("Dropped", 1)];
+        assert_eq!(tally.results, results);
+        assert_eq!((tally.running, tally.bytes), (0, 0));
+        let mut seconds = [0; SECONDS.len() + 1];
+        (seconds[0], seconds[9], seconds[14]) = (2, 1, 1);
+        seconds[SECONDS.iter().position(|s| *s == 0.1).unwrap()] = 1;
+        assert_eq!(tally.seconds, seconds);
+        assert!(tally.took >= Duration::from_secs(1_002));
+        assert!(
+            counts
+                .tally()
+                .iter()
+                .all(|t| t.op == Op::Head || t.results.is_empty())
+        );
+    }
+
+    #[tokio::test]
+    async fn bytes_are_those_that_went_between_tier_and_arena() {
+        let counts = Arc::new(Counts::default());
+        let shelf = Arc::new(Shelf::new(crate::Kind::Disk, 0));
+        let (tier, memory) = (Layer::new(counts.clone(), shelf), Memory::new(1 << 20));
+        let sample = Sample::new(1, 0, &[5_000, 300]);
+        for _ in 0..3 {
+            tier.put(sample.put(&memory)).await.unwrap();
+        }
+        assert_eq!(of(&counts, Op::Put).bytes, 5_300, "two were there already");
+        tier.get(sample.get(&memory, &[1])).await.unwrap();
+        let absent = Sample::new(1, 1, &[70]);
+        assert!(tier.get(absent.get_all(&memory)).await.is_err());
+        assert_eq!(of(&counts, Op::Get).bytes, 300);
+    }
+}

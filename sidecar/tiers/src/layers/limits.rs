@@ -1,0 +1,287 @@
+//! At most so many operations and bytes at once, and so many more that wait; the rest is refused at once. Reads, writes and questions
+//! have a budget each, so that no storm of stores stands before a lookup. An operation takes all it needs in one step, or nothing.
+
+use super::around::{Answer, Around, Asked, Op};
+use crate::{Cause, Operation, TierError};
+use parking_lot::Mutex;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use tokio::sync::oneshot;
+
+/// What may be under way at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Budget {
+    /// Most operations.
+    pub operations: usize,
+    /// Most bytes of sections; an operation of more runs alone.
+    pub bytes: u64,
+    /// Most operations that wait.
+    pub waiting: usize,
+}
+
+/// The budgets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Options {
+    /// Of gets.
+    pub reads: Budget,
+    /// Of puts.
+    pub writes: Budget,
+    /// Of everything else.
+    pub questions: Budget,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        let transfers = Budget {
+            operations: 64,
+            bytes: 256 << 20,
+            waiting: 4_096,
+        };
+        Self {
+            reads: transfers,
+            writes: transfers,
+            questions: Budget {
+                operations: 64,
+                bytes: u64::MAX,
+                waiting: 4_096,
+            },
+        }
+    }
+}
+
+/// What is under way in one budget, for status.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Load {
+    /// Operations.
+    pub operations: usize,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Operations that wait.
+    pub waiting: usize,
+}
+
+/// The layer.
+#[derive(Debug)]
+pub struct Limits {
+    reads: Arc<Gate>,
+    writes: Arc<Gate>,
+    questions: Arc<Gate>,
+}
+
+impl Limits {
+    /// With these budgets.
+    pub fn new(options: Options) -> Self {
+        Self {
+            reads: Gate::new(options.reads),
+            writes: Gate::new(options.writes),
+            questions: Gate::new(options.questions),
+        }
+    }
+
+    /// Gets now.
+    pub fn reads(&self) -> Load {
+        self.reads.load()
+    }
+
+    /// Puts now.
+    pub fn writes(&self) -> Load {
+        self.writes.load()
+    }
+
+    /// Everything else now.
+    pub fn questions(&self) -> Load {
+        self.questions.load()
+    }
+}
+
+impl Around for Limits {
+    fn around<'a, T: Answer + 'a>(
+        &'a self,
+        asked: Asked,
+        inner: impl FnOnce() -> Operation<'a, T> + Send + 'a,
+    ) -> Operation<'a, T> {
+        Box::pin(async move {
+            let gate = match asked.op {
+                Op::Get => &self.reads,
+                Op::Put => &self.writes,
+                _ => &self.questions,
+            };
+            let _permit = gate.enter(asked.bytes).await.ok_or_else(|| {
+                let waiting = gate.budget.waiting;
+                let detail = format!("{waiting} operations wait for this tier already");
+                TierError::new(asked.tier, Cause::Busy, detail)
+            })?;
+            inner().await
+        })
+    }
+}
+
+/// Where operations of one budget wait, in the order in which they came.
+#[derive(Debug)]
+struct Gate {
+    budget: Budget,
+    now: Mutex<Now>,
+}
+
+#[derive(Debug, Default)]
+struct Now {
+    operations: usize,
+    bytes: u64,
+    waiting: VecDeque<Waiter>,
+    next: u64,
+}
+
+#[derive(Debug)]
+struct Waiter {
+    number: u64,
+    bytes: u64,
+    enter: oneshot::Sender<()>,
+}
+
+/// An operation that runs; dropped, it makes room.
+#[derive(Debug)]
+struct Permit {
+    gate: Arc<Gate>,
+    bytes: u64,
+}
+
+/// An operation that waits; dropped, it waits no more.
+#[derive(Debug)]
+struct Waiting<'a> {
+    gate: &'a Arc<Gate>,
+    number: u64,
+    bytes: u64,
+    entered: bool,
+}
+
+impl Gate {
+    fn new(budget: Budget) -> Arc<Self> {
+        // A budget of nothing would hold every operation until its deadline.
+        let budget = Budget {
+            operations: budget.operations.max(1),
+            bytes: budget.bytes.max(1),
+            ..budget
+        };
+        Arc::new(Self {
+            budget,
+            now: Mutex::default(),
+        })
+    }
+
+    fn load(&self) -> Load {
+        let now = self.now.lock();
+        Load {
+            operations: now.operations,
+            bytes: now.bytes,
+            waiting: now.waiting.len(),
+        }
+    }
+
+    /// None: too many wait already.
+    async fn enter(self: &Arc<Self>, bytes: u64) -> Option<Permit> {
+        let bytes = bytes.min(self.budget.bytes);
+        let (waiting, entered) = {
+            let mut now = self.now.lock();
+            if now.waiting.is_empty() && self.fits(&now, bytes) {
+                now.takes(bytes);
+                return Some(self.permit(bytes));
+            }
+            if now.waiting.len() >= self.budget.waiting {
+                return None;
+            }
+            let (enter, entered) = oneshot::channel();
+            let number = now.next;
+            now.next += 1;
+            now.waiting.push_back(Waiter {
+                number,
+                bytes,
+                enter,
+            });
+            let waiting = Waiting {
+                gate: self,
+                number,
+                bytes,
+                entered: false,
+            };
+            (waiting, entered)
+        };
+        entered.await.ok()?;
+        Some(waiting.enters())
+    }
+
+    fn permit(self: &Arc<Self>, bytes: u64) -> Permit {
+        Permit {
+            gate: self.clone(),
+            bytes,
+        }
+    }
+
+    fn fits(&self, now: &Now, bytes: u64) -> bool {
+        let room = self.budget.bytes - now.bytes;
+        now.operations < self.budget.operations && bytes <= room
+    }
+
+    /// Lets in who waits longest, as long as there is room for the one that is next: a large one is not overtaken by small ones for ever.
+    fn admit(&self, now: &mut Now) {
+        while let Some(next) = now.waiting.front() {
+            if !self.fits(now, next.bytes) {
+                return;
+            }
+            let Some(next) = now.waiting.pop_front() else {
+                return;
+            };
+            // Its room is its own from now on, also when it is dropped before it runs again: `Waiting` gives it back.
+            now.takes(next.bytes);
+            let _ = next.enter.send(());
+        }
+    }
+
+    fn gives_back(&self, bytes: u64) {
+        let mut now = self.now.lock();
+        now.operations -= 1;
+        now.bytes -= bytes;
+        self.admit(&mut now);
+    }
+}
+
+impl Now {
+    fn takes(&mut self, bytes: u64) {
+        self.operations += 1;
+        self.bytes += bytes;
+    }
+}
+
+impl Waiting<'_> {
+    fn enters(mut self) -> Permit {
+        self.entered = true;
+        self.gate.permit(self.bytes)
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        if self.entered {
+            return;
+        }
+        let mut now = self.gate.now.lock();
+        let before = now.waiting.len();
+        now.waiting.retain(|waiter| waiter.number != self.number);
+        if now.waiting.len() == before {
+            // It was let in and nobody was there any more.
+            drop(now);
+            self.gate.gives_back(self.bytes);
+        } else {
+            // Who stood behind it may fit where it did not.
+            self.gate.admit(&mut now);
+        }
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        self.gate.gives_back(self.bytes);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,369 @@
+//! Packs sections on their way to a tier, and unpacks them on their way back. Outside of all other layers: what those count, bound and
+//! compare are the bytes that the tier has. Nobody outside learns that an object is packed: its head says what it would without.
+//!
+//! Raw bytes are compared with the head's digests here, on both ways, so that an error of a codec is as little a hit as one of a disk.
+
+mod options;
+mod packed;
+mod section;
+
+use super::around::Op;
+use super::deadline;
+use super::scratch::{Hold, Room, Scratch};
+use super::verify::discard;
+use crate::{
+    Cause, Get, Kind, Operation, Page, Place, Put, Removal, Span, Stored, Tier, TierError,
+    TierInfo, Usage,
+};
+use kvcachepool_protocol::object::{Codec, Fidelity, Form, Object, ObjectName, Section, digest};
+pub use options::PackingOptions;
+pub use packed::{Amount, Packed, Plain};
+use section::{longest, packing_bytes, unpacking_bytes};
+use std::borrow::Cow;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Instant;
+use tokio::time::timeout;
+
+/// The layer.
+#[derive(Debug)]
+pub struct Packing {
+    inner: Arc<dyn Tier>,
+    /// How it packs; it unpacks whatever it finds.
+    codec: Codec,
+    room: Room,
+    /// How long operations may take, and as long may one wait for room.
+    deadline: deadline::Options,
+    packed: Arc<Packed>,
+    corrupt: Arc<AtomicU64>,
+}
+
+impl Packing {
+    /// Around a tier with its other layers, whose operations may take so long. Objects that cannot be unpacked are counted as `corrupt`.
+    pub fn new(
+        inner: Arc<dyn Tier>,
+        options: PackingOptions,
+        deadline: deadline::Options,
+        corrupt: Arc<AtomicU64>,
+    ) -> Self {
+        let PackingOptions { codec, room } = options;
+        Self {
+            inner,
+            codec,
+            room,
+            deadline,
+            packed: Arc::default(),
+            corrupt,
+        }
+    }
+
+    /// Counts what it does.
+    pub fn packed(&self) -> Arc<Packed> {
+        self.packed.clone()
+    }
+
+    /// What an object is called in the tier: what may have lost something has a name of its own.
+    fn inside(&self, name: &ObjectName) -> ObjectName {
+        ObjectName {
+            fidelity: name.fidelity.max(self.codec.fidelity()),
+            ..name.clone()
+        }
+    }
+
+    fn all_inside<'a>(&self, names: &'a [ObjectName]) -> Cow<'a, [ObjectName]> {
+        match self.codec.fidelity() {
+            Fidelity::Exact => Cow::Borrowed(names),
+            _ => names.iter().map(|name| self.inside(name)).collect(),
+        }
+    }
+
+    /// Calls an object of the tier what it is called outside of this layer.
+    fn outside(&self, name: &mut ObjectName) {
+        if name.fidelity == self.codec.fidelity() {
+            name.fidelity = Fidelity::Exact;
+        }
+    }
+
+    async fn read(&self, mut get: Get) -> Result<Object, TierError> {
+        get.name = self.inside(&get.name);
+        let mut plain = None;
+        if self.codec == Codec::None {
+            // A packed section has another length than its place.
+            match self.inner.get(get.clone()).await {
+                Err(e) if e.cause == Cause::Shape => plain = Some(e),
+                got => return got,
+            }
+        }
+        let head = self.inner.head(&get.name).await?;
+        match (head.codec, plain) {
+            (Codec::None, Some(shape)) => Err(shape),
+            (Codec::None, None) => self.inner.get(get).await.map(raw),
+            (_, _) => self.unpack(get, &head).await,
+        }
+    }
+
+    /// Room for so many bytes, for an operation that moves so many. None: there is less altogether.
+    async fn room_for(&self, bytes: u64, op: Op, moved: u64) -> Result<Option<Hold>, TierError> {
+        let longest = self.deadline.longest(op, moved, 1);
+        let taken = timeout(longest, self.room.take(bytes)).await;
+        taken.map_err(|_| {
+            let (op, seconds) = (op.name(), longest.as_secs_f64());
+            let detail = format!(
+                "others had the room to pack and unpack for {seconds:.1} s; {op} was not tried"
+            );
+            TierError::new(self.inner.info().kind, Cause::Busy, detail)
+        })
+    }
+
+    async fn take_away(&self, name: &ObjectName) {
+        discard(self.inner.as_ref(), &self.corrupt, name).await;
+    }
+
+    async fn unpack(&self, get: Get, head: &Object) -> Result<Object, TierError> {
+        let kind = self.inner.info().kind;
+        let sections = wanted(kind, &get, head)?;
+        // Longer ones were not packed here, and would take memory without bound.
+        if sections
+            .iter()
+            .any(|s| s.stored_bytes > longest(s.raw_bytes))
+        {
+            self.take_away(&get.name).await;
+            let detail = "a packed section is longer than its raw bytes can get";
+            let error = TierError::new(kind, Cause::Corrupt, detail);
+            return Err(error.about(get.name.s3("")));
+        }
+        let lengths: Vec<u64> = sections.iter().map(|s| s.stored_bytes).collect();
+        let bytes = unpacking_bytes(head.codec, &sections);
+        let about = |e: TierError| e.about(get.name.s3(""));
+        let room = self.room_for(bytes, Op::Get, lengths.iter().sum()).await;
+        let hold = room.map_err(about)?.ok_or_else(|| {
+            let detail = "it is packed, and larger than there is room to unpack it: with write.codec there is more";
+            about(TierError::new(kind, Cause::Shape, detail))
+        })?;
+        let scratch = Scratch::new(kind, &lengths, hold)?;
+        let place = |(place, span): (&Place, &Span)| Place {
+            span: span.clone(),
+            ..*place
+        };
+        let places = get.places.iter().zip(&scratch.spans).map(place).collect();
+        let name = get.name.clone();
+        let asked = Get {
+            name: name.clone(),
+            places,
+        };
+        let object = self.inner.get(asked).await?;
+        let (packed, packed_as) = (self.packed.clone(), object.clone());
+        // What is packed was compared by the layers within; now the raw bytes are.
+        let work = move || {
+            let began = Instant::now();
+            for ((place, span), section) in get.places.iter().zip(&scratch.spans).zip(&sections) {
+                unpack_section(&packed_as, span, &place.span, section).map_err(|why| {
+                    let (group, shard) = (section.group, section.shard);
+                    TierError::new(
+                        kind,
+                        Cause::Corrupt,
+                        format!("section {group}/{shard}: {why}"),
+                    )
+                })?;
+            }
+            packed.get.went(&sections, began.elapsed());
+            Ok(())
+        };
+        if let Err(e) = apart(kind, work).await {
+            if e.cause == Cause::Corrupt {
+                self.take_away(&name).await;
+            }
+            return Err(e.about(name.s3("")));
+        }
+        Ok(raw(object))
+    }
+
+    async fn write(&self, mut put: Put) -> Result<Stored, TierError> {
+        put.object.fidelity = put.object.fidelity.max(self.codec.fidelity());
+        if self.codec != Codec::CacheGen {
+            // Nobody else needs it, and sidecars that do not know it read what has none.
+            put.object.form = Form::flat(put.object.form.element());
+        }
+        if self.codec == Codec::None || put.object.codec != Codec::None {
+            return self.inner.put(put).await;
+        }
+        let (kind, name) = (self.inner.info().kind, put.object.name());
+        let lengths = put.object.sections.iter().map(|s| s.raw_bytes);
+        if !lengths.eq(put.spans.iter().map(|span| span.length)) {
+            // The layers within say what is wrong with it.
+            return self.inner.put(put).await;
+        }
+        // What is longer than its raw bytes is not stored packed.
+        let lengths: Vec<u64> = put.spans.iter().map(|span| span.length).collect();
+        let moved = lengths.iter().sum();
+        let room = self.room_for(packing_bytes(&lengths), Op::Put, moved).await;
+        let Some(hold) = room.map_err(|e| e.about(name.s3("")))? else {
+            self.packed.left_plain(Plain::TooLarge);
+            return self.inner.put(put).await;
+        };
+        let scratch = Scratch::new(kind, &lengths, hold)?;
+        let (codec, packed) = (self.codec, self.packed.clone());
+        let work = move || {
+            let began = Instant::now();
+            Ok(match pack(kind, codec, &put, scratch)? {
+                Ok((smaller, error)) => {
+                    packed.put.went(&smaller.object.sections, began.elapsed());
+                    packed.lost(error);
+                    smaller
+                }
+                Err(why) => {
+                    packed.left_plain(why);
+                    put
+                }
+            })
+        };
+        let put = apart(kind, work).await.map_err(|e| e.about(name.s3("")))?;
+        self.inner.put(put).await
+    }
+}
+
+/// Runs where it keeps no socket waiting. Begun, it runs to its end also when nobody waits for that, and holds its spans until then.
+async fn apart<T: Send + 'static>(
+    kind: Kind,
+    work: impl FnOnce() -> Result<T, TierError> + Send + 'static,
+) -> Result<T, TierError> {
+    let ended = crate::work::apart(work).await;
+    ended.unwrap_or_else(|e| Err(TierError::new(kind, Cause::Io, e.to_string())))
+}
+
+/// The sections that go to the places of a get.
+fn wanted(kind: Kind, get: &Get, head: &Object) -> Result<Vec<Section>, TierError> {
+    let section = |place: &Place| {
+        let found = head.section(place.group, place.shard);
+        found.filter(|s| s.raw_bytes == place.span.length).copied()
+    };
+    let sections: Option<Vec<_>> = get.places.iter().map(section).collect();
+    sections.ok_or_else(|| {
+        let detail = "a place is not as long as its section";
+        TierError::new(kind, Cause::Shape, detail).about(get.name.s3(""))
+    })
+}
+
+fn unpack_section(
+    object: &Object,
+    from: &Span,
+    to: &Span,
+    section: &Section,
+) -> Result<(), String> {
+    let mut stored = vec![0; from.length as usize];
+    let read = from.read(0, &mut stored);
+    let raw = section::unpack(object.codec, &object.form, section, &stored)?;
+    match read && to.write(0, &raw) {
+        true => Ok(()),
+        false => Err("its place is gone".into()),
+    }
+}
+
+/// The same put with packed sections, and the largest relative error of one; or why there is none.
+fn pack(
+    kind: Kind,
+    codec: Codec,
+    put: &Put,
+    mut scratch: Scratch,
+) -> Result<Result<(Put, f64), Plain>, TierError> {
+    let (mut object, mut error) = (put.object.clone(), 0f64);
+    object.codec = codec;
+    for (index, (section, span)) in object.sections.iter_mut().zip(&put.spans).enumerate() {
+        let mut raw = vec![0; span.length as usize];
+        if !span.read(0, &mut raw) || digest(&raw) != section.raw_digest {
+            let detail = "the bytes in memory are not what the head says; nothing was written";
+            return Err(TierError::new(kind, Cause::Corrupt, detail));
+        }
+        let Ok(packed) = section::pack(codec, &object.form, section, raw) else {
+            return Ok(Err(Plain::Unsuited));
+        };
+        if !scratch.fill(index, &packed.stored) {
+            return Ok(Err(Plain::NotSmaller));
+        }
+        *section = packed.section;
+        error = error.max(packed.error);
+    }
+    let bytes = |of: fn(&Section) -> u64| object.sections.iter().map(of).sum::<u64>();
+    let smaller = bytes(|s| s.stored_bytes) < bytes(|s| s.raw_bytes);
+    let put = Put {
+        object,
+        spans: scratch.spans,
+    };
+    Ok(smaller.then_some((put, error)).ok_or(Plain::NotSmaller))
+}
+
+/// The head of an object as it would be if it were not packed.
+fn raw(mut object: Object) -> Object {
+    object.codec = Codec::None;
+    object.fidelity = Fidelity::Exact;
+    for section in &mut object.sections {
+        section.stored_bytes = section.raw_bytes;
+        section.stored_digest = section.raw_digest;
+    }
+    object
+}
+
+impl Tier for Packing {
+    fn info(&self) -> &TierInfo {
+        self.inner.info()
+    }
+
+    fn lookup<'a>(&'a self, names: &'a [ObjectName]) -> Operation<'a, Vec<bool>> {
+        Box::pin(async move { self.inner.lookup(&self.all_inside(names)).await })
+    }
+
+    fn head<'a>(&'a self, name: &'a ObjectName) -> Operation<'a, Object> {
+        Box::pin(async move { Ok(raw(self.inner.head(&self.inside(name)).await?)) })
+    }
+
+    fn get(&self, get: Get) -> Operation<'_, Object> {
+        Box::pin(self.read(get))
+    }
+
+    fn put(&self, put: Put) -> Operation<'_, Stored> {
+        Box::pin(self.write(put))
+    }
+
+    fn remove<'a>(&'a self, removal: Removal<'a>) -> Operation<'a, u64> {
+        Box::pin(async move {
+            let names = match removal {
+                Removal::Unusable(name) => {
+                    let inside = self.inside(name);
+                    return self.inner.remove(Removal::Unusable(&inside)).await;
+                }
+                Removal::Listed(_) if self.codec.fidelity() == Fidelity::Exact => {
+                    return self.inner.remove(removal).await;
+                }
+                // a listing does not say under which of two names each lies: that has to be looked up
+                Removal::Named(_) | Removal::Listed(_) => removal.names(),
+            };
+            let inside = self.all_inside(&names);
+            let removed = self.inner.remove(Removal::Named(&inside)).await?;
+            // what another codec wrote, or none, is listed by its own name
+            let both = inside.iter().zip(names.iter());
+            let others = both.filter(|(inside, name)| inside != name);
+            let others: Vec<_> = others.map(|(_, name)| name.clone()).collect();
+            match others.is_empty() {
+                true => Ok(removed),
+                false => Ok(removed + self.inner.remove(Removal::Named(&others)).await?),
+            }
+        })
+    }
+
+    fn usage(&self) -> Operation<'_, Usage> {
+        self.inner.usage()
+    }
+
+    fn list<'a>(&'a self, from: Option<&'a str>, limit: usize) -> Operation<'a, Page> {
+        Box::pin(async move {
+            let mut page = self.inner.list(from, limit).await?;
+            for listed in &mut page.objects {
+                self.outside(&mut listed.name);
+            }
+            Ok(page)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

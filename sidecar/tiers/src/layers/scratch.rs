@@ -1,0 +1,122 @@
+//! Memory that no other process maps: a mapping of its own for each operation that needs some, bounded over all of them.
+
+use crate::{Cause, Kind, Span, TierError};
+use kvcachepool_memory::mapping::Mapping;
+use kvcachepool_protocol::config::{PACKING_BYTES, UNPACKING_BYTES};
+use kvcachepool_protocol::object::Codec;
+use std::any::Any;
+use std::sync::Arc;
+use tokio::sync::Semaphore;
+
+/// Direct I/O wants addresses that are multiples of this.
+const ALIGN: u64 = 4096;
+const MI: u64 = 1 << 20;
+
+/// What keeps an operation's share of the room: until the last span is gone, and whoever else has a clone.
+pub type Hold = Arc<dyn Any + Send + Sync>;
+
+/// Room for all operations of a tier at once, in MiB; perhaps of a room that several tiers share. Clones are the same tier's.
+#[derive(Debug, Clone)]
+pub struct Room {
+    left: Arc<Semaphore>,
+    all: u64,
+    /// What is left of the tier's share of it.
+    own: Arc<Semaphore>,
+    share: u64,
+}
+
+impl Room {
+    /// As much as the container was given for it: more where it packs than where it only reads what others packed.
+    pub fn new(codec: Codec) -> Self {
+        let bytes = match codec {
+            Codec::None => UNPACKING_BYTES,
+            _ => PACKING_BYTES,
+        };
+        let all = bytes / MI;
+        Self {
+            left: Arc::new(Semaphore::new(all as usize)),
+            all,
+            own: Arc::new(Semaphore::new(all as usize)),
+            share: all,
+        }
+    }
+
+    /// The same room, of which each of so many tiers has a share.
+    pub fn of_tiers(self, tiers: usize) -> Self {
+        let share = (self.all / tiers.max(1) as u64).max(1);
+        Self { share, ..self }.of_another()
+    }
+
+    /// The same room, for another tier.
+    pub fn of_another(&self) -> Self {
+        let own = Arc::new(Semaphore::new(self.share as usize));
+        Self {
+            own,
+            ..self.clone()
+        }
+    }
+
+    /// Waits for so much of it. None: there is less altogether. A tier has no more than its share at once, so that one that is slow holds
+    /// up no other; what needs more than that waits until the tier has nothing else, and all tiers have their turns.
+    pub async fn take(&self, bytes: u64) -> Option<Hold> {
+        let wanted = bytes.div_ceil(MI).max(1);
+        if wanted > self.all {
+            return None;
+        }
+        let own = wanted.min(self.share) as u32;
+        // The semaphores are never closed.
+        let own = self.own.clone().acquire_many_owned(own).await;
+        let left = self.left.clone().acquire_many_owned(wanted as u32).await;
+        Some(Arc::new((own.ok(), left.ok())))
+    }
+
+    /// So much of it, whosever share that is, if it is there now: for who holds some of it already.
+    pub fn try_take(&self, bytes: u64) -> Option<Hold> {
+        let wanted = u32::try_from(bytes.div_ceil(MI).max(1)).ok()?;
+        let permit = self.left.clone().try_acquire_many_owned(wanted).ok()?;
+        Some(Arc::new(permit))
+    }
+}
+
+/// A mapping, cut into spans. Pages of it that nobody writes to take no memory.
+#[derive(Debug)]
+pub struct Scratch {
+    /// Of these lengths.
+    pub spans: Vec<Span>,
+    hold: Hold,
+}
+
+impl Scratch {
+    /// Spans of these lengths; each has a hold.
+    pub fn new(kind: Kind, lengths: &[u64], hold: Hold) -> Result<Self, TierError> {
+        let failed = |why: String| TierError::new(kind, Cause::Io, format!("no memory: {why}"));
+        let bytes: u64 = lengths.iter().map(|n| n.next_multiple_of(ALIGN)).sum();
+        let bytes = bytes.max(ALIGN);
+        let mapping = Mapping::private("kvcachepool-scratch", bytes);
+        let mapping = mapping.map_err(|e| failed(e.to_string()))?;
+        let (mapping, mut at) = (Arc::new(mapping), 0);
+        let span = |length: &u64| {
+            let span = Span::new(mapping.clone(), at, *length, hold.clone());
+            at += length.next_multiple_of(ALIGN);
+            span
+        };
+        let spans: Option<Vec<_>> = lengths.iter().map(span).collect();
+        let spans = spans.ok_or_else(|| failed("it does not lie in its mapping".into()))?;
+        Ok(Self { spans, hold })
+    }
+
+    /// Writes bytes to where a span begins, and cuts the span to their length. False: they are longer than it.
+    pub fn fill(&mut self, index: usize, bytes: &[u8]) -> bool {
+        let Some(span) = self.spans.get_mut(index).filter(|s| s.write(0, bytes)) else {
+            return false;
+        };
+        let (arena, hold) = (span.arena.clone(), self.hold.clone());
+        match Span::new(arena, span.offset, bytes.len() as u64, hold) {
+            Some(cut) => {
+                *span = cut;
+                true
+            }
+            None => false,
+        }
+    }
+}

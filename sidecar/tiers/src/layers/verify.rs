@@ -1,0 +1,228 @@
+//! No byte passes that is not what the object's head says: after a get the digests of all places are compared, as the tier saw them when it
+//! filled the places or as they are now, before a put those of all spans, where the tier does not do that itself. What is corrupt in the tier is removed from it, so that it is asked for once and can be written anew.
+//!
+//! Other processes can write to the places, and one that does must not take objects from everybody: what is wrong there is read once more
+//! to where nobody else can, and removed only if it is wrong there, too.
+
+use super::scratch::{Room, Scratch};
+use crate::{
+    Cause, Get, Operation, Page, Place, Put, Removal, Span, Stored, Tier, TierError, TierInfo,
+    Usage, work,
+};
+use kvcachepool_protocol::object::{Object, ObjectName};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// More bytes than this are hashed on a thread of their own, so that the sockets beside them are not kept waiting.
+const HERE_BYTES_MAX: u64 = 1 << 20;
+
+/// The layer.
+#[derive(Debug)]
+pub struct Verify {
+    inner: Arc<dyn Tier>,
+    /// For sections that are read once more.
+    room: Room,
+    corrupt: Arc<AtomicU64>,
+    scribbled: Arc<AtomicU64>,
+}
+
+impl Verify {
+    /// Around a tier.
+    pub fn new(inner: Arc<dyn Tier>, room: Room) -> Self {
+        Self {
+            inner,
+            room,
+            corrupt: Arc::default(),
+            scribbled: Arc::default(),
+        }
+    }
+
+    /// Counts objects that were found corrupt in the tier.
+    pub fn corrupt(&self) -> Arc<AtomicU64> {
+        self.corrupt.clone()
+    }
+
+    /// Counts gets whose bytes somebody else wrote to.
+    pub fn scribbled(&self) -> Arc<AtomicU64> {
+        self.scribbled.clone()
+    }
+
+    fn failed(&self, cause: Cause, name: &ObjectName, detail: impl Into<String>) -> TierError {
+        TierError::new(self.inner.info().kind, cause, detail).about(name.s3(""))
+    }
+
+    /// Runs a get or head and checks what it brought.
+    fn checked<'a>(
+        &'a self,
+        name: ObjectName,
+        places: Vec<Place>,
+        inner: impl FnOnce() -> Operation<'a, Object> + Send + 'a,
+    ) -> Operation<'a, Object> {
+        Box::pin(async move {
+            let head = match inner().await {
+                Ok(head) => head,
+                Err(e) => {
+                    if e.cause == Cause::Corrupt {
+                        discard(self.inner.as_ref(), &self.corrupt, &name).await;
+                    }
+                    return Err(e);
+                }
+            };
+            let Some(place) = self.wrong(&name, &head, &places).await? else {
+                return Ok(head);
+            };
+            let (group, shard) = (place.group, place.shard);
+            let not = format!("section {group}/{shard} is not what its digest says");
+            let detail = match self.right_alone(&name, place).await {
+                Ok(false) => {
+                    discard(self.inner.as_ref(), &self.corrupt, &name).await;
+                    not
+                }
+                Ok(true) => {
+                    self.scribbled.fetch_add(1, Relaxed);
+                    format!(
+                        "{not} in the arena, but is in the tier: some process of this node writes to slots that are not its own"
+                    )
+                }
+                Err(e) => format!("{not}; it stays, for it could not be read again: {e}"),
+            };
+            Err(self.failed(Cause::Corrupt, &name, detail))
+        })
+    }
+
+    /// The first place in which lies something else than the head says.
+    async fn wrong<'a>(
+        &self,
+        name: &ObjectName,
+        head: &Object,
+        places: &'a [Place],
+    ) -> Result<Option<&'a Place>, TierError> {
+        if head.name() != *name {
+            let detail = format!("the head is of {}", head.name().s3(""));
+            return Err(self.failed(Cause::Foreign, name, detail));
+        }
+        let section = |place: &Place| {
+            head.section(place.group, place.shard)
+                .filter(|s| s.stored_bytes == place.span.length)
+                .map(|s| s.stored_digest)
+        };
+        let expected: Option<Vec<_>> = places.iter().map(section).collect();
+        let expected = expected.ok_or_else(|| {
+            let detail = "a place is not as long as its section";
+            self.failed(Cause::Shape, name, detail)
+        })?;
+        let spans = places.iter().map(|place| place.span.clone()).collect();
+        let found = self.digests(name, spans).await?;
+        let expected = expected.into_iter().map(Some);
+        let mut compared = places.iter().zip(found.into_iter().zip(expected));
+        let wrong = compared.find(|(_, (found, expected))| found != expected);
+        Ok(wrong.map(|(place, _)| place))
+    }
+
+    /// Is the section of a place what its digest says when it is read to where nobody else can write?
+    async fn right_alone(&self, name: &ObjectName, place: &Place) -> Result<bool, TierError> {
+        let bytes = place.span.length;
+        let hold = self.room.try_take(bytes).ok_or_else(|| {
+            let detail = format!("there is no room for {bytes} bytes now");
+            self.failed(Cause::Io, name, detail)
+        })?;
+        let alone = Scratch::new(self.inner.info().kind, &[bytes], hold)?;
+        let place = |span| Place { span, ..*place };
+        let places: Vec<_> = alone.spans.into_iter().map(place).collect();
+        let get = Get {
+            name: name.clone(),
+            places: places.clone(),
+        };
+        match self.inner.get(get).await {
+            Ok(head) => Ok(self.wrong(name, &head, &places).await?.is_none()),
+            Err(e) if e.cause == Cause::Corrupt => Ok(false),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// The digest of each span, as it was seen or as it is now. None: it does not lie in its arena.
+    async fn digests(
+        &self,
+        name: &ObjectName,
+        spans: Vec<Span>,
+    ) -> Result<Vec<Option<[u8; 16]>>, TierError> {
+        let unseen = spans.iter().filter(|span| span.seen().is_none());
+        let bytes: u64 = unseen.map(|span| span.length).sum();
+        let digest = |span: &Span| span.seen().or_else(|| span.digest());
+        let all = move || spans.iter().map(digest).collect();
+        if bytes <= HERE_BYTES_MAX {
+            return Ok(all());
+        }
+        let hashed = work::apart(all).await;
+        hashed.map_err(|e| self.failed(Cause::Io, name, format!("digests were not made: {e}")))
+    }
+
+    /// Are the spans what the head says?
+    async fn check_put(&self, put: &Put) -> Result<(), TierError> {
+        let name = put.object.name();
+        let lengths = put.object.sections.iter().map(|s| s.stored_bytes);
+        if !lengths.eq(put.spans.iter().map(|span| span.length)) {
+            let detail = "the spans are not as long as the sections; nothing was written";
+            return Err(self.failed(Cause::Shape, &name, detail));
+        }
+        if self.inner.info().compares_puts {
+            return Ok(());
+        }
+        let found = self.digests(&name, put.spans.clone()).await?;
+        let expected = put.object.sections.iter().map(|s| Some(s.stored_digest));
+        if !expected.eq(found) {
+            let detail = "the bytes in memory are not what the head says; nothing was written";
+            return Err(self.failed(Cause::Corrupt, &name, detail));
+        }
+        Ok(())
+    }
+}
+
+/// Counts a corrupt object and takes it away; one try, whatever becomes of it: the next get finds it again.
+pub(super) async fn discard(tier: &dyn Tier, corrupt: &AtomicU64, name: &ObjectName) {
+    corrupt.fetch_add(1, Relaxed);
+    let _ = tier.remove(Removal::Unusable(name)).await;
+}
+
+impl Tier for Verify {
+    fn info(&self) -> &TierInfo {
+        self.inner.info()
+    }
+
+    fn lookup<'a>(&'a self, names: &'a [ObjectName]) -> Operation<'a, Vec<bool>> {
+        self.inner.lookup(names)
+    }
+
+    fn head<'a>(&'a self, name: &'a ObjectName) -> Operation<'a, Object> {
+        self.checked(name.clone(), Vec::new(), || self.inner.head(name))
+    }
+
+    fn get(&self, mut get: Get) -> Operation<'_, Object> {
+        for place in &mut get.places {
+            place.span = place.span.watched();
+        }
+        self.checked(get.name.clone(), get.places.clone(), || self.inner.get(get))
+    }
+
+    fn put(&self, put: Put) -> Operation<'_, Stored> {
+        Box::pin(async move {
+            self.check_put(&put).await?;
+            self.inner.put(put).await
+        })
+    }
+
+    fn remove<'a>(&'a self, removal: Removal<'a>) -> Operation<'a, u64> {
+        self.inner.remove(removal)
+    }
+
+    fn usage(&self) -> Operation<'_, Usage> {
+        self.inner.usage()
+    }
+
+    fn list<'a>(&'a self, from: Option<&'a str>, limit: usize) -> Operation<'a, Page> {
+        self.inner.list(from, limit)
+    }
+}
+
+#[cfg(test)]
+mod tests;

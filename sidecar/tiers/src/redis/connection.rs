@@ -1,0 +1,482 @@
+//! One connection: commands out, replies in, in the order of the commands. Segments go between socket and span.
+
+mod transaction;
+
+pub use transaction::{Open, Words};
+
+use super::fault::{Fault, is_denied, is_of_the_connection, is_of_the_server};
+use super::resp::{self, Head, Reader, Reply};
+use super::stream::Stream;
+use crate::raw::Around;
+use crate::{Cause, Span};
+use std::io;
+use tokio::time::{Duration, Instant, timeout};
+
+/// Bytes that are asked of the socket at once where they are no segment's.
+const READ_BYTES: usize = 16 << 10;
+/// Most bytes of a reply: of the longest array.
+const INPUT_BYTES_MAX: usize = 32 << 20;
+
+/// Segments of no more bytes are copied to what goes out behind another one.
+pub const COPIED_BYTES: u64 = 16 << 10;
+/// As long as that is no longer than this: connections keep its memory.
+const OUTPUT_BYTES_MAX: usize = 128 << 10;
+
+/// Bytes of a span that have not gone out yet.
+struct Segment {
+    span: Span,
+    at: u64,
+    bytes: u64,
+    /// Bytes of `output` before them.
+    before: usize,
+}
+
+/// What became of a segment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Fetched {
+    /// It lies in its span.
+    Read,
+    /// It is not there.
+    Absent,
+    /// It has another length.
+    Length(u64),
+}
+
+/// A connection that is ready for commands.
+pub struct Connection {
+    stream: Stream,
+    input: Vec<u8>,
+    /// What of `input` was read.
+    start: usize,
+    /// The reply that is coming.
+    reader: Reader,
+    output: Vec<u8>,
+    /// A segment that goes out in the middle of `output`.
+    segment: Option<Segment>,
+    /// Replies that have not come yet.
+    pending: u64,
+    /// Each command is for a key that another node is about to hand over to this one.
+    asking: bool,
+    /// Longest time without a byte in either direction; none = as long as somebody waits.
+    patience: Option<Duration>,
+    /// Why it is of no use any more.
+    broken: Option<String>,
+    /// The next ones from the pool would be no better.
+    outdated: bool,
+    /// Times that keys are watched: a transaction of the next operation would be bound to them.
+    watches: usize,
+    /// A transaction was begun and not ended: the next operation would be a part of it.
+    in_transaction: bool,
+    /// As far as is known, this user may let objects live on at this server.
+    renews: bool,
+    /// Objects are written by one command over it; none = none was written yet.
+    writes_at_once: Option<bool>,
+    /// Did the server say anything yet?
+    spoken: bool,
+    since: Instant,
+    heard: Instant,
+}
+
+impl Connection {
+    /// Over a stream on which nothing was said. With `patience` it breaks when the server neither takes nor gives a byte for so long.
+    pub fn new(stream: Stream, patience: Option<Duration>) -> Self {
+        Self {
+            stream,
+            input: Vec::new(),
+            start: 0,
+            reader: Reader::default(),
+            output: Vec::new(),
+            segment: None,
+            pending: 0,
+            asking: false,
+            patience,
+            broken: None,
+            outdated: false,
+            watches: 0,
+            in_transaction: false,
+            renews: true,
+            writes_at_once: None,
+            spoken: false,
+            since: Instant::now(),
+            heard: Instant::now(),
+        }
+    }
+
+    /// Whether each command is preceded by ASKING.
+    pub fn set_asking(&mut self, asking: bool) {
+        self.asking = asking;
+    }
+
+    /// Is each command preceded by ASKING?
+    pub fn is_asking(&self) -> bool {
+        self.asking
+    }
+
+    /// Can another operation use it?
+    pub fn is_clean(&self) -> bool {
+        let in_step = self.pending == 0 && self.output.is_empty() && self.unread().is_empty();
+        let bound = self.is_watching() || self.in_transaction;
+        in_step && self.broken.is_none() && !self.outdated && !bound
+    }
+
+    /// Is it worth asking here that an object lives on?
+    pub fn renews(&self) -> bool {
+        self.renews
+    }
+
+    /// Is an object written here by one command, which is as large as the object? The first one is not: a server that wants a password
+    /// answers what is that large by closing the connection.
+    pub fn writes_at_once(&self) -> bool {
+        self.writes_at_once == Some(true)
+    }
+
+    /// An object was written.
+    pub fn wrote(&mut self) {
+        self.writes_at_once.get_or_insert(true);
+    }
+
+    /// The user may not write by one command.
+    pub fn must_look(&mut self) {
+        self.writes_at_once = Some(false);
+    }
+
+    /// Why it broke, if it did.
+    pub fn broken(&self) -> Option<&str> {
+        self.broken.as_deref()
+    }
+
+    /// Will other connections of this server say the same as this one?
+    pub fn is_outdated(&self) -> bool {
+        self.outdated
+    }
+
+    /// For how long an answer has been missing.
+    pub fn silence(&self) -> Option<Duration> {
+        (self.pending > 0).then(|| self.heard.elapsed())
+    }
+
+    /// Is it closed by the other side, though nobody noticed?
+    pub fn is_stale(&mut self) -> bool {
+        self.stream.is_stale()
+    }
+
+    fn begins(&mut self) {
+        if self.pending == 0 {
+            self.heard = Instant::now();
+        }
+        self.pending += 1;
+        if self.asking {
+            resp::command(&mut self.output, &[b"ASKING"]);
+        }
+    }
+
+    /// Adds a command; it is sent with the next thing that is awaited.
+    pub fn command(&mut self, words: &[&[u8]]) {
+        self.begins();
+        resp::command(&mut self.output, words);
+    }
+
+    /// Adds `SET key <bytes of the span>`, to live for so many milliseconds. It is sent as [`Self::pair`] says.
+    pub async fn set(
+        &mut self,
+        key: &str,
+        span: &Span,
+        at: u64,
+        bytes: u64,
+        ms: &str,
+    ) -> Result<(), Fault> {
+        self.begins();
+        resp::begin(&mut self.output, 5);
+        resp::word(&mut self.output, b"SET");
+        self.pair(key, span, at, bytes).await?;
+        resp::word(&mut self.output, b"PX");
+        resp::word(&mut self.output, ms.as_bytes());
+        Ok(())
+    }
+
+    /// Adds a command that sets so many keys; each follows by [`Self::pair`] or [`Self::short_pair`].
+    pub fn begin_pairs(&mut self, command: &[u8], keys: usize) {
+        self.begins();
+        resp::begin(&mut self.output, 1 + 2 * keys);
+        resp::word(&mut self.output, command);
+    }
+
+    /// Adds a key and bytes of the span to a command. They are sent with the next thing that is awaited, or before another segment.
+    pub async fn pair(&mut self, key: &str, span: &Span, at: u64, bytes: u64) -> Result<(), Fault> {
+        let short = bytes <= COPIED_BYTES && self.output.len() <= OUTPUT_BYTES_MAX;
+        let copied = short && self.segment.is_some();
+        if !copied {
+            self.flush_segment().await?;
+        }
+        resp::word(&mut self.output, key.as_bytes());
+        resp::length(&mut self.output, bytes);
+        let before = self.output.len();
+        if copied {
+            self.output.resize(before + bytes as usize, 0);
+            let (_, to) = self.output.split_at_mut(before);
+            if !span.read(at, to) {
+                return Err(self.breaks("a place is shorter than its section".into()));
+            }
+        } else {
+            self.segment = Some(Segment {
+                span: span.clone(),
+                at,
+                bytes,
+                before,
+            });
+        }
+        self.output.extend_from_slice(b"\r\n");
+        Ok(())
+    }
+
+    /// Adds a key and a short value to a command.
+    pub fn short_pair(&mut self, key: &str, value: &[u8]) {
+        resp::word(&mut self.output, key.as_bytes());
+        resp::word(&mut self.output, value);
+    }
+
+    /// Sends what was added, if a segment is in it.
+    pub async fn flush_segment(&mut self) -> Result<(), Fault> {
+        match self.segment.take() {
+            Some(segment) => self.send_around(&segment).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Sends what was added.
+    pub async fn flush(&mut self) -> Result<(), Fault> {
+        self.flush_segment().await?;
+        if self.output.is_empty() {
+            return Ok(());
+        }
+        let sent = in_time(self.patience, self.stream.write(&self.output)).await;
+        self.output.clear();
+        match sent {
+            Ok(()) => Ok(()),
+            Err(e) => Err(self.breaks(e.to_string())),
+        }
+    }
+
+    /// Sends what was added, with the segment in the middle of it.
+    async fn send_around(&mut self, segment: &Segment) -> Result<(), Fault> {
+        let output = std::mem::take(&mut self.output);
+        let (before, behind) = output.split_at(segment.before);
+        let (first, second) = (before.len() as u64, before.len() as u64 + segment.bytes);
+        let (mut sent, end) = (0, second + behind.len() as u64);
+        while sent < end {
+            let inside = sent.clamp(first, second) - first;
+            let left = Around {
+                before: &before[sent.min(first) as usize..],
+                span: &segment.span,
+                at: segment.at + inside,
+                bytes: segment.bytes - inside,
+                behind: &behind[sent.saturating_sub(second) as usize..],
+            };
+            let moved = in_time(self.patience, self.stream.write_around(&left)).await;
+            sent += self.checked(moved)? as u64;
+        }
+        self.output = output;
+        self.output.clear();
+        Ok(())
+    }
+
+    /// The next reply, whatever it says.
+    pub async fn reply(&mut self) -> Result<Reply, Fault> {
+        let reply = self.awaited().await?;
+        if let Reply::Error(text) = &reply {
+            self.heeds(text);
+        }
+        Ok(reply)
+    }
+
+    /// The next reply, to a wish that an object lives on. One that may not write reads all the same, and does not ask again.
+    pub async fn renewed(&mut self) -> Result<(), Fault> {
+        if let Reply::Error(text) = self.awaited().await?
+            && (is_denied(&text) || text.starts_with("READONLY"))
+        {
+            self.renews = false;
+        }
+        Ok(())
+    }
+
+    /// The next reply, to a command that the user can do without. Who may not give it goes on over this connection.
+    pub async fn optional(&mut self) -> Result<Reply, Fault> {
+        let reply = self.awaited().await?;
+        if let Reply::Error(text) = &reply
+            && !is_denied(text)
+        {
+            self.heeds(text);
+        }
+        Ok(reply)
+    }
+
+    async fn awaited(&mut self) -> Result<Reply, Fault> {
+        self.flush().await?;
+        if self.asking {
+            self.next().await?;
+        }
+        let reply = self.next().await?;
+        self.ended();
+        Ok(reply)
+    }
+
+    /// What an error says about more than one command.
+    fn heeds(&mut self, text: &str) {
+        self.outdated |= is_of_the_connection(text);
+        if is_of_the_server(text) && self.broken.is_none() {
+            self.broken = Some(text.chars().take(200).collect());
+        }
+    }
+
+    /// The next reply, which must be no error.
+    pub async fn answer(&mut self) -> Result<Reply, Fault> {
+        match self.reply().await? {
+            Reply::Error(text) => Err(Fault::Refused(text)),
+            reply => Ok(reply),
+        }
+    }
+
+    /// The next reply, bytes that go into a span, exactly as long as `bytes`.
+    pub async fn segment(
+        &mut self,
+        span: &Span,
+        mut at: u64,
+        bytes: u64,
+    ) -> Result<Fetched, Fault> {
+        self.flush().await?;
+        if self.asking {
+            self.next().await?;
+        }
+        let head = loop {
+            match resp::head(self.unread()) {
+                Ok(Some((head, used))) => {
+                    self.start += used;
+                    break head;
+                }
+                Ok(None) => self.fill().await?,
+                Err(e) => return Err(self.misspoke(e)),
+            }
+        };
+        match head {
+            Head::Bulk(length) if length == bytes => {}
+            // What follows is of no use, and may be long: the connection is not used again.
+            Head::Bulk(length) => return Ok(Fetched::Length(length)),
+            Head::Whole(Reply::Nil) => {
+                self.ended();
+                return Ok(Fetched::Absent);
+            }
+            Head::Whole(Reply::Error(text)) => {
+                self.ended();
+                self.heeds(&text);
+                return Err(Fault::Refused(text));
+            }
+            Head::Whole(_) | Head::Array(_) => {
+                return Err(self.misspoke("no bytes, but something else"));
+            }
+        }
+        let end = at + bytes;
+        let here = self.unread().len().min(bytes as usize);
+        if !span.write(at, self.unread().get(..here).unwrap_or_default()) {
+            return Err(Fault::Of(
+                Cause::Shape,
+                "a place is shorter than its section".into(),
+            ));
+        }
+        self.start += here;
+        at += here as u64;
+        while at < end {
+            let read = in_time(self.patience, self.stream.read_span(span, at, end - at)).await;
+            at += self.checked(read)? as u64;
+        }
+        while self.unread().len() < 2 {
+            self.fill().await?;
+        }
+        if !self.unread().starts_with(b"\r\n") {
+            return Err(self.misspoke("a segment does not end where it says"));
+        }
+        self.start += 2;
+        self.ended();
+        Ok(Fetched::Read)
+    }
+
+    async fn next(&mut self) -> Result<Reply, Fault> {
+        loop {
+            let unread = self.input.get(self.start..).unwrap_or_default();
+            match self.reader.read(unread) {
+                Ok((reply, used)) => {
+                    self.start += used;
+                    match reply {
+                        Some(reply) => return Ok(reply),
+                        None => self.fill().await?,
+                    }
+                }
+                Err(e) => return Err(self.misspoke(e)),
+            }
+        }
+    }
+
+    fn ended(&mut self) {
+        self.heard = Instant::now();
+        self.pending = self.pending.saturating_sub(1);
+    }
+
+    fn unread(&self) -> &[u8] {
+        self.input.get(self.start..).unwrap_or_default()
+    }
+
+    async fn fill(&mut self) -> Result<(), Fault> {
+        self.input.drain(..self.start.min(self.input.len()));
+        self.start = 0;
+        if self.reader.taken() + self.input.len() > INPUT_BYTES_MAX {
+            return Err(self.misspoke("a reply without end"));
+        }
+        self.input.reserve(READ_BYTES);
+        let read = in_time(self.patience, self.stream.read(&mut self.input)).await;
+        self.checked(read)?;
+        self.spoken = true;
+        Ok(())
+    }
+
+    fn checked(&mut self, moved: io::Result<usize>) -> Result<usize, Fault> {
+        match moved {
+            Ok(0) => Err(self.breaks("the server closed the connection".into())),
+            Ok(n) => {
+                self.heard = Instant::now();
+                Ok(n)
+            }
+            Err(e) => Err(self.breaks(e.to_string())),
+        }
+    }
+
+    fn breaks(&mut self, mut why: String) -> Fault {
+        if !self.spoken && !self.stream.is_encrypted() {
+            why.push_str(", and it never said a word; is this a port of TLS (rediss://)?");
+        }
+        self.broken = Some(why.clone());
+        Fault::unreachable(why)
+    }
+
+    fn misspoke(&mut self, why: impl ToString) -> Fault {
+        self.broken = Some(why.to_string());
+        Fault::protocol(format!("{}; is this a Redis server?", why.to_string()))
+    }
+}
+
+/// The same, or an error when it moves nothing for so long.
+async fn in_time<T>(
+    patience: Option<Duration>,
+    io: impl Future<Output = io::Result<T>>,
+) -> io::Result<T> {
+    match patience {
+        None => io.await,
+        Some(longest) => {
+            let silent = |_| {
+                Err(io::Error::new(
+                    io::ErrorKind::TimedOut,
+                    "it does not answer",
+                ))
+            };
+            timeout(longest, io).await.unwrap_or_else(silent)
+        }
+    }
+}

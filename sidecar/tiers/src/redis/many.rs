@@ -1,0 +1,144 @@
+//! Questions about many names: each server is asked about its own, all servers at once.
+
+use super::fault::Fault;
+use super::pool::Lent;
+use super::servers::Way;
+use super::{Now, stopped};
+use crate::TierError;
+use kvcachepool_protocol::object::ObjectName;
+use std::collections::HashMap;
+use std::pin::Pin;
+use std::sync::Arc;
+use tokio::task::JoinSet;
+
+/// Names that one server is asked for in one go.
+const NAMES_MAX: usize = 1024;
+
+/// One answer each for names that one server has, in order.
+pub type Answers = Result<Vec<Result<bool, Fault>>, Fault>;
+/// A question about such names.
+pub type Batch = Arc<
+    dyn Fn(Lent, Vec<ObjectName>) -> Pin<Box<dyn Future<Output = Answers> + Send>> + Send + Sync,
+>;
+
+/// What is made of servers that do not answer where others do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lost {
+    /// What they have is not there.
+    IsAbsent,
+    /// The whole fails.
+    IsAnError,
+}
+
+/// Numbers of names that one server is asked about.
+type Groups = HashMap<(usize, bool), (Way, Vec<usize>)>;
+
+/// What is known of an answer to all names.
+struct Sum {
+    names: Vec<ObjectName>,
+    writes: bool,
+    answers: Vec<bool>,
+    /// Is there one?
+    some: bool,
+    failed: Option<TierError>,
+    /// What another node is to be asked about.
+    open: Vec<(usize, Way)>,
+}
+
+impl Now {
+    /// Asks each server about those names that it has.
+    pub(super) async fn each(
+        self,
+        names: Vec<ObjectName>,
+        lost: Lost,
+        batch: Batch,
+    ) -> Result<Vec<bool>, TierError> {
+        let mut sum = Sum {
+            writes: lost == Lost::IsAnError,
+            answers: vec![false; names.len()],
+            some: names.is_empty(),
+            failed: None,
+            open: Vec::new(),
+            names,
+        };
+        let learned = self.servers.learn().await;
+        let error = |fault, name| self.servers.error(None, fault, name, sum.writes);
+        learned.map_err(|fault| error(fault, None))?;
+        for (number, name) in sum.names.iter().enumerate() {
+            match self.servers.way(name) {
+                Ok(way) => sum.open.push((number, way)),
+                Err(fault) => sum.failed = sum.failed.or_else(|| Some(error(fault, Some(name)))),
+            }
+        }
+        while !sum.open.is_empty() {
+            let mut asked = JoinSet::new();
+            for (way, numbers) in sum.groups().into_values() {
+                for numbers in numbers.chunks(NAMES_MAX) {
+                    let (way, numbers, batch) = (way.clone(), numbers.to_vec(), batch.clone());
+                    let names = numbers.iter().filter_map(|n| sum.names.get(*n).cloned());
+                    let names: Vec<ObjectName> = names.collect();
+                    asked.spawn(async move {
+                        let answers = way.answers(|lent| batch(lent, names)).await;
+                        (way, numbers, answers)
+                    });
+                }
+            }
+            while let Some(ended) = asked.join_next().await {
+                match ended {
+                    Ok((way, numbers, answers)) => sum.heard(&self, &way, numbers, answers),
+                    Err(_) => sum.failed = sum.failed.or_else(|| Some(stopped())),
+                }
+            }
+        }
+        match sum.failed {
+            Some(error) if lost == Lost::IsAnError || !sum.some => Err(error),
+            _ => Ok(sum.answers),
+        }
+    }
+}
+
+impl Sum {
+    fn groups(&mut self) -> Groups {
+        let mut groups = Groups::new();
+        for (number, way) in self.open.drain(..) {
+            let group = groups.entry(way.key()).or_insert((way, Vec::new()));
+            group.1.push(number);
+        }
+        groups
+    }
+
+    fn heard(&mut self, now: &Now, way: &Way, numbers: Vec<usize>, answers: Answers) {
+        let (servers, writes) = (&now.servers, self.writes);
+        way.node.ended(writes, answers.as_ref().err());
+        let each = match answers {
+            Ok(each) => each,
+            Err(fault) => {
+                servers.failed(&fault);
+                let error = || servers.error(Some(&way.node), fault, None, writes);
+                self.failed.get_or_insert_with(error);
+                return;
+            }
+        };
+        for (number, answer) in numbers.into_iter().zip(each) {
+            let fault = match answer {
+                Ok(there) => {
+                    self.some = true;
+                    if let Some(answer) = self.answers.get_mut(number) {
+                        *answer = there;
+                    }
+                    continue;
+                }
+                Err(fault) => fault,
+            };
+            match servers.redirect(way, &fault) {
+                Some(way) => self.open.push((number, way)),
+                None => {
+                    way.node.ended(writes, Some(&fault));
+                    let name = self.names.get(number);
+                    let error = || servers.error(Some(&way.node), fault, name, writes);
+                    self.failed.get_or_insert_with(error);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! Marks of another tier's objects: small values, each where the object itself would lie.
+
+use super::fault::Fault;
+use super::many::{Answers, Batch, Lost};
+use super::pool::Lent;
+use super::resp::Reply;
+use super::{Redis, objects};
+use crate::{Operation, directory};
+use kvcachepool_protocol::object::ObjectName;
+use std::sync::Arc;
+use xxhash_rust::xxh3::xxh3_64;
+
+/// Between the name of an object and the place of the tier that has it.
+const SIGN: &str = ":at:";
+/// A mark goes when its object was neither written nor read for so long: a week.
+const LIVES_MS: &[u8] = b"604800000";
+
+/// Is this the key of a mark?
+pub fn is_mark(key: &str) -> bool {
+    key.contains(SIGN)
+}
+
+/// Marks of the objects of one tier.
+#[derive(Debug)]
+pub struct Marks {
+    redis: Redis,
+    /// What keys end with.
+    end: Arc<str>,
+}
+
+impl Marks {
+    /// `place` tells the tier from any other: a text that is the same for all who use it.
+    pub fn new(redis: Redis, place: &str) -> Self {
+        let end = format!("{SIGN}{:016x}", xxh3_64(place.as_bytes())).into();
+        Self { redis, end }
+    }
+
+    fn keys(&self) -> impl Fn(&[ObjectName]) -> Vec<String> + Send + Sync + 'static {
+        let end = self.end.clone();
+        move |names| names.iter().map(|name| name.redis() + &end).collect()
+    }
+
+    fn change(&self, names: &[ObjectName], change: Change) -> Operation<'_, ()> {
+        let (names, keys) = (names.to_vec(), self.keys());
+        let batch: Batch = Arc::new(move |mut c, names| {
+            let keys = keys(&names);
+            Box::pin(async move { change.of(&mut c, &keys).await })
+        });
+        self.redis.apart(|now| async move {
+            let changed = now.each(names, Lost::IsAnError, batch).await;
+            changed.map(drop)
+        })
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Change {
+    Mark,
+    Unmark,
+}
+
+impl Change {
+    async fn of(self, c: &mut Lent, keys: &[String]) -> Answers {
+        for key in keys {
+            match self {
+                Self::Mark => c.command(&[b"SET", key.as_bytes(), b"", b"PX", LIVES_MS]),
+                Self::Unmark => c.command(&[b"DEL", key.as_bytes()]),
+            }
+        }
+        let mut answers = Vec::with_capacity(keys.len());
+        for _ in keys {
+            answers.push(match c.optional().await? {
+                Reply::Error(text) => Err(Fault::Refused(text)),
+                _ => Ok(true),
+            });
+        }
+        Ok(answers)
+    }
+}
+
+impl directory::Marks for Marks {
+    fn marked<'a>(&'a self, names: &'a [ObjectName]) -> Operation<'a, Vec<bool>> {
+        let (names, keys) = (names.to_vec(), self.keys());
+        let batch: Batch = Arc::new(move |mut c, names| {
+            let keys = keys(&names);
+            Box::pin(async move { objects::exist(&mut c, &keys).await })
+        });
+        self.redis
+            .apart(|now| now.each(names, Lost::IsAbsent, batch))
+    }
+
+    fn mark<'a>(&'a self, names: &'a [ObjectName]) -> Operation<'a, ()> {
+        self.change(names, Change::Mark)
+    }
+
+    fn unmark<'a>(&'a self, names: &'a [ObjectName]) -> Operation<'a, ()> {
+        self.change(names, Change::Unmark)
+    }
+}

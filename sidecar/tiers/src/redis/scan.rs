@@ -1,0 +1,230 @@
+//! What is said over one connection to list what lies in a server, and to learn how full it is.
+
+use super::connection::Connection;
+use super::fault::{Fault, redirect};
+use super::marks::is_mark;
+use super::record::{RECORD_BYTES, Record};
+use super::resp::Reply;
+use crate::{Cause, Kind, Listed, TierError, Usage};
+use kvcachepool_protocol::object::{ObjectName, REDIS_PREFIX};
+use std::fmt;
+use std::str::FromStr;
+
+/// Keys that the server looks at for one answer, at least and at most.
+const COUNTS: std::ops::RangeInclusive<usize> = 100..=1_000;
+
+/// Where a listing goes on.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Place {
+    /// Which server.
+    pub server: usize,
+    /// Keys of it that were found and not told yet.
+    pub found: Vec<String>,
+    /// SCAN's own place in it; none = all of its keys were found.
+    pub cursor: Option<u64>,
+}
+
+impl Place {
+    /// The beginning of a server.
+    pub fn of(server: usize) -> Self {
+        Self {
+            server,
+            found: Vec::new(),
+            cursor: Some(0),
+        }
+    }
+
+    /// Is there nothing more in this server?
+    pub fn is_done(&self) -> bool {
+        self.found.is_empty() && self.cursor.is_none()
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let cursor = self.cursor.map_or_else(String::new, |at| at.to_string());
+        write!(f, "{}/{cursor}/{}", self.server, self.found.join(","))
+    }
+}
+
+impl FromStr for Place {
+    type Err = TierError;
+
+    fn from_str(text: &str) -> Result<Self, TierError> {
+        let bad = || TierError::new(Kind::Redis, Cause::Shape, "no page ended there");
+        let mut parts = text.splitn(3, '/');
+        let mut next = || parts.next().ok_or_else(bad);
+        let (server, cursor, found) = (next()?, next()?, next()?);
+        let number = |text: &str| text.parse().map_err(|_| bad());
+        Ok(Self {
+            server: server.parse().map_err(|_| bad())?,
+            cursor: match cursor {
+                "" => None,
+                at => Some(number(at)?),
+            },
+            found: found
+                .split(',')
+                .filter(|key| !key.is_empty())
+                .map(str::to_string)
+                .collect(),
+        })
+    }
+}
+
+/// Finds keys of objects at the place and goes on from there. Returns how many keys with our prefix there are none of ours.
+pub async fn find(c: &mut Connection, place: &mut Place, wanted: usize) -> Result<u64, Fault> {
+    let Some(cursor) = place.cursor else {
+        return Ok(0);
+    };
+    let (at, pattern) = (cursor.to_string(), format!("{REDIS_PREFIX}*"));
+    let count = wanted.clamp(*COUNTS.start(), *COUNTS.end()).to_string();
+    c.command(&[
+        b"SCAN",
+        at.as_bytes(),
+        b"MATCH",
+        pattern.as_bytes(),
+        b"COUNT",
+        count.as_bytes(),
+    ]);
+    let strange = || Fault::protocol("SCAN was answered by no keys");
+    let Reply::Array(parts) = c.answer().await? else {
+        return Err(strange());
+    };
+    let [Reply::Bulk(next), Reply::Array(keys)] = &parts[..] else {
+        return Err(strange());
+    };
+    let next = std::str::from_utf8(next).ok().and_then(|n| n.parse().ok());
+    let next: u64 = next.ok_or_else(strange)?;
+    let mut foreign = 0;
+    for key in keys {
+        let Reply::Bulk(key) = key else {
+            return Err(strange());
+        };
+        let key = String::from_utf8_lossy(key).into_owned();
+        match ObjectName::from_redis(&key) {
+            Ok((_, true)) => {}
+            Ok((_, false)) => place.found.push(key),
+            Err(_) if is_mark(&key) => {}
+            Err(_) => foreign += 1,
+        }
+    }
+    place.found.sort_unstable();
+    place.found.dedup();
+    place.cursor = (next != 0).then_some(next);
+    Ok(foreign)
+}
+
+/// What lies under these keys. Returns how many of them are none of ours.
+pub async fn describe(
+    c: &mut Connection,
+    keys: &[String],
+    into: &mut Vec<Listed>,
+) -> Result<u64, Fault> {
+    let mut elsewhere = Vec::new();
+    let foreign = records(c, keys, into, &mut elsewhere).await?;
+    if elsewhere.is_empty() {
+        return Ok(foreign);
+    }
+    // A node that is about to get a slot has some of its keys, and tells what they are to who says that he knows.
+    c.set_asking(true);
+    let asked = records(c, &elsewhere, into, &mut Vec::new()).await;
+    c.set_asking(false);
+    Ok(foreign + asked?)
+}
+
+/// As `describe`, without those for which the server sends `elsewhere`.
+async fn records(
+    c: &mut Connection,
+    keys: &[String],
+    into: &mut Vec<Listed>,
+    elsewhere: &mut Vec<String>,
+) -> Result<u64, Fault> {
+    let last = (RECORD_BYTES - 1).to_string();
+    for key in keys {
+        c.command(&[b"GETRANGE", key.as_bytes(), b"0", last.as_bytes()]);
+    }
+    let mut foreign = 0;
+    for key in keys {
+        let reply = c.reply().await?;
+        let Ok((name, false)) = ObjectName::from_redis(key) else {
+            foreign += 1;
+            continue;
+        };
+        match reply {
+            // It went meanwhile.
+            Reply::Bulk(value) if value.is_empty() => {}
+            Reply::Bulk(value) => {
+                // One whose record is none is listed too: so it can be found and removed.
+                let record = Record::read(&value);
+                into.push(Listed {
+                    name,
+                    bytes: record.map_or(0, |r| r.bytes.get()),
+                    written_unix_s: record.map_or(0, |r| r.written_unix_s.get()),
+                });
+            }
+            Reply::Error(text) if text.starts_with("WRONGTYPE") => foreign += 1,
+            Reply::Error(text) if redirect(&text).is_some() => elsewhere.push(key.clone()),
+            Reply::Error(text) => return Err(Fault::Refused(text)),
+            _ => return Err(Fault::protocol("GETRANGE was answered by no bytes")),
+        }
+    }
+    Ok(foreign)
+}
+
+/// Memory of a server: what it uses, and what it may.
+pub async fn memory(c: &mut Connection) -> Result<Usage, Fault> {
+    c.command(&[b"INFO", b"memory"]);
+    let Reply::Bulk(text) = c.answer().await? else {
+        return Err(Fault::protocol("INFO was answered by no text"));
+    };
+    let text = String::from_utf8_lossy(&text);
+    let field = |name: &str| {
+        let mut lines = text.lines().filter_map(|line| line.split_once(':'));
+        let value = lines.find(|(key, _)| *key == name)?.1;
+        value.trim().parse::<u64>().ok()
+    };
+    let bytes =
+        field("used_memory").ok_or_else(|| Fault::protocol("INFO does not tell used_memory"))?;
+    Ok(Usage {
+        objects: 0,
+        bytes,
+        capacity_bytes: field("maxmemory").unwrap_or(0),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_place_reads_back_and_other_texts_are_none() {
+        for place in [
+            Place::of(0),
+            Place {
+                server: 3,
+                cursor: Some(u64::MAX),
+                found: vec!["kvcp:a:b:{c}.exact".into(), "kvcp:a:b:{d}.exact".into()],
+            },
+            Place {
+                server: 1,
+                cursor: None,
+                found: vec!["kvcp:a:b:{c}.exact".into()],
+            },
+        ] {
+            assert_eq!(place.to_string().parse(), Ok(place));
+        }
+        for wrong in ["", "1", "1/2", "x/1/", "1/x/", "1/-1/"] {
+            assert!(wrong.parse::<Place>().is_err(), "{wrong}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_a_place_that_reads_back_or_an_error(text in "[0-9]{0,3}/?[0-9]{0,21}/?[ -~é,]{0,40}") {
+            if let Ok(place) = text.parse::<Place>() {
+                prop_assert_eq!(place.to_string().parse(), Ok(place));
+            }
+        }
+    }
+}

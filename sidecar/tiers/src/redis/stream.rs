@@ -1,0 +1,225 @@
+//! A stream to a server: TCP, Unix socket or TLS.
+
+use super::fault::Fault;
+use super::tls;
+use super::url::Address;
+use crate::Span;
+use crate::raw::{self, Around};
+use crate::tls::Encrypted;
+use rustix::fd::AsFd;
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, recv, sockopt};
+use rustls::ClientConnection;
+use std::io;
+use std::path::Path;
+use std::pin::Pin;
+use std::time::Duration;
+use tokio::io::{
+    AsyncBufRead, AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader,
+    Interest,
+};
+use tokio::net::{TcpStream, UnixStream};
+
+/// Bytes that are encrypted at a time: four records as long as records may be. Each costs the server two calls, however short it is.
+const PIECE_BYTES: usize = 64 << 10;
+/// A connection on which nothing happens is probed after this, so that a peer that is gone without a word is noticed.
+const KEEPALIVE: Duration = Duration::from_secs(30);
+/// Times that is read what came unasked over an encrypted connection: servers send a few tickets of their sessions, some hundred bytes.
+const UNASKED_READS_MAX: usize = 4;
+
+/// A stream.
+pub enum Stream {
+    /// TCP.
+    Tcp(TcpStream),
+    /// A Unix socket.
+    Unix(UnixStream),
+    /// TLS over TCP.
+    Tls(Box<Sealing>),
+}
+
+/// A stream of TLS, and what is encrypted next.
+pub struct Sealing {
+    stream: Encrypted,
+    piece: Vec<u8>,
+}
+
+impl Sealing {
+    /// Writes the first of these bytes; returns how many.
+    async fn write_around(&mut self, all: &Around<'_>) -> io::Result<usize> {
+        // So that commands and bytes share records.
+        self.piece.resize(PIECE_BYTES, 0);
+        let before = all.before.len().min(PIECE_BYTES);
+        let bytes = all.bytes.min((PIECE_BYTES - before) as u64) as usize;
+        let behind = all.behind.len().min(PIECE_BYTES - before - bytes);
+        let (to, rest) = self.piece.split_at_mut(before);
+        to.copy_from_slice(&all.before[..before]);
+        let (to, rest) = rest.split_at_mut(bytes);
+        if bytes > 0 && !all.span.read(all.at, to) {
+            return Err(Errno::FAULT.into());
+        }
+        rest[..behind].copy_from_slice(&all.behind[..behind]);
+        let taken = before + bytes + behind;
+        self.stream.write_all(&self.piece[..taken]).await?;
+        if behind == all.behind.len() {
+            self.stream.flush().await?;
+        }
+        Ok(taken)
+    }
+
+    /// Reads at most `bytes` bytes into a span, from `at` on; 0 = it was closed.
+    async fn read_span(&mut self, span: &Span, at: u64, bytes: u64) -> io::Result<usize> {
+        let came = self.stream.fill_buf().await?;
+        let read = bytes.min(came.len() as u64) as usize;
+        if !span.write(at, &came[..read]) {
+            return Err(Errno::FAULT.into());
+        }
+        self.stream.consume(read);
+        Ok(read)
+    }
+}
+
+trait Both: AsyncRead + AsyncWrite + Unpin + Send {}
+impl<T: AsyncRead + AsyncWrite + Unpin + Send> Both for T {}
+
+impl Stream {
+    /// Connects. With `tls` the server's certificate must be of its host's name and of `ca`, or of the system's authorities, and the
+    /// handshake must have ended within that time.
+    pub async fn connect(
+        address: &Address,
+        tls: Option<Duration>,
+        ca: Option<&Path>,
+    ) -> Result<Self, Fault> {
+        let (host, port) = match address {
+            Address::Unix(path) => {
+                let stream = UnixStream::connect(path).await;
+                return Ok(Self::Unix(stream.map_err(Fault::unreachable)?));
+            }
+            Address::Tcp(host, port) => (host, *port),
+        };
+        // A name that cannot be right is told whether the server is there or not.
+        let tls = match tls {
+            Some(longest) => Some((tls::name(host)?, longest)),
+            None => None,
+        };
+        let stream = tcp(host, port).await.map_err(Fault::unreachable)?;
+        match tls {
+            None => Ok(Self::Tcp(stream)),
+            Some((name, longest)) => {
+                let stream = tls::connect(name, stream, ca, longest).await?;
+                let piece = Vec::new();
+                Ok(Self::Tls(Box::new(Sealing { stream, piece })))
+            }
+        }
+    }
+
+    /// Is it TLS?
+    pub fn is_encrypted(&self) -> bool {
+        matches!(self, Self::Tls(_))
+    }
+
+    fn both(&mut self) -> &mut dyn Both {
+        match self {
+            Self::Tcp(stream) => stream,
+            Self::Unix(stream) => stream,
+            Self::Tls(encrypted) => &mut encrypted.stream,
+        }
+    }
+
+    /// Did the other side close it, or say something that nobody asked for?
+    pub fn is_stale(&mut self) -> bool {
+        let fd = match self {
+            Self::Tcp(stream) => AsFd::as_fd(&*stream),
+            Self::Unix(stream) => AsFd::as_fd(&*stream),
+            Self::Tls(encrypted) => {
+                let (socket, session) = encrypted.stream.get_mut();
+                return says_more_than_tickets(session, &mut Now(socket));
+            }
+        };
+        let mut byte = [0; 1];
+        let waiting = recv(fd, &mut byte, RecvFlags::PEEK | RecvFlags::DONTWAIT);
+        !matches!(waiting, Err(Errno::AGAIN))
+    }
+
+    /// Reads some bytes to the end of `into`; 0 = it was closed.
+    pub async fn read(&mut self, into: &mut Vec<u8>) -> io::Result<usize> {
+        self.both().read_buf(into).await
+    }
+
+    /// Writes all of it.
+    pub async fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        let both = self.both();
+        both.write_all(bytes).await?;
+        both.flush().await
+    }
+
+    /// Reads at most `bytes` bytes into a span, from `at` on; 0 = it was closed.
+    pub async fn read_span(&mut self, span: &Span, at: u64, bytes: u64) -> io::Result<usize> {
+        match self {
+            Self::Tcp(stream) => {
+                let receive = || raw::receive(stream.as_fd(), span, at, bytes);
+                stream.async_io(Interest::READABLE, receive).await
+            }
+            Self::Unix(stream) => {
+                let receive = || raw::receive(stream.as_fd(), span, at, bytes);
+                stream.async_io(Interest::READABLE, receive).await
+            }
+            Self::Tls(encrypted) => encrypted.read_span(span, at, bytes).await,
+        }
+    }
+
+    /// Writes the first of these bytes; returns how many.
+    pub async fn write_around(&mut self, all: &Around<'_>) -> io::Result<usize> {
+        match self {
+            Self::Tcp(stream) => {
+                let send = || raw::send(stream.as_fd(), all);
+                stream.async_io(Interest::WRITABLE, send).await
+            }
+            Self::Unix(stream) => {
+                let send = || raw::send(stream.as_fd(), all);
+                stream.async_io(Interest::WRITABLE, send).await
+            }
+            Self::Tls(encrypted) => encrypted.write_around(all).await,
+        }
+    }
+}
+
+/// What has come by now. The kernel is asked as well: the runtime may not have looked since it came.
+struct Now<'a>(&'a mut BufReader<TcpStream>);
+
+impl io::Read for Now<'_> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let kept = self.0.buffer();
+        if kept.is_empty() {
+            let (_, bytes) = recv(self.0.get_ref(), &mut *into, RecvFlags::DONTWAIT)?;
+            return Ok(bytes);
+        }
+        let bytes = kept.len().min(into.len());
+        into[..bytes].copy_from_slice(&kept[..bytes]);
+        Pin::new(&mut *self.0).consume(bytes);
+        Ok(bytes)
+    }
+}
+
+/// Takes in tickets of an encrypted connection. True: it ended, or what came is none.
+fn says_more_than_tickets(session: &mut ClientConnection, now: &mut Now<'_>) -> bool {
+    for _ in 0..UNASKED_READS_MAX {
+        match session.process_new_packets() {
+            Ok(state) if state.plaintext_bytes_to_read() == 0 && !state.peer_has_closed() => {}
+            _ => return true,
+        }
+        match session.read_tls(now) {
+            Ok(0) => return true,
+            Ok(_) => {}
+            Err(e) => return e.kind() != io::ErrorKind::WouldBlock,
+        }
+    }
+    true
+}
+
+async fn tcp(host: &str, port: u16) -> io::Result<TcpStream> {
+    let stream = TcpStream::connect((host, port)).await?;
+    stream.set_nodelay(true)?;
+    sockopt::set_socket_keepalive(&stream, true)?;
+    sockopt::set_tcp_keepidle(&stream, KEEPALIVE)?;
+    Ok(stream)
+}

@@ -1,0 +1,400 @@
+//! What the bucket holds, and what has to go. Puts and removals of this process are counted as they happen; those of others are found by
+//! listing now and then, beside all operations, by one of all sidecars. Over its capacity the oldest objects go, and none that a get reads
+//! here.
+
+use super::Live;
+use super::turns::Turn;
+use crate::{Listed, Page, TierError, Usage};
+use kvcachepool_protocol::config;
+use kvcachepool_protocol::object::ObjectName;
+use parking_lot::Mutex;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep_until, timeout_at};
+use tracing::{debug, info, warn};
+
+/// Ages that are told apart; where there are more, they are told apart less finely.
+const AGES_MAX: usize = 16_384;
+
+/// How often what is done.
+#[derive(Debug, Clone, Copy)]
+pub struct Options {
+    /// The bucket is listed this often where something in it may have to go.
+    pub bounded_every: Duration,
+    /// And this often where it is only counted.
+    pub every: Duration,
+    /// Who may not write, and so cannot tell the others, lists only where nobody did for so long.
+    pub alone_every: Duration,
+    /// Never sooner after the last time than this.
+    pub pause: Duration,
+    /// Uploads that began longer ago are aborted.
+    pub sweep_age: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            bounded_every: Duration::from_secs(600),
+            every: Duration::from_secs(3_600),
+            alone_every: Duration::from_secs(24 * 3_600),
+            pause: Duration::from_secs(30),
+            sweep_age: Duration::from_secs(24 * 3_600),
+        }
+    }
+}
+
+/// Objects and their bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Sum {
+    /// How many.
+    pub objects: u64,
+    /// Of all.
+    pub bytes: u64,
+}
+
+/// What is known of the whole bucket.
+#[derive(Debug)]
+pub struct Census {
+    capacity_bytes: u64,
+    evict_at_bytes: u64,
+    evict_to_bytes: u64,
+    expire_after: Option<Duration>,
+    /// The listing that the sum began with had all.
+    whole: bool,
+    sum: Mutex<Sum>,
+    /// When this process listed it last.
+    listed: Mutex<Option<Instant>>,
+    held: Arc<Mutex<HashMap<ObjectName, usize>>>,
+    over: Notify,
+    /// Objects that had to go and could not be removed, each time anew.
+    refused: AtomicU64,
+}
+
+/// A get reads the object.
+#[derive(Debug)]
+pub struct Held {
+    name: ObjectName,
+    held: Arc<Mutex<HashMap<ObjectName, usize>>>,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let mut held = self.held.lock();
+        if let Some(count) = held.get_mut(&self.name) {
+            *count -= 1;
+            if *count == 0 {
+                held.remove(&self.name);
+            }
+        }
+    }
+}
+
+impl Census {
+    /// Of a bucket whose listing begins with this page.
+    pub fn new(config: &config::S3, first: &Page) -> Self {
+        let capacity_bytes = config.capacity.0;
+        let percent = |n: u32| (u128::from(capacity_bytes) * u128::from(n) / 100) as u64;
+        let mut sum = Sum::default();
+        for listed in &first.objects {
+            sum.add(listed);
+        }
+        Self {
+            capacity_bytes,
+            evict_at_bytes: percent(config.evict_at_percent),
+            evict_to_bytes: percent(config.evict_to_percent),
+            expire_after: (config.expire_after.ms > 0).then(|| config.expire_after.std()),
+            whole: first.next.is_none(),
+            sum: Mutex::new(sum),
+            listed: Mutex::default(),
+            held: Arc::default(),
+            over: Notify::new(),
+            refused: AtomicU64::new(0),
+        }
+    }
+
+    /// What the bucket holds, as far as it is known.
+    pub fn usage(&self) -> Usage {
+        let sum = *self.sum.lock();
+        Usage {
+            objects: sum.objects,
+            bytes: sum.bytes,
+            capacity_bytes: self.capacity_bytes,
+        }
+    }
+
+    /// So many objects had to go and could not be removed.
+    pub fn could_not_remove(&self, objects: usize) {
+        self.refused.fetch_add(objects as u64, Relaxed);
+    }
+
+    /// How many these were so far.
+    pub fn refused(&self) -> u64 {
+        self.refused.load(Relaxed)
+    }
+
+    /// An object was put here.
+    pub fn came(&self, bytes: u64) {
+        let bytes = {
+            let mut sum = self.sum.lock();
+            sum.objects += 1;
+            sum.bytes = sum.bytes.saturating_add(bytes);
+            sum.bytes
+        };
+        if self.is_over(bytes) {
+            self.over.notify_one();
+        }
+    }
+
+    /// An object was removed here.
+    pub fn went(&self, bytes: u64) {
+        let mut sum = self.sum.lock();
+        sum.objects = sum.objects.saturating_sub(1);
+        sum.bytes = sum.bytes.saturating_sub(bytes);
+    }
+
+    /// Spares an object as long as what is returned lives.
+    pub fn hold(&self, name: &ObjectName) -> Held {
+        *self.held.lock().entry(name.clone()).or_default() += 1;
+        Held {
+            name: name.clone(),
+            held: self.held.clone(),
+        }
+    }
+
+    /// Does a get read it here?
+    pub fn is_held(&self, name: &ObjectName) -> bool {
+        self.held.lock().contains_key(name)
+    }
+
+    /// Somebody listed the bucket: that much is in it.
+    pub fn is_now(&self, sum: Sum) {
+        *self.sum.lock() = sum;
+    }
+
+    /// The same, and it was this process.
+    pub fn was_listed(&self, sum: Sum) {
+        self.is_now(sum);
+        *self.listed.lock() = Some(Instant::now());
+    }
+
+    /// Did this process list it no longer ago than this?
+    fn listed_lately(&self, young: Duration) -> bool {
+        let listed = *self.listed.lock();
+        listed.is_some_and(|at| at.elapsed() < young)
+    }
+
+    /// What is known to be there.
+    pub fn sum(&self) -> Sum {
+        *self.sum.lock()
+    }
+
+    /// How much has to go where so much is there.
+    pub fn excess(&self, bytes: u64) -> u64 {
+        match self.is_over(bytes) {
+            true => bytes.saturating_sub(self.evict_to_bytes),
+            false => 0,
+        }
+    }
+
+    /// What was written before is too old, Unix seconds by the server's clock.
+    pub fn expired_s(&self, now_s: u64) -> u64 {
+        let after = self.expire_after;
+        after.map_or(0, |after| now_s.saturating_sub(after.as_secs().max(1)))
+    }
+
+    fn is_over(&self, bytes: u64) -> bool {
+        self.capacity_bytes > 0 && bytes > self.evict_at_bytes
+    }
+
+    fn is_bounded(&self) -> bool {
+        self.capacity_bytes > 0 || self.expire_after.is_some()
+    }
+}
+
+impl Sum {
+    /// One more.
+    pub fn add(&mut self, listed: &Listed) {
+        self.objects += 1;
+        self.bytes = self.bytes.saturating_add(listed.bytes);
+    }
+}
+
+/// Bytes by when they were written.
+#[derive(Debug)]
+pub struct Ages {
+    width_s: u64,
+    bytes: BTreeMap<u64, u64>,
+}
+
+/// What goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Cut {
+    /// All that was written before, Unix seconds.
+    before_s: u64,
+    /// And of what was written then until `until_s` so many bytes.
+    until_s: u64,
+    bytes: u64,
+}
+
+impl Default for Ages {
+    fn default() -> Self {
+        Self {
+            width_s: 1,
+            bytes: BTreeMap::new(),
+        }
+    }
+}
+
+impl Ages {
+    /// One more object that may go.
+    pub fn add(&mut self, listed: &Listed) {
+        let bytes = self
+            .bytes
+            .entry(listed.written_unix_s / self.width_s)
+            .or_default();
+        *bytes = bytes.saturating_add(listed.bytes);
+        if self.bytes.len() > AGES_MAX {
+            self.width_s *= 2;
+            for (age, bytes) in std::mem::take(&mut self.bytes) {
+                *self.bytes.entry(age / 2).or_default() += bytes;
+            }
+        }
+    }
+
+    /// When the youngest was written, Unix seconds; none: there is none.
+    pub fn youngest_s(&self) -> Option<u64> {
+        let youngest = self.bytes.keys().next_back();
+        youngest.map(|age| age * self.width_s)
+    }
+
+    /// The oldest bytes that are `excess` together, and all that was written before `expired_s`.
+    pub fn cut(&self, excess: u64, expired_s: u64) -> Option<Cut> {
+        let mut left = excess;
+        let mut cut = Cut {
+            before_s: expired_s,
+            until_s: expired_s,
+            bytes: 0,
+        };
+        for (age, bytes) in &self.bytes {
+            if left == 0 {
+                break;
+            }
+            let (start, end) = (age * self.width_s, (age + 1) * self.width_s);
+            cut.before_s = start.max(expired_s);
+            cut.until_s = end.max(expired_s);
+            cut.bytes = left.min(*bytes);
+            left = left.saturating_sub(*bytes);
+        }
+        let oldest = self.bytes.keys().next().map(|age| age * self.width_s);
+        let any = oldest.is_some_and(|oldest| excess > 0 || oldest < expired_s);
+        any.then_some(cut)
+    }
+}
+
+impl Cut {
+    /// Does this one go?
+    pub fn takes(&mut self, listed: &Listed) -> bool {
+        if listed.written_unix_s < self.before_s {
+            return true;
+        }
+        let takes = listed.written_unix_s < self.until_s && self.bytes > 0;
+        if takes {
+            self.bytes = self.bytes.saturating_sub(listed.bytes);
+        }
+        takes
+    }
+}
+
+/// Lists now and then where nobody else does, until it is aborted.
+pub async fn run(live: Arc<Live>, options: Options) {
+    // Who may not write clears nothing away.
+    let every = || match live.census.is_bounded() && live.writes.get() {
+        true => options.bounded_every,
+        false => options.every,
+    };
+    let mut next = match live.census.whole {
+        true => Instant::now() + spread(every()),
+        false => Instant::now(),
+    };
+    loop {
+        // Nobody waits for a listing that is not due, unless what was put here makes one.
+        let over = timeout_at(next, live.census.over.notified()).await.is_ok();
+        // A count that is younger than this is as good as one of our own.
+        let young = match live.writes.get() {
+            _ if over => options.pause,
+            true => every() / 2,
+            false => options.alone_every,
+        };
+        let looked = live.look(young, options.sweep_age).await;
+        let now = Instant::now();
+        next = match looked {
+            Ok(true) => now + spread(every()),
+            // Somebody counts for the first time: he will say soon what it was.
+            Ok(false) => now + options.pause,
+            Err(e) => {
+                warn!(tier = "s3", reason = e.cause.name(), error = %e, "the bucket could not be listed");
+                now + spread(every())
+            }
+        };
+        sleep_until(now + options.pause).await;
+    }
+}
+
+impl Live {
+    /// Lists, and clears away what has to go, where nobody did so a moment ago. False: somebody does, and has not said yet what is there.
+    pub(super) async fn look(
+        &self,
+        young: Duration,
+        sweep_age: Duration,
+    ) -> Result<bool, TierError> {
+        if !self.writes.get() {
+            return self.look_on(young).await;
+        }
+        let claim = match self.requests.turn(young).await? {
+            Turn::Mine(claim) => claim,
+            Turn::Counted(sum) => {
+                self.census.is_now(sum);
+                return Ok(true);
+            }
+            Turn::Counting => return Ok(false),
+        };
+        self.pass().await?;
+        self.requests.counted(&claim, self.census.sum()).await?;
+        match self.requests.sweep(sweep_age).await {
+            Ok(0) => {}
+            Ok(swept) => info!(
+                tier = "s3",
+                swept, "uploads that were left behind are aborted"
+            ),
+            // Not all servers know them, and not all credentials may see them.
+            Err(e) => debug!(tier = "s3", error = %e, "no uploads were looked for"),
+        }
+        Ok(true)
+    }
+
+    /// The same for who may not write: takes over what was counted, or counts for itself, and nothing has to go.
+    async fn look_on(&self, young: Duration) -> Result<bool, TierError> {
+        match self.requests.counted_lately(young).await? {
+            Some(Turn::Counted(sum)) => self.census.is_now(sum),
+            Some(_) => return Ok(false),
+            None if self.census.listed_lately(young) => {}
+            None => self.count().await?,
+        }
+        Ok(true)
+    }
+}
+
+/// Three quarters to five quarters of a time, so that many sidecars do not list at once.
+fn spread(every: Duration) -> Duration {
+    let since = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
+    let chance = u64::from(since.subsec_nanos()) ^ u64::from(std::process::id()) << 7;
+    every.mul_f64(0.75 + 0.5 * (chance % 1_000) as f64 / 1_000.0)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,163 @@
+//! The SDK's client as this tier uses it: every option that decides about time, retries, checksums or addresses is said, none is left
+//! to a default that may change.
+
+use super::clock::Clock;
+use super::credentials::Folder;
+use super::http::{Http, Roots};
+use crate::{Cause, Kind, TierError};
+use aws_config::SdkConfig;
+use aws_sdk_s3::Client;
+use aws_sdk_s3::config::retry::RetryConfig;
+use aws_sdk_s3::config::timeout::TimeoutConfig;
+use aws_sdk_s3::config::{
+    AppName, BehaviorVersion, Builder, IdentityCache, Region, RequestChecksumCalculation,
+    ResponseChecksumValidation, StalledStreamProtectionConfig,
+};
+use kvcachepool_protocol::config::{AddressingStyle, Checksums, HttpVersion, S3};
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A request that has not been answered by then is given up. The layers give up sooner; this bounds what runs without them.
+const ATTEMPT: Duration = Duration::from_secs(60);
+/// Region of compatible servers that have none.
+const REGION: &str = "us-east-1";
+
+/// A client for the bucket of a config, and the clock of its server. Makes no request to the bucket.
+pub async fn client(config: &S3) -> Result<(Client, Arc<Clock>), TierError> {
+    let idle = config.max_concurrency as usize;
+    let clock = Arc::<Clock>::default();
+    let roots = match &config.ca {
+        Some(path) => Roots::File(path),
+        None if config.endpoint.starts_with("http://") => Roots::None,
+        None => Roots::System,
+    };
+    let http = Http::new(roots, config.http_version, idle, clock.clone())?;
+    let mut builder = options(config)?.http_client(http);
+    // For credentials that lie in no files, and for a region that the config does not say.
+    let chain = match (&config.auth, region(config)) {
+        (Some(_), Some(_)) => None,
+        _ => Some(chain(config).await?),
+    };
+    if let Some(chain) = &chain {
+        builder = builder.region(chain.region().cloned());
+    }
+    match &config.auth {
+        // The cache of the SDK would keep them for good.
+        Some(path) => {
+            let folder = Folder::open(path).await?;
+            builder = builder
+                .credentials_provider(folder)
+                .identity_cache(IdentityCache::no_cache());
+        }
+        None => {
+            if let Some(provider) = chain.and_then(|chain| chain.credentials_provider()) {
+                builder = builder.credentials_provider(provider);
+            }
+            builder = builder.identity_cache(IdentityCache::lazy().build());
+        }
+    }
+    Ok((Client::from_conf(builder.build()), clock))
+}
+
+/// All that follows from the config alone.
+pub fn options(config: &S3) -> Result<Builder, TierError> {
+    if config.accelerate && !config.endpoint.is_empty() {
+        return Err(failed("s3.accelerate is for AWS; it takes no s3.endpoint"));
+    }
+    if config.evict_to_percent > config.evict_at_percent {
+        return Err(failed("s3.evictToPercent is more than s3.evictAtPercent"));
+    }
+    let (send, check) = match config.checksums {
+        Checksums::WhenRequired => (
+            RequestChecksumCalculation::WhenRequired,
+            ResponseChecksumValidation::WhenRequired,
+        ),
+        Checksums::WhenSupported => (
+            RequestChecksumCalculation::WhenSupported,
+            ResponseChecksumValidation::WhenSupported,
+        ),
+    };
+    let timeouts = TimeoutConfig::builder()
+        .operation_attempt_timeout(ATTEMPT)
+        .build();
+    let mut builder = aws_sdk_s3::Config::builder()
+        .behavior_version(BehaviorVersion::v2026_01_12())
+        .app_name(app_name()?)
+        .retry_config(RetryConfig::disabled())
+        .timeout_config(timeouts)
+        .stalled_stream_protection(StalledStreamProtectionConfig::disabled())
+        .request_checksum_calculation(send)
+        .response_checksum_validation(check)
+        .force_path_style(path_style(config))
+        .accelerate(config.accelerate)
+        .disable_multi_region_access_points(true)
+        .use_arn_region(false);
+    if !config.endpoint.is_empty() {
+        builder = builder.endpoint_url(&config.endpoint);
+    }
+    Ok(builder.region(region(config).map(Region::new)))
+}
+
+/// Environment, profile, web identity, instance: for the credentials, and for the region where there is none.
+async fn chain(config: &S3) -> Result<SdkConfig, TierError> {
+    // Who gives credentials has another clock, which is of no use here.
+    let http = |roots| Http::new(roots, HttpVersion::Http1, 1, Arc::default());
+    let mut loader = aws_config::defaults(BehaviorVersion::v2026_01_12()).app_name(app_name()?);
+    // Without authorities there can be no web identity; keys in the environment need none.
+    loader = loader.http_client(http(Roots::System).or_else(|_| http(Roots::None))?);
+    if let Some(region) = region(config) {
+        loader = loader.region(Region::new(region));
+    }
+    let chain = loader.load().await;
+    match chain.region() {
+        Some(_) => Ok(chain),
+        None => Err(failed(
+            "s3.region is not set, and neither environment nor instance says it",
+        )),
+    }
+}
+
+fn region(config: &S3) -> Option<String> {
+    match (config.region.as_str(), config.endpoint.as_str()) {
+        ("", "") => None,
+        ("", _) => Some(REGION.to_string()),
+        (region, _) => Some(region.to_string()),
+    }
+}
+
+/// Does the bucket's name stand in the path?
+fn path_style(config: &S3) -> bool {
+    match config.addressing_style {
+        AddressingStyle::Path => true,
+        AddressingStyle::VirtualHost => false,
+        AddressingStyle::Auto => {
+            let host = host(&config.endpoint);
+            let inside = |end: &str| host.ends_with(end) || host.contains(&format!("{end}."));
+            !config.endpoint.is_empty()
+                && (host.parse::<IpAddr>().is_ok()
+                    || !host.contains('.')
+                    // Names of a cluster or a private network have no names below them.
+                    || [".svc", ".local", ".internal", ".localhost"].into_iter().any(inside)
+                    || config.bucket.contains('.'))
+        }
+    }
+}
+
+fn host(endpoint: &str) -> String {
+    let rest = endpoint
+        .split_once("://")
+        .map_or(endpoint, |(_, rest)| rest);
+    match rest.strip_prefix('[') {
+        Some(v6) => v6.split(']').next().unwrap_or_default().to_string(),
+        None => rest.split(':').next().unwrap_or_default().to_string(),
+    }
+}
+
+fn app_name() -> Result<AppName, TierError> {
+    AppName::new("kvcachepool").map_err(|e| failed(&e.to_string()))
+}
+
+fn failed(detail: &str) -> TierError {
+    TierError::new(Kind::S3, Cause::Config, detail)
+}

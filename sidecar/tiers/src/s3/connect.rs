@@ -1,0 +1,161 @@
+//! Makes connections: to the server of a URI, by TLS where its scheme says so.
+
+use crate::tls::{Encrypted, handshake};
+use hyper::Uri;
+use hyper::http::uri::Scheme;
+use hyper::rt::{Read, ReadBufCursor, Write};
+use hyper_util::client::legacy::connect::{Connected, Connection, HttpConnector as Tcp};
+use hyper_util::rt::TokioIo;
+use rustls::ClientConfig;
+use rustls::pki_types::ServerName;
+use std::error::Error;
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+use tokio::net::TcpStream;
+use tower_service::Service;
+
+/// Why there is no connection.
+pub type Failed = Box<dyn Error + Send + Sync>;
+
+/// A connection.
+pub enum Stream {
+    /// Without TLS.
+    Plain(TokioIo<TcpStream>),
+    /// With it.
+    Tls(Box<TokioIo<Encrypted>>),
+}
+
+/// What may be wrong where a handshake gets no sensible answer.
+pub const PLAIN: &str = "is this a port without TLS (http://)?";
+
+/// A handshake that got no answer of TLS at all: the server closed the connection, or waits for more.
+#[derive(Debug, thiserror::Error)]
+#[error("TLS: {0}; {hint}", hint = PLAIN)]
+pub struct Unshaken(String);
+
+/// How connections are made. Clones are the same.
+#[derive(Clone)]
+pub struct Connector {
+    tcp: Tcp,
+    tls: Arc<ClientConfig>,
+    handshake: Duration,
+}
+
+impl Connector {
+    /// By these settings; a handshake that takes longer than `handshake` is given up.
+    pub fn new(tcp: Tcp, tls: ClientConfig, handshake: Duration) -> Self {
+        Self {
+            tcp,
+            tls: Arc::new(tls),
+            handshake,
+        }
+    }
+
+    /// Encrypts a stream to this host.
+    async fn shake(self, host: &str, stream: TokioIo<TcpStream>) -> Result<Stream, Failed> {
+        // Certificates know addresses of IPv6 without the brackets of a URI.
+        let name = ServerName::try_from(host.trim_matches(['[', ']']).to_string())?;
+        match handshake(self.tls, name, stream.into_inner(), self.handshake).await {
+            Ok(stream) => Ok(Stream::Tls(Box::new(TokioIo::new(stream)))),
+            Err(e) if e.get_ref().is_some_and(|e| e.is::<rustls::Error>()) => Err(e.into()),
+            Err(e) => Err(Unshaken(e.to_string()).into()),
+        }
+    }
+}
+
+impl Service<Uri> for Connector {
+    type Response = Stream;
+    type Error = Failed;
+    type Future = Pin<Box<dyn Future<Output = Result<Stream, Failed>> + Send>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Failed>> {
+        self.tcp.poll_ready(cx).map_err(Into::into)
+    }
+
+    fn call(&mut self, uri: Uri) -> Self::Future {
+        let (this, connecting) = (self.clone(), self.tcp.call(uri.clone()));
+        Box::pin(async move {
+            let stream = connecting.await?;
+            match uri.host() {
+                Some(host) if uri.scheme() == Some(&Scheme::HTTPS) => {
+                    this.shake(host, stream).await
+                }
+                _ => Ok(Stream::Plain(stream)),
+            }
+        })
+    }
+}
+
+trait Both: Read + Write + Unpin {}
+impl<T: Read + Write + Unpin> Both for T {}
+
+impl Stream {
+    fn both(self: Pin<&mut Self>) -> Pin<&mut dyn Both> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream),
+            Self::Tls(stream) => Pin::new(stream),
+        }
+    }
+}
+
+impl Connection for Stream {
+    fn connected(&self) -> Connected {
+        match self {
+            Self::Plain(stream) => stream.connected(),
+            Self::Tls(stream) => {
+                let (below, session) = stream.inner().get_ref();
+                let connected = below.get_ref().connected();
+                match session.alpn_protocol() {
+                    Some(b"h2") => connected.negotiated_h2(),
+                    _ => connected,
+                }
+            }
+        }
+    }
+}
+
+impl Read for Stream {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        into: ReadBufCursor<'_>,
+    ) -> Poll<io::Result<()>> {
+        self.both().poll_read(cx, into)
+    }
+}
+
+impl Write for Stream {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.both().poll_write(cx, bytes)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        parts: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.both().poll_write_vectored(cx, parts)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        match self {
+            Self::Plain(stream) => stream.is_write_vectored(),
+            Self::Tls(stream) => stream.is_write_vectored(),
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.both().poll_flush(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.both().poll_shutdown(cx)
+    }
+}

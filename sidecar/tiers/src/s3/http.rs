@@ -1,0 +1,271 @@
+//! The HTTP client below the SDK: ALPN, roots, buffers, idle and dead connections are said here. It follows no redirect, tries nothing
+//! again but what was never sent, and knows nothing of S3.
+
+use super::clock::Clock;
+use super::connect::{Connector, Failed};
+use super::connections::Connections;
+use super::direct::Way;
+use crate::tls::authorities;
+use crate::{Cause, Kind, TierError};
+use aws_sdk_s3::config::http::{HttpRequest, HttpResponse};
+use aws_sdk_s3::config::{HttpClient, RuntimeComponents};
+use aws_sdk_s3::error::ConnectorError;
+use aws_sdk_s3::primitives::SdkBody;
+use aws_smithy_runtime_api::client::http::{
+    HttpConnector, HttpConnectorFuture, HttpConnectorSettings, SharedHttpConnector,
+};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use hyper::body::{Body, Bytes};
+use hyper::header::RANGE;
+use hyper::http::uri::Scheme;
+use hyper::{Method, Request, Response};
+use hyper_rustls::ConfigBuilderExt;
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector as Tcp;
+use hyper_util::rt::{TokioExecutor, TokioTimer};
+use kvcachepool_protocol::config::HttpVersion;
+use rustls::RootCertStore;
+use rustls::crypto::aws_lc_rs;
+use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
+
+/// A connection that is not made by then is given up, and so is a handshake over it.
+const CONNECT: Duration = Duration::from_secs(3);
+/// Idle connections are closed after this: before load balancers forget them without a word.
+const IDLE: Duration = Duration::from_secs(20);
+/// Bytes that the other side does not take, or a question whether it is there that it does not answer, end a connection after this.
+const DEAD: Duration = Duration::from_secs(10);
+/// A connection of HTTP/2 that carries a request is asked this often whether it lives; it has as long to answer.
+const PING: Duration = Duration::from_secs(5);
+/// What a stream of HTTP/2 may send ahead of its reader, and what of a body is kept for it: as much as a connection of HTTP/1 takes.
+const STREAM_BYTES: u32 = 256 << 10;
+/// Bytes of a read: what a connection takes of memory, and how far it may get ahead of a reader.
+const READ_BYTES: usize = 256 << 10;
+/// Bytes of an answer that is no object: it is read as a whole. The longest page of a listing, 1,000 names of 1 KiB, is a quarter of it.
+const WORDS_BYTES: usize = 16 << 20;
+
+/// Which authorities are trusted.
+#[derive(Debug, Clone, Copy)]
+pub enum Roots<'a> {
+    /// None: no TLS is spoken.
+    None,
+    /// Those of the system.
+    System,
+    /// Those of a PEM file.
+    File(&'a Path),
+}
+
+/// Connections, shared by all clones.
+#[derive(Clone)]
+pub struct Http {
+    transport: Transport,
+    clock: Arc<Clock>,
+    /// Did a server ever answer?
+    answered: Arc<AtomicBool>,
+}
+
+/// How requests get to a server.
+#[derive(Clone)]
+enum Transport {
+    /// Each on a connection of HTTP/1.1 of its own.
+    Own(Connections),
+    /// On connections of HTTP/2 that they share, where the server speaks it.
+    Shared(Box<Client<Connector, SdkBody>>),
+}
+
+/// An answer that HTTP does not allow.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Malformed(&'static str);
+
+/// Which server gave no answer; names are looked up and connections made below, where no error says whose.
+#[derive(Debug, thiserror::Error)]
+#[error("no answer from {server}")]
+pub struct Unanswered {
+    server: String,
+    /// It was spoken to without TLS, and no server ever answered.
+    pub never: bool,
+    source: Failed,
+}
+
+impl Http {
+    /// Without connections. Fails where there are no authorities to trust. Hours of answers are told to a clock.
+    pub fn new(
+        roots: Roots<'_>,
+        version: HttpVersion,
+        idle: usize,
+        clock: Arc<Clock>,
+    ) -> Result<Self, TierError> {
+        let mut tcp = Tcp::new();
+        tcp.enforce_http(false);
+        tcp.set_nodelay(true);
+        tcp.set_connect_timeout(Some(CONNECT));
+        tcp.set_keepalive(Some(DEAD));
+        tcp.set_keepalive_interval(Some(DEAD / 3));
+        tcp.set_keepalive_retries(Some(3));
+        tcp.set_tcp_user_timeout(Some(DEAD));
+        let tls =
+            rustls::ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
+                .with_safe_default_protocol_versions()
+                .map_err(|e| config(e.to_string()))?;
+        let tls = match roots {
+            Roots::None => tls.with_root_certificates(RootCertStore::empty()),
+            Roots::File(path) => tls.with_root_certificates(of_file(path)?),
+            Roots::System => tls.with_native_roots().map_err(|e| {
+                config(format!(
+                    "{e}: this system trusts no authority; name them by s3.ca"
+                ))
+            })?,
+        };
+        let mut tls = tls.with_no_client_auth();
+        let transport = match version {
+            HttpVersion::Auto | HttpVersion::Http1 => {
+                let connector = Connector::new(tcp, tls, CONNECT);
+                Transport::Own(Connections::new(connector, READ_BYTES, idle, IDLE))
+            }
+            HttpVersion::Http2 => {
+                tls.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+                let connector = Connector::new(tcp, tls, CONNECT);
+                Transport::Shared(Box::new(shared(connector, idle)))
+            }
+        };
+        Ok(Self {
+            transport,
+            clock,
+            answered: Arc::default(),
+        })
+    }
+}
+
+fn shared(connector: Connector, idle: usize) -> Client<Connector, SdkBody> {
+    Client::builder(TokioExecutor::new())
+        .pool_timer(TokioTimer::new())
+        .timer(TokioTimer::new())
+        .pool_idle_timeout(IDLE)
+        .pool_max_idle_per_host(idle)
+        .http1_max_buf_size(READ_BYTES)
+        // One slow reader of a shared connection must not take the window of all.
+        .http2_initial_stream_window_size(Some(STREAM_BYTES))
+        .http2_initial_connection_window_size(Some(1 << 30))
+        .http2_max_send_buf_size(STREAM_BYTES as usize)
+        .http2_keep_alive_interval(Some(PING))
+        .http2_keep_alive_timeout(PING)
+        .build(connector)
+}
+
+fn of_file(path: &Path) -> Result<RootCertStore, TierError> {
+    let of_it = |why: &dyn fmt::Display| config(format!("s3.ca: {}: {why}", path.display()));
+    let pem = std::fs::read(path).map_err(|e| of_it(&e))?;
+    authorities(&pem).map_err(|e| of_it(&e))
+}
+
+fn config(detail: String) -> TierError {
+    TierError::new(Kind::S3, Cause::Config, detail)
+}
+
+impl fmt::Debug for Http {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Http")
+    }
+}
+
+/// Sends a request on a connection of its own. An answer that is taken directly has an empty body.
+async fn own(
+    connections: &Connections,
+    request: Request<SdkBody>,
+) -> Result<Response<SdkBody>, Failed> {
+    let (way, object) = (
+        request.extensions().get::<Way>().cloned(),
+        asks_for_an_object(&request),
+    );
+    let answer = connections.request(request).await?;
+    let answer = match way {
+        Some(way) => way.lead(answer),
+        None => answer.map(Some),
+    };
+    let (head, body) = answer.into_parts();
+    let body = match body {
+        Some(body) => read_by_the_sdk(body, object && head.status.is_success()),
+        None => SdkBody::empty(),
+    };
+    Ok(Response::from_parts(head, body))
+}
+
+/// Is an object to come, piece by piece, by one who counts its bytes?
+fn asks_for_an_object<T>(request: &Request<T>) -> bool {
+    request.method() == Method::GET && request.headers().contains_key(RANGE)
+}
+
+/// A body that comes through the SDK: an object in pieces, anything else at once, and no more of it than anything right has.
+fn read_by_the_sdk<B>(body: B, object: bool) -> SdkBody
+where
+    B: Body<Data = Bytes, Error: Into<Failed>> + Send + Sync + 'static,
+{
+    if object {
+        return SdkBody::from_body_1_x(body);
+    }
+    let limited = Limited::new(body, WORDS_BYTES).map_err(|e| match e.is::<LengthLimitError>() {
+        true => Failed::from(Malformed("an answer of more than 16 MiB that is no object")),
+        false => e,
+    });
+    SdkBody::from_body_1_x(limited)
+}
+
+impl HttpConnector for Http {
+    fn call(&self, request: HttpRequest) -> HttpConnectorFuture {
+        let request = match request.try_into_http1x() {
+            Ok(request) => request,
+            Err(e) => return HttpConnectorFuture::ready(Err(ConnectorError::user(e.into()))),
+        };
+        let (transport, clock) = (self.transport.clone(), self.clock.clone());
+        let answered = self.answered.clone();
+        let server = request.uri().authority().cloned();
+        let plain = request.uri().scheme() == Some(&Scheme::HTTP);
+        HttpConnectorFuture::new(async move {
+            let answer = match transport {
+                Transport::Own(connections) => own(&connections, request).await,
+                Transport::Shared(client) => {
+                    let object = asks_for_an_object(&request);
+                    let answer = client.request(request).await.map_err(Into::into);
+                    answer.map(|answer| {
+                        let object = object && answer.status().is_success();
+                        answer.map(|body| read_by_the_sdk(body, object))
+                    })
+                }
+            };
+            let answer = answer.map_err(|source| {
+                let server = server.map_or_else(String::new, |server| server.to_string());
+                let never = plain && !answered.load(Relaxed);
+                let unanswered = Unanswered {
+                    server,
+                    never,
+                    source,
+                };
+                ConnectorError::io(unanswered.into())
+            })?;
+            answered.store(true, Relaxed);
+            let header = |name| answer.headers().get(name).and_then(|v| v.to_str().ok());
+            if let Some(date) = header("date") {
+                clock.heard(date);
+            }
+            if answer.status() == 206 && header("content-range").is_none() {
+                let malformed = Malformed("a part of something without a word which part it is");
+                return Err(ConnectorError::other(malformed.into(), None));
+            }
+            HttpResponse::try_from(answer).map_err(|e| ConnectorError::other(e.into(), None))
+        })
+    }
+}
+
+impl HttpClient for Http {
+    fn http_connector(
+        &self,
+        _: &HttpConnectorSettings,
+        _: &RuntimeComponents,
+    ) -> SharedHttpConnector {
+        SharedHttpConnector::new(self.clone())
+    }
+}

@@ -1,0 +1,392 @@
+//! The S3 tier: objects in a bucket, of AWS or of a compatible server. Here lie its requests and what is known of the bucket; which objects
+//! are worth writing or reading, whether their bytes are right, and how often a request is tried is decided elsewhere.
+//!
+//! Names are `<prefix>/<model>/<layout>/<2 hex of the key>/<key>.<fidelity>.kv`. Whatever else lies under the prefix is left alone and
+//! counted. The bucket is shared: other sidecars put and remove objects at any moment, so nothing is remembered for long.
+
+mod body;
+mod bound;
+mod census;
+mod client;
+mod clock;
+mod connect;
+mod connections;
+mod credentials;
+mod direct;
+mod fault;
+mod http;
+mod known;
+mod listing;
+mod multipart;
+mod pass;
+mod prefix;
+mod probe;
+mod read;
+mod request;
+mod stream;
+mod tags;
+#[cfg(test)]
+mod tests;
+mod turns;
+mod write;
+mod writes;
+
+pub use read::Parts;
+pub use write::Uploads;
+pub use writes::Writes;
+
+use super::directory::Marks;
+use super::{
+    Cause, Get, Kind, Listed, Operation, Page, Put, Reading, Removal, Stored, Tier, TierError,
+    TierInfo, Usage,
+};
+use census::Census;
+use known::Known;
+use kvcachepool_protocol::config;
+use kvcachepool_protocol::object::{Object, ObjectName};
+use parking_lot::Mutex;
+use request::Requests;
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::task::AbortHandle;
+use tokio::time::timeout;
+
+/// How the tier works.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// How large objects are read.
+    pub parts: Parts,
+    /// How large objects are written.
+    pub uploads: Uploads,
+    /// Names that are remembered as being there.
+    pub known: usize,
+    /// For how long.
+    pub known_for: Duration,
+    /// Longest time that opening the tier may take: a server may take connections and answer nothing.
+    pub opening: Duration,
+    /// A bucket that answered longer ago is asked whether it can still be reached.
+    pub reach_every: Duration,
+    /// What is done beside operations; none: nothing.
+    pub census: Option<census::Options>,
+    /// May more be asked than to read?
+    pub writes: Writes,
+    /// Marks of its objects, which those lose that go to make room.
+    pub marks: Option<Arc<dyn Marks>>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            parts: Parts {
+                bytes: 8 << 20,
+                at_once: 4,
+            },
+            uploads: Uploads {
+                from_bytes: 64 << 20,
+                part_bytes: 16 << 20,
+                at_once: 4,
+            },
+            known: 65_536,
+            known_for: Duration::from_secs(30),
+            opening: Duration::from_secs(15),
+            reach_every: Duration::from_secs(10),
+            census: Some(census::Options::default()),
+            writes: Writes::default(),
+            marks: None,
+        }
+    }
+}
+
+/// A bucket with objects. What runs beside it ends when it is dropped.
+pub struct S3 {
+    info: TierInfo,
+    live: Arc<Live>,
+    options: Options,
+    census: Option<AbortHandle>,
+}
+
+/// What operations and the census share.
+#[derive(Debug)]
+struct Live {
+    requests: Requests,
+    known: Known,
+    census: Census,
+    writes: Writes,
+    marks: Option<Arc<dyn Marks>>,
+    /// When the bucket answered last; none: the last request failed.
+    answered: Mutex<Option<Instant>>,
+}
+
+impl S3 {
+    /// Opens the bucket of a config: tries what the credentials may do there, and looks what it holds. Fails where a file of the config
+    /// is not there, nobody answers in time, the bucket is not there or in another region, or a permission is missing, which is named.
+    pub async fn open(config: &config::S3, options: Options) -> Result<Self, TierError> {
+        let longest = options.opening;
+        let opened = timeout(longest, Self::open_patiently(config, options)).await;
+        opened.unwrap_or_else(|_| {
+            let seconds = longest.as_secs_f64();
+            let detail = format!(
+                "it could not be tried what the bucket allows within {seconds:.1} s: the server, or who gives credentials, does not answer"
+            );
+            Err(TierError::new(Kind::S3, Cause::Timeout, detail))
+        })
+    }
+
+    async fn open_patiently(config: &config::S3, options: Options) -> Result<Self, TierError> {
+        let (client, clock) = client::client(config).await?;
+        let requests = Requests::new(client, clock, config);
+        let first = requests.probe(options.writes.get()).await?;
+        Ok(Self::over(requests, config, options, &first))
+    }
+
+    /// Opens it for a tool: only listing is tried, nothing runs beside, and what the bucket holds is counted now, however long that takes.
+    pub async fn open_counted(config: &config::S3) -> Result<Self, TierError> {
+        let (client, clock) = client::client(config).await?;
+        let requests = Requests::new(client, clock, config);
+        let options = Options {
+            census: None,
+            ..Options::default()
+        };
+        let tier = Self::over(requests, config, options, &Page::default());
+        tier.live.count().await?;
+        Ok(tier)
+    }
+
+    /// A bucket whose listing begins with this page.
+    fn over(requests: Requests, config: &config::S3, options: Options, first: &Page) -> Self {
+        let live = Arc::new(Live {
+            requests,
+            known: Known::new(options.known, options.known_for),
+            census: Census::new(config, first),
+            writes: options.writes.clone(),
+            marks: options.marks.clone(),
+            answered: Mutex::new(Some(Instant::now())),
+        });
+        let census = options
+            .census
+            .map(|options| tokio::spawn(census::run(live.clone(), options)).abort_handle());
+        let (asked, counted) = (live.clone(), live.clone());
+        let info = TierInfo {
+            counters: Reading::new(move || vec![("RemovalRefused", counted.census.refused())]),
+            unix_s: Reading::new(move || asked.requests.clock.unix_s()),
+            ..TierInfo::new(Kind::S3)
+        };
+        Self {
+            info,
+            live,
+            options,
+            census,
+        }
+    }
+
+    /// Where it is, for people.
+    pub fn place(config: &config::S3) -> String {
+        let (bucket, prefix) = (&config.bucket, &config.prefix);
+        let slash = if prefix.is_empty() { "" } else { "/" };
+        let at = if config.endpoint.is_empty() {
+            ""
+        } else {
+            " at "
+        };
+        format!("s3://{bucket}{slash}{prefix}{at}{}", config.endpoint)
+    }
+}
+
+impl Drop for S3 {
+    fn drop(&mut self) {
+        if let Some(census) = &self.census {
+            census.abort();
+        }
+    }
+}
+
+/// A request that has not been answered yet.
+struct Asking<'a> {
+    live: &'a Live,
+    answered: Option<Instant>,
+}
+
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        *self.live.answered.lock() = self.answered;
+    }
+}
+
+impl Live {
+    /// Does what asks the bucket, and notes whether it answered. One that is given up before it ended did not.
+    async fn seen<T>(
+        &self,
+        operation: impl Future<Output = Result<T, TierError>>,
+    ) -> Result<T, TierError> {
+        let mut asking = Asking {
+            live: self,
+            answered: None,
+        };
+        let result = operation.await;
+        if !matches!(&result, Err(e) if e.cause.of_the_tier()) {
+            asking.answered = Some(Instant::now());
+        }
+        result
+    }
+
+    async fn lookup(&self, names: &[ObjectName]) -> Result<Vec<bool>, TierError> {
+        let known = names.iter().take_while(|name| self.known.has(name)).count();
+        let rest = names.get(known..).unwrap_or_default();
+        let answers = prefix::present(rest.len(), |index| async move {
+            let Some(name) = rest.get(index) else {
+                return Ok(false);
+            };
+            if self.known.has(name) {
+                return Ok(true);
+            }
+            let there = self.requests.size(name).await?.is_some();
+            if there {
+                self.known.add(name);
+            }
+            Ok(there)
+        });
+        let mut all = vec![true; known];
+        if !rest.is_empty() {
+            all.extend(self.seen(answers).await?);
+        }
+        Ok(all)
+    }
+
+    async fn put(&self, put: &Put, uploads: Uploads) -> Result<Stored, TierError> {
+        let stored = self.requests.put(put, uploads).await?;
+        self.known.add(&put.object.name());
+        if stored == Stored::New {
+            self.census.came(put.object.total_bytes());
+        }
+        Ok(stored)
+    }
+
+    async fn get(&self, get: &Get, parts: Parts) -> Result<Object, TierError> {
+        let _held = self.census.hold(&get.name);
+        let got = self.requests.get(get, parts).await;
+        match &got {
+            Ok(_) => self.known.add(&get.name),
+            Err(e) if e.cause == Cause::Missing => self.known.forget(&get.name),
+            Err(_) => {}
+        }
+        got
+    }
+
+    async fn remove(&self, removal: Removal<'_>) -> Result<u64, TierError> {
+        match removal {
+            Removal::Named(names) => self.remove_named(names).await,
+            Removal::Listed(listed) => self.remove_listed(listed).await,
+            Removal::Unusable(name) => self.discard(name).await,
+        }
+    }
+
+    async fn remove_named(&self, names: &[ObjectName]) -> Result<u64, TierError> {
+        for name in names {
+            self.known.forget(name);
+        }
+        // A removal says nothing of what was there.
+        let there = self.requests.sizes(names).await?;
+        self.remove_sized(there).await
+    }
+
+    async fn remove_sized(&self, there: Vec<(ObjectName, u64)>) -> Result<u64, TierError> {
+        let key = |(name, _): &(ObjectName, u64)| self.requests.key(name);
+        let keys: Vec<String> = there.iter().map(key).collect();
+        self.requests.delete(&keys).await?;
+        for (name, bytes) in &there {
+            self.went(name, *bytes);
+        }
+        Ok(there.len() as u64)
+    }
+
+    /// The listing has said what is there.
+    async fn remove_listed(&self, listed: &[Listed]) -> Result<u64, TierError> {
+        for listed in listed {
+            self.known.forget(&listed.name);
+        }
+        let there = listed.iter().map(|l| (l.name.clone(), l.bytes));
+        self.remove_sized(there.collect()).await
+    }
+
+    async fn discard(&self, name: &ObjectName) -> Result<u64, TierError> {
+        let key = self.requests.key(name);
+        self.known.forget(name);
+        // What cannot be told from what may have been written since stays.
+        let Some(etag) = self.requests.tags.last(&key) else {
+            return Ok(0);
+        };
+        let Some(bytes) = self.requests.size(name).await? else {
+            return Ok(0);
+        };
+        let removed = self.requests.delete_version(&key, &etag).await?;
+        if removed {
+            self.went(name, bytes);
+        }
+        Ok(u64::from(removed))
+    }
+
+    /// An object was removed here.
+    fn went(&self, name: &ObjectName, bytes: u64) {
+        // Also where it was forgotten before: somebody may have looked meanwhile.
+        self.known.forget(name);
+        self.census.went(bytes);
+    }
+
+    async fn usage(&self, reach_every: Duration) -> Result<Usage, TierError> {
+        let answered = *self.answered.lock();
+        if answered.is_none_or(|at| at.elapsed() >= reach_every) {
+            self.seen(self.requests.reach()).await?;
+        }
+        Ok(self.census.usage())
+    }
+}
+
+impl fmt::Debug for S3 {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let requests = &self.live.requests;
+        write!(f, "S3({}/{})", requests.bucket, requests.prefix)
+    }
+}
+
+impl Tier for S3 {
+    fn info(&self) -> &TierInfo {
+        &self.info
+    }
+
+    fn lookup<'a>(&'a self, names: &'a [ObjectName]) -> Operation<'a, Vec<bool>> {
+        Box::pin(async move { self.live.lookup(names).await })
+    }
+
+    fn head<'a>(&'a self, name: &'a ObjectName) -> Operation<'a, Object> {
+        Box::pin(async move { self.live.seen(self.live.requests.head(name)).await })
+    }
+
+    fn get(&self, get: Get) -> Operation<'_, Object> {
+        Box::pin(async move {
+            self.live
+                .seen(self.live.get(&get, self.options.parts))
+                .await
+        })
+    }
+
+    fn put(&self, put: Put) -> Operation<'_, Stored> {
+        Box::pin(async move {
+            self.live
+                .seen(self.live.put(&put, self.options.uploads))
+                .await
+        })
+    }
+
+    fn remove<'a>(&'a self, removal: Removal<'a>) -> Operation<'a, u64> {
+        Box::pin(async move { self.live.seen(self.live.remove(removal)).await })
+    }
+
+    fn usage(&self) -> Operation<'_, Usage> {
+        Box::pin(async move { self.live.usage(self.options.reach_every).await })
+    }
+
+    fn list<'a>(&'a self, from: Option<&'a str>, limit: usize) -> Operation<'a, Page> {
+        Box::pin(async move { self.live.seen(self.live.requests.list(from, limit)).await })
+    }
+}

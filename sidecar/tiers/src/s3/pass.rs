@@ -1,0 +1,139 @@
+//! One listing of the bucket from begin to end, and the removal of what has to go. A page that fails is asked for again, and what cannot be
+//! removed holds up nothing else.
+
+use super::Live;
+use super::census::{Ages, Sum};
+use super::listing::PAGE_MAX;
+use crate::{Listed, Operation, Page, Source, Status, Swept, TierError, directory, sweep};
+use kvcachepool_protocol::object::ObjectName;
+use std::collections::HashSet;
+use std::time::Duration;
+use tokio::time::timeout;
+use tracing::{info, warn};
+
+/// How often a request is sent that fails for a moment, and the pause before the second time; it doubles.
+const TRIES: u32 = 5;
+const PAUSE: Duration = Duration::from_millis(200);
+/// How often the oldest objects are chosen anew because some of them cannot be removed.
+const ROUNDS: usize = 4;
+
+impl Live {
+    /// Counts what is there and removes what must go.
+    pub(super) async fn pass(&self) -> Result<(), TierError> {
+        let (mut kept, mut went, mut why) = (HashSet::new(), Sum::default(), None);
+        for _ in 0..ROUNDS {
+            let (bytes, ages) = self.count_without(&kept).await?;
+            // By the server's clock, or by what it wrote last: that of this node may be wrong.
+            let now = self.requests.clock.unix_s().or(ages.youngest_s());
+            let expired = self.census.expired_s(now.unwrap_or_default());
+            let Some(mut cut) = ages.cut(self.census.excess(bytes), expired) else {
+                break;
+            };
+            let swept = sweep(self, |listed| {
+                let spared = self.census.is_held(&listed.name) || kept.contains(&listed.name);
+                !spared && cut.takes(listed)
+            });
+            let swept = swept.await?;
+            went.objects += swept.objects;
+            went.bytes += swept.bytes;
+            if swept.kept.is_empty() {
+                break;
+            }
+            // Others go instead of them.
+            kept.extend(swept.kept);
+            why = swept.why;
+        }
+        self.census.could_not_remove(kept.len());
+        let Sum { objects, bytes } = went;
+        if objects > 0 {
+            info!(
+                tier = "s3",
+                objects, bytes, "the oldest objects are removed"
+            );
+        }
+        match why {
+            None => Ok(()),
+            Some(why) if objects == 0 => Err(why),
+            Some(why) => {
+                let (reason, objects) = (why.cause.name(), kept.len());
+                warn!(tier = "s3", reason, objects, error = %why, "objects cannot be removed; others went");
+                Ok(())
+            }
+        }
+    }
+
+    /// Counts what is there, from begin to end.
+    pub(super) async fn count(&self) -> Result<(), TierError> {
+        self.count_without(&HashSet::new()).await.map(drop)
+    }
+
+    /// Counts what is there; returns its bytes, and the ages of all but those that cannot be removed.
+    async fn count_without(&self, kept: &HashSet<ObjectName>) -> Result<(u64, Ages), TierError> {
+        let (mut sum, mut ages) = (Sum::default(), Ages::default());
+        let looked = sweep(self, |listed| {
+            sum.add(listed);
+            if !kept.contains(&listed.name) {
+                ages.add(listed);
+            }
+            false
+        });
+        looked.await?;
+        self.census.was_listed(sum);
+        Ok((sum.bytes, ages))
+    }
+
+    /// Takes the marks away of what is gone. Where that fails, each is believed once.
+    async fn unmark(&self, gone: &[ObjectName]) {
+        if let Some(marks) = self.marks.as_ref().filter(|_| !gone.is_empty()) {
+            let _ = timeout(directory::CHANGE, marks.unmark(gone)).await;
+        }
+    }
+}
+
+impl Source for Live {
+    fn page<'a>(&'a self, from: Option<&'a str>) -> Operation<'a, Page> {
+        Box::pin(again(move || self.requests.list(from, PAGE_MAX)))
+    }
+
+    fn remove_chosen<'a>(&'a self, chosen: &'a [Listed]) -> Operation<'a, Swept> {
+        Box::pin(async move {
+            let key = |listed: &Listed| self.requests.key(&listed.name);
+            let keys: Vec<String> = chosen.iter().map(key).collect();
+            for listed in chosen {
+                self.known.forget(&listed.name);
+            }
+            let refused = again(|| self.requests.delete_some(&keys)).await?;
+            let stay: HashSet<&str> = refused.iter().map(|(key, _)| key.as_str()).collect();
+            let (mut swept, mut gone) = (Swept::default(), Vec::new());
+            for (listed, key) in chosen.iter().zip(&keys) {
+                if stay.contains(key.as_str()) {
+                    swept.kept.push(listed.name.clone());
+                    continue;
+                }
+                gone.push(listed.name.clone());
+                self.went(&listed.name, listed.bytes);
+                swept.objects += 1;
+                swept.bytes = swept.bytes.saturating_add(listed.bytes);
+            }
+            self.unmark(&gone).await;
+            swept.why = refused.into_iter().next().map(|(_, why)| why);
+            Ok(swept)
+        })
+    }
+}
+
+/// Sends what may succeed in a moment several times.
+async fn again<T, F: Future<Output = Result<T, TierError>>>(
+    send: impl Fn() -> F,
+) -> Result<T, TierError> {
+    let mut pause = PAUSE;
+    for _ in 1..TRIES {
+        match send().await {
+            Err(e) if e.cause.status() == Status::Temporary => {}
+            ended => return ended,
+        }
+        tokio::time::sleep(pause).await;
+        pause *= 2;
+    }
+    send().await
+}

@@ -1,0 +1,150 @@
+//! What the credentials may do, tried when the tier is opened, so that a permission that is missing is named before anything depends on
+//! it; and whether the bucket can still be reached, asked for now and then.
+
+use super::fault::{Answer, failed, found};
+use super::request::{PROBE, Requests};
+use crate::{Cause, Page, TierError};
+use aws_sdk_s3::primitives::ByteStream;
+use std::sync::OnceLock;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// What a probe object holds.
+const TEXT: &[u8] = b"kvcachepool tries here what it may do. This object can be removed.\n";
+
+/// What this process calls its probe: one name, so that no more than one can be left behind where nothing may be removed.
+fn own_name() -> &'static str {
+    static NAME: OnceLock<String> = OnceLock::new();
+    NAME.get_or_init(|| {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH);
+        let since = since.unwrap_or_default().as_nanos();
+        format!("{PROBE}-{since:x}-{:x}", std::process::id())
+    })
+}
+
+/// What became of a probe that was to be put.
+enum Try {
+    Placed,
+    /// Something is there, says the server.
+    Refused,
+    /// The server does not know the condition.
+    Unknown,
+}
+
+impl Requests {
+    /// Tries what it takes to read, and with `writes` what it takes to write and remove. Returns the first page of the listing.
+    pub async fn probe(&self, writes: bool) -> Result<Page, TierError> {
+        let key = self.own_key(own_name());
+        if writes {
+            self.probe_writes(&key).await?;
+        } else {
+            // Not found out: should writes begin later, each asks what is there before.
+            self.not_conditional();
+        }
+        let page = self.list(None, super::listing::PAGE_MAX).await?;
+        if !writes {
+            // Who may list is told that it is not there, or that it may not be read.
+            self.get_probe(&key).await?;
+        }
+        Ok(page)
+    }
+
+    /// Puts, gets and removes an object; finds out what the server knows.
+    async fn probe_writes(&self, key: &str) -> Result<(), TierError> {
+        let tried = self.try_object(key).await;
+        // On every way out, as far as that is possible: an answer that did not come says nothing of what was put.
+        let removed = self.delete(&[key.to_string()]).await;
+        tried?;
+        removed?;
+        match self.get_probe(key).await {
+            Ok(false) => Ok(()),
+            Ok(true) => Err(found(
+                self.asked("s3:DeleteObject", Some(key)),
+                Cause::Protocol,
+                "what was just removed is there",
+            )),
+            // Who may not list is not told that something is not there.
+            Err(e) if e.cause == Cause::Denied => Err(found(
+                self.asked("s3:ListBucket", None),
+                Cause::Denied,
+                e.detail.replace("s3:GetObject", "s3:ListBucket"),
+            )),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Puts an object and gets it.
+    async fn try_object(&self, key: &str) -> Result<(), TierError> {
+        let mut first = self.put_probe(key, true).await?;
+        if matches!(first, Try::Refused) {
+            // An earlier try of this process may have left it.
+            self.delete(&[key.to_string()]).await?;
+            first = self.put_probe(key, true).await?;
+        }
+        let keeps = match first {
+            Try::Placed => !matches!(self.put_probe(key, true).await?, Try::Placed),
+            Try::Refused | Try::Unknown => {
+                self.put_probe(key, false).await?;
+                false
+            }
+        };
+        if !keeps {
+            self.not_conditional();
+        }
+        match self.get_probe(key).await? {
+            true => Ok(()),
+            false => Err(found(
+                self.asked("s3:GetObject", Some(key)),
+                Cause::Gone,
+                "what was just written is not there",
+            )),
+        }
+    }
+
+    /// Can objects be read? An absent one is asked for.
+    pub async fn reach(&self) -> Result<(), TierError> {
+        self.get_probe(&self.own_key(PROBE)).await.map(drop)
+    }
+
+    /// Puts it, or only where nothing is.
+    async fn put_probe(&self, key: &str, conditional: bool) -> Result<Try, TierError> {
+        let sent = self
+            .client
+            .put_object()
+            .bucket(&self.bucket)
+            .key(key)
+            .set_if_none_match(conditional.then(|| "*".to_string()))
+            .body(ByteStream::from_static(TEXT))
+            .send();
+        let Err(e) = self.ask(sent).await else {
+            return Ok(Try::Placed);
+        };
+        let answer = Answer::of(&e);
+        match conditional {
+            true if answer.unmet() => Ok(Try::Refused),
+            true if answer.not_supported() => Ok(Try::Unknown),
+            _ => Err(failed(self.asked("s3:PutObject", Some(key)), &e)),
+        }
+    }
+
+    /// Is it there, with its bytes?
+    async fn get_probe(&self, key: &str) -> Result<bool, TierError> {
+        let mut stream = match self.range(key, (0, TEXT.len() as u64), None).await {
+            Ok(stream) => stream,
+            Err(e) if e.cause == Cause::Missing => return Ok(false),
+            Err(e) => return Err(e),
+        };
+        let mut got = Vec::new();
+        while let Some((_, bytes)) = stream.next().await? {
+            got.extend_from_slice(&bytes);
+        }
+        if got != TEXT {
+            let asked = self.asked("s3:GetObject", Some(key));
+            return Err(found(
+                asked,
+                Cause::Protocol,
+                "other bytes came back than were written",
+            ));
+        }
+        Ok(true)
+    }
+}

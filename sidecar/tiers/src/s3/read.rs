@@ -1,0 +1,327 @@
+//! Reading: the head and the sections of an object in one request where they are small, or others are read beside it; else in several
+//! ranges at once.
+//! Bytes are received into their place where the connection allows it, else copied there once from its buffer.
+
+use super::fault::found;
+use super::request::Requests;
+use super::stream::Stream;
+use crate::{Cause, Get, Kind, Running, Span, TierError};
+use futures::stream::{StreamExt, TryStreamExt};
+use kvcachepool_protocol::object::{
+    ALIGN, BadObject, HEADER_BYTES, MAX_BYTES, Object, ObjectName, head_bytes,
+};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+/// Most heads are no longer than this.
+const HEAD_BYTES: u64 = 16 << 10;
+/// Bytes that nobody wants are read all the same where they are fewer than this: a request would take longer.
+const GAP_BYTES: u64 = 64 << 10;
+
+/// After so many bytes the others of the thread have their turn.
+const TURN_BYTES: u64 = 2 << 20;
+
+/// How large objects are read: in ranges, several at once, while few objects are read; each in one go while there are as many objects as
+/// there would be ranges.
+#[derive(Debug, Clone, Copy)]
+pub struct Parts {
+    /// Bytes of a range.
+    pub bytes: u64,
+    /// Ranges at once, beside the first.
+    pub at_once: usize,
+}
+
+/// An object that is being read.
+struct Reading<'a>(&'a AtomicUsize);
+
+impl<'a> Reading<'a> {
+    /// One more; and how many there are now.
+    fn begin(all: &'a AtomicUsize) -> (Self, usize) {
+        (Self(all), all.fetch_add(1, Relaxed) + 1)
+    }
+}
+
+impl Drop for Reading<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Relaxed);
+    }
+}
+
+/// Where bytes of an object go.
+#[derive(Debug)]
+struct Landing {
+    start: u64,
+    span: Span,
+}
+
+impl Landing {
+    fn end(&self) -> u64 {
+        self.start + self.span.length
+    }
+
+    /// Bytes of it came, from `at` on, in a stream that ends at `end`. The digest of one that is longer does not run here: the rest comes
+    /// in another stream, perhaps before this.
+    fn came(&self, at: u64, bytes: u64, end: u64, running: &mut Running) {
+        if self.end() <= end {
+            running.came(&self.span, at, bytes);
+        }
+    }
+}
+
+impl Requests {
+    /// The head of an object.
+    pub async fn head(&self, name: &ObjectName) -> Result<Object, TierError> {
+        let key = self.key(name);
+        let mut stream = self.range(&key, (0, HEAD_BYTES), None).await?;
+        let object = self.read_head(&mut stream, name, &key).await?;
+        // To its end: the connection is good for another request then, and a new one would take longer. But of a server that knows no
+        // ranges the whole object comes.
+        if stream.end <= HEAD_BYTES {
+            while let Ok(Some(_)) = stream.next().await {}
+        }
+        Ok(object)
+    }
+
+    /// Reads sections into their places.
+    pub async fn get(&self, get: &Get, parts: Parts) -> Result<Object, TierError> {
+        let key = self.key(&get.name);
+        let (_reading, readers) = Reading::begin(&self.reading);
+        let longest = match readers > parts.at_once {
+            true => MAX_BYTES,
+            false => parts.bytes,
+        };
+        let wanted = get
+            .places
+            .iter()
+            .map(|place| place.span.length.next_multiple_of(ALIGN));
+        let wanted = wanted.fold(HEAD_BYTES, u64::saturating_add);
+        let first = (0, reach(0, wanted, longest.max(HEAD_BYTES)));
+        let mut stream = self.range(&key, first, None).await?;
+        let object = self.read_head(&mut stream, &get.name, &key).await?;
+        let landings = landings(&object, get)?;
+        let version = stream.version.clone();
+        let (read_to, end) = (stream.at, stream.end);
+        let rest = ranges(&landings, end, longest);
+        // What lies within the first answer, if any of it is wanted; else nobody reads on, and it must not stand in the way of the others.
+        let here = landings.iter().any(|l| l.start < end && l.end() > read_to);
+        let first = here.then_some(stream);
+        let (key, version, landings) = (&key, Some(&version), &landings);
+        let first = async move {
+            match first {
+                Some(mut stream) => land(&mut stream, landings).await,
+                None => Ok(0),
+            }
+        };
+        let others = futures::stream::iter(rest)
+            .map(|range| async move {
+                let mut stream = self.range(key, range, version).await?;
+                land(&mut stream, landings).await
+            })
+            .buffer_unordered(parts.at_once.max(1))
+            .try_fold(0, |sum, landed| async move { Ok(sum + landed) });
+        let (landed, others) = tokio::try_join!(first, others)?;
+        let expected: u64 = landings.iter().map(|l| l.span.length).sum();
+        if landed + others != expected {
+            let asked = self.asked("s3:GetObject", Some(key));
+            let detail = format!("{} of {expected} bytes came", landed + others);
+            return Err(found(asked, Cause::Protocol, detail));
+        }
+        Ok(object)
+    }
+
+    /// Reads the head; the stream goes on behind it, or behind what was asked for where that is shorter.
+    async fn read_head(
+        &self,
+        stream: &mut Stream<'_>,
+        name: &ObjectName,
+        key: &str,
+    ) -> Result<Object, TierError> {
+        let asked = self.asked("s3:GetObject", Some(key));
+        let bad = |e: BadObject| found(asked, Cause::of_head(&e), e.to_string());
+        let version = stream.version.clone();
+        let total = version.total;
+        self.tags.read(key, version.etag.as_deref());
+        let mut head = Vec::new();
+        let mut needed = HEADER_BYTES as u64;
+        take(stream, &mut head, needed).await?;
+        if head.len() >= HEADER_BYTES {
+            needed = head_bytes(&head).map_err(bad)?;
+            if needed > total {
+                return Err(bad(BadObject::Torn { got: total, needed }));
+            }
+            take(stream, &mut head, needed).await?;
+        }
+        if (head.len() as u64) < needed && stream.end < total {
+            // A head of many tokens: the rest of it comes apart, and what lies behind it later.
+            let range = (stream.end, needed);
+            let mut more = self.range(key, range, Some(&version)).await?;
+            take(&mut more, &mut head, needed).await?;
+        }
+        let object = Object::decode(&head).map_err(bad)?;
+        if object.name() != *name {
+            let detail = format!("{} lies there", object.name().s3(""));
+            return Err(found(asked, Cause::Foreign, detail));
+        }
+        if object.total_bytes() != total {
+            let says = object.total_bytes();
+            let detail = format!("it has {total} bytes, its head says {says}");
+            return Err(found(asked, Cause::Corrupt, detail));
+        }
+        Ok(object)
+    }
+}
+
+/// Reads on until there are `needed` bytes, or the range ends.
+async fn take(stream: &mut Stream<'_>, head: &mut Vec<u8>, needed: u64) -> Result<(), TierError> {
+    while (head.len() as u64) < needed {
+        let Some((_, mut bytes)) = stream.next().await? else {
+            return Ok(());
+        };
+        let missing = needed - head.len() as u64;
+        if bytes.len() as u64 > missing {
+            stream.keep(bytes.split_off(missing as usize));
+        }
+        head.extend_from_slice(&bytes);
+    }
+    Ok(())
+}
+
+/// Moves what a stream brings to where it belongs; returns how much of it was wanted.
+async fn land(stream: &mut Stream<'_>, landings: &[Landing]) -> Result<u64, TierError> {
+    let (mut landed, mut moved, mut running) = (0, 0, Running::default());
+    loop {
+        let here = landings.partition_point(|landing| landing.end() <= stream.at);
+        let next = landings.get(here + 1).map_or(u64::MAX, |next| next.start);
+        let alone = |l: &&Landing| l.start <= stream.at && l.end() <= next;
+        if let Some(landing) = landings.get(here).filter(alone) {
+            let (at, bytes) = (stream.at - landing.start, landing.end() - stream.at);
+            if let Some(received) = stream.receive(&landing.span, at, bytes).await? {
+                landed += received;
+                moved += received;
+                if moved >= TURN_BYTES {
+                    moved = 0;
+                    tokio::task::yield_now().await;
+                }
+                landing.came(at, received, stream.end, &mut running);
+                continue;
+            }
+        }
+        let Some((at, bytes)) = stream.next().await? else {
+            return Ok(landed);
+        };
+        let end = at + bytes.len() as u64;
+        let touched = landings.iter().skip(here);
+        for landing in touched.take_while(|landing| landing.start < end) {
+            let (from, to) = (landing.start.max(at), landing.end().min(end));
+            let piece = bytes.get((from - at) as usize..(to - at) as usize);
+            if piece.is_some_and(|piece| landing.span.write(from - landing.start, piece)) {
+                landed += to - from;
+                landing.came(from - landing.start, to - from, stream.end, &mut running);
+            }
+        }
+    }
+}
+
+/// Where the wanted sections lie, in the order of the object. Nothing is written where one of them does not fit.
+fn landings(object: &Object, get: &Get) -> Result<Vec<Landing>, TierError> {
+    let offsets = object.offsets();
+    let landing = |place: &crate::Place| {
+        let (group, shard) = (place.group, place.shard);
+        let shape = |why: String| {
+            let why = format!("section {group}.{shard} {why}");
+            TierError::new(Kind::S3, Cause::Shape, why).about(get.name.s3(""))
+        };
+        let sections = &object.sections;
+        let index = sections
+            .binary_search_by_key(&(group, shard), |s| (s.group, s.shard))
+            .map_err(|_| shape("is not in the object".to_string()))?;
+        let stored = sections.get(index).map_or(0, |s| s.stored_bytes);
+        if stored != place.span.length {
+            let length = place.span.length;
+            return Err(shape(format!("has {stored} bytes, its place {length}")));
+        }
+        // What an earlier try saw does not count.
+        place.span.saw(None);
+        Ok(Landing {
+            start: offsets.get(index).copied().unwrap_or_default(),
+            span: place.span.clone(),
+        })
+    };
+    let mut landings: Vec<Landing> = get.places.iter().map(landing).collect::<Result<_, _>>()?;
+    landings.sort_by_key(|landing| landing.start);
+    Ok(landings)
+}
+
+/// Where a range ends that begins at `start`: after `most` bytes, or a little later where nothing would be left for the next request.
+fn reach(start: u64, end: u64, most: u64) -> u64 {
+    match end - start <= most + most / 4 {
+        true => end,
+        false => start + most,
+    }
+}
+
+/// Ranges from `from` on that hold what is wanted, each of about `most` bytes at most.
+fn ranges(landings: &[Landing], from: u64, most: u64) -> Vec<(u64, u64)> {
+    let mut ranges: Vec<(u64, u64)> = Vec::new();
+    for landing in landings {
+        let (mut start, end) = (landing.start.max(from), landing.end());
+        if let Some(last) = ranges.last_mut()
+            && start < end
+            && start.saturating_sub(last.1) <= GAP_BYTES
+            && start < last.0 + most
+        {
+            last.1 = reach(last.0, end, most).max(last.1);
+            start = last.1;
+        }
+        while start < end {
+            let to = reach(start, end, most.max(1));
+            ranges.push((start, to));
+            start = to;
+        }
+    }
+    ranges
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::suite::Memory;
+
+    fn landings(places: &[(u64, u64)]) -> Vec<Landing> {
+        let memory = Memory::new(1 << 20);
+        let landing = |&(start, length): &(u64, u64)| Landing {
+            start,
+            span: memory.span(length),
+        };
+        places.iter().map(landing).collect()
+    }
+
+    #[test]
+    fn ranges_hold_all_that_is_wanted_and_no_gap_that_is_long() {
+        let near = landings(&[(4_096, 10_000), (16_384, 10_000), (200_000, 5_000)]);
+        assert_eq!(
+            ranges(&near, 0, 1 << 20),
+            [(4_096, 26_384), (200_000, 205_000)]
+        );
+        assert_eq!(
+            ranges(&near, 20_000, 1 << 20),
+            [(20_000, 26_384), (200_000, 205_000)]
+        );
+        assert_eq!(ranges(&near, 205_000, 1 << 20), []);
+        assert_eq!(ranges(&[], 0, 1 << 20), []);
+    }
+
+    #[test]
+    fn no_range_is_longer_than_a_part() {
+        let long = landings(&[(4_096, 100_000), (106_496, 30_000)]);
+        let ranges = ranges(&long, 0, 40_000);
+        let mut at = 4_096;
+        for (start, end) in &ranges {
+            assert!(
+                *start <= at.max(106_496) && end - start <= 40_000,
+                "{ranges:?}"
+            );
+            at = *end;
+        }
+        assert_eq!(at, 136_496);
+    }
+}

@@ -1,0 +1,171 @@
+//! The one way to remove objects that a listing finds: list a page, let a policy choose, remove what it chose, go on with the next page.
+//! `clear` and `purge`, `gc`, and the eviction of a bucket differ in what they choose, and in where they list: outside of a tier's
+//! layers, or inside of the tier.
+
+use super::{Listed, Operation, Page, Removal, Tier, TierError};
+use futures::stream::{StreamExt, TryStreamExt};
+use kvcachepool_protocol::object::ObjectName;
+
+/// Objects that are listed at once.
+pub const PAGE: usize = 1_000;
+/// Objects that are removed by one operation: some that fail cost only these another time, and its deadline grows with them.
+const BATCH: usize = 125;
+/// Such operations at once.
+const AT_ONCE: usize = 4;
+/// Most times that a tier is listed from the beginning to the end: others may go on writing.
+pub const PASSES_MAX: u32 = 16;
+
+/// Whose objects: the names of model and layout, as they stand in object names.
+pub type Whose = (String, String);
+
+/// Where a sweep lists and removes.
+pub trait Source: Sync {
+    /// A page of the listing, from where an earlier one ended.
+    fn page<'a>(&'a self, from: Option<&'a str>) -> Operation<'a, Page>;
+
+    /// Removes objects that the listing has just told of, any number of them.
+    fn remove_chosen<'a>(&'a self, chosen: &'a [Listed]) -> Operation<'a, Swept>;
+}
+
+/// What was removed, and what was not.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Swept {
+    /// Objects that were removed.
+    pub objects: u64,
+    /// Their bytes, as they were listed.
+    pub bytes: u64,
+    /// Names in the tier's place that are not the cache's, and stay.
+    pub foreign: u64,
+    /// Objects that were chosen and cannot be removed, where that says nothing of others.
+    pub kept: Vec<ObjectName>,
+    /// Why the first of these cannot.
+    pub why: Option<TierError>,
+}
+
+impl Swept {
+    fn add(&mut self, other: Self) {
+        self.objects += other.objects;
+        self.bytes = self.bytes.saturating_add(other.bytes);
+        self.foreign += other.foreign;
+        self.kept.extend(other.kept);
+        self.why = self.why.take().or(other.why);
+    }
+}
+
+impl Source for dyn Tier + '_ {
+    fn page<'a>(&'a self, from: Option<&'a str>) -> Operation<'a, Page> {
+        self.list(from, PAGE)
+    }
+
+    fn remove_chosen<'a>(&'a self, chosen: &'a [Listed]) -> Operation<'a, Swept> {
+        Box::pin(async move {
+            let batches = chosen.chunks(BATCH);
+            let each: Vec<_> = batches.map(|b| self.remove(Removal::Listed(b))).collect();
+            let counts = futures::stream::iter(each).buffer_unordered(AT_ONCE);
+            let objects = counts.try_fold(0, |sum, count| async move { Ok(sum + count) });
+            Ok(Swept {
+                objects: objects.await?,
+                bytes: chosen.iter().map(|listed| listed.bytes).sum(),
+                ..Swept::default()
+            })
+        })
+    }
+}
+
+/// A listing, page by page.
+pub struct Pages<'a, S: ?Sized> {
+    source: &'a S,
+    /// Where the next page begins; none: there is no more.
+    next: Option<Option<String>>,
+}
+
+impl<'a, S: Source + ?Sized> Pages<'a, S> {
+    /// From the beginning.
+    pub fn of(source: &'a S) -> Self {
+        let next = Some(None);
+        Self { source, next }
+    }
+
+    /// The next page; none: there is no more.
+    pub async fn next(&mut self) -> Result<Option<Page>, TierError> {
+        let Some(from) = &self.next else {
+            return Ok(None);
+        };
+        let page = self.source.page(from.as_deref()).await?;
+        self.next = page.next.clone().map(Some);
+        Ok(Some(page))
+    }
+}
+
+/// Lists once from the beginning to the end, and removes what is chosen. Removing moves the pages of some tiers: what is left out by it
+/// is found by the next sweep. A policy that chooses nothing looks at every object.
+pub async fn sweep<S: Source + ?Sized>(
+    source: &S,
+    mut chooses: impl FnMut(&Listed) -> bool,
+) -> Result<Swept, TierError> {
+    let (mut swept, mut pages) = (Swept::default(), Pages::of(source));
+    while let Some(mut page) = pages.next().await? {
+        page.objects.retain(&mut chooses);
+        swept.add(source.remove_chosen(&page.objects).await?);
+        swept.foreign += page.foreign;
+    }
+    Ok(swept)
+}
+
+/// Sweeps until a sweep removes nothing, at most [`PASSES_MAX`] times. Returns the sum, with the foreign names of the last sweep, and
+/// whether that one removed nothing.
+pub async fn sweep_all<S: Source + ?Sized>(
+    source: &S,
+    chooses: impl Fn(&Listed) -> bool,
+) -> Result<(Swept, bool), TierError> {
+    let mut all = Swept::default();
+    for _ in 0..PASSES_MAX {
+        let swept = sweep(source, &chooses).await?;
+        let ended = swept.objects == 0;
+        all.foreign = 0;
+        all.add(swept);
+        if ended {
+            return Ok((all, true));
+        }
+    }
+    Ok((all, false))
+}
+
+/// Removes the objects of these domains, or all (`None`). Returns how many were there. What others write meanwhile may stay.
+pub async fn clear(tier: &dyn Tier, domains: Option<&[Whose]>) -> Result<u64, TierError> {
+    let chooses = |listed: &Listed| {
+        let of =
+            |(model, layout): &Whose| *model == listed.name.model && *layout == listed.name.layout;
+        domains.is_none_or(|domains| domains.iter().any(of))
+    };
+    let (swept, _) = sweep_all(tier, chooses).await?;
+    Ok(swept.objects)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Kind;
+    use crate::testing::shelf::Shelf;
+    use crate::testing::suite::{Memory, Sample};
+
+    #[tokio::test]
+    async fn objects_of_the_domains_go_and_others_stay() {
+        let (shelf, memory) = (Shelf::new(Kind::Disk, 0), Memory::new(64 << 20));
+        let mine: Vec<Sample> = (0..2_500).map(|n| Sample::new(1, n, &[100])).collect();
+        let other = Sample::new(2, 0, &[100]);
+        for sample in mine.iter().chain([&other]) {
+            shelf.put(sample.put(&memory)).await.unwrap();
+        }
+        let name = mine[0].name();
+        let domains = [(name.model.clone(), name.layout.clone())];
+        assert_eq!(clear(&shelf, Some(&domains)).await, Ok(2_500));
+        assert_eq!(
+            shelf.lookup(&[name, other.name()]).await,
+            Ok(vec![false, true])
+        );
+        assert_eq!(clear(&shelf, Some(&[])).await, Ok(0));
+        assert_eq!(clear(&shelf, None).await, Ok(1));
+        assert_eq!(shelf.usage().await.unwrap().objects, 0);
+    }
+}

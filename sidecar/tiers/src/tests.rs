@@ -1,0 +1,4 @@
+//! What tests rely on is tested, too.
+
+mod chaos;
+mod shelf;

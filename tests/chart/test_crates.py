@@ -1,0 +1,71 @@
+"""The crates of the workspace depend on each other only as docs/internals/architecture.md says."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from typing import Any
+
+from servers.paths import ROOT
+
+# Each crate with the crates of the workspace that it may depend on. Tests and examples count, too.
+ARROWS = {
+    "protocol": set(),
+    "metrics": set(),
+    "kernels": {"protocol"},
+    "engine": {"protocol"},
+    "memory": {"engine", "protocol"},
+    "tiers": {"engine", "kernels", "memory", "protocol"},
+    "gpu": {"engine", "kernels", "memory", "protocol"},
+    "simulation": {"engine", "gpu", "memory", "protocol"},
+    "sidecar": {"engine", "gpu", "kernels", "memory", "metrics", "protocol", "tiers"},
+    "operator": {"metrics", "protocol"},
+}
+# What a crate must never depend on, itself or by others of the workspace.
+CLIENTS = {"aws-sdk-s3", "aws-config", "hyper", "hyper-util", "hyper-rustls", "reqwest", "redis"}
+SHELL = {"tokio", "rustix", "libc", "tracing", "futures", "parking_lot", *CLIENTS}
+FORBIDDEN = {
+    "protocol": {*SHELL, "kube", "k8s-openapi"},
+    "engine": {*SHELL, "fastrand", "kube", "k8s-openapi"},
+    "memory": {"tokio", "kube", *CLIENTS},
+    "gpu": {"tokio", "kube", *CLIENTS},
+    "operator": {"aws-sdk-s3", "aws-config", "redis", "cudarc"},
+}
+PREFIX = "kvcachepool-"
+
+
+def _metadata() -> dict[str, Any]:
+    command = ["cargo", "metadata", "--format-version", "1", "--no-deps", "--locked", "--offline"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def _packages() -> dict[str, dict[str, Any]]:
+    return {package["name"].removeprefix(PREFIX): package for package in _metadata()["packages"]}
+
+
+def _inner(package: dict[str, Any]) -> set[str]:
+    names = {dependency["name"] for dependency in package["dependencies"]}
+    return {name.removeprefix(PREFIX) for name in names if name.startswith(PREFIX)}
+
+
+def test_no_arrow_between_crates_is_missing_from_the_table() -> None:
+    assert {name: _inner(package) for name, package in _packages().items()} == ARROWS
+
+
+def test_no_crate_has_what_it_must_not_know() -> None:
+    packages = _packages()
+    for name, forbidden in FORBIDDEN.items():
+        dependencies = [d["name"] for d in packages[name]["dependencies"] if d["kind"] is None]
+        assert not forbidden & set(dependencies), name
+
+
+def test_no_program_is_built_with_the_simulations_mistakes() -> None:
+    metadata = _metadata()
+    members = {p["id"]: p["name"].removeprefix(PREFIX) for p in metadata["packages"]}
+    built = {members[member] for member in metadata["workspace_default_members"]}
+    assert built == ARROWS.keys() - {"simulation"}
+    for name, package in _packages().items():
+        features = [d["features"] for d in package["dependencies"] if d["name"] == f"{PREFIX}engine"]
+        assert name == "simulation" or not any(features), f"{name} asks the engine for {features}"
