@@ -1,44 +1,12 @@
 //! What the engine and the sessions need to know from the configuration, in plain units.
 
 use crate::tier::Kind;
-use kvcachepool_protocol::message::{Save, Settings};
+use kvcachepool_protocol::config as file;
+pub use kvcachepool_protocol::config::{
+    Admission, EvictionPolicy, LoadOrRecompute, TransferMode, Verify, WritePolicy,
+};
+use kvcachepool_protocol::message::Settings;
 use kvcachepool_protocol::object::Fidelity;
-
-/// Which chunk goes first when room is needed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum PolicyKind {
-    /// A small probation queue before the main one, with a memory of what was evicted from it.
-    #[default]
-    S3Fifo,
-    /// Least recently used.
-    Lru,
-    /// Least frequently used, with ageing.
-    Lfu,
-    /// Oldest first.
-    Fifo,
-}
-
-/// When the bytes of a hit are compared with their digest.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Verify {
-    /// Before the answer, by a check that began after the PROBE came. Chunks that the engine holds itself are not checked.
-    #[default]
-    Always,
-    /// Beside the answer, where the last check is older than `verify_age_ms`.
-    Background,
-}
-
-/// Who moves bytes between a worker's KV blocks and the arena.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Transfer {
-    /// What is known to be better on this machine; nothing was measured yet, so it is the worker.
-    #[default]
-    Auto,
-    /// The worker.
-    Engine,
-    /// The sidecar, between the arena and a window that the worker fills and empties.
-    CudaWindow,
-}
 
 /// Bounds, all visible in status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,53 +25,6 @@ pub struct Limits {
     pub admin_pin_percent_max: u32,
     /// Events kept for EVENTS.
     pub events_max: u32,
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Self {
-            sessions_max: 256,
-            requests_max: 16_384,
-            granted_bytes_max: 0,
-            index_entries_max: 4 << 20,
-            soft_pin_percent_max: 50,
-            admin_pin_percent_max: 25,
-            events_max: 65_536,
-        }
-    }
-}
-
-/// Which readable chunks are written down to a tier.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum WritePolicy {
-    /// Each one, soon after it became readable.
-    #[default]
-    WriteThrough,
-    /// Each one, after it waited for `put_wait_ms`; the oldest sooner, where those that wait hold half of `put_queue_bytes_max`, or a
-    /// sixteenth of the arena: what goes from memory before it was written is lost.
-    WriteBack,
-    /// None.
-    None,
-}
-
-/// Of what the write policy takes, which chunks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Admission {
-    /// All.
-    #[default]
-    All,
-    /// Those that a request came back for: storing is the first touch, the first load the second.
-    Reused,
-}
-
-/// Whether what tiers have is fetched where computing it is expected to be quicker.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum LoadOrRecompute {
-    /// The quicker one, once it is known how quick both are.
-    #[default]
-    Auto,
-    /// It is fetched.
-    AlwaysLoad,
 }
 
 /// One tier below memory. All bounds are the tier's own: one that hangs takes nothing from the others.
@@ -138,19 +59,25 @@ pub struct TierConfig {
 impl TierConfig {
     /// A tier with the default bounds.
     pub fn new(kind: Kind) -> Self {
+        Self::of(kind, &file::Config::default())
+    }
+
+    /// The bounds of a config file are those of each tier.
+    fn of(kind: Kind, config: &file::Config) -> Self {
+        let (write, bounds) = (&config.write, &config.limits.tiers);
         Self {
             kind,
-            write: WritePolicy::default(),
-            admission: Admission::default(),
-            lookups_max: 256,
-            fetches_max: 32,
-            fetch_bytes_max: 256 << 20,
-            fetch_queue_max: 16_384,
-            puts_max: 8,
-            put_bytes_max: 64 << 20,
-            put_queue_bytes_max: 1 << 30,
-            put_wait_ms: 60_000,
-            put_age_ms_max: 60_000,
+            write: write.policy,
+            admission: write.admission,
+            lookups_max: bounds.lookups,
+            fetches_max: bounds.fetches,
+            fetch_bytes_max: bounds.fetch_bytes.0,
+            fetch_queue_max: bounds.fetch_queue,
+            puts_max: bounds.writes,
+            put_bytes_max: bounds.write_bytes.0,
+            put_queue_bytes_max: bounds.write_queue_bytes.0,
+            put_wait_ms: write.back_after.ms,
+            put_age_ms_max: bounds.write_queue_age.ms,
         }
     }
 }
@@ -163,7 +90,7 @@ pub struct Config {
     /// Bytes of a new arena. Needs a restart.
     pub arena_bytes: u64,
     /// Needs a restart.
-    pub policy: PolicyKind,
+    pub policy: EvictionPolicy,
     /// When hits are checked.
     pub verify: Verify,
     /// With `Background`: age of a check after which a hit is checked again, in ms.
@@ -189,7 +116,7 @@ pub struct Config {
     /// What is lost where tiers below memory pack what they store. Needs a restart.
     pub fidelity: Fidelity,
     /// Who moves bytes between workers and arena; taken at each REGISTER.
-    pub transfer: Transfer,
+    pub transfer: TransferMode,
     /// Bytes of a worker's window, and the most that it may ask for.
     pub window_bytes: u64,
     /// Tiers below memory, the nearest first. Which there are needs a restart. Each is down until the shell says that it is up.
@@ -198,34 +125,42 @@ pub struct Config {
 
 impl Default for Config {
     fn default() -> Self {
+        Self::from(&file::Config::default())
+    }
+}
+
+impl From<&file::Config> for Config {
+    fn from(config: &file::Config) -> Self {
+        let limits = &config.limits;
         Self {
-            settings: Settings {
-                chunk_tokens: 256,
-                save: Save::Prompt,
-                min_load_tokens: 512,
-                load_timeout_ms: 2_000,
-                first_poll_wait_us: 1_000,
-                step_wait_us: 2_000,
-                grant_timeout_ms: 1_000,
-                store_bytes_in_flight: 256 << 20,
-            },
-            arena_bytes: 4 << 30,
-            policy: PolicyKind::default(),
-            verify: Verify::default(),
-            verify_age_ms: 60_000,
+            settings: config.settings(),
+            arena_bytes: config.memory.size.0,
+            policy: config.memory.eviction_policy,
+            verify: config.memory.verify,
+            verify_age_ms: config.memory.verify_age.ms,
             sweep_in_flight_max: 32,
-            limits: Limits::default(),
+            limits: Limits {
+                sessions_max: limits.sessions,
+                requests_max: limits.requests,
+                granted_bytes_max: limits.granted_bytes.0,
+                index_entries_max: limits.index_entries,
+                soft_pin_percent_max: u32::from(limits.pinned_share.0),
+                admin_pin_percent_max: 25,
+                events_max: limits.events,
+            },
             soft_pin_ms: 30_000,
             quarantine_ms: 30_000,
             incomplete_ms: 30_000,
             fetch_outlives_engine: false,
-            read_bytes_per_s: 0,
-            write_bytes_per_s: 0,
-            load_or_recompute: LoadOrRecompute::Auto,
-            fidelity: Fidelity::Exact,
-            transfer: Transfer::Auto,
-            window_bytes: 128 << 20,
-            tiers: Vec::new(),
+            read_bytes_per_s: config.pacing.read_bytes_per_second.0,
+            write_bytes_per_s: config.pacing.write_bytes_per_second.0,
+            load_or_recompute: config.cache.load_or_recompute,
+            fidelity: config.write.codec.of_objects().fidelity(),
+            transfer: config.transfer.mode,
+            window_bytes: config.transfer.window_size.0,
+            tiers: Kind::configured(config)
+                .map(|kind| TierConfig::of(kind, config))
+                .collect(),
         }
     }
 }

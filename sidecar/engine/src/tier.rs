@@ -1,5 +1,6 @@
 //! What the engine knows of the tiers below memory: which kinds there are, and how an operation ends.
 
+use kvcachepool_protocol::config::Config;
 use kvcachepool_protocol::object::BadObject;
 use std::fmt;
 
@@ -15,6 +16,14 @@ pub enum Kind {
 }
 
 impl Kind {
+    /// The tiers of a config file, the nearest first.
+    pub fn configured(config: &Config) -> impl Iterator<Item = Self> {
+        let disk = config.disk.path.is_some().then_some(Self::Disk);
+        let redis = (!config.redis.urls.is_empty()).then_some(Self::Redis);
+        let s3 = (!config.s3.bucket.is_empty()).then_some(Self::S3);
+        disk.into_iter().chain(redis).chain(s3)
+    }
+
     /// Its name in metrics and status.
     pub fn name(self) -> &'static str {
         match self {

@@ -1,7 +1,7 @@
 //! What kind of history a seed gives: sizes, who is there, which faults happen how often; and which mistakes are made.
 
 use super::rng::Rng;
-use kvcachepool_engine::config::{PolicyKind, Verify};
+use kvcachepool_engine::config::{EvictionPolicy, Verify};
 use kvcachepool_engine::mistake::Mistake;
 
 /// A rule that the connector's side leaves out on purpose. Names as in the design's model of the slot protocol.
@@ -90,7 +90,7 @@ pub struct Profile {
     pub stores: u32,
     pub tails: u32,
     pub ttl: u32,
-    pub policy: PolicyKind,
+    pub policy: EvictionPolicy,
     pub verify: Verify,
     pub soft_pin_percent: u32,
     pub fetch_outlives: bool,
@@ -179,10 +179,10 @@ impl Profile {
             tails: if r.chance(500) { 300 } else { 0 },
             ttl: if r.chance(300) { 200 } else { 0 },
             policy: [
-                PolicyKind::S3Fifo,
-                PolicyKind::Lru,
-                PolicyKind::Lfu,
-                PolicyKind::Fifo,
+                EvictionPolicy::S3Fifo,
+                EvictionPolicy::Lru,
+                EvictionPolicy::Lfu,
+                EvictionPolicy::Fifo,
             ][r.below(4)],
             verify: if r.chance(300) {
                 Verify::Background

@@ -9,7 +9,7 @@ use super::profile::{Profile, Slip};
 use super::table::SimTable;
 use super::windows::{Window, Wish};
 use super::world::{Wire, World, say};
-use kvcachepool_engine::config::{Config, Limits, Transfer};
+use kvcachepool_engine::config::{Config, Limits, TransferMode};
 use kvcachepool_engine::mistake::{Mistake, made};
 use kvcachepool_engine::sessions::{
     ConnId, Core, FdFacts, FdId, FdKind, FdType, Input, Now, Output, ProcessId, Start, WindowId,
@@ -89,8 +89,8 @@ fn config(p: &Profile) -> Config {
         read_bytes_per_s: p.paces[0],
         write_bytes_per_s: p.paces[1],
         transfer: match p.windows {
-            0 => Transfer::Auto,
-            _ => Transfer::CudaWindow,
+            0 => TransferMode::Auto,
+            _ => TransferMode::CudaWindow,
         },
         ..base
     }

@@ -1,10 +1,8 @@
-//! The config on disk: reading it, noticing that it changed, and what of it the engine's core is told.
+//! The config on disk: reading it, and noticing that it changed.
 //! What keys there are and what they mean is the protocol crate's.
 
-mod core;
 mod files;
 
-pub use self::core::core_config;
 pub use self::files::Files;
 
 use kvcachepool_protocol::config::{Config, ConfigError, UnknownKey};

@@ -7,10 +7,11 @@ use super::host::{Live, Machine};
 use super::shell::{Parts, Posted, Shell};
 use super::tiers::Tiers;
 use super::{exit, listener, reload, watch};
-use crate::config_file::{self, Files, Loaded, core_config};
+use crate::config_file::{self, Files, Loaded};
 use crate::supervisor::child::EXIT_RESTART;
 use crate::supervisor::messages::Claim;
 use crate::{admin, log};
+use kvcachepool_engine::config::Config as CoreConfig;
 use kvcachepool_engine::sessions::{Core, Input, Start};
 use kvcachepool_memory::arena::Arena;
 use kvcachepool_memory::lockfile::LockFile;
@@ -245,7 +246,7 @@ async fn serve(
         found,
         cold: before >= UNHEALTHY_BOOTS_MAX,
     };
-    let core = core_config(&config);
+    let core = CoreConfig::from(&config);
     let shell = Shell::new(parts, |now, out| Core::new(core, machine, start, now, out))?;
     let _ = daemon.shell.set(shell.clone());
 

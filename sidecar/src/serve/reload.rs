@@ -1,8 +1,9 @@
 //! Taking in changed config files: what can change does, what needs a restart is named, what is wrong is reported and left out.
 
 use super::daemon::Daemon;
-use crate::config_file::{ConfigFileError, Loaded, core_config};
+use crate::config_file::{ConfigFileError, Loaded};
 use crate::log;
+use kvcachepool_engine::config::Config as CoreConfig;
 use kvcachepool_protocol::config::Config;
 use kvcachepool_tiers::Kind;
 use std::time::Duration;
@@ -46,7 +47,7 @@ fn take(daemon: &Daemon) {
     let mut effective = running.with_live_from(&loaded.config);
     log::set_level(effective.log.level);
     if let Some(shell) = daemon.shell.get() {
-        shell.with_core(|core, _, _| core.configure(core_config(&effective)));
+        shell.with_core(|core, _, _| core.configure(CoreConfig::from(&effective)));
         // All of it that a tier takes over while it is open.
         if let Some(tiers) = &shell.tiers {
             let unchanged = tiers.change(&running, &effective);

@@ -27,7 +27,7 @@ mod work;
 pub use error::TierError;
 pub use info::{Reading, Server, TierInfo};
 pub use kvcachepool_engine::tier::{Cause, Kind, Status, Stored};
-pub use open::{Opening, configured, kinds};
+pub use open::{Opening, configured};
 pub use span::{Running, Span};
 pub use sweep::{PAGE, PASSES_MAX, Pages, Source, Swept, Whose, clear, sweep, sweep_all};
 

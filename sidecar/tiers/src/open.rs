@@ -59,7 +59,7 @@ pub fn configured(config: &Config) -> Vec<Opening> {
     let redis = Redis::of(&settings(&config.redis));
     let directory = (!config.redis.urls.is_empty()).then(|| redis.clone());
     let codec = config.write.codec.of_objects();
-    let packing = PackingOptions::of_tiers(codec, kinds(config).count());
+    let packing = PackingOptions::of_tiers(codec, Kind::configured(config).count());
     let opening = |kind| {
         let mut opening = match kind {
             Kind::Disk => of_disk(
@@ -72,15 +72,7 @@ pub fn configured(config: &Config) -> Vec<Opening> {
         opening.layers.packing = packing.of_another();
         opening
     };
-    kinds(config).map(opening).collect()
-}
-
-/// Which tiers a config has, the nearest first.
-pub fn kinds(config: &Config) -> impl Iterator<Item = Kind> {
-    let disk = config.disk.path.is_some().then_some(Kind::Disk);
-    let redis = (!config.redis.urls.is_empty()).then_some(Kind::Redis);
-    let s3 = (!config.s3.bucket.is_empty()).then_some(Kind::S3);
-    disk.into_iter().chain(redis).chain(s3)
+    Kind::configured(config).map(opening).collect()
 }
 
 fn settings(config: &config::Redis) -> redis::Settings {

@@ -8,7 +8,7 @@ mod list;
 mod lru;
 mod s3fifo;
 
-use super::config::PolicyKind;
+use super::config::EvictionPolicy;
 
 /// An order of eviction. Entries are numbered by their chunk record; an entry is known from `insert` to `remove`.
 /// All methods are O(1) amortised.
@@ -28,12 +28,12 @@ pub trait Policy: std::fmt::Debug + Send {
 }
 
 /// Makes the configured policy.
-pub fn new(kind: PolicyKind) -> Box<dyn Policy> {
+pub fn new(kind: EvictionPolicy) -> Box<dyn Policy> {
     match kind {
-        PolicyKind::S3Fifo => Box::new(s3fifo::S3Fifo::new()),
-        PolicyKind::Lru => Box::new(lru::Lru::new()),
-        PolicyKind::Lfu => Box::new(lfu::Lfu::new()),
-        PolicyKind::Fifo => Box::new(fifo::Fifo::new()),
+        EvictionPolicy::S3Fifo => Box::new(s3fifo::S3Fifo::new()),
+        EvictionPolicy::Lru => Box::new(lru::Lru::new()),
+        EvictionPolicy::Lfu => Box::new(lfu::Lfu::new()),
+        EvictionPolicy::Fifo => Box::new(fifo::Fifo::new()),
     }
 }
 

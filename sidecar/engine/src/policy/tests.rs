@@ -1,7 +1,7 @@
 //! Every policy against a plain model of what it must never do: lose an entry, give one twice, or give what is gone.
 
 use super::new;
-use crate::config::PolicyKind;
+use crate::config::EvictionPolicy;
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 
@@ -9,7 +9,7 @@ proptest! {
     #[test]
     fn entries_are_given_once_and_never_lost(
         kind in prop_oneof![
-            Just(PolicyKind::S3Fifo), Just(PolicyKind::Lru), Just(PolicyKind::Lfu), Just(PolicyKind::Fifo)
+            Just(EvictionPolicy::S3Fifo), Just(EvictionPolicy::Lru), Just(EvictionPolicy::Lfu), Just(EvictionPolicy::Fifo)
         ],
         steps in prop::collection::vec((0u8..6, 0u32..24), 1..500)
     ) {
@@ -53,7 +53,7 @@ proptest! {
 
 #[test]
 fn lru_gives_the_one_that_was_not_used_for_longest() {
-    let mut policy = new(PolicyKind::Lru);
+    let mut policy = new(EvictionPolicy::Lru);
     for entry in 0..3 {
         policy.insert(entry, 0, 1);
     }
@@ -63,7 +63,7 @@ fn lru_gives_the_one_that_was_not_used_for_longest() {
 
 #[test]
 fn s3_fifo_takes_back_into_the_main_queue_what_it_evicted_a_moment_ago() {
-    let mut policy = new(PolicyKind::S3Fifo);
+    let mut policy = new(EvictionPolicy::S3Fifo);
     for entry in 0..20 {
         policy.insert(entry, u64::from(entry), 1);
     }

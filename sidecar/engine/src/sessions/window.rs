@@ -2,7 +2,7 @@
 
 use super::core::{Asked, Core, Refusal, text};
 use super::seam::{ConnId, Host, Now, Output, ProcessId, WindowId, WindowNews};
-use crate::config::Transfer;
+use crate::config::TransferMode;
 use crate::mistake::{Mistake, made};
 use kvcachepool_protocol::message::{self, AbortReply, ErrorCode, Register, Role, Window};
 use kvcachepool_protocol::window::{Order, Reason, Unavailable};
@@ -57,9 +57,9 @@ impl<H: Host> Core<H> {
     ) -> (&'static str, String) {
         let offered = register.transfer_modes.iter().any(|mode| mode == WINDOW);
         let (chosen, reason) = match self.config.transfer {
-            Transfer::CudaWindow if offered => (true, "WindowAsked"),
-            Transfer::CudaWindow => (false, "WindowNotOffered"),
-            Transfer::Auto | Transfer::Engine => (false, "TransferNotChosen"),
+            TransferMode::CudaWindow if offered => (true, "WindowAsked"),
+            TransferMode::CudaWindow => (false, "WindowNotOffered"),
+            TransferMode::Auto | TransferMode::Engine => (false, "TransferNotChosen"),
         };
         if let Some(s) = self.peers.sessions.get_mut(&session) {
             s.transfer = Mode {

@@ -1,14 +1,14 @@
 //! What goes when room is needed, and what never does.
 
 use super::rig::*;
-use crate::config::{Config, PolicyKind};
+use crate::config::{Config, EvictionPolicy};
 use kvcachepool_protocol::message::*;
 
-const ALL: [PolicyKind; 4] = [
-    PolicyKind::S3Fifo,
-    PolicyKind::Lru,
-    PolicyKind::Lfu,
-    PolicyKind::Fifo,
+const ALL: [EvictionPolicy; 4] = [
+    EvictionPolicy::S3Fifo,
+    EvictionPolicy::Lru,
+    EvictionPolicy::Lfu,
+    EvictionPolicy::Fifo,
 ];
 
 /// Chunks that fit into the small rig's arena.
@@ -41,10 +41,10 @@ fn every_policy_makes_room_for_ever_and_evicts_children_first() {
 #[test]
 fn what_is_used_again_outlives_a_scan_but_not_with_fifo() {
     for (policy, survives) in [
-        (PolicyKind::S3Fifo, true),
-        (PolicyKind::Lru, true),
-        (PolicyKind::Lfu, true),
-        (PolicyKind::Fifo, false),
+        (EvictionPolicy::S3Fifo, true),
+        (EvictionPolicy::Lru, true),
+        (EvictionPolicy::Lfu, true),
+        (EvictionPolicy::Fifo, false),
     ] {
         let mut rig = Rig::small(policy);
         rig.store(&[200]);
@@ -80,13 +80,13 @@ fn s3_fifo_keeps_a_working_set_that_a_scan_would_flush_from_lru() {
         }
         hits
     };
-    let (s3, lru) = (hits(PolicyKind::S3Fifo), hits(PolicyKind::Lru));
+    let (s3, lru) = (hits(EvictionPolicy::S3Fifo), hits(EvictionPolicy::Lru));
     assert!(s3 > lru, "S3-FIFO {s3} hits, LRU {lru}");
 }
 
 #[test]
 fn lfu_forgets_yesterdays_favourite() {
-    let mut rig = Rig::small(PolicyKind::Lfu);
+    let mut rig = Rig::small(EvictionPolicy::Lfu);
     rig.store(&[200]);
     for _ in 0..30 {
         rig.read(&[200]);
@@ -159,7 +159,7 @@ fn a_tail_goes_before_the_full_chunk_over_the_same_tokens() {
 
 #[test]
 fn what_is_leased_pinned_or_granted_is_never_evicted() {
-    let mut rig = Rig::small(PolicyKind::Lru);
+    let mut rig = Rig::small(EvictionPolicy::Lru);
     for n in 0..8 {
         rig.store(&[n]);
     }
@@ -192,7 +192,7 @@ fn what_is_leased_pinned_or_granted_is_never_evicted() {
 
 #[test]
 fn two_hundred_waiting_long_prompts_do_not_pin_everything() {
-    let mut rig = Rig::small(PolicyKind::S3Fifo);
+    let mut rig = Rig::small(EvictionPolicy::S3Fifo);
     for prompt in 0..6u8 {
         for depth in 1..=10 {
             rig.store(&vec![prompt; depth]);
@@ -216,7 +216,7 @@ fn two_hundred_waiting_long_prompts_do_not_pin_everything() {
 
 #[test]
 fn nothing_but_leases_refuses_room_and_room_returns_with_them() {
-    let mut rig = Rig::small(PolicyKind::S3Fifo);
+    let mut rig = Rig::small(EvictionPolicy::S3Fifo);
     for n in 0..FIT {
         rig.store(&[n]);
         let (tag, _) = rig.probe(&format!("r{n}"), &[n]);
@@ -305,7 +305,7 @@ fn a_window_group_is_added_later_and_the_chunk_stays_readable_meanwhile() {
 
 #[test]
 fn nothing_is_remembered_for_ever_of_chunks_that_lost_their_parent() {
-    let mut rig = Rig::small(PolicyKind::S3Fifo);
+    let mut rig = Rig::small(EvictionPolicy::S3Fifo);
     for n in 0..200u8 {
         rig.store(&[n]);
         rig.store(&[n, 1]);

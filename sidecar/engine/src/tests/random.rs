@@ -1,7 +1,7 @@
 //! Random use, restarts in between, all invariants after every step; and at the end everything comes back.
 
 use super::rig::*;
-use crate::config::{Config, PolicyKind};
+use crate::config::{Config, EvictionPolicy};
 use crate::table::{FREE, PUBLISHED, Table};
 use crate::*;
 use kvcachepool_protocol::refs::SectionRef;
@@ -253,7 +253,7 @@ proptest! {
     #[test]
     fn invariants_hold_under_random_use_and_everything_comes_back(
         policy in prop_oneof![
-            Just(PolicyKind::S3Fifo), Just(PolicyKind::Lru), Just(PolicyKind::Lfu), Just(PolicyKind::Fifo)
+            Just(EvictionPolicy::S3Fifo), Just(EvictionPolicy::Lru), Just(EvictionPolicy::Lfu), Just(EvictionPolicy::Fifo)
         ],
         steps in prop::collection::vec(step(), 1..300)
     ) {

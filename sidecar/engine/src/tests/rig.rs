@@ -1,6 +1,6 @@
 //! An engine with a domain and names for chunks.
 
-use crate::config::{Config, PolicyKind};
+use crate::config::{Config, EvictionPolicy};
 use crate::memory_table::MemoryTable;
 use crate::table::Geometry;
 use crate::*;
@@ -82,7 +82,7 @@ impl Rig {
         }
     }
 
-    pub fn small(policy: PolicyKind) -> Self {
+    pub fn small(policy: EvictionPolicy) -> Self {
         Self::new(
             4 << 20,
             Config {

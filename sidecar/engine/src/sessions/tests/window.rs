@@ -2,7 +2,7 @@
 //! that its test would see that.
 
 use super::peer::*;
-use crate::config::{Config, Transfer};
+use crate::config::{Config, TransferMode};
 use crate::mistake::{Mistake, make};
 use crate::sessions::*;
 use crate::table::{COMMITTED, FREE, GRANTED, Table};
@@ -13,7 +13,7 @@ use kvcachepool_protocol::window::{Direction, Order, Reason, Run};
 
 fn world() -> World {
     World::configured(Config {
-        transfer: Transfer::CudaWindow,
+        transfer: TransferMode::CudaWindow,
         ..World::config()
     })
 }
