@@ -20,6 +20,7 @@ mod redis;
 mod s3;
 mod s3_faults;
 mod s3_identity;
+mod s3_proxy;
 mod supervision;
 mod survival;
 #[path = "../../tiers/src/testing/mod.rs"]

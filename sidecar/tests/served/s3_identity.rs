@@ -20,16 +20,16 @@ const GOOD_FOR: Duration = Duration::from_secs(3);
 const SECRET: &str = "a-secret";
 
 /// Who gives keys for the token that is good now, and a bucket that takes these and no others.
-struct Cloud {
+pub struct Cloud {
     folder: TempDir,
     good: Arc<Mutex<String>>,
     service: Faulty,
-    bucket: Faulty,
+    pub bucket: Faulty,
     _runtime: Runtime,
 }
 
 impl Cloud {
-    fn start() -> Self {
+    pub fn start() -> Self {
         let runtime = Runtime::new().unwrap();
         let good: Arc<Mutex<String>> = Arc::default();
         let (knows, store) = (good.clone(), Store::default());
@@ -68,26 +68,25 @@ impl Cloud {
     }
 
     /// Kubernetes writes a token.
-    fn write(&self, token: &str) {
+    pub fn write(&self, token: &str) {
         std::fs::write(self.file(), token).unwrap();
     }
 
     /// From now on this token is good, and no other.
-    fn takes(&self, token: &str) {
+    pub fn takes(&self, token: &str) {
         *self.good.lock() = token.into();
     }
 
     /// Address of who gives keys.
-    fn service(&self) -> String {
+    pub fn service(&self) -> String {
         self.service.config().endpoint
     }
 
-    /// What a pod with a web identity has in its environment.
-    fn web_identity(&self) -> String {
+    /// What a pod with a web identity has in its environment, whose tokens this service takes.
+    pub fn web_identity(&self, service: &str) -> String {
         format!(
-            "AWS_ROLE_ARN=arn:aws:iam::123456789012:role/kv AWS_WEB_IDENTITY_TOKEN_FILE={} AWS_ENDPOINT_URL_STS={}",
-            self.file().display(),
-            self.service()
+            "AWS_ROLE_ARN=arn:aws:iam::123456789012:role/kv AWS_WEB_IDENTITY_TOKEN_FILE={} AWS_ENDPOINT_URL_STS={service}",
+            self.file().display()
         )
     }
 
@@ -237,7 +236,7 @@ fn keys_are_taken_again(environment: impl Fn(&Cloud) -> String, refusal: &str) {
 
 #[test]
 fn a_role_is_taken_by_the_token_of_the_pod_and_again_by_the_next_one() {
-    keys_are_taken_again(Cloud::web_identity, "the token is over");
+    keys_are_taken_again(|cloud| cloud.web_identity(&cloud.service()), "the token is over");
 }
 
 #[test]

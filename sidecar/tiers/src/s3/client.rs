@@ -104,8 +104,13 @@ async fn chain(config: &S3) -> Result<SdkConfig, TierError> {
     // Who gives credentials has another clock, which is of no use here.
     let http = |roots| Http::new(roots, HttpVersion::Http1, 1, Arc::default());
     let mut loader = aws_config::defaults(BehaviorVersion::v2026_01_12()).app_name(app_name()?);
+    // A private cloud's token service has a certificate of the same authority as its bucket.
+    let roots = match &config.ca {
+        Some(path) => Roots::SystemAnd(path),
+        None => Roots::System,
+    };
     // Without authorities there can be no web identity; keys in the environment need none.
-    loader = loader.http_client(http(Roots::System).or_else(|_| http(Roots::None))?);
+    loader = loader.http_client(http(roots).or_else(|_| http(Roots::None))?);
     if let Some(region) = region(config) {
         loader = loader.region(Region::new(region));
     }

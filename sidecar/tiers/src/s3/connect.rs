@@ -1,10 +1,12 @@
-//! Makes connections: to the server of a URI, by TLS where its scheme says so.
+//! Makes connections: to the server of a URI, by TLS where its scheme says so, and then through the proxy of the environment.
 
 use crate::tls::{Encrypted, handshake};
 use hyper::Uri;
 use hyper::http::uri::Scheme;
 use hyper::rt::{Read, ReadBufCursor, Write};
+use hyper_util::client::legacy::connect::proxy::Tunnel;
 use hyper_util::client::legacy::connect::{Connected, Connection, HttpConnector as Tcp};
+use hyper_util::client::proxy::matcher::{Intercept, Matcher};
 use hyper_util::rt::TokioIo;
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
@@ -15,6 +17,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::net::TcpStream;
+use tokio::time::timeout;
 use tower_service::Service;
 
 /// Why there is no connection.
@@ -36,10 +39,32 @@ pub const PLAIN: &str = "is this a port without TLS (http://)?";
 #[error("TLS: {0}; {hint}", hint = PLAIN)]
 pub struct Unshaken(String);
 
+/// The proxy of the environment opened no tunnel to the server.
+#[derive(Debug, thiserror::Error)]
+#[error("no tunnel through the proxy {proxy}; correct HTTPS_PROXY, or name the server in NO_PROXY")]
+pub struct NoTunnel {
+    /// Host and port.
+    proxy: String,
+    source: Failed,
+}
+
+/// The proxy for servers that speak TLS: `HTTPS_PROXY`, but for the hosts of `NO_PROXY`.
+pub fn proxies() -> Matcher {
+    let variable = |upper: &str| {
+        let read = |name: &str| std::env::var(name).ok().filter(|text| !text.is_empty());
+        read(upper)
+            .or_else(|| read(&upper.to_lowercase()))
+            .unwrap_or_default()
+    };
+    let proxies = Matcher::builder().https(variable("HTTPS_PROXY"));
+    proxies.no(variable("NO_PROXY")).build()
+}
+
 /// How connections are made. Clones are the same.
 #[derive(Clone)]
 pub struct Connector {
     tcp: Tcp,
+    proxies: Arc<Matcher>,
     tls: Arc<ClientConfig>,
     handshake: Duration,
 }
@@ -49,9 +74,31 @@ impl Connector {
     pub fn new(tcp: Tcp, tls: ClientConfig, handshake: Duration) -> Self {
         Self {
             tcp,
+            proxies: Arc::new(proxies()),
             tls: Arc::new(tls),
             handshake,
         }
+    }
+
+    /// Asks a proxy for a tunnel to the server, for at most as long as a handshake may take.
+    async fn tunnel(self, via: Intercept, server: Uri) -> Result<TokioIo<TcpStream>, Failed> {
+        let opened = async {
+            if via.uri().scheme() != Some(&Scheme::HTTP) {
+                return Err("only a proxy of http:// can be used".into());
+            }
+            let mut tunnel = Tunnel::new(via.uri().clone(), self.tcp);
+            if let Some(auth) = via.basic_auth() {
+                tunnel = tunnel.with_auth(auth.clone());
+            }
+            Ok(tunnel.call(server).await?)
+        };
+        let opened = timeout(self.handshake, opened).await;
+        let opened: Result<_, Failed> = opened.unwrap_or_else(|e| Err(e.into()));
+        opened.map_err(|source| {
+            let proxy = via.uri().authority().map(|a| a.to_string());
+            let proxy = proxy.unwrap_or_default();
+            NoTunnel { proxy, source }.into()
+        })
     }
 
     /// Encrypts a stream to this host.
@@ -76,9 +123,12 @@ impl Service<Uri> for Connector {
     }
 
     fn call(&mut self, uri: Uri) -> Self::Future {
-        let (this, connecting) = (self.clone(), self.tcp.call(uri.clone()));
+        let mut this = self.clone();
         Box::pin(async move {
-            let stream = connecting.await?;
+            let stream = match this.proxies.intercept(&uri) {
+                Some(via) => this.clone().tunnel(via, uri.clone()).await?,
+                None => this.tcp.call(uri.clone()).await?,
+            };
             match uri.host() {
                 Some(host) if uri.scheme() == Some(&Scheme::HTTPS) => {
                     this.shake(host, stream).await

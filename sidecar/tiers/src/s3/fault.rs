@@ -1,6 +1,6 @@
 //! What a request's failure means: status, code and the chain of sources become a [`Cause`], with the permission that is missing.
 
-use super::connect::{PLAIN, Unshaken};
+use super::connect::{NoTunnel, PLAIN, Unshaken};
 use super::http::{Malformed, Unanswered};
 use crate::{Cause, Kind, TierError};
 use aws_credential_types::provider::error::CredentialsError;
@@ -249,6 +249,9 @@ fn of_chain(error: &(dyn Error + 'static)) -> (Cause, String) {
     }
     if let Some(malformed) = chain().find(|e| e.is::<Malformed>()) {
         return (Cause::Protocol, malformed.to_string());
+    }
+    if let Some(no_tunnel) = chain().find(|e| e.is::<NoTunnel>()) {
+        return (Cause::Unreachable, texts(no_tunnel));
     }
     if let Some(tls) = chain().find_map(|e| e.downcast_ref::<rustls::Error>()) {
         return of_tls(tls);

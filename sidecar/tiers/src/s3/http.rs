@@ -26,6 +26,7 @@ use hyper_util::rt::{TokioExecutor, TokioTimer};
 use kvcachepool_protocol::config::HttpVersion;
 use rustls::RootCertStore;
 use rustls::crypto::aws_lc_rs;
+use rustls_native_certs::load_native_certs;
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
@@ -56,6 +57,8 @@ pub enum Roots<'a> {
     System,
     /// Those of a PEM file.
     File(&'a Path),
+    /// Those of a PEM file, and those of the system where it has any.
+    SystemAnd(&'a Path),
 }
 
 /// Connections, shared by all clones.
@@ -114,6 +117,11 @@ impl Http {
         let tls = match roots {
             Roots::None => tls.with_root_certificates(RootCertStore::empty()),
             Roots::File(path) => tls.with_root_certificates(of_file(path)?),
+            Roots::SystemAnd(path) => {
+                let mut roots = of_file(path)?;
+                roots.add_parsable_certificates(load_native_certs().certs);
+                tls.with_root_certificates(roots)
+            }
             Roots::System => tls.with_native_roots().map_err(|e| {
                 config(format!(
                     "{e}: this system trusts no authority; name them by s3.ca"
