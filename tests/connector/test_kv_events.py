@@ -88,7 +88,7 @@ class Watched:
     def telling(self) -> telling.Telling:
         """The part of the connector under test."""
         assert self.engine.connector._scheduler is not None
-        return self.engine.connector._scheduler._telling
+        return self.engine.connector._scheduler.session.telling
 
 
 @pytest.fixture

@@ -1,13 +1,19 @@
-"""Which LoRA adapters have a name for their KV: those whose content is known and never changed under their name."""
+"""In whose name the KV of requests is cached: the epoch, and LoRA adapters whose content is known and never changed
+under their name.
+"""
 
 from __future__ import annotations
 
+import functools
+import os
 import time
 from collections.abc import Callable
 from typing import Any
 
 from .adapter_files import AdapterHashes
-from .controls import Uncacheable
+from .controls import Uncacheable, namespace
+from .requests import RequestState
+from .telling import Telling
 
 #: Reason for which an adapter is not cached yet.
 CONTENT_UNKNOWN = "loraContentUnknown"
@@ -55,3 +61,36 @@ class Adapters:
     def close(self) -> None:
         """Ends the background threads."""
         self.hashes.close()
+
+
+class Namespaces:
+    """The namespaces of requests. Its methods are called with the scheduler side's lock held.
+
+    epoch: what `draw_epoch` drew last, empty before.
+    """
+
+    def __init__(self, telling: Telling, on_known: Callable[[str], None]) -> None:
+        """`on_known`: as that of `Adapters`."""
+        self.epoch = ""
+        self.adapters = Adapters(on_known)
+        self._telling = telling
+
+    def assign(self, state: RequestState) -> None:
+        """Gives the request its namespace, or the reason why it is not cached."""
+        try:
+            digest = functools.partial(self.adapters.digest, since_s=state.since_s)
+            state.namespace = namespace(state.request, state.controls, self.epoch, digest)
+            state.refusal = ""
+            self._telling.serve(state.namespace, state.request.lora_request, state.controls.tags)
+        except Uncacheable as reason:
+            state.namespace = None
+            state.refusal = str(reason)
+
+    def begin_anew(self, state: RequestState) -> None:
+        """The request holds no blocks: what it will hold is of the present epoch, and is stored from the beginning."""
+        state.begin_anew()
+        self.assign(state)
+
+    def draw_epoch(self) -> None:
+        """Requests share nothing with what was computed before."""
+        self.epoch = os.urandom(16).hex()

@@ -71,7 +71,7 @@ class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
                 raise Unserved(refusal, "see the documentation of the connector")
             if role == KVConnectorRole.SCHEDULER:
                 self._scheduler = Scheduler(vllm_config, kv_cache_config, socket_path(), str(vllm.__version__))
-                self._scheduler.start()
+                self._scheduler.session.start()
                 watch_engine()
             else:
                 self._worker = Worker(vllm_config, kv_cache_config, socket_path())
@@ -117,8 +117,8 @@ class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
         self.bugs += 1
         try:
             if self._scheduler is not None:
-                self._scheduler.counters.event(f"bug/{name}")
-                self._scheduler.recover()
+                self._scheduler.session.counters.event(f"bug/{name}")
+                self._scheduler.session.recover()
         except Exception:
             logger.exception("the KV cache connector could not recover from a bug")
         if self.bugs == MOST_BUGS:
@@ -129,7 +129,7 @@ class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
         self._say_off(reason, "see the log of vLLM")
         try:
             if self._scheduler is not None:
-                self._scheduler.turn_off(reason)
+                self._scheduler.session.turn_off(reason)
             if self._worker is not None:
                 self._worker.turn_off(reason)
         except Exception:
@@ -146,7 +146,7 @@ class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
         """Takes block tables and block pool."""
         super().bind_kv_cache_manager(kv_cache_manager)
         if self._scheduler is not None:
-            self._guarded(self._scheduler.bind, None, kv_cache_manager)
+            self._guarded(self._scheduler.session.bind, None, kv_cache_manager)
 
     def arrive(self, request: Request) -> None:
         """The plugin's early call, from vLLM's input thread."""
@@ -156,12 +156,12 @@ class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
     def adapter_loaded(self, lora_request: Any) -> None:
         """The plugin's word that vLLM is about to load an adapter."""
         if self._scheduler is not None:
-            self._guarded(self._scheduler.adapter_loaded, None, lora_request)
+            self._guarded(self._scheduler.session.adapter_loaded, None, lora_request)
 
     def weights_changed(self, what: str) -> None:
         """The engine's weights may be others from here on; `what` names the call that says so."""
         if self._scheduler is not None:
-            self._guarded(self._scheduler.weights_changed, None, what)
+            self._guarded(self._scheduler.session.weights_changed, None, what)
 
     def on_new_request(self, request: Request) -> None:
         """A request was added."""
@@ -232,7 +232,7 @@ class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
     def reset_cache(self) -> bool | None:
         """Nothing that was cached before is used any more. Always succeeds."""
         if self._scheduler is not None:
-            self._guarded(self._scheduler.reset, None)
+            self._guarded(self._scheduler.session.reset, None)
         return True
 
     def take_events(self) -> Iterable[KVCacheEvent]:
@@ -368,6 +368,6 @@ class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
     def shutdown(self) -> None:
         """Ends threads, copies and mappings."""
         if self._scheduler is not None:
-            self._guarded(self._scheduler.shutdown, None)
+            self._guarded(self._scheduler.session.shutdown, None)
         if self._worker is not None:
             self._guarded(self._worker.shutdown, None)

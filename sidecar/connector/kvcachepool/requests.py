@@ -12,19 +12,19 @@ from .messages import CHUNK_PENDING, CHUNK_READY, MEMORY, ProbeReply
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
-    from .lookups import Heard, Lookup, Plan
+    from .probes import Lookup, LookupResult, Plan
 
 #: States of a chunk on its way into the cache.
 TODO, ASKED, DONE = 0, 1, 2
 NEVER = math.inf
 
 
-class Hold(NamedTuple):
+class PendingPoll(NamedTuple):
     """What "ask again" was decided on: a poll that finds it unchanged, before `until_s`, says the same at once."""
 
     local: int
     version: int
-    heard: Heard | None
+    result: LookupResult | None
     blocker: str
     until_s: float
 
@@ -98,7 +98,7 @@ class RequestState:
     lookup: the PROBE that polls read. asked: a newer one, whose answer will replace it.
     plan: what the last poll promised. missed: why it did not promise more.
     blocker: the request whose load it waits for, "" = none.
-    hold: nothing has changed since vLLM was told to ask again, as long as this holds.
+    pending_poll: the last poll, if its answer was "ask again".
     loading: its load was promised and not reported yet; until then no byte of it is known to be there.
     holds_blocks: vLLM has allocated blocks for it. stale: these are from before `reset_cache`, and are not stored.
     counted: its admission was counted.
@@ -117,13 +117,13 @@ class RequestState:
         "failed",
         "first_poll_s",
         "hit_tiers",
-        "hold",
         "holds_blocks",
         "loading",
         "local",
         "lookup",
         "missed",
         "namespace",
+        "pending_poll",
         "plan",
         "progress",
         "prompt_tokens",
@@ -144,7 +144,7 @@ class RequestState:
         self.local = 0
         self.first_poll_s = 0.0
         self.deadline_s = 0.0
-        self.hold: Hold | None = None
+        self.pending_poll: PendingPoll | None = None
         self.blocker = ""
         self.lookup: Lookup | None = None
         self.asked: Lookup | None = None
@@ -163,6 +163,12 @@ class RequestState:
     def forget_stores(self) -> None:
         """Nothing of the request is known to be stored: after a new geometry or namespace."""
         self.progress = Progress()
+
+    def begin_anew(self) -> None:
+        """The request holds no blocks."""
+        self.holds_blocks = self.stale = False
+        self.forget_stores()
+        self.since_s = time.monotonic()
 
     def new_prompt(self, prompt_tokens: int) -> None:
         """A streaming session has got more input."""

@@ -13,13 +13,14 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .client import Client, Reply
+from .adapters import Namespaces
+from .client import Reply
 from .held_blocks import HeldBlocks
 from .jobs import STORE, Chunk, Ended, Job
-from .keys import HASH_BYTES, MAX_BLOCK_HASHES, Geometry, last_hash
+from .keys import Geometry, last_hash, packed_blocks
 from .messages import (
     GRANT_EXISTS,
     GRANT_GRANTED,
@@ -30,13 +31,13 @@ from .messages import (
     GrantChunk,
     GrantReply,
 )
-from .metrics import Counters
+from .registration import Registration
 from .requests import ASKED, DONE, NEVER, TODO, Progress, RequestState
+from .telling import Telling
 from .wire import Op
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheManager
-    from vllm.v1.request import Request
 
 #: Chunks asked for in one step, over all requests: what is left follows in the next ones.
 MAX_CHUNKS_PER_STEP = 64
@@ -86,22 +87,23 @@ class Stores:
 
     def __init__(
         self,
-        client: Client,
+        registration: Registration,
         lock: threading.RLock,
-        counters: Counters,
-        world: int,
         job_ids: itertools.count[int],
-        note: Callable[[Request, int, int], None],
+        namespaces: Namespaces,
+        telling: Telling,
+        step_tokens: int,
     ) -> None:
-        """`lock`: the scheduler side's; `world`: ranks that report each job. `note` is called with the request and the
-        tokens of each chunk that is asked for.
-        """
-        self._note = note
+        """`lock`: the scheduler side's. `step_tokens`: most tokens of one step; blocks of two may always be held."""
+        self._registration = registration
+        self._client = registration.client
+        self._counters = registration.counters
+        self._world = registration.world
         self._lock = lock
-        self._client = client
-        self._counters = counters
-        self._world = world
         self._job_ids = job_ids
+        self._namespaces = namespaces
+        self._telling = telling
+        self._step_tokens = step_tokens
         self._manager: KVCacheManager | None = None
         self._held = HeldBlocks()
         self._open: dict[int, _Grant] = {}  # by tag: sent, not answered
@@ -123,6 +125,30 @@ class Stores:
         return bool(self._open or self._answered or self._lost or self._ready or self._shipped or self._held)
 
     # -- asking
+
+    def offer_step(self, scheduled: Mapping[str, int], requests: Mapping[str, RequestState], now_s: float) -> None:
+        """Asks for slots for what a step completes. `scheduled`: its tokens by request."""
+        settings, geometry = self._client.settings, self._registration.geometry
+        bound = max(settings.store_bytes_in_flight, self._size(0, 2 * self._step_tokens, geometry))
+        room = MAX_CHUNKS_PER_STEP
+        for request_id, count in scheduled.items():
+            state = requests.get(request_id)
+            if state is None:
+                continue
+            request = state.request
+            if request.num_prompt_tokens != state.prompt_tokens:
+                state.new_prompt(request.num_prompt_tokens)
+                self._namespaces.assign(state)  # a session may have got an image that a user named
+            end = min(request.num_computed_tokens + count, request.num_tokens)
+            if state.stale or state.loading or not state.controls.store:
+                continue
+            if end < state.progress.next_end or now_s < state.progress.retry_s:
+                continue
+            if state.namespace is None:
+                self._namespaces.assign(state)
+            if room <= 0 or state.namespace is None or not self._registration.ensure():
+                continue
+            room -= self.offer(request_id, state, end, geometry, bound, room)
 
     def offer(
         self,
@@ -158,7 +184,7 @@ class Stores:
                 self._counters.event("storeBlocksGone")
                 continue
             groups, blocks, objects = found
-            self._note(state.request, begin, stop)
+            self._telling.note(state.request, begin, stop)
             asked.append(_Asked(index, blocks))
             held.append((objects, self._size(begin, stop, geometry)))
             chunks.append(
@@ -168,7 +194,7 @@ class Stores:
                     first_token=begin,
                     tokens=stop - begin,
                     groups=groups,
-                    block_hashes=_packed_blocks(hashes, begin, stop, geometry),
+                    block_hashes=packed_blocks(geometry, hashes, begin, stop),
                 )
             )
         if not asked:
@@ -442,8 +468,6 @@ class Stores:
         with self._lock:
             self._aborts.pop(tag, None)
 
-    # -- small things
-
     def _size(self, begin: int, end: int, geometry: Geometry) -> int:
         return (end - begin) * geometry.token_bytes * self._world
 
@@ -481,11 +505,3 @@ def _blocks_of(
         else:
             return None
     return groups, tuple(ids), held
-
-
-def _packed_blocks(hashes: Sequence[bytes], begin: int, end: int, geometry: Geometry) -> bytes:
-    count = (end - begin) // geometry.hash_block
-    if count > MAX_BLOCK_HASHES:
-        return b""
-    packed = b"".join(hashes[begin // geometry.hash_block : end // geometry.hash_block])
-    return packed if len(packed) == count * HASH_BYTES else b""
