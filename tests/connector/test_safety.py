@@ -15,12 +15,13 @@ from scripted_pool import ScriptedPool
 from steps import connected
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 
+from kvcachepool import connector as connector_module
 from kvcachepool import (
-    adapters,
     held_blocks,
     loads,
     local_cache,
     lookups,
+    namespaces,
     prefill,
     probes,
     registration,
@@ -29,7 +30,6 @@ from kvcachepool import (
     stores,
     worker,
 )
-from kvcachepool import connector as connector_module
 from kvcachepool import scheduler as scheduler_module
 from kvcachepool.jobs import Ended
 from kvcachepool.prefill import PrefillSpeed
@@ -106,7 +106,7 @@ MODULES = (
     lookups,
     probes,
     local_cache,
-    adapters,
+    namespaces,
     requests,
     prefill,
     worker,

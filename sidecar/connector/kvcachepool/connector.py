@@ -143,7 +143,6 @@ class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
     # -- scheduler side
 
     def bind_kv_cache_manager(self, kv_cache_manager: KVCacheManager) -> None:
-        """Takes block tables and block pool."""
         super().bind_kv_cache_manager(kv_cache_manager)
         if self._scheduler is not None:
             self._guarded(self._scheduler.session.bind, None, kv_cache_manager)
@@ -164,7 +163,6 @@ class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
             self._guarded(self._scheduler.session.weights_changed, None, what)
 
     def on_new_request(self, request: Request) -> None:
-        """A request was added."""
         if self._scheduler is not None:
             self._guarded(self._scheduler.on_new_request, None, request)
 
@@ -206,7 +204,6 @@ class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
         return metadata
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
-        """What all ranks have reported."""
         if self._scheduler is not None:
             self._delivered(self._scheduler.output, connector_output)
 
@@ -217,13 +214,11 @@ class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
     def request_finished_all_groups(
         self, request: Request, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """As `request_finished`."""
         if self._scheduler is not None:
             self._delivered(self._scheduler.finished, request.request_id)
         return False, None
 
     def has_pending_push_work(self) -> bool:
-        """Whether an idle engine must go on stepping."""
         if self._scheduler is None:
             return False
         # Where that fails, the next step asks again; a bug that stays must not keep an idle engine awake.
@@ -236,7 +231,6 @@ class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
         return True
 
     def take_events(self) -> Iterable[KVCacheEvent]:
-        """KV events of the pool."""
         if self._scheduler is None:
             return ()
         nothing: list[Any] = []
@@ -254,7 +248,6 @@ class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KVConnectorStats | None:
-        """Stats from what travelled."""
         return CacheStats(data=dict(data or {}))
 
     # -- worker side
@@ -269,7 +262,6 @@ class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
             return None
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        """The KV cache was allocated."""
         if self._worker is not None:
             self._guarded(self._worker.register_kv_caches, None, kv_caches)
 
@@ -289,7 +281,6 @@ class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
             self._guarded(self._worker.handle_preemptions, None, kv_connector_metadata)
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
-        """The jobs of a step, before its forward."""
         super().bind_connector_metadata(connector_metadata)
         worker = self._worker
         if worker is None or not isinstance(connector_metadata, StepMetadata):
@@ -357,7 +348,6 @@ class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
         return ended
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
-        """Stores that ended on this rank."""
         report = WorkerReport()
         if self._worker is not None:
             self._guarded(self._worker.take_report, None, report)
@@ -366,7 +356,6 @@ class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
         return report if report.stores or report.timed else None
 
     def shutdown(self) -> None:
-        """Ends threads, copies and mappings."""
         if self._scheduler is not None:
             self._guarded(self._scheduler.session.shutdown, None)
         if self._worker is not None:

@@ -10,15 +10,11 @@ from .requests import RequestState
 
 
 class LocalCache:
-    """The prefix cache of vLLM's block pool. `outdated`: it may hold KV of earlier weights."""
+    """`pool`: vLLM's block pool, once it is known. `outdated`: the cache may hold KV of earlier weights."""
 
     def __init__(self) -> None:
         self.pool: Any = None
         self.outdated = False
-
-    def bind(self, pool: Any) -> None:
-        """Takes vLLM's block pool."""
-        self.pool = pool
 
     def check_outdated(self, requests: Mapping[str, RequestState]) -> None:
         """It holds nothing from before a change of weights once it was empty, and no request that ran then is left."""

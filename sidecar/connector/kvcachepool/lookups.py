@@ -10,18 +10,18 @@ import math
 import threading
 import time
 from collections import deque
+from collections.abc import Mapping
 
 from . import keys
-from .adapters import CONTENT_UNKNOWN, Namespaces
 from .keys import Chunks
 from .loads import Loads
 from .local_cache import LocalCache
 from .messages import Probe, Release
+from .namespaces import CONTENT_UNKNOWN, Namespaces
 from .prefill import PrefillSpeed
 from .probes import STALE_AFTER_S, Lookup, LookupResult, Plan, unasked, weigh
 from .registration import Registration
 from .requests import PendingPoll, RequestState
-from .telling import Telling
 from .wire import Op
 
 #: Answers to a poll: nothing will be loaded, and "ask again".
@@ -34,25 +34,23 @@ class Lookups:
 
     def __init__(
         self,
-        lock: threading.RLock,
         registration: Registration,
         namespaces: Namespaces,
-        local_cache: LocalCache,
+        lock: threading.RLock,
+        requests: Mapping[str, RequestState],
         loads: Loads,
+        local_cache: LocalCache,
         speed: PrefillSpeed,
-        requests: dict[str, RequestState],
-        telling: Telling,
     ) -> None:
-        """`lock`: the scheduler side's. `requests`: those that are present; only read here."""
-        self._lock = lock
+        """`lock`: the scheduler side's. `requests`: those that are present."""
         self._registration = registration
         self._client = registration.client
         self._namespaces = namespaces
-        self._local_cache = local_cache
-        self._loads = loads
-        self._speed = speed
+        self._lock = lock
         self._requests = requests
-        self._telling = telling
+        self._loads = loads
+        self._local_cache = local_cache
+        self._speed = speed
         self._patience = Patience()
         self._idle = False  # the last step computed nothing, and further steps alone complete nothing
         self._version = 0  # changes with what all requests that wait depend on: connection, epoch
@@ -197,7 +195,7 @@ class Lookups:
             state.local = local
             state.plan = None
             why = self._why_not(state)
-            if why == CONTENT_UNKNOWN and self._namespaces.adapters.soon(state.request.lora_request):
+            if why == CONTENT_UNKNOWN and self._namespaces.known_soon(state.request.lora_request):
                 return ASK_AGAIN
             if why is not None:
                 state.missed = ((why, math.inf),)
@@ -304,13 +302,11 @@ class Lookups:
         """Chunks that the sidecar has need no GRANT (those with windows may lack sections)."""
         lookup, geometry = state.lookup, self._registration.geometry
         answer = lookup.result.answer if lookup is not None and lookup.result is not None else None
-        if lookup is None or answer is None or lookup.geometry is not geometry:
-            return
-        if lookup.epoch != self._namespaces.epoch:
+        if not lookup or not answer or lookup.geometry is not geometry or lookup.epoch != self._namespaces.epoch:
             return
         if not geometry.has_windows:
             state.progress.mark_present(answer, lookup.chunks.full)
-        self._telling.learn(state.request, lookup, answer.states)
+        self._registration.telling.learn(state.request, lookup, answer.states)
 
     def consume(self, state: RequestState) -> None:
         """Answers are used once: the request's next poll asks anew."""
@@ -321,14 +317,10 @@ class Lookups:
 
     def end(self, state: RequestState) -> None:
         """The request needs its lookup no more. Unless it loads, its leases end too."""
+        self._unnamed.pop(state.request.request_id, None)
         if not state.loading and (state.lookup is not None or state.asked is not None):
             self.release(state.request.request_id)
         self.consume(state)
-
-    def forget(self, state: RequestState) -> None:
-        """The request has ended."""
-        self._unnamed.pop(state.request.request_id, None)
-        self.end(state)
 
     @property
     def pending(self) -> bool:

@@ -22,7 +22,6 @@ class CacheStats(KVConnectorStats):
     """vLLM's view of the same numbers: flat counts that add up over ranks and intervals."""
 
     def reset(self) -> None:
-        """Forgets the interval."""
         self.data: dict[str, Any] = {}
 
     def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
@@ -36,7 +35,6 @@ class CacheStats(KVConnectorStats):
         return {_LOG_NAMES.get(name, name): value for name, value in self.data.items()}
 
     def is_empty(self) -> bool:
-        """Nothing happened in the interval."""
         return not self.data
 
 

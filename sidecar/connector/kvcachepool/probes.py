@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -36,6 +37,7 @@ class LookupResult(NamedTuple):
     arrived_s: float
 
 
+@dataclass(slots=True, eq=False)
 class Lookup:
     """One PROBE and its answers.
 
@@ -43,45 +45,19 @@ class Lookup:
     engine's.
     """
 
-    __slots__ = (
-        "chunks",
-        "connection",
-        "epoch",
-        "geometry",
-        "hashes",
-        "local",
-        "num_tokens",
-        "renew_after_s",
-        "renewed",
-        "result",
-        "sent_s",
-        "tag",
-        "waiter",
-    )
-
-    def __init__(
-        self,
-        geometry: Geometry,
-        chunks: Chunks,
-        hashes: bytes,
-        num_tokens: int,
-        local: int | None,
-        connection: int,
-        epoch: str,
-    ) -> None:
-        self.geometry = geometry
-        self.chunks = chunks
-        self.hashes = hashes
-        self.num_tokens = num_tokens
-        self.local = local
-        self.connection = connection
-        self.epoch = epoch
-        self.tag: int | None = None
-        self.sent_s = time.monotonic()
-        self.renew_after_s = random.uniform(*RENEW_AFTER_S)
-        self.renewed = False
-        self.result: LookupResult | None = None
-        self.waiter: threading.Event | None = None
+    geometry: Geometry
+    chunks: Chunks
+    hashes: bytes
+    num_tokens: int
+    local: int | None
+    connection: int
+    epoch: str
+    tag: int | None = None
+    sent_s: float = field(default_factory=time.monotonic)
+    renew_after_s: float = field(default_factory=lambda: random.uniform(*RENEW_AFTER_S))
+    renewed: bool = False
+    result: LookupResult | None = None
+    waiter: threading.Event | None = None
 
     def on_reply(self, reply: Reply) -> None:
         """Takes one answer, on the reader thread. One that does not fit the question counts as an empty final one."""

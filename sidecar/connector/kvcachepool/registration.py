@@ -30,9 +30,9 @@ class Registration:
     ) -> None:
         self.client = client
         self.counters = counters
+        self.telling = telling
         self.geometry = geometry
         self.world = int(vllm_config.parallel_config.world_size)
-        self._telling = telling
         self._config = vllm_config
         self._algorithm = str(vllm_config.cache_config.prefix_caching_hash_algo)
         self._connection = 0  # the one that REGISTER went out on
@@ -57,7 +57,7 @@ class Registration:
         if client.ask(Op.REGISTER, body, self._on_reply) is None:
             return False
         self._connection = client.connection
-        self._telling.ask_events(client.connection)
+        self.telling.ask_events(client.connection)
         return True
 
     def _on_reply(self, reply: Reply) -> None:

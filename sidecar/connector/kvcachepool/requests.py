@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .controls import Controls
 from .messages import CHUNK_PENDING, CHUNK_READY, MEMORY, ProbeReply
 
 if TYPE_CHECKING:
-    from vllm.v1.request import Request
-
     from .probes import Lookup, LookupResult, Plan
 
 #: States of a chunk on its way into the cache.
@@ -29,6 +28,7 @@ class PendingPoll(NamedTuple):
     until_s: float
 
 
+@dataclass(slots=True, eq=False)
 class Progress:
     """How far the chunks of a request are on their way into the cache, under one chunk size and one namespace.
 
@@ -40,15 +40,12 @@ class Progress:
     the request before it is scheduled.
     """
 
-    __slots__ = ("drops", "next_end", "retry_s", "statuses", "tail", "tail_status")
-
-    def __init__(self) -> None:
-        self.statuses = bytearray()
-        self.tail = -1
-        self.tail_status = TODO
-        self.retry_s = 0.0
-        self.drops = 0
-        self.next_end: float = 0
+    statuses: bytearray = field(default_factory=bytearray)
+    tail: int = -1
+    tail_status: int = TODO
+    retry_s: float = 0.0
+    drops: int = 0
+    next_end: float = 0
 
     def new_prompt(self) -> None:
         """Full chunks stay as they are, the tail is another one."""
@@ -88,6 +85,7 @@ class Progress:
         self.retry_s = max(self.retry_s, time.monotonic() + after_s)
 
 
+@dataclass(slots=True, eq=False)
 class RequestState:
     """One request from its arrival to its end. Everything here is guarded by the scheduler side's lock.
 
@@ -105,60 +103,35 @@ class RequestState:
     decode: what it generates is stored too. progress: what of it is stored.
     """
 
-    __slots__ = (
-        "asked",
-        "attached",
-        "blocker",
-        "controls",
-        "counted",
-        "created_s",
-        "deadline_s",
-        "decode",
-        "failed",
-        "first_poll_s",
-        "hit_tiers",
-        "holds_blocks",
-        "loading",
-        "local",
-        "lookup",
-        "missed",
-        "namespace",
-        "pending_poll",
-        "plan",
-        "progress",
-        "prompt_tokens",
-        "refusal",
-        "request",
-        "since_s",
-        "stale",
-    )
+    request: Any
+    controls: Controls
+    created_s: float
+    attached: bool = False
+    since_s: float = field(init=False)
+    namespace: bytes | None = None
+    refusal: str = ""
+    local: int = 0
+    first_poll_s: float = 0.0
+    deadline_s: float = 0.0
+    pending_poll: PendingPoll | None = None
+    blocker: str = ""
+    lookup: Lookup | None = None
+    asked: Lookup | None = None
+    plan: Plan | None = None
+    missed: tuple[tuple[str, float], ...] = ()
+    hit_tiers: dict[str, int] = field(default_factory=dict)
+    loading: bool = False
+    failed: bool = False
+    counted: bool = False
+    holds_blocks: bool = False
+    stale: bool = False
+    decode: bool = False
+    prompt_tokens: int = field(init=False)
+    progress: Progress = field(default_factory=Progress)
 
-    def __init__(self, request: Request, controls: Controls, now_s: float) -> None:
-        self.request: Any = request
-        self.attached = False
-        self.created_s = now_s
-        self.since_s = now_s
-        self.controls = controls
-        self.namespace: bytes | None = None
-        self.refusal = ""
-        self.local = 0
-        self.first_poll_s = 0.0
-        self.deadline_s = 0.0
-        self.pending_poll: PendingPoll | None = None
-        self.blocker = ""
-        self.lookup: Lookup | None = None
-        self.asked: Lookup | None = None
-        self.plan: Plan | None = None
-        self.missed: tuple[tuple[str, float], ...] = ()
-        self.hit_tiers: dict[str, int] = {}
-        self.loading = False
-        self.failed = False
-        self.counted = False
-        self.holds_blocks = False
-        self.stale = False
-        self.decode = False
-        self.prompt_tokens: int = request.num_prompt_tokens
-        self.progress = Progress()
+    def __post_init__(self) -> None:
+        self.since_s = self.created_s
+        self.prompt_tokens = self.request.num_prompt_tokens
 
     def forget_stores(self) -> None:
         """Nothing of the request is known to be stored: after a new geometry or namespace."""

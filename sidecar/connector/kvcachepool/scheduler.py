@@ -65,7 +65,6 @@ class Scheduler:
                 provenance.proven(request)  # more input of a session: names are remembered
 
     def on_new_request(self, request: Request) -> None:
-        """vLLM's scheduler has added a request."""
         self.arrive(request)
         with self._lock:
             state = self._states[request.request_id]
@@ -142,7 +141,7 @@ class Scheduler:
             return
         if state.loading:
             self._loads.forget(request_id)
-        self._lookups.forget(state)
+        self._lookups.end(state)
 
     # -- a step
 

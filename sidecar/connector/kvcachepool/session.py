@@ -11,7 +11,6 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from . import keys
-from .adapters import Namespaces
 from .client import Client, Held
 from .kv_events import event_group
 from .loads import Loads
@@ -19,6 +18,7 @@ from .local_cache import LocalCache
 from .lookups import Lookups
 from .messages import HelloReply
 from .metrics import Counters
+from .namespaces import Namespaces
 from .prefill import PrefillSpeed
 from .registration import Registration
 from .requests import RequestState
@@ -46,9 +46,9 @@ class Session:
         self.client = Client("scheduler", instance, 0, engine_version, socket_path, self)
         self.counters = Counters()
         self.speed = PrefillSpeed()
+        self.local_cache = LocalCache()
         self.requests: dict[str, RequestState] = {}
         geometry = keys.geometry(vllm_config, kv_cache_config, self.client.settings.chunk_tokens)
-        self.local_cache = LocalCache()
         events = vllm_config.kv_events_config
         wanted = events is not None and events.enable_kv_cache_events
         self.telling = Telling(self.client, self.counters, event_group(kv_cache_config, geometry) if wanted else None)
@@ -57,16 +57,9 @@ class Session:
         job_ids = itertools.count(1)
         step_tokens = int(vllm_config.scheduler_config.max_num_batched_tokens)
         self.loads = Loads(self.client, self.counters, job_ids)
-        self.stores = Stores(self.registration, self.lock, job_ids, self.namespaces, self.telling, step_tokens)
+        self.stores = Stores(self.registration, self.namespaces, self.lock, job_ids, step_tokens)
         self.lookups = Lookups(
-            self.lock,
-            self.registration,
-            self.namespaces,
-            self.local_cache,
-            self.loads,
-            self.speed,
-            self.requests,
-            self.telling,
+            self.registration, self.namespaces, self.lock, self.requests, self.loads, self.local_cache, self.speed
         )
 
     def start(self) -> None:
@@ -75,16 +68,14 @@ class Session:
         self.telling.start(self.lookups.renew_aged)
 
     def bind(self, manager: KVCacheManager) -> None:
-        """Takes vLLM's block tables and block pool."""
         with self.lock:
-            self.local_cache.bind(manager.block_pool)
+            self.local_cache.pool = manager.block_pool
             self.stores.bind(manager)
 
     def shutdown(self) -> None:
-        """Ends all threads and the connection."""
         self.telling.stop()
         self.client.go_off("Shutdown")
-        self.namespaces.adapters.close()
+        self.namespaces.close()
 
     # -- epochs and adapters
 
@@ -93,7 +84,7 @@ class Session:
         replaces are not cached from here on.
         """
         with self.lock:
-            if not self.namespaces.adapters.loaded(lora):
+            if not self.namespaces.adapter_loaded(lora):
                 return
             self.lookups.invalidate()
             for request_id, state in self.requests.items():
@@ -182,4 +173,4 @@ class Session:
         """This side touches no memory."""
 
     def on_off(self, reason: str) -> None:
-        """The client has ended; lookups are misses from now on."""
+        """Lookups are misses from now on."""

@@ -14,9 +14,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from .adapters import Namespaces
 from .client import Reply
 from .held_blocks import HeldBlocks
 from .jobs import STORE, Chunk, Ended, Job
@@ -31,9 +31,9 @@ from .messages import (
     GrantChunk,
     GrantReply,
 )
+from .namespaces import Namespaces
 from .registration import Registration
 from .requests import ASKED, DONE, NEVER, TODO, Progress, RequestState
-from .telling import Telling
 from .wire import Op
 
 if TYPE_CHECKING:
@@ -49,34 +49,30 @@ MAX_REWINDS = 3
 _REF_BYTES = 16
 
 
+@dataclass(slots=True, eq=False)
 class _Asked:
     """One chunk of a GRANT: where it belongs, the ids of its blocks, and the number under which they are held."""
 
-    __slots__ = ("blocks", "hold", "index")
-
-    def __init__(self, index: int, blocks: tuple[tuple[int, ...], ...]) -> None:
-        self.index = index
-        self.blocks = blocks
-        self.hold = 0
+    index: int
+    blocks: tuple[tuple[int, ...], ...]
+    hold: int = 0
 
 
+@dataclass(slots=True, eq=False)
 class _Grant:
     """A GRANT that was sent, or the store job it became. `given_up`: its answer does not count any more. `reports`: of
     ranks that ended the job.
     """
 
-    __slots__ = ("answer", "chunks", "error", "given_up", "progress", "reports", "request_id", "sent_s", "tag")
-
-    def __init__(self, request_id: str, progress: Progress, chunks: list[_Asked]) -> None:
-        self.request_id = request_id
-        self.progress = progress
-        self.chunks = chunks
-        self.tag: int | None = None
-        self.sent_s = time.monotonic()
-        self.answer: GrantReply | None = None
-        self.error = ""
-        self.given_up = False
-        self.reports: list[Ended] = []
+    request_id: str
+    progress: Progress
+    chunks: list[_Asked]
+    tag: int | None = None
+    sent_s: float = field(default_factory=time.monotonic)
+    answer: GrantReply | None = None
+    error: str = ""
+    given_up: bool = False
+    reports: list[Ended] = field(default_factory=list)
 
 
 class Stores:
@@ -88,10 +84,9 @@ class Stores:
     def __init__(
         self,
         registration: Registration,
+        namespaces: Namespaces,
         lock: threading.RLock,
         job_ids: itertools.count[int],
-        namespaces: Namespaces,
-        telling: Telling,
         step_tokens: int,
     ) -> None:
         """`lock`: the scheduler side's. `step_tokens`: most tokens of one step; blocks of two may always be held."""
@@ -99,10 +94,10 @@ class Stores:
         self._client = registration.client
         self._counters = registration.counters
         self._world = registration.world
+        self._telling = registration.telling
+        self._namespaces = namespaces
         self._lock = lock
         self._job_ids = job_ids
-        self._namespaces = namespaces
-        self._telling = telling
         self._step_tokens = step_tokens
         self._manager: KVCacheManager | None = None
         self._held = HeldBlocks()

@@ -54,7 +54,6 @@ class Telling:
         threading.Thread(target=self._report, args=(renew,), name="kvcachepool-report", daemon=True).start()
 
     def stop(self) -> None:
-        """Ends the thread."""
         self._stop.set()
         self._counters.dirty.set()
 

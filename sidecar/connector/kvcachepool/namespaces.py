@@ -1,10 +1,9 @@
-"""In whose name the KV of requests is cached: the epoch, and LoRA adapters whose content is known and never changed
-under their name.
+"""In whose name the KV of requests is cached: epochs, and LoRA adapters whose content is known and never changed under
+their name.
 """
 
 from __future__ import annotations
 
-import functools
 import os
 import time
 from collections.abc import Callable
@@ -19,67 +18,28 @@ from .telling import Telling
 CONTENT_UNKNOWN = "loraContentUnknown"
 
 
-class Adapters:
-    """What this engine has loaded. Its methods are called with the scheduler side's lock held.
+class Namespaces:
+    """Its methods are called with the scheduler side's lock held. `epoch`: what was drawn last, empty before.
 
     vLLM tells adapters apart by id, and KV of its own prefix cache by name and path. Both may stand for other weights
     after a while; then nobody knows which of them made a block, so it is not cached any more.
     """
 
-    def __init__(self, on_known: Callable[[str], None]) -> None:
+    def __init__(self, telling: Telling, on_known: Callable[[str], None]) -> None:
         """`on_known` is called with an adapter's path, on a background thread, when its content is known for all uses
         that began before."""
+        self.epoch = ""
         self.hashes = AdapterHashes(on_known)
+        self._telling = telling
         self._replaced: set[int] = set()
         self._contents: dict[tuple[str, str], bytes] = {}
-
-    def digest(self, lora: Any, since_s: float) -> bytes:
-        """Content hash of an adapter's files, for a use that began then (monotonic). Raises `Uncacheable`."""
-        if lora.lora_int_id in self._replaced:
-            self._contents[lora.lora_name, lora.lora_path] = b""  # its blocks may be of the weights before or after
-            raise Uncacheable("loraLoadedInPlace")
-        digest = self.hashes.get(lora.lora_path, lora.lora_int_id, since_s)
-        if digest is None:
-            raise Uncacheable(CONTENT_UNKNOWN)
-        if self._contents.setdefault((lora.lora_name, lora.lora_path), digest) != digest:
-            raise Uncacheable("loraContentChanged")
-        return digest
-
-    def soon(self, lora: Any) -> bool:
-        """Whether an adapter that is `CONTENT_UNKNOWN` may be known at the next step."""
-        return self.hashes.soon(lora.lora_path, lora.lora_int_id)
-
-    def loaded(self, lora: Any) -> bool:
-        """vLLM is about to load this adapter. Returns whether that puts other weights under an id that has some."""
-        if not getattr(lora, "load_inplace", False):
-            self.hashes.get(lora.lora_path, lora.lora_int_id, time.monotonic())  # hashes it as it is now
-            return False
-        first = lora.lora_int_id not in self._replaced
-        self._replaced.add(lora.lora_int_id)
-        return first
-
-    def close(self) -> None:
-        """Ends the background threads."""
-        self.hashes.close()
-
-
-class Namespaces:
-    """The namespaces of requests. Its methods are called with the scheduler side's lock held.
-
-    epoch: what `draw_epoch` drew last, empty before.
-    """
-
-    def __init__(self, telling: Telling, on_known: Callable[[str], None]) -> None:
-        """`on_known`: as that of `Adapters`."""
-        self.epoch = ""
-        self.adapters = Adapters(on_known)
-        self._telling = telling
 
     def assign(self, state: RequestState) -> None:
         """Gives the request its namespace, or the reason why it is not cached."""
         try:
-            digest = functools.partial(self.adapters.digest, since_s=state.since_s)
-            state.namespace = namespace(state.request, state.controls, self.epoch, digest)
+            state.namespace = namespace(
+                state.request, state.controls, self.epoch, lambda lora: self._digest(lora, state.since_s)
+            )
             state.refusal = ""
             self._telling.serve(state.namespace, state.request.lora_request, state.controls.tags)
         except Uncacheable as reason:
@@ -94,3 +54,31 @@ class Namespaces:
     def draw_epoch(self) -> None:
         """Requests share nothing with what was computed before."""
         self.epoch = os.urandom(16).hex()
+
+    def _digest(self, lora: Any, since_s: float) -> bytes:
+        """Content hash of an adapter's files, for a use that began then (monotonic). Raises `Uncacheable`."""
+        if lora.lora_int_id in self._replaced:
+            self._contents[lora.lora_name, lora.lora_path] = b""  # its blocks may be of the weights before or after
+            raise Uncacheable("loraLoadedInPlace")
+        digest = self.hashes.get(lora.lora_path, lora.lora_int_id, since_s)
+        if digest is None:
+            raise Uncacheable(CONTENT_UNKNOWN)
+        if self._contents.setdefault((lora.lora_name, lora.lora_path), digest) != digest:
+            raise Uncacheable("loraContentChanged")
+        return digest
+
+    def known_soon(self, lora: Any) -> bool:
+        """Whether an adapter that is `CONTENT_UNKNOWN` may be known at the next step."""
+        return self.hashes.soon(lora.lora_path, lora.lora_int_id)
+
+    def adapter_loaded(self, lora: Any) -> bool:
+        """vLLM is about to load this adapter. Returns whether that puts other weights under an id that has some."""
+        if not getattr(lora, "load_inplace", False):
+            self.hashes.get(lora.lora_path, lora.lora_int_id, time.monotonic())  # hashes it as it is now
+            return False
+        first = lora.lora_int_id not in self._replaced
+        self._replaced.add(lora.lora_int_id)
+        return first
+
+    def close(self) -> None:
+        self.hashes.close()
