@@ -65,7 +65,6 @@ class Ranks(NamedTuple):
 
     @property
     def rank(self) -> int:
-        """Number of this rank in the instance."""
         return self.pp_rank * self.tp + self.tp_rank
 
 
@@ -78,7 +77,6 @@ class GroupLayout(NamedTuple):
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of one block over all planes."""
         return sum(plane.nbytes for plane in self.planes)
 
 
