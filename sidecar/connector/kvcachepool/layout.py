@@ -248,11 +248,7 @@ def _member(tensor: torch.Tensor, num_blocks: int, placed: Any, index: int, stor
 
 
 def detect(
-    vllm_config: Any,
-    kv_cache_config: Any,
-    kv_caches: dict[str, Any],
-    ranks: Ranks,
-    engine_version: str,
+    vllm_config: Any, kv_cache_config: Any, kv_caches: dict[str, Any], ranks: Ranks, engine_version: str
 ) -> Layout:
     """The layout of this rank's KV cache, checked in full. Raises `Unserved`; what is odd in any way is not served."""
     import torch

@@ -212,7 +212,7 @@ class Lookups:
             first = not state.first_poll_s
             settings = self._client.settings
             if first:
-                state.first_poll(now_s, settings.load_timeout_ms / 1000)
+                state.first_poll_s, state.deadline_s = now_s, now_s + settings.load_timeout_ms / 1000
         if first and lookup.result is None:
             self._patience.wait(lookup, settings.first_poll_wait_us / 1e6, settings.step_wait_us / 1e6)
         with self._lock:

@@ -104,19 +104,13 @@ class Counters:
             now = self._report
             now.requested_tokens += report.requested_tokens
             now.load_failed_tokens += report.load_failed_tokens
-            for mine, theirs in (
-                (now.hit_tokens, report.hit_tokens),
-                (now.miss_tokens, report.miss_tokens),
-                (now.events, report.events),
-            ):
-                for name, count in theirs.items():
-                    _add(mine, name, count)
+            for field in ("hit_tokens", "miss_tokens", "events"):
+                for name, count in getattr(report, field).items():
+                    _add(getattr(now, field), name, count)
 
     def take_stats(self) -> CacheStats | None:
         """vLLM's stats since the last call, None where nothing happened."""
         with self._lock:
-            if not self._stats:
-                return None
             data = {name: count for name, count in self._stats.items() if count}
             self._stats.clear()
         return CacheStats(data=data) if data else None

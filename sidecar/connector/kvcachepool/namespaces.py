@@ -79,6 +79,3 @@ class Namespaces:
         first = lora.lora_int_id not in self._replaced
         self._replaced.add(lora.lora_int_id)
         return first
-
-    def close(self) -> None:
-        self.hashes.close()

@@ -84,9 +84,8 @@ class Lookup:
             answer.states = bytes(len(self.chunks))
         ready = answer.states.count(_READY)
         size = len(answer.refs)
-        if ready == 0:
-            return len(answer.states) == len(self.chunks)
-        return len(answer.states) == len(self.chunks) and size > 0 and size % (ready * _REF_BYTES) == 0
+        whole = ready == 0 or (size > 0 and size % (ready * _REF_BYTES) == 0)
+        return whole and len(answer.states) == len(self.chunks)
 
     def wait(self, timeout_s: float, known: LookupResult | None = None) -> bool:
         """Waits with the GIL released for an answer newer than `known`; is it there? Call without any lock."""

@@ -1,4 +1,4 @@
-"""REGISTER: the sidecar answers PROBEs and GRANTs of an engine that it knows, on each connection anew."""
+"""REGISTER, once per connection: only behind it does the sidecar answer PROBEs and GRANTs."""
 
 from __future__ import annotations
 

@@ -133,14 +133,10 @@ class RequestState:
         self.since_s = self.created_s
         self.prompt_tokens = self.request.num_prompt_tokens
 
-    def forget_stores(self) -> None:
-        """Nothing of the request is known to be stored: after a new geometry or namespace."""
-        self.progress = Progress()
-
     def begin_anew(self) -> None:
         """The request holds no blocks."""
         self.holds_blocks = self.stale = False
-        self.forget_stores()
+        self.progress = Progress()
         self.since_s = time.monotonic()
 
     def new_prompt(self, prompt_tokens: int) -> None:
@@ -156,8 +152,3 @@ class RequestState:
         if controls.max_offload_tokens is not None:
             limit, prompt = min(limit, controls.max_offload_tokens), min(prompt, controls.max_offload_tokens)
         return limit, prompt
-
-    def first_poll(self, now_s: float, load_timeout_s: float) -> None:
-        """Starts the request's time for a load."""
-        self.first_poll_s = now_s
-        self.deadline_s = now_s + load_timeout_s

@@ -40,7 +40,6 @@ class Scheduler:
     def __init__(
         self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, socket_path: str, engine_version: str
     ) -> None:
-        """Raises `layout.Unserved` where a KV group cannot be served."""
         self.session = session = Session(vllm_config, kv_cache_config, socket_path, engine_version)
         self._lock = session.lock
         self._client = session.client

@@ -21,7 +21,7 @@ from .metrics import Counters
 from .namespaces import Namespaces
 from .prefill import PrefillSpeed
 from .registration import Registration
-from .requests import RequestState
+from .requests import Progress, RequestState
 from .stores import Stores
 from .telling import Telling
 
@@ -75,7 +75,7 @@ class Session:
     def shutdown(self) -> None:
         self.telling.stop()
         self.client.go_off("Shutdown")
-        self.namespaces.close()
+        self.namespaces.hashes.close()
 
     # -- epochs and adapters
 
@@ -96,7 +96,18 @@ class Session:
     def reset(self) -> None:
         """A fresh epoch: nothing that was cached before is found, or kept under its name, by this process any more."""
         with self.lock:
-            self._draw_epoch()
+            self.namespaces.draw_epoch()
+            self.lookups.invalidate()
+            self.telling.forget()
+            self.loads.outdate(self.loads.request_ids())
+            for state in self.requests.values():
+                state.plan = None
+                self.lookups.consume(state)
+                if state.holds_blocks:
+                    state.stale = True
+                else:
+                    self.namespaces.begin_anew(state)
+            self.stores.give_up()
 
     def weights_changed(self, what: str) -> None:
         """A fresh epoch, because the engine computes with other weights from here on. vLLM's own prefix cache may go on
@@ -105,21 +116,7 @@ class Session:
         with self.lock:
             self.counters.event(f"epoch/{what}")
             self.local_cache.outdated = True
-            self._draw_epoch()
-
-    def _draw_epoch(self) -> None:
-        self.namespaces.draw_epoch()
-        self.lookups.invalidate()
-        self.telling.forget()
-        self.loads.outdate(self.loads.request_ids())
-        for state in self.requests.values():
-            state.plan = None
-            self.lookups.consume(state)
-            if state.holds_blocks:
-                state.stale = True
-            else:
-                self.namespaces.begin_anew(state)
-        self.stores.give_up()
+            self.reset()
 
     # -- the safety net
 
@@ -137,8 +134,7 @@ class Session:
             self.lookups.send_releases()
 
     def turn_off(self, reason: str) -> None:
-        """Ends the session with the sidecar: lookups are misses from now on, nothing is stored. What workers have goes
-        on to its end."""
+        """Ends the session: lookups are misses, and nothing is stored. What workers have goes on to its end."""
         threading.Thread(target=self.client.go_off, args=(reason,), name="kvcachepool-off", daemon=True).start()
 
     # -- client.Hooks
@@ -159,7 +155,7 @@ class Session:
             if self.registration.take_chunk_tokens(reply.settings.chunk_tokens):
                 for state in self.requests.values():
                     self.lookups.consume(state)
-                    state.forget_stores()
+                    state.progress = Progress()
             self.lookups.invalidate()
             self.registration.ensure()
 

@@ -21,16 +21,7 @@ from .client import Reply
 from .held_blocks import HeldBlocks
 from .jobs import STORE, Chunk, Ended, Job
 from .keys import Geometry, last_hash, packed_blocks
-from .messages import (
-    GRANT_EXISTS,
-    GRANT_GRANTED,
-    GRANT_INVALID,
-    GRANT_NO_PARENT,
-    Abort,
-    Grant,
-    GrantChunk,
-    GrantReply,
-)
+from .messages import GRANT_EXISTS, GRANT_GRANTED, GRANT_INVALID, GRANT_NO_PARENT, Abort, Grant, GrantChunk, GrantReply
 from .namespaces import Namespaces
 from .registration import Registration
 from .requests import ASKED, DONE, NEVER, TODO, Progress, RequestState
@@ -66,7 +57,7 @@ class _Grant:
 
     request_id: str
     progress: Progress
-    chunks: list[_Asked]
+    chunks: list[_Asked] = field(default_factory=list)
     tag: int | None = None
     sent_s: float = field(default_factory=time.monotonic)
     answer: GrantReply | None = None
@@ -145,15 +136,7 @@ class Stores:
                 continue
             room -= self.offer(request_id, state, end, geometry, bound, room)
 
-    def offer(
-        self,
-        request_id: str,
-        state: RequestState,
-        end: int,
-        geometry: Geometry,
-        bound: int,
-        room: int,
-    ) -> int:
+    def offer(self, request_id: str, state: RequestState, end: int, geometry: Geometry, bound: int, room: int) -> int:
         """Asks for slots for the chunks of a request that are complete with token `end`. Returns how many chunks it
         asked for.
 
@@ -168,7 +151,7 @@ class Stores:
         if not wanted:
             return 0
         table = self._manager.get_blocks(request_id).blocks
-        asked: list[_Asked] = []
+        grant = _Grant(request_id, state.progress)
         held: list[tuple[list[Any], int]] = []
         chunks: list[GrantChunk] = []
         hashes = state.request.block_hashes
@@ -180,7 +163,7 @@ class Stores:
                 continue
             groups, blocks, objects = found
             self._telling.note(state.request, begin, stop)
-            asked.append(_Asked(index, blocks))
+            grant.chunks.append(_Asked(index, blocks))
             held.append((objects, self._size(begin, stop, geometry)))
             chunks.append(
                 GrantChunk(
@@ -192,23 +175,14 @@ class Stores:
                     block_hashes=packed_blocks(geometry, hashes, begin, stop),
                 )
             )
-        if not asked:
+        if not chunks:
             return 0
-        return len(asked) if self._send(request_id, state, asked, held, chunks) else 0
-
-    def _send(
-        self,
-        request_id: str,
-        state: RequestState,
-        asked: list[_Asked],
-        held: list[tuple[list[Any], int]],
-        chunks: list[GrantChunk],
-    ) -> bool:
-        """Holds the blocks, then asks. Returns False where there is no connection."""
-        progress = state.progress
-        grant = _Grant(request_id, progress, asked)
         body = Grant(request=request_id, chunks=chunks, namespace=state.namespace or b"", ttl_s=state.controls.ttl_s)
-        for chunk, (blocks, size) in zip(asked, held, strict=True):
+        return len(chunks) if self._send(grant, body, held) else 0
+
+    def _send(self, grant: _Grant, body: Grant, held: list[tuple[list[Any], int]]) -> bool:
+        """Holds the blocks, then asks. Returns False where there is no connection."""
+        for chunk, (blocks, size) in zip(grant.chunks, held, strict=True):
             chunk.hold = self._held.hold(blocks, size)
         tag = self._client.ask(Op.GRANT, body, lambda reply: self._on_reply(grant, reply))
         if tag is None:
@@ -216,8 +190,8 @@ class Stores:
             return False
         grant.tag = tag
         self._open[tag] = grant
-        for chunk in asked:
-            progress.mark(chunk.index, ASKED)
+        for chunk in grant.chunks:
+            grant.progress.mark(chunk.index, ASKED)
         return True
 
     def _on_reply(self, grant: _Grant, reply: Reply) -> None:

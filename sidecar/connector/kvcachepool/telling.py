@@ -96,12 +96,9 @@ class Telling:
         """The pool has these chunks of the request."""
         if self._feed is None:
             return
-        size = lookup.geometry.chunk
-        ends = [min((index + 1) * size, lookup.chunks.tokens) for index in range(len(lookup.chunks))]
-        for index, end in enumerate(ends):
-            if states[index : index + 1] != bytes([CHUNK_READY]) or self._feed.knows(lookup.hash_of(index)):
-                continue
-            self._feed.note(request, index * size, end)
+        for index, state in enumerate(states):
+            if state == CHUNK_READY and not self._feed.knows(lookup.hash_of(index)):
+                self._feed.note(request, lookup.end_of(index), lookup.end_of(index + 1))
 
     def forget(self) -> None:
         """Nothing that was stored before is found any more."""
