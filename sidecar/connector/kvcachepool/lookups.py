@@ -1,7 +1,7 @@
 """The lookups of all requests: PROBEs, polls, the bounded wait at a request's first poll, and RELEASEs.
 
-A request is asked about three times at most: when it arrives, when vLLM's scheduler first polls it and chunks are
-pending, and when its answer has aged. `probes` says what an answer is worth.
+A PROBE is sent when the request arrives, when vLLM's scheduler polls it and lower tiers have to fetch more, and when
+its answer has aged. `probes` says how many tokens an answer allows to load.
 """
 
 from __future__ import annotations
@@ -306,7 +306,7 @@ class Lookups:
             return
         if not geometry.has_windows:
             state.progress.mark_present(answer, lookup.chunks.full)
-        self._registration.telling.learn(state.request, lookup, answer.states)
+        self._registration.reporter.learn(state.request, lookup, answer.states)
 
     def consume(self, state: RequestState) -> None:
         """Answers are used once: the request's next poll asks anew."""

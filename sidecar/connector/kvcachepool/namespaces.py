@@ -11,8 +11,8 @@ from typing import Any
 
 from .adapter_files import AdapterHashes
 from .controls import Uncacheable, namespace
+from .reporter import Reporter
 from .requests import RequestState
-from .telling import Telling
 
 #: Reason for which an adapter is not cached yet.
 CONTENT_UNKNOWN = "loraContentUnknown"
@@ -25,12 +25,12 @@ class Namespaces:
     after a while; then nobody knows which of them made a block, so it is not cached any more.
     """
 
-    def __init__(self, telling: Telling, on_known: Callable[[str], None]) -> None:
+    def __init__(self, reporter: Reporter, on_known: Callable[[str], None]) -> None:
         """`on_known` is called with an adapter's path, on a background thread, when its content is known for all uses
         that began before."""
         self.epoch = ""
         self.hashes = AdapterHashes(on_known)
-        self._telling = telling
+        self._reporter = reporter
         self._replaced: set[int] = set()
         self._contents: dict[tuple[str, str], bytes] = {}
 
@@ -41,7 +41,7 @@ class Namespaces:
                 state.request, state.controls, self.epoch, lambda lora: self._digest(lora, state.since_s)
             )
             state.refusal = ""
-            self._telling.serve(state.namespace, state.request.lora_request, state.controls.tags)
+            self._reporter.serve(state.namespace, state.request.lora_request, state.controls.tags)
         except Uncacheable as reason:
             state.namespace = None
             state.refusal = str(reason)

@@ -10,7 +10,7 @@ from .client import Client, Reply
 from .keys import Geometry
 from .messages import Register
 from .metrics import Counters
-from .telling import Telling
+from .reporter import Reporter
 from .wire import Op
 
 if TYPE_CHECKING:
@@ -26,11 +26,11 @@ class Registration:
     """
 
     def __init__(
-        self, client: Client, counters: Counters, telling: Telling, vllm_config: VllmConfig, geometry: Geometry
+        self, client: Client, counters: Counters, reporter: Reporter, vllm_config: VllmConfig, geometry: Geometry
     ) -> None:
         self.client = client
         self.counters = counters
-        self.telling = telling
+        self.reporter = reporter
         self.geometry = geometry
         self.world = int(vllm_config.parallel_config.world_size)
         self._config = vllm_config
@@ -57,7 +57,7 @@ class Registration:
         if client.ask(Op.REGISTER, body, self._on_reply) is None:
             return False
         self._connection = client.connection
-        self.telling.ask_events(client.connection)
+        self.reporter.ask_events(client.connection)
         return True
 
     def _on_reply(self, reply: Reply) -> None:

@@ -4,7 +4,7 @@
 all requests are concerned. Data flows one way: no part knows this module.
 
 Threads: the engine's (all hooks), the input thread (`arrive`: the early PROBE), the client's reader (answers, HELLO),
-one that sends what has time (`Telling`), two that read the files of LoRA adapters. One lock guards all state; it is
+one that sends what has time (`Reporter`), two that read the files of LoRA adapters. One lock guards all state; it is
 never held while waiting, nor over a file system call. Block pool calls happen on the engine thread only.
 """
 
@@ -229,7 +229,7 @@ class Scheduler:
         events are to be published.
         """
         with self._lock:
-            return self._stores.pending or self._loads.pending or self._lookups.pending or self.session.telling.pending
+            return self._stores.pending or self._loads.pending or self._lookups.pending or self.session.reporter.pending
 
     # -- vLLM's numbers
 
@@ -239,4 +239,4 @@ class Scheduler:
 
     def events(self) -> list[Any]:
         """KV events since the last call."""
-        return self.session.telling.events(self._local_cache.pool)
+        return self.session.reporter.events(self._local_cache.pool)

@@ -21,9 +21,9 @@ from .metrics import Counters
 from .namespaces import Namespaces
 from .prefill import PrefillSpeed
 from .registration import Registration
+from .reporter import Reporter
 from .requests import Progress, RequestState
 from .stores import Stores
-from .telling import Telling
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -50,10 +50,11 @@ class Session:
         self.requests: dict[str, RequestState] = {}
         geometry = keys.geometry(vllm_config, kv_cache_config, self.client.settings.chunk_tokens)
         events = vllm_config.kv_events_config
-        wanted = events is not None and events.enable_kv_cache_events
-        self.telling = Telling(self.client, self.counters, event_group(kv_cache_config, geometry) if wanted else None)
-        self.registration = Registration(self.client, self.counters, self.telling, vllm_config, geometry)
-        self.namespaces = Namespaces(self.telling, lambda path: self.lookups.adapter_known(path))
+        publishes = events is not None and events.enable_kv_cache_events
+        group = event_group(kv_cache_config, geometry) if publishes else None
+        self.reporter = Reporter(self.client, self.counters, group)
+        self.registration = Registration(self.client, self.counters, self.reporter, vllm_config, geometry)
+        self.namespaces = Namespaces(self.reporter, lambda path: self.lookups.adapter_known(path))
         job_ids = itertools.count(1)
         step_tokens = int(vllm_config.scheduler_config.max_num_batched_tokens)
         self.loads = Loads(self.client, self.counters, job_ids)
@@ -65,7 +66,7 @@ class Session:
     def start(self) -> None:
         """Connects in the background."""
         self.client.start()
-        self.telling.start(self.lookups.renew_aged)
+        self.reporter.start(self.lookups.renew_aged)
 
     def bind(self, manager: KVCacheManager) -> None:
         with self.lock:
@@ -73,7 +74,7 @@ class Session:
             self.stores.bind(manager)
 
     def shutdown(self) -> None:
-        self.telling.stop()
+        self.reporter.stop()
         self.client.go_off("Shutdown")
         self.namespaces.hashes.close()
 
@@ -98,7 +99,7 @@ class Session:
         with self.lock:
             self.namespaces.draw_epoch()
             self.lookups.invalidate()
-            self.telling.forget()
+            self.reporter.forget()
             self.loads.outdate(self.loads.request_ids())
             for state in self.requests.values():
                 state.plan = None

@@ -85,7 +85,7 @@ class Stores:
         self._client = registration.client
         self._counters = registration.counters
         self._world = registration.world
-        self._telling = registration.telling
+        self._reporter = registration.reporter
         self._namespaces = namespaces
         self._lock = lock
         self._job_ids = job_ids
@@ -162,7 +162,7 @@ class Stores:
                 self._counters.event("storeBlocksGone")
                 continue
             groups, blocks, objects = found
-            self._telling.note(state.request, begin, stop)
+            self._reporter.note(state.request, begin, stop)
             grant.chunks.append(_Asked(index, blocks))
             held.append((objects, self._size(begin, stop, geometry)))
             chunks.append(

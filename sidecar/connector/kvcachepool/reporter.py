@@ -1,5 +1,5 @@
-"""What goes between the scheduler side and the sidecar beside the work: REPORTs and PROBEs without hurry out, events of
-the pool in.
+"""The background exchange with the sidecar: a thread sends REPORTs and renews aged PROBEs, and EVENTS brings the pool's
+events for vLLM's KV events.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _AWAY_S = 5.0
 _FIRST_SNAPSHOT_S = 3.0
 
 
-class Telling:
+class Reporter:
     """REPORTs leave by a thread of their own, soon after something was counted; EVENTS is one long poll at a time, or
     the pages of a snapshot where nothing is known yet or events were lost.
     """
