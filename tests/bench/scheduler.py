@@ -165,7 +165,7 @@ class Clock:
             setattr(connector, name, self._timed(getattr(connector, name)))
         scheduler = engine.connector._scheduler
         assert scheduler is not None
-        patience = scheduler._patience
+        patience = scheduler._lookups._patience
         wait = patience.wait
 
         def waits(*arguments: Any) -> None:

@@ -114,7 +114,7 @@ def test_every_reason_why_weights_are_not_shared_and_every_miss_is_explained():
     assert named | {"StartNotWitnessed", "WeightsChangedDuringStart", "ProcessorUnreadable"} <= unshared
     assert _unexplained(unshared, title) == set()
     misses = _texts_given_to(CONNECTOR.glob("*.py"), "Uncacheable")
-    for name in ("adapters.py", "scheduler.py"):
+    for name in ("namespaces.py", "lookups.py"):
         for node in ast.walk(ast.parse((CONNECTOR / name).read_text())):
             if isinstance(node, ast.Assign) and _names(node, "CONTENT_UNKNOWN", "missed"):
                 misses |= set(_strings(node.value))

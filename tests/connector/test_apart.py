@@ -52,7 +52,7 @@ def hashed(engine: Loop, lora: LoRARequest, since_s: float = 0.0) -> None:
     """Waits until the adapter's content is known, for uses that began then."""
     scheduler = engine.connector._scheduler
     assert scheduler is not None
-    wait_for(lambda: scheduler._adapters.hashes.get(lora.lora_path, lora.lora_int_id, since_s), 10, "content hash")
+    wait_for(lambda: scheduler._namespaces.hashes.get(lora.lora_path, lora.lora_int_id, since_s), 10, "content hash")
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ from steps import admin, clear, serving
 from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
 from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
 
-from kvcachepool import telling
+from kvcachepool import reporter
 from kvcachepool.wire import Op
 from servers.pod import settle as wait_settled
 from servers.routers import Dynamo, LlmD, Publisher
@@ -85,10 +85,10 @@ class Watched:
         return truth
 
     @property
-    def telling(self) -> telling.Telling:
+    def reporter(self) -> reporter.Reporter:
         """The part of the connector under test."""
         assert self.engine.connector._scheduler is not None
-        return self.engine.connector._scheduler._telling
+        return self.engine.connector._scheduler.session.reporter
 
 
 @pytest.fixture
@@ -166,8 +166,8 @@ def test_an_overflowed_ring_is_repaired_from_a_snapshot(
     watched.store(prompts[0])
     watched.settle(prompts[:1])
     held: list[Callable[[], Any]] = []
-    ask = telling.Telling._ask
-    monkeypatch.setattr(telling.Telling, "_ask", lambda *arguments: held.append(lambda: ask(*arguments)))
+    ask = reporter.Reporter._ask
+    monkeypatch.setattr(reporter.Reporter, "_ask", lambda *arguments: held.append(lambda: ask(*arguments)))
     clear(small)
     watched.store(*prompts[1:])
     wait_for(lambda: held, 20, "a poll that is not asked")
@@ -215,7 +215,7 @@ def test_a_restarted_sidecar_is_asked_what_it_still_holds(small: Sidecar, loop: 
 def test_nothing_is_said_to_be_held_while_the_sidecar_is_away(
     pool: Sidecar, loop: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(telling, "_AWAY_S", 0.5)
+    monkeypatch.setattr(reporter, "_AWAY_S", 0.5)
     watched = Watched(loop(events=True), pool)
     tokens = prompt(500, 1)
     watched.store(tokens)

@@ -16,10 +16,11 @@ from scripted_pool import ScriptedPool
 from steps import connected, loads_of, reports, requested
 from stub_sidecar import Received
 
-from kvcachepool import lookups
+from kvcachepool import probes
 from kvcachepool.loads import Loads
-from kvcachepool.lookups import Patience, Plan
+from kvcachepool.lookups import Patience
 from kvcachepool.messages import CHUNK_ABSENT, CHUNK_PENDING, CHUNK_READY, ProbeReply
+from kvcachepool.probes import Plan
 from kvcachepool.requests import RequestState
 from kvcachepool.wire import Op
 from servers.waiting import wait_for
@@ -70,7 +71,7 @@ def test_local_blocks_are_not_loaded_again(scripted: ScriptedPool, loop: Make) -
 def test_a_request_that_waits_long_asks_anew_but_not_on_the_engines_thread(
     scripted: ScriptedPool, loop: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lookups, "RENEW_AFTER_S", (0.01, 0.02))
+    monkeypatch.setattr(probes, "RENEW_AFTER_S", (0.01, 0.02))
     engine = connected(loop())
     tokens = prompt(512, 1)
     engine.generate("cold", tokens)
@@ -206,7 +207,7 @@ def test_a_request_that_waits_for_more_hears_at_once_that_none_comes(
     scripted: ScriptedPool, loop: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Patience, "_LATE_S", 20.0)
-    monkeypatch.setattr(lookups, "RENEW_AFTER_S", (600.0, 600.0))
+    monkeypatch.setattr(probes, "RENEW_AFTER_S", (600.0, 600.0))
     scripted.settings["load_timeout_ms"] = 600_000
     engine = connected(loop())
     tokens = prompt(512, 1)
@@ -220,8 +221,8 @@ def test_a_request_that_waits_for_more_hears_at_once_that_none_comes(
 
     def waits_for_more() -> bool:
         engine.step()
-        hold = scheduler._states["warm"].hold
-        return hold is not None and hold.heard is not None
+        poll = scheduler._states["warm"].pending_poll
+        return poll is not None and poll.result is not None
 
     wait_for(waits_for_more, 10, "it waits")
     scripted.late(held[-1], scripted.found(held[-1]) | {"states": b""})
@@ -281,7 +282,7 @@ def test_an_answer_that_is_a_little_late_is_still_taken(scripted: ScriptedPool, 
     scripted.late(held[0], scripted.found(held[0]))
     lookup = scheduler._states["warm"].lookup
     assert lookup is not None
-    wait_for(lambda: lookup.heard is not None, 5, "its answer")
+    wait_for(lambda: lookup.result is not None, 5, "its answer")
     assert scheduler.matched_tokens(request, 0) == (512, True)
 
 
@@ -396,10 +397,10 @@ def test_a_load_reads_what_the_answer_named_by_which_it_was_promised(
         refs = scripted.found(scripted.frames(Op.PROBE)[-1])["refs"]
         states = bytes([ready, absent, ready, ready, ready, absent, absent, absent])
         refs = refs[:size] + refs[2 * size : 5 * size]
-        heard = plan.lookup.heard
+        result = plan.lookup.result
         answer = ProbeReply(states=states, refs=refs, region=plan.answer.region, tiers=states)
-        assert heard is not None
-        plan.lookup.heard = heard._replace(answer=answer)
+        assert result is not None
+        plan.lookup.result = result._replace(answer=answer)
         return begin(self, state, plan, *more)
 
     scripted.on_probe = first_four

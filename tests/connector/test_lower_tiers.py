@@ -16,9 +16,11 @@ from scripted_pool import ScriptedPool
 from steps import connected, loads_of, reports
 from stub_sidecar import Received
 
-from kvcachepool import scheduler
-from kvcachepool.lookups import Lookup, Patience
+from kvcachepool import lookups
+from kvcachepool.local_cache import LocalCache
+from kvcachepool.lookups import Patience
 from kvcachepool.messages import CHUNK_PENDING, CHUNK_READY
+from kvcachepool.probes import Lookup
 from kvcachepool.wire import Op
 from servers.waiting import wait_for
 
@@ -91,7 +93,7 @@ def hints_and_holds(
     """The scheduler side takes `held` for what vLLM holds itself, and nobody answers the first PROBE: its answer is
     returned, as a sidecar makes it that has everything on disk and asks for nothing before `held`.
     """
-    monkeypatch.setattr(scheduler.Scheduler, "_held_locally", lambda *_: held)
+    monkeypatch.setattr(LocalCache, "held", lambda *_: held)
     scripted.settings["load_timeout_ms"] = 20_000
     probes: list[Received] = []
 
@@ -153,18 +155,18 @@ def test_an_answer_that_comes_while_it_is_looked_at_is_not_taken_for_a_refusal(
         left = 0
 
         @property
-        def heard(self) -> Any:
-            seen = Lookup.heard.__get__(self)  # type: ignore[attr-defined]
+        def result(self) -> Any:
+            seen = Lookup.result.__get__(self)  # type: ignore[attr-defined]
             if seen is None and threading.current_thread() is engines and Racing.left:
                 Racing.left -= 1
                 if not Racing.left:
                     scripted.late(probes[0], scripted.found(probes[0]))
-                    wait_for(lambda: Lookup.heard.__get__(self) is not None, 10, "its answer")  # type: ignore[attr-defined]
+                    wait_for(lambda: Lookup.result.__get__(self) is not None, 10, "its answer")  # type: ignore[attr-defined]
             return seen
 
-        @heard.setter
-        def heard(self, value: Any) -> None:
-            Lookup.heard.__set__(self, value)  # type: ignore[attr-defined]
+        @result.setter
+        def result(self, value: Any) -> None:
+            Lookup.result.__set__(self, value)  # type: ignore[attr-defined]
 
     engines = threading.current_thread()
     monkeypatch.setattr(Patience, "_LATE_S", 20.0)
@@ -172,7 +174,7 @@ def test_an_answer_that_comes_while_it_is_looked_at_is_not_taken_for_a_refusal(
     engine = connected(loop())
     stored(scripted, engine)
     probes, _ = hints_and_holds(scripted, monkeypatch, 0)
-    monkeypatch.setattr(scheduler, "Lookup", Racing)
+    monkeypatch.setattr(lookups, "Lookup", Racing)
     engine.add("warm", TOKENS)
     wait_for(lambda: probes, 10, "the early PROBE")
     Racing.left = looks
@@ -272,7 +274,7 @@ def test_an_engine_that_computes_does_not_wait_for_a_check(
 def test_checks_of_an_early_probe_are_asked_for_once(
     scripted: ScriptedPool, loop: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scheduler.Scheduler, "_held_locally", lambda *_: None)
+    monkeypatch.setattr(LocalCache, "held", lambda *_: None)
     engine = connected(loop())
     stored(scripted, engine)
     probes = checked_first(scripted)

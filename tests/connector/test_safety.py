@@ -16,9 +16,23 @@ from steps import connected
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 
 from kvcachepool import connector as connector_module
-from kvcachepool import held_blocks, loads, lookups, requests, stores, worker
+from kvcachepool import (
+    held_blocks,
+    loads,
+    local_cache,
+    lookups,
+    namespaces,
+    prefill,
+    probes,
+    registration,
+    requests,
+    session,
+    stores,
+    worker,
+)
 from kvcachepool import scheduler as scheduler_module
 from kvcachepool.jobs import Ended
+from kvcachepool.prefill import PrefillSpeed
 from kvcachepool.scheduler import Scheduler
 from kvcachepool.stores import Stores
 
@@ -43,10 +57,10 @@ def raise_once(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[s
 @pytest.mark.parametrize(
     ("owner", "name"),
     [
-        (scheduler_module.Patience, "new_step"),
-        (Scheduler, "_offer"),
-        (Scheduler, "_time"),
-        (Scheduler, "_send_releases"),
+        (lookups.Patience, "new_step"),
+        (Stores, "offer_step"),
+        (PrefillSpeed, "step"),
+        (lookups.Lookups, "send_releases"),
         (Stores, "process"),
         (Stores, "take"),
     ],
@@ -82,7 +96,21 @@ def test_a_failed_load_is_no_success_where_only_completions_are_asked_for(script
 
 
 #: All that the engine's thread runs below a hook.
-MODULES = (scheduler_module, stores, loads, held_blocks, lookups, requests, worker)
+MODULES = (
+    scheduler_module,
+    session,
+    registration,
+    stores,
+    loads,
+    held_blocks,
+    lookups,
+    probes,
+    local_cache,
+    namespaces,
+    requests,
+    prefill,
+    worker,
+)
 
 
 class Scenario:
@@ -211,7 +239,7 @@ def test_a_block_pool_that_raises_leaves_no_block_held(
         (Scheduler, "allocated"),
         (Scheduler, "step"),
         *([(Scheduler, "sources")] if hasattr(KVConnectorBase_V1, "get_external_cache_hit_sources") else []),
-        (Scheduler, "_offer"),
+        (Stores, "offer_step"),
         (loads.Loads, "begin"),
         (Stores, "process"),
         (Stores, "offer"),

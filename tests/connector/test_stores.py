@@ -269,7 +269,7 @@ def test_a_grant_of_the_last_chunk_size_says_nothing_about_chunks_of_the_next(
     wait_for(lambda: scheduler._stores._answered, 10, "an answer")
     scripted.settings["chunk_tokens"] = 128
     scripted.cut()
-    wait_for(lambda: scheduler._geometry.chunk == 128, 10, "the other chunk size")
+    wait_for(lambda: scheduler.session.registration.geometry.chunk == 128, 10, "the other chunk size")
     engine.until(lambda: len(asked(scripted)) == 3, what="chunks of the other size")
     engine.abort("cold")
     engine.drain()

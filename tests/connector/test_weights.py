@@ -132,7 +132,7 @@ def test_a_load_of_an_adapter_that_is_replaced_in_place_fails(
 
     def known() -> bool:
         engine.connector.adapter_loaded(adapter)
-        return scheduler._adapters.hashes.get(adapter.lora_path, 1, time.monotonic() - 1) is not None
+        return scheduler._namespaces.hashes.get(adapter.lora_path, 1, time.monotonic() - 1) is not None
 
     wait_for(known, 10, "the adapter's content")
     engine.generate("cold", tokens, lora_request=adapter)

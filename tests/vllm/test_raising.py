@@ -17,7 +17,7 @@ METHODS = [
     ("scheduler.Scheduler", "matched_tokens"),
     ("scheduler.Scheduler", "allocated"),
     ("scheduler.Scheduler", "step"),
-    ("scheduler.Scheduler", "_offer"),
+    ("stores.Stores", "offer_step"),
     ("scheduler.Scheduler", "ship"),
     ("scheduler.Scheduler", "output"),
     ("scheduler.Scheduler", "_load_ended"),

@@ -161,8 +161,7 @@ class Client:
 
     def go_off(self, reason: str) -> None:
         """Ends for good: closes the connection, ends copies, unmaps, closes the memfds, unlocks the byte (where no
-        other
-        part of the process needs them). Blocks until copies have ended."""
+        other part of the process needs them). Blocks until copies have ended."""
         if self._stop.is_set():
             return
         self._stop.set()

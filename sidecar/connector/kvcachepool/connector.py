@@ -71,7 +71,7 @@ class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
                 raise Unserved(refusal, "see the documentation of the connector")
             if role == KVConnectorRole.SCHEDULER:
                 self._scheduler = Scheduler(vllm_config, kv_cache_config, socket_path(), str(vllm.__version__))
-                self._scheduler.start()
+                self._scheduler.session.start()
                 watch_engine()
             else:
                 self._worker = Worker(vllm_config, kv_cache_config, socket_path())
@@ -117,8 +117,8 @@ class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
         self.bugs += 1
         try:
             if self._scheduler is not None:
-                self._scheduler.counters.event(f"bug/{name}")
-                self._scheduler.recover()
+                self._scheduler.session.counters.event(f"bug/{name}")
+                self._scheduler.session.recover()
         except Exception:
             logger.exception("the KV cache connector could not recover from a bug")
         if self.bugs == MOST_BUGS:
@@ -129,7 +129,7 @@ class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
         self._say_off(reason, "see the log of vLLM")
         try:
             if self._scheduler is not None:
-                self._scheduler.turn_off(reason)
+                self._scheduler.session.turn_off(reason)
             if self._worker is not None:
                 self._worker.turn_off(reason)
         except Exception:
@@ -143,10 +143,9 @@ class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
     # -- scheduler side
 
     def bind_kv_cache_manager(self, kv_cache_manager: KVCacheManager) -> None:
-        """Takes block tables and block pool."""
         super().bind_kv_cache_manager(kv_cache_manager)
         if self._scheduler is not None:
-            self._guarded(self._scheduler.bind, None, kv_cache_manager)
+            self._guarded(self._scheduler.session.bind, None, kv_cache_manager)
 
     def arrive(self, request: Request) -> None:
         """The plugin's early call, from vLLM's input thread."""
@@ -156,15 +155,14 @@ class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
     def adapter_loaded(self, lora_request: Any) -> None:
         """The plugin's word that vLLM is about to load an adapter."""
         if self._scheduler is not None:
-            self._guarded(self._scheduler.adapter_loaded, None, lora_request)
+            self._guarded(self._scheduler.session.adapter_loaded, None, lora_request)
 
     def weights_changed(self, what: str) -> None:
         """The engine's weights may be others from here on; `what` names the call that says so."""
         if self._scheduler is not None:
-            self._guarded(self._scheduler.weights_changed, None, what)
+            self._guarded(self._scheduler.session.weights_changed, None, what)
 
     def on_new_request(self, request: Request) -> None:
-        """A request was added."""
         if self._scheduler is not None:
             self._guarded(self._scheduler.on_new_request, None, request)
 
@@ -206,7 +204,6 @@ class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
         return metadata
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
-        """What all ranks have reported."""
         if self._scheduler is not None:
             self._delivered(self._scheduler.output, connector_output)
 
@@ -217,13 +214,11 @@ class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
     def request_finished_all_groups(
         self, request: Request, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """As `request_finished`."""
         if self._scheduler is not None:
             self._delivered(self._scheduler.finished, request.request_id)
         return False, None
 
     def has_pending_push_work(self) -> bool:
-        """Whether an idle engine must go on stepping."""
         if self._scheduler is None:
             return False
         # Where that fails, the next step asks again; a bug that stays must not keep an idle engine awake.
@@ -232,11 +227,10 @@ class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
     def reset_cache(self) -> bool | None:
         """Nothing that was cached before is used any more. Always succeeds."""
         if self._scheduler is not None:
-            self._guarded(self._scheduler.reset, None)
+            self._guarded(self._scheduler.session.reset, None)
         return True
 
     def take_events(self) -> Iterable[KVCacheEvent]:
-        """KV events of the pool."""
         if self._scheduler is None:
             return ()
         nothing: list[Any] = []
@@ -254,7 +248,6 @@ class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KVConnectorStats | None:
-        """Stats from what travelled."""
         return CacheStats(data=dict(data or {}))
 
     # -- worker side
@@ -269,7 +262,6 @@ class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
             return None
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        """The KV cache was allocated."""
         if self._worker is not None:
             self._guarded(self._worker.register_kv_caches, None, kv_caches)
 
@@ -289,7 +281,6 @@ class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
             self._guarded(self._worker.handle_preemptions, None, kv_connector_metadata)
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
-        """The jobs of a step, before its forward."""
         super().bind_connector_metadata(connector_metadata)
         worker = self._worker
         if worker is None or not isinstance(connector_metadata, StepMetadata):
@@ -357,7 +348,6 @@ class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
         return ended
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
-        """Stores that ended on this rank."""
         report = WorkerReport()
         if self._worker is not None:
             self._guarded(self._worker.take_report, None, report)
@@ -366,8 +356,7 @@ class KVCachePoolConnector(KVConnectorBase_V1, SupportsHMA):
         return report if report.stores or report.timed else None
 
     def shutdown(self) -> None:
-        """Ends threads, copies and mappings."""
         if self._scheduler is not None:
-            self._guarded(self._scheduler.shutdown, None)
+            self._guarded(self._scheduler.session.shutdown, None)
         if self._worker is not None:
             self._guarded(self._worker.shutdown, None)

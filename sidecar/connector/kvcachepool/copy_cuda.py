@@ -282,7 +282,6 @@ class CudaCopier:
 
     @beside_captures()
     def synchronize(self) -> None:
-        """Waits for all copies begun."""
         self._stream.synchronize()
 
     def _direct(self, kind: str, batch: Batch, mapping: Mapping) -> None:

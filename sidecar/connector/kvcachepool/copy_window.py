@@ -74,15 +74,12 @@ class HostMemory:
         self._copier.attach(self)
 
     def arena_buffer(self) -> ctypes.Array[ctypes.c_char]:
-        """The window as a writable buffer."""
         return (ctypes.c_char * self._bytes).from_address(self._address)
 
     def read(self, nbytes: int) -> bytes:
-        """The window's first bytes."""
         return ctypes.string_at(self._address, nbytes)
 
     def write(self, content: bytes) -> None:
-        """Replaces the window's first bytes."""
         ctypes.memmove(self._address, content, len(content))
 
     def begin_thread(self) -> None:
@@ -94,7 +91,6 @@ class HostMemory:
         self._copier.copy(kind, pieces, event)
 
     def close(self) -> bool:
-        """Unmaps it."""
         self._copier.detach()
         if self._bytes:
             unmap(self._address, self._bytes)

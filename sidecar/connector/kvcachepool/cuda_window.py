@@ -129,7 +129,6 @@ class CudaMemory:
 
     @beside_captures()
     def read(self, nbytes: int) -> bytes:
-        """The window's first bytes."""
         content = ctypes.create_string_buffer(nbytes)
         stream = ctypes.c_void_p(self._stream.cuda_stream)
         try:
@@ -140,7 +139,6 @@ class CudaMemory:
 
     @beside_captures()
     def write(self, content: bytes) -> None:
-        """Replaces the window's first bytes."""
         stream = ctypes.c_void_p(self._stream.cuda_stream)
         try:
             self._call("cuMemcpyHtoDAsync_v2", self._address, content, ctypes.c_size_t(len(content)), stream)

@@ -110,7 +110,6 @@ class FlagPage:
         return word
 
     def close(self) -> None:
-        """Unmaps it."""
         if self._bytes:
             del self._words
             unmap(self._address, self._bytes)

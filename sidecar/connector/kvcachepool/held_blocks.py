@@ -26,7 +26,6 @@ class HeldBlocks:
         self.bytes = 0
 
     def bind(self, pool: BlockPool) -> None:
-        """Takes vLLM's pool."""
         self._pool = pool
 
     def __len__(self) -> int:

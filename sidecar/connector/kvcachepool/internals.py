@@ -30,11 +30,7 @@ NEEDED: dict[str, tuple[str, ...]] = {
     "vllm.distributed.kv_transfer.kv_connector.v1.metrics": ("KVConnectorStats",),
     "vllm.distributed.parallel_state": ("get_pp_group", "get_tp_group"),
     "vllm.engine.arg_utils": ("EngineArgs.create_engine_config",),
-    "vllm.lora.request": (
-        "LoRARequest.lora_int_id",
-        "LoRARequest.lora_name",
-        "LoRARequest.lora_path",
-    ),
+    "vllm.lora.request": ("LoRARequest.lora_int_id", "LoRARequest.lora_name", "LoRARequest.lora_path"),
     "vllm.v1.core.block_pool": (
         "BlockPool.cached_block_hash_to_block",
         "BlockPool.enable_caching",

@@ -88,7 +88,6 @@ class WorkerReport(KVConnectorWorkerMetadata):
     timed: int = 0
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> WorkerReport:
-        """Adds the report of another rank for the same step."""
         if not isinstance(other, WorkerReport):
             return self
         stores = dict(self.stores)

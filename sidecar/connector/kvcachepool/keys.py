@@ -89,6 +89,15 @@ def last_hash(geometry: Geometry, end: int, block_hashes: Sequence[bytes]) -> by
     return bytes(block_hashes[end // geometry.hash_block - 1]) if end else b""
 
 
+def packed_blocks(geometry: Geometry, block_hashes: Sequence[bytes], begin: int, end: int) -> bytes:
+    """Hashes of all blocks of the chunk of tokens `begin..end`; empty where they are too many, or not all there."""
+    count = (end - begin) // geometry.hash_block
+    if count > MAX_BLOCK_HASHES:
+        return b""
+    packed = b"".join(block_hashes[begin // geometry.hash_block : end // geometry.hash_block])
+    return packed if len(packed) == count * HASH_BYTES else b""
+
+
 def effective_chunk_tokens(least: int, scheduler_block: int) -> int:
     """Smallest multiple of the scheduler's block that is at least `least` tokens."""
     return max(1, -(-least // scheduler_block)) * scheduler_block

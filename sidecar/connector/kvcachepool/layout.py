@@ -65,7 +65,6 @@ class Ranks(NamedTuple):
 
     @property
     def rank(self) -> int:
-        """Number of this rank in the instance."""
         return self.pp_rank * self.tp + self.tp_rank
 
 
@@ -78,7 +77,6 @@ class GroupLayout(NamedTuple):
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of one block over all planes."""
         return sum(plane.nbytes for plane in self.planes)
 
 
@@ -250,11 +248,7 @@ def _member(tensor: torch.Tensor, num_blocks: int, placed: Any, index: int, stor
 
 
 def detect(
-    vllm_config: Any,
-    kv_cache_config: Any,
-    kv_caches: dict[str, Any],
-    ranks: Ranks,
-    engine_version: str,
+    vllm_config: Any, kv_cache_config: Any, kv_caches: dict[str, Any], ranks: Ranks, engine_version: str
 ) -> Layout:
     """The layout of this rank's KV cache, checked in full. Raises `Unserved`; what is odd in any way is not served."""
     import torch

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -13,8 +13,9 @@ import numpy as np
 from .client import Client
 from .jobs import LOAD, Chunk, Job
 from .keys import GroupSize
-from .lookups import Plan, refs_of, tier_tokens
 from .messages import Pin
+from .metrics import Counters
+from .probes import Plan, refs_of, tier_tokens
 from .requests import RequestState
 from .shared import NO_SLOT
 from .wire import Op
@@ -31,15 +32,16 @@ class _Load(NamedTuple):
 class Loads:
     """All loads of the engine. Its methods are called with the scheduler side's lock held."""
 
-    def __init__(self, client: Client, job_ids: itertools.count[int]) -> None:
+    def __init__(self, client: Client, counters: Counters, job_ids: itertools.count[int]) -> None:
         self._client = client
+        self._counters = counters
         self._job_ids = job_ids
         self._jobs: deque[Job] = deque()
         self._forget: deque[int] = deque()
         self._loads: dict[str, _Load] = {}
         #: Requests whose loads must not be used any more; those of which vLLM is still to hear that.
         self.outdated: set[str] = set()
-        self.again: set[str] = set()
+        self._again: set[str] = set()
         self._keys: dict[tuple[bytes, bytes], str] = {}  # (namespace, chunk hash) -> request that loads it
 
     @property
@@ -116,7 +118,7 @@ class Loads:
         job = Job(next(self._job_ids), LOAD, request_id, 0, chunks)
         self._register(_Load(job, tokens, ()))
         self.outdated.discard(request_id)
-        self.again.discard(request_id)
+        self._again.discard(request_id)
 
     def _register(self, load: _Load) -> None:
         """The load is under way. One that was planned for the request and not shipped is replaced: each rank reports
@@ -159,14 +161,31 @@ class Loads:
         """Requests whose loads write one of these blocks."""
         return {name for name, load in self._loads.items() if not blocks.isdisjoint(load.job.block_ids())}
 
-    def ended(self, request_id: str) -> int:
-        """All ranks have reported. Returns the promised tokens."""
+    def withhold_outdated(self, finished: set[str], failed: set[str], present: Container[str]) -> tuple[str, ...]:
+        """Takes loads that went well, of KV that must not be used any more, out of `finished`. Returns the requests
+        whose loads are to be planned once more, as failed: vLLM has looked for failures already.
+
+        Args:
+            present: requests that have not ended.
+        """
+        for request_id in self.outdated & (finished - failed):
+            if request_id in present:
+                self._again.add(request_id)
+                finished.discard(request_id)
+        return tuple(self._again)
+
+    def ended(self, request_id: str, state: RequestState | None, failed: bool) -> None:
+        """All ranks have reported. `state`: of the request, unless it has ended."""
         load = self._loads.pop(request_id)
         self.outdated.discard(request_id)
         for key in load.keys:
             if self._keys.get(key) == request_id:
                 del self._keys[key]
-        return load.tokens
+        if state is not None:
+            state.loading = False
+            state.failed |= failed
+        if failed:
+            self._counters.load_failed(load.tokens)
 
 
 def _chunk(

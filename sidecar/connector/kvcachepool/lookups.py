@@ -1,259 +1,341 @@
-"""PROBEs, what their answers are worth to a request, and the bounded wait at its first poll. Decides, sends nothing."""
+"""The lookups of all requests: PROBEs, polls, the bounded wait at a request's first poll, and RELEASEs.
+
+A PROBE is sent when the request arrives, when vLLM's scheduler polls it and lower tiers have to fetch more, and when
+its answer has aged. `probes` says how many tokens an answer allows to load.
+"""
 
 from __future__ import annotations
 
-import random
+import math
 import threading
 import time
-from typing import NamedTuple
+from collections import deque
+from collections.abc import Mapping
 
-import numpy as np
+from . import keys
+from .keys import Chunks
+from .loads import Loads
+from .local_cache import LocalCache
+from .messages import Probe, Release
+from .namespaces import CONTENT_UNKNOWN, Namespaces
+from .prefill import PrefillSpeed
+from .probes import STALE_AFTER_S, Lookup, LookupResult, Plan, unasked, weigh
+from .registration import Registration
+from .requests import PendingPoll, RequestState
+from .wire import Op
 
-from .client import Reply
-from .keys import HASH_BYTES, Chunks, Geometry
-from .messages import CHUNK_READY, MEMORY, TIERS, ProbeReply
-from .shared import NO_SLOT
-
-_REF_BYTES = 16
-_READY = bytes([CHUNK_READY])
-_READY_OR_PENDING = b"\x01\x02"
-#: Answers of such an age are asked for anew while a request waits (soft pins expire after 30 s); drawn per lookup, so
-#: that requests which arrived together do not ask together.
-RENEW_AFTER_S = (8.0, 16.0)
-#: Answers of this age are no longer used.
-STALE_AFTER_S = 25.0
-
-
-class Heard(NamedTuple):
-    """What the sidecar has said to a lookup so far.
-
-    answer: the newest that fits the question. error: why there is no better one. final: no more follow.
-    """
-
-    answer: ProbeReply | None
-    error: str
-    final: bool
-    arrived_s: float
+#: Answers to a poll: nothing will be loaded, and "ask again".
+NOTHING: tuple[int, bool] = (0, False)
+ASK_AGAIN: tuple[None, bool] = (None, False)
 
 
-class Lookup:
-    """One PROBE and what is heard of it.
-
-    The reader thread replaces `heard` as a whole, so that what is read at once belongs together. All other fields are
-    the engine's.
-    """
-
-    __slots__ = (
-        "chunks",
-        "connection",
-        "epoch",
-        "geometry",
-        "hashes",
-        "heard",
-        "local",
-        "num_tokens",
-        "renew_after_s",
-        "renewed",
-        "sent_s",
-        "tag",
-        "waiter",
-    )
+class Lookups:
+    """Called with the scheduler side's lock held, but for `still_waits`, `poll`, `renew_aged` and `adapter_known`."""
 
     def __init__(
         self,
-        geometry: Geometry,
-        chunks: Chunks,
-        hashes: bytes,
-        num_tokens: int,
-        local: int | None,
-        connection: int,
-        epoch: str,
+        registration: Registration,
+        namespaces: Namespaces,
+        lock: threading.RLock,
+        requests: Mapping[str, RequestState],
+        loads: Loads,
+        local_cache: LocalCache,
+        speed: PrefillSpeed,
     ) -> None:
-        self.geometry = geometry
-        self.chunks = chunks
-        self.hashes = hashes
-        self.num_tokens = num_tokens
-        self.local = local
-        self.connection = connection
-        self.epoch = epoch
-        self.tag: int | None = None
-        self.sent_s = time.monotonic()
-        self.renew_after_s = random.uniform(*RENEW_AFTER_S)
-        self.renewed = False
-        self.heard: Heard | None = None
-        self.waiter: threading.Event | None = None
+        """`lock`: the scheduler side's. `requests`: those that are present."""
+        self._registration = registration
+        self._client = registration.client
+        self._namespaces = namespaces
+        self._lock = lock
+        self._requests = requests
+        self._loads = loads
+        self._local_cache = local_cache
+        self._speed = speed
+        self._patience = Patience()
+        self._idle = False  # the last step computed nothing, and further steps alone complete nothing
+        self._version = 0  # changes with what all requests that wait depend on: connection, epoch
+        self._unnamed: dict[str, None] = {}  # requests whose early PROBE waits for their adapter's content
+        self._to_release: dict[str, None] = {}  # requests, in order, whose RELEASE goes out with the step
+        self._aged: deque[tuple[RequestState, Lookup]] = deque()  # to be renewed by the reporting thread
 
-    def on_reply(self, reply: Reply) -> None:
-        """Takes one answer, on the reader thread. One that does not fit the question counts as an empty final one."""
-        before = self.heard or Heard(None, "", False, 0.0)
-        answer, error = before.answer, before.error
-        if reply.error is not None:
-            error = reply.error.code
-        else:
-            try:
-                read = reply.read(ProbeReply)
-            except Exception:
-                read = None
-            if read is None or not self._fits(read):
-                error = "BadAnswer"
-            else:
-                answer, error = read, read.reason or error
-        self.heard = Heard(answer, error, before.final or not reply.partial, time.monotonic())
-        waiter = self.waiter
-        if waiter is not None:
-            waiter.set()
+    # -- PROBE
 
-    def _fits(self, answer: ProbeReply) -> bool:
-        if answer.reason and not answer.states:
-            answer.states = bytes(len(self.chunks))
-        ready = answer.states.count(_READY)
-        size = len(answer.refs)
-        if ready == 0:
-            return len(answer.states) == len(self.chunks)
-        return len(answer.states) == len(self.chunks) and size > 0 and size % (ready * _REF_BYTES) == 0
+    def probe_early(self, state: RequestState) -> None:
+        """The PROBE before the first poll; where the adapter's content is not known yet, once it is."""
+        if self._why_not(state) is None:
+            self._probe(state, self._local_cache.held(state.request.block_hashes, self._registration.geometry))
+        elif state.refusal == CONTENT_UNKNOWN:
+            self._unnamed[state.request.request_id] = None
 
-    def wait(self, timeout_s: float, known: Heard | None = None) -> bool:
-        """Waits with the GIL released for an answer newer than `known`; is it there? Call without any lock."""
-        if self.heard is known:
-            self.waiter = threading.Event()
-            if self.heard is known:
-                self.waiter.wait(timeout_s)
-        return self.heard is not known
+    def adapter_known(self, path: str) -> None:
+        """The content of an adapter is known, on the thread that read its files."""
+        with self._lock:
+            for request_id in list(self._unnamed):
+                state = self._requests.get(request_id)
+                if state is not None and state.request.lora_request.lora_path != path:
+                    continue
+                del self._unnamed[request_id]
+                if state is not None and not state.holds_blocks and state.lookup is None and state.asked is None:
+                    self.probe_early(state)
 
-    def matches(self, block_hashes: list[bytes], num_tokens: int) -> bool:
-        """Whether the request still has the tokens that were asked for (a session may have edited them)."""
-        if self.num_tokens != num_tokens:
+    def _why_not(self, state: RequestState) -> str | None:
+        """Why this request cannot load anything now; None = it can."""
+        if state.failed:
+            return "failedBefore"
+        if state.request.skip_reading_prefix_cache:
+            return "skipReadingPrefixCache"
+        if state.namespace is None:
+            self._namespaces.assign(state)
+            if state.namespace is None:
+                return state.refusal
+        least = max(self._registration.geometry.scheduler_block, self._client.settings.min_load_tokens)
+        if state.request.num_tokens < least:
+            return "short"
+        if not self._registration.ensure():
+            return "unconnected"
+        return None
+
+    def _probe(self, state: RequestState, local: int | None) -> None:
+        """Sends a PROBE; its answer will replace that of the request's earlier one."""
+        request, geometry = state.request, self._registration.geometry
+        chunks = Chunks(geometry, request.num_tokens)
+        if request.num_tokens > request.num_prompt_tokens:
+            prompt = Chunks(geometry, request.num_prompt_tokens)
+            if prompt.full == chunks.full:
+                chunks = prompt
+        try:
+            hashes = keys.packed_hashes(geometry, chunks, request.block_hashes)
+        except IndexError:
+            self._registration.counters.event("hashesMissing")
+            return
+        if not hashes or len(hashes) != len(chunks) * keys.HASH_BYTES:
+            return
+        connection, epoch = self._client.connection, self._namespaces.epoch
+        lookup = Lookup(geometry, chunks, hashes, request.num_tokens, local, connection, epoch)
+        now_s = time.monotonic()
+        budget_s = state.deadline_s - now_s if state.deadline_s else self._client.settings.load_timeout_ms / 1000
+        body = Probe(
+            request=request.request_id,
+            hashes=hashes,
+            namespace=state.namespace or b"",
+            tail_tokens=chunks.tail_tokens,
+            local_tokens=local,
+            budget_ms=max(1, int(budget_s * 1000)),
+            max_load_tokens=state.controls.max_load_tokens,
+            prefill_tokens_per_s=self._speed.tokens_per_s,
+        )
+        if request.request_id in self._to_release:
+            self.send_releases()  # it ends what was asked before, not this
+        lookup.tag = self._client.ask(Op.PROBE, body, lookup.on_reply)
+        if lookup.tag is None:
+            return
+        if state.asked is not None and state.asked.tag is not None:
+            self._client.drop(state.asked.tag)
+        state.asked = lookup
+
+    def _usable(self, state: RequestState, now_s: float) -> Lookup | None:
+        """The request's lookup, unless it is of another connection, epoch or prompt, or too old."""
+        asked = state.asked
+        if asked is not None and (
+            asked.result is not None or state.lookup is None or not self._fits(state, state.lookup, now_s)
+        ):
+            state.lookup, state.asked = asked, None
+        lookup = state.lookup
+        return lookup if lookup is not None and self._fits(state, lookup, now_s) else None
+
+    def _fits(self, state: RequestState, lookup: Lookup, now_s: float) -> bool:
+        return not (
+            lookup.tag is None
+            or lookup.connection != self._client.connection
+            or lookup.epoch != self._namespaces.epoch
+            or lookup.geometry is not self._registration.geometry
+            or now_s - (lookup.result.arrived_s if lookup.result is not None else lookup.sent_s) > STALE_AFTER_S
+            or not lookup.matches(state.request.block_hashes, state.request.num_tokens)
+        )
+
+    # -- polls
+
+    def new_step(self, idle: bool) -> None:
+        """A `schedule()` has ended. `idle`: it computed nothing, and further steps alone complete nothing."""
+        self._patience.new_step()
+        self._idle = idle
+
+    def invalidate(self) -> None:
+        """What all requests that wait depend on has changed: their next polls are decided anew."""
+        self._version += 1
+
+    def still_waits(self, state: RequestState, pending: PendingPoll, local: int) -> bool:
+        """Whether a poll is decided as the last one: the common case of a queue that waits. Where vLLM has nothing
+        else to do, this waits for a newer answer first. Call without the lock.
+        """
+        lookup, asked = state.lookup, state.asked
+        if not (
+            pending.version == self._version
+            and pending.local == local
+            and lookup is not None
+            and lookup.result is pending.result
+            and (asked is None or asked.result is None)
+            and (not pending.blocker or pending.blocker in self._loads)
+            and time.monotonic() < pending.until_s
+        ):
             return False
-        index = self.chunks.tokens // self.geometry.hash_block - 1
-        return index < len(block_hashes) and block_hashes[index] == self.hashes[-HASH_BYTES:]
+        if not self._idle or pending.blocker:
+            return True
+        newest = asked or lookup
+        known = newest.result
+        return known is None or known.final or not self._patience.rest(newest, known)
 
-    def end_of(self, chunk: int) -> int:
-        """Tokens up to and with the first `chunk` chunks."""
-        if chunk <= self.chunks.full:
-            return chunk * self.geometry.chunk
-        return self.chunks.tokens
+    def poll(self, state: RequestState, local: int) -> tuple[int | None, bool]:
+        """Tokens beyond `local` that will be loaded asynchronously; None = ask again. Call without the lock."""
+        version = self._version
+        with self._lock:
+            if self._local_cache.outdated:
+                self._local_cache.check_outdated(self._requests)
+            state.pending_poll = None
+            state.local = local
+            state.plan = None
+            why = self._why_not(state)
+            if why == CONTENT_UNKNOWN and self._namespaces.known_soon(state.request.lora_request):
+                return ASK_AGAIN
+            if why is not None:
+                state.missed = ((why, math.inf),)
+                return NOTHING
+            now_s = time.monotonic()
+            lookup = self._usable(state, now_s)
+            if lookup is None:
+                state.first_poll_s = state.deadline_s = 0.0
+                self._probe(state, local)
+                lookup = self._usable(state, now_s)
+            if lookup is None:
+                state.missed = (("unconnected", math.inf),)
+                return NOTHING
+            first = not state.first_poll_s
+            settings = self._client.settings
+            if first:
+                state.first_poll_s, state.deadline_s = now_s, now_s + settings.load_timeout_ms / 1000
+        if first and lookup.result is None:
+            self._patience.wait(lookup, settings.first_poll_wait_us / 1e6, settings.step_wait_us / 1e6)
+        with self._lock:
+            result = lookup.result
+            decided = self._decide(state, lookup, result, local)
+            if decided is ASK_AGAIN:
+                arrived_s = result.arrived_s if result is not None else 0.0
+                renew_s = math.inf if lookup.renewed else arrived_s + lookup.renew_after_s
+                until_s = min(state.deadline_s, renew_s)
+                state.pending_poll = PendingPoll(local, version, result, state.blocker, until_s)
+            return decided
 
-    def hash_of(self, chunk: int) -> bytes:
-        """Hash by which a chunk was asked for."""
-        return self.hashes[chunk * HASH_BYTES : (chunk + 1) * HASH_BYTES]
+    def _decide(
+        self, state: RequestState, lookup: Lookup, result: LookupResult | None, local: int
+    ) -> tuple[int | None, bool]:
+        if result is None:
+            if self._patience.may_be_late(state.first_poll_s):
+                return ASK_AGAIN
+            state.missed = (("unanswered", math.inf),)
+            return NOTHING
+        self._patience.answered()
+        answer = result.answer
+        if answer is None or result.error:
+            state.missed = ((result.error or "refused", math.inf),)
+            return NOTHING
+        state.blocker = ""
+        worth = weigh(lookup, answer, local, self._load_limit(state, local))
+        plan, settings, now_s = worth.ready, self._client.settings, time.monotonic()
+        left_ms = (state.deadline_s - now_s) * 1000
+        in_time = left_ms > 0 and answer.pending_ms <= left_ms
+        end, why = worth.pending_end, answer.declined
+        if end - worth.held_end < settings.min_load_tokens:
+            end, why = worth.held_end, "minLoadTokens"  # lower tiers are left alone for so little
+        longer = end > plan.end and end - local >= settings.min_load_tokens
+        left = worth.pending_end - max(plan.end, worth.held_end) if why else 0
+        # The early PROBE fetches nothing, or not enough; what memory holds it waits for by itself.
+        more = longer and end > worth.held_end if lookup.local is None else unasked(lookup, answer, local)
+        if more and in_time and state.asked is None:
+            self._probe(state, local)
+        self._renew(state, lookup, now_s - result.arrived_s)
+        if in_time and ((longer and not result.final) or ((longer or more) and state.asked is not None)):
+            return ASK_AGAIN
+        if plan.tokens and left_ms > 0:
+            state.blocker = self._loads.loader_of(state, lookup.hash_of(plan.first))
+        return ASK_AGAIN if state.blocker else self._promise(state, plan, why, left)
 
+    def _promise(self, state: RequestState, plan: Plan, why: str, left: int) -> tuple[int, bool]:
+        """Promises a hit, if it is worth it. `left` tokens behind it stay in a lower tier, and `why`."""
+        state.missed = ((why, left),) if left > 0 else ()
+        if plan.tokens <= 0:
+            return NOTHING
+        if plan.tokens < self._client.settings.min_load_tokens:
+            state.missed = (("minLoadTokens", plan.tokens), *state.missed)
+            return NOTHING
+        state.plan = plan
+        return plan.tokens, True
 
-def refs_of(answer: ProbeReply, first: int, last: int) -> list[bytes]:
-    """Packed references of chunks `first..last`, all of which are ready in this very answer; one entry per chunk."""
-    if first >= last:
-        return []
-    per_chunk = len(answer.refs) // answer.states.count(_READY)
-    begin = answer.states.count(_READY, 0, first) * per_chunk
-    return [answer.refs[at : at + per_chunk] for at in range(begin, begin + (last - first) * per_chunk, per_chunk)]
+    def _load_limit(self, state: RequestState, local: int) -> int:
+        tokens: int = state.request.num_tokens
+        most = state.controls.max_load_tokens
+        if most is not None and local + most < tokens:
+            block = self._registration.geometry.scheduler_block
+            tokens = (local + most) // block * block
+        return tokens
 
+    def _renew(self, state: RequestState, lookup: Lookup, age_s: float) -> None:
+        """Soft pins expire: a request that still waits asks again in the background, and goes on with what it knows."""
+        if state.asked is None and not lookup.renewed and age_s > lookup.renew_after_s:
+            lookup.renewed = True
+            self._aged.append((state, lookup))
 
-class Plan(NamedTuple):
-    """A hit that was promised: tokens `local..end` from chunks `first..last` of one answer to the lookup.
+    def renew_aged(self) -> None:
+        """PROBEs of requests whose answers have aged. A frame that wakes the sidecar costs the kernel some 0.1 ms, and
+        these have time: the engine's thread does not wait for them, nor for more than one at once.
+        """
+        while self._aged:
+            with self._lock:
+                state, lookup = self._aged.popleft()
+                alive = self._requests.get(state.request.request_id) is state
+                if alive and state.lookup is lookup and state.asked is None:
+                    self._probe(state, state.local)
+            time.sleep(0.001)
 
-    The lookup may have a later answer by now, in which one of these chunks is gone: its references are others'.
-    """
+    # -- the end of a lookup
 
-    lookup: Lookup
-    answer: ProbeReply
-    local: int
-    end: int
-    first: int
-    last: int
+    def learn_present(self, state: RequestState) -> None:
+        """Chunks that the sidecar has need no GRANT (those with windows may lack sections)."""
+        lookup, geometry = state.lookup, self._registration.geometry
+        answer = lookup.result.answer if lookup is not None and lookup.result is not None else None
+        if not lookup or not answer or lookup.geometry is not geometry or lookup.epoch != self._namespaces.epoch:
+            return
+        if not geometry.has_windows:
+            state.progress.mark_present(answer, lookup.chunks.full)
+        self._registration.reporter.learn(state.request, lookup, answer.states)
+
+    def consume(self, state: RequestState) -> None:
+        """Answers are used once: the request's next poll asks anew."""
+        if state.asked is not None and state.asked.tag is not None:
+            self._client.drop(state.asked.tag)
+        state.lookup = state.asked = None
+        state.first_poll_s = state.deadline_s = 0.0
+
+    def end(self, state: RequestState) -> None:
+        """The request needs its lookup no more. Unless it loads, its leases end too."""
+        self._unnamed.pop(state.request.request_id, None)
+        if not state.loading and (state.lookup is not None or state.asked is not None):
+            self.release(state.request.request_id)
+        self.consume(state)
 
     @property
-    def tokens(self) -> int:
-        """Tokens beyond what the engine holds itself."""
-        return self.end - self.local
+    def pending(self) -> bool:
+        """Leases have ended: an idle engine must go on stepping."""
+        return bool(self._to_release)
 
+    def release(self, request_id: str) -> None:
+        """The request's leases end with the next `send_releases`."""
+        self._to_release[request_id] = None
 
-class Worth(NamedTuple):
-    """What an answer is worth: tokens readable now, and tokens readable once what is pending has landed.
-
-    held_end: of the latter, those that no tier below memory has to do with.
-    """
-
-    ready: Plan
-    pending_end: int
-    held_end: int
-
-
-def weigh(lookup: Lookup, answer: ProbeReply, local: int, limit: int) -> Worth:
-    """The longest hits behind `local` tokens, up to `limit`, by one answer to the lookup.
-
-    "Contiguous" starts at the local boundary. Where a group keeps only a window, a hit ends where that window is
-    there too, and one token before the request's end.
-
-    Args:
-        limit: tokens of the request, or fewer where the caller caps the load; a multiple of the scheduler's block, or
-        the end.
-    """
-    geometry = lookup.geometry
-    first = local // geometry.chunk
-    if local >= lookup.chunks.tokens:
-        return Worth(Plan(lookup, answer, local, local, first, first), local, local)
-    states = answer.states[first:]
-    readable = ready = first + len(states) - len(states.lstrip(_READY))
-    pending = first + len(states) - len(states.lstrip(_READY_OR_PENDING))
-    there = answer.tiers[first:pending]
-    held = first + len(there) - len(there.lstrip(MEMORY))
-    if geometry.has_windows:
-        limit = min(limit, lookup.num_tokens - 1)
-        while ready > first and (
-            lookup.end_of(ready) > limit or not _windows_there(lookup, answer, local, first, ready)
-        ):
-            ready -= 1
-        while pending > ready and lookup.end_of(pending) > limit:
-            pending -= 1
-    end = max(local, min(lookup.end_of(ready), limit))
-    last = ready
-    while last > first and lookup.end_of(last - 1) >= end:
-        last -= 1
-    # Where nothing is on its way, what lacks a window will lack it.
-    pending_end = max(end, min(lookup.end_of(pending), limit)) if pending > readable else end
-    held_end = max(local, min(lookup.end_of(held), pending_end))
-    return Worth(Plan(lookup, answer, local, end, first, last), pending_end, held_end)
-
-
-def _windows_there(lookup: Lookup, answer: ProbeReply, local: int, first: int, last: int) -> bool:
-    """Whether chunks `first..last` hold every window group as far back from their end as its attention looks."""
-    end = lookup.end_of(last)
-    refs = refs_of(answer, first, last)
-    section = 0
-    for group in lookup.geometry.groups:
-        count = group.shards
-        if group.window_tokens:
-            begin = max(local, (end - group.window_tokens) // group.block_tokens * group.block_tokens)
-            for chunk in range(last - 1, first - 1, -1):
-                if lookup.end_of(chunk + 1) <= begin:
-                    break
-                slots = np.frombuffer(refs[chunk - first], dtype="<u4").reshape(-1, 4)[section : section + count, 0]
-                if len(slots) != count or (slots == NO_SLOT).any():
-                    return False
-        section += count
-    return True
-
-
-def unasked(lookup: Lookup, answer: ProbeReply, local: int) -> bool:
-    """Whether lower tiers were not asked for a chunk that is not ready, between `local` and what the lookup named as
-    held locally: vLLM has evicted it since.
-    """
-    chunk = lookup.geometry.chunk
-    states = answer.states[local // chunk : (lookup.local or 0) // chunk]
-    return bool(states.strip(_READY))
-
-
-def tier_tokens(plan: Plan) -> dict[str, int]:
-    """Tokens of a plan by the name of the tier that they come from; they add up to `plan.tokens`."""
-    lookup, tiers = plan.lookup, plan.answer.tiers
-    tokens: dict[str, int] = {}
-    begin = plan.local
-    for chunk in range(plan.first, plan.last):
-        end = min(plan.end, lookup.end_of(chunk + 1))
-        name = TIERS.get(tiers[chunk], "memory") if chunk < len(tiers) else "memory"
-        if end > begin:
-            tokens[name] = tokens.get(name, 0) + end - begin
-        begin = max(begin, end)
-    return tokens
+    def send_releases(self) -> None:
+        """One RELEASE for all requests that need one; what no connection takes, the next HELLO does not name."""
+        if self._to_release:
+            self._client.send(Op.RELEASE, Release(requests=list(self._to_release)))
+            self._to_release.clear()
 
 
 class Patience:
@@ -305,17 +387,17 @@ class Patience:
         """One bounded wait for a lookup's first answer. Call without any lock."""
         begun = time.monotonic()
         allowed = min(per_request_s, per_step_s - self._spent_s)
-        if lookup.heard is not None or allowed <= 0 or begun < self._open_until_s:
+        if lookup.result is not None or allowed <= 0 or begun < self._open_until_s:
             return
         lookup.wait(allowed)
         self._spent_s += time.monotonic() - begun
 
-    def rest(self, lookup: Lookup, known: Heard) -> bool:
+    def rest(self, lookup: Lookup, known: LookupResult) -> bool:
         """One bounded wait of an idle engine for a newer answer; is it there? Call without any lock."""
         begun = time.monotonic()
         allowed = self._IDLE_S - self._spent_s
         if allowed <= 0:
             return False
-        came = lookup.wait(allowed, known)
+        newer = lookup.wait(allowed, known)
         self._spent_s += time.monotonic() - begun
-        return came
+        return newer

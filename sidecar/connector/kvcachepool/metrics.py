@@ -22,7 +22,6 @@ class CacheStats(KVConnectorStats):
     """vLLM's view of the same numbers: flat counts that add up over ranks and intervals."""
 
     def reset(self) -> None:
-        """Forgets the interval."""
         self.data: dict[str, Any] = {}
 
     def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
@@ -36,7 +35,6 @@ class CacheStats(KVConnectorStats):
         return {_LOG_NAMES.get(name, name): value for name, value in self.data.items()}
 
     def is_empty(self) -> bool:
-        """Nothing happened in the interval."""
         return not self.data
 
 
@@ -106,19 +104,13 @@ class Counters:
             now = self._report
             now.requested_tokens += report.requested_tokens
             now.load_failed_tokens += report.load_failed_tokens
-            for mine, theirs in (
-                (now.hit_tokens, report.hit_tokens),
-                (now.miss_tokens, report.miss_tokens),
-                (now.events, report.events),
-            ):
-                for name, count in theirs.items():
-                    _add(mine, name, count)
+            for field in ("hit_tokens", "miss_tokens", "events"):
+                for name, count in getattr(report, field).items():
+                    _add(getattr(now, field), name, count)
 
     def take_stats(self) -> CacheStats | None:
         """vLLM's stats since the last call, None where nothing happened."""
         with self._lock:
-            if not self._stats:
-                return None
             data = {name: count for name, count in self._stats.items() if count}
             self._stats.clear()
         return CacheStats(data=data) if data else None

@@ -89,7 +89,6 @@ class Rows(NamedTuple):
 
     @property
     def longest(self) -> int:
-        """Bytes of the longest piece."""
         return int(self.table[:, 2].max())
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from .requests import RequestState
+
 #: Steps count whose tokens are prompt tokens to this part at least, and that have so many of them: a decode step takes
 #: its time for other reasons.
 _PROMPT_SHARE = 0.75
@@ -20,15 +24,31 @@ class PrefillSpeed:
 
     A step's time begins when it was scheduled, or when the step before it ended: with asynchronous scheduling it waits
     for that one.
+
+    due: number of the step that was scheduled last, until it is shipped; 0 = its end need not be reported.
     """
 
     def __init__(self) -> None:
         self._open: dict[int, tuple[float, int]] = {}
         self._number = 0
+        self.due = 0
         self._ended_s = 0.0
         self._steps = 0
         self._tokens = 0.0
         self._seconds = 0.0
+
+    def step(
+        self, now_s: float, scheduled: Mapping[str, int], all_tokens: int, requests: Mapping[str, RequestState]
+    ) -> None:
+        """A step was scheduled, of so many tokens by request. `due` is its number where it computes prompts."""
+        tokens = 0
+        if all_tokens <= 2 * len(scheduled):
+            return  # decode
+        for request_id, count in scheduled.items():
+            state = requests.get(request_id)
+            if state is not None and state.request.num_computed_tokens + count <= state.request.num_prompt_tokens:
+                tokens += count
+        self.due = self.began(now_s, tokens, all_tokens)
 
     def began(self, now_s: float, prompt_tokens: int, all_tokens: int) -> int:
         """A step was scheduled. Returns the number to say at its end; 0 = its end need not be said."""

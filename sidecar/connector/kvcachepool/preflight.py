@@ -27,13 +27,7 @@ COMPOSED = "kvcachepool.composed"
 
 #: Connectors that hand KV from prefill to decode and keep none: ours can stand beside them in a MultiConnector.
 TRANSPORTS = frozenset(
-    {
-        "NixlConnector",
-        "NixlPullConnector",
-        "NixlPushConnector",
-        "MooncakeConnector",
-        "MoRIIOConnector",
-    }
+    {"NixlConnector", "NixlPullConnector", "NixlPushConnector", "MooncakeConnector", "MoRIIOConnector"}
 )
 
 

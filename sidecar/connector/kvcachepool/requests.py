@@ -4,31 +4,31 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .controls import Controls
 from .messages import CHUNK_PENDING, CHUNK_READY, MEMORY, ProbeReply
 
 if TYPE_CHECKING:
-    from vllm.v1.request import Request
-
-    from .lookups import Heard, Lookup, Plan
+    from .probes import Lookup, LookupResult, Plan
 
 #: States of a chunk on its way into the cache.
 TODO, ASKED, DONE = 0, 1, 2
 NEVER = math.inf
 
 
-class Hold(NamedTuple):
+class PendingPoll(NamedTuple):
     """What "ask again" was decided on: a poll that finds it unchanged, before `until_s`, says the same at once."""
 
     local: int
     version: int
-    heard: Heard | None
+    result: LookupResult | None
     blocker: str
     until_s: float
 
 
+@dataclass(slots=True, eq=False)
 class Progress:
     """How far the chunks of a request are on their way into the cache, under one chunk size and one namespace.
 
@@ -40,15 +40,12 @@ class Progress:
     the request before it is scheduled.
     """
 
-    __slots__ = ("drops", "next_end", "retry_s", "statuses", "tail", "tail_status")
-
-    def __init__(self) -> None:
-        self.statuses = bytearray()
-        self.tail = -1
-        self.tail_status = TODO
-        self.retry_s = 0.0
-        self.drops = 0
-        self.next_end: float = 0
+    statuses: bytearray = field(default_factory=bytearray)
+    tail: int = -1
+    tail_status: int = TODO
+    retry_s: float = 0.0
+    drops: int = 0
+    next_end: float = 0
 
     def new_prompt(self) -> None:
         """Full chunks stay as they are, the tail is another one."""
@@ -88,6 +85,7 @@ class Progress:
         self.retry_s = max(self.retry_s, time.monotonic() + after_s)
 
 
+@dataclass(slots=True, eq=False)
 class RequestState:
     """One request from its arrival to its end. Everything here is guarded by the scheduler side's lock.
 
@@ -98,71 +96,48 @@ class RequestState:
     lookup: the PROBE that polls read. asked: a newer one, whose answer will replace it.
     plan: what the last poll promised. missed: why it did not promise more.
     blocker: the request whose load it waits for, "" = none.
-    hold: nothing has changed since vLLM was told to ask again, as long as this holds.
+    pending_poll: the last poll, if its answer was "ask again".
     loading: its load was promised and not reported yet; until then no byte of it is known to be there.
     holds_blocks: vLLM has allocated blocks for it. stale: these are from before `reset_cache`, and are not stored.
     counted: its admission was counted.
     decode: what it generates is stored too. progress: what of it is stored.
     """
 
-    __slots__ = (
-        "asked",
-        "attached",
-        "blocker",
-        "controls",
-        "counted",
-        "created_s",
-        "deadline_s",
-        "decode",
-        "failed",
-        "first_poll_s",
-        "hit_tiers",
-        "hold",
-        "holds_blocks",
-        "loading",
-        "local",
-        "lookup",
-        "missed",
-        "namespace",
-        "plan",
-        "progress",
-        "prompt_tokens",
-        "refusal",
-        "request",
-        "since_s",
-        "stale",
-    )
+    request: Any
+    controls: Controls
+    created_s: float
+    attached: bool = False
+    since_s: float = field(init=False)
+    namespace: bytes | None = None
+    refusal: str = ""
+    local: int = 0
+    first_poll_s: float = 0.0
+    deadline_s: float = 0.0
+    pending_poll: PendingPoll | None = None
+    blocker: str = ""
+    lookup: Lookup | None = None
+    asked: Lookup | None = None
+    plan: Plan | None = None
+    missed: tuple[tuple[str, float], ...] = ()
+    hit_tiers: dict[str, int] = field(default_factory=dict)
+    loading: bool = False
+    failed: bool = False
+    counted: bool = False
+    holds_blocks: bool = False
+    stale: bool = False
+    decode: bool = False
+    prompt_tokens: int = field(init=False)
+    progress: Progress = field(default_factory=Progress)
 
-    def __init__(self, request: Request, controls: Controls, now_s: float) -> None:
-        self.request: Any = request
-        self.attached = False
-        self.created_s = now_s
-        self.since_s = now_s
-        self.controls = controls
-        self.namespace: bytes | None = None
-        self.refusal = ""
-        self.local = 0
-        self.first_poll_s = 0.0
-        self.deadline_s = 0.0
-        self.hold: Hold | None = None
-        self.blocker = ""
-        self.lookup: Lookup | None = None
-        self.asked: Lookup | None = None
-        self.plan: Plan | None = None
-        self.missed: tuple[tuple[str, float], ...] = ()
-        self.hit_tiers: dict[str, int] = {}
-        self.loading = False
-        self.failed = False
-        self.counted = False
-        self.holds_blocks = False
-        self.stale = False
-        self.decode = False
-        self.prompt_tokens: int = request.num_prompt_tokens
-        self.progress = Progress()
+    def __post_init__(self) -> None:
+        self.since_s = self.created_s
+        self.prompt_tokens = self.request.num_prompt_tokens
 
-    def forget_stores(self) -> None:
-        """Nothing of the request is known to be stored: after a new geometry or namespace."""
+    def begin_anew(self) -> None:
+        """The request holds no blocks."""
+        self.holds_blocks = self.stale = False
         self.progress = Progress()
+        self.since_s = time.monotonic()
 
     def new_prompt(self, prompt_tokens: int) -> None:
         """A streaming session has got more input."""
@@ -177,8 +152,3 @@ class RequestState:
         if controls.max_offload_tokens is not None:
             limit, prompt = min(limit, controls.max_offload_tokens), min(prompt, controls.max_offload_tokens)
         return limit, prompt
-
-    def first_poll(self, now_s: float, load_timeout_s: float) -> None:
-        """Starts the request's time for a load."""
-        self.first_poll_s = now_s
-        self.deadline_s = now_s + load_timeout_s

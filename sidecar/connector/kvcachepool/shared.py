@@ -185,7 +185,6 @@ class Mapping:
                 rows[:] = True
 
     def close(self) -> None:
-        """Unmaps both and closes the descriptors."""
         if self.closed:
             return
         self.closed = True
@@ -276,7 +275,6 @@ class Shared:
     # -- proof of death
 
     def hello_number(self, role: str) -> int:
-        """The next HELLO's number of this role."""
         with self._lock:
             self._hello_numbers[role] = self._hello_numbers.get(role, 0) + 1
             return self._hello_numbers[role]
@@ -370,7 +368,6 @@ _on_fork: list[Callable[[], None]] = []
 
 
 def shared() -> Shared:
-    """The process's instance."""
     return _shared
 
 

@@ -13,30 +13,22 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from .client import Client, Reply
+from .client import Reply
 from .held_blocks import HeldBlocks
 from .jobs import STORE, Chunk, Ended, Job
-from .keys import HASH_BYTES, MAX_BLOCK_HASHES, Geometry, last_hash
-from .messages import (
-    GRANT_EXISTS,
-    GRANT_GRANTED,
-    GRANT_INVALID,
-    GRANT_NO_PARENT,
-    Abort,
-    Grant,
-    GrantChunk,
-    GrantReply,
-)
-from .metrics import Counters
+from .keys import Geometry, last_hash, packed_blocks
+from .messages import GRANT_EXISTS, GRANT_GRANTED, GRANT_INVALID, GRANT_NO_PARENT, Abort, Grant, GrantChunk, GrantReply
+from .namespaces import Namespaces
+from .registration import Registration
 from .requests import ASKED, DONE, NEVER, TODO, Progress, RequestState
 from .wire import Op
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheManager
-    from vllm.v1.request import Request
 
 #: Chunks asked for in one step, over all requests: what is left follows in the next ones.
 MAX_CHUNKS_PER_STEP = 64
@@ -48,34 +40,30 @@ MAX_REWINDS = 3
 _REF_BYTES = 16
 
 
+@dataclass(slots=True, eq=False)
 class _Asked:
     """One chunk of a GRANT: where it belongs, the ids of its blocks, and the number under which they are held."""
 
-    __slots__ = ("blocks", "hold", "index")
-
-    def __init__(self, index: int, blocks: tuple[tuple[int, ...], ...]) -> None:
-        self.index = index
-        self.blocks = blocks
-        self.hold = 0
+    index: int
+    blocks: tuple[tuple[int, ...], ...]
+    hold: int = 0
 
 
+@dataclass(slots=True, eq=False)
 class _Grant:
     """A GRANT that was sent, or the store job it became. `given_up`: its answer does not count any more. `reports`: of
     ranks that ended the job.
     """
 
-    __slots__ = ("answer", "chunks", "error", "given_up", "progress", "reports", "request_id", "sent_s", "tag")
-
-    def __init__(self, request_id: str, progress: Progress, chunks: list[_Asked]) -> None:
-        self.request_id = request_id
-        self.progress = progress
-        self.chunks = chunks
-        self.tag: int | None = None
-        self.sent_s = time.monotonic()
-        self.answer: GrantReply | None = None
-        self.error = ""
-        self.given_up = False
-        self.reports: list[Ended] = []
+    request_id: str
+    progress: Progress
+    chunks: list[_Asked] = field(default_factory=list)
+    tag: int | None = None
+    sent_s: float = field(default_factory=time.monotonic)
+    answer: GrantReply | None = None
+    error: str = ""
+    given_up: bool = False
+    reports: list[Ended] = field(default_factory=list)
 
 
 class Stores:
@@ -86,22 +74,22 @@ class Stores:
 
     def __init__(
         self,
-        client: Client,
+        registration: Registration,
+        namespaces: Namespaces,
         lock: threading.RLock,
-        counters: Counters,
-        world: int,
         job_ids: itertools.count[int],
-        note: Callable[[Request, int, int], None],
+        step_tokens: int,
     ) -> None:
-        """`lock`: the scheduler side's; `world`: ranks that report each job. `note` is called with the request and the
-        tokens of each chunk that is asked for.
-        """
-        self._note = note
+        """`lock`: the scheduler side's. `step_tokens`: most tokens of one step; blocks of two may always be held."""
+        self._registration = registration
+        self._client = registration.client
+        self._counters = registration.counters
+        self._world = registration.world
+        self._reporter = registration.reporter
+        self._namespaces = namespaces
         self._lock = lock
-        self._client = client
-        self._counters = counters
-        self._world = world
         self._job_ids = job_ids
+        self._step_tokens = step_tokens
         self._manager: KVCacheManager | None = None
         self._held = HeldBlocks()
         self._open: dict[int, _Grant] = {}  # by tag: sent, not answered
@@ -124,15 +112,31 @@ class Stores:
 
     # -- asking
 
-    def offer(
-        self,
-        request_id: str,
-        state: RequestState,
-        end: int,
-        geometry: Geometry,
-        bound: int,
-        room: int,
-    ) -> int:
+    def offer_step(self, scheduled: Mapping[str, int], requests: Mapping[str, RequestState], now_s: float) -> None:
+        """Asks for slots for what a step completes. `scheduled`: its tokens by request."""
+        settings, geometry = self._client.settings, self._registration.geometry
+        bound = max(settings.store_bytes_in_flight, self._size(0, 2 * self._step_tokens, geometry))
+        room = MAX_CHUNKS_PER_STEP
+        for request_id, count in scheduled.items():
+            state = requests.get(request_id)
+            if state is None:
+                continue
+            request = state.request
+            if request.num_prompt_tokens != state.prompt_tokens:
+                state.new_prompt(request.num_prompt_tokens)
+                self._namespaces.assign(state)  # a session may have got an image that a user named
+            end = min(request.num_computed_tokens + count, request.num_tokens)
+            if state.stale or state.loading or not state.controls.store:
+                continue
+            if end < state.progress.next_end or now_s < state.progress.retry_s:
+                continue
+            if state.namespace is None:
+                self._namespaces.assign(state)
+            if room <= 0 or state.namespace is None or not self._registration.ensure():
+                continue
+            room -= self.offer(request_id, state, end, geometry, bound, room)
+
+    def offer(self, request_id: str, state: RequestState, end: int, geometry: Geometry, bound: int, room: int) -> int:
         """Asks for slots for the chunks of a request that are complete with token `end`. Returns how many chunks it
         asked for.
 
@@ -147,7 +151,7 @@ class Stores:
         if not wanted:
             return 0
         table = self._manager.get_blocks(request_id).blocks
-        asked: list[_Asked] = []
+        grant = _Grant(request_id, state.progress)
         held: list[tuple[list[Any], int]] = []
         chunks: list[GrantChunk] = []
         hashes = state.request.block_hashes
@@ -158,8 +162,8 @@ class Stores:
                 self._counters.event("storeBlocksGone")
                 continue
             groups, blocks, objects = found
-            self._note(state.request, begin, stop)
-            asked.append(_Asked(index, blocks))
+            self._reporter.note(state.request, begin, stop)
+            grant.chunks.append(_Asked(index, blocks))
             held.append((objects, self._size(begin, stop, geometry)))
             chunks.append(
                 GrantChunk(
@@ -168,26 +172,17 @@ class Stores:
                     first_token=begin,
                     tokens=stop - begin,
                     groups=groups,
-                    block_hashes=_packed_blocks(hashes, begin, stop, geometry),
+                    block_hashes=packed_blocks(geometry, hashes, begin, stop),
                 )
             )
-        if not asked:
+        if not chunks:
             return 0
-        return len(asked) if self._send(request_id, state, asked, held, chunks) else 0
-
-    def _send(
-        self,
-        request_id: str,
-        state: RequestState,
-        asked: list[_Asked],
-        held: list[tuple[list[Any], int]],
-        chunks: list[GrantChunk],
-    ) -> bool:
-        """Holds the blocks, then asks. Returns False where there is no connection."""
-        progress = state.progress
-        grant = _Grant(request_id, progress, asked)
         body = Grant(request=request_id, chunks=chunks, namespace=state.namespace or b"", ttl_s=state.controls.ttl_s)
-        for chunk, (blocks, size) in zip(asked, held, strict=True):
+        return len(chunks) if self._send(grant, body, held) else 0
+
+    def _send(self, grant: _Grant, body: Grant, held: list[tuple[list[Any], int]]) -> bool:
+        """Holds the blocks, then asks. Returns False where there is no connection."""
+        for chunk, (blocks, size) in zip(grant.chunks, held, strict=True):
             chunk.hold = self._held.hold(blocks, size)
         tag = self._client.ask(Op.GRANT, body, lambda reply: self._on_reply(grant, reply))
         if tag is None:
@@ -195,8 +190,8 @@ class Stores:
             return False
         grant.tag = tag
         self._open[tag] = grant
-        for chunk in asked:
-            progress.mark(chunk.index, ASKED)
+        for chunk in grant.chunks:
+            grant.progress.mark(chunk.index, ASKED)
         return True
 
     def _on_reply(self, grant: _Grant, reply: Reply) -> None:
@@ -442,8 +437,6 @@ class Stores:
         with self._lock:
             self._aborts.pop(tag, None)
 
-    # -- small things
-
     def _size(self, begin: int, end: int, geometry: Geometry) -> int:
         return (end - begin) * geometry.token_bytes * self._world
 
@@ -481,11 +474,3 @@ def _blocks_of(
         else:
             return None
     return groups, tuple(ids), held
-
-
-def _packed_blocks(hashes: Sequence[bytes], begin: int, end: int, geometry: Geometry) -> bytes:
-    count = (end - begin) // geometry.hash_block
-    if count > MAX_BLOCK_HASHES:
-        return b""
-    packed = b"".join(hashes[begin // geometry.hash_block : end // geometry.hash_block])
-    return packed if len(packed) == count * HASH_BYTES else b""

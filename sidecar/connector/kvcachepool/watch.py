@@ -142,13 +142,11 @@ def _quietly(hook: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
 
 
 def _tell(core: Any, hook: str, said: Any) -> None:
-    """Calls a hook of our connectors on the scheduler side."""
     for connector in _ours(core.scheduler.get_kv_connector()):
         getattr(connector, hook)(said)
 
 
 def _tell_worker(hook: str) -> None:
-    """Calls a hook of our connectors on the worker side."""
     from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 
     if has_kv_transfer_group():

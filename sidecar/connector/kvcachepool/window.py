@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .client import Client, Reply
@@ -32,13 +33,13 @@ _ANSWER_S = 30.0
 _EARLY = ("cpu",)
 
 
+@dataclass(eq=False)
 class Lost:
     """Grants of a store that the sidecar may still copy for. `boot`: which did; `gone_at`: when that was seen gone."""
 
-    def __init__(self, body: Sections, boot: int) -> None:
-        self.body = body
-        self.boot = boot
-        self.gone_at: float | None = None
+    body: Sections
+    boot: int
+    gone_at: float | None = None
 
 
 class WindowKeeper:

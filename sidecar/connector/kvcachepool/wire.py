@@ -69,7 +69,6 @@ class Header(NamedTuple):
 
 
 def encode_header(op: int, flags: int, tag: int, length: int) -> bytes:
-    """Header bytes for the wire."""
     return _HEADER.pack(length, PROTOCOL_VERSION, op, flags, tag)
 
 

@@ -12,11 +12,13 @@ process; what HELLO's list does not name is not written any more.
 from __future__ import annotations
 
 import atexit
+import functools
 import logging
 import threading
 import time
 import weakref
 from collections import deque
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,13 +26,14 @@ import torch
 from . import keys
 from .client import Client, Held, Reply, say_off
 from .copier import Copier, copier_of
+from .copy_job import copy_job
 from .copy_window import WindowCopier, WindowLostError
 from .jobs import STORE, Ended, EndedLoad, Job, StepMetadata, WorkerReport
 from .layout import Layout, Ranks, Unserved, detect
 from .messages import HelloReply, Register, RegisterReply, Report, Sections
 from .pieces import Plan, Planner
 from .rank import current_device_uuid, current_ranks, instance, registration, vllm_version
-from .shared import Mapping, fence, shared
+from .shared import Mapping, shared
 from .weights import Digests
 from .window import WindowKeeper
 from .wire import Op
@@ -47,7 +50,7 @@ _PAUSED_STORE_S = 1.0
 _LOOK_AGAIN_S = 1.0
 _REPORT_EVERY_S = 1.0
 #: Refusals of a stage that say more of the window than of the job.
-_BROKEN_WINDOW = ("CopyFailed", "BadRecord", "Closed")
+_BROKEN_WINDOW = ("/windowCopyFailed", "/windowBadRecord", "/windowClosed")
 _MAX_FAILURES_IN_A_ROW = 3
 _EXIT_WAIT_S = 2.0
 #: A rank registers this late at most because the hash of its weights is not known: small models need less.
@@ -56,17 +59,14 @@ _WEIGHTS_WAIT_S = 1.5
 _FINAL = {"DescriptorMismatch", "SectionTooLarge", "MultiNodeUnsupported", "HashAlgorithmRefused", "BadBody"}
 
 
+@dataclass(slots=True, eq=False)
 class _Task:
     """A job from its arrival to its end. `event`: point of the model's work that the copy waits for."""
 
-    __slots__ = ("begun", "event", "job", "plan", "queued_at")
-
-    def __init__(self, job: Job, plan: Plan | None) -> None:
-        self.job = job
-        self.plan = plan
-        self.event: object = None
-        self.queued_at = time.monotonic()
-        self.begun = False
+    job: Job
+    plan: Plan | None
+    event: object = None
+    queued_at: float = field(default_factory=time.monotonic)
 
 
 class Worker:
@@ -139,8 +139,7 @@ class Worker:
         """
         with self._wake:
             self._asleep = True
-            for task in [*self._queue, *self._arrived]:
-                self._drop(task, "asleep")
+            self._drop_all("asleep")
             while self._running is not None:
                 self._wake.wait(1.0)
 
@@ -269,6 +268,10 @@ class Worker:
         self._count(f"{task.job.kind}Dropped/{why}")
         self._finish(task, False, True)
 
+    def _drop_all(self, why: str) -> None:
+        for task in [*self._queue, *self._arrived]:
+            self._drop(task, why)
+
     def _finish(self, task: _Task, good: bool, tell: bool) -> None:
         """The one place where a job ends. tell: COMMIT or ABORT its sections."""
         if task.job.kind == STORE:
@@ -339,28 +342,35 @@ class Worker:
             return None
         task = runnable[0]
         self._queue.remove(task)
-        task.begun = True
         self._running = task
         if windows is not None:
             windows.job_begins()
         return task
 
     def _run(self, task: _Task, mapping: Mapping | None, copier: Copier, window: WindowCopier | None) -> None:
-        good = lost = False
+        failure, lost = "", False
         crashed: Exception | None = None
         start = time.monotonic()
         try:
-            good = self._copy(task, mapping, copier, window)
+            failure = copy_job(task.job, task.plan, task.event, mapping, copier, window)
         except WindowLostError as error:
             logger.warning("a window was lost in the middle of job %d: %s", task.job.id, error)
             lost = True
         except Exception as error:
             logger.exception("copying job %d failed", task.job.id)
             crashed = error
-            self._quiesce(copier)
+            try:
+                copier.synchronize()
+            except Exception:
+                logger.exception("the copy stream could not be synchronised")
         took = time.monotonic() - start
+        good = not failure and not lost and crashed is None
         with self._wake:
             self._running = None
+            if failure:
+                self._count(failure)
+            if failure.endswith(_BROKEN_WINDOW):
+                self._give_window_up(window, f"{failure.rpartition('/window')[2]}: the sidecar refused a stage")
             if good and task.plan is not None:
                 kind = task.job.kind
                 self._report.copied_bytes[kind] = self._report.copied_bytes.get(kind, 0) + task.plan.nbytes
@@ -392,64 +402,14 @@ class Worker:
             body = Sections(region=task.job.region, refs=task.plan.packed)
             self._windows.lose(self._client, window.boot, body)
 
-    def _give_window_up(self, window: WindowCopier, message: str) -> None:
+    def _give_window_up(self, window: WindowCopier | None, message: str) -> None:
         """The worker copies itself from now on. The lock is held."""
-        if self._windows is not None and self._windows.live is window:
+        if self._windows is not None and self._windows.live is window is not None:
             self._windows.give_up(message)
-
-    def _copy(self, task: _Task, mapping: Mapping | None, copier: Copier, window: WindowCopier | None) -> bool:
-        plan = task.plan
-        if plan is None or mapping is None or mapping.region != task.job.region:
-            self._count_locked(f"{task.job.kind}Failed/region")
-            return False
-        slots, generations = plan.refs.slots, plan.refs.generations
-        if not mapping.inside(slots, plan.refs.lengths):
-            self._count_locked(f"{task.job.kind}Failed/bounds")
-            return False
-        if window is None:
-            mapping.populate(slots, plan.refs.lengths)
-        if task.job.kind == STORE:
-            owner = shared().lock_number
-            if owner is None or not mapping.granted_to(owner, slots, generations):
-                self._count_locked("storeDropped/notGranted")
-                return False
-            if not self._move(task, plan, copier, window):
-                return False
-            fence()
-            return True
-        if not mapping.same_generation(slots, generations):
-            self._count_locked("loadFailed/generation")
-            return False
-        if not self._move(task, plan, copier, window):
-            return False
-        fence()
-        if not mapping.same_generation(slots, generations):
-            self._count_locked("loadFailed/generation")
-            return False
-        return True
-
-    def _move(self, task: _Task, plan: Plan, copier: Copier, window: WindowCopier | None) -> bool:
-        """Moves the bytes, by the window where there is one. False: the sidecar refused, and nothing moves any more."""
-        if window is None:
-            copier.copy(task.job.kind, plan.pieces, task.event)
-            return True
-        reason = window.copy(task.job.kind, plan, task.event)
-        if reason:
-            with self._wake:
-                self._count(f"{task.job.kind}Failed/window{reason}")
-                if reason in _BROKEN_WINDOW:
-                    self._give_window_up(window, f"{reason}: the sidecar refused a stage")
-        return not reason
 
     def _count_locked(self, event: str) -> None:
         with self._wake:
             self._count(event)
-
-    def _quiesce(self, copier: Copier) -> None:
-        try:
-            copier.synchronize()
-        except Exception:
-            logger.exception("the copy stream could not be synchronised")
 
     # -- the client's hooks (reader thread)
 
@@ -472,9 +432,7 @@ class Worker:
     def on_hello(self, reply: HelloReply) -> None:
         mapping = shared().mapping
         if reply.memory in ("sent", "held") and mapping is not None:
-            with self._wake:
-                fresh = self._mapping is not mapping
-            if fresh and not self._attach(mapping):
+            if self._mapping is not mapping and not self._attach(mapping):
                 return
             with self._wake:
                 if mapping.closed:
@@ -490,8 +448,9 @@ class Worker:
             with self._wake:
                 self._windows.greeted(client, reply.boot)
                 self._wake.notify_all()
-        body = self._describe(register, reply.settings.chunk_tokens)
-        client.ask(Op.REGISTER, body, self._on_registered)
+        chunk_tokens = reply.settings.chunk_tokens
+        register.chunk_tokens = keys.effective_chunk_tokens(chunk_tokens, register.scheduler_block_tokens)
+        client.ask(Op.REGISTER, register, self._on_registered)
 
     def _attach(self, mapping: Mapping) -> bool:
         try:
@@ -506,10 +465,6 @@ class Worker:
     def _go_off_later(self, reason: str, message: str) -> None:
         """For threads that going off waits for."""
         threading.Thread(target=self._go_off, args=(reason, message), name="kvcachepool-off", daemon=True).start()
-
-    def _describe(self, register: Register, chunk_tokens: int) -> Register:
-        register.chunk_tokens = keys.effective_chunk_tokens(chunk_tokens, register.scheduler_block_tokens)
-        return register
 
     def _on_registered(self, reply: Reply) -> None:
         if reply.error is not None:
@@ -540,8 +495,7 @@ class Worker:
     def before_unmap(self) -> None:
         with self._wake:
             self._mapping = None
-            for task in [*self._queue, *self._arrived]:
-                self._drop(task, "unmapped")
+            self._drop_all("unmapped")
             if self._windows is not None:
                 self._windows.retire()
             while self._running is not None:
@@ -559,9 +513,12 @@ class Worker:
     def _connect(self, layout: Layout, ranks: Ranks, version: str) -> None:
         try:
             digests = Digests()
-            pending = self._describe_rank(layout, ranks, digests)
+            of_rank = layout, ranks, self._device_uuid, digests
+            describe = functools.partial(registration, self._config, self._kv_cache_config, *of_rank)
+            # What is registered with the next HELLO, and whether the hash of the weights is missing in it.
+            self._register, pending = describe()
             if pending and digests.work(_WEIGHTS_WAIT_S):
-                pending = self._describe_rank(layout, ranks, digests)
+                self._register, pending = describe()
             client = Client("worker", instance(self._config), ranks.rank, version, self._socket_path, self)
             with self._wake:
                 if self.off_reason:
@@ -571,20 +528,13 @@ class Worker:
             if pending:
                 while pending and not self.off_reason:
                     digests.work(None)
-                    pending = self._describe_rank(layout, ranks, digests)
+                    self._register, pending = describe()
                 client.reconnect()
         except Unserved as error:
             self._go_off(error.reason, str(error))
         except Exception as error:
             logger.exception("the worker side could not be described")
             self._go_off("RegisterFailed", str(error))
-
-    def _describe_rank(self, layout: Layout, ranks: Ranks, digests: Digests) -> bool:
-        """Sets the REGISTER for the next HELLO. Returns whether the hash of the weights is still missing in it."""
-        self._register, pending = registration(
-            self._config, self._kv_cache_config, layout, ranks, self._device_uuid, digests
-        )
-        return pending
 
     def end_copies(self, timeout_s: float) -> None:
         """Begins no further copy and waits for the one under way, at most this long: the process ends."""
@@ -600,8 +550,7 @@ class Worker:
         with self._wake:
             first = not self.off_reason
             self.off_reason = self.off_reason or reason
-            for task in [*self._queue, *self._arrived]:
-                self._drop(task, "off")
+            self._drop_all("off")
         if not first:
             return
         client = self._client

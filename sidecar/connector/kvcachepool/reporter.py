@@ -1,5 +1,5 @@
-"""What goes between the scheduler side and the sidecar beside the work: REPORTs and PROBEs without hurry out, events of
-the pool in.
+"""The background exchange with the sidecar: a thread sends REPORTs and renews aged PROBEs, and EVENTS brings the pool's
+events for vLLM's KV events.
 """
 
 from __future__ import annotations
@@ -18,32 +18,27 @@ from .wire import Op
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
-    from .lookups import Lookup
+    from .probes import Lookup
 
 _EVENTS_WAIT_MS = 10_000
 _REPORT_EVERY_S = 0.2
 _RETRY_S = 1.0
-_ASK_ANEW_EVERY_S = 1.0
+_RENEW_EVERY_S = 1.0
 #: A sidecar that is away for longer serves nothing as far as routers are told.
 _AWAY_S = 5.0
 #: An idle engine steps for so long after its start until the first snapshot is there to be told.
 _FIRST_SNAPSHOT_S = 3.0
 
 
-class Telling:
+class Reporter:
     """REPORTs leave by a thread of their own, soon after something was counted; EVENTS is one long poll at a time, or
     the pages of a snapshot where nothing is known yet or events were lost.
     """
 
-    def __init__(
-        self, client: Client, counters: Counters, group: EventGroup | None, ask_anew: Callable[[], None]
-    ) -> None:
-        """`group`: the KV group of the events; None = vLLM publishes no KV events, so none are asked for. `ask_anew` is
-        called about once a second.
-        """
+    def __init__(self, client: Client, counters: Counters, group: EventGroup | None) -> None:
+        """`group`: the KV group of the events; None = vLLM publishes no KV events, so none are asked for."""
         self._client = client
         self._counters = counters
-        self._ask_anew = ask_anew
         self._feed = EventFeed(group) if group is not None else None
         self._cursor = self._boot = 0
         self._stale = True  # the next EVENTS asks for a snapshot
@@ -54,12 +49,11 @@ class Telling:
         self._local_blocks: Any = None
         self._stop = threading.Event()
 
-    def start(self) -> None:
-        """Starts the thread."""
-        threading.Thread(target=self._report, name="kvcachepool-report", daemon=True).start()
+    def start(self, renew: Callable[[], None]) -> None:
+        """Starts the thread, which also calls `renew` about once a second."""
+        threading.Thread(target=self._report, args=(renew,), name="kvcachepool-report", daemon=True).start()
 
     def stop(self) -> None:
-        """Ends the thread."""
         self._stop.set()
         self._counters.dirty.set()
 
@@ -102,12 +96,9 @@ class Telling:
         """The pool has these chunks of the request."""
         if self._feed is None:
             return
-        size = lookup.geometry.chunk
-        ends = [min((index + 1) * size, lookup.chunks.tokens) for index in range(len(lookup.chunks))]
-        for index, end in enumerate(ends):
-            if states[index : index + 1] != bytes([CHUNK_READY]) or self._feed.knows(lookup.hash_of(index)):
-                continue
-            self._feed.note(request, index * size, end)
+        for index, state in enumerate(states):
+            if state == CHUNK_READY and not self._feed.knows(lookup.hash_of(index)):
+                self._feed.note(request, lookup.end_of(index), lookup.end_of(index + 1))
 
     def forget(self) -> None:
         """Nothing that was stored before is found any more."""
@@ -176,11 +167,11 @@ class Telling:
 
     # -- REPORTs
 
-    def _report(self) -> None:
+    def _report(self, renew: Callable[[], None]) -> None:
         dirty = self._counters.dirty
         while not self._stop.is_set():
-            reporting = dirty.wait(_ASK_ANEW_EVERY_S)
-            self._ask_anew()
+            reporting = dirty.wait(_RENEW_EVERY_S)
+            renew()
             self._watch()
             if not reporting:
                 continue

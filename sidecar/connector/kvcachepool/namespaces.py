@@ -1,33 +1,61 @@
-"""Which LoRA adapters have a name for their KV: those whose content is known and never changed under their name."""
+"""In whose name the KV of requests is cached: epochs, and LoRA adapters whose content is known and never changed under
+their name.
+"""
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from typing import Any
 
 from .adapter_files import AdapterHashes
-from .controls import Uncacheable
+from .controls import Uncacheable, namespace
+from .reporter import Reporter
+from .requests import RequestState
 
 #: Reason for which an adapter is not cached yet.
 CONTENT_UNKNOWN = "loraContentUnknown"
 
 
-class Adapters:
-    """What this engine has loaded. Its methods are called with the scheduler side's lock held.
+class Namespaces:
+    """Its methods are called with the scheduler side's lock held. `epoch`: what was drawn last, empty before.
 
     vLLM tells adapters apart by id, and KV of its own prefix cache by name and path. Both may stand for other weights
     after a while; then nobody knows which of them made a block, so it is not cached any more.
     """
 
-    def __init__(self, on_known: Callable[[str], None]) -> None:
+    def __init__(self, reporter: Reporter, on_known: Callable[[str], None]) -> None:
         """`on_known` is called with an adapter's path, on a background thread, when its content is known for all uses
         that began before."""
+        self.epoch = ""
         self.hashes = AdapterHashes(on_known)
+        self._reporter = reporter
         self._replaced: set[int] = set()
         self._contents: dict[tuple[str, str], bytes] = {}
 
-    def digest(self, lora: Any, since_s: float) -> bytes:
+    def assign(self, state: RequestState) -> None:
+        """Gives the request its namespace, or the reason why it is not cached."""
+        try:
+            state.namespace = namespace(
+                state.request, state.controls, self.epoch, lambda lora: self._digest(lora, state.since_s)
+            )
+            state.refusal = ""
+            self._reporter.serve(state.namespace, state.request.lora_request, state.controls.tags)
+        except Uncacheable as reason:
+            state.namespace = None
+            state.refusal = str(reason)
+
+    def begin_anew(self, state: RequestState) -> None:
+        """The request holds no blocks: what it will hold is of the present epoch, and is stored from the beginning."""
+        state.begin_anew()
+        self.assign(state)
+
+    def draw_epoch(self) -> None:
+        """Requests share nothing with what was computed before."""
+        self.epoch = os.urandom(16).hex()
+
+    def _digest(self, lora: Any, since_s: float) -> bytes:
         """Content hash of an adapter's files, for a use that began then (monotonic). Raises `Uncacheable`."""
         if lora.lora_int_id in self._replaced:
             self._contents[lora.lora_name, lora.lora_path] = b""  # its blocks may be of the weights before or after
@@ -39,11 +67,11 @@ class Adapters:
             raise Uncacheable("loraContentChanged")
         return digest
 
-    def soon(self, lora: Any) -> bool:
+    def known_soon(self, lora: Any) -> bool:
         """Whether an adapter that is `CONTENT_UNKNOWN` may be known at the next step."""
         return self.hashes.soon(lora.lora_path, lora.lora_int_id)
 
-    def loaded(self, lora: Any) -> bool:
+    def adapter_loaded(self, lora: Any) -> bool:
         """vLLM is about to load this adapter. Returns whether that puts other weights under an id that has some."""
         if not getattr(lora, "load_inplace", False):
             self.hashes.get(lora.lora_path, lora.lora_int_id, time.monotonic())  # hashes it as it is now
@@ -51,7 +79,3 @@ class Adapters:
         first = lora.lora_int_id not in self._replaced
         self._replaced.add(lora.lora_int_id)
         return first
-
-    def close(self) -> None:
-        """Ends the background threads."""
-        self.hashes.close()

@@ -1,0 +1,39 @@
+"""The copy of one job: the checks before and after it, by which no byte reaches, or leaves, a slot of another chunk."""
+
+from __future__ import annotations
+
+from .copier import Copier
+from .copy_window import WindowCopier
+from .jobs import STORE, Job
+from .pieces import Plan
+from .shared import Mapping, fence, shared
+
+
+def copy_job(
+    job: Job, plan: Plan | None, event: object, mapping: Mapping | None, copier: Copier, window: WindowCopier | None
+) -> str:
+    """Moves the job's bytes, by the window where there is one, and behind `event`, a point of the model's work.
+
+    Returns "" where all of them arrived, else the name of the event to count: then nothing of it moves any more.
+    """
+    if plan is None or mapping is None or mapping.region != job.region:
+        return f"{job.kind}Failed/region"
+    slots, generations = plan.refs.slots, plan.refs.generations
+    if not mapping.inside(slots, plan.refs.lengths):
+        return f"{job.kind}Failed/bounds"
+    if window is None:
+        mapping.populate(slots, plan.refs.lengths)
+    if job.kind == STORE:
+        owner = shared().lock_number
+        if owner is None or not mapping.granted_to(owner, slots, generations):
+            return "storeDropped/notGranted"
+    elif not mapping.same_generation(slots, generations):
+        return "loadFailed/generation"
+    if window is None:
+        copier.copy(job.kind, plan.pieces, event)
+    elif refusal := window.copy(job.kind, plan, event):
+        return f"{job.kind}Failed/window{refusal}"
+    fence()
+    if job.kind != STORE and not mapping.same_generation(slots, generations):
+        return "loadFailed/generation"
+    return ""

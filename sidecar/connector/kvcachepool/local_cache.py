@@ -1,0 +1,45 @@
+"""What vLLM's own prefix cache holds, without asking its scheduler."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .keys import Geometry
+from .requests import RequestState
+
+
+class LocalCache:
+    """`pool`: vLLM's block pool, once it is known. `outdated`: the cache may hold KV of earlier weights."""
+
+    def __init__(self) -> None:
+        self.pool: Any = None
+        self.outdated = False
+
+    def check_outdated(self, requests: Mapping[str, RequestState]) -> None:
+        """It holds nothing from before a change of weights once it was empty, and no request that ran then is left."""
+        cached = getattr(self.pool, "cached_block_hash_to_block", None)
+        if cached is not None and not len(cached) and not any(state.stale for state in requests.values()):
+            self.outdated = False
+
+    def held(self, hashes: Sequence[bytes], geometry: Geometry) -> int | None:
+        """A hint: tokens of a prompt that the only KV group holds, in whole scheduler blocks; None = unknown.
+
+        Galloping, then halving: a prefix is held or not, so a dozen reads do for 128k tokens. Only reads, so any thread
+        may ask; what changes meanwhile makes the hint stale, not wrong.
+        """
+        pool = self.pool
+        if len(geometry.groups) != 1 or not getattr(pool, "enable_caching", False):
+            return None
+        low, high = 0, 1
+        while high <= len(hashes) and pool.get_cached_block(hashes[high - 1], [0]):
+            low, high = high, high * 2
+        high = min(high, len(hashes) + 1)
+        while high - low > 1:
+            middle = (low + high) // 2
+            if pool.get_cached_block(hashes[middle - 1], [0]):
+                low = middle
+            else:
+                high = middle
+        tokens = low * geometry.hash_block
+        return tokens - tokens % geometry.scheduler_block

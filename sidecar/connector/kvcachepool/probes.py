@@ -1,0 +1,231 @@
+"""One PROBE, its answers, and how many tokens of a request they allow to load. Nothing here sends."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from .client import Reply
+from .keys import HASH_BYTES, Chunks, Geometry
+from .messages import CHUNK_READY, MEMORY, TIERS, ProbeReply
+from .shared import NO_SLOT
+
+_REF_BYTES = 16
+_READY = bytes([CHUNK_READY])
+_READY_OR_PENDING = b"\x01\x02"
+#: Answers of such an age are asked for anew while a request waits (soft pins expire after 30 s); drawn per lookup, so
+#: that requests which arrived together do not ask together.
+RENEW_AFTER_S = (8.0, 16.0)
+#: Answers of this age are no longer used.
+STALE_AFTER_S = 25.0
+
+
+class LookupResult(NamedTuple):
+    """The answers to a lookup so far.
+
+    answer: the newest that fits the PROBE. error: why there is no better one. final: no more follow.
+    """
+
+    answer: ProbeReply | None
+    error: str
+    final: bool
+    arrived_s: float
+
+
+@dataclass(slots=True, eq=False)
+class Lookup:
+    """One PROBE and its answers.
+
+    The reader thread replaces `result` as a whole, so its fields always belong together. All other fields are the
+    engine's.
+    """
+
+    geometry: Geometry
+    chunks: Chunks
+    hashes: bytes
+    num_tokens: int
+    local: int | None
+    connection: int
+    epoch: str
+    tag: int | None = None
+    sent_s: float = field(default_factory=time.monotonic)
+    renew_after_s: float = field(default_factory=lambda: random.uniform(*RENEW_AFTER_S))
+    renewed: bool = False
+    result: LookupResult | None = None
+    waiter: threading.Event | None = None
+
+    def on_reply(self, reply: Reply) -> None:
+        """Takes one answer, on the reader thread. One that does not fit the question counts as an empty final one."""
+        before = self.result or LookupResult(None, "", False, 0.0)
+        answer, error = before.answer, before.error
+        if reply.error is not None:
+            error = reply.error.code
+        else:
+            try:
+                read = reply.read(ProbeReply)
+            except Exception:
+                read = None
+            if read is None or not self._fits(read):
+                error = "BadAnswer"
+            else:
+                answer, error = read, read.reason or error
+        self.result = LookupResult(answer, error, before.final or not reply.partial, time.monotonic())
+        waiter = self.waiter
+        if waiter is not None:
+            waiter.set()
+
+    def _fits(self, answer: ProbeReply) -> bool:
+        if answer.reason and not answer.states:
+            answer.states = bytes(len(self.chunks))
+        ready = answer.states.count(_READY)
+        size = len(answer.refs)
+        whole = ready == 0 or (size > 0 and size % (ready * _REF_BYTES) == 0)
+        return whole and len(answer.states) == len(self.chunks)
+
+    def wait(self, timeout_s: float, known: LookupResult | None = None) -> bool:
+        """Waits with the GIL released for an answer newer than `known`; is it there? Call without any lock."""
+        if self.result is known:
+            self.waiter = threading.Event()
+            if self.result is known:
+                self.waiter.wait(timeout_s)
+        return self.result is not known
+
+    def matches(self, block_hashes: list[bytes], num_tokens: int) -> bool:
+        """Whether the request still has the tokens that were asked for (a session may have edited them)."""
+        if self.num_tokens != num_tokens:
+            return False
+        index = self.chunks.tokens // self.geometry.hash_block - 1
+        return index < len(block_hashes) and block_hashes[index] == self.hashes[-HASH_BYTES:]
+
+    def end_of(self, chunk: int) -> int:
+        """Tokens up to and with the first `chunk` chunks."""
+        if chunk <= self.chunks.full:
+            return chunk * self.geometry.chunk
+        return self.chunks.tokens
+
+    def hash_of(self, chunk: int) -> bytes:
+        """Hash by which a chunk was asked for."""
+        return self.hashes[chunk * HASH_BYTES : (chunk + 1) * HASH_BYTES]
+
+
+def refs_of(answer: ProbeReply, first: int, last: int) -> list[bytes]:
+    """Packed references of chunks `first..last`, all of which are ready in this very answer; one entry per chunk."""
+    if first >= last:
+        return []
+    per_chunk = len(answer.refs) // answer.states.count(_READY)
+    begin = answer.states.count(_READY, 0, first) * per_chunk
+    return [answer.refs[at : at + per_chunk] for at in range(begin, begin + (last - first) * per_chunk, per_chunk)]
+
+
+class Plan(NamedTuple):
+    """A hit that was promised: tokens `local..end` from chunks `first..last` of one answer to the lookup.
+
+    The lookup may have a later answer by now, in which one of these chunks is gone: its references are others'.
+    """
+
+    lookup: Lookup
+    answer: ProbeReply
+    local: int
+    end: int
+    first: int
+    last: int
+
+    @property
+    def tokens(self) -> int:
+        """Tokens beyond what the engine holds itself."""
+        return self.end - self.local
+
+
+class Worth(NamedTuple):
+    """What an answer is worth: tokens readable now, and tokens readable once what is pending has landed.
+
+    held_end: of the latter, those that no tier below memory has to do with.
+    """
+
+    ready: Plan
+    pending_end: int
+    held_end: int
+
+
+def weigh(lookup: Lookup, answer: ProbeReply, local: int, limit: int) -> Worth:
+    """The longest hits behind `local` tokens, up to `limit`, by one answer to the lookup.
+
+    "Contiguous" starts at the local boundary. Where a group keeps only a window, a hit ends where that window is
+    there too, and one token before the request's end.
+
+    Args:
+        limit: tokens of the request, or fewer where the caller caps the load; a multiple of the scheduler's block, or
+        the end.
+    """
+    geometry = lookup.geometry
+    first = local // geometry.chunk
+    if local >= lookup.chunks.tokens:
+        return Worth(Plan(lookup, answer, local, local, first, first), local, local)
+    states = answer.states[first:]
+    readable = ready = first + len(states) - len(states.lstrip(_READY))
+    pending = first + len(states) - len(states.lstrip(_READY_OR_PENDING))
+    there = answer.tiers[first:pending]
+    held = first + len(there) - len(there.lstrip(MEMORY))
+    if geometry.has_windows:
+        limit = min(limit, lookup.num_tokens - 1)
+        while ready > first and (
+            lookup.end_of(ready) > limit or not _windows_there(lookup, answer, local, first, ready)
+        ):
+            ready -= 1
+        while pending > ready and lookup.end_of(pending) > limit:
+            pending -= 1
+    end = max(local, min(lookup.end_of(ready), limit))
+    last = ready
+    while last > first and lookup.end_of(last - 1) >= end:
+        last -= 1
+    # Where nothing is on its way, what lacks a window will lack it.
+    pending_end = max(end, min(lookup.end_of(pending), limit)) if pending > readable else end
+    held_end = max(local, min(lookup.end_of(held), pending_end))
+    return Worth(Plan(lookup, answer, local, end, first, last), pending_end, held_end)
+
+
+def _windows_there(lookup: Lookup, answer: ProbeReply, local: int, first: int, last: int) -> bool:
+    """Whether chunks `first..last` hold every window group as far back from their end as its attention looks."""
+    end = lookup.end_of(last)
+    refs = refs_of(answer, first, last)
+    section = 0
+    for group in lookup.geometry.groups:
+        count = group.shards
+        if group.window_tokens:
+            begin = max(local, (end - group.window_tokens) // group.block_tokens * group.block_tokens)
+            for chunk in range(last - 1, first - 1, -1):
+                if lookup.end_of(chunk + 1) <= begin:
+                    break
+                slots = np.frombuffer(refs[chunk - first], dtype="<u4").reshape(-1, 4)[section : section + count, 0]
+                if len(slots) != count or (slots == NO_SLOT).any():
+                    return False
+        section += count
+    return True
+
+
+def unasked(lookup: Lookup, answer: ProbeReply, local: int) -> bool:
+    """Whether lower tiers were not asked for a chunk that is not ready, between `local` and what the lookup named as
+    held locally: vLLM has evicted it since.
+    """
+    chunk = lookup.geometry.chunk
+    states = answer.states[local // chunk : (lookup.local or 0) // chunk]
+    return bool(states.strip(_READY))
+
+
+def tier_tokens(plan: Plan) -> dict[str, int]:
+    """Tokens of a plan by the name of the tier that they come from; they add up to `plan.tokens`."""
+    lookup, tiers = plan.lookup, plan.answer.tiers
+    tokens: dict[str, int] = {}
+    begin = plan.local
+    for chunk in range(plan.first, plan.last):
+        end = min(plan.end, lookup.end_of(chunk + 1))
+        name = TIERS.get(tiers[chunk], "memory") if chunk < len(tiers) else "memory"
+        if end > begin:
+            tokens[name] = tokens.get(name, 0) + end - begin
+        begin = max(begin, end)
+    return tokens

@@ -1,0 +1,75 @@
+"""REGISTER, once per connection: only behind it does the sidecar answer PROBEs and GRANTs."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from . import keys
+from .client import Client, Reply
+from .keys import Geometry
+from .messages import Register
+from .metrics import Counters
+from .reporter import Reporter
+from .wire import Op
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+logger = logging.getLogger("kvcachepool")
+
+
+class Registration:
+    """Its methods are called with the scheduler side's lock held.
+
+    geometry: sizes of this engine; another object after a HELLO with another chunk size. world: ranks of the engine.
+    """
+
+    def __init__(
+        self, client: Client, counters: Counters, reporter: Reporter, vllm_config: VllmConfig, geometry: Geometry
+    ) -> None:
+        self.client = client
+        self.counters = counters
+        self.reporter = reporter
+        self.geometry = geometry
+        self.world = int(vllm_config.parallel_config.world_size)
+        self._config = vllm_config
+        self._algorithm = str(vllm_config.cache_config.prefix_caching_hash_algo)
+        self._connection = 0  # the one that REGISTER went out on
+
+    def ensure(self) -> bool:
+        """Whether PROBEs and GRANTs are behind a REGISTER on this connection; sends it where it is time."""
+        client = self.client
+        if not client.connected:
+            return False
+        if self._connection == client.connection:
+            return True
+        hashing = keys.hashing(self._algorithm, self.geometry.hash_block)
+        if hashing is None:
+            return False
+        body = Register(
+            world=self.world,
+            local_world=int(getattr(self._config.parallel_config, "local_world_size", 0) or self.world),
+            scheduler_block_tokens=self.geometry.scheduler_block,
+            chunk_tokens=self.geometry.chunk,
+            hashing=hashing,
+        )
+        if client.ask(Op.REGISTER, body, self._on_reply) is None:
+            return False
+        self._connection = client.connection
+        self.reporter.ask_events(client.connection)
+        return True
+
+    def _on_reply(self, reply: Reply) -> None:
+        if reply.error is not None:
+            self.counters.event(f"registerRefused/{reply.error.code}")
+            logger.warning("the sidecar refused this engine: %s: %s", reply.error.code, reply.error.message)
+
+    def take_chunk_tokens(self, chunk_tokens: int) -> bool:
+        """Takes the chunk size of a HELLO. Returns whether it is another one: lookups and stores then begin anew."""
+        old = self.geometry
+        chunk = keys.effective_chunk_tokens(chunk_tokens, old.scheduler_block)
+        if chunk == old.chunk:
+            return False
+        self.geometry = Geometry(old.scheduler_block, old.hash_block, chunk, old.groups)
+        return True

@@ -1,0 +1,173 @@
+"""What concerns all requests of the scheduler side at once: the connection, the epoch, recovery after a bug.
+
+`Session` builds the parts that own the state of lookups, loads and stores. No part knows it, or `scheduler`, which
+hands it vLLM's calls.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from typing import TYPE_CHECKING, Any
+
+from . import keys
+from .client import Client, Held
+from .kv_events import event_group
+from .loads import Loads
+from .local_cache import LocalCache
+from .lookups import Lookups
+from .messages import HelloReply
+from .metrics import Counters
+from .namespaces import Namespaces
+from .prefill import PrefillSpeed
+from .registration import Registration
+from .reporter import Reporter
+from .requests import Progress, RequestState
+from .stores import Stores
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+
+class Session:
+    """The session with the sidecar (`client.Hooks`, on the client's reader thread). `lock` guards all state of all
+    parts; it is never held while waiting, nor over a file system call.
+    """
+
+    def __init__(
+        self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, socket_path: str, engine_version: str
+    ) -> None:
+        """Raises `layout.Unserved` where a KV group cannot be served."""
+        transfer = vllm_config.kv_transfer_config
+        instance = str((transfer.engine_id if transfer is not None else None) or "")
+        self.lock = threading.RLock()
+        self.client = Client("scheduler", instance, 0, engine_version, socket_path, self)
+        self.counters = Counters()
+        self.speed = PrefillSpeed()
+        self.local_cache = LocalCache()
+        self.requests: dict[str, RequestState] = {}
+        geometry = keys.geometry(vllm_config, kv_cache_config, self.client.settings.chunk_tokens)
+        events = vllm_config.kv_events_config
+        publishes = events is not None and events.enable_kv_cache_events
+        group = event_group(kv_cache_config, geometry) if publishes else None
+        self.reporter = Reporter(self.client, self.counters, group)
+        self.registration = Registration(self.client, self.counters, self.reporter, vllm_config, geometry)
+        self.namespaces = Namespaces(self.reporter, lambda path: self.lookups.adapter_known(path))
+        job_ids = itertools.count(1)
+        step_tokens = int(vllm_config.scheduler_config.max_num_batched_tokens)
+        self.loads = Loads(self.client, self.counters, job_ids)
+        self.stores = Stores(self.registration, self.namespaces, self.lock, job_ids, step_tokens)
+        self.lookups = Lookups(
+            self.registration, self.namespaces, self.lock, self.requests, self.loads, self.local_cache, self.speed
+        )
+
+    def start(self) -> None:
+        """Connects in the background."""
+        self.client.start()
+        self.reporter.start(self.lookups.renew_aged)
+
+    def bind(self, manager: KVCacheManager) -> None:
+        with self.lock:
+            self.local_cache.pool = manager.block_pool
+            self.stores.bind(manager)
+
+    def shutdown(self) -> None:
+        self.reporter.stop()
+        self.client.go_off("Shutdown")
+        self.namespaces.hashes.close()
+
+    # -- epochs and adapters
+
+    def adapter_loaded(self, lora: Any) -> None:
+        """vLLM is about to load this adapter, or to make sure that it is loaded. Requests that run with the weights it
+        replaces are not cached from here on.
+        """
+        with self.lock:
+            if not self.namespaces.adapter_loaded(lora):
+                return
+            self.lookups.invalidate()
+            for request_id, state in self.requests.items():
+                mine = state.request.lora_request
+                if mine is not None and mine.lora_int_id == lora.lora_int_id:
+                    self.namespaces.assign(state)
+                    self.loads.outdate([request_id])
+
+    def reset(self) -> None:
+        """A fresh epoch: nothing that was cached before is found, or kept under its name, by this process any more."""
+        with self.lock:
+            self.namespaces.draw_epoch()
+            self.lookups.invalidate()
+            self.reporter.forget()
+            self.loads.outdate(self.loads.request_ids())
+            for state in self.requests.values():
+                state.plan = None
+                self.lookups.consume(state)
+                if state.holds_blocks:
+                    state.stale = True
+                else:
+                    self.namespaces.begin_anew(state)
+            self.stores.give_up()
+
+    def weights_changed(self, what: str) -> None:
+        """A fresh epoch, because the engine computes with other weights from here on. vLLM's own prefix cache may go on
+        with KV of the old ones: what is computed behind that is not stored.
+        """
+        with self.lock:
+            self.counters.event(f"epoch/{what}")
+            self.local_cache.outdated = True
+            self.reset()
+
+    # -- the safety net
+
+    def recover(self) -> None:
+        """A hook has failed half-way: nothing is trusted that is not written down elsewhere. Requests that are here
+        load and store nothing any more; stores that the workers do not have are given up.
+        """
+        with self.lock:
+            self.lookups.invalidate()
+            for request_id, state in self.requests.items():
+                state.plan = state.pending_poll = state.lookup = state.asked = None
+                state.failed = state.stale = True
+                state.loading = request_id in self.loads
+            self.stores.give_up()
+            self.lookups.send_releases()
+
+    def turn_off(self, reason: str) -> None:
+        """Ends the session: lookups are misses, and nothing is stored. What workers have goes on to its end."""
+        threading.Thread(target=self.client.go_off, args=(reason,), name="kvcachepool-off", daemon=True).start()
+
+    # -- client.Hooks
+
+    def held(self, region: int | None) -> Held:
+        """Requests whose leases go on: those with a load under way."""
+        with self.lock:
+            return Held(requests=self.loads.request_ids())
+
+    def behind_hello(self) -> None:
+        """Every GRANT that the last connection left unanswered is aborted."""
+        with self.lock:
+            self.stores.repeat_aborts()
+
+    def on_hello(self, reply: HelloReply) -> None:
+        """Takes the settings; another chunk size makes all that is known of requests worthless."""
+        with self.lock:
+            if self.registration.take_chunk_tokens(reply.settings.chunk_tokens):
+                for state in self.requests.values():
+                    self.lookups.consume(state)
+                    state.progress = Progress()
+            self.lookups.invalidate()
+            self.registration.ensure()
+
+    def on_lost(self) -> None:
+        """Nothing that was asked on this connection will be answered."""
+        with self.lock:
+            self.stores.lose()
+            self.lookups.invalidate()
+
+    def before_unmap(self) -> None:
+        """This side touches no memory."""
+
+    def on_off(self, reason: str) -> None:
+        """Lookups are misses from now on."""
