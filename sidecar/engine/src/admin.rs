@@ -8,15 +8,11 @@ use kvcachepool_protocol::key::ChunkKey;
 /// What is known of one chunk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Found {
-    /// Its key.
     pub key: ChunkKey,
     /// Position of its first token.
     pub first_token: u32,
-    /// Tokens.
     pub tokens: u32,
-    /// It can be read.
     pub readable: bool,
-    /// Bytes of its slots.
     pub bytes: u64,
     /// Read leases and soft pins on it.
     pub readers: u32,
@@ -29,7 +25,6 @@ pub struct Found {
 /// Why a pin was not set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum PinError {
-    /// No such chunk.
     #[error("no chunk of that key is in memory")]
     NotFound,
     /// Pins may hold only so much.
@@ -48,11 +43,9 @@ pub struct Usage {
     pub unchecked_chunks: u64,
     /// Slots of a sized segment that nobody uses.
     pub free_slots: u64,
-    /// Slots being written.
     pub granted_slots: u64,
     /// Slots written, digest not taken.
     pub committed_slots: u64,
-    /// Readable slots.
     pub published_slots: u64,
     /// Slots of dead writers.
     pub quarantined_slots: u64,
@@ -60,11 +53,8 @@ pub struct Usage {
     pub used_bytes: u64,
     /// Bytes granted and not committed.
     pub granted_bytes: u64,
-    /// Bytes under read leases.
     pub leased_bytes: u64,
-    /// Bytes under soft pins.
     pub soft_pinned_bytes: u64,
-    /// Bytes under admin pins.
     pub admin_pinned_bytes: u64,
 }
 

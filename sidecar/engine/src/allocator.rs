@@ -34,7 +34,6 @@ struct Segment {
 /// A slot that was taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Taken {
-    /// First row.
     pub row: u32,
     /// The segment has just got another slot size than it may have had: the generations of all rows in it must be raised before
     /// anything else is written.
@@ -76,7 +75,6 @@ impl Allocator {
         self.used_rows
     }
 
-    /// Rows of a segment.
     pub fn segment_rows(&self) -> u32 {
         self.segment_rows
     }

@@ -9,7 +9,6 @@ use super::pace::CHECKS;
 use super::table::{COMMITTED, FREE, PUBLISHED, Table};
 use super::{Action, Engine, Time};
 
-/// A comparison under way.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Check {
     /// Its digests say it: one of an earlier check of the slot may still be on its way.

@@ -10,11 +10,9 @@ pub enum PolicyKind {
     /// A small probation queue before the main one, with a memory of what was evicted from it.
     #[default]
     S3Fifo,
-    /// Least recently used.
     Lru,
     /// Least frequently used, with ageing.
     Lfu,
-    /// Oldest first.
     Fifo,
 }
 
@@ -34,7 +32,6 @@ pub enum Transfer {
     /// What is known to be better on this machine; nothing was measured yet, so it is the worker.
     #[default]
     Auto,
-    /// The worker.
     Engine,
     /// The sidecar, between the arena and a window that the worker fills and empties.
     CudaWindow,
@@ -82,14 +79,12 @@ pub enum WritePolicy {
     /// Each one, after it waited for `put_wait_ms`; the oldest sooner, where those that wait hold half of `put_queue_bytes_max`, or a
     /// sixteenth of the arena: what goes from memory before it was written is lost.
     WriteBack,
-    /// None.
     None,
 }
 
 /// Of what the write policy takes, which chunks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Admission {
-    /// All.
     #[default]
     All,
     /// Those that a request came back for: storing is the first touch, the first load the second.
@@ -102,28 +97,21 @@ pub enum LoadOrRecompute {
     /// The quicker one, once it is known how quick both are.
     #[default]
     Auto,
-    /// It is fetched.
     AlwaysLoad,
 }
 
 /// One tier below memory. All bounds are the tier's own: one that hangs takes nothing from the others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TierConfig {
-    /// Which.
     pub kind: Kind,
-    /// What is written down.
     pub write: WritePolicy,
-    /// Of that, which chunks.
     pub admission: Admission,
-    /// Lookups under way.
     pub lookups_max: u32,
-    /// Chunks being fetched.
     pub fetches_max: u32,
     /// Their bytes; a quarter of what may be granted where that is less. One chunk may always be fetched.
     pub fetch_bytes_max: u64,
     /// Chunks that wait to be fetched.
     pub fetch_queue_max: u32,
-    /// Chunks being written.
     pub puts_max: u32,
     /// Their bytes; a quarter of what may be granted where that is less. One chunk may always be written.
     pub put_bytes_max: u64,
@@ -164,13 +152,11 @@ pub struct Config {
     pub arena_bytes: u64,
     /// Needs a restart.
     pub policy: PolicyKind,
-    /// When hits are checked.
     pub verify: Verify,
     /// With `Background`: age of a check after which a hit is checked again, in ms.
     pub verify_age_ms: u64,
     /// Sweep checks under way at once, after a start.
     pub sweep_in_flight_max: u32,
-    /// Bounds.
     pub limits: Limits,
     /// A soft pin that is not renewed ends after this, in ms.
     pub soft_pin_ms: u64,

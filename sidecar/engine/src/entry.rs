@@ -27,7 +27,6 @@ pub(crate) enum Class {
 }
 
 impl Class {
-    /// How many there are.
     pub const COUNT: usize = Self::Checked as usize + 1;
 }
 

@@ -9,7 +9,6 @@ use super::{Engine, GrantContext, Time, Wish};
 use kvcachepool_protocol::message::{GRANT_GRANTED, GRANT_NO_ROOM};
 use kvcachepool_protocol::refs::{NO_SLOT, SectionRef};
 
-/// A fetch under way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FetchId(u64);
 

@@ -33,7 +33,6 @@ pub(crate) struct Grant {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Owner {
     pub rows: BTreeSet<u32>,
-    /// Bytes of these slots.
     pub bytes: u64,
     /// It is dead; its rows come back then.
     pub free_at_ms: Option<u64>,
@@ -42,17 +41,11 @@ pub(crate) struct Owner {
 /// Whose chunks are granted, and to whom.
 #[derive(Debug, Clone, Copy)]
 pub struct GrantContext<'a> {
-    /// Scheduler's number.
     pub scheduler: u64,
-    /// Tag of its GRANT.
     pub tag: u64,
-    /// Identity of values.
     pub model: ModelId,
-    /// Identity of arrangement.
     pub layout: LayoutId,
-    /// Who shares.
     pub namespace: NamespaceId,
-    /// Sections of the domain.
     pub plan: &'a SectionPlan,
     /// Lock number of the writer, per section.
     pub writers: &'a [u32],
@@ -63,7 +56,6 @@ pub struct GrantContext<'a> {
 /// One chunk to be granted. Sizes and hashes are checked by the caller.
 #[derive(Debug, Clone, Copy)]
 pub struct Wish<'a> {
-    /// Its key.
     pub key: ChunkKey,
     /// Key of the chunk before it.
     pub parent: Option<ChunkKey>,
@@ -71,7 +63,6 @@ pub struct Wish<'a> {
     pub last_hash: EngineHash,
     /// Position of its first token.
     pub first_token: u32,
-    /// Tokens.
     pub tokens: u32,
     /// Sections that it will need.
     pub sections: u128,
@@ -79,13 +70,11 @@ pub struct Wish<'a> {
     pub block_hashes: &'a [EngineHash],
 }
 
-/// Where a wish belongs.
 struct Place {
     name: Name,
     /// The chunk is there in part.
     found: Option<u32>,
     parent: Option<u32>,
-    /// Sections that are missing.
     lacking: u128,
 }
 

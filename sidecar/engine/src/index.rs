@@ -46,7 +46,6 @@ pub type FastMap<K, V> = HashMap<K, V, BuildHasherDefault<FastHasher>>;
 pub struct Name {
     /// Number of the LayoutId.
     pub layout: u32,
-    /// Chunk key.
     pub key: ChunkKey,
 }
 

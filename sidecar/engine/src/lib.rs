@@ -74,20 +74,15 @@ pub struct Time {
 pub enum Action {
     /// Take the digest of a slot and say [`Engine::digest_done`].
     Digest {
-        /// First row.
         slot: u32,
-        /// To be said back.
         generation: u32,
         /// To be said back, too: the number of the check; 0 = of the digest that makes a slot readable.
         check: u64,
-        /// Bytes.
         length: u64,
-        /// Somebody waits for it.
         urgent: bool,
     },
     /// A PROBE that waited can be answered: [`Engine::final_answer`].
     ProbeDone {
-        /// Its number.
         probe: u64,
     },
 }
@@ -95,7 +90,6 @@ pub enum Action {
 /// Counters since the engine's start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Stats {
-    /// Chunks granted.
     pub granted_chunks: u64,
     /// Grants that became void.
     pub voided_grants: u64,
@@ -105,7 +99,6 @@ pub struct Stats {
     pub adopted_chunks: u64,
     /// Readable chunks that went to make room.
     pub evicted_chunks: u64,
-    /// Their bytes.
     pub evicted_bytes: u64,
     /// Incomplete chunks that went to make room.
     pub evicted_incomplete: u64,
@@ -134,7 +127,6 @@ pub struct Engine<T> {
     geometry: Geometry,
     config: Config,
     entries: Vec<Entry>,
-    /// Entries by [`Class`].
     census: [u64; Class::COUNT],
     vacant: Vec<u32>,
     index: FastMap<Name, u32>,
@@ -219,7 +211,6 @@ impl<T: Table> Engine<T> {
         engine
     }
 
-    /// Sizes of the arena.
     pub fn geometry(&self) -> Geometry {
         self.geometry
     }
@@ -234,7 +225,6 @@ impl<T: Table> Engine<T> {
         self.table.populated_rows()
     }
 
-    /// Counters.
     pub fn stats(&self) -> &Stats {
         &self.stats
     }

@@ -13,7 +13,6 @@ pub struct MemoryTable {
 }
 
 impl MemoryTable {
-    /// A table of zeros.
     pub fn new(geometry: Geometry) -> Self {
         Self {
             geometry,

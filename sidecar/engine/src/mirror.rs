@@ -45,7 +45,6 @@ impl<T: Table> Mirror<T> {
         mirror
     }
 
-    /// Slots by state.
     pub fn counts(&self) -> SlotCounts {
         self.counts
     }

@@ -54,7 +54,6 @@ impl Pace {
         pace
     }
 
-    /// Takes a changed bound.
     pub fn configure(&mut self, bytes_per_s: u64) {
         if self.bytes_per_s != bytes_per_s {
             self.bytes_per_s = bytes_per_s;

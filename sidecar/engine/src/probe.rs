@@ -23,15 +23,11 @@ const CHECK_MS: u64 = 50;
 /// A PROBE, as the engine needs it.
 #[derive(Debug, Clone)]
 pub struct Question {
-    /// Scheduler's number.
     pub scheduler: u64,
-    /// Request id.
     pub request: Arc<str>,
-    /// Tag of the PROBE.
     pub tag: u64,
     /// Arrangement of the bytes that can be used.
     pub layout: LayoutId,
-    /// Sections of the domain.
     pub sections: u32,
     /// Keys of the chunks, in prefix order.
     pub keys: Vec<ChunkKey>,
@@ -47,14 +43,12 @@ pub struct Question {
     pub reach: Option<Reach>,
 }
 
-/// An answer to PROBE.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Answer {
     /// `CHUNK_*` per key.
     pub states: Vec<u8>,
     /// Packed references, `sections` per ready chunk.
     pub refs: Vec<u8>,
-    /// Tier per key.
     pub tiers: Vec<u8>,
     /// Some chunks wait for their check or for a lower tier: `Action::ProbeDone` follows.
     pub pending: bool,

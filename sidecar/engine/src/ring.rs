@@ -7,7 +7,6 @@ use kvcachepool_protocol::key::{ChunkKey, LayoutId, ModelId};
 use kvcachepool_protocol::message::{Event, EventsReply};
 use std::collections::VecDeque;
 
-/// Events in one answer.
 const EVENTS_PER_REPLY_MAX: usize = 1024;
 /// Entries that are looked at for one page of a snapshot.
 const ENTRIES_PER_PAGE_MAX: u32 = 1024;
@@ -25,7 +24,6 @@ pub struct Ring {
     /// Number of the newest event.
     newest: u64,
     events_max: usize,
-    /// Somebody reads them.
     started: bool,
 }
 
@@ -45,7 +43,6 @@ impl Ring {
         std::mem::replace(&mut self.started, true)
     }
 
-    /// Are events kept?
     pub(crate) fn started(&self) -> bool {
         self.started
     }

@@ -12,13 +12,11 @@ pub use kvcachepool_protocol::table::{
 /// Implementations keep the order of calls (release stores); they do not check the rules of `protocol::table`, the engine does.
 /// An index at or over the counts of [`Table::geometry`] reads as zeros and writes nothing.
 pub trait Table {
-    /// Sizes.
     fn geometry(&self) -> Geometry;
     /// Rows whose arena pages are populated, from 0.
     fn populated_rows(&self) -> u32;
     /// Stores the count of populated rows (an engine only lets it grow).
     fn set_populated_rows(&mut self, rows: u32);
-    /// Reads a row.
     fn row(&self, row: u32) -> Row;
     /// Stores the state word of a row, with release order: everything written before is seen by who sees this.
     fn set_state(&mut self, row: u32, state: u32);
@@ -28,7 +26,6 @@ pub trait Table {
     fn set_fields(&mut self, row: u32, fields: &Row);
     /// Stores the digest of a row.
     fn set_digest(&mut self, row: u32, digest: [u8; 16]);
-    /// Reads a chunk record.
     fn chunk(&self, chunk: u32) -> ChunkRecord;
     /// Stores a whole record: `state` becomes 0, then all other fields are written, then `state` becomes 1.
     fn set_chunk(&mut self, chunk: u32, record: &ChunkRecord);

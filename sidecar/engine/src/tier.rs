@@ -31,7 +31,6 @@ impl fmt::Display for Kind {
     }
 }
 
-/// What a put did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stored {
     /// The object is there now, and will be after a crash of this process.
@@ -51,7 +50,6 @@ pub enum Cause {
     Foreign,
     /// A place is not as long as its section, or a section is not in the object.
     Shape,
-    /// No room.
     Full,
     /// It can be read only.
     ReadOnly,
@@ -65,7 +63,6 @@ pub enum Cause {
     Throttled,
     /// Nobody answers, or a connection broke.
     Unreachable,
-    /// It took too long.
     Timeout,
     /// The breaker is open after failures in a row: not even tried.
     BreakerOpen,
@@ -73,7 +70,6 @@ pub enum Cause {
     Busy,
     /// Another process has the folder.
     InUse,
-    /// Wrong settings.
     Config,
     /// The other side answered what it should not.
     Protocol,
@@ -86,7 +82,6 @@ pub enum Cause {
 pub enum Status {
     /// No: the same will happen again.
     Permanent,
-    /// Yes, after a pause.
     Temporary,
 }
 
@@ -104,7 +99,6 @@ impl Cause {
         }
     }
 
-    /// Every one.
     pub const ALL: [Self; 18] = [
         Self::Missing,
         Self::Corrupt,

@@ -7,11 +7,9 @@ use kvcachepool_protocol::window::{Direction, Unavailable};
 use rustix::fd::OwnedFd;
 use std::sync::Arc;
 
-/// There is no window.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{why:?}: {detail}")]
 pub struct NoWindow {
-    /// By name.
     pub why: Unavailable,
     /// For people.
     pub detail: String,
@@ -35,7 +33,6 @@ pub struct DeviceError(pub String);
 /// How a worker maps the window.
 #[derive(Debug, Clone)]
 pub struct Export {
-    /// Of which kind.
     pub kind: WindowKind,
     /// Descriptor to pass; none with a handle.
     pub fd: Option<Arc<OwnedFd>>,
@@ -50,7 +47,6 @@ pub struct Part {
     pub window: u64,
     /// First byte in the arena.
     pub arena: u64,
-    /// Bytes.
     pub bytes: u64,
 }
 

@@ -17,7 +17,6 @@ use kvcachepool_protocol::window::Unavailable;
 use rustix::fd::OwnedFd;
 use std::sync::Arc;
 
-/// Stages of a window.
 pub const STAGES: u32 = 8;
 /// A stage is a multiple of this: larger than the pages of any device's memory.
 const STAGE_UNIT: u64 = 2 << 20;

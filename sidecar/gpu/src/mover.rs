@@ -39,7 +39,6 @@ pub struct Step {
     pub moving: usize,
     /// Those that failed and of which nobody says whether they have ended.
     pub in_doubt: usize,
-    /// Stages given back.
     pub answered: usize,
 }
 
@@ -72,12 +71,10 @@ impl Mover {
         }
     }
 
-    /// Its memory.
     pub fn device(&mut self) -> &mut dyn Device {
         &mut *self.device
     }
 
-    /// Its page.
     pub fn page(&self) -> &FlagPage {
         &self.page
     }

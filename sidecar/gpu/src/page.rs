@@ -31,7 +31,6 @@ impl FlagPage {
         })
     }
 
-    /// Stages.
     pub fn stages(&self) -> u32 {
         self.stages
     }

@@ -12,18 +12,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-/// Both files, mapped.
 #[derive(Debug, Clone)]
 pub struct Arena {
-    /// Sizes and region.
     pub geometry: Geometry,
-    /// Arena memfd.
     pub arena_fd: Arc<OwnedFd>,
-    /// Slot table memfd.
     pub table_fd: Arc<OwnedFd>,
-    /// The arena's bytes.
     pub bytes: Arc<Mapping>,
-    /// The slot table's bytes.
     pub table: Arc<Mapping>,
 }
 
@@ -36,9 +30,7 @@ pub enum ArenaError {
     /// The kernel did not map it.
     #[error("mapping {what} failed: {source}")]
     Map {
-        /// Which file.
         what: &'static str,
-        /// What the kernel said.
         source: Errno,
     },
     /// A file that came back can still change its size or be sealed further, or is no memfd.

@@ -7,7 +7,6 @@ use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use rustix::fs::{fcntl_get_seals, fstat};
 use rustix::io::Errno;
 
-/// What a descriptor is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// Names a process and can be polled for its end.
@@ -17,14 +16,12 @@ pub enum Kind {
     },
     /// Anonymous shared memory.
     Memfd {
-        /// Bytes.
         size: u64,
         /// It can neither shrink nor grow, nor be sealed further: mapping it is safe.
         sealed: bool,
         /// Device and inode: the same file has the same pair, whichever descriptor names it.
         inode: (u64, u64),
     },
-    /// Neither.
     Other,
 }
 

@@ -11,7 +11,6 @@ pub const CGROUP_ROOT: &str = "/sys/fs/cgroup";
 /// The arena does not fit.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ExceedsLimit {
-    /// Memory is limited.
     #[error(
         "{arena} bytes of memory.size and {overhead} bytes beside them exceed the limit of {} bytes ({}): lower memory.size or raise the container's memory limit", limit.bytes, limit.source
     )]
@@ -20,17 +19,13 @@ pub enum ExceedsLimit {
         arena: u64,
         /// Bytes that the sidecar needs beside the arena.
         overhead: u64,
-        /// What may be used.
         limit: Limit,
     },
-    /// Huge pages are limited.
     #[error(
         "{arena} bytes of memory.size exceed the limit of {} bytes of huge pages ({}): lower memory.size or raise the container's limit of huge pages", limit.bytes, limit.source
     )]
     HugePages {
-        /// Bytes of the arena.
         arena: u64,
-        /// What may be used.
         limit: Limit,
     },
 }
@@ -38,9 +33,7 @@ pub enum ExceedsLimit {
 /// A limit in bytes and the file that it comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limit {
-    /// Bytes.
     pub bytes: u64,
-    /// File.
     pub source: String,
 }
 
@@ -149,7 +142,6 @@ fn cgroup_limits(
 pub enum Version {
     /// One hierarchy by controller.
     V1,
-    /// One for all.
     V2,
 }
 

@@ -17,7 +17,6 @@ const FDS_MAX: usize = 4;
 /// The other side is gone, or spoke what it cannot have spoken.
 #[derive(Debug, thiserror::Error)]
 pub enum LinkError {
-    /// A system call failed.
     #[error("link between two processes: {0}")]
     Io(#[from] Errno),
     /// The other side has ended.

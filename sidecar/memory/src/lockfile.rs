@@ -18,17 +18,13 @@ pub enum LockFileError {
     /// Opening, reading or writing failed.
     #[error("lock file {path}: {step} failed: {source}; the folder of the socket must be writable")]
     Io {
-        /// Path of the file.
         path: PathBuf,
-        /// System call that failed.
         step: &'static str,
-        /// What the kernel said.
         source: Errno,
     },
     /// The file is something else, or of another version. It is left as it is: numbers in it may be in use.
     #[error("{path} is no lock file of version {VERSION}: stop what uses it, or remove it")]
     Foreign {
-        /// Path of the file.
         path: PathBuf,
     },
 }

@@ -73,7 +73,6 @@ impl Mapping {
         }
     }
 
-    /// Mapped bytes.
     pub fn length(&self) -> u64 {
         self.length as u64
     }

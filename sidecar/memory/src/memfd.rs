@@ -54,13 +54,9 @@ const HUGETLBFS_MAGIC: u64 = 0x958458f6;
 #[derive(Debug, thiserror::Error)]
 #[error("memfd {name} of {bytes} bytes: {step} failed: {source}")]
 pub struct MemfdError {
-    /// Name of the memfd.
     pub name: &'static str,
-    /// Wanted size.
     pub bytes: u64,
-    /// System call that failed.
     pub step: &'static str,
-    /// What the kernel said.
     pub source: Errno,
 }
 

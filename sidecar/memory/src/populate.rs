@@ -26,7 +26,6 @@ struct Done {
     ahead: BTreeSet<u64>,
 }
 
-/// What a population says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Progress {
     /// All bytes below this offset are populated.

@@ -20,24 +20,17 @@ pub struct Pace {
     pub background_bytes_per_s: u64,
 }
 
-/// Bytes to hash.
 #[derive(Debug)]
 pub struct Job {
-    /// The arena.
     pub bytes: Arc<Mapping>,
-    /// Its region.
     pub region: u64,
     /// First row of the slot.
     pub slot: u32,
-    /// To be said back.
     pub generation: u32,
-    /// To be said back.
     pub check: u64,
     /// Offset in the arena.
     pub offset: u64,
-    /// Bytes.
     pub length: u64,
-    /// Somebody waits.
     pub urgent: bool,
 }
 
@@ -46,7 +39,6 @@ struct Queues {
     background: VecDeque<Job>,
     /// When the first background job may begin.
     background_at: Instant,
-    /// Background jobs under way.
     background_running: usize,
     pace: Pace,
     ended: bool,

@@ -23,7 +23,6 @@ pub(crate) enum Stand {
     Asked(usize),
     /// The tier has it; it is not fetched (yet).
     There(usize),
-    /// It is being fetched.
     Coming(usize),
     /// It was fetched, for this request or while it waited.
     Came(usize),
@@ -88,7 +87,6 @@ impl Asking {
     }
 }
 
-/// Lookups under way.
 #[derive(Debug, Clone)]
 pub(crate) struct Lookup {
     pub probe: u64,

@@ -59,13 +59,11 @@ impl Claim {
 pub(crate) struct Claims {
     of: BTreeMap<Name, Claim>,
     asked: Option<(u64, Vec<Name>)>,
-    /// Looked up last.
     last: Option<Name>,
     due_ms: u64,
 }
 
 impl Claims {
-    /// There are none.
     pub fn is_empty(&self) -> bool {
         self.of.is_empty()
     }

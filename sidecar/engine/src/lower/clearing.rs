@@ -20,7 +20,6 @@ pub(crate) enum Clearing {
     Begins,
     /// The removal is ordered as soon as nothing is written any more, and not before this time.
     Waits { from_ms: u64 },
-    /// The shell removes.
     Ordered,
 }
 

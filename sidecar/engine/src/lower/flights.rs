@@ -83,9 +83,7 @@ pub(crate) struct Flight {
 
 /// Why a chunk cannot be fetched now.
 enum Not {
-    /// Perhaps a little later.
     Yet,
-    /// At all, by name.
     Ever(&'static str),
 }
 

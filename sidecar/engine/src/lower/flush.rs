@@ -16,11 +16,8 @@ const CHUNKS_AT_ONCE: u32 = 4_096;
 /// What memory holds and a tier is not known to have, although it should.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Unwritten {
-    /// The tier.
     pub tier: Kind,
-    /// Chunks.
     pub chunks: u64,
-    /// Their bytes.
     pub bytes: u64,
 }
 
@@ -31,7 +28,6 @@ pub(crate) struct Walk {
     pub at: u32,
     /// Everything that the tier lacks went: this time for what it had a while ago.
     pub again: bool,
-    /// When it began.
     pub since_ms: u64,
     /// Since then the tier has taken nothing.
     pub failing_since_ms: Option<u64>,

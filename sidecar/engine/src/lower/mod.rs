@@ -62,9 +62,7 @@ pub struct Reach {
     pub max_load_tokens: Option<u64>,
     /// Tokens that the engine computes in a second; 0 = not known.
     pub prefill_tokens_per_s: u64,
-    /// Whose chunks they are.
     pub domain: Arc<Domain>,
-    /// Who shares them.
     pub namespace: NamespaceId,
     /// Engine hash of the last block, per key.
     pub hashes: Vec<EngineHash>,
@@ -195,7 +193,6 @@ pub(crate) struct Lower {
     pub flights: FastMap<u64, Flight>,
     /// Chunks that may have to be written down.
     pub offers: Vec<Offer>,
-    /// Chunks being written.
     pub puts: BTreeMap<u64, Put>,
     pub next_put: u64,
     /// A bit per tier that a chunk waits for or is written to.
@@ -279,7 +276,6 @@ impl<T: Table> Engine<T> {
         std::mem::take(&mut self.lower.orders)
     }
 
-    /// What the shell reports.
     pub fn reported(&mut self, now: Time, report: Report) {
         match report {
             Report::State { tier, down } => self.tier_state(now, tier, down),

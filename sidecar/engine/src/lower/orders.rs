@@ -9,9 +9,7 @@ use kvcachepool_protocol::refs::SectionRef;
 /// A section of an object and its slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Target {
-    /// KV group.
     pub group: u32,
-    /// Shard of the group.
     pub shard: u32,
     /// Where its bytes go, and how many there are.
     pub section: SectionRef,
@@ -22,40 +20,30 @@ pub struct Target {
 pub enum Order {
     /// Ask which of these are there; they are in prefix order. Ends with [`Report::LookedUp`].
     Lookup {
-        /// To be said back.
         lookup: u64,
-        /// Which tier.
         tier: Kind,
-        /// Objects.
         names: Vec<ObjectName>,
     },
     /// Nobody waits for this lookup any more; a report of it is ignored.
     CancelLookup {
-        /// The lookup.
         lookup: u64,
     },
     /// Read an object into slots, taking the digest of each on the way. Ends with [`Report::Fetched`], said when nothing writes into any
     /// of the slots any more: not when somebody stopped to wait for it.
     Fetch {
-        /// To be said back.
         fetch: FetchId,
-        /// Which tier.
         tier: Kind,
-        /// Object.
         name: ObjectName,
         /// All its sections may be here, in order; it may lack those of groups that keep a window only.
         sections: Vec<Target>,
     },
     /// Nobody waits for this fetch any more. It is still reported, and its slots are nobody else's before that.
     CancelFetch {
-        /// The fetch.
         fetch: FetchId,
     },
     /// Write an object. Its slots are leased meanwhile. Ends with [`Report::PutDone`], said when nothing reads any of them any more.
     Put {
-        /// To be said back.
         put: u64,
-        /// Which tier.
         tier: Kind,
         /// Its head. The writer's id is zero: the shell puts its own there.
         object: Box<Object>,
@@ -66,21 +54,17 @@ pub enum Order {
     },
     /// Take an object away that nobody can use, if it is still the one that was fetched. Nothing is reported of it.
     Discard {
-        /// Which tier.
         tier: Kind,
-        /// Object.
         name: ObjectName,
     },
     /// Remove objects: all that the tier holds, or those of some domains. Ends with [`Report::Cleared`].
     Clear {
-        /// Which tier.
         tier: Kind,
         /// Whose; none = all.
         domains: Option<Domains>,
     },
     /// The answer to a PROBE has changed: `Engine::partial_answer`.
     News {
-        /// Its number.
         probe: u64,
     },
 }
@@ -100,37 +84,28 @@ pub struct Landed {
 pub enum Report {
     /// A tier is up, or down.
     State {
-        /// Which.
         tier: Kind,
         /// Why it is down; none = up.
         down: Option<String>,
     },
-    /// A lookup ended.
     LookedUp {
-        /// Which.
         lookup: u64,
         /// One answer per name, in order.
         present: Result<Vec<bool>, Cause>,
     },
     /// A fetch ended: nothing writes into its slots any more.
     Fetched {
-        /// Which.
         fetch: FetchId,
         /// The slots hold what the digests say; else they hold anything.
         landed: Result<Landed, Cause>,
     },
     /// A write ended: nothing reads its slots any more.
     PutDone {
-        /// Which.
         put: u64,
-        /// What it did.
         stored: Result<Stored, Cause>,
     },
-    /// A clear ended.
     Cleared {
-        /// Which tier.
         tier: Kind,
-        /// Objects that were removed.
         removed: Result<u64, Cause>,
     },
 }

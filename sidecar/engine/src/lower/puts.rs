@@ -60,7 +60,6 @@ pub(crate) struct Writes {
     pub put_bytes: u64,
     /// Nothing is offered again before.
     pub refused_until_ms: u64,
-    /// Nothing is written before.
     pub paused_until_ms: u64,
 }
 

@@ -7,13 +7,11 @@ use std::collections::BTreeMap;
 /// A tier, as status and metrics show it.
 #[derive(Debug, Clone, Copy)]
 pub struct TierView<'a> {
-    /// Which.
     pub kind: Kind,
     /// Why it is down, or why a clear cannot remove its objects; none = neither.
     pub down: Option<&'a str>,
     /// Its objects are being removed, by a clear.
     pub clears: bool,
-    /// Counters.
     pub stats: &'a TierStats,
     /// How long a lookup, and a fetch, is expected to take, in ms.
     pub expected_ms: [u64; 2],
@@ -25,7 +23,6 @@ pub struct TierView<'a> {
     pub fetch_bytes: u64,
     /// Chunks that wait to be written.
     pub writes_waiting: usize,
-    /// Their bytes.
     pub waiting_bytes: u64,
     /// Bytes of the chunks that are being written.
     pub write_bytes: u64,

@@ -19,7 +19,6 @@ const RECOMPUTE: &str = "recompute";
 /// What is worth fetching for a PROBE.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Worth {
-    /// Chunks before this one.
     pub until: usize,
     /// What is before this one is there, in memory or in a tier, or comes.
     pub there: usize,
@@ -73,7 +72,6 @@ struct Prefix {
     comes: usize,
     /// More may turn out to be there.
     open: bool,
-    /// Something comes, or came.
     begun: bool,
 }
 

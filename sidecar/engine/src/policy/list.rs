@@ -27,7 +27,6 @@ impl Lists {
         }
     }
 
-    /// Entries of a list.
     pub fn len(&self, list: u8) -> u32 {
         self.ends.get(list as usize).map_or(0, |e| e.2)
     }
@@ -58,7 +57,6 @@ impl Lists {
         self.link(list, entry, NONE, front);
     }
 
-    /// Takes the front entry.
     pub fn pop_front(&mut self, list: u8) -> Option<u32> {
         let front = self
             .ends

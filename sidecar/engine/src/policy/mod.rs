@@ -27,7 +27,6 @@ pub trait Policy: std::fmt::Debug + Send {
     fn waiting(&self) -> usize;
 }
 
-/// Makes the configured policy.
 pub fn new(kind: PolicyKind) -> Box<dyn Policy> {
     match kind {
         PolicyKind::S3Fifo => Box::new(s3fifo::S3Fifo::new()),

@@ -8,7 +8,6 @@ use std::collections::VecDeque;
 
 const SMALL: u8 = 0;
 const MAIN: u8 = 1;
-/// Second chances.
 const USES_MAX: u8 = 3;
 /// The small queue's share of the bytes: one in so many.
 const SMALL_SHARE: u64 = 10;

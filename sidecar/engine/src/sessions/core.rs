@@ -232,7 +232,6 @@ impl<H: Host> Core<H> {
         self.engine.as_mut()
     }
 
-    /// The host.
     pub fn host(&self) -> &H {
         &self.host
     }
@@ -336,7 +335,6 @@ impl<H: Host> Core<H> {
         }
     }
 
-    /// Sends an answer.
     pub(super) fn reply<B: Serialize>(
         &mut self,
         asked: Asked,

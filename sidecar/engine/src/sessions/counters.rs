@@ -7,7 +7,6 @@ use std::collections::BTreeMap;
 
 /// Different names that peers may make us keep, per kind.
 const NAMES_MAX: usize = 256;
-/// What goes beyond that.
 const OTHER: &str = "other";
 /// Tokens that a connector did not account for.
 const UNACCOUNTED: &str = "unaccounted";

@@ -8,7 +8,6 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 /// Dead incarnations that are remembered, so that a HELLO of theirs that was still unread is not taken for a new process.
 const GRAVES_MAX: usize = 4096;
 
-/// An open connection.
 #[derive(Debug, Default)]
 pub(super) struct Conn {
     /// The peer's pidfd, where the kernel gave one.
@@ -50,13 +49,11 @@ pub(super) struct Session {
     pub oldest_job_ms: u64,
     /// Of a scheduler: what its last PROBE said; 0 = not known.
     pub prefill_tokens_per_s: u64,
-    /// Of a worker.
     pub transfer: Mode,
     /// It asked for a window once: its ABORTs are answered from then on.
     pub had_window: bool,
 }
 
-/// All of them.
 #[derive(Debug, Default)]
 pub(super) struct Peers {
     pub conns: BTreeMap<ConnId, Conn>,

@@ -7,7 +7,6 @@ use kvcachepool_protocol::frame::{FLAG_PARTIAL, Op};
 use kvcachepool_protocol::key::{KeyKind, NamespaceId, chunk_key, unpack_hashes};
 use kvcachepool_protocol::message::{self, ErrorCode, Pin, Probe, ProbeReply, Release};
 
-/// Longest request id.
 const REQUEST_ID_MAX: usize = 1024;
 
 impl<H: Host> Core<H> {

@@ -25,14 +25,11 @@ pub struct ProcessId(pub u64);
 pub struct FdFacts {
     /// Its name between shell and state machine.
     pub id: FdId,
-    /// What it is.
     pub kind: FdType,
 }
 
-/// Kinds of passed descriptors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FdType {
-    /// A pidfd.
     Pidfd {
         /// poll() works on it (it can be watched).
         pollable: bool,
@@ -51,11 +48,8 @@ pub enum FdType {
 /// Descriptors that the shell adds to a frame that goes out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FdKind {
-    /// The lock file.
     Lock,
-    /// The live arena.
     Arena,
-    /// The live slot table.
     Table,
 }
 
@@ -73,9 +67,7 @@ impl FdKind {
 /// What happens to the state machine.
 #[derive(Debug)]
 pub enum Input<'a> {
-    /// A connection was accepted.
     Connected {
-        /// Its number.
         conn: ConnId,
         /// The peer's pidfd by SO_PEERPIDFD, where the kernel gives one.
         peer: Option<FdFacts>,
@@ -84,11 +76,9 @@ pub enum Input<'a> {
     },
     /// A whole frame was read.
     Frame {
-        /// On this connection.
         conn: ConnId,
         /// As decoded (version and length are checked).
         header: Header,
-        /// Its body.
         body: &'a [u8],
         /// Descriptors that came with it, in order.
         fds: &'a [FdFacts],
@@ -121,9 +111,7 @@ pub enum Input<'a> {
     },
     /// What became of a window that [`Output::OpenWindow`] or [`Output::ConfirmWindow`] named.
     Window {
-        /// Which.
         window: WindowId,
-        /// What.
         news: WindowNews,
     },
     /// What became of a tier, or of something that [`Output::Tier`] asked for.
@@ -138,9 +126,7 @@ pub enum Input<'a> {
 /// A window: the connection that asked for it, and the tag of its question.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct WindowId {
-    /// Connection.
     pub conn: ConnId,
-    /// Tag.
     pub tag: u64,
 }
 
@@ -165,42 +151,30 @@ pub enum Output {
     /// Send a frame. Where it does not fit into the socket's bounded queue, close the connection and report
     /// [`Input::Disconnected`].
     Send {
-        /// To this connection.
         conn: ConnId,
-        /// Opcode.
         op: Op,
         /// `protocol::frame::FLAG_*`.
         flags: u16,
-        /// Tag of the question.
         tag: u64,
-        /// Encoded body.
         body: Vec<u8>,
-        /// Descriptors to attach.
         fds: Vec<FdKind>,
     },
     /// Close a connection after what was sent to it; frames of it that were not handled yet are dropped.
     Close {
-        /// The connection.
         conn: ConnId,
-        /// For the log.
         reason: &'static str,
     },
     /// Poll this pidfd and say [`Input::ProcessDied`] when it is readable. The shell keeps the descriptor until then.
     WatchProcess {
-        /// The process.
         process: ProcessId,
-        /// Its pidfd.
         fd: FdId,
     },
     /// Take the xxh3-128 of `length` bytes at `slot * 64 KiB` of the arena and say [`Input::DigestDone`].
     Digest {
         /// First row of the slot.
         slot: u32,
-        /// To be said back.
         generation: u32,
-        /// To be said back.
         check: u64,
-        /// Bytes.
         length: u64,
         /// Somebody waits for it: before all that is not urgent.
         urgent: bool,
@@ -210,32 +184,23 @@ pub enum Output {
     /// Make a window for this connection and answer with `Op::Window`: a `WindowReply`, or the refusal `WindowUnavailable`. What the
     /// connection had before ends, as it does with the connection.
     OpenWindow {
-        /// For this connection.
         conn: ConnId,
-        /// Of this process.
         process: ProcessId,
-        /// Tag of the question.
         tag: u64,
         /// Device; empty = host memory.
         device_uuid: String,
-        /// Wanted bytes.
         bytes: u64,
     },
     /// Look for the pattern's complement in the window of this connection and answer; say [`Input::Window`] before that.
     ConfirmWindow {
-        /// Of this connection.
         conn: ConnId,
-        /// Tag of the question.
         tag: u64,
     },
     /// A tool asks on its connection; the shell checks the token, does it (`Core::lookup`, `clear`, ..., status) and answers
     /// with this tag and `Op::Admin`.
     Admin {
-        /// On this connection.
         conn: ConnId,
-        /// Tag of the question.
         tag: u64,
-        /// The question.
         request: Admin,
     },
     /// Something worth a log line, by name and with details.
@@ -254,7 +219,6 @@ pub struct HostError(pub String);
 
 /// Quick system calls whose answer is needed at once.
 pub trait Host {
-    /// The slot table's implementation.
     type Table: Table;
 
     /// The next lock number; the counter in the lock file is raised before this returns. Never gives a number twice.

@@ -26,7 +26,6 @@ pub enum AdminError {
 }
 
 impl AdminError {
-    /// Name on the wire.
     pub fn code(&self) -> ErrorCode {
         match self {
             Self::BadKey(_) => ErrorCode::BadHashes,

@@ -142,7 +142,6 @@ functions! {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{call} failed with {result}")]
 pub struct Failed {
-    /// Which.
     pub call: &'static str,
     /// Its `CUresult`.
     pub result: c_int,

@@ -13,7 +13,6 @@ const PORTABLE: u32 = 1;
 /// `CUDA_ERROR_INVALID_VALUE`: what a range outside of its memory is answered with, without asking the driver.
 const INVALID: i32 = 1;
 
-/// Device memory.
 pub struct Buffer {
     address: DevicePtr,
     bytes: u64,
@@ -35,19 +34,16 @@ impl Buffer {
         })
     }
 
-    /// With these bytes.
     pub fn of(context: &Arc<Context>, bytes: &[u8]) -> Result<Self, Failed> {
         let this = Self::new(context, bytes.len() as u64)?;
         this.write(0, bytes)?;
         Ok(this)
     }
 
-    /// Its size.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// The device's.
     pub(super) fn context(&self) -> &Arc<Context> {
         &self.context
     }
@@ -83,7 +79,6 @@ impl Buffer {
         done("cuMemcpyDtoH", copied)
     }
 
-    /// All of it.
     pub fn content(&self) -> Result<Vec<u8>, Failed> {
         let mut content = vec![0; self.bytes as usize];
         self.read(0, &mut content)?;
@@ -182,7 +177,6 @@ impl Pinned {
         })
     }
 
-    /// The mapping.
     pub fn mapping(&self) -> &Arc<Mapping> {
         &self.mapping
     }

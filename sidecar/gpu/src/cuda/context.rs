@@ -30,7 +30,6 @@ const MARGIN_BYTES: u64 = 256 << 20;
 
 /// A device with its primary context, which is given back when nothing uses it any more: neither a window, nor what else holds it.
 pub struct Context {
-    /// Functions of the driver.
     pub(super) api: &'static Api,
     /// Those that a window does without; or the name of what the driver lacks of them.
     compute: Result<&'static Compute, &'static str>,
@@ -301,7 +300,6 @@ fn hex(uuid: &Uuid) -> String {
     uuid.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Devices with their UUIDs.
 fn uuids(api: &Api) -> Result<Vec<(c_int, Uuid)>, NoWindow> {
     let mut count = 0;
     // SAFETY: the pointer is to an int of ours; cuInit has succeeded.

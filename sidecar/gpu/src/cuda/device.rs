@@ -162,7 +162,6 @@ impl CudaDevice {
         }
     }
 
-    /// The copy has ended.
     fn settle(&self, running: &Running) {
         self.forget(running.event);
         if running.doubted {

@@ -68,7 +68,6 @@ impl Imported {
         })
     }
 
-    /// Its first bytes.
     pub fn read(&self, into: &mut [u8]) -> Result<(), Failed> {
         self.context.enter()?;
         let bytes = into.len().min(self.bytes);
@@ -78,7 +77,6 @@ impl Imported {
         })
     }
 
-    /// Replaces its first bytes.
     pub fn write(&self, bytes: &[u8]) -> Result<(), Failed> {
         self.context.enter()?;
         let length = bytes.len().min(self.bytes);

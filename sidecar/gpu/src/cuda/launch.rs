@@ -22,15 +22,12 @@ pub enum LaunchError {
     /// The manifest cannot be read, or names a module whose PTX is not in this binary.
     #[error("the launch manifest of this build cannot be used: {0}")]
     Manifest(String),
-    /// No module has it.
     #[error("no kernel is named {0}")]
     UnknownKernel(String),
     /// Memory or a stream of another device than the kernels'.
     #[error("the kernels are on {own}, what they were given is on {other}")]
     OtherDevice {
-        /// The kernels' device.
         own: String,
-        /// The other one.
         other: String,
     },
     /// The driver is older than the PTX: copies and the references on the CPU do without it.
@@ -38,15 +35,12 @@ pub enum LaunchError {
         "the driver does not know PTX {version} of the module {module}: a driver of CUDA 12.0 or newer does"
     )]
     PtxTooNew {
-        /// Name of the module.
         module: String,
-        /// Version of its PTX.
         version: String,
     },
     /// The device is older than what the PTX was built for.
     #[error("the device is older than the target of the module {module} ({flags})")]
     DeviceTooOld {
-        /// Name of the module.
         module: String,
         /// What nvcc was called with.
         flags: String,
@@ -59,9 +53,7 @@ pub enum LaunchError {
     /// The driver refuses the PTX of this build.
     #[error("the driver refuses the PTX of the module {module}: {failed}")]
     PtxRefused {
-        /// Name of the module.
         module: String,
-        /// What the driver said.
         failed: Failed,
     },
     /// Arguments, or memory that is shorter than what the kernel would touch.

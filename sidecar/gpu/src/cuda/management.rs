@@ -17,7 +17,6 @@ struct Memory {
     used: u64,
 }
 
-/// NVML cannot be asked.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NoManagement {
     /// It is not there, or lacks a function.
@@ -35,7 +34,6 @@ pub struct Link {
     pub generation: u32,
     /// The newest that device and machine can both do.
     pub generation_max: u32,
-    /// Lanes.
     pub width: u32,
     /// Most lanes that device and machine can both do.
     pub width_max: u32,

@@ -21,7 +21,6 @@ pub(super) fn on_device(context: &Context) -> Location {
 /// An allocation that nobody else has, mapped.
 pub(super) struct Mapped {
     context: Arc<Context>,
-    /// What it is.
     pub(super) allocation: Allocation,
     /// Where it is; 0 until there is room for it.
     pub(super) address: DevicePtr,

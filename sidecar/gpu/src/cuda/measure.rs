@@ -31,7 +31,6 @@ const PART_BYTES: u64 = 2 << 20;
 pub struct NotMeasured(String);
 
 impl NotMeasured {
-    /// In these words.
     pub fn new(why: impl Into<String>) -> Self {
         Self(why.into())
     }
@@ -59,9 +58,7 @@ reasons!(
 /// Bytes per second each way at the same time.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Both {
-    /// To the device.
     pub load: f64,
-    /// To the host.
     pub store: f64,
 }
 
@@ -180,7 +177,6 @@ impl WindowLink {
         })
     }
 
-    /// Where the window is.
     pub fn memory(&self) -> String {
         self.device.memory()
     }
@@ -280,7 +276,6 @@ pub struct Steps {
     pub p50: f64,
     /// One of a hundred was slower.
     pub p99: f64,
-    /// How many there were.
     pub count: usize,
 }
 
@@ -321,7 +316,6 @@ impl Decode {
         2 * self.from.bytes() * self.layers as u64
     }
 
-    /// Steps for a while.
     pub fn steps(&self, time: Duration) -> Result<Steps, NotMeasured> {
         self.step()?;
         let began = Instant::now();

@@ -21,7 +21,6 @@ enum Kind {
     Plain,
 }
 
-/// Memory of a window.
 pub struct Memory {
     context: Arc<Context>,
     kind: Kind,

@@ -21,7 +21,6 @@ use std::time::Duration;
 /// Bytes of a window that is passed: of eight stages, each as small as one can be.
 pub const WINDOW_BYTES: u64 = 16 << 20;
 
-/// Memory was not passed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[error("{name}: {detail}")]
 pub struct NotPassed {

@@ -21,7 +21,6 @@ unsafe impl Send for Stream {}
 unsafe impl Sync for Stream {}
 
 impl Stream {
-    /// An empty one.
     pub fn new(context: &Arc<Context>) -> Result<Self, Failed> {
         context.enter()?;
         let (mut least, mut greatest, mut stream) = (0, 0, null_mut());
@@ -49,7 +48,6 @@ impl Stream {
         })
     }
 
-    /// The device's.
     pub(super) fn context(&self) -> &Arc<Context> {
         &self.context
     }

@@ -21,7 +21,6 @@ const COPY_BYTES: usize = 16 << 10;
 pub struct Digest(Way);
 
 enum Way {
-    /// Copies are hashed.
     Copied(Xxh3),
     #[cfg(target_arch = "x86_64")]
     InPlace(Sums),

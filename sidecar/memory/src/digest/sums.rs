@@ -82,13 +82,11 @@ fn secret_at(byte: usize) -> u64 {
     (both >> (byte % 8 * 8)) as u64
 }
 
-/// A digest under way.
 pub struct Sums {
     lanes: Lanes,
     /// The last stripe that is in the sums, then the bytes that wait.
     held: [u8; STRIPE_BYTES + WAITING_BYTES],
     waiting: usize,
-    /// All bytes so far.
     bytes: u64,
 }
 
