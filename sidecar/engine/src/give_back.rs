@@ -232,8 +232,7 @@ impl<T: Table> Engine<T> {
     }
 
     /// A scheduler's ABORT: takes back what its GRANT `tag` granted and the scheduler never shipped, void or not. `hashes` restricts this
-    /// to the
-    /// chunks with these last blocks. Returns the number of slots taken back; 0 for an unknown tag.
+    /// to the chunks with these last blocks. Returns the number of slots taken back; 0 for an unknown tag.
     pub fn abort_grant(&mut self, scheduler: u64, tag: u64, hashes: Option<&[EngineHash]>) -> u32 {
         let ids = if made(Mistake::AbortTag) {
             let names: Vec<_> = self

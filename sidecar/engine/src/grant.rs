@@ -1,6 +1,5 @@
 //! Grants: slots that a worker writes. A grant covers all missing sections of a chunk or none, and a chunk has at most one open grant.
-//! Every
-//! slot's grant ends by COMMIT, ABORT, a HELLO that does not name it, or proof of death.
+//! Every slot's grant ends by COMMIT, ABORT, a HELLO that does not name it, or proof of death.
 
 use super::entry::Handle;
 use super::index::Name;
@@ -81,8 +80,7 @@ struct Place {
 
 impl<T: Table> Engine<T> {
     /// Grants the missing sections of a chunk. Returns `GRANT_*` of the wire. For `GRANT_GRANTED` only, appends one reference per section
-    /// of the
-    /// domain to `refs`.
+    /// of the domain to `refs`.
     pub fn grant(
         &mut self,
         now: Time,

@@ -82,9 +82,7 @@ pub enum Action {
         urgent: bool,
     },
     /// The answer to a waiting PROBE is ready: call [`Engine::final_answer`].
-    ProbeDone {
-        probe: u64,
-    },
+    ProbeDone { probe: u64 },
 }
 
 /// Counters since the engine's start.

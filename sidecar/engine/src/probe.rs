@@ -293,8 +293,7 @@ impl<T: Table> Engine<T> {
     }
 
     /// The final answer of a waiting PROBE, as (scheduler, tag, answer). None if the request ended. Its soft pins last from now on, however
-    /// long
-    /// it waited.
+    /// long it waited.
     pub fn final_answer(&mut self, now: Time, id: u64) -> Option<(u64, u64, Answer)> {
         if self.leases.probes.get(&id).is_none_or(|p| p.answered) {
             return None;

@@ -19,7 +19,9 @@ pub(crate) enum Clearing {
     /// Requests that wait for the tier must be cancelled first.
     Begins,
     /// Waits until no write is in flight, and at least until `from_ms`.
-    Waits { from_ms: u64 },
+    Waits {
+        from_ms: u64,
+    },
     Ordered,
 }
 

@@ -25,12 +25,9 @@ pub enum Order {
         names: Vec<ObjectName>,
     },
     /// Cancel a lookup. A later report of it is ignored.
-    CancelLookup {
-        lookup: u64,
-    },
+    CancelLookup { lookup: u64 },
     /// Read an object into slots and compute each section's digest. Ends with [`Report::Fetched`], which must follow the last write into
-    /// any
-    /// of the slots, even after a cancellation.
+    /// any of the slots, even after a cancellation.
     Fetch {
         fetch: FetchId,
         tier: Kind,
@@ -39,9 +36,7 @@ pub enum Order {
         sections: Vec<Target>,
     },
     /// Cancel a fetch. It is still reported, and its slots are not reused before the report.
-    CancelFetch {
-        fetch: FetchId,
-    },
+    CancelFetch { fetch: FetchId },
     /// Write an object. Its slots are leased. Ends with [`Report::PutDone`], which must follow the last read of any of them.
     Put {
         put: u64,
@@ -54,10 +49,7 @@ pub enum Order {
         look_first: bool,
     },
     /// Delete an unusable object, if it is still the one that was fetched. Has no report.
-    Discard {
-        tier: Kind,
-        name: ObjectName,
-    },
+    Discard { tier: Kind, name: ObjectName },
     /// Remove all objects of the tier, or those of some domains. Ends with [`Report::Cleared`].
     Clear {
         tier: Kind,
@@ -65,9 +57,7 @@ pub enum Order {
         domains: Option<Domains>,
     },
     /// The answer to a PROBE changed: call `Engine::partial_answer`.
-    News {
-        probe: u64,
-    },
+    News { probe: u64 },
 }
 
 /// Result of a successful fetch.

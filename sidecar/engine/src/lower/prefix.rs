@@ -40,8 +40,7 @@ impl<T: Table> Engine<T> {
     }
 
     /// Requests a fetch of every available chunk, in prefix order, up to the first missing one. Returns true if a tier rejected a chunk, so
-    /// that
-    /// the next tier can be asked for it.
+    /// that the next tier can be asked for it.
     pub(super) fn want_all(
         &mut self,
         now: Time,

@@ -106,15 +106,11 @@ pub enum Input<'a> {
         rows: u32,
     },
     /// Result of [`Output::OpenWindow`] or [`Output::ConfirmWindow`], or a later change of that window.
-    Window {
-        window: WindowId,
-        news: WindowNews,
-    },
+    Window { window: WindowId, news: WindowNews },
     /// Report about a tier, or about an order in [`Output::Tier`].
     Tier(Report),
     /// Timer. Sent about every 100 ms, and only after all readable sockets were read: a sidecar that was suspended must handle waiting PINs
-    /// and
-    /// COMMITs before its timers run.
+    /// and COMMITs before its timers run.
     Tick,
     /// SIGTERM was received: no more grants.
     Drain,
@@ -156,15 +152,9 @@ pub enum Output {
         fds: Vec<FdKind>,
     },
     /// Close a connection after sending its queued frames. Unhandled frames from it are dropped.
-    Close {
-        conn: ConnId,
-        reason: &'static str,
-    },
+    Close { conn: ConnId, reason: &'static str },
     /// Poll this pidfd, and report [`Input::ProcessDied`] when it is readable. The shell keeps the descriptor until then.
-    WatchProcess {
-        process: ProcessId,
-        fd: FdId,
-    },
+    WatchProcess { process: ProcessId, fd: FdId },
     /// Compute the xxh3-128 of `length` bytes at `slot * 64 KiB` of the arena, and report [`Input::DigestDone`].
     Digest {
         /// First row of the slot.
@@ -178,8 +168,7 @@ pub enum Output {
     /// Carry out an order about a lower tier, and report its result with [`Input::Tier`]. Never sent without a configured tier.
     Tier(Order),
     /// Make a window for this connection and reply with `Op::Window`: a `WindowReply`, or the refusal `WindowUnavailable`. Ends the
-    /// connection's
-    /// earlier window. The window also ends with its connection.
+    /// connection's earlier window. The window also ends with its connection.
     OpenWindow {
         conn: ConnId,
         process: ProcessId,
@@ -189,13 +178,9 @@ pub enum Output {
         bytes: u64,
     },
     /// Compare the pattern's complement in the connection's window. Report [`Input::Window`], then reply.
-    ConfirmWindow {
-        conn: ConnId,
-        tag: u64,
-    },
+    ConfirmWindow { conn: ConnId, tag: u64 },
     /// A tool's request. The shell checks the token, carries the request out (`Core::lookup`, `clear`, ..., status), and replies with this
-    /// tag
-    /// and `Op::Admin`.
+    /// tag and `Op::Admin`.
     Admin {
         conn: ConnId,
         tag: u64,
@@ -228,12 +213,10 @@ pub trait Host {
     /// F_GETLK over the whole range: the held numbers. At start, their holders are processes that an earlier boot served.
     fn locks_held(&mut self) -> Result<Vec<u32>, HostError>;
     /// Creates an arena and a slot table (sealed memfds, mapped; the table holds `geometry.header()` and zeros), passes both to the
-    /// supervisor,
-    /// and starts to populate the arena in the background ([`Input::Populated`]).
+    /// supervisor, and starts to populate the arena in the background ([`Input::Populated`]).
     fn create(&mut self, geometry: Geometry) -> Result<Self::Table, HostError>;
     /// Maps an arena and a table that a connector handed back, after checking size, seals and header ([`Geometry::of_header`]). Does
-    /// nothing
-    /// else with them before [`Host::keep`]: they may belong to another region, or their content may crash this process.
+    /// nothing else with them before [`Host::keep`]: they may belong to another region, or their content may crash this process.
     fn adopt(&mut self, arena: FdId, table: FdId) -> Result<Self::Table, HostError>;
     /// Accepts the last adopted arena after its index was rebuilt: passes both descriptors to the supervisor, and populates the missing
     /// rows.
