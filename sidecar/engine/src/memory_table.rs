@@ -1,4 +1,4 @@
-//! A slot table in private memory, for tests and simulations.
+//! A slot table in private memory, for tests and the simulation.
 
 use super::table::{ChunkRecord, Geometry, Row, Table};
 use zerocopy::FromZeros;
