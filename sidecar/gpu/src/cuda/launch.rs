@@ -26,18 +26,12 @@ pub enum LaunchError {
     UnknownKernel(String),
     /// Memory or a stream of another device than the kernels'.
     #[error("the kernels are on {own}, what they were given is on {other}")]
-    OtherDevice {
-        own: String,
-        other: String,
-    },
+    OtherDevice { own: String, other: String },
     /// The driver is older than the PTX: copies and the references on the CPU do without it.
     #[error(
         "the driver does not know PTX {version} of the module {module}: a driver of CUDA 12.0 or newer does"
     )]
-    PtxTooNew {
-        module: String,
-        version: String,
-    },
+    PtxTooNew { module: String, version: String },
     /// The device is older than what the PTX was built for.
     #[error("the device is older than the target of the module {module} ({flags})")]
     DeviceTooOld {
@@ -52,10 +46,7 @@ pub enum LaunchError {
     NoPtxCompiler(Failed),
     /// The driver refuses the PTX of this build.
     #[error("the driver refuses the PTX of the module {module}: {failed}")]
-    PtxRefused {
-        module: String,
-        failed: Failed,
-    },
+    PtxRefused { module: String, failed: Failed },
     /// Arguments, or memory that is shorter than what the kernel would touch.
     #[error(transparent)]
     Refused(#[from] Refused),
