@@ -179,7 +179,8 @@ impl Mapping {
         }
     }
 
-    /// Rewrites zeros into pages that start with zeros; other pages exist already. The compiler would drop an addition of zero.
+    /// Touches each page by replacing a first word of zero with zero; a page with another value exists already. The compiler would drop an
+    /// addition of zero.
     fn touch(&self, offset: u64, length: u64) -> Result<(), Errno> {
         let mut at = offset;
         while at < offset + length {

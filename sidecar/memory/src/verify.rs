@@ -111,7 +111,7 @@ impl Drop for Pool {
 }
 
 impl Shared {
-    /// The next job, and its earliest start. None: the pool has ended.
+    /// Waits for the next job that may start. None: the pool has ended.
     fn next(&self) -> Option<Job> {
         let mut queues = self.queues.lock();
         while !queues.ended {
