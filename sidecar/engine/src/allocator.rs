@@ -352,7 +352,7 @@ mod tests {
         assert_eq!(a.take(4, 0), None);
     }
 
-    /// Takes slots of 4 rows for whole chunks of these sections until one is refused; what each segment of 16 rows holds.
+    /// Takes slots of 4 rows for whole chunks of these sections until one is refused. Returns the sections in each segment of 16 rows.
     fn filled(a: &mut Allocator, sections: u32) -> BTreeMap<u32, Vec<u32>> {
         let mut held: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
         for section in (0..sections).cycle() {
@@ -368,7 +368,7 @@ mod tests {
         held.iter().all(|section| *section == held[0])
     }
 
-    /// Is there room for a slot of this size in four segments of 16 rows: an empty one, or one of this size that is not full?
+    /// True if four segments of 16 rows have room for a slot of this size: an empty segment, or one of this size that is not full.
     fn held_room(held: &BTreeMap<u32, u32>, size: u32) -> bool {
         (0..4).any(|number| {
             let inside: Vec<u32> = held

@@ -39,7 +39,7 @@ pub(crate) struct Pace {
     level: i64,
     at_ms: u64,
     users: [User; USERS_MAX],
-    /// `taken` of the last served user before it was served. A user that begins to wait starts at no less.
+    /// `taken` of the last served user before it was served. A user that was not waiting starts at no less.
     served: u64,
     pub stats: PaceStats,
 }
@@ -124,7 +124,7 @@ impl Pace {
         }
     }
 
-    /// Starts a wait. A user that did not wait has saved up nothing.
+    /// Prepares a request. A user that was not waiting has no credit from earlier: its `taken` is raised to that of the last served user.
     fn asks(&mut self, now_ms: u64, user: usize) {
         let served = self.served;
         if let Some(user) = self.users.get_mut(user).filter(|u| !u.waits_at(now_ms)) {

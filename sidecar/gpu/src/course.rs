@@ -85,7 +85,7 @@ mod tests {
 
     const STAGE: u64 = 1 << 20;
 
-    /// A device whose copies stand as the test says.
+    /// A device with copies in the state that the test sets.
     struct Told(Arc<Mutex<Progress>>);
 
     impl Device for Told {
@@ -131,7 +131,7 @@ mod tests {
         fn in_doubt(&self, _: &Order) {}
     }
 
-    /// A window with one stage that was handed over, and how its copy stands.
+    /// A window with one stage handed over, and the state of its copy.
     fn window() -> (Mover, Arc<Mutex<Progress>>) {
         let stands = Arc::new(Mutex::new(Progress::Running));
         let page = FlagPage::new(1, STAGE).unwrap();

@@ -157,7 +157,7 @@ impl Device for HostDevice {
     fn progress(&mut self, ticket: Ticket) -> Progress {
         let state = match self.tickets.get(&ticket) {
             Some(state) => state.load(Ordering::Acquire),
-            None => return Progress::Failed(DeviceError("an unknown ticket".into())),
+            None => return Progress::Failed(DeviceError("unknown ticket".into())),
         };
         if state == RUNNING {
             return Progress::Running;
@@ -175,5 +175,5 @@ impl Device for HostDevice {
 }
 
 fn outside() -> DeviceError {
-    DeviceError("a part lies outside of window or arena".into())
+    DeviceError("a part is outside of the window or the arena".into())
 }

@@ -195,7 +195,7 @@ mod tests {
         }
     }
 
-    /// One byte a nanosecond for background jobs.
+    /// Background jobs at one byte per nanosecond.
     fn pace(threads: usize) -> Pace {
         Pace {
             threads,
@@ -208,7 +208,7 @@ mod tests {
         Arc::new(Mapping::new(fd.as_fd(), length).unwrap())
     }
 
-    /// Queues of a pool of `threads`, at a moment; jobs are pushed as (slot, bytes, urgent).
+    /// Queues of a pool of `threads` with a manual clock. Jobs are pushed as (slot, bytes, urgent).
     struct Rig {
         queues: Queues,
         bytes: Arc<Mapping>,
@@ -230,7 +230,7 @@ mod tests {
             self.queues.push(job, self.now);
         }
 
-        /// The slot of the job that a thread begins now; how long it waits where there is none, `None` = for a push.
+        /// The slot of the next job, or the wait before it; `None` = until a push.
         fn next(&mut self) -> Result<u32, Option<Duration>> {
             match self.queues.next(self.now) {
                 Next::Do(job) => Ok(job.slot),

@@ -152,7 +152,7 @@ mod tests {
         known.present(name(1), 0, 20);
         assert!(
             !known.has(&name(1), 0, 20),
-            "what lies there is still the same"
+            "the stored object is still the same"
         );
         known.usable(name(1), 0, 20);
         assert!(known.has(&name(1), 0, 20));

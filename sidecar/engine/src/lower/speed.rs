@@ -163,7 +163,7 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// A tier with a latency, in ms, that moves one MiB in a ms.
+    /// A burst of a tier with this latency in ms and a bandwidth of one MiB per ms.
     fn burst(speed: &mut Speed, at_ms: &mut u64, latency_ms: u64, mib: u64) {
         for n in 0..mib as u32 {
             speed.begins(*at_ms, n);
@@ -242,7 +242,7 @@ mod tests {
             now += 2_000;
         }
         assert_eq!(speed.estimate(now), None);
-        // neither do ends that nobody saw begin
+        // nor do ends without a beginning
         speed.ends(now, MIB, true, 0);
         assert_eq!(speed.bursts, 0);
     }

@@ -265,8 +265,8 @@ impl<H: Host> Core<H> {
         }
     }
 
-    /// A new rank begins. Frames still in other processes' sockets were meant for the earlier ranks, and one of these may be dead: nobody
-    /// would write or give back what such a GRANT takes from this rank. Schedulers in other processes must therefore say HELLO again.
+    /// A new rank begins: closes the connections of schedulers in other processes. Their unread frames were meant for the earlier ranks,
+    /// and slots that a dead scheduler's GRANT takes from this rank would never be given back. A live scheduler says HELLO again.
     fn rank_begins(&mut self, id: u64, out: &mut Vec<Output>) {
         let Some(rank) = self.peers.sessions.get(&id) else {
             return;

@@ -198,9 +198,9 @@ impl Device for CudaDevice {
             .at(offset, bytes.len() as u64)
             .ok_or_else(outside)?;
         let api = self.context.api;
-        // A synchronous call may return while the bytes are still in the driver's buffers, and another process reads them next. SAFETY: the
-        // range was checked, and the bytes live until the stream is done; the stream belongs to this object. No copy begins before the
-        // worker has seen these bytes, so there is nothing else to wait for.
+        // A synchronous call may return while the bytes are still in the driver's buffers, and another process reads them next.
+        // SAFETY: the range was checked, and the bytes live until the stream is done; the stream belongs to this object. No copy begins
+        // before the worker has seen these bytes, so there is nothing else to wait for.
         unsafe {
             let from = bytes.as_ptr().cast();
             let copied = (api.copy_in_async)(to, from, bytes.len(), self.load);
@@ -254,7 +254,7 @@ impl Device for CudaDevice {
 
     fn progress(&mut self, ticket: Ticket) -> Progress {
         let Some(mut running) = self.running.remove(&ticket) else {
-            return Progress::Failed(DeviceError("an unknown ticket".into()));
+            return Progress::Failed(DeviceError("unknown ticket".into()));
         };
         if running.failed.is_none() {
             match self.query(running.event) {
@@ -318,5 +318,5 @@ impl Drop for CudaDevice {
 }
 
 fn outside() -> DeviceError {
-    DeviceError("a part lies outside of window or arena".into())
+    DeviceError("a part is outside of the window or the arena".into())
 }

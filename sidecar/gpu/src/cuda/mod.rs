@@ -1,5 +1,5 @@
 //! Windows in CUDA device memory, through the driver's C interface, loaded at run time. Every driver call that moves bytes is in this
-//! module. Its tests use a simulated driver.
+//! module. Its tests use a fake driver.
 
 mod api;
 pub mod buffer;

@@ -265,7 +265,8 @@ impl Kept {
                 return Ok((handle, None));
             }
             Ask::MapDescriptor => {
-                let fd = fd.ok_or_else(|| NotPassed::of("NotMapped", "no descriptor came"))?;
+                let fd =
+                    fd.ok_or_else(|| NotPassed::of("NotMapped", "no descriptor was passed"))?;
                 let imported = Imported::by_descriptor(&context, fd.as_fd(), bytes);
                 self.imported = Some(imported.map_err(not_mapped)?);
             }
