@@ -79,7 +79,7 @@ fn a_digest_is_the_librarys_however_it_is_cut_in_two() {
     }
 }
 
-/// Parts shorter than, equal to and longer than what is held back.
+/// Parts of which some are held back, some are not, and some are whole blocks.
 fn parts() -> impl Strategy<Value = Vec<u64>> {
     let part = prop_oneof![0..4u64, 60..70u64, 0..300u64, 1000..1100u64, 0..20_000u64];
     prop::collection::vec(part, 1..40)
