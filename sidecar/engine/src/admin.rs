@@ -5,7 +5,6 @@ use super::table::{ROW_BYTES, Table};
 use super::{Engine, Time};
 use kvcachepool_protocol::key::ChunkKey;
 
-/// Description of one chunk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Found {
     pub key: ChunkKey,
@@ -35,7 +34,6 @@ pub enum PinError {
 /// Sizes and counts of the memory tier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Usage {
-    /// Readable chunks.
     pub chunks: u64,
     /// Chunks that lack sections.
     pub incomplete_chunks: u64,

@@ -30,7 +30,6 @@ struct Segment {
     broken: bool,
 }
 
-/// An allocated slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Taken {
     pub row: u32,
@@ -69,7 +68,6 @@ impl Allocator {
         }
     }
 
-    /// Rows of allocated slots.
     pub fn used_rows(&self) -> u64 {
         self.used_rows
     }

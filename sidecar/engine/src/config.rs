@@ -4,7 +4,6 @@ use crate::tier::Kind;
 use kvcachepool_protocol::message::{Save, Settings};
 use kvcachepool_protocol::object::Fidelity;
 
-/// Eviction policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum PolicyKind {
     /// S3-FIFO: a small probation queue before the main one, with a record of what was evicted from it.

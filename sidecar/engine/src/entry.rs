@@ -22,7 +22,6 @@ pub(crate) enum Class {
     Incomplete,
     /// Readable after a check of its bytes.
     Unchecked,
-    /// Readable.
     Checked,
 }
 

@@ -14,7 +14,6 @@ use std::cmp::Reverse;
 pub(crate) enum Why {
     /// Evicted to make room.
     Evicted,
-    /// Any other reason.
     Ended,
 }
 

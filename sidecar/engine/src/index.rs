@@ -38,7 +38,6 @@ impl Hasher for FastHasher {
     }
 }
 
-/// A map with [`FastHasher`].
 pub type FastMap<K, V> = HashMap<K, V, BuildHasherDefault<FastHasher>>;
 
 /// Name of an entry. The engine numbers the layouts.

@@ -117,7 +117,6 @@ impl Pace {
         }
     }
 
-    /// The user stops waiting.
     pub fn leave(&mut self, user: usize) {
         if let Some(user) = self.users.get_mut(user) {
             user.waits = None;

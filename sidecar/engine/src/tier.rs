@@ -51,7 +51,6 @@ pub enum Cause {
     /// A target's length differs from its section's, or the object lacks a section.
     Shape,
     Full,
-    /// The tier is read-only.
     ReadOnly,
     /// The folder, bucket or database does not exist.
     Gone,

@@ -17,7 +17,6 @@ pub struct Course {
     in_doubt: usize,
 }
 
-/// Result of a turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Turn {
     /// Result of the step over all stages.

@@ -53,7 +53,6 @@ pub struct Part {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Ticket(pub u64);
 
-/// State of a copy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Progress {
     /// Bytes may still move.

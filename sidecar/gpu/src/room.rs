@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 /// How long a new window waits for an ending one, whose copies must end first.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Number of windows.
 #[derive(Debug, Default)]
 pub struct Room {
     windows: Mutex<u64>,

@@ -45,7 +45,6 @@ pub fn check(geometry: &Geometry, pages: Pages, more: u64) -> Result<(), Exceeds
     .check(geometry, pages, more)
 }
 
-/// Limits of this process.
 struct Limits {
     memory: Option<Limit>,
     huge_pages: Option<Limit>,

@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 /// A background job that has been due for this long precedes urgent ones, so that a constant stream of stores cannot starve checks.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Limits of the pool.
 #[derive(Debug, Clone, Copy)]
 pub struct Pace {
     /// Number of threads. If there are several, one is reserved for urgent jobs.

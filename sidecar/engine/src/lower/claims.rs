@@ -15,7 +15,6 @@ use std::ops::Bound;
 
 /// Limit on claims, about 200 bytes each. Objects beyond it are not reported.
 const CLAIMS_MAX: usize = 65_536;
-/// Claims per lookup.
 const NAMES_PER_LOOKUP: usize = 4_096;
 /// Pause between two lookups. Milliseconds.
 const PAUSE_MS: u64 = 1_000;

@@ -53,7 +53,6 @@ impl Chunk {
         }
     }
 
-    /// The chunk to grant.
     pub fn wish<'a>(&self, sections: u128, block_hashes: &'a [EngineHash]) -> Wish<'a> {
         Wish {
             key: self.key,

@@ -89,7 +89,6 @@ pub(crate) fn number(kind: Kind) -> u8 {
     }
 }
 
-/// State of one tier.
 #[derive(Debug)]
 pub(crate) struct Tier {
     pub config: TierConfig,
@@ -172,7 +171,6 @@ impl Tier {
     }
 }
 
-/// Updates a moving average.
 fn mean_ms(before: u64, ms: u64) -> u64 {
     (3 * before + ms).div_ceil(4)
 }

@@ -17,21 +17,17 @@ pub struct TierView<'a> {
     pub expected_ms: [u64; 2],
     /// Estimated fetch time by bytes; none without enough recent measurements.
     pub estimate: Option<Estimate>,
-    /// Chunks queued for fetching.
     pub fetches_waiting: u32,
     /// Bytes of fetches in flight, including cancelled ones.
     pub fetch_bytes: u64,
-    /// Chunks queued for writing.
     pub writes_waiting: usize,
     pub waiting_bytes: u64,
-    /// Bytes being written.
     pub write_bytes: u64,
 }
 
 /// Counters of one tier since the engine's start.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct TierStats {
-    /// Chunks looked up.
     pub asked_chunks: u64,
     /// Results of lookups: `present`, `absent`, `cancelled`, or the cause of a failure.
     pub lookups: BTreeMap<&'static str, u64>,
@@ -45,11 +41,9 @@ pub struct TierStats {
     pub offered_chunks: u64,
     /// Results of writes: `stored`, `already`, the reason why it did not start, or the cause of a failure.
     pub puts: BTreeMap<&'static str, u64>,
-    /// Bytes of stored chunks.
     pub put_bytes: u64,
     /// Results of clears: `cleared`, or the cause of a failure. A failed clear is retried.
     pub clears: BTreeMap<&'static str, u64>,
-    /// Objects removed by clears.
     pub cleared_objects: u64,
 }
 

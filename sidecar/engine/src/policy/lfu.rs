@@ -6,7 +6,6 @@ use super::{Policy, list::Lists};
 /// Limit on counts. List `i` of the ring holds one count.
 const COUNTS: u8 = 32;
 
-/// Order of use counts.
 #[derive(Debug)]
 pub struct Lfu {
     lists: Lists,

@@ -2,7 +2,6 @@
 
 use super::{Policy, list::Lists};
 
-/// Order of last use.
 #[derive(Debug)]
 pub struct Lru(Lists);
 

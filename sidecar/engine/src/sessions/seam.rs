@@ -186,7 +186,6 @@ pub enum Output {
         tag: u64,
         request: Admin,
     },
-    /// Write a log line.
     Log {
         /// Name of the event, as in metrics.
         event: &'static str,

@@ -138,7 +138,6 @@ functions! {
     ipc_close = c"cuIpcCloseMemHandle" (DevicePtr);
 }
 
-/// A driver function failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{call} failed with {result}")]
 pub struct Failed {

@@ -50,7 +50,6 @@ pub enum LaunchError {
     /// Invalid arguments, or memory shorter than the kernel accesses.
     #[error(transparent)]
     Refused(#[from] Refused),
-    /// Another driver function failed.
     #[error(transparent)]
     Driver(#[from] Failed),
 }

@@ -93,7 +93,6 @@ pub enum Ask {
     MapHandle(Vec<u8>),
     /// Compare the mapped memory with the first side's pattern, and write the second side's.
     TurnRound,
-    /// Unmap the mapped memory.
     Unmap,
 }
 
