@@ -1,58 +1,49 @@
-//! What people and tools may do: look chunks up, pin them for a while, clear everything.
+//! Administrative operations: look up and pin chunks, and clear everything.
 
 use super::entry::Class;
 use super::table::{ROW_BYTES, Table};
 use super::{Engine, Time};
 use kvcachepool_protocol::key::ChunkKey;
 
-/// What is known of one chunk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Found {
-    /// Its key.
     pub key: ChunkKey,
     /// Position of its first token.
     pub first_token: u32,
-    /// Tokens.
     pub tokens: u32,
-    /// It can be read.
     pub readable: bool,
-    /// Bytes of its slots.
     pub bytes: u64,
-    /// Read leases and soft pins on it.
+    /// Number of read leases and soft pins on it.
     pub readers: u32,
-    /// Pinned by a person.
+    /// Pinned by an admin pin.
     pub pinned: bool,
-    /// Unix seconds after which it is dead; 0 = never.
+    /// Unix seconds after which it expires; 0 = never.
     pub expires_unix_s: u64,
 }
 
 /// Why a pin was not set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum PinError {
-    /// No such chunk.
-    #[error("no chunk of that key is in memory")]
+    #[error("no chunk with this key is in memory")]
     NotFound,
-    /// Pins may hold only so much.
-    #[error("admin pins hold their share of the arena; unpin something first")]
+    /// Admin pins have a limited share of the arena.
+    #[error("admin pins have used up their share of the arena; unpin other keys first")]
     Full,
 }
 
 /// Sizes and counts of the memory tier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Usage {
-    /// Chunks that can be read.
     pub chunks: u64,
     /// Chunks that lack sections.
     pub incomplete_chunks: u64,
-    /// Chunks taken over from an earlier boot and not checked yet.
+    /// Chunks adopted from an earlier boot and not checked yet.
     pub unchecked_chunks: u64,
-    /// Slots of a sized segment that nobody uses.
+    /// Free slots in segments that have a slot size.
     pub free_slots: u64,
-    /// Slots being written.
     pub granted_slots: u64,
-    /// Slots written, digest not taken.
+    /// Slots that are written, but have no digest yet.
     pub committed_slots: u64,
-    /// Readable slots.
     pub published_slots: u64,
     /// Slots of dead writers.
     pub quarantined_slots: u64,
@@ -60,16 +51,13 @@ pub struct Usage {
     pub used_bytes: u64,
     /// Bytes granted and not committed.
     pub granted_bytes: u64,
-    /// Bytes under read leases.
     pub leased_bytes: u64,
-    /// Bytes under soft pins.
     pub soft_pinned_bytes: u64,
-    /// Bytes under admin pins.
     pub admin_pinned_bytes: u64,
 }
 
 impl<T: Table> Engine<T> {
-    /// Chunks of this key in all layouts.
+    /// Chunks of this key, in all layouts.
     pub fn find_key(&self, key: &ChunkKey) -> Vec<Found> {
         self.entries_of(key)
             .into_iter()
@@ -97,8 +85,7 @@ impl<T: Table> Engine<T> {
             .collect()
     }
 
-    /// Pins chunks of this key for `ttl_ms` (0: until unpinned). They are not evicted meanwhile; they may still expire or turn
-    /// out corrupt.
+    /// Pins chunks of this key for `ttl_ms` (0: until unpinned). Pinned chunks are not evicted, but they may expire or turn out corrupt.
     pub fn pin_key(&mut self, now: Time, key: &ChunkKey, ttl_ms: u64) -> Result<(), PinError> {
         let entries: Vec<u32> = self
             .entries_of(key)
@@ -129,7 +116,7 @@ impl<T: Table> Engine<T> {
         Ok(())
     }
 
-    /// Ends the pins of this key. False: there were none.
+    /// Ends the pins of this key. Returns false if there were none.
     pub fn unpin_key(&mut self, key: &ChunkKey) -> bool {
         let mut any = false;
         for entry in self.entries_of(key) {
@@ -164,15 +151,15 @@ impl<T: Table> Engine<T> {
         }
     }
 
-    /// Forgets every chunk, pinned ones too. What is being read stays in place until its lease ends; what is being written comes
-    /// back from its writer. Tiers below memory are not asked before they have removed what they hold, too. Returns the chunks that are
-    /// not found in memory any more.
+    /// Removes every chunk, including pinned ones. Slots being read stay until their leases end; slots being written are taken back from
+    /// their writers. Lower tiers are not asked before they have removed their objects. Returns the number of chunks removed from the
+    /// index.
     pub fn clear(&mut self) -> u64 {
         self.clear_tiers();
         self.clear_memory()
     }
 
-    /// The same, of memory alone.
+    /// Like [`Engine::clear`], but for memory only.
     pub(crate) fn clear_memory(&mut self) -> u64 {
         let mut cleared = 0;
         for entry in 0..self.entries.len() as u32 {
@@ -186,7 +173,7 @@ impl<T: Table> Engine<T> {
         cleared
     }
 
-    /// Sizes and counts, for status. Costs a few additions per owner and segment, whatever the arena's size.
+    /// Sizes and counts for the status. The cost is a few additions per owner and segment, independent of the arena's size.
     pub fn usage(&self) -> Usage {
         let slots = self.table.counts();
         let owned = |dead: bool| {

@@ -1,43 +1,40 @@
-//! Which rows are free: segments that take a slot size at first use and change it only when wholly free.
+//! Allocation of rows. A segment takes a slot size at first use, and changes it only when it is completely free.
 //!
-//! A worker page-locks the segments that its slots lie in. So slots of one section, which one rank writes and reads, get segments of
-//! their own, as long as that leaves little of the arena in segments that are begun: a slot that another size needs must not lie free in
-//! a segment of this size.
+//! A worker page-locks the segments that contain its slots. The slots of one section, which one rank writes and reads, therefore get
+//! segments of their own while few rows of partly used segments are free. Free slots of one size cannot serve another size.
 
 use std::collections::BTreeMap;
 
-/// A segment that has no slot size.
+/// Size of a segment without a slot size.
 const NO_SIZE: u32 = 0;
 
-/// In place of a section: the segment holds slots of several.
+/// In place of a section: the segment holds slots of several sections.
 const SHARED: u32 = u32::MAX;
 
-/// A section begins a segment of its own while free slots of segments that are begun take at most this part of the arena.
+/// A section gets a segment of its own while the free slots of partly used segments take at most this part of the arena.
 const FREE_PART_MAX: u64 = 8;
 
 #[derive(Debug, Clone, Default)]
 struct Segment {
-    /// Rows of a slot; [`NO_SIZE`] while wholly free.
+    /// Rows of a slot; [`NO_SIZE`] while completely free.
     size: u32,
-    /// The section whose slots it holds, or [`SHARED`].
+    /// The only section in the segment, or [`SHARED`].
     section: u32,
-    /// The size before that; readers of that time may still hold references to such slots.
+    /// The previous size. Readers may still hold references to such slots.
     size_before: u32,
     used: u32,
     free: Vec<u32>,
-    /// Place in the list of segments of its size and section that have a free slot.
+    /// Position in the `open` list of its size and section.
     place: Option<usize>,
-    /// Its rows contradicted each other at a boot: never used again.
+    /// The rows were inconsistent at a boot: the segment is never used again.
     broken: bool,
 }
 
-/// A slot that was taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Taken {
-    /// First row.
     pub row: u32,
-    /// The segment has just got another slot size than it may have had: the generations of all rows in it must be raised before
-    /// anything else is written.
+    /// Rows of the segment if its slot size may have changed. The generations of all these rows must be raised before anything else is
+    /// written.
     pub resized: Option<(u32, u32)>,
 }
 
@@ -46,9 +43,9 @@ pub struct Taken {
 pub struct Allocator {
     segment_rows: u32,
     segments: Vec<Segment>,
-    /// Segments without a size that are populated.
+    /// Populated segments without a size.
     empty: Vec<u32>,
-    /// Per slot size and section: segments with a free slot.
+    /// Segments with a free slot, by slot size and section.
     open: BTreeMap<(u32, u32), Vec<u32>>,
     usable: u32,
     used_rows: u64,
@@ -57,7 +54,7 @@ pub struct Allocator {
 }
 
 impl Allocator {
-    /// An allocator over `rows` rows of which none is usable yet.
+    /// Creates an allocator over `rows` rows, none of which is usable yet.
     pub fn new(rows: u32, segment_rows: u32) -> Self {
         let segment_rows = segment_rows.max(1);
         Self {
@@ -71,18 +68,16 @@ impl Allocator {
         }
     }
 
-    /// Rows of slots that are taken.
     pub fn used_rows(&self) -> u64 {
         self.used_rows
     }
 
-    /// Rows of a segment.
     pub fn segment_rows(&self) -> u32 {
         self.segment_rows
     }
 
-    /// At a boot: the slot at `row` is in use, by a section. False where that contradicts another slot of the segment; then the
-    /// segment is never used again, but the slot counts as taken.
+    /// At a boot: marks the slot at `row` as used by a section. Returns false if it contradicts another slot of the segment; then the
+    /// segment is never used again, but the slot counts as allocated.
     pub fn claim(&mut self, row: u32, slot_rows: u32, section: u32) -> bool {
         let start = row % self.segment_rows;
         let Some(segment) = self.segments.get_mut((row / self.segment_rows) as usize) else {
@@ -107,7 +102,7 @@ impl Allocator {
         true
     }
 
-    /// At a boot, after every `claim`: `taken` says which rows begin a slot in use; all others are free.
+    /// At a boot, after every `claim`: frees all rows except those that begin a used slot according to `taken`.
     pub fn settle(&mut self, taken: impl Fn(u32) -> bool) {
         for number in 0..self.segments.len() {
             let first = number as u32 * self.segment_rows;
@@ -128,7 +123,7 @@ impl Allocator {
         }
     }
 
-    /// The first `rows` rows are populated: whole segments of them become usable.
+    /// The first `rows` rows are populated: the complete segments among them become usable.
     pub fn populate(&mut self, rows: u32) {
         let whole = (rows / self.segment_rows).min(self.segments.len() as u32);
         for number in self.usable..whole {
@@ -142,13 +137,13 @@ impl Allocator {
                 self.open_up(number);
             }
         }
-        // the lowest segment is taken first
+        // the lowest segment is allocated first
         self.empty.sort_unstable_by(|a, b| b.cmp(a));
         self.usable = self.usable.max(whole);
     }
 
-    /// Takes a slot of exactly `slot_rows` rows for a section: from a segment of its own, an empty one while few slots lie free,
-    /// a shared one, one of another section, or any empty one.
+    /// Allocates a slot of exactly `slot_rows` rows for a section. Tries, in order: the section's own segment, an empty one while few slots
+    /// are free, a shared one, one of another section, and any empty one.
     pub fn take(&mut self, slot_rows: u32, section: u32) -> Option<Taken> {
         if slot_rows == 0 || slot_rows > self.segment_rows {
             return None;
@@ -180,7 +175,7 @@ impl Allocator {
         self.open.get(&(slot_rows, section))?.last().copied()
     }
 
-    /// A segment of this size with a free slot, whose sections share it from now on.
+    /// A segment of this size with a free slot. Its sections share it from now on.
     fn share(&mut self, slot_rows: u32) -> Option<u32> {
         if let Some(shared) = self.opened(slot_rows, SHARED) {
             return Some(shared);
@@ -197,7 +192,7 @@ impl Allocator {
         self.segments.len() as u64 * u64::from(self.segment_rows)
     }
 
-    /// Gives an empty segment a slot size and a section. Returns its number, and its rows where its size was another one.
+    /// Gives an empty segment a slot size and a section. Returns its number, and its rows if the size changed.
     fn begin(&mut self, slot_rows: u32, section: u32) -> Option<(u32, Option<(u32, u32)>)> {
         let number = self.empty.pop()?;
         let first = number * self.segment_rows;
@@ -214,7 +209,7 @@ impl Allocator {
         Some((number, other.then_some((first, self.segment_rows))))
     }
 
-    /// Gives a slot back. A segment that becomes wholly free loses its slot size.
+    /// Frees a slot. A segment that becomes completely free loses its slot size.
     pub fn give(&mut self, row: u32) {
         let number = row / self.segment_rows;
         let usable = number < self.usable;
@@ -249,8 +244,8 @@ impl Allocator {
         }
     }
 
-    /// Segments of another slot size, those with the fewest slots in use first: what to empty when no slot of `slot_rows` can
-    /// be had otherwise. At most `count` of them, as (first row, slot rows).
+    /// Segments of other slot sizes, least used first, to empty when no slot of `slot_rows` can be allocated otherwise. At most `count`, as
+    /// (first row, slot rows).
     pub fn reclaimable(&self, slot_rows: u32, count: usize) -> Vec<(u32, u32)> {
         let mut list: Vec<_> = (0u32..)
             .zip(&self.segments)
@@ -265,7 +260,7 @@ impl Allocator {
             .collect()
     }
 
-    /// Slots of a segment with a size that nobody uses.
+    /// Free slots in segments that have a size.
     pub fn free_slots(&self) -> u64 {
         self.segments.iter().map(|s| s.free.len() as u64).sum()
     }
@@ -355,7 +350,7 @@ mod tests {
         assert_eq!(a.take(4, 0), None);
     }
 
-    /// Takes slots of 4 rows for whole chunks of these sections until one is refused; what each segment of 16 rows holds.
+    /// Takes slots of 4 rows for whole chunks of these sections until one is refused. Returns the sections in each segment of 16 rows.
     fn filled(a: &mut Allocator, sections: u32) -> BTreeMap<u32, Vec<u32>> {
         let mut held: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
         for section in (0..sections).cycle() {
@@ -371,7 +366,7 @@ mod tests {
         held.iter().all(|section| *section == held[0])
     }
 
-    /// Is there room for a slot of this size in four segments of 16 rows: an empty one, or one of this size that is not full?
+    /// True if four segments of 16 rows have room for a slot of this size: an empty segment, or one of this size that is not full.
     fn held_room(held: &BTreeMap<u32, u32>, size: u32) -> bool {
         (0..4).any(|number| {
             let inside: Vec<u32> = held

@@ -1,4 +1,4 @@
-//! Everything that is kept twice, compared: for tests and the simulation. Each line is one invariant by name.
+//! Consistency checks of redundant state, for tests and the simulation. Each line is one named invariant.
 
 use super::entry::{Class, Entry, NONE};
 use super::mirror::SlotCounts;
@@ -7,13 +7,13 @@ use super::{Engine, Handle};
 use std::collections::BTreeMap;
 
 impl<T: Table> Engine<T> {
-    /// The first invariant that does not hold, by name and with numbers.
+    /// Returns the first violated invariant, by name and with numbers.
     pub fn audit(&self) -> Result<(), String> {
         self.audit_shared()?;
         self.audit_own()
     }
 
-    /// Connectors see what this process goes by.
+    /// The shared table matches this process's state.
     fn audit_shared(&self) -> Result<(), String> {
         let populated = self.table.shared.populated_rows();
         say(
@@ -30,7 +30,7 @@ impl<T: Table> Engine<T> {
         Ok(())
     }
 
-    /// All but what other processes can write to.
+    /// Checks everything except what other processes can write.
     pub(crate) fn audit_own(&self) -> Result<(), String> {
         self.audit_rows()?;
         self.audit_usage()?;
@@ -99,7 +99,7 @@ impl<T: Table> Engine<T> {
         })
     }
 
-    /// What is counted as it changes is what a count of everything finds.
+    /// Incremental counters match a full count.
     fn audit_usage(&self) -> Result<(), String> {
         let mut slots = SlotCounts::default();
         for number in 0..self.geometry.rows {

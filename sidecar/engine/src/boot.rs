@@ -1,4 +1,4 @@
-//! Taking over a slot table that an earlier engine left: all that is needed to rebuild the index stands in it.
+//! Adoption of a slot table from an earlier engine. The table contains everything needed to rebuild the index.
 
 use super::entry::{Entry, NONE};
 use super::evict::Why;
@@ -11,9 +11,9 @@ use kvcachepool_protocol::key::{ChunkKey, EngineHash, KeyKind, LayoutId};
 use std::collections::BTreeMap;
 
 impl<T: Table> Engine<T> {
-    /// Reads the whole table. COMMITTED slots are freed: nobody can say what their digest should be. GRANTED slots stay with
-    /// their owners. PUBLISHED ones are readable after their check, or freed where the start is `cold`. A slot with another one
-    /// inside is not believed: the inner one may be of a writer that still copies.
+    /// Reads the whole table. COMMITTED slots are freed, because their digests are unknown. GRANTED slots stay with their owners. PUBLISHED
+    /// slots are readable after a check, or freed if the start is `cold`. A slot that contains another one is rejected: the inner one may
+    /// belong to a writer that still copies.
     pub(crate) fn take_over(&mut self, now: Time, cold: bool) {
         let mut grants: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
         let mut in_use = Vec::new();
@@ -35,7 +35,7 @@ impl<T: Table> Engine<T> {
             row_number += if sound { row.slot_rows } else { 1 };
         }
         self.alloc.settle(|row| in_use.binary_search(&row).is_ok());
-        // slots that were not worth keeping become free only now that the allocator knows its segments
+        // rejected slots are freed only now, because the allocator must know its segments first
         for row in in_use {
             let keep = match self.table.row(row).state {
                 GRANTED => true,
@@ -49,7 +49,7 @@ impl<T: Table> Engine<T> {
         }
         self.take_over_grants(grants);
         self.finish_entries(now, cold);
-        // not before every number is either in use or vacant
+        // after every number is known to be used or vacant
         self.take_over_fetches(now);
         self.alloc.populate(self.table.populated_rows());
     }
@@ -78,7 +78,7 @@ impl<T: Table> Engine<T> {
         match row.state {
             GRANTED => {
                 self.hold(row.owner, row_number, row.slot_rows);
-                // whether the record is this row's or not: its number is not used anew while a row names it
+                // the number is not reused while a row names it, whether or not the record belongs to that row
                 if let Some(named) = self.entries.get_mut(row.chunk as usize) {
                     named.rows += 1;
                 }
@@ -105,7 +105,7 @@ impl<T: Table> Engine<T> {
         }
     }
 
-    /// The entry of the record that a row names, made at its first row. None: the record is not in use, or another chunk's.
+    /// The entry of the record that a row names, created at its first row. None: the record is unused or belongs to another chunk.
     fn entry_of_record(&mut self, row: &Row) -> Option<u32> {
         if row.chunk >= self.geometry.chunks {
             return None;
@@ -142,7 +142,7 @@ impl<T: Table> Engine<T> {
         Some(row.chunk)
     }
 
-    /// What was granted by an earlier boot: one grant per chunk, asked for by nobody.
+    /// Adopts grants of an earlier boot: one grant per chunk, without a scheduler.
     fn take_over_grants(&mut self, grants: BTreeMap<u32, Vec<u32>>) {
         for (entry, rows) in grants {
             let id = self.next_grant;
@@ -168,10 +168,10 @@ impl<T: Table> Engine<T> {
         }
     }
 
-    /// Fetches of a dead engine: their slots come back, once nothing may write into them any more.
+    /// Ends fetches of a dead engine: takes their slots back once nothing can write into them any more.
     fn take_over_fetches(&mut self, now: Time) {
         if let Some(engine) = self.owners.get(&0).cloned() {
-            // reads of a dead engine that the kernel does for it may still land
+            // the kernel may still complete reads for a dead engine
             let wait = self.config.fetch_outlives_engine && !made(Mistake::FetchOutlives);
             if wait {
                 self.owner_died(now, 0, self.config.quarantine_ms);
@@ -228,7 +228,7 @@ impl<T: Table> Engine<T> {
                 continue;
             }
             let (complete, handle) = (e.complete(), self.handle(entry));
-            // what was written then is not known any more
+            // the earlier boot's record of written tiers is lost
             self.entries[entry as usize].missed = u8::MAX;
             if complete {
                 self.became_readable(entry);
@@ -238,7 +238,7 @@ impl<T: Table> Engine<T> {
             }
             self.unpark(entry);
         }
-        // what an earlier boot left may have been written then: it is looked up first
+        // an earlier boot may have written its chunks, so they are looked up first
         self.lower.offers.clear();
         self.lower.adopted = self.stats.adopted_chunks > 0;
         self.sweep(now);

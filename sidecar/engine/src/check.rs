@@ -1,6 +1,6 @@
-//! Compares what memory holds with its digests: before an answer names it (`Verify::Always`), beside the answer
-//! (`Verify::Background`), and once after a start. A digest counts only if its slot still has the state and generation that the check
-//! began with. It says what was true when the check began: a PROBE that came later waits for another check.
+//! Compares memory with its digests: before the answer (`Verify::Always`), beside it (`Verify::Background`), and once after a start. A
+//! digest counts only if its slot still has the state and generation from the start of the check. It proves the state at that start, so a
+//! later PROBE waits for another check.
 
 use super::config::Verify;
 use super::entry::NONE;
@@ -9,10 +9,9 @@ use super::pace::CHECKS;
 use super::table::{COMMITTED, FREE, PUBLISHED, Table};
 use super::{Action, Engine, Time};
 
-/// A comparison under way.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Check {
-    /// Its digests say it: one of an earlier check of the slot may still be on its way.
+    /// Returned with its digests. Digests of an earlier check of the slot may still arrive.
     pub number: u64,
     pub generation: u32,
     pub urgent: bool,
@@ -20,7 +19,7 @@ pub(crate) struct Check {
 }
 
 impl<T: Table> Engine<T> {
-    /// Whether a PROBE that came at `since_ms` must wait for a check of this entry. A check in the millisecond of the PROBE counts.
+    /// True if a PROBE that arrived at `since_ms` must wait for a check of this entry. A check begun in the same millisecond counts.
     pub(crate) fn must_check(&self, entry: u32, since_ms: u64) -> bool {
         let checked = self.entries.get(entry as usize).and_then(|e| e.checked_ms);
         match self.config.verify {
@@ -29,7 +28,7 @@ impl<T: Table> Engine<T> {
         }
     }
 
-    /// Checks behind an answer when the last check is old.
+    /// Starts a background check if the last one is too old.
     pub(crate) fn check_if_old(&mut self, now: Time, entry: u32) {
         let Some(e) = self.entries.get(entry as usize) else {
             return;
@@ -37,19 +36,19 @@ impl<T: Table> Engine<T> {
         let old = e
             .checked_ms
             .is_some_and(|at| now.mono_ms.saturating_sub(at) > self.config.verify_age_ms);
-        // one that finds no budget is left to the next hit
+        // without budget, the next hit starts the check
         if old && e.checking == 0 && self.paced(now, entry) {
             self.start_check(now, entry, false, false);
         }
     }
 
-    /// May a check that nobody waits for begin now?
+    /// True if the rate limit allows a background check now.
     fn paced(&mut self, now: Time, entry: u32) -> bool {
         let bytes = self.stored_bytes(self.handle(entry));
         self.writes.take(now.mono_ms, CHECKS, bytes)
     }
 
-    /// Compares all sections of an entry. One under way is not begun twice, but becomes urgent.
+    /// Compares all sections of an entry. A running check is not repeated, but becomes urgent.
     pub(crate) fn start_check(&mut self, now: Time, entry: u32, urgent: bool, sweep: bool) {
         let Some(e) = self.entries.get_mut(entry as usize) else {
             return;
@@ -103,7 +102,7 @@ impl<T: Table> Engine<T> {
         }
     }
 
-    /// A digest was taken. `None`: it could not be, which counts as a mismatch.
+    /// Handles a digest. `None`: it could not be computed, which counts as a mismatch.
     pub fn digest_done(
         &mut self,
         now: Time,
@@ -125,7 +124,7 @@ impl<T: Table> Engine<T> {
         self.sweep(now);
     }
 
-    /// A committed section whose digest could not be taken: its grant is void.
+    /// A committed section without a digest: voids its grant.
     fn lose_committed(&mut self, row_number: u32) {
         if let Some(id) = self.by_row.get(&row_number).copied() {
             self.void(id);
@@ -168,7 +167,7 @@ impl<T: Table> Engine<T> {
         self.corrupt(entry, row_number);
     }
 
-    /// A check ended, or the entry did: who waited for it may be answered. Who asked after the check began waits on.
+    /// A check or the entry itself ended: answers the waiting PROBEs. PROBEs that arrived after the check began keep waiting.
     pub(crate) fn wake_waiters(&mut self, entry: u32) {
         let listed = self.entries.get(entry as usize).is_some_and(|e| e.listed);
         for id in self.leases.waiters.remove(&entry).unwrap_or_default() {
@@ -187,14 +186,14 @@ impl<T: Table> Engine<T> {
             if !probe.open() {
                 self.actions.push(Action::ProbeDone { probe: id });
             } else if let Some(asking) = probe.asking.as_mut().filter(|_| probe.waits.is_empty()) {
-                // what lower tiers have may take longer than the checks
+                // lower tiers may take longer than the checks
                 asking.changed = true;
                 self.lower.news.push(id);
             }
         }
     }
 
-    /// The bytes of a section are not what they were: loads of it under way fail by its generation, nobody finds it any more.
+    /// The bytes of a section changed: its generation fails the loads in progress, and the entry leaves the index.
     fn corrupt(&mut self, entry: u32, row_number: u32) {
         if let Some(e) = self.entries.get_mut(entry as usize) {
             let row = self.table.row(row_number);
@@ -208,11 +207,11 @@ impl<T: Table> Engine<T> {
             .set_generation(row_number, generation.wrapping_add(1));
         self.alloc.give(row_number);
         self.row_left(entry);
-        // an event and the index must go while the record still says what it was
+        // `doom` needs the record, which still names the chunk here
         self.doom(entry);
     }
 
-    /// Goes on with the checks that a start made necessary, a few at a time.
+    /// Continues the checks required after a start, a few at a time.
     pub(crate) fn sweep(&mut self, now: Time) {
         while self.sweeping < self.config.sweep_in_flight_max {
             let Some(handle) = self.sweep_queue.front().copied() else {

@@ -1,4 +1,4 @@
-//! What the engine and the sessions need to know from the configuration, in plain units.
+//! Configuration of engine and sessions, in plain units.
 
 use crate::tier::Kind;
 use kvcachepool_protocol::config as file;
@@ -8,14 +8,14 @@ pub use kvcachepool_protocol::config::{
 use kvcachepool_protocol::message::Settings;
 use kvcachepool_protocol::object::Fidelity;
 
-/// Bounds, all visible in status.
+/// Limits, all visible in the status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Sessions: one role of one process each.
+    /// Sessions. A session is one role of one process.
     pub sessions_max: u32,
     /// Requests with pins or leases, over all schedulers.
     pub requests_max: u32,
-    /// Bytes granted and not yet committed, over all workers; 0 = a quarter of the arena.
+    /// Bytes granted and not committed, over all workers; 0 = a quarter of the arena.
     pub granted_bytes_max: u64,
     /// Entries of the index (chunk records of a new arena).
     pub index_entries_max: u32,
@@ -27,37 +27,31 @@ pub struct Limits {
     pub events_max: u32,
 }
 
-/// One tier below memory. All bounds are the tier's own: one that hangs takes nothing from the others.
+/// A tier below memory. All limits are per tier, so a hanging tier does not slow the others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TierConfig {
-    /// Which.
     pub kind: Kind,
-    /// What is written down.
     pub write: WritePolicy,
-    /// Of that, which chunks.
     pub admission: Admission,
-    /// Lookups under way.
     pub lookups_max: u32,
-    /// Chunks being fetched.
     pub fetches_max: u32,
-    /// Their bytes; a quarter of what may be granted where that is less. One chunk may always be fetched.
+    /// Bytes being fetched, at most a quarter of the limit on granted bytes. A single larger chunk is still fetched.
     pub fetch_bytes_max: u64,
     /// Chunks that wait to be fetched.
     pub fetch_queue_max: u32,
-    /// Chunks being written.
     pub puts_max: u32,
-    /// Their bytes; a quarter of what may be granted where that is less. One chunk may always be written.
+    /// Bytes being written, at most a quarter of the limit on granted bytes. A single larger chunk is still written.
     pub put_bytes_max: u64,
-    /// Bytes of the chunks that wait to be written; the oldest goes where more come. One chunk may always wait.
+    /// Bytes of chunks that wait to be written. Beyond it, the oldest chunk is dropped. A single larger chunk may wait.
     pub put_queue_bytes_max: u64,
-    /// With `WriteBack`: so long a chunk waits, in ms.
+    /// With `WriteBack`: time before a chunk is written. Milliseconds.
     pub put_wait_ms: u64,
-    /// A chunk that could have been written for so long and was not is not written any more, in ms.
+    /// A chunk that has been due for this long is dropped. Milliseconds.
     pub put_age_ms_max: u64,
 }
 
 impl TierConfig {
-    /// A tier with the default bounds.
+    /// A tier with the default limits.
     pub fn new(kind: Kind) -> Self {
         Self::of(kind, &file::Config::default())
     }
@@ -82,44 +76,42 @@ impl TierConfig {
     }
 }
 
-/// Everything that `sessions::Core` is told at start and at a reload.
+/// Parameters of `sessions::Core` at start and at a reload.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Config {
-    /// What connectors are told in HELLO's answer.
+    /// Settings that HELLO's reply gives to connectors.
     pub settings: Settings,
     /// Bytes of a new arena. Needs a restart.
     pub arena_bytes: u64,
     /// Needs a restart.
     pub policy: EvictionPolicy,
-    /// When hits are checked.
     pub verify: Verify,
-    /// With `Background`: age of a check after which a hit is checked again, in ms.
+    /// With `Background`: age of a check after which a hit is checked again. Milliseconds.
     pub verify_age_ms: u64,
-    /// Sweep checks under way at once, after a start.
+    /// Checks in flight after a start.
     pub sweep_in_flight_max: u32,
-    /// Bounds.
     pub limits: Limits,
-    /// A soft pin that is not renewed ends after this, in ms.
+    /// Duration of a soft pin. Milliseconds.
     pub soft_pin_ms: u64,
-    /// Slots of a dead GPU writer come back this long after the proof of its death, in ms.
+    /// Time from the proof of a GPU writer's death to the release of its slots. Milliseconds.
     pub quarantine_ms: u64,
-    /// An incomplete chunk that no open grant completes dies after this, in ms.
+    /// An incomplete chunk without an open grant is removed after this. Milliseconds.
     pub incomplete_ms: u64,
     /// Reads from lower tiers may outlive the engine process (io_uring into slots).
     pub fetch_outlives_engine: bool,
-    /// Bytes per second that may come from lower tiers; 0 = no bound.
+    /// Limit on reads from lower tiers, in bytes per second; 0 = no limit.
     pub read_bytes_per_s: u64,
-    /// Bytes per second that may go to lower tiers, with those of checks that nobody waits for; 0 = no bound.
+    /// Limit on writes to lower tiers and background checks, in bytes per second; 0 = no limit.
     pub write_bytes_per_s: u64,
-    /// Whether lower tiers are left alone where computing is quicker.
+    /// Whether loads are skipped when prefill is quicker.
     pub load_or_recompute: LoadOrRecompute,
-    /// What is lost where tiers below memory pack what they store. Needs a restart.
+    /// What the codec of lower tiers loses. Needs a restart.
     pub fidelity: Fidelity,
-    /// Who moves bytes between workers and arena; taken at each REGISTER.
+    /// Transfer mode of workers, applied at each REGISTER.
     pub transfer: TransferMode,
-    /// Bytes of a worker's window, and the most that it may ask for.
+    /// Default and largest size of a worker's window. Bytes.
     pub window_bytes: u64,
-    /// Tiers below memory, the nearest first. Which there are needs a restart. Each is down until the shell says that it is up.
+    /// Tiers below memory, nearest first. A different set needs a restart. A tier is down until the shell reports it up.
     pub tiers: Vec<TierConfig>,
 }
 

@@ -1,4 +1,4 @@
-//! Entries of the index: one per chunk, numbered as its record in the slot table.
+//! Entries of the index: one per chunk, with the number of its record in the slot table.
 
 use super::index::Name;
 use super::table::Table;
@@ -8,55 +8,53 @@ use kvcachepool_protocol::key::ChunkKey;
 /// No entry, no row.
 pub(crate) const NONE: u32 = u32::MAX;
 
-/// An entry as others remember it: stale once the entry was removed.
+/// A reference to an entry. It is stale once the entry is removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Handle {
     pub entry: u32,
     pub epoch: u32,
 }
 
-/// How a chunk that is found by its name counts in [`super::Usage`].
+/// How a listed chunk counts in [`super::Usage`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Class {
     /// Lacks sections.
     Incomplete,
-    /// Readable once its bytes are checked.
+    /// Readable after a check of its bytes.
     Unchecked,
-    /// Readable.
     Checked,
 }
 
 impl Class {
-    /// How many there are.
     pub const COUNT: usize = Self::Checked as usize + 1;
 }
 
-/// One chunk. `have` and `needed` are maps of sections.
+/// One chunk. `have` and `needed` are bit masks of sections.
 #[derive(Debug, Clone)]
 pub(crate) struct Entry {
     pub name: Name,
     /// Rises when the entry is removed.
     pub epoch: u32,
-    /// Found by its name.
+    /// In the index under its name.
     pub listed: bool,
-    /// In use; else vacant, or waiting until no row names its record any more.
+    /// In use; otherwise vacant, or waiting until no row names its record.
     pub live: bool,
-    /// Rows that are not FREE and name this record, voided ones included.
+    /// Rows that name this record and are not FREE, including voided ones.
     pub rows: u32,
     pub first_token: u32,
     pub tokens: u32,
     pub needed: u128,
     /// PUBLISHED sections.
     pub have: u128,
-    /// Row per section that is COMMITTED or PUBLISHED, else [`NONE`].
+    /// Row of each COMMITTED or PUBLISHED section, else [`NONE`].
     pub slots: Vec<u32>,
-    /// Bytes of the slots in `slots`, whole rows.
+    /// Bytes of the slots in `slots`, in whole rows.
     pub bytes: u64,
-    /// `bytes` when it became readable: what pins count, whatever is added later.
+    /// `bytes` when the chunk became readable. Pins count this value, whatever is added later.
     pub weight: u64,
-    /// The grant that is filling it.
+    /// The grant that fills the chunk.
     pub open: Option<u64>,
-    /// Key of the chunk before it; zeros for the first one.
+    /// Key of the preceding chunk; zeros for the first one.
     pub parent_key: ChunkKey,
     pub parent: u32,
     pub first_child: u32,
@@ -65,26 +63,26 @@ pub(crate) struct Entry {
     pub soft_pins: u32,
     pub leases: u32,
     pub admin_pin: bool,
-    /// The policy orders it.
+    /// Known to the eviction policy.
     pub known: bool,
-    /// The policy gave it as next and it could not go.
+    /// Returned by the policy as next, but not evictable.
     pub parked: bool,
     /// In the queue of incomplete chunks.
     pub queued: bool,
-    /// A request came back for it since it was stored here.
+    /// Requested again since it was stored here.
     pub reused: bool,
-    /// A bit for each tier that was seen to have it.
+    /// Bit mask of the tiers that were seen to have it.
     pub written: u8,
-    /// A bit for each tier that should have it and did not take it, or may have lost it.
+    /// Bit mask of the tiers that should have it and did not take it, or may have lost it.
     pub missed: u8,
-    /// When the digests began that were compared last; none = not in this boot.
+    /// Start time of the last successful check; none = not checked in this boot.
     pub checked_ms: Option<u64>,
-    /// When the check under way began.
+    /// Start time of the check in progress.
     pub check_began_ms: u64,
-    /// Sections whose check is under way.
+    /// Number of sections being checked.
     pub checking: u32,
     pub expires_unix_s: u64,
-    /// As it is counted; [`Engine::recount`] brings it up to date.
+    /// The class under which it is counted; [`Engine::recount`] updates it.
     pub class: Option<Class>,
 }
 
@@ -129,7 +127,7 @@ impl Entry {
         }
     }
 
-    /// As it has to be counted; none = it is not listed.
+    /// The current class; none = not listed.
     pub fn class_now(&self) -> Option<Class> {
         self.listed
             .then(|| match (self.complete(), self.checked_ms) {
@@ -139,7 +137,7 @@ impl Entry {
             })
     }
 
-    /// All sections that it needs are PUBLISHED.
+    /// True if all needed sections are PUBLISHED.
     pub fn complete(&self) -> bool {
         self.needed != 0 && self.needed & !self.have == 0
     }
@@ -178,7 +176,7 @@ impl<T: Table> Engine<T> {
             .filter(|e| e.live && e.epoch == handle.epoch)
     }
 
-    /// Counts an entry anew after a change of what [`Entry::class_now`] looks at.
+    /// Updates the counters after a change that affects [`Entry::class_now`].
     pub(crate) fn recount(&mut self, entry: u32) {
         let Some(e) = self.entries.get_mut(entry as usize) else {
             return;
@@ -196,7 +194,7 @@ impl<T: Table> Engine<T> {
         self.index.get(name).copied()
     }
 
-    /// A vacant entry, in use from now on but not listed. Evicts where none is left.
+    /// Allocates a vacant entry, without listing it. Evicts one if none is vacant.
     pub(crate) fn occupy(&mut self) -> Option<u32> {
         loop {
             let entry = match self.vacant.pop() {
@@ -216,7 +214,7 @@ impl<T: Table> Engine<T> {
         }
     }
 
-    /// Makes an entry findable and ties it to its parent and to children that waited for it.
+    /// Adds an entry to the index, and links it to its parent and to children that waited for it.
     pub(crate) fn list(&mut self, entry: u32, name: Name, parent: Option<u32>) {
         self.index.insert(name, entry);
         if let Some(e) = self.entries.get_mut(entry as usize) {
@@ -237,7 +235,7 @@ impl<T: Table> Engine<T> {
         }
     }
 
-    /// Does `child` begin where `parent` ends? Links that say so cannot make a circle.
+    /// True if `child` begins where `parent` ends. Such links cannot form a cycle.
     pub(crate) fn follows(&self, child: u32, parent: u32) -> bool {
         let end = self
             .entries
@@ -285,7 +283,7 @@ impl<T: Table> Engine<T> {
         }
     }
 
-    /// The entry does not wait for its parent any more.
+    /// The entry stops waiting for its parent.
     fn forget_orphan(&mut self, child: u32) {
         let Some(c) = self.entries.get(child as usize) else {
             return;
@@ -302,7 +300,7 @@ impl<T: Table> Engine<T> {
         }
     }
 
-    /// Nobody finds the entry any more; who reads it goes on. It goes when nothing holds it.
+    /// Removes the entry from the index. Its readers continue; it is removed when nothing holds it.
     pub(crate) fn doom(&mut self, entry: u32) {
         let Some(e) = self
             .entries
@@ -331,7 +329,7 @@ impl<T: Table> Engine<T> {
         self.remove_if_idle(entry);
     }
 
-    /// Removes a doomed entry that nothing holds.
+    /// Removes an unlisted entry that nothing holds.
     pub(crate) fn remove_if_idle(&mut self, entry: u32) {
         let idle = self
             .entries
@@ -342,7 +340,7 @@ impl<T: Table> Engine<T> {
         }
     }
 
-    /// The entry ends: its slots come back, its number is used again when no row names it.
+    /// Removes the entry: frees its slots, and its number once no row names it.
     pub(crate) fn remove(&mut self, entry: u32, why: evict::Why) {
         let Some(e) = self.entries.get_mut(entry as usize).filter(|e| e.live) else {
             return;
@@ -386,7 +384,7 @@ impl<T: Table> Engine<T> {
         }
     }
 
-    /// The parent ends before its children: they stay readable and are tied again when it returns.
+    /// A parent is removed before its children: they stay readable, and are linked again when it returns.
     fn let_children_go(&mut self, entry: u32) {
         let Some(e) = self.entries.get_mut(entry as usize) else {
             return;
@@ -404,7 +402,7 @@ impl<T: Table> Engine<T> {
         }
     }
 
-    /// A row stops to name this entry's record.
+    /// A row no longer names this entry's record.
     pub(crate) fn row_left(&mut self, entry: u32) {
         if let Some(e) = self.entries.get_mut(entry as usize) {
             e.rows = e.rows.saturating_sub(1);

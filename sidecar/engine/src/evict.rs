@@ -1,5 +1,5 @@
-//! Making room: incomplete chunks first, then what the policy says, tails before full chunks over the same tokens, and never a
-//! chunk before its children.
+//! Eviction: incomplete chunks first, then in the policy's order. Tails go before full chunks over the same tokens, and children before
+//! their parent.
 
 use super::entry::{Handle, NONE};
 use super::index::Name;
@@ -12,19 +12,18 @@ use std::cmp::Reverse;
 /// Why a slot or an entry ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Why {
-    /// To make room.
+    /// Evicted to make room.
     Evicted,
-    /// Anything else.
     Ended,
 }
 
 /// Evictions by policy before a whole segment is emptied for another slot size.
 const EVICTIONS_BEFORE_RECLAIM: u32 = 64;
-/// Segments that are looked at for that.
+/// Segments examined for that.
 const RECLAIM_TRIES: usize = 8;
 
 impl<T: Table> Engine<T> {
-    /// A slot of exactly `size` rows for a section; evicts as far as needed and allowed.
+    /// Allocates a slot of exactly `size` rows for a section, with evictions as needed.
     pub(crate) fn take_row(&mut self, size: u32, section: u32) -> Option<u32> {
         if size > self.alloc.segment_rows() {
             return None;
@@ -67,7 +66,7 @@ impl<T: Table> Engine<T> {
         Some(taken.row)
     }
 
-    /// May this entry go to make room?
+    /// True if this entry can be evicted.
     pub(crate) fn evictable(&self, entry: u32) -> bool {
         self.entries.get(entry as usize).is_some_and(|e| {
             e.live
@@ -77,7 +76,7 @@ impl<T: Table> Engine<T> {
         })
     }
 
-    /// Frees one chunk. False: nothing may go.
+    /// Evicts one chunk. Returns false if nothing can be evicted.
     pub(crate) fn evict_one(&mut self) -> bool {
         for _ in 0..self.incomplete.len() {
             let Some((handle, since_ms)) = self.next_incomplete() else {
@@ -114,7 +113,7 @@ impl<T: Table> Engine<T> {
         self.remove(entry, Why::Evicted);
     }
 
-    /// A tail over the first tokens of a full chunk, that may go.
+    /// An evictable tail over the first tokens of a full chunk.
     pub(crate) fn tail_over(&self, entry: u32) -> Option<u32> {
         let record = self.table.chunk(entry);
         let e = self.entries.get(entry as usize)?;
@@ -136,7 +135,7 @@ impl<T: Table> Engine<T> {
         })
     }
 
-    /// Frees all chunks of a segment, with what hangs on them, if all of them may go.
+    /// Evicts all chunks of a segment and their descendants, if all of them can be evicted.
     fn empty_segment(&mut self, first: u32, slot_rows: u32) {
         let rows: Vec<u32> = (0..self.alloc.segment_rows() / slot_rows.max(1))
             .map(|i| first + i * slot_rows)
@@ -159,7 +158,7 @@ impl<T: Table> Engine<T> {
         }
     }
 
-    /// Evicts an entry after all that hang on it. False: something of it may not go; what went before stays gone.
+    /// Evicts an entry after its descendants. Returns false at the first that cannot be evicted; the others stay evicted.
     fn evict_tree(&mut self, root: u32) -> bool {
         let mut path = vec![root];
         while let Some(entry) = path.last().copied() {
@@ -179,7 +178,7 @@ impl<T: Table> Engine<T> {
         true
     }
 
-    /// The reason why an entry could not go may be over.
+    /// Retries an entry whose obstacle to eviction may be gone.
     pub(crate) fn unpark(&mut self, entry: u32) {
         let Some(e) = self.entries.get(entry as usize) else {
             return;
@@ -209,7 +208,7 @@ impl<T: Table> Engine<T> {
         }
     }
 
-    /// The incomplete chunk that waits for longest, and since when, if that is known.
+    /// The incomplete chunk that has waited longest, and since when, if known.
     fn next_incomplete(&mut self) -> Option<(Handle, Option<u64>)> {
         loop {
             let (handle, since_ms) = self.incomplete.pop_front()?;
@@ -220,13 +219,13 @@ impl<T: Table> Engine<T> {
         }
     }
 
-    /// Nobody reads, writes or pins the entry.
+    /// True if nothing reads, writes or pins the entry.
     fn idle(&self, entry: u32) -> bool {
         let e = self.entries.get(entry as usize);
         e.is_some_and(|e| e.live && e.open.is_none() && !e.pinned())
     }
 
-    /// Chunks that stayed incomplete for too long, and what expired, go.
+    /// Removes chunks that stayed incomplete for too long, and expired ones.
     pub(crate) fn end_by_time(&mut self, now: Time) {
         for _ in 0..self.incomplete.len() {
             let Some((handle, since_ms)) = self.next_incomplete() else {
@@ -234,7 +233,7 @@ impl<T: Table> Engine<T> {
             };
             let since_ms = since_ms.unwrap_or(now.mono_ms);
             if now.mono_ms >= since_ms + self.config.incomplete_ms {
-                // its children, if any, can be read: they wait for its return
+                // children, if any, stay readable and wait for the entry's return
                 self.remove(handle.entry, Why::Ended);
             } else {
                 self.queue(handle, Some(since_ms));
@@ -252,7 +251,7 @@ impl<T: Table> Engine<T> {
         }
     }
 
-    /// The entry dies at `unix_s`. What died before is forgotten now and then, so that the list stays as short as the index.
+    /// Sets the expiry of an entry. Past entries are pruned now and then, so that the list stays as short as the index.
     pub(crate) fn expires_at(&mut self, entry: u32, unix_s: u64) {
         if self.expiries.len() > 2 * self.entries.len() + 1024 {
             let mut expiries = std::mem::take(&mut self.expiries);
@@ -262,7 +261,7 @@ impl<T: Table> Engine<T> {
         self.expiries.push(Reverse((unix_s, self.handle(entry))));
     }
 
-    /// An entry got all sections that it needs.
+    /// An entry has all needed sections.
     pub(crate) fn became_readable(&mut self, entry: u32) {
         let Some(e) = self.entries.get_mut(entry as usize) else {
             return;

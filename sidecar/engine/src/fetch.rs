@@ -1,5 +1,5 @@
-//! Slots that the engine itself fills from a lower tier: owner 0. A fetch that is cancelled keeps its slots until the last thread
-//! or kernel request that may write into them has ended; a dropped future proves nothing.
+//! Slots that the engine itself fills from a lower tier, as owner 0. A cancelled fetch keeps its slots until the last thread or kernel
+//! request that may write into them has ended; a dropped future does not prove that.
 
 use super::entry::NONE;
 use super::evict::Why;
@@ -9,7 +9,6 @@ use super::{Engine, GrantContext, Time, Wish};
 use kvcachepool_protocol::message::{GRANT_GRANTED, GRANT_NO_ROOM};
 use kvcachepool_protocol::refs::{NO_SLOT, SectionRef};
 
-/// A fetch under way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FetchId(u64);
 
@@ -20,8 +19,8 @@ impl FetchId {
 }
 
 impl<T: Table> Engine<T> {
-    /// Slots for the missing sections of a chunk that a tier has. None: it is there, on its way, or nothing may go for it.
-    /// `context.writers` is not looked at. The chunk before it need not be there: the engine may hold that itself.
+    /// Takes slots for the missing sections of a chunk. None: the chunk exists or is on its way, or nothing can be evicted for it. Ignores
+    /// `context.writers`. The parent may be missing, because the engine may hold it locally.
     pub fn fetch(
         &mut self,
         now: Time,
@@ -31,7 +30,7 @@ impl<T: Table> Engine<T> {
         self.fetch_slots(now, context, wish).ok()
     }
 
-    /// As [`Engine::fetch`]; else the result that a GRANT would have had.
+    /// Like [`Engine::fetch`], with the result of a GRANT as error.
     pub(crate) fn fetch_slots(
         &mut self,
         now: Time,
@@ -52,7 +51,7 @@ impl<T: Table> Engine<T> {
             .first()
             .and_then(|r| self.by_row.get(&r.slot.get()).copied())
             .ok_or(GRANT_NO_ROOM)?;
-        // no scheduler's ABORT may name it
+        // no scheduler's ABORT may name the grant
         if let Some(tag) = self.grants.get_mut(&id).and_then(|g| g.asked_by.take())
             && let Some(list) = self.by_tag.get_mut(&tag)
         {
@@ -64,8 +63,8 @@ impl<T: Table> Engine<T> {
         Ok((FetchId(id), refs))
     }
 
-    /// The bytes of a section are in its slot and nothing writes there any more; `digest` was taken on the way and is the tier's.
-    /// Readable at once, unless the fetch was cancelled meanwhile: then the slot comes back.
+    /// A section was read into its slot, and nothing writes there any more; `digest` was computed on the way and matches the tier's.
+    /// Publishes the slot, or takes it back if the fetch was cancelled.
     pub fn fetched(&mut self, now: Time, section: SectionRef, digest: [u8; 16]) -> bool {
         let number = section.slot.get();
         let row = self.table.row(number);
@@ -82,7 +81,7 @@ impl<T: Table> Engine<T> {
         true
     }
 
-    /// The object has no such section: the chunk does without it, and the slot comes back.
+    /// The object lacks this section: the chunk no longer needs it, and the slot is taken back.
     pub(crate) fn fetch_lacks(&mut self, section: SectionRef) {
         let number = section.slot.get();
         let row = self.table.row(number);
@@ -111,12 +110,12 @@ impl<T: Table> Engine<T> {
         self.free_row(number, Why::Ended);
     }
 
-    /// Is the fetch still wanted: neither cancelled nor void with its chunk?
+    /// True unless the fetch was cancelled or voided with its chunk.
     pub(crate) fn fetch_stands(&self, id: FetchId) -> bool {
         self.grants.get(&id.0).is_some_and(|g| !g.void)
     }
 
-    /// The fetch is not wanted any more. Its slots stay GRANTED until [`Engine::fetch_ended`].
+    /// Cancels a fetch. Its slots stay GRANTED until [`Engine::fetch_ended`].
     pub fn cancel_fetch(&mut self, id: FetchId) {
         let rows = self
             .grants
@@ -131,7 +130,7 @@ impl<T: Table> Engine<T> {
         }
     }
 
-    /// Nothing will write into this slot any more, and its bytes are not whole: cancelled, failed, or another digest.
+    /// Takes back a slot with incomplete or wrong bytes, after the last write into it.
     pub fn fetch_ended(&mut self, section: SectionRef) {
         let row = self.table.row(section.slot.get());
         if row.state == GRANTED && row.owner == 0 && row.generation == section.generation.get() {

@@ -1,4 +1,4 @@
-//! How a granted slot ends: COMMIT and its digest, ABORT, not named in a HELLO, or proof of death.
+//! How a granted slot ends: COMMIT and its digest, ABORT, a HELLO that does not name it, or proof of death.
 
 use super::entry::{Handle, NONE};
 use super::evict::Why;
@@ -10,7 +10,7 @@ use kvcachepool_protocol::key::EngineHash;
 use kvcachepool_protocol::refs::SectionRef;
 
 impl<T: Table> Engine<T> {
-    /// COMMIT of one section. Anything that is not GRANTED to `owner` as named is ignored.
+    /// COMMIT of one section. Ignored unless the named section is GRANTED to `owner`.
     pub fn commit(&mut self, owner: u32, section: SectionRef) -> bool {
         let row_number = section.slot.get();
         let row = self.table.row(row_number);
@@ -47,18 +47,18 @@ impl<T: Table> Engine<T> {
             generation: row.generation,
             check: 0,
             length: row.length,
-            // not with the checks of what can be read already: a chunk is not there before this
+            // ahead of checks of readable chunks: this chunk is unreadable before its digest
             urgent: true,
         });
         true
     }
 
-    /// The writer of a slot is done with it.
+    /// The writer of a slot has finished.
     pub(crate) fn fill_slot(&mut self, chunk: Handle, row_number: u32, row: &Row) {
         self.not_granted_any_more(row_number, row);
         self.committed_bytes += u64::from(row.slot_rows) * ROW_BYTES;
         if let Some(e) = self.get_mut(chunk) {
-            // what an earlier boot left may name any section
+            // a table of an earlier boot may name any section
             let at = (row.section as usize).min(127);
             if e.slots.len() <= at {
                 e.slots.resize(at + 1, NONE);
@@ -68,7 +68,7 @@ impl<T: Table> Engine<T> {
         }
     }
 
-    /// The digest of a COMMITTED slot was taken: readable from now on.
+    /// Publishes a COMMITTED slot after its digest was computed.
     pub(crate) fn publish(&mut self, now: Time, row_number: u32, row: &Row, digest: [u8; 16]) {
         let bytes = u64::from(row.slot_rows) * ROW_BYTES;
         self.committed_bytes = self.committed_bytes.saturating_sub(bytes);
@@ -81,7 +81,7 @@ impl<T: Table> Engine<T> {
         let mut enough = false;
         if let Some(e) = self.entries.get_mut(row.chunk as usize).filter(|e| e.live) {
             if e.have == 0 {
-                // what an earlier boot left beside it still waits for its check
+                // slots of an earlier boot beside it still wait for their check
                 e.checked_ms = Some(now.mono_ms);
             }
             e.have |= 1 << row.section.min(127);
@@ -93,14 +93,14 @@ impl<T: Table> Engine<T> {
             }
         }
         self.leave_grant(row_number);
-        // all that an earlier boot granted for a chunk is one grant here, also what was void then: nothing waits for that
+        // all grants of an earlier boot for a chunk form one grant here, including void ones: nothing waits for them
         let open = self.entries.get(row.chunk as usize).and_then(|e| e.open);
         if let Some(open) = open.filter(|_| enough) {
             self.void(open);
         }
     }
 
-    /// An incomplete chunk that nobody fills needs what the next GRANT says, which may be less than the last one said.
+    /// Resets the needed sections of an incomplete chunk without a writer. The next GRANT may need fewer.
     pub(crate) fn need_anew(&mut self, entry: u32, sections: u128) {
         let e = &mut self.entries[entry as usize];
         if e.open.is_some() || e.complete() || e.needed == sections {
@@ -116,7 +116,7 @@ impl<T: Table> Engine<T> {
         }
     }
 
-    /// A grant ended: all its sections are PUBLISHED, or some went.
+    /// A grant ended: all its sections are PUBLISHED, or some are freed.
     fn filled(&mut self, handle: Handle, needed: u128) {
         let Some(e) = self.get_mut(handle) else {
             return;
@@ -149,7 +149,7 @@ impl<T: Table> Engine<T> {
         self.remove_if_idle(handle.entry);
     }
 
-    /// Forgets a grant whose rows are all gone.
+    /// Forgets a grant that has no rows left.
     pub(crate) fn close(&mut self, id: u64) {
         let Some(grant) = self.grants.remove(&id) else {
             return;
@@ -169,8 +169,7 @@ impl<T: Table> Engine<T> {
         }
     }
 
-    /// Nothing of the grant counts any more: what is COMMITTED of it is freed, what is GRANTED comes back from its owners, and
-    /// a new GRANT may follow.
+    /// Voids a grant: its COMMITTED slots are freed, its owners give the GRANTED ones back, and a new GRANT for the chunk may follow.
     pub(crate) fn void(&mut self, id: u64) {
         let Some(grant) = self.grants.get_mut(&id) else {
             return;
@@ -206,7 +205,7 @@ impl<T: Table> Engine<T> {
         }
     }
 
-    /// A GRANTED slot comes back unwritten, or half written; its grant is void. A slot that is copied into comes back when that ends.
+    /// Takes back a GRANTED slot, written or not, and voids its grant. A slot that is a copy's target is taken back when the copy ends.
     pub(crate) fn come_back(&mut self, row_number: u32) {
         if let Some(id) = self.by_row.get(&row_number).copied() {
             self.void(id);
@@ -221,7 +220,7 @@ impl<T: Table> Engine<T> {
         self.free_row(row_number, Why::Ended);
     }
 
-    /// A worker's ABORT of one section. Anything that is not GRANTED to `owner` as named is ignored.
+    /// A worker's ABORT of one section. Ignored unless the named section is GRANTED to `owner`.
     pub fn abort(&mut self, owner: u32, section: SectionRef) -> bool {
         let row = self.table.row(section.slot.get());
         let mine = row.state == GRANTED && row.owner == owner && owner != 0;
@@ -232,8 +231,8 @@ impl<T: Table> Engine<T> {
         true
     }
 
-    /// A scheduler's ABORT: what its GRANT `tag` gave out and was never shipped comes back at once, void or not. `hashes` of last
-    /// blocks: these chunks only. Returns the slots that came back; 0 for an unknown tag.
+    /// A scheduler's ABORT: takes back what its GRANT `tag` granted and the scheduler never shipped, void or not. `hashes` restricts this
+    /// to the chunks with these last blocks. Returns the number of slots taken back; 0 for an unknown tag.
     pub fn abort_grant(&mut self, scheduler: u64, tag: u64, hashes: Option<&[EngineHash]>) -> u32 {
         let ids = if made(Mistake::AbortTag) {
             let names: Vec<_> = self
@@ -281,7 +280,7 @@ impl<T: Table> Engine<T> {
         freed
     }
 
-    /// A worker's HELLO names every slot that it still holds, as (slot, generation); what it does not name comes back.
+    /// A worker's HELLO names every slot it still holds, as (slot, generation). Takes back all others.
     pub fn reconcile(&mut self, owner: u32, named: &[(u32, u32)]) -> u32 {
         let rows: Vec<u32> = match self.owners.get(&owner) {
             Some(o) => o.rows.iter().copied().collect(),
@@ -300,7 +299,7 @@ impl<T: Table> Engine<T> {
         back
     }
 
-    /// A process is proven dead. Its grants are void now; its slots come back after `quarantine_ms`.
+    /// A process is proven dead: voids its grants, and frees its slots after `quarantine_ms`.
     pub fn owner_died(&mut self, now: Time, owner: u32, quarantine_ms: u64) {
         let Some(o) = self.owners.get_mut(&owner) else {
             return;
@@ -318,7 +317,7 @@ impl<T: Table> Engine<T> {
         self.end_quarantines(now);
     }
 
-    /// Slots of the dead whose time is over come back.
+    /// Frees slots whose quarantine has ended.
     pub(crate) fn end_quarantines(&mut self, now: Time) {
         let mut over: Vec<u32> = self
             .owners
@@ -332,7 +331,7 @@ impl<T: Table> Engine<T> {
             for row in rows.unwrap_or_default() {
                 self.come_back(row);
             }
-            // What is still copied into stays its own until the copy has ended.
+            // The owner stays until copies into its slots have ended.
             if self.owners.get(&owner).is_some_and(|o| o.rows.is_empty()) {
                 self.owners.remove(&owner);
             }
@@ -356,7 +355,7 @@ impl<T: Table> Engine<T> {
         self.owners.get(&owner).map_or(0, |o| o.bytes)
     }
 
-    /// A row is not the grant's any more; the last one ends the grant.
+    /// Removes a row from its grant. The last row ends the grant.
     pub(crate) fn leave_grant(&mut self, row: u32) {
         let Some(id) = self.by_row.remove(&row) else {
             return;
@@ -387,7 +386,7 @@ impl<T: Table> Engine<T> {
         }
     }
 
-    /// A row becomes FREE; nothing else of it changes until it is granted again.
+    /// Frees a row. Its other fields keep their values until the next grant.
     pub(crate) fn free_row(&mut self, row_number: u32, why: Why) {
         let row = self.table.row(row_number);
         if row.state == FREE {

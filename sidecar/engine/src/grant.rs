@@ -1,5 +1,5 @@
-//! Grants: slots that a worker writes. All sections of a chunk or none, never two open grants for one chunk, and an end for
-//! every slot: COMMIT, ABORT, not named in a HELLO, or proof of death.
+//! Grants: slots that a worker writes. A grant covers all missing sections of a chunk or none, and a chunk has at most one open grant.
+//! Every slot's grant ends by COMMIT, ABORT, a HELLO that does not name it, or proof of death.
 
 use super::entry::Handle;
 use super::index::Name;
@@ -13,7 +13,7 @@ use kvcachepool_protocol::refs::{NO_SLOT, SectionRef};
 use kvcachepool_protocol::table::MAX_BLOCK_HASHES;
 use std::collections::BTreeSet;
 
-/// Sections of one chunk that one GRANT gave out.
+/// The sections of one chunk granted by one GRANT.
 #[derive(Debug, Clone)]
 pub(crate) struct Grant {
     pub chunk: Handle,
@@ -23,75 +23,64 @@ pub(crate) struct Grant {
     pub asked_by: Option<(u64, u64)>,
     /// Rows that are still GRANTED or COMMITTED.
     pub rows: Vec<u32>,
-    /// Sections that the chunk needs once this is done.
+    /// Sections that the chunk needs when the grant ends.
     pub needed: u128,
-    /// Nothing of it counts any more; its rows come back one by one.
+    /// Voided; its rows are taken back one by one.
     pub void: bool,
 }
 
-/// What a process has to write.
+/// The slots that a process has to write.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Owner {
     pub rows: BTreeSet<u32>,
-    /// Bytes of these slots.
     pub bytes: u64,
-    /// It is dead; its rows come back then.
+    /// The process is dead; its rows are freed at this time.
     pub free_at_ms: Option<u64>,
 }
 
-/// Whose chunks are granted, and to whom.
+/// Domain and writers of the chunks to grant.
 #[derive(Debug, Clone, Copy)]
 pub struct GrantContext<'a> {
-    /// Scheduler's number.
     pub scheduler: u64,
-    /// Tag of its GRANT.
     pub tag: u64,
-    /// Identity of values.
     pub model: ModelId,
-    /// Identity of arrangement.
     pub layout: LayoutId,
-    /// Who shares.
     pub namespace: NamespaceId,
-    /// Sections of the domain.
     pub plan: &'a SectionPlan,
     /// Lock number of the writer, per section.
     pub writers: &'a [u32],
-    /// Unix seconds after which the chunks are dead; 0 = never.
+    /// Unix seconds after which the chunks expire; 0 = never.
     pub expires_unix_s: u64,
 }
 
-/// One chunk to be granted. Sizes and hashes are checked by the caller.
+/// A chunk to grant. The caller checks sizes and hashes.
 #[derive(Debug, Clone, Copy)]
 pub struct Wish<'a> {
-    /// Its key.
     pub key: ChunkKey,
-    /// Key of the chunk before it.
+    /// Key of the preceding chunk.
     pub parent: Option<ChunkKey>,
     /// Engine hash of its last block.
     pub last_hash: EngineHash,
     /// Position of its first token.
     pub first_token: u32,
-    /// Tokens.
     pub tokens: u32,
-    /// Sections that it will need.
+    /// Bit mask of the sections that the chunk needs.
     pub sections: u128,
     /// Engine hashes of its blocks.
     pub block_hashes: &'a [EngineHash],
 }
 
-/// Where a wish belongs.
 struct Place {
     name: Name,
-    /// The chunk is there in part.
+    /// Entry of the incomplete chunk, if one exists.
     found: Option<u32>,
     parent: Option<u32>,
-    /// Sections that are missing.
     lacking: u128,
 }
 
 impl<T: Table> Engine<T> {
-    /// Grants the sections of a chunk that are missing. Appends one reference per section of the domain to `refs`.
-    /// Returns `GRANT_*` of the wire; references are appended for `GRANT_GRANTED` only.
+    /// Grants the missing sections of a chunk. Returns `GRANT_*` of the wire. For `GRANT_GRANTED` only, appends one reference per section
+    /// of the domain to `refs`.
     pub fn grant(
         &mut self,
         now: Time,
@@ -133,7 +122,7 @@ impl<T: Table> Engine<T> {
                 layout: name.layout,
                 key,
             }) {
-                // what is fetched may follow chunks that only the engine holds
+                // a fetched chunk may follow chunks that only the engine holds locally
                 None if context.writers.is_empty() => None,
                 None => return wire::GRANT_NO_PARENT,
                 Some(p) => {
@@ -155,7 +144,7 @@ impl<T: Table> Engine<T> {
                 .get(owner)
                 .is_some_and(|o| o.free_at_ms.is_some())
         };
-        // no writers: the engine itself, whose slots of an earlier boot may be in quarantine
+        // no writers: a grant to the engine itself, whose slots of an earlier boot may be in quarantine
         if context.writers.iter().any(dead) || context.writers.is_empty() && dead(&0) {
             return wire::GRANT_NOT_READY;
         }
@@ -163,7 +152,7 @@ impl<T: Table> Engine<T> {
             self.stats.granted_bytes_refusals += 1;
             return wire::GRANT_NOT_READY;
         }
-        // what the grant builds on must not go to make room for it
+        // the parent must not be evicted to make room
         if let Some(p) = parent {
             self.entries[p as usize].leases += 1;
         }
@@ -218,7 +207,7 @@ impl<T: Table> Engine<T> {
                 }
                 self.stats.no_room_refusals += 1;
                 if self.table.populated_rows() < self.geometry.rows {
-                    // room is being made: the arena is not populated yet
+                    // there will be room later: the arena is still being populated
                     return wire::GRANT_NOT_READY;
                 }
                 return wire::GRANT_NO_ROOM;
@@ -294,7 +283,7 @@ impl<T: Table> Engine<T> {
         wire::GRANT_GRANTED
     }
 
-    /// Slots for some sections, all or none.
+    /// Allocates slots for some sections, all or none.
     fn take_rows(
         &mut self,
         plan: &SectionPlan,
@@ -324,7 +313,7 @@ impl<T: Table> Engine<T> {
         Some(rows)
     }
 
-    /// A row is granted to an owner.
+    /// Assigns a row to an owner.
     pub(crate) fn hold(&mut self, owner: u32, row: u32, slot_rows: u32) {
         let bytes = u64::from(slot_rows) * ROW_BYTES;
         let o = self.owners.entry(owner).or_default();
@@ -333,7 +322,7 @@ impl<T: Table> Engine<T> {
         self.granted_bytes += bytes;
     }
 
-    /// The order of these writes is the protocol: see `protocol::table`.
+    /// The order of these writes is part of the protocol: see `protocol::table`.
     fn write_grant(&mut self, row: u32, fields: &Row) {
         if !made(Mistake::GenerationLate) {
             let generation = self.table.row(row).generation.wrapping_add(1);
@@ -358,7 +347,7 @@ fn full_sections(plan: &SectionPlan) -> u128 {
     u128::from(low) | u128::from(high) << 64
 }
 
-/// Numbers of the sections in a map.
+/// Iterates over the section numbers in a bit mask.
 pub(crate) fn sections_of(map: u128) -> impl Iterator<Item = u32> {
     (0..128u32).filter(move |s| map >> s & 1 == 1)
 }

@@ -1,11 +1,11 @@
-//! Entries by (layout, chunk key), and the hash that all maps of the engine use.
+//! The index's key type, and the hash of all maps of the engine.
 
 use kvcachepool_protocol::key::ChunkKey;
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// A hasher for keys that are hashes already, and for small numbers. Deterministic, so that a simulated history is repeatable;
-/// chunk keys are BLAKE3 of what a request said, so nobody can choose colliding ones.
+/// A hasher for hashed keys and small numbers. It is deterministic, so that simulated histories can be repeated. Chunk keys are BLAKE3
+/// hashes, so clients cannot choose colliding ones.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct FastHasher(u64);
 
@@ -38,15 +38,12 @@ impl Hasher for FastHasher {
     }
 }
 
-/// A map with [`FastHasher`].
 pub type FastMap<K, V> = HashMap<K, V, BuildHasherDefault<FastHasher>>;
 
-/// Name of an entry. Layouts are numbered by the engine.
+/// Name of an entry. The engine numbers the layouts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Name {
-    /// Number of the LayoutId.
     pub layout: u32,
-    /// Chunk key.
     pub key: ChunkKey,
 }
 

@@ -1,6 +1,6 @@
 //! The cache engine: index, allocator, slot states, leases and eviction.
-//! Here live decisions; no clocks, no sockets, no threads, no wire format: time is an argument, actions are returned.
-//! Who may ask for what, and when a process counts as dead, is decided in `sessions/`.
+//! Pure decision code: no clocks, sockets, threads or wire format. Time is an argument, and side effects are returned as [`Action`]s.
+//! `sessions/` checks permissions and decides when a process counts as dead.
 
 mod admin;
 mod allocator;
@@ -60,70 +60,60 @@ use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use table::{Geometry, Table};
 use window::Copied;
 
-/// The time, read once by the shell before each call.
+/// The current time. The shell reads it once before each call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Time {
-    /// Monotonic milliseconds since any fixed moment of this boot of the engine.
+    /// Monotonic milliseconds since an arbitrary start within this boot.
     pub mono_ms: u64,
-    /// Unix time in seconds, for expiry and for people.
+    /// Unix time in seconds, for expiry and for display.
     pub unix_s: u64,
 }
 
-/// What the engine wants to have done.
+/// A side effect that the engine requests from the shell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
-    /// Take the digest of a slot and say [`Engine::digest_done`].
+    /// Compute the digest of a slot and return it through [`Engine::digest_done`].
     Digest {
-        /// First row.
         slot: u32,
-        /// To be said back.
         generation: u32,
-        /// To be said back, too: the number of the check; 0 = of the digest that makes a slot readable.
+        /// Number of the check, returned with the digest. 0 marks the digest that publishes a slot.
         check: u64,
-        /// Bytes.
         length: u64,
-        /// Somebody waits for it.
         urgent: bool,
     },
-    /// A PROBE that waited can be answered: [`Engine::final_answer`].
-    ProbeDone {
-        /// Its number.
-        probe: u64,
-    },
+    /// The answer to a waiting PROBE is ready: call [`Engine::final_answer`].
+    ProbeDone { probe: u64 },
 }
 
 /// Counters since the engine's start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Stats {
-    /// Chunks granted.
     pub granted_chunks: u64,
-    /// Grants that became void.
+    /// Grants voided before completion.
     pub voided_grants: u64,
     /// Chunks that became readable.
     pub stored_chunks: u64,
-    /// Readable chunks taken over from an earlier boot.
+    /// Readable chunks adopted from an earlier boot.
     pub adopted_chunks: u64,
-    /// Readable chunks that went to make room.
+    /// Readable chunks evicted to make room.
     pub evicted_chunks: u64,
-    /// Their bytes.
     pub evicted_bytes: u64,
-    /// Incomplete chunks that went to make room.
+    /// Incomplete chunks evicted to make room.
     pub evicted_incomplete: u64,
-    /// Chunks whose time was over.
+    /// Chunks removed because they expired.
     pub expired_chunks: u64,
     /// Digests that did not match.
     pub corrupt_chunks: u64,
-    /// Comparisons of digests begun.
+    /// Digest checks started.
     pub checks: u64,
-    /// GRANTs refused because nothing could go.
+    /// GRANTs refused because nothing could be evicted.
     pub no_room_refusals: u64,
-    /// GRANTs refused by the bound of granted bytes.
+    /// GRANTs refused because of the limit on granted bytes.
     pub granted_bytes_refusals: u64,
-    /// COMMITs of what was not GRANTED to the sender as named.
+    /// COMMITs ignored because the named section was not GRANTED to the sender.
     pub commits_ignored: u64,
-    /// Soft pins that ended because their time was over.
+    /// Soft pins that timed out.
     pub soft_pins_expired: u64,
-    /// Soft pins that ended because newer ones needed their share.
     pub soft_pins_displaced: u64,
 }
 
@@ -134,49 +124,48 @@ pub struct Engine<T> {
     geometry: Geometry,
     config: Config,
     entries: Vec<Entry>,
-    /// Entries by [`Class`].
     census: [u64; Class::COUNT],
     vacant: Vec<u32>,
     index: FastMap<Name, u32>,
     layouts: Vec<LayoutId>,
-    /// Entries whose parent (by name) is not there.
+    /// Entries whose parent is not in the index, by the parent's name.
     orphans: FastMap<Name, Vec<Handle>>,
     alloc: Allocator,
     grants: FastMap<u64, Grant>,
     next_grant: u64,
-    /// Grant of a GRANTED or COMMITTED row.
+    /// Grant id of each GRANTED or COMMITTED row.
     by_row: FastMap<u32, u64>,
     by_tag: FastMap<(u64, u64), Vec<u64>>,
     owners: FastMap<u32, Owner>,
-    /// Rows that the sidecar itself copies into, from a window.
+    /// Rows that the sidecar itself copies from a window.
     copied: FastMap<u32, Copied>,
     granted_bytes: u64,
-    /// Written, digest not taken: bounded together with what is granted.
+    /// Bytes of COMMITTED slots. They share a limit with granted bytes.
     committed_bytes: u64,
     policy: Box<dyn Policy>,
-    /// Incomplete chunks that may go, with when they began to wait.
+    /// Evictable incomplete chunks, with the time since which each one waits.
     incomplete: VecDeque<(Handle, Option<u64>)>,
     expiries: BinaryHeap<Reverse<(u64, Handle)>>,
     leases: Leases,
     admin_pins: BTreeMap<u32, u64>,
     admin_pinned_bytes: u64,
-    /// Comparisons under way, by row.
+    /// Digest checks in flight, by row.
     checks: FastMap<u32, Check>,
     last_check: u64,
     sweeping: u32,
     sweep_queue: VecDeque<Handle>,
     ring: Ring,
     lower: Lower,
-    /// Bytes that come from tiers.
+    /// Rate limit of reads from tiers.
     reads: Pace,
-    /// Bytes that go to tiers, and those of checks that nobody waits for.
+    /// Rate limit of writes to tiers and of background digest checks.
     writes: Pace,
     stats: Stats,
     actions: Vec<Action>,
 }
 
 impl<T: Table> Engine<T> {
-    /// An engine over a table: empty, or left by an earlier engine. `cold`: everything PUBLISHED is freed.
+    /// Creates an engine over an empty table or over the table of an earlier engine. `cold` frees everything PUBLISHED.
     pub fn new(now: Time, table: T, config: Config, cold: bool) -> Self {
         let geometry = table.geometry();
         let mut engine = Self {
@@ -219,12 +208,10 @@ impl<T: Table> Engine<T> {
         engine
     }
 
-    /// Sizes of the arena.
     pub fn geometry(&self) -> Geometry {
         self.geometry
     }
 
-    /// The slot table that connectors map.
     pub fn table(&self) -> &T {
         &self.table.shared
     }
@@ -234,32 +221,31 @@ impl<T: Table> Engine<T> {
         self.table.populated_rows()
     }
 
-    /// Counters.
     pub fn stats(&self) -> &Stats {
         &self.stats
     }
 
-    /// Bytes that came into memory from tiers; and that went out of it, or were compared beside the answers.
+    /// Counters of the two rate limits: reads from tiers; writes to tiers and background digest checks.
     pub fn paces(&self) -> [PaceStats; 2] {
         [self.reads.stats, self.writes.stats]
     }
 
-    /// What was stored and removed.
+    /// Events of stored and removed chunks.
     pub fn ring(&self) -> &Ring {
         &self.ring
     }
 
-    /// What the engine wants to have done since this was called last.
+    /// Actions requested since the last call.
     pub fn take_actions(&mut self) -> Vec<Action> {
         std::mem::take(&mut self.actions)
     }
 
-    /// Takes a changed configuration; sizes, the policy and which tiers there are stay.
+    /// Applies a changed configuration. Sizes, the eviction policy and the set of tiers keep their values.
     pub fn configure(&mut self, config: &Config) {
         let (arena_bytes, policy) = (self.config.arena_bytes, self.config.policy);
         let otherwise = self.lower.configure(&config.tiers);
         for e in &mut self.entries {
-            // when a request comes back it may be one for them
+            // the next request for the chunk may qualify it for these tiers
             e.missed |= otherwise & !e.written;
         }
         self.reads.configure(config.read_bytes_per_s);
@@ -271,7 +257,7 @@ impl<T: Table> Engine<T> {
         };
     }
 
-    /// The first `rows` rows of the arena are populated.
+    /// Marks the first `rows` rows of the arena as populated.
     pub fn populated(&mut self, rows: u32) {
         let rows = rows.min(self.geometry.rows);
         if rows > self.table.populated_rows() {
@@ -280,7 +266,7 @@ impl<T: Table> Engine<T> {
         }
     }
 
-    /// Timers. Must run only after everything that waited in the sockets was read.
+    /// Runs timers. Call it only after every readable socket was read.
     pub fn tick(&mut self, now: Time) {
         self.end_pins(now);
         self.end_quarantines(now);

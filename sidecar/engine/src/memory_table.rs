@@ -1,4 +1,4 @@
-//! A slot table in private memory, for tests and simulations.
+//! A slot table in private memory, for tests and the simulation.
 
 use super::table::{ChunkRecord, Geometry, Row, Table};
 use zerocopy::FromZeros;
@@ -13,7 +13,6 @@ pub struct MemoryTable {
 }
 
 impl MemoryTable {
-    /// A table of zeros.
     pub fn new(geometry: Geometry) -> Self {
         Self {
             geometry,

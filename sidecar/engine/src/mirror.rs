@@ -1,18 +1,18 @@
-//! The slot table with a private copy of its rows. Every connector holds a descriptor through which it can write to the shared
-//! table; so that one which does cannot lead this process to a wrong offset, length or generation, the shared rows are read once,
-//! at the start, and only written from then on. Chunk records are read later too: for the names that events and eviction want.
+//! The slot table with a private copy of its rows. Connectors can write to the shared table through their descriptors. So that such a write
+//! cannot lead this process to a wrong offset, length or generation, the shared rows are read once at the start, and only written
+//! afterwards. Chunk records are read later too, for the names that events and eviction need.
 
 use super::table::{COMMITTED, ChunkRecord, PUBLISHED, Row, Table};
 use zerocopy::FromZeros;
 
-/// Slots by state; those that are GRANTED are counted by their owners.
+/// Slots by state, without GRANTED ones; owners count those.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct SlotCounts {
     pub committed: u64,
     pub published: u64,
 }
 
-/// A table and what was last written to its rows.
+/// A table, and the last values written to its rows.
 #[derive(Debug)]
 pub(crate) struct Mirror<T> {
     pub shared: T,
@@ -22,12 +22,12 @@ pub(crate) struct Mirror<T> {
 }
 
 impl<T: Table> Mirror<T> {
-    /// Reads the rows of a table, which may be what an earlier engine left.
+    /// Reads the rows of a table, possibly from an earlier engine.
     pub fn new(shared: T) -> Self {
         let geometry = shared.geometry();
         let mut mirror = Self {
             populated_rows: shared.populated_rows().min(geometry.rows),
-            // pages of rows that were never used are never touched
+            // pages of rows that were never used are not touched
             rows: Row::new_vec_zeroed(geometry.rows as usize)
                 .unwrap_or_else(|_| vec![Row::default(); geometry.rows as usize]),
             counts: SlotCounts::default(),
@@ -45,7 +45,6 @@ impl<T: Table> Mirror<T> {
         mirror
     }
 
-    /// Slots by state.
     pub fn counts(&self) -> SlotCounts {
         self.counts
     }
@@ -98,7 +97,7 @@ impl<T: Table> Mirror<T> {
         self.shared.set_digest(row, digest);
     }
 
-    /// A record as it stands in the shared table: names only may be taken from it once the start is over.
+    /// A record from the shared table. After the start, only names may be used from it.
     pub fn chunk(&self, chunk: u32) -> ChunkRecord {
         self.shared.chunk(chunk)
     }

@@ -1,26 +1,26 @@
-//! Mistakes that the simulation and tests make on purpose, to show that they would see them. In a production build `made` is a constant
-//! `false`: no branch is left of any of them.
+//! Deliberate mistakes for the simulation and tests, which must detect each of them. In a production build `made` is a constant `false`, so
+//! no branch for a mistake remains.
 
-/// One rule of the protocol left out, on the sidecar's side. Names as in the design's model of the slot protocol.
+/// One protocol rule that the sidecar leaves out. Names follow the design's model of the slot protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 #[allow(missing_docs)]
 pub enum Mistake {
     /// HELLOs are read without comparing their numbers.
     HelloNumbers,
-    /// The scheduler's ABORT frees every grant of the chunk, not the one with its tag.
+    /// The scheduler's ABORT frees every grant of the chunk, not only the one with its tag.
     AbortTag,
     /// Regions are not compared and a new table starts at generations that an older one used.
     Regions,
     /// Arena descriptors go to a process that holds no lock.
     LockFirst,
-    /// A finished digest counts whatever became of the slot.
+    /// A finished digest counts even if the slot changed.
     DigestGeneration,
-    /// After a boot a dead owner is not taken for a GPU writer.
+    /// After a boot, a dead owner is not treated as a GPU writer.
     BootQuarantine,
     /// A cancelled fetch frees its slot at once.
     CancelWait,
-    /// Owner-0 slots are freed at a boot although reads of the dead engine may still land.
+    /// Slots of owner 0 are freed at a boot although reads of the dead engine may still land.
     FetchOutlives,
     /// The generation is raised after the reuse.
     GenerationLate,
@@ -30,7 +30,7 @@ pub enum Mistake {
     Populate,
     /// A closed connection frees the grants of its process.
     FreeOnEof,
-    /// A dead GPU writer's slots come back at once.
+    /// A dead GPU writer's slots are freed at once.
     NoQuarantine,
     /// The hand-back by one process frees the grants of the others.
     OneBack,
@@ -38,17 +38,17 @@ pub enum Mistake {
     NoLeaseEnd,
     /// Frames of the older connection are read after the newer one's HELLO.
     OldFrames,
-    /// The scheduler's HELLO, too, gives back the process's grants that it does not name.
+    /// The scheduler's HELLO also takes back grants of the process that it does not name.
     RoleHello,
     /// A PUBLISHED row is rewritten for a new grant without becoming FREE first.
     InPlace,
     /// A segment takes another slot size without raising the generations of its rows.
     Carve,
-    /// A digest that does not match is not acted upon.
+    /// A mismatching digest is ignored.
     IgnoreMismatch,
-    /// An answer does not wait for the digests that it asks for.
+    /// An answer does not wait for its digest checks.
     AnswerFirst,
-    /// A chunk may go before its children.
+    /// A chunk may be evicted before its children.
     ParentFirst,
     /// Soft pins have no byte share.
     PinShare,
@@ -56,51 +56,51 @@ pub enum Mistake {
     HalfChunk,
     /// A pinned chunk may be evicted.
     EvictPinned,
-    /// What a tier gave is readable without a look at its digest.
+    /// A fetched chunk is readable without a comparison of its digest.
     FetchDigest,
-    /// Chunks behind a missing one are fetched, too.
+    /// Chunks behind a missing one are fetched.
     FetchHoles,
-    /// Fetches have no bound.
+    /// Fetches have no limit.
     FetchBounds,
-    /// Chunks are fetched although they add too little.
+    /// Chunks are fetched although they add too few tokens.
     FetchWorthless,
-    /// A clear leaves tiers as they are.
+    /// A clear does not clear the tiers.
     ClearMemoryOnly,
-    /// A request that ends leaves its lookups and fetches behind.
+    /// The end of a request does not cancel its lookups and fetches.
     NoCancel,
-    /// An answer waits for a tier without end.
+    /// An answer waits for a tier without a timeout.
     TierDelays,
-    /// A chunk that one tier did not give is not asked of the next.
+    /// A chunk that one tier did not deliver is not requested from the next.
     NoNextTier,
-    /// An object that could not be used is asked for again.
+    /// An unusable object is requested again.
     AskUnusable,
-    /// A flush leaves out what finds no room in the queue.
+    /// A flush drops chunks that find no room in the queue.
     FlushForgets,
-    /// A flush believes a tier to have what it had a long time ago.
+    /// A flush trusts old sightings of objects.
     FlushBelieves,
-    /// A chunk may go while it is written down.
+    /// A chunk may be evicted while it is written to a tier.
     PutUnleased,
-    /// A chunk is written down although it is on its way.
+    /// A chunk is written although a write of it is in flight.
     PutTwice,
-    /// Writes have no bound.
+    /// Writes have no limit.
     PutBounds,
     /// Chunks are written to a tier that is down.
     TierIsDown,
-    /// The sidecar copies from a window without looking whose the slots are.
+    /// The sidecar copies from a window without checking the owner of the slots.
     CopyUnowned,
-    /// A slot comes back while the sidecar copies into it.
+    /// A slot is taken back while the sidecar copies into it.
     CopyOutlives,
     /// COMMIT is accepted while the sidecar copies into the slot.
     CopyCommit,
-    /// A stage is given back when its copy has begun.
+    /// A stage is handed back when its copy begins.
     StageEarly,
-    /// A stage is given back before the state machine hears of its copy's end.
+    /// A stage is handed back before the state machine learns of its copy's end.
     FlagFirst,
-    /// A copy that runs counts as ended.
+    /// A running copy counts as ended.
     CopyEnds,
-    /// A copy of which nobody says that it has ended counts as ended.
+    /// A copy with an unknown end counts as ended.
     DoubtEnds,
-    /// A window's end does not wait for its copies.
+    /// The end of a window does not wait for its copies.
     WindowEnds,
 }
 
@@ -112,12 +112,12 @@ mod switch {
         static MADE: Cell<u64> = const { Cell::new(0) };
     }
 
-    /// Is this mistake made on this thread?
+    /// True if this thread makes the mistake.
     pub fn made(mistake: super::Mistake) -> bool {
         MADE.get() >> (mistake as u8) & 1 == 1
     }
 
-    /// Makes exactly these mistakes on this thread from now on.
+    /// Sets the mistakes that this thread makes from now on.
     pub fn make(mistakes: &[super::Mistake]) {
         MADE.set(mistakes.iter().fold(0, |set, m| set | 1 << (*m as u8)));
     }
@@ -126,7 +126,7 @@ mod switch {
 #[cfg(any(test, feature = "simulation"))]
 pub use switch::{made, make};
 
-/// Is this mistake made? Never in production.
+/// Always false in production.
 #[cfg(not(any(test, feature = "simulation")))]
 #[inline(always)]
 pub const fn made(_: Mistake) -> bool {

@@ -1,45 +1,45 @@
-//! A budget of bytes per second that several users share: none of them takes what another waits for. Time is an argument.
-//! There are two: of bytes that come into memory from tiers, and of bytes that go from memory to tiers or are compared with their digests.
+//! A rate limit in bytes per second, shared fairly between users. Time is an argument.
+//! The engine has two: one for reads from tiers, one for writes to tiers and background digest checks.
 
 use super::lower::TIERS_MAX;
 
-/// Users that can share a budget.
+/// Limit on users of a budget.
 const USERS_MAX: usize = TIERS_MAX + 1;
-/// Checks that nobody waits for, as a user; tiers are by their place.
+/// User number of background digest checks; tiers use their index.
 pub(crate) const CHECKS: usize = TIERS_MAX;
-/// Bytes of so long may be taken at once after a pause, in ms: the shell's timers are not finer than a few of these.
+/// The burst after a pause, as time in ms. The shell's timer interval is a few times shorter.
 const BURST_MS: u64 = 250;
-/// Who waited and has not asked again for so long does not wait any more, in ms.
+/// A waiter that does not poll for this long is dropped. Milliseconds.
 const WAITS_MS: u64 = 500;
 
 /// One user of a budget.
 #[derive(Debug, Clone, Copy, Default)]
 struct User {
-    /// Bytes that it took, while others waited or not.
+    /// Bytes taken, with or without competition.
     taken: u64,
-    /// Since when it waits, and when it asked last; none = it does not wait.
+    /// Start of the wait and time of the last poll; none = not waiting.
     waits: Option<[u64; 2]>,
 }
 
-/// What a budget did since the start.
+/// Counters since start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PaceStats {
-    /// Bytes that were taken, bounded or not.
+    /// Bytes taken, limited or not.
     pub bytes: u64,
-    /// Time that users waited for their turn, added up, in ms.
+    /// Total waiting time of all users. Milliseconds.
     pub waited_ms: u64,
 }
 
-/// A budget of bytes per second.
+/// A budget in bytes per second.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Pace {
-    /// 0 = no bound.
+    /// 0 = no limit.
     bytes_per_s: u64,
-    /// Bytes that may be taken now; below 0: what was taken beyond that, since one piece is never cut.
+    /// Bytes available now. Negative after a piece that was larger than the level, because pieces are not split.
     level: i64,
     at_ms: u64,
     users: [User; USERS_MAX],
-    /// What the user who was served last had taken before: who begins to ask has no less behind it.
+    /// `taken` of the last served user before it was served. A user that was not waiting starts at no less.
     served: u64,
     pub stats: PaceStats,
 }
@@ -54,7 +54,6 @@ impl Pace {
         pace
     }
 
-    /// Takes a changed bound.
     pub fn configure(&mut self, bytes_per_s: u64) {
         if self.bytes_per_s != bytes_per_s {
             self.bytes_per_s = bytes_per_s;
@@ -62,7 +61,7 @@ impl Pace {
         }
     }
 
-    /// Bytes per second; 0 = no bound.
+    /// Bytes per second; 0 = no limit.
     pub fn bytes_per_s(&self) -> u64 {
         self.bytes_per_s
     }
@@ -76,14 +75,14 @@ impl Pace {
         let passed_ms = now_ms.saturating_sub(self.at_ms);
         let earned = u128::from(self.bytes_per_s) * u128::from(passed_ms) / 1_000;
         if earned > 0 || passed_ms > BURST_MS {
-            // what is less than a byte is earned by the next call
+            // fractions of a byte are left to the next call
             self.at_ms = now_ms;
             let earned = i64::try_from(earned).unwrap_or(i64::MAX);
             self.level = self.level.saturating_add(earned).min(self.burst());
         }
     }
 
-    /// Takes so many bytes now, if it is this user's turn; else it waits, and asks again.
+    /// Takes the bytes if it is this user's turn. Otherwise the user waits, and must poll again.
     pub fn take(&mut self, now_ms: u64, user: usize, bytes: u64) -> bool {
         if self.bytes_per_s > 0 {
             self.fill(now_ms);
@@ -106,7 +105,7 @@ impl Pace {
         true
     }
 
-    /// What was taken last was not needed after all.
+    /// Returns bytes that were taken and not needed.
     pub fn give_back(&mut self, user: usize, bytes: u64) {
         if self.bytes_per_s > 0 {
             let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
@@ -118,14 +117,13 @@ impl Pace {
         }
     }
 
-    /// There is nothing that this user would take.
     pub fn leave(&mut self, user: usize) {
         if let Some(user) = self.users.get_mut(user) {
             user.waits = None;
         }
     }
 
-    /// Who did not wait until now saved nothing up meanwhile.
+    /// Prepares a request. A user that was not waiting has no credit from earlier: its `taken` is raised to that of the last served user.
     fn asks(&mut self, now_ms: u64, user: usize) {
         let served = self.served;
         if let Some(user) = self.users.get_mut(user).filter(|u| !u.waits_at(now_ms)) {
@@ -134,7 +132,7 @@ impl Pace {
         }
     }
 
-    /// Nobody who waits took less than this one.
+    /// True if no waiting user has taken less.
     fn turn(&self, now_ms: u64, user: usize) -> bool {
         let mine = self.users.get(user).map_or(0, |u| u.taken);
         let mut others = (0..).zip(&self.users).filter(|(other, _)| *other != user);

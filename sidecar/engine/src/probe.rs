@@ -1,4 +1,4 @@
-//! What a request may read: lookups, soft pins, read leases. The scheduler's session alone owns them.
+//! Read access of requests: lookups, soft pins and read leases. Only the scheduler's session holds them.
 
 use super::entry::{Handle, NONE};
 use super::index::Name;
@@ -13,59 +13,53 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use zerocopy::IntoBytes;
 
-/// Answers of one request that are kept pinned: the early PROBE's and the one at its first poll, and one renewal.
+/// Limit on pinned answers per request: the early PROBE's, the one at the first poll, and one renewal.
 const PROBES_PER_REQUEST_MAX: usize = 3;
 /// Number of the memory tier in `ProbeReply::tiers`.
 const TIER_MEMORY: u8 = 1;
-/// What a check of chunks that wait is expected to take at most.
+/// Expected upper bound of a digest check. Milliseconds.
 const CHECK_MS: u64 = 50;
 
-/// A PROBE, as the engine needs it.
+/// A PROBE in the engine's terms.
 #[derive(Debug, Clone)]
 pub struct Question {
-    /// Scheduler's number.
     pub scheduler: u64,
-    /// Request id.
     pub request: Arc<str>,
-    /// Tag of the PROBE.
     pub tag: u64,
-    /// Arrangement of the bytes that can be used.
+    /// Layout that the reader can use.
     pub layout: LayoutId,
-    /// Sections of the domain.
     pub sections: u32,
     /// Keys of the chunks, in prefix order.
     pub keys: Vec<ChunkKey>,
     /// Tokens of a full chunk.
     pub chunk_tokens: u32,
-    /// Tokens of the last chunk; 0 = a full one.
+    /// Tokens of the last chunk; 0 = a full chunk.
     pub tail_tokens: u32,
-    /// Tokens at the front that the engine holds itself; none = unknown.
+    /// Prefix tokens that the engine holds locally; none = unknown.
     pub local_tokens: Option<u64>,
-    /// Longest wait for chunks that must be checked or fetched first, in ms.
+    /// Longest wait for checks and fetches. Milliseconds.
     pub wait_ms: u64,
-    /// What lower tiers need to know; none = they are not asked.
+    /// Data for lookups in lower tiers; none = they are not asked.
     pub reach: Option<Reach>,
 }
 
-/// An answer to PROBE.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Answer {
     /// `CHUNK_*` per key.
     pub states: Vec<u8>,
     /// Packed references, `sections` per ready chunk.
     pub refs: Vec<u8>,
-    /// Tier per key.
     pub tiers: Vec<u8>,
-    /// Some chunks wait for their check or for a lower tier: `Action::ProbeDone` follows.
+    /// Chunks wait for a check or a lower tier: `Action::ProbeDone` follows.
     pub pending: bool,
-    /// Longest expected wait for what is pending, in ms.
+    /// Expected wait of the pending chunks. Milliseconds.
     pub pending_ms: u64,
-    /// Why pending chunks are in a tier and are not fetched; empty = none was left there on purpose.
+    /// Reason why chunks in a tier are not fetched; empty = none was declined.
     pub declined: &'static str,
 }
 
 impl Question {
-    /// Tokens of a chunk, by its place.
+    /// Tokens of the chunk at a position.
     pub(crate) fn tokens_of(&self, at: usize) -> u32 {
         match self.tail_tokens {
             tail if tail != 0 && at + 1 == self.keys.len() => tail,
@@ -73,13 +67,13 @@ impl Question {
         }
     }
 
-    /// Chunks at the front that the engine holds itself, as a whole: the request loads none of them.
+    /// Prefix chunks that the engine holds completely. The request does not load them.
     fn held(&self) -> usize {
         let chunks = self.local_tokens.unwrap_or(0) / u64::from(self.chunk_tokens.max(1));
         usize::try_from(chunks).unwrap_or(usize::MAX)
     }
 
-    /// Tokens of all chunks before a place.
+    /// Tokens of all chunks before a position.
     pub(crate) fn tokens_before(&self, end: usize) -> u64 {
         let full = u64::from(self.chunk_tokens);
         match end.checked_sub(1) {
@@ -93,20 +87,20 @@ impl Question {
 pub(crate) struct Probe {
     pub question: Question,
     pub asked_ms: u64,
-    /// Its soft pins last from here on: it was asked, or answered at last.
+    /// Start of the soft pins' duration: the arrival of the PROBE, or its final answer.
     pub pinned_ms: u64,
-    /// Per key what is soft-pinned.
+    /// Soft-pinned entry per key.
     pub pins: Vec<Option<Handle>>,
-    /// Entries whose check it waits for.
+    /// Entries whose digest checks it waits for.
     pub waits: BTreeSet<Handle>,
-    /// What it asks of lower tiers.
+    /// State of its lookups in lower tiers.
     pub asking: Option<Asking>,
-    /// Its final answer is out.
+    /// The final answer was given.
     pub answered: bool,
 }
 
 impl Probe {
-    /// Its answer may still become more.
+    /// True while checks, lookups or fetches are pending.
     pub fn open(&self) -> bool {
         !self.waits.is_empty() || self.asking.as_ref().is_some_and(Asking::waits)
     }
@@ -135,12 +129,12 @@ impl Lease {
 /// Pins and leases of all requests.
 #[derive(Debug, Default)]
 pub(crate) struct Leases {
-    /// Per scheduler, per request.
+    /// By scheduler, then by request.
     pub of: BTreeMap<u64, BTreeMap<Arc<str>, Lease>>,
-    /// In order of age.
+    /// By PROBE id, oldest first.
     pub probes: BTreeMap<u64, Probe>,
     pub next_probe: u64,
-    /// Who waits for the check of an entry.
+    /// PROBEs that wait for the digest check of an entry.
     pub waiters: BTreeMap<u32, Vec<u64>>,
     pub requests: u32,
     pub soft_bytes: u64,
@@ -148,8 +142,8 @@ pub(crate) struct Leases {
 }
 
 impl<T: Table> Engine<T> {
-    /// Looks chunks up and pins softly what is there. Where chunks must be checked first, the answer says so and
-    /// [`Action::ProbeDone`] follows; else the answer is final. None: too many requests hold pins.
+    /// Looks up chunks and soft-pins those found. If chunks must be checked first, the answer is pending and [`Action::ProbeDone`]
+    /// follows; otherwise the answer is final. None: too many requests hold pins.
     pub fn probe(&mut self, now: Time, mut question: Question) -> Option<Answer> {
         let known = self
             .leases
@@ -191,7 +185,7 @@ impl<T: Table> Engine<T> {
                 probe.waits.remove(&handle);
             }
         }
-        // in prefix order: where the wait ends early, a hit ends at the first chunk without a check
+        // in prefix order, so that after a timeout the hit ends at the first unchecked chunk
         for handle in probe.pins.iter().flatten() {
             if !probe.waits.contains(handle) {
                 continue;
@@ -205,14 +199,14 @@ impl<T: Table> Engine<T> {
         if let Some(asking) = reach.and_then(|reach| self.asking(&probe, reach, layout)) {
             self.begin_asking(now, id, &mut probe, asking);
         }
-        // a check may have ended an entry at once; nothing waits for what is gone
+        // a check may have removed an entry at once
         let answer = self.answer(&probe);
         probe.answered = !answer.pending;
         self.keep(id, probe);
         Some(answer)
     }
 
-    /// A chunk of a PROBE that can be read.
+    /// The entry of a PROBE's chunk, if it is readable.
     pub(crate) fn readable(
         &self,
         now: Time,
@@ -234,7 +228,7 @@ impl<T: Table> Engine<T> {
         })
     }
 
-    /// What can be said now.
+    /// The answer from the current state.
     fn answer(&self, probe: &Probe) -> Answer {
         let q = &probe.question;
         let mut answer = Answer {
@@ -260,7 +254,7 @@ impl<T: Table> Engine<T> {
                 .tiers
                 .push(self.came_from(probe, at).unwrap_or(TIER_MEMORY));
             if self.must_check(handle.entry, probe.asked_ms) {
-                // nothing is waited for where the engine holds the chunk itself
+                // the engine holds this chunk locally, so nothing waits for it
                 answer.states.push(wire::CHUNK_PENDING);
                 if probe.waits.contains(&handle) {
                     answer.pending = true;
@@ -298,8 +292,8 @@ impl<T: Table> Engine<T> {
         }
     }
 
-    /// The final answer of a PROBE that waited: who asked, its tag, and the answer. None where the request ended. Its soft pins last from
-    /// now on, however long it waited.
+    /// The final answer of a waiting PROBE, as (scheduler, tag, answer). None if the request ended. Its soft pins last from now on, however
+    /// long it waited.
     pub fn final_answer(&mut self, now: Time, id: u64) -> Option<(u64, u64, Answer)> {
         if self.leases.probes.get(&id).is_none_or(|p| p.answered) {
             return None;
@@ -309,7 +303,7 @@ impl<T: Table> Engine<T> {
         probe.pinned_ms = now.mono_ms;
         self.stop_asking(id, &mut probe);
         self.load_ended(now, &probe);
-        // what was not checked in time is not there
+        // chunks without a check in time count as missing
         for handle in std::mem::take(&mut probe.waits) {
             for at in 0..probe.pins.len() {
                 if probe.pins[at] == Some(handle) {
@@ -325,7 +319,7 @@ impl<T: Table> Engine<T> {
         Some(reply)
     }
 
-    /// What can be said now of a PROBE that waits: who asked, its tag, and the answer. None where it is answered, or nothing waits.
+    /// An update of a waiting PROBE, as (scheduler, tag, answer). None if it is answered or nothing is pending.
     pub fn partial_answer(&self, id: u64) -> Option<(u64, u64, Answer)> {
         let probe = self.leases.probes.get(&id).filter(|p| !p.answered)?;
         let answer = self.answer(probe);
@@ -333,7 +327,8 @@ impl<T: Table> Engine<T> {
         answer.pending.then_some((asked.0, asked.1, answer))
     }
 
-    /// PIN: chunks `from..to` of the answer to `tag` become the read lease of the request, its soft pins end. Unknown is ignored.
+    /// PIN: chunks `from..to` of the answer to `tag` become the request's read lease, and its soft pins end. Unknown requests and tags are
+    /// ignored.
     pub fn pin(&mut self, scheduler: u64, request: &str, tag: u64, from: u32, to: u32) -> u32 {
         let Some(lease) = self.leases.of.get(&scheduler).and_then(|r| r.get(request)) else {
             return 0;
@@ -353,7 +348,7 @@ impl<T: Table> Engine<T> {
         for (at, handle) in (0u32..).zip(&chunks) {
             let Some(handle) = *handle else { continue };
             let Some(e) = self.get(handle) else { continue };
-            // chunks before the loaded range are as hot: the engine holds them itself
+            // the engine holds the chunks before the loaded range, so they count as used
             if at < to && e.known {
                 self.policy.touch(handle.entry);
                 self.touched(handle);
@@ -378,7 +373,7 @@ impl<T: Table> Engine<T> {
         held.len() as u32
     }
 
-    /// RELEASE: everything of the request ends, open PROBEs are cancelled. Unknown is ignored.
+    /// RELEASE: ends the request's pins and leases, and cancels its open PROBEs. Unknown requests are ignored.
     pub fn release(&mut self, scheduler: u64, request: &str) {
         let Some(lease) = self
             .leases
@@ -406,7 +401,7 @@ impl<T: Table> Engine<T> {
         self.forget_if_empty(scheduler, request);
     }
 
-    /// The scheduler's HELLO: everything of requests that it does not name ends.
+    /// Scheduler's HELLO: ends pins and leases of all requests that it does not name.
     pub fn keep_requests(&mut self, scheduler: u64, named: &[String]) {
         let named: BTreeSet<&str> = named.iter().map(String::as_str).collect();
         let gone: Vec<Arc<str>> = match self.leases.of.get(&scheduler) {
@@ -422,7 +417,7 @@ impl<T: Table> Engine<T> {
         }
     }
 
-    /// Answers to open PROBEs of this scheduler cannot be delivered any more: they count as answered.
+    /// Marks the scheduler's open PROBEs as answered, because their answers cannot be delivered any more.
     pub fn cancel_waiting(&mut self, scheduler: u64) {
         let open: Vec<(u64, Arc<str>)> = self
             .leases
@@ -501,13 +496,13 @@ impl<T: Table> Engine<T> {
         }
     }
 
-    /// A pin or lease ended.
+    /// A pin or lease of the entry ended.
     pub(crate) fn let_go(&mut self, entry: u32) {
         self.remove_if_idle(entry);
         self.unpark(entry);
     }
 
-    /// The soft pins of a PROBE end; its waiting answer, if any, will say that nothing is there.
+    /// Ends a PROBE's soft pins. A pending answer then reports every chunk as missing.
     fn drop_soft_pins(&mut self, id: u64) {
         let Some(mut probe) = self.leases.probes.remove(&id) else {
             return;
@@ -564,7 +559,7 @@ impl<T: Table> Engine<T> {
         }
     }
 
-    /// Timers of this file: soft pins expire, PROBEs stop to wait.
+    /// Timers of pins: expires soft pins and ends the wait of PROBEs.
     pub(crate) fn end_pins(&mut self, now: Time) {
         let mut expired = Vec::new();
         let mut late = Vec::new();
@@ -592,7 +587,7 @@ impl<T: Table> Engine<T> {
         }
     }
 
-    /// The entry is removed: no pin counts for it any more.
+    /// Drops all pins of a removed entry.
     pub(crate) fn drop_pins(&mut self, entry: u32) {
         let Some(e) = self.entries.get_mut(entry as usize) else {
             return;

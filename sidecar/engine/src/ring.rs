@@ -1,4 +1,4 @@
-//! What was stored and removed, for EVENTS: a bounded ring with a cursor, and pages of what is resident for a reader that fell behind.
+//! Events of stored and removed chunks for EVENTS: a bounded ring with a cursor, and snapshot pages for a reader that fell behind.
 
 use super::Engine;
 use super::index::Name;
@@ -7,30 +7,28 @@ use kvcachepool_protocol::key::{ChunkKey, LayoutId, ModelId};
 use kvcachepool_protocol::message::{Event, EventsReply};
 use std::collections::VecDeque;
 
-/// Events in one answer.
 const EVENTS_PER_REPLY_MAX: usize = 1024;
-/// Entries that are looked at for one page of a snapshot.
+/// Entries examined for one page of a snapshot.
 const ENTRIES_PER_PAGE_MAX: u32 = 1024;
 
-/// Pages of a snapshot from this number on are those of the disk.
+/// Snapshot pages from this number on cover the disk.
 const DISK_PAGES: u32 = 1 << 31;
 
-/// Model and layout of a chunk: engines of other domains are not told of it.
+/// Model and layout of a chunk. Engines receive only events of their own domain.
 pub type EventDomain = (ModelId, LayoutId);
 
-/// The last events, numbered from 1.
+/// The latest events, numbered from 1.
 #[derive(Debug, Default)]
 pub struct Ring {
     events: VecDeque<(EventDomain, Event)>,
     /// Number of the newest event.
     newest: u64,
     events_max: usize,
-    /// Somebody reads them.
     started: bool,
 }
 
 impl Ring {
-    /// A ring that keeps `events_max` events.
+    /// Creates a ring of `events_max` events.
     pub fn new(events_max: u32) -> Self {
         Self {
             events: VecDeque::new(),
@@ -40,17 +38,16 @@ impl Ring {
         }
     }
 
-    /// Keeps events from now on. Returns whether it did before.
+    /// Starts keeping events. Returns whether it was started before.
     pub(crate) fn starts(&mut self) -> bool {
         std::mem::replace(&mut self.started, true)
     }
 
-    /// Are events kept?
     pub(crate) fn started(&self) -> bool {
         self.started
     }
 
-    /// Cursor of a reader that has seen everything.
+    /// Cursor of a reader that has read everything.
     pub fn cursor(&self) -> u64 {
         self.newest
     }
@@ -66,7 +63,7 @@ impl Ring {
         self.newest += 1;
     }
 
-    /// Events of a domain after `cursor`. A cursor that is newer than the newest event, or older than the oldest kept one, is `lost`.
+    /// Events of a domain after `cursor`. A cursor newer than the newest event, or older than the oldest kept one, is `lost`.
     pub fn after(&self, cursor: u64, domain: EventDomain) -> EventsReply {
         let oldest = self.newest - self.events.len() as u64;
         let lost = cursor < oldest || cursor > self.newest;
@@ -94,7 +91,7 @@ impl<T: Table> Engine<T> {
         self.tell(entry, "stored");
     }
 
-    /// Must be called while the record of the entry is still whole.
+    /// Records a removal. Must be called while the record of the entry is complete.
     pub(crate) fn tell_removed(&mut self, entry: u32) {
         self.tell(entry, "removed");
     }
@@ -107,7 +104,7 @@ impl<T: Table> Engine<T> {
         }
     }
 
-    /// A page of the chunks of a domain that memory and disk hold, and where the next page begins.
+    /// A page of a domain's chunks in memory and on disk, and the start of the next page.
     pub fn resident(&self, from: u32, domain: EventDomain) -> (Vec<Event>, Option<u32>) {
         if let Some(number) = from.checked_sub(DISK_PAGES) {
             let (events, next) =
@@ -154,7 +151,7 @@ impl<T: Table> Engine<T> {
         Some(((ModelId(record.model), LayoutId(record.layout)), event))
     }
 
-    /// Engine hash of the block before the chunk, where the chunk before it is in memory.
+    /// Engine hash of the block before the chunk, if the parent is in memory.
     fn parent_hash(&self, entry: u32) -> Option<Vec<u8>> {
         let e = self.entries.get(entry as usize)?;
         if e.parent_key == ChunkKey::default() {

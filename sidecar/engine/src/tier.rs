@@ -1,10 +1,10 @@
-//! What the engine knows of the tiers below memory: which kinds there are, and how an operation ends.
+//! Kinds of tiers below memory, and the results of their operations.
 
 use kvcachepool_protocol::config::Config;
 use kvcachepool_protocol::object::BadObject;
 use std::fmt;
 
-/// Which tier, as metrics, status and errors name it.
+/// Kind of a tier, as named by metrics, status and errors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Kind {
     /// A folder on a local disk.
@@ -24,7 +24,7 @@ impl Kind {
         disk.into_iter().chain(redis).chain(s3)
     }
 
-    /// Its name in metrics and status.
+    /// Name in metrics and status.
     pub fn name(self) -> &'static str {
         match self {
             Self::Disk => "disk",
@@ -40,68 +40,62 @@ impl fmt::Display for Kind {
     }
 }
 
-/// What a put did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stored {
-    /// The object is there now, and will be after a crash of this process.
+    /// The object is stored durably: it survives a crash of this process.
     New,
-    /// It was there before: objects of one name hold the same bytes.
+    /// The object existed already. Objects with one name hold the same bytes.
     Already,
 }
 
-/// Why an operation failed. The names are those of metrics and status.
+/// Why an operation failed. Names are those of metrics and status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Cause {
-    /// The object is not there.
+    /// The object does not exist.
     Missing,
-    /// Its bytes are not what its head says, or its head is none.
+    /// The object's bytes do not match its head, or the head is damaged.
     Corrupt,
-    /// Something else lies under its name: of another model, layout or key, or of another version of this program.
+    /// The object under this name belongs to another model, layout or key, or to another version of this program.
     Foreign,
-    /// A place is not as long as its section, or a section is not in the object.
+    /// A target's length differs from its section's, or the object lacks a section.
     Shape,
-    /// No room.
     Full,
-    /// It can be read only.
     ReadOnly,
-    /// The folder, bucket or server's database is not there.
+    /// The folder, bucket or database does not exist.
     Gone,
     /// Wrong or no credentials.
     Unauthenticated,
-    /// The credentials do not allow it.
+    /// The credentials do not permit the operation.
     Denied,
-    /// The other side asks for less.
+    /// The server asks for fewer requests.
     Throttled,
-    /// Nobody answers, or a connection broke.
+    /// No response, or the connection broke.
     Unreachable,
-    /// It took too long.
     Timeout,
-    /// The breaker is open after failures in a row: not even tried.
+    /// Not tried: the circuit breaker is open after consecutive failures.
     BreakerOpen,
-    /// Too much waits already: not even tried.
+    /// Not tried: too many operations wait already.
     Busy,
-    /// Another process has the folder.
+    /// Another process uses the folder.
     InUse,
-    /// Wrong settings.
     Config,
-    /// The other side answered what it should not.
+    /// The server sent an invalid response.
     Protocol,
-    /// An input or output error of the operating system.
+    /// An I/O error of the operating system.
     Io,
 }
 
-/// Is it worth trying again?
+/// Whether a retry can help.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Status {
-    /// No: the same will happen again.
+    /// No: it would fail again.
     Permanent,
-    /// Yes, after a pause.
     Temporary,
 }
 
 impl Cause {
-    /// What a head means that this build cannot use. One of another version, or with what a newer build knows, is another's property and
-    /// stays where it is; only what is damaged is corrupt, and may be removed.
+    /// Cause for a head that this build cannot use. An object of another version, or with newer features, belongs to another build and is
+    /// kept. Only a damaged object is corrupt, and may be deleted.
     pub fn of_head(bad: &BadObject) -> Self {
         match bad {
             BadObject::OtherVersion(_) | BadObject::Unsupported { .. } => Self::Foreign,
@@ -113,7 +107,6 @@ impl Cause {
         }
     }
 
-    /// Every one.
     pub const ALL: [Self; 18] = [
         Self::Missing,
         Self::Corrupt,
@@ -135,7 +128,7 @@ impl Cause {
         Self::Io,
     ];
 
-    /// Its name in metrics and status.
+    /// Name in metrics and status.
     pub fn name(self) -> &'static str {
         match self {
             Self::Missing => "Missing",
@@ -159,7 +152,7 @@ impl Cause {
         }
     }
 
-    /// Is it worth trying again soon?
+    /// Whether a retry can help soon.
     pub fn status(self) -> Status {
         match self {
             Self::Throttled
@@ -171,7 +164,7 @@ impl Cause {
         }
     }
 
-    /// It says something about the tier, not about one object.
+    /// True if the cause concerns the tier and not only one object.
     pub fn of_the_tier(self) -> bool {
         !matches!(
             self,

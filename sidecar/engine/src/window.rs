@@ -1,23 +1,23 @@
-//! Copies that the sidecar itself makes between a worker's window and slots. Into a slot only for the process that it is GRANTED to, and
-//! neither COMMIT nor anything that gives the slot back counts before the copy has ended.
+//! Copies that the sidecar makes between a worker's window and slots. A copy into a slot requires a GRANT to the window's process. Until
+//! the copy has ended, COMMIT is refused and the slot is not taken back.
 
 use super::Engine;
 use super::mistake::{Mistake, made};
 use super::table::{FREE, GRANTED, ROW_BYTES, Table};
 use kvcachepool_protocol::window::{Direction, Reason, Run};
 
-/// A row that is copied into.
+/// A row that is a copy's target.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Copied {
-    /// Copies under way: parts of a slot may come in several stages.
+    /// Copies in flight. Parts of a slot may arrive in several stages.
     copies: u32,
-    /// The slot is to come back when the last of them ends.
+    /// Take the slot back when the last copy ends.
     pub comes_back: bool,
 }
 
 impl<T: Table> Engine<T> {
-    /// May a copy of these runs begin for the process with lock `owner`? Of a store, the slots are its own until
-    /// [`Engine::copy_ended`]; of a load, nothing is held: the reader compares generations behind its own copy.
+    /// Checks whether a copy of these runs may begin for the process with lock `owner`. A store holds its slots until
+    /// [`Engine::copy_ended`]. A load holds nothing: the reader compares generations after its own copy.
     pub fn copy_begins(
         &mut self,
         owner: u32,
@@ -67,7 +67,7 @@ impl<T: Table> Engine<T> {
         Ok(())
     }
 
-    /// A copy whose begin was allowed has ended, well or not: what waited for it comes back.
+    /// An allowed copy has ended, successfully or not. Slots that waited for it are taken back.
     pub fn copy_ended(&mut self, direction: Direction, runs: &[(u64, Run)]) {
         if direction == Direction::Load {
             return;
@@ -87,7 +87,7 @@ impl<T: Table> Engine<T> {
         }
     }
 
-    /// Is any of these slots copied into?
+    /// True if a copy into one of these slots is in flight.
     pub fn copies_into(&self, slots: impl IntoIterator<Item = u32>) -> bool {
         slots
             .into_iter()

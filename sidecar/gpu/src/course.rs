@@ -1,14 +1,14 @@
-//! The course of one window, without threads or clocks: when copies may begin, when its worker must see its end, and when nothing of it
-//! is left that copies.
+//! Life cycle of a window, without threads or clocks: when copies may begin, when the worker must learn of the window's end, and when no
+//! copy is left.
 
 use super::mover::{Mover, Slots, Step};
 use kvcachepool_engine::mistake::{Mistake, made};
 use std::time::Duration;
 
-/// Copies that run so long behind their window's end are in doubt: a stage takes milliseconds.
+/// A copy that still runs this long after its window's end is in doubt. A stage normally takes milliseconds.
 const OVERDUE: Duration = Duration::from_secs(10);
 
-/// Where a window is between its first copy and its last.
+/// State of a window between its first copy and its last.
 #[derive(Debug, Default)]
 pub struct Course {
     works: bool,
@@ -17,34 +17,33 @@ pub struct Course {
     in_doubt: usize,
 }
 
-/// What one turn came to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Turn {
-    /// What a look at all stages did.
+    /// Result of the step over all stages.
     pub step: Step,
-    /// Where not as many copies are in doubt as before: how many were. The worker is to see at once that no stage comes back.
+    /// The earlier number of copies in doubt, if it changed. The worker must learn at once that no stage is handed back.
     pub doubted: Option<usize>,
-    /// The window is over, and nothing of it copies any more.
+    /// The window is closed, and no copy is left.
     pub ended: bool,
 }
 
 impl Course {
-    /// Both sides have seen that they share the memory: stages are moved from now on.
+    /// Both sides have verified that they share the memory: stages are processed from now on.
     pub fn works(&mut self) {
         self.works = true;
     }
 
-    /// Its connection ended, or its worker hung up: no copy begins any more.
+    /// The connection ended, or the worker hung up: no more copies begin.
     pub fn end(&mut self) {
         self.over = true;
     }
 
-    /// It is over, and perhaps waits for its copies.
+    /// True if the window is closed. Copies may still run.
     pub fn is_over(&self) -> bool {
         self.over
     }
 
-    /// Looks at the stages. `now` counts from any moment on.
+    /// Processes the stages. `now` is the time since an arbitrary start.
     pub fn turn(&mut self, mover: &mut Mover, slots: &dyn Slots, now: Duration) -> Turn {
         if self.over {
             mover.close();
@@ -85,7 +84,7 @@ mod tests {
 
     const STAGE: u64 = 1 << 20;
 
-    /// A device whose copies stand as the test says.
+    /// A device with copies in the state that the test sets.
     struct Told(Arc<Mutex<Progress>>);
 
     impl Device for Told {
@@ -131,7 +130,7 @@ mod tests {
         fn in_doubt(&self, _: &Order) {}
     }
 
-    /// A window with one stage that was handed over, and how its copy stands.
+    /// A window with one stage handed over, and the state of its copy.
     fn window() -> (Mover, Arc<Mutex<Progress>>) {
         let stands = Arc::new(Mutex::new(Progress::Running));
         let page = FlagPage::new(1, STAGE).unwrap();

@@ -1,4 +1,4 @@
-//! What moves bytes between a window and the arena. One device object per window, used by that window's thread alone.
+//! Copies between a window and the arena. Each window has one device object, which only its thread uses.
 
 use kvcachepool_memory::arena::Arena;
 use kvcachepool_memory::mapping::Mapping;
@@ -7,18 +7,15 @@ use kvcachepool_protocol::window::{Direction, Unavailable};
 use rustix::fd::OwnedFd;
 use std::sync::Arc;
 
-/// There is no window.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{why:?}: {detail}")]
 pub struct NoWindow {
-    /// By name.
     pub why: Unavailable,
     /// For people.
     pub detail: String,
 }
 
 impl NoWindow {
-    /// With what the system said.
     pub fn new(why: Unavailable, detail: impl ToString) -> Self {
         Self {
             why,
@@ -27,7 +24,7 @@ impl NoWindow {
     }
 }
 
-/// A device did not do something; in its words.
+/// A device operation failed, with the device's message.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct DeviceError(pub String);
@@ -35,9 +32,8 @@ pub struct DeviceError(pub String);
 /// How a worker maps the window.
 #[derive(Debug, Clone)]
 pub struct Export {
-    /// Of which kind.
     pub kind: WindowKind,
-    /// Descriptor to pass; none with a handle.
+    /// Descriptor to pass; none if a handle is used.
     pub fd: Option<Arc<OwnedFd>>,
     /// Bytes of a legacy IPC handle.
     pub handle: Vec<u8>,
@@ -46,55 +42,53 @@ pub struct Export {
 /// One run of a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Part {
-    /// First byte in the window.
+    /// Offset of the first byte in the window.
     pub window: u64,
-    /// First byte in the arena.
+    /// Offset of the first byte in the arena.
     pub arena: u64,
-    /// Bytes.
     pub bytes: u64,
 }
 
-/// A copy that was begun.
+/// A copy that has begun.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Ticket(pub u64);
 
-/// What became of a copy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Progress {
     /// Bytes may still move.
     Running,
-    /// All bytes are there, and nothing of it runs any more.
+    /// All bytes have arrived, and the copy has ended.
     Done,
-    /// Nothing of it runs any more; what bytes are there is not known.
+    /// The copy has ended; the content of its target is undefined.
     Failed(DeviceError),
-    /// It failed, and bytes may still move: nobody says that they do not. To be asked again.
+    /// The copy failed, and bytes may still move. Poll again.
     Unknown(DeviceError),
 }
 
-/// A window's memory and the copies between it and an arena.
+/// A window's memory and its copies from and to an arena.
 pub trait Device: Send {
-    /// Where the memory is, for people.
+    /// Kind of memory, for display.
     fn memory(&self) -> String;
-    /// How the worker gets at it.
+    /// The descriptor or handle by which a worker maps the window.
     fn export(&self) -> Export;
-    /// Puts bytes at `offset` of the window; they are there when it returns.
+    /// Writes bytes at `offset` of the window, and returns after they have arrived.
     fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), DeviceError>;
-    /// Takes bytes from `offset` of the window.
+    /// Reads bytes at `offset` of the window.
     fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), DeviceError>;
-    /// Begins a copy and returns at once; where it fails nothing has begun. Parts lie in window and arena; the caller has checked them.
+    /// Starts a copy and returns at once. On failure nothing has started. The caller checks that the parts are within window and arena.
     fn begin(
         &mut self,
         direction: Direction,
         arena: &Arc<Mapping>,
         parts: Vec<Part>,
     ) -> Result<Ticket, DeviceError>;
-    /// How a copy stands. A ticket is forgotten once this said that it ended.
+    /// State of a copy. A ticket is forgotten once its end was returned.
     fn progress(&mut self, ticket: Ticket) -> Progress;
-    /// Both sides have seen that they share the memory: what is kept for good, for copies from and to this arena, is taken only now.
+    /// Called when both sides have verified that they share the memory. Only now are permanent resources for copies with this arena taken.
     fn works(&mut self, _arena: &Arena) {}
-    /// Nobody waits for this copy any more, and it has not ended: until it has, [`Device::progress`] says so as ever, and where others share
-    /// what it runs on, nothing new is begun there.
+    /// The copy has not ended in time. [`Device::progress`] continues to report it. Nothing new begins on resources that it shares with
+    /// others.
     fn doubt(&mut self, _ticket: Ticket) {}
-    /// The end of a copy adds to the eventfd that the device was opened with; otherwise it must be asked for.
+    /// True if the end of a copy adds to the eventfd passed at open; otherwise copies must be polled.
     fn tells_ends(&self) -> bool;
 }

@@ -1,4 +1,4 @@
-//! A window in host memory: for engines on CPUs, and for every test of the protocol. Copies run one by one on a thread of their own.
+//! A window in host memory, for engines on CPUs and for tests of the protocol. A thread makes the copies one by one.
 
 use super::device::{Device, DeviceError, Export, NoWindow, Part, Progress, Ticket};
 use kvcachepool_memory::mapping::Mapping;
@@ -10,14 +10,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::mpsc::{Sender, channel};
 
-/// Bytes that are copied at a time: they stay in the cache on their way.
+/// Bytes copied at a time, so that they stay in the cache.
 const STEP_BYTES: usize = 128 << 10;
 
 const RUNNING: u8 = 0;
 const DONE: u8 = 1;
 const OUT_OF_RANGE: u8 = 2;
 
-/// Called by the copying thread when a copy has moved about half of its bytes.
+/// Called by the copying thread after about half of a copy's bytes.
 pub type HalfWay = Box<dyn Fn() + Send>;
 
 struct Job {
@@ -27,7 +27,7 @@ struct Job {
     state: Arc<AtomicU8>,
 }
 
-/// A memfd and the thread that copies.
+/// A memfd and its copying thread.
 pub struct HostDevice {
     fd: Arc<OwnedFd>,
     window: Arc<Mapping>,
@@ -37,18 +37,18 @@ pub struct HostDevice {
 }
 
 impl HostDevice {
-    /// Memory of so many bytes.
+    /// Creates a window of this many bytes.
     pub fn new(bytes: u64, ended: Arc<OwnedFd>) -> Result<Self, NoWindow> {
         Self::with(bytes, ended, Box::new(|| ()))
     }
 
-    /// The same, with something to do in the middle of every copy.
+    /// Like [`HostDevice::new`], with a callback in the middle of every copy.
     pub fn with(bytes: u64, ended: Arc<OwnedFd>, half_way: HalfWay) -> Result<Self, NoWindow> {
         let none = |e: &dyn std::fmt::Display| NoWindow::new(Unavailable::OutOfMemory, e);
         let mapped = Mapping::with_fd("kvcachepool-window", bytes);
         let (fd, window) = mapped.map_err(|e| none(&e))?;
         let window = Arc::new(window);
-        // All pages now: whoever touches one first is charged for it, and the worker shall not be.
+        // Populated here, because the process that touches a page first is charged for it, and this must not be the worker.
         window.populate(0, bytes).map_err(|e| none(&e))?;
         let (jobs, queue) = channel::<Job>();
         let memory = window.clone();
@@ -59,7 +59,7 @@ impl HostDevice {
                     let moved = copy(&job, &memory, &half_way);
                     let state = if moved { DONE } else { OUT_OF_RANGE };
                     job.state.store(state, Ordering::Release);
-                    // One that is full already wakes its reader as well.
+                    // A full eventfd wakes its reader as well.
                     let _ = rustix::io::write(ended.as_fd(), &1u64.to_ne_bytes());
                 }
             })
@@ -157,7 +157,7 @@ impl Device for HostDevice {
     fn progress(&mut self, ticket: Ticket) -> Progress {
         let state = match self.tickets.get(&ticket) {
             Some(state) => state.load(Ordering::Acquire),
-            None => return Progress::Failed(DeviceError("an unknown ticket".into())),
+            None => return Progress::Failed(DeviceError("unknown ticket".into())),
         };
         if state == RUNNING {
             return Progress::Running;
@@ -175,5 +175,5 @@ impl Device for HostDevice {
 }
 
 fn outside() -> DeviceError {
-    DeviceError("a part lies outside of window or arena".into())
+    DeviceError("a part is outside of the window or the arena".into())
 }

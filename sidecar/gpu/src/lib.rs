@@ -1,5 +1,5 @@
-//! Windows: staging memory that a worker maps, and the copies between it and the arena. Here lives how bytes move and in what order a
-//! stage changes hands; whose slots they may touch is asked of `sessions`, sockets and threads are in `serve`.
+//! Windows: staging memory that a worker maps, and the copies between it and the arena. This crate decides how bytes move and in which
+//! order a stage changes hands. `sessions` decides which slots may be touched; sockets and threads are in `serve`.
 
 pub mod course;
 pub mod cuda;
@@ -17,24 +17,25 @@ use kvcachepool_protocol::window::Unavailable;
 use rustix::fd::OwnedFd;
 use std::sync::Arc;
 
-/// Stages of a window.
 pub const STAGES: u32 = 8;
-/// A stage is a multiple of this: larger than the pages of any device's memory.
+/// Stages are a multiple of this, which is larger than any device's memory pages.
 const STAGE_UNIT: u64 = 2 << 20;
 
-/// Bytes of a stage of a window of at most so many bytes.
+/// Bytes per stage of a window of at most this size.
 pub fn stage_bytes(window_bytes: u64) -> Result<u64, NoWindow> {
     match window_bytes / u64::from(STAGES) / STAGE_UNIT * STAGE_UNIT {
         0 => Err(NoWindow::new(
             Unavailable::WindowTooLarge,
-            format!("{window_bytes} bytes are less than {STAGES} stages of {STAGE_UNIT}"),
+            format!(
+                "a window of {window_bytes} bytes is smaller than {STAGES} stages of {STAGE_UNIT} bytes"
+            ),
         )),
         bytes => Ok(bytes),
     }
 }
 
-/// Memory for a window of `bytes` bytes on the device of this UUID, in host memory where it is empty. `ended` is an eventfd that the device adds to when a copy has
-/// ended, where it can.
+/// Opens a window of `bytes` bytes on the device with this UUID, or in host memory if the UUID is empty. `ended` is an eventfd that the
+/// device adds to when a copy ends, if it can.
 pub fn open(
     device_uuid: &str,
     bytes: u64,

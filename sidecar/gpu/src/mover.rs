@@ -1,5 +1,5 @@
-//! The order in which a stage changes hands, without threads or clocks: look at the page, ask whether a copy may begin, begin it, and give
-//! the stage back only after the copy has ended and those who wait for that were told.
+//! The order in which a stage changes hands, without threads or clocks: read the page, ask for permission to copy, start the copy, and hand
+//! the stage back only after the copy has ended and the waiters for its end were notified.
 
 use super::device::{Device, Part, Progress, Ticket};
 use super::page::FlagPage;
@@ -8,13 +8,13 @@ use kvcachepool_memory::mapping::Mapping;
 use kvcachepool_protocol::window::{Order, Reason, State, Word, decode};
 use std::sync::Arc;
 
-/// Who says whose slots are whose.
+/// Ownership of slots.
 pub trait Slots {
-    /// May this copy begin? What is allowed is ended by [`Slots::ended`].
+    /// Asks for permission to start a copy. A permitted copy is ended with [`Slots::ended`].
     fn begins(&self, order: &Order) -> Result<(), Reason>;
-    /// A copy has ended, well or not: nothing of it runs any more. Said before the worker can see it.
+    /// A copy has ended, successfully or not. Called before the worker can see the end.
     fn ended(&self, order: &Order, moved: bool);
-    /// A copy has failed, and nobody says whether it has ended: until that is known nothing that it touches is given to anybody.
+    /// A copy failed and its end is unknown: until it is known, nothing that the copy touches is reused.
     fn in_doubt(&self, order: &Order);
 }
 
@@ -27,23 +27,22 @@ struct Moving {
 
 #[derive(Default)]
 struct Stage {
-    /// Sequence of the word that was looked at last; the worker raises it with every use.
+    /// Sequence number of the last handled word. The worker raises it with every use.
     looked_at: u64,
     moving: Option<Moving>,
 }
 
-/// What a look at all stages did.
+/// Result of a step over all stages.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Step {
-    /// Copies under way, or in doubt.
+    /// Copies in flight or in doubt.
     pub moving: usize,
-    /// Those that failed and of which nobody says whether they have ended.
+    /// Failed copies whose end is unknown.
     pub in_doubt: usize,
-    /// Stages given back.
     pub answered: usize,
 }
 
-/// One window: its page, its memory, its copies.
+/// One window: its page, memory and copies.
 pub struct Mover {
     page: FlagPage,
     device: Box<dyn Device>,
@@ -54,7 +53,7 @@ pub struct Mover {
 }
 
 impl Mover {
-    /// A window of `page.stages()` stages, for this arena.
+    /// A window of `page.stages()` stages for this arena.
     pub fn new(
         page: FlagPage,
         device: Box<dyn Device>,
@@ -72,29 +71,27 @@ impl Mover {
         }
     }
 
-    /// Its memory.
     pub fn device(&mut self) -> &mut dyn Device {
         &mut *self.device
     }
 
-    /// Its page.
     pub fn page(&self) -> &FlagPage {
         &self.page
     }
 
-    /// No further copy begins; those under way are to be waited for by [`Mover::step`].
+    /// No more copies begin. Call [`Mover::step`] until those in flight have ended.
     pub fn close(&mut self) {
         self.closed = true;
     }
 
-    /// What still runs has had its time: it counts as in doubt, and what it touches stays with it as long as it does.
+    /// Marks the remaining copies as in doubt after a timeout. They keep what they touch until they end.
     pub fn give_up(&mut self, slots: &dyn Slots) {
         let stages = self.stages.iter_mut().enumerate();
         for (number, moving) in stages.filter_map(|(n, stage)| Some((n, stage.moving.as_mut()?))) {
             if !moving.in_doubt {
                 tracing::error!(
                     stage = number,
-                    "a copy of a window that is over does not end"
+                    "a copy still runs long after its window ended"
                 );
                 self.device.doubt(moving.ticket);
                 slots.in_doubt(&moving.order);
@@ -103,7 +100,7 @@ impl Mover {
         }
     }
 
-    /// Looks at every stage once.
+    /// Handles every stage once.
     pub fn step(&mut self, slots: &dyn Slots) -> Step {
         let mut step = Step::default();
         for stage in 0..self.page.stages() {
@@ -116,7 +113,7 @@ impl Mover {
         step
     }
 
-    /// True where the stage was given back.
+    /// Handles one stage. Returns true if it was handed back.
     fn look(&mut self, number: u32, slots: &dyn Slots) -> bool {
         let Some(stage) = self.stages.get_mut(number as usize) else {
             return false;
@@ -131,7 +128,7 @@ impl Mover {
                 }
                 Progress::Unknown(error) => {
                     if !moving.in_doubt {
-                        tracing::error!(stage = number, %error, "a copy of a window failed, and nobody says whether it has ended");
+                        tracing::error!(stage = number, %error, "a window copy failed, and its end is unknown");
                         slots.in_doubt(&moving.order);
                         moving.in_doubt = true;
                     }
@@ -140,7 +137,7 @@ impl Mover {
                 }
                 Progress::Done => true,
                 Progress::Failed(error) => {
-                    tracing::warn!(stage = number, %error, "a copy of a window failed");
+                    tracing::warn!(stage = number, %error, "a window copy failed");
                     false
                 }
             };
@@ -187,7 +184,7 @@ impl Mover {
         let record = self.page.record(number);
         let order =
             decode(word, &record, self.arena.length(), self.stage_bytes).map_err(|bad| {
-                tracing::warn!(stage = number, %bad, "a stage of a window cannot be followed");
+                tracing::warn!(stage = number, %bad, "the record of a window stage is invalid");
                 Reason::BadRecord
             })?;
         slots.begins(&order)?;
@@ -208,7 +205,7 @@ impl Mover {
                 in_doubt: false,
             }),
             Err(error) => {
-                tracing::warn!(stage = number, %error, "a copy of a window did not begin");
+                tracing::warn!(stage = number, %error, "a window copy could not be started");
                 slots.ended(&order, false);
                 Err(Reason::CopyFailed)
             }

@@ -1,4 +1,4 @@
-//! The flag page of a window, as the sidecar uses it: words are read, records copied, and a word that still stands is answered.
+//! The flag page of a window on the sidecar's side: reads words, copies records, and answers words that are unchanged.
 
 use kvcachepool_memory::mapping::Mapping;
 use kvcachepool_memory::memfd::MemfdError;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use zerocopy::IntoBytes;
 
-/// Shared with the worker, who may write anything at any time.
+/// Shared with the worker, which may write anything at any time.
 #[derive(Debug)]
 pub struct FlagPage {
     fd: Arc<OwnedFd>,
@@ -19,7 +19,7 @@ pub struct FlagPage {
 }
 
 impl FlagPage {
-    /// A page for so many stages, all free.
+    /// Creates a page for this many stages, all free.
     pub fn new(stages: u32, stage_bytes: u64) -> Result<Self, MemfdError> {
         let bytes = page_bytes(stages);
         let (fd, map) = Mapping::with_fd("kvcachepool-page", bytes)?;
@@ -31,30 +31,29 @@ impl FlagPage {
         })
     }
 
-    /// Stages.
     pub fn stages(&self) -> u32 {
         self.stages
     }
 
-    /// To be passed to the worker.
+    /// Descriptor to pass to the worker.
     pub fn fd(&self) -> Arc<OwnedFd> {
         self.fd.clone()
     }
 
-    /// The state word of a stage; what was written to the record before it is seen after this. None where it is none.
+    /// The state word of a stage; none if it is invalid. The record's earlier writes are visible after this.
     pub fn word(&self, stage: u32) -> Option<Word> {
         let word = self.map.word64(record_at(stage))?;
         Word::decode(word.load(Ordering::Acquire))
     }
 
-    /// A copy of the record of a stage. Whatever is written to it meanwhile or later does not change the copy.
+    /// A copy of a stage's record. Concurrent and later writes to the record do not change the copy.
     pub fn record(&self, stage: u32) -> Vec<u8> {
         let mut copy = vec![0; RECORD_BYTES as usize];
         self.map.read(record_at(stage), &mut copy);
         copy
     }
 
-    /// Gives a stage back, with what the sidecar wrote before; nothing where its word is not the one that was read any more.
+    /// Hands a stage back, after all earlier writes of the sidecar. Has no effect if the word has changed since it was read.
     pub fn answer(&self, stage: u32, read: Word, state: State, reason: Reason) {
         let answer = Word {
             state,
@@ -62,7 +61,7 @@ impl FlagPage {
             sequence: read.sequence,
         };
         if let Some(word) = self.map.word64(record_at(stage)) {
-            // A worker that changed the word meanwhile broke the rules; its stage is its own affair.
+            // A worker that changed the word meanwhile violated the protocol; only its own stage is affected.
             let _ = word.compare_exchange(
                 read.encode(),
                 answer.encode(),

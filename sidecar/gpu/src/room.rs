@@ -1,4 +1,4 @@
-//! Room for windows in host memory: their pages are charged to this container, and past its limit the kernel kills.
+//! Limits windows in host memory: their pages are charged to this container, and the kernel kills it beyond its limit.
 
 use super::device::NoWindow;
 use kvcachepool_protocol::window::Unavailable;
@@ -6,22 +6,21 @@ use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A window that ends gives its room to the next one within this: its copies under way end first.
+/// How long a new window waits for an ending one, whose copies must end first.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// How many windows there are.
 #[derive(Debug, Default)]
 pub struct Room {
     windows: Mutex<u64>,
     left: Condvar,
 }
 
-/// Room that one window has.
+/// A window's reservation. Dropping it frees the room.
 #[derive(Debug)]
 pub struct Place(Arc<Room>);
 
 impl Room {
-    /// Room for one window more, where `fits` says that so many fit; waits a little for one that ends.
+    /// Reserves room for one more window if `fits` accepts the new count. Waits a little for an ending window.
     pub fn take(
         self: &Arc<Self>,
         fits: impl Fn(u64) -> Result<(), String>,
@@ -29,7 +28,7 @@ impl Room {
         let until = Instant::now() + PATIENCE;
         let mut windows = self.windows.lock();
         while let Err(reason) = fits(*windows + 1) {
-            // Where there is none nobody makes room.
+            // Without other windows, no room can become free.
             if *windows == 0 || self.left.wait_until(&mut windows, until).timed_out() {
                 return Err(NoWindow::new(Unavailable::OutOfMemory, reason));
             }

@@ -1,4 +1,4 @@
-//! Stages that change hands over host memory, with copies that are held in the middle.
+//! Stages that change hands over host memory, with copies that are paused half-way.
 
 use super::device::{Device, DeviceError, Export, Part, Progress, Ticket};
 use super::host::HostDevice;
@@ -17,7 +17,7 @@ use std::time::Instant;
 const STAGE: u64 = 1 << 20;
 const ARENA: u64 = 4 << 20;
 
-/// What was asked and told, in order.
+/// Calls in order.
 #[derive(Default)]
 struct Told {
     refuse: Option<Reason>,
@@ -56,7 +56,7 @@ struct Rig {
 }
 
 impl Rig {
-    /// Copies go through; with `held` each waits half-way until told to go on.
+    /// With `held`, each copy pauses half-way until it is released.
     fn new(held: bool) -> Self {
         let ended = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).unwrap());
         let (tell, half_way) = channel();
@@ -108,7 +108,7 @@ impl Rig {
         self.mover.step(&self.slots)
     }
 
-    /// Steps until nothing moves, woken by the ends of copies.
+    /// Steps until no copy is in flight. Woken by the ends of copies.
     fn settle(&mut self) {
         let begun = Instant::now();
         while self.step().moving > 0 {
@@ -294,7 +294,7 @@ fn a_stage_is_moved_once_for_each_time_it_is_handed_over() {
     assert_eq!(rig.log(), ["begins 4", "ended 4 true"]);
 }
 
-/// A device of which nobody says whether its copies have ended, until told.
+/// A device whose copies have an unknown end until the test sets it.
 struct Doubtful {
     memory: HostDevice,
     known: Arc<AtomicBool>,

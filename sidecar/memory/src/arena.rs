@@ -1,4 +1,4 @@
-//! An arena with its slot table: two sealed memfds and their mappings; and the slot table as the engine uses it.
+//! An arena with its slot table: two sealed memfds, their mappings, and the table as the engine uses it.
 
 use super::mapping::Mapping;
 use super::memfd::{MemfdError, Pages, SEALS, sealed};
@@ -12,45 +12,32 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-/// Both files, mapped.
 #[derive(Debug, Clone)]
 pub struct Arena {
-    /// Sizes and region.
     pub geometry: Geometry,
-    /// Arena memfd.
     pub arena_fd: Arc<OwnedFd>,
-    /// Slot table memfd.
     pub table_fd: Arc<OwnedFd>,
-    /// The arena's bytes.
     pub bytes: Arc<Mapping>,
-    /// The slot table's bytes.
     pub table: Arc<Mapping>,
 }
 
-/// An arena could not be made or taken over.
+/// An arena could not be created or adopted.
 #[derive(Debug, thiserror::Error)]
 pub enum ArenaError {
-    /// The kernel gave no memfd.
     #[error(transparent)]
     Memfd(#[from] MemfdError),
-    /// The kernel did not map it.
     #[error("mapping {what} failed: {source}")]
-    Map {
-        /// Which file.
-        what: &'static str,
-        /// What the kernel said.
-        source: Errno,
-    },
-    /// A file that came back can still change its size or be sealed further, or is no memfd.
-    #[error("{0} is no memfd sealed against shrinking, growing and further seals")]
+    Map { what: &'static str, source: Errno },
+    /// A returned file can still be resized or sealed further, or is not a memfd.
+    #[error("{0} is not a memfd sealed against shrinking, growing and further seals")]
     Unsealed(&'static str),
-    /// The table is of another format.
+    /// The table has another format.
     #[error(transparent)]
     Unusable(#[from] UnusableTable),
 }
 
 impl Arena {
-    /// Makes both memfds and writes the header.
+    /// Creates both memfds and writes the header.
     pub fn create(geometry: Geometry, pages: Pages) -> Result<Self, ArenaError> {
         let table_fd = sealed("kvcachepool-table", geometry.table_bytes(), Pages::Base)?;
         let table = map("slot table", &table_fd, geometry.table_bytes())?;
@@ -65,7 +52,7 @@ impl Arena {
         })
     }
 
-    /// Takes over both files as they are, after checking seals, sizes and header.
+    /// Adopts both files unchanged, after checking seals, sizes and header.
     pub fn adopt(arena_fd: OwnedFd, table_fd: OwnedFd) -> Result<Self, ArenaError> {
         let (arena_bytes, allocated_bytes) = sealed_size("arena", &arena_fd)?;
         let (table_bytes, _) = sealed_size("slot table", &table_fd)?;
@@ -85,14 +72,14 @@ impl Arena {
             bytes: Arc::new(bytes),
             table: Arc::new(table),
         };
-        // Every connector can write to the header: what has no pages is not populated, whatever stands there.
+        // Every connector can write to the header. Rows without allocated pages are unpopulated, whatever the header says.
         if u64::from(header.populated_rows) * ROW_BYTES > allocated_bytes {
             arena.table().set_populated_rows(0);
         }
         Ok(arena)
     }
 
-    /// The slot table for the engine. One at a time: it is the only writer.
+    /// The slot table for the engine. Create only one at a time, because it is the only writer.
     pub fn table(&self) -> MappedTable {
         MappedTable {
             geometry: self.geometry,
@@ -102,16 +89,16 @@ impl Arena {
 }
 
 fn arena_of(length: u64, pages: Pages) -> Result<(OwnedFd, Mapping), ArenaError> {
-    // hugetlb files are whole pages long; the geometry's segments need not be.
+    // hugetlb files consist of whole pages, but the geometry's segments need not.
     let size = length.next_multiple_of(pages.bytes());
     if size != length {
         return Err(ArenaError::Map {
-            what: "arena (its size is no multiple of the huge page)",
+            what: "arena (its size is not a multiple of the huge page)",
             source: Errno::INVAL,
         });
     }
     let fd = sealed("kvcachepool-arena", size, pages)?;
-    // Mapping a hugetlb file reserves its pages: this is where a node without enough of them says so.
+    // Mapping a hugetlb file reserves its pages, and fails here if the node has too few.
     let bytes = map("arena", &fd, length)?;
     Ok((fd, bytes))
 }
@@ -120,7 +107,7 @@ fn map(what: &'static str, fd: &OwnedFd, length: u64) -> Result<Mapping, ArenaEr
     Mapping::new(fd.as_fd(), length).map_err(|source| ArenaError::Map { what, source })
 }
 
-/// Bytes of a file that has all seals, and bytes of it that have pages.
+/// Size of a fully sealed file, and its bytes with allocated pages.
 fn sealed_size(what: &'static str, fd: &OwnedFd) -> Result<(u64, u64), ArenaError> {
     let seals = fcntl_get_seals(fd).map_err(|_| ArenaError::Unsealed(what))?;
     if !seals.contains(SEALS) {
@@ -131,7 +118,7 @@ fn sealed_size(what: &'static str, fd: &OwnedFd) -> Result<(u64, u64), ArenaErro
     Ok((bytes, blocks * 512))
 }
 
-/// Rows and chunk records in shared memory. Single writer; connectors read states and generations beside it.
+/// Rows and chunk records in shared memory. It has a single writer; connectors read states and generations concurrently.
 #[derive(Debug)]
 pub struct MappedTable {
     geometry: Geometry,
@@ -142,7 +129,7 @@ const POPULATED: u64 = offset_of!(Header, populated_rows) as u64;
 const STATE: u64 = offset_of!(Row, state) as u64;
 const GENERATION: u64 = offset_of!(Row, generation) as u64;
 const DIGEST: u64 = offset_of!(Row, digest) as u64;
-/// First byte of a row behind state and generation.
+/// First byte of a row after state and generation.
 const FIELDS: usize = offset_of!(Row, owner);
 const NEEDED: u64 = offset_of!(ChunkRecord, needed) as u64;
 
@@ -157,7 +144,7 @@ impl MappedTable {
         })
     }
 
-    /// Stores a word with release order: who sees it with acquire order sees all that was written before.
+    /// Stores a word with release order: a reader with acquire order sees everything written before.
     fn release(&self, offset: u64, value: u32) {
         if let Some(word) = self.map.word(offset) {
             word.store(value, Release);
@@ -185,7 +172,7 @@ impl Table for MappedTable {
     fn row(&self, row: u32) -> Row {
         let mut value = Row::new_zeroed();
         if let Some(at) = self.row_at(row) {
-            // The state first and with acquire order: the other fields are at least as new as it.
+            // The state is read first, with acquire order: the other fields are at least as new.
             let state = self.acquire(at + STATE);
             self.map.read(at, value.as_mut_bytes());
             value.state = state;
@@ -196,7 +183,7 @@ impl Table for MappedTable {
     fn set_state(&mut self, row: u32, state: u32) {
         if let Some(at) = self.row_at(row) {
             self.release(at + STATE, state);
-            // Readers outside compare generations after their copy: a FREE must be out before any later store to the slot.
+            // Readers outside compare generations after their copy: FREE must be visible before any later store to the slot.
             std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
         }
     }

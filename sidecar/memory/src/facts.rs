@@ -1,4 +1,4 @@
-//! What can be found out about a descriptor that another process passed: nothing it says about itself is believed.
+//! Properties of descriptors that other processes passed. They come from the kernel; nothing that the sender says is trusted.
 #![allow(unsafe_code)]
 
 use super::memfd::SEALS;
@@ -7,28 +7,25 @@ use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use rustix::fs::{fcntl_get_seals, fstat};
 use rustix::io::Errno;
 
-/// What a descriptor is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// Names a process and can be polled for its end.
+    /// Refers to a process, and can be polled for its end.
     Pidfd {
-        /// The process has ended already.
+        /// The process has already ended.
         ended: bool,
     },
     /// Anonymous shared memory.
     Memfd {
-        /// Bytes.
         size: u64,
-        /// It can neither shrink nor grow, nor be sealed further: mapping it is safe.
+        /// It can neither shrink, grow, nor be sealed further, so mapping it is safe.
         sealed: bool,
-        /// Device and inode: the same file has the same pair, whichever descriptor names it.
+        /// Device and inode. They are the same for every descriptor of one file.
         inode: (u64, u64),
     },
-    /// Neither.
     Other,
 }
 
-/// Looks at a descriptor. Total: a descriptor that cannot be looked at is [`Kind::Other`].
+/// Examines a descriptor. Never fails: a descriptor that cannot be examined is [`Kind::Other`].
 pub fn look(fd: BorrowedFd<'_>) -> Kind {
     if let Ok(seals) = fcntl_get_seals(fd) {
         let Ok(stat) = fstat(fd) else {
@@ -40,7 +37,7 @@ pub fn look(fd: BorrowedFd<'_>) -> Kind {
             inode: (stat.st_dev, stat.st_ino),
         };
     }
-    // Only a pidfd has a `Pid:` line; it says 0 for a process of a sibling container and -1 for one that was reaped.
+    // Only a pidfd has a `Pid:` line: 0 for a process of a sibling container, -1 for a reaped one.
     let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_raw_fd()));
     if !info.is_ok_and(|text| text.lines().any(|line| line.starts_with("Pid:"))) {
         return Kind::Other;
@@ -51,7 +48,7 @@ pub fn look(fd: BorrowedFd<'_>) -> Kind {
     }
 }
 
-/// Has the process behind this pidfd ended? `None` when it cannot be polled.
+/// Whether the process of this pidfd has ended. `None` if the pidfd cannot be polled.
 pub fn has_ended(pidfd: BorrowedFd<'_>) -> Option<bool> {
     let mut set = [PollFd::new(&pidfd, PollFlags::IN)];
     let now = Timespec {
@@ -70,9 +67,9 @@ pub fn has_ended(pidfd: BorrowedFd<'_>) -> Option<bool> {
     Some(!events.is_empty())
 }
 
-/// Who connected, as the kernel shows it: process id (0 across sibling containers, which is why no proof is built on it), user, group.
+/// Peer's process id, user and group from the kernel. The process id is 0 across sibling containers, so no proof relies on it.
 pub fn peer_credentials(socket: impl AsFd) -> Option<(i32, u32, u32)> {
-    // Not by rustix: its process id cannot be the 0 that the kernel gives here.
+    // Not through rustix: its process id type cannot hold the 0 that the kernel returns here.
     let peer: libc::ucred = socket_option(socket.as_fd(), libc::SO_PEERCRED)?;
     Some((peer.pid, peer.uid, peer.gid))
 }
@@ -80,14 +77,14 @@ pub fn peer_credentials(socket: impl AsFd) -> Option<(i32, u32, u32)> {
 /// SO_PEERPIDFD of linux/socket.h (6.5 and newer): a pidfd of the process that connected.
 const SO_PEERPIDFD: libc::c_int = 77;
 
-/// The pidfd of the process at the other end, where the kernel offers it.
+/// The pidfd of the process at the other end, if the kernel provides it.
 pub fn peer_pidfd(socket: impl AsFd) -> Option<OwnedFd> {
     let fd: libc::c_int = socket_option(socket.as_fd(), SO_PEERPIDFD)?;
-    // SAFETY: the kernel has just made this descriptor for us; nobody else owns it.
+    // SAFETY: the kernel has just created this descriptor for this process; it has no other owner.
     (fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// A socket-level option whose value is plain integers.
+/// A socket-level option with an integer-only value.
 fn socket_option<T: PlainIntegers>(socket: BorrowedFd<'_>, option: libc::c_int) -> Option<T> {
     let mut value = std::mem::MaybeUninit::<T>::zeroed();
     let mut length = size_of::<T>() as libc::socklen_t;
@@ -108,7 +105,7 @@ fn socket_option<T: PlainIntegers>(socket: BorrowedFd<'_>, option: libc::c_int) 
     Some(unsafe { value.assume_init() })
 }
 
-/// Types of which every bit pattern is a value.
+/// Types for which every bit pattern is valid.
 trait PlainIntegers: Copy {}
 impl PlainIntegers for libc::c_int {}
 impl PlainIntegers for libc::ucred {}

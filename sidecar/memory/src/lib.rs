@@ -1,6 +1,6 @@
-//! Shared memory and the lock file: memfds with seals, mappings and their digests, the slot table over a mapping, population, the memory limit,
-//! facts about descriptors that others passed. All `unsafe` of the data path lives here, each block with its reason.
-//! No policy: what to create, adopt or refuse is decided by `sessions`.
+//! Shared memory and the lock file: sealed memfds, mappings and their digests, the slot table over a mapping, population, the memory limit,
+//! and properties of passed descriptors. All `unsafe` of the data path is here, each block with its reason. No policy: `sessions` decides
+//! what to create, adopt or refuse.
 
 pub mod arena;
 pub mod digest;

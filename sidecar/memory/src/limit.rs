@@ -1,4 +1,4 @@
-//! How much memory this container may use. Populating past it is an OOM kill, not an error, so it is asked beforehand.
+//! How much memory this container may use. Exceeding it is an OOM kill and not an error, so it is checked in advance.
 
 use super::memfd::Pages;
 use kvcachepool_engine::table::Geometry;
@@ -8,43 +8,32 @@ use std::path::{Path, PathBuf};
 /// Where cgroups are mounted.
 pub const CGROUP_ROOT: &str = "/sys/fs/cgroup";
 
-/// The arena does not fit.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ExceedsLimit {
-    /// Memory is limited.
     #[error(
-        "{arena} bytes of memory.size and {overhead} bytes beside them exceed the limit of {} bytes ({}): lower memory.size or raise the container's memory limit", limit.bytes, limit.source
+        "{arena} bytes of memory.size and {overhead} bytes of other memory exceed the limit of {} bytes ({}): lower memory.size or raise the container's memory limit", limit.bytes, limit.source
     )]
     Memory {
-        /// Bytes of the arena that count: none where it is of huge pages that are limited apart.
+        /// Bytes of the arena that count against this limit; 0 if it uses huge pages with a limit of their own.
         arena: u64,
         /// Bytes that the sidecar needs beside the arena.
         overhead: u64,
-        /// What may be used.
         limit: Limit,
     },
-    /// Huge pages are limited.
     #[error(
         "{arena} bytes of memory.size exceed the limit of {} bytes of huge pages ({}): lower memory.size or raise the container's limit of huge pages", limit.bytes, limit.source
     )]
-    HugePages {
-        /// Bytes of the arena.
-        arena: u64,
-        /// What may be used.
-        limit: Limit,
-    },
+    HugePages { arena: u64, limit: Limit },
 }
 
-/// A limit in bytes and the file that it comes from.
+/// A limit in bytes and the file that states it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limit {
-    /// Bytes.
     pub bytes: u64,
-    /// File.
     pub source: String,
 }
 
-/// Checks an arena of such pages, with all that is needed beside it and `more` bytes, against the limits of this process.
+/// Checks an arena of these pages, the memory needed beside it, and `more` bytes against the limits of this process.
 pub fn check(geometry: &Geometry, pages: Pages, more: u64) -> Result<(), ExceedsLimit> {
     let text = |path| std::fs::read_to_string(path).unwrap_or_default();
     let own = text("/proc/self/cgroup");
@@ -56,11 +45,10 @@ pub fn check(geometry: &Geometry, pages: Pages, more: u64) -> Result<(), Exceeds
     .check(geometry, pages, more)
 }
 
-/// What this process may use.
 struct Limits {
     memory: Option<Limit>,
     huge_pages: Option<Limit>,
-    /// Huge pages count as memory too.
+    /// Huge pages count against the memory limit too.
     huge_pages_are_memory: bool,
 }
 
@@ -88,7 +76,7 @@ impl Limits {
     }
 }
 
-/// The smallest limit of memory over this process: its cgroup and all above it (v1 and v2), and the memory of the machine.
+/// The smallest memory limit of this process: of its cgroup, all parent cgroups (v1 and v2), and the machine.
 fn memory_limit(root: &Path, own_cgroups: &str, meminfo: &str) -> Option<Limit> {
     let files = ["memory.max", "memory.limit_in_bytes"];
     cgroup_limits(root, own_cgroups, "memory", files)
@@ -97,7 +85,7 @@ fn memory_limit(root: &Path, own_cgroups: &str, meminfo: &str) -> Option<Limit> 
         .min_by_key(|limit| limit.bytes)
 }
 
-/// The smallest limit of huge pages of this size over this process; how many the node has is seen when they are mapped.
+/// The smallest limit on huge pages of this size. The node's supply is checked when they are mapped.
 fn huge_pages_limit(root: &Path, own_cgroups: &str, pages: Pages) -> Option<Limit> {
     let size = match pages {
         Pages::Base => return None,
@@ -114,7 +102,7 @@ fn huge_pages_limit(root: &Path, own_cgroups: &str, pages: Pages) -> Option<Limi
         .min_by_key(|limit| limit.bytes)
 }
 
-/// Huge pages are charged to the memory controller only where cgroup2 is mounted so (Linux 6.7 and newer).
+/// Huge pages are charged to the memory controller only if cgroup2 is mounted with that option (Linux 6.7 and newer).
 fn charges_huge_pages(mounts: &str) -> bool {
     mounts.lines().any(|line| {
         let mut fields = line.split(' ').skip(2);
@@ -125,7 +113,7 @@ fn charges_huge_pages(mounts: &str) -> bool {
     })
 }
 
-/// Limits of a controller for this process: of its cgroup and of all above it, by the files of v2 and v1.
+/// Limits of a controller for this process: of its cgroup and all parents, from the files of v2 and v1.
 fn cgroup_limits(
     root: &Path,
     own_cgroups: &str,
@@ -144,17 +132,16 @@ fn cgroup_limits(
         .collect()
 }
 
-/// Of the interface of cgroups.
+/// Version of the cgroup interface.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Version {
-    /// One hierarchy by controller.
+    /// One hierarchy per controller.
     V1,
-    /// One for all.
     V2,
 }
 
-/// Folders of this process's cgroups in which a controller may have its files, the innermost first. `own_cgroups` is what
-/// `/proc/self/cgroup` says.
+/// Folders of this process's cgroups that may contain a controller's files, innermost first. `own_cgroups` is the content of
+/// `/proc/self/cgroup`.
 pub fn cgroups(root: &Path, own_cgroups: &str, controller: &str) -> Vec<(Version, PathBuf)> {
     let mut folders = Vec::new();
     for line in own_cgroups.lines() {
@@ -171,7 +158,7 @@ pub fn cgroups(root: &Path, own_cgroups: &str, controller: &str) -> Vec<(Version
         } else {
             continue;
         };
-        // The path may be named as the host sees it while only our own cgroup is mounted: then the mount's root is ours.
+        // The path may be the host's while only this container's cgroup is mounted: then the mount's root is the container's cgroup.
         let mut folder = mount.join(path.trim_start_matches('/'));
         loop {
             folders.push((version, folder.clone()));
@@ -184,7 +171,7 @@ pub fn cgroups(root: &Path, own_cgroups: &str, controller: &str) -> Vec<(Version
 }
 
 fn read_limit(file: &Path) -> Option<Limit> {
-    // v2 writes `max`, which is no number and no limit.
+    // v2 writes `max` for "no limit", which does not parse.
     let bytes = std::fs::read_to_string(file).ok()?.trim().parse().ok()?;
     Some(Limit {
         bytes,

@@ -1,4 +1,4 @@
-//! Messages between two processes of this program over a SOCK_SEQPACKET pair: one JSON message each, with descriptors beside it.
+//! Messages between two processes of this program over a SOCK_SEQPACKET pair. Each is one JSON message, with optional descriptors.
 
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::{Errno, IoSlice, IoSliceMut};
@@ -11,16 +11,14 @@ use std::mem::MaybeUninit;
 
 /// Longest message in bytes.
 const MESSAGE_BYTES_MAX: usize = 4096;
-/// Most descriptors of a message.
+/// Limit on descriptors per message.
 const FDS_MAX: usize = 4;
 
-/// The other side is gone, or spoke what it cannot have spoken.
+/// The other side ended, or sent an invalid message.
 #[derive(Debug, thiserror::Error)]
 pub enum LinkError {
-    /// A system call failed.
     #[error("link between two processes: {0}")]
     Io(#[from] Errno),
-    /// The other side has ended.
     #[error("link between two processes: the other side has ended")]
     Ended,
     /// A message that this version does not know.
@@ -28,7 +26,7 @@ pub enum LinkError {
     Garbled(#[from] serde_json::Error),
 }
 
-/// Both ends of a new link.
+/// Creates both ends of a new link.
 pub fn pair() -> Result<(OwnedFd, OwnedFd), Errno> {
     socketpair(
         AddressFamily::UNIX,
@@ -59,7 +57,7 @@ pub fn send<T: Serialize>(
     Ok(())
 }
 
-/// Receives one message; waits for it unless `wait` is false (then `None` = nothing there).
+/// Receives one message. Waits for it, unless `wait` is false; then `None` means that there is none.
 pub fn receive<T: DeserializeOwned>(
     link: impl AsFd,
     wait: bool,

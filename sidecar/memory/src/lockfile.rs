@@ -1,4 +1,4 @@
-//! The lock file beside the socket: counters that never repeat, and the question whether a process of an earlier boot is alive.
+//! The lock file beside the socket: counters that never repeat, and locks that show whether a process of an earlier boot is alive.
 #![allow(unsafe_code)]
 
 use kvcachepool_protocol::lockfile::{
@@ -12,28 +12,22 @@ use zerocopy::{FromBytes, IntoBytes};
 
 const HEADER_BYTES: usize = size_of::<Header>();
 
-/// The lock file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum LockFileError {
-    /// Opening, reading or writing failed.
-    #[error("lock file {path}: {step} failed: {source}; the folder of the socket must be writable")]
+    #[error("lock file {path}: {step} failed: {source}; make the socket's folder writable")]
     Io {
-        /// Path of the file.
         path: PathBuf,
-        /// System call that failed.
         step: &'static str,
-        /// What the kernel said.
         source: Errno,
     },
-    /// The file is something else, or of another version. It is left as it is: numbers in it may be in use.
-    #[error("{path} is no lock file of version {VERSION}: stop what uses it, or remove it")]
-    Foreign {
-        /// Path of the file.
-        path: PathBuf,
-    },
+    /// The file has other content or another version. It is not changed, because its numbers may be in use.
+    #[error(
+        "{path} is not a lock file of version {VERSION}: stop the processes that use it, or remove it"
+    )]
+    Foreign { path: PathBuf },
 }
 
-/// An open lock file. One descriptor per process: closing any other one of the same file would drop the process's locks.
+/// An open lock file. Open it only once per process: closing any other descriptor of the file drops the process's locks.
 #[derive(Debug)]
 pub struct LockFile {
     fd: OwnedFd,
@@ -73,7 +67,7 @@ impl LockFile {
         Ok(file)
     }
 
-    /// The descriptor, to be passed to a connector.
+    /// The descriptor, for passing to a connector.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
@@ -110,7 +104,7 @@ impl LockFile {
         }
     }
 
-    /// Draws a lock number: counts up, never given twice. It is on file before it is returned.
+    /// Allocates a lock number. It is written to the file before this returns, so no number is given twice.
     pub fn draw_lock(&self) -> Result<u32, LockFileError> {
         let mut header = self.load()?;
         let number = header.next_lock.get();
@@ -119,12 +113,12 @@ impl LockFile {
         Ok(number)
     }
 
-    /// First lock number not given yet: numbers below it may be held by processes of earlier boots.
+    /// The first unused lock number. Processes of earlier boots may hold lower ones.
     pub fn next_lock(&self) -> Result<u32, LockFileError> {
         Ok(self.load()?.next_lock.get())
     }
 
-    /// Draws a region number: counts up, never given twice.
+    /// Allocates a region number. Never gives one twice.
     pub fn draw_region(&self) -> Result<u64, LockFileError> {
         let mut header = self.load()?;
         let number = header.next_region.get();
@@ -133,7 +127,7 @@ impl LockFile {
         Ok(number)
     }
 
-    /// Starts since the engine was last healthy for 60 s, this one not counted; counts this one.
+    /// Number of earlier starts since the engine was last healthy for 60 s. Counts this start afterwards.
     pub fn begin_boot(&self) -> Result<u32, LockFileError> {
         let mut header = self.load()?;
         let before = header.unhealthy_boots.get();
@@ -142,13 +136,12 @@ impl LockFile {
         Ok(before)
     }
 
-    /// The engine was healthy for 60 s.
+    /// Resets the count: the engine was healthy for 60 s.
     pub fn healthy(&self) -> Result<(), LockFileError> {
         self.set_unhealthy_boots(0)
     }
 
-    /// This boot ended because it was asked to: it does not count as unhealthy. One that was healthy took back those before it
-    /// too, and that stays.
+    /// This boot ended on request, so it does not count as unhealthy. If it was healthy before, the reset of the count stays.
     pub fn ended_on_request(&self, before: u32) -> Result<(), LockFileError> {
         self.set_unhealthy_boots(before.min(self.load()?.unhealthy_boots.get()))
     }
@@ -159,13 +152,13 @@ impl LockFile {
         self.store(&header)
     }
 
-    /// Does a living process hold the lock `number`? Asks only, never takes it.
+    /// Whether a live process holds the lock `number`. Does not take the lock.
     pub fn is_held(&self, number: u32) -> Result<bool, LockFileError> {
         self.byte_held(lock_offset(number))
     }
 
-    /// All lock numbers given so far that living processes hold, in order. The kernel names some lock of a range, not the
-    /// lowest one: the parts before and behind it are asked again, so the cost is per held lock, not per number.
+    /// All allocated lock numbers that live processes hold, in order. The kernel names any lock of a range and not the lowest, so the parts
+    /// before and after it are queried again. The cost is per held lock, not per number.
     pub fn held(&self) -> Result<Vec<u32>, LockFileError> {
         let mut held = Vec::new();
         let mut ranges = vec![(lock_offset(1), lock_offset(self.next_lock()?))];
@@ -177,7 +170,7 @@ impl LockFile {
                 continue;
             };
             let first = start.max(from);
-            // Length 0 means up to the end of the file, however long that gets.
+            // Length 0 means up to the end of the file, however long it gets.
             let stop = match length {
                 0 => end,
                 n => (start + n).min(end),
@@ -207,7 +200,7 @@ impl LockFile {
         Ok(Some((lock.l_start as u64, lock.l_len as u64)))
     }
 
-    /// Takes [`SIDECAR_BYTE`] for the life of this process; false when a live sidecar holds it.
+    /// Takes [`SIDECAR_BYTE`] for the life of this process. Returns false if a live sidecar holds it.
     pub fn claim_sidecar(&self) -> Result<bool, LockFileError> {
         let lock = record(libc::F_WRLCK, SIDECAR_BYTE, 1);
         // SAFETY: fd is open; `lock` is a valid flock structure that the kernel only reads.

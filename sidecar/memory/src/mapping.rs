@@ -9,33 +9,33 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
 
-/// Long runs are copied by blocks of this many bytes, and are at least so long: rows and records of the slot table are read by words.
+/// Block size of copies of long runs, which have at least this length. Rows and records of the slot table are read by words.
 #[cfg(target_arch = "x86_64")]
 const BLOCK_BYTES: usize = 64;
 #[cfg(target_arch = "x86_64")]
 const LONG_BYTES: usize = 2048;
 
-/// A shared, writable mapping. Other processes write to the same pages, so no reference to them is made: bytes are read as atomics
-/// and written through raw pointers; whether a range is stable at the moment is a matter of the slot table, not of this type.
+/// A shared, writable mapping. Other processes write to the same pages, so no references into it are created: bytes are read as atomics and
+/// written through raw pointers. The slot table, not this type, decides whether a range is stable.
 #[derive(Debug)]
 pub struct Mapping {
     start: NonNull<u8>,
     length: usize,
 }
 
-// SAFETY: the mapping is plain memory that any thread may address; all accessors take bounds-checked offsets.
+// SAFETY: the mapping is plain memory that any thread may access; all accessors check their offsets.
 unsafe impl Send for Mapping {}
 // SAFETY: as above; shared access goes through atomics or through copies whose stability the slot table decides.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps the first `length` bytes of `fd`, kept out of core dumps and out of forked children.
+    /// Maps the first `length` bytes of `fd`, excluded from core dumps and forked children.
     pub fn new(fd: BorrowedFd<'_>, length: u64) -> Result<Self, Errno> {
         let length = usize::try_from(length).map_err(|_| Errno::NOMEM)?;
         if length == 0 {
             return Err(Errno::INVAL);
         }
-        // SAFETY: a fresh mapping at an address of the kernel's choice overlaps nothing of ours.
+        // SAFETY: a new mapping at an address of the kernel's choice overlaps no other memory.
         let start = unsafe {
             mmap(
                 std::ptr::null_mut(),
@@ -47,19 +47,19 @@ impl Mapping {
             )?
         };
         for advice in [Advice::LinuxDontDump, Advice::LinuxDontFork] {
-            // SAFETY: the range was just mapped; the advice changes no content. A refusal only costs comfort.
+            // SAFETY: the range was just mapped, and the advice changes no content. A refusal is harmless.
             let _ = unsafe { madvise(start, length, advice) };
         }
         let start = NonNull::new(start.cast::<u8>()).ok_or(Errno::NOMEM)?;
         Ok(Self { start, length })
     }
 
-    /// Maps memory of its own, which nobody else has; `name` is for people who look at what a process maps.
+    /// Maps private memory. `name` appears in the process's list of mappings.
     pub fn private(name: &'static str, bytes: u64) -> Result<Self, MemfdError> {
         Ok(Self::with_fd(name, bytes)?.1)
     }
 
-    /// The same, with the descriptor by which others may map it.
+    /// Like `private`, with a descriptor for mapping it elsewhere.
     pub fn with_fd(name: &'static str, bytes: u64) -> Result<(OwnedFd, Self), MemfdError> {
         let fd = sealed(name, bytes, Pages::Base)?;
         match Self::new(fd.as_fd(), bytes) {
@@ -73,7 +73,6 @@ impl Mapping {
         }
     }
 
-    /// Mapped bytes.
     pub fn length(&self) -> u64 {
         self.length as u64
     }
@@ -88,8 +87,8 @@ impl Mapping {
         Some(unsafe { self.start.as_ptr().add(offset) })
     }
 
-    /// The address of a range, for system calls that move its bytes themselves; `None` out of range. Whoever uses it keeps the mapping
-    /// until the kernel is done with it, and makes no reference of it.
+    /// The address of a range, for system calls that move its bytes; `None` out of range. The caller keeps the mapping until the kernel is
+    /// done with it, and creates no reference to it.
     pub fn address(&self, offset: u64, bytes: u64) -> Option<NonNull<u8>> {
         let bytes = usize::try_from(bytes).ok()?;
         NonNull::new(self.at(offset, bytes, 1)?)
@@ -117,12 +116,12 @@ impl Mapping {
         })
     }
 
-    /// Copies bytes out of the mapping; false and nothing done when out of range.
+    /// Copies bytes out of the mapping. Returns false without effect if out of range.
     pub fn read(&self, offset: u64, into: &mut [u8]) -> bool {
         let Some(p) = self.at(offset, into.len(), 1) else {
             return false;
         };
-        // SAFETY: `at` found as many bytes there as `into` is long.
+        // SAFETY: `at` checked that the range is as long as `into`.
         let copied = unsafe { copy_blocks(p, into) };
         let (p, into) = (p.wrapping_add(copied), into.split_at_mut(copied).1);
         let offset = offset + copied as u64;
@@ -134,8 +133,8 @@ impl Mapping {
             *byte = self.byte(offset + i as u64);
         }
         for (i, word) in words.iter_mut().enumerate() {
-            // SAFETY: the range was checked by `at`, and this offset is aligned for u64. No reference to the bytes exists here
-            // that is not atomic; what another process writes meanwhile gives a mix of old and new words.
+            // SAFETY: `at` checked the range, and this offset is aligned for u64. All references to these bytes are atomic; a concurrent
+            // write by another process yields a mix of old and new words.
             let shared = unsafe { AtomicU64::from_ptr(p.add(at_words + i * 8).cast()) };
             *word = shared.load(Relaxed).to_ne_bytes();
         }
@@ -145,26 +144,26 @@ impl Mapping {
         true
     }
 
-    /// Copies bytes into the mapping; false and nothing done when out of range.
+    /// Copies bytes into the mapping. Returns false without effect if out of range.
     pub fn write(&self, offset: u64, from: &[u8]) -> bool {
         let Some(p) = self.at(offset, from.len(), 1) else {
             return false;
         };
-        // SAFETY: destination range checked; the source is ours and cannot overlap the mapping. The copy is plain, as others' copies into
-        // the mapping are, and may meet a read of the range by another thread, such as a digest of what the slot held before. Reads are
-        // atomic, or in assembly, and whoever reads compares the slot's state and generation behind it: a mix of bytes is thrown away.
+        // SAFETY: the destination range was checked; the source is private and cannot overlap the mapping. The copy is plain, like those of
+        // other processes, and may race with a read of the range by another thread, such as a digest of the slot's old content. Reads are
+        // atomic or in assembly, and readers compare the slot's state and generation afterwards and discard mixed bytes.
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), p, from.len()) };
         true
     }
 
-    /// xxh3-128 (little-endian) of `length` bytes at `offset`, `None` out of range. A writer beside it changes the result, nothing else:
-    /// the caller counts it only if the slot still has the state and generation that it began with.
+    /// xxh3-128 (little-endian) of `length` bytes at `offset`, `None` out of range. A concurrent writer only changes the result: the caller
+    /// uses it only if the slot still has the state and generation from the start.
     pub fn xxh3_128(&self, offset: u64, length: u64) -> Option<[u8; 16]> {
         let mut digest = Digest::default();
         digest.add(self, offset, length).then(|| digest.value())
     }
 
-    /// Makes the pages of a range exist and be charged to this process's cgroup, without changing their content.
+    /// Allocates the pages of a range, charged to this process's cgroup, without changing their content.
     pub fn populate(&self, offset: u64, length: u64) -> Result<(), Errno> {
         let bytes = usize::try_from(length).map_err(|_| Errno::INVAL)?;
         let p = self.at(offset, bytes, 4096).ok_or(Errno::INVAL)?;
@@ -173,14 +172,15 @@ impl Mapping {
             match unsafe { madvise(p.cast(), bytes, Advice::LinuxPopulateWrite) } {
                 Ok(()) => return Ok(()),
                 Err(Errno::INTR | Errno::AGAIN) => {}
-                // Kernels before 5.14 do not know the advice: touch every page, keeping what is there.
+                // Kernels before 5.14 lack this advice: touch every page and keep its content.
                 Err(Errno::INVAL) => return self.touch(offset, length),
                 Err(e) => return Err(e),
             }
         }
     }
 
-    /// A page that holds zeros gets them anew; of any other there is nothing to make. The compiler leaves out an addition of nothing.
+    /// Touches each page by replacing a first word of zero with zero; a page with another value exists already. The compiler would drop an
+    /// addition of zero.
     fn touch(&self, offset: u64, length: u64) -> Result<(), Errno> {
         let mut at = offset;
         while at < offset + length {
@@ -192,19 +192,19 @@ impl Mapping {
     }
 }
 
-/// Copies whole blocks of a long run and returns how many bytes that was; what is short is left to the words of [`Mapping::read`]. In
-/// assembly: the compiler makes 8 bytes at a time of atomic loads, which takes twice as long, and may not know of plain ones.
+/// Copies whole blocks of a long run, and returns the number of bytes. [`Mapping::read`] copies the rest by words. In assembly: the
+/// compiler turns atomic loads into 8-byte loads, which take twice as long, and must not see racing plain loads.
 ///
 /// # Safety
-/// As many bytes as `into` is long can be read at `from`; others may write them meanwhile.
+/// `from` must be readable for the length of `into`; other processes may write there concurrently.
 #[cfg(target_arch = "x86_64")]
 unsafe fn copy_blocks(from: *const u8, into: &mut [u8]) -> usize {
     let bytes = into.len() / BLOCK_BYTES * BLOCK_BYTES;
     if bytes < LONG_BYTES {
         return 0;
     }
-    // SAFETY: reads `bytes` bytes at `from`, which the caller vouches for, and writes as many to `into`, which is as long; a prefetch
-    // of an address behind the end does nothing. To the compiler nothing of it is a load that races with another process's stores.
+    // SAFETY: reads `bytes` bytes at `from`, which the caller guarantees, and writes as many to `into`, which is that long. A prefetch past
+    // the end has no effect. The compiler sees no load that races with another process's stores.
     unsafe {
         std::arch::asm!(
             "2:",
@@ -234,10 +234,10 @@ unsafe fn copy_blocks(from: *const u8, into: &mut [u8]) -> usize {
     bytes
 }
 
-/// Elsewhere words are all there is.
+/// Other CPUs copy by words only.
 ///
 /// # Safety
-/// None is needed.
+/// No requirements.
 #[cfg(not(target_arch = "x86_64"))]
 unsafe fn copy_blocks(_: *const u8, _: &mut [u8]) -> usize {
     0
@@ -245,7 +245,7 @@ unsafe fn copy_blocks(_: *const u8, _: &mut [u8]) -> usize {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the range was mapped by `new` and no reference into it outlives self.
+        // SAFETY: the range was mapped by `new`, and no reference into it outlives self.
         let _ = unsafe { munmap(self.start.as_ptr().cast(), self.length) };
     }
 }

@@ -1,13 +1,13 @@
-//! Sealed memfds: nobody can truncate one under a mapping, so no process that maps it takes a SIGBUS. Of base pages: seals do not keep a
-//! process with the descriptor from punching holes. There a page of zeros comes back, charged to who touches it next; a huge page comes
-//! of those that are free on the node, and where none is, or the cgroup's limit is reached, the touch is a SIGBUS.
+//! Sealed memfds. Nobody can truncate one, so processes that map it get no SIGBUS, if it has base pages. Seals do not keep a process with
+//! the descriptor from punching holes. A hole in base pages reads as zeros, charged to the process that touches it next. A hole in huge
+//! pages takes a free huge page of the node; without one, or at the cgroup's limit, the touch is a SIGBUS.
 
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fstatfs, ftruncate, memfd_create};
 use rustix::io::Errno;
 
-/// Seals of every memfd that is passed on: size is fixed for ever, and nobody can add further seals (a write seal would end all writes). Memory that
-/// comes back must have all of them.
+/// Seals of every shared memfd: its size is fixed, and no further seals can be added (a write seal would end all writes). Adopted memory
+/// must have all of them.
 pub const SEALS: SealFlags = SealFlags::SHRINK
     .union(SealFlags::GROW)
     .union(SealFlags::SEAL);
@@ -15,16 +15,16 @@ pub const SEALS: SealFlags = SealFlags::SHRINK
 /// Page size of an arena.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pages {
-    /// What the kernel gives (4 KiB, or transparent huge pages where it is set up so).
+    /// The kernel's default (4 KiB, or transparent huge pages if configured).
     Base,
-    /// hugetlbfs pages of 2 MiB, reserved on the node beforehand.
+    /// hugetlbfs pages of 2 MiB, reserved on the node in advance.
     Huge2Mi,
     /// hugetlbfs pages of 1 GiB.
     Huge1Gi,
 }
 
 impl Pages {
-    /// Bytes that a size must be a multiple of.
+    /// Sizes must be a multiple of this. Bytes.
     pub fn bytes(self) -> u64 {
         match self {
             Self::Base => 4 << 10,
@@ -33,12 +33,12 @@ impl Pages {
         }
     }
 
-    /// Those of a file. One that cannot be asked, or of pages of another size, counts as of base pages: those are limited most.
+    /// Page size of a file. If it is unknown, base pages are assumed, because they have the strictest limit.
     pub fn of(file: impl AsFd) -> Self {
         let Ok(stat) = fstatfs(file) else {
             return Self::Base;
         };
-        // Types differ between architectures; the numbers are small.
+        // Types differ between architectures; the values are small.
         match (stat.f_type as u64, stat.f_bsize as u64) {
             (HUGETLBFS_MAGIC, bytes) if bytes == Self::Huge2Mi.bytes() => Self::Huge2Mi,
             (HUGETLBFS_MAGIC, bytes) if bytes == Self::Huge1Gi.bytes() => Self::Huge1Gi,
@@ -47,24 +47,20 @@ impl Pages {
     }
 }
 
-/// File system type of a memfd of huge pages (`linux/magic.h`).
+/// File system type of a memfd with huge pages (`linux/magic.h`).
 const HUGETLBFS_MAGIC: u64 = 0x958458f6;
 
-/// The kernel refused to make, seal or map a memfd.
+/// The kernel refused to create, seal or map a memfd.
 #[derive(Debug, thiserror::Error)]
 #[error("memfd {name} of {bytes} bytes: {step} failed: {source}")]
 pub struct MemfdError {
-    /// Name of the memfd.
     pub name: &'static str,
-    /// Wanted size.
     pub bytes: u64,
-    /// System call that failed.
     pub step: &'static str,
-    /// What the kernel said.
     pub source: Errno,
 }
 
-/// Makes a memfd of `bytes` bytes, zeroed, unpopulated, with [`SEALS`].
+/// Creates a memfd of `bytes` bytes, zeroed, unpopulated, with [`SEALS`].
 pub fn sealed(name: &'static str, bytes: u64, pages: Pages) -> Result<OwnedFd, MemfdError> {
     let fail = |step| {
         move |source| MemfdError {
@@ -80,7 +76,7 @@ pub fn sealed(name: &'static str, bytes: u64, pages: Pages) -> Result<OwnedFd, M
         Pages::Huge1Gi => MemfdFlags::HUGETLB | MemfdFlags::HUGE_1GB,
     };
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | huge;
-    // Kernels before 6.3 do not know NOEXEC_SEAL; later ones may log or refuse without it.
+    // Kernels before 6.3 lack NOEXEC_SEAL; later ones may log or refuse a memfd without it.
     let fd = memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL)
         .or_else(|e| {
             if e == Errno::INVAL {

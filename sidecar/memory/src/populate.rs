@@ -1,5 +1,5 @@
-//! Population in the background: pages exist, charged to the sidecar, before a slot on them is granted; vLLM never pays for one
-//! and never takes a SIGBUS.
+//! Background population: pages exist and are charged to the sidecar before a slot on them is granted. vLLM is never charged for them and
+//! never gets a SIGBUS.
 
 use super::mapping::Mapping;
 use rustix::io::Errno;
@@ -8,10 +8,10 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// Bytes that one thread populates before it announces them and looks whether it should stop.
+/// Bytes that a thread populates before it reports progress and checks `stop`.
 pub const STEP_BYTES: u64 = 32 << 20;
 
-/// Work shared by the threads of one population.
+/// State shared by the threads of a population.
 struct Work {
     mapping: Arc<Mapping>,
     next: AtomicU64,
@@ -20,13 +20,12 @@ struct Work {
     done: parking_lot::Mutex<Done>,
 }
 
-/// Steps that are done, announced as one growing front.
+/// Completed steps, reported as one growing front.
 struct Done {
     front: u64,
     ahead: BTreeSet<u64>,
 }
 
-/// What a population says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Progress {
     /// All bytes below this offset are populated.
@@ -35,9 +34,9 @@ pub enum Progress {
     Failed(u64, Errno),
 }
 
-/// Populates the first `end` bytes of the mapping with `threads` threads, each pinned to one CPU of this process's set: a page lands on the memory
-/// node of the CPU that first touches it, and that is the only way to choose it without CAP_SYS_NICE. `say` is called from those threads.
-/// Setting `stop` ends it at the next step.
+/// Populates the first `end` bytes of the mapping with `threads` threads, each pinned to one CPU of this process's set. A page is allocated
+/// on the memory node of the CPU that first touches it; without CAP_SYS_NICE, this is the only way to select the node. The threads call
+/// `say`. Setting `stop` ends the population at the next step.
 pub fn start(
     mapping: Arc<Mapping>,
     end: u64,
@@ -93,13 +92,13 @@ fn run(work: &Work, say: &(impl Fn(Progress) + ?Sized)) {
             done.front = (done.front + STEP_BYTES).min(work.end);
         }
         if done.front > before {
-            // Said under the lock: announcements must not overtake each other.
+            // Called under the lock, so that reports stay in order.
             say(Progress::UpTo(done.front));
         }
     }
 }
 
-/// Pins the calling thread to the `index`-th CPU that it may run on; a refusal is no error, only slower.
+/// Pins the calling thread to the `index`-th CPU that it may use. A refusal only costs speed.
 fn pin(index: usize) {
     let Ok(allowed) = sched_getaffinity(None) else {
         return;
@@ -110,7 +109,7 @@ fn pin(index: usize) {
     if cpus.is_empty() {
         return;
     }
-    // Spread over the set, so that several memory nodes get their share.
+    // Spread over the set, so that each memory node gets a share.
     let cpu = cpus[(index * cpus.len() / 4 + index) % cpus.len()];
     let mut one = CpuSet::new();
     one.set(cpu);

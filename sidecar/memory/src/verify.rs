@@ -1,5 +1,5 @@
-//! Digests in a small pool of threads: what somebody waits for first, the rest at a bounded pace. Reads the arena, writes nothing;
-//! what a digest means is decided by the core.
+//! A small thread pool for digests: urgent jobs first, others at a limited rate. Reads the arena and writes nothing. The core interprets
+//! the results.
 
 use crate::mapping::Mapping;
 use parking_lot::{Condvar, Mutex};
@@ -7,56 +7,46 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A background job that could have begun this long ago goes before urgent ones: a stream of stores that never stops must not
-/// keep what is held from being checked.
+/// A background job that has been due for this long precedes urgent ones, so that a constant stream of stores cannot starve checks.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// How much the pool may do.
 #[derive(Debug, Clone, Copy)]
 pub struct Pace {
-    /// Threads. Where there are several, one is always left to urgent jobs.
+    /// Number of threads. If there are several, one is reserved for urgent jobs.
     pub threads: usize,
-    /// Bytes per second that all background jobs together may read.
+    /// Limit on reads by all background jobs. Bytes per second.
     pub background_bytes_per_s: u64,
 }
 
-/// Bytes to hash.
 #[derive(Debug)]
 pub struct Job {
-    /// The arena.
     pub bytes: Arc<Mapping>,
-    /// Its region.
     pub region: u64,
     /// First row of the slot.
     pub slot: u32,
-    /// To be said back.
     pub generation: u32,
-    /// To be said back.
     pub check: u64,
     /// Offset in the arena.
     pub offset: u64,
-    /// Bytes.
     pub length: u64,
-    /// Somebody waits.
     pub urgent: bool,
 }
 
 struct Queues {
     urgent: VecDeque<Job>,
     background: VecDeque<Job>,
-    /// When the first background job may begin.
+    /// Earliest start of the first background job.
     background_at: Instant,
-    /// Background jobs under way.
     background_running: usize,
     pace: Pace,
     ended: bool,
 }
 
-/// What a thread does next.
+/// The next step of a thread.
 #[derive(Debug)]
 enum Next {
     Do(Job),
-    /// Nothing before then, or before a job is pushed.
+    /// Wait until this time, or until a job is pushed.
     WaitUntil(Instant),
     Wait,
 }
@@ -66,13 +56,13 @@ struct Shared {
     wake: Condvar,
 }
 
-/// The pool. Dropping it ends the threads after their current job.
+/// The thread pool. Dropping it ends the threads after their current jobs.
 pub struct Pool {
     shared: Arc<Shared>,
 }
 
 impl Pool {
-    /// Starts the threads; `done` is called on them with each job and its digest.
+    /// Starts the threads. They call `done` with each job and its digest.
     pub fn start(
         pace: Pace,
         done: impl Fn(&Job, Option<[u8; 16]>) + Send + Sync + 'static,
@@ -99,13 +89,13 @@ impl Pool {
         Ok(Self { shared })
     }
 
-    /// Queues a job. The queue is bounded by what the core has under way at once.
+    /// Queues a job. The queue is bounded by the core's limit on jobs in flight.
     pub fn push(&self, job: Job) {
         self.shared.queues.lock().push(job, Instant::now());
         self.shared.wake.notify_one();
     }
 
-    /// Jobs that wait: urgent, background.
+    /// Number of waiting jobs: urgent, background.
     pub fn waiting(&self) -> (usize, usize) {
         let queues = self.shared.queues.lock();
         (queues.urgent.len(), queues.background.len())
@@ -120,7 +110,7 @@ impl Drop for Pool {
 }
 
 impl Shared {
-    /// The next job of a thread, when it may begin. None: the pool ended.
+    /// Waits for the next job that may start. None: the pool has ended.
     fn next(&self) -> Option<Job> {
         let mut queues = self.queues.lock();
         while !queues.ended {
@@ -160,7 +150,7 @@ impl Queues {
     }
 
     fn next(&mut self, now: Instant) -> Next {
-        // A thread that ends a background job asks again, so none need wait for that.
+        // A thread that ends a background job checks again, so no other thread needs to wait for that.
         let room = self.background_running < self.pace.threads.saturating_sub(1).max(1);
         let waits = !self.background.is_empty() && room;
         let forgotten = waits && now >= self.background_at + PATIENCE;
@@ -204,7 +194,7 @@ mod tests {
         }
     }
 
-    /// One byte a nanosecond for background jobs.
+    /// Background jobs at one byte per nanosecond.
     fn pace(threads: usize) -> Pace {
         Pace {
             threads,
@@ -217,7 +207,7 @@ mod tests {
         Arc::new(Mapping::new(fd.as_fd(), length).unwrap())
     }
 
-    /// Queues of a pool of `threads`, at a moment; jobs are pushed as (slot, bytes, urgent).
+    /// Queues of a pool of `threads` with a manual clock. Jobs are pushed as (slot, bytes, urgent).
     struct Rig {
         queues: Queues,
         bytes: Arc<Mapping>,
@@ -239,7 +229,7 @@ mod tests {
             self.queues.push(job, self.now);
         }
 
-        /// The slot of the job that a thread begins now; how long it waits where there is none, `None` = for a push.
+        /// The slot of the next job, or the wait before it; `None` = until a push.
         fn next(&mut self) -> Result<u32, Option<Duration>> {
             match self.queues.next(self.now) {
                 Next::Do(job) => Ok(job.slot),

@@ -1,4 +1,4 @@
-//! What a PROBE is told of lower tiers: where a chunk stands, how long it may take, and when something changed.
+//! What an answer to a PROBE says of lower tiers: the state of each chunk, the expected wait, and updates.
 
 use super::super::Engine;
 use super::super::Time;
@@ -8,11 +8,11 @@ use super::ask::Stand;
 use super::{Order, number};
 use kvcachepool_protocol::message as wire;
 
-/// A PROBE is told what became readable this often at most, in ms.
+/// Shortest interval between two updates of one PROBE. Milliseconds.
 const NEWS_MS: u64 = 20;
 
 impl<T: Table> Engine<T> {
-    /// What a PROBE's answer says of a chunk that memory does not have: state, tier, whether it is waited for.
+    /// Wire state, tier number and pending flag of a chunk that memory lacks.
     pub(crate) fn stand_of(&self, probe: &Probe, at: usize) -> (u8, u8, bool) {
         let stand = probe.asking.as_ref().and_then(|a| a.stands.get(at));
         let named = |tier: &usize| self.number_of(*tier);
@@ -33,13 +33,13 @@ impl<T: Table> Engine<T> {
         }
     }
 
-    /// Why chunks of a PROBE are left where they are; empty = none is.
+    /// Reason why chunks of a PROBE are not fetched; empty = none is declined.
     pub(crate) fn declined(&self, probe: &Probe) -> &'static str {
         let asking = probe.asking.as_ref();
         asking.and_then(|a| a.declined).unwrap_or_default()
     }
 
-    /// The tier that a chunk of a PROBE came from, by its number.
+    /// Number of the tier that a chunk of a PROBE was fetched from.
     pub(crate) fn came_from(&self, probe: &Probe, at: usize) -> Option<u8> {
         match probe.asking.as_ref()?.stands.get(at)? {
             Stand::Came(tier) => Some(self.number_of(*tier)),
@@ -54,13 +54,13 @@ impl<T: Table> Engine<T> {
             .map_or(0, |t| number(t.config.kind))
     }
 
-    /// How long what a PROBE waits for in lower tiers is expected to take, in ms.
+    /// Expected wait of a PROBE for lower tiers. Milliseconds.
     pub(crate) fn pending_ms(&self, probe: &Probe) -> u64 {
         let Some(asking) = &probe.asking else {
             return 0;
         };
         let mut longest = 0;
-        // what takes longer than it did before has taken that long already
+        // a fetch slower than the average has already taken its age
         let age =
             |since: Option<u64>| since.map_or(0, |since| self.lower.now_ms.saturating_sub(since));
         for (at, tier) in self.lower.tiers.iter().enumerate() {
@@ -84,7 +84,7 @@ impl<T: Table> Engine<T> {
         longest
     }
 
-    /// PROBEs whose answer has changed are told so, each now and then.
+    /// Queues updates for PROBEs whose answers changed, at most one per interval.
     pub(super) fn tell_news(&mut self, now: Time) {
         let mut ids = std::mem::take(&mut self.lower.news);
         ids.sort_unstable();

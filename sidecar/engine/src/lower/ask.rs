@@ -1,4 +1,4 @@
-//! Which chunks of a PROBE lower tiers have: asked from the nearest tier on, later ones only for what nearer ones lack.
+//! Lookups of a PROBE in lower tiers. The nearest tier is asked first; later tiers are asked only for chunks that nearer ones lack.
 
 use super::super::index::Name;
 use super::super::mistake::{Mistake, made};
@@ -11,70 +11,68 @@ use super::{Order, Reach, Tier, mean_ms};
 use crate::tier::Cause;
 use kvcachepool_protocol::key::ChunkKey;
 
-/// Where a chunk stands that memory did not have. Tiers by their place.
+/// Lookup state of a chunk that memory lacked when the PROBE arrived. Tiers are indexes into `Lower::tiers`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum Stand {
-    /// Memory has it, or nobody is asked for it.
+    /// The chunk is in memory, or no tier is asked for it.
     #[default]
     Memory,
-    /// To be asked for, once the lookup under way has ended.
+    /// To be looked up after the lookup in flight.
     Open,
-    /// A lookup is under way.
+    /// A lookup is in flight.
     Asked(usize),
-    /// The tier has it; it is not fetched (yet).
+    /// The tier has the chunk; no fetch has started.
     There(usize),
-    /// It is being fetched.
     Coming(usize),
-    /// It was fetched, for this request or while it waited.
+    /// Fetched, for this request or for another one while it waited.
     Came(usize),
-    /// No tier has it, or none gave it.
+    /// No tier has the chunk, or no tier delivered it.
     Absent,
-    /// Not waited for: the prefix ended before it, memory has no place for it, or the wait is over.
+    /// Not waited for: the prefix ended earlier, memory has no room, or the wait timed out.
     Cut,
 }
 
-/// A PROBE's questions to lower tiers.
+/// Lookup state of one PROBE in lower tiers.
 #[derive(Debug, Clone)]
 pub(crate) struct Asking {
     pub reach: Reach,
-    /// Layout of its chunks, as the engine numbers it.
+    /// The engine's number of the chunks' layout.
     pub layout: u32,
     pub stands: Vec<Stand>,
-    /// Chunks that count: from the local boundary to where the load is capped.
+    /// First chunk that counts: the range runs from the local boundary to the load limit.
     pub first: usize,
     pub end: usize,
     pub lookup: Option<u64>,
-    /// Per chunk a bit for each tier that was asked for it: one that did not give it is not asked again.
+    /// Bit mask of the tiers already tried, per chunk. A tier that failed to deliver a chunk is not asked again.
     pub tried: Vec<u8>,
     pub told_ms: u64,
     pub changed: bool,
-    /// The load that was chosen for it.
+    /// The load chosen for this PROBE.
     pub chosen: Option<Chosen>,
-    /// Why what is there is not fetched.
+    /// Reason why available chunks are not fetched.
     pub declined: Option<&'static str>,
 }
 
 impl Asking {
-    /// Something is looked up or fetched.
+    /// True while a lookup or a fetch is pending.
     pub fn waits(&self) -> bool {
         self.stands
             .iter()
             .any(|s| matches!(s, Stand::Open | Stand::Asked(_) | Stand::Coming(_)))
     }
 
-    /// The tier's turn has come, for this chunk.
+    /// Marks a tier as tried for a chunk.
     fn tries(&mut self, at: usize, tier: usize) {
         if let Some(tried) = self.tried.get_mut(at) {
             *tried |= 1 << tier;
         }
     }
 
-    /// Was the tier's turn for this chunk?
+    /// True if the tier was already tried for this chunk.
     pub fn tried(&self, at: usize, tier: usize) -> bool {
         self.tried.get(at).is_some_and(|t| t >> tier & 1 == 1)
     }
 
-    /// Name of a chunk of it.
     pub fn name(&self, key: ChunkKey) -> Name {
         Name {
             layout: self.layout,
@@ -82,24 +80,23 @@ impl Asking {
         }
     }
 
-    /// It names what the engine holds: fetches begin.
+    /// True if the PROBE names the engine's local tokens, so that fetches may start.
     pub fn fetches(&self) -> bool {
         self.reach.local_tokens.is_some()
     }
 }
 
-/// Lookups under way.
 #[derive(Debug, Clone)]
 pub(crate) struct Lookup {
     pub probe: u64,
     pub tier: usize,
-    /// Places of the chunks in the PROBE.
+    /// Positions of the chunks in the PROBE.
     pub ats: Vec<usize>,
     pub since_ms: u64,
 }
 
 impl<T: Table> Engine<T> {
-    /// What a PROBE has to ask of lower tiers; none where memory has everything, or no tier is up.
+    /// Creates the lookup state of a PROBE. None if memory has every chunk, or no tier is up.
     pub(crate) fn asking(&self, probe: &Probe, reach: Reach, layout: u32) -> Option<Asking> {
         if !self.lower.any_up() {
             return None;
@@ -140,7 +137,7 @@ impl<T: Table> Engine<T> {
         })
     }
 
-    /// Asks and fetches for a PROBE that was not kept yet.
+    /// Starts lookups and fetches for a PROBE that is not registered yet.
     pub(crate) fn begin_asking(&mut self, now: Time, id: u64, probe: &mut Probe, asking: Asking) {
         let mut asking = asking;
         self.ask_and_want(now, id, probe, &mut asking);
@@ -148,7 +145,7 @@ impl<T: Table> Engine<T> {
         probe.asking = Some(asking);
     }
 
-    /// Asks the next tier for what is still open, fetches what may be fetched. Says so where nothing is left to wait for.
+    /// Starts the next lookup and the fetches that are allowed. Completes the PROBE if nothing is pending.
     pub(super) fn go_on(&mut self, now: Time, id: u64) {
         let Some(mut probe) = self.leases.probes.remove(&id) else {
             return;
@@ -168,7 +165,7 @@ impl<T: Table> Engine<T> {
         }
     }
 
-    /// A chunk that a tier does not take into its queue is asked of the next one.
+    /// If a tier's queue rejects a chunk, the next tier is asked for it.
     fn ask_and_want(&mut self, now: Time, id: u64, probe: &mut Probe, asking: &mut Asking) {
         loop {
             self.ask_next(now, id, probe, asking);
@@ -178,7 +175,7 @@ impl<T: Table> Engine<T> {
         }
     }
 
-    /// Begins the next lookup: of what no tier has been found to have, with the nearest tier that was not tried for it. One at a time.
+    /// Starts the next lookup, with the nearest untried tier, for chunks that no tier is known to have. One lookup is in flight at a time.
     fn ask_next(&mut self, now: Time, id: u64, probe: &Probe, asking: &mut Asking) {
         for tier in 0..self.lower.tiers.len() {
             if asking.lookup.is_some() {
@@ -264,12 +261,12 @@ impl<T: Table> Engine<T> {
         });
     }
 
-    /// A tier answered. What it lacks is asked of the next one.
+    /// Handles a lookup result. The next tier is asked for missing chunks.
     pub(super) fn looked_up(&mut self, now: Time, id: u64, present: Result<Vec<bool>, Cause>) {
         if self.claims_looked_up(now, id, &present) {
             return;
         }
-        // cancelled, or of an earlier boot
+        // cancelled, or from an earlier boot
         let Some(lookup) = self.lower.lookups.remove(&id) else {
             return;
         };
@@ -324,7 +321,7 @@ impl<T: Table> Engine<T> {
                 }
                 None => {}
             }
-            // unless the prefix was found to end before it
+            // unless the prefix ended before this chunk
             if *stand == Stand::Asked(tier) {
                 *stand = if has == Some(true) {
                     Stand::There(tier)
@@ -345,7 +342,7 @@ impl<T: Table> Engine<T> {
         self.go_on(now, lookup.probe);
     }
 
-    /// The tier went down: who asked it goes on with the next one.
+    /// The tier went down: PROBEs that asked it continue with the next tier.
     pub(super) fn end_lookups_of(&mut self, now: Time, tier: usize) {
         let ids: Vec<u64> = self
             .lower
@@ -370,7 +367,7 @@ impl<T: Table> Engine<T> {
         Some(lookup)
     }
 
-    /// Nothing more is asked or fetched for a PROBE: what did not come is absent. Who else waits for it goes on.
+    /// Ends all lookups and fetches of a PROBE; undelivered chunks become absent. Other PROBEs that wait for the same chunks continue.
     pub(crate) fn stop_asking(&mut self, id: u64, probe: &mut Probe) {
         let Some(asking) = probe.asking.as_mut() else {
             return;
@@ -390,7 +387,7 @@ impl<T: Table> Engine<T> {
             let stand = asking.stands.get(at).copied().unwrap_or_default();
             let ends = match stand {
                 Stand::Open | Stand::Asked(_) => true,
-                // an early PROBE says what the next one would find, and one that was declined what could be had
+                // an early PROBE reports what the next one will find; a declined one reports what is available
                 Stand::There(_) => fetches,
                 _ => false,
             };

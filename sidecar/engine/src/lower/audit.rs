@@ -1,4 +1,4 @@
-//! What is kept twice of lower tiers, compared; and counts whose parts must add up.
+//! Consistency checks of redundant state in `lower`, and of counters whose parts must add up.
 
 use super::super::Engine;
 use super::super::audit::say;
@@ -8,7 +8,7 @@ use super::ask::Stand;
 use std::collections::BTreeMap;
 
 impl<T: Table> Engine<T> {
-    /// The first invariant that does not hold.
+    /// Returns the first violated invariant.
     pub fn audit_lower(&self) -> Result<(), String> {
         self.audit_waiters()?;
         self.audit_bounds()?;
@@ -180,7 +180,7 @@ impl<T: Table> Engine<T> {
             || format!("{writing:?}"),
         )?;
         for (id, put) in &self.lower.puts {
-            // a chunk that turned out corrupt goes under its lease
+            // a corrupt chunk is removed while its lease still exists
             let listed = self.get(put.chunk).is_some_and(|e| e.listed);
             say(
                 !listed || self.put_stands(put),

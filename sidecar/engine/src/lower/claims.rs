@@ -1,5 +1,5 @@
-//! Chunks of which EVENTS says that the disk holds them. A disk removes objects by itself, so every claim is looked up again every few
-//! seconds and taken back when its object is gone. Tiers that other sidecars share are not claimed: nobody could say when to take it back.
+//! Chunks that EVENTS reports as stored on disk. A disk evicts objects on its own, so every claim is looked up again every few seconds and
+//! withdrawn when its object is missing. Shared tiers are not claimed: this sidecar cannot know when another one removes an object.
 
 use super::super::entry::Handle;
 use super::super::index::Name;
@@ -13,14 +13,13 @@ use kvcachepool_protocol::object::{Fidelity, ObjectName};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 
-/// Most claims, about 200 bytes each; other objects are not told.
+/// Limit on claims, about 200 bytes each. Objects beyond it are not reported.
 const CLAIMS_MAX: usize = 65_536;
-/// Claims that are looked up at once.
 const NAMES_PER_LOOKUP: usize = 4_096;
-/// Pause between two lookups, in ms.
+/// Pause between two lookups. Milliseconds.
 const PAUSE_MS: u64 = 1_000;
 
-/// What the event says that takes a claim back.
+/// Content of the event that withdraws a claim.
 #[derive(Debug, Clone)]
 struct Claim {
     domain: EventDomain,
@@ -54,25 +53,23 @@ impl Claim {
     }
 }
 
-/// All claims, and the lookup that is under way.
+/// All claims, and the lookup in flight.
 #[derive(Debug, Default)]
 pub(crate) struct Claims {
     of: BTreeMap<Name, Claim>,
     asked: Option<(u64, Vec<Name>)>,
-    /// Looked up last.
     last: Option<Name>,
     due_ms: u64,
 }
 
 impl Claims {
-    /// There are none.
     pub fn is_empty(&self) -> bool {
         self.of.is_empty()
     }
 }
 
 impl<T: Table> Engine<T> {
-    /// Somebody reads events: they are kept from now on, and the disk's objects are claimed. A reader begins with a snapshot.
+    /// Starts keeping events and claiming objects on disk, at the first reader. A reader begins with a snapshot.
     pub fn want_events(&mut self) {
         if self.ring.starts() {
             return;
@@ -91,7 +88,7 @@ impl<T: Table> Engine<T> {
         self.lower.tiers.iter().position(disk)
     }
 
-    /// A tier was seen to have a chunk.
+    /// Records that a tier has a chunk.
     pub(super) fn claim(&mut self, chunk: Handle, at: usize) {
         let claims = &self.lower.claims.of;
         if !self.ring.started() || self.disk() != Some(at) || claims.len() >= CLAIMS_MAX {
@@ -119,7 +116,7 @@ impl<T: Table> Engine<T> {
         self.ring.push(domain, Event { tier, ..event });
     }
 
-    /// Nothing is known of the disk any more.
+    /// Withdraws all claims, because the content of the disk is unknown.
     pub(super) fn take_claims_back(&mut self, at: usize) {
         if self.disk() != Some(at) {
             return;
@@ -136,7 +133,7 @@ impl<T: Table> Engine<T> {
         }
     }
 
-    /// Looks the next claims up.
+    /// Starts a lookup of the next claims.
     pub(super) fn verify_claims(&mut self, now: Time) {
         let claims = &self.lower.claims;
         if claims.of.is_empty() || claims.asked.is_some() || now.mono_ms < claims.due_ms {
@@ -171,7 +168,7 @@ impl<T: Table> Engine<T> {
         });
     }
 
-    /// A lookup ended. False: it was not of claims.
+    /// Handles a lookup result. Returns false if the lookup is not one of claims.
     pub(super) fn claims_looked_up(
         &mut self,
         now: Time,
@@ -194,7 +191,7 @@ impl<T: Table> Engine<T> {
         true
     }
 
-    /// A page of claims of a domain, from number `from` on, and the number of the next page.
+    /// One page of a domain's claims, starting at number `from`, and the number of the next page.
     pub(crate) fn claimed(
         &self,
         from: usize,

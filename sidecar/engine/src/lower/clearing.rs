@@ -1,5 +1,5 @@
-//! Clear: what tiers hold goes, too. Nothing is asked of a tier, and nothing written to it, from the clear on until the shell has removed
-//! its objects: so nothing from before a clear is ever served after it, however long the removal takes.
+//! Clear of the lower tiers. From the clear until the shell has removed the objects, a tier is neither read nor written. Objects from
+//! before a clear are therefore never served after it, however long the removal takes.
 
 use super::super::mistake::{Mistake, made};
 use super::super::table::Table;
@@ -10,30 +10,31 @@ use crate::tier::{Cause, Kind};
 use kvcachepool_protocol::key::{LayoutId, ModelId};
 use std::collections::BTreeSet;
 
-/// A removal that failed is tried again after this, in ms.
+/// Retry interval after a failed removal. Milliseconds.
 const RETRY_MS: u64 = 5_000;
 
-/// How far the clear of a tier is.
+/// Progress of a tier's clear.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Clearing {
-    /// What waits for the tier has to be told.
+    /// Requests that wait for the tier must be cancelled first.
     Begins,
-    /// The removal is ordered as soon as nothing is written any more, and not before this time.
-    Waits { from_ms: u64 },
-    /// The shell removes.
+    /// Waits until no write is in flight, and at least until `from_ms`.
+    Waits {
+        from_ms: u64,
+    },
     Ordered,
 }
 
 impl Tier {
-    /// Its objects are being removed.
+    /// True while a clear is in progress.
     pub fn clears(&self) -> bool {
         self.clearing.is_some()
     }
 }
 
 impl<T: Table> Engine<T> {
-    /// Everything that tiers hold is to go. The disk is this sidecar's own; of tiers that others share only the domains go that this
-    /// engine knows.
+    /// Clears all tiers. The disk is cleared completely, because it belongs to this sidecar; a shared tier loses only the domains that
+    /// this engine knows.
     pub(crate) fn clear_tiers(&mut self) {
         if self.lower.tiers.is_empty() || made(Mistake::ClearMemoryOnly) {
             return;
@@ -46,12 +47,12 @@ impl<T: Table> Engine<T> {
             }
         }
         for tier in &mut self.lower.tiers {
-            // one that is removing finds nothing new: nothing was written since
+            // a removal in progress finds nothing new: nothing was written since
             tier.clearing.get_or_insert(Clearing::Begins);
         }
     }
 
-    /// Goes on with the clears that are under way.
+    /// Advances the clears in progress.
     pub(super) fn go_on_clearing(&mut self, now: Time) {
         for at in 0..self.lower.tiers.len() {
             if self.clearing(at) == Some(Clearing::Begins) {
@@ -64,7 +65,7 @@ impl<T: Table> Engine<T> {
             let Some(Clearing::Waits { from_ms }) = tier.clearing else {
                 continue;
             };
-            // what is being written would lie there afterwards
+            // a write in flight would leave its object behind
             if now.mono_ms < from_ms || tier.writes.puts > 0 || tier.down.is_some() {
                 continue;
             }
@@ -77,12 +78,12 @@ impl<T: Table> Engine<T> {
         }
     }
 
-    /// The shell removed everything, or could not.
+    /// The shell finished or failed a removal.
     pub(super) fn cleared(&mut self, now: Time, kind: Kind, removed: Result<u64, Cause>) {
         let Some(at) = self.lower.tiers.iter().position(|t| t.config.kind == kind) else {
             return;
         };
-        // of an earlier boot
+        // from an earlier boot
         if self.clearing(at) != Some(Clearing::Ordered) {
             return;
         }
@@ -113,11 +114,11 @@ impl<T: Table> Engine<T> {
         }
     }
 
-    /// Domains whose objects may lie in tiers.
+    /// Records a domain whose objects may be in tiers.
     pub(crate) fn note_domain(&mut self, model: ModelId, layout: LayoutId) {
         self.lower.domains.insert((model, layout));
     }
 }
 
-/// Domains by the ids of their model and layout.
+/// Domains as pairs of model and layout ids.
 pub type Domains = BTreeSet<(ModelId, LayoutId)>;

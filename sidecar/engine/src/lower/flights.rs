@@ -1,4 +1,4 @@
-//! Fetches: which chunks are wanted and by whom, which of them are under way, within what bounds.
+//! Fetches: pending ones with their waiters, those in flight, and the limits on both.
 
 use super::super::entry::Handle;
 use super::super::fetch::FetchId;
@@ -15,19 +15,19 @@ use kvcachepool_protocol::key::{ChunkKey, EngineHash};
 use kvcachepool_protocol::message::{GRANT_EXISTS, GRANT_NOT_READY};
 use kvcachepool_protocol::refs::SectionRef;
 
-/// A chunk that somebody waits for.
+/// A chunk that at least one PROBE waits for.
 #[derive(Debug)]
 pub(crate) struct Want {
     pub number: u64,
     pub tier: usize,
-    /// PROBEs, and the chunk's place in them.
+    /// Waiting PROBEs, with the chunk's position in each.
     pub waiters: Vec<(u64, usize)>,
-    /// Its fetch; none = it waits in the tier's queue.
+    /// The fetch in flight; none = queued.
     pub flight: Option<FetchId>,
     pub chunk: Chunk,
 }
 
-/// A chunk as a PROBE names it.
+/// A chunk as named by a PROBE.
 #[derive(Debug, Clone)]
 pub(crate) struct Chunk {
     pub reach: Reach,
@@ -39,7 +39,7 @@ pub(crate) struct Chunk {
 }
 
 impl Chunk {
-    /// Whose chunk it is, for a grant to the engine itself.
+    /// Context for a grant to the engine itself.
     pub fn context(&self, expires_unix_s: u64) -> GrantContext<'_> {
         GrantContext {
             scheduler: 0,
@@ -53,7 +53,6 @@ impl Chunk {
         }
     }
 
-    /// What is to be granted.
     pub fn wish<'a>(&self, sections: u128, block_hashes: &'a [EngineHash]) -> Wish<'a> {
         Wish {
             key: self.key,
@@ -67,7 +66,7 @@ impl Chunk {
     }
 }
 
-/// A fetch that the shell has not ended.
+/// A fetch that the shell has not completed.
 #[derive(Debug)]
 pub(crate) struct Flight {
     pub name: Name,
@@ -77,20 +76,18 @@ pub(crate) struct Flight {
     pub bytes: u64,
     pub since_ms: u64,
     pub cancelled: bool,
-    /// The tier went down since it began: it may have come back without the object.
+    /// The tier went down since the fetch began, and may have lost the object.
     pub doubtful: bool,
 }
 
 /// Why a chunk cannot be fetched now.
 enum Not {
-    /// Perhaps a little later.
     Yet,
-    /// At all, by name.
     Ever(&'static str),
 }
 
 impl<T: Table> Engine<T> {
-    /// A PROBE waits for a chunk that a tier has. Two that wait for the same chunk share its fetch. `Open`: the tier takes no more.
+    /// Registers a PROBE as waiter for a chunk in a tier. PROBEs that wait for one chunk share its fetch. `Open`: the tier's queue is full.
     pub(super) fn want(
         &mut self,
         now: Time,
@@ -104,7 +101,7 @@ impl<T: Table> Engine<T> {
             return Stand::Cut;
         };
         let name = asking.name(key);
-        // it may have been stored since the PROBE came
+        // the chunk may have been stored since the PROBE arrived
         if let Some(handle) = self.readable(now, &probe.question, asking.layout, at, key) {
             if !self.must_check(handle.entry, probe.asked_ms)
                 && self.pin_softly(handle, id)
@@ -119,7 +116,7 @@ impl<T: Table> Engine<T> {
             want.waiters.push((id, at));
             return Stand::Coming(want.tier);
         }
-        // who waited before this one found that out
+        // an earlier waiter's fetch may have found this out
         if self.lower.known.lacks(&name, tier, now.mono_ms) {
             return Stand::Open;
         }
@@ -153,7 +150,7 @@ impl<T: Table> Engine<T> {
         Stand::Coming(tier)
     }
 
-    /// A PROBE does not wait for a chunk any more. Where nobody does, it is not fetched, or its fetch is cancelled.
+    /// Removes a PROBE from a chunk's waiters. Without waiters, the fetch is dequeued or cancelled.
     pub(super) fn leave_want(&mut self, name: &Name, id: u64, at: usize) {
         let Some(want) = self.lower.wants.get_mut(name) else {
             return;
@@ -169,8 +166,8 @@ impl<T: Table> Engine<T> {
             Some(fetch) => {
                 if let Some(flight) = self.lower.flights.get_mut(&fetch.number()) {
                     flight.cancelled = true;
-                    // The tier may find that it is none that can be used, and take it away, with nobody there to hear it: what is
-                    // computed instead is written all the same.
+                    // The tier may find the object unusable and delete it after this cancellation, without a report. Forgetting the object
+                    // makes sure that the computed chunk is written.
                     self.lower.known.doubted(name, flight.tier);
                 }
                 self.cancel_fetch(fetch);
@@ -185,7 +182,7 @@ impl<T: Table> Engine<T> {
         }
     }
 
-    /// Begins what waits, tier by tier, as far as its bounds allow.
+    /// Starts queued fetches, tier by tier, within the limits.
     pub(super) fn begin_fetches(&mut self, now: Time) {
         for tier in 0..self.lower.tiers.len() {
             while let Some((name, number)) = self.next_want(tier) {
@@ -205,7 +202,7 @@ impl<T: Table> Engine<T> {
         }
     }
 
-    /// The chunk that waits for longest. Places that wants left behind go.
+    /// The chunk that has waited longest. Skips stale queue entries.
     fn next_want(&mut self, tier: usize) -> Option<(Name, u64)> {
         let t = self.lower.tiers.get_mut(tier)?;
         loop {
@@ -222,7 +219,7 @@ impl<T: Table> Engine<T> {
         }
     }
 
-    /// Gives a chunk slots and orders its fetch.
+    /// Takes slots for a chunk and orders its fetch.
     fn begin_fetch(&mut self, now: Time, tier: usize, name: &Name) -> Result<(), Not> {
         let Some(want) = self.lower.wants.get(name) else {
             return Err(Not::Ever("cancelled"));
@@ -245,7 +242,7 @@ impl<T: Table> Engine<T> {
                 self.reads.give_back(tier, bytes);
                 match result {
                     GRANT_NOT_READY => Not::Yet,
-                    // a worker stores it at this moment
+                    // a worker is storing the chunk now
                     GRANT_EXISTS => Not::Ever("BeingStored"),
                     _ => Not::Ever("NoRoom"),
                 }
@@ -286,7 +283,7 @@ impl<T: Table> Engine<T> {
         Ok(())
     }
 
-    /// Bytes that may be fetched from a tier at once, if it is more than one chunk.
+    /// Limit on bytes in flight from a tier. A single larger chunk is still fetched.
     pub(super) fn fetch_bytes_max(&self, tier: &Tier) -> u64 {
         tier.config
             .fetch_bytes_max
@@ -306,21 +303,21 @@ impl<T: Table> Engine<T> {
         if bytes > self.granted_bytes_max() {
             return Err(Not::Ever("NoRoom"));
         }
-        // asked beforehand: a refusal is counted as one of a worker's GRANT
+        // checked first, because a refused grant counts as a refused GRANT of a worker
         if self.granted_bytes + self.committed_bytes + bytes > self.granted_bytes_max() {
             return Err(Not::Yet);
         }
         Ok(())
     }
 
-    /// A chunk that can be read by now.
+    /// The chunk's handle, if it is readable.
     pub(super) fn there(&self, name: &Name) -> Option<Handle> {
         let entry = self.find(name)?;
         let complete = self.entries.get(entry as usize)?.complete();
         complete.then(|| self.handle(entry))
     }
 
-    /// A chunk that still waited will not be fetched; perhaps it was stored meanwhile.
+    /// Ends a queued fetch. The chunk may have been stored meanwhile.
     fn end_want(&mut self, now: Time, name: &Name, number: u64, why: &'static str) {
         let Some(want) = self.lower.wants.get(name).filter(|w| w.number == number) else {
             return;
@@ -342,7 +339,7 @@ impl<T: Table> Engine<T> {
         }
     }
 
-    /// The tier went down: what waits for it will not come. What is under way ends when the shell says so.
+    /// The tier went down: drops its queue. Fetches in flight end when the shell reports them.
     pub(super) fn end_wants_of(&mut self, now: Time, tier: usize) {
         while let Some((name, number)) = self.next_want(tier) {
             self.end_want(now, &name, number, "TierDown");
@@ -350,7 +347,7 @@ impl<T: Table> Engine<T> {
     }
 }
 
-/// What follows for those who waited for a chunk that did not come: where memory was the reason no other tier helps.
+/// The waiters' next state after a failed fetch. If memory was the reason, no other tier is tried.
 pub(super) fn after(why: &str) -> Stand {
     let memory = ["NoRoom", "BeingStored", "Voided", "stored", "cancelled"];
     if made(Mistake::NoNextTier) {
@@ -362,7 +359,7 @@ pub(super) fn after(why: &str) -> Stand {
     }
 }
 
-/// A chunk of a PROBE, as a fetch needs it.
+/// The data that a fetch needs about a chunk of a PROBE.
 fn chunk(probe: &Probe, asking: &Asking, at: usize) -> Option<Chunk> {
     let q = &probe.question;
     Some(Chunk {

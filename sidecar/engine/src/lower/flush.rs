@@ -1,7 +1,7 @@
-//! Flush: a walk through all of memory that puts what a tier lacks into its queue, as far as the queue takes it, until all of it went.
-//! What was seen there longer ago than that is believed is looked for after that, and written where it is missing.
-//! One begins when the last engine left, when the pod is told to end, and where an earlier boot left chunks. One that a tier was down for, or
-//! went down in, begins when it is up.
+//! Flush: a walk through memory that queues every chunk a tier lacks, as far as the tier's queue has room. Objects whose last sighting is
+//! too old are looked up at the end of the walk, and written where missing.
+//! A flush begins when the last engine disconnects, when the pod is terminated, and when memory holds chunks of an earlier boot. If the
+//! tier is down, or goes down during the walk, the flush begins once it is up.
 
 use super::super::mistake::{Mistake, made};
 use super::super::table::Table;
@@ -10,54 +10,49 @@ use super::Tier;
 use crate::tier::Kind;
 use kvcachepool_protocol::key::{ModelId, NamespaceId};
 
-/// Chunks that are looked at before something else gets its turn.
+/// Chunks examined before other work runs.
 const CHUNKS_AT_ONCE: u32 = 4_096;
 
-/// What memory holds and a tier is not known to have, although it should.
+/// Chunks in memory that a tier should have and is not known to have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Unwritten {
-    /// The tier.
     pub tier: Kind,
-    /// Chunks.
     pub chunks: u64,
-    /// Their bytes.
     pub bytes: u64,
 }
 
-/// How far a flush is.
+/// Progress of a flush.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Walk {
-    /// Place of the next chunk.
+    /// Index of the next entry.
     pub at: u32,
-    /// Everything that the tier lacks went: this time for what it had a while ago.
+    /// Second pass: everything known to be missing is written, and old sightings are verified.
     pub again: bool,
-    /// When it began.
     pub since_ms: u64,
-    /// Since then the tier has taken nothing.
+    /// The tier has accepted nothing since this time.
     pub failing_since_ms: Option<u64>,
 }
 
 impl Tier {
-    /// A flush is under way.
     pub fn flushes(&self) -> bool {
         self.walk.is_some()
     }
 }
 
 impl<T: Table> Engine<T> {
-    /// Begins to write down everything readable that tiers lack: where one is down, when it is up.
+    /// Starts a flush of every tier. A tier that is down is flushed once it is up.
     pub fn flush(&mut self) {
         for at in 0..self.lower.tiers.len() {
             self.begin_walk(at);
         }
     }
 
-    /// Is something still to be written down by a flush?
+    /// True while a flush is running or due.
     pub fn flushes(&self) -> bool {
         self.lower.tiers.iter().any(Tier::flushes)
     }
 
-    /// What tiers lack, one entry for each tier that is written to. Looks at every chunk.
+    /// Readable chunks that each written tier lacks. Examines every chunk.
     pub fn unwritten(&self) -> Vec<Unwritten> {
         let mut list = Vec::new();
         for (at, tier) in self.lower.tiers.iter().enumerate() {
@@ -94,21 +89,21 @@ impl<T: Table> Engine<T> {
         }
     }
 
-    /// Nothing more is written to the tier now.
+    /// Ends the walk: nothing more is written to the tier now.
     pub(super) fn end_walk(&mut self, at: usize) {
         if let Some(tier) = self.lower.tiers.get_mut(at) {
             tier.walk = None;
         }
     }
 
-    /// A tier is up: it gets the walk that it was down for.
+    /// Starts the walk that was postponed while the tier was down.
     pub(super) fn came_up(&mut self, at: usize) {
         if self.lower.tiers.get(at).is_some_and(|t| t.walk_due) {
             self.begin_walk(at);
         }
     }
 
-    /// Chunks of a domain can be written down from now on.
+    /// The chunks of a new domain can be written from now on.
     pub(super) fn learned(&mut self) {
         if self.lower.adopted {
             for at in 0..self.lower.tiers.len() {
@@ -117,7 +112,7 @@ impl<T: Table> Engine<T> {
         }
     }
 
-    /// Goes on with the walks that are under way.
+    /// Advances the walks in progress.
     pub(super) fn walk_on(&mut self, now: Time) {
         for at in 0..self.lower.tiers.len() {
             if let Some(walk) = self.lower.tiers.get(at).and_then(|t| t.walk) {
@@ -129,7 +124,7 @@ impl<T: Table> Engine<T> {
         }
     }
 
-    /// Where the walk goes on; none = it is over, and all that it found went.
+    /// Continues a walk. Returns none once everything it found is written.
     fn walk_from(&mut self, now: Time, at: usize, mut walk: Walk) -> Option<Walk> {
         let end = self.entries.len() as u32;
         for _ in 0..CHUNKS_AT_ONCE {
@@ -149,7 +144,7 @@ impl<T: Table> Engine<T> {
         Some(walk)
     }
 
-    /// Puts one chunk into the tier's queue if that is due; false = there is no room for it now. None without such a tier.
+    /// Queues one chunk if the tier lacks it. Returns false if the queue is full, and none if the tier does not exist.
     fn walk_past(&mut self, now: Time, at: usize, walk: Walk) -> Option<bool> {
         let chunk = self.handle(walk.at);
         let wanted = if walk.again {
@@ -162,7 +157,7 @@ impl<T: Table> Engine<T> {
         }
         let tier = self.lower.tiers.get(at)?;
         let (writes, bytes) = (&tier.writes, self.stored_bytes(chunk));
-        // one that the queue has no room for would take the place of what waits there
+        // queueing a chunk without room would drop one that already waits
         let room = tier.config.put_queue_bytes_max.saturating_sub(bytes);
         let full =
             writes.queue_bytes > self.waiting_bytes_max(tier).min(room) && !writes.queue.is_empty();
@@ -174,7 +169,7 @@ impl<T: Table> Engine<T> {
         Some(true)
     }
 
-    /// Is it known whose chunk it is, and may those name it who read from the tier?
+    /// True if the chunk's domain is known, and readers of the tier can name it.
     fn nameable(&self, at: usize, entry: u32) -> bool {
         let Some(e) = self.entries.get(entry as usize) else {
             return false;

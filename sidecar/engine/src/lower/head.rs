@@ -1,4 +1,4 @@
-//! Heads of objects: what is said in them of a chunk that is written down, and what must be known for that.
+//! Heads of objects: their content, and the domain data that it requires.
 
 use super::super::entry::{Handle, NONE};
 use super::super::grant::sections_of;
@@ -10,11 +10,11 @@ use kvcachepool_protocol::key::{EngineHash, KeyKind, ModelId, NamespaceId};
 use kvcachepool_protocol::object::{Cipher, Codec, Fidelity, Form, Object, Section};
 use kvcachepool_protocol::refs::SectionRef;
 
-/// Longest name and version of an engine in an object's head, in bytes.
+/// Limit on an engine's name and version in an object's head. Bytes.
 const ENGINE_BYTES: usize = 16;
 const ENGINE_VERSION_BYTES: usize = 32;
 
-/// What an object's head says of whoever made its bytes, and where sections are found.
+/// The writer's data in an object's head, and the placement of its sections.
 #[derive(Debug, Clone)]
 pub(crate) struct Origin {
     plan: SectionPlan,
@@ -24,7 +24,7 @@ pub(crate) struct Origin {
 }
 
 impl<T: Table> Engine<T> {
-    /// Whose chunks come under a layout. What is not known of cannot be written down.
+    /// Records the domain of a layout. Chunks of unknown domains cannot be written.
     pub fn learn(&mut self, domain: &Domain, engine: &str, engine_version: &str) {
         if self.lower.tiers.is_empty() || domain.not_shareable.is_some() {
             return;
@@ -44,7 +44,7 @@ impl<T: Table> Engine<T> {
         }
     }
 
-    /// The head of a chunk's object for a tier, and where its sections lie.
+    /// The head of a chunk's object for a tier, and the slots of its sections.
     pub(super) fn object(
         &self,
         now: Time,
@@ -58,13 +58,13 @@ impl<T: Table> Engine<T> {
         if e.expired(now.unix_s) {
             return Err("Expired");
         }
-        // an object is written once: with what is on its way, too, or as it is where that does not come
+        // an object is written once: wait for sections in flight, or write without them if they do not arrive
         if e.open.is_some() {
             return Err("SectionsComing");
         }
         let origin = self.lower.origins.get(&e.name.layout).ok_or("Gone")?;
         let layout = self.layouts.get(e.name.layout as usize).ok_or("Gone")?;
-        // other processes can write to the record: it must give the chunk's key
+        // other processes can write to the record, so its chunk key is compared
         let record = self.table.chunk(chunk.entry);
         let (model, last_hash) = (ModelId(record.model), EngineHash(record.last_hash));
         let namespace = NamespaceId(record.namespace);
@@ -135,7 +135,7 @@ impl<T: Table> Engine<T> {
     }
 }
 
-/// The beginning of a text, as far as it fits.
+/// The longest prefix of a text that fits.
 fn within(text: &str, bytes: usize) -> String {
     let end = (0..=bytes.min(text.len()))
         .rev()

@@ -1,23 +1,23 @@
-//! What is known of the tiers without asking: which objects were seen there. A memory of limited length and age; what it says may
-//! be over by now, and then a fetch finds nothing or a write finds the object there.
+//! A bounded cache of sightings: which objects were seen in which tier. An entry may be out of date; then a fetch misses, or a write finds
+//! the object present.
 
 use super::super::index::{FastMap, Name};
 use super::TIERS_MAX;
 use std::collections::VecDeque;
 
-/// Objects remembered. Some 200 bytes each.
+/// Limit on remembered objects, about 200 bytes each.
 const NAMES_MAX: usize = 1 << 16;
-/// So long an object that was there is taken to be there still, in ms. A server may drop it at any time, by age or for want of room.
+/// How long a sighting counts as present, in ms. A server may evict the object at any time.
 const PRESENT_MS: u64 = 60_000;
-/// So long an object that was not there is taken to be missing still, in ms: from a request's early PROBE to its first poll.
+/// How long an object counts as missing, in ms: covers a request's early PROBE to its first poll.
 const ABSENT_MS: u64 = 1_000;
-/// So long an object that is there and cannot be used is not asked for again, unless it is seen to be written anew, in ms.
+/// How long an unusable object is not requested again, in ms, unless it is seen to be rewritten.
 const UNUSABLE_MS: u64 = 600_000;
 
-/// Of one object, per tier by its place in the configuration.
+/// Sightings of one object, per index of the tier.
 #[derive(Debug, Clone, Copy, Default)]
 struct Seen {
-    /// A bit each: what was there could not be used.
+    /// Bit mask of tiers whose object was unusable.
     unusable: u8,
     present_until_ms: [u64; TIERS_MAX],
     absent_until_ms: [u64; TIERS_MAX],
@@ -35,16 +35,16 @@ impl Seen {
     }
 }
 
-/// Objects that were seen, or not, in a tier.
+/// Objects seen, or found missing, in a tier.
 #[derive(Debug, Default)]
 pub(crate) struct Known {
     of: FastMap<Name, Seen>,
-    /// In order of arrival; the first goes where more come.
+    /// Insertion order. The oldest entry is evicted first.
     order: VecDeque<Name>,
 }
 
 impl Known {
-    /// Something lies under the object's name: the object, unless that was found to be none.
+    /// Records that an object exists under the name. An earlier finding that it is unusable stays.
     pub fn present(&mut self, name: Name, tier: usize, now_ms: u64) {
         let unusable = |s: &Seen| s.unusable >> tier & 1 == 1;
         if !self.of.get(&name).is_some_and(unusable) {
@@ -52,24 +52,24 @@ impl Known {
         }
     }
 
-    /// The object was read, or written anew.
+    /// Records that the object was read or rewritten.
     pub fn usable(&mut self, name: Name, tier: usize, now_ms: u64) {
         self.entry(name).put(tier, now_ms + PRESENT_MS, 0);
     }
 
-    /// The object was not there.
+    /// Records that the object is missing.
     pub fn absent(&mut self, name: Name, tier: usize, now_ms: u64) {
         self.entry(name).put(tier, 0, now_ms + ABSENT_MS);
     }
 
-    /// The object was there and is none that can be used.
+    /// Records that the object exists but is unusable.
     pub fn unusable(&mut self, name: Name, tier: usize, now_ms: u64) {
         let seen = self.entry(name);
         seen.put(tier, 0, now_ms + UNUSABLE_MS);
         seen.unusable |= 1 << tier;
     }
 
-    /// Nobody waited for what a look at the object would have said.
+    /// Records that the result of a read is unknown, because it was cancelled.
     pub fn doubted(&mut self, name: &Name, tier: usize) {
         let seen = self.of.get_mut(name);
         if let Some(until) = seen.and_then(|s| s.present_until_ms.get_mut(tier)) {
@@ -77,28 +77,28 @@ impl Known {
         }
     }
 
-    /// Was it there a while ago?
+    /// True if the object was seen recently.
     pub fn has(&self, name: &Name, tier: usize, now_ms: u64) -> bool {
         let seen = self.of.get(name);
         seen.and_then(|s| s.present_until_ms.get(tier))
             .is_some_and(|until| now_ms < *until)
     }
 
-    /// Was it there when it was looked at last, however long ago?
+    /// True if the last check found the object, whatever its age.
     pub fn had(&self, name: &Name, tier: usize) -> bool {
         let seen = self.of.get(name);
         seen.and_then(|s| s.present_until_ms.get(tier))
             .is_some_and(|until| *until > 0)
     }
 
-    /// Was it missing a moment ago?
+    /// True if the object was found missing recently.
     pub fn lacks(&self, name: &Name, tier: usize, now_ms: u64) -> bool {
         let seen = self.of.get(name);
         seen.and_then(|s| s.absent_until_ms.get(tier))
             .is_some_and(|until| now_ms < *until)
     }
 
-    /// The tier went down, and may come back with less.
+    /// Forgets a tier that went down, because it may have lost objects.
     pub fn forget(&mut self, tier: usize) {
         for seen in self.of.values_mut() {
             seen.put(tier, 0, 0);
@@ -152,7 +152,7 @@ mod tests {
         known.present(name(1), 0, 20);
         assert!(
             !known.has(&name(1), 0, 20),
-            "what lies there is still the same"
+            "the stored object is still the same"
         );
         known.usable(name(1), 0, 20);
         assert!(known.has(&name(1), 0, 20));

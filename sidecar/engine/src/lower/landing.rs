@@ -1,4 +1,4 @@
-//! How fetches end: what came is compared with what was asked for, and is readable only if it is that.
+//! How fetches end: the received chunk is compared with the request, and published only if it matches.
 
 use super::super::entry::NONE;
 use super::super::fetch::FetchId;
@@ -14,14 +14,14 @@ use crate::tier::Cause;
 use kvcachepool_protocol::key::KeyKind;
 use kvcachepool_protocol::object::{Cipher, Codec, Fidelity, Object};
 
-/// Most that clocks of nodes are apart, in seconds: an object that has expired for longer is taken away.
+/// Limit on clock skew between nodes, in seconds. An object that expired longer ago is deleted.
 const CLOCKS_DIFFER_S: u64 = 300;
 
 impl<T: Table> Engine<T> {
-    /// A fetch ended: nothing writes into its slots any more. What was cancelled meanwhile comes back whatever came.
+    /// A fetch ended: nothing writes into its slots any more. A cancelled fetch returns its slots, whatever it received.
     pub(super) fn landed(&mut self, now: Time, fetch: FetchId, landed: Result<Landed, Cause>) {
         let Some(flight) = self.lower.flights.remove(&fetch.number()) else {
-            // of an earlier boot
+            // from an earlier boot
             return;
         };
         if let Some(t) = self.lower.tiers.get_mut(flight.tier) {
@@ -56,7 +56,7 @@ impl<T: Table> Engine<T> {
         }
     }
 
-    /// Counts how a fetch ended, and keeps in mind what that says of the tier.
+    /// Counts the result of a fetch, and updates what is known of the tier.
     fn remember(
         &mut self,
         now: Time,
@@ -96,7 +96,7 @@ impl<T: Table> Engine<T> {
         }
     }
 
-    /// Has an object taken away, from a tier that is written to: as long as it is there nothing is written under its name.
+    /// Orders the deletion of an unusable object in a tier that is written to: while it exists, nothing is written under its name.
     fn discards(&mut self, flight: &Flight) -> bool {
         let writes = |t: &&Tier| t.up() && t.is_written();
         let Some(tier) = self.lower.tiers.get(flight.tier).filter(writes) else {
@@ -109,7 +109,7 @@ impl<T: Table> Engine<T> {
         true
     }
 
-    /// Publishes what came, if it is what was asked for.
+    /// Publishes the received chunk if it matches the request.
     fn take_in(
         &mut self,
         now: Time,
@@ -119,7 +119,7 @@ impl<T: Table> Engine<T> {
     ) -> Result<(), &'static str> {
         compare(now, flight, landed)?;
         if !self.fetch_stands(fetch) {
-            // cleared, or expired, while it was under way
+            // cleared or expired during the fetch
             return Err("Voided");
         }
         self.complete_record(flight, &landed.object);
@@ -137,7 +137,7 @@ impl<T: Table> Engine<T> {
             Some(chunk) => self.written(chunk, flight.tier),
             None => {}
         }
-        // nearer tiers should have it, too; the others have it, or were not meant to
+        // offer the chunk to nearer tiers only; tiers behind the source have it, or do not take it
         for offer in self.lower.offers.iter_mut().rev() {
             if there == Some(offer.chunk) {
                 offer.came_from(flight.tier);
@@ -146,7 +146,7 @@ impl<T: Table> Engine<T> {
         there.map(|_| ()).ok_or("Voided")
     }
 
-    /// What only the object's head knew of a chunk that is new here: block hashes and expiry.
+    /// Copies block hashes and expiry from the object's head to the record of a new chunk.
     fn complete_record(&mut self, flight: &Flight, object: &Object) {
         let Some(entry) = self.find(&flight.name) else {
             return;
@@ -154,7 +154,7 @@ impl<T: Table> Engine<T> {
         let Some(e) = self.entries.get_mut(entry as usize) else {
             return;
         };
-        // the record of a chunk of which something is readable stays as it is
+        // the record of a chunk with readable sections does not change
         if e.slots.iter().any(|row| *row != NONE) {
             return;
         }
@@ -174,14 +174,14 @@ impl<T: Table> Engine<T> {
     }
 }
 
-/// Would every clock say so?
+/// True if the object has expired on any node's clock.
 fn expired_long_ago(now: Time, landed: &Result<Landed, Cause>) -> bool {
     landed
         .as_ref()
         .is_ok_and(|l| l.object.expires_unix_s + CLOCKS_DIFFER_S <= now.unix_s)
 }
 
-/// Is this the object that was asked for, with the bytes that its head promises?
+/// Compares a received object with the requested chunk, and its bytes with the head's digests.
 fn compare(now: Time, flight: &Flight, landed: &Landed) -> Result<(), &'static str> {
     let (object, chunk) = (&landed.object, &flight.chunk);
     let domain = &chunk.reach.domain;
@@ -221,7 +221,7 @@ fn compare(now: Time, flight: &Flight, landed: &Landed) -> Result<(), &'static s
                     return Err(Cause::Corrupt.name());
                 }
             }
-            // groups that keep a window only may be missing, others may not
+            // only groups that keep a window may be missing
             (None, None) if full >> target.group & 1 == 0 => {}
             _ => return Err(Cause::Shape.name()),
         }

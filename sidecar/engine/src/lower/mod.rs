@@ -1,6 +1,6 @@
-//! Tiers below memory: what they are asked for, what is fetched from them and what is written down to them.
-//! Here live decisions; bytes move in the shell, which carries out orders and reports how each of them ended.
-//! With no tier configured nothing of this is ever reached.
+//! Tiers below memory: lookups, fetches and writes.
+//! This module only decides. The shell moves bytes: it carries out orders and reports the result of each one. Without a configured tier,
+//! none of this code runs.
 
 mod answer;
 mod ask;
@@ -50,28 +50,26 @@ use speed::Speed;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-/// Most tiers; others are not used.
+/// Limit on tiers. Further ones are ignored.
 pub const TIERS_MAX: usize = 4;
 
-/// What a PROBE has to say where lower tiers are asked, too.
+/// Data that a PROBE must provide for lookups in lower tiers.
 #[derive(Debug, Clone)]
 pub struct Reach {
-    /// Tokens that the engine holds itself; none = an early PROBE, which fetches nothing.
+    /// Tokens that the engine holds locally; none = an early PROBE, which fetches nothing.
     pub local_tokens: Option<u64>,
-    /// Most tokens behind these that the request will load.
+    /// Limit on tokens that the request loads after the local ones.
     pub max_load_tokens: Option<u64>,
-    /// Tokens that the engine computes in a second; 0 = not known.
+    /// Prefill speed of the engine, in tokens per second; 0 = unknown.
     pub prefill_tokens_per_s: u64,
-    /// Whose chunks they are.
     pub domain: Arc<Domain>,
-    /// Who shares them.
     pub namespace: NamespaceId,
-    /// Engine hash of the last block, per key.
+    /// Engine hash of the last block of each key's chunk.
     pub hashes: Vec<EngineHash>,
 }
 
 impl Reach {
-    /// Name of a chunk in every tier.
+    /// Object name of a chunk, the same in every tier.
     fn object(&self, key: ChunkKey) -> ObjectName {
         ObjectName {
             model: self.domain.model_id.hex16(),
@@ -82,7 +80,7 @@ impl Reach {
     }
 }
 
-/// Its number in `ProbeReply::tiers`; memory is 1.
+/// Number of a tier in `ProbeReply::tiers`; memory is 1.
 pub(crate) fn number(kind: Kind) -> u8 {
     match kind {
         Kind::Disk => 2,
@@ -91,39 +89,38 @@ pub(crate) fn number(kind: Kind) -> u8 {
     }
 }
 
-/// A tier, as far as the engine has to do with it.
 #[derive(Debug)]
 pub(crate) struct Tier {
     pub config: TierConfig,
-    /// Why it is down; none = it is up.
+    /// Reason why the tier is down; none = up.
     pub down: Option<String>,
-    /// How far a clear is; none = there is none.
+    /// Progress of a clear; none = no clear is in progress.
     pub clearing: Option<Clearing>,
-    /// Why its objects could not be removed when that was tried last.
+    /// Cause of the last failed removal.
     pub clear_failed: Option<Cause>,
     pub lookups: u32,
-    /// Chunks that wait to be fetched, with the number of their want: one that is over leaves its place behind.
+    /// Chunks that wait to be fetched, with the number of their `Want`. Entries of ended wants stay until they are popped.
     pub queue: VecDeque<(Name, u64)>,
     pub queued: u32,
     pub fetches: u32,
     pub fetch_bytes: u64,
     pub writes: Writes,
-    /// Where a walk through memory is, that writes down what the tier lacks; none = there is none.
+    /// Progress of a flush; none = no flush is running.
     pub walk: Option<Walk>,
-    /// A walk begins when the tier is up.
+    /// A flush starts once the tier is up.
     pub walk_due: bool,
-    /// How long a lookup takes, in ms: a moving average.
+    /// Moving average of lookup time. Milliseconds.
     pub lookup_ms: u64,
-    /// How long a fetch takes, in ms: a moving average.
+    /// Moving average of fetch time. Milliseconds.
     pub fetch_ms: u64,
-    /// How long fetches take by their bytes.
+    /// Fetch time by bytes.
     pub speed: Speed,
     pub stats: TierStats,
 }
 
 impl Tier {
     fn new(config: TierConfig) -> Self {
-        // guesses, until something was seen
+        // initial guesses, until measurements exist
         let (lookup_ms, fetch_ms) = match config.kind {
             Kind::Disk => (1, 10),
             Kind::Redis => (2, 20),
@@ -149,17 +146,17 @@ impl Tier {
         }
     }
 
-    /// It may be asked, and written to.
+    /// True if the tier accepts lookups, fetches and writes.
     pub fn up(&self) -> bool {
         self.down.is_none() && !self.clears()
     }
 
-    /// Is anything ever written to it?
+    /// True if the configuration writes to this tier.
     pub fn is_written(&self) -> bool {
         self.config.write != WritePolicy::None
     }
 
-    /// How long a chunk waits until it is written, in ms.
+    /// How long a chunk waits before it is written. Milliseconds.
     pub fn put_wait_ms(&self) -> u64 {
         match self.config.write {
             WritePolicy::WriteBack if !self.flushes() => self.config.put_wait_ms,
@@ -167,53 +164,51 @@ impl Tier {
         }
     }
 
-    /// How long a chunk that is wanted now will take, in ms, where the oldest fetch under way is so old.
+    /// Expected time of a new fetch, in ms, given the age of the oldest fetch in flight.
     fn expected_ms(&self, oldest_ms: u64) -> u64 {
         let rounds = 1 + u64::from(self.queued) / u64::from(self.config.fetches_max.max(1));
         self.fetch_ms.max(oldest_ms).saturating_mul(rounds)
     }
 }
 
-/// A new mean of a duration.
 fn mean_ms(before: u64, ms: u64) -> u64 {
     (3 * before + ms).div_ceil(4)
 }
 
-/// Everything that has to do with tiers below memory.
+/// State of all tiers below memory.
 #[derive(Debug, Default)]
 pub(crate) struct Lower {
-    /// The nearest first.
+    /// Nearest tier first.
     pub tiers: Vec<Tier>,
     pub known: Known,
     pub claims: Claims,
     pub lookups: BTreeMap<u64, Lookup>,
     pub next_lookup: u64,
-    /// Chunks that somebody waits for, queued or under way.
+    /// Pending fetches, queued or in flight.
     pub wants: FastMap<Name, Want>,
     pub next_want: u64,
-    /// Fetches that the shell has not ended, cancelled ones too.
+    /// Fetches that the shell has not completed, including cancelled ones.
     pub flights: FastMap<u64, Flight>,
-    /// Chunks that may have to be written down.
+    /// Chunks that may have to be written.
     pub offers: Vec<Offer>,
-    /// Chunks being written.
     pub puts: BTreeMap<u64, Put>,
     pub next_put: u64,
-    /// A bit per tier that a chunk waits for or is written to.
+    /// Bit mask of the tiers for which a chunk is queued or being written.
     pub writing: FastMap<Name, u8>,
-    /// By layout.
+    /// Writer's data by the engine's number of the layout.
     pub origins: FastMap<u32, Origin>,
-    /// Memory holds chunks of an earlier boot.
+    /// True if memory holds chunks of an earlier boot.
     pub adopted: bool,
     /// Models whose chunks other processes can name.
     pub models: BTreeSet<ModelId>,
-    /// Domains whose objects may lie in tiers.
+    /// Domains whose objects may be in tiers.
     pub domains: Domains,
     pub orders: Vec<Order>,
-    /// The time, when the engine was called last.
+    /// Monotonic time of the last call.
     pub now_ms: u64,
-    /// PROBEs whose answer changed since their last one.
+    /// PROBEs whose answers changed since their last update.
     pub news: Vec<u64>,
-    /// What was chosen, and what became of it.
+    /// Counters of load choices and their outcomes.
     pub loads: LoadStats,
 }
 
@@ -232,7 +227,7 @@ impl Lower {
         }
     }
 
-    /// Takes changed settings of the tiers that there are. A bit for each that shall be written to otherwise than before.
+    /// Applies changed settings of existing tiers. Returns a bit mask of the tiers whose write policy changed.
     pub fn configure(&mut self, tiers: &[TierConfig]) -> u8 {
         let mut otherwise = 0;
         for (at, tier) in self.tiers.iter_mut().enumerate() {
@@ -245,7 +240,7 @@ impl Lower {
         otherwise
     }
 
-    /// Is the tier for chunks of this namespace? What other processes read has none that they cannot name.
+    /// True if the tier takes chunks of this namespace. A shared tier takes only namespaces that other processes can name.
     pub fn serves(&self, at: usize, namespace: &NamespaceId) -> bool {
         let kind = self.tiers.get(at).map(|t| t.config.kind);
         kind == Some(Kind::Disk) || !namespace.is_of_one_process()
@@ -263,7 +258,7 @@ impl Lower {
 }
 
 impl<T: Table> Engine<T> {
-    /// Orders for the shell since this was called last. What waited for room goes out now.
+    /// Orders for the shell since the last call. Also starts queued work for which there is room now.
     pub fn take_orders(&mut self, now: Time) -> Vec<Order> {
         if self.lower.tiers.is_empty() {
             return Vec::new();
@@ -279,7 +274,6 @@ impl<T: Table> Engine<T> {
         std::mem::take(&mut self.lower.orders)
     }
 
-    /// What the shell reports.
     pub fn reported(&mut self, now: Time, report: Report) {
         match report {
             Report::State { tier, down } => self.tier_state(now, tier, down),
@@ -290,7 +284,7 @@ impl<T: Table> Engine<T> {
         }
     }
 
-    /// A tier is up, or down and why. What is under way with one that went down ends when the shell says so; nothing waits for it.
+    /// A tier went up, or down with a reason. Requests stop waiting for a tier that is down; its orders end when the shell reports them.
     fn tier_state(&mut self, now: Time, kind: Kind, down: Option<String>) {
         let Some(at) = self.lower.tiers.iter().position(|t| t.config.kind == kind) else {
             return;
@@ -307,7 +301,7 @@ impl<T: Table> Engine<T> {
         }
     }
 
-    /// Nothing is asked of a tier any more, and nothing waits for it.
+    /// Cancels everything that waits for a tier.
     fn let_go_of(&mut self, now: Time, at: usize) {
         self.lower.known.forget(at);
         self.take_claims_back(at);
@@ -320,7 +314,7 @@ impl<T: Table> Engine<T> {
         self.end_walk(at);
     }
 
-    /// Nothing is asked of tiers, and nobody waits for one.
+    /// True if no tier is asked and nothing waits for one.
     #[cfg(any(test, feature = "simulation"))]
     pub fn lower_idle(&self) -> bool {
         self.lower.lookups.is_empty()
@@ -330,12 +324,12 @@ impl<T: Table> Engine<T> {
             && self.lower.writing.is_empty()
     }
 
-    /// What was chosen for loads from tiers below memory.
+    /// Counters of load choices from lower tiers.
     pub fn loads(&self) -> &LoadStats {
         &self.lower.loads
     }
 
-    /// Tiers below memory, the nearest first.
+    /// Tiers below memory, nearest first.
     pub fn tiers(&self) -> impl Iterator<Item = TierView<'_>> {
         self.lower.tiers.iter().map(|t| TierView {
             kind: t.config.kind,

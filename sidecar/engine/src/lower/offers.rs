@@ -1,28 +1,28 @@
-//! What tiers lack of what memory holds: chunks are offered to them when they become readable, and again when a request comes back for one that
-//! a tier did not take, or may have lost.
+//! Offers of readable chunks to the tiers that lack them. A chunk is offered when it becomes readable, and again when a request asks for a
+//! chunk that a tier rejected or may have lost.
 
 use super::super::entry::{Entry, Handle};
 use super::super::table::Table;
 use super::super::{Engine, Time};
 use crate::config::{Admission, WritePolicy};
 
-/// A chunk became readable, or a request came back for it.
+/// A chunk that became readable, or that a request asked for again.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Offer {
     pub chunk: Handle,
-    /// A bit for each tier that may get it.
+    /// Bit mask of the tiers that may take it.
     pub tiers: u8,
 }
 
 impl Offer {
-    /// It came from a tier: those behind that one have it, too, or need not.
+    /// The chunk came from a tier: it is not offered to that tier and those behind it.
     pub fn came_from(&mut self, tier: usize) {
         self.tiers = (1 << tier) - 1;
     }
 }
 
 impl<T: Table> Engine<T> {
-    /// A chunk can be read from now on.
+    /// Offers a chunk that became readable.
     pub(crate) fn offer(&mut self, entry: u32) {
         if !self.lower.tiers.is_empty() {
             let (chunk, tiers) = (self.handle(entry), u8::MAX);
@@ -30,7 +30,7 @@ impl<T: Table> Engine<T> {
         }
     }
 
-    /// A request came back for a chunk: tiers that take only such may get it now, and those that can be written to and did not take it.
+    /// A request asked for a chunk again: offers it to tiers that only take such chunks, and to writable tiers that missed it.
     pub(crate) fn touched(&mut self, chunk: Handle) {
         let tiers = self.lower.tiers.iter().enumerate();
         let (mut takes, mut reused) = (0, false);
@@ -48,7 +48,7 @@ impl<T: Table> Engine<T> {
         }
     }
 
-    /// Puts what was offered into the queues of the tiers that should have it.
+    /// Queues the offered chunks for the tiers that should have them.
     pub(super) fn take_offers(&mut self, now: Time) {
         for offer in std::mem::take(&mut self.lower.offers) {
             let Some(e) = self.get(offer.chunk).filter(|e| e.listed && e.complete()) else {
@@ -66,7 +66,7 @@ impl<T: Table> Engine<T> {
                 let known = &self.lower.known;
                 let look_first = again || known.had(&name, at);
                 if known.has(&name, at, now.mono_ms) {
-                    // somebody wrote it, and the tier may drop it
+                    // another process wrote it, and the tier may evict it
                     if self.lacks(at, offer.chunk) {
                         self.missed(offer.chunk, at);
                     }
@@ -77,7 +77,7 @@ impl<T: Table> Engine<T> {
         }
     }
 
-    /// Shall a tier be left alone with a chunk that it did not take? It refused one just now, or what waits for it would have to give way.
+    /// True if the tier should not be offered the chunk again: it refused one just now, or a waiting chunk would be dropped for it.
     fn refuses_more(&self, now: Time, at: usize, chunk: Handle) -> bool {
         self.lower.tiers.get(at).is_some_and(|tier| {
             let (writes, most) = (&tier.writes, tier.config.put_queue_bytes_max);
@@ -86,20 +86,20 @@ impl<T: Table> Engine<T> {
         })
     }
 
-    /// Should a tier get this readable chunk, and is not known to have it?
+    /// True if the tier should have this readable chunk, and is not known to have it.
     pub(super) fn lacks(&self, at: usize, chunk: Handle) -> bool {
         self.meant_for(at, chunk)
             .is_some_and(|e| e.written >> at & 1 == 0)
     }
 
-    /// Should a tier have this readable chunk, and was seen to have it, but so long before a time that it may have dropped it by then?
+    /// True if the tier should have this readable chunk, and its last sighting is too old at `since_ms` to rely on.
     pub(super) fn may_lack(&self, at: usize, chunk: Handle, since_ms: u64) -> bool {
         self.meant_for(at, chunk).is_some_and(|e| {
             e.written >> at & 1 == 1 && !self.lower.known.has(&e.name, at, since_ms)
         })
     }
 
-    /// The readable chunk, if the tier is one for it.
+    /// The readable chunk, if the tier takes it.
     fn meant_for(&self, at: usize, chunk: Handle) -> Option<&Entry> {
         let (e, tier) = (self.get(chunk)?, self.lower.tiers.get(at)?);
         let wanted = match (tier.config.write, tier.config.admission) {
@@ -110,21 +110,21 @@ impl<T: Table> Engine<T> {
         Some(e).filter(|e| wanted && e.listed && e.complete())
     }
 
-    /// A tier is not believed any more to have a chunk.
+    /// Forgets that a tier has a chunk.
     pub(super) fn not_written(&mut self, at: usize, chunk: Handle) {
         if let Some(e) = self.get_mut(chunk) {
             e.written &= !(1 << at);
         }
     }
 
-    /// A tier did not take a chunk that it should have: it is offered again when a request comes back for it.
+    /// Records that a tier did not take a chunk, so that the next request for it offers it again.
     pub(super) fn missed(&mut self, chunk: Handle, at: usize) {
         if let Some(e) = self.get_mut(chunk) {
             e.missed |= 1 << at;
         }
     }
 
-    /// A tier was seen to have a chunk.
+    /// Records that a tier has a chunk.
     pub(super) fn written(&mut self, chunk: Handle, at: usize) {
         if let Some(e) = self.get_mut(chunk) {
             e.written |= 1 << at;

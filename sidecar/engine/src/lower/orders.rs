@@ -1,4 +1,4 @@
-//! What the shell is asked to do with tiers, and what it says about how that ended.
+//! Orders to the shell about tiers, and its reports.
 
 use super::super::fetch::FetchId;
 use super::clearing::Domains;
@@ -9,128 +9,94 @@ use kvcachepool_protocol::refs::SectionRef;
 /// A section of an object and its slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Target {
-    /// KV group.
     pub group: u32,
-    /// Shard of the group.
     pub shard: u32,
-    /// Where its bytes go, and how many there are.
+    /// Slot and length of the section's bytes.
     pub section: SectionRef,
 }
 
-/// Something to do with a tier. Every order that can be reported is reported exactly once, whatever happens to the tier.
+/// An order about a tier. Every order with a report is reported exactly once, whatever happens to the tier.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Order {
-    /// Ask which of these are there; they are in prefix order. Ends with [`Report::LookedUp`].
+    /// Look up objects, in prefix order. Ends with [`Report::LookedUp`].
     Lookup {
-        /// To be said back.
         lookup: u64,
-        /// Which tier.
         tier: Kind,
-        /// Objects.
         names: Vec<ObjectName>,
     },
-    /// Nobody waits for this lookup any more; a report of it is ignored.
-    CancelLookup {
-        /// The lookup.
-        lookup: u64,
-    },
-    /// Read an object into slots, taking the digest of each on the way. Ends with [`Report::Fetched`], said when nothing writes into any
-    /// of the slots any more: not when somebody stopped to wait for it.
+    /// Cancel a lookup. A later report of it is ignored.
+    CancelLookup { lookup: u64 },
+    /// Read an object into slots and compute each section's digest. Ends with [`Report::Fetched`], which must follow the last write into
+    /// any of the slots, even after a cancellation.
     Fetch {
-        /// To be said back.
         fetch: FetchId,
-        /// Which tier.
         tier: Kind,
-        /// Object.
         name: ObjectName,
-        /// All its sections may be here, in order; it may lack those of groups that keep a window only.
+        /// All sections that the object may have, in order. Sections of groups that keep a window may be missing.
         sections: Vec<Target>,
     },
-    /// Nobody waits for this fetch any more. It is still reported, and its slots are nobody else's before that.
-    CancelFetch {
-        /// The fetch.
-        fetch: FetchId,
-    },
-    /// Write an object. Its slots are leased meanwhile. Ends with [`Report::PutDone`], said when nothing reads any of them any more.
+    /// Cancel a fetch. It is still reported, and its slots are not reused before the report.
+    CancelFetch { fetch: FetchId },
+    /// Write an object. Its slots are leased. Ends with [`Report::PutDone`], which must follow the last read of any of them.
     Put {
-        /// To be said back.
         put: u64,
-        /// Which tier.
         tier: Kind,
-        /// Its head. The writer's id is zero: the shell puts its own there.
+        /// Head of the object. The writer's id is zero: the shell fills in its own.
         object: Box<Object>,
-        /// Where its sections lie, in its order. The bytes are compared with the head's digests on the way.
+        /// Slots of the sections, in the object's order. The shell compares the bytes with the head's digests.
         sections: Vec<Target>,
-        /// It may well be there: to be looked up before it is read.
+        /// The object may exist already: look it up before reading the slots.
         look_first: bool,
     },
-    /// Take an object away that nobody can use, if it is still the one that was fetched. Nothing is reported of it.
-    Discard {
-        /// Which tier.
-        tier: Kind,
-        /// Object.
-        name: ObjectName,
-    },
-    /// Remove objects: all that the tier holds, or those of some domains. Ends with [`Report::Cleared`].
+    /// Delete an unusable object, if it is still the one that was fetched. Has no report.
+    Discard { tier: Kind, name: ObjectName },
+    /// Remove all objects of the tier, or those of some domains. Ends with [`Report::Cleared`].
     Clear {
-        /// Which tier.
         tier: Kind,
-        /// Whose; none = all.
+        /// Domains to remove; none = all.
         domains: Option<Domains>,
     },
-    /// The answer to a PROBE has changed: `Engine::partial_answer`.
-    News {
-        /// Its number.
-        probe: u64,
-    },
+    /// The answer to a PROBE changed: call `Engine::partial_answer`.
+    News { probe: u64 },
 }
 
-/// What came of a fetch.
+/// Result of a successful fetch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Landed {
-    /// The object's head, as the tier has it.
+    /// Head of the object as stored in the tier.
     pub object: Box<Object>,
-    /// Per section of the order: xxh3-128 of the bytes that are in its slot now, little-endian. None: the object has no such section,
-    /// and nothing was written there.
+    /// xxh3-128, little-endian, of the bytes now in the slot, per section of the order. None: the object lacks the section, and nothing was
+    /// written.
     pub digests: Vec<Option<[u8; 16]>>,
 }
 
-/// How an order ended, or what became of a tier.
+/// Result of an order, or a change of a tier's state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Report {
-    /// A tier is up, or down.
+    /// A tier went up or down.
     State {
-        /// Which.
         tier: Kind,
-        /// Why it is down; none = up.
+        /// Reason why it is down; none = up.
         down: Option<String>,
     },
-    /// A lookup ended.
     LookedUp {
-        /// Which.
         lookup: u64,
         /// One answer per name, in order.
         present: Result<Vec<bool>, Cause>,
     },
     /// A fetch ended: nothing writes into its slots any more.
     Fetched {
-        /// Which.
         fetch: FetchId,
-        /// The slots hold what the digests say; else they hold anything.
+        /// On success, the slots match the digests. On failure, their content is undefined.
         landed: Result<Landed, Cause>,
     },
     /// A write ended: nothing reads its slots any more.
     PutDone {
-        /// Which.
         put: u64,
-        /// What it did.
         stored: Result<Stored, Cause>,
     },
-    /// A clear ended.
     Cleared {
-        /// Which tier.
         tier: Kind,
-        /// Objects that were removed.
         removed: Result<u64, Cause>,
     },
 }

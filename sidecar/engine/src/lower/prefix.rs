@@ -1,4 +1,4 @@
-//! Which chunks of a PROBE are worth fetching: in prefix order, as long as nothing before them is missing.
+//! Selects the chunks of a PROBE to fetch, in prefix order, up to the first missing chunk.
 
 use super::super::entry::Handle;
 use super::super::mistake::{Mistake, made};
@@ -9,7 +9,7 @@ use super::ask::{Asking, Stand, set};
 use super::stats::count;
 
 impl<T: Table> Engine<T> {
-    /// The prefix ends at a chunk that did not come: nothing behind it is worth waiting for.
+    /// The prefix ends at an undelivered chunk: cancels the wait for all chunks behind it.
     pub(super) fn cut(&mut self, id: u64, probe: &Probe, asking: &mut Asking, from: usize) {
         let mut asked = false;
         for at in from..asking.stands.len() {
@@ -39,8 +39,8 @@ impl<T: Table> Engine<T> {
         }
     }
 
-    /// Wants, in prefix order, every chunk that is there, as long as nothing before it is missing. True: a tier did not take one, and
-    /// the next tier can be asked for it.
+    /// Requests a fetch of every available chunk, in prefix order, up to the first missing one. Returns true if a tier rejected a chunk, so
+    /// that the next tier can be asked for it.
     pub(super) fn want_all(
         &mut self,
         now: Time,
@@ -91,7 +91,7 @@ impl<T: Table> Engine<T> {
         false
     }
 
-    /// A chunk that a PROBE waited for is in memory now; else `otherwise` says what follows.
+    /// Marks a chunk for a waiting PROBE: fetched if it is in memory, else `otherwise`.
     pub(super) fn tell_waiter(
         &mut self,
         now: Time,

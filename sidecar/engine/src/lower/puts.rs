@@ -1,4 +1,4 @@
-//! Writing down: readable chunks go to the tiers that lack them, within bounds, each under a lease while it is read.
+//! Writes: readable chunks are written to the tiers that lack them, within limits. A chunk is leased while it is read.
 
 use super::super::entry::Handle;
 use super::super::grant::sections_of;
@@ -13,13 +13,13 @@ use crate::tier::{Cause, Status, Stored};
 use kvcachepool_protocol::object::Object;
 use std::collections::VecDeque;
 
-/// After a tier refused a chunk as it will refuse others, it is offered nothing again for so long, unless it takes another one.
+/// Pause of offers after a tier refused a chunk for a reason that applies to others too. An accepted chunk ends the pause.
 const REFUSED_PAUSE_MS: u64 = 30_000;
-/// After a write of a flush failed as it may not fail in a moment, the tier gets no other one for so long.
+/// Pause of a flush's writes after a transient failure.
 const FAILED_PAUSE_MS: u64 = 1_000;
-/// So long a flush goes on with a tier that takes nothing.
+/// A flush gives up on a tier that accepts nothing for this long.
 const FAILING_MS_MAX: u64 = 30_000;
-/// So often a flush tries one chunk.
+/// Attempts per chunk in a flush.
 const TRIES_MAX: u32 = 8;
 
 /// A chunk that waits to be written to a tier.
@@ -29,9 +29,9 @@ pub(crate) struct Waiting {
     pub chunk: Handle,
     pub bytes: u64,
     pub since_ms: u64,
-    /// Somebody else may have written it.
+    /// Another process may have written the object: look it up first.
     pub look_first: bool,
-    /// Writes of it that failed in this flush.
+    /// Failed attempts in this flush.
     pub failed: u32,
 }
 
@@ -43,29 +43,28 @@ pub(crate) struct Put {
     pub tier: usize,
     pub bytes: u64,
     pub targets: Vec<Target>,
-    /// Somebody else may have written it.
+    /// Another process may have written the object: look it up first.
     pub look_first: bool,
-    /// Writes of it that failed in this flush, before this one.
+    /// Failed attempts in this flush, before this one.
     pub failed: u32,
-    /// The tier went down since it began: it may have lost what it says to have.
+    /// The tier went down since the write began, and may have lost the object.
     pub doubtful: bool,
 }
 
-/// Chunks on their way to a tier.
+/// Write queue of a tier.
 #[derive(Debug, Default)]
 pub(crate) struct Writes {
     pub queue: VecDeque<Waiting>,
     pub queue_bytes: u64,
     pub puts: u32,
     pub put_bytes: u64,
-    /// Nothing is offered again before.
+    /// No offers before this time.
     pub refused_until_ms: u64,
-    /// Nothing is written before.
     pub paused_until_ms: u64,
 }
 
 impl<T: Table> Engine<T> {
-    /// Puts a chunk into the queue of a tier, if it is one for it that is not known to be there.
+    /// Queues a chunk for a tier that takes it and is not known to have it.
     pub(super) fn queue_put(
         &mut self,
         now: Time,
@@ -86,7 +85,7 @@ impl<T: Table> Engine<T> {
         };
         let config = tier.config;
         let writing = self.lower.writing.entry(name).or_default();
-        // also where that is a chunk of the same name that has gone: this one is offered when its turn is over
+        // also if that is an evicted chunk of the same name: this chunk is offered when that write ends
         if *writing >> at & 1 == 1 && !made(Mistake::PutTwice) {
             return;
         }
@@ -119,7 +118,7 @@ impl<T: Table> Engine<T> {
         });
     }
 
-    /// Drops the oldest as long as that is needed.
+    /// Drops the oldest queued chunks while `needed` holds.
     fn drop_waiting(&mut self, at: usize, why: &'static str, needed: impl Fn(&Tier) -> bool) {
         while let Some(tier) = self.lower.tiers.get_mut(at).filter(|t| needed(t)) {
             let Some(oldest) = tier.writes.queue.pop_front() else {
@@ -132,7 +131,7 @@ impl<T: Table> Engine<T> {
         }
     }
 
-    /// It waits no more, nor is it being written. Another chunk that has its name by now could not wait beside it, and may do so now.
+    /// A queued or running write ended. Offers another chunk that has the same name by now, because it could not be queued meanwhile.
     fn not_writing(&mut self, name: &Name, chunk: Handle, at: usize) {
         if let Some(writing) = self.lower.writing.get_mut(name) {
             *writing &= !(1 << at);
@@ -146,7 +145,7 @@ impl<T: Table> Engine<T> {
         }
     }
 
-    /// Begins what waits, tier by tier, as far as its bounds allow. What waited for too long goes.
+    /// Starts queued writes, tier by tier, within the limits, and drops those that waited too long.
     pub(super) fn begin_puts(&mut self, now: Time) {
         for at in 0..self.lower.tiers.len() {
             self.drop_waiting(at, "TooOld", |tier| {
@@ -168,12 +167,12 @@ impl<T: Table> Engine<T> {
         }
     }
 
-    /// Bytes that may be written to a tier at once, if it is more than one chunk: nothing of them can make room meanwhile.
+    /// Limit on bytes being written to a tier, because they cannot be evicted. A single larger chunk is still written.
     pub(super) fn put_bytes_max(&self, tier: &Tier) -> u64 {
         tier.config.put_bytes_max.min(self.granted_bytes_max() / 4)
     }
 
-    /// With `WriteBack`: bytes that may wait for their time; the oldest of more are written. At a flush: bytes that it lets wait.
+    /// Limit on queued bytes: with `WriteBack`, the oldest chunks beyond it are written early; in a flush, it bounds the queue.
     pub(super) fn waiting_bytes_max(&self, tier: &Tier) -> u64 {
         (tier.config.put_queue_bytes_max / 2).min(self.geometry.arena_bytes / 16)
     }
@@ -189,7 +188,7 @@ impl<T: Table> Engine<T> {
             self.writes.leave(at);
             return None;
         };
-        // it may have got more sections since
+        // the chunk may have gained sections since it was queued
         let bytes = self.stored_bytes(next.chunk);
         let most = self.put_bytes_max(self.lower.tiers.get(at)?);
         let tier = self.lower.tiers.get_mut(at)?;
@@ -237,9 +236,9 @@ impl<T: Table> Engine<T> {
         }
     }
 
-    /// A write ended. It counts only if what was read is still what it was.
+    /// A write ended. It counts only if the slots still hold what was read.
     pub(super) fn put_done(&mut self, now: Time, put: u64, stored: Result<Stored, Cause>) {
-        // of an earlier boot
+        // from an earlier boot
         let Some(done) = self.lower.puts.remove(&put) else {
             return;
         };
@@ -268,7 +267,7 @@ impl<T: Table> Engine<T> {
             }
             _ => {}
         }
-        // where what lies there cannot be used it lacks it as before
+        // if the stored object is unusable, the tier still lacks the chunk
         if same && stored.is_ok() && self.lower.known.has(&done.name, done.tier, now.mono_ms) {
             self.written(done.chunk, done.tier);
         }
@@ -276,7 +275,7 @@ impl<T: Table> Engine<T> {
             tier.writes.puts = tier.writes.puts.saturating_sub(1);
             tier.writes.put_bytes = tier.writes.put_bytes.saturating_sub(done.bytes);
             match stored {
-                // several servers may be one tier: while one of them refuses, others take what is theirs
+                // a tier may be several servers: while one refuses, others accept
                 Ok(Stored::New) => tier.writes.refused_until_ms = 0,
                 Err(cause)
                     if cause.of_the_tier()
@@ -295,13 +294,13 @@ impl<T: Table> Engine<T> {
         if self.tries_again(now, &done, stored) {
             self.queue_put(now, done.tier, done.chunk, true, done.failed + 1);
         }
-        // its bytes were not what they should be: are they still, and who reads them meanwhile?
+        // the digests did not match: check the chunk in memory, and let its readers know
         if stored == Err(Cause::Corrupt) && self.get(done.chunk).is_some_and(|e| e.listed) {
             self.start_check(now, done.chunk.entry, false, false);
         }
     }
 
-    /// Does a flush try this chunk again? What failed may go well in a moment, and what comes next fails until then as well.
+    /// True if the flush tries this chunk again. Transient failures are retried, after a pause that delays the next chunks as well.
     fn tries_again(&mut self, now: Time, done: &Put, stored: Result<Stored, Cause>) -> bool {
         let Some(tier) = self.lower.tiers.get_mut(done.tier) else {
             return false;
@@ -324,7 +323,7 @@ impl<T: Table> Engine<T> {
         false
     }
 
-    /// Are the slots that are being read still those of the chunk?
+    /// True if the slots being read still belong to the chunk.
     pub(super) fn put_stands(&self, put: &Put) -> bool {
         put.targets.iter().all(|target| {
             let row = self.table.row(target.section.slot.get());
@@ -332,7 +331,7 @@ impl<T: Table> Engine<T> {
         })
     }
 
-    /// The tier went down, and may come back with less: what waits for it goes. What is being written ends when the shell says so.
+    /// The tier went down: drops its queue. Writes in flight end when the shell reports them.
     pub(super) fn end_puts_of(&mut self, at: usize) {
         if !made(Mistake::TierIsDown) {
             self.drop_waiting(at, "TierDown", |_| true);
@@ -349,7 +348,7 @@ impl<T: Table> Engine<T> {
         }
     }
 
-    /// Bytes of the sections that a chunk has.
+    /// Total bytes of a chunk's readable sections.
     pub(crate) fn stored_bytes(&self, chunk: Handle) -> u64 {
         self.get(chunk).map_or(0, |e| {
             sections_of(e.have)

@@ -1,57 +1,56 @@
-//! How long it takes to fetch so many bytes from a tier, learned from what came of it before. Time is an argument; whole numbers only.
-//! A straight line is laid through the last bursts of fetches: its height is the tier's latency, its slope one over its bandwidth.
+//! Estimates fetch time by bytes from earlier fetches, with integer arithmetic. Time is an argument.
+//! A linear fit over the last bursts of fetches gives the tier's latency (intercept) and bandwidth (inverse slope).
 
-/// Bursts that an estimate rests on at least: one alone says nothing.
+/// Bursts required for an estimate.
 const BURSTS_MIN: u32 = 3;
-/// A burst that goes on for longer is taken for one until here, in ms: a tier that is never idle must be learned of, too.
+/// A longer burst is cut here, in ms, so that a tier that is never idle is measured as well.
 const BURST_MS_MAX: u64 = 1_000;
-/// An estimate is none any more when the last burst is so long ago, in ms: a tier that was slow, and was left alone for it, gets
-/// another chance.
+/// An estimate expires this long after the last burst, in ms. A tier that was avoided for being slow then gets another chance.
 const AGE_MS_MAX: u64 = 30_000;
-/// With each burst what was seen before loses this part of its weight: one over it.
+/// Each burst reduces the weight of earlier ones by one over this.
 const FADES: u128 = 8;
-/// Weight of a burst, in the fixed-point sums.
+/// Weight of a burst in the fixed-point sums.
 const WEIGHT: u128 = 1 << 16;
-/// The bytes of bursts say something of the slope where their standard deviation is at least one over the root of this of their mean.
+/// The slope is used only if the standard deviation of the bursts' bytes is at least their mean over the square root of this.
 const ALIKE: u128 = 64;
-/// Most bytes and time of one burst that are counted, in KiB and µs: with them no sum overflows.
+/// Limit on the counted bytes (KiB) and time (µs) of one burst, so that no sum overflows.
 const KIB_MAX: u64 = 1 << 34;
 const US_MAX: u64 = 1 << 30;
 
-/// What a tier is expected to do.
+/// Expected speed of a tier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Estimate {
-    /// Time that every fetch takes, however small, in µs.
+    /// Fixed time per fetch. Microseconds.
     pub latency_us: u64,
-    /// Time that each MiB takes on top, in µs.
+    /// Additional time per MiB. Microseconds.
     pub us_per_mib: u64,
 }
 
 impl Estimate {
-    /// How long so many bytes take from now on, in µs.
+    /// Expected time for this many bytes. Microseconds.
     pub fn us(&self, bytes: u64) -> u64 {
         let transfer = u128::from(bytes) * u128::from(self.us_per_mib) / (1 << 20);
         let transfer = u64::try_from(transfer).unwrap_or(u64::MAX);
         self.latency_us.saturating_add(transfer)
     }
 
-    /// Bytes of a second, latency aside.
+    /// Bandwidth without latency, in bytes per second.
     pub fn bytes_per_s(&self) -> u64 {
         (1_000_000 << 20) / self.us_per_mib.max(1)
     }
 }
 
-/// Fetches under way from a tier that was idle before.
+/// Overlapping fetches that began while the tier was idle.
 #[derive(Debug, Clone, Copy, Default)]
 struct Burst {
     since_ms: u64,
-    /// It goes on from one that was too long: what lands first was mostly read before.
+    /// Continuation of a cut burst: its first bytes were mostly read earlier.
     cut: bool,
     landed_bytes: u64,
     lost_bytes: u64,
 }
 
-/// Fading sums over bursts: of weights, KiB, µs, and of their products.
+/// Decaying sums over bursts: weights, KiB, µs and their products.
 #[derive(Debug, Clone, Copy, Default)]
 struct Sums {
     n: u128,
@@ -61,7 +60,7 @@ struct Sums {
     xy: u128,
 }
 
-/// What was seen of a tier's fetches.
+/// Measurements of a tier's fetches.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Speed {
     burst: Option<Burst>,
@@ -72,7 +71,7 @@ pub(crate) struct Speed {
 }
 
 impl Speed {
-    /// A fetch begins; `running`: others that are under way.
+    /// A fetch begins. `running`: other fetches in flight.
     pub fn begins(&mut self, now_ms: u64, running: u32) {
         if running == 0 {
             self.burst = Some(Burst {
@@ -82,7 +81,7 @@ impl Speed {
         }
     }
 
-    /// A fetch ended; `running`: others that are still under way.
+    /// A fetch ended. `running`: other fetches still in flight.
     pub fn ends(&mut self, now_ms: u64, bytes: u64, landed: bool, running: u32) {
         let Some(mut burst) = self.burst.take() else {
             return;
@@ -97,7 +96,7 @@ impl Speed {
             self.burst = Some(burst);
             return;
         }
-        // what was cancelled or failed took time, too, and nobody knows how much of it came
+        // cancelled and failed fetches took time for an unknown number of bytes
         let whole = took_ms >= BURST_MS_MAX || !burst.cut;
         if whole && burst.landed_bytes > burst.lost_bytes {
             self.seen(now_ms, burst.landed_bytes, took_ms);
@@ -123,7 +122,7 @@ impl Speed {
         fade(&mut s.xy, x * y);
         self.bursts = self.bursts.saturating_add(1);
         self.last_ms = now_ms;
-        // n * sum((x - mean)^2), and the same with y
+        // n * sum((x - mean)^2), and the same for y
         let spread = (s.n * s.xx).saturating_sub(s.x * s.x);
         if spread > s.x * s.x / ALIKE {
             let rises = (s.n * s.xy).saturating_sub(s.x * s.y);
@@ -132,7 +131,7 @@ impl Speed {
         }
     }
 
-    /// What is expected. None: not enough was seen, or nothing for long.
+    /// The current estimate. None after too few bursts, or none for a long time.
     pub fn estimate(&self, now_ms: u64) -> Option<Estimate> {
         let old = now_ms.saturating_sub(self.last_ms) > AGE_MS_MAX;
         if self.bursts < BURSTS_MIN || old {
@@ -148,7 +147,7 @@ impl Speed {
                     us_per_mib,
                 }
             }
-            // all were of one size: half of the time is taken for latency
+            // all bursts had the same size: half of the time counts as latency
             None => Estimate {
                 latency_us: us / 2,
                 us_per_mib: us.saturating_mul(512) / kib,
@@ -164,7 +163,7 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// A tier with a latency, in ms, that moves one MiB in a ms.
+    /// A burst of a tier with this latency in ms and a bandwidth of one MiB per ms.
     fn burst(speed: &mut Speed, at_ms: &mut u64, latency_ms: u64, mib: u64) {
         for n in 0..mib as u32 {
             speed.begins(*at_ms, n);
@@ -243,7 +242,7 @@ mod tests {
             now += 2_000;
         }
         assert_eq!(speed.estimate(now), None);
-        // neither do ends that nobody saw begin
+        // nor do ends without a beginning
         speed.ends(now, MIB, true, 0);
         assert_eq!(speed.bursts, 0);
     }

@@ -1,75 +1,66 @@
-//! What is counted per tier. Parts add up: see `audit`.
+//! Counters per tier. `audit` checks that their parts add up.
 
 use super::speed::Estimate;
 use crate::tier::Kind;
 use std::collections::BTreeMap;
 
-/// A tier, as status and metrics show it.
+/// A tier as shown by status and metrics.
 #[derive(Debug, Clone, Copy)]
 pub struct TierView<'a> {
-    /// Which.
     pub kind: Kind,
-    /// Why it is down, or why a clear cannot remove its objects; none = neither.
+    /// Reason why the tier is down, or why a clear cannot remove its objects; none = neither.
     pub down: Option<&'a str>,
-    /// Its objects are being removed, by a clear.
+    /// A clear is removing its objects.
     pub clears: bool,
-    /// Counters.
     pub stats: &'a TierStats,
-    /// How long a lookup, and a fetch, is expected to take, in ms.
+    /// Expected time of a lookup and of a fetch. Milliseconds.
     pub expected_ms: [u64; 2],
-    /// How long fetches take by their bytes; none = too few were seen, or none for long.
+    /// Estimated fetch time by bytes; none without enough recent measurements.
     pub estimate: Option<Estimate>,
-    /// Chunks that wait to be fetched.
     pub fetches_waiting: u32,
-    /// Bytes of the chunks that are being fetched, cancelled or not.
+    /// Bytes of fetches in flight, including cancelled ones.
     pub fetch_bytes: u64,
-    /// Chunks that wait to be written.
     pub writes_waiting: usize,
-    /// Their bytes.
     pub waiting_bytes: u64,
-    /// Bytes of the chunks that are being written.
     pub write_bytes: u64,
 }
 
 /// Counters of one tier since the engine's start.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct TierStats {
-    /// Chunks that were looked up.
     pub asked_chunks: u64,
-    /// Of them, by how that ended: `present`, `absent`, `cancelled`, or why it failed.
+    /// Results of lookups: `present`, `absent`, `cancelled`, or the cause of a failure.
     pub lookups: BTreeMap<&'static str, u64>,
-    /// Chunks that were wanted from it.
+    /// Fetches requested, in chunks.
     pub wanted_chunks: u64,
-    /// Of them, by how that ended: `landed`, `cancelled`, or why it failed.
+    /// Results of fetches: `landed`, `cancelled`, or the cause of a failure.
     pub fetches: BTreeMap<&'static str, u64>,
-    /// Bytes of those that landed.
+    /// Bytes of landed fetches.
     pub fetched_bytes: u64,
-    /// Chunks that were to be written to it.
+    /// Chunks that should be written to the tier.
     pub offered_chunks: u64,
-    /// Of them, by how that ended: `stored`, `already`, why it was not begun, or why it failed.
+    /// Results of writes: `stored`, `already`, the reason why it did not start, or the cause of a failure.
     pub puts: BTreeMap<&'static str, u64>,
-    /// Bytes of those that were stored.
     pub put_bytes: u64,
-    /// Clears by how they ended: `cleared`, or why one failed, to be tried again.
+    /// Results of clears: `cleared`, or the cause of a failure. A failed clear is retried.
     pub clears: BTreeMap<&'static str, u64>,
-    /// Objects that went by them.
     pub cleared_objects: u64,
 }
 
-/// What was chosen for PROBEs whose chunks lower tiers have, and what became of it.
+/// Load decisions for PROBEs whose chunks are in lower tiers, and their outcomes.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct LoadStats {
-    /// PROBEs by what was chosen: `load`, `always`, `unknown` (there was nothing to go by), or why something was left where it is.
+    /// PROBEs by decision: `load`, `always`, `unknown` (no estimate exists), or the reason for not loading.
     pub choices: BTreeMap<&'static str, u64>,
-    /// Loads that were chosen and ended, by what became of them: `quicker` or `slower` than computing, `unknown`, `failed`.
+    /// Outcomes of completed loads: `quicker` or `slower` than prefill, `unknown`, `failed`.
     pub outcomes: BTreeMap<&'static str, u64>,
-    /// How long they were expected to take, where anything was, in µs.
+    /// Total expected time of loads that had an estimate. Microseconds.
     pub expected_us: u64,
-    /// How long these took, in µs.
+    /// Total actual time of the same loads. Microseconds.
     pub took_us: u64,
 }
 
-/// One more of a name.
+/// Adds `n` to a named counter.
 pub(crate) fn count(map: &mut BTreeMap<&'static str, u64>, name: &'static str, n: u64) {
     if n > 0 {
         *map.entry(name).or_default() += n;

@@ -1,4 +1,4 @@
-//! Which part of a prefix is worth fetching: not where it adds too little to what memory holds, nor where computing it is expected to be
+//! Decides which part of a prefix to fetch. Chunks are not fetched if they add too little to the hit, or if prefill is expected to be
 //! quicker.
 
 use super::super::mistake::{Mistake, made};
@@ -11,42 +11,41 @@ use super::speed::Estimate;
 use super::stats::count;
 use crate::config::LoadOrRecompute;
 
-/// Less than `minLoadTokens` would come of it.
+/// The load would add fewer than `minLoadTokens`.
 const TOO_LITTLE: &str = "minLoadTokens";
-/// Computing is expected to be quicker.
+/// Prefill is expected to be quicker.
 const RECOMPUTE: &str = "recompute";
 
-/// What is worth fetching for a PROBE.
+/// The part of a PROBE's prefix to fetch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Worth {
-    /// Chunks before this one.
     pub until: usize,
-    /// What is before this one is there, in memory or in a tier, or comes.
+    /// Chunks before this one are in memory, in a tier or in flight.
     pub there: usize,
-    /// Why those from there on are not, although they are there; none: they are not known to be there (yet).
+    /// Reason why available chunks after the fetched part are not fetched; none: no more are known to be available.
     pub declined: Option<&'static str>,
 }
 
-/// A load that was chosen, to see what comes of it.
+/// A chosen load, kept to compare its time with the estimate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Chosen {
     pub since_ms: u64,
-    /// How long it was expected to take.
+    /// Expected time. Microseconds.
     pub expected_us: u64,
-    /// Chunks before it are there anyway.
+    /// Chunks before this one need no fetch.
     pub from: usize,
 }
 
-/// A load that may be chosen.
+/// A candidate load.
 struct Load {
     tiers: [Part; TIERS_MAX],
-    /// Bytes per second that may come; 0 = no bound.
+    /// Rate limit of reads; 0 = no limit.
     bytes_per_s: u64,
-    /// How long it is expected to take; none: nothing is known of one of the tiers.
+    /// Expected time in µs; none without an estimate for one of the tiers.
     us: Option<u64>,
 }
 
-/// What a tier does of it, with what it has before that.
+/// A tier's share of a load, and its earlier work.
 #[derive(Default)]
 struct Part {
     bytes: u64,
@@ -63,17 +62,16 @@ impl Default for Load {
     }
 }
 
-/// How a prefix of a PROBE stands.
+/// State of a PROBE's prefix.
 struct Prefix {
-    /// Memory has what is before this chunk.
+    /// Chunks before this one are in memory.
     held: usize,
-    /// What is before this one is there, in memory or in a tier, or comes.
+    /// Chunks before this one are in memory, in a tier or in flight.
     there: usize,
-    /// What is before this one is there or comes already.
+    /// Chunks before this one are in memory or in flight.
     comes: usize,
-    /// More may turn out to be there.
+    /// Lookups may still find more chunks.
     open: bool,
-    /// Something comes, or came.
     begun: bool,
 }
 
@@ -105,7 +103,7 @@ impl Prefix {
 }
 
 impl<T: Table> Engine<T> {
-    /// How far a PROBE's prefix is worth fetching, by what is known now.
+    /// Computes how much of a PROBE's prefix to fetch, from the current state.
     pub(super) fn worth(&self, now: Time, probe: &Probe, asking: &Asking) -> Worth {
         let prefix = Prefix::of(asking);
         let there = prefix.there;
@@ -120,7 +118,7 @@ impl<T: Table> Engine<T> {
         let enough = prefix.begun || self.adds(probe, asking, &prefix, quicker) >= self.least();
         let until = if enough { quicker } else { prefix.comes };
         let declined = match (prefix.open, until == there) {
-            // a fetch that was not worth its latency may be with what is found next
+            // a fetch that is not worth its latency now may be worth it with the next chunks
             (true, _) | (false, true) => None,
             (false, false) if quicker == there => Some(TOO_LITTLE),
             (false, false) => Some(RECOMPUTE),
@@ -136,7 +134,7 @@ impl<T: Table> Engine<T> {
         u64::from(self.config.settings.min_load_tokens)
     }
 
-    /// Tokens by which the hit grows with the chunks before `until`.
+    /// Tokens that a load of the chunks before `until` adds to the hit.
     fn adds(&self, probe: &Probe, asking: &Asking, prefix: &Prefix, until: usize) -> u64 {
         let local = asking.reach.local_tokens.unwrap_or(0);
         let most = asking.reach.max_load_tokens;
@@ -150,8 +148,8 @@ impl<T: Table> Engine<T> {
         end(until).saturating_sub(end(prefix.held))
     }
 
-    /// The longest part of what is there that is expected to be loaded no later than it could be computed. What comes already is never
-    /// left, and where nothing is known of a tier, or of the engine, it is loaded.
+    /// The longest available part whose load is expected to end no later than its prefill. Fetches in flight are always included, and
+    /// without an estimate for a tier or the engine, everything available is loaded.
     fn quicker_until(&self, now: Time, probe: &Probe, asking: &Asking, prefix: &Prefix) -> usize {
         let speed = u128::from(asking.reach.prefill_tokens_per_s);
         if speed == 0 || self.config.load_or_recompute == LoadOrRecompute::AlwaysLoad {
@@ -170,7 +168,7 @@ impl<T: Table> Engine<T> {
         until
     }
 
-    /// A load of nothing: what tiers have before them, and what is expected of them.
+    /// An empty load: each tier's earlier work and estimate.
     fn no_load(&self, now: Time, probe: &Probe, asking: &Asking) -> Load {
         let chunk_tokens = probe.question.chunk_tokens;
         let chunk_bytes = asking.reach.domain.plan.chunk_bytes(chunk_tokens);
@@ -186,7 +184,7 @@ impl<T: Table> Engine<T> {
         load
     }
 
-    /// A load gets one chunk more; tiers work side by side.
+    /// Adds a chunk to a load. Tiers work in parallel.
     fn add(&self, load: &mut Load, probe: &Probe, asking: &Asking, at: usize) {
         let stand = asking.stands.get(at).copied().unwrap_or_default();
         let (Stand::There(tier) | Stand::Coming(tier), Some(key)) =
@@ -197,7 +195,7 @@ impl<T: Table> Engine<T> {
         let Some(part) = load.tiers.get_mut(tier) else {
             return;
         };
-        // what somebody waits for is among what the tier has before it
+        // chunks already wanted are part of the tier's earlier work
         if !self.lower.wants.contains_key(&asking.name(*key)) {
             let tokens = probe.question.tokens_of(at);
             let bytes = asking.reach.domain.plan.chunk_bytes(tokens);
@@ -212,7 +210,7 @@ impl<T: Table> Engine<T> {
         load.us = load.us.and_then(|longest| us.map(|us| longest.max(us)));
     }
 
-    /// Fetches of a PROBE begin: what is expected of them is kept in mind.
+    /// Records the estimate when a PROBE's fetches start.
     pub(super) fn choose(&mut self, now: Time, probe: &Probe, asking: &mut Asking, worth: Worth) {
         let prefix = Prefix::of(asking);
         if asking.chosen.is_some() || prefix.begun || worth.until <= prefix.held {
@@ -236,14 +234,14 @@ impl<T: Table> Engine<T> {
         });
     }
 
-    /// What is there from `until` on is left where it is.
+    /// Leaves the available chunks from `until` on in their tiers.
     pub(super) fn decline(&mut self, asking: &mut Asking, why: &'static str) {
         if asking.declined.replace(why).is_none() {
             count(&mut self.lower.loads.choices, why, 1);
         }
     }
 
-    /// A PROBE is answered: what became of the load that was chosen for it.
+    /// Records the outcome of the chosen load when its PROBE is answered.
     pub(crate) fn load_ended(&mut self, now: Time, probe: &Probe) {
         let Some((asking, chosen)) = probe.asking.as_ref().and_then(|a| Some((a, a.chosen?)))
         else {

@@ -2,7 +2,6 @@
 
 use super::{Policy, list::Lists};
 
-/// Order of arrival.
 #[derive(Debug)]
 pub struct Fifo(Lists);
 

@@ -1,18 +1,17 @@
-//! Least frequently used first, oldest first among equals. Counts age: after as many evictions as there are entries, every
-//! count falls by one, so that yesterday's favourite does not stay for ever.
+//! Least frequently used first, oldest first among equals. Counts age: after as many evictions as there are entries, every count falls by
+//! one, so that formerly popular chunks are evicted eventually.
 
 use super::{Policy, list::Lists};
 
-/// Counts are capped here; list `i` of the ring holds one count.
+/// Limit on counts. List `i` of the ring holds one count.
 const COUNTS: u8 = 32;
 
-/// Order of use counts.
 #[derive(Debug)]
 pub struct Lfu {
     lists: Lists,
     /// Ring position of count 0.
     base: u8,
-    /// Evictions since the counts fell last.
+    /// Evictions since the last ageing.
     removed_since_ageing: u32,
 }
 
@@ -32,7 +31,7 @@ impl Lfu {
     fn age(&mut self) {
         let zero = self.list(0);
         let one = self.list(1);
-        // count 0 stays 0: it goes in front of what falls from 1 to 0
+        // count 0 stays 0: its entries precede those that fall from 1 to 0
         self.lists.append(zero, one);
         self.lists.append(one, zero);
         self.base = one;

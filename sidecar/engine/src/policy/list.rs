@@ -6,11 +6,11 @@ const NONE: u32 = u32::MAX;
 struct Node {
     before: u32,
     after: u32,
-    /// The list that it is in; `u8::MAX` = none.
+    /// The list that contains the entry; `u8::MAX` = none.
     list: u8,
 }
 
-/// Several lists that share their nodes: an entry is in one of them at most.
+/// Several lists that share their nodes: an entry is in at most one of them.
 #[derive(Debug)]
 pub struct Lists {
     nodes: Vec<Node>,
@@ -19,7 +19,7 @@ pub struct Lists {
 }
 
 impl Lists {
-    /// `count` empty lists (less than 255).
+    /// Creates `count` empty lists (fewer than 255).
     pub fn new(count: u8) -> Self {
         Self {
             nodes: Vec::new(),
@@ -27,12 +27,11 @@ impl Lists {
         }
     }
 
-    /// Entries of a list.
     pub fn len(&self, list: u8) -> u32 {
         self.ends.get(list as usize).map_or(0, |e| e.2)
     }
 
-    /// The list that holds an entry.
+    /// The list that contains an entry.
     pub fn list_of(&self, entry: u32) -> Option<u8> {
         self.nodes
             .get(entry as usize)
@@ -40,7 +39,7 @@ impl Lists {
             .filter(|l| *l != u8::MAX)
     }
 
-    /// Puts an entry at a list's back (front: the next to be taken). It leaves the list that it was in.
+    /// Moves an entry to the back of a list. The front is taken next.
     pub fn push_back(&mut self, list: u8, entry: u32) {
         self.remove(entry);
         let Some(back) = self.ends.get(list as usize).map(|e| e.1) else {
@@ -49,7 +48,7 @@ impl Lists {
         self.link(list, entry, back, NONE);
     }
 
-    /// Puts an entry at a list's front.
+    /// Moves an entry to the front of a list.
     pub fn push_front(&mut self, list: u8, entry: u32) {
         self.remove(entry);
         let Some(front) = self.ends.get(list as usize).map(|e| e.0) else {
@@ -58,7 +57,6 @@ impl Lists {
         self.link(list, entry, NONE, front);
     }
 
-    /// Takes the front entry.
     pub fn pop_front(&mut self, list: u8) -> Option<u32> {
         let front = self
             .ends
@@ -69,7 +67,7 @@ impl Lists {
         Some(front)
     }
 
-    /// Takes an entry out of its list, if it is in one.
+    /// Removes an entry from its list, if any.
     pub fn remove(&mut self, entry: u32) {
         let Some(node) = self.nodes.get(entry as usize).copied() else {
             return;

@@ -2,7 +2,6 @@
 
 use super::{Policy, list::Lists};
 
-/// Order of last use.
 #[derive(Debug)]
 pub struct Lru(Lists);
 
@@ -17,7 +16,7 @@ impl Policy for Lru {
         self.0.push_back(0, entry);
     }
     fn touch(&mut self, entry: u32) {
-        // one that was taken out and is used again is no longer the next: it waits at the back
+        // an entry that was taken out and used again is not next any more: it moves to the back
         self.0.push_back(0, entry);
     }
     fn remove(&mut self, entry: u32, _evicted: bool) {

@@ -1,6 +1,5 @@
-//! Which chunk goes next when room is needed. A policy only orders entries; whether a candidate may go (leased, pinned, has
-//! children, is being written) is the engine's to decide: it takes a candidate out with `next`, and puts one that may not go
-//! back with `retry` when the reason is over.
+//! Eviction policies. A policy only orders entries. The engine decides whether a candidate is evictable (not leased, pinned, a parent or
+//! being written): it takes a candidate with `next`, and returns one that is not evictable with `retry` once the obstacle is gone.
 
 mod fifo;
 mod lfu;
@@ -10,24 +9,22 @@ mod s3fifo;
 
 use super::config::EvictionPolicy;
 
-/// An order of eviction. Entries are numbered by their chunk record; an entry is known from `insert` to `remove`.
-/// All methods are O(1) amortised.
+/// An eviction order. An entry is identified by its chunk record, and known from `insert` to `remove`. All methods are amortised O(1).
 pub trait Policy: std::fmt::Debug + Send {
-    /// A chunk can be read for the first time. `name` is stable over eviction and return (a hash of its key), `bytes` what it takes.
+    /// A chunk becomes readable. `name` is a hash of its key, stable over eviction and return; `bytes` is its size.
     fn insert(&mut self, entry: u32, name: u64, bytes: u64);
-    /// A chunk was used by a request.
+    /// A request used a chunk.
     fn touch(&mut self, entry: u32);
-    /// A chunk is gone. `evicted`: to make room, so that its return tells something.
+    /// A chunk is removed. `evicted`: to make room, so that its return is a signal.
     fn remove(&mut self, entry: u32, evicted: bool);
-    /// Takes out the entry that should go next. The caller either removes it or retries it later.
+    /// Takes out the entry to evict next. The caller removes it, or retries it later.
     fn next(&mut self) -> Option<u32>;
-    /// An entry that `next` gave and that could not go may go now: it is next again.
+    /// Returns an entry from `next` that was not evictable before: it is next again.
     fn retry(&mut self, entry: u32);
-    /// Entries that `next` may still give: those known and not taken out.
+    /// Number of entries that `next` can still return.
     fn waiting(&self) -> usize;
 }
 
-/// Makes the configured policy.
 pub fn new(kind: EvictionPolicy) -> Box<dyn Policy> {
     match kind {
         EvictionPolicy::S3Fifo => Box::new(s3fifo::S3Fifo::new()),

@@ -1,6 +1,6 @@
-//! S3-FIFO (Yang et al., SOSP 2023): a small queue on probation, a main queue with up to three second chances, and a memory of
-//! the names that left the small queue: who comes back soon goes to the main queue at once. The small queue is a tenth of the
-//! bytes. One use is enough to move to the main queue: a prefix that was asked for again will be asked for once more.
+//! S3-FIFO (Yang et al., SOSP 2023): a small probation queue, a main queue with up to three second chances, and a ghost queue of names that
+//! left the small queue. A name that returns soon enters the main queue at once. The small queue holds a tenth of the bytes. One use is
+//! enough for the main queue: a prefix that was requested again will be requested once more.
 
 use super::{Policy, list::Lists};
 use crate::index::FastMap;
@@ -8,9 +8,8 @@ use std::collections::VecDeque;
 
 const SMALL: u8 = 0;
 const MAIN: u8 = 1;
-/// Second chances.
 const USES_MAX: u8 = 3;
-/// The small queue's share of the bytes: one in so many.
+/// The small queue's share of the bytes is one over this.
 const SMALL_SHARE: u64 = 10;
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -50,7 +49,7 @@ impl S3Fifo {
         self.clock += 1;
         self.ghosts.insert(name, self.clock);
         self.ghost_order.push_back((name, self.clock));
-        // as many names as there are entries in the main queue, 64 at least
+        // as many names as the main queue has entries, and at least 64
         let names_max = (self.lists.len(MAIN) as usize).max(64);
         while self.ghost_order.len() > names_max {
             if let Some((name, at)) = self.ghost_order.pop_front()

@@ -1,4 +1,4 @@
-//! Every policy against a plain model of what it must never do: lose an entry, give one twice, or give what is gone.
+//! Checks every policy against a simple model: it must not lose an entry, return one twice, or return a removed one.
 
 use super::new;
 use crate::config::EvictionPolicy;
@@ -70,7 +70,7 @@ fn s3_fifo_takes_back_into_the_main_queue_what_it_evicted_a_moment_ago() {
     assert_eq!(policy.next(), Some(0));
     policy.remove(0, true);
     policy.insert(0, 0, 1);
-    // 0 is in the main queue now: all of probation goes before it, down to probation's share
+    // 0 is in the main queue now: the probation queue is evicted first, down to its share
     for expected in 1..18 {
         assert_eq!(policy.next(), Some(expected));
         policy.remove(expected, true);

@@ -1,4 +1,4 @@
-//! The state machine's entry: one call per input.
+//! Entry point of the state machine: one call per input.
 
 use super::counters::Counters;
 use super::events::Poll;
@@ -16,24 +16,23 @@ use kvcachepool_protocol::message::{self, ErrorBody, ErrorCode, Role};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Owners without news are asked for by F_GETLK this often.
+/// Interval of F_GETLK for the owners of slots.
 const LOCK_POLL_MS: u64 = 1_000;
-/// Lengths of texts that a peer chose and that are kept.
+/// Limit on kept texts of peers. Bytes.
 pub(super) const TEXT_MAX: usize = 128;
 
-/// Sessions and engine together. The shell keeps one behind a short-held lock and calls [`Core::handle`] for everything that
-/// happens.
+/// Sessions and engine together. The shell keeps one behind a short-held lock, and passes every event to [`Core::handle`].
 #[derive(Debug)]
 pub struct Core<H: Host> {
     pub(super) config: Config,
     pub(super) host: H,
     pub(super) engine: Option<Engine<H::Table>>,
-    /// Why there is no memory tier, by name; and for people.
+    /// Why there is no memory tier: the reason's name, and a text for people.
     pub(super) no_arena: (&'static str, String),
     pub(super) retry_arena_ms: u64,
-    /// Locks of an earlier boot whose holders may still map an arena that is not back. None: the lock file did not say yet.
+    /// Locks of an earlier boot whose holders may still map an arena that was not handed back. None: the lock file was not read yet.
     pub(super) earlier_locks: Option<BTreeSet<u32>>,
-    /// The last question to the lock file failed.
+    /// The last query of the lock file failed.
     lock_file_failed: bool,
     pub(super) boot: u64,
     pub(super) version: String,
@@ -46,12 +45,12 @@ pub struct Core<H: Host> {
     pub(super) waiting_aborts: Vec<WaitingAbort>,
     pub(super) offs: BTreeMap<String, String>,
     pub(super) counters: Counters,
-    /// Why tiers are down, by what the shell said last; none = up. An engine that begins later is told, too.
+    /// Last reported reason why each tier is down; none = up. Passed to an engine that starts later.
     pub(super) tiers_down: BTreeMap<Kind, Option<String>>,
     next_lock_poll_ms: u64,
 }
 
-/// A frame that may be answered.
+/// A frame that needs a reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Asked {
     pub conn: ConnId,
@@ -59,7 +58,7 @@ pub(super) struct Asked {
     pub tag: u64,
 }
 
-/// A refusal, before it is a frame.
+/// A refusal before it is encoded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Refusal {
     pub code: ErrorCode,
@@ -91,7 +90,7 @@ impl From<message::BadBody> for Refusal {
 }
 
 impl<H: Host> Core<H> {
-    /// A state machine at the start of an engine process. Makes or takes over the arena where that is allowed now.
+    /// Creates a state machine at the start of an engine process. Makes or adopts the arena if that is possible now.
     pub fn new(
         config: Config,
         host: H,
@@ -131,7 +130,7 @@ impl<H: Host> Core<H> {
         core
     }
 
-    /// Takes one input; what the shell shall do is appended to `out`, in order.
+    /// Handles one input. Appends commands for the shell to `out`, in order.
     pub fn handle(&mut self, now: Now, input: Input<'_>, out: &mut Vec<Output>) {
         match input {
             Input::Connected { conn, peer, pid } => {
@@ -180,7 +179,7 @@ impl<H: Host> Core<H> {
         self.act(now, out);
     }
 
-    /// Takes a changed configuration. Returns the names of what needs a restart.
+    /// Applies a changed configuration. Returns the names of settings that need a restart.
     pub fn configure(&mut self, config: Config) -> Vec<&'static str> {
         let mut restart = Vec::new();
         if config.arena_bytes != self.config.arena_bytes {
@@ -221,28 +220,27 @@ impl<H: Host> Core<H> {
         restart
     }
 
-    /// The engine, while there is a memory tier.
+    /// The engine, if there is a memory tier.
     pub fn engine(&self) -> Option<&Engine<H::Table>> {
         self.engine.as_ref()
     }
 
-    /// The engine, for tests that call it past the socket.
+    /// The engine, for tests that call it directly.
     #[cfg(test)]
     pub fn engine_mut(&mut self) -> Option<&mut Engine<H::Table>> {
         self.engine.as_mut()
     }
 
-    /// The host.
     pub fn host(&self) -> &H {
         &self.host
     }
 
-    /// The host, for the shell's own use between calls.
+    /// The host, for the shell's use between calls.
     pub fn host_mut(&mut self) -> &mut H {
         &mut self.host
     }
 
-    /// A scheduler or worker lives.
+    /// True while a scheduler or worker is alive.
     pub fn attached(&self) -> bool {
         self.peers
             .sessions
@@ -273,7 +271,7 @@ impl<H: Host> Core<H> {
             Ok(op) => op,
             Err(e) => {
                 let refusal = Refusal::new(ErrorCode::UnknownOpcode, e.to_string());
-                // the tag is what counts; there is no opcode to answer with
+                // the tag identifies the request; a bad opcode cannot be echoed
                 self.refuse(asked(Op::Hello), refusal, out);
                 return;
             }
@@ -336,7 +334,6 @@ impl<H: Host> Core<H> {
         }
     }
 
-    /// Sends an answer.
     pub(super) fn reply<B: Serialize>(
         &mut self,
         asked: Asked,
@@ -380,7 +377,7 @@ impl<H: Host> Core<H> {
         self.reply(asked, FLAG_ERROR, &body, Vec::new(), out);
     }
 
-    /// Closes a connection: nothing more of it is read.
+    /// Closes a connection. No further frames of it are read.
     pub(super) fn close(&mut self, conn: ConnId, reason: &'static str, out: &mut Vec<Output>) {
         if self.peers.conns.contains_key(&conn) {
             self.disconnected(conn);
@@ -388,7 +385,7 @@ impl<H: Host> Core<H> {
         }
     }
 
-    /// The session goes on without a connection: what it was granted and reads stays.
+    /// The session continues without a connection, and keeps its grants and leases.
     fn disconnected(&mut self, conn: ConnId) {
         let Some(gone) = self.peers.conns.remove(&conn) else {
             return;
@@ -417,7 +414,7 @@ impl<H: Host> Core<H> {
         }
     }
 
-    /// The proof of death: all that the process had ends, and nothing more of it is read.
+    /// A process is proven dead: everything it had ends, and no further frames of it are read.
     fn process_died(&mut self, now: Now, id: ProcessId, out: &mut Vec<Output>) {
         let attached = self.attached();
         let Some(process) = self.peers.bury(id) else {
@@ -449,7 +446,7 @@ impl<H: Host> Core<H> {
         }
     }
 
-    /// Has everything that only memory holds written to the tiers below.
+    /// Starts a flush of the chunks that only memory holds.
     fn flush(&mut self) {
         if let Some(engine) = self.engine.as_mut().filter(|e| e.tiers().next().is_some()) {
             engine.flush();
@@ -457,7 +454,7 @@ impl<H: Host> Core<H> {
         }
     }
 
-    /// Somebody wants a flush: what is written where, and how much there is.
+    /// Starts a flush on request. Returns the chunks to write, per tier.
     pub fn flush_now(&mut self, now: Now, out: &mut Vec<Output>) -> Vec<Unwritten> {
         let unwritten = self.unwritten();
         self.flush();
@@ -465,7 +462,7 @@ impl<H: Host> Core<H> {
         unwritten
     }
 
-    /// What memory holds and tiers are not known to have.
+    /// Chunks in memory that tiers are not known to have.
     pub fn unwritten(&self) -> Vec<Unwritten> {
         self.engine
             .as_ref()
@@ -473,12 +470,12 @@ impl<H: Host> Core<H> {
             .unwrap_or_default()
     }
 
-    /// A flush is under way.
+    /// True while a flush is running or due.
     pub fn flushes(&self) -> bool {
         self.engine.as_ref().is_some_and(Engine::flushes)
     }
 
-    /// How long the slots of a dead process stay. Whether a GPU writes for it may be unknown: then it counts as one.
+    /// Quarantine of a dead process's slots. An unknown use of a GPU counts as use.
     fn quarantine_ms(&self, gpu: Option<bool>) -> u64 {
         let gpu = match gpu {
             Some(gpu) => gpu,
@@ -501,7 +498,7 @@ impl<H: Host> Core<H> {
         }
     }
 
-    /// F_GETLK for every lock that matters: of processes that said HELLO, and of writers that an earlier boot served.
+    /// Queries F_GETLK for every relevant lock: those of processes that said HELLO, and of writers that an earlier boot served.
     fn ask_for_locks(&mut self, now: Now, out: &mut Vec<Output>) {
         let owners = self
             .engine
@@ -525,13 +522,13 @@ impl<H: Host> Core<H> {
         }
     }
 
-    /// F_GETLK. None: the lock file could not be asked, and whoever should hold the lock must be taken to live.
+    /// F_GETLK for one lock. None: the query failed, and the lock's holder must be assumed alive.
     pub(super) fn lock_held(&mut self, lock: u32, out: &mut Vec<Output>) -> Option<bool> {
         let answer = self.host.lock_held(lock);
         self.lock_answer(answer, out)
     }
 
-    /// Counts an answer of the lock file that failed, and logs the first one of a row.
+    /// Counts a failed query of the lock file, and logs the first one in a row.
     pub(super) fn lock_answer<T>(
         &mut self,
         answer: Result<T, HostError>,
@@ -555,8 +552,8 @@ impl<H: Host> Core<H> {
         }
     }
 
-    /// Nobody holds a lock any more: its process is dead, or went off. A process that lives is not trusted to have ended its
-    /// transfers; it is served again once it took a new lock and registered.
+    /// A lock has no holder any more: its process is dead or went off. A live process is not trusted to have ended its transfers, and is
+    /// served again only after it took a new lock and registered.
     fn lock_gone(&mut self, now: Now, lock: u32) {
         self.counters.event("LockGone");
         if let Some(holder) = self.peers.holder(lock)
@@ -582,7 +579,7 @@ impl<H: Host> Core<H> {
         }
     }
 
-    /// From now on there is a memory tier.
+    /// Installs the engine: the memory tier exists from now on.
     pub(super) fn take_engine(&mut self, now: Now, mut engine: Engine<H::Table>) {
         for (tier, down) in &self.tiers_down {
             let (tier, down) = (*tier, down.clone());
@@ -591,7 +588,7 @@ impl<H: Host> Core<H> {
         self.engine = Some(engine);
     }
 
-    /// Passes on what the engine wants to have done.
+    /// Converts the engine's actions to outputs.
     pub(super) fn act(&mut self, now: Now, out: &mut Vec<Output>) {
         loop {
             let actions = self
@@ -642,12 +639,12 @@ fn wrong_role(role: Role, op: Op) -> Refusal {
     )
 }
 
-/// Is a frame's or HELLO's version served?
+/// True if this protocol version is served.
 pub(super) fn version_served(version: u8) -> bool {
     version != 0 && version.abs_diff(PROTOCOL_VERSION) <= 1
 }
 
-/// A text of a peer, cut to what is kept.
+/// A peer's text, cut to [`TEXT_MAX`].
 pub(super) fn text(said: &str) -> String {
     said.chars().take(TEXT_MAX).collect()
 }

@@ -1,15 +1,14 @@
-//! What is counted: what connectors report (conserved: requested = hits + misses) and what sessions saw.
+//! Counters: the connectors' reports (conserved: requested = hits + misses) and the sessions' own.
 
 use super::core::{Core, Refusal, text};
 use super::seam::Host;
 use kvcachepool_protocol::message::{self, ErrorCode, Report};
 use std::collections::BTreeMap;
 
-/// Different names that peers may make us keep, per kind.
+/// Limit on distinct names that peers can add, per kind.
 const NAMES_MAX: usize = 256;
-/// What goes beyond that.
 const OTHER: &str = "other";
-/// Tokens that a connector did not account for.
+/// Tokens that a connector's report does not account for.
 const UNACCOUNTED: &str = "unaccounted";
 
 /// Counters since the start of the engine process.
@@ -27,7 +26,7 @@ pub(super) struct Counters {
     pub refused: BTreeMap<String, u64>,
     /// By `GRANT_*`.
     pub grants: [u64; 7],
-    /// By `CHUNK_*`, final answers only.
+    /// By `CHUNK_*`. Counts final answers only.
     pub probe_chunks: [u64; 3],
     pub probes_unready: u64,
 }
@@ -57,7 +56,7 @@ impl Counters {
         }
     }
 
-    /// Adds what a connector counted. What it left out is a miss, so that the parts add up whatever it says.
+    /// Adds a connector's report. Tokens missing from it count as misses, so that the parts always add up.
     pub fn add(&mut self, report: &Report) {
         let parts = report
             .hit_tokens
@@ -73,7 +72,7 @@ impl Counters {
         if report.requested_tokens != accounted {
             self.event("ReportUnbalanced");
         }
-        // the sum of the parts, not of the reports: equal even where a part saturated
+        // summed over the parts, so that it equals them even after a saturation
         self.requested_tokens = self
             .hit_tokens
             .values()

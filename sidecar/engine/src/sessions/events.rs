@@ -1,20 +1,20 @@
-//! EVENTS: the long poll of a scheduler for what was stored and removed, and the pages of a snapshot.
+//! EVENTS: a scheduler's long poll for stored and removed chunks, and the pages of a snapshot.
 
 use super::core::{Asked, Core, Refusal};
 use super::seam::{Host, Now, Output};
 use crate::EventDomain;
 use kvcachepool_protocol::message::{self, Events, EventsReply};
 
-/// Longest wait of one poll.
+/// Longest wait of a poll. Milliseconds.
 const WAIT_MS_MAX: u64 = 60_000;
 
-/// A poll that waits. A session has one at most.
+/// A waiting poll. A session has at most one.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Poll {
     asked: Asked,
     cursor: u64,
     until_ms: u64,
-    /// The cursor is of an earlier boot.
+    /// The cursor belongs to an earlier boot.
     stale: bool,
     snapshot: Option<u32>,
 }
@@ -51,7 +51,7 @@ impl<H: Host> Core<H> {
         Ok(())
     }
 
-    /// Answers polls that have something to be told, or whose time is over.
+    /// Answers polls that have events or have timed out.
     pub(super) fn tell_polls(&mut self, now: Now, out: &mut Vec<Output>) {
         if let Some(engine) = self.engine.as_mut().filter(|_| !self.polls.is_empty()) {
             engine.want_events();
@@ -72,7 +72,7 @@ impl<H: Host> Core<H> {
         }
     }
 
-    /// A poll that finds nothing of its session's domain goes on waiting behind what it has looked at.
+    /// Answers a poll. If it finds no event of its session's domain, it advances its cursor and keeps waiting.
     fn answer_poll(&mut self, now: Now, session: u64, out: &mut Vec<Output>) {
         let Some(mut poll) = self.polls.remove(&session) else {
             return;
@@ -96,7 +96,7 @@ impl<H: Host> Core<H> {
         self.reply(poll.asked, 0, &reply, Vec::new(), out);
     }
 
-    /// What a poll of an engine of this domain finds now. None: there is no memory tier.
+    /// The events for a poll in this domain. None: there is no memory tier.
     fn news(&self, poll: &Poll, domain: EventDomain) -> Option<EventsReply> {
         let engine = self.engine.as_ref()?;
         let newest = engine.ring().cursor();
@@ -121,7 +121,7 @@ impl<H: Host> Core<H> {
         Some(reply)
     }
 
-    /// The poll may be asked again as it was.
+    /// A reply without events. The poll may be repeated unchanged.
     fn nothing_new(&self, poll: &Poll) -> EventsReply {
         EventsReply {
             cursor: poll.cursor,

@@ -1,4 +1,4 @@
-//! HELLO: who speaks, can its death be proven, does it hold its lock, what does it still hold, and what memory does it get.
+//! HELLO: identifies the peer, requires a proof of its death and its lock, reconciles what it holds, and assigns its memory.
 
 use super::core::{Asked, Core, Refusal, text, version_served};
 use super::memory::{Verdict, passed};
@@ -10,9 +10,9 @@ use kvcachepool_protocol::PROTOCOL_VERSION;
 use kvcachepool_protocol::message::{self, ErrorCode, Hello, HelloReply, Memory, Role};
 use kvcachepool_protocol::refs;
 
-/// A process without an arena asks again after this.
+/// Retry interval of a process without an arena. Milliseconds.
 const RETRY_MS: u64 = 500;
-/// Instances whose `off` reason is kept.
+/// Limit on instances whose `off` reason is kept.
 const OFFS_MAX: usize = 64;
 
 impl<H: Host> Core<H> {
@@ -47,7 +47,7 @@ impl<H: Host> Core<H> {
         let hello: Hello = message::decode(body)?;
         if !version_served(hello.version) {
             let said = format!(
-                "HELLO of version {} (this sidecar speaks {PROTOCOL_VERSION})",
+                "HELLO has version {}, but this sidecar speaks version {PROTOCOL_VERSION}",
                 hello.version
             );
             return Err(Refusal::new(ErrorCode::WrongVersion, said));
@@ -113,7 +113,7 @@ impl<H: Host> Core<H> {
         self.reply(asked, 0, &reply, Vec::new(), out);
     }
 
-    /// A part of an instance went off: the instance is not served before that part registers again. The plugin speaks for all.
+    /// A part of an instance went off: the instance is not served until that part registers again. The plugin reports for all parts.
     fn part_goes_off(&mut self, instance: &str, hello: &Hello) {
         if instance.is_empty() {
             return;
@@ -135,7 +135,7 @@ impl<H: Host> Core<H> {
         }
     }
 
-    /// The process behind a HELLO; a new one must prove that its death can be seen.
+    /// Finds or creates the process of a HELLO. A new process must provide a way to observe its death.
     fn meet(
         &mut self,
         conn: ConnId,
@@ -158,7 +158,7 @@ impl<H: Host> Core<H> {
         let Some(pidfd) = own.filter(pollable).or(peer.filter(pollable)) else {
             return Err(Refusal::new(
                 ErrorCode::NoProofOfDeath,
-                "no pidfd that can be polled came with HELLO, and the kernel gives none for this socket",
+                "HELLO carries no pollable pidfd, and the kernel provides none for this socket",
             ));
         };
         self.room_for_a_session()?;
@@ -179,7 +179,7 @@ impl<H: Host> Core<H> {
         Err(Refusal::later(ErrorCode::LimitReached, said))
     }
 
-    /// The session that this HELLO begins or continues. The older connection is closed, its unread frames are dropped.
+    /// Begins or continues the session of a HELLO. Closes its older connection and drops that connection's unread frames.
     fn continue_session(
         &mut self,
         conn: ConnId,
@@ -251,7 +251,7 @@ impl<H: Host> Core<H> {
         Ok(id)
     }
 
-    /// A process that lives on may begin another engine: its session speaks for that one from now on.
+    /// A process may begin another engine in the same incarnation: moves its session to that instance.
     fn move_session(&mut self, id: u64, hello: &Hello) {
         let instance = text(&hello.instance);
         let stays = |s: &Session| s.instance == instance && s.rank == hello.rank;
@@ -265,8 +265,8 @@ impl<H: Host> Core<H> {
         }
     }
 
-    /// What schedulers in other processes still have in their sockets was meant for the ranks before this one: one of them may be
-    /// dead already, and nobody would write or give back what its GRANT took from this rank. One that lives says HELLO again.
+    /// A new rank begins: closes the connections of schedulers in other processes. Their unread frames were meant for the earlier ranks,
+    /// and slots that a dead scheduler's GRANT takes from this rank would never be given back. A live scheduler says HELLO again.
     fn rank_begins(&mut self, id: u64, out: &mut Vec<Output>) {
         let Some(rank) = self.peers.sessions.get(&id) else {
             return;
@@ -331,7 +331,7 @@ impl<H: Host> Core<H> {
         self.judge_memory(now, process, hello, fds, out)
     }
 
-    /// What the process still holds; all else of it comes back or ends.
+    /// Reconciles what the process still holds, and takes everything else back.
     fn take_list(
         &mut self,
         session: u64,
@@ -356,7 +356,7 @@ impl<H: Host> Core<H> {
             return Ok(());
         }
         if verdict.memory != Memory::Held {
-            // it does not map the live arena at this moment: not ready before its next REGISTER
+            // the process does not map the live arena, so it is not ready before its next REGISTER
             self.leave_instance(session);
         }
         if mapped

@@ -1,4 +1,4 @@
-//! Whose memory is whose: making an arena, taking one back, and what a process that says HELLO is told about it.
+//! Arena ownership: creating an arena, adopting one, and the memory part of HELLO's reply.
 
 use super::core::{Core, Refusal};
 use super::seam::{FdFacts, FdId, FdType, Host, Now, Output, ProcessId};
@@ -8,10 +8,10 @@ use crate::table::{Geometry, Table};
 use kvcachepool_protocol::message::{ErrorCode, Hello, Memory};
 use std::collections::BTreeSet;
 
-/// Making an arena failed: tried again after this.
+/// Retry interval after a failed creation of an arena. Milliseconds.
 const ARENA_RETRY_MS: u64 = 60_000;
 
-/// What HELLO's answer says about memory.
+/// The memory part of HELLO's reply.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Verdict {
     pub memory: Memory,
@@ -35,13 +35,12 @@ impl Verdict {
 }
 
 impl<H: Host> Core<H> {
-    /// Region of the live arena.
     pub(super) fn region(&self) -> Option<u64> {
         self.engine.as_ref().map(|e| e.geometry().region)
     }
 
-    /// Makes a new arena, unless there is one or a process of an earlier boot may still map another: the pages of both would be
-    /// charged to this pod together.
+    /// Creates an arena, unless one exists or a process of an earlier boot may still map another: this pod would be charged for the pages
+    /// of both.
     pub(super) fn make_arena(&mut self, now: Now, out: &mut Vec<Output>) {
         if self.engine.is_some() || now.mono_ms < self.retry_arena_ms {
             return;
@@ -50,7 +49,7 @@ impl<H: Host> Core<H> {
         let Some(earlier) = &self.earlier_locks else {
             self.no_arena = (
                 "LockFileFailed",
-                "the lock file cannot be asked which processes still map the memory of an earlier boot; the folder of the socket must be readable and writable".into(),
+                "cannot query the lock file for processes that still map the memory of an earlier boot; make the socket's folder readable and writable".into(),
             );
             return;
         };
@@ -59,7 +58,7 @@ impl<H: Host> Core<H> {
             self.no_arena = (
                 "ArenaHeldByEarlierBoot",
                 format!(
-                    "{count} processes still map the memory of an earlier boot; waiting until they hand it back, unmap it or end"
+                    "{count} processes still map the memory of an earlier boot; waiting for them to hand it back, unmap it or exit"
                 ),
             );
             return;
@@ -92,7 +91,7 @@ impl<H: Host> Core<H> {
         }
     }
 
-    /// Asks once who may still map the memory of an earlier boot; again where the lock file did not say.
+    /// Queries once which locks may belong to memory of an earlier boot. Retries after a failure.
     fn ask_earlier_locks(&mut self, out: &mut Vec<Output>) {
         if self.earlier_locks.is_none() {
             let held = self.host.locks_held();
@@ -101,14 +100,14 @@ impl<H: Host> Core<H> {
         }
     }
 
-    /// The holder of this lock is dead, or maps no memory of an earlier boot: a new arena need not wait for it any more.
+    /// The holder of this lock is dead or maps no memory of an earlier boot: a new arena does not wait for it.
     pub(super) fn maps_nothing(&mut self, lock: u32) {
         if let Some(earlier) = &mut self.earlier_locks {
             earlier.remove(&lock);
         }
     }
 
-    /// Confirms the lock that a HELLO names.
+    /// Verifies the lock named by a HELLO.
     pub(super) fn confirm_lock(
         &mut self,
         process: ProcessId,
@@ -123,10 +122,10 @@ impl<H: Host> Core<H> {
             self.lock_held(lock, out)
         };
         let Some(held) = held else {
-            // not "take a new lock": the process may hold this one, and what it was granted hangs on it
+            // not "take a new lock": the process may hold this one, and its grants depend on it
             return Err(Refusal::later(
                 ErrorCode::NoArena,
-                "the lock file cannot be asked now",
+                "cannot query the lock file now; retry",
             ));
         };
         if !held {
@@ -143,7 +142,7 @@ impl<H: Host> Core<H> {
         Ok(())
     }
 
-    /// What becomes of the memory of a process that holds its lock.
+    /// Decides about the memory of a process that holds its lock.
     pub(super) fn judge_memory(
         &mut self,
         now: Now,
@@ -155,7 +154,7 @@ impl<H: Host> Core<H> {
         let verdict = match (hello.region, self.region()) {
             (None, Some(_)) => Verdict::plain(Memory::Sent),
             (None, None) => {
-                // Asked later, the list would name this process anew.
+                // A later query would list this process as well.
                 self.ask_earlier_locks(out);
                 if let Some(lock) = hello.lock {
                     self.maps_nothing(lock);
@@ -191,7 +190,7 @@ impl<H: Host> Core<H> {
         Ok(verdict)
     }
 
-    /// A connector hands back the memory of an earlier boot.
+    /// Adopts memory of an earlier boot that a connector hands back.
     fn take_back(
         &mut self,
         now: Now,
@@ -205,7 +204,7 @@ impl<H: Host> Core<H> {
         let (Some(arena), Some(table)) = (find("arena"), find("table")) else {
             return Err(Refusal::new(
                 ErrorCode::BadDescriptor,
-                "a process that maps a region passes its arena and table with HELLO",
+                "HELLO names a mapped region, but carries no arena and table descriptors",
             ));
         };
         let sealed = |f| matches!(f, FdType::Memfd { sealed: true, .. });

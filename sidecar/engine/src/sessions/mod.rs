@@ -1,6 +1,6 @@
-//! The protocol's server side as one state machine: sessions, proofs of death, hand-back of memory, and every opcode.
-//! Here lives what a peer may do and what it is answered; no sockets, no threads, no clocks (time is an argument).
-//! What the cache holds and where is decided in `engine/`; bytes move in the shell.
+//! Server side of the protocol as one state machine: sessions, proofs of death, hand-back of memory, and every opcode.
+//! This module decides what a peer may do and how it is answered. It uses no sockets, threads or clocks; time is an argument.
+//! `Engine` decides what the cache holds and where. The shell moves bytes.
 
 mod core;
 mod counters;

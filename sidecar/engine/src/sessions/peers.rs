@@ -1,22 +1,21 @@
-//! Who is there: connections, processes (one incarnation each) and sessions (one role of a process).
+//! Connections, processes (one incarnation each) and sessions (one role of a process).
 
 use super::seam::{ConnId, FdFacts, ProcessId};
 use super::window::Mode;
 use kvcachepool_protocol::message::Role;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-/// Dead incarnations that are remembered, so that a HELLO of theirs that was still unread is not taken for a new process.
+/// Limit on remembered dead incarnations. Without them, an unread HELLO of a dead process would look like a new process.
 const GRAVES_MAX: usize = 4096;
 
-/// An open connection.
 #[derive(Debug, Default)]
 pub(super) struct Conn {
-    /// The peer's pidfd, where the kernel gave one.
+    /// The peer's pidfd, if the kernel provides one.
     pub peer: Option<FdFacts>,
-    /// The peer's process id as the kernel shows it; 0 = hidden.
+    /// The peer's process id from the kernel; 0 = hidden.
     pub pid: u32,
     pub session: Option<u64>,
-    /// HELLO said that it is a tool or the plugin: no session.
+    /// Role of a tool or plugin that said HELLO. Such a connection has no session.
     pub greeted: Option<Role>,
 }
 
@@ -24,12 +23,12 @@ pub(super) struct Conn {
 #[derive(Debug)]
 pub(super) struct Process {
     pub incarnation: [u8; 16],
-    /// The byte of the lock file that it holds.
+    /// Byte of the lock file that the process holds.
     pub lock: Option<u32>,
-    /// Region that it maps, as its last HELLO or our answer to it said.
+    /// Mapped region, according to its last HELLO or to the reply.
     pub maps: Option<u64>,
     pub sessions: Vec<u64>,
-    /// A GPU writes for it: none = not known.
+    /// True if a GPU writes for the process; none = unknown.
     pub gpu: Option<bool>,
 }
 
@@ -43,20 +42,18 @@ pub(super) struct Session {
     pub engine: String,
     pub engine_version: String,
     pub conn: Option<ConnId>,
-    /// Process id as its last connection showed it; 0 = hidden.
+    /// Process id from its last connection; 0 = hidden.
     pub pid: u32,
     /// Number of the last HELLO that was read.
     pub hello: u64,
     pub oldest_job_ms: u64,
-    /// Of a scheduler: what its last PROBE said; 0 = not known.
+    /// A scheduler's prefill speed from its last PROBE; 0 = unknown.
     pub prefill_tokens_per_s: u64,
-    /// Of a worker.
     pub transfer: Mode,
-    /// It asked for a window once: its ABORTs are answered from then on.
+    /// The session has requested a window: its ABORTs get replies from then on.
     pub had_window: bool,
 }
 
-/// All of them.
 #[derive(Debug, Default)]
 pub(super) struct Peers {
     pub conns: BTreeMap<ConnId, Conn>,
@@ -69,7 +66,7 @@ pub(super) struct Peers {
 }
 
 impl Peers {
-    /// A number that was not used before in this boot.
+    /// Allocates a number that is unique in this boot.
     pub fn number(&mut self) -> u64 {
         self.last += 1;
         self.last
@@ -99,7 +96,7 @@ impl Peers {
         id
     }
 
-    /// Forgets a process that is proven dead. Nothing more is read of it.
+    /// Forgets a process that is proven dead. No further frames of it are read.
     pub fn bury(&mut self, id: ProcessId) -> Option<Process> {
         let process = self.processes.remove(&id)?;
         self.incarnations.remove(&process.incarnation);
@@ -117,7 +114,7 @@ impl Peers {
         self.processes.get(&self.sessions.get(&session)?.process)
     }
 
-    /// The living process that holds a lock, as its HELLO said.
+    /// The live process that named this lock in its HELLO.
     pub fn holder(&self, lock: u32) -> Option<ProcessId> {
         self.processes
             .iter()

@@ -1,4 +1,4 @@
-//! PROBE, PIN and RELEASE: what the scheduler's session asks for and holds on to.
+//! PROBE, PIN and RELEASE: lookups and leases of the scheduler's session.
 
 use super::core::{Asked, Core, Refusal};
 use super::seam::{Host, Now, Output};
@@ -7,7 +7,6 @@ use kvcachepool_protocol::frame::{FLAG_PARTIAL, Op};
 use kvcachepool_protocol::key::{KeyKind, NamespaceId, chunk_key, unpack_hashes};
 use kvcachepool_protocol::message::{self, ErrorCode, Pin, Probe, ProbeReply, Release};
 
-/// Longest request id.
 const REQUEST_ID_MAX: usize = 1024;
 
 impl<H: Host> Core<H> {
@@ -26,7 +25,7 @@ impl<H: Host> Core<H> {
         if probe.request.len() > REQUEST_ID_MAX {
             return Err(Refusal::new(
                 ErrorCode::BadBody,
-                "request ids are 1024 bytes at most",
+                "the request id is longer than 1024 bytes",
             ));
         }
         let ready = self.ready_for(session);
@@ -50,16 +49,16 @@ impl<H: Host> Core<H> {
         if probe.tail_tokens != 0 && !plan.valid_tokens(probe.tail_tokens) {
             return Err(Refusal::new(
                 ErrorCode::BadHashes,
-                "tail_tokens is no whole number of scheduler blocks",
+                "tail_tokens is not a multiple of the scheduler's block size",
             ));
         }
-        // more chunks than the index can hold cannot be there; the limit bounds what one frame costs
+        // the index cannot hold more chunks than this, and the limit bounds the cost of a frame
         let keys_max = engine.geometry().chunks as usize;
         if hashes.len() > keys_max {
-            let said = format!("a PROBE may name {keys_max} chunks");
+            let said = format!("a PROBE may name at most {keys_max} chunks");
             return Err(Refusal::new(ErrorCode::LimitReached, said));
         }
-        // a domain that no other process can name stays in memory
+        // a process-local domain stays in memory
         let reaches = !self.config.tiers.is_empty() && ready.domain.not_shareable.is_none();
         let reach = reaches.then(|| Reach {
             local_tokens: probe.local_tokens,
@@ -124,7 +123,7 @@ impl<H: Host> Core<H> {
         self.reply(asked, flags, &reply, Vec::new(), out);
     }
 
-    /// Chunks that a PROBE waited for are checked, gone, or took too long.
+    /// Sends the final answer of a waiting PROBE, after its checks ended or timed out.
     pub(super) fn finish_probe(&mut self, now: Time, probe: u64, out: &mut Vec<Output>) {
         let engine = self.engine.as_mut();
         let Some((session, tag, answer)) = engine.and_then(|e| e.final_answer(now, probe)) else {
@@ -140,7 +139,7 @@ impl<H: Host> Core<H> {
         }
     }
 
-    /// More of what a PROBE waits for is there, or will not come.
+    /// Sends an update of a waiting PROBE.
     pub(super) fn probe_news(&mut self, probe: u64, out: &mut Vec<Output>) {
         let answer = self.engine.as_ref().and_then(|e| e.partial_answer(probe));
         let Some((session, tag, answer)) = answer else {
@@ -178,7 +177,7 @@ impl<H: Host> Core<H> {
     }
 }
 
-/// A namespace id; empty = the default one.
+/// Decodes a namespace id; empty = the default namespace.
 pub(super) fn namespace(said: &[u8]) -> Result<NamespaceId, Refusal> {
     if said.is_empty() {
         return Ok(NamespaceId::default());

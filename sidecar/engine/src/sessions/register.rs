@@ -1,4 +1,4 @@
-//! REGISTER: ranks and scheduler of an instance describe themselves; when all agree, the instance has a domain and is served.
+//! REGISTER: ranks and scheduler of an instance describe themselves. Once all agree, the instance has a domain and is served.
 
 use super::core::{Asked, Core, Refusal};
 use super::seam::{Host, Output};
@@ -16,7 +16,7 @@ pub(super) struct Instance {
     pub domain: Option<Arc<Domain>>,
 }
 
-/// An instance that is served.
+/// A served instance.
 #[derive(Debug, Clone)]
 pub(super) struct Ready {
     pub domain: Arc<Domain>,
@@ -117,7 +117,7 @@ impl<H: Host> Core<H> {
             return Err(Refusal::new(
                 ErrorCode::SectionTooLarge,
                 format!(
-                    "a section of {longest} bytes does not fit into a segment of {segment}: raise memory.size or lower cache.chunkTokens"
+                    "a section of {longest} bytes does not fit into a segment of {segment} bytes: raise memory.size or lower cache.chunkTokens"
                 ),
             ));
         }
@@ -125,7 +125,7 @@ impl<H: Host> Core<H> {
         if let Some(id) = self.peers.sessions.get(&session).map(|s| s.process)
             && let Some(p) = self.peers.processes.get_mut(&id)
         {
-            // once a GPU wrote for it, its death needs the quarantine
+            // once a GPU wrote for the process, its death requires the quarantine
             p.gpu = Some(p.gpu.unwrap_or(false) || gpu);
         }
         let known = self.instances.entry(instance.to_owned()).or_default();
@@ -142,7 +142,7 @@ impl<H: Host> Core<H> {
         Ok(part)
     }
 
-    /// Joins the parts of an instance once all are there.
+    /// Joins an instance's parts once all have registered.
     fn join_parts(&mut self, instance: &str) -> Result<(), Refusal> {
         let Some(known) = self.instances.get_mut(instance) else {
             return Ok(());
@@ -156,7 +156,7 @@ impl<H: Host> Core<H> {
         }
         let fidelity = self.config.fidelity;
         let ranks: Vec<&RankPart> = known.ranks.values().map(|(_, part)| &**part).collect();
-        // Some ranks know the weights and others still hash them: they agree once the others have registered anew.
+        // Some ranks know the weights while others still hash them. They agree once the others have registered again.
         let provisional = ranks.iter().filter(|part| part.is_provisional()).count();
         if provisional != 0 && provisional != ranks.len() {
             return Ok(());
@@ -165,7 +165,7 @@ impl<H: Host> Core<H> {
         Ok(())
     }
 
-    /// The instance, if PROBE and GRANT are served to it: all ranks and the scheduler live, agree, and map the live arena.
+    /// The instance, if it is served PROBE and GRANT: all ranks and the scheduler are alive, agree, and map the live arena.
     pub(super) fn ready(&self, instance: &str) -> Option<Ready> {
         let region = self.region()?;
         let known = self.instances.get(instance)?;
@@ -192,7 +192,7 @@ impl<H: Host> Core<H> {
         self.ready(&self.peers.sessions.get(&session)?.instance)
     }
 
-    /// A rank or scheduler is not there any more: its instance is not served before it is replaced.
+    /// A rank or scheduler has left: its instance is not served until it is replaced.
     pub(super) fn leave_instance(&mut self, session: u64) {
         let Some(name) = self
             .peers
@@ -223,8 +223,8 @@ impl<H: Host> Core<H> {
     }
 }
 
-/// A connector that began anew in the same process has registered already: what its earlier self still had in the socket must not
-/// take its place, for nobody would register again. Sessions are numbered in order.
+/// Rejects a REGISTER of a replaced session. A connector restarted in the same process may have registered already, and a frame of its
+/// earlier self, still in the socket, must not replace it. Session numbers rise in order.
 fn not_replaced(session: u64, registered: Option<u64>) -> Result<(), Refusal> {
     match registered {
         Some(newer) if newer > session => Err(Refusal::new(
@@ -235,7 +235,7 @@ fn not_replaced(session: u64, registered: Option<u64>) -> Result<(), Refusal> {
     }
 }
 
-/// Slot bytes per group of a full chunk's section.
+/// Slot bytes of a full chunk's section, per group.
 fn slot_bytes(part: &RankPart) -> Vec<u64> {
     (0..part.plan.groups().len())
         .map(|group| part.plan.full_bytes(group).next_multiple_of(ROW_BYTES))

@@ -1,5 +1,4 @@
-//! The seam between the state machine and the shell: what goes in, what comes out, and the few questions whose answers are
-//! needed at once.
+//! Interface between the state machine and the shell: inputs, outputs, and the system calls whose results are needed at once.
 
 pub use crate::Time as Now;
 use crate::table::{Geometry, Table};
@@ -7,60 +6,51 @@ use crate::{Order, Report};
 use kvcachepool_protocol::frame::{Header, Op};
 use kvcachepool_protocol::message::Admin;
 
-/// One accepted connection; numbers are never reused by the shell.
+/// An accepted connection. The shell never reuses a number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ConnId(pub u64);
 
-/// A descriptor that the shell keeps. Valid until the `handle` call that brought it returns, unless [`Output::WatchProcess`]
-/// or [`Host::adopt`] took it: the shell closes all others then.
+/// A descriptor held by the shell. Valid until the `handle` call that passed it returns; then the shell closes it, unless
+/// [`Output::WatchProcess`] or [`Host::adopt`] took it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FdId(pub u64);
 
-/// One incarnation of a process, numbered by the state machine.
+/// One incarnation of a process. The state machine assigns the number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ProcessId(pub u64);
 
-/// What the shell found out about a passed descriptor.
+/// The properties of a passed descriptor, as checked by the shell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FdFacts {
-    /// Its name between shell and state machine.
     pub id: FdId,
-    /// What it is.
     pub kind: FdType,
 }
 
-/// Kinds of passed descriptors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FdType {
-    /// A pidfd.
     Pidfd {
-        /// poll() works on it (it can be watched).
+        /// poll() works on the pidfd, so the process can be watched.
         pollable: bool,
     },
     /// A memfd or other regular file.
     Memfd {
-        /// F_SEAL_SHRINK and F_SEAL_GROW are set.
         sealed: bool,
-        /// It is the very file (device and inode) of the live arena or of the live slot table.
+        /// The file (device and inode) is the live arena or the live slot table.
         live: bool,
     },
-    /// Anything else.
     Other,
 }
 
-/// Descriptors that the shell adds to a frame that goes out.
+/// Descriptors that the shell attaches to an outgoing frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FdKind {
-    /// The lock file.
     Lock,
-    /// The live arena.
     Arena,
-    /// The live slot table.
     Table,
 }
 
 impl FdKind {
-    /// Its name in HELLO's answer.
+    /// Name of the descriptor in HELLO's reply.
     pub fn name(self) -> &'static str {
         match self {
             Self::Lock => "lock",
@@ -70,46 +60,42 @@ impl FdKind {
     }
 }
 
-/// What happens to the state machine.
+/// An event that the state machine handles.
 #[derive(Debug)]
 pub enum Input<'a> {
-    /// A connection was accepted.
     Connected {
-        /// Its number.
         conn: ConnId,
-        /// The peer's pidfd by SO_PEERPIDFD, where the kernel gives one.
+        /// The peer's pidfd by SO_PEERPIDFD, if the kernel provides one.
         peer: Option<FdFacts>,
-        /// The peer's process id by SO_PEERCRED, for people only; 0 where the container hides it.
+        /// The peer's process id by SO_PEERCRED, for display only; 0 if the container hides it.
         pid: u32,
     },
-    /// A whole frame was read.
+    /// A complete frame was read.
     Frame {
-        /// On this connection.
         conn: ConnId,
-        /// As decoded (version and length are checked).
+        /// Decoded header. Version and length are checked.
         header: Header,
-        /// Its body.
         body: &'a [u8],
-        /// Descriptors that came with it, in order.
+        /// Descriptors passed with the frame, in order.
         fds: &'a [FdFacts],
     },
     /// The peer closed, or reading or writing failed. Not sent for connections that [`Output::Close`] named.
     Disconnected {
-        /// The connection; nothing more comes of it.
+        /// No further input names this connection.
         conn: ConnId,
     },
-    /// A watched pidfd became readable: the process is dead, no thread of it runs.
+    /// A watched pidfd became readable: the process is dead, and none of its threads runs.
     ProcessDied {
         /// As named in [`Output::WatchProcess`].
         process: ProcessId,
     },
-    /// A digest that [`Output::Digest`] asked for was taken. `None`: it could not be.
+    /// Result of [`Output::Digest`]. `None`: the digest could not be computed.
     DigestDone {
         /// First row of the slot.
         slot: u32,
-        /// The generation that was asked for.
+        /// Generation named in the output.
         generation: u32,
-        /// The check that it was asked for.
+        /// Check number named in the output.
         check: u64,
         /// xxh3-128, little-endian.
         digest: Option<[u8; 16]>,
@@ -119,173 +105,132 @@ pub enum Input<'a> {
         /// Grows only.
         rows: u32,
     },
-    /// What became of a window that [`Output::OpenWindow`] or [`Output::ConfirmWindow`] named.
-    Window {
-        /// Which.
-        window: WindowId,
-        /// What.
-        news: WindowNews,
-    },
-    /// What became of a tier, or of something that [`Output::Tier`] asked for.
+    /// Result of [`Output::OpenWindow`] or [`Output::ConfirmWindow`], or a later change of that window.
+    Window { window: WindowId, news: WindowNews },
+    /// Report about a tier, or about an order in [`Output::Tier`].
     Tier(Report),
-    /// Time passed. Sent about every 100 ms, and only after everything readable was read: a sidecar that was stopped must see
-    /// the PINs and COMMITs that wait in its sockets before its timers run.
+    /// Timer. Sent about every 100 ms, and only after all readable sockets were read: a sidecar that was suspended must handle waiting PINs
+    /// and COMMITs before its timers run.
     Tick,
-    /// SIGTERM: nothing new is granted.
+    /// SIGTERM was received: no more grants.
     Drain,
 }
 
-/// A window: the connection that asked for it, and the tag of its question.
+/// A window, named by its connection and the tag of the WINDOW request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct WindowId {
-    /// Connection.
     pub conn: ConnId,
-    /// Tag.
     pub tag: u64,
 }
 
-/// What became of a window.
+/// A change of a window's state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum WindowNews {
-    /// Each side has read what the other wrote.
+    /// Each side has read the other's test pattern.
     Works {
-        /// Where its memory is, for people.
+        /// Kind of memory, for display.
         memory: String,
     },
-    /// There is none, or none any more.
+    /// The window could not be made, or has ended.
     Unavailable {
         /// `Unavailable` of the protocol, with its detail.
         reason: String,
     },
 }
 
-/// What the shell shall do, in order.
+/// A command to the shell. Commands are carried out in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Output {
-    /// Send a frame. Where it does not fit into the socket's bounded queue, close the connection and report
-    /// [`Input::Disconnected`].
+    /// Send a frame. If the socket's bounded queue is full, close the connection and report [`Input::Disconnected`].
     Send {
-        /// To this connection.
         conn: ConnId,
-        /// Opcode.
         op: Op,
         /// `protocol::frame::FLAG_*`.
         flags: u16,
-        /// Tag of the question.
         tag: u64,
-        /// Encoded body.
         body: Vec<u8>,
-        /// Descriptors to attach.
         fds: Vec<FdKind>,
     },
-    /// Close a connection after what was sent to it; frames of it that were not handled yet are dropped.
-    Close {
-        /// The connection.
-        conn: ConnId,
-        /// For the log.
-        reason: &'static str,
-    },
-    /// Poll this pidfd and say [`Input::ProcessDied`] when it is readable. The shell keeps the descriptor until then.
-    WatchProcess {
-        /// The process.
-        process: ProcessId,
-        /// Its pidfd.
-        fd: FdId,
-    },
-    /// Take the xxh3-128 of `length` bytes at `slot * 64 KiB` of the arena and say [`Input::DigestDone`].
+    /// Close a connection after sending its queued frames. Unhandled frames from it are dropped.
+    Close { conn: ConnId, reason: &'static str },
+    /// Poll this pidfd, and report [`Input::ProcessDied`] when it is readable. The shell keeps the descriptor until then.
+    WatchProcess { process: ProcessId, fd: FdId },
+    /// Compute the xxh3-128 of `length` bytes at `slot * 64 KiB` of the arena, and report [`Input::DigestDone`].
     Digest {
         /// First row of the slot.
         slot: u32,
-        /// To be said back.
         generation: u32,
-        /// To be said back.
         check: u64,
-        /// Bytes.
         length: u64,
-        /// Somebody waits for it: before all that is not urgent.
+        /// A request waits for the digest: process it before those that are not urgent.
         urgent: bool,
     },
-    /// Do something with a tier below memory and say how it ended by [`Input::Tier`]. Never sent where none is configured.
+    /// Carry out an order about a lower tier, and report its result with [`Input::Tier`]. Never sent without a configured tier.
     Tier(Order),
-    /// Make a window for this connection and answer with `Op::Window`: a `WindowReply`, or the refusal `WindowUnavailable`. What the
-    /// connection had before ends, as it does with the connection.
+    /// Make a window for this connection and reply with `Op::Window`: a `WindowReply`, or the refusal `WindowUnavailable`. Ends the
+    /// connection's earlier window. The window also ends with its connection.
     OpenWindow {
-        /// For this connection.
         conn: ConnId,
-        /// Of this process.
         process: ProcessId,
-        /// Tag of the question.
         tag: u64,
-        /// Device; empty = host memory.
+        /// Device UUID; empty = host memory.
         device_uuid: String,
-        /// Wanted bytes.
         bytes: u64,
     },
-    /// Look for the pattern's complement in the window of this connection and answer; say [`Input::Window`] before that.
-    ConfirmWindow {
-        /// Of this connection.
-        conn: ConnId,
-        /// Tag of the question.
-        tag: u64,
-    },
-    /// A tool asks on its connection; the shell checks the token, does it (`Core::lookup`, `clear`, ..., status) and answers
-    /// with this tag and `Op::Admin`.
+    /// Compare the pattern's complement in the connection's window. Report [`Input::Window`], then reply.
+    ConfirmWindow { conn: ConnId, tag: u64 },
+    /// A tool's request. The shell checks the token, carries the request out (`Core::lookup`, `clear`, ..., status), and replies with this
+    /// tag and `Op::Admin`.
     Admin {
-        /// On this connection.
         conn: ConnId,
-        /// Tag of the question.
         tag: u64,
-        /// The question.
         request: Admin,
     },
-    /// Something worth a log line, by name and with details.
     Log {
-        /// Name, as in metrics.
+        /// Name of the event, as in metrics.
         event: &'static str,
-        /// For people.
+        /// Text for people.
         detail: String,
     },
 }
 
-/// The operating system did not do what [`Host`] asked for.
+/// A system call of [`Host`] failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct HostError(pub String);
 
-/// Quick system calls whose answer is needed at once.
+/// Quick system calls whose results are needed at once.
 pub trait Host {
-    /// The slot table's implementation.
     type Table: Table;
 
-    /// The next lock number; the counter in the lock file is raised before this returns. Never gives a number twice.
+    /// Allocates a lock number. Raises the counter in the lock file before it returns, so no number is given twice.
     fn next_lock(&mut self) -> Result<u32, HostError>;
-    /// The next region number; the counter in the lock file is raised before this returns.
+    /// Allocates a region number. Raises the counter in the lock file before it returns.
     fn next_region(&mut self) -> Result<u64, HostError>;
-    /// F_GETLK: some process holds the byte of lock `number`.
+    /// F_GETLK: true if a process holds the byte of lock `number`.
     fn lock_held(&mut self, number: u32) -> Result<bool, HostError>;
-    /// F_GETLK over the whole range: numbers that are held now. At a start these are processes that an earlier boot served.
+    /// F_GETLK over the whole range: the held numbers. At start, their holders are processes that an earlier boot served.
     fn locks_held(&mut self) -> Result<Vec<u32>, HostError>;
-    /// Makes a new arena and slot table (sealed memfds, mapped; the table holds `geometry.header()` and zeros), hands both to
-    /// the supervisor, and begins to populate the arena in the background ([`Input::Populated`]).
+    /// Creates an arena and a slot table (sealed memfds, mapped; the table holds `geometry.header()` and zeros), passes both to the
+    /// supervisor, and starts to populate the arena in the background ([`Input::Populated`]).
     fn create(&mut self, geometry: Geometry) -> Result<Self::Table, HostError>;
-    /// Maps an arena and a table that a connector handed back, after checking size, seals and header
-    /// ([`Geometry::of_header`]). Nothing else is done with them before [`Host::keep`]: they may be another region, or what
-    /// stands in them may end this process.
+    /// Maps an arena and a table that a connector handed back, after checking size, seals and header ([`Geometry::of_header`]). Does
+    /// nothing else with them before [`Host::keep`]: they may belong to another region, or their content may crash this process.
     fn adopt(&mut self, arena: FdId, table: FdId) -> Result<Self::Table, HostError>;
-    /// What [`Host::adopt`] gave last is the live arena, its index is rebuilt: hand both descriptors to the supervisor and
-    /// populate what of it is not.
+    /// Accepts the last adopted arena after its index was rebuilt: passes both descriptors to the supervisor, and populates the missing
+    /// rows.
     fn keep(&mut self) {}
 }
 
-/// How this boot of the engine begins.
+/// Start parameters of this boot.
 #[derive(Debug)]
 pub struct Start<T> {
-    /// New at every start of the engine process.
+    /// Boot number, new at every start of the engine process.
     pub boot: u64,
-    /// Version of the binary, for HELLO's answer.
+    /// Version of the binary, for HELLO's reply.
     pub version: String,
     /// The arena and table that the supervisor kept, mapped and checked.
     pub found: Option<T>,
-    /// Three boots without 60 s of health: everything PUBLISHED is freed, in the same memory.
+    /// Free everything PUBLISHED and keep the memory. Set after three boots that were not healthy for 60 s.
     pub cold: bool,
 }

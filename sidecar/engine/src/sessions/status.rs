@@ -1,4 +1,4 @@
-//! What people, the operator and Prometheus are told, and what people may do.
+//! Status, health and metrics, and the administrative operations.
 
 use super::core::Core;
 use super::seam::{Host, Now, Output};
@@ -11,22 +11,18 @@ use kvcachepool_protocol::status::{
 };
 use std::collections::BTreeMap;
 
-/// Why an operation of a person did nothing.
+/// Why an administrative operation failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AdminError {
-    /// A key is not 64 hex digits.
-    #[error("\"{0}\" is no chunk key: 64 hex digits are expected")]
+    #[error("invalid chunk key \"{0}\": expected 64 hex digits")]
     BadKey(String),
-    /// There is no memory tier now.
     #[error("no memory tier: {0}")]
     NoArena(String),
-    /// The pin was not set.
     #[error("{0}")]
     Pin(#[from] PinError),
 }
 
 impl AdminError {
-    /// Name on the wire.
     pub fn code(&self) -> ErrorCode {
         match self {
             Self::BadKey(_) => ErrorCode::BadHashes,
@@ -38,7 +34,7 @@ impl AdminError {
 }
 
 impl<H: Host> Core<H> {
-    /// Chunks by key, over all layouts.
+    /// Chunks with these keys, in all layouts.
     pub fn lookup(&self, keys: &[String]) -> Result<Vec<Found>, AdminError> {
         let keys = parse_keys(keys)?;
         let Some(engine) = &self.engine else {
@@ -47,7 +43,8 @@ impl<H: Host> Core<H> {
         Ok(keys.iter().flat_map(|key| engine.find_key(key)).collect())
     }
 
-    /// Forgets every chunk; returns how many memory had. Tiers below it are off until they have removed theirs.
+    /// Removes every chunk from memory, and starts the clear of lower tiers, which are unavailable meanwhile. Returns the number of chunks
+    /// removed from memory.
     pub fn clear(&mut self, now: Now, out: &mut Vec<Output>) -> Result<u64, AdminError> {
         let Some(engine) = &mut self.engine else {
             return Err(self.no_arena_error());
@@ -60,7 +57,8 @@ impl<H: Host> Core<H> {
         Ok(cleared)
     }
 
-    /// Pins chunks for `ttl_s` seconds, 0 = until unpinned. Returns how many keys; stops at the first that cannot be pinned.
+    /// Pins chunks for `ttl_s` seconds; 0 = until unpinned. Returns the number of pinned keys. Stops at the first key that cannot be
+    /// pinned.
     pub fn pin(&mut self, now: Now, keys: &[String], ttl_s: u64) -> Result<u64, AdminError> {
         let keys = parse_keys(keys)?;
         let Some(engine) = &mut self.engine else {
@@ -72,7 +70,7 @@ impl<H: Host> Core<H> {
         Ok(keys.len() as u64)
     }
 
-    /// Ends pins. Returns how many keys had one.
+    /// Ends pins. Returns the number of keys that had one.
     pub fn unpin(
         &mut self,
         now: Now,
@@ -92,7 +90,7 @@ impl<H: Host> Core<H> {
         AdminError::NoArena(self.no_arena.0.to_owned())
     }
 
-    /// Overall state and why it is not ready: what a readiness probe needs of the status.
+    /// Overall state, and the reasons why the sidecar is not ready. Used by readiness probes.
     pub fn health(&self) -> (State, Vec<Reason>) {
         let reasons = match &self.engine {
             Some(_) => Vec::new(),
@@ -109,7 +107,7 @@ impl<H: Host> Core<H> {
         (state, reasons)
     }
 
-    /// What this state machine knows of the status; the shell fills in version, configuration and container.
+    /// The state machine's part of the status. The shell adds version, configuration and container.
     pub fn status(&self, now: Now) -> Status {
         let memory = self.memory_status();
         let (state, reasons) = self.health();
@@ -138,7 +136,7 @@ impl<H: Host> Core<H> {
         }
     }
 
-    /// What the shell said last of the tiers below memory; it fills in their bytes and sentences.
+    /// The last reported state of lower tiers. The shell adds their bytes and texts.
     pub fn lower_tiers(&self) -> impl Iterator<Item = Tier> {
         self.config.tiers.iter().map(|tier| {
             let said = self.tiers_down.get(&tier.kind);
@@ -176,7 +174,7 @@ impl<H: Host> Core<H> {
             region: Some(geometry.region),
             capacity_bytes: geometry.arena_bytes,
             populated_bytes: u64::from(engine.populated_rows()) * ROW_BYTES,
-            // The shell knows it.
+            // filled in by the shell
             locked_bytes: 0,
             used_bytes: usage.used_bytes,
             chunks: usage.chunks,
@@ -284,7 +282,7 @@ impl<H: Host> Core<H> {
         list
     }
 
-    /// Domains that no other process can share, by reason.
+    /// Number of process-local domains, by reason.
     fn unshared_domains(&self) -> BTreeMap<String, u32> {
         let mut counts = BTreeMap::new();
         for domain in self.domain_status().into_iter().filter(|d| !d.shareable) {
@@ -333,7 +331,7 @@ impl<H: Host> Core<H> {
         }
     }
 
-    /// Current values of all metrics of sessions and engine: name without prefix, label values, value.
+    /// Passes the current value of every metric of sessions and engine to `put`: name without prefix, label values, value.
     pub fn metrics(&self, put: &mut dyn FnMut(&'static str, &[&str], f64)) {
         let c = &self.counters;
         put("requested_tokens_total", &[], c.requested_tokens as f64);

@@ -1,4 +1,4 @@
-//! Metrics of the tiers below memory, and of what is chosen between them and computing.
+//! Metrics of lower tiers, and of the decisions between loading and prefill.
 
 use super::core::Core;
 use super::seam::Host;

@@ -1,4 +1,4 @@
-//! WINDOW: which transfer mode a worker uses, and what the sidecar may copy for it. The memory itself and the copies are the shell's.
+//! WINDOW: selects a worker's transfer mode, and checks which copies the sidecar may make for it. The shell owns the memory and copies.
 
 use super::core::{Asked, Core, Refusal, text};
 use super::seam::{ConnId, Host, Now, Output, ProcessId, WindowId, WindowNews};
@@ -8,35 +8,34 @@ use kvcachepool_protocol::message::{self, AbortReply, ErrorCode, Register, Role,
 use kvcachepool_protocol::window::{Order, Reason, Unavailable};
 use std::collections::BTreeMap;
 
-/// vLLM's worker copies between its KV blocks and the arena.
+/// The worker copies between vLLM's KV blocks and the arena.
 pub(super) const ENGINE: &str = "engine";
-/// The worker copies between its KV blocks and a window, the sidecar between window and arena.
+/// The worker copies between vLLM's KV blocks and a window, and the sidecar between window and arena.
 pub(super) const WINDOW: &str = "cuda_window";
 
-/// How bytes go between a worker's KV blocks and the arena.
+/// Transfer state of a worker.
 #[derive(Debug, Default)]
 pub(super) struct Mode {
-    /// REGISTER's answer was that it shall ask for a window.
+    /// The reply to REGISTER told the worker to request a window.
     pub chosen: bool,
-    /// The window that was asked for last.
+    /// The last requested window.
     pub asked: Option<WindowId>,
-    /// That window was seen to work from both sides.
+    /// Both sides have verified that window.
     pub works: bool,
-    /// Why the mode in use is not the other one; of a window, where its memory is.
+    /// Why the other mode is not used; in window mode, the kind of the window's memory.
     pub reason: String,
 }
 
 impl Mode {
-    /// Name of the mode in use.
     pub fn name(&self) -> &'static str {
         if self.works { WINDOW } else { ENGINE }
     }
 }
 
-/// Of one connection. A copy takes milliseconds.
+/// Limit per connection. A copy takes milliseconds.
 const WAITING_ABORTS_MAX: usize = 256;
 
-/// An ABORT that is answered when no copy into its slots runs any more.
+/// An ABORT that waits for copies into its slots to end.
 #[derive(Debug)]
 pub(super) struct WaitingAbort {
     asked: Asked,
@@ -49,7 +48,7 @@ fn unavailable(why: Unavailable, detail: &str) -> Refusal {
 }
 
 impl<H: Host> Core<H> {
-    /// The mode that a registering worker shall use, and why not the other one.
+    /// The transfer mode of a registering worker, and the reason.
     pub(super) fn choose_transfer(
         &mut self,
         session: u64,
@@ -84,7 +83,7 @@ impl<H: Host> Core<H> {
             return Ok(());
         };
         if !registered {
-            let said = "a worker asks for a window behind its REGISTER";
+            let said = "WINDOW is accepted only from a worker that has registered";
             return Err(Refusal::later(ErrorCode::NotRegistered, said));
         }
         if !s.transfer.chosen {
@@ -103,13 +102,13 @@ impl<H: Host> Core<H> {
             return Ok(());
         }
         if s.transfer.asked.is_some_and(|w| w.conn == conn) {
-            let said = "this connection has a window, or one is being made; another needs another REGISTER";
+            let said = "this connection already has a window, or is opening one; send REGISTER before another WINDOW";
             return Err(unavailable(Unavailable::Busy, said));
         }
         let most = self.config.window_bytes;
         if window.bytes > most {
             let said = format!(
-                "{} bytes wanted, transfer.windowSize is {most}",
+                "requested {} bytes, but transfer.windowSize is {most}",
                 window.bytes
             );
             return Err(unavailable(Unavailable::WindowTooLarge, &said));
@@ -130,7 +129,7 @@ impl<H: Host> Core<H> {
         Ok(())
     }
 
-    /// Is this session the registered rank of its instance, in a process that maps the live arena?
+    /// True if this session is a registered rank of its instance, in a process that maps the live arena.
     fn registered_rank(&self, session: u64) -> bool {
         let Some(s) = self.peers.sessions.get(&session) else {
             return false;
@@ -143,7 +142,7 @@ impl<H: Host> Core<H> {
             && instance.is_some_and(|i| i.ranks.values().any(|(id, _)| *id == session))
     }
 
-    /// Registered workers by mode in use and the name of the reason.
+    /// Registered workers by transfer mode and name of the reason.
     pub(super) fn transfers(&self) -> BTreeMap<(&'static str, String), u32> {
         let mut counts = BTreeMap::new();
         for (id, s) in &self.peers.sessions {
@@ -160,7 +159,7 @@ impl<H: Host> Core<H> {
         counts
     }
 
-    /// What became of a window that was asked for.
+    /// Handles a change of a requested window.
     pub(super) fn window_news(
         &mut self,
         window: WindowId,
@@ -194,12 +193,12 @@ impl<H: Host> Core<H> {
         });
     }
 
-    /// Is this process there? Not: it is proven dead.
+    /// True unless the process is proven dead.
     pub fn lives(&self, process: ProcessId) -> bool {
         self.peers.processes.contains_key(&process)
     }
 
-    /// May the sidecar begin to copy what the window asks for, with an arena of this region? What is allowed is ended by
+    /// Checks whether the sidecar may start a copy that the window requests, in an arena of this region. An allowed copy must be ended with
     /// [`Core::window_copy_ended`].
     pub fn window_copy_begins(
         &mut self,
@@ -224,7 +223,7 @@ impl<H: Host> Core<H> {
         engine.copy_begins(owner, order.direction, &order.runs)
     }
 
-    /// A copy has ended, well or not. To be said before its stage is given back.
+    /// A copy ended, successfully or not. Call this before its stage is handed back.
     pub fn window_copy_ended(&mut self, now: Now, order: &Order, out: &mut Vec<Output>) {
         if let Some(engine) = &mut self.engine {
             engine.copy_ended(order.direction, &order.runs);
@@ -233,7 +232,7 @@ impl<H: Host> Core<H> {
         self.act(now, out);
     }
 
-    /// Answers the ABORT of a worker that has or had a window, now or when the copies into its slots have ended.
+    /// Answers the ABORT of a worker that has or had a window, once no copies into its slots are running.
     pub(super) fn answer_abort(
         &mut self,
         asked: Asked,
@@ -248,7 +247,7 @@ impl<H: Host> Core<H> {
         }
         let same = |w: &&WaitingAbort| w.asked.conn == asked.conn;
         if self.waiting_aborts.iter().filter(same).count() >= WAITING_ABORTS_MAX {
-            let said = "many wait for the same copies: ask again when they are answered";
+            let said = "too many ABORTs wait for these copies; retry after they are answered";
             return Err(Refusal::later(ErrorCode::LimitReached, said));
         }
         let engine = self.engine.as_ref();
@@ -275,7 +274,7 @@ impl<H: Host> Core<H> {
         }
     }
 
-    /// The connection is over, and with it its window: nothing more is copied for it.
+    /// The connection ended, and its window with it: no more copies are made for it.
     pub(super) fn window_disconnected(&mut self, session: u64, conn: ConnId) {
         self.waiting_aborts.retain(|w| w.asked.conn != conn);
         if let Some(s) = self.peers.sessions.get_mut(&session)

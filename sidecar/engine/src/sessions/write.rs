@@ -1,4 +1,4 @@
-//! GRANT, COMMIT and ABORT: slots to write, and how they come back.
+//! GRANT, COMMIT and ABORT: granting slots and taking them back.
 
 use super::core::{Asked, Core, Refusal};
 use super::read::namespace;
@@ -90,7 +90,7 @@ impl<H: Host> Core<H> {
         self.answer_abort(asked, session, slots, freed, out)
     }
 
-    /// Sections of a worker's message; none where they lie in another region than the live one.
+    /// Sections of a worker's message; none if they name another region than the live one.
     fn sections(&mut self, body: &[u8]) -> Result<Vec<refs::SectionRef>, Refusal> {
         let sections: Sections = message::decode(body)?;
         let unpacked = refs::unpack(&sections.refs)
@@ -127,7 +127,7 @@ impl<H: Host> Core<H> {
     }
 }
 
-/// A chunk of a GRANT in the engine's terms; none where it is malformed.
+/// Converts a chunk of a GRANT; none if it is malformed.
 fn wish<'a>(context: &GrantContext<'_>, chunk: &'a GrantChunk) -> Option<Wish<'a>> {
     let plan = context.plan;
     let key =

@@ -1,12 +1,12 @@
-//! The functions of `cuda.h` that are called: those of windows, and those that kernels and measurements need besides. Every result is a
-//! `CUresult`, 0 for success.
+//! The functions of `cuda.h` in use: those for windows, and those for kernels and measurements. Every result is a `CUresult`, 0 for
+//! success.
 #![allow(unsafe_code)]
 
 use super::library::Library;
 use crate::device::DeviceError;
 use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 
-/// A context, a stream, an event: pointers to what only the driver knows.
+/// A context, stream or event: a pointer that is opaque to callers.
 pub type Opaque = *mut c_void;
 /// `CUdeviceptr`.
 pub type DevicePtr = u64;
@@ -41,14 +41,14 @@ pub struct AccessDesc {
 /// `CUipcMemHandle`.
 pub const IPC_HANDLE_BYTES: usize = 64;
 
-/// `CUresult`s with a meaning of their own here.
+/// `CUresult`s that are handled separately.
 pub const OUT_OF_MEMORY: c_int = 2;
 pub const DEVICE_UNAVAILABLE: c_int = 46;
 pub const NO_DEVICE: c_int = 100;
 pub const NOT_READY: c_int = 600;
 pub const ALREADY_REGISTERED: c_int = 712;
 
-/// What a driver says of PTX that it cannot load.
+/// The driver cannot load the PTX.
 pub const INVALID_IMAGE: c_int = 200;
 pub const NO_BINARY_FOR_DEVICE: c_int = 209;
 pub const INVALID_PTX: c_int = 218;
@@ -70,9 +70,9 @@ macro_rules! functions {
         }
 
         impl $table {
-            /// Fails with the name of what the library lacks.
+            /// Fails with the name of the missing function.
             pub fn of(library: &Library) -> Result<Self, &'static str> {
-                // SAFETY: the types are those of cuda.h for these symbols: CUdevice is an int, handles are pointers or 64-bit words.
+                // SAFETY: the types match these symbols in cuda.h: CUdevice is an int, handles are pointers or 64-bit words.
                 unsafe {
                     Ok(Self { $($field: library.function($symbol)?),+ })
                 }
@@ -82,7 +82,7 @@ macro_rules! functions {
 }
 
 functions! {
-    /// What a window needs, by what it does.
+    /// Functions that windows need, grouped by purpose.
     Api:
     init = c"cuInit" (c_uint);
     device_count = c"cuDeviceGetCount" (*mut c_int);
@@ -123,7 +123,7 @@ functions! {
 }
 
 functions! {
-    /// What kernels, tests and measurements need besides. A window does without.
+    /// Functions that only kernels, tests and measurements need.
     Compute:
     version = c"cuDriverGetVersion" (*mut c_int);
     context_synchronize = c"cuCtxSynchronize" ();
@@ -138,11 +138,9 @@ functions! {
     ipc_close = c"cuIpcCloseMemHandle" (DevicePtr);
 }
 
-/// A function of the driver failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{call} failed with {result}")]
 pub struct Failed {
-    /// Which.
     pub call: &'static str,
     /// Its `CUresult`.
     pub result: c_int,
@@ -154,7 +152,7 @@ impl From<Failed> for DeviceError {
     }
 }
 
-/// The outcome of a call, with its name.
+/// Converts the result of a named call.
 pub fn done(call: &'static str, result: c_int) -> Result<(), Failed> {
     match result {
         0 => Ok(()),

@@ -1,5 +1,5 @@
-//! Memory for kernels and measurements: on the device, and page-locked on the host. Both are given back only when nothing of the device
-//! runs any more, so that work which is under way never outlives what it works on.
+//! Memory for kernels and measurements: on the device, and page-locked on the host. Both are freed only when the device is idle, so that
+//! running work never outlives its memory.
 #![allow(unsafe_code)]
 
 use super::api::{DevicePtr, Failed, IPC_HANDLE_BYTES, done};
@@ -8,12 +8,11 @@ use super::stream::Stream;
 use kvcachepool_memory::mapping::Mapping;
 use std::sync::Arc;
 
-/// `CU_MEMHOSTREGISTER_PORTABLE`: for all contexts of this process.
+/// `CU_MEMHOSTREGISTER_PORTABLE`: valid in all contexts of this process.
 const PORTABLE: u32 = 1;
-/// `CUDA_ERROR_INVALID_VALUE`: what a range outside of its memory is answered with, without asking the driver.
+/// `CUDA_ERROR_INVALID_VALUE`: the result for an out-of-range access, without a call to the driver.
 const INVALID: i32 = 1;
 
-/// Device memory.
 pub struct Buffer {
     address: DevicePtr,
     bytes: u64,
@@ -21,11 +20,11 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// So many bytes, whatever they hold.
+    /// Allocates this many bytes, uninitialised.
     pub fn new(context: &Arc<Context>, bytes: u64) -> Result<Self, Failed> {
         context.enter()?;
         let mut address = 0;
-        // SAFETY: the pointer is to an address of ours; the context is current. The driver gives no memory of no bytes.
+        // SAFETY: the pointer is to a local address; the context is current. The driver rejects allocations of 0 bytes.
         let allocated = unsafe { (context.api.alloc)(&mut address, bytes.max(1) as usize) };
         done("cuMemAlloc", allocated)?;
         Ok(Self {
@@ -35,62 +34,58 @@ impl Buffer {
         })
     }
 
-    /// With these bytes.
     pub fn of(context: &Arc<Context>, bytes: &[u8]) -> Result<Self, Failed> {
         let this = Self::new(context, bytes.len() as u64)?;
         this.write(0, bytes)?;
         Ok(this)
     }
 
-    /// Its size.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// The device's.
     pub(super) fn context(&self) -> &Arc<Context> {
         &self.context
     }
 
-    /// A legacy handle by which another process can map it.
+    /// A legacy IPC handle, by which another process can map the memory.
     pub fn ipc_handle(&self) -> Result<Vec<u8>, Failed> {
         self.context.enter()?;
         let mut handle = vec![0; IPC_HANDLE_BYTES];
-        // SAFETY: the pointer is to as many bytes as the call writes; the address is that of an allocation's begin.
+        // SAFETY: the pointer is to as many bytes as the call writes; the address is the start of an allocation.
         let named = unsafe { (self.context.api.ipc_handle)(handle.as_mut_ptr(), self.address) };
         done("cuIpcGetMemHandle", named)?;
         Ok(handle)
     }
 
-    /// Puts bytes at `at`; they are there when it returns. Does not wait for streams.
+    /// Writes bytes at `at`, and returns after they have arrived. Does not wait for streams.
     pub fn write(&self, at: u64, bytes: &[u8]) -> Result<(), Failed> {
         self.context.enter()?;
         let to = self.at(at, bytes.len() as u64)?;
-        // SAFETY: the range was checked; the call returns when the bytes are taken.
+        // SAFETY: the range was checked; the call returns after the bytes were taken.
         let copied = unsafe { (self.context.api.copy_in)(to, bytes.as_ptr().cast(), bytes.len()) };
         done("cuMemcpyHtoD", copied)?;
-        // Taken into buffers of the driver: streams of ours are not ordered with what is still on its way from there.
+        // The driver may still hold the bytes in its buffers, and its streams are not ordered with them.
         self.context.finish()
     }
 
-    /// Takes bytes from `at`. Does not wait for streams.
+    /// Reads bytes at `at`. Does not wait for streams.
     pub fn read(&self, at: u64, into: &mut [u8]) -> Result<(), Failed> {
         self.context.enter()?;
         let from = self.at(at, into.len() as u64)?;
-        // SAFETY: the range was checked; the call returns when the bytes are there.
+        // SAFETY: the range was checked; the call returns after the bytes have arrived.
         let copied =
             unsafe { (self.context.api.copy_out)(into.as_mut_ptr().cast(), from, into.len()) };
         done("cuMemcpyDtoH", copied)
     }
 
-    /// All of it.
     pub fn content(&self) -> Result<Vec<u8>, Failed> {
         let mut content = vec![0; self.bytes as usize];
         self.read(0, &mut content)?;
         Ok(content)
     }
 
-    /// The device's address of a range.
+    /// Device address of a range.
     pub(super) fn at(&self, offset: u64, bytes: u64) -> Result<DevicePtr, Failed> {
         match offset.checked_add(bytes) {
             Some(end) if end <= self.bytes => Ok(self.address + offset),
@@ -101,7 +96,7 @@ impl Buffer {
         }
     }
 
-    /// Begins to copy from page-locked memory of the host.
+    /// Starts a copy from page-locked host memory.
     pub fn copy_in(
         &self,
         stream: &Stream,
@@ -112,13 +107,13 @@ impl Buffer {
     ) -> Result<(), Failed> {
         self.context.enter()?;
         let (to, from) = (self.at(at, bytes)?, host.at(from, bytes)?);
-        // SAFETY: both ranges were checked, and neither memory goes before the device is done.
+        // SAFETY: both ranges were checked, and neither memory is freed before the device is done.
         done("cuMemcpyHtoDAsync", unsafe {
             (self.context.api.copy_in_async)(to, from.cast_const(), bytes as usize, stream.raw())
         })
     }
 
-    /// Begins to copy to page-locked memory of the host.
+    /// Starts a copy to page-locked host memory.
     pub fn copy_out(
         &self,
         stream: &Stream,
@@ -135,7 +130,7 @@ impl Buffer {
         })
     }
 
-    /// Begins to copy from another buffer.
+    /// Starts a copy from another buffer.
     pub fn copy_from(&self, stream: &Stream, other: &Self, bytes: u64) -> Result<(), Failed> {
         self.context.enter()?;
         let (to, from) = (self.at(0, bytes)?, other.at(0, bytes)?);
@@ -149,22 +144,22 @@ impl Buffer {
 impl Drop for Buffer {
     fn drop(&mut self) {
         self.context.settle();
-        // SAFETY: the address was given for this buffer, and nothing uses it any more.
+        // SAFETY: the address is this buffer's, and nothing uses it any more.
         unsafe { (self.context.api.free)(self.address) };
     }
 }
 
-/// Memory of the host that the device copies to and from by itself.
+/// Host memory that the device reads and writes directly.
 pub struct Pinned {
     mapping: Arc<Mapping>,
     context: Arc<Context>,
 }
 
 impl Pinned {
-    /// Locks all pages of a mapping.
+    /// Page-locks all of a mapping.
     pub fn new(context: &Arc<Context>, mapping: Arc<Mapping>) -> Result<Self, Failed> {
         context.enter()?;
-        // Asked first: what is locked must be unlocked again.
+        // Checked first, because locked pages must be unlocked again.
         context.compute()?;
         let bytes = mapping.length();
         let invalid = Failed {
@@ -182,7 +177,6 @@ impl Pinned {
         })
     }
 
-    /// The mapping.
     pub fn mapping(&self) -> &Arc<Mapping> {
         &self.mapping
     }
@@ -200,7 +194,7 @@ impl Drop for Pinned {
     fn drop(&mut self) {
         self.context.settle();
         if let (Ok(compute), Ok(start)) = (self.context.compute(), self.at(0, 1)) {
-            // SAFETY: the range was locked from here on, and no copy of it runs any more.
+            // SAFETY: this range is locked, and no copy of it runs any more.
             unsafe { (compute.unregister)(start) };
         }
     }

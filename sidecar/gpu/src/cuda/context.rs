@@ -1,4 +1,4 @@
-//! One context per device and process: it costs some 0.5 GiB of the device's memory, whatever the number of windows.
+//! One context per device and process. It takes about 0.5 GiB of device memory, whatever the number of windows.
 #![allow(unsafe_code)]
 
 use super::api::{
@@ -15,60 +15,59 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
-/// `CU_DEVICE_ATTRIBUTE_COMPUTE_MODE`; 0 is for any number of processes.
+/// `CU_DEVICE_ATTRIBUTE_COMPUTE_MODE`; 0 allows any number of processes.
 const COMPUTE_MODE: c_int = 20;
 /// `CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR` and `..._MINOR`.
 const CAPABILITY: [c_int; 2] = [75, 76];
-/// Most bytes of a name.
+/// Longest device name in bytes.
 const NAME_BYTES: usize = 256;
 
-/// What a context takes of the device's memory, at the most: 520 to 616 MiB were seen by others on data-centre GPUs.
+/// Upper bound of a context's device memory. Published measurements on data-centre GPUs are 520 to 616 MiB.
 pub const CONTEXT_BYTES: u64 = 640 << 20;
-/// What is left to a vLLM beside us whatever we take. It sized its KV cache before, and allocates little more while it serves; where it has
-/// nothing left it fails.
+/// Device memory always left to vLLM on the same device. vLLM has sized its KV cache before and allocates little more while it serves, but
+/// fails if nothing is left.
 const MARGIN_BYTES: u64 = 256 << 20;
 
-/// A device with its primary context, which is given back when nothing uses it any more: neither a window, nor what else holds it.
+/// A device with its primary context. The context is released when its last user, such as a window, is gone.
 pub struct Context {
-    /// Functions of the driver.
     pub(super) api: &'static Api,
-    /// Those that a window does without; or the name of what the driver lacks of them.
+    /// Functions that windows do not need; or the name of the missing one.
     compute: Result<&'static Compute, &'static str>,
     /// `CUdevice`.
     pub(super) device: c_int,
-    /// What the driver calls the device.
+    /// The driver's name of the device.
     pub name: String,
     context: Opaque,
-    /// Copies whose end nobody says.
+    /// Copies whose end is unknown.
     pub(super) doubts: AtomicU32,
-    /// Held from the look at what is free until it was taken.
+    /// Held between the check of free memory and the allocation.
     taking: Mutex<()>,
 }
 
-// SAFETY: a context may be current on any thread, and on several; all other fields are plain.
+// SAFETY: a context may be current on any number of threads; all other fields are plain data.
 unsafe impl Send for Context {}
-// SAFETY: as above; nothing of it changes.
+// SAFETY: as above; the fields do not change.
 unsafe impl Sync for Context {}
 
 impl Context {
-    /// Functions for kernels and measurements; fails where the driver lacks one.
+    /// Functions for kernels and measurements. Fails if the driver lacks one.
     pub(super) fn compute(&self) -> Result<&'static Compute, Failed> {
         // `CUDA_ERROR_NOT_FOUND`
         self.compute.map_err(|call| Failed { call, result: 500 })
     }
 
-    /// Compute capability times ten, as targets of PTX name it; 0 where the driver does not say.
+    /// Compute capability times ten, like PTX targets; 0 if unknown.
     pub(super) fn capability(&self) -> c_int {
         let [major, minor] = CAPABILITY.map(|attribute| {
             let mut value = 0;
-            // SAFETY: a pointer to an int of ours, and the device that the context is of.
+            // SAFETY: a pointer to a local int, and this context's device.
             unsafe { (self.api.device_attribute)(&mut value, attribute, self.device) };
             value
         });
         major * 10 + minor
     }
 
-    /// No copy of it is in doubt: a window would be lost as well.
+    /// Fails if a copy in this context is in doubt, because a new window would be lost as well.
     pub(super) fn trusted(&self) -> Result<(), NoWindow> {
         match self.doubts.load(Ordering::Relaxed) {
             0 => Ok(()),
@@ -79,7 +78,7 @@ impl Context {
         }
     }
 
-    /// Takes memory by `take`, where the device has so many bytes to spare. The context is current.
+    /// Allocates memory with `take` if the device has this many bytes to spare. The context is current.
     pub(super) fn spare<T>(
         &self,
         bytes: u64,
@@ -91,26 +90,26 @@ impl Context {
         take()
     }
 
-    /// Bytes of the device's memory that are free, and all.
+    /// Free and total device memory in bytes.
     pub fn memory(&self) -> Result<(u64, u64), Failed> {
         self.enter()?;
         let (mut free, mut total) = (0, 0);
-        // SAFETY: pointers to two sizes of ours; the context is current.
+        // SAFETY: pointers to two local sizes; the context is current.
         let asked = unsafe { (self.api.memory)(&mut free, &mut total) };
         done("cuMemGetInfo", asked)?;
         Ok((free as u64, total as u64))
     }
 
-    /// The CUDA that the driver came with: 12080 is 12.8.
+    /// CUDA version of the driver: 12080 is 12.8.
     pub fn cuda(&self) -> Result<i32, Failed> {
         let mut version = 0;
-        // SAFETY: a pointer to an int of ours.
+        // SAFETY: a pointer to a local int.
         let asked = unsafe { (self.compute()?.version)(&mut version) };
         done("cuDriverGetVersion", asked)?;
         Ok(version)
     }
 
-    /// Returns when all that was asked of the device is done; fails where some of it failed.
+    /// Waits for all work of the device. Fails if any of it failed.
     pub(super) fn finish(&self) -> Result<(), Failed> {
         self.enter()?;
         // SAFETY: no arguments; the context is current.
@@ -118,22 +117,22 @@ impl Context {
         done("cuCtxSynchronize", finished)
     }
 
-    /// Nothing that was asked of the device before runs any more. A failure means that the context is lost, and all work with it.
+    /// Waits until earlier work of the device has ended. A failure means that the context and all its work are lost.
     pub(super) fn settle(&self) {
         if let Err(failed) = self.finish() {
-            tracing::warn!(%failed, "the work of a device failed");
+            tracing::warn!(%failed, "work on the device failed");
         }
     }
 
-    /// What the calls of this thread go to from now on.
+    /// Makes this context current on this thread.
     pub fn enter(&self) -> Result<(), Failed> {
-        // SAFETY: the context was retained, and is released with this.
+        // SAFETY: the context was retained, and is released with this object.
         done("cuCtxSetCurrent", unsafe {
             (self.api.context_set)(self.context)
         })
     }
 
-    /// It is not given back as long as the process lives: a window worked, page locks stay, and who comes back finds it.
+    /// Keeps the context for the life of the process, after a window worked: its page locks stay, and later windows use it.
     pub(super) fn keep(self: &Arc<Self>) {
         static KEPT: Mutex<Vec<Arc<Context>>> = Mutex::new(Vec::new());
         let mut kept = KEPT.lock();
@@ -145,19 +144,19 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: nothing that was made in the context is there any more: whatever was made there holds it. This thread shall not go on
-        // with one that is gone; others enter one before they call anything.
+        // SAFETY: nothing that was created in the context is left, because each such object holds it. This thread must not continue with a
+        // released context; other threads enter one before each call.
         let released = unsafe {
             (self.api.context_set)(null_mut());
             (self.api.context_release)(self.device)
         };
         if let Err(failed) = done("cuDevicePrimaryCtxRelease", released) {
-            tracing::warn!(%failed, "a context was not given back");
+            tracing::warn!(%failed, "releasing a context failed");
         }
     }
 }
 
-/// A device with `free` bytes of memory free has `bytes` to spare.
+/// Checks that a device with `free` bytes of free memory has `bytes` to spare.
 fn spared(free: u64, bytes: u64) -> Result<(), NoWindow> {
     let needed = bytes.saturating_add(MARGIN_BYTES);
     if free >= needed {
@@ -165,7 +164,7 @@ fn spared(free: u64, bytes: u64) -> Result<(), NoWindow> {
     }
     let mib = |bytes: u64| bytes >> 20;
     let said = format!(
-        "{} MiB of the device's memory are free, {} are needed, {} of them to be left to vLLM: lower its --gpu-memory-utilization",
+        "the device has {} MiB of free memory, but needs {} MiB, including {} MiB reserved for vLLM: lower vLLM's --gpu-memory-utilization",
         mib(free),
         mib(needed),
         mib(MARGIN_BYTES)
@@ -173,24 +172,24 @@ fn spared(free: u64, bytes: u64) -> Result<(), NoWindow> {
     Err(NoWindow::new(Unavailable::OutOfMemory, said))
 }
 
-/// The device of this UUID has memory to spare for a context and a window. The driver says what is free only within a context, and that
-/// would have taken its part by then.
+/// Checks that the device has memory for a context and a window. Asks NVML, because the driver reports free memory only within a context,
+/// which would already have taken its part.
 fn has_room(uuid: &Uuid, window_bytes: u64) -> Result<(), NoWindow> {
     let management =
         Management::open().map_err(|reason| NoWindow::new(Unavailable::NoDriver, reason))?;
     let free = management.free_bytes(uuid).ok_or_else(|| {
-        let said = "NVML does not say how much memory of the device is free";
+        let said = "NVML does not report the device's free memory";
         NoWindow::new(Unavailable::DriverFailed, said)
     })?;
     spared(free, CONTEXT_BYTES.saturating_add(window_bytes))
 }
 
-/// Bytes of a device's memory that must be free for a first window of so many.
+/// Free device memory required for a first window of this size. Bytes.
 pub fn needed_bytes(window_bytes: u64) -> u64 {
     window_bytes.saturating_add(CONTEXT_BYTES + MARGIN_BYTES)
 }
 
-/// Why there is no window where a call of the driver failed.
+/// Converts a failed driver call to the reason for not making a window.
 pub fn refused(failed: Failed) -> NoWindow {
     let why = match failed.result {
         OUT_OF_MEMORY => Unavailable::OutOfMemory,
@@ -208,10 +207,10 @@ pub(super) struct Driver {
 }
 
 impl Driver {
-    /// Those of a library, which is started.
+    /// Loads the functions of a library, and initialises it.
     pub(super) fn of(library: &Library) -> Result<Self, String> {
         let api = Api::of(library).map_err(|name| format!("libcuda.so.1 has no {name}"))?;
-        // SAFETY: no argument but the flags, which must be 0.
+        // SAFETY: the only argument is the flags, which must be 0.
         match unsafe { (api.init)(0) } {
             0 => Ok(Self {
                 api,
@@ -231,7 +230,7 @@ fn driver() -> Result<&'static Driver, NoWindow> {
     }
 }
 
-/// UUIDs of the devices that this process sees, in the driver's order; at least one.
+/// UUIDs of the visible devices, in the driver's order; at least one.
 pub fn devices() -> Result<Vec<String>, NoWindow> {
     let found = uuids(&driver()?.api)?;
     match found.is_empty() {
@@ -243,12 +242,12 @@ pub fn devices() -> Result<Vec<String>, NoWindow> {
     }
 }
 
-/// The context of the device of this UUID, made where there is none yet, whatever memory is left.
+/// The context of the device with this UUID. Creates one if needed, without a check of free memory.
 pub fn of(uuid: &str) -> Result<Arc<Context>, NoWindow> {
     known_or_made(uuid, |_| Ok(()))
 }
 
-/// The same for a window beside a vLLM: made only where the device has memory to spare for both.
+/// Like [`of`], for a window beside a vLLM: a context is created only if the device has memory to spare for both.
 pub fn beside_vllm(uuid: &str, window_bytes: u64) -> Result<Arc<Context>, NoWindow> {
     known_or_made(uuid, |uuid| has_room(uuid, window_bytes))
 }
@@ -261,7 +260,7 @@ fn known_or_made(
     CONTEXTS.of(driver()?, &digits(uuid), may)
 }
 
-/// The context of each device that has one. A driver that hangs at one device holds up nobody at another.
+/// The context of each device that has one. A driver call that hangs for one device does not block the others.
 pub(super) struct Contexts(Mutex<BTreeMap<c_int, Arc<Mutex<Weak<Context>>>>>);
 
 impl Contexts {
@@ -269,7 +268,7 @@ impl Contexts {
         Self(Mutex::new(BTreeMap::new()))
     }
 
-    /// That of the device whose UUID has these digits: the known one, or a new one where there may be one.
+    /// The context of the device with these UUID digits: the existing one, or a new one if `may` permits.
     pub(super) fn of(
         &self,
         driver: &'static Driver,
@@ -288,7 +287,7 @@ impl Contexts {
     }
 }
 
-/// A UUID without what differs between those who write it: prefix, dashes, case.
+/// A UUID in canonical form, without prefix, dashes and case.
 fn digits(uuid: &str) -> String {
     let bare = uuid.trim_start_matches("GPU-").trim_start_matches("MIG-");
     let hex = bare.chars().filter(char::is_ascii_hexdigit);
@@ -301,17 +300,16 @@ fn hex(uuid: &Uuid) -> String {
     uuid.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Devices with their UUIDs.
 fn uuids(api: &Api) -> Result<Vec<(c_int, Uuid)>, NoWindow> {
     let mut count = 0;
-    // SAFETY: the pointer is to an int of ours; cuInit has succeeded.
+    // SAFETY: the pointer is to a local int; cuInit has succeeded.
     done("cuDeviceGetCount", unsafe {
         (api.device_count)(&mut count)
     })
     .map_err(refused)?;
     let uuid = |ordinal| {
         let (mut device, mut uuid) = (0, Uuid::default());
-        // SAFETY: pointers to an int and to 16 bytes of ours.
+        // SAFETY: pointers to a local int and to 16 local bytes.
         let answered = unsafe {
             (api.device_get)(&mut device, ordinal) == 0
                 && (api.device_uuid)(uuid.as_mut_ptr(), device) == 0
@@ -337,7 +335,7 @@ fn make(
 ) -> Result<Context, NoWindow> {
     let api = &driver.api;
     let (mut name, mut mode, mut context) = ([0u8; NAME_BYTES], 0, null_mut());
-    // SAFETY: pointers to NAME_BYTES bytes, with their number beside them, and to an int of ours.
+    // SAFETY: pointers to NAME_BYTES local bytes, with their length, and to a local int.
     unsafe {
         (api.device_name)(name.as_mut_ptr().cast(), NAME_BYTES as c_int, device);
         (api.device_attribute)(&mut mode, COMPUTE_MODE, device);
@@ -348,11 +346,11 @@ fn make(
         return Err(NoWindow::new(Unavailable::MigEnabled, name));
     }
     if mode != 0 {
-        let said = format!("{name} has compute mode {mode}");
+        let said = format!("{name} has compute mode {mode}, expected 0 (default)");
         return Err(NoWindow::new(Unavailable::ExclusiveProcess, said));
     }
     may()?;
-    // SAFETY: the pointer is to a handle of ours, the device is one that the driver named.
+    // SAFETY: the pointer is to a local handle; the driver listed the device.
     let retained = unsafe { (api.context_retain)(&mut context, device) };
     done("cuDevicePrimaryCtxRetain", retained).map_err(refused)?;
     Ok(Context {

@@ -1,5 +1,5 @@
-//! A window in a device's memory: copies on a stream of lowest priority for each direction, an event behind each, asked whether it came.
-//! No kernel runs in this context: on a GPU that serves, a second context's kernels would take turns with the engine's.
+//! A window in device memory. Each direction has a stream of lowest priority, with an event after each copy that is polled.
+//! No kernel runs in this context: on a serving GPU, kernels of a second context would compete with the engine's.
 #![allow(unsafe_code)]
 
 use super::api::{Failed, NOT_READY, Opaque, done};
@@ -22,11 +22,11 @@ const NO_TIMING: u32 = 2;
 
 struct Running {
     direction: Direction,
-    /// Behind the copy; null where it could not be put there.
+    /// Recorded after the copy; null if that failed.
     event: Opaque,
-    /// What failed; from then on the stream is asked.
+    /// The failure, if any. From then on the stream is queried instead of the event.
     failed: Option<DeviceError>,
-    /// The context counts it among the copies whose end nobody says.
+    /// The context counts this copy as one whose end is unknown.
     doubted: bool,
     /// Kept until the copy has ended.
     _arena: Arc<Mapping>,
@@ -46,7 +46,7 @@ pub struct CudaDevice {
 unsafe impl Send for CudaDevice {}
 
 impl CudaDevice {
-    /// Memory of so many bytes on the context's device.
+    /// Allocates this many bytes on the context's device.
     pub fn new(context: Arc<Context>, bytes: u64) -> Result<Self, NoWindow> {
         context.enter().map_err(refused)?;
         let size =
@@ -67,7 +67,7 @@ impl CudaDevice {
     fn make_streams(&mut self) -> Result<(), Failed> {
         let (mut least, mut greatest) = (0, 0);
         let api = self.context.api;
-        // SAFETY: pointers to numbers and handles of ours; the context is current.
+        // SAFETY: pointers to local numbers and handles; the context is current.
         unsafe {
             done(
                 "cuCtxGetStreamPriorityRange",
@@ -94,8 +94,8 @@ impl CudaDevice {
             .ok_or_else(outside)?;
         let host = arena.address(part.arena, part.bytes).ok_or_else(outside)?;
         let (host, bytes) = (host.as_ptr().cast(), part.bytes as usize);
-        // SAFETY: both ranges were checked; the arena is kept until the copy's event has come, and what other processes write there
-        // meanwhile is a matter of the slot table.
+        // SAFETY: both ranges were checked; the arena is kept until the copy's event has completed. The slot table governs concurrent
+        // writes of other processes to the arena.
         let submitted = unsafe {
             match direction {
                 Direction::Store => done(
@@ -118,10 +118,10 @@ impl CudaDevice {
         }
     }
 
-    /// Puts an event behind what was submitted.
+    /// Records an event after the submitted copies.
     fn mark(&self, direction: Direction) -> Result<Opaque, Failed> {
         let (api, mut event) = (self.context.api, null_mut());
-        // SAFETY: a pointer to a handle of ours, then a stream and an event that the driver gave.
+        // SAFETY: a pointer to a local handle, then a stream and an event of the driver.
         unsafe {
             done("cuEventCreate", (api.event_create)(&mut event, NO_TIMING))?;
             if let Err(failed) = done(
@@ -135,10 +135,10 @@ impl CudaDevice {
         Ok(event)
     }
 
-    /// Has the event come? Any failure may be of the question, of the copy, or of the whole context.
+    /// Whether the event has completed. A failure may concern the query, the copy, or the whole context.
     fn query(&self, event: Opaque) -> Result<bool, Failed> {
         self.context.enter()?;
-        // SAFETY: the event was recorded, and is destroyed only when it is not asked for any more.
+        // SAFETY: the event was recorded, and is destroyed only after its last query.
         match unsafe { (self.context.api.event_query)(event) } {
             NOT_READY => Ok(false),
             result => done("cuEventQuery", result).map(|()| true),
@@ -147,22 +147,21 @@ impl CudaDevice {
 
     fn forget(&self, event: Opaque) {
         if !event.is_null() {
-            // SAFETY: nobody asks for it any more.
+            // SAFETY: the event is not queried any more.
             unsafe { (self.context.api.event_destroy)(event) };
         }
     }
 
-    /// Does anything submitted before still run? Where it fails that is not known. Asked and not waited for: an earlier copy may be stuck.
+    /// Whether earlier work of the stream still runs; unknown after a failure. Polls instead of waiting, because an earlier copy may hang.
     fn runs(&self, direction: Direction) -> Result<bool, Failed> {
         self.context.enter()?;
-        // SAFETY: the stream is one of ours.
+        // SAFETY: the stream belongs to this object.
         match unsafe { (self.context.api.stream_query)(self.stream(direction)) } {
             NOT_READY => Ok(true),
             result => done("cuStreamQuery", result).map(|()| false),
         }
     }
 
-    /// The copy has ended.
     fn settle(&self, running: &Running) {
         self.forget(running.event);
         if running.doubted {
@@ -170,7 +169,7 @@ impl CudaDevice {
         }
     }
 
-    /// The context counts the copy among those whose end nobody says.
+    /// Counts the copy in the context as one whose end is unknown.
     fn doubts(&self, running: &mut Running) {
         if !running.doubted {
             self.context.doubts.fetch_add(1, Ordering::Relaxed);
@@ -199,9 +198,9 @@ impl Device for CudaDevice {
             .at(offset, bytes.len() as u64)
             .ok_or_else(outside)?;
         let api = self.context.api;
-        // What the call without a stream says to be done may lie in buffers of the driver still, and another process reads it next.
-        // SAFETY: the range was checked, and the bytes are there until the stream is done; it is one of ours. No copy is begun before the
-        // worker has seen these bytes, so that there is nothing else to wait for.
+        // A synchronous call may return while the bytes are still in the driver's buffers, and another process reads them next.
+        // SAFETY: the range was checked, and the bytes live until the stream is done; the stream belongs to this object. No copy begins
+        // before the worker has seen these bytes, so there is nothing else to wait for.
         unsafe {
             let from = bytes.as_ptr().cast();
             let copied = (api.copy_in_async)(to, from, bytes.len(), self.load);
@@ -217,7 +216,7 @@ impl Device for CudaDevice {
             .memory
             .at(offset, into.len() as u64)
             .ok_or_else(outside)?;
-        // SAFETY: the range was checked; the call returns when the bytes are there.
+        // SAFETY: the range was checked; the call returns after the bytes have arrived.
         let copied =
             unsafe { (self.context.api.copy_out)(into.as_mut_ptr().cast(), from, into.len()) };
         Ok(done("cuMemcpyDtoH", copied)?)
@@ -235,7 +234,7 @@ impl Device for CudaDevice {
             .flat_map(pins::cut)
             .try_for_each(|part| self.submit(direction, arena, &part));
         let marked = submitted.and_then(|()| Ok(self.mark(direction)?));
-        // Some parts may be under way behind a failure.
+        // Parts submitted before the failure may be in flight.
         let (event, failed) = match marked {
             Ok(event) => (event, None),
             Err(error) => (null_mut(), Some(error)),
@@ -255,7 +254,7 @@ impl Device for CudaDevice {
 
     fn progress(&mut self, ticket: Ticket) -> Progress {
         let Some(mut running) = self.running.remove(&ticket) else {
-            return Progress::Failed(DeviceError("an unknown ticket".into()));
+            return Progress::Failed(DeviceError("unknown ticket".into()));
         };
         if running.failed.is_none() {
             match self.query(running.event) {
@@ -271,7 +270,7 @@ impl Device for CudaDevice {
             }
         }
         let error = running.failed.clone().unwrap_or_else(outside);
-        // What failed may have been the question. That no byte moves any more is said by the stream, or by nobody.
+        // The query may have failed and not the copy. Only the stream can prove that no byte moves any more.
         let progress = match self.runs(running.direction) {
             Ok(false) => {
                 self.settle(&running);
@@ -311,7 +310,7 @@ impl Drop for CudaDevice {
         }
         for stream in [self.store, self.load] {
             if !stream.is_null() {
-                // SAFETY: the stream is one of ours. Every copy has ended, or its window would still wait for it.
+                // SAFETY: the stream belongs to this object. Every copy has ended, otherwise its window would still wait for it.
                 unsafe { (self.context.api.stream_destroy)(stream) };
             }
         }
@@ -319,5 +318,5 @@ impl Drop for CudaDevice {
 }
 
 fn outside() -> DeviceError {
-    DeviceError("a part lies outside of window or arena".into())
+    DeviceError("a part is outside of the window or the arena".into())
 }

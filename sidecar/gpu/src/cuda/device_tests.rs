@@ -1,4 +1,4 @@
-//! A window's copies over a made-up driver of their own, which is told to fail.
+//! A window's copies over a fake driver that is made to fail. Each test has a driver of its own.
 #![allow(unsafe_code)]
 
 use super::context::{Context, Contexts, Driver};
@@ -25,16 +25,16 @@ struct Rig {
     context: Arc<Context>,
     device: CudaDevice,
     arena: Arc<Mapping>,
-    /// What events and streams answer from now on; 0: the truth.
+    /// Sets the result of events and streams; 0: the real one.
     fail: unsafe extern "C" fn(c_int),
     events: unsafe extern "C" fn() -> c_int,
-    /// Whether what was asked of streams before is stuck from now on.
+    /// Sets whether work submitted earlier hangs.
     stuck: unsafe extern "C" fn(c_int),
-    /// Whether copies that are said to be done are still on their way from now on.
+    /// Sets whether copies reported as done are still in flight.
     stages: unsafe extern "C" fn(c_int),
 }
 
-/// A made-up driver that nobody else has.
+/// A fake driver for one test.
 fn library() -> Library {
     let folder = tempfile::tempdir().unwrap();
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fake_driver.c");
@@ -81,7 +81,7 @@ impl Rig {
         unsafe { (self.stuck)(c_int::from(now)) }
     }
 
-    /// Events that were made and not destroyed.
+    /// Number of events created and not destroyed.
     fn events(&self) -> c_int {
         // SAFETY: it takes nothing.
         unsafe { (self.events)() }

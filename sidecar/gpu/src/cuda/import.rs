@@ -1,5 +1,5 @@
-//! Another process's window, as a worker maps it: for the doctor, and for the program that checks windows on a device. Engines do the same in
-//! Python.
+//! Maps another process's window, as a worker does. For the doctor, and for the program that checks windows on a device. Engines do the
+//! same in Python.
 #![allow(unsafe_code)]
 
 use super::api::{DevicePtr, Failed, IPC_HANDLE_BYTES, IpcHandle, done};
@@ -13,17 +13,17 @@ const LAZY_PEER_ACCESS: u32 = 1;
 /// `CUDA_ERROR_INVALID_VALUE`.
 const INVALID: i32 = 1;
 
-/// Memory that another process made.
+/// Memory of another process.
 pub struct Imported {
     context: Arc<Context>,
-    /// None: it came by IPC handle.
+    /// None: imported by IPC handle.
     mapped: Option<Mapped>,
     address: DevicePtr,
     bytes: usize,
 }
 
 impl Imported {
-    /// Maps memory of so many bytes that a descriptor stands for.
+    /// Maps this many bytes of the memory behind a descriptor.
     pub fn by_descriptor(
         context: &Arc<Context>,
         fd: BorrowedFd<'_>,
@@ -32,9 +32,9 @@ impl Imported {
         context.enter()?;
         let compute = context.compute()?;
         let mut allocation = 0;
-        // The descriptor goes in the pointer's place.
+        // The descriptor is passed in place of the pointer.
         let number = fd.as_raw_fd() as usize as *mut std::ffi::c_void;
-        // SAFETY: the pointer is to a handle of ours; the driver does not follow the other.
+        // SAFETY: the pointer is to a local handle; the driver does not dereference the other one.
         done("cuMemImportFromShareableHandle", unsafe {
             (compute.import)(&mut allocation, number, POSIX_FD)
         })?;
@@ -47,7 +47,7 @@ impl Imported {
         })
     }
 
-    /// Maps memory of so many bytes that a legacy IPC handle names.
+    /// Maps this many bytes of the memory behind a legacy IPC handle.
     pub fn by_handle(context: &Arc<Context>, handle: &[u8], bytes: usize) -> Result<Self, Failed> {
         context.enter()?;
         let whole: Result<[u8; IPC_HANDLE_BYTES], _> = handle.try_into();
@@ -56,7 +56,7 @@ impl Imported {
             result: INVALID,
         })?;
         let mut address = 0;
-        // SAFETY: the pointer is to an address of ours; the handle goes by value.
+        // SAFETY: the pointer is to a local address; the handle is passed by value.
         done("cuIpcOpenMemHandle", unsafe {
             (context.compute()?.ipc_open)(&mut address, handle, LAZY_PEER_ACCESS)
         })?;
@@ -68,25 +68,23 @@ impl Imported {
         })
     }
 
-    /// Its first bytes.
     pub fn read(&self, into: &mut [u8]) -> Result<(), Failed> {
         self.context.enter()?;
         let bytes = into.len().min(self.bytes);
-        // SAFETY: as many bytes as both sides have.
+        // SAFETY: the length is within both memories.
         done("cuMemcpyDtoH", unsafe {
             (self.context.api.copy_out)(into.as_mut_ptr().cast(), self.address, bytes)
         })
     }
 
-    /// Replaces its first bytes.
     pub fn write(&self, bytes: &[u8]) -> Result<(), Failed> {
         self.context.enter()?;
         let length = bytes.len().min(self.bytes);
-        // SAFETY: as many bytes as both sides have.
+        // SAFETY: the length is within both memories.
         done("cuMemcpyHtoD", unsafe {
             (self.context.api.copy_in)(self.address, bytes.as_ptr().cast(), length)
         })?;
-        // The driver may have taken them into buffers of its own only.
+        // The driver may still hold the bytes in its buffers.
         self.context.finish()
     }
 }
@@ -97,7 +95,7 @@ impl Drop for Imported {
         if self.mapped.is_none()
             && let Ok(compute) = self.context.compute()
         {
-            // SAFETY: the address is that which was given for this memory, and nothing uses it any more.
+            // SAFETY: the address is this memory's, and nothing uses it any more.
             unsafe { (compute.ipc_close)(self.address) };
         }
     }

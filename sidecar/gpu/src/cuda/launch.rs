@@ -1,5 +1,5 @@
-//! Kernels from the PTX of the crate `kernels`, loaded into a context: the [`Device`] of that crate's launchers. For tests, benchmarks and
-//! the doctor; a sidecar that serves runs no kernel.
+//! Kernels from the PTX of the crate `kernels`, loaded into a context: implements [`Device`] for that crate's launchers. For tests,
+//! benchmarks and the doctor; a serving sidecar runs no kernel.
 #![allow(unsafe_code)]
 
 use super::api::{
@@ -16,64 +16,46 @@ use std::ffi::{CString, c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::Arc;
 
-/// A kernel was not launched.
+/// Why a kernel was not launched.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LaunchError {
-    /// The manifest cannot be read, or names a module whose PTX is not in this binary.
-    #[error("the launch manifest of this build cannot be used: {0}")]
+    /// The manifest is invalid, or names a module whose PTX is not in this binary.
+    #[error("the launch manifest of this build is invalid: {0}")]
     Manifest(String),
-    /// No module has it.
     #[error("no kernel is named {0}")]
     UnknownKernel(String),
-    /// Memory or a stream of another device than the kernels'.
-    #[error("the kernels are on {own}, what they were given is on {other}")]
-    OtherDevice {
-        /// The kernels' device.
-        own: String,
-        /// The other one.
-        other: String,
-    },
-    /// The driver is older than the PTX: copies and the references on the CPU do without it.
+    /// The memory or stream belongs to another device than the kernels.
+    #[error("the kernels are loaded on {own}, but their memory or stream is on {other}")]
+    OtherDevice { own: String, other: String },
+    /// The driver is older than the PTX. Copies and the CPU references do not need it.
     #[error(
         "the driver does not know PTX {version} of the module {module}: a driver of CUDA 12.0 or newer does"
     )]
-    PtxTooNew {
-        /// Name of the module.
-        module: String,
-        /// Version of its PTX.
-        version: String,
-    },
-    /// The device is older than what the PTX was built for.
+    PtxTooNew { module: String, version: String },
+    /// The device is older than the PTX's target.
     #[error("the device is older than the target of the module {module} ({flags})")]
     DeviceTooOld {
-        /// Name of the module.
         module: String,
-        /// What nvcc was called with.
+        /// Flags of the nvcc call.
         flags: String,
     },
-    /// The driver came without what compiles PTX, or it is switched off.
+    /// The driver's PTX compiler is missing or disabled.
     #[error(
-        "the driver cannot compile PTX here ({0}): libnvidia-ptxjitcompiler is missing, or switched off"
+        "the driver cannot compile PTX here ({0}): libnvidia-ptxjitcompiler is missing or disabled"
     )]
     NoPtxCompiler(Failed),
     /// The driver refuses the PTX of this build.
     #[error("the driver refuses the PTX of the module {module}: {failed}")]
-    PtxRefused {
-        /// Name of the module.
-        module: String,
-        /// What the driver said.
-        failed: Failed,
-    },
-    /// Arguments, or memory that is shorter than what the kernel would touch.
+    PtxRefused { module: String, failed: Failed },
+    /// Invalid arguments, or memory shorter than the kernel accesses.
     #[error(transparent)]
     Refused(#[from] Refused),
-    /// Another function of the driver failed.
     #[error(transparent)]
     Driver(#[from] Failed),
 }
 
 impl LaunchError {
-    /// A stable name, for reports.
+    /// Stable name for reports.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Manifest(_) => "Manifest",
@@ -98,11 +80,11 @@ pub struct Kernels {
 
 // SAFETY: modules and functions may be used from any thread; every call makes the context current first.
 unsafe impl Send for Kernels {}
-// SAFETY: as above; nothing of it changes.
+// SAFETY: as above; the fields do not change.
 unsafe impl Sync for Kernels {}
 
 impl Kernels {
-    /// Has the driver compile all modules.
+    /// Compiles and loads all modules.
     pub fn load(context: &Arc<Context>) -> Result<Self, LaunchError> {
         context.enter()?;
         let compute = context.compute()?;
@@ -117,7 +99,7 @@ impl Kernels {
             let ptx =
                 text.ok_or_else(|| LaunchError::Manifest(format!("no {}.ptx", module.name)))?;
             let mut handle = null_mut();
-            // SAFETY: a pointer to a handle of ours, a C string, and no options.
+            // SAFETY: a pointer to a local handle, a C string, and no options.
             let loaded = unsafe {
                 (compute.module_load)(&mut handle, ptx.as_ptr().cast(), 0, null_mut(), null_mut())
             };
@@ -128,7 +110,7 @@ impl Kernels {
                 let name = CString::new(entry.name.as_str())
                     .map_err(|e| LaunchError::Manifest(e.to_string()))?;
                 let mut function = null_mut();
-                // SAFETY: a pointer to a handle of ours, a module that was just loaded, a C string.
+                // SAFETY: a pointer to a local handle, a loaded module, a C string.
                 let found = unsafe { (compute.function)(&mut function, handle, name.as_ptr()) };
                 done("cuModuleGetFunction", found)?;
                 let known = (entry.clone(), function);
@@ -138,12 +120,11 @@ impl Kernels {
         Ok(this)
     }
 
-    /// The device that they are for.
     pub fn context(&self) -> &Arc<Context> {
         &self.context
     }
 
-    /// A device's kernels cannot be trusted to fault at another's memory: where both see each other they would use it.
+    /// Rejects memory of another device. Kernels would not fault reliably: with peer access they would use that memory.
     fn same_device(&self, other: &Arc<Context>) -> Result<(), LaunchError> {
         match Arc::ptr_eq(&self.context, other) {
             true => Ok(()),
@@ -155,8 +136,8 @@ impl Kernels {
     }
 }
 
-// SAFETY: ranges are those of allocations of this context, buffers wait for the device before they are freed, and functions are launched as
-// the manifest says.
+// SAFETY: ranges belong to allocations of this context, buffers wait for the device before they are freed, and functions are launched
+// according to the manifest.
 unsafe impl Device for Kernels {
     type Memory = Buffer;
     type Stream = Stream;
@@ -187,8 +168,8 @@ unsafe impl Device for Kernels {
         let [x, y] = entry.grid_of(of);
         let [threads_x, threads_y] = entry.block;
         self.context.enter()?;
-        // SAFETY: the function takes what the manifest says, which tests compare with the sources, and each pointer is to a word of that
-        // type; the driver has read them when it returns. What the arguments point to is the caller's to vouch for.
+        // SAFETY: the function takes the parameters in the manifest, which tests compare with the sources. Each pointer is to a word of
+        // that type, and the driver has read them when it returns. The caller guarantees the memory behind the arguments.
         let launched = unsafe {
             (self.context.compute()?.launch)(
                 *function,
@@ -226,7 +207,7 @@ fn refused(manifest: &Manifest, module: &str, failed: Failed, capability: c_int)
     let target = |flag: &String| flag.strip_prefix("-arch=compute_")?.parse::<c_int>().ok();
     let target = manifest.flags.iter().find_map(target).unwrap_or(0);
     match failed.result {
-        // drivers call PTX for newer devices invalid, too
+        // drivers also report PTX for newer devices as invalid
         INVALID_PTX if 0 < capability && capability < target => LaunchError::DeviceTooOld {
             module,
             flags: manifest.flags.join(" "),

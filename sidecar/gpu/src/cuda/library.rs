@@ -1,4 +1,4 @@
-//! A library of NVIDIA's, which comes from the node with the driver or not at all: opened when it is asked for.
+//! An NVIDIA library, which the node's driver provides, if any. It is opened on demand.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, CString, OsStr, c_void};
@@ -7,8 +7,8 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 use std::ptr::NonNull;
 
-/// Folders to which the driver's libraries are mounted: by GKE's device plugin, which tells no loader of it, and by NVIDIA's container
-/// toolkit in images that are not Debian's and in those that are. The toolkit makes a cache of the loader's where it can.
+/// Folders where the driver's libraries are mounted: by GKE's device plugin, which does not configure the loader, and by NVIDIA's container
+/// toolkit in non-Debian and in Debian images. The toolkit updates the loader's cache if it can.
 const PLACES: [&str; 3] = [
     "/usr/local/nvidia/lib64",
     "/usr/lib64",
@@ -18,12 +18,11 @@ const PLACES: [&str; 3] = [
     "/usr/lib/x86_64-linux-gnu",
 ];
 
-/// An opened library. It stays open: drivers have threads of their own.
+/// An open library. It is never closed, because drivers run threads of their own.
 pub struct Library(NonNull<c_void>);
 
 impl Library {
-    /// Opens it: by its name, as the loader finds it, or where it is mounted without the loader being told. Fails with what the loader
-    /// says.
+    /// Opens the library by its name through the loader, or from the folders in `PLACES`. Fails with the loader's message.
     pub fn open(name: &CStr) -> Result<Self, String> {
         Self::open_in(name, &PLACES.map(Path::new))
     }
@@ -42,33 +41,33 @@ impl Library {
     }
 
     fn load(name: &CStr) -> Result<Self, String> {
-        // SAFETY: the name is a C string; what the library's constructors do is NVIDIA's, as in every program that uses a GPU.
+        // SAFETY: the name is a C string; the library's constructors are NVIDIA's, as in every program that uses a GPU.
         let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         NonNull::new(handle).map(Self).ok_or_else(|| {
-            // SAFETY: dlerror keeps a text for each thread, until the next call there.
+            // SAFETY: dlerror keeps one text per thread, until the next call there.
             let text = unsafe { libc::dlerror() };
             if text.is_null() {
                 return "dlopen failed".to_owned();
             }
-            // SAFETY: dlerror gave a C string.
+            // SAFETY: dlerror returned a C string.
             unsafe { CStr::from_ptr(text) }
                 .to_string_lossy()
                 .into_owned()
         })
     }
 
-    /// A function of the library; fails with its name where there is none.
+    /// Looks up a function. Fails with its name if it is missing.
     ///
     /// # Safety
-    /// `F` is the type of the C function of that name.
+    /// `F` must be the type of the C function of that name.
     pub unsafe fn function<F: Copy>(&self, name: &'static CStr) -> Result<F, &'static str> {
         const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
-        // SAFETY: the handle is that of an open library, the name a C string.
+        // SAFETY: the handle is an open library's, the name a C string.
         let found = unsafe { libc::dlsym(self.0.as_ptr(), name.as_ptr()) };
         if found.is_null() {
             return Err(name.to_str().unwrap_or("?"));
         }
-        // SAFETY: an address is as large as a function pointer, and the caller vouches for the type behind it.
+        // SAFETY: an address is as large as a function pointer, and the caller guarantees the type behind it.
         Ok(unsafe { transmute_copy(&found) })
     }
 }

@@ -1,4 +1,4 @@
-//! An allocation of the virtual-memory API at an address of its own, made here or imported, until it is dropped.
+//! An allocation of the virtual-memory API, created here or imported, mapped at an address until it is dropped.
 #![allow(unsafe_code)]
 
 use super::api::{AccessDesc, Allocation, DevicePtr, Failed, Location, done};
@@ -10,7 +10,7 @@ pub(super) const POSIX_FD: i32 = 1;
 const ON_DEVICE: i32 = 1;
 const READ_WRITE: i32 = 3;
 
-/// Where memory of a context's device is, or may be used.
+/// Location of a context's device.
 pub(super) fn on_device(context: &Context) -> Location {
     Location {
         kind: ON_DEVICE,
@@ -18,18 +18,17 @@ pub(super) fn on_device(context: &Context) -> Location {
     }
 }
 
-/// An allocation that nobody else has, mapped.
+/// An exclusively owned, mapped allocation.
 pub(super) struct Mapped {
     context: Arc<Context>,
-    /// What it is.
     pub(super) allocation: Allocation,
-    /// Where it is; 0 until there is room for it.
+    /// Mapped address; 0 before an address range is reserved.
     pub(super) address: DevicePtr,
     bytes: usize,
 }
 
 impl Mapped {
-    /// Maps an allocation of so many bytes; given back where that fails. The context is current.
+    /// Maps an allocation of this many bytes. Releases it on failure. The context is current.
     pub(super) fn of(
         context: &Arc<Context>,
         allocation: Allocation,
@@ -46,7 +45,7 @@ impl Mapped {
             location: on_device(context),
             flags: READ_WRITE,
         };
-        // SAFETY: pointers to an address and a structure of ours; what is reserved is as large as what is mapped there.
+        // SAFETY: pointers to a local address and structure; the reserved range is as large as the mapping.
         unsafe {
             done(
                 "cuMemAddressReserve",
@@ -68,8 +67,8 @@ impl Drop for Mapped {
         if self.context.enter().is_err() {
             return;
         }
-        // SAFETY: address and allocation are those that were given for this memory, and no copy uses it any more. What another process
-        // has mapped of it stays until that unmaps it.
+        // SAFETY: address and allocation belong to this memory, and no copy uses it any more. Mappings in other processes stay until those
+        // unmap it.
         unsafe {
             if self.address != 0 {
                 (api.unmap)(self.address, self.bytes);

@@ -1,5 +1,5 @@
-//! How fast bytes move between host and device, by plain copies from page-locked memory and by a window, and what a device that computes
-//! notices of it. All of it takes device memory, and the last one runs kernels: nothing for a GPU that serves.
+//! Measures the throughput of plain copies from page-locked memory and of window copies, and their effect on a busy device. All of it takes
+//! device memory, and the last one runs kernels, so do not use it on a serving GPU.
 
 use super::Failed;
 use super::buffer::{Buffer, Pinned};
@@ -18,20 +18,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Bytes of one copy: a job of the size that loads have.
+/// Bytes per copy: the typical size of a load.
 pub const JOB_BYTES: u64 = 64 << 20;
-/// Copies that are asked for before the first is waited for.
+/// Copies submitted before waiting for the first.
 const AHEAD: u64 = 4;
-/// Bytes of a part of a window's copy: a block of all layers of a model with 8 B parameters.
+/// Bytes of a part of a window's copy: one block with all layers of a model with 8 B parameters.
 const PART_BYTES: u64 = 2 << 20;
 
-/// Something was not measured; in the words of who refused.
+/// A measurement failed, with the message of what refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct NotMeasured(String);
 
 impl NotMeasured {
-    /// In these words.
     pub fn new(why: impl Into<String>) -> Self {
         Self(why.into())
     }
@@ -56,12 +55,10 @@ reasons!(
     rustix::io::Errno
 );
 
-/// Bytes per second each way at the same time.
+/// Bytes per second in each direction at the same time.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Both {
-    /// To the device.
     pub load: f64,
-    /// To the host.
     pub store: f64,
 }
 
@@ -96,7 +93,7 @@ impl Lane {
         }
     }
 
-    /// Bytes per second until told to end.
+    /// Bytes per second, measured while `on` returns true.
     fn run(&self, on: &dyn Fn() -> bool) -> Result<f64, Failed> {
         self.job()?;
         self.stream.synchronize()?;
@@ -112,15 +109,14 @@ impl Lane {
     }
 }
 
-/// Plain copies of [`JOB_BYTES`] between page-locked memory and the device: the peak that others are held against. Takes twice as much of
-/// each.
+/// Plain copies of [`JOB_BYTES`] between page-locked memory and the device: the reference for other copies. Takes twice that much of both
+/// memories.
 pub struct Link {
     load: Lane,
     store: Lane,
 }
 
 impl Link {
-    /// With memory of its own.
     pub fn new(context: &Arc<Context>) -> Result<Self, NotMeasured> {
         Ok(Self {
             load: Lane::new(context, Direction::Load)?,
@@ -128,7 +124,7 @@ impl Link {
         })
     }
 
-    /// Bytes per second one way.
+    /// Bytes per second in one direction.
     pub fn one_way(&self, direction: Direction, time: Duration) -> Result<f64, NotMeasured> {
         let lane = match direction {
             Direction::Load => &self.load,
@@ -138,13 +134,13 @@ impl Link {
         Ok(lane.run(&|| began.elapsed() < time)?)
     }
 
-    /// Bytes per second of both ways at once.
+    /// Bytes per second in both directions at once.
     pub fn both(&self, time: Duration) -> Result<Both, NotMeasured> {
         let began = Instant::now();
         self.both_while(&|| began.elapsed() < time)
     }
 
-    /// The same until told to end: the load of a worker's own copies at full rate, from the threads that call.
+    /// Like `both`, while `on` returns true: the load of workers' own copies at full rate. Runs on the calling thread.
     pub fn both_while(&self, on: &(dyn Fn() -> bool + Sync)) -> Result<Both, NotMeasured> {
         std::thread::scope(|scope| {
             let store = scope.spawn(|| self.store.run(on));
@@ -161,7 +157,7 @@ impl Link {
     }
 }
 
-/// A window's copies between its memory and page-locked memory of the host, as the sidecar makes them.
+/// A window's copies between its memory and page-locked host memory, as the sidecar makes them.
 pub struct WindowLink {
     device: Box<dyn Device>,
     host: Pinned,
@@ -169,7 +165,7 @@ pub struct WindowLink {
 }
 
 impl WindowLink {
-    /// A window of so many bytes on the device of this UUID: loads go to its first half, stores come from its second.
+    /// Creates a window of this size on the device with this UUID. Loads use its first half, stores its second.
     pub fn new(context: &Arc<Context>, uuid: &str, bytes: u64) -> Result<Self, NotMeasured> {
         let mapping = Mapping::private("kvcachepool-measure", bytes)?;
         mapping.populate(0, bytes)?;
@@ -180,25 +176,24 @@ impl WindowLink {
         })
     }
 
-    /// Where the window is.
     pub fn memory(&self) -> String {
         self.device.memory()
     }
 
-    /// Bytes per second one way.
+    /// Bytes per second in one direction.
     pub fn one_way(&mut self, direction: Direction, time: Duration) -> Result<f64, NotMeasured> {
         let began = Instant::now();
         let [rate, _] = self.run([direction, direction], 1, &|| began.elapsed() < time)?;
         Ok(rate)
     }
 
-    /// Bytes per second of both ways at once, until told to end.
+    /// Bytes per second in both directions at once, while `on` returns true.
     pub fn both_while(&mut self, on: &dyn Fn() -> bool) -> Result<Both, NotMeasured> {
         let [load, store] = self.run([Direction::Load, Direction::Store], 2, on)?;
         Ok(Both { load, store })
     }
 
-    /// Bytes per second of what is stored and then loaded: each byte counts once.
+    /// Bytes per second that are stored and then loaded. Each byte counts once.
     pub fn round_trip(&mut self, time: Duration) -> Result<f64, NotMeasured> {
         let (began, mut bytes) = (Instant::now(), 0);
         while began.elapsed() < time || bytes == 0 {
@@ -209,7 +204,7 @@ impl WindowLink {
         Ok(rate(bytes, began.elapsed()))
     }
 
-    /// Keeps the first `count` of these directions busy: one copy of each is under way at any time.
+    /// Keeps one copy in flight in each of the first `count` directions.
     fn run(
         &mut self,
         directions: [Direction; 2],
@@ -263,7 +258,7 @@ impl WindowLink {
     }
 }
 
-/// Work that looks to a GPU like decoding: a chain of kernels that are bound by the device's memory, step after step.
+/// A workload similar to decoding: a chain of memory-bound kernels, step after step.
 pub struct Decode {
     kernels: Arc<Kernels>,
     stream: Stream,
@@ -273,19 +268,18 @@ pub struct Decode {
     layers: usize,
 }
 
-/// What a step took, in seconds.
+/// Step times in seconds.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Steps {
-    /// Half of them were faster.
+    /// Median.
     pub p50: f64,
-    /// One of a hundred was slower.
+    /// 99th percentile.
     pub p99: f64,
-    /// How many there were.
     pub count: usize,
 }
 
 impl Decode {
-    /// Steps of so many kernels, like the layers of a model, each of which reads and writes so many bytes. Takes twice as many.
+    /// Steps of this many kernels, like a model's layers, each of which reads and writes this many bytes. Takes twice that much memory.
     pub fn new(
         kernels: Arc<Kernels>,
         layers: usize,
@@ -295,7 +289,7 @@ impl Decode {
         let layout = table
             .layout("LBHNC")
             .ok_or_else(|| NotMeasured("no layout LBHNC".into()))?;
-        // Runs of 8 KiB, one for each warp.
+        // Runs of 8 KiB, one per warp.
         let shape = BlockShape {
             layers: 1,
             heads: 8,
@@ -316,12 +310,11 @@ impl Decode {
         })
     }
 
-    /// Bytes that a step reads and writes.
+    /// Bytes read and written per step.
     pub fn step_bytes(&self) -> u64 {
         2 * self.from.bytes() * self.layers as u64
     }
 
-    /// Steps for a while.
     pub fn steps(&self, time: Duration) -> Result<Steps, NotMeasured> {
         self.step()?;
         let began = Instant::now();
@@ -340,7 +333,7 @@ impl Decode {
         })
     }
 
-    /// Steps for a while, beside plain copies both ways at full rate, which are told too.
+    /// Measures steps beside plain copies in both directions at full rate. Returns both results.
     pub fn steps_beside(&self, link: &Link, time: Duration) -> Result<(Steps, Both), NotMeasured> {
         let over = AtomicBool::new(false);
         std::thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! Device memory that another process can map: by a descriptor of the virtual-memory API, else by a legacy IPC handle.
+//! Device memory that another process can map: through a descriptor of the virtual-memory API, or else a legacy IPC handle.
 #![allow(unsafe_code)]
 
 use super::api::{AllocationProp, DevicePtr, Failed, IPC_HANDLE_BYTES, done};
@@ -21,7 +21,6 @@ enum Kind {
     Plain,
 }
 
-/// Memory of a window.
 pub struct Memory {
     context: Arc<Context>,
     kind: Kind,
@@ -31,7 +30,7 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// Memory of `bytes` bytes. The context is current.
+    /// Allocates `bytes` bytes. The context is current.
     pub fn new(context: Arc<Context>, bytes: usize) -> Result<Self, NoWindow> {
         match Self::mapped(context.clone(), bytes) {
             Ok(memory) => Ok(memory),
@@ -39,7 +38,7 @@ impl Memory {
             Err(failed) => {
                 tracing::info!(
                     ?failed,
-                    "no memory that a descriptor can pass; an IPC handle is tried"
+                    "device memory has no shareable descriptor; trying an IPC handle"
                 );
                 Self::plain(context, bytes)
             }
@@ -56,22 +55,22 @@ impl Memory {
             flags: [0; 8],
         };
         let (mut unit, mut allocation, mut fd) = (0, 0, -1i32);
-        // SAFETY: pointers to a size and a structure of ours.
+        // SAFETY: pointers to a local size and structure.
         let asked = unsafe { (api.granularity)(&mut unit, &prop, 0) };
         done("cuMemGetAllocationGranularity", asked)?;
         if unit == 0 || !bytes.is_multiple_of(unit) {
-            // `CUDA_ERROR_INVALID_VALUE`: such a device's pages are larger than ours
+            // `CUDA_ERROR_INVALID_VALUE`: the device's pages are larger than a stage unit
             done("cuMemCreate", 1)?;
         }
-        // SAFETY: pointers to a handle and a structure of ours.
+        // SAFETY: pointers to a local handle and structure.
         let created = unsafe { (api.create)(&mut allocation, bytes, &prop, 0) };
         done("cuMemCreate", created)?;
         let mapped = Mapped::of(&context, allocation, bytes)?;
-        // SAFETY: the handle is that of the allocation; a descriptor is an int.
+        // SAFETY: the handle is the allocation's; a descriptor is an int.
         done("cuMemExportToShareableHandle", unsafe {
             (api.export)((&raw mut fd).cast(), allocation, POSIX_FD, 0)
         })?;
-        // SAFETY: the driver gave this descriptor to us and to nobody else.
+        // SAFETY: the driver has created this descriptor for this process; it has no other owner.
         let fd = (fd >= 0).then(|| Arc::new(unsafe { OwnedFd::from_raw_fd(fd) }));
         let address = mapped.address;
         Ok(Self {
@@ -90,12 +89,12 @@ impl Memory {
     fn plain(context: Arc<Context>, bytes: usize) -> Result<Self, NoWindow> {
         let api = context.api;
         let (mut address, mut handle) = (0, vec![0u8; IPC_HANDLE_BYTES]);
-        // SAFETY: the pointer is to an address of ours.
+        // SAFETY: the pointer is to a local address.
         let allocated = unsafe { (api.alloc)(&mut address, bytes) };
         done("cuMemAlloc", allocated).map_err(refused)?;
-        // SAFETY: the pointer is to as many bytes as the call writes; the address is that of an allocation's begin.
+        // SAFETY: the pointer is to as many bytes as the call writes; the address is the start of an allocation.
         let named = unsafe { (api.ipc_handle)(handle.as_mut_ptr(), address) };
-        // Dropped where the call failed, with the memory.
+        // Dropped with the memory if the call failed.
         let this = Self {
             context,
             kind: Kind::Plain,
@@ -111,12 +110,12 @@ impl Memory {
         Ok(this)
     }
 
-    /// How the worker gets at it.
+    /// The descriptor or handle by which a worker maps the memory.
     pub fn export(&self) -> Export {
         self.export.clone()
     }
 
-    /// The device's address of a range; none out of range.
+    /// Device address of a range; none if out of range.
     pub fn at(&self, offset: u64, bytes: u64) -> Option<DevicePtr> {
         let end = offset.checked_add(bytes)?;
         (end <= self.bytes as u64).then(|| self.address + offset)
@@ -125,10 +124,9 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // What is mapped gives itself back.
+        // `Mapped` frees itself.
         if matches!(self.kind, Kind::Plain) && self.context.enter().is_ok() {
-            // SAFETY: the address is that which was given for this memory, and no copy uses it any more. What a worker has mapped of it
-            // stays until that unmaps it.
+            // SAFETY: the address is this memory's, and no copy uses it any more. A worker's mapping stays until it unmaps it.
             unsafe { (self.context.api.free)(self.address) };
         }
     }

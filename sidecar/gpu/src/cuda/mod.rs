@@ -1,5 +1,5 @@
-//! Windows in a CUDA device's memory, by the driver's C interface, opened at run time. Here lives all that calls the driver to move bytes; what
-//! the driver says of devices without a context is asked by the doctor. Never run on a GPU yet: tests run it over a made-up driver.
+//! Windows in CUDA device memory, through the driver's C interface, loaded at run time. Every driver call that moves bytes is in this
+//! module. Its tests use a fake driver.
 
 mod api;
 pub mod buffer;
@@ -26,14 +26,14 @@ use super::device::{Device, NoWindow};
 pub use api::Failed;
 pub use pins::locked_bytes;
 
-/// A window of `bytes` bytes on the device of this UUID, however it is written (`GPU-...` or bare).
+/// Opens a window of `bytes` bytes on the device with this UUID, with or without the prefix `GPU-`.
 pub fn open(device_uuid: &str, bytes: u64) -> Result<Box<dyn Device>, NoWindow> {
     let context = context::beside_vllm(device_uuid, bytes)?;
     context.trusted()?;
     Ok(Box::new(device::CudaDevice::new(context, bytes)?))
 }
 
-/// The same for checks and measurements: that the device has memory to spare is the caller's affair.
+/// Like [`open`], for checks and measurements: the caller makes sure that the device has memory to spare.
 pub fn open_alone(device_uuid: &str, bytes: u64) -> Result<Box<dyn Device>, NoWindow> {
     let context = context::of(device_uuid)?;
     Ok(Box::new(device::CudaDevice::new(context, bytes)?))

@@ -1,5 +1,5 @@
-//! A second process of this program, in a worker's place: it maps memory that it is passed, and each side reads what the other wrote. For
-//! the doctor, and for the program that checks windows on a device.
+//! A second process of this program in a worker's role. It maps memory that it receives, and each side reads what the other wrote. For the
+//! doctor, and for the program that checks windows on a device.
 
 use super::Failed;
 use super::api::OUT_OF_MEMORY;
@@ -18,14 +18,13 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Bytes of a window that is passed: of eight stages, each as small as one can be.
+/// Bytes of the passed window: eight stages of the smallest size.
 pub const WINDOW_BYTES: u64 = 16 << 20;
 
-/// Memory was not passed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[error("{name}: {detail}")]
 pub struct NotPassed {
-    /// By name: one of [`Unavailable`], or `NoDescriptor`, `NoIpc`, `NotMapped`, `NoProcess`, `TimedOut`.
+    /// Name: one of [`Unavailable`], or `NoDescriptor`, `NoIpc`, `NotMapped`, `NoProcess`, `TimedOut`.
     pub name: String,
     /// For people.
     pub detail: String,
@@ -62,44 +61,43 @@ impl From<DeviceError> for NotPassed {
     }
 }
 
-/// What one side writes and the other reads.
+/// Test pattern that one side writes and the other reads.
 pub fn pattern(seed: u8) -> Vec<u8> {
     (0..4096u32)
         .map(|at| (at.wrapping_mul(31) >> 3) as u8 ^ seed)
         .collect()
 }
 
-/// Are these bytes what a side wrote with this seed?
+/// Checks that these bytes are a side's pattern with this seed.
 fn seen(bytes: &[u8], seed: u8, whose: &str) -> Result<(), NotPassed> {
     match bytes == pattern(seed) {
         true => Ok(()),
         false => Err(NoWindow::new(
             Unavailable::PatternMismatch,
-            format!("what the {whose} side wrote is not seen here"),
+            format!("the memory does not contain what the {whose} side wrote"),
         )
         .into()),
     }
 }
 
-/// What the second process is asked for.
+/// A request to the second process.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Ask {
-    /// Make a window of [`WINDOW_BYTES`] and write the first side's pattern. Answered with its descriptor, where it has one.
+    /// Make a window of [`WINDOW_BYTES`] and write the first side's pattern. Returns its descriptor, if it has one.
     MakeWindow,
-    /// The same with memory that a legacy IPC handle names, which is answered.
+    /// Like `MakeWindow`, with memory behind a legacy IPC handle. Returns the handle.
     MakeBuffer,
-    /// Map the window whose descriptor comes along.
+    /// Map the window behind the passed descriptor.
     MapDescriptor,
-    /// Map the window that this legacy IPC handle names.
+    /// Map the window behind this legacy IPC handle.
     MapHandle(Vec<u8>),
-    /// Compare what is mapped with the first side's pattern, and write the second one's.
+    /// Compare the mapped memory with the first side's pattern, and write the second side's.
     TurnRound,
-    /// Let go of what is mapped.
     Unmap,
 }
 
 impl Ask {
-    /// Its name, without the handle: who has that can map the memory.
+    /// Name without the handle, because the handle is enough to map the memory.
     fn name(&self) -> &'static str {
         match self {
             Self::MakeWindow => "MakeWindow",
@@ -112,18 +110,18 @@ impl Ask {
     }
 }
 
-/// An IPC handle, empty where none was asked for; or why not.
+/// An IPC handle, empty unless one was requested; or an error.
 type Answer = Result<Vec<u8>, NotPassed>;
 
-/// The second process; it ends with this.
+/// The second process. It is killed when this is dropped.
 pub struct Peer {
     child: Child,
     link: OwnedFd,
 }
 
 impl Peer {
-    /// Starts this program with arguments by which it calls [`serve`]. It may take `longest` for one answer: it makes a context first. What
-    /// a driver prints there goes nowhere: this one's output may be read by a program.
+    /// Starts this program with arguments that make it call [`serve`]. `longest` is the timeout per reply, because the process first
+    /// creates a context. Its output is discarded, because a program may read this process's output.
     pub fn start(arguments: &[&str], longest: Duration) -> Result<Self, NotPassed> {
         let (ours, theirs) = link::pair().map_err(NotPassed::no_process)?;
         set_socket_timeout(&ours, Timeout::Recv, Some(longest)).map_err(NotPassed::no_process)?;
@@ -138,14 +136,16 @@ impl Peer {
         Ok(Self { child, link: ours })
     }
 
-    /// Has it do something; what it answers. After an answer that was too late it shall not be asked again.
+    /// Sends a request and returns the reply. After a timeout, the peer must not be asked again.
     pub fn ask(
         &self,
         what: &Ask,
         fd: Option<BorrowedFd<'_>>,
     ) -> Result<(Vec<u8>, Option<OwnedFd>), NotPassed> {
         let died = |error| match error {
-            LinkError::Ended => NotPassed::no_process(format!("it died over {}", what.name())),
+            LinkError::Ended => {
+                NotPassed::no_process(format!("the second process exited during {}", what.name()))
+            }
             error => NotPassed::no_process(error),
         };
         let fds: Vec<_> = fd.into_iter().collect();
@@ -161,13 +161,13 @@ impl Peer {
 
 impl Drop for Peer {
     fn drop(&mut self) {
-        // It may be gone already.
+        // It may have exited already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Passes a window of the device of this UUID by descriptor, and a second time. Each side has read what the other wrote.
+/// Passes a window of the device with this UUID by descriptor, twice. Succeeds if each side has read what the other wrote.
 pub fn by_descriptor(uuid: &str, peer: &Peer) -> Result<(), NotPassed> {
     let mut window = super::open_alone(uuid, WINDOW_BYTES)?;
     let export = window.export();
@@ -185,8 +185,8 @@ pub fn by_descriptor(uuid: &str, peer: &Peer) -> Result<(), NotPassed> {
     Ok(())
 }
 
-/// Passes memory by legacy IPC handle. Each side has read what the other wrote. The peer is gone when this returns: the memory must not
-/// be given back while it has it mapped.
+/// Passes memory by legacy IPC handle. Succeeds if each side has read what the other wrote. The peer has exited when this returns, because
+/// the memory must not be freed while the peer maps it.
 pub fn by_handle(context: &Arc<Context>, peer: Peer) -> Result<(), NotPassed> {
     let buffer = Buffer::new(context, WINDOW_BYTES)?;
     let turned = turn_round(&buffer, &peer);
@@ -205,9 +205,9 @@ fn turn_round(buffer: &Buffer, peer: &Peer) -> Result<(), NotPassed> {
     seen(&bytes, 2, "second")
 }
 
-/// Is the second process, on the device of this UUID, until the first one asks no more. They talk over standard input.
+/// Runs as the second process, on the device with this UUID, until the first one hangs up. They communicate over standard input.
 pub fn serve(uuid: &str) {
-    // A driver may hang, and then nobody here would see that the first process is gone. Where this fails it ends after the call.
+    // If a driver call hangs, this process cannot notice that the first one exited. If this call fails, it exits after the driver call.
     let _ = set_parent_process_death_signal(Some(Signal::KILL));
     let stdin = std::io::stdin();
     let mut kept = Kept::default();
@@ -223,7 +223,7 @@ pub fn serve(uuid: &str) {
     }
 }
 
-/// What the second process holds.
+/// State of the second process.
 #[derive(Default)]
 struct Kept {
     imported: Option<Imported>,
@@ -264,7 +264,8 @@ impl Kept {
                 return Ok((handle, None));
             }
             Ask::MapDescriptor => {
-                let fd = fd.ok_or_else(|| NotPassed::of("NotMapped", "no descriptor came"))?;
+                let fd =
+                    fd.ok_or_else(|| NotPassed::of("NotMapped", "no descriptor was passed"))?;
                 let imported = Imported::by_descriptor(&context, fd.as_fd(), bytes);
                 self.imported = Some(imported.map_err(not_mapped)?);
             }

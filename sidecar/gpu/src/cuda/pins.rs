@@ -1,5 +1,5 @@
-//! Page locks of the arena: one unit after another on a thread of their own, from the first window that works on, and for as long as the process lives:
-//! a worker that comes back finds them, and an unlock holds up the node's drivers as a lock does. No copy waits for one.
+//! Page locks of the arena. A thread locks one unit after another, from the first working window on. Locks stay for the life of the
+//! process: a returning worker finds them, and an unlock delays the node's drivers like a lock does. Copies do not wait for locks.
 #![allow(unsafe_code)]
 
 use super::api::{ALREADY_REGISTERED, Api, done};
@@ -14,23 +14,23 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Bytes that are locked at once: a large lock holds up the driver's calls of the whole node, some 6 ms for these.
+/// Bytes per lock. A large lock delays driver calls on the whole node, by some 6 ms for this size.
 const UNIT: u64 = 64 << 20;
-/// Between two locks, so that others get their turn.
+/// Pause between two locks, for other users of the driver.
 const PAUSE: Duration = Duration::from_millis(100);
-/// Where there is nothing to lock yet: an arena that is never populated wakes nobody often.
+/// Poll interval while no unlocked pages are populated.
 const IDLE: Duration = Duration::from_secs(1);
-/// `CU_MEMHOSTREGISTER_PORTABLE`: for all contexts of this process.
+/// `CU_MEMHOSTREGISTER_PORTABLE`: valid in all contexts of this process.
 const PORTABLE: c_int = 1;
 
 static LOCKED: AtomicU64 = AtomicU64::new(0);
 
-/// Bytes that are page-locked, of all arenas of this process.
+/// Bytes page-locked, over all arenas of this process.
 pub fn locked_bytes() -> u64 {
     LOCKED.load(Ordering::Relaxed)
 }
 
-/// Begins to lock an arena, unless that was begun. Mappings are kept for ever: their pages must stay where the driver has them.
+/// Starts to lock an arena, once. Its mapping is kept forever, because the driver needs the pages in place.
 pub fn begin(context: &Arc<Context>, arena: &Arena) {
     static BEGUN: Mutex<Vec<Arc<Mapping>>> = Mutex::new(Vec::new());
     let mut begun = BEGUN.lock();
@@ -43,7 +43,7 @@ pub fn begin(context: &Arc<Context>, arena: &Arena) {
         .spawn(move || work(&context, &locked));
     match thread {
         Ok(_) => begun.push(arena.bytes.clone()),
-        Err(error) => tracing::warn!(%error, "the arena is not page-locked: copies are slower"),
+        Err(error) => tracing::warn!(%error, "page-locking the arena failed; copies are slower"),
     }
 }
 
@@ -51,20 +51,20 @@ fn work(context: &Context, arena: &Arena) {
     let locked = lock_all(
         &arena.bytes,
         || u64::from(arena.table().populated_rows()) * kvcachepool_engine::table::ROW_BYTES,
-        // The driver keeps its own account of what is locked on the device: not in what is left to vLLM.
+        // The driver accounts for locked pages on the device, outside the memory left to vLLM.
         |start, bytes| context.spare(0, || register(context.api, start, bytes)),
         std::thread::sleep,
     );
     match locked {
         Ok(()) => tracing::info!(bytes = arena.bytes.length(), "the arena is page-locked"),
         Err(reason) => {
-            tracing::warn!(%reason, locked_bytes = locked_bytes(), "no more of the arena is page-locked: copies are slower");
+            tracing::warn!(%reason, locked_bytes = locked_bytes(), "page-locking the arena stopped; copies are slower");
         }
     }
 }
 
-/// Locks unit by unit what has its pages: where they are missing the driver would make them, and hold up the node for that. Returns at the
-/// end, or with what was refused.
+/// Locks populated pages unit by unit. The driver would allocate missing pages, and delay the node meanwhile. Returns at the end, or with
+/// the refusal.
 fn lock_all(
     arena: &Mapping,
     populated: impl Fn() -> u64,
@@ -89,14 +89,14 @@ fn lock_all(
 }
 
 fn register(api: &Api, start: *mut u8, bytes: usize) -> Result<(), NoWindow> {
-    // SAFETY: the range lies in a mapping that is kept for ever.
+    // SAFETY: the range is in a mapping that is kept forever.
     match unsafe { (api.register)(start.cast(), bytes, PORTABLE as u32) } {
         ALREADY_REGISTERED => Ok(()),
         result => done("cuMemHostRegister", result).map_err(refused),
     }
 }
 
-/// A part, cut where units meet: the driver refuses a copy over memory that it knows by two locks, or by one for a part of it.
+/// Splits a part at unit boundaries: the driver rejects a copy over memory with two locks, or with a lock for a part of it.
 pub fn cut(part: Part) -> impl Iterator<Item = Part> {
     let end = part.arena + part.bytes;
     let first = part.arena / UNIT;

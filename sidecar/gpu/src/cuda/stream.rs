@@ -1,4 +1,4 @@
-//! Queues of work, for kernels and measurements: a window has streams of its own.
+//! Queues of work for kernels and measurements. A window has its own streams.
 #![allow(unsafe_code)]
 
 use super::api::{Failed, Opaque, done};
@@ -9,7 +9,7 @@ use std::sync::Arc;
 /// `CU_STREAM_NON_BLOCKING`: not ordered with the default stream.
 const NON_BLOCKING: u32 = 1;
 
-/// Work that is done in order, of lowest priority: that is the default one, and torch's.
+/// Work done in order, with the lowest priority, which is also the default and torch's.
 pub struct Stream {
     stream: Opaque,
     context: Arc<Context>,
@@ -17,15 +17,14 @@ pub struct Stream {
 
 // SAFETY: a stream may be used from any thread; every call makes its context current first.
 unsafe impl Send for Stream {}
-// SAFETY: as above; the driver orders calls of several threads itself.
+// SAFETY: as above; the driver orders calls from several threads itself.
 unsafe impl Sync for Stream {}
 
 impl Stream {
-    /// An empty one.
     pub fn new(context: &Arc<Context>) -> Result<Self, Failed> {
         context.enter()?;
         let (mut least, mut greatest, mut stream) = (0, 0, null_mut());
-        // SAFETY: pointers to numbers and a handle of ours; the context is current.
+        // SAFETY: pointers to local numbers and a local handle; the context is current.
         unsafe {
             done(
                 "cuCtxGetStreamPriorityRange",
@@ -40,21 +39,20 @@ impl Stream {
         })
     }
 
-    /// Returns when all that was asked of it is done; fails where some of it failed.
+    /// Waits for all work of the stream. Fails if any of it failed.
     pub fn synchronize(&self) -> Result<(), Failed> {
         self.context.enter()?;
-        // SAFETY: the stream is ours and lives.
+        // SAFETY: the stream belongs to this object and is alive.
         done("cuStreamSynchronize", unsafe {
             (self.context.api.stream_synchronize)(self.stream)
         })
     }
 
-    /// The device's.
     pub(super) fn context(&self) -> &Arc<Context> {
         &self.context
     }
 
-    /// For calls of the driver.
+    /// The raw handle, for driver calls.
     pub(super) fn raw(&self) -> Opaque {
         self.stream
     }
@@ -63,7 +61,7 @@ impl Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         if self.context.enter().is_ok() {
-            // SAFETY: nobody uses the stream any more; the driver keeps it until its work is done.
+            // SAFETY: nothing uses the stream any more; the driver keeps it until its work is done.
             unsafe { (self.context.api.stream_destroy)(self.stream) };
         }
     }

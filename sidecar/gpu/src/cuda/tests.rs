@@ -1,5 +1,5 @@
-//! Kernels over the made-up driver, which runs them on the host: what is loaded, and what has which name when it
-//! cannot be launched. That all of them compute what they should is checked by the example `gpu_check`, here as on a device.
+//! Kernels over the fake driver, which runs them on the host: loading, and the names of launch errors. The example `gpu_check` verifies the
+//! results of all kernels, here and on a device.
 #![allow(unsafe_code)]
 
 use super::buffer::{Buffer, Pinned};
@@ -19,12 +19,12 @@ use std::sync::{Arc, OnceLock};
 
 const FIRST: &str = "11111111111111111111111111111100";
 
-/// A device of the made-up driver, which stays open.
+/// A device of the fake driver, which stays open.
 fn context() -> Arc<Context> {
     contexts()[0].clone()
 }
 
-/// That one, and what stands for another.
+/// That device, and a stand-in for another one.
 fn contexts() -> [Arc<Context>; 2] {
     static CONTEXTS: OnceLock<[Arc<Context>; 2]> = OnceLock::new();
     CONTEXTS.get_or_init(opened).clone()

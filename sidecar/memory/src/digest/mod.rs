@@ -1,8 +1,9 @@
-//! xxh3-128 of mapped memory, read where it lies.
+//! xxh3-128 of mapped memory, read in place.
 //!
-//! The library takes slices, and memory that others may write must not be one. It would have to be copied out first, which takes as long
-//! as the digest of the copy. So with AVX2 long runs are summed by `sums`, from loads that the compiler knows nothing of; what is short
-//! goes through the library, and everything does on other CPUs.
+//! The library takes slices, but memory that other processes may write must not be a slice. Copying it out first takes as long as hashing
+//! the copy.
+//! With AVX2, `sums` therefore hashes long runs with loads that are opaque to the compiler. Short runs, and all runs on other CPUs, go
+//! through the library.
 
 use super::mapping::Mapping;
 #[cfg(target_arch = "x86_64")]
@@ -14,14 +15,13 @@ mod sums;
 #[cfg(test)]
 mod tests;
 
-/// Bytes that are copied out at a time for the library: they stay in the L1 cache on the way.
+/// Bytes copied at a time for the library, so that they stay in the L1 cache.
 const COPY_BYTES: usize = 16 << 10;
 
-/// The digest of runs of mappings, one after the other, under way.
+/// A running digest over consecutive runs of mappings.
 pub struct Digest(Way);
 
 enum Way {
-    /// Copies are hashed.
     Copied(Xxh3),
     #[cfg(target_arch = "x86_64")]
     InPlace(Sums),
@@ -38,7 +38,7 @@ impl Default for Digest {
 }
 
 impl Digest {
-    /// Adds `length` bytes at `offset`; false and nothing done when out of range. A writer beside it changes the result, nothing else.
+    /// Adds `length` bytes at `offset`. Returns false without effect if out of range. A concurrent writer only changes the result.
     pub fn add(&mut self, mapping: &Mapping, offset: u64, length: u64) -> bool {
         let mapped = mapping.address(offset, length).is_some();
         if mapped {
@@ -51,7 +51,7 @@ impl Digest {
         mapped
     }
 
-    /// xxh3-128 of all that was added, little-endian.
+    /// xxh3-128 of all added bytes, little-endian.
     pub fn value(&self) -> [u8; 16] {
         let value = match &self.0 {
             Way::Copied(hash) => hash.digest128(),

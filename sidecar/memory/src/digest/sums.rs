@@ -1,7 +1,7 @@
-//! The sums of XXH3 for long input, with AVX2, read from memory that others may write. Seed 0 and the default secret, after "xxHash fast
-//! digest algorithm" by Y. Collet (doc/xxhash_spec.md of xxHash, version 0.2.0).
+//! XXH3 accumulators for long input, with AVX2, over memory that other processes may write. Seed 0 and the default secret, after "xxHash
+//! fast digest algorithm" by Y. Collet (doc/xxhash_spec.md of xxHash, version 0.2.0).
 //!
-//! Wider vectors gain little: with AVX-512 it is no faster from caches, and a twentieth from memory.
+//! Wider vectors gain little: AVX-512 is no faster from caches, and 5% faster from memory.
 #![allow(unsafe_code)]
 
 use crate::mapping::Mapping;
@@ -13,14 +13,13 @@ use std::arch::x86_64::{
 use std::mem::transmute;
 use xxhash_rust::xxh3::xxh3_128;
 
-/// Up to here input is not summed but mixed in other ways, which are the library's.
+/// Input up to this length uses other algorithms, which the library provides.
 const SHORT_BYTES: u64 = 240;
-/// What goes into the sums at a time.
+/// Bytes added to the accumulators at a time.
 const STRIPE_BYTES: usize = 64;
-/// Stripes of a block; the sums are scrambled behind each.
+/// Stripes of a block. The accumulators are scrambled after each block.
 const BLOCK_STRIPES: usize = 16;
-/// Bytes that are kept back, because the last stripe is summed in another way and nobody knows which is the last; no fewer than what is
-/// short.
+/// Bytes held back, because the last stripe is added differently and the end is not known in advance. At least [`SHORT_BYTES`].
 const WAITING_BYTES: usize = 256;
 
 const PRIME32_1: u64 = 0x9e37_79b1;
@@ -59,10 +58,10 @@ const SECRET: [u64; 24] = [
     0x2804_1695_8f3a_cb45,
     0x7e40_4bbb_cafb_d7af,
 ];
-/// Four words of the secret from each word on. Stripe `i` of a block is keyed with those from `i` and from `i + 4` on, a scramble as a
-/// stripe behind the block would be.
+/// Four words of the secret starting at each word. Stripe `i` of a block uses the keys at `i` and `i + 4`; a scramble uses those of a
+/// stripe after the block.
 static KEYS: [[u64; 4]; 21] = keys();
-/// Bytes of the secret where the key of the last stripe begins, and those of both halves of the result.
+/// Byte offsets in the secret of the last stripe's key, and of the keys of both result halves.
 const LAST_KEY: usize = 121;
 const LOW_KEY: usize = 11;
 const HIGH_KEY: usize = 117;
@@ -76,24 +75,22 @@ const fn keys() -> [[u64; 4]; 21] {
     keys
 }
 
-/// Eight bytes of the secret, from any byte on.
+/// Eight bytes of the secret, from any offset.
 fn secret_at(byte: usize) -> u64 {
     let both = u128::from(SECRET[byte / 8]) | u128::from(SECRET[byte / 8 + 1]) << 64;
     (both >> (byte % 8 * 8)) as u64
 }
 
-/// A digest under way.
 pub struct Sums {
     lanes: Lanes,
-    /// The last stripe that is in the sums, then the bytes that wait.
+    /// The last stripe that was added, followed by the bytes held back.
     held: [u8; STRIPE_BYTES + WAITING_BYTES],
     waiting: usize,
-    /// All bytes so far.
     bytes: u64,
 }
 
 impl Sums {
-    /// One of no bytes; none where the CPU lacks AVX2.
+    /// An empty digest; none if the CPU lacks AVX2.
     pub fn new() -> Option<Self> {
         Some(Self {
             lanes: Lanes::new()?,
@@ -103,7 +100,7 @@ impl Sums {
         })
     }
 
-    /// Adds a run of bytes, which is in range.
+    /// Adds a run of bytes, which must be in range.
     pub fn add(&mut self, mapping: &Mapping, mut offset: u64, mut length: u64) {
         self.bytes += length;
         if self.waiting as u64 + length > WAITING_BYTES as u64 {
@@ -117,14 +114,14 @@ impl Sums {
         self.wait(mapping, offset, length);
     }
 
-    /// Adds what waits, made whole stripes by the run's first bytes; says how many of those that took. The run is longer than that, or it
-    /// would wait as well.
+    /// Adds the bytes held back, completed to whole stripes with the run's first bytes. Returns how many bytes of the run this took. The
+    /// run must be longer than that; a shorter one is held back as well.
     fn add_waiting(&mut self, mapping: &Mapping, offset: u64) -> u64 {
         let stripes = self.waiting.div_ceil(STRIPE_BYTES);
         let taken = (stripes * STRIPE_BYTES - self.waiting) as u64;
         self.wait(mapping, offset, taken);
         let (_, from) = self.held.split_at(STRIPE_BYTES);
-        // SAFETY: so many stripes wait there.
+        // SAFETY: `held` contains this many stripes.
         unsafe { self.lanes.add(from.as_ptr(), stripes) };
         let last = self.waiting..self.waiting + STRIPE_BYTES;
         self.held.copy_within(last, 0);
@@ -132,14 +129,14 @@ impl Sums {
         taken
     }
 
-    /// Adds all but a run's last stripe, whole or not; says how many bytes that was.
+    /// Adds all of a run except its last stripe, complete or not. Returns the number of bytes added.
     fn add_mapped(&mut self, mapping: &Mapping, offset: u64, length: u64) -> u64 {
         let stripes = (length - 1) / STRIPE_BYTES as u64;
         let bytes = stripes * STRIPE_BYTES as u64;
         let Some(from) = mapping.address(offset, bytes).filter(|_| bytes > 0) else {
             return 0;
         };
-        // SAFETY: so many bytes are mapped there for as long as the mapping is borrowed.
+        // SAFETY: this many bytes are mapped there for as long as the mapping is borrowed.
         unsafe { self.lanes.add(from.as_ptr(), stripes as usize) };
         let (last, _) = self.held.split_at_mut(STRIPE_BYTES);
         mapping.read(offset + bytes - STRIPE_BYTES as u64, last);
@@ -152,14 +149,14 @@ impl Sums {
         self.waiting += length as usize;
     }
 
-    /// Of all that was added.
+    /// The digest of all added bytes.
     pub fn value(&self) -> u128 {
         let (_, from) = self.held.split_at(STRIPE_BYTES);
         if self.bytes <= SHORT_BYTES {
             return xxh3_128(from.split_at(self.waiting).0);
         }
         let mut lanes = self.lanes;
-        // SAFETY: so many whole stripes wait there, and at least one byte behind them.
+        // SAFETY: `held` contains this many whole stripes, and at least one byte after them.
         unsafe { lanes.add(from.as_ptr(), (self.waiting - 1) / STRIPE_BYTES) };
         let last = self.waiting..self.waiting + STRIPE_BYTES;
         lanes.add_last(&self.held[last]);
@@ -169,11 +166,11 @@ impl Sums {
     }
 }
 
-/// The eight sums. There are none but on CPUs with AVX2.
+/// The eight accumulators. They exist only on CPUs with AVX2.
 #[derive(Clone, Copy)]
 struct Lanes {
     sums: [u64; 8],
-    /// Stripes of the block under way that are in them.
+    /// Stripes of the current block already added.
     stripes: usize,
 }
 
@@ -188,12 +185,12 @@ impl Lanes {
         })
     }
 
-    /// Adds stripes that more bytes follow.
+    /// Adds stripes that are not the last bytes of the input.
     ///
     /// # Safety
-    /// That many stripes can be read at `from`; others may write them meanwhile.
+    /// This many stripes must be readable at `from`; other processes may write them concurrently.
     unsafe fn add(&mut self, from: *const u8, stripes: usize) {
-        // SAFETY: the CPU has AVX2, see `new`; the rest is the caller's word.
+        // SAFETY: the CPU has AVX2, see `new`; the caller guarantees the rest.
         unsafe { self.add_by_avx2(from, stripes) }
     }
 
@@ -207,13 +204,13 @@ impl Lanes {
             let to = BLOCK_STRIPES.min(self.stripes + stripes);
             stripes -= to - self.stripes;
             for i in self.stripes..to {
-                // SAFETY: one of the stripes that the caller vouches for.
+                // SAFETY: one of the stripes that the caller guarantees.
                 let words = unsafe { stripe(from) };
                 from = from.wrapping_add(STRIPE_BYTES);
                 for (half, (sum, words)) in sums.iter_mut().zip(words).enumerate() {
                     let keyed = _mm256_xor_si256(words, key(i, half));
                     let product = _mm256_mul_epu32(keyed, _mm256_srli_epi64::<32>(keyed));
-                    // Each word goes into its neighbour's sum.
+                    // Each word is added to its neighbour's accumulator.
                     let turned = _mm256_shuffle_epi32::<0b01_00_11_10>(words);
                     *sum = _mm256_add_epi64(*sum, _mm256_add_epi64(product, turned));
                 }
@@ -223,7 +220,7 @@ impl Lanes {
                 for (half, sum) in sums.iter_mut().enumerate() {
                     let shifted = _mm256_xor_si256(*sum, _mm256_srli_epi64::<47>(*sum));
                     let keyed = _mm256_xor_si256(shifted, key(BLOCK_STRIPES, half));
-                    // A product of 64 by 32 bits, from its halves.
+                    // A 64-bit by 32-bit product, from its halves.
                     let prime = _mm256_set1_epi64x(PRIME32_1 as i64);
                     let low = _mm256_mul_epu32(keyed, prime);
                     let high = _mm256_mul_epu32(_mm256_srli_epi64::<32>(keyed), prime);
@@ -235,7 +232,7 @@ impl Lanes {
         self.sums = unsafe { transmute::<[__m256i; 2], [u64; 8]>(sums) };
     }
 
-    /// Adds the last 64 bytes of all, of which some may be in the sums already.
+    /// Adds the last 64 bytes of the input. Some of them may be in the accumulators already.
     fn add_last(&mut self, stripe: &[u8]) {
         for (i, word) in stripe.as_chunks().0.iter().enumerate() {
             let word = u64::from_le_bytes(*word);
@@ -246,7 +243,7 @@ impl Lanes {
         }
     }
 
-    /// All of them in one word.
+    /// Merges the accumulators into one word.
     fn merged(&self, key: usize, start: u64) -> u64 {
         let pairs = self.sums.as_chunks::<2>().0.iter().enumerate();
         let merged = pairs.fold(start, |merged, (i, [one, other])| {
@@ -259,22 +256,22 @@ impl Lanes {
     }
 }
 
-/// Half of the key of a stripe of a block.
+/// Half of the key of a stripe.
 #[target_feature(enable = "avx2")]
 fn key(stripe: usize, half: usize) -> __m256i {
     // SAFETY: four words are a vector of four, and any bits are valid in both.
     unsafe { transmute::<[u64; 4], __m256i>(KEYS[stripe + 4 * half]) }
 }
 
-/// 64 bytes, and a hint to the CPU of what comes: from memory that is a quarter faster. In assembly, because to the compiler a
-/// load that races with another process's stores must not be.
+/// Loads 64 bytes, with a prefetch of the following ones, which is 25% faster from memory. In assembly, because a load that races with
+/// another process's stores is undefined for the compiler.
 ///
 /// # Safety
-/// They can be read.
+/// The bytes must be readable.
 #[target_feature(enable = "avx2")]
 unsafe fn stripe(from: *const u8) -> [__m256i; 2] {
     let (low, high);
-    // SAFETY: reads what the caller vouches for; a prefetch of an address behind the end does nothing.
+    // SAFETY: reads bytes that the caller guarantees; a prefetch past the end has no effect.
     unsafe {
         asm!(
             "prefetcht0 [{from} + 2048]",

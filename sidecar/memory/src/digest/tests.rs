@@ -1,4 +1,4 @@
-//! Digests of mappings against those of the library over the same bytes, by every way that the CPU has.
+//! Compares digests of mappings with the library's over the same bytes, by every method that the CPU supports.
 
 use super::*;
 use proptest::prelude::*;
@@ -7,7 +7,7 @@ use xxhash_rust::xxh3::xxh3_128;
 
 const MIB: u64 = 1 << 20;
 
-/// A new digest of each way that this CPU has.
+/// A new digest for each method that this CPU supports.
 fn ways() -> Vec<Digest> {
     let copied = Digest(Way::Copied(Xxh3::new()));
     #[cfg(target_arch = "x86_64")]
@@ -26,7 +26,7 @@ fn filled(length: u64) -> (Mapping, Vec<u8>) {
     (mapping, bytes)
 }
 
-/// In parts that end at `cuts`, by each way.
+/// Adds parts that end at `cuts`, by each method.
 fn agree(mapping: &Mapping, bytes: &[u8], offset: u64, length: u64, cuts: &[u64]) {
     let end = offset + length;
     let expected = xxh3_128(&bytes[offset as usize..end as usize]).to_le_bytes();
@@ -79,7 +79,7 @@ fn a_digest_is_the_librarys_however_it_is_cut_in_two() {
     }
 }
 
-/// Parts of which some wait, some do not, and some are blocks.
+/// Parts of which some are held back, some are not, and some are whole blocks.
 fn parts() -> impl Strategy<Value = Vec<u64>> {
     let part = prop_oneof![0..4u64, 60..70u64, 0..300u64, 1000..1100u64, 0..20_000u64];
     prop::collection::vec(part, 1..40)
