@@ -65,7 +65,7 @@ pub struct Layered {
 }
 
 impl Layered {
-    /// Attempts after the first.
+    /// Retries of operations on a lower tier.
     pub fn retried(&self) -> u64 {
         self.retried.load(Relaxed)
     }
