@@ -1,4 +1,4 @@
-//! From the config file's types to what the sans-I/O core is told.
+//! Converts the config file's types to the config of the sans-I/O core.
 
 use kvcachepool_engine::config as core;
 use kvcachepool_protocol::config::{
@@ -6,7 +6,6 @@ use kvcachepool_protocol::config::{
 };
 use kvcachepool_tiers::kinds;
 
-/// What the core is told.
 pub fn core_config(config: &Config) -> core::Config {
     let defaults = core::Config::default();
     let bounds = &config.limits.tiers;

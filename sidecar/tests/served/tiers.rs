@@ -122,7 +122,7 @@ fn what_is_written_back_waits_for_a_flush() {
     let waiting = "tier_waiting_bytes{tier=\"disk\"}";
     assert_eq!(sidecar.metric(waiting), (3 * CHUNK_BYTES) as f64);
     let text = flush(&sidecar.socket()).0;
-    assert_eq!(text, "flush begun: 3 chunks to disk\n");
+    assert_eq!(text, "flush started: 3 chunks to disk\n");
     let stored = "tier_operations_total{operation=\"put\",result=\"Ok\",tier=\"disk\"}";
     sidecar.wait_metric(stored, 3.0);
     sidecar.wait_metric(
@@ -131,7 +131,7 @@ fn what_is_written_back_waits_for_a_flush() {
     );
     assert_eq!(
         flush(&sidecar.socket()).0,
-        "flush begun: 0 chunks to disk\n"
+        "flush started: 0 chunks to disk\n"
     );
 }
 
