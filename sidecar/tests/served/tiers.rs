@@ -362,7 +362,7 @@ fn a_folder_that_is_read_only_is_named_and_memory_serves_on() {
     sidecar.wait_populated();
     let tier = sidecar.wait_off("disk", "ReadOnly");
     let message = tier["message"].as_str().unwrap();
-    assert!(message.contains("mount it writable"), "{message}");
+    assert!(message.contains("mount it read-write"), "{message}");
     let mut vllm = Vllm::attach(&sidecar.socket());
     vllm.store("r", &hashes(1, 2));
     vllm.check("r", &hashes(1, 2));
