@@ -1,8 +1,8 @@
 //! The sidecar: a node-local KV cache for the vLLM of its pod.
 //!
-//! Data flows one way: `serve` (sockets) -> the engine's sessions (decisions, no I/O) -> outputs that `serve` carries out in memory,
-//! windows and tiers. `admin` answers HTTP. `supervisor` is the parent process that never exits. Decisions, memory, windows and
-//! tiers are crates of their own.
+//! Data flows one way: `serve` (sockets) -> the engine's sessions (decisions, no I/O) -> outputs, which `serve` carries out in memory,
+//! windows and tiers. `admin` answers HTTP. `supervisor` is the parent process, which never exits. Decisions, memory, windows and
+//! tiers are separate crates.
 
 pub mod admin;
 pub mod cli;

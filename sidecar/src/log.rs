@@ -1,4 +1,4 @@
-//! Structured logs on standard error: one JSON object a line, or text for people. The level can change while running.
+//! Structured logs on standard error: one JSON object per line, or plain text. The level can change at run time.
 
 use kvcachepool_protocol::config::{Log, LogFormat, LogLevel};
 use std::sync::OnceLock;
@@ -10,7 +10,7 @@ use tracing_subscriber::{Layer, Registry, fmt};
 
 static LEVEL: OnceLock<Handle<Targets, Registry>> = OnceLock::new();
 
-/// Starts logging. The format is chosen once; a second call does nothing.
+/// Starts logging. The format is fixed from then on; a second call has no effect.
 pub fn start(log: &Log) {
     let (filter, handle) = reload::Layer::new(filter(log.level));
     let lines = fmt::layer().with_writer(std::io::stderr).with_target(false);
@@ -28,7 +28,7 @@ pub fn start(log: &Log) {
     }
 }
 
-/// Changes the least level that is written.
+/// Changes the log level.
 pub fn set_level(level: LogLevel) {
     if let Some(handle) = LEVEL.get() {
         // Fails only while the process ends.
@@ -36,7 +36,7 @@ pub fn set_level(level: LogLevel) {
     }
 }
 
-/// What is ours from this level on, what comes from libraries from warnings on: they tell of every request, and we say what matters of it.
+/// Our own crates log from this level on, libraries from warnings on: theirs log every request.
 fn filter(level: LogLevel) -> Targets {
     let level = match level {
         LogLevel::Error => LevelFilter::ERROR,

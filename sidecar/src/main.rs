@@ -1,6 +1,6 @@
 //! The binary `kvcachepool-sidecar`.
 
-/// How it works in the engine says the supervisor, which starts it.
+/// The supervisor configures it through the environment of the engine process that it starts.
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 

@@ -1,4 +1,4 @@
-//! The HTTP server, on a thread and runtime of its own: a slow scrape never delays the socket.
+//! The admin HTTP server. It has its own thread and runtime, so a slow scrape never delays the socket.
 
 use super::listen::{Bounds, serve};
 use super::token::{Access, check};
@@ -15,7 +15,7 @@ use std::collections::HashMap;
 use std::net::TcpListener;
 use std::sync::Arc;
 
-/// Starts the server on a listener that does not block.
+/// Starts the server on a non-blocking listener.
 pub fn start(daemon: Arc<Daemon>, listener: TcpListener) -> std::io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -52,7 +52,6 @@ fn router(daemon: Arc<Daemon>) -> Router {
         .with_state(daemon)
 }
 
-/// Body of every refusal.
 #[derive(Serialize)]
 struct Refusal {
     error: &'static str,
@@ -68,7 +67,7 @@ fn refuse(status: StatusCode, error: &'static str, message: impl Into<String>) -
 }
 
 async fn count(State(daemon): State<Arc<Daemon>>, request: Request, next: Next) -> Response {
-    // Only paths that exist become labels: a scanner must not grow the metric.
+    // Only known paths become labels: a scanner must not grow the metric.
     let path = match request.uri().path() {
         known @ ("/healthz" | "/readyz" | "/metrics" | "/v1/status" | "/v1/config"
         | "/v1/objects") => known.to_owned(),
@@ -118,7 +117,7 @@ async fn not_found() -> Response {
     )
 }
 
-/// The process answers, whatever state it is in: nothing that a restart could mend.
+/// Liveness: 200 as long as the process answers. A degraded state is not reported here, because a restart would not fix it.
 async fn healthz() -> &'static str {
     "ok\n"
 }
@@ -155,7 +154,7 @@ async fn status(State(daemon): State<Arc<Daemon>>) -> Response {
     Json(daemon.status()).into_response()
 }
 
-/// The effective config as YAML, without what is secret.
+/// The effective config as YAML, without secrets.
 async fn config(State(daemon): State<Arc<Daemon>>) -> Response {
     (
         [(header::CONTENT_TYPE, "application/yaml")],
@@ -164,7 +163,7 @@ async fn config(State(daemon): State<Arc<Daemon>>) -> Response {
         .into_response()
 }
 
-/// `?key=<hex>`, several times or separated by commas: which of these chunks are there.
+/// `?key=<hex>`, repeated or separated by commas: reports which of these chunks exist.
 async fn objects(
     State(daemon): State<Arc<Daemon>>,
     Query(query): Query<HashMap<String, String>>,

@@ -1,5 +1,5 @@
-//! The admin port's connections: a bounded number at once, one request each, none for long, none with a large head. Bodies are
-//! not read at all: no path takes one.
+//! Connections of the admin port: a bounded number, one request each, with limits on duration and header size. Request bodies are
+//! not read: no path takes one.
 
 use super::metrics::Metrics;
 use axum::Router;
@@ -14,15 +14,15 @@ use tokio::task::{AbortHandle, yield_now};
 use tokio::time::{sleep, timeout};
 use tracing::warn;
 
-/// Wait after an accept that failed for want of descriptors or memory.
+/// Pause after an accept that failed for lack of descriptors or memory.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
-/// What clients may take.
+/// Limits on clients.
 #[derive(Debug, Clone, Copy)]
 pub struct Bounds {
-    /// Connections at once; one more ends the oldest.
+    /// Open connections; a further one closes the oldest.
     pub connections_max: usize,
-    /// Longest life of a connection, from its accept to the last byte of its answer.
+    /// Longest life of a connection, from its accept to the last byte of its response.
     pub connection_time_max: Duration,
     /// Request line and headers together.
     pub head_bytes_max: usize,
@@ -38,8 +38,8 @@ impl Default for Bounds {
     }
 }
 
-/// Serves for ever. Where no place is free, the oldest connection makes room: an honest request is answered within milliseconds
-/// of its accept and is hardly ever the oldest, so that idle connections shut nobody out.
+/// Serves without end. When all places are taken, the oldest connection is closed: a normal request is answered within milliseconds
+/// of its accept and is hardly ever the oldest, so idle connections cannot block others.
 pub async fn serve(listener: TcpListener, router: Router, bounds: Bounds, metrics: Arc<Metrics>) {
     let mut open: VecDeque<AbortHandle> = VecDeque::new();
     let mut http = http1::Builder::new();
@@ -65,7 +65,7 @@ pub async fn serve(listener: TcpListener, router: Router, bounds: Bounds, metric
         let connection = http.serve_connection(TokioIo::new(stream), service.clone());
         let metrics = metrics.clone();
         let task = tokio::spawn(async move {
-            // A client that breaks off is its own affair.
+            // A client that disconnects is not an error.
             if timeout(bounds.connection_time_max, connection)
                 .await
                 .is_err()
@@ -74,7 +74,7 @@ pub async fn serve(listener: TcpListener, router: Router, bounds: Bounds, metric
             }
         });
         open.push_back(task.abort_handle());
-        // Requests that came are answered before more connections are taken from a full backlog.
+        // Answer accepted requests before accepting more from a full backlog.
         yield_now().await;
     }
 }

@@ -1,14 +1,14 @@
-//! Every metric of the sidecar: the one list that the registry is built from, that `docs/reference/metrics.md` is checked against, and that tests walk.
+//! All metrics of the sidecar. The registry and `docs/reference/metrics.md` are built from this list, and tests walk it.
 
 pub use kvcachepool_metrics::Metrics;
 use kvcachepool_metrics::{Metric, counter, gauge};
 
-/// A registry with every family of the table.
+/// A registry with every metric of the tables.
 pub fn registry() -> Metrics {
     Metrics::of(all())
 }
 
-/// Of the shell: sockets, processes, config.
+/// Metrics of the process: sockets, config, windows.
 pub const SHELL: &[Metric] = &[
     gauge(
         "build_info",
@@ -18,70 +18,70 @@ pub const SHELL: &[Metric] = &[
     gauge(
         "engine_up",
         &[],
-        "1 while the engine process answers, 0 when the supervisor answers for it.",
+        "1 while the engine process answers; 0 while the supervisor answers in its place.",
     ),
     counter(
         "engine_starts_total",
         &[],
-        "Starts of the engine process in this container, the running one included.",
+        "Starts of the engine process in this container, including the running one.",
     ),
     gauge(
         "engine_uptime_seconds",
         &[],
         "Seconds since the engine process started.",
     ),
-    gauge("ready", &[], "1 when /readyz says yes."),
+    gauge("ready", &[], "1 while /readyz returns 200."),
     gauge(
         "degraded",
         &["reason"],
-        "1 for every named reason why the sidecar serves less than configured.",
+        "1 for each reason why the sidecar serves less than its configuration asks for.",
     ),
     gauge(
         "boots_without_health",
         &[],
-        "Starts since the engine was last healthy for 60 s; three of them make the next start cold.",
+        "Engine starts since the engine was last healthy for 60 s. After three, the next start is cold.",
     ),
     counter(
         "connections_accepted_total",
         &[],
-        "Connections taken in on the Unix socket.",
+        "Connections accepted on the Unix socket.",
     ),
     counter(
         "connections_closed_total",
         &["reason"],
-        "Connections that the sidecar closed, by name of the reason.",
+        "Connections that the sidecar closed, by reason.",
     ),
     gauge("connections", &[], "Open connections."),
     counter(
         "accept_failures_total",
         &[],
-        "accept() calls that failed, on the Unix socket or the admin port.",
+        "Failed accept() calls on the Unix socket and the admin port.",
     ),
     counter("frames_total", &["op"], "Frames read, by opcode."),
     counter(
         "descriptors_surplus_total",
         &[],
-        "Passed file descriptors that no frame named; they were closed.",
+        "File descriptors that were passed without a frame that names them. The sidecar closes them.",
     ),
     counter(
         "events_total",
         &["event"],
-        "Named events of sessions and engine: refusals, drops, adoptions, deaths.",
+        "Events of sessions and the engine, by name: refusals, drops, adoptions, deaths.",
     ),
     counter(
         "population_failures_total",
         &[],
-        "Times that the kernel refused pages of the arena.",
+        "Failed attempts to populate pages of the arena.",
     ),
     counter(
         "window_copies_total",
         &["direction", "result"],
-        "Stages of windows, by direction (store, load) and by what became of them: Moved, InDoubt, or why they were refused.",
+        "Window stages by direction (store, load) and result: Moved, InDoubt, or the reason of a refusal.",
     ),
     counter(
         "window_copied_bytes_total",
         &["direction"],
-        "Bytes that the sidecar moved between windows and the memory tier.",
+        "Bytes that the sidecar copied between windows and the memory tier.",
     ),
     gauge(
         "memory_locked_bytes",
@@ -91,12 +91,12 @@ pub const SHELL: &[Metric] = &[
     gauge(
         "digests_waiting",
         &["queue"],
-        "Digests that wait for a thread: urgent (somebody waits) or background.",
+        "Digests queued for a thread: urgent (a request waits for them) or background.",
     ),
     counter(
         "config_reloads_total",
         &["result"],
-        "Changed config files, by what became of them: applied, invalid.",
+        "Changes of the config file, by result: applied, invalid.",
     ),
     gauge(
         "config_generation",
@@ -106,22 +106,22 @@ pub const SHELL: &[Metric] = &[
     gauge(
         "config_restart_needed",
         &["key"],
-        "1 for every changed key that takes effect only at the next start.",
+        "1 for each changed key that takes effect only at the next start.",
     ),
     gauge(
         "config_unknown_keys",
         &["key"],
-        "1 for every key of a managed config that this version does not know.",
+        "1 for each key of a managed config that this version does not know.",
     ),
     counter(
         "admin_displaced_total",
         &[],
-        "Admin HTTP connections that were cut as the oldest of 64 to make room for another.",
+        "Admin HTTP connections closed as the oldest of 64 to make room for a new one.",
     ),
     counter(
         "admin_refusals_total",
         &["code"],
-        "ADMIN operations on the socket that were refused, by name.",
+        "ADMIN operations on the socket that were refused, by error code.",
     ),
     counter(
         "admin_requests_total",
@@ -131,46 +131,46 @@ pub const SHELL: &[Metric] = &[
     counter(
         "admin_timeouts_total",
         &[],
-        "Admin HTTP connections that were cut because they took longer than 10 s.",
+        "Admin HTTP connections closed because they took longer than 10 s.",
     ),
 ];
 
-/// Of sessions and engine.
+/// Metrics of sessions, engine and tiers.
 pub const CORE: &[Metric] = &[
     counter(
         "requested_tokens_total",
         &[],
-        "Prompt tokens of admitted requests that vLLM's own prefix cache did not hold; always hits plus misses.",
+        "Prompt tokens of admitted requests that vLLM's own prefix cache did not hold. Always equal to hits plus misses.",
     ),
     counter(
         "hit_tokens_total",
         &["tier"],
-        "Requested tokens that were taken from a tier.",
+        "Requested tokens that a tier served.",
     ),
     counter(
         "miss_tokens_total",
         &["reason"],
-        "Requested tokens that were not taken, by reason.",
+        "Requested tokens that no tier served, by reason.",
     ),
     counter(
         "load_failed_tokens_total",
         &[],
-        "Tokens whose load failed after admission; they stay counted under their tier.",
+        "Tokens whose load failed after admission. They remain counted as hits of their tier.",
     ),
     counter(
         "connector_events_total",
         &["event"],
-        "Named skips, drops and refusals on the vLLM side.",
+        "Skips, drops and refusals on the vLLM side, by name.",
     ),
     counter(
         "connector_copied_bytes_total",
         &["direction"],
-        "Bytes copied by workers: store or load.",
+        "Bytes copied by workers, by direction: store or load.",
     ),
     counter(
         "connector_copied_seconds_total",
         &["direction"],
-        "Seconds that workers spent copying: store or load.",
+        "Seconds that workers spent on copies, by direction: store or load.",
     ),
     gauge(
         "oldest_copy_job_seconds",
@@ -180,12 +180,12 @@ pub const CORE: &[Metric] = &[
     counter(
         "probes_unready_total",
         &[],
-        "PROBEs answered with nothing because not all ranks were registered, or without a memory tier.",
+        "PROBEs that found nothing because not all ranks were registered or the sidecar has no memory tier.",
     ),
     counter(
         "probe_chunks_total",
         &["state"],
-        "Chunks in final answers to PROBE: absent or ready.",
+        "Chunks in final answers to PROBE, by state: absent or ready.",
     ),
     counter(
         "grants_total",
@@ -195,7 +195,7 @@ pub const CORE: &[Metric] = &[
     counter(
         "voided_grants_total",
         &[],
-        "Grants that ended without all of their sections: aborts, deaths, lost jobs.",
+        "Grants that ended before all sections were committed: aborts, deaths of workers, lost jobs.",
     ),
     counter(
         "commits_ignored_total",
@@ -205,19 +205,19 @@ pub const CORE: &[Metric] = &[
     counter(
         "refused_total",
         &["code"],
-        "Questions that were refused, by the name on the wire.",
+        "Protocol requests that were refused, by error code.",
     ),
     counter(
         "frames_ignored_total",
         &["reason"],
-        "Frames, or parts of them, that were read and not acted on, by reason.",
+        "Frames, or parts of frames, that were ignored, by reason.",
     ),
     counter(
         "session_events_total",
         &["event"],
-        "What sessions saw, by name: kinds of HELLO answers, deaths, hand-backs, schedulers that a new rank made say HELLO again.",
+        "Session events by name: kinds of HELLO answers, deaths of processes, reclaimed jobs, schedulers that repeated HELLO after a new rank.",
     ),
-    gauge("sessions", &["role"], "Sessions of living processes."),
+    gauge("sessions", &["role"], "Sessions whose process is alive."),
     gauge(
         "unshared_domains",
         &["reason"],
@@ -226,242 +226,249 @@ pub const CORE: &[Metric] = &[
     gauge(
         "worker_transfer",
         &["mode", "reason"],
-        "Registered workers by how their bytes move (engine, cuda_window) and why not the other way, by name.",
+        "Registered workers by transfer mode (engine, cuda_window), with the reason why the other mode is not used.",
     ),
-    counter("stored_chunks_total", &[], "Chunks that became readable."),
+    counter(
+        "stored_chunks_total",
+        &[],
+        "Chunks stored by workers and readable.",
+    ),
     counter(
         "adopted_chunks_total",
         &[],
-        "Chunks taken over from an earlier boot.",
+        "Chunks adopted from an earlier boot.",
     ),
     counter(
         "expired_chunks_total",
         &[],
-        "Chunks that ended because their time was over.",
+        "Chunks that reached their age limit.",
     ),
     counter(
         "corrupt_chunks_total",
         &[],
-        "Chunks whose bytes did not match their digest; they were never served again.",
+        "Chunks whose bytes did not match their digest. They are not served.",
     ),
     counter(
         "evicted_chunks_total",
         &["reason"],
-        "Chunks that went: to make room, or because they stayed incomplete.",
+        "Chunks evicted, by reason: to make room, or because they remained incomplete.",
     ),
     counter(
         "evicted_bytes_total",
         &[],
-        "Bytes of chunks that went to make room.",
+        "Bytes of chunks evicted to make room.",
     ),
-    counter("checks_total", &[], "Digests that were compared."),
+    counter("checks_total", &[], "Digest comparisons."),
     counter(
         "soft_pins_ended_total",
         &["reason"],
-        "Soft pins that ended without a lease: expired, or displaced by younger ones.",
+        "Soft pins that ended without a lease, by reason: expired, or displaced by newer ones.",
     ),
     gauge("slots", &["state"], "Slots by state."),
-    gauge("chunks", &[], "Chunks that can be read."),
-    gauge("incomplete_chunks", &[], "Chunks that lack sections."),
+    gauge("chunks", &[], "Readable chunks."),
+    gauge("incomplete_chunks", &[], "Chunks with missing sections."),
     gauge(
         "unchecked_chunks",
         &[],
-        "Chunks of an earlier boot that are not checked yet.",
+        "Adopted chunks whose digests are not checked yet.",
     ),
-    gauge("memory_capacity_bytes", &[], "Bytes of the arena."),
-    gauge(
-        "memory_used_bytes",
-        &[],
-        "Bytes of slots that are not free.",
-    ),
+    gauge("memory_capacity_bytes", &[], "Size of the arena in bytes."),
+    gauge("memory_used_bytes", &[], "Bytes of slots in use."),
     gauge("granted_bytes", &[], "Bytes granted and not committed."),
     gauge("leased_bytes", &[], "Bytes under read leases."),
     gauge("soft_pinned_bytes", &[], "Bytes under soft pins."),
-    gauge("admin_pinned_bytes", &[], "Bytes pinned by people."),
+    gauge(
+        "admin_pinned_bytes",
+        &[],
+        "Bytes pinned through the admin API.",
+    ),
     gauge(
         "tier_up",
         &["tier"],
-        "1 while a tier below memory is asked and written to, 0 while it is down, or removes its objects for a clear.",
+        "1 while a lower tier is in use; 0 while it is down or removes its objects for a clear.",
     ),
     gauge(
         "tier_down",
         &["tier", "reason"],
-        "1 while a tier below memory is down, by the reason that status has, also before it could be opened for the first time.",
+        "1 while a lower tier is down, with the same reason as in status. Also set before the tier is opened for the first time.",
     ),
     gauge(
         "tier_degraded",
         &["tier", "reason"],
-        "1 while a tier below memory serves and is not all that it should be, by the reason that status has: it is slow, nothing is written to it, or a changed config cannot be right.",
+        "1 while a lower tier serves in a degraded state, with the same reason as in status: it is slow, it takes no writes, or its changed configuration is invalid.",
     ),
     gauge(
         "tier_breaker_open",
         &["tier", "operations"],
-        "1 while a tier below memory is not read from, or not written to, because that failed several times in a row; then it is tried again.",
+        "1 while reads from or writes to a lower tier are suspended after several failures in a row. They are retried after a pause.",
     ),
     gauge(
         "tier_server_up",
         &["tier", "server"],
-        "Of each of several servers of a tier: 1, or 0 after it failed; what it holds is missed until it serves again.",
+        "State of each server of a tier with several servers: 1 while it serves, 0 after a failure. Its objects are misses until it serves again.",
     ),
     counter(
         "tier_events_total",
         &["tier", "event"],
-        "What happened inside a tier. With Redis as the bucket's directory: chunks that it knew (DirectoryKnew) or left to the bucket (DirectoryLeft), questions without an answer (DirectorySilent), changes of its marks that were not made (DirectoryUnchanged). S3: objects over the capacity or the age that could not be removed (RemovalRefused). Disk, since the folder was read: objects that went for others (Evicted) or whose head on the device was not theirs (CorruptObject), records that were corrupt (CorruptRecord), cut off by a crash (TornTail) or of slots that are gone (StrayRecord), container files that were missing or short (LostContainer), and names in the folder that are not the cache's (ForeignFile).",
+        "Events inside a tier. Redis as the directory of the bucket: chunks that the directory answered (DirectoryKnew) or left to the bucket (DirectoryLeft), lookups without an answer (DirectorySilent), updates of existence markers that failed (DirectoryUnchanged). S3: objects over the capacity or age limit that could not be deleted (RemovalRefused). Disk, since the folder was opened: objects evicted for others (Evicted), objects whose header on the device did not match (CorruptObject), records that were corrupt (CorruptRecord), truncated by a crash (TornTail) or of slots that no longer exist (StrayRecord), container files that were missing or too short (LostContainer), and foreign files in the folder (ForeignFile).",
     ),
     counter(
         "tier_lookup_chunks_total",
         &["tier", "result"],
-        "Chunks that a tier below memory was asked for, by how that ended: present, absent, cancelled, or why it failed.",
+        "Chunks looked up in a lower tier, by result: present, absent, cancelled, or the reason of a failure.",
     ),
     counter(
         "tier_fetch_chunks_total",
         &["tier", "result"],
-        "Chunks that requests wanted from a tier below memory, by how that ended: landed, cancelled, stored (by a worker meanwhile), or why they did not come.",
+        "Chunks to be fetched from a lower tier, by result: landed, cancelled, stored (by a worker in the meantime), or the reason of a failure.",
     ),
     counter(
         "tier_fetched_bytes_total",
         &["tier"],
-        "Bytes of chunks that landed from a tier below memory.",
+        "Bytes of chunks fetched from a lower tier.",
     ),
     counter(
         "tier_write_chunks_total",
         &["tier", "result"],
-        "Chunks that were to be written to a tier below memory, by how that ended: stored, already, or why not.",
+        "Chunks to be written to a lower tier, by result: stored, already (present), or the reason of a failure.",
     ),
     counter(
         "tier_written_bytes_total",
         &["tier"],
-        "Bytes of chunks that were stored in a tier below memory.",
+        "Bytes of chunks written to a lower tier.",
     ),
     counter(
         "tier_clears_total",
         &["tier", "result"],
-        "Removals of what a tier below memory holds, for a clear, by how they ended: cleared, or why one failed; it is tried again.",
+        "Clears of a lower tier, by result: cleared, or the reason of a failure. A failed clear is retried.",
     ),
     counter(
         "tier_cleared_objects_total",
         &["tier"],
-        "Objects that went by them.",
+        "Objects deleted by clears.",
     ),
     gauge(
         "tier_expected_seconds",
         &["tier", "operation"],
-        "How long a lookup of chunks, or the fetch of one, is expected to take: a moving average, a guess at the start. Requests are told it and decide by it whether to wait.",
+        "Expected duration of a lookup or of a fetch of one chunk: a moving average, or an estimate at the start. The connector uses it to decide whether a request waits.",
     ),
     gauge(
         "tier_estimated_latency_seconds",
         &["tier"],
-        "How long the smallest load from a tier below memory is expected to take, learned from the last ones; absent where too few were seen, or none for 30 s.",
+        "Expected duration of the smallest load from a lower tier, estimated from recent loads. Absent after too few loads, or none for 30 s.",
     ),
     gauge(
         "tier_estimated_bytes_per_second",
         &["tier"],
-        "How fast larger loads from a tier below memory are expected to be, latency aside; absent as the latency is.",
+        "Expected throughput of loads from a lower tier, without the latency. Absent when the latency is absent.",
     ),
     gauge(
         "prefill_tokens_per_second",
         &[],
-        "Prompt tokens that an engine computes in a second, as its connector saw; the slowest one's where there are several, absent where none knows yet.",
+        "Prompt tokens that vLLM computes per second, measured by the connector. With several vLLMs, the slowest. Absent until one is measured.",
     ),
     counter(
         "load_choices_total",
         &["choice"],
-        "Requests whose chunks a tier below memory has, by what was chosen: load (expected to be quicker than computing), always (cache.loadOrRecompute), unknown (nothing to go by yet: loaded), or recompute, minLoadTokens (left there, all or some). One that loads a part and leaves another counts for both.",
+        "Requests with chunks in a lower tier, by choice: load (expected to be faster than computing), always (cache.loadOrRecompute), unknown (no estimate yet, so they are loaded), or recompute and minLoadTokens (some or all chunks are not loaded). A request that loads only a part counts for both choices.",
     ),
     counter(
         "loads_total",
         &["outcome"],
-        "Loads from tiers below memory that were waited for, by what became of them: quicker or slower than computing would have been, unknown (no speed of the engine), failed (nothing came).",
+        "Loads from lower tiers that a request waited for, by outcome: quicker or slower than computing, unknown (vLLM's speed is not measured), failed (nothing was loaded).",
     ),
     counter(
         "load_expected_seconds_total",
         &[],
-        "Seconds that loads from tiers below memory were expected to take, where anything was expected.",
+        "Expected seconds of loads from lower tiers, summed over loads with an estimate.",
     ),
     counter(
         "load_took_seconds_total",
         &[],
-        "Seconds that these loads took.",
+        "Actual seconds of the loads in load_expected_seconds_total.",
     ),
     gauge(
         "tier_waiting_bytes",
         &["tier"],
-        "Bytes that wait to be written to a tier, and are in memory alone until then. What was dropped (tier_write_chunks_total, QueueFull) does not wait any more.",
+        "Bytes queued for a write to a tier. Until then they are only in memory. Dropped writes (tier_write_chunks_total, QueueFull) are not included.",
     ),
     counter(
         "tier_operations_total",
         &["tier", "operation", "result"],
-        "Operations of a tier below memory, all attempts at one counted once: Ok, Dropped, or the name of the error.",
+        "Operations on a lower tier, by result: Ok, Dropped, or the error. All attempts of an operation count as one.",
     ),
     counter(
         "tier_operation_seconds_total",
         &["tier", "operation"],
-        "Seconds that these took, all together.",
+        "Total seconds of these operations.",
     ),
     gauge(
         "tier_operations_running",
         &["tier", "operation"],
-        "Operations of a tier below memory that have not ended.",
+        "Operations in flight on a lower tier.",
     ),
     counter(
         "tier_packed_bytes_total",
         &["tier", "operation", "which"],
-        "Bytes that were packed for a tier below memory (put) or unpacked from it (get): raw, as memory has them, or stored.",
+        "Bytes packed for a lower tier (put) or unpacked from it (get): raw (in memory) or stored (in the tier).",
     ),
     counter(
         "tier_packing_seconds_total",
         &["tier", "operation"],
-        "Seconds of a core that packing (put) and unpacking (get) took.",
+        "CPU seconds spent on packing (put) and unpacking (get).",
     ),
     gauge(
         "tier_packing_error_ratio",
         &["tier"],
-        "Relative error of what was packed last for a tier below memory: root of the mean square of what was lost, of that of the numbers. 0 where every bit comes back.",
+        "Relative error of the object packed last for a lower tier: the root mean square of the errors divided by that of the values. 0 for a lossless codec.",
     ),
     counter(
         "tier_plain_objects_total",
         &["tier", "reason"],
-        "Objects that write.codec did not pack for a tier below memory, and that were written as they are: TooLarge (packing them takes more memory than there is for it), Unsuited (no numbers, not finite ones, or a form that the codec does not know), NotSmaller.",
+        "Objects written to a lower tier without packing by write.codec, by reason: TooLarge (packing needs more memory than its limit), Unsuited (not numbers, not finite, or a format unknown to the codec), NotSmaller.",
     ),
-    counter("tier_retries_total", &["tier"], "Attempts after the first."),
+    counter(
+        "tier_retries_total",
+        &["tier"],
+        "Retries of operations on a lower tier.",
+    ),
     counter(
         "tier_corrupt_objects_total",
         &["tier"],
-        "Objects that were found corrupt in a tier below memory and removed from it.",
+        "Corrupt objects found in a lower tier and deleted from it.",
     ),
     counter(
         "tier_scribbled_gets_total",
         &["tier"],
-        "Gets from a tier below memory whose bytes were written to in the arena before they were compared: a miss. The object is as it should be and stays; some process of the node writes to slots that are not its own.",
+        "Reads from a lower tier whose bytes changed in the arena before their digests were compared. They count as misses, and the object is kept. A process on the node writes to slots that it does not own.",
     ),
     gauge(
         "tier_waiting_chunks",
         &["tier", "direction"],
-        "Chunks that wait to be fetched from, or written to, a tier below memory: fetch or write.",
+        "Chunks queued for a lower tier, by direction: fetch or write.",
     ),
     gauge(
         "tier_in_flight_bytes",
         &["tier", "direction"],
-        "Bytes of chunks that are being fetched from, or written to, a tier below memory: fetch or write.",
+        "Bytes of chunks in flight from or to a lower tier, by direction: fetch or write.",
     ),
     counter(
         "pacing_bytes_total",
         &["direction"],
-        "Bytes that count towards pacing.readBytesPerSecond (read: from tiers below memory) and pacing.writeBytesPerSecond (write: to them, and of checks that nobody waited for), bounded or not.",
+        "Bytes that count towards pacing.readBytesPerSecond (read: from lower tiers) and pacing.writeBytesPerSecond (write: to lower tiers, and background checks), with or without a limit.",
     ),
     counter(
         "pacing_waited_seconds_total",
         &["direction"],
-        "Seconds that tiers and checks waited for their share of these bounds, added up.",
+        "Total seconds that tiers and checks waited because of these limits.",
     ),
     gauge(
         "events_cursor",
         &[],
-        "Number of the youngest event of EVENTS.",
+        "Number of the newest event of EVENTS.",
     ),
 ];
 
-/// All families.
 pub fn all() -> impl Iterator<Item = &'static Metric> {
     SHELL.iter().chain(CORE)
 }

@@ -1,5 +1,5 @@
-//! Admin HTTP and the metrics. Open: health, metrics, a status summary. With a bearer token: config and objects. Nothing here decides
-//! anything; the ADMIN operations on the socket run the same code.
+//! Admin HTTP and metrics. Open paths: health, metrics, a status summary. With a bearer token: config and objects. Nothing is
+//! decided here; the ADMIN operations on the socket run the same code.
 
 pub mod http;
 pub mod listen;

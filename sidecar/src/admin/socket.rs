@@ -1,5 +1,5 @@
-//! ADMIN operations on the Unix socket. They ask for the same token as the HTTP API, which offers only those that read: `clear`, `pin`,
-//! `unpin` and `flush` are here alone.
+//! ADMIN operations on the Unix socket, with the same token as the HTTP API. The HTTP API only reads: `clear`, `pin`, `unpin` and
+//! `flush` exist only here.
 
 use super::token::{Access, check};
 use crate::serve::Shell;
@@ -11,7 +11,7 @@ use kvcachepool_protocol::status::Flush;
 use serde::Serialize;
 use serde_json::json;
 
-/// Does one operation and answers it. Takes the core's lock: not to be called under it.
+/// Runs one operation and sends the reply. Takes the core's lock: the caller must not hold it.
 pub fn answer(daemon: &Daemon, shell: &Shell, conn: ConnId, tag: u64, request: &Admin) {
     let (flags, body) = match perform(daemon, shell, request) {
         Ok(body) => (FLAG_REPLY, body),

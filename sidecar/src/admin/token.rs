@@ -1,17 +1,16 @@
-//! The bearer token of the guarded paths: a mounted file, read anew for every request, so that a rotated secret works at once.
+//! The bearer token of the guarded paths. The mounted file is read for every request, so a rotated secret works at once.
 
 use std::path::Path;
 
-/// May this request be served?
+/// Result of a token check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
-    /// The token is right.
     Granted,
     /// No token file is configured: the path is off.
     Off,
-    /// The file cannot be read or is empty.
+    /// The token file cannot be read or is empty.
     NoToken,
-    /// The request's token is missing or another one.
+    /// The request has no token or a wrong one.
     Wrong,
 }
 
@@ -27,7 +26,7 @@ pub fn check(file: Option<&Path>, presented: Option<&str>) -> Access {
     if wanted.is_empty() {
         return Access::NoToken;
     }
-    // Hashes of equal length are compared, so that timing tells nothing about where two tokens differ.
+    // Hashes of equal length are compared, so that the timing reveals nothing about the token.
     let same = |a: &str, b: &str| blake3::hash(a.as_bytes()) == blake3::hash(b.as_bytes());
     match presented {
         Some(token) if same(token, wanted) => Access::Granted,

@@ -1,4 +1,4 @@
-//! One question to a sidecar, with a deadline.
+//! Sends one request to a sidecar, with a deadline.
 
 use kvcachepool_protocol::PROTOCOL_VERSION;
 use kvcachepool_protocol::frame::{FLAG_ERROR, HEADER_BYTES, Header, Op, frame};
@@ -27,7 +27,7 @@ pub fn over_http(url: &str) -> Result<Status, String> {
         .to_socket_addrs()
         .map_err(failed)?
         .next()
-        .ok_or(format!("{url}: no address"))?;
+        .ok_or(format!("{url}: the name has no address"))?;
     let mut stream = TcpStream::connect_timeout(&address, PATIENCE).map_err(failed)?;
     stream.set_read_timeout(Some(PATIENCE)).map_err(failed)?;
     write!(
@@ -43,15 +43,15 @@ pub fn over_http(url: &str) -> Result<Status, String> {
     let text = String::from_utf8_lossy(&answer);
     let (head, body) = text
         .split_once("\r\n\r\n")
-        .ok_or(format!("{url}: no HTTP answer"))?;
+        .ok_or(format!("{url}: the response is not HTTP"))?;
     let line = head.lines().next().unwrap_or_default();
     if line.split_whitespace().nth(1) != Some("200") {
         return Err(format!("{url}: {line}: {}", body.trim()));
     }
-    serde_json::from_str(body).map_err(|e| format!("{url}: not a status: {e}"))
+    serde_json::from_str(body).map_err(|e| format!("{url}: the response is not a status: {e}"))
 }
 
-/// HELLO as a tool, then one ADMIN operation that needs no token.
+/// Sends HELLO as a tool, then one ADMIN operation that needs no token.
 pub fn over_socket<T: DeserializeOwned>(path: &Path, operation: &str) -> Result<T, String> {
     let shown = path.display();
     let failed = |e: std::io::Error| {
@@ -111,7 +111,7 @@ fn ask(stream: &mut UnixStream, op: Op, tag: u64, body: &[u8]) -> Result<Vec<u8>
     }
 }
 
-/// Unique enough for a tool: process and time.
+/// Unique enough for a tool: process id and time.
 fn incarnation() -> Vec<u8> {
     let time = std::time::SystemTime::now()
         .duration_since(std::time::UNIX_EPOCH)

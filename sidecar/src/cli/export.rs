@@ -1,4 +1,4 @@
-//! `export-connector`: the Python package, its metadata (by which vLLM finds the plugin) and its settings, into one folder.
+//! `export-connector`: writes the Python package, its metadata (by which vLLM finds the plugin) and its settings into one folder.
 
 use include_dir::{Dir, File, include_dir};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
@@ -8,10 +8,9 @@ use std::process::ExitCode;
 
 static PACKAGE: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/connector/kvcachepool");
 const NAME: &str = "kvcachepool";
-/// Version of the connector that this binary carries.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// What the connector does where the user configured another one.
+/// What the connector does when the user configured another one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum ExistingConnector {
     /// Keep the other connector; the cache is off and reports why.
@@ -37,16 +36,15 @@ pub fn main(args: &Args) -> Result<ExitCode, String> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// A file or folder cannot be written.
 #[derive(Debug, thiserror::Error)]
 #[error("{}: {source}", path.display())]
 pub struct ExportError {
     path: PathBuf,
-    /// What the kernel said.
+    /// The kernel's error.
     pub source: std::io::Error,
 }
 
-/// Writes package, metadata and settings. What is right already is not touched.
+/// Writes package, metadata and settings. Files with the right content are not touched.
 pub fn write(folder: &Path, existing: ExistingConnector) -> Result<(), ExportError> {
     let failed = |path: &Path| {
         let path = path.to_owned();
@@ -70,7 +68,7 @@ pub fn write(folder: &Path, existing: ExistingConnector) -> Result<(), ExportErr
     place_file(&settings, text.as_bytes()).map_err(failed(&settings))
 }
 
-/// Versions of the connector whose metadata lies in a folder, with the paths of it.
+/// Versions of the connector whose metadata is in a folder, with their paths.
 pub fn versions(folder: &Path) -> Vec<(String, PathBuf)> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     entries
@@ -82,7 +80,7 @@ pub fn versions(folder: &Path) -> Vec<(String, PathBuf)> {
         .collect()
 }
 
-/// Files by path below the package: sources and data, no caches and no tests.
+/// The package's files by relative path: sources and data, without caches and tests.
 fn python_files() -> BTreeMap<PathBuf, Vec<u8>> {
     fn walk<'a>(dir: &'a Dir<'a>, files: &mut Vec<&'a File<'a>>) {
         files.extend(dir.files());
@@ -134,15 +132,15 @@ fn metadata() -> BTreeMap<PathBuf, Vec<u8>> {
         .collect()
 }
 
-/// Makes `folder` hold exactly these files, in one step: whoever imports from it sees the old set or the new one. Byte code of a
-/// running Python counts as nothing, and a folder that is right already is not touched.
+/// Makes `folder` hold exactly these files, in one step: an importing process sees the old set or the new one. Byte code of a running
+/// Python is ignored, and a folder with the right content is not touched.
 fn place(folder: &Path, files: &BTreeMap<PathBuf, Vec<u8>>) -> std::io::Result<()> {
     if holds(folder, files) {
         return Ok(());
     }
     let fresh = beside(folder);
     let placed = write_files(&fresh, files).and_then(|()| swap(&fresh, folder));
-    // The old files, or what could be written of the new ones: a full folder must not stay fuller.
+    // Removes the old files, or a partial set of new ones: a full disk must not stay fuller.
     remove(&fresh).and(placed)
 }
 
@@ -156,14 +154,14 @@ fn write_files(folder: &Path, files: &BTreeMap<PathBuf, Vec<u8>>) -> std::io::Re
     Ok(())
 }
 
-/// Puts `fresh` in the place of `folder`, and what was there in the place of `fresh`.
+/// Exchanges `fresh` and `folder`.
 fn swap(fresh: &Path, folder: &Path) -> std::io::Result<()> {
     if !folder.exists() {
         return std::fs::rename(fresh, folder);
     }
     match renameat_with(CWD, fresh, CWD, folder, RenameFlags::EXCHANGE) {
         Ok(()) => Ok(()),
-        // A file system that cannot exchange: a moment without the folder.
+        // A file system without exchange: the folder is missing for a moment.
         Err(_) => {
             remove(folder)?;
             std::fs::rename(fresh, folder)
@@ -199,7 +197,7 @@ fn beside(path: &Path) -> PathBuf {
     path.with_file_name(format!(".{name}.{}.new", std::process::id()))
 }
 
-/// Removes a file or a folder with all that is in it, if it is there.
+/// Removes a file or a folder with its content, if it exists.
 fn remove(path: &Path) -> std::io::Result<()> {
     match std::fs::remove_dir_all(path).or_else(|e| match e.kind() {
         std::io::ErrorKind::NotADirectory => std::fs::remove_file(path),

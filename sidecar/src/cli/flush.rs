@@ -1,5 +1,5 @@
-//! `flush`: has the sidecar begin to write what only it holds to the tiers below. For a preStop hook: it returns within a second, and it
-//! never fails, because a hook that fails makes an event and helps nobody.
+//! `flush`: asks the sidecar to start writing the chunks that only it holds to the lower tiers. For a preStop hook: it returns within
+//! a second and never fails, because a failing hook only creates an event.
 
 use super::ask;
 use kvcachepool_protocol::config::Config;
@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use std::sync::mpsc;
 use std::time::Duration;
 
-/// The answer is waited for no longer: a hook holds up the end of its pod.
+/// Longest wait for the reply: a hook delays the end of its pod.
 const PATIENCE: Duration = Duration::from_millis(900);
 
 #[derive(Debug, clap::Args)]
@@ -22,13 +22,13 @@ pub struct Args {
 pub fn main(args: &Args) -> ExitCode {
     let (answer, answered) = mpsc::channel();
     let socket = args.socket.clone();
-    // A thread, because connecting to a sidecar that is stopped may block for ever. It ends with the process.
+    // A thread, because connecting to a stopped sidecar may block for ever. It ends with the process.
     std::thread::spawn(move || answer.send(ask::over_socket::<Flush>(&socket, "flush")));
     match answered.recv_timeout(PATIENCE) {
         Ok(Ok(flush)) => println!("{}", sentence(&flush)),
-        Ok(Err(e)) => eprintln!("warning: nothing is flushed: {e}"),
+        Ok(Err(e)) => eprintln!("warning: no flush started: {e}"),
         Err(_) => eprintln!(
-            "warning: nothing is flushed: {}: no answer within {} ms",
+            "warning: no flush started: {}: no answer within {} ms",
             args.socket.display(),
             PATIENCE.as_millis()
         ),
@@ -41,5 +41,5 @@ fn sentence(flush: &Flush) -> String {
         return "nothing to flush: memory is the only tier".into();
     }
     let tiers = flush.tiers.join(", ");
-    format!("flush begun: {} chunks to {tiers}", flush.chunks)
+    format!("flush started: {} chunks to {tiers}", flush.chunks)
 }

@@ -1,5 +1,5 @@
-//! `init`: what has to happen in a pod before vLLM starts. Puts the connector into the shared folder and gives the sidecar a moment to
-//! open its socket. Whatever fails is said by name, and vLLM starts: without the cache, or with the connector that lies there.
+//! `init`: prepares a pod before vLLM starts. Writes the connector into the shared folder and waits a moment for the sidecar's
+//! socket. Failures are reported by name, and vLLM starts in any case: without the cache, or with the connector that is already there.
 
 use super::export::{self, ExistingConnector, ExportError, VERSION};
 use crate::supervisor::somebody_listens;
@@ -10,7 +10,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 use tracing::{info, warn};
 
-/// How often the socket is tried.
+/// Interval of the connection attempts.
 const POLL: std::time::Duration = std::time::Duration::from_millis(10);
 
 #[derive(Debug, clap::Args)]
@@ -47,7 +47,7 @@ pub fn main(args: &Args) -> ExitCode {
         (Ok(()), false) => Some((
             "SocketNotOpen",
             format!(
-                "the sidecar did not open its socket within {}; vLLM goes on trying",
+                "the sidecar did not open its socket within {}; vLLM keeps trying",
                 args.wait
             ),
         )),
@@ -76,7 +76,7 @@ pub fn main(args: &Args) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Why the connector could not be written, in one word.
+/// Reason name of a failed export.
 fn name(e: &ExportError) -> &'static str {
     match e.source.kind() {
         ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => "FolderNotWritable",
@@ -85,7 +85,7 @@ fn name(e: &ExportError) -> &'static str {
     }
 }
 
-/// Does the sidecar accept connections before the time is over?
+/// Whether the sidecar accepts connections before the time is over.
 fn wait_socket(folder: &Path, wait: Duration) -> bool {
     let name = Config::default().socket;
     let socket = folder.join(name.file_name().unwrap_or_default());
@@ -102,7 +102,7 @@ fn wait_socket(folder: &Path, wait: Duration) -> bool {
     }
 }
 
-/// Best effort: the log line has said it already.
+/// Best effort: the log line contains the same.
 fn tell(file: &Path, reason: &str, message: &str) {
     if let Ok(mut file) = std::fs::OpenOptions::new().write(true).open(file) {
         let _ = writeln!(file, "{reason}: {message}");

@@ -1,4 +1,4 @@
-//! The command line. Each subcommand is one file; nothing here lives longer than its command.
+//! The command line. Each subcommand has its own file, and nothing here outlives its command.
 
 mod ask;
 mod check;
@@ -193,7 +193,6 @@ impl From<ConfigFiles> for Files {
     }
 }
 
-/// Runs the command of this process's arguments.
 pub fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Run(files) => {

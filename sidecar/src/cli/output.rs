@@ -2,7 +2,6 @@
 
 use super::tier::Output;
 
-/// How a command prints.
 #[derive(Debug, clap::Args)]
 pub struct Format {
     /// Output format: text for people, json for programs.

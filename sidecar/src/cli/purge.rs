@@ -1,4 +1,4 @@
-//! `purge`: removes every object of the tiers that pods share, page by page, so that it takes the same memory for any number of them.
+//! `purge`: deletes every object of the shared tiers. Works page by page, so its memory does not depend on the number of objects.
 
 use super::ConfigFiles;
 use super::check::read;
@@ -26,13 +26,13 @@ pub struct Args {
     output: Output,
 }
 
-/// What became of a tier.
+/// Result for a tier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 struct Purged {
-    /// Objects that were removed, or would be.
+    /// Objects that were deleted, or would be.
     objects: u64,
     bytes: u64,
-    /// Names in the tier's place that are none of ours, which stay.
+    /// Foreign names in the tier; they are kept.
     foreign: u64,
 }
 
@@ -79,7 +79,7 @@ async fn one(opening: &Opening, dry_run: bool) -> Result<Purged, TierError> {
     .await
 }
 
-/// Nobody waits for an answer here: an operation may take long, and is tried again as long as it may be worth it.
+/// No request waits here: an operation may take long and is retried as long as that can help.
 fn patient(layers: Options) -> Options {
     Options {
         deadline: DeadlineOptions {
@@ -97,7 +97,7 @@ fn patient(layers: Options) -> Options {
             failures: u32::MAX,
             ..BreakerOptions::default()
         },
-        // Objects are removed by the names that they have, whatever packed them.
+        // Objects are deleted by name, so the codec does not matter.
         packing: PackingOptions::default(),
         ..layers
     }
@@ -117,7 +117,7 @@ async fn purge(tier: &dyn Tier, dry_run: bool) -> Result<Purged, TierError> {
     let (swept, ended) = sweep_all(tier, |_| true).await?;
     if !ended {
         let why = format!(
-            "after {PASSES_MAX} passes there still was something to remove: end all pods of the pool, which write, and run it again"
+            "objects still remain after {PASSES_MAX} passes: end all pods of the pool, because they write new ones, and run the command again"
         );
         return Err(TierError::new(tier.info().kind, Cause::Busy, why));
     }
@@ -153,7 +153,7 @@ fn print(
     };
     let foreign = match purged.foreign {
         0 => String::new(),
-        n => format!("; {} none of ours", count(n, "name is", "names are")),
+        n => format!("; {} kept", count(n, "foreign name", "foreign names")),
     };
     writeln!(out, "{tier}: {place}: {objects} {what}, {bytes}{foreign}")
 }
@@ -169,7 +169,6 @@ mod tests {
     use kvcachepool_tiers::s3::S3;
     use std::sync::Arc;
 
-    /// More than a page.
     const OBJECTS: u64 = PAGE as u64 + 7;
 
     async fn full() -> Shelf {

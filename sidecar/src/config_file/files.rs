@@ -1,21 +1,21 @@
-//! The files that a config comes from. In Kubernetes there are two: one that travels in the pod, and one of the whole pool, which reaches
-//! pods later and may be missing. The newer one is in effect.
+//! The config files. In Kubernetes there are two: the pod's own, and the pool's, which reaches running pods and may be missing. The
+//! newer one is in effect.
 
 use super::{ConfigFileError, Loaded, load, parse, read};
 use std::io::ErrorKind;
 use std::path::PathBuf;
 
-/// Where the config is.
+/// Paths of the config files.
 #[derive(Debug, Clone, Default)]
 pub struct Files {
-    /// File of this pod; none = all defaults. It says where to serve, and with how much memory.
+    /// File of this pod; `None` means all defaults. It sets the socket and the memory size.
     pub pod: Option<PathBuf>,
-    /// File of the pool: in effect, but for what the pod was made for, while its generation is the higher one.
+    /// File of the pool. While its generation is higher it is in effect, except for the keys that are fixed when a pod is created.
     pub pool: Option<PathBuf>,
 }
 
 impl Files {
-    /// The config in effect. Only the pod's file can make it fail: without the pool's, or with one that is wrong, it counts alone.
+    /// Loads the config in effect. Only an invalid file of the pod is an error: without a valid file of the pool, the pod's is used alone.
     pub fn load(&self) -> Result<Loaded, ConfigFileError> {
         let pod = load(self.pod.as_deref())?;
         let Some(path) = &self.pool else {
@@ -31,8 +31,8 @@ impl Files {
         })
     }
 
-    /// Hash of what the files hold, to notice a change; none while the pod's cannot be read. Polled, because a mounted volume changes by
-    /// swapping a link above its files.
+    /// Hash of the files' content, to notice a change; `None` while the pod's file cannot be read. Polled, because a mounted volume
+    /// changes by a swap of a symbolic link above its files.
     pub fn fingerprint(&self) -> Option<blake3::Hash> {
         let mut hasher = blake3::Hasher::new();
         let pod = read(self.pod.as_deref()).ok()?;
@@ -58,7 +58,7 @@ fn either(pod: Loaded, pool: Loaded) -> Loaded {
 }
 
 impl ConfigFileError {
-    /// There is no such file, or no folder that could hold it: an optional volume that has nothing to show.
+    /// Whether the file or its folder does not exist: an optional volume without content.
     fn is_absence(&self) -> bool {
         matches!(self, Self::Unreadable { source, .. } if matches!(source.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory))
     }

@@ -1,5 +1,4 @@
-//! The config on disk: reading it, and noticing that it changed.
-//! What keys there are and what they mean is the protocol crate's.
+//! The config on disk: reading it, and noticing changes. The protocol crate defines the keys and their meaning.
 
 mod files;
 
@@ -9,29 +8,21 @@ use kvcachepool_protocol::config::{Config, ConfigError, UnknownKey};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-/// The file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigFileError {
-    /// It cannot be read.
     #[error("ConfigUnreadable: {path}: {source}")]
     Unreadable {
-        /// Path of the file.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         source: std::io::Error,
     },
-    /// It was read and is wrong; every problem is named.
+    /// The file was read and is invalid; every problem is named.
     #[error("ConfigInvalid: {path}: {source}")]
-    Invalid {
-        /// Path of the file.
-        path: PathBuf,
-        /// What is wrong.
-        source: ConfigError,
-    },
+    Invalid { path: PathBuf, source: ConfigError },
 }
 
 impl ConfigFileError {
-    /// Name for metrics and status.
+    /// Reason name in metrics and status.
     pub fn code(&self) -> &'static str {
         match self {
             Self::Unreadable { .. } => "ConfigUnreadable",
@@ -40,18 +31,16 @@ impl ConfigFileError {
     }
 }
 
-/// A config that was read.
 #[derive(Debug)]
 pub struct Loaded {
-    /// Its values.
     pub config: Config,
-    /// Keys that this version does not know (managed mode only: by hand they are errors).
+    /// Unknown keys (managed mode only: in a file written by hand they are errors).
     pub unknown: Vec<UnknownKey>,
-    /// Why the pool's file is not looked at; the pod's is in effect then.
+    /// Why the pool's file is not used; the pod's is in effect then.
     pub pool_refused: Option<ConfigFileError>,
 }
 
-/// Reads one file; no path = all defaults.
+/// Reads one file; no path means all defaults.
 pub fn load(path: Option<&Path>) -> Result<Loaded, ConfigFileError> {
     parse(path, false)
 }
@@ -81,7 +70,7 @@ fn read(path: Option<&Path>) -> Result<String, ConfigFileError> {
     })
 }
 
-/// The socket, also of a file that is wrong elsewhere. `None`: there is no file that could say which, or what it says is none.
+/// The socket, even from a file that is otherwise invalid. `None`: there is no readable file, or its value is invalid.
 pub fn socket(path: Option<&Path>) -> Option<PathBuf> {
     value(
         path,
@@ -97,8 +86,8 @@ pub fn socket(path: Option<&Path>) -> Option<PathBuf> {
     )
 }
 
-/// The admin address, also of a file that is wrong elsewhere: a sidecar with a wrong config must be reachable to say so. `None`:
-/// there is no file that could say which, or what it says is none.
+/// The admin address, even from a file that is otherwise invalid: a sidecar with an invalid config must be reachable to report it.
+/// `None`: there is no readable file, or its value is invalid.
 pub fn admin_listen(path: Option<&Path>) -> Option<SocketAddr> {
     value(
         path,
@@ -110,7 +99,7 @@ pub fn admin_listen(path: Option<&Path>) -> Option<SocketAddr> {
     )
 }
 
-/// One value of a file: of its config, or by itself where the file is wrong.
+/// One value of a file: from its config, or parsed alone if the file is invalid.
 fn value<T>(
     path: Option<&Path>,
     of_config: impl FnOnce(Config) -> T,
@@ -123,7 +112,6 @@ fn value<T>(
     }
 }
 
-/// The lock file beside a socket.
 pub fn lock_path(socket: &Path) -> PathBuf {
     socket.with_file_name("sidecar.lock")
 }

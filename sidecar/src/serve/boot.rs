@@ -1,4 +1,4 @@
-//! The start of an engine process: what the supervisor hands over, and which memory is found.
+//! The start of an engine process: the supervisor's handover, and the memory that is found.
 
 use crate::supervisor::messages::{Boot, FromEngine, ToEngine};
 use kvcachepool_memory::arena::Arena;
@@ -15,7 +15,7 @@ use tracing::{error, info, warn};
 #[derive(Debug)]
 pub struct Link {
     fd: OwnedFd,
-    /// What did not fit into the link so far, in order.
+    /// Messages that did not fit into the link yet, in order.
     unsent: Mutex<VecDeque<Message>>,
 }
 
@@ -25,19 +25,19 @@ struct Message {
     fds: Vec<Arc<OwnedFd>>,
 }
 
-/// What the supervisor handed over.
+/// The supervisor's handover.
 #[derive(Debug)]
 pub struct Handover {
-    /// Counts and the reason of the last end.
+    /// Counts, and the reason of the last end.
     pub boot: Boot,
     /// Admin listener, non-blocking.
     pub admin: Option<TcpListener>,
-    /// The memory that was kept, mapped and checked; none where it cannot be used.
+    /// The kept memory, mapped and checked; `None` when it cannot be used.
     pub arena: Option<Arena>,
 }
 
 impl Link {
-    /// The link is the standard input of an engine.
+    /// The link on an engine's standard input.
     pub fn of_stdin() -> std::io::Result<Self> {
         Ok(Self::new(std::io::stdin().as_fd().try_clone_to_owned()?))
     }
@@ -59,11 +59,11 @@ impl Link {
         let arena = match (boot.region, fds.next(), fds.next()) {
             (Some(region), Some(arena), Some(table)) => match Arena::adopt(arena, table) {
                 Ok(arena) => {
-                    info!(region, "memory of the last engine taken over");
+                    info!(region, "adopted the memory of the last engine");
                     Some(arena)
                 }
                 Err(e) => {
-                    error!(region, error = %e, "memory of the last engine cannot be used");
+                    error!(region, error = %e, "cannot use the memory of the last engine");
                     None
                 }
             },
@@ -76,7 +76,7 @@ impl Link {
         })
     }
 
-    /// Waits for the admin port, which the supervisor opens and hands over when it can.
+    /// Waits for the admin port, which the supervisor opens and passes when it can.
     pub fn admin(&self) -> Result<TcpListener, LinkError> {
         loop {
             if let Some((ToEngine::Admin, fds)) = link::receive(&self.fd, true)?
@@ -87,7 +87,7 @@ impl Link {
         }
     }
 
-    /// HTTP is answered here from now on.
+    /// Announces that this process answers HTTP from now on.
     pub fn serving(&self) {
         self.say(FromEngine::Serving, Vec::new());
     }
@@ -102,29 +102,29 @@ impl Link {
         );
     }
 
-    /// Tells the supervisor that this process still answers, after what it could not be told before. One that does not read for
-    /// minutes is stopped: it starts anew to count when it is woken, and must not lose what counts behind old signs of life.
+    /// Sends a heartbeat, after the messages that did not fit before. A supervisor that does not read for minutes is stopped. When it
+    /// resumes, it counts silence anew, so old heartbeats may be dropped, but no other message.
     pub fn alive(&self) {
         let mut unsent = self.unsent.lock();
         self.flush(&mut unsent);
         if unsent.is_empty() {
-            // One that does not fit is not needed: others wait to be read.
+            // A heartbeat that does not fit is not needed: others wait to be read.
             let _ = link::send(&self.fd, &FromEngine::Alive, &[]);
         }
     }
 
-    /// Tells the supervisor that the slot table of this arena is read next, without a sign of life meanwhile.
+    /// Announces that the slot table of this arena is read next, during which no heartbeat is sent.
     pub fn reads(&self, arena: &Arena) {
         let (rows, chunks) = (arena.geometry.rows, arena.geometry.chunks);
         self.say(FromEngine::Reads { rows, chunks }, Vec::new());
     }
 
-    /// Asks the supervisor to let go of the memory that it holds.
+    /// Asks the supervisor to drop the memory that it holds.
     pub fn let_go(&self) {
         self.say(FromEngine::LetGo, Vec::new());
     }
 
-    /// Tells the supervisor that the end takes a little longer.
+    /// Announces that the shutdown takes longer.
     pub fn flushing(&self) {
         self.say(FromEngine::Flushing, Vec::new());
     }
@@ -135,13 +135,13 @@ impl Link {
         self.flush(&mut unsent);
     }
 
-    /// Sends what waits, as far as there is room; the next sign of life tries again.
+    /// Sends queued messages while there is room; the next heartbeat retries.
     fn flush(&self, unsent: &mut VecDeque<Message>) {
         while let Some(message) = unsent.front() {
             let fds: Vec<_> = message.fds.iter().map(|fd| fd.as_fd()).collect();
             match link::send(&self.fd, &message.body, &fds) {
                 Err(LinkError::Io(Errno::AGAIN)) => return,
-                Err(e) => warn!(error = %e, "the supervisor does not hear"),
+                Err(e) => warn!(error = %e, "failed to send to the supervisor"),
                 Ok(()) => {}
             }
             unsent.pop_front();

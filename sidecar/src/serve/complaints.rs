@@ -1,4 +1,4 @@
-//! What goes wrong with tiers, said once: a tier that fails in every operation is one line, and its return another.
+//! Logs errors of tiers once: a tier that fails in every operation gives one line, and its recovery another.
 
 use kvcachepool_tiers::{Cause, Kind, TierError};
 use parking_lot::Mutex;
@@ -6,27 +6,26 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
 
-/// A tier that has not failed for so long fails anew.
+/// After this long without a failure, the next failure is logged again.
 const FORGET: Duration = Duration::from_secs(30);
-/// Status has an object that could not be used for so long: a day.
+/// Status shows an object that could not be used for this long: a day.
 const OBJECTS_FOR: Duration = Duration::from_secs(24 * 3600);
-/// So often an object that cannot be used is logged, of each tier and for each cause. Metrics count all.
+/// Log interval of unusable objects, per tier and cause. Metrics count all.
 const OBJECTS_EVERY: Duration = Duration::from_secs(10);
 
 /// Objects of a tier that could not be used, for one cause.
 #[derive(Debug)]
 struct Objects {
-    /// Attempts.
     count: u64,
-    /// Of them, those since one was logged.
+    /// Attempts since the last logged one.
     unlogged: u64,
     logged: Instant,
     last: Instant,
-    /// What was wrong with the last one.
+    /// Error of the last one.
     detail: String,
 }
 
-/// Why each tier failed last.
+/// The last failure of each tier.
 #[derive(Debug, Default)]
 pub struct Complaints {
     tiers: Mutex<BTreeMap<Kind, (Cause, Instant)>>,
@@ -34,7 +33,7 @@ pub struct Complaints {
 }
 
 impl Complaints {
-    /// An operation failed, or a tier cannot be opened. Keeps the name; logs what a person has to know of. True: it was logged.
+    /// Records a failed operation or a tier that cannot be opened. Logs it if it is worth a line. True: it was logged.
     pub fn heard(&self, e: &TierError) -> bool {
         let (tier, reason) = (e.tier.name(), e.cause.name());
         match e.cause {
@@ -44,7 +43,7 @@ impl Complaints {
                 let fails = |(last, at): (Cause, Instant)| last == cause && at.elapsed() < FORGET;
                 let known = last.is_some_and(fails);
                 if !known {
-                    warn!(tier, reason, error = %e, "a tier fails; it is tried again and again");
+                    warn!(tier, reason, error = %e, "tier failing; retrying");
                 }
                 !known
             }
@@ -71,11 +70,11 @@ impl Complaints {
         }
         let others = std::mem::take(&mut objects.unlogged);
         objects.logged = now;
-        warn!(tier, reason, others, error = %e, "an object of a tier cannot be used");
+        warn!(tier, reason, others, error = %e, "unusable object in a tier");
         true
     }
 
-    /// The objects of a tier that could not be used of late, for status: a sentence for each cause.
+    /// The tier's recently unusable objects, for status: one sentence per cause.
     pub fn of_objects(&self, tier: &str) -> Vec<String> {
         let all = self.objects.lock();
         let of_tier = all.iter().filter(|((kind, _), objects)| {
@@ -84,17 +83,15 @@ impl Complaints {
         let sentence = |((_, reason), objects): (&(Kind, &str), &Objects)| {
             let ago_s = objects.last.elapsed().as_secs();
             let (count, detail) = (objects.count, &objects.detail);
-            format!(
-                "{reason}: {count} times an object could not be used, {ago_s} s ago the last: {detail}"
-            )
+            format!("{reason}: {count} unusable objects, the last {ago_s} s ago: {detail}")
         };
         of_tier.map(sentence).collect()
     }
 
-    /// A tier that was down is up.
+    /// Records that a tier is up again.
     pub fn up_again(&self, tier: Kind) {
         if self.tiers.lock().remove(&tier).is_some() {
-            info!(tier = tier.name(), "a tier is up again");
+            info!(tier = tier.name(), "tier up again");
         }
     }
 }
@@ -120,9 +117,8 @@ mod tests {
             assert!(!failed(Kind::Disk, cause), "not for each object");
         }
         assert!(failed(Kind::S3, Cause::Corrupt), "of each tier");
-        let of_disk = ["Corrupt", "Foreign"].map(|reason| {
-            format!("{reason}: 2 times an object could not be used, 0 s ago the last: no")
-        });
+        let of_disk = ["Corrupt", "Foreign"]
+            .map(|reason| format!("{reason}: 2 unusable objects, the last 0 s ago: no"));
         assert_eq!(complaints.of_objects("disk"), of_disk);
         assert_eq!(complaints.of_objects("redis"), [""; 0]);
     }

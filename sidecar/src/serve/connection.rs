@@ -1,4 +1,4 @@
-//! One connection: bytes in, frames cut and handed over, bytes out with a bounded queue. Non-blocking throughout.
+//! One connection: reads bytes and splits them into frames, writes bytes from a bounded queue. Non-blocking throughout.
 
 use kvcachepool_protocol::frame::{FrameError, FrameReader, HEADER_BYTES, Header};
 use parking_lot::Mutex;
@@ -18,34 +18,32 @@ use tokio::sync::Notify;
 
 use kvcachepool_engine::sessions::ConnId;
 
-/// Descriptors that one read takes in; the kernel closes what is beyond.
+/// Descriptors per read; the kernel closes further ones.
 const FDS_PER_READ_MAX: usize = 8;
-/// Sets of descriptors that may wait for their frame: one can be unfinished while the next begins. More are closed.
+/// Sets of descriptors that may wait for their frame: one frame can be incomplete while the next begins. Further sets are closed.
 const FD_SETS_MAX: usize = 2;
-/// Bytes of one read.
 const READ_BYTES: usize = 32 << 10;
-/// Bytes that one drain takes from one connection before others get their turn.
+/// Bytes that one drain reads from one connection before others get their turn.
 const DRAIN_BYTES_MAX: usize = 1 << 20;
 
-/// What one read gave.
+/// Result of one read.
 pub enum Event {
-    /// A whole frame with its descriptors.
+    /// A complete frame with its descriptors.
     Frame(Header, Vec<u8>, Vec<OwnedFd>),
-    /// Descriptors came that no frame claims; they were closed.
+    /// Descriptors that no frame claims; they were closed.
     SurplusFds(usize),
-    /// Nothing more at the moment.
+    /// Nothing more to read now.
     Empty,
-    /// The peer closed; true = in the middle of a frame.
+    /// The peer closed; true: in the middle of a frame.
     Ended(bool),
-    /// The peer sent what cannot be a frame: raw opcode, tag and what is wrong.
+    /// The peer sent an invalid frame: raw opcode, tag and error.
     Refused(u8, u64, FrameError),
-    /// Reading failed.
     Failed(Errno),
 }
 
 struct Reader {
     frames: FrameReader,
-    /// Descriptors by read, until the frame that names them is whole.
+    /// Descriptors per read, until the frame that names them is complete.
     fds: VecDeque<Vec<OwnedFd>>,
     input: Vec<u8>,
     at: usize,
@@ -65,22 +63,20 @@ struct Writer {
     close_when_sent: bool,
 }
 
-/// Sending did not work; the connection is to be closed.
+/// A send failed; the connection must be closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SendError {
     /// The peer does not read and the queue is full.
     SlowReader,
-    /// The peer is gone.
     Gone,
 }
 
-/// An accepted connection.
 pub struct Connection {
-    /// Number; never reused.
+    /// Never reused.
     pub id: ConnId,
-    /// The stream; readiness only, all I/O is by recvmsg and sendmsg.
+    /// The stream, used for readiness only: all I/O is recvmsg and sendmsg.
     pub stream: UnixStream,
-    /// Wakes the connection's task: something is queued, or it was closed.
+    /// Wakes the connection's task after data was queued or the connection was closed.
     pub wake: Notify,
     reader: Mutex<Reader>,
     writer: Mutex<Writer>,
@@ -90,7 +86,6 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Wraps an accepted stream.
     pub fn new(
         id: ConnId,
         stream: UnixStream,
@@ -115,8 +110,8 @@ impl Connection {
         }
     }
 
-    /// Reads and hands over until nothing is left, `handle` says stop (false), or the connection is closed. Two callers take
-    /// turns; each frame is handed over once and in order. False = more may be there.
+    /// Reads and passes events to `handle` until nothing is left, `handle` returns false, or the connection is closed. Concurrent callers
+    /// take turns; each frame is passed once and in order. Returns false when more may be available.
     pub fn drain(&self, mut handle: impl FnMut(Event) -> bool) -> bool {
         let mut reader = self.reader.lock();
         let mut taken = 0;
@@ -139,7 +134,7 @@ impl Connection {
         }
     }
 
-    /// Queues a frame and sends what fits now. False: it is closed when what was queued before is sent, and takes nothing more.
+    /// Queues a frame and sends what fits now. False: the connection closes after its queue is sent and takes no more frames.
     pub fn send(&self, bytes: Vec<u8>, fds: Vec<Arc<OwnedFd>>) -> Result<bool, SendError> {
         let mut writer = self.writer.lock();
         if writer.close_when_sent {
@@ -165,12 +160,12 @@ impl Connection {
         Ok(true)
     }
 
-    /// Sends what fits, when the stream says that something does.
+    /// Sends what fits, when the stream is writable.
     pub fn flush(&self) -> Result<(), SendError> {
         let outcome = self.stream.try_io(Interest::WRITABLE, || {
             let mut writer = self.writer.lock();
             match self.write_queue(&mut writer) {
-                // Not all went: forget the readiness, so that the next wait is a real one.
+                // Not all was sent: clear the readiness, so that the next wait blocks.
                 Ok(()) if !writer.queue.is_empty() => Err(std::io::ErrorKind::WouldBlock.into()),
                 other => Ok(other),
             }
@@ -178,7 +173,7 @@ impl Connection {
         outcome.unwrap_or(Ok(()))
     }
 
-    /// Something waits to be sent.
+    /// Whether data waits to be sent.
     pub fn has_backlog(&self) -> bool {
         !self.writer.lock().queue.is_empty()
     }
@@ -205,7 +200,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Nothing more is read; the connection ends when what is queued was sent.
+    /// Stops reading; the connection ends when its queue is sent.
     pub fn close_when_sent(&self) {
         self.closed.store(true, Ordering::Release);
         let mut writer = self.writer.lock();
@@ -216,25 +211,23 @@ impl Connection {
         self.wake.notify_one();
     }
 
-    /// Ends the connection in both directions.
     pub fn close_now(&self) {
         self.closed.store(true, Ordering::Release);
-        // Already gone is as good.
+        // An error means that it is already closed.
         let _ = rustix::net::shutdown(self.stream.as_fd(), rustix::net::Shutdown::Both);
         self.wake.notify_one();
     }
 
-    /// A HELLO was read.
+    /// Records that a HELLO was read.
     pub fn greeted(&self) {
         self.greeted.store(true, Ordering::Release);
     }
 
-    /// Was a HELLO read?
     pub fn has_greeted(&self) -> bool {
         self.greeted.load(Ordering::Acquire)
     }
 
-    /// Nothing more of it is to be handled.
+    /// Whether no more events of it are handled.
     pub fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Acquire)
     }
@@ -260,7 +253,7 @@ impl Reader {
                     return Event::Refused(opcode, tag, e);
                 }
             }
-            // A read ends behind the bytes that carry descriptors, so between two frames nobody can claim them any more.
+            // A read ends after the bytes that carry descriptors, so between two frames no frame can claim them any more.
             if self.frames.pending() == 0 && !self.fds.is_empty() {
                 let surplus = self.fds.drain(..).map(|set| set.len()).sum();
                 return Event::SurplusFds(surplus);

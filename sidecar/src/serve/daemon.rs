@@ -1,4 +1,4 @@
-//! What all parts of the engine process know about it: config, reasons for serving less, the shell once there is one.
+//! State of the engine process that all its parts share: config, reasons for a degraded state, and the shell once it exists.
 
 use super::shell::Shell;
 use super::tiers::Tiers;
@@ -16,35 +16,31 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-/// Version of this binary.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// State of the config files against what runs.
+/// The config in effect compared with the config files.
 #[derive(Debug, Clone, Default)]
 pub struct ConfigState {
-    /// What runs.
     pub effective: Config,
-    /// Keys of the changed file that wait for a restart.
+    /// Changed keys that take effect only after a restart.
     pub restart_needed: Vec<&'static str>,
-    /// Why the changed file is not in use.
+    /// Why the changed files are not in use; empty when they are.
     pub error: String,
 }
 
 /// One per engine process.
 pub struct Daemon {
-    /// Where the config came from.
+    /// Paths of the config files.
     pub config_files: Files,
-    /// Counters and gauges.
     pub metrics: Arc<Metrics>,
-    /// What the supervisor said.
+    /// The supervisor's boot message.
     pub boot: Boot,
-    /// Start of this process.
     pub started: Instant,
-    /// New at every start.
+    /// A random number per boot.
     pub boot_token: u64,
     /// The socket server, once it runs.
     pub shell: OnceLock<Arc<Shell>>,
-    /// Starts without health before this one.
+    /// Boots without health before this one.
     pub unhealthy_boots: OnceLock<u32>,
     config: Mutex<ConfigState>,
     reasons: Mutex<BTreeMap<&'static str, String>>,
@@ -52,7 +48,6 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// A process at its start.
     pub fn new(config_files: Files, config: Config, boot: Boot, started: Instant) -> Self {
         let metrics = Arc::new(metrics::registry());
         metrics.set("build_info", &[VERSION, &PROTOCOL_VERSION.to_string()], 1.0);
@@ -74,35 +69,33 @@ impl Daemon {
         }
     }
 
-    /// What runs, and what waits.
     pub fn config(&self) -> ConfigState {
         self.config.lock().clone()
     }
 
-    /// Changes what runs or what waits.
     pub fn change_config(&self, change: impl FnOnce(&mut ConfigState)) {
         change(&mut self.config.lock());
     }
 
-    /// Says by name why less is served than configured.
+    /// Reports a reason why less is served than configured.
     pub fn degrade(&self, code: &'static str, message: String) {
         tracing::error!(reason = code, message, "degraded");
         self.reasons.lock().insert(code, message);
     }
 
-    /// The reason is over.
+    /// Clears a reason.
     pub fn recovered(&self, code: &'static str) {
         if self.reasons.lock().remove(code).is_some() {
             tracing::info!(reason = code, "no longer degraded");
         }
     }
 
-    /// SIGTERM came.
+    /// Marks the process as draining, after SIGTERM.
     pub fn set_draining(&self) {
         self.draining.store(true, Ordering::Relaxed);
     }
 
-    /// Brings the metrics that are kept elsewhere up to date.
+    /// Updates the metrics whose values are kept elsewhere.
     pub fn collect_metrics(&self) {
         let (state, reasons) = self.health();
         let metrics = &self.metrics;
@@ -149,18 +142,20 @@ impl Daemon {
         }
     }
 
-    /// Which of these chunk keys (hex) are there?
+    /// Reports which of these chunk keys (hex) exist.
     pub fn lookup(&self, keys: &[String]) -> Result<Vec<serde_json::Value>, AdminError> {
         let found = match self.shell.get() {
             Some(shell) => shell.with_core(|core, _, _| core.lookup(keys))?,
             None => {
-                return Err(AdminError::NoArena("the sidecar serves nothing now".into()));
+                return Err(AdminError::NoArena(
+                    "there is no arena: the sidecar does not serve".into(),
+                ));
             }
         };
         Ok(found.iter().map(object).collect())
     }
 
-    /// Overall state and why it is not ready.
+    /// Overall state, and the reasons if it is not ready.
     pub fn health(&self) -> (State, Vec<Reason>) {
         let core = match self.shell.get() {
             Some(shell) => shell.with_core(|core, _, _| core.health()),
@@ -169,7 +164,7 @@ impl Daemon {
         self.health_with(core)
     }
 
-    /// Adds what this process knows to what the core says.
+    /// Adds the reasons that only this process knows to those of the core.
     fn health_with(&self, (mut state, mut reasons): (State, Vec<Reason>)) -> (State, Vec<Reason>) {
         let own = self.reasons.lock();
         reasons.extend(own.iter().map(|(code, message)| Reason {
@@ -185,12 +180,11 @@ impl Daemon {
         (state, reasons)
     }
 
-    /// Does /readyz say yes?
+    /// Whether /readyz returns 200.
     pub fn is_ready(&self) -> bool {
         serves(self.health().0)
     }
 
-    /// The status of everything.
     pub fn status(&self) -> Status {
         let mut status = match self.shell.get() {
             Some(shell) => shell.with_core(|core, now, _| core.status(now)),
@@ -222,7 +216,7 @@ impl Daemon {
     }
 }
 
-/// Adds to what the core knows of a tier what the tier says of itself.
+/// Completes the core's status of a tier with the tier's own.
 fn fill(tier: &mut Tier, tiers: &Tiers) {
     tier.message = tiers.why_down(&tier.name);
     if tier.state == State::Ready {
@@ -242,7 +236,6 @@ fn fill(tier: &mut Tier, tiers: &Tiers) {
     }
 }
 
-/// One server of a tier.
 fn server(known: kvcachepool_tiers::Server) -> TierServer {
     TierServer {
         name: known.name,
@@ -255,7 +248,7 @@ fn server(known: kvcachepool_tiers::Server) -> TierServer {
     }
 }
 
-/// One chunk for people and tools.
+/// Description of one chunk in the `lookup` reply.
 fn object(found: &Found) -> serde_json::Value {
     serde_json::json!({
         "key": found.key.hex(),
@@ -269,12 +262,12 @@ fn object(found: &Found) -> serde_json::Value {
     })
 }
 
-/// Connectors are served, if with less than configured.
+/// Whether connectors are served in this state, possibly in degraded form.
 pub fn serves(state: State) -> bool {
     matches!(state, State::Ready | State::Degraded)
 }
 
-/// A number that no other boot has: it only has to differ.
+/// A number that differs from that of any other boot.
 fn random_token() -> u64 {
     use std::hash::{BuildHasher, Hasher};
     std::collections::hash_map::RandomState::new()

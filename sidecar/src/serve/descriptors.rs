@@ -1,4 +1,4 @@
-//! Descriptors that came in, by the number under which the core knows them.
+//! Passed descriptors, by the id under which the core knows them.
 
 use kvcachepool_engine::sessions::{FdFacts, FdId, FdType};
 use kvcachepool_memory::facts::{self, Kind};
@@ -9,7 +9,7 @@ use std::collections::HashMap;
 /// Device and inode of the live arena and slot table.
 pub type Inodes = Option<[(u64, u64); 2]>;
 
-/// Owner of every passed descriptor until somebody takes it or its frame is done.
+/// Owner of every passed descriptor until it is taken or its frame is handled.
 #[derive(Debug, Default)]
 pub struct Descriptors {
     inner: Mutex<Inner>,
@@ -23,7 +23,7 @@ struct Inner {
 }
 
 impl Descriptors {
-    /// Takes a descriptor in and says what it is.
+    /// Registers a descriptor and returns its facts.
     pub fn admit(&self, fd: OwnedFd) -> FdFacts {
         let kind = facts::look(fd.as_fd());
         let mut inner = self.inner.lock();
@@ -46,7 +46,7 @@ impl Descriptors {
         self.inner.lock().open.remove(&id)
     }
 
-    /// Closes those that nobody took.
+    /// Closes those that were not taken.
     pub fn close<'a>(&self, facts: impl IntoIterator<Item = &'a FdFacts>) {
         let mut inner = self.inner.lock();
         for fact in facts {
@@ -54,12 +54,11 @@ impl Descriptors {
         }
     }
 
-    /// Names the files of the live arena.
+    /// Sets the files of the live arena.
     pub fn set_live(&self, live: Inodes) {
         self.inner.lock().live = live;
     }
 
-    /// Descriptors that are held.
     pub fn held(&self) -> usize {
         self.inner.lock().open.len()
     }

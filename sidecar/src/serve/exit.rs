@@ -1,9 +1,9 @@
-//! The end of the engine's process.
+//! Ending the engine process.
 #![allow(unsafe_code)]
 
-/// Ends the process as it is. Threads may be inside a long system call, or inside a driver whose own end would wait for them or fail over
-/// them: nothing of theirs needs an orderly end, and everything that others must have was written before.
+/// Ends the process without cleanup. Threads may be inside a long system call or a driver whose shutdown would block or fail. They
+/// need no orderly end: everything that others need is already written.
 pub fn now(code: i32) -> ! {
-    // SAFETY: it ends the process, and runs nothing of it before.
+    // SAFETY: `_exit` ends the process and runs no code of it.
     unsafe { libc::_exit(code) }
 }

@@ -1,4 +1,4 @@
-//! Which processes have a window, or may still have one mapped that ended: one each, so that what a worker does not let go of cannot pile up.
+//! Which processes have a window, or may still have an old one mapped. One per process, so that unreleased windows cannot pile up.
 
 use kvcachepool_engine::sessions::ProcessId;
 use kvcachepool_gpu::device::NoWindow;
@@ -9,24 +9,24 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A window that ends makes way for the next one within this: the copies under way end, and the worker unmaps it.
+/// How long a new window waits for the previous one: its running copies end, and the worker unmaps it.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// By process, what wakes the thread of its window.
+/// Eventfds that wake the window threads, by process.
 #[derive(Default)]
 pub(super) struct Holders {
     by_process: Mutex<HashMap<ProcessId, Arc<OwnedFd>>>,
     left: Condvar,
 }
 
-/// A process has a window for as long as this lives.
+/// A process holds its window for as long as this value lives.
 pub(super) struct Hold {
     holders: Arc<Holders>,
     process: ProcessId,
 }
 
 impl Holders {
-    /// The process has a window from now on; `poke` is its thread's eventfd. Waits a little for the one before.
+    /// Registers a window of the process; `poke` is its thread's eventfd. Waits a short time for the previous window.
     pub(super) fn take(
         self: &Arc<Self>,
         process: ProcessId,
@@ -36,7 +36,7 @@ impl Holders {
         let mut by_process = self.by_process.lock();
         while by_process.contains_key(&process) {
             if self.left.wait_until(&mut by_process, until).timed_out() {
-                let said = "the window before is still mapped, or copies of it are under way";
+                let said = "the previous window is still mapped, or its copies are in flight";
                 return Err(NoWindow::new(Unavailable::Busy, said));
             }
         }
@@ -50,7 +50,7 @@ impl Holders {
     /// Wakes the thread of the process's window.
     pub(super) fn wake(&self, process: ProcessId) {
         if let Some(poke) = self.by_process.lock().get(&process) {
-            // A counter that is full wakes its reader as well.
+            // A full counter wakes its reader too.
             let _ = rustix::io::write(poke.as_fd(), &1u64.to_ne_bytes());
         }
     }

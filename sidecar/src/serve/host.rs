@@ -1,4 +1,4 @@
-//! The quick system calls that the core needs answered at once: lock file, new memory, memory that came back.
+//! Short system calls whose results the core needs at once: lock file, new memory, returned memory.
 
 use super::boot::Link;
 use super::daemon::Daemon;
@@ -19,60 +19,57 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::sync::mpsc::UnboundedSender;
 
-/// The live memory, shared with those who send its descriptors and read its bytes.
+/// The live memory, shared with the code that sends its descriptors and reads its bytes.
 #[derive(Debug, Default)]
 pub struct Live {
     arena: Mutex<Option<Arena>>,
 }
 
 impl Live {
-    /// The arena of the moment.
+    /// The current arena.
     pub fn get(&self) -> Option<Arena> {
         self.arena.lock().clone()
     }
 }
 
-/// The core's hands.
+/// The core's access to the operating system.
 pub struct Machine {
-    /// Lock file of the socket's folder.
     pub lock: Arc<LockFile>,
-    /// Descriptors that came in.
     pub descriptors: Arc<Descriptors>,
-    /// Where the live memory is shown.
+    /// Where the live memory is published.
     pub live: Arc<Live>,
-    /// To the supervisor.
     pub link: Arc<Link>,
     /// Where reasons are reported.
     pub daemon: Arc<Daemon>,
-    /// How the memory tier is configured.
+    /// Configuration of the memory tier.
     pub memory: Memory,
-    /// Bytes that are needed beside it and do not grow with it.
+    /// Bytes needed beside the arena, independent of its size.
     pub extras_bytes: u64,
-    /// Where population reports.
+    /// Where the population thread reports.
     pub post: UnboundedSender<Posted>,
-    /// Memory that came back and is mapped, until the core keeps it; what it did not keep is let go behind the frame.
+    /// Memory that a connector returned, mapped until the core keeps it; otherwise dropped after the frame.
     pub handed_back: Option<Arena>,
-    /// Memory of earlier boots is trusted: it is taken from a connector that hands it back.
+    /// Accept memory of earlier boots from a connector that returns it.
     pub takes_back: bool,
-    /// Ends the population under way.
+    /// Stops the running population.
     pub stop_population: Arc<AtomicBool>,
 }
 
 impl Machine {
-    /// Puts an arena in place and returns its table, which the core reads next.
+    /// Makes an arena the live one and returns its table, which the core reads next.
     pub fn install(&mut self, arena: Arena) -> MappedTable {
         let table = self.table_to_read(&arena);
         self.hold(arena);
         table
     }
 
-    /// The supervisor is told beforehand: a large table takes longer to read than any silence may last.
+    /// The supervisor is notified first: reading a large table takes longer than the heartbeat may be silent.
     fn table_to_read(&self, arena: &Arena) -> MappedTable {
         self.link.reads(arena);
         arena.table()
     }
 
-    /// Supervisor first, so that the arena outlives this process from the first slot on.
+    /// The supervisor gets it first, so that the arena outlives this process from the first slot on.
     fn hold(&mut self, arena: Arena) {
         self.link.keep(&arena);
         let inodes = [&arena.arena_fd, &arena.table_fd].map(|fd| {
@@ -83,8 +80,8 @@ impl Machine {
         *self.live.arena.lock() = Some(arena);
     }
 
-    /// From the beginning also where an earlier boot did it: what the table says of it every connector can write, and pages that are
-    /// there only get mapped, as the digests of them would have it anyway.
+    /// Starts from the beginning even if an earlier boot did it: connectors can write the table's record of it, and existing pages only
+    /// get mapped, which digests need anyway.
     fn populate(&mut self, arena: &Arena) {
         self.stop_population.store(true, Ordering::Relaxed);
         self.stop_population = Arc::new(AtomicBool::new(false));
@@ -125,7 +122,7 @@ impl Machine {
     }
 }
 
-/// Why no arena of some pages can be had.
+/// Why an arena with this page size cannot be created.
 #[derive(Debug, thiserror::Error)]
 enum NoArena {
     #[error("ArenaExceedsMemoryLimit: {0}")]
@@ -164,7 +161,7 @@ impl Host for Machine {
             && wanted != Pages::Base
         {
             self.daemon
-                .degrade("HugePagesUnavailable", format!("base pages are used: {e}"));
+                .degrade("HugePagesUnavailable", format!("using base pages: {e}"));
             made = self.make(geometry, Pages::Base);
         }
         let arena = made.map_err(|e| {
@@ -187,15 +184,17 @@ impl Host for Machine {
     fn adopt(&mut self, arena: FdId, table: FdId) -> Result<MappedTable, HostError> {
         if !self.takes_back {
             return Err(HostError(
-                "too many boots without health began in memory of earlier ones".into(),
+                "too many boots without health started with memory of earlier boots".into(),
             ));
         }
         let fds = (self.descriptors.take(arena), self.descriptors.take(table));
         let (Some(arena), Some(table)) = fds else {
-            return Err(HostError("a named descriptor did not come along".into()));
+            return Err(HostError(
+                "a descriptor that the frame names was not passed".into(),
+            ));
         };
         let arena = Arena::adopt(arena, table).map_err(host_error)?;
-        // Its length is a peer's word, and the rest of it is populated here.
+        // The length is the peer's claim, and the remaining pages are populated here.
         let pages = Pages::of(&arena.arena_fd);
         limit::check(&arena.geometry, pages, self.extras_bytes)
             .map_err(|e| host_error(NoArena::from(e)))?;
@@ -209,7 +208,7 @@ impl Host for Machine {
             tracing::info!(
                 region = arena.geometry.region,
                 bytes = arena.geometry.arena_bytes,
-                "arena handed back by a connector"
+                "arena returned by a connector"
             );
             self.hold(arena);
         }

@@ -1,4 +1,4 @@
-//! The Unix socket: binding it in place of a dead one, accepting, and one task per connection.
+//! The Unix socket: binding, also over a stale one, accepting, and one task per connection.
 
 use super::connection::Connection;
 use super::daemon::Daemon;
@@ -15,16 +15,16 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::time::Instant;
 use tracing::warn;
 
-/// Wait after an accept that failed for want of descriptors or memory.
+/// Pause after an accept that failed for lack of descriptors or memory.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
-/// A connection that is to be closed has this long to take what was sent to it.
+/// How long a closing connection may take to read what was sent to it.
 const FAREWELL: Duration = Duration::from_secs(1);
 
-/// Opcode and tag of an error that answers no question.
+/// Opcode and tag of an unsolicited error.
 const UNASKED: (Op, u64) = (Op::Hello, 0);
 
-/// Binds beside the path and renames over it: a dead socket is replaced in one step, and nobody sees one that cannot be connected to.
-/// Mode 0666: vLLM runs under another uid; who may connect is decided by who mounts the folder.
+/// Binds beside the path and renames over it: a stale socket is replaced atomically, and no client sees one that refuses connections.
+/// Mode 0666, because vLLM runs under another uid. Access is limited to containers that mount the folder.
 pub fn bind(path: &Path) -> std::io::Result<UnixListener> {
     let mut fresh = path.as_os_str().to_owned();
     fresh.push(".new");
@@ -39,13 +39,13 @@ pub fn bind(path: &Path) -> std::io::Result<UnixListener> {
     Ok(listener)
 }
 
-/// Accepts for ever.
+/// Accepts without end.
 pub async fn accept(shell: Arc<Shell>, listener: UnixListener, daemon: Arc<Daemon>) {
     loop {
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(e) => {
-                warn!(error = %e, "accept failed");
+                warn!(error = %e, "failed to accept on the socket");
                 shell.metrics.add("accept_failures_total", &[], 1);
                 tokio::time::sleep(ACCEPT_RETRY).await;
                 continue;
@@ -65,7 +65,7 @@ fn take(shell: &Arc<Shell>, stream: UnixStream, limits: &Limits) {
     if shell.connection_count() >= limits.connections as usize {
         shell.named_end(&connection, "TooManyConnections");
         let message = format!(
-            "limits.connections = {} are open; close one or raise the limit",
+            "limit of connections reached (limits.connections = {}); close one or raise the limit",
             limits.connections
         );
         shell.farewell(&connection, UNASKED, ErrorCode::LimitReached, &message);
@@ -76,7 +76,7 @@ fn take(shell: &Arc<Shell>, stream: UnixStream, limits: &Limits) {
     tokio::spawn(serve(shell.clone(), connection, hello_by));
 }
 
-/// Reads when there is something to read, writes when there is room, until the connection is over.
+/// Reads and writes as the stream is ready, until the connection ends.
 async fn serve(shell: Arc<Shell>, connection: Arc<Connection>, hello_by: Instant) {
     loop {
         if connection.is_closed() {
@@ -88,7 +88,7 @@ async fn serve(shell: Arc<Shell>, connection: Arc<Connection>, hello_by: Instant
                 if ready.is_err() {
                     return shell.lost(connection.id);
                 }
-                // "Would block" makes the runtime forget the readiness that led here, and no later one.
+                // `WouldBlock` clears only the readiness seen above, and no later one.
                 let _ = connection.stream.try_io(Interest::READABLE, || {
                     match shell.read(&connection) {
                         true => Err(std::io::ErrorKind::WouldBlock.into()),
@@ -116,7 +116,7 @@ async fn serve(shell: Arc<Shell>, connection: Arc<Connection>, hello_by: Instant
     }
 }
 
-/// Gives a closed connection a moment to take what was sent to it.
+/// Gives a closing connection a moment to read what was sent to it.
 async fn finish(connection: &Connection) {
     let _ = tokio::time::timeout(FAREWELL, async {
         while connection.has_backlog() {

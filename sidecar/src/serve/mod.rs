@@ -1,6 +1,6 @@
-//! The engine process: Unix socket in front, the sans-I/O core behind one short-held lock, and everything that the core asks the
-//! operating system for. Frames are handled inline by whoever read them: no queue and no task hop between socket and answer.
-//! No decision about sessions, slots or memory is taken here.
+//! The engine process: the Unix socket, the sans-I/O core behind one short-held lock, and all system calls that the core asks for.
+//! The thread that reads a frame also handles it: no queue and no task switch between socket and reply.
+//! No decisions about sessions, slots or memory are made here.
 
 mod boot;
 mod complaints;

@@ -5,10 +5,9 @@ use rustix::fd::OwnedFd;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// Returns when the process has ended. The descriptor is kept until then. An error means that it cannot be watched.
+/// Returns when the process has ended. Keeps the descriptor until then. An error means that the process cannot be watched.
 pub async fn ended(pidfd: OwnedFd) -> std::io::Result<()> {
-    // SAFETY: the OwnedFd moves into the AsyncFd and is its only owner: the descriptor stays open, and the same, for as long as it is
-    // registered.
+    // SAFETY: the OwnedFd moves into the AsyncFd, its only owner, so the descriptor stays open and unchanged while it is registered.
     let watched = unsafe { AsyncFd::register_with_interest(pidfd, Interest::READABLE) }
         .map_err(std::io::Error::from)?;
     watched.readable().await.map(drop)

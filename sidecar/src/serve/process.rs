@@ -1,4 +1,4 @@
-//! The engine process from start to end.
+//! The life of the engine process, from start to end.
 
 use super::boot::{Handover, Link};
 use super::daemon::{Daemon, VERSION};
@@ -26,33 +26,32 @@ use tokio::sync::mpsc;
 use tokio::time::MissedTickBehavior;
 use tracing::{error, info, warn};
 
-/// An engine that lived this long is healthy: boots before it no longer count.
+/// An engine that lived this long is healthy; earlier boots without health no longer count.
 const HEALTHY_AFTER: Duration = Duration::from_secs(60);
-/// This many boots without health make the next one start cold.
+/// After this many boots without health the next one starts cold.
 const UNHEALTHY_BOOTS_MAX: u32 = 3;
-/// After this many, cold starts in the memory were of no use: it is let go, also where a connector hands it back.
+/// After this many, cold starts in the kept memory did not help: the memory is dropped, even if a connector returns it.
 const UNHEALTHY_BOOTS_OF_MEMORY_MAX: u32 = 2 * UNHEALTHY_BOOTS_MAX;
-/// How often the supervisor is told that this process answers.
+/// Interval of the heartbeat to the supervisor.
 const BEAT: Duration = Duration::from_secs(1);
-/// How long SIGTERM waits for word that the last vLLM ended.
+/// After SIGTERM, wait this long for the notice that the last vLLM ended.
 const NOTICED: Duration = Duration::from_millis(100);
-/// How long SIGTERM waits for digests when no vLLM is attached.
+/// After SIGTERM without an attached vLLM, wait this long for digests.
 const DRAIN: Duration = Duration::from_secs(1);
-/// What failed for want of something outside is tried again after this.
+/// Retry interval after a failure with an external cause.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// An engine that cannot even report.
+/// Errors that prevent the engine from running and from reporting a state.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
-    /// The hidden subcommand was called by hand.
+    /// A user called the hidden subcommand.
     #[error("the engine is started by `kvcachepool-sidecar run`: {0}")]
     NoSupervisor(String),
-    /// The runtime or a thread cannot be made.
     #[error("engine: {0}")]
     Io(#[from] std::io::Error),
 }
 
-/// Runs until SIGTERM (returns 0) or until a restart is wanted (returns [`EXIT_RESTART`]).
+/// Runs until SIGTERM (returns 0) or until a restart is needed (returns [`EXIT_RESTART`]).
 pub fn run(config_files: &Files) -> Result<i32, EngineError> {
     let started = Instant::now();
     let loaded = config_files.load();
@@ -91,7 +90,7 @@ pub fn run(config_files: &Files) -> Result<i32, EngineError> {
     exit::now(code)
 }
 
-/// Variables of `sidecar.env` that the kubelet could not resolve when it made this container.
+/// Variables of `sidecar.env` that the kubelet could not resolve when it created this container.
 fn missing_environment() -> Option<String> {
     let list = std::env::var(env_reference::VARIABLE).ok()?;
     let missing: Vec<String> = env_reference::parse(&list)
@@ -105,7 +104,7 @@ fn missing_environment() -> Option<String> {
         .collect();
     let text = missing.join("; ");
     (!missing.is_empty()).then(|| {
-        format!("{text}. Create what is missing and delete the pod: the environment is read when a container is made")
+        format!("{text}. Create the missing objects and delete the pod: the environment is set when a container is created")
     })
 }
 
@@ -115,7 +114,7 @@ fn serve_admin(daemon: &Arc<Daemon>, link: &Link, listener: TcpListener) -> std:
     Ok(())
 }
 
-/// The supervisor had no admin port: it hands one over when it has.
+/// Waits for the admin port when the supervisor could not open it before the start.
 fn await_admin(daemon: Arc<Daemon>, link: Arc<Link>) -> std::io::Result<()> {
     daemon.degrade("NoAdminPort", daemon.boot.admin_error.clone());
     std::thread::Builder::new()
@@ -135,8 +134,8 @@ fn await_admin(daemon: Arc<Daemon>, link: Arc<Link>) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Tells the supervisor once a second that this process answers. Through the lock that all work goes through: whoever holds it for
-/// ever ends this, as does whatever holds up the runtime's only thread.
+/// Sends a heartbeat to the supervisor once a second, after taking the lock that all work takes. So a stuck lock holder stops the
+/// heartbeat, and so does a blocked runtime thread.
 async fn beat(daemon: Arc<Daemon>, link: Arc<Link>) {
     let mut every = tokio::time::interval(BEAT);
     every.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -149,7 +148,7 @@ async fn beat(daemon: Arc<Daemon>, link: Arc<Link>) {
     }
 }
 
-/// A panic anywhere ends the process: the supervisor starts it anew with the memory kept. A half-dead engine would be worse.
+/// A panic on any thread ends the process: the supervisor restarts it and keeps the memory. A half-dead engine would be worse.
 fn die_of_panics() {
     std::panic::set_hook(Box::new(|info| {
         error!(panic = %info, "panic");
@@ -174,26 +173,26 @@ async fn serve(
         }
     };
     let Some(socket) = claimed_socket(daemon) else {
-        // The supervisor tries again, and starts an engine that knows.
+        // The supervisor retries, and starts an engine with the new claim.
         return std::future::pending().await;
     };
     let mut config = loaded.config.clone();
     config.socket = socket;
     let waiting = config.changes(&loaded.config).restart;
     reload::in_effect(daemon, config.clone(), waiting);
-    info!(version = VERSION, config = %effective_line(&config), "engine starts");
+    info!(version = VERSION, config = %effective_line(&config), "engine starting");
     reload::unknown_keys(daemon, &loaded);
     reload::pool_file(daemon, &loaded);
     let lock = Arc::new(lock_file(daemon, &config_file::lock_path(&config.socket)).await);
     let before = count_boot(daemon, &lock);
-    // Empty until here: this is the only place that sets it.
+    // This is the only place that sets it.
     let _ = daemon.unhealthy_boots.set(before);
     let distrusts_memory = before >= UNHEALTHY_BOOTS_OF_MEMORY_MAX;
     let arena = arena.filter(|_| !distrusts_memory);
     if daemon.boot.region.is_some() && arena.is_none() {
         error!(
             boots = before,
-            "memory that this engine does not use is let go"
+            "dropping memory that this engine does not use"
         );
         return let_go(&link, &lock, before);
     }
@@ -265,31 +264,34 @@ async fn serve(
     tokio::spawn(async move {
         tokio::time::sleep(HEALTHY_AFTER).await;
         if let Err(e) = lock.healthy() {
-            error!(error = %e, "health cannot be written down");
+            error!(error = %e, "cannot record the healthy boot in the lock file");
         }
     });
     reload::watch(daemon, hangup).await;
     Ok(0)
 }
 
-/// Ends this boot, which does not count: new memory is made by the next one, when nobody here holds any. Both together may exceed
-/// the container's limit. The next one comes without memory, and so not here.
+/// Ends this boot, which does not count: the next one creates new memory while no process here holds the old. Both together could
+/// exceed the container's limit. The next boot gets no memory handed over and does not come here.
 fn let_go(link: &Link, lock: &LockFile, before: u32) -> std::io::Result<i32> {
     link.let_go();
     if let Err(e) = lock.ended_on_request(before) {
-        error!(error = %e, "the end cannot be written down");
+        error!(error = %e, "cannot record the end of the boot in the lock file");
     }
     Ok(EXIT_RESTART)
 }
 
-/// Where the supervisor lets this engine serve; nowhere has a named reason.
+/// The socket that the supervisor claimed; without one, the reason is reported.
 fn claimed_socket(daemon: &Daemon) -> Option<PathBuf> {
     match &daemon.boot.claim {
         Claim::Held(socket) => return Some(socket.clone()),
         Claim::LockFileUnusable(error) => daemon.degrade("LockFileUnusable", error.clone()),
         Claim::SocketTaken(socket) => daemon.degrade(
             "SocketTaken",
-            format!("a live sidecar holds {}; stop it", socket.display()),
+            format!(
+                "another running sidecar holds {}; stop it",
+                socket.display()
+            ),
         ),
         // The file became readable a moment ago.
         Claim::NoConfig => {}
@@ -297,7 +299,7 @@ fn claimed_socket(daemon: &Daemon) -> Option<PathBuf> {
     None
 }
 
-/// The effective config on one line. It holds no secret: secrets are files, and only their paths stand in it.
+/// The effective config on one line. It contains paths of secret files, but no secrets.
 fn effective_line(config: &kvcachepool_protocol::config::Config) -> String {
     let entries: Vec<String> = config
         .entries()
@@ -343,14 +345,14 @@ async fn bind(daemon: &Daemon, path: &Path) -> tokio::net::UnixListener {
     }
 }
 
-/// SIGTERM: with a vLLM attached the end comes at once (an upgrade must be short, and the memory is in good hands); else what is
-/// being checked gets a moment, and what only memory holds is written to the tiers below until that is done, or somebody kills us.
+/// Handles SIGTERM. With an attached vLLM the process ends at once: an upgrade must be short, and the memory is kept. Otherwise
+/// pending digests get a moment, and chunks that exist only in memory are flushed to lower tiers until done or killed.
 async fn drain(daemon: &Daemon, link: &Link) -> std::io::Result<i32> {
     daemon.set_draining();
     let Some(shell) = daemon.shell.get() else {
         return Ok(0);
     };
-    // Of a vLLM that ended just before we were told to, nobody may have heard yet.
+    // The notice of a vLLM that ended just before SIGTERM may not have arrived yet.
     let attached = || shell.with_core(|core, _, _| core.attached());
     let noticed = Instant::now() + NOTICED;
     while attached() && Instant::now() < noticed {
@@ -385,8 +387,8 @@ async fn drain(daemon: &Daemon, link: &Link) -> std::io::Result<i32> {
     if let Some(before) = daemon.unhealthy_boots.get()
         && let Err(e) = shell.end_on_request(*before)
     {
-        error!(error = %e, "the end cannot be written down");
+        error!(error = %e, "cannot record the end of the boot in the lock file");
     }
-    info!(attached, "engine ends");
+    info!(attached, "engine stopping");
     Ok(0)
 }

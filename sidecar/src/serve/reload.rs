@@ -1,4 +1,4 @@
-//! Taking in changed config files: what can change does, what needs a restart is named, what is wrong is reported and left out.
+//! Applies changed config files. Keys that need a restart are reported, and invalid files are reported and not used.
 
 use super::daemon::Daemon;
 use crate::config_file::{ConfigFileError, Loaded};
@@ -9,10 +9,10 @@ use kvcachepool_tiers::Kind;
 use std::time::Duration;
 use tracing::{info, warn};
 
-/// How often the files' content is looked at. A SIGHUP looks at once.
+/// Interval of the check of the files' content. SIGHUP checks at once.
 pub const POLL: Duration = Duration::from_secs(1);
 
-/// Looks at the files for ever; `again` = SIGHUP.
+/// Checks the files without end; `again` is SIGHUP.
 pub async fn watch(daemon: &Daemon, mut again: tokio::signal::unix::Signal) {
     let files = &daemon.config_files;
     let mut seen = files.fingerprint();
@@ -22,7 +22,7 @@ pub async fn watch(daemon: &Daemon, mut again: tokio::signal::unix::Signal) {
             _ = again.recv() => true,
         };
         let now = files.fingerprint();
-        // A file that is gone for a moment (a mount being swapped) changes nothing.
+        // A file that is missing for a moment (a mount being swapped) changes nothing.
         if asked || (now.is_some() && now != seen) {
             seen = now;
             take(daemon);
@@ -30,7 +30,7 @@ pub async fn watch(daemon: &Daemon, mut again: tokio::signal::unix::Signal) {
     }
 }
 
-/// Waits until the pod's file can be used; for a process that started with one that could not.
+/// Waits until the pod's file is valid, for a process that started with an invalid one.
 pub async fn usable(daemon: &Daemon) {
     while daemon.config_files.load().is_err() {
         tokio::time::sleep(POLL).await;
@@ -48,7 +48,7 @@ fn take(daemon: &Daemon) {
     log::set_level(effective.log.level);
     if let Some(shell) = daemon.shell.get() {
         shell.with_core(|core, _, _| core.configure(CoreConfig::from(&effective)));
-        // All of it that a tier takes over while it is open.
+        // Only keys that a tier can change while open are applied.
         if let Some(tiers) = &shell.tiers {
             let unchanged = tiers.change(&running, &effective);
             if unchanged.contains(&Kind::Redis) {
@@ -68,23 +68,22 @@ fn take(daemon: &Daemon) {
     pool_file(daemon, &loaded);
 }
 
-/// The changed config cannot be used: what runs goes on.
+/// Reports that the changed config is invalid; the effective config is kept.
 fn refused(daemon: &Daemon, e: &ConfigFileError) {
-    warn!(error = %e, "the changed config is not used");
+    warn!(error = %e, "invalid new config; keeping the previous one");
     daemon.metrics.add("config_reloads_total", &["invalid"], 1);
     daemon.degrade(e.code(), e.to_string());
     daemon.change_config(|state| state.error = e.to_string());
 }
 
-/// Says whether the pool's file could be used; the pod's counts alone where it could not. Behind [`in_effect`], which takes all
-/// earlier errors back.
+/// Reports whether the pool's file is valid; otherwise only the pod's counts. Call after [`in_effect`], which clears all earlier errors.
 pub fn pool_file(daemon: &Daemon, loaded: &Loaded) {
     if let Some(e) = &loaded.pool_refused {
         refused(daemon, e);
     }
 }
 
-/// Notes what runs from now on, and which keys of the files wait for a restart.
+/// Records the effective config, and the changed keys that need a restart.
 pub fn in_effect(daemon: &Daemon, effective: Config, waiting: Vec<&'static str>) {
     daemon.recovered("ConfigInvalid");
     daemon.recovered("ConfigUnreadable");
@@ -103,11 +102,11 @@ pub fn in_effect(daemon: &Daemon, effective: Config, waiting: Vec<&'static str>)
     });
 }
 
-/// Keys that this version does not know: a warning and a metric, since only a managed file comes this far with any.
+/// Reports unknown keys with a warning and a metric. Only managed files get here with any.
 pub fn unknown_keys(daemon: &Daemon, loaded: &Loaded) {
     daemon.metrics.clear("config_unknown_keys");
     for key in &loaded.unknown {
-        warn!(key = %key, "the config has a key that this version does not know");
+        warn!(key = %key, "unknown key in the config");
         daemon.metrics.set("config_unknown_keys", &[&key.path], 1.0);
     }
 }

@@ -1,10 +1,10 @@
-//! What an object has of the sections that are wanted of it.
+//! Reads the wanted sections of an object, as far as it has them.
 
 use kvcachepool_engine::Landed;
 use kvcachepool_protocol::object::ObjectName;
 use kvcachepool_tiers::{Cause, Get, Place, Tier, TierError};
 
-/// Reads what the object has of these sections.
+/// Reads those of the wanted sections that the object has.
 pub async fn read(
     tier: &dyn Tier,
     name: &ObjectName,
@@ -17,7 +17,7 @@ pub async fn read(
     let first = tier.get(get(places.to_vec())).await;
     let (object, read) = match first {
         Ok(object) => (object, places.to_vec()),
-        // Most objects have all sections; one without those of a window is asked what it has.
+        // Most objects have all sections. Only when one lacks those of a sliding window is its section table read.
         Err(e) if e.cause == Cause::Shape => {
             let head = tier.head(name).await?;
             let had = |p: &&Place| {
@@ -84,10 +84,10 @@ mod tests {
             .collect();
         assert_eq!(landed.digests, [digests, vec![None]].concat());
         assert!(sample.lies_in(&wanted[..2]));
-        // nothing of what is wanted
+        // none of the wanted sections
         let e = read(&shelf, &sample.name(), &[more]).await.unwrap_err();
         assert_eq!(e.cause, Cause::Shape);
-        // a section of another length is a fault, not a section that is missing
+        // A section of another length is an error, not a missing section.
         let mut short = wanted.clone();
         short[1].span = memory.span(299);
         let e = read(&shelf, &sample.name(), &short).await.unwrap_err();

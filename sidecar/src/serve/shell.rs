@@ -1,4 +1,4 @@
-//! The lock around the core, and what its outputs make happen.
+//! The lock around the core, and the execution of the core's outputs.
 
 use super::connection::{Connection, Event, SendError};
 use super::daemon::Daemon;
@@ -26,41 +26,31 @@ use std::sync::{Arc, Weak};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use tracing::{debug, info, warn};
 
-/// What threads of the shell report.
+/// Messages from threads of the shell.
 #[derive(Debug)]
 pub enum Posted {
     /// The arena's first rows are populated.
-    Populated {
-        /// Region of the arena.
-        region: u64,
-        /// Rows.
-        rows: u32,
-    },
-    /// The kernel gave no more pages.
+    Populated { region: u64, rows: u32 },
+    /// The kernel refused to populate further pages.
     PopulationFailed {
-        /// Offset in the arena.
         at_bytes: u64,
-        /// What the kernel said.
+        /// The kernel's error.
         reason: String,
     },
-    /// A digest was taken.
     Digest {
-        /// Region of the arena.
         region: u64,
-        /// First row of the slot.
         slot: u32,
-        /// As asked for.
+        /// Copied from the job.
         generation: u32,
-        /// As asked for.
+        /// Copied from the job.
         check: u64,
-        /// xxh3-128, `None` when the range is none.
+        /// xxh3-128; `None` when the range is not inside the arena.
         digest: Option<[u8; 16]>,
     },
-    /// What became of a tier below memory, or of an order for one.
+    /// Result of an order for a lower tier, or a change of the tier's state.
     Tier {
-        /// Region of the arena that the order was for; none where it is about the tier.
+        /// Region of the arena that the order was for; `None` when the report concerns the tier itself.
         region: Option<u64>,
-        /// What.
         report: Report,
     },
 }
@@ -82,44 +72,34 @@ struct Inner {
 pub struct Shell {
     inner: Mutex<Inner>,
     me: Weak<Shell>,
-    /// Descriptors that came in.
     pub descriptors: Arc<Descriptors>,
-    /// The live memory.
     pub live: Arc<Live>,
-    /// Counters and gauges of the shell.
     pub metrics: Arc<Metrics>,
     pub(super) daemon: Arc<Daemon>,
     lock: Arc<LockFile>,
     lock_fd: Arc<OwnedFd>,
     digests: Pool,
     pub(super) windows: Windows,
-    /// Tiers below memory, where there are any.
+    /// Lower tiers, if any are configured.
     pub tiers: Option<Arc<Tiers>>,
     started: Instant,
 }
 
-/// What a shell is made of.
+/// The parts of a shell.
 pub struct Parts {
-    /// Descriptors that came in.
     pub descriptors: Arc<Descriptors>,
-    /// The live memory.
     pub live: Arc<Live>,
-    /// Counters and gauges of the shell.
     pub metrics: Arc<Metrics>,
-    /// What the whole process knows.
     pub daemon: Arc<Daemon>,
-    /// Lock file.
     pub lock: Arc<LockFile>,
-    /// Digest threads.
     pub digests: Pool,
-    /// Tiers below memory, where there are any.
+    /// Lower tiers, if any are configured.
     pub tiers: Option<Arc<Tiers>>,
-    /// Start of the process.
     pub started: Instant,
 }
 
 impl Shell {
-    /// Takes the core that `make` makes and carries out its first outputs.
+    /// Builds the core with `make` and carries out its first outputs.
     pub fn new(
         parts: Parts,
         make: impl FnOnce(Now, &mut Vec<Output>) -> Core<Machine>,
@@ -151,12 +131,12 @@ impl Shell {
         Ok(shell)
     }
 
-    /// Time as the core counts it.
+    /// The current time on the core's clock.
     pub fn now(&self) -> Now {
         now(self.started)
     }
 
-    /// Looks at or asks the core something; what it wants done is done before this returns.
+    /// Runs `f` on the core and carries out the resulting outputs before it returns.
     pub fn with_core<R>(
         &self,
         ask: impl FnOnce(&mut Core<Machine>, Now, &mut Vec<Output>) -> R,
@@ -168,45 +148,42 @@ impl Shell {
         answer
     }
 
-    /// Gives the core one input and carries out what it wants.
+    /// Passes one input to the core and carries out the resulting outputs.
     pub fn drive(&self, input: Input<'_>) {
         self.with_core(|core, now, out| core.handle(now, input, out));
     }
 
-    /// The config in effect.
     pub fn config(&self) -> Config {
         self.daemon.config().effective
     }
 
-    /// Digests that wait for a thread: urgent, background.
+    /// Queued digests: urgent, background.
     pub fn digests_waiting(&self) -> (usize, usize) {
         self.digests.waiting()
     }
 
-    /// This boot ends because it was asked to: it does not count as one without health.
+    /// Ends this boot on request: it does not count as a boot without health.
     pub fn end_on_request(&self, before: u32) -> Result<(), LockFileError> {
         self.lock.ended_on_request(before)
     }
 
-    /// Open connections.
     pub fn connections(&self) -> Vec<Arc<Connection>> {
         let inner = self.inner.lock();
         inner.peers.values().map(|p| p.connection.clone()).collect()
     }
 
-    /// Number of open connections.
     pub fn connection_count(&self) -> usize {
         self.inner.lock().peers.len()
     }
 
-    /// A number for a new connection.
+    /// The id of a new connection.
     pub fn next_conn(&self) -> ConnId {
         let mut inner = self.inner.lock();
         inner.next_conn += 1;
         ConnId(inner.next_conn)
     }
 
-    /// Takes in an accepted connection.
+    /// Registers an accepted connection.
     pub fn connected(&self, connection: Arc<Connection>) {
         let conn = connection.id;
         let pidfd =
@@ -226,7 +203,7 @@ impl Shell {
         });
     }
 
-    /// Reads all that waits on a connection and handles it. False = it took its share and more may wait.
+    /// Reads and handles what is available on a connection. False: the connection used its share and more may be available.
     pub fn read(&self, connection: &Arc<Connection>) -> bool {
         connection.drain(|event| match event {
             Event::Frame(header, body, fds) => {
@@ -238,7 +215,7 @@ impl Shell {
                     .add("descriptors_surplus_total", &[], count as u64);
                 warn!(
                     conn = connection.id.0,
-                    count, "descriptors came with no frame that names them; closed"
+                    count, "closed descriptors that no frame names"
                 );
                 true
             }
@@ -255,7 +232,7 @@ impl Shell {
                 false
             }
             Event::Failed(error) => {
-                debug!(conn = connection.id.0, %error, "reading failed");
+                debug!(conn = connection.id.0, %error, "failed to read from the connection");
                 self.lost(connection.id);
                 false
             }
@@ -275,7 +252,7 @@ impl Shell {
             .collect();
         {
             let mut inner = self.inner.lock();
-            // Closed by another party's frame a moment ago: what is left of it is dropped.
+            // Closed by a frame of another connection a moment ago: the rest is dropped.
             if !connection.is_closed() {
                 let Inner { core, out, .. } = &mut *inner;
                 core.handle(
@@ -288,7 +265,7 @@ impl Shell {
                     },
                     out,
                 );
-                // Memory that was refused is charged to the pod for as long as a descriptor or mapping of it lives.
+                // A descriptor or mapping of refused memory is charged to the pod for as long as it exists.
                 core.host_mut().handed_back = None;
                 self.carry_out(&mut inner);
             }
@@ -296,7 +273,7 @@ impl Shell {
         self.descriptors.close(&facts);
     }
 
-    /// Answers what cannot be a frame by name and ends the connection.
+    /// Replies with an error to bytes that are not a valid frame, and closes the connection.
     fn refuse(&self, connection: &Arc<Connection>, opcode: u8, tag: u64, error: FrameError) {
         let (code, name) = match error {
             FrameError::WrongVersion(_) => (ErrorCode::WrongVersion, "WrongVersion"),
@@ -308,7 +285,7 @@ impl Shell {
         self.lost(connection.id);
     }
 
-    /// Sends an error, as the answer to a question or with tag 0 to none, then closes.
+    /// Sends an error, as the reply to a request or with tag 0 unsolicited, then closes.
     pub fn farewell(
         &self,
         connection: &Connection,
@@ -322,25 +299,24 @@ impl Shell {
             retryable: code == ErrorCode::LimitReached && tag == 0,
         };
         if let Ok(body) = encode(&body) {
-            // A peer that does not read its own refusal is closed all the same.
+            // A peer that does not read the error is closed too.
             let _ = connection.send(frame(op, FLAG_REPLY | FLAG_ERROR, tag, &body), Vec::new());
         }
         connection.close_when_sent();
     }
 
-    /// Counts and logs the end of a connection that has a name.
+    /// Counts and logs the end of a connection, with its reason.
     pub fn named_end(&self, connection: &Connection, reason: &str) {
         self.metrics.add("connections_closed_total", &[reason], 1);
         info!(conn = connection.id.0, reason, "connection closed");
     }
 
-    /// A watched process has ended.
     pub fn died(&self, process: ProcessId) {
         self.drive(Input::ProcessDied { process });
         self.windows.died(process);
     }
 
-    /// The connection is over for a reason that the core did not give.
+    /// Ends a connection for a reason outside the core, for example a read error.
     pub fn lost(&self, conn: ConnId) {
         let mut inner = self.inner.lock();
         if self.forget(&mut inner, conn) {
@@ -360,7 +336,7 @@ impl Shell {
         true
     }
 
-    /// Sends a frame that the core did not make; a connection that is gone by now needs none. False: the peer never sees it.
+    /// Sends a frame that the core did not build. False: the connection is gone and the peer does not get the frame.
     pub fn send(&self, conn: ConnId, bytes: Vec<u8>, fds: Vec<Arc<OwnedFd>>) -> bool {
         let connection = match self.inner.lock().peers.get(&conn) {
             Some(peer) => peer.connection.clone(),
@@ -379,7 +355,7 @@ impl Shell {
         }
     }
 
-    /// What a thread of the shell reported.
+    /// Handles a message from a thread of the shell.
     pub fn posted(&self, posted: Posted) {
         let live = |region| {
             self.live
@@ -409,7 +385,7 @@ impl Shell {
             Posted::PopulationFailed { at_bytes, reason } => {
                 self.metrics.add("population_failures_total", &[], 1);
                 let message = format!(
-                    "the kernel gave no page at {at_bytes} bytes of the arena ({reason}); it stays as large as it is"
+                    "the kernel refused pages at offset {at_bytes} of the arena ({reason}); the arena does not grow further"
                 );
                 self.daemon.degrade("PopulationFailed", message);
             }
@@ -459,7 +435,7 @@ impl Shell {
             }
             Output::WatchProcess { process, fd } => match self.descriptors.take(fd) {
                 Some(pidfd) => watch::process(self.me.clone(), process, pidfd),
-                None => warn!(process = process.0, "a pidfd to watch is not there"),
+                None => warn!(process = process.0, "missing pidfd of a process to watch"),
             },
             Output::Digest {
                 slot,
@@ -498,7 +474,7 @@ impl Shell {
                 self.windows.confirm(&self.me, WindowId { conn, tag });
             }
             Output::Admin { conn, tag, request } => {
-                // A status takes the lock that is held here.
+                // `answer` takes the lock that is held here, so it runs as a task.
                 if let (Some(shell), daemon) = (self.me.upgrade(), self.daemon.clone()) {
                     tokio::spawn(async move {
                         admin::socket::answer(&daemon, &shell, conn, tag, &request);
@@ -512,7 +488,7 @@ impl Shell {
             }
             Output::Log { event, detail } => {
                 self.metrics.add("events_total", &[event], 1);
-                info!(event, detail);
+                info!(event, detail, "core event");
             }
         }
     }

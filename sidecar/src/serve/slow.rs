@@ -1,23 +1,23 @@
-//! Tiers that answer, and too late: what is fetched from them does not come while somebody waits for it.
+//! Slow tiers: those that answer only after the requests have stopped waiting.
 
 use kvcachepool_tiers::{Cause, Kind, TierError};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// So many fetches in a row make a tier slow.
+/// This many late fetches in a row make a tier slow.
 const FETCHES: u32 = 3;
-/// One that was not late for so long is slow no more.
+/// A tier without a late fetch for this long is no longer slow.
 const FORGET: Duration = Duration::from_secs(60);
-/// Who stops to wait sooner than this does so for another reason.
+/// A request that stops waiting sooner than this has another reason.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Fetches in a row that were late, by tier, and when the last one was.
+/// Late fetches in a row by tier, and the time of the last one.
 #[derive(Debug, Default)]
 pub struct Slow(Mutex<BTreeMap<Kind, (u32, Instant)>>);
 
 impl Slow {
-    /// A fetch ended, or was given up, after so long. Says where that was late.
+    /// Records a fetch that ended or was given up after `time`. Returns a description when it was late.
     pub fn took<T>(
         &self,
         kind: Kind,
@@ -38,17 +38,18 @@ impl Slow {
         None
     }
 
-    /// A tier that was down is up: what was before that says nothing of it.
+    /// A tier is up again: earlier fetches say nothing about it.
     pub fn up_again(&self, kind: Kind) {
         self.0.lock().remove(&kind);
     }
 
-    /// That a tier is slow, for status; none = it is not.
+    /// The reason why a tier is slow, for status; `None` when it is not.
     pub fn of(&self, kind: &str) -> Option<TierError> {
         let all = self.0.lock();
         let (kind, (fetches, last)) = all.iter().find(|(k, _)| k.name() == kind)?;
         let slow = *fetches >= FETCHES && last.elapsed() < FORGET;
-        let detail = format!("the last {fetches} fetches did not end while somebody waited");
+        let detail =
+            format!("the last {fetches} fetches did not end while a request waited for them");
         slow.then(|| TierError::new(*kind, Cause::Timeout, detail))
     }
 }

@@ -1,4 +1,4 @@
-//! What the core orders from tiers below memory, carried out on threads beside the sockets' one. How each order ended is posted.
+//! Executes the core's orders for lower tiers, on threads beside the one of the sockets. The result of each order is posted.
 
 use super::complaints::Complaints;
 use super::host::Live;
@@ -25,16 +25,16 @@ use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::oneshot;
 use tracing::{info, warn};
 
-/// A tier that cannot be opened is tried again after this.
+/// Retry interval for a tier that cannot be opened.
 const RETRY: Duration = Duration::from_secs(5);
-/// How often what a tier holds is asked for.
+/// Interval of the usage check of a tier.
 const USAGE_EVERY: Duration = Duration::from_secs(2);
-/// So many looks in a row may end because too much is asked before the tier counts as down.
+/// This many checks in a row may end in an overload error before the tier counts as down.
 const DOUBTED: u32 = 3;
-/// Threads that digests and sockets of tiers share.
+/// Threads for digests and sockets of tiers.
 const THREADS: usize = 2;
 
-/// The tiers below memory of this sidecar.
+/// The lower tiers of this sidecar.
 pub struct Tiers {
     runtime: Runtime,
     shared: Arc<Shared>,
@@ -44,24 +44,24 @@ pub struct Tiers {
 struct Shared {
     live: Arc<Live>,
     post: UnboundedSender<Posted>,
-    /// Of this process, in the heads of what it writes.
+    /// Id of this process, written into object headers.
     writer: [u8; 16],
     open: Mutex<BTreeMap<Kind, Layered>>,
     usage: Mutex<BTreeMap<Kind, Usage>>,
     complaints: Complaints,
-    /// Why a tier is down, for people.
+    /// Why a tier is down, for status.
     down: Mutex<BTreeMap<Kind, String>>,
-    /// Why a clear could not remove what a tier holds, for people.
+    /// Why a clear could not remove a tier's objects, for status.
     uncleared: Mutex<BTreeMap<Kind, String>>,
-    /// Why a tier goes on by the config before the last one.
+    /// Why a tier keeps its previous configuration.
     unchanged: Mutex<BTreeMap<Kind, TierError>>,
     slow: Slow,
-    /// Tells a fetch that nobody waits for it any more.
+    /// Cancels a fetch that no request waits for any more.
     fetches: Mutex<HashMap<FetchId, oneshot::Sender<()>>>,
 }
 
 impl Tiers {
-    /// Opens the tiers that are configured, in the background. None: there is none.
+    /// Opens the configured tiers in the background. `None`: no lower tier is configured.
     pub fn start(
         config: &Config,
         boot: u64,
@@ -100,29 +100,29 @@ impl Tiers {
         })))
     }
 
-    /// Lets tiers go by what a changed config says of them. Returns those of which it cannot be right: they go on as before.
+    /// Applies a changed config to the tiers. Returns the tiers whose new configuration is invalid; they keep the previous one.
     pub fn change(&self, before: &Config, config: &Config) -> Vec<Kind> {
         let mut unchanged = self.shared.unchanged.lock();
         unchanged.clear();
         for opening in &self.openings {
             if let Err(e) = opening.change(before, config) {
                 let (tier, reason) = (e.tier.name(), e.cause.name());
-                warn!(tier, reason, error = %e, "what the changed config says of a tier cannot be right; it goes on as before");
-                let detail = format!("it goes on as before: {}", e.detail);
+                warn!(tier, reason, error = %e, "invalid tier configuration in the new config; keeping the previous one");
+                let detail = format!("keeping the previous configuration: {}", e.detail);
                 unchanged.insert(opening.kind, TierError { detail, ..e });
             }
         }
         unchanged.keys().copied().collect()
     }
 
-    /// What a tier held when it was asked last.
+    /// Usage at the last check.
     pub fn usage(&self, kind: &str) -> Option<Usage> {
         let usage = self.shared.usage.lock();
         let found = usage.iter().find(|(k, _)| k.name() == kind);
         found.map(|(_, usage)| *usage)
     }
 
-    /// Why a tier is down, or why a clear cannot remove what it holds, for people; empty = neither.
+    /// Why a tier is down, or why a clear cannot remove its objects; empty when neither holds.
     pub fn why_down(&self, kind: &str) -> String {
         let said = |whys: &Mutex<BTreeMap<Kind, String>>| {
             let whys = whys.lock();
@@ -133,15 +133,14 @@ impl Tiers {
         why.unwrap_or_default()
     }
 
-    /// What an open tier says of itself; none = it is not open.
+    /// Calls `says` with an open tier; `None` when it is not open.
     fn of<T>(&self, kind: &str, says: impl FnOnce(&Layered) -> T) -> Option<T> {
         let open = self.shared.open.lock();
         let found = open.iter().find(|(k, _)| k.name() == kind);
         found.map(|(_, open)| says(open))
     }
 
-    /// Why a tier that is up is not all that it should be: a changed config cannot be right, nothing is written to it, or it is slow;
-    /// none = it is.
+    /// Why a tier that is up is degraded: its changed configuration is invalid, it takes no writes, or it is slow. `None` when it is not.
     pub fn trouble(&self, kind: &str) -> Option<TierError> {
         let unchanged = || {
             let unchanged = self.shared.unchanged.lock();
@@ -154,8 +153,7 @@ impl Tiers {
             .or_else(|| self.shared.slow.of(kind))
     }
 
-    /// What is strange in a tier that serves, for people: names in its folder that are none of the cache's, objects that could not be
-    /// used; empty = nothing.
+    /// Observations about a tier that serves: foreign files in its folder, objects that could not be used. Empty when there are none.
     pub fn remark(&self, kind: &str) -> String {
         let remarks = [self.foreign_files(kind)]
             .into_iter()
@@ -171,18 +169,18 @@ impl Tiers {
             .flatten()
             .find(|(event, count)| *event == "ForeignFile" && *count > 0);
         let said = |(event, count): &(&str, u64)| {
-            format!("{event}: {count} names in the folder are not the cache's and are left alone")
+            format!("{event}: {count} foreign files in the folder; the sidecar leaves them alone")
         };
         foreign.map(said)
     }
 
-    /// The servers of a tier that has several, as they are known to be.
+    /// Known state of the servers of a tier with several.
     pub fn servers(&self, kind: &str) -> Vec<Server> {
         self.of(kind, |layers| layers.tier.info().servers.now())
             .unwrap_or_default()
     }
 
-    /// What was asked of each tier, and what became of it.
+    /// Reports the metrics of all tiers.
     pub fn metrics(&self, put: &mut dyn FnMut(&'static str, &[&str], f64)) {
         for (kind, layers) in self.shared.open.lock().iter() {
             let (tier, info) = (kind.name(), layers.tier.info());
@@ -246,7 +244,7 @@ impl Tiers {
         }
     }
 
-    /// Does what the core wants. Returns at once.
+    /// Starts to carry out an order. Returns at once.
     pub fn carry_out(&self, order: Order) {
         let shared = self.shared.clone();
         match order {
@@ -283,7 +281,7 @@ impl Tiers {
             }
             Order::CancelFetch { fetch } => {
                 if let Some(cancel) = shared.fetches.lock().remove(&fetch) {
-                    // One that has just ended does not hear it.
+                    // A fetch that has just ended does not receive it.
                     let _ = cancel.send(());
                 }
             }
@@ -325,7 +323,7 @@ impl Tiers {
                     shared.report(region, Report::Cleared { tier, removed });
                 });
             }
-            // A lookup has a deadline of its own, and its report is ignored; news are the core's own.
+            // A lookup has its own deadline, and its report is ignored; news concern only the core.
             Order::CancelLookup { .. } | Order::News { .. } => {}
         }
     }
@@ -341,14 +339,14 @@ impl Shared {
         let _ = self.post.send(Posted::Tier { region, report });
     }
 
-    /// Logs what a person has to know of, and keeps the name.
+    /// Logs an error if it is worth a line, and returns its cause.
     fn told(&self, e: &TierError) -> Cause {
         self.complaints.heard(e);
         e.cause
     }
 
-    /// Is an object there, and one that can be used? Its head says so; a lookup may go by what was there a while ago. One that cannot be
-    /// read is taken to be missing.
+    /// Whether an object exists and can be used, according to its header. A lookup may rely on an older answer. An unreadable object
+    /// counts as missing.
     async fn has(&self, kind: Kind, name: ObjectName) -> bool {
         match self.tier(kind) {
             Ok(tier) => tier.head(&name).await.is_ok(),
@@ -356,7 +354,7 @@ impl Shared {
         }
     }
 
-    /// Removes objects: of these domains, or all. What keeps it from that is kept for status.
+    /// Removes objects: of these domains, or all. A failure is kept for status.
     async fn clear(&self, kind: Kind, domains: Option<Domains>) -> Result<u64, TierError> {
         let names = |domains: Domains| -> Vec<Whose> {
             let named = domains.iter().map(|(m, l)| (m.hex16(), l.hex16()));
@@ -367,7 +365,7 @@ impl Shared {
             Ok(tier) => clear(tier.as_ref(), domains.as_deref()).await,
             Err(e) => Err(e),
         };
-        // That nothing is tried for a while says less than why.
+        // The breaker's error says less than the failure that opened it.
         let removed = removed.map_err(|e| self.not_tried_after(e));
         match &removed {
             Ok(removed) => {
@@ -379,7 +377,7 @@ impl Shared {
         removed
     }
 
-    /// The failure after which writes are not tried for a while, where this says no more than that.
+    /// The failure that opened the breaker, when `e` is the breaker's own error.
     fn not_tried_after(&self, e: TierError) -> TierError {
         let open = self.open.lock();
         let layers = open.get(&e.tier);
@@ -391,10 +389,10 @@ impl Shared {
     fn tier(&self, kind: Kind) -> Result<Arc<dyn Tier>, TierError> {
         let open = self.open.lock();
         let tier = open.get(&kind).map(|layers| layers.tier.clone());
-        tier.ok_or_else(|| TierError::new(kind, Cause::Gone, "it is not open"))
+        tier.ok_or_else(|| TierError::new(kind, Cause::Gone, "the tier is not open"))
     }
 
-    /// Lets the core know how a tier is, and status why.
+    /// Reports a tier's state to the core, and its reason to status.
     fn is_now(&self, kind: Kind, down: Option<&TierError>) {
         match down {
             Some(e) => drop(self.down.lock().insert(kind, e.detail.clone())),
@@ -404,7 +402,7 @@ impl Shared {
         self.report(None, Report::State { tier: kind, down });
     }
 
-    /// Opens a tier, again and again until that works, and looks what it holds from then on.
+    /// Opens a tier, with retries until it succeeds, then checks its usage periodically.
     async fn keep(self: Arc<Self>, opening: Arc<Opening>) {
         let kind = opening.kind;
         let opened = loop {
@@ -419,16 +417,12 @@ impl Shared {
         };
         let layers = layered(opened, &opening.layers);
         let (tier, breaker) = (layers.tier.clone(), layers.breaker.clone());
-        info!(
-            tier = kind.name(),
-            place = opening.place(),
-            "a tier is open"
-        );
+        info!(tier = kind.name(), place = opening.place(), "tier open");
         self.open.lock().insert(kind, layers);
-        // Not known before it answered for the first time: some are open without having been asked anything.
+        // Unknown until its first answer: some tiers open without contacting a server.
         let (mut known, mut doubted) = (None::<Option<TierError>>, 0);
         loop {
-            // One that failed is tried again by whatever asks for it: this does, also where nobody else would.
+            // A failed tier is retried by its next operation: this check is one, even without other traffic.
             let now_down = match tier.usage().await {
                 Ok(usage) => {
                     self.usage.lock().insert(kind, usage);
@@ -440,7 +434,7 @@ impl Shared {
                     known.clone().flatten()
                 }
                 Err(e) => {
-                    // that nothing is tried for a while says less than why
+                    // The breaker's error says less than the failure that opened it.
                     let shut = e.cause == Cause::BreakerOpen;
                     let e = shut.then(|| breaker.reads().reason).flatten().unwrap_or(e);
                     self.told(&e);
@@ -459,7 +453,7 @@ impl Shared {
         }
     }
 
-    /// Ends when nothing writes into the slots any more, however long after the answer that is.
+    /// Ends when nothing writes into the slots any more, which can be long after the reply.
     async fn fetch(
         &self,
         arena: Option<Arena>,
@@ -481,7 +475,7 @@ impl Shared {
             self.told(&late);
         }
         drop((places, hold));
-        // The sender is never used: it goes with the last hold.
+        // Nothing is sent: the sender is dropped with the last hold.
         let _ = ended.await;
         landed
     }
@@ -505,18 +499,18 @@ impl Shared {
         };
         let spans = places.into_iter().map(|place| place.span).collect();
         let stored = tier.put(Put { object, spans }).await;
-        // The sender is never used: it goes with the last hold.
+        // Nothing is sent: the sender is dropped with the last hold.
         let _ = ended.await;
         stored
     }
 }
 
-/// It says that a tier is busy, and little of whether it works.
+/// Such an error means that a tier is busy, and hardly that it is broken.
 fn too_much(cause: Cause) -> bool {
     matches!(cause, Cause::Throttled | Cause::Timeout | Cause::Busy)
 }
 
-/// Whatever is dropped last among its clones ends the receiver's wait.
+/// The drop of the last clone of the sender ends the receiver's wait.
 fn hold() -> (Arc<oneshot::Sender<()>>, oneshot::Receiver<()>) {
     let (sender, receiver) = oneshot::channel();
     (Arc::new(sender), receiver)
@@ -537,16 +531,11 @@ fn places(
         })
     };
     let places: Option<Vec<_>> = sections.iter().map(place).collect();
-    places.ok_or_else(|| {
-        TierError::new(
-            kind,
-            Cause::Gone,
-            "the memory that it was meant for is gone",
-        )
-    })
+    places
+        .ok_or_else(|| TierError::new(kind, Cause::Gone, "the arena of the fetch no longer exists"))
 }
 
-/// Offset in the arena and bytes.
+/// Offset in the arena and length in bytes.
 fn range(target: &Target) -> (u64, u64) {
     let section = target.section;
     (

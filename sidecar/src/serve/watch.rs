@@ -1,4 +1,4 @@
-//! Waiting for the end of processes, and the tick.
+//! Watches processes for their end, and drives the core's timers.
 
 use super::pidfd;
 use super::shell::Shell;
@@ -9,17 +9,17 @@ use std::time::Duration;
 use tokio::time::MissedTickBehavior;
 use tracing::error;
 
-/// How often the core's timers are looked at.
+/// Interval of the core's timers.
 const TICK: Duration = Duration::from_millis(100);
 
-/// Most turns that one connection gets before a tick; each takes up to 1 MiB, and a socket's buffer is smaller.
+/// Most reads of one connection before a tick; each takes up to 1 MiB, and a socket's buffer is smaller.
 const DRAINS_MAX: usize = 8;
 
-/// Says when the process behind a pidfd has ended. The descriptor is kept until then.
+/// Reports the end of the process behind a pidfd. Keeps the descriptor until then.
 pub fn process(shell: Weak<Shell>, process: ProcessId, fd: OwnedFd) {
     tokio::spawn(async move {
         if let Err(e) = pidfd::ended(fd).await {
-            error!(process = process.0, error = %e, "a pidfd cannot be watched");
+            error!(process = process.0, error = %e, "cannot watch a pidfd");
             return;
         }
         if let Some(shell) = shell.upgrade() {
@@ -28,8 +28,8 @@ pub fn process(shell: Weak<Shell>, process: ProcessId, fd: OwnedFd) {
     });
 }
 
-/// Ticks for ever. Before each tick everything readable is read: a sidecar that was stopped must see the PINs and COMMITs that wait
-/// in its sockets before its timers run.
+/// Ticks without end. Before each tick everything readable is read: after a SIGSTOP the sidecar must see queued PINs and COMMITs
+/// before its timers run.
 pub async fn ticks(shell: Arc<Shell>) {
     let mut every = tokio::time::interval(TICK);
     every.set_missed_tick_behavior(MissedTickBehavior::Delay);

@@ -1,4 +1,4 @@
-//! The thread of one window: it lets both sides see that the memory is the same, then moves stages until the connection or the bell ends.
+//! The thread of one window. It verifies that both sides see the same memory, then moves stages until the connection or the bell ends.
 
 use super::windows::{Command, Owner, Passed};
 use kvcachepool_gpu::course::{Course, Turn};
@@ -20,19 +20,19 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::Instant;
 
-/// A device that does not tell the end of its copies is asked for it so often.
+/// Poll interval for a device that does not signal the end of its copies.
 const ASK_EVERY: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 50_000,
 };
 
-/// What is in doubt is asked for so often: what settles it may take a person.
+/// Poll interval for copies in doubt, whose resolution may need a person.
 const DOUBT_EVERY: Timespec = Timespec {
     tv_sec: 1,
     tv_nsec: 0,
 };
 
-/// What the thread of a window has.
+/// State of a window's thread.
 pub(super) struct Window {
     mover: Mover,
     arena: Arena,
@@ -40,12 +40,12 @@ pub(super) struct Window {
     poke: Arc<OwnedFd>,
     pattern: [u8; PATTERN_BYTES],
     course: Course,
-    /// The worker said that it has it mapped no more.
+    /// The worker reported that it has unmapped the memory.
     unmapped: bool,
 }
 
 impl Window {
-    /// Makes the memory and what beside it is passed to the worker.
+    /// Creates the memory and everything passed to the worker with it.
     pub(super) fn make(
         arena: Arena,
         device_uuid: &str,
@@ -96,7 +96,7 @@ impl Window {
         Ok((window, (reply, fds)))
     }
 
-    /// Until the connection is over or the worker hangs up, and then until the last copy has ended.
+    /// Runs until the connection ends or the worker hangs up, and then until the last copy has ended.
     pub(super) fn run(&mut self, owner: &Owner, commands: &Receiver<Command>) {
         let begun = Instant::now();
         loop {
@@ -117,7 +117,7 @@ impl Window {
                 owner.in_doubt(step.in_doubt as u64, before as u64);
             }
             if step.answered > 0 {
-                // A bell that is full is heard all the same; one that nobody holds any more is seen below.
+                // A full bell still wakes the worker; a hang-up is detected below.
                 let _ = send(
                     &self.bell,
                     &[RING],
@@ -133,12 +133,12 @@ impl Window {
         }
     }
 
-    /// Sleeps until there is something to look at. True: the worker has hung up.
+    /// Sleeps until there is work. True: the worker has hung up.
     fn hangs_up(&mut self, step: Step) -> bool {
         let over = self.course.is_over();
         let asks = match step.moving - step.in_doubt {
             1.. if !self.mover.device().tells_ends() => Some(&ASK_EVERY),
-            // Also for the time when what still runs is overdue: nobody wakes us then.
+            // Also wakes when a running copy becomes overdue: nothing else wakes the thread then.
             _ if over || step.in_doubt > 0 => Some(&DOUBT_EVERY),
             _ => None,
         };
@@ -146,12 +146,12 @@ impl Window {
             PollFd::new(&self.poke, PollFlags::IN),
             PollFd::new(&self.bell, PollFlags::IN),
         ];
-        // What is hung up says so for ever.
+        // A descriptor that was hung up stays ready for ever.
         let listens = if over { 1 } else { fds.len() };
         let fds = fds.split_at_mut(listens).0;
         match poll(fds, asks) {
             Ok(_) | Err(Errno::INTR) => {}
-            Err(error) => tracing::warn!(%error, "waiting for a window failed"),
+            Err(error) => tracing::warn!(%error, "failed to wait for a window"),
         }
         let _ = rustix::io::read(self.poke.as_fd(), &mut [0u8; 8]);
         if over {
@@ -160,7 +160,7 @@ impl Window {
         self.hear()
     }
 
-    /// Takes in what the worker sent on the bell. True: it has hung up.
+    /// Reads the worker's messages on the bell. True: it has hung up.
     fn hear(&mut self) -> bool {
         let mut rings = [0u8; 64];
         match recv(&self.bell, &mut rings, RecvFlags::DONTWAIT) {
@@ -174,13 +174,13 @@ impl Window {
         }
     }
 
-    /// Keeps memory that was passed by handle: the driver frees it under the worker's copies while that has it mapped. Until it says that
-    /// it has not, or is dead.
+    /// Keeps memory that was passed by handle until the worker reports that it has unmapped it, or is dead: otherwise the driver would free
+    /// it under the worker's copies.
     pub(super) fn outlive(&mut self, owner: &Owner) {
         if self.mover.device().export().kind != WindowKind::IpcHandle {
             return;
         }
-        // The worker sees the window's end, and can still say something.
+        // The worker sees the end of the window and can still send.
         let _ = shutdown(&self.bell, Shutdown::Write);
         let mut hung_up = false;
         while !self.unmapped && !owner.worker_died() {
@@ -189,7 +189,7 @@ impl Window {
                 PollFd::new(&self.bell, PollFlags::IN),
             ];
             let listens = if hung_up { 1 } else { fds.len() };
-            // An error leaves no more to do than to look again.
+            // An error needs no other handling than another check.
             let _ = poll(fds.split_at_mut(listens).0, None);
             let _ = rustix::io::read(self.poke.as_fd(), &mut [0u8; 8]);
             hung_up = hung_up || self.hear();
@@ -204,7 +204,7 @@ impl Window {
             Err(none) => Err(none),
             Ok(()) if seen != wanted => Err(NoWindow::new(
                 Unavailable::PatternMismatch,
-                "what the worker wrote is not what is read here",
+                "memory check failed: the bytes read here differ from those that the worker wrote",
             )),
             Ok(()) => {
                 self.course.works();

@@ -1,5 +1,5 @@
-//! Windows of workers: one thread each (`window.rs`), and what passes between them, the core and the socket. A window ends with the
-//! connection that asked for it, after the copies under way.
+//! Windows of workers: one thread each (`window.rs`), and their messages to the core and the socket. A window ends with its
+//! connection, after the copies in flight.
 
 use super::holders::{Hold, Holders};
 use super::shell::Shell;
@@ -21,20 +21,20 @@ use std::collections::HashMap;
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Weak};
 
-/// What a window answers to WINDOW.
+/// A window's reply to WINDOW.
 pub(super) type Answer = Result<Passed, NoWindow>;
-/// The body of a good answer and its descriptors.
+/// Body and descriptors of a successful reply.
 pub(super) type Passed = (WindowReply, Vec<Arc<OwnedFd>>);
 
-/// What a window takes up for as long as it is there.
+/// What a window occupies while it exists.
 type Places = (Hold, Option<Place>);
 
 pub(super) enum Command {
-    /// The worker says that the pattern's complement is in place.
+    /// The worker reports that it wrote the pattern's complement.
     Confirm { tag: u64 },
 }
 
-/// A thread that is told something, or ends when this goes.
+/// Sends commands to a window's thread, which ends when this is dropped.
 struct Handle {
     commands: Option<Sender<Command>>,
     poke: Arc<OwnedFd>,
@@ -42,7 +42,7 @@ struct Handle {
 
 impl Handle {
     fn wake(&self) {
-        // A counter that is full wakes its reader as well.
+        // A full counter wakes its reader too.
         let _ = rustix::io::write(self.poke.as_fd(), &1u64.to_ne_bytes());
     }
 }
@@ -54,18 +54,17 @@ impl Drop for Handle {
     }
 }
 
-/// The windows of all connections.
 #[derive(Default)]
 pub struct Windows {
     by_conn: Mutex<HashMap<ConnId, Handle>>,
     host_room: Arc<Room>,
     holders: Arc<Holders>,
-    /// Copies that failed or hang, and of which nobody says whether they have ended.
+    /// Copies that failed or hang and may not have ended.
     doubts: Mutex<u64>,
 }
 
 impl Windows {
-    /// Begins to make a window; the answer comes from its own thread.
+    /// Starts to create a window; its own thread sends the reply.
     pub fn open(
         &self,
         shell: &Weak<Shell>,
@@ -76,7 +75,7 @@ impl Windows {
         bytes: u64,
     ) {
         let begun = arena
-            .ok_or_else(|| NoWindow::new(Unavailable::Busy, "there is no arena now"))
+            .ok_or_else(|| NoWindow::new(Unavailable::Busy, "there is no arena"))
             .and_then(|arena| {
                 let wish = Wish {
                     window,
@@ -95,7 +94,7 @@ impl Windows {
         }
     }
 
-    /// Asks the connection's window whether it sees the pattern's complement.
+    /// Asks the connection's window to check for the pattern's complement.
     pub fn confirm(&self, shell: &Weak<Shell>, window: WindowId) {
         let by_conn = self.by_conn.lock();
         let told = by_conn.get(&window.conn).is_some_and(|handle| {
@@ -119,24 +118,23 @@ impl Windows {
             copies => shell.daemon.degrade(
                 "CopyInDoubt",
                 format!(
-                    "copies of a GPU that failed or hang, and may not have ended: {copies}; their slots are not used before the sidecar's next start"
+                    "{copies} GPU copies failed or hang and may still run; their slots are not used until the sidecar restarts"
                 ),
             ),
         }
     }
 
-    /// A process is proven dead; the core has heard of it.
+    /// A process is proven dead; the core already knows.
     pub fn died(&self, process: ProcessId) {
         self.holders.wake(process);
     }
 
-    /// The connection is over.
     pub fn close(&self, conn: ConnId) {
         self.by_conn.lock().remove(&conn);
     }
 }
 
-/// What a worker asked for.
+/// A worker's request for a window.
 struct Wish {
     window: WindowId,
     process: ProcessId,
@@ -173,7 +171,7 @@ fn begin(
                     let passed = owner.answer(wish.window.tag, Ok(reply), None);
                     made.run(&owner, &queue);
                     owner.over();
-                    // Who never heard of it has nothing mapped.
+                    // A worker that never got the reply has nothing mapped.
                     if passed {
                         made.outlive(&owner);
                     }
@@ -187,7 +185,7 @@ fn begin(
     Ok(handle)
 }
 
-/// For a caller who holds the shell's lock.
+/// For a caller that holds the shell's lock.
 fn refuse_later(shell: &Weak<Shell>, window: WindowId, none: NoWindow) {
     let Some(shell) = shell.upgrade() else {
         return;
@@ -204,7 +202,7 @@ fn refuse_later(shell: &Weak<Shell>, window: WindowId, none: NoWindow) {
     });
 }
 
-/// Answers WINDOW. The core hears of it first, so that what the worker does next finds it known. False: the worker never sees the answer.
+/// Replies to WINDOW. The core learns of the window before the worker can use it. False: the worker does not get the reply.
 fn tell(
     shell: &Shell,
     window: WindowId,
@@ -244,7 +242,7 @@ pub(super) struct Owner {
 }
 
 impl Owner {
-    /// Answers WINDOW; with `memory` the window works from now on. False: the worker never sees the answer.
+    /// Replies to WINDOW; with `memory` the window works from now on. False: the worker does not get the reply.
     pub(super) fn answer(&self, tag: u64, answer: Answer, memory: Option<String>) -> bool {
         let Some(shell) = self.shell.upgrade() else {
             return false;
@@ -258,7 +256,7 @@ impl Owner {
         tell(&shell, self.id, tag, answer, news)
     }
 
-    /// The window, and what it holds for as long as it is there.
+    /// Creates the window and what it occupies.
     fn make(
         &self,
         arena: Arena,
@@ -276,13 +274,13 @@ impl Owner {
         Ok(((hold, place), made, reply))
     }
 
-    /// The worker's process is proven dead. [`Windows::died`] wakes who waits for it.
+    /// Whether the worker's process is proven dead. [`Windows::died`] wakes the waiting thread.
     pub(super) fn worker_died(&self) -> bool {
         let shell = self.shell.upgrade();
         shell.is_none_or(|shell| !shell.with_core(|core, _, _| core.lives(self.process)))
     }
 
-    /// Room for a window in host memory, beside the arena and all others.
+    /// Reserves room for a window in host memory, beside the arena and all other windows.
     fn host_place(&self, room: &Arc<Room>, arena: &Arena, bytes: u64) -> Result<Place, NoWindow> {
         let shell = self.shell.upgrade();
         let config = shell.map(|shell| shell.config()).unwrap_or_default();
@@ -293,18 +291,21 @@ impl Owner {
         })
     }
 
-    /// So many copies of the window are in doubt now, and so many were before.
+    /// Updates the count of copies in doubt from `before` to `now`.
     pub(super) fn in_doubt(&self, now: u64, before: u64) {
         let Some(shell) = self.shell.upgrade() else {
             return;
         };
         shell.windows.in_doubt(&shell, now, before);
-        let (window, reason) = (self.id, "CopyInDoubt: nothing is copied for it".into());
+        let (window, reason) = (
+            self.id,
+            "CopyInDoubt: no more copies for this window".into(),
+        );
         let news = WindowNews::Unavailable { reason };
         shell.drive(Input::Window { window, news });
     }
 
-    /// Nothing is copied any more. A connection that goes on has no window then.
+    /// Ends copying. If the connection continues, it has no window then.
     fn over(&self) {
         if let Some(shell) = self.shell.upgrade() {
             let (window, reason) = (self.id, "HungUp".into());

@@ -1,13 +1,13 @@
-//! Waits between tries of something that failed.
+//! Waits between retries.
 
 use std::time::{Duration, Instant};
 
 /// First wait after the second failure in a row; doubles.
 const FIRST: Duration = Duration::from_millis(10);
-/// Longest wait between two tries.
+/// Longest wait between two attempts.
 const MAX: Duration = Duration::from_secs(5);
 
-/// When the next try is due: at once after the first failure, later each time after each further one.
+/// When the next attempt is due: at once after the first failure, later after each further one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Backoff {
     failures: u32,
@@ -15,7 +15,7 @@ pub struct Backoff {
 }
 
 impl Backoff {
-    /// Nothing failed yet.
+    /// No failures yet.
     pub fn new(now: Instant) -> Self {
         Self {
             failures: 0,
@@ -23,22 +23,21 @@ impl Backoff {
         }
     }
 
-    /// When the next try is due.
     pub fn due(&self) -> Instant {
         self.due
     }
 
-    /// Forgets earlier failures; the next try stays due when it was.
+    /// Forgets earlier failures; the due time of the next attempt stays.
     pub fn reset(&mut self) {
         self.failures = 0;
     }
 
-    /// The next try is due now; earlier failures count on.
+    /// Makes the next attempt due now; earlier failures still count.
     pub fn at_once(&mut self, now: Instant) {
         self.due = now;
     }
 
-    /// One more failure.
+    /// Records one more failure.
     pub fn failed(&mut self, now: Instant) {
         let wait = match self.failures {
             0 => Duration::ZERO,

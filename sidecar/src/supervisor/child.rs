@@ -1,5 +1,5 @@
-//! Starting the engine: this very binary again, as the leader of its own process group, killed by the kernel when the
-//! supervisor dies, with the link as its standard input.
+//! Starts the engine: the same binary, as the leader of its own process group, with the link as its standard input. The kernel kills
+//! it when the supervisor dies.
 #![allow(unsafe_code)]
 
 use crate::config_file::Files;
@@ -11,12 +11,13 @@ use std::process::{Command, ExitStatus, Stdio};
 /// Name of the hidden subcommand.
 pub const SUBCOMMAND: &str = "engine";
 
-/// Exit code of an engine that wants to be started anew (the config changed, or the memory that it found is let go): no failure,
-/// and no mending of earlier ones.
+/// Exit code of an engine that wants a restart (the config changed, or its memory must be dropped). It is not a failure, and does
+/// not reset earlier ones.
 pub const EXIT_RESTART: i32 = 75;
 
-/// How the engine's allocator works: a thread of its own gives freed memory back to the node a quarter of a second later, two arenas serve
-/// all threads, as what is freed in one is lost to the others, and for the same reason threads keep nothing that is larger than a page.
+/// Settings of the engine's allocator: a thread of its own returns freed memory to the node after a quarter of a second. All threads
+/// share two arenas, because memory freed in one is not available to the others. For the same reason thread caches hold nothing larger
+/// than a page.
 const ALLOCATOR: (&str, &str) = (
     "MALLOC_CONF",
     "narenas:2,background_thread:true,dirty_decay_ms:250,muzzy_decay_ms:0,tcache_max:4096",
@@ -40,7 +41,7 @@ pub fn spawn(config: &Files, link: OwnedFd) -> std::io::Result<Pid> {
         command.arg("--pool-config").arg(pool);
     }
     let parent = rustix::process::getpid();
-    // SAFETY: between fork and exec only system calls are made; nothing is allocated and no lock is taken.
+    // SAFETY: only system calls run between fork and exec; nothing is allocated and no lock is taken.
     unsafe {
         command.pre_exec(move || {
             // The mask of blocked signals is inherited; the engine handles its own.
@@ -59,7 +60,7 @@ pub fn spawn(config: &Files, link: OwnedFd) -> std::io::Result<Pid> {
     }
     let child = command.spawn()?;
     Pid::from_raw(child.id().cast_signed())
-        .ok_or_else(|| std::io::Error::other("the kernel gave no process id"))
+        .ok_or_else(|| std::io::Error::other("the kernel returned no process id"))
 }
 
 /// How an engine ended, for logs and status.

@@ -1,31 +1,30 @@
-//! Whether the engine still answers: it says so once a second, through the lock that everything it does goes through.
+//! Detects an engine that hangs. The engine sends a heartbeat once a second, after taking the lock that all its work takes.
 
 use std::time::{Duration, Instant};
 
-/// An engine that says nothing for this long hangs and is ended. Far above any wait of a healthy one, but for the reading of a slot
-/// table, of which it tells beforehand.
+/// An engine without a heartbeat for this long hangs and is ended. A healthy engine is never silent for nearly as long, except while it
+/// reads a slot table, which it announces.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
 
-/// For every row of a table that is read the silence may be longer by this, and for every chunk record, whose key is computed anew,
-/// by ten times as much. Each ten times what a processor of its own takes.
+/// Extra silence allowed per row of a slot table that is read; ten times as much per chunk record, whose key is computed again. Each is
+/// ten times the duration on a dedicated core.
 const PER_ROW: Duration = Duration::from_micros(1);
 const PER_CHUNK: Duration = Duration::from_micros(10);
 
-/// While the engine is silent the supervisor looks this often.
+/// Check interval while the engine is silent.
 const LOOK: Duration = Duration::from_secs(5);
 
-/// How long the engine has been silent, counting only time in which the supervisor itself ran: a container that was frozen, or
-/// stopped by a debugger, is no reason to end its engine.
+/// How long the engine has been silent. Counts only time in which the supervisor itself ran: a frozen container, or one stopped by a
+/// debugger, is no reason to end its engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Heartbeat {
     looked: Instant,
     silent: Duration,
-    /// Silence that is too long.
     silence_max: Duration,
 }
 
 impl Heartbeat {
-    /// A new engine.
+    /// Starts to watch a new engine.
     pub fn new(now: Instant) -> Self {
         Self {
             looked: now,
@@ -34,30 +33,30 @@ impl Heartbeat {
         }
     }
 
-    /// When to look again at the latest.
+    /// Latest time of the next check.
     pub fn next_look(&self) -> Instant {
         self.looked + LOOK
     }
 
-    /// Time has passed. A gap longer than the one that was planned is time in which the supervisor did not run.
+    /// Counts the time since the last check. A gap longer than planned is time in which the supervisor did not run.
     pub fn look(&mut self, now: Instant) {
         self.silent += now.saturating_duration_since(self.looked).min(LOOK);
         self.looked = now;
     }
 
-    /// The engine gave a sign of life.
+    /// Records a heartbeat.
     pub fn heard(&mut self) {
         self.silent = Duration::ZERO;
         self.silence_max = SILENCE_MAX;
     }
 
-    /// The engine reads a slot table before its next sign of life.
+    /// The engine reads a slot table before its next heartbeat.
     pub fn reads(&mut self, rows: u32, chunks: u32) {
         self.silent = Duration::ZERO;
         self.silence_max = SILENCE_MAX + PER_ROW * rows + PER_CHUNK * chunks;
     }
 
-    /// For how long it has said nothing, where that is too long.
+    /// How long the engine has been silent, if that is too long.
     pub fn too_long(&self) -> Option<Duration> {
         (self.silent >= self.silence_max).then_some(self.silence_max)
     }
@@ -69,7 +68,7 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    /// Looks as often as the supervisor does while it hears nothing, until `end`.
+    /// Checks as often as the supervisor does while the engine is silent, until `end`.
     fn silent_until(heartbeat: &mut Heartbeat, end: Instant) {
         while heartbeat.next_look() < end {
             heartbeat.look(heartbeat.next_look());

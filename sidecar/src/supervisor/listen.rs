@@ -3,8 +3,8 @@
 use std::io::{Error, ErrorKind};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 
-/// A listener that does not block. `[::]` means every address that there is: both families, or IPv4 alone on a node without IPv6, so
-/// that one config fits all pods.
+/// Opens a non-blocking listener. `[::]` means all addresses: both families, or IPv4 alone on a node without IPv6, so that one config
+/// fits all pods.
 pub fn open(address: SocketAddr) -> Result<TcpListener, Error> {
     let listener = open_by(address, TcpListener::bind)?;
     listener.set_nonblocking(true)?;

@@ -3,44 +3,44 @@
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
-/// What the supervisor has of the socket that its engines serve.
+/// The supervisor's claim on the socket that its engines serve.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Claim {
-    /// The config file cannot be read, or does not say which socket.
+    /// The config file cannot be read, or contains no valid socket.
     #[default]
     NoConfig,
-    /// The lock file beside the socket cannot be used, for this reason.
+    /// The lock file beside the socket cannot be used; the error.
     LockFileUnusable(String),
-    /// A live sidecar holds this socket.
+    /// Another running sidecar holds this socket.
     SocketTaken(PathBuf),
-    /// The sidecar's byte of the lock file beside this socket is locked until the container ends: engines serve here, whatever
-    /// the config file says by now.
+    /// The sidecar's byte of the lock file beside this socket is locked until the container ends. All engines serve on this socket,
+    /// even if the config file names another one later.
     Held(PathBuf),
 }
 
 /// First message of the supervisor to a new engine. Descriptors: `admin` (when `admin`), then arena and slot table (when `region`).
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Boot {
-    /// Where to serve, or why nowhere.
+    /// Socket to serve on, or the reason why there is none.
     pub claim: Claim,
-    /// Starts of the engine in this container, this one included.
+    /// Starts of the engine in this container, including this one.
     pub starts: u64,
-    /// How the last one ended; empty at the first start.
+    /// How the last engine ended; empty at the first start.
     pub last_exit: String,
     /// Seconds since the supervisor started.
     pub container_uptime_s: u64,
-    /// The admin listener comes along.
+    /// The admin listener is passed with this message.
     pub admin: bool,
-    /// Why it does not; empty when it does.
+    /// Why the admin listener is missing; empty when it is passed.
     pub admin_error: String,
-    /// Region of the memory that comes along.
+    /// Region of the memory that is passed.
     pub region: Option<u64>,
 }
 
 /// From the supervisor to a running engine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToEngine {
-    /// The admin port, which the boot message lacked, is open: its listener comes along.
+    /// The admin port, which the boot message lacked, is open. Its listener is passed with this message.
     Admin,
 }
 
@@ -49,22 +49,14 @@ pub enum ToEngine {
 pub enum FromEngine {
     /// The engine answers HTTP from now on.
     Serving,
-    /// The engine still answers; said once a second.
+    /// Heartbeat, sent once a second.
     Alive,
-    /// The engine reads a slot table of these counts next, without a sign of life meanwhile.
-    Reads {
-        /// Rows.
-        rows: u32,
-        /// Chunk records.
-        chunks: u32,
-    },
-    /// Hold these: arena and slot table descriptors of this region come along. What was held before is let go.
-    Keep {
-        /// Region number.
-        region: u64,
-    },
-    /// Let go of what is held: no engine wants it any more.
+    /// The engine reads a slot table of this size next and sends no heartbeat meanwhile.
+    Reads { rows: u32, chunks: u32 },
+    /// Hold the passed descriptors: arena and slot table of this region. Memory held before is dropped.
+    Keep { region: u64 },
+    /// Drop the held memory: no engine will use it.
     LetGo,
-    /// Told to end, the engine still writes what only memory holds to the tiers below; said once a second.
+    /// The engine was asked to end and is still flushing chunks to lower tiers. Sent once a second.
     Flushing,
 }

@@ -1,6 +1,6 @@
-//! The process above the engine (PID 1 of the container): holds the memory, restarts the engine in milliseconds, answers health
-//! meanwhile, forwards signals, reaps zombies. A small poll loop without threads, because it must never die while the container
-//! should live. Nothing here knows frames, keys or tiers.
+//! The process above the engine (PID 1 of the container). It holds the memory, restarts the engine in milliseconds, answers health
+//! checks meanwhile, forwards signals and reaps zombies. A small poll loop without threads, because it must never die while the
+//! container should live. It knows no frames, keys or tiers.
 
 mod backoff;
 pub mod child;

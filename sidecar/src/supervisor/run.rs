@@ -23,27 +23,25 @@ use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 use tracing::{error, info, warn};
 
-/// An engine that lived this long did not die of its start: the next restart is immediate again.
+/// An engine that lived this long did not fail at its start: the next restart is immediate.
 const STABLE: Duration = Duration::from_secs(60);
-/// After SIGTERM an engine that has not ended, and not said that it flushes for so long, is killed.
+/// After SIGTERM, an engine that neither ended nor reported a flush for this long is killed.
 const STOP_DEADLINE: Duration = Duration::from_secs(5);
-/// A dying sidecar may hold lock or socket for this long.
+/// How long a dying sidecar may still hold the lock or the socket.
 const TAKEOVER_PATIENCE: Duration = Duration::from_secs(1);
 
-/// Why the supervisor does not run. All else is a state that it reports.
+/// Errors that end the supervisor. Everything else is a state that it reports.
 #[derive(Debug, thiserror::Error)]
 pub enum SupervisorError {
-    /// Another sidecar lives on this socket.
     #[error(
-        "SocketTaken: a live sidecar holds {0}; stop it, or set another `socket` in the config"
+        "SocketTaken: another running sidecar holds {0}; stop it, or set another `socket` in the config"
     )]
     SocketTaken(PathBuf),
-    /// The kernel refused something elementary.
+    /// An elementary system call failed.
     #[error("supervisor: {step}: {source}")]
     Kernel {
-        /// What was tried.
         step: &'static str,
-        /// What the kernel said.
+        /// The kernel's error.
         source: Errno,
     },
 }
@@ -52,7 +50,7 @@ struct Engine {
     pid: Pid,
     link: OwnedFd,
     since: Instant,
-    /// It answers on the admin port.
+    /// The engine answers on the admin port.
     serving: bool,
     heartbeat: Heartbeat,
     /// Why the supervisor ended it.
@@ -68,7 +66,7 @@ struct Held {
 struct Supervisor {
     config: Files,
     claim: Claim,
-    /// Keeps the byte locked that `claim` tells of.
+    /// Keeps the byte of `claim` locked.
     lock: Option<LockFile>,
     claims: Backoff,
     started: Instant,
@@ -80,11 +78,11 @@ struct Supervisor {
     admin_error: String,
     listens: Backoff,
     standby: Standby,
-    /// Told to end; an engine that lives on at this moment is killed.
+    /// When SIGTERM was received, plus the deadline: an engine that still runs then is killed.
     stopping: Option<Instant>,
 }
 
-/// Runs until SIGTERM or SIGINT. Returns when the engine has ended after it.
+/// Runs until SIGTERM or SIGINT. Returns when the engine has ended afterwards.
 pub fn run(config: &Files) -> Result<(), SupervisorError> {
     let kernel = |step| move |source| SupervisorError::Kernel { step, source };
     let signals = signals::open().map_err(kernel("signalfd"))?;
@@ -115,7 +113,7 @@ pub fn run(config: &Files) -> Result<(), SupervisorError> {
             }
             if Instant::now() >= kill_at {
                 this.tell_engine(process::Signal::KILL);
-                warn!("the engine did not end in time and is killed");
+                warn!("killing the engine: it did not end in time");
                 this.stopping = Some(Instant::now() + STOP_DEADLINE);
             }
         }
@@ -142,8 +140,8 @@ impl Supervisor {
         }
     }
 
-    /// The only moment at which a socket that is taken ends this process: whoever started it sees why. A folder that cannot be
-    /// written is a state that the engine reports.
+    /// The only point at which a taken socket ends this process, so that its starter sees the reason. A folder that cannot be written
+    /// is a state that the engine reports.
     fn claim_at_start(&mut self) -> Result<(), SupervisorError> {
         let deadline = Instant::now() + TAKEOVER_PATIENCE;
         loop {
@@ -158,8 +156,8 @@ impl Supervisor {
         }
     }
 
-    /// Takes the sidecar's byte of the lock file beside the socket that the config file names now. Once that has succeeded, lock
-    /// and socket stay the same for all engines until the container ends.
+    /// Locks the sidecar's byte of the lock file beside the socket in the current config file. After a success, lock and socket stay the
+    /// same for all engines until the container ends.
     fn claim(&mut self) {
         let Some(socket) = config_file::socket(self.config.pod.as_deref()) else {
             self.claim = Claim::NoConfig;
@@ -179,7 +177,7 @@ impl Supervisor {
         self.lock.is_none() && self.stopping.is_none()
     }
 
-    /// Without a claim no engine serves; an engine that was told otherwise than it is now makes room for one that knows.
+    /// Claims the socket. When the claim changes, the running engine is ended, and a new one starts with the current claim.
     fn claim_if_due(&mut self) {
         let now = Instant::now();
         if !self.claims_again() || now < self.claims.due() {
@@ -202,7 +200,7 @@ impl Supervisor {
         match self.start() {
             Ok(engine) => self.engine = Some(engine),
             Err(e) => {
-                error!(error = %e, "the engine cannot be started");
+                error!(error = %e, "cannot start the engine");
                 self.standby.last_exit = e.to_string();
                 self.starts.failed(Instant::now());
             }
@@ -245,8 +243,8 @@ impl Supervisor {
         })
     }
 
-    /// A new engine goes by the config of now: another admin address takes the place of the one before. A file that cannot be
-    /// read, as while it is being swapped, moves nothing.
+    /// A new engine uses the current config: a changed admin address replaces the previous one. A file that cannot be read, for example
+    /// while it is swapped, changes nothing.
     fn follow_admin_address(&mut self) {
         let address = config_file::admin_listen(self.config.pod.as_deref())
             .or(self.admin_address)
@@ -259,7 +257,7 @@ impl Supervisor {
         }
     }
 
-    /// Opens the admin port while there is none, and hands it to the engine that runs.
+    /// Opens the admin port while there is none, and passes it to the running engine.
     fn listen_if_due(&mut self) {
         let now = Instant::now();
         let (None, Some(address)) = (&self.admin, self.admin_address) else {
@@ -278,13 +276,13 @@ impl Supervisor {
                     .map(|engine| link::send(&engine.link, &ToEngine::Admin, &[listener.as_fd()]));
                 self.admin = Some(listener);
                 if let Some(Err(e)) = sent {
-                    self.end_engine(format!("it did not take the admin port: {e}"));
+                    self.end_engine(format!("the admin port could not be passed to it: {e}"));
                 }
             }
             Err(e) => {
                 let error = format!("admin.listen {address}: {e}");
                 if error != self.admin_error {
-                    error!(error, "no admin port");
+                    error!(error, "cannot open the admin port");
                 }
                 self.admin_error = error;
                 self.listens.failed(now);
@@ -323,18 +321,18 @@ impl Supervisor {
             set.push(PollFd::new(listener, PollFlags::IN));
         }
         let timeout = until.and_then(|wait| Timespec::try_from(wait).ok());
-        // Woken for nothing is harmless; an error other than EINTR cannot happen to a set of open descriptors.
+        // A spurious wakeup is harmless; an error other than EINTR cannot happen to a set of open descriptors.
         let _ = poll(&mut set, timeout.as_ref());
     }
 
-    /// Takes what the engine said, and ends one that has been silent for too long.
+    /// Reads the engine's messages, and ends an engine that has been silent for too long.
     fn hear_engine(&mut self, now: Instant) {
         let Some(engine) = &mut self.engine else {
             return;
         };
         engine.heartbeat.look(now);
         if self.take_messages() {
-            // Its end is seen by reaping. Until then the admin port is ours again, and the dead link must not spin the loop.
+            // Its end is seen by reaping. Until then the supervisor answers on the admin port, and the dead link must not spin the loop.
             self.reap_after_hangup();
             return;
         }
@@ -343,11 +341,11 @@ impl Supervisor {
         {
             engine.heartbeat = Heartbeat::new(now);
             let silence = silence.as_secs();
-            self.end_engine(format!("EngineSilent: no sign of life for {silence} s"));
+            self.end_engine(format!("EngineSilent: no heartbeat for {silence} s"));
         }
     }
 
-    /// Takes all that the engine has said so far. True: it closed the link.
+    /// Reads all messages of the engine. True: it closed the link.
     fn take_messages(&mut self) -> bool {
         let Some(engine) = &mut self.engine else {
             return false;
@@ -374,7 +372,10 @@ impl Supervisor {
                                 table,
                             });
                         }
-                        Err(fds) => warn!(got = fds.len(), "memory to keep came without its files"),
+                        Err(fds) => warn!(
+                            got = fds.len(),
+                            "memory to keep arrived without its descriptors"
+                        ),
                     }
                 }
                 Err(LinkError::Ended) => {
@@ -389,18 +390,18 @@ impl Supervisor {
         }
     }
 
-    /// Kills the engine that runs, if one does. Its end is seen by reaping; until then the admin port is answered here. The log
-    /// comes last: whoever reads it may be slow.
+    /// Kills the running engine, if any. Its end is seen by reaping; until then the supervisor answers on the admin port. The log line
+    /// comes last, because its reader may be slow.
     fn end_engine(&mut self, why: String) {
         self.tell_engine(process::Signal::KILL);
         if let Some(engine) = &mut self.engine {
             engine.serving = false;
-            warn!(why, "the engine is ended");
+            warn!(why, "ending the engine");
             engine.ended_for = Some(why);
         }
     }
 
-    /// The engine closed its link: it is dying, or already dead. Its exit follows at once; one that lingers is killed.
+    /// The engine closed its link: it is dying or dead. Its exit follows at once; an engine that lingers is killed.
     fn reap_after_hangup(&mut self) {
         let deadline = Instant::now() + Duration::from_millis(200);
         while self.engine.is_some() && Instant::now() < deadline {
@@ -421,7 +422,7 @@ impl Supervisor {
     }
 
     fn ended(&mut self, status: ExitStatus) {
-        // Its last words count: the next engine gets the memory that they say.
+        // Its last messages count: the next engine gets the memory that they name.
         self.take_messages();
         let Some(engine) = self.engine.take() else {
             return;
@@ -451,7 +452,7 @@ impl Supervisor {
 
     fn terminate(&mut self) {
         if self.stopping.is_none() {
-            info!("told to end");
+            info!("received SIGTERM or SIGINT; stopping");
             self.stopping = Some(Instant::now() + STOP_DEADLINE);
         }
         self.tell_engine(process::Signal::TERM);
@@ -459,13 +460,13 @@ impl Supervisor {
 
     fn tell_engine(&self, signal: process::Signal) {
         if let Some(engine) = &self.engine {
-            // It may have ended a moment ago; then reaping tells.
+            // It may have ended a moment ago; then reaping reports it.
             let _ = process::kill_process(engine.pid, signal);
         }
     }
 }
 
-/// Sends the first message. An engine that cannot get it would wait for ever and is killed; its end is seen by reaping.
+/// Sends the boot message. An engine that does not get it would wait for ever, so it is killed; its end is seen by reaping.
 fn send_boot(
     engine: Pid,
     link: &OwnedFd,
@@ -473,24 +474,23 @@ fn send_boot(
     fds: &[BorrowedFd<'_>],
 ) -> std::io::Result<()> {
     link::send(link, boot, fds).map_err(|e| {
-        // It may have ended already, which is why the message could not be sent.
+        // It may have ended already, so that the message could not be sent.
         let _ = process::kill_process(engine, process::Signal::KILL);
         std::io::Error::other(format!("the engine got no boot message: {e}"))
     })
 }
 
-/// The lock file with our byte locked; `None` while another sidecar lives.
+/// The lock file with the sidecar's byte locked; `None` while another sidecar runs.
 fn try_claim(socket: &Path) -> Result<Option<LockFile>, LockFileError> {
     let lock = LockFile::open(&config_file::lock_path(socket))?;
     if !lock.claim_sidecar()? {
         return Ok(None);
     }
-    // An engine whose supervisor was killed is being killed too; something else that listens there is not ours to replace.
+    // An engine whose supervisor was killed is being killed too; another listener is foreign and must not be replaced.
     Ok((!somebody_listens(socket)).then_some(lock))
 }
 
-/// Does a socket of this path take connections? Never blocks: a listener that accepts nothing, with as many connections waiting as it
-/// wants, is one too.
+/// Whether a socket at this path accepts connections. Never blocks: a listener whose backlog is full counts too.
 pub fn somebody_listens(path: &Path) -> bool {
     let connected = SocketAddrUnix::new(path).and_then(|address| {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;

@@ -4,18 +4,18 @@
 use rustix::fd::{AsFd, FromRawFd, OwnedFd};
 use rustix::io::{Errno, read};
 
-/// What the supervisor reacts to.
+/// Signals that the supervisor handles.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Signal {
     /// SIGTERM or SIGINT: end.
     Terminate,
-    /// SIGHUP: read the config again.
+    /// SIGHUP: reload the config.
     Reload,
     /// SIGCHLD: a child ended.
     Child,
 }
 
-/// Blocks the signals for this process and returns the descriptor that they are read from. The engine empties the mask that it
+/// Blocks the signals for this process and returns the descriptor that they are read from. The engine clears the mask that it
 /// inherits.
 pub fn open() -> Result<OwnedFd, Errno> {
     // SAFETY: sigset_t is plain old data that sigemptyset fills; all pointers are to locals; signalfd returns a new descriptor or -1.
@@ -36,7 +36,6 @@ pub fn open() -> Result<OwnedFd, Errno> {
     }
 }
 
-/// The next pending signal.
 pub fn next(fd: impl AsFd) -> Option<Signal> {
     let mut info = [0u8; size_of::<libc::signalfd_siginfo>()];
     loop {

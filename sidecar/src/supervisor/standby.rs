@@ -4,25 +4,23 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::Duration;
 
-/// A slow client may hold the supervisor for this long, no longer.
+/// A slow client may hold the supervisor for this long.
 const PATIENCE: Duration = Duration::from_millis(100);
 const REQUEST_BYTES_MAX: usize = 2048;
 
-/// What is said.
+/// Facts for the answers.
 #[derive(Debug, Clone, Default)]
 pub struct Standby {
-    /// Starts of the engine so far.
     pub starts: u64,
-    /// How the last engine ended.
     pub last_exit: String,
 }
 
 impl Standby {
-    /// Answers one that waits on the listener (which must not block). The loop looks at all else before the next one: many idle
-    /// connections must not hold up a restart.
+    /// Answers one client that waits on the non-blocking listener. The loop checks everything else before the next client: many idle
+    /// connections must not delay a restart.
     pub fn answer(&self, listener: &TcpListener) {
         if let Ok((stream, _)) = listener.accept() {
-            // Whoever asked sees a closed connection when this fails, as with any restart.
+            // On a failure the client sees a closed connection, as with any restart.
             let _ = self.one(stream);
         }
     }

@@ -58,7 +58,7 @@ fn a_doctor_prints_a_table_and_leaves_standard_error_alone() {
         "\nbytes a second\n",
         "\n  CopyOneThread    ",
         "\nwhy is this node slow\n",
-        "\nnothing stands against serving\n",
+        "\na sidecar can serve here\n",
     ] {
         assert!(text.contains(line), "{line:?} is not in {text}");
     }
@@ -474,7 +474,7 @@ fn a_gpu_is_measured_only_when_asked_and_says_why_it_was_not() {
     assert!(named(&report["speeds"], "decodeIdle").is_none());
     let engine = report["transfer_modes"][0]["detail"].as_str().unwrap();
     assert!(
-        engine.contains("could not be measured: DriverFailed"),
+        engine.contains("could not be measured here: DriverFailed"),
         "{engine}"
     );
     let help = doctor(&["--help"]);
@@ -515,7 +515,7 @@ fn a_window_works_when_a_second_process_has_used_one() {
     assert_eq!(reasons[0], "");
     assert_eq!(window["state"], "Works", "{window:#}");
     let said = window["detail"].as_str().unwrap();
-    assert!(said.contains("used one, passed by descriptor"), "{said}");
+    assert!(said.contains("used it, passed by descriptor"), "{said}");
     // The doctor's own twice, and that of each second process.
     let made = std::fs::read_to_string(&contexts).unwrap();
     assert_eq!(made.matches('+').count(), 4, "{made}");

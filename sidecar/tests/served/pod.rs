@@ -145,12 +145,12 @@ fn flush_says_what_it_does_and_never_fails_nor_waits() {
     let (text, took) = flush(&sidecar.socket());
     signal_to(engine, Signal::CONT);
     assert!(
-        text.starts_with("warning: nothing is flushed") && text.contains("no answer"),
+        text.starts_with("warning: no flush started") && text.contains("no answer"),
         "{text}"
     );
     assert!(took < Duration::from_secs(5), "{took:?}");
     let text = flush(&sidecar.folder().join("none.sock")).0;
-    assert!(text.starts_with("warning: nothing is flushed"), "{text}");
+    assert!(text.starts_with("warning: no flush started"), "{text}");
 }
 
 #[test]

@@ -318,7 +318,7 @@ fn a_changed_url_that_cannot_be_right_is_named_and_the_servers_before_serve_on()
         let tier = sidecar.wait_tier("redis", "degraded");
         assert_eq!(tier["reason"], "Config");
         let message = tier["message"].as_str().unwrap();
-        assert!(message.contains("goes on as before"), "{message}");
+        assert!(message.contains("keeping the previous"), "{message}");
         assert!(!message.contains("secret"), "{message}");
         sidecar.wait_metric(degraded, 1.0);
         assert!(sidecar.warned("redis", "Config"), "{}", sidecar.log());

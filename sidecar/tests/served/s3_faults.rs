@@ -155,7 +155,7 @@ fn bodies_that_drip_are_named_while_the_disk_serves_on() {
         let message = tier["message"].as_str().unwrap();
         tier["state"] == "degraded"
             && tier["reason"] == "Timeout"
-            && message.contains("did not end while somebody waited")
+            && message.contains("did not end while a request waited")
             && sidecar.metric("tier_fetch_chunks_total{result=\"cancelled\",tier=\"s3\"}") >= 3.0
             && sidecar.metric("tier_degraded{reason=\"Timeout\",tier=\"s3\"}") == 1.0
             && sidecar.warned("s3", "Timeout")

@@ -122,7 +122,7 @@ fn what_is_written_back_waits_for_a_flush() {
     let waiting = "tier_waiting_bytes{tier=\"disk\"}";
     assert_eq!(sidecar.metric(waiting), (3 * CHUNK_BYTES) as f64);
     let text = flush(&sidecar.socket()).0;
-    assert_eq!(text, "flush begun: 3 chunks to disk\n");
+    assert_eq!(text, "flush started: 3 chunks to disk\n");
     let stored = "tier_operations_total{operation=\"put\",result=\"Ok\",tier=\"disk\"}";
     sidecar.wait_metric(stored, 3.0);
     sidecar.wait_metric(
@@ -131,7 +131,7 @@ fn what_is_written_back_waits_for_a_flush() {
     );
     assert_eq!(
         flush(&sidecar.socket()).0,
-        "flush begun: 0 chunks to disk\n"
+        "flush started: 0 chunks to disk\n"
     );
 }
 
@@ -362,7 +362,7 @@ fn a_folder_that_is_read_only_is_named_and_memory_serves_on() {
     sidecar.wait_populated();
     let tier = sidecar.wait_off("disk", "ReadOnly");
     let message = tier["message"].as_str().unwrap();
-    assert!(message.contains("mount it writable"), "{message}");
+    assert!(message.contains("mount it read-write"), "{message}");
     let mut vllm = Vllm::attach(&sidecar.socket());
     vllm.store("r", &hashes(1, 2));
     vllm.check("r", &hashes(1, 2));

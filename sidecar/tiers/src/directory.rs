@@ -1,8 +1,8 @@
-//! A slow tier with a directory: a mark for each of its objects lies in a quicker place that is shared as well, so that a prefix costs
-//! one round trip there instead of several requests here.
+//! A slow tier with a directory: an existence marker per object in a faster shared place, so that a lookup of a prefix costs one
+//! round trip there instead of several requests here.
 //!
-//! Marks are hints. One that is there may be wrong: then the get finds nothing, which takes it away. One that is missing, or a place
-//! that does not answer, costs the question that the tier would have been asked anyway. What is read is the tier's alone.
+//! Markers are hints. A wrong marker costs a get that finds nothing and removes the marker. A missing marker, or a place that does not
+//! answer, costs the lookup that the tier would have done anyway. Objects are read only from the tier.
 
 use super::s3::Writes;
 use super::{
@@ -17,52 +17,52 @@ use std::time::Duration;
 use tokio::sync::{Semaphore, oneshot};
 use tokio::time::Instant;
 
-/// Longest wait for marks before the tier is asked, or has objects removed, as if there were none.
+/// Longest wait for markers before a lookup or a removal continues without them.
 const QUESTION: Duration = Duration::from_millis(100);
-/// After one that had no answer they are left alone for so long.
+/// Pause after a timeout, during which markers are not used.
 const PAUSE: Duration = Duration::from_secs(1);
-/// Changes of marks that are under way at once; what comes on top is left out.
+/// Updates of markers in flight; further ones are dropped.
 const CHANGES: u32 = 64;
-/// Longest time that one may take.
+/// Timeout of an update.
 pub const CHANGE: Duration = Duration::from_secs(2);
 
-/// Where marks lie.
+/// A place for existence markers.
 pub trait Marks: Send + Sync + fmt::Debug {
-    /// Which of these are marked? One answer per name, in order.
+    /// Whether each name is marked, in order.
     fn marked<'a>(&'a self, names: &'a [ObjectName]) -> Operation<'a, Vec<bool>>;
 
-    /// Marks these, or lets their marks live on.
+    /// Marks these names, or extends the life of their markers.
     fn mark<'a>(&'a self, names: &'a [ObjectName]) -> Operation<'a, ()>;
 
-    /// Takes marks away.
+    /// Removes markers.
     fn unmark<'a>(&'a self, names: &'a [ObjectName]) -> Operation<'a, ()>;
 }
 
-/// A tier and the marks of its objects.
+/// A tier and the markers of its objects.
 #[derive(Debug)]
 pub struct Directory {
-    /// The tier's, with counts of its own.
+    /// The tier's info, with the counters of this layer added.
     info: TierInfo,
     tier: Arc<dyn Tier>,
     marks: Arc<dyn Marks>,
-    /// Is anything to be marked?
+    /// Whether markers may be written.
     writes: Writes,
     changes: Arc<Semaphore>,
-    /// Marks are left alone until then.
+    /// Markers are not used until then.
     pause: Mutex<Option<Instant>>,
     counts: Arc<Counts>,
 }
 
-/// What came of marks.
+/// Results of marker operations.
 #[derive(Debug, Default)]
 struct Counts {
-    /// Names that were marked, where that was asked.
+    /// Names that were marked in a lookup.
     knew: AtomicU64,
-    /// Names that the tier itself was asked for.
+    /// Names that were looked up in the tier itself.
     left: AtomicU64,
-    /// Questions without an answer.
+    /// Lookups of markers without an answer.
     silent: AtomicU64,
-    /// Changes that were not made.
+    /// Updates that failed or were dropped.
     unchanged: AtomicU64,
 }
 
@@ -77,7 +77,7 @@ impl Counts {
         own.map(|(name, count)| (name, count.load(Relaxed)))
     }
 
-    /// Makes a change, or counts that it was not made.
+    /// Runs an update, and counts a failure.
     async fn made(&self, change: impl Future<Output = Result<(), TierError>>) {
         let done = tokio::time::timeout(CHANGE, change).await;
         if !matches!(done, Ok(Ok(()))) {
@@ -92,7 +92,7 @@ enum Change {
 }
 
 impl Directory {
-    /// Objects are looked up in `marks` first; those of `tier` that are written or read are marked there, as long as `writes` says so.
+    /// Looks objects up in `marks` first. Marks objects of `tier` that are written or read, while `writes` allows it.
     pub fn new(tier: Arc<dyn Tier>, marks: Arc<dyn Marks>, writes: Writes) -> Self {
         let counts = Arc::new(Counts::default());
         let (inner, own) = (tier.info().counters.clone(), counts.clone());
@@ -116,19 +116,19 @@ impl Directory {
         }
     }
 
-    /// Are marks left alone?
+    /// Whether markers are currently not used.
     fn pauses(&self) -> bool {
         let until = *self.pause.lock();
         until.is_some_and(|until| Instant::now() < until)
     }
 
-    /// Marks did not answer.
+    /// Pauses the use of markers after a timeout.
     fn pause(&self) {
         self.counts.silent.fetch_add(1, Relaxed);
         *self.pause.lock() = Some(Instant::now() + PAUSE);
     }
 
-    /// Of how many names, from the first on, marks are there.
+    /// Number of names, from the first on, that are marked.
     async fn marked(&self, names: &[ObjectName]) -> usize {
         if self.pauses() {
             return 0;
@@ -142,7 +142,7 @@ impl Directory {
         }
     }
 
-    /// Changes marks beside what goes on. Nobody waits for it, and a change that is lost costs a question or a miss.
+    /// Updates markers in the background. A lost update costs a lookup or a miss.
     fn change(&self, change: Change, names: Vec<ObjectName>) {
         let Ok(permit) = self.changes.clone().try_acquire_owned() else {
             self.counts.unchanged.fetch_add(1, Relaxed);
@@ -159,8 +159,8 @@ impl Directory {
         });
     }
 
-    /// Takes marks away before their objects go, and behind all marks of what ended before, so that nobody who is told of the end finds one.
-    /// Where that takes long it goes on beside: nobody who removes objects waits for it.
+    /// Removes markers before their objects, and after all pending updates, so that no marker remains once the removal has ended.
+    /// If that takes long, it continues in the background: a removal does not wait for it.
     async fn unmark(&self, names: Vec<ObjectName>) {
         if self.pauses() {
             return self.change(Change::Unmark, names);
@@ -180,13 +180,13 @@ impl Directory {
             counts.made(unmark).await;
         });
         let late = tokio::time::timeout(QUESTION, unmark).await.is_err();
-        // Changes that are waited for say nothing of who is not asked yet.
+        // A timeout while earlier updates ran says nothing about the place itself.
         if late && asked.try_recv().is_ok() {
             self.pause();
         }
     }
 
-    /// What an operation on one object says of its mark. One that is wrong goes, whoever finds it.
+    /// Updates the marker after an operation on one object. A wrong marker is removed.
     fn learn<T>(&self, name: ObjectName, ended: &Result<T, TierError>) {
         match ended.as_ref().map_err(|e| e.cause) {
             Ok(_) if self.writes.get() => self.change(Change::Mark, vec![name]),

@@ -1,25 +1,23 @@
-//! What goes wrong in a tier, by name: whose fault it is and whether it is worth trying again.
+//! Errors of tiers: the cause, and whether a retry can help.
 
 use super::{Cause, Kind};
 
-/// An operation of a tier failed.
+/// A failed operation of a tier.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{tier}: {}: {detail}{}", cause.name(), object.as_ref().map(|o| format!(" (object {o})")).unwrap_or_default())]
 pub struct TierError {
-    /// Which tier.
     pub tier: Kind,
-    /// Why.
     pub cause: Cause,
-    /// The object, where it is about one.
+    /// The object that the error concerns, if any.
     pub object: Option<String>,
-    /// For people: what happened and, where there is something, what to do.
+    /// What happened and, if possible, what to do.
     pub detail: String,
-    /// It is about one of several servers of the tier: the others serve on, and the tier as a whole is no worse.
+    /// The error concerns one of several servers of the tier: the others still serve, and the tier as a whole is unaffected.
     pub of_a_part: bool,
 }
 
 impl TierError {
-    /// About the tier as a whole.
+    /// An error of the tier as a whole.
     pub fn new(tier: Kind, cause: Cause, detail: impl Into<String>) -> Self {
         Self {
             tier,
@@ -30,12 +28,12 @@ impl TierError {
         }
     }
 
-    /// It says something about the tier as a whole: the breaker counts it.
+    /// Whether it concerns the tier as a whole: then the breaker counts it.
     pub fn of_the_tier(&self) -> bool {
         self.cause.of_the_tier() && !self.of_a_part
     }
 
-    /// About one object.
+    /// Sets the object that the error concerns.
     #[must_use]
     pub fn about(self, object: impl Into<String>) -> Self {
         Self {

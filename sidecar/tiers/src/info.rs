@@ -1,5 +1,5 @@
-//! What a tier says of itself when it is opened. Layers return the info of the tier inside of them; one that changes something of it
-//! does so from a copy, so that a layer loses nothing by leaving it out.
+//! Properties of a tier, known when it is opened. A layer returns the info of the tier inside it, and changes fields only in a copy, so
+//! that no layer drops a property by omission.
 
 use super::Kind;
 use std::fmt;
@@ -8,11 +8,11 @@ use std::sync::Arc;
 /// One of several servers of a tier.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Server {
-    /// Its name, without anything that is secret.
+    /// Its name, without secrets.
     pub name: String,
-    /// It answers, as far as is known; else what it holds is missed.
+    /// The last known state. Objects of a server that is down are misses.
     pub up: bool,
-    /// What is wrong with it, also where it only takes no writes; none = nothing that is known.
+    /// Its last error, also one that concerns only writes; `None` if there is none.
     pub trouble: Option<String>,
 }
 
@@ -21,12 +21,12 @@ pub struct Server {
 pub struct Reading<T>(Arc<dyn Fn() -> T + Send + Sync>);
 
 impl<T> Reading<T> {
-    /// Calls `read` for each reading.
+    /// `read` is called for each reading.
     pub fn new(read: impl Fn() -> T + Send + Sync + 'static) -> Self {
         Self(Arc::new(read))
     }
 
-    /// The value now.
+    /// The current value.
     pub fn now(&self) -> T {
         (self.0)()
     }
@@ -38,25 +38,23 @@ impl<T: fmt::Debug> fmt::Debug for Reading<T> {
     }
 }
 
-/// What is known of a tier from when it is opened on.
+/// Properties of an open tier.
 #[derive(Debug, Clone)]
 pub struct TierInfo {
-    /// Which tier it is.
     pub kind: Kind,
-    /// A put compares the spans with the head's digests itself, as they go out, before anything of it can be found. Else that is done
-    /// before the put, and all bytes are read once more than they need be.
+    /// A put compares the spans with the header's digests while sending them, before the object becomes visible. Otherwise a layer compares
+    /// them before the put, which reads all bytes once more.
     pub compares_puts: bool,
-    /// Its servers, where it has several, as they are known to be.
+    /// State of its servers, if it has several.
     pub servers: Reading<Vec<Server>>,
-    /// What it counts of what happens inside it, by name, since it was opened.
+    /// Counters of events inside it since it was opened, by name.
     pub counters: Reading<Vec<(&'static str, u64)>>,
-    /// The time, in Unix seconds, of the clock that says when its objects were written; none: the clock is this node's, or nothing was
-    /// heard of it yet.
+    /// Time in Unix seconds of the clock that dates its objects. `None`: this node's clock is used, or the server's is not known yet.
     pub unix_s: Reading<Option<u64>>,
 }
 
 impl TierInfo {
-    /// Of a tier that compares nothing, counts nothing, has one server and this node's clock.
+    /// A tier without counters, with one server and this node's clock, that does not compare puts.
     pub fn new(kind: Kind) -> Self {
         Self {
             kind,

@@ -1,8 +1,7 @@
-//! Tiers below memory: one trait for all of them, and around every tier the same layers in one order.
-//! Bytes go between the arena and disk or socket, nothing is kept on the way. What is looked up, fetched and written down is
-//! decided by the engine; here it is only done.
+//! Tiers below memory: one trait for all of them, and the same layers around each. Bytes move between the arena and disk or socket
+//! without an intermediate copy. The engine decides what is looked up, fetched and written.
 
-// What lies in `testing` names this crate as other crates do, which include it, too.
+// Modules in `testing` are also included by other crates, so they use this crate's name.
 #[cfg(test)]
 extern crate self as kvcachepool_tiers;
 
@@ -36,10 +35,10 @@ use std::borrow::Cow;
 use std::fmt;
 use std::pin::Pin;
 
-/// What a tier's operation is while it runs. Dropping it gives up the answer and proves nothing about its writes: see [`Span`].
+/// A running operation of a tier. Dropping it gives up the result, but its writes may go on: see [`Span`].
 pub type Operation<'a, T> = Pin<Box<dyn Future<Output = Result<T, TierError>> + Send + 'a>>;
 
-/// A section and where its stored bytes lie or shall lie.
+/// A section, and the place of its stored bytes in the arena.
 #[derive(Debug, Clone)]
 pub struct Place {
     /// KV group.
@@ -50,70 +49,63 @@ pub struct Place {
     pub span: Span,
 }
 
-/// An object to read.
 #[derive(Debug, Clone)]
 pub struct Get {
-    /// Which.
     pub name: ObjectName,
-    /// The sections that are wanted, and where they go; others of the object are left where they are.
+    /// The wanted sections and their places; other sections of the object are not read.
     pub places: Vec<Place>,
 }
 
-/// An object to write.
 #[derive(Debug, Clone)]
 pub struct Put {
-    /// Its head: names the object, and the length and digests of every section.
+    /// The header: the object's name, and the length and digests of every section.
     pub object: Object,
-    /// Every section of the head, in its order.
+    /// One span per section of the header, in its order.
     pub spans: Vec<Span>,
 }
 
-/// What a tier holds.
+/// Content of a tier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Usage {
-    /// Objects; 0 where the tier cannot count them.
+    /// Objects; 0 if the tier cannot count them.
     pub objects: u64,
-    /// Their bytes, as the tier is charged for them.
+    /// Bytes used for the objects.
     pub bytes: u64,
-    /// Most bytes that it may hold; 0 = it decides that itself.
+    /// Capacity in bytes; 0 if the server decides it.
     pub capacity_bytes: u64,
 }
 
-/// An object of a listing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Listed {
-    /// Which.
     pub name: ObjectName,
-    /// Its bytes.
     pub bytes: u64,
-    /// When it was written, Unix seconds.
+    /// Write time, Unix seconds.
     pub written_unix_s: u64,
 }
 
-/// A part of a listing.
+/// A page of a listing.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Page {
     /// In the tier's own order.
     pub objects: Vec<Listed>,
-    /// Names in our place that are none of ours.
+    /// Foreign names in the tier's place.
     pub foreign: u64,
-    /// Where to go on; none = this was the last.
+    /// Token of the next page; `None` after the last.
     pub next: Option<String>,
 }
 
-/// Which objects to remove, and how they are known.
+/// Objects to remove, by how they are known.
 #[derive(Debug, Clone, Copy)]
 pub enum Removal<'a> {
-    /// Objects of these names, whoever wrote them. Names that are not there are no error and do not count.
+    /// Objects with these names, whoever wrote them. Names without an object are no error and are not counted.
     Named(&'a [ObjectName]),
-    /// Objects that a listing has just told of. One that somebody else removed since may count.
+    /// Objects of a recent listing. An object that another process removed since then may be counted.
     Listed(&'a [Listed]),
-    /// An object that was read here and cannot be used. Where the tier can tell them apart, one that was written since stays.
+    /// An object that was read and cannot be used. If the tier can distinguish versions, a newer one is kept.
     Unusable(&'a ObjectName),
 }
 
 impl<'a> Removal<'a> {
-    /// The names of all.
     pub fn names(self) -> Cow<'a, [ObjectName]> {
         match self {
             Self::Named(names) => Cow::Borrowed(names),
@@ -122,7 +114,6 @@ impl<'a> Removal<'a> {
         }
     }
 
-    /// How many there are.
     pub fn count(self) -> usize {
         match self {
             Self::Named(names) => names.len(),
@@ -132,34 +123,34 @@ impl<'a> Removal<'a> {
     }
 }
 
-/// A place for objects. Every operation may be called from any number of tasks at once, and each ends on its own: one that hangs or
-/// fails holds up no other. An object is there whole or not at all, whatever dies when.
+/// A place for objects. Every operation may be called from many tasks at once, and operations are independent: one that hangs or fails
+/// does not delay the others. An object exists completely or not at all, whichever process dies.
 ///
-/// No method has a default: what a layer around a tier does not hand on is a compile error.
+/// No method has a default: a layer that does not forward one fails to compile.
 pub trait Tier: Send + Sync + fmt::Debug {
-    /// What is known of it since it was opened.
+    /// Properties of the tier, known since it was opened.
     fn info(&self) -> &TierInfo;
 
-    /// Is each of these there? One answer per name, in order. Where each question costs a request, many names are taken for a prefix:
-    /// behind one that is not there others count as not there, and one between two that are there as there. A get knows better.
+    /// Whether each object exists, in order of the names. If each lookup costs a request, many names are treated as a prefix: after a
+    /// missing name the rest counts as missing, and names between two existing ones count as existing. A get is exact.
     fn lookup<'a>(&'a self, names: &'a [ObjectName]) -> Operation<'a, Vec<bool>>;
 
-    /// The head of an object. [`Cause::Missing`]: it is not there.
+    /// The header of an object. [`Cause::Missing`]: it does not exist.
     fn head<'a>(&'a self, name: &'a ObjectName) -> Operation<'a, Object>;
 
-    /// Reads sections into their places and returns the head. Only when it is `Ok` do the places hold the sections' bytes; else they
-    /// hold anything. The head is of the name that was asked for ([`Cause::Foreign`] else), and every place is as long as its section.
+    /// Reads sections into their places and returns the header. The places hold the sections' bytes only after `Ok`, otherwise arbitrary
+    /// bytes. The header has the requested name (otherwise [`Cause::Foreign`]), and every place is as long as its section.
     fn get(&self, get: Get) -> Operation<'_, Object>;
 
-    /// Writes an object. When it ends, the object is durable as far as the tier is; when it fails, none is visible.
+    /// Writes an object. After `Ok` it is as durable as the tier; after an error no part of it is visible.
     fn put(&self, put: Put) -> Operation<'_, Stored>;
 
-    /// Removes objects. Returns how many were removed.
+    /// Removes objects. Returns the number of removed objects.
     fn remove<'a>(&'a self, removal: Removal<'a>) -> Operation<'a, u64>;
 
-    /// What it holds.
+    /// The tier's content.
     fn usage(&self) -> Operation<'_, Usage>;
 
-    /// Objects from `from` on (where an earlier page ended; none = the first), at most `limit`.
+    /// At most `limit` objects after the page token `from`; `None` starts from the beginning.
     fn list<'a>(&'a self, from: Option<&'a str>, limit: usize) -> Operation<'a, Page>;
 }

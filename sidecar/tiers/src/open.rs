@@ -1,4 +1,4 @@
-//! Which tiers a config asks for, and how each is opened.
+//! The tiers that a config asks for, and how each is opened.
 
 use super::directory::{self, Directory};
 use super::disk::{self, Disk};
@@ -14,34 +14,33 @@ use std::time::Duration;
 use tracing::info;
 
 type Open = Box<dyn Fn() -> Operation<'static, Arc<dyn Tier>> + Send + Sync>;
-/// From the first config to the second.
+/// Applies the change from the first config to the second.
 type Change = Box<dyn Fn(&Config, &Config) -> Result<(), TierError> + Send + Sync>;
 
 /// A tier that is not open yet.
 pub struct Opening {
-    /// Which.
     pub kind: Kind,
     /// Settings of its layers.
     pub layers: Options,
     place: Box<dyn Fn() -> String + Send + Sync>,
     open: Open,
-    /// None: nothing of it changes while it is open.
+    /// `None`: no setting can change while the tier is open.
     change: Option<Change>,
 }
 
 impl Opening {
-    /// Where it is, for people; without anything that is secret. Empty: nobody can know.
+    /// Location for messages, without secrets. Empty if it is unknown.
     pub fn place(&self) -> String {
         (self.place)()
     }
 
-    /// Opens it, without layers. May be tried again after it failed.
+    /// Opens the tier without layers. May be retried after a failure.
     pub fn open(&self) -> Operation<'static, Arc<dyn Tier>> {
         (self.open)()
     }
 
-    /// Goes by what a changed config says of it, as far as that can be while it is open. What did not change stays as it is, and all of it
-    /// where the config cannot be right.
+    /// Applies the settings of a changed config that can change while the tier is open. Fails without effect if the new settings are
+    /// invalid.
     pub fn change(&self, before: &Config, config: &Config) -> Result<(), TierError> {
         let change = self.change.as_ref();
         change.map_or(Ok(()), |change| change(before, config))
@@ -54,7 +53,7 @@ impl fmt::Debug for Opening {
     }
 }
 
-/// The tiers of a config, the nearest first.
+/// The tiers of a config, nearest first.
 pub fn configured(config: &Config) -> Vec<Opening> {
     let redis = Redis::of(&settings(&config.redis));
     let directory = (!config.redis.urls.is_empty()).then(|| redis.clone());
@@ -85,7 +84,7 @@ fn settings(config: &config::Redis) -> redis::Settings {
     }
 }
 
-/// Its directory of the bucket changes with it: both are the same servers.
+/// A change also applies to the bucket's directory, which uses the same servers.
 fn of_redis(redis: Redis) -> Opening {
     let (placed, opened) = (redis.clone(), redis.clone());
     Opening {
@@ -97,12 +96,12 @@ fn of_redis(redis: Redis) -> Opening {
             Box::pin(async move { Ok(Arc::new(redis.checked()?) as Arc<dyn Tier>) })
         }),
         change: Some(Box::new(move |before, config| {
-            // What was refused last may be another list than the one before.
+            // The config refused last may have other URLs than the one before.
             if before.redis == config.redis && redis.clone().checked().is_ok() {
                 return Ok(());
             }
             redis.change(&settings(&config.redis))?;
-            info!(place = redis.place(), "Redis is used there from now on");
+            info!(place = redis.place(), "switched to the new Redis servers");
             Ok(())
         })),
     }
@@ -128,12 +127,12 @@ fn of_disk(folder: PathBuf, capacity_bytes: u64) -> Opening {
     }
 }
 
-/// May tiers be written to?
+/// Whether tiers may be written to.
 fn writes(config: &Config) -> bool {
     config.write.policy != WritePolicy::None
 }
 
-/// With Redis as its directory, where there is one. In neither is anything written that may not be.
+/// An S3 tier, with Redis as its directory if there is one. `may_write` applies to both.
 fn of_s3(config: config::S3, may_write: bool, directory: Option<Redis>) -> Opening {
     let options = s3::Options {
         writes: s3::Writes::new(may_write),

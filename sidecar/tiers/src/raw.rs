@@ -1,4 +1,4 @@
-//! Socket calls at addresses of the arena: bytes go between kernel and slot, without a copy of ours.
+//! Socket calls at addresses of the arena: bytes move between kernel and slot without a copy.
 #![allow(unsafe_code)]
 
 use crate::Span;
@@ -7,15 +7,15 @@ use rustix::io::Errno;
 use std::io;
 use std::ptr::NonNull;
 
-/// Most bytes of one call: so that other tasks of the thread have their turn, and what was received is still in the processor's cache when
-/// it is hashed.
+/// Most bytes per call, so that other tasks of the thread get their turn, and received bytes are still in the CPU cache when they are
+/// hashed.
 const CALL_BYTES_MAX: u64 = 512 << 10;
 
-/// Receives at most `bytes` bytes into a span, from `at` on. Does not block.
+/// Receives at most `bytes` bytes into a span from `at` on. Does not block.
 pub fn receive(fd: BorrowedFd<'_>, span: &Span, at: u64, bytes: u64) -> io::Result<usize> {
     let (start, bytes) = range(span, at, bytes)?;
-    // SAFETY: `range` gave an address within a live mapping that the span holds until this returns. The kernel writes there and keeps
-    // nothing; no reference to the bytes is made.
+    // SAFETY: `range` returned an address within a live mapping that the span holds until this returns. The kernel writes there and keeps
+    // no reference; no Rust reference to the bytes is created.
     let done = unsafe {
         libc::recv(
             fd.as_raw_fd(),
@@ -27,24 +27,23 @@ pub fn receive(fd: BorrowedFd<'_>, span: &Span, at: u64, bytes: u64) -> io::Resu
     moved(done)
 }
 
-/// Bytes of a span, and what goes before and after them.
+/// Bytes of a span, and bytes before and after them.
 pub struct Around<'a> {
-    /// Goes first.
+    /// Sent first.
     pub before: &'a [u8],
-    /// The span.
     pub span: &'a Span,
-    /// Where its bytes begin.
+    /// Offset of the first byte in the span.
     pub at: u64,
-    /// How many they are.
+    /// Number of bytes of the span.
     pub bytes: u64,
-    /// Goes last.
+    /// Sent last.
     pub behind: &'a [u8],
 }
 
-/// Sends the first of these bytes, as many as one call takes. Does not block.
+/// Sends as many of the first bytes as one call takes. Does not block.
 pub fn send(fd: BorrowedFd<'_>, all: &Around<'_>) -> io::Result<usize> {
     let (start, bytes) = range(all.span, all.at, all.bytes)?;
-    // What is left of the span goes before what is behind it.
+    // The rest of the span must be sent before `behind`.
     let behind = match bytes as u64 == all.bytes {
         true => all.behind,
         false => &[],
@@ -58,11 +57,11 @@ pub fn send(fd: BorrowedFd<'_>, all: &Around<'_>) -> io::Result<usize> {
         part(start.as_ptr(), bytes),
         part(behind.as_ptr(), behind.len()),
     ];
-    // SAFETY: plain old data, for which zeros are right.
+    // SAFETY: plain old data, for which zeros are valid.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
     message.msg_iov = parts.as_mut_ptr();
     message.msg_iovlen = parts.len() as _;
-    // SAFETY: the parts live until this returns; for that of the span as in `receive`. The kernel only reads.
+    // SAFETY: the parts live until this returns; for the span's part as in `receive`. The kernel only reads.
     let done = unsafe {
         libc::sendmsg(
             fd.as_raw_fd(),

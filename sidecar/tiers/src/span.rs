@@ -1,4 +1,4 @@
-//! A run of the arena that a tier reads from or writes into.
+//! A range of the arena that a tier reads or writes.
 
 use kvcachepool_memory::digest::Digest;
 use kvcachepool_memory::mapping::Mapping;
@@ -7,22 +7,21 @@ use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
-/// Bytes of the arena, and a hold on their slot. Whatever may still read or write them keeps a clone: a task, a thread, a request in the
-/// kernel. The slot is free when the last clone is gone, not when somebody stops to wait for an answer.
+/// Bytes of the arena, and a hold on their slot. Everything that may still read or write them keeps a clone: a task, a thread, a request
+/// in the kernel. The slot is free when the last clone is dropped, not when a caller stops waiting.
 #[derive(Clone)]
 pub struct Span {
-    /// The arena.
     pub arena: Arc<Mapping>,
-    /// Where it begins.
+    /// Offset in the arena.
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub length: u64,
     hold: Arc<dyn Any + Send + Sync>,
     seen: Option<Arc<Mutex<Option<[u8; 16]>>>>,
 }
 
 impl Span {
-    /// A run of the arena; `hold` is dropped with its last clone. None: it does not lie in the arena.
+    /// A range of the arena; `hold` is dropped with its last clone. `None`: it is not inside the arena.
     pub fn new(
         arena: Arc<Mapping>,
         offset: u64,
@@ -39,12 +38,12 @@ impl Span {
         })
     }
 
-    /// xxh3-128 of its bytes now, little-endian.
+    /// xxh3-128 of its current bytes, little-endian.
     pub fn digest(&self) -> Option<[u8; 16]> {
         self.arena.xxh3_128(self.offset, self.length)
     }
 
-    /// The same bytes for somebody who fills them, and may say their digest while they are at hand: [`Self::seen`].
+    /// The same bytes, for a writer that may record their digest while it fills them: [`Self::seen`].
     pub fn watched(&self) -> Self {
         Self {
             seen: Some(Arc::default()),
@@ -52,24 +51,24 @@ impl Span {
         }
     }
 
-    /// Whoever fills it says the digest of all that lies in it now; none: he begins anew.
+    /// Records the digest of the whole span; `None`: the writer starts again.
     pub fn saw(&self, digest: Option<[u8; 16]>) {
         if let Some(seen) = &self.seen {
             *seen.lock() = digest;
         }
     }
 
-    /// What was said last.
+    /// The digest recorded last.
     pub fn seen(&self) -> Option<[u8; 16]> {
         self.seen.as_ref().and_then(|seen| *seen.lock())
     }
 
-    /// Copies bytes out, from `at` on; false and nothing done where they would end behind its end.
+    /// Copies bytes out from `at` on; false, without a copy, if they would exceed the span.
     pub fn read(&self, at: u64, into: &mut [u8]) -> bool {
         self.has(at, into.len()) && self.arena.read(self.offset + at, into)
     }
 
-    /// Copies bytes in, from `at` on; false and nothing done where they would end behind its end.
+    /// Copies bytes in from `at` on; false, without a copy, if they would exceed the span.
     pub fn write(&self, at: u64, from: &[u8]) -> bool {
         self.has(at, from.len()) && self.arena.write(self.offset + at, from)
     }
@@ -80,18 +79,18 @@ impl Span {
     }
 }
 
-/// The digest of a span that is filled from its beginning to its end, made while the processor has the bytes at hand.
+/// The digest of a span that is filled in order, computed while the bytes are in the CPU cache.
 #[derive(Default)]
 pub struct Running {
-    /// Of the span, in the arena.
+    /// Offset of the span in the arena.
     offset: u64,
-    /// Up to where its bytes are in the digest.
+    /// End of the bytes in the digest.
     to: u64,
     digest: Digest,
 }
 
 impl Running {
-    /// Bytes of a span came, from `at` on. With its last ones it is told what was seen; a span whose bytes come in another order is not.
+    /// Adds bytes of a span from `at` on. With the last ones it records the digest; a span that is filled in another order gets none.
     pub fn came(&mut self, span: &Span, at: u64, bytes: u64) {
         if at == 0 {
             (self.offset, self.to) = (span.offset, 0);

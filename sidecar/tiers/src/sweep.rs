@@ -1,44 +1,44 @@
-//! The one way to remove objects that a listing finds: list a page, let a policy choose, remove what it chose, go on with the next page.
-//! `clear` and `purge`, `gc`, and the eviction of a bucket differ in what they choose, and in where they list: outside of a tier's
-//! layers, or inside of the tier.
+//! The only way to remove objects that a listing finds: list a page, let a policy choose, remove the chosen objects, continue with the
+//! next page. `clear`, `purge`, `gc` and the eviction of a bucket differ in their policy and in where they list: outside of a tier's
+//! layers, or inside the tier.
 
 use super::{Listed, Operation, Page, Removal, Tier, TierError};
 use futures::stream::{StreamExt, TryStreamExt};
 use kvcachepool_protocol::object::ObjectName;
 
-/// Objects that are listed at once.
+/// Objects per page.
 pub const PAGE: usize = 1_000;
-/// Objects that are removed by one operation: some that fail cost only these another time, and its deadline grows with them.
+/// Objects per removal: a failure costs only these another attempt, and the deadline grows with their number.
 const BATCH: usize = 125;
-/// Such operations at once.
+/// Removals in flight.
 const AT_ONCE: usize = 4;
-/// Most times that a tier is listed from the beginning to the end: others may go on writing.
+/// Most passes over a tier: other processes may keep writing.
 pub const PASSES_MAX: u32 = 16;
 
-/// Whose objects: the names of model and layout, as they stand in object names.
+/// A domain: the names of model and layout as in object names.
 pub type Whose = (String, String);
 
 /// Where a sweep lists and removes.
 pub trait Source: Sync {
-    /// A page of the listing, from where an earlier one ended.
+    /// A page of the listing, after the token of an earlier page.
     fn page<'a>(&'a self, from: Option<&'a str>) -> Operation<'a, Page>;
 
-    /// Removes objects that the listing has just told of, any number of them.
+    /// Removes any number of objects that the listing has just returned.
     fn remove_chosen<'a>(&'a self, chosen: &'a [Listed]) -> Operation<'a, Swept>;
 }
 
-/// What was removed, and what was not.
+/// Result of a sweep.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Swept {
-    /// Objects that were removed.
+    /// Removed objects.
     pub objects: u64,
-    /// Their bytes, as they were listed.
+    /// Their bytes according to the listing.
     pub bytes: u64,
-    /// Names in the tier's place that are not the cache's, and stay.
+    /// Foreign names in the tier's place, which are kept.
     pub foreign: u64,
-    /// Objects that were chosen and cannot be removed, where that says nothing of others.
+    /// Chosen objects that cannot be removed, for a reason that does not concern others.
     pub kept: Vec<ObjectName>,
-    /// Why the first of these cannot.
+    /// The error of the first of them.
     pub why: Option<TierError>,
 }
 
@@ -75,18 +75,18 @@ impl Source for dyn Tier + '_ {
 /// A listing, page by page.
 pub struct Pages<'a, S: ?Sized> {
     source: &'a S,
-    /// Where the next page begins; none: there is no more.
+    /// Token of the next page; `None` after the last.
     next: Option<Option<String>>,
 }
 
 impl<'a, S: Source + ?Sized> Pages<'a, S> {
-    /// From the beginning.
+    /// Starts from the beginning.
     pub fn of(source: &'a S) -> Self {
         let next = Some(None);
         Self { source, next }
     }
 
-    /// The next page; none: there is no more.
+    /// The next page; `None` after the last.
     pub async fn next(&mut self) -> Result<Option<Page>, TierError> {
         let Some(from) = &self.next else {
             return Ok(None);
@@ -97,8 +97,8 @@ impl<'a, S: Source + ?Sized> Pages<'a, S> {
     }
 }
 
-/// Lists once from the beginning to the end, and removes what is chosen. Removing moves the pages of some tiers: what is left out by it
-/// is found by the next sweep. A policy that chooses nothing looks at every object.
+/// Lists all objects once and removes the chosen ones. Removing moves the pages of some tiers: the next sweep finds objects that were
+/// skipped. A policy that chooses nothing sees every object.
 pub async fn sweep<S: Source + ?Sized>(
     source: &S,
     mut chooses: impl FnMut(&Listed) -> bool,
@@ -113,7 +113,7 @@ pub async fn sweep<S: Source + ?Sized>(
 }
 
 /// Sweeps until a sweep removes nothing, at most [`PASSES_MAX`] times. Returns the sum, with the foreign names of the last sweep, and
-/// whether that one removed nothing.
+/// whether the last sweep removed nothing.
 pub async fn sweep_all<S: Source + ?Sized>(
     source: &S,
     chooses: impl Fn(&Listed) -> bool,
@@ -131,7 +131,7 @@ pub async fn sweep_all<S: Source + ?Sized>(
     Ok((all, false))
 }
 
-/// Removes the objects of these domains, or all (`None`). Returns how many were there. What others write meanwhile may stay.
+/// Removes the objects of these domains, or all (`None`). Returns their number. Objects written concurrently may remain.
 pub async fn clear(tier: &dyn Tier, domains: Option<&[Whose]>) -> Result<u64, TierError> {
     let chooses = |listed: &Listed| {
         let of =

@@ -1,4 +1,4 @@
-//! TLS towards servers, the same for every tier that has one.
+//! TLS for all tiers that use it.
 
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
@@ -12,10 +12,10 @@ use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-/// Bytes of a call that reads: the library takes 4 KiB at a time, a quarter of a record.
+/// Bytes per read: the library reads only 4 KiB at a time, a quarter of a record.
 const READ_BYTES: usize = 64 << 10;
 
-/// The authorities that a text of PEM names, or what is wrong with it.
+/// The certificate authorities in a PEM text, or what is wrong with it.
 pub fn authorities(pem: &[u8]) -> Result<RootCertStore, String> {
     let mut roots = RootCertStore::empty();
     for certificate in CertificateDer::pem_slice_iter(pem) {
@@ -23,18 +23,17 @@ pub fn authorities(pem: &[u8]) -> Result<RootCertStore, String> {
             Ok(certificate) => roots.add(certificate).map_err(|e| e.to_string()),
             Err(e) => Err(e.to_string()),
         };
-        added.map_err(|e| format!("a certificate cannot be read: {e}"))?;
+        added.map_err(|e| format!("cannot parse a certificate: {e}"))?;
     }
     match roots.is_empty() {
-        true => Err("it holds no certificate".into()),
+        true => Err("the file contains no certificate".into()),
         false => Ok(roots),
     }
 }
 
-/// An encrypted stream.
 pub type Encrypted = TlsStream<BufReader<TcpStream>>;
 
-/// Encrypts a stream to the server of this name, within so much time ([`TimedOut`](io::ErrorKind::TimedOut)).
+/// Encrypts a stream to the server with this name. Fails with [`TimedOut`](io::ErrorKind::TimedOut) after the timeout.
 pub async fn handshake(
     config: Arc<ClientConfig>,
     name: ServerName<'static>,
@@ -45,7 +44,7 @@ pub async fn handshake(
     let shaking = TlsConnector::from(config).connect(name, stream);
     timeout(longest, shaking).await.unwrap_or_else(|_| {
         let seconds = longest.as_secs_f64();
-        let why = format!("no handshake within {seconds:.1} s");
+        let why = format!("TLS handshake did not finish within {seconds:.1} s");
         Err(io::Error::new(io::ErrorKind::TimedOut, why))
     })
 }

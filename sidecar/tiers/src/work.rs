@@ -1,5 +1,5 @@
-//! Work that keeps a processor busy for long: digests of many bytes, packing. It runs on threads of its own, so that sockets are not kept
-//! waiting, and never more of it at once than there are processors: more threads finish nothing sooner, and each takes memory.
+//! CPU-bound work: digests of many bytes, packing. It runs on its own threads, so that sockets are not delayed, and at most one job per
+//! core runs at once: more threads finish nothing sooner, and each takes memory.
 
 use std::sync::LazyLock;
 use std::thread::available_parallelism;
@@ -9,11 +9,11 @@ use tokio::task::JoinError;
 static TURNS: LazyLock<Semaphore> =
     LazyLock::new(|| Semaphore::new(available_parallelism().map_or(1, |n| n.get())));
 
-/// Does it when its turn has come. An error: it panicked, or the process ends.
+/// Runs a job when its turn comes. An error: it panicked, or the process ends.
 pub async fn apart<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, JoinError> {
-    // Never closed. Whoever stops waiting leaves the work running, and it keeps its turn.
+    // Never closed. When the caller stops waiting, the job runs on and keeps its turn.
     let turn = TURNS.acquire().await;
     tokio::task::spawn_blocking(move || {
         let _turn = turn;

@@ -1,5 +1,5 @@
-//! `check`: opens every tier of a config once and does there what a sidecar does, so that what is missing is known before a pod is
-//! made. `probe` is what is tried.
+//! `check`: opens every tier of a config once and uses it as a sidecar does, so that problems show before a pod is created. `probe`
+//! contains the operations.
 
 mod probe;
 
@@ -14,7 +14,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 use tokio::time::timeout;
 
-/// Longest look at a tier.
+/// Timeout of a tier's check.
 const LONGEST: Duration = Duration::from_secs(20);
 
 #[derive(Debug, clap::Args)]
@@ -45,7 +45,7 @@ pub fn main(args: &Args) -> Result<ExitCode, String> {
     })
 }
 
-/// The config in effect. What of it cannot be used is said on standard error.
+/// The config in effect. Problems of a file are printed to standard error.
 pub(super) fn read(files: &ConfigFiles) -> Result<Config, String> {
     let loaded = Files::from(files.clone())
         .load()
@@ -59,7 +59,7 @@ pub(super) fn read(files: &ConfigFiles) -> Result<Config, String> {
     Ok(loaded.config)
 }
 
-/// All tiers at once: one that hangs holds up no other.
+/// Checks all tiers at once: a tier that hangs does not delay the others.
 async fn look(config: &Config) -> Report {
     let writes = config.write.policy != WritePolicy::None;
     let openings = configured(config);
@@ -96,7 +96,7 @@ fn row(opening: &Opening, found: Result<(), TierError>) -> Tier {
 
 fn write_text(out: &mut dyn Write, report: &Report) -> std::io::Result<()> {
     if report.tiers.is_empty() {
-        return writeln!(out, "the config has no tier below memory");
+        return writeln!(out, "the config has no lower tier");
     }
     let width = |of: fn(&Tier) -> &str, least: usize| {
         let widths = report.tiers.iter().map(|tier| of(tier).chars().count());
@@ -136,7 +136,7 @@ mod tests {
     async fn a_config_without_tiers_is_in_order() {
         let (report, text) = looked("memory: {size: 64Mi}\n").await;
         assert!(report.ready && report.tiers.is_empty());
-        assert_eq!(text, "the config has no tier below memory\n");
+        assert_eq!(text, "the config has no lower tier\n");
     }
 
     #[tokio::test]

@@ -1,4 +1,4 @@
-//! An object that is written, read and removed: whoever may do that may do all that a sidecar does.
+//! Writes, reads and deletes an object: these need all rights that a sidecar needs.
 
 use kvcachepool_memory::mapping::Mapping;
 use kvcachepool_protocol::key::{ChunkKey, EngineHash, KeyKind, LayoutId, ModelId, NamespaceId};
@@ -7,15 +7,15 @@ use kvcachepool_tiers::{Cause, Get, Place, Put, Removal, Span, Tier, TierError};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Of the only section.
+/// Size of the only section.
 const BYTES: u64 = 4096;
-/// What it is filled with, and what the place for reading is filled with before.
+/// Value of its bytes; the memory for the read is filled with another value.
 const WRITTEN: u8 = 0x5A;
 const UNTOUCHED: u8 = 0xA5;
-/// An object that could not be removed is dead after this.
+/// Expiry of an object that could not be deleted.
 const LIFE_S: u64 = 600;
 
-/// Tries what a sidecar does with a tier. `writes`: not only what reading takes.
+/// Tries the operations that a sidecar uses. `writes`: also put and delete, not only reads.
 pub async fn probe(tier: &dyn Tier, writes: bool) -> Result<(), TierError> {
     tier.usage().await?;
     let (object, memory) = (object(), memory(tier)?);
@@ -29,7 +29,7 @@ pub async fn probe(tier: &dyn Tier, writes: bool) -> Result<(), TierError> {
         spans: vec![memory.from],
     };
     tier.put(put.clone()).await?;
-    // What is there takes other rights, as one that others write at the same time does.
+    // Writing over an existing object needs other rights, as a concurrent write does.
     let again = tier.put(put).await;
     let place = Place {
         group: 0,
@@ -41,7 +41,7 @@ pub async fn probe(tier: &dyn Tier, writes: bool) -> Result<(), TierError> {
         places: vec![place],
     };
     let got = tier.get(get).await;
-    // Also where it could not be read: nothing of a look shall stay.
+    // Also after a failed read: a check must leave nothing behind.
     let removed = tier
         .remove(Removal::Named(std::slice::from_ref(&name)))
         .await;
@@ -50,20 +50,26 @@ pub async fn probe(tier: &dyn Tier, writes: bool) -> Result<(), TierError> {
     removed?;
     let section = object.sections.first().map(|s| s.stored_digest);
     if memory.into.digest() != section {
-        let detail = "other bytes came back than were written";
+        let detail = "the bytes that were read differ from those written";
         return Err(TierError::new(tier.info().kind, Cause::Protocol, detail));
     }
     Ok(())
 }
 
-/// Where the object is written from and read into.
+/// The memory that the object is written from and read into.
 struct Memory {
     from: Span,
     into: Span,
 }
 
 fn memory(tier: &dyn Tier) -> Result<Memory, TierError> {
-    let failed = |e: String| TierError::new(tier.info().kind, Cause::Io, format!("no memory: {e}"));
+    let failed = |e: String| {
+        TierError::new(
+            tier.info().kind,
+            Cause::Io,
+            format!("cannot allocate memory: {e}"),
+        )
+    };
     let mapping = Mapping::private("check", 2 * BYTES).map_err(|e| failed(e.to_string()))?;
     let mapping = Arc::new(mapping);
     let span = |offset, filled: u8| {
@@ -72,11 +78,11 @@ fn memory(tier: &dyn Tier) -> Result<Memory, TierError> {
     };
     match (span(0, WRITTEN), span(BYTES, UNTOUCHED)) {
         (Some(from), Some(into)) => Ok(Memory { from, into }),
-        _ => Err(failed("it is too short".to_owned())),
+        _ => Err(failed("the mapping is too short".to_owned())),
     }
 }
 
-/// An object of a domain that no engine has, with a name that nobody else's probe has.
+/// An object of a domain that no engine uses, with a name that no other check uses.
 fn object() -> Object {
     let since = SystemTime::now()
         .duration_since(UNIX_EPOCH)

@@ -1,26 +1,26 @@
-//! Nothing that is looked at may hold up the rest: a driver can hang, and so can a disk.
+//! Deadlines for every probe: neither a hanging driver nor a hanging disk may block the rest.
 
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-/// Time for all there is to look at.
+/// Time for all probes together.
 const WHOLE: Duration = Duration::from_secs(10);
 
-/// When the doctor has to be done.
+/// The deadline of the whole command.
 #[derive(Debug, Clone, Copy)]
 pub struct Deadline {
     at: Instant,
 }
 
 impl Deadline {
-    /// From now on.
+    /// Starts the time.
     pub fn start() -> Self {
         Self {
             at: Instant::now() + WHOLE,
         }
     }
 
-    /// What `look` finds; `None` when it takes longer than `longest`, or than there is time. What hangs is left behind on its thread,
+    /// The result of `look`; `None` when it takes longer than `longest` or than the remaining time. A hanging probe stays on its thread,
     /// which ends with the process.
     pub fn within<T: Send + 'static>(
         self,
@@ -31,7 +31,7 @@ impl Deadline {
         let left = self.at.saturating_duration_since(Instant::now());
         let name = "doctor".to_owned();
         let spawned = std::thread::Builder::new().name(name).spawn(move || {
-            // Nobody waits any more: there is nobody to tell.
+            // The receiver no longer waits after a timeout.
             let _ = found.send(look());
         });
         spawned.ok()?;

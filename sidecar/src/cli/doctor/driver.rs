@@ -1,5 +1,5 @@
-//! What NVIDIA's libraries say of this node's GPUs, by their C interfaces (`cuda.h`, `nvml.h`). They come from the node with the driver,
-//! or not at all, so they are opened when they are asked. No context is made: that would take some 0.5 GiB of device memory from a vLLM.
+//! Queries NVIDIA's libraries about the GPUs, through their C interfaces (`cuda.h`, `nvml.h`). The node's driver provides the
+//! libraries, if at all, so they are opened at run time. No context is created: it would take some 0.5 GiB of device memory from a vLLM.
 #![allow(unsafe_code)]
 
 use kvcachepool_gpu::cuda::library::Library;
@@ -7,47 +7,44 @@ use kvcachepool_gpu::cuda::management::{Link, Management, NoManagement};
 use std::ffi::{CStr, c_char, c_int, c_uint};
 use std::path::Path;
 
-/// What was asked, as it was answered.
+/// Raw answers of the libraries.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Answers {
-    /// Why `libcuda.so.1` cannot be opened; empty = it can.
+    /// Why `libcuda.so.1` cannot be opened; empty if it can.
     pub no_library: String,
-    /// A function that it lacks; empty = none.
+    /// A function that the library lacks; empty if it lacks none.
     pub no_symbol: &'static str,
     /// Result of `cuInit`; 0 = success.
     pub init: c_int,
     /// `cuDriverGetVersion`: 12080 is CUDA 12.8.
     pub cuda: c_int,
-    /// Version of the driver, by NVML; empty where that is missing.
+    /// Version of the driver, from NVML; empty without NVML.
     pub driver: String,
-    /// Why NVML cannot be asked; none = it can.
+    /// Why NVML cannot be used; `None` if it can.
     pub no_management: Option<NoManagement>,
-    /// Devices.
     pub devices: Vec<Answer>,
 }
 
-/// What was answered of one device. 0, or `None`: it was not.
+/// Answers for one device. 0 or `None`: unknown.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Answer {
-    /// Name.
     pub name: String,
     /// `cuDeviceGetUuid`.
     pub uuid: [u8; 16],
-    /// Bytes of memory.
     pub memory_total_bytes: u64,
-    /// Bytes of it that are free, by NVML.
+    /// From NVML.
     pub memory_free_bytes: Option<u64>,
     /// Compute capability, major and minor.
     pub capability: (c_int, c_int),
     /// `CUcomputemode`.
     pub compute_mode: c_int,
-    /// Connection to the host, by NVML.
+    /// From NVML.
     pub link: Option<Link>,
-    /// NUMA node that it hangs on.
+    /// NUMA node that the device is attached to.
     pub numa_node: Option<u32>,
 }
 
-/// Asks. Without a GPU that is over at once.
+/// Queries the libraries. Returns at once when there is no GPU.
 pub fn ask() -> Answers {
     let cuda = match Library::open(c"libcuda.so.1") {
         Ok(library) => Cuda::of(&library),
@@ -79,7 +76,7 @@ pub fn ask() -> Answers {
 const COMPUTE_MODE: c_int = 20;
 const CAPABILITY_MAJOR: c_int = 75;
 const CAPABILITY_MINOR: c_int = 76;
-/// Most bytes of a name, and of an address on the bus.
+/// Buffer size for a name or a bus address.
 const NAME_BYTES: usize = 256;
 
 /// The driver API; every result is a `CUresult`, 0 for success.
@@ -96,7 +93,7 @@ struct Cuda {
 }
 
 impl Cuda {
-    /// Fails with the name of what is missing.
+    /// The error is the name of the missing function.
     fn of(library: &Library) -> Result<Self, &'static str> {
         // SAFETY: the types of the fields are those of cuda.h: CUdevice is an int, CUuuid 16 bytes.
         unsafe {
@@ -106,7 +103,7 @@ impl Cuda {
                 count: library.function(c"cuDeviceGetCount")?,
                 get: library.function(c"cuDeviceGet")?,
                 name: library.function(c"cuDeviceGetName")?,
-                // The second version says the UUID of a MIG instance; drivers before CUDA 11.4 have the first only.
+                // The second version also returns UUIDs of MIG instances; drivers before CUDA 11.4 have only the first.
                 uuid: library
                     .function(c"cuDeviceGetUuid_v2")
                     .or_else(|_| library.function(c"cuDeviceGetUuid"))?,
@@ -119,7 +116,7 @@ impl Cuda {
 
     fn ask(&self) -> Answers {
         let mut answers = Answers::default();
-        // SAFETY: the only pointer is to an int of ours. The version can be asked before cuInit, and is worth more when that fails.
+        // SAFETY: the only pointer is to a local int. The version can be read before cuInit, and is most useful when cuInit fails.
         unsafe {
             (self.version)(&mut answers.cuda);
             answers.init = (self.init)(0);
@@ -128,7 +125,7 @@ impl Cuda {
             return answers;
         }
         let mut count = 0;
-        // SAFETY: the pointer is to an int of ours; cuInit has succeeded.
+        // SAFETY: the pointer is to a local int; cuInit has succeeded.
         unsafe { (self.count)(&mut count) };
         answers.devices = (0..count).map(|ordinal| self.device(ordinal)).collect();
         answers
@@ -138,8 +135,8 @@ impl Cuda {
         let mut answer = Answer::default();
         let (mut device, mut name, mut bytes) = (0, [0u8; NAME_BYTES], 0usize);
         let mut bus = [0u8; NAME_BYTES];
-        // SAFETY: each pointer is to memory of ours that is as large as the call writes: an int, NAME_BYTES bytes with their number
-        // beside them, 16 bytes, a size_t. A call that fails writes nothing, and zero stays, which means that it was not answered.
+        // SAFETY: each pointer is to local memory as large as the call writes: an int, NAME_BYTES bytes passed with their number, 16 bytes,
+        // a size_t. A call that fails writes nothing; the zero that remains means unknown.
         unsafe {
             (self.get)(&mut device, ordinal);
             (self.name)(name.as_mut_ptr().cast(), NAME_BYTES as c_int, device);
@@ -162,7 +159,7 @@ fn text(bytes: &[u8]) -> String {
     text.to_string_lossy().into_owned()
 }
 
-/// What the driver API says only within a context.
+/// Adds what the driver API reports only within a context, from NVML.
 fn complete(answers: &mut Answers, management: &Management) {
     answers.driver = management.driver_version();
     for device in &mut answers.devices {
@@ -171,7 +168,7 @@ fn complete(answers: &mut Answers, management: &Management) {
     }
 }
 
-/// The kernel says -1 where it does not know, and drivers write an address with capitals.
+/// The kernel reports -1 when it does not know, and drivers write bus addresses in upper case.
 fn numa_node(devices: &Path, bus: &str) -> Option<u32> {
     let file = devices.join(bus.to_ascii_lowercase()).join("numa_node");
     std::fs::read_to_string(file).ok()?.trim().parse().ok()

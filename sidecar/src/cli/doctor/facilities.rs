@@ -1,5 +1,5 @@
-//! What the kernel lets this process do. Each is done once as the sidecar does it: a version number says nothing of seccomp, of a
-//! container's limits, or of the file system below a folder.
+//! Kernel features that this process may use. Each one is tried the way the sidecar uses it: a version number says nothing about
+//! seccomp, limits of a container, or the file system of a folder.
 
 use super::deadline::Deadline;
 use super::report::{Facility, FacilityName};
@@ -17,16 +17,15 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-/// Longest try.
+/// Timeout of a probe.
 const LONGEST: Duration = Duration::from_secs(2);
-/// Bytes of a memfd of base pages.
 const TRIED_BYTES: u64 = 1 << 20;
-/// Bytes that are locked in memory: more than the 8 MiB that a process commonly may.
+/// Bytes to lock in memory: more than the common default limit of 8 MiB.
 const LOCKED_BYTES: u64 = 16 << 20;
-/// Bytes of a direct write, and what its address is a multiple of.
+/// Bytes of a direct write, and the alignment of its address.
 const BLOCK_BYTES: usize = 4096;
 
-/// Why something does not work: a name, and words for people.
+/// Why a feature does not work: a reason name, and a text.
 #[derive(Debug)]
 struct Refused {
     reason: String,
@@ -46,7 +45,7 @@ impl Refused {
     }
 }
 
-/// Tries all of them. `runtime` is the folder of locks, `disk` that of the disk tier, `room_bytes` what memory may be taken.
+/// Tries all features. `runtime` is the folder of locks, `disk` that of the disk tier, `room_bytes` the memory that may be used.
 pub fn tried(
     deadline: Deadline,
     runtime: PathBuf,
@@ -105,13 +104,16 @@ fn memfd(pages: Pages, bytes: u64) -> Result<String, Refused> {
     let fd = sealed("kvcachepool-doctor", bytes, pages)
         .map_err(|e| Refused::of(&name(e.source), e.to_string()))?;
     if ftruncate(&fd, 0).is_ok() {
-        return Err(Refused::of("NotSealed", "a sealed memfd could be cut"));
+        return Err(Refused::of(
+            "NotSealed",
+            "a sealed memfd could be truncated",
+        ));
     }
     Mapping::new(fd.as_fd(), bytes).map_err(Refused::at("mmap"))?;
-    Ok("sealed, mapped, cannot be cut".into())
+    Ok("sealed, mapped, cannot be truncated".into())
 }
 
-/// Mapping reserves the page, so that a node without one says so, and nothing is touched that could be missing.
+/// Mapping reserves the page, so a node without one reports an error. The page is not touched.
 fn huge(pages: Pages) -> Result<String, Refused> {
     memfd(pages, pages.bytes()).map_err(|refused| match refused.reason.as_str() {
         "ENOMEM" => Refused::of("NoFreePages", "the node has no free page of this size"),
@@ -119,7 +121,7 @@ fn huge(pages: Pages) -> Result<String, Refused> {
     })
 }
 
-/// A child of our own ends, and its pidfd has to say so.
+/// A child process ends, and its pidfd must become readable.
 fn pidfd() -> Result<String, Refused> {
     let spawned = Command::new("/proc/self/exe")
         .arg("--version")
@@ -132,13 +134,13 @@ fn pidfd() -> Result<String, Refused> {
     let ended = watched
         .map_err(Refused::at("pidfd_open"))
         .and_then(|pidfd| readable(&pidfd));
-    // Nothing is left to be waited for where this fails.
+    // Errors are ignored: there is nothing left to wait for.
     let _ = child.kill().and_then(|()| child.wait());
     match ended? {
-        true => Ok("the end of a process was seen by poll".into()),
+        true => Ok("poll reported the end of a process".into()),
         false => Err(Refused::of(
             "NotPolled",
-            "the end of a process was not seen by poll",
+            "poll did not report the end of a process",
         )),
     }
 }
@@ -153,7 +155,7 @@ fn readable(fd: &OwnedFd) -> Result<bool, Refused> {
     Ok(count == 1 && set[0].revents().contains(PollFlags::IN))
 }
 
-/// A memfd goes through a socket as arenas do, and has to come out as the same file.
+/// Passes a memfd through a socket, as arenas are passed; it must arrive as the same file.
 fn pass_descriptors() -> Result<String, Refused> {
     let broken = |e: link::LinkError| Refused::of("NotPassed", e.to_string());
     let fd = sealed("kvcachepool-doctor", TRIED_BYTES, Pages::Base)
@@ -165,12 +167,14 @@ fn pass_descriptors() -> Result<String, Refused> {
         .unwrap_or_default();
     let identity = |fd: &OwnedFd| rustix::fs::fstat(fd).map(|stat| (stat.st_dev, stat.st_ino));
     match fds.as_slice() {
-        [got] if identity(got) == identity(&fd) => Ok("a memfd came through a Unix socket".into()),
-        _ => Err(Refused::of("NotPassed", "no descriptor came through")),
+        [got] if identity(got) == identity(&fd) => {
+            Ok("passed a memfd through a Unix socket".into())
+        }
+        _ => Err(Refused::of("NotPassed", "the descriptor did not arrive")),
     }
 }
 
-/// Two open files of a name that is gone again: the lock on one has to keep the other out.
+/// Two open files of a name that is then removed: the lock on one must exclude the other.
 fn locks(folder: &Path, owner: Owner) -> Result<String, Refused> {
     let tag = match owner {
         Owner::Process => "process",
@@ -189,12 +193,12 @@ fn locks(folder: &Path, owner: Owner) -> Result<String, Refused> {
     sys::record_lock(first.as_fd(), owner).map_err(Refused::at("fcntl"))?;
     match sys::record_lock(second.as_fd(), Owner::OpenFile) {
         Err(Errno::ACCESS | Errno::AGAIN) => {
-            Ok(format!("a lock in {place} kept another open file out"))
+            Ok(format!("a lock in {place} excluded another open file"))
         }
         Err(e) => Err(Refused::at("fcntl")(e)),
         Ok(()) => Err(Refused::of(
             "NotKeptOut",
-            format!("two open files of {place} hold one lock"),
+            format!("two open files in {place} hold the same lock"),
         )),
     }
 }
@@ -202,8 +206,8 @@ fn locks(folder: &Path, owner: Owner) -> Result<String, Refused> {
 fn unusable(folder: &Path, error: Errno) -> Refused {
     let place = folder.display();
     match error {
-        Errno::NOENT => Refused::of("NoFolder", format!("{place} is not there")),
-        e => Refused::of(&name(e), format!("{place} cannot be written: {e}")),
+        Errno::NOENT => Refused::of("NoFolder", format!("{place} does not exist")),
+        e => Refused::of(&name(e), format!("cannot write to {place}: {e}")),
     }
 }
 
@@ -223,22 +227,22 @@ fn io_uring() -> Result<String, Refused> {
 fn page_lock(room_bytes: u64) -> Result<String, Refused> {
     let limit = limit_text(Resource::Memlock, size);
     if room_bytes / 8 < LOCKED_BYTES {
-        return Err(Refused::of("NoRoom", "too little memory is left to try it"));
+        return Err(Refused::of("NoRoom", "too little free memory to try it"));
     }
     let fd = sealed("kvcachepool-doctor", LOCKED_BYTES, Pages::Base)
         .map_err(|e| Refused::of("NoMemfd", e.to_string()))?;
     let mapping = Mapping::new(fd.as_fd(), LOCKED_BYTES).map_err(Refused::at("mmap"))?;
     let tried = size(LOCKED_BYTES);
     match sys::page_lock(&mapping) {
-        Ok(()) => Ok(format!("{tried} were locked, RLIMIT_MEMLOCK {limit}")),
+        Ok(()) => Ok(format!("locked {tried}, RLIMIT_MEMLOCK {limit}")),
         Err(e) => Err(Refused::of(
             &name(e),
-            format!("{tried} could not be locked, RLIMIT_MEMLOCK {limit}"),
+            format!("cannot lock {tried}, RLIMIT_MEMLOCK {limit}"),
         )),
     }
 }
 
-/// Descriptors that a sidecar of default limits can come to need: connections, each with a few of its own, and files of a disk tier.
+/// Descriptors that a sidecar with default limits can need: connections, each with some of its own, and files of a disk tier.
 const OPEN_FILES_MIN: u64 = 1024;
 
 fn open_files() -> Result<String, Refused> {
@@ -256,12 +260,12 @@ fn limit_text(resource: Resource, shown: fn(u64) -> String) -> String {
         .map_or("unlimited".into(), shown)
 }
 
-/// A block goes past the page cache into a file without a name, and comes back.
+/// Writes and reads a block past the page cache, in a file without a name.
 fn direct_io(folder: &Path) -> Result<String, Refused> {
     let file = unnamed(folder).map_err(|e| match e {
         Errno::INVAL | Errno::OPNOTSUPP => Refused::of(
             "Unsupported",
-            format!("{} has no direct I/O", folder.display()),
+            format!("{} does not support direct I/O", folder.display()),
         ),
         e => unusable(folder, e),
     })?;
@@ -274,10 +278,13 @@ fn direct_io(folder: &Path) -> Result<String, Refused> {
     });
     match moved {
         Ok(BLOCK_BYTES) if block.iter().all(|byte| *byte == 0xa5) => Ok(format!(
-            "{} was written and read past the page cache",
+            "wrote and read {} past the page cache",
             folder.display()
         )),
-        Ok(_) => Err(Refused::of("NotRead", "what was written did not come back")),
+        Ok(_) => Err(Refused::of(
+            "NotRead",
+            "the bytes that were read differ from those written",
+        )),
         Err(Errno::INVAL) => Err(Refused::of(
             "Unsupported",
             "direct reads or writes are refused",
@@ -286,12 +293,12 @@ fn direct_io(folder: &Path) -> Result<String, Refused> {
     }
 }
 
-/// A file for direct I/O that has no name any more: nothing stays of it, however this process ends.
+/// A file for direct I/O whose name is already removed: nothing remains of it, however this process ends.
 pub fn unnamed(folder: &Path) -> Result<OwnedFd, Errno> {
     let path = folder.join(format!(".kvcachepool-doctor-{}", std::process::id()));
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC | OFlags::CLOEXEC;
     let opened = rustix::fs::open(&path, flags | OFlags::DIRECT, Mode::from_raw_mode(0o600));
-    // Where direct I/O is refused, some file systems have made the file all the same.
+    // Some file systems create the file even when they refuse direct I/O.
     let removed = rustix::fs::unlink(&path);
     let file = opened?;
     removed.map(|()| file)
@@ -339,7 +346,7 @@ mod tests {
         ] {
             assert!(found(&all, name).works, "{all:#?}");
         }
-        // What depends on the machine has a name where it does not work.
+        // Features that depend on the machine have a reason name when they do not work.
         for facility in &all {
             assert_eq!(facility.works, facility.reason.is_empty(), "{facility:?}");
         }

@@ -1,4 +1,4 @@
-//! What facts mean: what stands against serving here, and what makes it slow, with what to do about it. Nothing is looked at here.
+//! Rules that judge the facts: what prevents serving here, what slows it down, and what to do about it. No probes run here.
 
 use super::findings_gpu;
 use super::report::{Facility, FacilityName, Facts, Finding, SpeedName, Wanted, Weight};
@@ -7,24 +7,24 @@ use crate::cli::status::size;
 const GIB: u64 = 1 << 30;
 /// A vLLM of several ranks keeps message queues and NCCL's buffers there.
 const DEV_SHM_MIN: u64 = GIB;
-/// Memory below which no arena worth having fits.
+/// Memory below which no useful arena fits.
 const AVAILABLE_MIN: u64 = 4 * GIB;
-/// Cores that copies, digests and population want beside each other.
+/// Cores for copies, digests and population at the same time.
 const CORES_MIN: f64 = 2.0;
-/// A digest reads once what a copy reads and writes, so it should not take longer than three copies: slower, it holds up stores.
+/// A digest reads what a copy reads and writes, so it should take at most as long as three copies: a slower one delays stores.
 const DIGEST_SHARE_MIN: f64 = 0.33;
-/// One thread's copy on a machine that has its memory channels filled and to itself is several times this.
+/// One thread copies several times as fast on an idle machine with all memory channels populated.
 const COPY_MIN: u64 = 3_000_000_000;
-/// Below this, computing a prompt anew is often quicker than loading it.
+/// Below this, computing a prompt is often faster than loading it.
 const DISK_MIN: u64 = 200_000_000;
-/// Threads for each core of the node from which on they wait for each other most of the time.
+/// Runnable threads per core above which threads wait for each other most of the time.
 const LOAD_MAX: f64 = 1.5;
 const BASE_PAGE: u64 = 4096;
 
-/// What one thing that may be wrong makes of the facts.
+/// One rule: returns a finding if the facts show its problem.
 pub(super) type Rule = fn(&Facts) -> Option<Finding>;
 
-/// All findings, the heaviest first.
+/// All findings, most severe first.
 pub fn judged(facts: &Facts) -> Vec<Finding> {
     let rules: [Rule; 19] = [
         memfd,
@@ -53,7 +53,7 @@ pub fn judged(facts: &Facts) -> Vec<Finding> {
     found
 }
 
-/// Nothing stands against serving.
+/// Whether nothing prevents serving.
 pub fn serves(findings: &[Finding]) -> bool {
     findings.iter().all(|f| f.weight != Weight::Blocks)
 }
@@ -86,13 +86,13 @@ fn wanted(facts: &Facts) -> Option<&Wanted> {
 
 fn memfd(facts: &Facts) -> Option<Finding> {
     let found = failed(facts, FacilityName::Memfd)?;
-    let advice = "the arena is a sealed memfd: allow memfd_create and F_ADD_SEALS in the seccomp profile, or another sandbox";
+    let advice = "the arena is a sealed memfd: allow memfd_create and F_ADD_SEALS in the seccomp profile, or use another sandbox";
     finding(Weight::Blocks, "MemfdRefused", said(found), advice)
 }
 
 fn pidfd(facts: &Facts) -> Option<Finding> {
     let found = failed(facts, FacilityName::Pidfd)?;
-    let advice = "vLLM is refused without a pidfd that poll understands (NoProofOfDeath): Linux 5.3 or newer, and pidfd_open allowed";
+    let advice = "the sidecar refuses vLLM without a pidfd that supports poll (NoProofOfDeath): use Linux 5.3 or newer, and allow pidfd_open";
     finding(Weight::Blocks, "PidfdRefused", said(found), advice)
 }
 
@@ -104,12 +104,12 @@ fn pass_descriptors(facts: &Facts) -> Option<Finding> {
 
 fn record_locks(facts: &Facts) -> Option<Finding> {
     let found = failed(facts, FacilityName::RecordLocks)?;
-    // Without a config the folder was a guess.
+    // Without a config the folder is a guess.
     let weight = match facts.wanted {
         Some(_) => Weight::Blocks,
         None => Weight::Note,
     };
-    let advice = "the folder of the socket must be there, be writable, and lie on a file system with record locks (an emptyDir, /run)";
+    let advice = "the folder of the socket must exist, be writable, and be on a file system with record locks: use an emptyDir or /run";
     finding(weight, "RuntimeFolderUnusable", said(found), advice)
 }
 
@@ -118,7 +118,7 @@ fn arena(facts: &Facts) -> Option<Finding> {
     if refused.is_empty() {
         return None;
     }
-    let advice = "the container needs the arena and what stands beside it: docs/internals/architecture.md has the table";
+    let advice = "the container's limit must cover the arena and the memory beside it: see the table in docs/internals/architecture.md";
     finding(
         Weight::Blocks,
         "ArenaExceedsMemoryLimit",
@@ -129,8 +129,8 @@ fn arena(facts: &Facts) -> Option<Finding> {
 
 fn quota(facts: &Facts) -> Option<Finding> {
     let quota = facts.host.cpu_quota_cores.filter(|quota| *quota < 1.0)?;
-    let message = format!("cgroups give this process {quota:.2} of a core");
-    let advice = "it stands still for the rest of each 100 ms, and so do answers to vLLM: raise the CPU limit, or set none";
+    let message = format!("the CPU limit of this process is {quota:.2} of a core");
+    let advice = "the process is throttled for the rest of each 100 ms, and replies to vLLM are late: raise the CPU limit, or remove it";
     finding(Weight::Degrades, "CpuThrottled", message, advice)
 }
 
@@ -145,12 +145,12 @@ fn memory(facts: &Facts) -> Option<Finding> {
         return None;
     }
     let message = format!(
-        "{} of memory are available, {} are wanted",
+        "{} of memory are available, {} are needed",
         size(available),
         size(needed)
     );
-    let advice = "the arena is filled with pages at the start: where the node has none left, population stops or something is killed. \
-                  A sidecar that runs here already counts";
+    let advice = "the arena's pages are populated at the start: when the node has none left, population stops or a process is killed. \
+                  The memory of a running sidecar counts as used";
     finding(weight, "MemoryShort", message, advice)
 }
 
@@ -164,28 +164,27 @@ fn huge_pages(facts: &Facts) -> Option<Finding> {
         return None;
     }
     let message = format!(
-        "{free} pages of {} are free, the arena takes {needed}",
+        "{free} pages of {} are free, the arena needs {needed}",
         size(wanted.page_bytes)
     );
-    let advice = "normal pages are used instead (HugePagesUnavailable): reserve more on the node, or set memory.hugePages to None";
+    let advice = "the sidecar uses normal pages instead (HugePagesUnavailable): reserve more huge pages on the node, or set memory.hugePages to None";
     finding(Weight::Degrades, "HugePagesShort", message, advice)
 }
 
 fn disk(facts: &Facts) -> Option<Finding> {
     let found = failed(facts, FacilityName::DirectIo)?;
     if found.reason == "Unsupported" {
-        let advice = "its objects go through the page cache, which counts against the container: another file system is quicker";
+        let advice = "objects go through the page cache, which counts against the container's memory limit: use another file system";
         return finding(Weight::Slows, "DirectIoUnsupported", said(found), advice);
     }
     let advice =
-        "memory is served without the disk tier; `kvcachepool-sidecar check` says more of it";
+        "the memory tier serves without the disk tier: run `kvcachepool-sidecar check` for details";
     finding(Weight::Degrades, "DiskFolderUnusable", said(found), advice)
 }
 
 fn open_files(facts: &Facts) -> Option<Finding> {
     let found = failed(facts, FacilityName::OpenFiles)?;
-    let advice =
-        "each rank of vLLM takes some, and so do lower tiers: raise the limit of open files";
+    let advice = "each rank of vLLM and each lower tier needs open files: raise the limit";
     finding(Weight::Degrades, "OpenFilesFew", said(found), advice)
 }
 
@@ -195,12 +194,12 @@ fn cores(facts: &Facts) -> Option<Finding> {
         .host
         .cpu_quota_cores
         .map_or(all, |quota| quota.min(all));
-    // Below one the quota has a finding of its own.
+    // Below one core the quota has its own finding.
     if cores >= CORES_MIN || facts.host.cpu_quota_cores.is_some_and(|quota| quota < 1.0) {
         return None;
     }
-    let message = format!("{cores:.1} cores may be used");
-    let advice = "digests, population and lower tiers take turns with answers to vLLM: give the sidecar two cores";
+    let message = format!("this process may use {cores:.1} cores");
+    let advice = "digests, population and lower tiers compete with replies to vLLM: give the sidecar two cores";
     finding(Weight::Slows, "CoresFew", message, advice)
 }
 
@@ -209,8 +208,8 @@ fn load(facts: &Facts) -> Option<Finding> {
     if cores == 0 || load <= LOAD_MAX * f64::from(cores) {
         return None;
     }
-    let message = format!("{load:.1} threads want the node's {cores} cores");
-    let advice = "all that is measured here, and all that the cache does, waits for others: give pods CPU requests, or use another node";
+    let message = format!("{load:.1} threads compete for the node's {cores} cores");
+    let advice = "the speeds measured here and the cache itself are slowed down by other processes: set CPU requests on pods, or use another node";
     finding(Weight::Slows, "NodeBusy", message, advice)
 }
 
@@ -220,9 +219,9 @@ fn shmem_pages(facts: &Facts) -> Option<Finding> {
     if asked || !matches!(word, "never" | "deny" | "advise") {
         return None;
     }
-    let message = format!("the arena is of pages of 4Ki: shmem_enabled is {word}");
-    let advice = "for a large arena set memory.hugePages and reserve them, or write within_size to \
-                  /sys/kernel/mm/transparent_hugepage/shmem_enabled: page tables shrink, and filling it is quicker";
+    let message = format!("the arena uses pages of 4Ki: shmem_enabled is {word}");
+    let advice = "for a large arena set memory.hugePages and reserve huge pages, or write within_size to \
+                  /sys/kernel/mm/transparent_hugepage/shmem_enabled: page tables are smaller and population is faster";
     finding(Weight::Note, "SmallPages", message, advice)
 }
 
@@ -239,7 +238,7 @@ fn digest(facts: &Facts) -> Option<Finding> {
         gigabytes(digest),
         gigabytes(copy)
     );
-    let advice = "a chunk is stored, and with memory.verify: Always hit, only after a digest: use the released binary; where cores are idle, raise memory.verifyThreads";
+    let advice = "a chunk is stored only after its digest, and with memory.verify: Always also loaded only after one: use the released binary, and raise memory.verifyThreads if cores are idle";
     finding(Weight::Slows, "DigestSlow", message, advice)
 }
 
@@ -248,7 +247,7 @@ fn copy(facts: &Facts) -> Option<Finding> {
         .speed(SpeedName::CopyOneThread)
         .filter(|copy| *copy < COPY_MIN)?;
     let message = format!("one thread copies {:.1} GB/s", gigabytes(copy));
-    let advice = "something else uses the memory or this core (look at neighbours and CPU limits), or the machine is small";
+    let advice = "other processes use the memory or this core, or the machine is small: check the other pods of the node and the CPU limits";
     finding(Weight::Slows, "CopySlow", message, advice)
 }
 
@@ -257,8 +256,7 @@ fn disk_speed(facts: &Facts) -> Option<Finding> {
         .speed(SpeedName::DiskRead)
         .filter(|read| *read < DISK_MIN)?;
     let message = format!("the disk tier reads {:.0} MB/s", read as f64 / 1e6);
-    let advice =
-        "computing is often quicker than such a load, and is then chosen: use a local NVMe volume";
+    let advice = "computing is often faster than such a load, and the connector then chooses it: use a local NVMe volume";
     finding(Weight::Slows, "DiskSlow", message, advice)
 }
 
@@ -267,15 +265,15 @@ fn page_lock(facts: &Facts) -> Option<Finding> {
     if found.reason == "NoRoom" {
         return None;
     }
-    let advice = "drivers and network cards that hold to this limit cannot keep the arena in place: raise RLIMIT_MEMLOCK of the container \
-                  runtime. Nothing on CPUs needs it";
+    let advice = "drivers and network cards that respect this limit cannot lock the arena: raise RLIMIT_MEMLOCK of the container \
+                  runtime. CPU-only nodes do not need it";
     finding(Weight::Note, "PageLockLimited", said(found), advice)
 }
 
 fn dev_shm(facts: &Facts) -> Option<Finding> {
     let bytes = facts.host.dev_shm_bytes.filter(|b| *b < DEV_SHM_MIN)?;
     let message = format!("/dev/shm has {}", size(bytes));
-    let advice = "the cache does not use it; a vLLM of several ranks does: mount an emptyDir of medium Memory there";
+    let advice = "the cache does not use it, but a vLLM of several ranks does: mount an emptyDir of medium Memory there";
     finding(Weight::Note, "DevShmSmall", message, advice)
 }
 
@@ -284,8 +282,9 @@ fn room(facts: &Facts) -> Option<Finding> {
     let passed = failed(facts, FacilityName::WindowByFd).map(|passed| &passed.reason);
     speeds.chain(passed).find(|reason| *reason == "NoRoom")?;
     let room = size(facts.host.memory_room_bytes);
-    let message = format!("something was not measured: {room} of memory are left to this process");
-    let advice = "measure from a container that has memory, or a disk that has space, to spare: a sidecar may need what is left here";
+    let message =
+        format!("some speeds were not measured: this process may use only {room} more memory");
+    let advice = "run doctor in a container with more free memory, or on a disk with more free space: a sidecar may need the rest here";
     finding(Weight::Note, "NoRoom", message, advice)
 }
 

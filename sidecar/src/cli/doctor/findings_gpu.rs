@@ -1,11 +1,11 @@
-//! Findings about GPUs, their driver, and the way between them and the host.
+//! Findings about GPUs, their driver, and the connection to the host.
 
 use super::findings::{Rule, finding, gigabytes};
 use super::gpu::{DeviceLimit, GpuReason};
 use super::report::{Facts, Finding, SpeedName, Weight};
 use kvcachepool_gpu::cuda::management::Link;
 
-/// Each is asked once.
+/// Each rule runs once.
 pub const RULES: &[Rule] = &[
     driver,
     no_management,
@@ -16,20 +16,20 @@ pub const RULES: &[Rule] = &[
     far,
 ];
 
-/// Copies of page-locked memory get four fifths of what a link could carry, or more; below this share something is in their way.
+/// Copies of page-locked memory reach four fifths or more of the link's bandwidth; below this share something slows them down.
 const LINK_SHARE_MIN: f64 = 0.5;
 
 fn driver(facts: &Facts) -> Option<Finding> {
     let reason = facts.gpu.reason.filter(|reason| !reason.is_absence())?;
     let advice = match reason {
         GpuReason::SystemNotReady => {
-            "no process can use the GPUs before that: start nvidia-fabricmanager, of the driver's version, or look into its log"
+            "no process can use the GPUs until then: start nvidia-fabricmanager in the driver's version, or check its log"
         }
         GpuReason::DriverMismatch => {
-            "restart a node whose driver was updated; leave compat libraries out of the container"
+            "restart the node if its driver was updated, and remove CUDA compat libraries from the container"
         }
         _ => {
-            "vLLM on this node's GPU probably fares no better: look at the driver and at the container's CUDA libraries"
+            "vLLM probably cannot use this node's GPU either: check the driver and the container's CUDA libraries"
         }
     };
     let detail = facts.gpu.detail.clone();
@@ -41,7 +41,7 @@ fn no_management(facts: &Facts) -> Option<Finding> {
     if facts.gpu.reason.is_some() || why.is_empty() {
         return None;
     }
-    let advice = "no window in device memory is made without it: NVIDIA_DRIVER_CAPABILITIES must name utility, too; after an update of the \
+    let advice = "windows in device memory need it: add utility to NVIDIA_DRIVER_CAPABILITIES; after an update of the \
                   driver restart the node";
     finding(Weight::Note, "NoManagementLibrary", why.clone(), advice)
 }
@@ -49,8 +49,9 @@ fn no_management(facts: &Facts) -> Option<Finding> {
 fn old_driver(facts: &Facts) -> Option<Finding> {
     let mut limits = facts.gpu.devices.iter().flat_map(|device| &device.limits);
     limits.find(|limit| **limit == DeviceLimit::DriverTooOld)?;
-    let message = format!("the driver speaks CUDA {}", facts.gpu.cuda);
-    let advice = "from 12.8 on the connector hands all copies of a job to the driver in one call";
+    let message = format!("the driver supports CUDA {}", facts.gpu.cuda);
+    let advice =
+        "from CUDA 12.8 on, the connector passes all copies of a job to the driver in one call";
     finding(Weight::Slows, "DriverTooOld", message, advice)
 }
 
@@ -61,14 +62,14 @@ fn narrow(facts: &Facts) -> Option<Finding> {
     let (name, link) = (&device.name, device.link?);
     let (now, most) = (link.width, link.width_max);
     let message = format!("{name} has {now} of {most} PCIe lanes");
-    let advice = "loads and stores get that share of the speed: seat the card anew, look at riser and slot, and at the kernel's log for PCIe errors";
+    let advice = "loads and stores reach only that share of the speed: reseat the card, check riser and slot, and check the kernel log for PCIe errors";
     finding(Weight::Slows, "LinkNarrow", message, advice)
 }
 
-/// Only of a device that has just copied: on an idle one the generation is lowered.
+/// Only for a device that has just copied: an idle device lowers its PCIe generation.
 fn old_link(facts: &Facts) -> Option<Finding> {
     facts.speed(SpeedName::PinnedToDevice)?;
-    // What is measured is the first device.
+    // Only the first device is measured.
     let device = facts.gpu.devices.first()?;
     let link = device.link?;
     if link.generation >= link.generation_max {
@@ -76,13 +77,13 @@ fn old_link(facts: &Facts) -> Option<Finding> {
     }
     let (now, most) = (link.generation, link.generation_max);
     let name = &device.name;
-    let message = format!("{name} copies over PCIe {now}, and PCIe {most} is possible");
-    let advice = "each generation is half as fast as the next: look at the BIOS's settings of the slot, and at the kernel's log for PCIe errors";
+    let message = format!("{name} copies over PCIe {now}, but supports PCIe {most}");
+    let advice = "each generation is half as fast as the next: check the BIOS settings of the slot, and the kernel log for PCIe errors";
     finding(Weight::Slows, "LinkGenerationLow", message, advice)
 }
 
 fn slow(facts: &Facts) -> Option<Finding> {
-    // What is measured is the first device.
+    // Only the first device is measured.
     let device = facts.gpu.devices.first()?;
     let most = device.link.and_then(bytes_per_second)?;
     let ways = [SpeedName::PinnedToDevice, SpeedName::PinnedFromDevice];
@@ -91,12 +92,12 @@ fn slow(facts: &Facts) -> Option<Finding> {
         return None;
     }
     let message = format!(
-        "copies between host and {} run at {:.1} GB/s, its link could carry {:.1}",
+        "copies between host and {} run at {:.1} GB/s, but its link supports {:.1}",
         device.name,
         gigabytes(slowest),
         most / 1e9
     );
-    let advice = "a vLLM that serves beside it, an IOMMU that translates, a NUMA node that is far (see the rows of GPU and host), or a virtual machine";
+    let advice = "possible causes: a vLLM that serves at the same time, IOMMU translation, a remote NUMA node (see the GPU and host rows), or a virtual machine";
     finding(Weight::Slows, "GpuCopySlow", message, advice)
 }
 
@@ -106,15 +107,15 @@ fn far(facts: &Facts) -> Option<Finding> {
     let far = |node: u32| !reach.is_empty() && !reach.contains(&node);
     let device = devices.find(|device| device.numa_node.is_some_and(far))?;
     let message = format!(
-        "{} hangs on NUMA node {}, and this process may run on no core of it",
+        "{} is attached to NUMA node {}, and this process may not use any of its cores",
         device.name, device.numa_node?
     );
-    let advice = "copies cross the link between sockets: let the kubelet place pods by topologyManagerPolicy single-numa-node or restricted";
+    let advice = "copies cross the link between sockets: set the kubelet's topologyManagerPolicy to single-numa-node or restricted";
     finding(Weight::Slows, "GpuFar", message, advice)
 }
 
-/// What the best link that is possible carries one way, by the bits of a lane and their encoding (8b/10b, from PCIe 3 on 128b/130b); none
-/// of a generation that is not known here.
+/// One-way bandwidth of the best link that the device supports, from the bits of a lane and their encoding (8b/10b, from PCIe 3 on
+/// 128b/130b); `None` for an unknown generation.
 fn bytes_per_second(link: Link) -> Option<f64> {
     let lane = match link.generation_max {
         1 => 0.25e9,

@@ -1,91 +1,84 @@
-//! GPUs of the node and what their driver can do: from what was answered to facts with names.
+//! GPUs of the node and what their driver can do: converts raw answers to named facts.
 
 use super::driver::{Answer, Answers};
 use kvcachepool_gpu::cuda::management::{Link, NoManagement, uuid_text};
 use serde::Serialize;
 
-/// GPUs and their driver.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Gpu {
-    /// Why no GPU can be used from this process; `null` = one can.
+    /// Why this process cannot use a GPU; `null` if it can.
     pub reason: Option<GpuReason>,
-    /// For people: the same with what the driver said.
+    /// The same as text, with the driver's error.
     pub detail: String,
-    /// Version of the driver; empty where it is not known.
+    /// Version of the driver; empty if unknown.
     pub driver: String,
-    /// Newest CUDA that the driver speaks; empty without one.
+    /// Newest CUDA version that the driver supports; empty without a driver.
     pub cuda: String,
-    /// Why NVML cannot be asked; empty where it can, or there is no driver.
+    /// Why NVML cannot be used; empty if it can, or without a driver.
     pub no_management: String,
-    /// Devices that this process sees.
+    /// Devices visible to this process.
     pub devices: Vec<Device>,
 }
 
-/// Why no GPU can be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub enum GpuReason {
-    /// `libcuda.so.1` cannot be opened: the node has no driver, or the container was not given it.
+    /// `libcuda.so.1` cannot be opened: the node has no driver, or the container does not get it.
     NoDriver,
-    /// The library is there and lacks a function, or does not start; the detail has its words.
+    /// The library lacks a function or fails to initialise; the detail has its error.
     DriverUnusable,
-    /// The user half of the driver does not go with the kernel's half.
+    /// The user-mode half of the driver does not match the kernel's half.
     DriverMismatch,
-    /// The machine lets nobody use its GPUs yet: on those with NVSwitches, its fabric manager does not run.
+    /// The machine's GPUs are not usable yet: with NVSwitches, because its fabric manager does not run.
     SystemNotReady,
-    /// The driver works and shows no device.
+    /// The driver works and lists no device.
     NoDevice,
     /// The driver did not answer in time.
     TimedOut,
 }
 
 impl GpuReason {
-    /// There is no GPU for this process, and nothing is broken: so are most nodes meant to be.
+    /// Whether there is simply no GPU for this process, as on most nodes, and nothing is broken.
     pub fn is_absence(self) -> bool {
         matches!(self, Self::NoDriver | Self::NoDevice)
     }
 }
 
-/// One device.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Device {
-    /// Name.
     pub name: String,
-    /// UUID, as `nvidia-smi` writes it.
+    /// As `nvidia-smi` writes it.
     pub uuid: String,
-    /// Memory.
     pub memory_total_bytes: u64,
-    /// What of it is free; `null` where the driver does not say it without a context.
+    /// Free memory; `null` if the driver does not report it without a context.
     pub memory_free_bytes: Option<u64>,
-    /// Compute capability.
     pub compute_capability: String,
-    /// Who may make contexts: `Default`, `Prohibited`, `ExclusiveProcess`.
+    /// Which processes may create contexts: `Default`, `Prohibited`, `ExclusiveProcess`.
     pub compute_mode: String,
-    /// Connection to the host; `null` where NVML does not say it.
+    /// Connection to the host; `null` if NVML does not report it.
     pub link: Option<Link>,
-    /// NUMA node that it hangs on; `null` where the kernel does not say it.
+    /// NUMA node that the device is attached to; `null` if the kernel does not report it.
     pub numa_node: Option<u32>,
-    /// What a second process on the device would meet.
+    /// Limits for a second process on the device.
     pub limits: Vec<DeviceLimit>,
 }
 
-/// What a device does not allow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub enum DeviceLimit {
-    /// The device is an instance of a partitioned GPU; memory does not pass between instances.
+    /// The device is an instance of a partitioned GPU; memory cannot be passed between instances.
     MigEnabled,
-    /// One process at a time: a sidecar beside vLLM gets no context.
+    /// One process at a time: a sidecar beside vLLM cannot create a context.
     ExclusiveProcess,
-    /// No process gets a context.
+    /// No process can create a context.
     Prohibited,
-    /// Less memory is free than a context and a window take beside what is left to vLLM.
+    /// Less memory is free than a context and a window need beside the reserve for vLLM.
     OutOfMemory,
-    /// NVML does not say how much memory is free, and without that the sidecar makes no context.
+    /// NVML does not report the free memory; the sidecar creates no context then.
     FreeMemoryUnknown,
-    /// The driver is older than CUDA 12.8, which `cuMemcpyBatchAsync` came with.
+    /// The driver is older than CUDA 12.8, the first version with `cuMemcpyBatchAsync`.
     DriverTooOld,
 }
 
-/// First CUDA with `cuMemcpyBatchAsync`, by which the connector copies with one call a job.
+/// First CUDA with `cuMemcpyBatchAsync`, by which the connector copies a job with one call.
 const BATCH_SINCE: i32 = 12080;
 
 /// `CUresult` of `cuda.h`.
@@ -96,7 +89,7 @@ const COMPAT_NOT_SUPPORTED: i32 = 804;
 /// `nvmlReturn_t` of `nvml.h`: library and kernel module are of different versions.
 const RM_VERSION_MISMATCH: i32 = 18;
 
-/// Facts of what the driver answered; `None`: it did not. `needed_bytes`: what must be free for a window.
+/// Judges the driver's answers; `None`: it did not answer. `needed_bytes`: what must be free for a window.
 pub fn judged(answers: Option<Answers>, needed_bytes: u64) -> Gpu {
     let Some(answers) = answers else {
         return Gpu {
@@ -128,24 +121,26 @@ fn refusal(answers: &Answers) -> Option<(GpuReason, String)> {
         return Some((GpuReason::NoDriver, answers.no_library.clone()));
     }
     if !answers.no_symbol.is_empty() {
-        let detail = format!("libcuda.so.1 has no {}", answers.no_symbol);
+        let detail = format!("libcuda.so.1 lacks the function {}", answers.no_symbol);
         return Some((GpuReason::DriverUnusable, detail));
     }
     let failed = |why: &str| format!("cuInit: {why} ({})", answers.init);
     match answers.init {
         0 if answers.devices.is_empty() => Some((
             GpuReason::NoDevice,
-            "the driver shows no device to this process".into(),
+            "no device is visible to this process".into(),
         )),
         0 => None,
         NO_DEVICE => Some((GpuReason::NoDevice, failed("no device"))),
         SYSTEM_NOT_READY => Some((
             GpuReason::SystemNotReady,
-            failed("the machine is not ready, as without nvidia-fabricmanager where it is needed"),
+            failed(
+                "the machine is not ready, for example because nvidia-fabricmanager does not run",
+            ),
         )),
         SYSTEM_DRIVER_MISMATCH | COMPAT_NOT_SUPPORTED => Some((
             GpuReason::DriverMismatch,
-            failed("the container's libcuda.so.1 does not go with the node's driver"),
+            failed("the container's libcuda.so.1 does not match the node's driver"),
         )),
         _ if is_mismatch(answers) => {
             let why = answers.no_management.as_ref().map(no_management);
@@ -188,7 +183,7 @@ fn device(answer: &Answer, cuda: i32, needed_bytes: u64) -> Device {
     };
     let memory = match answer.memory_free_bytes {
         Some(free) if free < needed_bytes => Some(DeviceLimit::OutOfMemory),
-        // NVML knows an instance by another name, and there is no window in one anyway.
+        // NVML knows an instance by another name, and an instance supports no window anyway.
         None if !mig => Some(DeviceLimit::FreeMemoryUnknown),
         _ => None,
     };

@@ -1,4 +1,4 @@
-//! How fast bytes move between a GPU and the host: only when asked for, since it makes a CUDA context and takes device memory.
+//! Copy speed between a GPU and the host. Only on request, because it creates a CUDA context and uses device memory.
 
 use super::deadline::Deadline;
 use super::report::{Speed, SpeedName};
@@ -11,27 +11,27 @@ use kvcachepool_protocol::window::Direction;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Time that one way is measured for.
+/// Duration of one measurement.
 const LONG: Duration = Duration::from_millis(300);
-/// Longest that all of it may take: a context alone takes a second or more.
+/// Timeout of all measurements: creating a context alone takes a second or more.
 const LONGEST: Duration = Duration::from_secs(9);
-/// Why nothing was measured where the driver hung.
+/// Reason name when the driver hangs.
 pub const LATE: &str = "TimedOut";
-/// Bytes of the window: a small one, since loads and stores have a half each.
+/// Bytes of the window: a small one, since loads and stores use a half each.
 const WINDOW_BYTES: u64 = JOB_BYTES;
-/// Page-locked memory of the host: as much as copies take of the device's.
+/// Page-locked host memory: as much as the copies use on the device.
 const PINNED_BYTES: u64 = 2 * JOB_BYTES + WINDOW_BYTES;
-/// Memory of the host that all of it takes.
+/// Host memory that all measurements use.
 const HOST_BYTES: u64 = CONTEXT_BYTES + PINNED_BYTES;
-/// Kernels of a step and bytes of each.
+/// Kernels per step, and bytes of each.
 const STEP: (usize, u64) = (32, 64 << 20);
 
-/// What was asked for.
+/// What to measure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Asked {
     /// Copies alone.
     Copies,
-    /// Also what a device that computes notices of them, which runs kernels.
+    /// Also the slowdown of a computing device, which runs kernels.
     Decode,
 }
 
@@ -53,7 +53,7 @@ impl Asked {
         }
     }
 
-    /// Device memory that is taken beside the context's.
+    /// Device memory used beside the context's.
     fn bytes(self) -> u64 {
         match self {
             Self::Copies => PINNED_BYTES,
@@ -62,7 +62,7 @@ impl Asked {
     }
 }
 
-/// Measures the first device that this process sees, where so much memory of the host may be taken.
+/// Measures the first device, within `room_bytes` of host memory.
 pub fn measured(asked: Asked, room_bytes: u64) -> Vec<Speed> {
     let found = match room_bytes < HOST_BYTES {
         true => Some(Err(NotMeasured::new("NoRoom"))),
@@ -83,7 +83,7 @@ fn refused(asked: Asked, reason: &str) -> Vec<Found> {
 
 fn on_device(asked: Asked) -> Result<Vec<Found>, NotMeasured> {
     let uuid = context::devices()?.swap_remove(0);
-    // Refused by name where a vLLM has left nothing.
+    // Fails with a reason when vLLM has left too little memory.
     let context = context::beside_vllm(&uuid, asked.bytes())?;
     let link = Link::new(&context)?;
     let both = link.both(LONG)?;
@@ -105,7 +105,7 @@ fn on_device(asked: Asked) -> Result<Vec<Found>, NotMeasured> {
     Ok(asked.names().iter().copied().zip(speeds).collect())
 }
 
-/// Alone, and beside copies both ways.
+/// Kernel speed alone, and beside copies in both directions.
 fn decoding(kernels: Arc<Kernels>, link: &Link) -> Result<[f64; 2], NotMeasured> {
     let decode = Decode::new(kernels, STEP.0, STEP.1)?;
     let idle = decode.steps(LONG)?;

@@ -1,61 +1,52 @@
-//! The node, and the part of it that this process may use, as files of `/proc` and `/sys` say.
+//! The node, and the part of it that this process may use, from files of `/proc` and `/sys`.
 
 use kvcachepool_memory::limit::{self, Version};
 use serde::Serialize;
 use std::path::Path;
 
-/// What was read. What a file does not say, or a file that is not there, is `None`.
+/// Facts of the node. `None`: the file is missing or does not contain the value.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Host {
-    /// Release of the kernel.
     pub kernel: String,
-    /// Model of the CPU.
     pub cpu: String,
     /// Cores that this process may run on (affinity).
     pub cores: u32,
     /// Cores of the node.
     pub node_cores: u32,
-    /// Threads of the whole node that ran or wanted to, over the last minute.
+    /// Runnable threads of the whole node, averaged over the last minute.
     pub load: Option<f64>,
-    /// Cores' worth of time that its cgroups give it; `None` = as much as there is.
+    /// CPU quota of its cgroups, in cores; `None` without a limit.
     pub cpu_quota_cores: Option<f64>,
-    /// Bytes of the largest cache that a core shares.
+    /// Bytes of the largest cache that a core uses.
     pub cache_bytes: Option<u64>,
-    /// NUMA nodes.
     pub numa_nodes: u32,
-    /// Those of them that this process may run on a core of; empty where it is not known.
+    /// NUMA nodes of which this process may use a core; empty if unknown.
     pub numa_reach: Vec<u32>,
-    /// Memory of the machine.
     pub memory_total_bytes: Option<u64>,
-    /// What of it could be had.
     pub memory_available_bytes: Option<u64>,
     /// Smallest memory limit of its cgroups.
     pub memory_limit_bytes: Option<u64>,
-    /// What is in use in the cgroup that has least room left.
+    /// Memory in use in the cgroup with the least room left.
     pub memory_used_bytes: Option<u64>,
-    /// What this process could take before one of its cgroups, or the machine, is full.
+    /// Memory that this process can still take before a cgroup or the machine is full.
     pub memory_room_bytes: u64,
-    /// Size of `/dev/shm`.
     pub dev_shm_bytes: Option<u64>,
-    /// Huge pages of each size that the kernel has.
     pub huge_pages: Vec<HugePages>,
-    /// `shmem_enabled` of transparent huge pages: the word that is chosen.
+    /// `shmem_enabled` of transparent huge pages: the selected word.
     pub shmem_huge_pages: String,
 }
 
 /// Huge pages of one size.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct HugePages {
-    /// Bytes of one.
     pub page_bytes: u64,
     /// Reserved on the node.
     pub total: u64,
-    /// Not in use.
     pub free: u64,
 }
 
 impl Host {
-    /// Of this machine.
+    /// Reads the files of this machine.
     pub fn read() -> Self {
         let mut host = Self::of(Path::new("/"));
         let cores = rustix::thread::sched_getaffinity(None).map(|set| set.count());
@@ -66,7 +57,7 @@ impl Host {
         host
     }
 
-    /// What the files below a root say.
+    /// Reads the files below `root`.
     fn of(root: &Path) -> Self {
         let (proc, sys) = (root.join("proc"), root.join("sys"));
         let (meminfo, cpuinfo) = (text(&proc.join("meminfo")), text(&proc.join("cpuinfo")));
@@ -125,7 +116,7 @@ fn processors(cpuinfo: &str) -> u32 {
     u32::try_from(lines.count()).unwrap_or(0)
 }
 
-/// The first of the three averages: that of a minute.
+/// The one-minute average.
 fn load(loadavg: &str) -> Option<f64> {
     loadavg.split(' ').next()?.parse().ok()
 }
@@ -136,7 +127,7 @@ fn chosen(words: &str) -> String {
     after.split_once(']').map_or("", |(word, _)| word).into()
 }
 
-/// What cgroups leave of memory.
+/// Memory limits of cgroups.
 #[derive(Default)]
 struct Memory {
     limit: Option<u64>,
@@ -152,7 +143,7 @@ impl Memory {
                 Version::V2 => ("memory.max", "memory.current"),
                 Version::V1 => ("memory.limit_in_bytes", "memory.usage_in_bytes"),
             };
-            // Without a limit v2 says `max`, and v1 a number near that of all addresses.
+            // Without a limit v2 says `max`, and v1 a number close to the size of the address space.
             let most = number(&folder.join(most)).filter(|most| *most < 1 << 60)?;
             Some((most, number(&folder.join(used)).unwrap_or(0)))
         });
@@ -167,7 +158,7 @@ impl Memory {
     }
 }
 
-/// Cores' worth of time of the tightest cgroup.
+/// CPU quota of the tightest cgroup, in cores.
 fn quota(mount: &Path, own: &str) -> Option<f64> {
     let groups = limit::cgroups(mount, own, "cpu").into_iter();
     let quotas = groups.filter_map(|(version, folder)| {
@@ -187,7 +178,7 @@ fn quota(mount: &Path, own: &str) -> Option<f64> {
     quotas.min_by(f64::total_cmp)
 }
 
-/// The largest of the caches of a core: names of levels differ between machines.
+/// The largest cache of a core: names of levels differ between machines.
 fn cache(folder: &Path) -> Option<u64> {
     let sizes = (0..8).map(|index| text(&folder.join(format!("index{index}/size"))));
     let sizes = sizes.filter_map(|size| {
@@ -197,7 +188,7 @@ fn cache(folder: &Path) -> Option<u64> {
     sizes.max()
 }
 
-/// None for a kernel without NUMA: it has no such folder.
+/// Empty for a kernel without NUMA, which has no such folder.
 fn numa_ids(folder: &Path) -> Vec<u32> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let ids = entries.filter_map(|entry| {
@@ -209,7 +200,7 @@ fn numa_ids(folder: &Path) -> Vec<u32> {
     ids
 }
 
-/// Nodes with one of these cores.
+/// Nodes with at least one of these cores.
 fn numa_reach(folder: &Path, allowed: &str) -> Vec<u32> {
     let allowed = ranges(allowed);
     let mut reach = numa_ids(folder);
@@ -221,7 +212,7 @@ fn numa_reach(folder: &Path, allowed: &str) -> Vec<u32> {
     reach
 }
 
-/// The ranges of a list like `0-3,8`, with both of their ends.
+/// Ranges of a list such as `0-3,8`, with both ends.
 fn ranges(list: &str) -> Vec<(u32, u32)> {
     let ranges = list.trim().split(',').filter_map(|range| {
         let (first, last) = range.split_once('-').unwrap_or((range, range));
@@ -242,7 +233,7 @@ fn huge_pages(folder: &Path) -> Vec<HugePages> {
     sizes.collect()
 }
 
-/// Only where it is a mount of its own: otherwise the size is that of the disk below.
+/// Only if it is a separate mount: otherwise the size would be that of the disk.
 fn dev_shm(mounts: &str) -> Option<u64> {
     let mut points = mounts.lines().filter_map(|line| line.split(' ').nth(1));
     points.find(|point| *point == "/dev/shm")?;

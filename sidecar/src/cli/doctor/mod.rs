@@ -1,5 +1,6 @@
-//! `doctor`: what is there on a node and what that means for the cache, without privileges, toolkit or network. Facts are gathered by
-//! `host`, `facilities`, `driver`, `speed`, `gpu_speed` and `passed`, each within a deadline; `gpu`, `modes` and `findings` judge them and look at nothing.
+//! `doctor`: reports what a node provides and what that means for the cache, without privileges, toolkit or network. `host`,
+//! `facilities`, `driver`, `speed`, `gpu_speed` and `passed` gather facts, each within a deadline. `gpu`, `modes` and `findings` judge
+//! them and run no probes.
 
 mod deadline;
 mod driver;
@@ -32,7 +33,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// Longest that a driver may take to say what it has: it wakes GPUs up.
+/// Timeout of the driver's answers: the first one wakes the GPUs up.
 const DRIVER_LONGEST: Duration = Duration::from_secs(4);
 
 #[derive(Debug, clap::Args)]
@@ -96,7 +97,7 @@ fn gathered(config: Option<&Config>, asked: Option<gpu_speed::Asked>) -> Facts {
     progress.at("the node");
     let host = Host::read();
     let room = host.memory_room_bytes;
-    // Before the others, so that a device is awake when it is asked how it hangs on the host.
+    // Before the other probes, so that a device is awake when its PCIe link is read.
     let gpu_speeds = asked.map(|asked| {
         progress.at("how fast a GPU copies");
         gpu_speed::measured(asked, room)
@@ -129,8 +130,8 @@ fn gathered(config: Option<&Config>, asked: Option<gpu_speed::Asked>) -> Facts {
     }
 }
 
-/// The folder of locks: that of the socket. Without a config it may be anywhere, and the first that can be written is tried: in a
-/// container of ours the temporary one cannot.
+/// The folder of locks: that of the socket. Without a config, the first writable candidate: in our own container the temporary
+/// folder is read-only.
 fn runtime(config: Option<&Config>) -> PathBuf {
     if let Some(folder) = config.and_then(|config| config.socket.parent()) {
         return folder.to_owned();
@@ -163,7 +164,7 @@ fn wanted(config: &Config) -> Wanted {
     }
 }
 
-/// One line on a terminal's standard error that says what is looked at.
+/// One line on a terminal's standard error with the current probe.
 struct Progress {
     shown: bool,
 }
@@ -176,12 +177,12 @@ impl Progress {
     }
 
     fn at(&self, what: &str) {
-        self.write(&format!("looking at {what}"));
+        self.write(&format!("checking {what}"));
     }
 
     fn write(&self, line: &str) {
         if self.shown {
-            // What cannot be shown is not worth an error.
+            // A line that cannot be shown is not an error.
             let _ = write!(std::io::stderr(), "\r\x1b[K{line}");
         }
     }

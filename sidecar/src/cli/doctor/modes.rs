@@ -1,44 +1,38 @@
-//! Ways for KV between a GPU and the arena: which one works here, and why the other does not. Copies in vLLM's process cannot be tried from here,
-//! so of them nothing more is said than that nothing is known to stand against them; a window works when a second process has used one.
+//! Transfer modes between a GPU and the arena: which one works here, and why another does not. Copies in vLLM's process cannot be tried
+//! here, so the report only says whether something prevents them. A window works when a second process has used one.
 
 use super::gpu::{Device, DeviceLimit, Gpu, GpuReason};
 use super::report::{Facility, FacilityName, Speed, SpeedName};
 use serde::Serialize;
 
-/// One way.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Mode {
-    /// Its name.
     pub name: ModeName,
-    /// What is known of it here.
     pub state: ModeState,
-    /// Names of what stands against it, or makes it slower.
+    /// Reasons that prevent the mode or slow it down.
     pub reasons: Vec<String>,
-    /// For people.
+    /// Explanation as text.
     pub detail: String,
 }
 
-/// Ways, by the names of `transfer` of a pool.
+/// Modes, by the names of a pool's `transfer`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub enum ModeName {
     /// vLLM's worker copies between its KV pages and the arena.
     Engine,
-    /// The sidecar copies, by a window in device memory.
+    /// The sidecar copies through a window in device memory.
     CudaWindow,
 }
 
-/// What is known of a way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub enum ModeState {
-    /// It works: all that it needs was tried.
+    /// All parts were tried and work.
     Works,
-    /// Nothing is known to stand against it, and it was not tried.
+    /// Not tried; no known reason prevents it.
     NotTried,
-    /// It does not work.
     Unavailable,
 }
 
-/// Both ways.
 pub fn judged(gpu: &Gpu, facilities: &[Facility], speeds: &[Speed]) -> Vec<Mode> {
     let missing = missing(facilities);
     if !missing.is_empty() {
@@ -46,7 +40,7 @@ pub fn judged(gpu: &Gpu, facilities: &[Facility], speeds: &[Speed]) -> Vec<Mode>
             name,
             state: ModeState::Unavailable,
             reasons: missing.clone(),
-            detail: "vLLM cannot be given the arena".into(),
+            detail: "the arena cannot be passed to vLLM".into(),
         };
         return vec![
             unavailable(ModeName::Engine),
@@ -71,16 +65,16 @@ fn without_gpu(reason: GpuReason) -> [Mode; 2] {
     [
         works(
             ModeName::Engine,
-            "it maps the arena and copies with plain instructions. For one on GPUs nothing was seen from here",
+            "the worker maps the arena and copies with the CPU. A vLLM on GPUs could not be checked here",
         ),
         works(
             ModeName::CudaWindow,
-            "a window in host memory. For one on GPUs the sidecar would need to see them",
+            "a window in host memory. For a vLLM on GPUs the sidecar would need access to them",
         ),
     ]
 }
 
-/// There is a driver, and it does not work here. vLLM may have another one in its container, but not another machine.
+/// The driver exists and does not work here. vLLM's container may have another driver library, but the machine is the same.
 fn broken(reason: GpuReason, said: &str) -> [Mode; 2] {
     let engine = match reason {
         GpuReason::SystemNotReady => ModeState::Unavailable,
@@ -96,12 +90,12 @@ fn broken(reason: GpuReason, said: &str) -> [Mode; 2] {
         mode(
             ModeName::Engine,
             engine,
-            "copies run in vLLM's process, and the driver does not work from here",
+            "copies run in vLLM's process, but the driver does not work in this one",
         ),
         mode(
             ModeName::CudaWindow,
             ModeState::Unavailable,
-            "no window in device memory without a driver that works",
+            "a window in device memory needs a working driver",
         ),
     ]
 }
@@ -111,12 +105,12 @@ fn engine(gpu: &Gpu, speeds: &[Speed]) -> Mode {
     let [to, from] = [SpeedName::PinnedToDevice, SpeedName::PinnedFromDevice];
     let copied = match (measured(speeds, to), measured(speeds, from)) {
         (Some(Ok(to)), Some(Ok(from))) => {
-            format!("copies from here moved {to} to the device and {from} from it")
+            format!("copies measured here ran at {to} to the device and {from} from it")
         }
         (Some(Err(reason)), _) | (_, Some(Err(reason))) => {
-            format!("copies from here could not be measured: {reason}")
+            format!("copies could not be measured here: {reason}")
         }
-        _ => "nothing was copied from here".into(),
+        _ => "no copies were measured here".into(),
     };
     Mode {
         name: ModeName::Engine,
@@ -126,7 +120,7 @@ fn engine(gpu: &Gpu, speeds: &[Speed]) -> Mode {
     }
 }
 
-/// Instances and exclusive devices do not matter to a copy by the process that has them.
+/// MIG instances and exclusive devices do not affect copies by the process that uses them.
 fn engine_limits(gpu: &Gpu) -> Vec<String> {
     let matter = [DeviceLimit::Prohibited, DeviceLimit::DriverTooOld];
     limits(gpu, |limit| matter.contains(&limit))
@@ -149,9 +143,9 @@ fn window(gpu: &Gpu, facilities: &[Facility], speeds: &[Speed]) -> Mode {
     let round_trip = measured(speeds, SpeedName::WindowRoundTrip);
     let copies_fail = matches!(round_trip, Some(Err(_)));
     let made = match round_trip {
-        Some(Ok(speed)) => format!("one moved {speed} there and back"),
-        Some(Err(reason)) => format!("none could be measured: {reason}"),
-        None => "none was made from here, and this version's was never run on a GPU".into(),
+        Some(Ok(speed)) => format!("measured here: {speed} there and back"),
+        Some(Err(reason)) => format!("not measured: {reason}"),
+        None => "not tried here, and this version was never run on a GPU".into(),
     };
     let (passed, said) = passed(facilities);
     let mut reasons = limits(gpu, bars);
@@ -172,8 +166,8 @@ fn window(gpu: &Gpu, facilities: &[Facility], speeds: &[Speed]) -> Mode {
     }
 }
 
-/// Whether a window reaches another process, where that is known, and words for it; with the names of what stands against it where it
-/// reaches none. A sidecar passes a window by descriptor, and by IPC handle only where the driver makes no descriptor.
+/// Whether a window reaches another process, if known, with a text; an error carries the reasons. The sidecar passes a window by
+/// descriptor, and by IPC handle only if the driver cannot export a descriptor.
 fn passed(facilities: &[Facility]) -> (Option<Result<(), Vec<String>>>, String) {
     let way = |name| facilities.iter().find(|facility| facility.name == name);
     let (Some(fd), Some(handle)) = (
@@ -187,17 +181,20 @@ fn passed(facilities: &[Facility]) -> (Option<Result<(), Vec<String>>>, String) 
         _ => (fd, "descriptor", vec![]),
     };
     if way.works {
-        let said = format!("; a second process used one, passed by {by}");
+        let said = format!("; a second process used it, passed by {by}");
         return (Some(Ok(())), said);
     }
     names.push(way.reason.clone());
-    let said = format!("; none reached a second process: {}", names.join(", "));
+    let said = format!(
+        "; it could not be passed to a second process: {}",
+        names.join(", ")
+    );
     let against = AGAINST_WINDOWS.contains(&way.reason.as_str());
     (against.then_some(Err(names)), said)
 }
 
-/// Why a window reached no second process that would keep it from a vLLM as well. One that there was no time or memory for, beside the
-/// second context, says nothing.
+/// Reasons why a second process could not use a window that would also apply to vLLM. Missing time or memory for the second context is
+/// not among them.
 const AGAINST_WINDOWS: [&str; 4] = ["NoIpc", "NotMapped", "PatternMismatch", "DriverFailed"];
 
 fn unless_all(devices: &[Device], barred: impl Fn(&Device) -> bool) -> ModeState {
@@ -207,7 +204,7 @@ fn unless_all(devices: &[Device], barred: impl Fn(&Device) -> bool) -> ModeState
     }
 }
 
-/// How fast a way was, or why that is not known; none where it was not asked for.
+/// Speed of a measurement, or why it is missing; `None` if it was not requested.
 fn measured(speeds: &[Speed], name: SpeedName) -> Option<Result<String, &str>> {
     let speed = speeds.iter().find(|speed| speed.name == name)?;
     Some(match speed.bytes_per_second {
@@ -216,7 +213,7 @@ fn measured(speeds: &[Speed], name: SpeedName) -> Option<Result<String, &str>> {
     })
 }
 
-/// What passing memory to vLLM needs and is not there.
+/// Features needed to pass memory to vLLM that do not work.
 fn missing(facilities: &[Facility]) -> Vec<String> {
     let needed = [FacilityName::Memfd, FacilityName::PassDescriptors];
     let missing = facilities.iter().filter(|f| needed.contains(&f.name));
@@ -339,7 +336,7 @@ mod tests {
             (with(&[]), "", "", Works, vec![]),
             (with(&[DriverTooOld]), "", "NotMapped", Works, vec![]),
             (with(&[]), "NoDescriptor", "", Works, vec![]),
-            // It would be passed by descriptor all the same.
+            // It would be passed by descriptor anyway.
             (with(&[]), "NotMapped", "", Unavailable, vec!["NotMapped"]),
             (
                 with(&[]),
@@ -348,7 +345,7 @@ mod tests {
                 Unavailable,
                 vec!["NoDescriptor", "PatternMismatch"],
             ),
-            // What failed on the first device says nothing of others.
+            // A failure on the first device says nothing about others.
             (two, "NoIpc", "", NotTried, vec!["NoIpc"]),
             (
                 second_is_barred,
@@ -357,7 +354,7 @@ mod tests {
                 Unavailable,
                 vec!["MigEnabled", "NoIpc"],
             ),
-            // A small one had room; the one that is asked for has not.
+            // The small window of the probe fits; the requested one does not.
             (first_is_barred, "", "", NotTried, vec!["OutOfMemory"]),
             (
                 with(&[OutOfMemory]),
@@ -366,7 +363,7 @@ mod tests {
                 Unavailable,
                 vec!["OutOfMemory"],
             ),
-            // What says nothing of a vLLM.
+            // Reasons that do not apply to vLLM.
             (with(&[]), "OutOfMemory", "OutOfMemory", NotTried, vec![]),
             (with(&[]), "TimedOut", "NotMapped", NotTried, vec![]),
         ] {
@@ -383,7 +380,7 @@ mod tests {
             (FacilityName::WindowByHandle, "NoIpc"),
         ];
         let mode = judged(&with(&[]), &passed_by(ways), &[]).swap_remove(1);
-        assert!(mode.detail.ends_with("used one, passed by descriptor"));
+        assert!(mode.detail.ends_with("used it, passed by descriptor"));
     }
 
     #[test]
@@ -435,22 +432,19 @@ mod tests {
         let (gigabyte, refused) = (Ok(1_000_000_000), Err("OutOfMemory"));
         let all = said([gigabyte, Ok(2_500_000_000), gigabyte]);
         assert!(
-            all[0].contains("moved 1.00 GB/s to the device and 2.50 GB/s from it"),
+            all[0].contains("ran at 1.00 GB/s to the device and 2.50 GB/s from it"),
             "{all:?}"
         );
         assert!(
-            all[1].contains("one moved 1.00 GB/s there and back"),
+            all[1].contains("measured here: 1.00 GB/s there and back"),
             "{all:?}"
         );
         let none = said([refused; 3]);
         assert!(
-            none[0].ends_with("could not be measured: OutOfMemory"),
+            none[0].ends_with("could not be measured here: OutOfMemory"),
             "{none:?}"
         );
-        assert!(
-            none[1].ends_with("could be measured: OutOfMemory"),
-            "{none:?}"
-        );
+        assert!(none[1].ends_with("not measured: OutOfMemory"), "{none:?}");
     }
 
     #[test]

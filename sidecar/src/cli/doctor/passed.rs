@@ -1,5 +1,5 @@
-//! Whether memory of the first GPU can be passed to another process, in each of the ways in which a window is: tried with a second process of
-//! this program, only when copies are measured, too, since it makes two CUDA contexts.
+//! Whether memory of the first GPU can be passed to another process, by each method that a window uses. A second process of this
+//! program tries it, and only together with the copy measurements, because it creates two CUDA contexts.
 
 use super::deadline::Deadline;
 use super::report::{Facility, FacilityName};
@@ -9,27 +9,26 @@ use kvcachepool_protocol::config;
 use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
-/// By this argument the program is the second process.
+/// With this argument the program runs as the second process.
 pub const SUBCOMMAND: &str = "window-peer";
-/// Longest that the second process may take for one answer: it makes a context first.
+/// Timeout of one answer of the second process, which creates a context first.
 const ANSWER_LONGEST: Duration = Duration::from_secs(4);
-/// Longest that all of it may take.
 const LONGEST: Duration = Duration::from_secs(9);
-/// Memory of the host that it takes: two contexts, and the second process.
+/// Host memory used: two contexts, and the second process.
 const HOST_BYTES: u64 = 2 * config::CONTEXT_BYTES + (32 << 20);
 
 type Found = Result<String, NotPassed>;
 
-/// Tries each way on the first device that this process sees, where so much memory of the host may be taken.
+/// Tries each method on the first device, within `room_bytes` of host memory.
 pub fn tried(room_bytes: u64) -> [Facility; 2] {
     if room_bytes < HOST_BYTES {
-        let none = not_passed("NoRoom", "too little memory is left to try it");
+        let none = not_passed("NoRoom", "too little free memory to try it");
         return rows([Err(none.clone()), Err(none)]);
     }
     rows(found(LONGEST, on_device))
 }
 
-/// There is no time for it: the driver hung before.
+/// Results when no time is left: the driver hung before.
 pub fn late() -> [Facility; 2] {
     rows([Err(too_late()), Err(too_late())])
 }
@@ -45,7 +44,7 @@ fn not_passed(name: &str, detail: &str) -> NotPassed {
     }
 }
 
-/// What is said of each way, one after the other; and of those of which nothing is said in time, or at all, why not.
+/// The result of each method; methods without a result in time get a reason.
 fn found(
     longest: Duration,
     look: impl FnOnce(&Sender<Found>) -> Result<(), NotPassed> + Send + 'static,
@@ -58,14 +57,14 @@ fn found(
 
 fn on_device(say: &Sender<Found>) -> Result<(), NotPassed> {
     let uuid = context::devices()?.swap_remove(0);
-    // Refused by name where a vLLM has left too little for a second context.
+    // Fails with a reason when vLLM has left too little memory for a second context.
     let context = context::beside_vllm(&uuid, WINDOW_BYTES + CONTEXT_BYTES)?;
     let peer = || Peer::start(&[SUBCOMMAND, &uuid], ANSWER_LONGEST);
     let tell = |passed: Result<(), NotPassed>| {
         let name = &context.name;
         let both =
-            format!("a second process and this one read in memory of {name} what the other wrote");
-        // Nobody listens any more where it took too long.
+            format!("this process and a second one read each other's writes in memory of {name}");
+        // The receiver no longer waits after a timeout.
         let _ = say.send(passed.map(|()| both));
     };
     tell(peer().and_then(|peer| peer::by_descriptor(&uuid, &peer)));

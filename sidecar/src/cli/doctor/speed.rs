@@ -1,4 +1,4 @@
-//! How many bytes a second the ways of this node move, and what of the cache each one bounds.
+//! Measures the speeds of this node, and what each one limits.
 
 use super::deadline::Deadline;
 use super::facilities::unnamed;
@@ -9,30 +9,29 @@ use std::hint::black_box;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Time that a way is measured for: some periods of a CPU quota (100 ms), so that being throttled shows.
+/// Duration of a measurement: some periods of a CPU quota (100 ms), so that throttling shows.
 const LONG: Duration = Duration::from_millis(300);
-/// Longest that one way may take, with what has to be made ready for it.
+/// Timeout of one measurement with its preparation.
 const LONGEST: Duration = Duration::from_secs(3);
-/// Bytes of one step; time is looked at between steps.
+/// Bytes of one step; the time is checked between steps.
 const STEP_BYTES: usize = 4 << 20;
-/// Bytes that are walked through, more than most caches hold. Where one holds more the table says so: to fill an area of twice its size
-/// would take longer than to measure.
+/// Size of the memory area: more than most caches hold. The table says when a cache holds more: to fill an area twice as large as the
+/// cache would take longer than the measurement.
 const AREA_BYTES: u64 = 64 << 20;
-/// Bytes on disk, and of one read or write there.
+/// Bytes on disk.
 const DISK_BYTES: u64 = 64 << 20;
 const DISK_STEP_BYTES: usize = 1 << 20;
-/// What addresses of direct I/O are multiples of.
+/// Alignment of direct I/O.
 const ALIGN_BYTES: usize = 4096;
 
-/// Bytes to walk through. At most an eighth of what memory is left, because two areas are held at a time and this process may share a
-/// container with a sidecar that needs the rest; `None` where that is too little to say anything.
+/// Size of the memory area: at most an eighth of the free memory, because two areas are held at a time and a sidecar in the same
+/// container may need the rest. `None` when that is too small for a measurement.
 fn area(room_bytes: u64) -> Option<usize> {
     let bytes = usize::try_from(AREA_BYTES.min(room_bytes / 8)).ok()?;
     let bytes = bytes / STEP_BYTES * STEP_BYTES;
     (bytes >= 2 * STEP_BYTES).then_some(bytes)
 }
 
-/// Measures all of them.
 pub fn measured(
     deadline: Deadline,
     disk: Option<PathBuf>,
@@ -79,7 +78,7 @@ fn timed<T: Send + 'static>(
     found.unwrap_or_else(|| Err("TimedOut".into()))
 }
 
-/// What was found of one way, and what of the cache that bounds.
+/// One measurement, and what it limits.
 pub(super) fn row(
     name: SpeedName,
     found: Result<u64, String>,
@@ -158,7 +157,7 @@ fn step(bytes: &[u8], at: usize) -> &[u8] {
     bytes.get(at..at + STEP_BYTES).unwrap_or_default()
 }
 
-/// Steps through an area, over and over, and says how fast that went.
+/// Bytes per second of repeated steps through an area.
 fn walked(bytes: usize, step: usize, mut one: impl FnMut(usize)) -> u64 {
     let (began, mut done, mut at) = (Instant::now(), 0u64, 0);
     loop {
@@ -195,7 +194,7 @@ fn copied(from: &[u8], to: &mut [u8], threads: usize) -> u64 {
                 })
             })
         });
-        // All of them run before the first is waited for.
+        // All threads start before the first is joined.
         let copies: Vec<_> = copies.collect();
         copies.into_iter().filter_map(|c| c.join().ok()).sum()
     })
@@ -205,7 +204,7 @@ fn copied(from: &[u8], to: &mut [u8], threads: usize) -> u64 {
 fn on_disk(folder: &Path) -> Result<(u64, u64), String> {
     let file = unnamed(folder).map_err(|e| e.to_string())?;
     let space = rustix::fs::fstatvfs(&file).map_err(|e| e.to_string())?;
-    // A sidecar may be about to need the rest.
+    // A sidecar may need the rest.
     if space.f_bavail.saturating_mul(space.f_frsize) < 4 * DISK_BYTES {
         return Err("NoRoom".into());
     }
@@ -236,7 +235,7 @@ fn synced(file: &OwnedFd) -> Result<(), String> {
 
 fn moved(result: Result<usize, rustix::io::Errno>) -> Result<u64, String> {
     match result {
-        Ok(0) => Err("nothing was moved".into()),
+        Ok(0) => Err("the kernel transferred no bytes".into()),
         Ok(bytes) => Ok(bytes as u64),
         Err(e) => Err(e.to_string()),
     }

@@ -5,7 +5,7 @@ use kvcachepool_memory::mapping::Mapping;
 use rustix::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use rustix::io::Errno;
 
-/// Whose a record lock is.
+/// Owner of a record lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Owner {
     /// The process's: `F_SETLK`.
@@ -14,9 +14,9 @@ pub enum Owner {
     OpenFile,
 }
 
-/// Takes a write lock on the first byte of a file, or says why not, without waiting.
+/// Takes a write lock on the first byte of a file without waiting, or returns the error.
 pub fn record_lock(fd: BorrowedFd<'_>, owner: Owner) -> Result<(), Errno> {
-    // SAFETY: flock is plain old data; all zero is a valid value, and what an open-file lock needs in its pid.
+    // SAFETY: flock is plain old data; all zero is a valid value, and open-file locks need a pid of zero.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
     lock.l_type = libc::F_WRLCK as libc::c_short;
     lock.l_whence = libc::SEEK_SET as libc::c_short;
@@ -33,24 +33,24 @@ pub fn record_lock(fd: BorrowedFd<'_>, owner: Owner) -> Result<(), Errno> {
 /// Bytes of `struct io_uring_params` (`linux/io_uring.h`); all zero asks for nothing special.
 const RING_PARAMETERS_BYTES: usize = 120;
 
-/// Makes the smallest ring, and gives it back.
+/// Creates the smallest ring, and closes it.
 pub fn io_uring() -> Result<(), Errno> {
     let mut parameters = [0u64; RING_PARAMETERS_BYTES / 8];
     // SAFETY: the kernel reads and writes no more than the structure's bytes, which the array is as long as and aligned for.
     let rc = unsafe { libc::syscall(libc::SYS_io_uring_setup, 1u32, parameters.as_mut_ptr()) };
     match libc::c_int::try_from(rc) {
-        // SAFETY: the kernel has just made this descriptor for us; nobody else owns it.
+        // SAFETY: the kernel has just created this descriptor, and nothing else owns it.
         Ok(fd) if fd >= 0 => drop(unsafe { OwnedFd::from_raw_fd(fd) }),
         _ => return Err(last_error()),
     }
     Ok(())
 }
 
-/// Locks the pages of a whole mapping in memory. They are free again with it.
+/// Locks the pages of a whole mapping in memory. They are unlocked with its end.
 pub fn page_lock(mapping: &Mapping) -> Result<(), Errno> {
     let bytes = mapping.length();
     let start = mapping.address(0, bytes).ok_or(Errno::INVAL)?;
-    // SAFETY: the range is that of a living mapping; locking changes no content.
+    // SAFETY: the range is that of a live mapping; locking changes no content.
     unsafe { rustix::mm::mlock(start.as_ptr().cast(), bytes as usize) }
 }
 

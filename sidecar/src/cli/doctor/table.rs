@@ -1,4 +1,4 @@
-//! The report for people.
+//! The report as text.
 
 use super::gpu::Gpu;
 use super::host::Host;
@@ -6,7 +6,6 @@ use super::report::{Facts, Report};
 use crate::cli::status::size;
 use std::fmt::{Result, Write};
 
-/// The text.
 pub fn render(report: &Report) -> String {
     let mut out = String::new();
     // Writing to a String cannot fail.
@@ -30,7 +29,7 @@ fn write(out: &mut String, report: &Report) -> Result {
     speeds(out, &report.facts)?;
     section(out, "why is this node slow")?;
     if report.findings.is_empty() {
-        writeln!(out, "  nothing was found")?;
+        writeln!(out, "  no problems found")?;
     }
     for finding in &report.findings {
         let weight = name(finding.weight);
@@ -38,7 +37,7 @@ fn write(out: &mut String, report: &Report) -> Result {
         writeln!(out, "            {}", finding.advice)?;
     }
     let verdict = match report.serves {
-        true => "nothing stands against serving",
+        true => "a sidecar can serve here",
         false => "a sidecar cannot serve here",
     };
     writeln!(out, "\n{verdict}")
@@ -53,7 +52,7 @@ fn row(out: &mut String, name: &str, text: &str) -> Result {
     writeln!(out, "  {name:<16} {text}")
 }
 
-/// A name of ours in the words that a table has: `notTried` becomes `not tried`.
+/// A name as words: `notTried` becomes `not tried`.
 fn name(name: impl std::fmt::Debug) -> String {
     let mut words = String::new();
     for letter in format!("{name:?}").chars() {
@@ -74,8 +73,8 @@ fn host(out: &mut String, host: &Host) -> Result {
     row(out, "kernel", &host.kernel)?;
     row(out, "cpu", &host.cpu)?;
     let quota = match host.cpu_quota_cores {
-        Some(quota) => format!("time of {quota:.2} by cgroups"),
-        None => "no cgroup limits their time".into(),
+        Some(quota) => format!("CPU limit {quota:.2}"),
+        None => "no CPU limit".into(),
     };
     let cores = format!("{} of {}, {quota}", host.cores, host.node_cores);
     row(out, "cores", &cores)?;
@@ -87,7 +86,7 @@ fn host(out: &mut String, host: &Host) -> Result {
     let numa = match reach.is_empty() {
         true => host.numa_nodes.to_string(),
         false => format!(
-            "{}, this process may run on {}",
+            "{}, this process may use {}",
             host.numa_nodes,
             reach.join(", ")
         ),
@@ -226,10 +225,7 @@ mod tests {
             text.contains("memory           unknown available"),
             "{text}"
         );
-        assert!(
-            text.ends_with("\nnothing stands against serving\n"),
-            "{text}"
-        );
+        assert!(text.ends_with("\na sidecar can serve here\n"), "{text}");
     }
 
     #[test]

@@ -1,10 +1,9 @@
-//! A status for people: a screen of aligned lines.
+//! The status as text: aligned lines.
 
 use kvcachepool_protocol::config::ByteSize;
 use kvcachepool_protocol::status::{State, Status};
 use std::fmt::Write;
 
-/// The text.
 pub fn render(status: &Status) -> String {
     let mut out = String::new();
     // Writing to a String cannot fail.
@@ -147,7 +146,7 @@ fn seconds(s: u64) -> String {
     }
 }
 
-/// One digit behind the point where the size is no whole unit.
+/// With one decimal when the size is not a whole unit.
 pub fn size(bytes: u64) -> String {
     let whole = ByteSize(bytes).to_string();
     if whole.len() <= 6 {

@@ -1,4 +1,4 @@
-//! Domains as names of objects carry them: whose KV it is, and how its bytes are arranged.
+//! Domains in object names: which model the KV belongs to, and how its bytes are arranged.
 
 use kvcachepool_protocol::object::ObjectName;
 use std::fmt;
@@ -12,7 +12,7 @@ pub struct Domain {
 }
 
 impl Domain {
-    /// That of an object.
+    /// Domain of an object.
     pub fn of(name: &ObjectName) -> Self {
         Self {
             model: name.model.clone(),
@@ -20,7 +20,7 @@ impl Domain {
         }
     }
 
-    /// Is the object of this domain?
+    /// Whether the object belongs to this domain.
     pub fn has(&self, name: &ObjectName) -> bool {
         (&self.model, &self.layout) == (&name.model, &name.layout)
     }

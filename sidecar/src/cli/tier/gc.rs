@@ -1,4 +1,4 @@
-//! `gc`: removes objects of a tier by domain and age.
+//! `gc`: deletes objects of a tier by domain and age.
 
 use super::domain::Domain;
 use super::progress::Progress;
@@ -10,7 +10,7 @@ use serde::Serialize;
 use std::io::Write;
 use std::process::ExitCode;
 
-/// Objects that are removed between two looks at the progress.
+/// Objects that are deleted between two updates of the progress.
 const BATCH: usize = 500;
 
 #[derive(Debug, clap::Args)]
@@ -27,7 +27,7 @@ pub struct Args {
     pub(super) objects: bool,
 }
 
-/// What goes: objects for which all that is given holds.
+/// Conditions for a deletion; an object must meet all that are given.
 #[derive(Debug, Default, clap::Args)]
 #[group(required = true, multiple = true)]
 pub(super) struct Which {
@@ -57,12 +57,12 @@ impl Which {
 #[derive(Debug, Serialize)]
 pub(super) struct Report {
     pub dry_run: bool,
-    /// Objects that fit.
+    /// Objects that meet the conditions.
     pub objects: u64,
     pub bytes: u64,
-    /// Objects that were removed.
+    /// Objects that were deleted.
     pub removed: u64,
-    /// Objects that stay.
+    /// Objects that are kept.
     pub kept: u64,
     domains: Vec<DomainRow>,
 }
@@ -79,10 +79,9 @@ pub fn main(args: &Args) -> Result<ExitCode, String> {
     ended(printed.map(|_| ExitCode::SUCCESS))
 }
 
-/// Does it and prints it.
 pub(super) fn print(args: &Args, out: &mut dyn Write) -> Result<Report, Failed> {
     args.target.with(async |tier: &dyn Tier| {
-        // Removing while listing would move the pages of some tiers.
+        // Deleting while listing would move the pages of some tiers.
         let (mut fit, mut kept, mut sums) = (Vec::new(), 0, Sums::default());
         let now = tier.info().unix_s.now().unwrap_or_else(now_unix_s);
         walk(tier, async |page| {

@@ -1,4 +1,4 @@
-//! `inspect`: domains of a tier with their objects, bytes and ages; or every object with what its head says.
+//! `inspect`: prints the domains of a tier with their objects, bytes and ages, or every object with the fields of its header.
 
 use super::target::{Output, Target};
 use super::{AT_ONCE, Failed, Stopped, Sums, age, count, ended, size, walk, write_json};
@@ -18,19 +18,19 @@ pub struct Args {
     pub(super) objects: bool,
 }
 
-/// What is printed last.
+/// The summary, printed last.
 #[derive(Debug, Serialize)]
 struct Report {
     tier: &'static str,
     objects: u64,
     bytes: u64,
-    /// What the tier takes for them.
+    /// Bytes that the tier uses for its objects.
     used_bytes: u64,
     foreign_names: u64,
     domains: Vec<super::DomainRow>,
 }
 
-/// An object of the listing.
+/// One object of the listing.
 #[derive(Debug, Serialize)]
 struct ObjectRow {
     object: String,
@@ -92,7 +92,6 @@ pub fn main(args: &Args) -> Result<ExitCode, String> {
     ended(printed.map(|()| ExitCode::SUCCESS))
 }
 
-/// Does it and prints it.
 pub(super) fn print(args: &Args, out: &mut dyn Write) -> Result<(), Failed> {
     let output = args.target.output;
     args.target.with(async |tier: &dyn Tier| {
@@ -164,8 +163,8 @@ fn write_report(out: &mut dyn Write, report: &Report, sums: &Sums) -> std::io::R
     let (bytes, used) = (size(report.bytes), size(report.used_bytes));
     writeln!(out, "{}: {objects}, {bytes}; {used} taken", report.tier)?;
     if report.foreign_names > 0 {
-        let foreign = count(report.foreign_names, "name is", "names are");
-        writeln!(out, "{foreign} none of ours, and left alone")?;
+        let foreign = count(report.foreign_names, "foreign name", "foreign names");
+        writeln!(out, "{foreign}, left alone")?;
     }
     sums.write(out)
 }

@@ -1,5 +1,5 @@
-//! `inspect`, `verify` and `gc`: what lies in a tier, without a sidecar. They know tiers by the trait only; `target.rs` alone knows which
-//! there are and how one is opened.
+//! `inspect`, `verify` and `gc`: work on the contents of a tier, without a sidecar. They use tiers through the trait only; `target.rs`
+//! alone knows the kinds and how to open one.
 
 mod domain;
 pub mod gc;
@@ -22,7 +22,7 @@ use std::io::Write;
 use std::process::ExitCode;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Heads that are read at once.
+/// Headers that are read at once.
 const AT_ONCE: usize = 32;
 
 /// Why a command ended early.
@@ -32,13 +32,13 @@ enum Stopped {
     Output(std::io::Error),
 }
 
-/// How a command ended that did not do all that was asked for.
+/// Why a command did not complete.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 enum Failed {
-    /// What a person is told.
+    /// Message for the user.
     #[error("{0}")]
     Said(String),
-    /// Whoever read what was printed reads no more, as `head` does.
+    /// The reader of the output closed the pipe, as `head` does.
     #[error("nobody reads what is printed")]
     Unread,
 }
@@ -49,10 +49,10 @@ impl From<String> for Failed {
     }
 }
 
-/// As a shell sees a program that a closed pipe ended (SIGPIPE).
+/// Exit code as a shell reports a program that a closed pipe ended (SIGPIPE).
 const UNREAD: u8 = 128 + 13;
 
-/// How the process ends: quietly where nobody reads.
+/// Exit code of the command; silent when the pipe was closed.
 fn ended(done: Result<ExitCode, Failed>) -> Result<ExitCode, String> {
     done.or_else(|failed| match failed {
         Failed::Said(message) => Err(message),
@@ -72,7 +72,7 @@ impl From<std::io::Error> for Stopped {
     }
 }
 
-/// A domain's objects, summed.
+/// Totals of a domain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 struct Sum {
     objects: u64,
@@ -81,11 +81,11 @@ struct Sum {
     newest_unix_s: u64,
 }
 
-/// Objects by domain.
+/// Totals by domain.
 #[derive(Debug, Default)]
 struct Sums(BTreeMap<Domain, Sum>);
 
-/// A line of a report.
+/// One line of a report.
 #[derive(Debug, Serialize)]
 struct DomainRow {
     domain: String,
@@ -124,7 +124,7 @@ impl Sums {
         self.0.iter().map(row).collect()
     }
 
-    /// A table for people.
+    /// Writes the table.
     fn write(&self, out: &mut dyn Write) -> std::io::Result<()> {
         if self.0.is_empty() {
             return Ok(());
@@ -147,7 +147,7 @@ impl Sums {
     }
 }
 
-/// Calls `each` with every page of a listing, and shows how far that is. Returns how many names there are none of ours.
+/// Calls `each` with every page of a listing, and shows the progress. Returns the number of foreign names.
 async fn walk(
     tier: &dyn Tier,
     mut each: impl AsyncFnMut(Vec<Listed>) -> Result<(), Stopped>,
@@ -165,7 +165,7 @@ async fn walk(
     Ok(foreign)
 }
 
-/// Bytes for people.
+/// Bytes as text.
 pub(super) fn size(bytes: u64) -> String {
     super::status::size(bytes)
 }
@@ -176,7 +176,7 @@ fn now_unix_s() -> u64 {
         .map_or(0, |since| since.as_secs())
 }
 
-/// How long ago, for people: the largest unit that there are two of.
+/// Age as text, in the largest unit of which it has at least two.
 fn age(unix_s: u64) -> String {
     let seconds = now_unix_s().saturating_sub(unix_s);
     match seconds {
@@ -192,7 +192,7 @@ pub(super) fn write_json(out: &mut dyn Write, value: &impl Serialize) -> std::io
     writeln!(out)
 }
 
-/// One or several.
+/// A number with the singular or the plural.
 pub(super) fn count(number: u64, one: &str, several: &str) -> String {
     let what = if number == 1 { one } else { several };
     format!("{number} {what}")

@@ -1,26 +1,25 @@
-//! One line on a terminal's stderr that says how far a command is. Without a terminal there is nothing.
+//! A progress line on standard error, if that is a terminal.
 
 use super::size;
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
-/// Time between two looks of the line.
+/// Time between two updates.
 const EVERY: Duration = Duration::from_millis(250);
 
-/// The line.
 #[derive(Debug)]
 pub struct Progress {
     shown: bool,
-    /// The line stands there.
+    /// The line is visible.
     stands: bool,
     began: Instant,
     written: Instant,
-    /// Objects that there are; 0 = not known.
+    /// Total number of objects; 0 if unknown.
     objects: u64,
 }
 
 impl Progress {
-    /// Of as many objects.
+    /// `objects`: the total number; 0 if unknown.
     pub fn new(objects: u64) -> Self {
         let now = Instant::now();
         Self {
@@ -32,7 +31,7 @@ impl Progress {
         }
     }
 
-    /// So much is done.
+    /// Reports the progress so far.
     pub fn at(&mut self, objects: u64, bytes: u64) {
         if !self.shown || self.written.elapsed() < EVERY {
             return;
@@ -40,11 +39,11 @@ impl Progress {
         self.written = Instant::now();
         self.stands = true;
         let line = line(objects, self.objects, bytes, self.began.elapsed());
-        // What cannot be shown is not worth an error.
+        // A line that cannot be shown is not an error.
         let _ = write!(std::io::stderr(), "\r\x1b[K{line}");
     }
 
-    /// Takes the line away, before something else is printed.
+    /// Removes the line before other output.
     pub fn clear(&mut self) {
         if std::mem::take(&mut self.stands) {
             let _ = write!(std::io::stderr(), "\r\x1b[K");

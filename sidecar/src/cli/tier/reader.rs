@@ -9,16 +9,15 @@ use kvcachepool_tiers::{Cause, Get, Kind, Place, Span, Tier, TierError};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Objects that are read at once.
 const OBJECTS_AT_ONCE: usize = 8;
-/// Objects whose heads are read before their sections are.
+/// Objects whose headers are read ahead of their sections.
 const HEADS: usize = 64;
 
 /// Memory that sections are read into.
 pub(super) struct Memory(Arc<Mapping>);
 
 impl Memory {
-    /// So much of it.
+    /// Allocates `size` bytes.
     pub(super) fn new(size: ByteSize) -> Result<Self, String> {
         let bytes = size.0.max(ALIGN).next_multiple_of(ALIGN);
         let mapping = Mapping::private("kvcachepool-verify", bytes);
@@ -26,7 +25,7 @@ impl Memory {
         Ok(Self(Arc::new(mapping)))
     }
 
-    /// Where sections go, from `at` on: as many of them as there is room for. Moves `at` behind them.
+    /// Places for sections from `at` on, for as many of them as there is room. Advances `at`.
     fn places(&self, sections: &[Section], at: &mut u64) -> Vec<Place> {
         let place = |section: &Section| {
             let span = Span::new(self.0.clone(), *at, section.stored_bytes, Arc::new(()))?;
@@ -41,10 +40,10 @@ impl Memory {
     }
 }
 
-/// An object, and the bytes of its sections or what is wrong with it.
+/// An object, with the bytes of its sections or the error.
 pub(super) type Checked = (ObjectName, Result<u64, TierError>);
 
-/// An object, its head, and where its sections go: some of them where they do not fit.
+/// An object, its header, and the places of its sections: only some of them if they do not fit.
 struct Due {
     name: ObjectName,
     head: Head,
@@ -66,7 +65,7 @@ fn batch(heads: &mut VecDeque<(ObjectName, Head)>, memory: &Memory) -> Vec<Due> 
             break;
         }
         batch.push(Due { name, head, places });
-        // One that is read in parts has all memory for itself.
+        // An object that is read in parts gets all memory.
         if !whole {
             break;
         }
@@ -74,7 +73,6 @@ fn batch(heads: &mut VecDeque<(ObjectName, Head)>, memory: &Memory) -> Vec<Due> 
     batch
 }
 
-/// Objects that are to be read.
 pub(super) struct Reader<'a> {
     tier: &'a dyn Tier,
     memory: &'a Memory,
@@ -83,7 +81,7 @@ pub(super) struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// These ones, into this memory.
+    /// Reads the objects `names` into `memory`.
     pub(super) fn new(tier: &'a dyn Tier, memory: &'a Memory, names: Vec<ObjectName>) -> Self {
         Self {
             tier,
@@ -93,7 +91,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Reads and checks the next ones, as many as memory holds, and says what came of them, in their order; nothing when none are left.
+    /// Reads and checks as many further objects as memory holds. Returns their results in order; empty when none are left.
     pub(super) async fn next(&mut self) -> Vec<Checked> {
         if self.heads.is_empty() {
             self.read_heads().await;
@@ -121,8 +119,8 @@ impl<'a> Reader<'a> {
         self.heads = each.collect().await;
     }
 
-    /// Reads an object and checks it, in parts where there are places for a part only, which then are the whole memory. Returns the bytes
-    /// of its sections.
+    /// Reads and checks an object, in parts when `places` holds only some of its sections; each part then uses the whole memory. Returns
+    /// the bytes of its sections.
     async fn read(
         &self,
         name: &ObjectName,
@@ -158,13 +156,13 @@ impl<'a> Reader<'a> {
         };
         let head = self.tier.get(get).await?;
         if head.name() != name {
-            let detail = format!("{} lies there", head.name().s3(""));
+            let detail = format!("it contains the object {}", head.name().s3(""));
             return Err(self.failed(Cause::Foreign, &name, detail));
         }
         for (section, span) in sections.iter().zip(spans) {
             if span.digest() != Some(section.stored_digest) {
                 let (group, shard) = (section.group, section.shard);
-                let detail = format!("section {group}/{shard} is not what its digest says");
+                let detail = format!("section {group}/{shard} does not match its digest");
                 return Err(self.failed(Cause::Corrupt, &name, detail));
             }
         }

@@ -1,4 +1,4 @@
-//! Which tier a URL names, and how it is opened for a tool.
+//! The tier that a URL names, and how a tool opens it.
 
 use super::{Failed, Stopped};
 use kvcachepool_protocol::config::{self, Config};
@@ -31,7 +31,7 @@ pub struct Target {
     pub output: Output,
 }
 
-/// What a URL of S3 does not say of its bucket.
+/// Options for a bucket that its URL does not contain.
 #[derive(Debug, Default, PartialEq, Eq, clap::Args)]
 struct Bucket {
     /// Endpoint of a server that is not AWS, such as http://minio:9000. Default: AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, or AWS.
@@ -55,9 +55,9 @@ pub enum Output {
     Json,
 }
 
-/// What options of [`Bucket`] stand under.
+/// Help heading of the options in [`Bucket`].
 const OF_S3: &str = "Options for S3";
-/// There is one of these in every folder of a disk tier.
+/// Every folder of a disk tier contains this file.
 const MARK: &str = "format";
 
 impl Target {
@@ -72,7 +72,7 @@ impl Target {
         }
     }
 
-    /// Opens the tier, does the work and closes it.
+    /// Opens the tier, runs the work and closes it.
     pub(super) fn with<T>(
         &self,
         work: impl AsyncFnOnce(&dyn Tier) -> Result<T, Stopped>,
@@ -103,10 +103,10 @@ impl Target {
         })
     }
 
-    /// What the URL names. One that cannot be right is not printed: it may hold a password.
+    /// Parses the URL. An invalid URL is not printed, because it may contain a password.
     fn place(&self) -> Result<Place, String> {
         let Some((scheme, rest)) = self.url.split_once("://") else {
-            return Err(format!("this is no URL; {WRITE}"));
+            return Err(format!("not a URL; {WRITE}"));
         };
         let of_redis = SCHEMES_OF_REDIS.contains(&scheme);
         if scheme == "file" && (self.auth.is_some() || self.ca.is_some()) {
@@ -123,11 +123,11 @@ impl Target {
                 Ok(Place::Bucket(Box::new(config)))
             }
             _ if of_redis => Ok(Place::Servers(self.servers()?)),
-            _ => Err(format!("no tier has such URLs; {WRITE}")),
+            _ => Err(format!("no tier uses such URLs; {WRITE}")),
         }
     }
 
-    /// Settings for `bucket/prefix`; what no option says is in the environment, named as the tools of AWS name it.
+    /// Settings for `bucket/prefix`. Missing options come from the environment, with the names that AWS tools use.
     fn config(
         &self,
         rest: &str,
@@ -157,7 +157,7 @@ impl Target {
             ("auth", path(&self.auth).unwrap_or_default()),
             ("ca", said(&path(&self.ca), &["AWS_CA_BUNDLE"])),
         ];
-        // The rules for the config's keys are those of the config.
+        // The config's own parser validates the values.
         let quoted = |text: &str| serde_json::Value::from(text).to_string();
         let said = keys.iter().filter(|(_, text)| !text.is_empty());
         let said: Vec<String> = said
@@ -171,7 +171,7 @@ impl Target {
         Ok(config.s3)
     }
 
-    /// Nothing lives longer for being looked at.
+    /// A tool's read does not extend the life of an object.
     fn servers(&self) -> Result<Redis, String> {
         let settings = redis::Settings {
             urls: vec![self.url.clone()],
@@ -191,10 +191,9 @@ const SCHEMES_OF_REDIS: [&str; 5] = [
     "redis-sentinel",
     "redis-cluster",
 ];
-/// What to write instead of something that is no URL of a tier.
+/// Advice after an invalid URL.
 const WRITE: &str = "write file:///path/of/folder, s3://bucket/prefix or redis://host:6379";
 
-/// What a URL names.
 #[derive(Debug)]
 enum Place {
     Folder(PathBuf),
@@ -204,21 +203,21 @@ enum Place {
 
 fn open(folder: &Path) -> Result<Arc<Disk>, String> {
     let shown = folder.display();
-    // The tier makes any empty folder its own; a tool that was given the wrong path must not.
+    // The tier would initialise any empty folder; a tool with a wrong path must not.
     if let Err(e) = std::fs::metadata(folder) {
         return Err(format!("{shown}: {e}; name the folder of a disk tier"));
     }
     if let Err(e) = std::fs::metadata(folder.join(MARK)) {
         return Err(format!(
-            "{shown} is no folder of a disk tier: {MARK}: {e}; name the one that the sidecar uses"
+            "{shown} is not the folder of a disk tier: {MARK}: {e}; name the folder that the sidecar uses"
         ));
     }
-    // A tool makes no room: whatever is there fits.
+    // A tool writes nothing, so no limit applies.
     let disk = Disk::open(folder, u64::MAX, Options::default()).map_err(|e| said(&e))?;
     Ok(Arc::new(disk))
 }
 
-/// An error of the tier, with what to do.
+/// An error of the tier, with advice.
 fn said(error: &TierError) -> String {
     let advice = match error.cause {
         Cause::InUse => "; stop that sidecar first, or ask it with `kvcachepool-sidecar status`",

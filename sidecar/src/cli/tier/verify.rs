@@ -26,27 +26,27 @@ pub struct Args {
     pub(super) memory: ByteSize,
 }
 
-/// What was found.
+/// Result of the command.
 #[derive(Debug, Default, Serialize)]
 pub(super) struct Report {
     pub objects: u64,
-    /// Of sections that were read.
+    /// Bytes of the sections that were read.
     pub bytes: u64,
     pub ok: u64,
-    /// Their bytes are not what their heads say, or their heads are none.
+    /// Objects whose bytes do not match their digests, or whose header is invalid.
     pub corrupt: u64,
-    /// Another object lies under their name.
+    /// Names that contain another object.
     pub foreign: u64,
-    /// They could not be read.
+    /// Objects that could not be read.
     pub failed: u64,
-    /// They were listed, and gone when it was their turn: others use the tier.
+    /// Objects that were removed after they were listed: other processes use the tier.
     pub gone: u64,
     pub removed: u64,
     pub foreign_names: u64,
     pub problems: Vec<Problem>,
 }
 
-/// An object that is not right.
+/// One problem.
 #[derive(Debug, Serialize)]
 pub(super) struct Problem {
     pub object: String,
@@ -66,7 +66,6 @@ pub fn main(args: &Args) -> Result<ExitCode, String> {
     ended(printed.map(|report| ExitCode::from(u8::from(!report.is_right()))))
 }
 
-/// Does it and prints it.
 pub(super) fn print(args: &Args, out: &mut dyn Write) -> Result<Report, Failed> {
     let output = args.target.output;
     let memory = Memory::new(args.memory)?;
@@ -122,7 +121,7 @@ pub(super) fn print(args: &Args, out: &mut dyn Write) -> Result<Report, Failed> 
 }
 
 impl Report {
-    /// Counts what is wrong with an object, and takes it away where that was asked for.
+    /// Counts a problem, and deletes the object if the options say so.
     async fn found(
         &mut self,
         tier: &dyn Tier,
@@ -148,7 +147,7 @@ impl Report {
     }
 }
 
-/// Does it say that no other object can be read either?
+/// Whether the error means that no other object can be read either.
 fn ends_it(cause: Cause) -> bool {
     use Cause::{Denied, Gone, InUse, Unauthenticated, Unreachable};
     matches!(cause, Denied | Gone | InUse | Unauthenticated | Unreachable)
@@ -167,7 +166,7 @@ fn write_report(out: &mut dyn Write, report: &Report) -> std::io::Result<()> {
     let (failed, gone) = (report.failed, report.gone);
     writeln!(
         out,
-        "{objects}: {ok} ok ({bytes}), {corrupt} corrupt, {foreign} foreign, {failed} not read, {gone} gone meanwhile"
+        "{objects}: {ok} ok ({bytes}), {corrupt} corrupt, {foreign} foreign, {failed} not read, {gone} removed meanwhile"
     )?;
     if report.removed > 0 {
         let removed = count(report.removed, "object", "objects");
@@ -175,12 +174,12 @@ fn write_report(out: &mut dyn Write, report: &Report) -> std::io::Result<()> {
     } else if report.corrupt > 0 {
         writeln!(
             out,
-            "--remove-corrupt removes what is corrupt; the sidecar never serves it"
+            "the sidecar never serves corrupt objects; delete them with --remove-corrupt"
         )?;
     }
     if report.foreign_names > 0 {
-        let foreign = count(report.foreign_names, "name is", "names are");
-        writeln!(out, "{foreign} none of ours, and left alone")?;
+        let foreign = count(report.foreign_names, "foreign name", "foreign names");
+        writeln!(out, "{foreign}, left alone")?;
     }
     Ok(())
 }

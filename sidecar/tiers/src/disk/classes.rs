@@ -1,31 +1,29 @@
-//! Sizes of slots: which class an object is of, and how many slots a container of a class has.
+//! Sizes of slots: the class of an object, and the number of slots in a container of a class.
 //!
-//! The rule: bytes are rounded up to 4 KiB, then to one of 16 sizes per doubling (every size up to 128 KiB, every second one up to
+//! The rule: sizes are rounded up to 4 KiB, then to one of 16 sizes per doubling (every size up to 128 KiB, every second one up to
 //! 256 KiB, and so on). An object wastes less than 4 KiB + 1/16 of its slot, and there are at most some 400 classes between 4 KiB and
-//! 1 TiB. Finer classes would waste less in a slot and more in containers that no other class can use: nearly all objects of a pool are of
-//! one size, but tails of prompts are of any.
+//! 1 TiB. Finer classes would waste less in a slot, but more in containers that no other class can use: nearly all objects of a pool have
+//! the same size, but tails of prompts have any.
 
 use kvcachepool_protocol::object::ALIGN;
 
-/// Slots are multiples of this: direct I/O of any section stays within its slot.
+/// Slots are multiples of this, so direct I/O of any section stays within its slot.
 pub const UNIT: u64 = ALIGN;
 /// log2 of the sizes per doubling.
 const FINE_BITS: u32 = 4;
-/// Most bytes of a container of several slots: large enough that containers are few, small enough that one is soon full and soon empty.
+/// Most bytes of a container with several slots: large enough to have few containers, small enough to fill and empty one soon.
 const CONTAINER_BYTES_MAX: u64 = 256 << 20;
 /// Containers that a folder should at least have room for, so that classes can share it.
 const CONTAINERS_MIN: u64 = 64;
-/// Most slots of a container.
 pub const SLOTS_MAX: u32 = 1 << 16;
 
-/// Units of the slot of an object of `bytes`; none: no object is that long.
+/// Units of the slot for an object of `bytes`; `None` if no object is that long.
 pub fn slot_units(bytes: u64) -> Option<u32> {
     let units = u32::try_from(bytes.div_ceil(UNIT).max(1)).ok()?;
     let step = 1u32 << units.ilog2().saturating_sub(FINE_BITS);
     units.checked_next_multiple_of(step)
 }
 
-/// Bytes of a slot.
 pub fn slot_bytes(units: u32) -> u64 {
     u64::from(units) * UNIT
 }

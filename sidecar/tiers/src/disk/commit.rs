@@ -1,5 +1,5 @@
-//! Makes puts and removals durable and then visible, many at a time: data synced, records appended and synced, index changed. One
-//! thread does it, so that the index changes in the order of the journal.
+//! Makes puts and removals durable and then visible, in batches: syncs data, appends and syncs records, updates the index. One thread
+//! does it, so that the index changes in the order of the journal.
 
 use super::core::{Claim, Core, HeldSlot, Step};
 use super::fault::{closed, failed};
@@ -17,30 +17,25 @@ use tokio::sync::oneshot;
 /// Most changes that share a sync.
 const TOGETHER: usize = 4096;
 
-/// An answer that somebody may wait for.
+/// Receives the result of a change.
 pub type Answer<T> = oneshot::Sender<Result<T, TierError>>;
 
 /// An object whose bytes are written, but neither durable nor visible.
 #[derive(Debug)]
 pub struct Written {
-    /// Its record.
     pub record: Record,
-    /// The container's file.
     pub file: Arc<OwnedFd>,
-    /// Its slot.
     pub slot: HeldSlot,
-    /// Nobody else writes it meanwhile.
+    /// Keeps other writers of the object out.
     pub claim: Claim,
-    /// Who waits.
     pub answer: Answer<Stored>,
 }
 
-/// A change.
 #[derive(Debug)]
 pub enum Change {
-    /// An object is to be visible.
+    /// Publish an object.
     Put(Box<Written>),
-    /// Objects are out of the index; their slots are to be free.
+    /// Objects that are out of the index; frees their slots.
     Remove(Vec<Record>, Option<Answer<()>>),
 }
 
@@ -68,9 +63,9 @@ impl Change {
 /// How the thread ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
-    /// With a snapshot, so that the next open is quick.
+    /// With a snapshot, so that the next open is fast.
     Snapshot,
-    /// As it is.
+    /// Without a snapshot.
     AsItIs,
 }
 
@@ -78,11 +73,11 @@ pub enum End {
 struct Inner {
     changes: VecDeque<Change>,
     end: Option<End>,
-    /// The thread is gone, or goes: nothing is taken any more.
+    /// The thread has ended or is ending: no more changes are accepted.
     ended: Option<TierError>,
 }
 
-/// Changes that wait for the thread. Bounded by what is asked for at once.
+/// Changes queued for the thread. Bounded by the number of concurrent operations.
 #[derive(Debug, Default)]
 pub struct Changes {
     inner: Mutex<Inner>,
@@ -90,7 +85,7 @@ pub struct Changes {
 }
 
 impl Changes {
-    /// Hands a change to the thread. It is answered in any case.
+    /// Queues a change. Its answer is always sent.
     pub fn push(&self, change: Change) {
         let refused = {
             let mut inner = self.inner.lock();
@@ -111,19 +106,19 @@ impl Changes {
         }
     }
 
-    /// Changes that wait.
+    /// Number of queued changes.
     #[cfg(test)]
     pub fn waiting(&self) -> usize {
         self.inner.lock().changes.len()
     }
 
-    /// The thread ends when it has done what waits.
+    /// Ends the thread after the queued changes.
     pub fn end(&self, end: End) {
         self.inner.lock().end.get_or_insert(end);
         self.wake.notify_one();
     }
 
-    /// The thread ends now; what waits fails.
+    /// Ends the thread now; queued changes fail.
     pub fn fail(&self, error: &TierError) {
         let left = {
             let mut inner = self.inner.lock();
@@ -136,7 +131,7 @@ impl Changes {
         }
     }
 
-    /// What to do next; `Err`: nothing any more.
+    /// The next batch; `Err`: the thread must end.
     fn next(&self) -> Result<Vec<Change>, Option<End>> {
         let mut inner = self.inner.lock();
         loop {
@@ -160,7 +155,7 @@ fn lost() -> TierError {
     TierError::new(Kind::Disk, Cause::Gone, "the container's file was removed")
 }
 
-/// The thread.
+/// The thread's main function.
 pub fn run(core: &Core, mut journal: Journal) {
     let end = loop {
         let changes = match core.changes.next() {
@@ -219,7 +214,7 @@ fn make_durable(core: &Core, journal: &mut Journal, changes: &[Change]) -> Resul
     journal.append(core, &records)
 }
 
-/// A file system that is full has room for records again when a container is gone, and that needs no record.
+/// A full file system has room for records again after a container is deleted, and deleting one needs no record.
 fn make_room(core: &Core, journal: &mut Journal, bytes: u64) -> Result<(), TierError> {
     while let Err(e) = core
         .step(Step::Reserve)
@@ -232,7 +227,7 @@ fn make_room(core: &Core, journal: &mut Journal, bytes: u64) -> Result<(), TierE
         let plan = core.state.lock().drain_coldest(None);
         match plan {
             Some(Plan::Unlink(file)) => core.folder.remove(&file.name())?,
-            // Blocks that are there already may do.
+            // Blocks that are already allocated may suffice.
             _ => return Ok(()),
         }
     }

@@ -1,4 +1,4 @@
-//! One opening of a folder: what is known of it, whether it can be used, and what operations on it hold.
+//! One opening of a folder: its state, its faults, and what operations on it hold.
 
 use super::Options;
 use super::commit::{Changes, End};
@@ -17,69 +17,67 @@ use std::path::Path;
 use std::sync::Arc;
 use tokio::sync::watch;
 
-/// Where an operation is. Tests stop or fail it there; else it means nothing.
+/// Points in operations at which tests stop them or make them fail. No effect otherwise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Step {
-    /// A container is about to be made.
+    /// Before a container is created.
     Make,
-    /// A slot was taken, nothing is written.
+    /// A slot is taken, nothing is written.
     Write,
     /// All bytes are written.
     Written,
-    /// They are about to be synced.
+    /// Before the bytes are synced.
     SyncData,
-    /// The journal is about to be extended.
+    /// Before the journal is extended.
     Reserve,
-    /// Records are about to be written.
+    /// Before records are written.
     Append,
-    /// They are about to be synced.
+    /// Before records are synced.
     SyncJournal,
-    /// They are durable.
+    /// The records are durable.
     Durable,
-    /// An object is pinned; its head is about to be read.
+    /// An object is pinned; before its header is read.
     Read,
-    /// Its sections are about to be read.
+    /// Before its sections are read.
     ReadSections,
     /// A snapshot is written, not synced.
     SnapshotWritten,
-    /// The next journal is there; the snapshot has no name yet.
+    /// The next journal exists; the snapshot is not renamed yet.
     JournalMade,
-    /// It has its name; files of the generation before are still there.
+    /// The snapshot is renamed; files of the previous generation still exist.
     SnapshotNamed,
 }
 
 /// Why a folder cannot be used any more.
 #[derive(Debug, Clone)]
 pub struct Fault {
-    /// What every operation answers.
+    /// The result of every operation.
     pub error: TierError,
-    /// Where something could not be read or written: what lies there is given up when the folder is opened again, and the slot is not used any more.
+    /// The slot that could not be read or written. Its object is dropped at the next open, and the slot is not used any more.
     pub suspect: Option<At>,
 }
 
 /// An open folder in use.
 #[derive(Debug)]
 pub struct Core {
-    /// The folder.
     pub folder: Folder,
     /// Index and slots.
     pub state: Mutex<State>,
-    /// What waits to be made durable.
+    /// Changes that wait to be made durable.
     pub changes: Changes,
-    /// As it was opened.
     pub options: Options,
-    /// Direct I/O is used.
+    /// Whether direct I/O is used.
     pub direct: bool,
     /// Most bytes of container files.
     pub capacity: u64,
     fault: Mutex<Option<Fault>>,
-    /// One at a time makes room.
+    /// Held while room is made: one operation at a time.
     pub making: Mutex<()>,
     lock: Arc<Lock>,
 }
 
 impl Core {
-    /// Claims and reads the folder, and starts the thread that commits. Returns that too.
+    /// Claims and reads the folder, and starts the commit thread, which is also returned.
     pub fn open(
         path: &Path,
         capacity: u64,
@@ -128,35 +126,34 @@ impl Core {
         Ok((core, thread))
     }
 
-    /// The lock of the folder.
     pub fn lock(&self) -> Arc<Lock> {
         self.lock.clone()
     }
 
-    /// Tests stop or fail operations here.
+    /// Lets tests stop or fail operations here.
     #[cfg(test)]
     pub fn step(&self, step: Step) -> io::Result<()> {
         self.options.watch.step(step)
     }
 
-    /// Tests stop or fail operations here.
+    /// Lets tests stop or fail operations here.
     #[cfg(not(test))]
     #[allow(clippy::unused_self)]
     pub fn step(&self, _: Step) -> io::Result<()> {
         Ok(())
     }
 
-    /// [`Core::step`] where no other error says what was being done.
+    /// [`Core::step`] for places where no other error names the operation.
     pub fn step_of(&self, what: &str, step: Step) -> Result<(), TierError> {
         self.step(step).map_err(|e| failed("write", what, e))
     }
 
-    /// Why it cannot be used, if so.
+    /// The fault that stopped its use, if any.
     pub fn fault(&self) -> Option<Fault> {
         self.fault.lock().clone()
     }
 
-    /// Can it be used?
+    /// Fails if the folder cannot be used.
     pub fn check(&self) -> Result<(), TierError> {
         match &*self.fault.lock() {
             Some(fault) => Err(fault.error.clone()),
@@ -164,7 +161,7 @@ impl Core {
         }
     }
 
-    /// Ends all use of it: nothing is written any more.
+    /// Stops all use of the folder: nothing more is written.
     pub fn turn_off(&self, error: &TierError, suspect: Option<At>) {
         self.fault.lock().get_or_insert_with(|| Fault {
             error: TierError {
@@ -176,12 +173,12 @@ impl Core {
         self.changes.fail(error);
     }
 
-    /// Ends the thread that commits.
+    /// Ends the commit thread.
     pub fn end(&self, end: End) {
         self.changes.end(end);
     }
 
-    /// An error that is the folder's ends all use of it.
+    /// Stops all use of the folder if the error concerns the whole folder.
     pub fn blame(&self, error: TierError, suspect: Option<At>) -> TierError {
         if of_the_folder(error.cause) {
             self.turn_off(&error, suspect);
@@ -194,17 +191,16 @@ fn percent(of: u64, percent: u8) -> u64 {
     (u128::from(of) * u128::from(percent.min(100)) / 100) as u64
 }
 
-/// A slot that is being written; free again where its object is never published.
+/// A slot that is being written. It is freed on drop unless its object is published.
 #[derive(Debug)]
 pub struct HeldSlot {
     core: Arc<Core>,
-    /// Which.
     pub at: At,
     published: bool,
 }
 
 impl HeldSlot {
-    /// A slot that was taken.
+    /// Guards a slot that was taken.
     pub fn new(core: &Arc<Core>, at: At) -> Self {
         Self {
             core: core.clone(),
@@ -213,7 +209,7 @@ impl HeldSlot {
         }
     }
 
-    /// It is an object's.
+    /// Hands the slot to the published object.
     pub fn publish(mut self) {
         self.published = true;
     }
@@ -227,7 +223,7 @@ impl Drop for HeldSlot {
     }
 }
 
-/// The right to write an object; the next one may when it is dropped.
+/// The right to write an object. Its drop wakes waiting writers.
 #[derive(Debug)]
 pub struct Claim {
     core: Arc<Core>,
@@ -236,7 +232,7 @@ pub struct Claim {
 }
 
 impl Claim {
-    /// Of an object that nobody else has claimed.
+    /// For an object that no other writer has claimed.
     pub fn new(core: &Arc<Core>, key: NameKey, ends: watch::Sender<()>) -> Self {
         Self {
             core: core.clone(),

@@ -1,42 +1,37 @@
-//! Names of the folder's files. Each has one spelling; what is spelled otherwise is none of ours.
+//! Names of the folder's files. Each has exactly one spelling; any other name is foreign.
 
 use super::classes::{SLOTS_MAX, UNIT, slot_bytes};
 use kvcachepool_protocol::object::MAX_BYTES;
 
-/// The format of the folder.
+/// Contains the format of the folder.
 pub const FORMAT: &str = "format";
-/// What the sidecar that uses it has locked.
+/// Locked by the sidecar that uses the folder.
 pub const LOCK: &str = "lock";
-/// What file systems keep at their root for themselves.
+/// Created by file systems in their root.
 const LOST_FOUND: &str = "lost+found";
-/// Written and removed to see whether that works.
+/// Written and removed to test the folder.
 pub const PROBE: &str = "probe";
-/// Most units of a slot: sums of bytes cannot overflow.
+/// Most units of a slot, so that sums of bytes cannot overflow.
 const UNITS_MAX: u32 = 2 * (MAX_BYTES / UNIT) as u32;
-/// Highest number of a container. What says that there is a higher one was not written by us.
+/// Highest number of a container. A file name with a higher one is foreign.
 pub const ID_MAX: u32 = u32::MAX / 2;
-/// End of names of files that are not finished: removed at the next open.
+/// Suffix of unfinished files, which are removed at the next open.
 const NEW: &str = ".new";
 
-/// A container file, as its name says.
+/// A container file, as its name describes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ContainerFile {
-    /// Its number.
     pub id: u32,
-    /// Units of a slot.
     pub units: u32,
-    /// Slots.
     pub slots: u32,
 }
 
 impl ContainerFile {
-    /// Name of the file.
     pub fn name(&self) -> String {
         let Self { id, units, slots } = self;
         format!("slots-{id:08x}-{units:08x}-{slots:08x}")
     }
 
-    /// Bytes of the file.
     pub fn bytes(&self) -> u64 {
         u64::from(self.slots) * slot_bytes(self.units)
     }
@@ -49,7 +44,7 @@ impl ContainerFile {
             units: part()?,
             slots: part()?,
         };
-        // One spelling only.
+        // Exactly one spelling is valid.
         let sound = (1..=UNITS_MAX).contains(&file.units)
             && (1..=SLOTS_MAX).contains(&file.slots)
             && file.id <= ID_MAX;
@@ -57,12 +52,11 @@ impl ContainerFile {
     }
 }
 
-/// Name of the snapshot of a generation: what was there when its journal began.
+/// Name of the snapshot of a generation: the state when its journal began.
 pub fn snapshot_file(generation: u64) -> String {
     format!("snapshot-{generation:016x}")
 }
 
-/// Name of the journal of a generation.
 pub fn journal_file(generation: u64) -> String {
     format!("journal-{generation:016x}")
 }
@@ -73,16 +67,13 @@ fn generation(name: &str, of: fn(u64) -> String) -> Option<u64> {
     (of(number) == name).then_some(number)
 }
 
-/// What a name says.
+/// Meaning of a file name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Name {
-    /// Of the folder itself, or of its file system.
+    /// A file of the folder itself or of its file system.
     Known,
-    /// A container.
     Container(ContainerFile),
-    /// A snapshot of this generation.
     Snapshot(u64),
-    /// A journal of this generation.
     Journal(u64),
     /// A file of ours that was never finished.
     Unfinished,

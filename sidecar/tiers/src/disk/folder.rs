@@ -1,5 +1,5 @@
-//! The folder: names of its files, its format and its lock. Every file is reached through the folder's descriptor, so that a folder
-//! that takes its place under the same path is never taken for it.
+//! The folder: its file names, format and lock. Every file is opened relative to the folder's descriptor, so another folder that appears
+//! under the same path is never used by mistake.
 
 use super::fault::failed;
 use super::files::{self, ContainerFile, Name, new_file};
@@ -21,22 +21,20 @@ const FORMAT_WORD: &str = "kvcachepool-disk";
 const FORMAT_FILE: &str = files::FORMAT;
 const LOCK_FILE: &str = files::LOCK;
 const PROBE_FILE: &str = files::PROBE;
-/// What lies in the folder.
+/// Content of the folder.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Listing {
-    /// Container files.
     pub containers: Vec<ContainerFile>,
     /// Generations that have a snapshot.
     pub snapshots: Vec<u64>,
     /// Generations that have a journal.
     pub journals: Vec<u64>,
-    /// Files of ours that were never finished.
+    /// Unfinished files of the tier.
     pub unfinished: Vec<String>,
-    /// Names that are none of ours.
+    /// Number of foreign names.
     pub foreign: u64,
 }
 
-/// An open folder.
 #[derive(Debug, Clone)]
 pub struct Folder {
     path: PathBuf,
@@ -45,14 +43,14 @@ pub struct Folder {
 }
 
 impl Folder {
-    /// Opens the folder; it must be there.
+    /// Opens an existing folder.
     pub fn open(path: &Path) -> Result<Self, TierError> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let dir = rustix::fs::open(path, flags, Mode::empty()).map_err(|e| match e {
             Errno::NOTDIR => TierError::new(
                 Kind::Disk,
                 Cause::Config,
-                format!("{} is no folder; name a folder", path.display()),
+                format!("{} is not a folder; name a folder", path.display()),
             ),
             e => failed("open folder", &path.display().to_string(), e),
         })?;
@@ -64,7 +62,7 @@ impl Folder {
         })
     }
 
-    /// Where a file of it lies, for people.
+    /// Path of one of its files, for messages.
     pub fn place(&self, name: &str) -> String {
         self.path.join(name).display().to_string()
     }
@@ -73,18 +71,18 @@ impl Folder {
         failed(step, &self.place(name), error)
     }
 
-    /// Is it still the folder of its path?
+    /// Whether the path still leads to this folder.
     pub fn check(&self) -> Result<(), TierError> {
         let found = stat(&self.path).map_err(|e| self.failed("look at", "", e))?;
         if (found.st_dev, found.st_ino) == self.identity {
             return Ok(());
         }
-        let detail = format!("another folder lies at {} now", self.path.display());
+        let detail = format!("another folder is now at {}", self.path.display());
         Err(TierError::new(Kind::Disk, Cause::Gone, detail))
     }
 
-    /// Takes the folder for this process: its format must be ours, or none yet; nobody else may have its lock. `before`: the lock that
-    /// is held already, which is kept where it is on this folder.
+    /// Claims the folder for this process: its format must be ours, or missing, and no other process may hold its lock. `before`: a lock
+    /// that is already held, which is kept if it is on this folder.
     pub fn claim(&self, before: Option<Arc<Lock>>) -> Result<Arc<Lock>, TierError> {
         let known = self.check_format()?;
         let lock = match before {
@@ -106,7 +104,7 @@ impl Folder {
         Ok(lock)
     }
 
-    /// Is there a format, and is it ours?
+    /// Whether the folder has a format; fails if that is not ours.
     fn check_format(&self) -> Result<bool, TierError> {
         let file = match self.open_file(FORMAT_FILE, OFlags::RDONLY) {
             Ok(file) => file,
@@ -127,7 +125,7 @@ impl Folder {
                 self.path.display()
             )),
             None => refuse(format!(
-                "{} is none of ours: name another folder",
+                "{} is not the format file of a disk tier: name another folder",
                 self.place(FORMAT_FILE)
             )),
         }
@@ -151,7 +149,7 @@ impl Folder {
                 Kind::Disk,
                 Cause::InUse,
                 format!(
-                    "another sidecar uses {}: give each a folder of its own",
+                    "another sidecar uses {}: give each sidecar its own folder",
                     self.path.display()
                 ),
             )),
@@ -159,7 +157,7 @@ impl Folder {
         }
     }
 
-    /// What lies in it.
+    /// Lists its content.
     pub fn list(&self) -> Result<Listing, TierError> {
         let fail = |e: Errno| self.failed("list", "", e);
         let mut listing = Listing::default();
@@ -178,22 +176,20 @@ impl Folder {
         Ok(listing)
     }
 
-    /// Opens a file of it.
     pub fn open_file(&self, name: &str, flags: OFlags) -> Result<OwnedFd, Errno> {
         let mode = Mode::from_raw_mode(0o600);
         let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         openat(&*self.dir, name, flags, mode)
     }
 
-    /// Makes an empty file to read and write.
+    /// Creates an empty file for reading and writing.
     pub fn create(&self, name: &str) -> Result<OwnedFd, TierError> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC;
         self.open_file(name, flags)
             .map_err(|e| self.failed("create", name, e))
     }
 
-    /// Makes a container file with all its blocks, durable. When it fails, none is left; one that is there already is somebody's, and
-    /// stays.
+    /// Creates a container file with all its blocks, durably. On failure no file is left. An existing file is an error, and is kept.
     pub fn create_container(
         &self,
         file: ContainerFile,
@@ -215,7 +211,7 @@ impl Folder {
 
     fn make_durable(&self, fd: &OwnedFd, bytes: u64) -> Result<(), Errno> {
         match retry_on_intr(|| fallocate(fd, FallocateFlags::empty(), 0, bytes)) {
-            // Blocks come with the writes then.
+            // Blocks are then allocated by the writes.
             Err(Errno::OPNOTSUPP | Errno::NOSYS) => ftruncate(fd, bytes)?,
             other => other?,
         }
@@ -223,19 +219,17 @@ impl Folder {
         fsync(&*self.dir)
     }
 
-    /// Opens a container file.
     pub fn open_container(&self, file: ContainerFile, direct: bool) -> Result<OwnedFd, Errno> {
         self.open_file(&file.name(), OFlags::RDWR | direct_flag(direct))
     }
 
-    /// Bytes of a file.
     pub fn length(&self, name: &str) -> Result<u64, TierError> {
         let found = statat(&*self.dir, name, AtFlags::SYMLINK_NOFOLLOW)
             .map_err(|e| self.failed("look at", name, e))?;
         Ok(u64::try_from(found.st_size).unwrap_or(0))
     }
 
-    /// Removes a file; one that is not there is no error.
+    /// Removes a file; a missing file is not an error.
     pub fn remove(&self, name: &str) -> Result<(), TierError> {
         match unlinkat(&*self.dir, name, AtFlags::empty()) {
             Ok(()) | Err(Errno::NOENT) => Ok(()),
@@ -243,21 +237,20 @@ impl Folder {
         }
     }
 
-    /// Gives a file another name.
     pub fn rename(&self, from: &str, to: &str) -> Result<(), TierError> {
         renameat(&*self.dir, from, &*self.dir, to).map_err(|e| self.failed("rename", from, e))
     }
 
-    /// Makes names durable.
+    /// Makes renames and creations durable.
     pub fn sync(&self) -> Result<(), TierError> {
         fsync(&*self.dir).map_err(|e| self.failed("sync", "", e))
     }
 
-    /// Can it be written and read? With `direct`, is direct I/O to be had? Returns that.
+    /// Tests writing and reading. With `direct`, returns whether direct I/O is available.
     pub fn probe(&self, direct: bool) -> Result<bool, TierError> {
         let probed = match direct {
             true => match self.probe_once(true) {
-                // Refused at open, or when the first bytes are moved.
+                // Refused at open, or at the first transfer.
                 Err(Errno::INVAL | Errno::OPNOTSUPP) => self.probe_once(false).map(|()| false),
                 other => other.map(|()| true),
             },

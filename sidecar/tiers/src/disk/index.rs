@@ -1,4 +1,4 @@
-//! Which objects there are: name -> place, and the order in which they were used. No I/O, no pointers per object.
+//! The index of objects: name -> place, and the order of use. No I/O, no pointers per object.
 
 use super::name::NameKey;
 use super::space::At;
@@ -7,20 +7,17 @@ use std::ops::Bound::{Excluded, Unbounded};
 
 const NONE: u32 = u32::MAX;
 
-/// An object.
 #[derive(Debug, Clone, Copy)]
 pub struct Entry {
-    /// Where it lies.
+    /// Its slot.
     pub at: At,
-    /// Bytes of the object.
     pub bytes: u64,
-    /// Counts up with every use.
+    /// Logical time of the last use.
     pub used: u64,
-    /// When it was written, Unix seconds.
+    /// Write time, Unix seconds.
     pub written_unix_s: u32,
     older: u32,
     newer: u32,
-    /// Which.
     pub name: NameKey,
 }
 
@@ -49,22 +46,19 @@ impl Default for Index {
 }
 
 impl Index {
-    /// Objects.
     pub fn len(&self) -> usize {
         self.names.len()
     }
 
-    /// Numbers of entries are below this.
+    /// Upper bound (exclusive) of entry numbers.
     pub fn numbers(&self) -> u32 {
         self.entries.len() as u32
     }
 
-    /// The number of an object.
     pub fn find(&self, name: &NameKey) -> Option<u32> {
         self.names.get(name).copied()
     }
 
-    /// The object of a number.
     pub fn entry(&self, number: u32) -> Option<&Entry> {
         self.entries.get(number as usize)?.as_ref()
     }
@@ -73,7 +67,7 @@ impl Index {
         self.entries.get_mut(number as usize)?.as_mut()
     }
 
-    /// Adds an object that is not there, as used last. Returns its number.
+    /// Adds a new object as the most recently used. Returns its number.
     pub fn insert(&mut self, name: NameKey, at: At, bytes: u64, written_unix_s: u64) -> u32 {
         let entry = Entry {
             at,
@@ -99,7 +93,6 @@ impl Index {
         number
     }
 
-    /// Takes an object out.
     pub fn remove(&mut self, name: &NameKey) -> Option<Entry> {
         let number = self.names.remove(name)?;
         self.unlink(number);
@@ -107,7 +100,7 @@ impl Index {
         self.entries.get_mut(number as usize)?.take()
     }
 
-    /// It was used just now.
+    /// Marks an object as used now.
     pub fn touch(&mut self, number: u32) {
         if self.entry(number).is_some() {
             self.unlink(number);
@@ -115,7 +108,7 @@ impl Index {
         }
     }
 
-    /// From the least recently used on.
+    /// Objects, least recently used first.
     pub fn oldest_first(&self) -> impl Iterator<Item = &Entry> {
         let mut next = self.oldest;
         std::iter::from_fn(move || {
@@ -125,7 +118,7 @@ impl Index {
         })
     }
 
-    /// In the order of names, behind `after`.
+    /// Objects in the order of names, after `after`.
     pub fn after_name(&self, after: Option<&NameKey>) -> impl Iterator<Item = &Entry> {
         let from = after.map_or(Unbounded, |name| Excluded(*name));
         self.names

@@ -12,16 +12,15 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-/// Bytes that are allocated ahead, so that a full file system is met before a record needs the room.
+/// Bytes that are allocated ahead, so that a full file system is noticed before a record needs the room.
 const AHEAD_BYTES: u64 = 1 << 20;
-/// Entries that are looked at under one hold of the lock.
+/// Entries that are read per hold of the lock.
 const ENTRIES: u32 = 8192;
 /// Bytes of a snapshot that are written at a time.
 const WRITE_BYTES: usize = 1 << 20;
-/// A journal is kept as long as it has no more than this many records for each object that is there: an open reads them all.
+/// A new generation begins when the journal has more than this many records per object: an open reads them all.
 const RECORDS_PER_OBJECT: u64 = 1;
 
-/// An open journal.
 #[derive(Debug)]
 pub struct Journal {
     file: File,
@@ -29,12 +28,12 @@ pub struct Journal {
     generation: u64,
     end: u64,
     allocated: u64,
-    /// No snapshot before there are this many records: the last try failed.
+    /// No snapshot before this many records, because the last attempt failed.
     not_before: u64,
 }
 
 impl Journal {
-    /// Opens the journal of a generation, or makes it; what lies behind `end` was torn and goes.
+    /// Opens or creates the journal of a generation. Bytes after `end` were torn and are truncated.
     pub fn open(folder: &Folder, generation: u64, end: u64) -> Result<Self, TierError> {
         let name = journal_file(generation);
         let fail = |e: io::Error| failed("open", &folder.place(&name), e);
@@ -57,12 +56,11 @@ impl Journal {
         })
     }
 
-    /// Records in it.
     pub fn records(&self) -> u64 {
         self.end / RECORD_BYTES as u64
     }
 
-    /// Is it in its folder still?
+    /// Whether it is still in its folder.
     pub fn check(&self, folder: &Folder) -> Result<(), TierError> {
         let links = fstat(&self.file).map(|stat| stat.st_nlink);
         match links {
@@ -72,7 +70,7 @@ impl Journal {
         }
     }
 
-    /// Is there room for `bytes` more? An error is that of a file system that has none.
+    /// Reserves room for `bytes` more. An error is that of a full file system.
     pub fn reserve(&mut self, bytes: u64) -> io::Result<()> {
         let end = self.end + bytes;
         if end <= self.allocated {
@@ -89,7 +87,7 @@ impl Journal {
         }
     }
 
-    /// Appends records and makes them durable. When it fails, they may be there or not.
+    /// Appends records and makes them durable. After a failure they may exist or not.
     pub fn append(&mut self, core: &Core, records: &[u8]) -> Result<(), TierError> {
         let place = core.folder.place(&self.name);
         core.step(Step::Append)
@@ -103,13 +101,13 @@ impl Journal {
             .map_err(|e| failed("sync", &place, e))
     }
 
-    /// Is it so much longer than what is there that a snapshot is due?
+    /// Whether it is so much longer than the state that a snapshot is due.
     pub fn is_long(&self, objects: u64, records_min: u64) -> bool {
         let limit = objects * RECORDS_PER_OBJECT + records_min;
         self.records() > limit.max(self.not_before)
     }
 
-    /// Writes a snapshot and begins the next generation. When it fails before the snapshot has its name, everything goes on as it was.
+    /// Writes a snapshot and begins the next generation. A failure before the rename of the snapshot changes nothing.
     pub fn next_generation(&mut self, core: &Core) -> Result<(), TierError> {
         let name = snapshot_file(self.generation + 1);
         let new = new_file(&name);
@@ -122,17 +120,17 @@ impl Journal {
         named
             .and_then(|()| core.step_of("snapshot", Step::SnapshotNamed))
             .map_err(|e| TierError {
-                // Whatever it was, the folder has to be read again: who knows which generation another open would go by?
+                // After any failure the folder must be read again: it is unknown which generation another open would use.
                 cause: Cause::Io,
                 ..e
             })?;
-        // What stays for whatever reason is removed at the next open.
+        // Remaining files are removed at the next open.
         let _ = core.folder.remove(&before.name);
         let _ = core.folder.remove(&snapshot_file(before.generation));
         Ok(())
     }
 
-    /// The next generation's journal, and a snapshot that has its name.
+    /// Creates the next generation's journal, and a renamed snapshot.
     fn write_next(&self, core: &Core, new: &str, name: &str) -> Result<Self, TierError> {
         self.write_snapshot(core, new)?;
         let next = Self::open(&core.folder, self.generation + 1, 0)?;
@@ -141,7 +139,7 @@ impl Journal {
         Ok(next)
     }
 
-    /// Only the thread that appends to the journal gives slots other objects: what is seen while the lock is given up between is sound.
+    /// Only the journal's own thread assigns slots to other objects, so what is read between two holds of the lock stays valid.
     fn write_snapshot(&self, core: &Core, name: &str) -> Result<(), TierError> {
         let place = core.folder.place(name);
         let fail = |e: io::Error| failed("write", &place, e);
@@ -155,7 +153,7 @@ impl Journal {
             order.extend(state.used(from, ENTRIES));
             from += ENTRIES;
         }
-        // The order of use comes back with the records.
+        // The order of use is restored by the order of the records.
         order.sort_unstable();
         let (mut bytes, mut end) = (Vec::with_capacity(WRITE_BYTES), 0u64);
         for numbers in order.chunks(ENTRIES as usize) {

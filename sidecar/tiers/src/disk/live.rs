@@ -1,4 +1,4 @@
-//! On or off: a folder that failed is not touched until it is due to be tried again, and is then opened anew.
+//! On or off: after a failure a folder is not used until a retry is due, and is then opened again.
 
 use super::Options;
 use super::commit::End;
@@ -15,14 +15,13 @@ use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-/// What an operation may use.
+/// Access of an operation to the folder.
 #[derive(Debug)]
 pub enum Answer {
-    /// The folder.
     Core(Arc<Core>),
-    /// Nothing, and why.
+    /// No access, with the reason.
     Off(TierError),
-    /// It is due: call [`Live::probe`] where blocking is allowed.
+    /// A retry is due: call [`Live::probe`] where blocking is allowed.
     Probe,
 }
 
@@ -31,11 +30,11 @@ enum State {
     On(Arc<Core>),
     Off {
         fault: Fault,
-        /// Operations may still be under way in it; while they are, the folder is not opened again.
+        /// Operations may still run in it; until they end, the folder is not opened again.
         before: Weak<Core>,
         due: Instant,
     },
-    /// It was off when it ended: the folder is not opened any more.
+    /// Ended while off: the folder is not opened any more.
     Ended,
 }
 
@@ -46,17 +45,16 @@ pub struct Live {
     capacity: u64,
     options: Options,
     state: Mutex<State>,
-    /// Held also while the tier is off: the folder stays this process's.
+    /// Held also while the tier is off, so that no other process takes the folder.
     lock: Mutex<Arc<Lock>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     /// Slots that could not be read since this process began.
     bad: Mutex<BTreeSet<At>>,
-    /// One at a time opens the folder.
+    /// Held by the operation that opens the folder.
     probing: Mutex<()>,
 }
 
 impl Live {
-    /// Opens the folder.
     pub fn open(path: &Path, capacity: u64, options: Options) -> Result<Self, TierError> {
         let (core, thread) = Core::open(path, capacity, &options, None)?;
         Ok(Self {
@@ -71,7 +69,6 @@ impl Live {
         })
     }
 
-    /// The folder.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -81,7 +78,7 @@ impl Live {
         self.capacity
     }
 
-    /// What an operation may use now.
+    /// Access for an operation that begins now.
     pub fn core(&self) -> Answer {
         let mut state = self.state.lock();
         let now = Instant::now();
@@ -102,7 +99,7 @@ impl Live {
         if now < *due {
             return Answer::Off(fault.error.clone());
         }
-        // One operation probes; the others go on being refused.
+        // One operation probes; the others are still refused.
         *due = now + self.options.probe_every;
         Answer::Probe
     }
@@ -116,7 +113,7 @@ impl Live {
             State::Ended => return Err(closed()),
         };
         if busy {
-            // Whoever writes there still may write to a slot that would be another object's.
+            // An old writer could write to a slot that now belongs to another object.
             return Err(fault.error);
         }
         let before = self.lock.lock().clone();
@@ -140,7 +137,7 @@ impl Live {
         self.threads.lock().push(thread);
         let mut state = self.state.lock();
         if matches!(*state, State::Ended) {
-            // Nobody else would end its thread.
+            // Nothing else would end its thread.
             core.end(End::AsItIs);
             return Err(closed());
         }
@@ -148,7 +145,7 @@ impl Live {
         Ok(core)
     }
 
-    /// The folder, where it is on.
+    /// The folder, if it is on.
     pub fn now(&self) -> Option<Arc<Core>> {
         match &*self.state.lock() {
             State::On(core) if core.fault().is_none() => Some(core.clone()),
@@ -156,13 +153,13 @@ impl Live {
         }
     }
 
-    /// What happened since the folder was opened; zero while it is off.
+    /// Counters since the folder was opened; zero while it is off.
     pub fn counts(&self) -> Counts {
         let now = self.now();
         now.map(|core| core.state.lock().counts).unwrap_or_default()
     }
 
-    /// Why it is off.
+    /// The error that turned it off.
     pub fn off(&self) -> Option<TierError> {
         let fault = match &*self.state.lock() {
             State::On(core) => core.fault(),
@@ -172,7 +169,7 @@ impl Live {
         fault.map(|fault| fault.error)
     }
 
-    /// Ends the thread that commits, and that of an opening that is under way.
+    /// Ends the commit thread, also that of an opening in progress.
     pub fn end(&self, end: End) {
         let mut state = self.state.lock();
         match &*state {
@@ -181,7 +178,7 @@ impl Live {
         }
     }
 
-    /// Waits for threads that commit.
+    /// Waits for commit threads.
     pub fn join(&self) {
         let threads = std::mem::take(&mut *self.threads.lock());
         for thread in threads {

@@ -1,4 +1,4 @@
-//! What a folder holds, read back: snapshot, then journal. Whatever was cut off, garbled or left over, what is read is a state that was
+//! Reads a folder's state: snapshot, then journal. Whatever was truncated, corrupted or left over, the result is a state that was
 //! durable once.
 
 use super::fault::failed;
@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use std::fs::File;
 use tracing::warn;
 
-/// Reads the folder, and removes what is left over in it. The folder is claimed.
+/// Reads a claimed folder and removes leftover files.
 pub fn load(folder: &Folder, bounds: Bounds) -> Result<(State, Journal), TierError> {
     let listing = folder.list()?;
     let mut state = State::new(bounds);
@@ -26,7 +26,7 @@ pub fn load(folder: &Folder, bounds: Bounds) -> Result<(State, Journal), TierErr
     let snapshot = read(folder, &snapshot_file(generation), &mut state)?;
     let journal = read(folder, &journal_file(generation), &mut state)?;
     state.settle();
-    // The end of a snapshot was durable before it had its name.
+    // A snapshot is complete before it gets its name.
     state.counts.corrupt_records = snapshot.corrupt + journal.corrupt;
     state.counts.corrupt_records += snapshot
         .torn_bytes
@@ -48,12 +48,12 @@ pub fn load(folder: &Folder, bounds: Bounds) -> Result<(State, Journal), TierErr
                 for (event, count) in found.filter(|(_, count)| *count > 0) {
                     warn!(
                         tier = "disk",
-                        event, count, "found while the folder was read"
+                        event, count, "found problems while reading the folder"
                     );
                 }
                 return Ok((state, journal));
             }
-            // A file system that is full to the last block: the coldest container makes room.
+            // The file system is completely full: the coldest container is evicted.
             Err(e) if e.cause == crate::Cause::Full => {
                 let Some(Plan::Unlink(file)) = state.drain_coldest(None) else {
                     return Err(e);
@@ -66,14 +66,14 @@ pub fn load(folder: &Folder, bounds: Bounds) -> Result<(State, Journal), TierErr
     }
 }
 
-/// Containers that are as long as their names say.
+/// Adds the containers whose files have the right length.
 fn containers(folder: &Folder, listing: &Listing, state: &mut State) -> Result<(), TierError> {
     let mut seen = std::collections::HashSet::new();
     for file in &listing.containers {
         if folder.length(&file.name())? >= file.bytes() && seen.insert(file.id) {
             state.space.add(file.id, file.units, file.slots, None);
         } else {
-            // It was not finished, or somebody cut it.
+            // It was not finished, or was truncated later.
             folder.remove(&file.name())?;
             state.space.saw_id(file.id);
             state.counts.lost_containers += 1;
@@ -82,7 +82,7 @@ fn containers(folder: &Folder, listing: &Listing, state: &mut State) -> Result<(
     Ok(())
 }
 
-/// The newest snapshot's; its journal may not have been needed yet. Without any snapshot, the first journal's.
+/// The newest snapshot's generation; its journal may not exist yet. Without snapshots, the first journal's.
 fn generation(listing: &Listing) -> u64 {
     let newest = listing.snapshots.iter().max();
     let first = listing.journals.iter().min();
@@ -98,7 +98,7 @@ fn read(folder: &Folder, name: &str, state: &mut State) -> Result<Scan, TierErro
     }
 }
 
-/// The capacity may be less than it was.
+/// Adapts the state to a lower capacity.
 fn shrink(folder: &Folder, mut state: State, bounds: Bounds) -> Result<State, TierError> {
     while state.space.bytes() > bounds.capacity {
         let Some(Plan::Unlink(file)) = state.drain_coldest(None) else {

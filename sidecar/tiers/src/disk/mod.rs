@@ -1,20 +1,20 @@
-//! The disk tier: objects in a folder. Here lie its files, threads and recovery; which objects are worth writing or reading, and whether
-//! their sections' bytes are right, is decided elsewhere.
+//! The disk tier: objects in a folder. This module contains its files, threads and recovery. It does not decide which objects are worth
+//! writing or reading, and does not check their bytes.
 //!
 //! ```text
 //! format                           "kvcachepool-disk 1"
 //! lock                             record lock of the sidecar that uses the folder
 //! slots-<id>-<units>-<slots>       container: slots of `units` x 4 KiB, one object each, exactly as `protocol::object` has it
-//! snapshot-<generation>            what was there when the journal of this generation began: records, least recently used first
-//! journal-<generation>             what came after: records
+//! snapshot-<generation>            state when the journal of this generation began: records, least recently used first
+//! journal-<generation>             changes since then: records
 //! ```
-//! Names are hex. Whatever else lies in the folder is left alone and counted.
+//! Names are hex. Other files in the folder are left alone and counted.
 //!
-//! An object's bytes are synced, then its record, then it is visible. A slot is written again only when the record that took its object
-//! out is durable, and when its readers have ended. A container's number is never given again: removing its file removes its objects,
-//! whatever records say. So at any moment what is read back is whole objects only.
+//! An object's bytes are synced, then its record, then it becomes visible. A slot is written again only after the record that removed
+//! its object is durable and its readers have ended. A container number is never used again: deleting its file removes its objects,
+//! whatever records say. So the recovered state contains only whole objects at any moment.
 //!
-//! The capacity bounds container files; journal and snapshot come on top, at most 88 bytes for each of some two records per object.
+//! The capacity bounds container files. Journal and snapshot add at most 88 bytes for each of some two records per object.
 
 mod classes;
 mod commit;
@@ -58,31 +58,29 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::oneshot;
 
-/// Most objects of a page.
 const PAGE_MAX: usize = 4096;
 
-/// How the tier works.
+/// Settings of the tier.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Threads that read.
     pub read_threads: usize,
-    /// Threads that write: they wait for room too, which readers need not.
+    /// Threads that write: they also wait for room, which readers do not need.
     pub write_threads: usize,
-    /// Operations that may wait for a thread of either kind; more are answered [`Cause::Busy`].
+    /// Operations that may wait for a thread of either kind; further ones fail with [`Cause::Busy`].
     pub queue: usize,
-    /// Least recently used objects go when slots of objects have more than this share of the capacity.
+    /// Eviction begins when the slots of objects exceed this share of the capacity.
     pub high_percent: u8,
-    /// Until they have no more than this one.
+    /// Eviction ends at this share.
     pub low_percent: u8,
-    /// How often a folder that failed is tried again.
+    /// Retry interval after a failure of the folder.
     pub probe_every: Duration,
     /// Container files that are kept open.
     pub open_files: usize,
-    /// Records that a journal has at least before a snapshot takes its place.
+    /// Minimum of records in a journal before a snapshot replaces it.
     pub journal_records_min: u64,
-    /// Use direct I/O where the file system takes it.
+    /// Use direct I/O if the file system supports it.
     pub direct: bool,
-    /// Stops and fails operations.
+    /// Stops and fails operations in tests.
     #[cfg(test)]
     pub(crate) watch: tests::Watch,
 }
@@ -105,7 +103,7 @@ impl Default for Options {
     }
 }
 
-/// A folder with objects. Dropping it ends its threads soon; [`Disk::close`] waits for that.
+/// A folder with objects. Dropping it ends its threads soon; [`Disk::close`] waits for them.
 pub struct Disk {
     info: TierInfo,
     live: Arc<Live>,
@@ -114,8 +112,8 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// Opens a folder that may hold `capacity_bytes` of container files. Blocks while records are read. Fails where the folder is not
-    /// there, is none, cannot be written, is of another format or in use by another sidecar.
+    /// Opens a folder with at most `capacity_bytes` of container files. Blocks while records are read. Fails if the path is not a folder,
+    /// cannot be written, has another format, or is used by another sidecar.
     pub fn open(folder: &Path, capacity_bytes: u64, options: Options) -> Result<Self, TierError> {
         let start = |kind, threads| {
             let pool = Pool::start(kind, threads, options.queue);
@@ -139,7 +137,7 @@ impl Disk {
         })
     }
 
-    /// Ends it: what was asked for is done, a snapshot is written, the lock is given up. Blocks until then.
+    /// Completes pending operations, writes a snapshot and releases the lock. Blocks until then.
     pub fn close(self) {
         self.end(commit::End::Snapshot);
     }
@@ -151,17 +149,16 @@ impl Disk {
         self.live.join();
     }
 
-    /// Why it is off, if it is.
+    /// The error that turned it off, if any.
     pub fn off(&self) -> Option<TierError> {
         self.live.off()
     }
 
-    /// What happened since the folder was opened; zero while it is off.
+    /// Counters since the folder was opened; zero while it is off.
     pub fn counts(&self) -> Counts {
         self.live.counts()
     }
 
-    /// Is direct I/O used?
     pub fn is_direct(&self) -> bool {
         self.live.now().is_some_and(|core| core.direct)
     }
@@ -183,7 +180,7 @@ impl Disk {
         names.collect::<Option<_>>().unwrap_or_default()
     }
 
-    /// The folder's core; opens it again where it failed and is due.
+    /// The folder's core. Opens the folder again if a retry is due.
     async fn core(&self) -> Result<Arc<Core>, TierError> {
         match self.live.core() {
             live::Answer::Core(core) => Ok(core),
@@ -195,7 +192,7 @@ impl Disk {
         }
     }
 
-    /// Calls `f` on one of the threads that read. It is called whether somebody still waits or not.
+    /// Runs `f` on a reader thread. It runs even when the caller stops waiting.
     async fn block<T: Send + 'static>(
         &self,
         f: impl FnOnce() -> Result<T, TierError> + Send + 'static,
@@ -212,8 +209,9 @@ impl Disk {
 
     async fn put_object(&self, put: Put) -> Result<Stored, TierError> {
         let name = put.object.name();
-        let shape =
-            || TierError::new(Kind::Disk, Cause::Shape, "it has no name").about(name.s3(""));
+        let shape = || {
+            TierError::new(Kind::Disk, Cause::Shape, "the object has no name").about(name.s3(""))
+        };
         let key = NameKey::of(&name).ok_or_else(shape)?;
         loop {
             let core = self.core().await?;
@@ -221,7 +219,7 @@ impl Disk {
                 Ok(Some(claim)) => claim,
                 Ok(None) => return Ok(Stored::Already),
                 Err(mut writing) => {
-                    // An error: the writer ended, one way or the other.
+                    // An error means that the writer has ended, successfully or not.
                     drop(core);
                     let _ = writing.changed().await;
                     continue;
@@ -243,7 +241,7 @@ impl Disk {
         let after = match from {
             Some(cursor) => {
                 let name = ObjectName::from_s3("", cursor).ok();
-                let bad = || TierError::new(Kind::Disk, Cause::Shape, "no page ended there");
+                let bad = || TierError::new(Kind::Disk, Cause::Shape, "invalid page token");
                 Some(name.and_then(|n| NameKey::of(&n)).ok_or_else(bad)?)
             }
             None => None,
@@ -271,7 +269,7 @@ impl Disk {
         let last = objects.last().filter(|_| more);
         Ok(Page {
             next: last.map(|listed| listed.name.s3("")),
-            // Told once, with the first page.
+            // Counted once, on the first page.
             foreign: if from.is_none() { foreign } else { 0 },
             objects,
         })
@@ -303,7 +301,7 @@ fn busy() -> TierError {
     TierError::new(
         Kind::Disk,
         Cause::Busy,
-        "too many operations wait for its threads",
+        "too many operations wait for the disk tier's threads",
     )
 }
 

@@ -1,11 +1,11 @@
-//! Names of objects as the index and the journal keep them: 49 bytes without pointers.
+//! Names of objects in the index and the journal: 49 bytes without pointers.
 
 use kvcachepool_protocol::key::{ChunkKey, LayoutId, ModelId};
 use kvcachepool_protocol::object::{Fidelity, ObjectName};
 use std::cmp::Ordering;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// An [`ObjectName`] in bytes; ordered as its text is.
+/// An [`ObjectName`] in bytes, with the order of its text form.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
@@ -19,7 +19,7 @@ pub struct NameKey {
 
 impl Ord for NameKey {
     fn cmp(&self, other: &Self) -> Ordering {
-        // One comparison of memory: a large index spends its time here.
+        // A single memory comparison: a large index spends its time here.
         self.as_bytes().cmp(other.as_bytes())
     }
 }
@@ -31,7 +31,7 @@ impl PartialOrd for NameKey {
 }
 
 impl NameKey {
-    /// None: no object has such a name.
+    /// `None` if no object can have this name.
     pub fn of(name: &ObjectName) -> Option<Self> {
         Some(Self {
             model: hex8(&name.model)?,
@@ -41,7 +41,7 @@ impl NameKey {
         })
     }
 
-    /// Back. None: a fidelity that this build does not know.
+    /// The object name. `None` for a fidelity that this build does not know.
     pub fn name(&self) -> Option<ObjectName> {
         let wide = |short: &[u8; 8]| {
             let mut id = [0; 32];

@@ -1,11 +1,10 @@
-//! Threads for calls that block: a bounded number of them, with a bounded queue.
+//! A bounded number of threads for blocking calls, with a bounded queue.
 
 use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-/// Something to do.
 pub type Job = Box<dyn FnOnce() + Send>;
 
 #[derive(Default)]
@@ -20,14 +19,14 @@ struct Shared {
     limit: usize,
 }
 
-/// The threads. Dropping it ends them after their current jobs; jobs that wait are dropped.
+/// The threads. Dropping it ends them after their current jobs; queued jobs are dropped.
 pub struct Pool {
     shared: Arc<Shared>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
 impl Pool {
-    /// Starts the threads, of this name; at most `limit` jobs wait.
+    /// Starts threads with this name; at most `limit` jobs wait.
     pub fn start(name: &str, threads: usize, limit: usize) -> std::io::Result<Self> {
         let shared = Arc::new(Shared {
             queue: Mutex::default(),
@@ -52,11 +51,11 @@ impl Pool {
         Ok(pool)
     }
 
-    /// Queues a job. False: too many wait, and it was dropped.
+    /// Queues a job. False: the queue is full and the job was dropped.
     pub fn push(&self, job: Job) -> bool {
         let mut queue = self.shared.queue.lock();
         if queue.ended || queue.jobs.len() >= self.shared.limit {
-            // What a job holds may be given back by its end: not under this lock.
+            // The drop of a job may take other locks: not under this one.
             drop(queue);
             drop(job);
             return false;

@@ -1,4 +1,4 @@
-//! Vectored I/O at addresses of the arena. The one place of the disk tier where such addresses are used.
+//! Vectored I/O at addresses of the arena: the only place of the disk tier that uses such addresses.
 #![allow(unsafe_code)]
 
 use super::classes::UNIT;
@@ -8,10 +8,10 @@ use rustix::io::Errno;
 use std::io;
 use std::ptr::NonNull;
 
-/// Most parts of one system call (`IOV_MAX`).
+/// Most vectors per system call (`IOV_MAX`).
 const VECTORS_MAX: usize = 1024;
 
-/// Memory of our own, at an address that is a multiple of 4 KiB, for what direct I/O cannot do in place. Zero at first.
+/// Zeroed heap memory, aligned to 4 KiB, for transfers that direct I/O cannot do in place.
 #[derive(Debug)]
 pub struct Block {
     memory: Vec<u8>,
@@ -32,14 +32,12 @@ impl Block {
         }
     }
 
-    /// Its bytes.
     pub fn bytes(&self) -> &[u8] {
         self.memory
             .get(self.from..self.from + self.length)
             .unwrap_or_default()
     }
 
-    /// Its bytes, to be changed.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         self.memory
             .get_mut(self.from..self.from + self.length)
@@ -47,24 +45,22 @@ impl Block {
     }
 }
 
-/// One run of memory of a transfer.
+/// One contiguous piece of memory of a transfer.
 #[derive(Debug)]
 pub enum Part {
-    /// In the arena; the span holds it for as long as the part lives.
+    /// In the arena; the span keeps it alive.
     Arena {
-        /// Of this span.
         span: Span,
-        /// From here in it.
+        /// Offset in the span.
         at: u64,
-        /// Bytes.
         bytes: u64,
     },
-    /// Ours.
+    /// Heap memory.
     Block(Block),
 }
 
 impl Part {
-    /// Where it lies and how long it is. None: not within its span.
+    /// Address and length. `None`: outside of its span.
     fn vector(&mut self) -> Option<libc::iovec> {
         let (start, bytes) = match self {
             Self::Arena { span, at, bytes } => {
@@ -84,20 +80,20 @@ impl Part {
     }
 }
 
-/// Writes all parts, one behind the other, from `offset` of the file on.
+/// Writes all parts consecutively from `offset` of the file on.
 pub fn write_all(fd: BorrowedFd<'_>, offset: u64, parts: &mut [Part]) -> io::Result<()> {
     transfer(offset, parts, |vectors, count, offset| {
         // SAFETY: every vector was made by `Part::vector` of a part that is borrowed until `transfer` ends: a checked range of a live
-        // mapping or of our own memory, from which the kernel only reads. No reference to arena bytes is made.
+        // mapping or of heap memory, from which the kernel only reads. No reference to arena bytes is created.
         unsafe { libc::pwritev(fd.as_raw_fd(), vectors, count, offset) }
     })
 }
 
-/// Fills all parts, one behind the other, from `offset` of the file on.
+/// Fills all parts consecutively from `offset` of the file on.
 pub fn read_all(fd: BorrowedFd<'_>, offset: u64, parts: &mut [Part]) -> io::Result<()> {
     transfer(offset, parts, |vectors, count, offset| {
-        // SAFETY: as for `write_all`; the parts are borrowed for writing, and the arena's pages are written through their address
-        // only, as every other writer of them does.
+        // SAFETY: as for `write_all`. The parts are borrowed for writing, and the arena's pages are written only through their address, as
+        // every other writer does.
         unsafe { libc::preadv(fd.as_raw_fd(), vectors, count, offset) }
     })
 }
@@ -132,7 +128,7 @@ fn transfer(
     }
 }
 
-/// Takes what was transferred off the front of the vectors.
+/// Removes the transferred bytes from the front of the vectors.
 fn advance(vectors: &mut [libc::iovec], mut done: usize) {
     for vector in vectors {
         let part = done.min(vector.iov_len);

@@ -1,4 +1,4 @@
-//! Reading: head and sections of an object, from its slot into their places. Blocks; whoever calls is a thread that may.
+//! Reads header and sections of an object from its slot into their places. Blocks: for threads where that is allowed.
 
 use super::classes::{UNIT, slot_bytes};
 use super::commit::Change;
@@ -17,10 +17,10 @@ use rustix::io::Errno;
 use std::io;
 use std::sync::Arc;
 
-/// What is read of an object first: most heads are within it.
+/// Size of the first read of an object: most headers fit.
 const FIRST_READ_BYTES: u64 = 16 << 10;
 
-/// An object that is being read: its slot is nobody else's.
+/// An object that is being read: its slot is not reused meanwhile.
 struct Pin {
     core: Arc<Core>,
     key: NameKey,
@@ -40,7 +40,6 @@ impl Drop for Pin {
 }
 
 impl Core {
-    /// Reads the head of an object.
     pub fn head(self: &Arc<Self>, name: &ObjectName) -> Result<Object, TierError> {
         let pin = self.pin(name)?;
         let file = self.file_of(&pin, name)?;
@@ -48,7 +47,7 @@ impl Core {
         self.head_of(&pin, &file, name, block)
     }
 
-    /// Reads sections of an object: with its head, by one call, where they are all that it has.
+    /// Reads sections of an object; together with its header in one call if they are all of its sections.
     pub fn get(self: &Arc<Self>, get: Get) -> Result<Object, TierError> {
         let (pin, name) = (self.pin(&get.name)?, &get.name);
         let file = self.file_of(&pin, name)?;
@@ -86,7 +85,7 @@ impl Core {
         })
     }
 
-    /// The open file of a pinned object. A file that somebody removed costs what was in it; a folder that is gone, all.
+    /// The open file of a pinned object. A deleted file costs its objects, a deleted folder the tier.
     fn file_of(&self, pin: &Pin, name: &ObjectName) -> Result<Arc<OwnedFd>, TierError> {
         let id = pin.pinned.at.container;
         let open = || -> io::Result<Arc<OwnedFd>> {
@@ -133,7 +132,7 @@ impl Core {
         })
     }
 
-    /// The first bytes of an object's slot.
+    /// Reads the first bytes of an object's slot.
     fn read_block(
         &self,
         pin: &Pin,
@@ -146,7 +145,7 @@ impl Core {
             .map_err(|e| self.failed_read(pin, name, e))
     }
 
-    /// The head that begins in these bytes. Of one that is longer the rest is read.
+    /// Decodes the header at the start of these bytes. Reads the rest of a longer header.
     fn head_of(
         &self,
         pin: &Pin,
@@ -159,19 +158,19 @@ impl Core {
             TierError::new(
                 Kind::Disk,
                 Cause::Corrupt,
-                format!("{why}; it was taken out"),
+                format!("{why}; it was removed from the tier"),
             )
             .about(name.s3(""))
         };
         let bad = |e: BadObject| match Cause::of_head(&e) {
             Cause::Corrupt => corrupt(&e),
-            // Of another build, which may come back to it.
+            // Written by another build, which may be used again.
             cause => TierError::new(Kind::Disk, cause, e.to_string()).about(name.s3("")),
         };
         let first = block.bytes().get(..HEADER_BYTES).unwrap_or_default();
         let head = head_bytes(first).map_err(bad)?;
         if head > slot_bytes(pin.pinned.units) {
-            return Err(corrupt(&"its head is longer than its slot"));
+            return Err(corrupt(&"its header is longer than its slot"));
         }
         if head > block.bytes().len() as u64 {
             block = self.read_block(pin, file, name, head)?;
@@ -180,13 +179,13 @@ impl Core {
         if object.name() != *name {
             self.take_out_corrupt(pin);
             let detail = format!(
-                "{} lies in its slot; it was taken out",
+                "its slot contains {}; it was removed from the tier",
                 object.name().s3("")
             );
             return Err(TierError::new(Kind::Disk, Cause::Foreign, detail).about(name.s3("")));
         }
         if object.total_bytes() != pin.pinned.bytes {
-            return Err(corrupt(&"it is not as long as the index says"));
+            return Err(corrupt(&"its length differs from that in the index"));
         }
         Ok(object)
     }
@@ -210,8 +209,8 @@ impl Core {
     }
 }
 
-/// Bytes before the sections that are wanted, and where those lie, if the object has no others: as it is mostly. None where that cannot be,
-/// or where they cannot be read together.
+/// Bytes before the wanted sections, and the sections' places, if the object has no others, as is usual. `None` if that is impossible or
+/// they cannot be read in one call.
 fn expected(pin: &Pin, get: &Get) -> Option<(u64, Vec<Section>)> {
     let mut places: Vec<&Place> = get.places.iter().collect();
     places.sort_by_key(|place| (place.group, place.shard));
@@ -236,7 +235,7 @@ fn expected(pin: &Pin, get: &Get) -> Option<(u64, Vec<Section>)> {
     Some((head, places.into_iter().map(section).collect()))
 }
 
-/// Sections that are wanted, in the order in which they lie in the file.
+/// The wanted sections in the order of the file.
 fn wanted(pin: &Pin, object: &Object, get: &Get) -> Result<Vec<Section>, TierError> {
     let offsets = object.offsets();
     let mut sections = Vec::with_capacity(get.places.len());
@@ -253,7 +252,9 @@ fn wanted(pin: &Pin, object: &Object, get: &Get) -> Result<Vec<Section>, TierErr
         let stored = object.sections.get(index).map_or(0, |s| s.stored_bytes);
         if stored != place.span.length {
             let length = place.span.length;
-            return Err(shape(format!("has {stored} bytes, its place {length}")));
+            return Err(shape(format!(
+                "has {stored} bytes, but its place has {length}"
+            )));
         }
         sections.push(Section {
             offset: pin.offset() + offsets.get(index).copied().unwrap_or(0),
@@ -265,5 +266,5 @@ fn wanted(pin: &Pin, object: &Object, get: &Get) -> Result<Vec<Section>, TierErr
 }
 
 fn missing(name: &ObjectName) -> TierError {
-    TierError::new(Kind::Disk, Cause::Missing, "it is not there").about(name.s3(""))
+    TierError::new(Kind::Disk, Cause::Missing, "the object does not exist").about(name.s3(""))
 }

@@ -1,4 +1,4 @@
-//! Records of journals and snapshots: 88 bytes each, with a length and a checksum. Files of records have nothing else in them.
+//! Records of journals and snapshots: 88 bytes each, with a length and a checksum. Such files contain nothing else.
 
 use super::files::ID_MAX;
 use super::name::NameKey;
@@ -12,13 +12,12 @@ use zerocopy::{
     little_endian::{U16, U32, U64},
 };
 
-/// Bytes of a record.
 pub const RECORD_BYTES: usize = size_of::<Packed>();
 const SUMMED: usize = RECORD_BYTES - 8;
 /// Records that are read at a time: 1.4 MB.
 const READ_RECORDS: usize = 16 << 10;
 
-/// As it lies in the file.
+/// Layout in the file.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct Packed {
@@ -31,38 +30,33 @@ struct Packed {
     written_unix_s: U64,
     name: NameKey,
     zero: [u8; 4],
-    /// xxh3-64 of all before.
+    /// xxh3-64 of all bytes before.
     checksum: U64,
 }
 
 const _: () = assert!(size_of::<Packed>() == 88);
 
-/// What a record says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum What {
-    /// The slot holds the object, wherever it lay and whatever lay there before.
+    /// The slot holds the object; older records of either are void.
     Put,
-    /// The slot does not hold it any more.
+    /// The slot does not hold the object any more.
     Remove,
 }
 
-/// A record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Record {
-    /// What happened.
     pub what: What,
-    /// To which object.
     pub name: NameKey,
-    /// Where.
     pub at: At,
     /// Bytes of the object.
     pub bytes: u64,
-    /// When it was written, Unix seconds.
+    /// Write time, Unix seconds.
     pub written_unix_s: u64,
 }
 
 impl Record {
-    /// Puts its bytes behind `out`.
+    /// Appends its bytes to `out`.
     pub fn write(&self, out: &mut Vec<u8>) {
         let mut packed = Packed {
             length: (RECORD_BYTES as u16).into(),
@@ -82,7 +76,7 @@ impl Record {
         out.extend_from_slice(packed.as_bytes());
     }
 
-    /// None: these are no bytes of a record.
+    /// `None` if the bytes are not a valid record.
     pub fn read(bytes: &[u8]) -> Option<Self> {
         let packed = Packed::read_from_bytes(bytes).ok()?;
         let sound = packed.length.get() == RECORD_BYTES as u16
@@ -112,16 +106,16 @@ fn checksum(packed: &Packed) -> u64 {
     xxh3_64(bytes.get(..SUMMED).unwrap_or(bytes))
 }
 
-/// What a file of records held.
+/// Result of reading a file of records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Scan {
-    /// Records that were read.
+    /// Valid records.
     pub records: u64,
-    /// Records between them that are none.
+    /// Invalid records between valid ones.
     pub corrupt: u64,
-    /// Where the last record ends; what lies behind was never finished.
+    /// End of the last record; the bytes after it were never finished.
     pub end: u64,
-    /// Bytes behind it.
+    /// Bytes after the end.
     pub torn_bytes: u64,
 }
 

@@ -1,4 +1,4 @@
-//! Containers and their slots: which are free, held or of an object. No I/O.
+//! Containers and their slots: free, held or used by an object. No I/O.
 
 use super::classes::slot_bytes;
 use super::files::ID_MAX;
@@ -6,38 +6,34 @@ use rustix::fd::OwnedFd;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-/// A slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct At {
-    /// Container; numbers are not given again.
+    /// Container; numbers are not reused.
     pub container: u32,
-    /// Slot in it.
+    /// Slot in the container.
     pub slot: u32,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Slot {
     Free,
-    /// Being written, or emptied while that is not on disk yet, or while somebody reads.
+    /// Being written, or emptied but the removal is not durable or a reader remains.
     Held,
-    /// Entry of the index.
+    /// Number in the index.
     Of(u32),
-    /// Could not be read once: nobody's any more.
+    /// Unreadable: not used any more.
     Bad,
 }
 
-/// A container.
 #[derive(Debug)]
 pub struct Container {
-    /// Units of a slot.
     pub units: u32,
     slots: Vec<Slot>,
     free: Vec<u32>,
     held: u32,
     live: u32,
-    /// When one of its objects was last used.
+    /// Time of the last use of one of its objects.
     newest: u64,
-    /// Open file.
     file: Option<Arc<OwnedFd>>,
 }
 
@@ -46,17 +42,15 @@ impl Container {
         self.slots.len() as u64 * slot_bytes(self.units)
     }
 
-    /// Slots.
     pub fn slots(&self) -> u32 {
         self.slots.len() as u32
     }
 }
 
-/// All containers.
 #[derive(Debug, Default)]
 pub struct Space {
     containers: BTreeMap<u32, Container>,
-    /// Per class: containers with a free slot. The lowest is filled first, so that the others get empty.
+    /// Per class: containers with a free slot. The lowest is filled first, so that the others become empty.
     open: BTreeMap<u32, BTreeSet<u32>>,
     bytes: u64,
     next: u32,
@@ -70,19 +64,18 @@ impl Space {
         self.bytes
     }
 
-    /// A container.
     pub fn container(&self, id: u32) -> Option<&Container> {
         self.containers.get(&id)
     }
 
-    /// A number that no container ever had. None: there is none left whose file would be known as ours at the next open.
+    /// A number that no container ever had. `None`: all valid numbers are used.
     pub fn next_id(&mut self) -> Option<u32> {
         let id = self.next;
         self.saw_id(id);
         (id <= ID_MAX).then_some(id)
     }
 
-    /// This number was seen.
+    /// Records that a number was used.
     pub fn saw_id(&mut self, id: u32) {
         self.next = self.next.max(id.saturating_add(1));
     }
@@ -107,7 +100,7 @@ impl Space {
         }
     }
 
-    /// Takes a container away with all that is in it. Its entries must be taken out of the index before.
+    /// Removes a container with its content. The caller removes its entries from the index first.
     pub fn remove(&mut self, id: u32) {
         if let Some(container) = self.containers.remove(&id) {
             self.bytes -= container.bytes();
@@ -116,7 +109,7 @@ impl Space {
         self.opened.retain(|opened| *opened != id);
     }
 
-    /// Takes a free slot, held from now on.
+    /// Takes a free slot, which is held from then on.
     pub fn take(&mut self, units: u32) -> Option<At> {
         let id = *self.open.get(&units)?.first()?;
         let container = self.containers.get_mut(&id)?;
@@ -143,7 +136,7 @@ impl Space {
         }
     }
 
-    /// A held slot is an object's now.
+    /// Assigns a held slot to an object.
     pub fn own(&mut self, at: At, entry: u32) {
         let Some(container) = self.containers.get_mut(&at.container) else {
             return;
@@ -157,7 +150,7 @@ impl Space {
         }
     }
 
-    /// The object of a slot left the index; nobody may use the slot yet.
+    /// Holds the slot of an object that left the index; it must not be reused yet.
     pub fn hold(&mut self, at: At) {
         let Some(container) = self.containers.get_mut(&at.container) else {
             return;
@@ -171,7 +164,7 @@ impl Space {
         }
     }
 
-    /// A held slot is free.
+    /// Frees a held slot.
     pub fn free(&mut self, at: At) {
         let Some(container) = self.containers.get_mut(&at.container) else {
             return;
@@ -187,7 +180,7 @@ impl Space {
         }
     }
 
-    /// A slot that is no object's is never free again.
+    /// Marks a held slot as unusable for good.
     pub fn spoil(&mut self, at: At) {
         let Some(container) = self.containers.get_mut(&at.container) else {
             return;
@@ -207,7 +200,7 @@ impl Space {
         }
     }
 
-    /// Entry of the object that a slot is of.
+    /// Entry of the object in a slot.
     pub fn owner(&self, at: At) -> Option<u32> {
         match self.container(at.container)?.slots.get(at.slot as usize)? {
             Slot::Of(entry) => Some(*entry),
@@ -215,7 +208,7 @@ impl Space {
         }
     }
 
-    /// While records are read at open: who has a slot from now on, whoever had it. Returns who had it; `Err`: there is no such slot.
+    /// While records are read at open: sets the owner of a slot. Returns the previous owner; `Err`: there is no such slot.
     pub fn set_owner(&mut self, at: At, entry: Option<u32>) -> Result<Option<u32>, ()> {
         let container = self.containers.get_mut(&at.container).ok_or(())?;
         let place = container.slots.get_mut(at.slot as usize).ok_or(())?;
@@ -226,7 +219,7 @@ impl Space {
         })
     }
 
-    /// After records were read: counts what is free.
+    /// After all records were read: counts free slots.
     pub fn settle(&mut self) {
         self.open.clear();
         for (id, container) in &mut self.containers {
@@ -243,7 +236,6 @@ impl Space {
         }
     }
 
-    /// Entries of a container.
     pub fn entries(&self, id: u32) -> impl Iterator<Item = u32> {
         self.container(id)
             .into_iter()
@@ -254,14 +246,14 @@ impl Space {
             })
     }
 
-    /// One of its objects was used at `clock`.
+    /// Records that one of its objects was used at `clock`.
     pub fn used(&mut self, id: u32, clock: u64) {
         if let Some(container) = self.containers.get_mut(&id) {
             container.newest = container.newest.max(clock);
         }
     }
 
-    /// A container without objects; nothing in it is held.
+    /// A container without objects and held slots.
     pub fn empty(&self) -> Option<u32> {
         self.containers
             .iter()
@@ -269,8 +261,8 @@ impl Space {
             .map(|(id, _)| *id)
     }
 
-    /// The container whose objects have not been used for longest, of another class than `but`; nothing in it is held, and `spared`
-    /// does not name it.
+    /// The container whose objects were not used for the longest time, of another class than `but`, without held slots, and not named by
+    /// `spared`.
     pub fn coldest(&self, but: Option<u32>, spared: impl Fn(u32) -> bool) -> Option<u32> {
         self.containers
             .iter()
@@ -279,7 +271,6 @@ impl Space {
             .map(|(id, _)| *id)
     }
 
-    /// The open file of a container.
     pub fn file(&self, id: u32) -> Option<Arc<OwnedFd>> {
         self.containers.get(&id)?.file.clone()
     }

@@ -1,7 +1,6 @@
-//! What the tier knows: index and slots together, who reads and writes, and what goes when room is needed. No I/O; one short-held lock
-//! lies around it.
+//! The tier's state: index and slots, readers and writers, and eviction. No I/O; one short-held lock protects it.
 //!
-//! A slot goes round: free -> held (being written) -> an object's -> held (its removal is not durable yet, or somebody reads) -> free.
+//! States of a slot: free -> held (being written) -> used by an object -> held (removal not durable, or still read) -> free.
 
 use super::classes::{slot_bytes, slots};
 use super::files::ContainerFile;
@@ -12,47 +11,44 @@ use super::space::{At, Space};
 use std::collections::{HashMap, HashSet};
 use tokio::sync::watch;
 
-/// Least recently used objects that are looked through for one of a class, before another class gives up a container.
+/// Least recently used objects that are searched for one of the wanted class, before a container of another class is evicted.
 const NEAR: usize = 64;
-/// A container in the last room is worth a file where it has at least this part of the slots that it should have.
+/// A container in the last room must have at least this fraction (1/n) of its normal slots.
 const WORTH: u32 = 4;
-/// Most objects of a class that go at once for one that needs a slot: they share a sync.
+/// Most objects of a class that are evicted at once for one slot: they share a sync.
 const TOGETHER: usize = 8;
 
-/// Bounds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bounds {
     /// Most bytes of container files.
     pub capacity: u64,
-    /// Eviction begins when slots of objects have more bytes.
+    /// Eviction begins when the slots of objects have more bytes.
     pub high: u64,
-    /// And ends when they have no more than this.
+    /// Eviction ends at this number of bytes.
     pub low: u64,
     /// Most objects: each takes memory.
     pub objects: usize,
 }
 
-/// What happened since the folder was opened.
+/// Counters since the folder was opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Counts {
-    /// Objects that went for others.
+    /// Objects evicted for others.
     pub evicted: u64,
-    /// Objects whose head was corrupt or of another object: taken out.
+    /// Objects whose header was corrupt or of another object; removed.
     pub corrupt_objects: u64,
-    /// Records that were corrupt.
     pub corrupt_records: u64,
-    /// Journals whose end was torn.
+    /// Journals with a torn end.
     pub torn_tails: u64,
-    /// Records of slots that are not there any more.
+    /// Records of slots that no longer exist.
     pub stray_records: u64,
-    /// Container files that were missing or too short.
     pub lost_containers: u64,
-    /// Names in the folder that are none of ours.
+    /// Foreign names in the folder.
     pub foreign_files: u64,
 }
 
 impl Counts {
-    /// By the names that metrics and logs have.
+    /// The counters by their names in metrics and logs.
     pub fn named(self) -> [(&'static str, u64); 7] {
         [
             ("Evicted", self.evicted),
@@ -66,54 +62,47 @@ impl Counts {
     }
 }
 
-/// How to get a free slot.
+/// Next step on the way to a free slot.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Plan {
-    /// Here is one.
+    /// A free slot.
     Slot(At),
-    /// Make this container.
+    /// Create this container.
     Make(ContainerFile),
-    /// Remove this container's file; what was in it is out of the index already.
+    /// Delete this container's file; its objects are already out of the index.
     Unlink(ContainerFile),
     /// Make these removals durable.
     Evict(Vec<Record>),
-    /// There is none to be had.
+    /// No slot is available.
     Full,
 }
 
-/// An object that is being read: its slot stays as it is until [`State::unpin`].
+/// An object that is being read: its slot does not change until [`State::unpin`].
 #[derive(Debug, Clone, Copy)]
 pub struct Pinned {
-    /// Where it lies.
     pub at: At,
-    /// Units of the slot.
     pub units: u32,
     /// Bytes of the object.
     pub bytes: u64,
 }
 
-/// Index and slots.
 #[derive(Debug)]
 pub struct State {
-    /// Objects.
     pub index: Index,
-    /// Containers.
     pub space: Space,
-    /// What happened.
     pub counts: Counts,
     bounds: Bounds,
     /// Bytes of the slots of objects.
     bytes: u64,
-    /// Slots that are read, and by how many.
+    /// Slots that are being read, with the number of readers.
     reading: HashMap<At, u32>,
-    /// Slots that are free when their last reader ends.
+    /// Slots to free after their last reader.
     after_readers: HashSet<At>,
-    /// Objects that are being written; whoever waits for one has a clone of its receiver.
+    /// Objects that are being written. Waiting writers hold a clone of the receiver.
     pub writing: HashMap<NameKey, watch::Receiver<()>>,
 }
 
 impl State {
-    /// Nothing is there.
     pub fn new(bounds: Bounds) -> Self {
         Self {
             index: Index::default(),
@@ -166,7 +155,7 @@ impl State {
         }
     }
 
-    /// It was used.
+    /// Marks an object as used.
     pub fn touch(&mut self, number: u32) {
         self.index.touch(number);
         if let Some(entry) = self.index.entry(number) {
@@ -174,8 +163,7 @@ impl State {
         }
     }
 
-    /// An object whose record is durable is visible from now on. Its slot was taken before.
-    /// False: its container was lost meanwhile.
+    /// Makes an object with a durable record visible in its slot. False: its container was lost in the meantime.
     pub fn publish(&mut self, record: &Record) -> bool {
         if self.space.container(record.at.container).is_none() {
             return false;
@@ -183,7 +171,7 @@ impl State {
         if let Some(before) = self.index.remove(&record.name) {
             self.bytes -= self.slot_bytes(before.at);
             self.space.hold(before.at);
-            // The newer record is durable: it stands for the removal of the older one.
+            // The newer record is durable and replaces a removal record of the older object.
             self.release(before.at);
         }
         let Record { name, at, .. } = *record;
@@ -196,7 +184,7 @@ impl State {
         true
     }
 
-    /// Takes an object out; its slot is held until the record that is returned is durable, then [`State::release`] it.
+    /// Removes an object from the index. Its slot is held until the returned record is durable; then call [`State::release`].
     pub fn take_out(&mut self, name: &NameKey) -> Option<Record> {
         let entry = self.index.remove(name)?;
         self.bytes -= self.slot_bytes(entry.at);
@@ -210,7 +198,7 @@ impl State {
         Some(self.index.entry(number)?.name)
     }
 
-    /// A held slot is free, now or when its last reader ends.
+    /// Frees a held slot, now or after its last reader.
     pub fn release(&mut self, at: At) {
         if self.reading.contains_key(&at) {
             self.after_readers.insert(at);
@@ -219,8 +207,8 @@ impl State {
         }
     }
 
-    /// Takes out the least recently used objects where there are too many bytes, or too many of them; the last one stays, however large
-    /// it is. Their removals are to be made durable.
+    /// Removes the least recently used objects if there are too many bytes or objects. The last object is kept, however large it is. The
+    /// caller makes the removals durable.
     pub fn over_high(&mut self) -> Vec<Record> {
         let mut objects = self.index.len().saturating_sub(self.bounds.objects);
         let mut surplus = match self.bytes > self.bounds.high {
@@ -278,7 +266,7 @@ impl State {
         }
     }
 
-    /// A container in what room is left, where that is worth a file: at least 1 / `worth` of the slots that one should have.
+    /// A container in the remaining room, if it has at least 1 / `worth` of its normal slots.
     fn another_container(&mut self, units: u32, worth: u32) -> Option<ContainerFile> {
         let room = self.bounds.capacity.saturating_sub(self.space.bytes());
         let fit = u32::try_from(room / slot_bytes(units)).unwrap_or(u32::MAX);
@@ -291,7 +279,7 @@ impl State {
         Some(ContainerFile { id, units, slots })
     }
 
-    /// Objects of a class that nobody reads, of the `within` least recently used ones.
+    /// Unread objects of a class among the `within` least recently used ones.
     fn of_class(&self, units: u32, within: usize) -> Vec<NameKey> {
         let is = |at: At| self.space.container(at.container).map(|c| c.units) == Some(units);
         self.index
@@ -303,8 +291,8 @@ impl State {
             .collect()
     }
 
-    /// Gives up the container that has not been used for longest, with all that is in it: its file can be removed at once, since
-    /// records of containers that are not there say nothing.
+    /// Evicts the container that was not used for the longest time. Its file can be deleted at once, since records of missing containers
+    /// are ignored.
     pub fn drain_coldest(&mut self, but: Option<u32>) -> Option<Plan> {
         let read: HashSet<u32> = self.reading.keys().map(|at| at.container).collect();
         let id = self.space.coldest(but, |id| read.contains(&id))?;
@@ -318,7 +306,7 @@ impl State {
         }
     }
 
-    /// Takes out a container with all its objects, which count as evicted.
+    /// Removes a container with all its objects, which count as evicted.
     pub fn forget_container(&mut self, id: u32) -> Option<ContainerFile> {
         let container = self.space.container(id)?;
         let file = ContainerFile {
@@ -340,7 +328,7 @@ impl State {
         Some(file)
     }
 
-    /// A record of the snapshot or the journal, in the order in which they were written. The last one of a slot and of a name counts.
+    /// Applies a record of the snapshot or the journal. Records come in write order; the last one of a slot and of a name counts.
     pub fn replay(&mut self, record: &Record) {
         self.space.saw_id(record.at.container);
         match record.what {
@@ -360,7 +348,7 @@ impl State {
     fn replay_put(&mut self, record: &Record) {
         let Some(container) = self.space.container(record.at.container) else {
             self.counts.stray_records += 1;
-            // What the name meant before is over all the same.
+            // The older object of this name is void in any case.
             self.drop_entry(&record.name);
             return;
         };
@@ -386,12 +374,12 @@ impl State {
 
     fn drop_entry(&mut self, name: &NameKey) {
         if let Some(entry) = self.index.remove(name) {
-            // The slot was its own, else the entry would have gone with it.
+            // The slot belongs to it: otherwise the entry would already be removed.
             let _ = self.space.set_owner(entry.at, None);
         }
     }
 
-    /// After all records were read.
+    /// Called after all records were read.
     pub fn settle(&mut self) {
         self.space.settle();
         self.bytes = 0;
@@ -404,13 +392,13 @@ impl State {
         }
     }
 
-    /// Its records of numbers from `from` on, as a snapshot has them, with when each was used; at most `limit` numbers are looked at.
+    /// Snapshot records of numbers from `from` on, with the time of their last use; at most `limit` numbers are checked.
     pub fn used(&self, from: u32, limit: u32) -> impl Iterator<Item = (u64, u32)> {
         let end = from.saturating_add(limit).min(self.index.numbers());
         (from..end).filter_map(|number| Some((self.index.entry(number)?.used, number)))
     }
 
-    /// What a snapshot says of a number.
+    /// The snapshot record of a number.
     pub fn snapshot(&self, number: u32) -> Option<Record> {
         Some(record(What::Put, self.index.entry(number)?))
     }

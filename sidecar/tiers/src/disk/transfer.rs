@@ -1,5 +1,5 @@
-//! Objects between slots of a container and the arena: in place where addresses allow direct I/O, through a small block of our own
-//! where they do not. The disk is read and written in whole multiples of 4 KiB; the arena exactly as far as a section goes.
+//! Moves objects between slots of a container and the arena: in place where addresses allow direct I/O, otherwise through a small heap
+//! block. Disk I/O uses whole multiples of 4 KiB; in the arena only the bytes of a section are touched.
 
 use super::classes::UNIT;
 use super::raw::{self, Block, Part};
@@ -7,21 +7,19 @@ use crate::Span;
 use rustix::fd::BorrowedFd;
 use std::io;
 
-/// Most bytes of an object that are in blocks of our own at a time.
+/// Most bytes of an object that are in heap blocks at a time.
 const BOUNCE_BYTES: u64 = 1 << 20;
-/// Most parts that are moved at once.
+/// Most parts of one transfer.
 const PARTS_MAX: usize = 1024;
 
-/// A section: where it begins in the file (a multiple of 4 KiB), and its bytes in the arena.
+/// A section: its offset in the file (a multiple of 4 KiB), and its bytes in the arena.
 #[derive(Debug, Clone)]
 pub struct Section {
-    /// Offset in the file.
     pub offset: u64,
-    /// Bytes.
     pub span: Span,
 }
 
-/// Writes the head at `offset`, and sections at theirs, in order.
+/// Writes the header at `offset`, and the sections at their offsets, in order.
 pub fn write(fd: BorrowedFd<'_>, offset: u64, head: &[u8], sections: &[Section]) -> io::Result<()> {
     let mut block = Block::new(head.len() as u64);
     if let Some(into) = block.bytes_mut().get_mut(..head.len()) {
@@ -37,7 +35,7 @@ pub fn read(fd: BorrowedFd<'_>, sections: &[Section]) -> io::Result<()> {
     Run::new(fd, Direction::Read, 0).sections(sections)
 }
 
-/// Reads a head of so many bytes at `offset`, and with it the sections that follow it without a gap, which all go in place.
+/// Reads a header of `head` bytes at `offset`, and the sections that follow it without a gap and can be read in place.
 pub fn read_with_head(
     fd: BorrowedFd<'_>,
     offset: u64,
@@ -58,12 +56,11 @@ pub fn read_with_head(
     }
 }
 
-/// Does a whole span go in place?
+/// Whether a whole span can be transferred in place.
 pub fn goes_in_place(span: &Span) -> bool {
     pieces(span) == [(0, span.length, true)]
 }
 
-/// Reads `bytes` from `offset` on.
 pub fn read_block(fd: BorrowedFd<'_>, offset: u64, bytes: u64) -> io::Result<Block> {
     let mut parts = [Part::Block(Block::new(bytes))];
     raw::read_all(fd, offset, &mut parts)?;
@@ -79,7 +76,7 @@ enum Direction {
     Write,
 }
 
-/// Where the bytes of a block go after a read.
+/// Destination of a block's bytes after a read.
 #[derive(Debug)]
 struct Back {
     part: usize,
@@ -88,7 +85,7 @@ struct Back {
     bytes: u64,
 }
 
-/// Parts that lie one behind the other in the file.
+/// Parts that are consecutive in the file.
 #[derive(Debug)]
 struct Run<'a> {
     fd: BorrowedFd<'a>,
@@ -167,7 +164,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Moves what was pushed; goes on at `offset`.
+    /// Transfers the parts, then continues at `offset`.
     fn flush(&mut self, offset: u64) -> io::Result<()> {
         let parts = &mut self.parts;
         match self.direction {
@@ -189,7 +186,7 @@ impl<'a> Run<'a> {
     }
 }
 
-/// Cuts a span in pieces (offset in it, bytes, in place): its whole 4 KiB in place where its address is a multiple of 4 KiB.
+/// Cuts a span into pieces (offset, bytes, in place): whole 4 KiB in place if the address is a multiple of 4 KiB.
 fn pieces(span: &Span) -> Vec<(u64, u64, bool)> {
     let aligned = span
         .arena

@@ -1,5 +1,5 @@
-//! Writing and removing: a slot, the object's bytes in it, and what is handed on to be made durable. Blocks; whoever calls is a thread
-//! that may.
+//! Writes and removes: takes a slot, writes the object's bytes, and hands the change to the commit thread. Blocks: for threads where
+//! that is allowed.
 
 use super::classes::{slot_bytes, slot_units};
 use super::commit::{Answer, Change, Written};
@@ -19,11 +19,11 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 use tokio::sync::{oneshot, watch};
 
-/// Plans that are followed for one slot before it counts as not to be had: others may take what was freed.
+/// Plans that are followed for one slot before the tier counts as full: other writers may take the freed slots.
 const PLANS_MAX: usize = 10_000;
 
 impl Core {
-    /// Writes an object's bytes and hands it on to be made durable, which answers.
+    /// Writes an object's bytes and queues the commit, which sends the answer.
     pub fn put(self: &Arc<Self>, put: Put, claim: Claim, answer: Answer<Stored>) {
         match self.write(put) {
             Ok((record, file, slot)) => self.changes.push(Change::Put(Box::new(Written {
@@ -49,14 +49,14 @@ impl Core {
         let lengths = object.sections.iter().map(|s| s.stored_bytes);
         if !lengths.eq(spans.iter().map(|s| s.length)) {
             return Err(shape(
-                "its bytes are not as long as its head says".to_string(),
+                "the spans do not have the length that the header states".to_string(),
             ));
         }
         let bytes = object.total_bytes();
         let (key, units) = NameKey::of(&name)
             .zip(slot_units(bytes))
             .filter(|(_, units)| slot_bytes(*units) <= self.capacity)
-            .ok_or_else(|| full("it is larger than the tier").about(name.s3("")))?;
+            .ok_or_else(|| full("the object is larger than the tier").about(name.s3("")))?;
         let (slot, file) = self.slot(units).map_err(|e| e.about(name.s3("")))?;
         let offset = u64::from(slot.at.slot) * slot_bytes(units);
         let sections: Vec<Section> = object
@@ -113,7 +113,7 @@ impl Core {
 
     fn make_slot(self: &Arc<Self>, units: u32) -> Result<HeldSlot, TierError> {
         let _one = self.making.lock();
-        // Removals under way may free one.
+        // Pending removals may free a slot.
         self.settle(Vec::new())?;
         let mut no_space = false;
         for _ in 0..PLANS_MAX {
@@ -134,10 +134,12 @@ impl Core {
                 Plan::Full => break,
             }
         }
-        Err(full("nothing can go for it: all is being read or written"))
+        Err(full(
+            "no room: all evictable objects are being read or written",
+        ))
     }
 
-    /// Makes a container, of fewer slots where the file system has no room for all.
+    /// Creates a container, with fewer slots if the file system has no room for all.
     fn make_what_fits(&self, mut file: ContainerFile) -> Result<(), TierError> {
         loop {
             match self.make(file) {
@@ -158,14 +160,14 @@ impl Core {
         Ok(())
     }
 
-    /// Waits until removals, and those before them, are durable and their slots free.
+    /// Waits until these removals, and earlier ones, are durable and their slots free.
     fn settle(&self, records: Vec<Record>) -> Result<(), TierError> {
         let (answer, answered) = oneshot::channel();
         self.changes.push(Change::Remove(records, Some(answer)));
         answered.blocking_recv().unwrap_or_else(|_| self.check())
     }
 
-    /// Takes objects out of the index. Returns how many were there; `answer` comes when that is durable.
+    /// Removes objects from the index. Returns how many existed; `answer` is sent when the removal is durable.
     pub fn remove(&self, names: &[ObjectName], answer: Answer<()>) -> u64 {
         let records: Vec<Record> = {
             let mut state = self.state.lock();
@@ -180,7 +182,7 @@ impl Core {
         count
     }
 
-    /// Gives a slot up without waiting, with what lies there: nothing is written there until the process ends.
+    /// Drops a slot and its object without waiting; the slot is not written again until the process ends.
     pub fn give_up(&self, at: At) {
         let mut state = self.state.lock();
         let name = state.lies_at(at);
@@ -191,7 +193,7 @@ impl Core {
         self.changes.push(Change::Remove(records, None));
     }
 
-    /// The right to write an object. `Ok(None)`: it is there. `Err`: somebody writes it; ask again when that ends.
+    /// The right to write an object. `Ok(None)`: it exists. `Err`: it is being written; retry after that ends.
     pub fn claim(self: &Arc<Self>, key: NameKey) -> Result<Option<Claim>, watch::Receiver<()>> {
         let mut state = self.state.lock();
         if let Some(number) = state.index.find(&key) {

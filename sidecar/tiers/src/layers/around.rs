@@ -1,11 +1,11 @@
-//! A layer that does the same around every operation, whatever the operation is.
+//! A layer that does the same around every operation.
 
 use crate::{Get, Kind, Operation, Page, Put, Removal, Stored, Tier, TierInfo, Usage};
 use kvcachepool_protocol::object::{Object, ObjectName};
 use std::fmt;
 use std::sync::Arc;
 
-/// Which operation of a tier.
+/// Operations of a tier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Op {
     /// [`Tier::lookup`]
@@ -25,7 +25,6 @@ pub enum Op {
 }
 
 impl Op {
-    /// Every one.
     pub const ALL: [Self; 7] = [
         Self::Lookup,
         Self::Head,
@@ -36,7 +35,7 @@ impl Op {
         Self::List,
     ];
 
-    /// Its name in metrics and status.
+    /// Name in metrics and status.
     pub fn name(self) -> &'static str {
         match self {
             Self::Lookup => "lookup",
@@ -49,30 +48,28 @@ impl Op {
         }
     }
 
-    /// Does it change what the tier holds?
+    /// Whether the operation changes the tier's content.
     pub fn writes(self) -> bool {
         matches!(self, Self::Put | Self::Remove)
     }
 }
 
-/// What is asked of a tier, as far as a layer must know it.
+/// Facts about an operation that layers need.
 #[derive(Debug, Clone)]
 pub struct Asked {
-    /// Of which tier.
     pub tier: Kind,
-    /// What.
     pub op: Op,
-    /// Bytes of sections that go between tier and arena.
+    /// Bytes of sections that move between tier and arena.
     pub bytes: u64,
-    /// Names that are removed.
+    /// Number of names to remove.
     pub names: usize,
-    /// Where it is about one object.
+    /// The object, if the operation concerns exactly one.
     pub object: Option<ObjectName>,
 }
 
-/// What an operation answers.
+/// Result of an operation.
 pub trait Answer: Send {
-    /// Did the bytes that were asked about go between tier and arena?
+    /// Whether the requested bytes moved between tier and arena.
     fn moved(&self) -> bool {
         true
     }
@@ -89,9 +86,9 @@ impl Answer for Stored {
     }
 }
 
-/// What a layer does around an operation.
+/// Behaviour of a layer around an operation.
 pub trait Around: Send + Sync + fmt::Debug {
-    /// Runs `inner`, or does not, and answers for it. Nothing is asked of the tier before `inner` is called, and that is not before the
+    /// Runs `inner`, or fails in its place. The tier gets no request before `inner` is called, and `inner` is not called before the
     /// operation is first polled.
     fn around<'a, T: Answer + 'a>(
         &'a self,
@@ -108,7 +105,6 @@ pub struct Layer<A> {
 }
 
 impl<A> Layer<A> {
-    /// Puts the layer around the tier.
     pub fn new(around: Arc<A>, inner: Arc<dyn Tier>) -> Self {
         Self { around, inner }
     }

@@ -1,5 +1,5 @@
-//! Stops asking a tier that fails and fails: after some failures in a row nothing is tried for a while, then one operation is, and the
-//! while grows until one succeeds. Reads and writes have one each: a full or read-only tier still serves what it holds.
+//! Circuit breaker of a tier: after several failures in a row operations are refused for a pause, then one operation is let through as a
+//! probe. The pause grows until a probe succeeds. Reads and writes have separate breakers: a full or read-only tier still serves reads.
 
 use super::around::{Answer, Around, Asked};
 use super::chance::Chance;
@@ -9,16 +9,14 @@ use parking_lot::Mutex;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// When it opens and for how long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Options {
-    /// It opens after as many failures in a row.
+    /// It opens after this many failures in a row.
     pub failures: u32,
-    /// First time that it stays open; each later one may be twice as long.
+    /// First pause; each later one may be twice as long.
     pub pause: Duration,
-    /// Longest time that it stays open.
     pub pause_max: Duration,
-    /// Of the share of each pause that is chance; none = another one in each process.
+    /// Seed of the pauses' jitter; `None`: a random one per process.
     pub seed: Option<u64>,
 }
 
@@ -33,19 +31,19 @@ impl Default for Options {
     }
 }
 
-/// What a breaker lets through.
+/// State of a breaker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
-    /// Everything.
+    /// Lets all operations through.
     Closed,
-    /// Nothing.
+    /// Refuses all operations.
     Open,
-    /// One operation, to see.
+    /// Lets one operation through as a probe.
     HalfOpen,
 }
 
 impl State {
-    /// Its name in metrics and status.
+    /// Name in metrics and status.
     pub fn name(self) -> &'static str {
         match self {
             Self::Closed => "Closed",
@@ -55,25 +53,23 @@ impl State {
     }
 }
 
-/// One side of the layer, for status.
+/// Status of one breaker.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Side {
-    /// What it lets through.
     pub state: State,
-    /// Times that it opened, each probe that failed counted.
+    /// Number of times that it opened; each failed probe counts.
     pub opened: u64,
     /// The failure that opened it last.
     pub reason: Option<TierError>,
 }
 
 impl Side {
-    /// Why nothing is let through; none = something is, if only to see.
+    /// The failure that opened it, while it is open.
     pub fn shut(self) -> Option<TierError> {
         self.reason.filter(|_| self.state == State::Open)
     }
 }
 
-/// The layer.
 #[derive(Debug)]
 pub struct Breaker {
     reads: Switch,
@@ -81,7 +77,7 @@ pub struct Breaker {
 }
 
 impl Breaker {
-    /// Closed.
+    /// Both breakers start closed.
     pub fn new(options: Options) -> Self {
         let write_seed = options.seed.map(|seed| seed ^ 1);
         Self {
@@ -93,12 +89,12 @@ impl Breaker {
         }
     }
 
-    /// Of lookup, head, get, usage and list.
+    /// Status of the breaker of lookup, head, get, usage and list.
     pub fn reads(&self) -> Side {
         self.reads.side()
     }
 
-    /// Of put and remove.
+    /// Status of the breaker of put and remove.
     pub fn writes(&self) -> Side {
         self.writes.side()
     }
@@ -136,7 +132,7 @@ struct Switch {
 #[derive(Debug)]
 struct Now {
     phase: Phase,
-    /// Grows whenever the phase changes: what an operation of an earlier one says counts no more.
+    /// Rises with every change of the phase: results of operations from an earlier phase are ignored.
     turn: u64,
     opened: u64,
     reason: Option<TierError>,
@@ -149,7 +145,7 @@ enum Phase {
     HalfOpen { pause: Duration },
 }
 
-/// An operation that was let through. One that is dropped says nothing about the tier, but that it hangs if its deadline was over.
+/// An operation that was let through. If it is dropped, it says nothing about the tier, except after its deadline: then the tier hangs.
 #[derive(Debug)]
 struct Pass<'a> {
     switch: &'a Switch,
@@ -196,15 +192,15 @@ impl Switch {
             Phase::Closed { .. } => {}
             Phase::HalfOpen { .. } => {
                 let reason = reason(&now);
-                return Err(format!("one operation is tried first after: {reason}"));
+                return Err(format!(
+                    "waiting for the result of one probe operation after: {reason}"
+                ));
             }
             Phase::Open { until, pause } => {
                 let left = until.saturating_duration_since(Instant::now());
                 if !left.is_zero() {
                     let (seconds, reason) = (left.as_secs_f64(), reason(&now));
-                    return Err(format!(
-                        "not tried for another {seconds:.1} s after: {reason}"
-                    ));
+                    return Err(format!("paused for another {seconds:.1} s after: {reason}"));
                 }
                 now.turns(Phase::HalfOpen { pause });
             }
@@ -218,7 +214,7 @@ impl Switch {
         })
     }
 
-    /// An operation of this turn was answered.
+    /// An operation of this phase succeeded or failed for a reason of its own.
     fn answered(&self, turn: u64) {
         let mut now = self.now.lock();
         if now.turn != turn {
@@ -252,7 +248,7 @@ impl Switch {
         now.reason = Some(reason());
     }
 
-    /// The operation that was tried said nothing: the next one is tried.
+    /// The probe gave no result: the next operation becomes the probe.
     fn silent(&self, turn: u64) {
         let mut now = self.now.lock();
         if let (true, Phase::HalfOpen { pause }) = (now.turn == turn, now.phase) {
@@ -274,7 +270,7 @@ impl Pass<'_> {
         self.left = true;
         match error {
             Some(e) if e.of_the_tier() => self.switch.failed(self.turn, || e.clone()),
-            // Refused here, not by the tier; or by one of its servers, which says nothing of the others.
+            // Refused by a layer, not by the tier; or by one of its servers, which says nothing about the others.
             Some(e) if e.of_a_part || matches!(e.cause, Cause::Busy | Cause::BreakerOpen) => {
                 self.switch.silent(self.turn);
             }

@@ -1,20 +1,19 @@
-//! Chance for pauses: many sidecars that lost one server at one moment shall not come back at one moment.
+//! Jitter of pauses: sidecars that lost a server at the same time must not all return at the same time.
 
 use fastrand::Rng;
 use parking_lot::Mutex;
 use std::time::Duration;
 
-/// A stream of random numbers.
 #[derive(Debug)]
 pub struct Chance(Mutex<Rng>);
 
 impl Chance {
-    /// The stream of a seed; none = another one each time.
+    /// `None`: a random seed.
     pub fn new(seed: Option<u64>) -> Self {
         Self(Mutex::new(seed.map_or_else(Rng::new, Rng::with_seed)))
     }
 
-    /// Between half of a pause and all of it.
+    /// A random duration between half of the pause and the whole pause.
     pub fn jittered(&self, pause: Duration) -> Duration {
         pause.mul_f64(0.5 + self.0.lock().f64() / 2.0)
     }

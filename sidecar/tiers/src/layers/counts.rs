@@ -1,5 +1,5 @@
-//! Counts what was asked of a tier and what became of it, as its callers see it: the outermost layer. Every operation that began is
-//! counted by one result, or runs.
+//! The outermost layer: counts operations and their results as callers see them. Every operation that began has one result or is still
+//! running.
 
 use super::around::{Answer, Around, Asked, Op};
 use crate::{Cause, Operation};
@@ -8,13 +8,13 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Upper bounds of the histogram of seconds; longer ones are counted behind the last.
+/// Upper bounds of the histogram in seconds; longer operations are counted in a last bucket.
 pub const SECONDS: [f64; 14] = [
     0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0,
 ];
 
 const CAUSES: usize = Cause::ALL.len();
-/// One for each cause, one for success, one for operations that were dropped before they ended.
+/// One per cause, one for success, one for operations that were dropped.
 const RESULTS: usize = CAUSES + 2;
 const OK: usize = CAUSES;
 const DROPPED: usize = CAUSES + 1;
@@ -27,7 +27,6 @@ fn result_name(result: usize) -> &'static str {
     }
 }
 
-/// The layer.
 #[derive(Debug)]
 pub struct Counts {
     operations: [Counted; Op::ALL.len()],
@@ -42,20 +41,19 @@ struct Counted {
     nanos: AtomicU64,
 }
 
-/// What was counted of one kind of operation.
+/// Counts of one kind of operation.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Tally {
-    /// Which.
     pub op: Op,
-    /// How often each result was seen, by its name: `Ok`, the name of a [`Cause`], or `Dropped`; those that never were are left out.
+    /// Number of operations per result: `Ok`, the name of a [`Cause`], or `Dropped`. Results that never occurred are missing.
     pub results: Vec<(&'static str, u64)>,
-    /// Operations that began and have not ended.
+    /// Operations in flight.
     pub running: u64,
-    /// Bytes of sections that went between tier and arena, of operations that ended well.
+    /// Bytes of sections that moved between tier and arena in successful operations.
     pub bytes: u64,
-    /// Operations that ended, by the first of [`SECONDS`] that they are not longer than; the last: longer ones.
+    /// Finished operations by bucket of [`SECONDS`]; the last bucket holds longer ones.
     pub seconds: [u64; SECONDS.len() + 1],
-    /// Time of all of them.
+    /// Total time of finished operations.
     pub took: Duration,
 }
 
@@ -74,7 +72,7 @@ impl Default for Counts {
 }
 
 impl Counts {
-    /// What was counted until now, one entry for each operation.
+    /// Current counts, one entry per operation.
     pub fn tally(&self) -> Vec<Tally> {
         let of = |(op, counted): (Op, &Counted)| counted.tally(op);
         Op::ALL.into_iter().zip(&self.operations).map(of).collect()
@@ -88,7 +86,7 @@ impl Counted {
         let ended: u64 = results.iter().map(|(_, count)| count).sum();
         Tally {
             op,
-            // Read after the results: an operation that ends in between is not counted as running.
+            // Read after the results, so that an operation that ends in between is not counted as running.
             running: self.began.load(Relaxed).saturating_sub(ended),
             results: results.into_iter().filter(|(_, n)| *n > 0).collect(),
             bytes: self.bytes.load(Relaxed),
@@ -108,7 +106,7 @@ impl Counted {
     }
 }
 
-/// An operation that runs; one that is dropped counts as that.
+/// A running operation; its drop counts as `Dropped`.
 struct Running<'a> {
     counted: &'a Counted,
     began: Instant,

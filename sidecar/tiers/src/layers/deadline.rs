@@ -1,4 +1,4 @@
-//! An end to every operation. Past it the answer is Timeout and the operation is dropped; what still reads or writes its spans holds them.
+//! A deadline for every operation. After it the result is Timeout and the operation is dropped; the spans stay held while they are used.
 
 use super::around::{Answer, Around, Asked, Op};
 use crate::{Cause, Operation, TierError};
@@ -9,21 +9,20 @@ tokio::task_local! {
     static UNTIL: Instant;
 }
 
-/// When the operation that runs here must have ended, as the layers inside of this one know it. None: there is no such layer.
+/// The deadline of the current operation, for layers further inside. `None`: no deadline layer.
 pub(super) fn until() -> Option<Instant> {
     UNTIL.try_with(|until| *until).ok()
 }
 
-/// How long operations may take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Options {
-    /// Most time of what moves no sections: lookup, head, usage, and a removal before its objects.
+    /// Base time of operations without sections: lookup, head, usage and remove.
     pub question: Duration,
-    /// A removal gets as much time more for each object: a tier may have to be asked for each alone.
+    /// Additional time of a removal per object: some tiers need a request for each.
     pub removal: Duration,
-    /// Most time of a get or put, before its bytes, and of a page of a listing.
+    /// Base time of a get, put or page of a listing.
     pub transfer: Duration,
-    /// A get or put gets as much time more as its bytes take at this rate.
+    /// A get or put gets additional time for its bytes at this rate.
     pub bytes_per_s_min: u64,
 }
 
@@ -39,7 +38,7 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Most time of an operation on so many bytes or names.
+    /// Time limit of an operation on this many bytes or names.
     pub fn longest(&self, op: Op, bytes: u64, names: usize) -> Duration {
         match op {
             Op::Lookup | Op::Head | Op::Usage => self.question,
@@ -57,12 +56,10 @@ impl Options {
     }
 }
 
-/// The layer.
 #[derive(Debug)]
 pub struct Deadline(Options);
 
 impl Deadline {
-    /// With these times.
     pub fn new(options: Options) -> Self {
         Self(options)
     }

@@ -1,5 +1,5 @@
-//! At most so many operations and bytes at once, and so many more that wait; the rest is refused at once. Reads, writes and questions
-//! have a budget each, so that no storm of stores stands before a lookup. An operation takes all it needs in one step, or nothing.
+//! Limits operations and bytes in flight, and the number of waiting operations; further ones are refused at once. Reads, writes and other
+//! operations have separate budgets, so that many stores cannot delay a lookup. An operation takes its whole share in one step.
 
 use super::around::{Answer, Around, Asked, Op};
 use crate::{Cause, Operation, TierError};
@@ -8,25 +8,22 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use tokio::sync::oneshot;
 
-/// What may be under way at once.
+/// Limits of one budget.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Budget {
-    /// Most operations.
     pub operations: usize,
-    /// Most bytes of sections; an operation of more runs alone.
+    /// Most bytes of sections; an operation with more runs alone.
     pub bytes: u64,
-    /// Most operations that wait.
     pub waiting: usize,
 }
 
-/// The budgets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Options {
-    /// Of gets.
+    /// Budget of gets.
     pub reads: Budget,
-    /// Of puts.
+    /// Budget of puts.
     pub writes: Budget,
-    /// Of everything else.
+    /// Budget of all other operations.
     pub questions: Budget,
 }
 
@@ -49,18 +46,15 @@ impl Default for Options {
     }
 }
 
-/// What is under way in one budget, for status.
+/// Current use of a budget, for status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Load {
-    /// Operations.
+    /// Operations in flight.
     pub operations: usize,
-    /// Their bytes.
     pub bytes: u64,
-    /// Operations that wait.
     pub waiting: usize,
 }
 
-/// The layer.
 #[derive(Debug)]
 pub struct Limits {
     reads: Arc<Gate>,
@@ -69,7 +63,6 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// With these budgets.
     pub fn new(options: Options) -> Self {
         Self {
             reads: Gate::new(options.reads),
@@ -78,17 +71,17 @@ impl Limits {
         }
     }
 
-    /// Gets now.
+    /// Current use by gets.
     pub fn reads(&self) -> Load {
         self.reads.load()
     }
 
-    /// Puts now.
+    /// Current use by puts.
     pub fn writes(&self) -> Load {
         self.writes.load()
     }
 
-    /// Everything else now.
+    /// Current use by all other operations.
     pub fn questions(&self) -> Load {
         self.questions.load()
     }
@@ -108,7 +101,7 @@ impl Around for Limits {
             };
             let _permit = gate.enter(asked.bytes).await.ok_or_else(|| {
                 let waiting = gate.budget.waiting;
-                let detail = format!("{waiting} operations wait for this tier already");
+                let detail = format!("too many operations wait for this tier: {waiting}");
                 TierError::new(asked.tier, Cause::Busy, detail)
             })?;
             inner().await
@@ -116,7 +109,7 @@ impl Around for Limits {
     }
 }
 
-/// Where operations of one budget wait, in the order in which they came.
+/// The queue of one budget, in order of arrival.
 #[derive(Debug)]
 struct Gate {
     budget: Budget,
@@ -138,14 +131,14 @@ struct Waiter {
     enter: oneshot::Sender<()>,
 }
 
-/// An operation that runs; dropped, it makes room.
+/// A running operation; its drop frees its share.
 #[derive(Debug)]
 struct Permit {
     gate: Arc<Gate>,
     bytes: u64,
 }
 
-/// An operation that waits; dropped, it waits no more.
+/// A waiting operation; its drop removes it from the queue.
 #[derive(Debug)]
 struct Waiting<'a> {
     gate: &'a Arc<Gate>,
@@ -156,7 +149,7 @@ struct Waiting<'a> {
 
 impl Gate {
     fn new(budget: Budget) -> Arc<Self> {
-        // A budget of nothing would hold every operation until its deadline.
+        // A budget of zero would hold every operation until its deadline.
         let budget = Budget {
             operations: budget.operations.max(1),
             bytes: budget.bytes.max(1),
@@ -177,7 +170,7 @@ impl Gate {
         }
     }
 
-    /// None: too many wait already.
+    /// `None`: the queue is full.
     async fn enter(self: &Arc<Self>, bytes: u64) -> Option<Permit> {
         let bytes = bytes.min(self.budget.bytes);
         let (waiting, entered) = {
@@ -221,7 +214,7 @@ impl Gate {
         now.operations < self.budget.operations && bytes <= room
     }
 
-    /// Lets in who waits longest, as long as there is room for the one that is next: a large one is not overtaken by small ones for ever.
+    /// Admits waiting operations in order while the next one fits: small operations do not overtake a large one for ever.
     fn admit(&self, now: &mut Now) {
         while let Some(next) = now.waiting.front() {
             if !self.fits(now, next.bytes) {
@@ -230,7 +223,7 @@ impl Gate {
             let Some(next) = now.waiting.pop_front() else {
                 return;
             };
-            // Its room is its own from now on, also when it is dropped before it runs again: `Waiting` gives it back.
+            // The share is taken now. If the operation is dropped before it runs again, `Waiting` returns the share.
             now.takes(next.bytes);
             let _ = next.enter.send(());
         }
@@ -267,11 +260,11 @@ impl Drop for Waiting<'_> {
         let before = now.waiting.len();
         now.waiting.retain(|waiter| waiter.number != self.number);
         if now.waiting.len() == before {
-            // It was let in and nobody was there any more.
+            // It was admitted, but its waiter was gone.
             drop(now);
             self.gate.gives_back(self.bytes);
         } else {
-            // Who stood behind it may fit where it did not.
+            // The operations behind it may fit although it did not.
             self.gate.admit(&mut now);
         }
     }

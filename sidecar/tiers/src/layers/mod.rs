@@ -1,5 +1,5 @@
-//! Around every tier the same layers, one file each, from the outside in: packing, counts, deadline, retry, breaker, limits, verification. Each
-//! knows nothing of the others but what the trait says. No layer decides what is fetched or kept.
+//! The layers around every tier, one file each, from the outside in: packing, counts, deadline, retry, breaker, limits, verification. A
+//! layer knows the others only through the trait. No layer decides what is fetched or kept.
 
 mod around;
 mod breaker;
@@ -34,30 +34,20 @@ use verify::Verify;
 /// Settings of all layers.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
-    /// How long operations may take.
     pub deadline: DeadlineOptions,
-    /// What is tried again, and when.
     pub retry: RetryOptions,
-    /// When the tier is not asked any more.
     pub breaker: BreakerOptions,
-    /// What may be under way at once.
     pub limits: LimitOptions,
-    /// How objects are packed.
     pub packing: PackingOptions,
 }
 
-/// A tier with its layers, and what status shows of them.
+/// A tier with its layers, and the parts that status reads.
 #[derive(Debug, Clone)]
 pub struct Layered {
-    /// The tier.
     pub tier: Arc<dyn Tier>,
-    /// Operations by what became of them.
     pub counts: Arc<Counts>,
-    /// Is the tier asked at all?
     pub breaker: Arc<Breaker>,
-    /// What is under way.
     pub limits: Arc<Limits>,
-    /// What was packed and unpacked.
     pub packed: Arc<Packed>,
     retried: Arc<AtomicU64>,
     corrupt: Arc<AtomicU64>,
@@ -65,24 +55,24 @@ pub struct Layered {
 }
 
 impl Layered {
-    /// Attempts after the first.
+    /// Retries of operations.
     pub fn retried(&self) -> u64 {
         self.retried.load(Relaxed)
     }
 
-    /// Objects that were found corrupt in the tier and removed from it.
+    /// Corrupt objects found in the tier and deleted from it.
     pub fn corrupt(&self) -> u64 {
         self.corrupt.load(Relaxed)
     }
 
-    /// Gets whose bytes another process wrote to before they were compared.
+    /// Gets whose bytes another process overwrote before their digests were compared.
     pub fn scribbled(&self) -> u64 {
         self.scribbled.load(Relaxed)
     }
 }
 
-/// Puts all layers around a tier. The order is part of what each means: a deadline is that of all attempts and of the time that they
-/// wait; each attempt passes the breaker; nothing is held of the limits in a pause; digests are made within the limits.
+/// Puts all layers around a tier. The order matters: the deadline covers all attempts and waiting times; each attempt passes the
+/// breaker; nothing is held of the limits during a pause; digests are computed within the limits.
 pub fn layered(tier: Arc<dyn Tier>, options: &Options) -> Layered {
     let counts = Arc::new(Counts::default());
     let breaker = Arc::new(Breaker::new(options.breaker));

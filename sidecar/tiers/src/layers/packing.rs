@@ -1,7 +1,7 @@
-//! Packs sections on their way to a tier, and unpacks them on their way back. Outside of all other layers: what those count, bound and
-//! compare are the bytes that the tier has. Nobody outside learns that an object is packed: its head says what it would without.
+//! Packs sections on their way to a tier, and unpacks them on their way back. This is the outermost layer: the others count, limit and
+//! compare the packed bytes. Callers do not see that an object is packed: its header looks as it would without packing.
 //!
-//! Raw bytes are compared with the head's digests here, on both ways, so that an error of a codec is as little a hit as one of a disk.
+//! Raw bytes are compared with the header's digests here in both directions, so an error of a codec is a miss, like an error of a disk.
 
 mod options;
 mod packed;
@@ -25,21 +25,20 @@ use std::sync::atomic::AtomicU64;
 use std::time::Instant;
 use tokio::time::timeout;
 
-/// The layer.
 #[derive(Debug)]
 pub struct Packing {
     inner: Arc<dyn Tier>,
-    /// How it packs; it unpacks whatever it finds.
+    /// The codec for puts; gets unpack any codec.
     codec: Codec,
     room: Room,
-    /// How long operations may take, and as long may one wait for room.
+    /// Time limits of operations; waiting for room is limited the same way.
     deadline: deadline::Options,
     packed: Arc<Packed>,
     corrupt: Arc<AtomicU64>,
 }
 
 impl Packing {
-    /// Around a tier with its other layers, whose operations may take so long. Objects that cannot be unpacked are counted as `corrupt`.
+    /// Wraps a tier with its other layers; `deadline` limits waiting for room. Objects that cannot be unpacked count as `corrupt`.
     pub fn new(
         inner: Arc<dyn Tier>,
         options: PackingOptions,
@@ -57,12 +56,11 @@ impl Packing {
         }
     }
 
-    /// Counts what it does.
     pub fn packed(&self) -> Arc<Packed> {
         self.packed.clone()
     }
 
-    /// What an object is called in the tier: what may have lost something has a name of its own.
+    /// The object's name inside the tier: objects of a lossy codec have names of their own.
     fn inside(&self, name: &ObjectName) -> ObjectName {
         ObjectName {
             fidelity: name.fidelity.max(self.codec.fidelity()),
@@ -77,7 +75,7 @@ impl Packing {
         }
     }
 
-    /// Calls an object of the tier what it is called outside of this layer.
+    /// Restores the outside name of an object of the tier.
     fn outside(&self, name: &mut ObjectName) {
         if name.fidelity == self.codec.fidelity() {
             name.fidelity = Fidelity::Exact;
@@ -88,7 +86,7 @@ impl Packing {
         get.name = self.inside(&get.name);
         let mut plain = None;
         if self.codec == Codec::None {
-            // A packed section has another length than its place.
+            // A packed section and its place differ in length.
             match self.inner.get(get.clone()).await {
                 Err(e) if e.cause == Cause::Shape => plain = Some(e),
                 got => return got,
@@ -102,14 +100,14 @@ impl Packing {
         }
     }
 
-    /// Room for so many bytes, for an operation that moves so many. None: there is less altogether.
+    /// Room for `bytes`, for an operation that moves `moved` bytes. `None`: the whole room is smaller.
     async fn room_for(&self, bytes: u64, op: Op, moved: u64) -> Result<Option<Hold>, TierError> {
         let longest = self.deadline.longest(op, moved, 1);
         let taken = timeout(longest, self.room.take(bytes)).await;
         taken.map_err(|_| {
             let (op, seconds) = (op.name(), longest.as_secs_f64());
             let detail = format!(
-                "others had the room to pack and unpack for {seconds:.1} s; {op} was not tried"
+                "no room to pack or unpack for {seconds:.1} s, because other operations use it; {op} was not tried"
             );
             TierError::new(self.inner.info().kind, Cause::Busy, detail)
         })
@@ -122,13 +120,13 @@ impl Packing {
     async fn unpack(&self, get: Get, head: &Object) -> Result<Object, TierError> {
         let kind = self.inner.info().kind;
         let sections = wanted(kind, &get, head)?;
-        // Longer ones were not packed here, and would take memory without bound.
+        // Longer sections were not packed by this program, and would need unbounded memory.
         if sections
             .iter()
             .any(|s| s.stored_bytes > longest(s.raw_bytes))
         {
             self.take_away(&get.name).await;
-            let detail = "a packed section is longer than its raw bytes can get";
+            let detail = "a packed section is longer than the codec's maximum for its raw bytes";
             let error = TierError::new(kind, Cause::Corrupt, detail);
             return Err(error.about(get.name.s3("")));
         }
@@ -137,7 +135,7 @@ impl Packing {
         let about = |e: TierError| e.about(get.name.s3(""));
         let room = self.room_for(bytes, Op::Get, lengths.iter().sum()).await;
         let hold = room.map_err(about)?.ok_or_else(|| {
-            let detail = "it is packed, and larger than there is room to unpack it: with write.codec there is more";
+            let detail = "the packed object needs more memory to unpack than its limit: setting write.codec raises the limit";
             about(TierError::new(kind, Cause::Shape, detail))
         })?;
         let scratch = Scratch::new(kind, &lengths, hold)?;
@@ -153,7 +151,7 @@ impl Packing {
         };
         let object = self.inner.get(asked).await?;
         let (packed, packed_as) = (self.packed.clone(), object.clone());
-        // What is packed was compared by the layers within; now the raw bytes are.
+        // The inner layers compared the packed bytes; this compares the raw bytes.
         let work = move || {
             let began = Instant::now();
             for ((place, span), section) in get.places.iter().zip(&scratch.spans).zip(&sections) {
@@ -181,7 +179,7 @@ impl Packing {
     async fn write(&self, mut put: Put) -> Result<Stored, TierError> {
         put.object.fidelity = put.object.fidelity.max(self.codec.fidelity());
         if self.codec != Codec::CacheGen {
-            // Nobody else needs it, and sidecars that do not know it read what has none.
+            // Only codecs need the form, and sidecars that do not know it can read objects without one.
             put.object.form = Form::flat(put.object.form.element());
         }
         if self.codec == Codec::None || put.object.codec != Codec::None {
@@ -190,10 +188,10 @@ impl Packing {
         let (kind, name) = (self.inner.info().kind, put.object.name());
         let lengths = put.object.sections.iter().map(|s| s.raw_bytes);
         if !lengths.eq(put.spans.iter().map(|span| span.length)) {
-            // The layers within say what is wrong with it.
+            // The inner layers report the error.
             return self.inner.put(put).await;
         }
-        // What is longer than its raw bytes is not stored packed.
+        // A section that would grow is stored unpacked.
         let lengths: Vec<u64> = put.spans.iter().map(|span| span.length).collect();
         let moved = lengths.iter().sum();
         let room = self.room_for(packing_bytes(&lengths), Op::Put, moved).await;
@@ -222,7 +220,7 @@ impl Packing {
     }
 }
 
-/// Runs where it keeps no socket waiting. Begun, it runs to its end also when nobody waits for that, and holds its spans until then.
+/// Runs outside the socket threads. Once begun, it runs to its end and holds its spans, even when the caller stops waiting.
 async fn apart<T: Send + 'static>(
     kind: Kind,
     work: impl FnOnce() -> Result<T, TierError> + Send + 'static,
@@ -231,7 +229,7 @@ async fn apart<T: Send + 'static>(
     ended.unwrap_or_else(|e| Err(TierError::new(kind, Cause::Io, e.to_string())))
 }
 
-/// The sections that go to the places of a get.
+/// The sections for the places of a get.
 fn wanted(kind: Kind, get: &Get, head: &Object) -> Result<Vec<Section>, TierError> {
     let section = |place: &Place| {
         let found = head.section(place.group, place.shard);
@@ -239,7 +237,7 @@ fn wanted(kind: Kind, get: &Get, head: &Object) -> Result<Vec<Section>, TierErro
     };
     let sections: Option<Vec<_>> = get.places.iter().map(section).collect();
     sections.ok_or_else(|| {
-        let detail = "a place is not as long as its section";
+        let detail = "a place and its section differ in length";
         TierError::new(kind, Cause::Shape, detail).about(get.name.s3(""))
     })
 }
@@ -255,11 +253,11 @@ fn unpack_section(
     let raw = section::unpack(object.codec, &object.form, section, &stored)?;
     match read && to.write(0, &raw) {
         true => Ok(()),
-        false => Err("its place is gone".into()),
+        false => Err("its place in the arena no longer exists".into()),
     }
 }
 
-/// The same put with packed sections, and the largest relative error of one; or why there is none.
+/// The same put with packed sections, and their largest relative error; or the reason why it is not packed.
 fn pack(
     kind: Kind,
     codec: Codec,
@@ -271,7 +269,8 @@ fn pack(
     for (index, (section, span)) in object.sections.iter_mut().zip(&put.spans).enumerate() {
         let mut raw = vec![0; span.length as usize];
         if !span.read(0, &mut raw) || digest(&raw) != section.raw_digest {
-            let detail = "the bytes in memory are not what the head says; nothing was written";
+            let detail =
+                "the bytes in memory do not match the header's digests; nothing was written";
             return Err(TierError::new(kind, Cause::Corrupt, detail));
         }
         let Ok(packed) = section::pack(codec, &object.form, section, raw) else {
@@ -292,7 +291,7 @@ fn pack(
     Ok(smaller.then_some((put, error)).ok_or(Plain::NotSmaller))
 }
 
-/// The head of an object as it would be if it were not packed.
+/// The header of an object as it would be without packing.
 fn raw(mut object: Object) -> Object {
     object.codec = Codec::None;
     object.fidelity = Fidelity::Exact;
@@ -334,12 +333,12 @@ impl Tier for Packing {
                 Removal::Listed(_) if self.codec.fidelity() == Fidelity::Exact => {
                     return self.inner.remove(removal).await;
                 }
-                // a listing does not say under which of two names each lies: that has to be looked up
+                // A listing does not say under which of two names an object is stored: both are looked up.
                 Removal::Named(_) | Removal::Listed(_) => removal.names(),
             };
             let inside = self.all_inside(&names);
             let removed = self.inner.remove(Removal::Named(&inside)).await?;
-            // what another codec wrote, or none, is listed by its own name
+            // Objects of other codecs, or of none, are listed by their own names.
             let both = inside.iter().zip(names.iter());
             let others = both.filter(|(inside, name)| inside != name);
             let others: Vec<_> = others.map(|(_, name)| name.clone()).collect();

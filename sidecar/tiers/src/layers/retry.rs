@@ -1,6 +1,6 @@
-//! Tries again what is worth it: what failed for a while only, a few times, after a pause that grows, and never past the deadline. What
-//! was tried says why it failed, also where the next attempt is refused before the tier is asked.
-//! Bytes of an attempt that was given up never meet those of the next: a get is tried again only when nobody writes for the last one.
+//! Retries transient failures a few times with growing pauses, never beyond the deadline. When a later attempt is refused before it
+//! reaches the tier, the error is that of the attempt before.
+//! Bytes of different attempts never mix: a get is retried only when nothing writes for the last attempt any more.
 
 use super::chance::Chance;
 use super::deadline;
@@ -14,16 +14,15 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep};
 
-/// How often and when.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Options {
-    /// Most attempts, the first one counted.
+    /// Most attempts, including the first.
     pub attempts_max: u32,
-    /// Longest pause after the first; each later one may be twice as long.
+    /// Longest pause after the first attempt; each later one may be twice as long.
     pub pause: Duration,
-    /// Longest pause of all.
+    /// Upper limit of all pauses.
     pub pause_max: Duration,
-    /// Of the share of each pause that is chance; none = another one in each process.
+    /// Seed of the pauses' jitter; `None`: a random one per process.
     pub seed: Option<u64>,
 }
 
@@ -38,7 +37,6 @@ impl Default for Options {
     }
 }
 
-/// The layer.
 #[derive(Debug)]
 pub struct Retry {
     inner: Arc<dyn Tier>,
@@ -47,11 +45,10 @@ pub struct Retry {
     retried: Arc<AtomicU64>,
 }
 
-/// An attempt, and what ends when nobody can write for it any more.
+/// An attempt, and a receiver that ends when nothing can write for it any more.
 type Attempt<'a, T> = (Operation<'a, T>, Option<oneshot::Receiver<()>>);
 
 impl Retry {
-    /// Around a tier.
     pub fn new(inner: Arc<dyn Tier>, options: Options) -> Self {
         Self {
             inner,
@@ -61,7 +58,7 @@ impl Retry {
         }
     }
 
-    /// Counts attempts after the first.
+    /// Counter of attempts after the first.
     pub fn retried(&self) -> Arc<AtomicU64> {
         self.retried.clone()
     }
@@ -77,7 +74,7 @@ impl Retry {
                 let (operation, written) = attempt();
                 let error = match operation.await {
                     Ok(answer) => return Ok(answer),
-                    // The reason is why the one before failed.
+                    // The error of the attempt before is the actual reason.
                     Err(e) if refused_here(e.cause) => return Err(tried.unwrap_or(e)),
                     Err(e) => e,
                 };
@@ -94,7 +91,7 @@ impl Retry {
         })
     }
 
-    /// Waits for the next attempt; false: there is no time for one.
+    /// Waits for the next attempt; false: the deadline leaves no time for one.
     async fn wait(&self, made: u32, written: Option<oneshot::Receiver<()>>) -> bool {
         let doubled = self.options.pause.saturating_mul(1 << (made - 1).min(20));
         let pause = self.chance.jittered(doubled.min(self.options.pause_max));
@@ -103,7 +100,7 @@ impl Retry {
             return false;
         }
         sleep(pause).await;
-        // Its sender is dropped with the last writer, it sends nothing.
+        // Nothing is sent: the sender is dropped with the last writer.
         if let Some(written) = written {
             let _ = written.await;
         }
@@ -111,7 +108,7 @@ impl Retry {
     }
 }
 
-/// The tier was not even asked.
+/// Whether the tier was not even reached.
 fn refused_here(cause: Cause) -> bool {
     matches!(cause, Cause::Busy | Cause::BreakerOpen)
 }
@@ -120,14 +117,14 @@ fn worth_it(cause: Cause) -> bool {
     cause.status() == Status::Temporary && !refused_here(cause)
 }
 
-/// Holds the spans of one attempt, and says when it is gone.
+/// Holds the spans of one attempt, and signals its own drop.
 #[derive(Debug)]
 struct Hold {
     _spans: Vec<Span>,
     _gone: oneshot::Sender<()>,
 }
 
-/// The same get with a hold of its own around that of its spans.
+/// The same get with an additional hold around its spans.
 fn held(get: &Get) -> (Get, Option<oneshot::Receiver<()>>) {
     let (gone, written) = oneshot::channel();
     let spans = get.places.iter().map(|place| place.span.clone()).collect();
@@ -140,7 +137,7 @@ fn held(get: &Get) -> (Get, Option<oneshot::Receiver<()>>) {
         let (arena, hold) = (span.arena.clone(), hold.clone());
         match Span::new(arena, span.offset, span.length, hold) {
             Some(span) => Place { span, ..*place },
-            // A span lies in its arena, and so does the same span with another hold.
+            // A span is in its arena, and so is the same span with another hold.
             None => place.clone(),
         }
     };
@@ -173,7 +170,7 @@ impl Tier for Retry {
         self.repeat(move || (self.inner.put(put.clone()), None))
     }
 
-    /// Counts what the last attempt removed: one before it may have removed more and failed to say so.
+    /// Returns the count of the last attempt: an earlier one may have removed more and failed to report it.
     fn remove<'a>(&'a self, removal: Removal<'a>) -> Operation<'a, u64> {
         self.repeat(move || (self.inner.remove(removal), None))
     }

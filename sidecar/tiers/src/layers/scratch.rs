@@ -1,4 +1,4 @@
-//! Memory that no other process maps: a mapping of its own for each operation that needs some, bounded over all of them.
+//! Private memory: a mapping for each operation that needs one, with a limit over all of them.
 
 use crate::{Cause, Kind, Span, TierError};
 use kvcachepool_memory::mapping::Mapping;
@@ -8,25 +8,25 @@ use std::any::Any;
 use std::sync::Arc;
 use tokio::sync::Semaphore;
 
-/// Direct I/O wants addresses that are multiples of this.
+/// Alignment for direct I/O.
 const ALIGN: u64 = 4096;
 const MI: u64 = 1 << 20;
 
-/// What keeps an operation's share of the room: until the last span is gone, and whoever else has a clone.
+/// Keeps an operation's share of the room until the last span and the last clone are dropped.
 pub type Hold = Arc<dyn Any + Send + Sync>;
 
-/// Room for all operations of a tier at once, in MiB; perhaps of a room that several tiers share. Clones are the same tier's.
+/// Room in MiB for all operations of a tier, possibly a share of a room of several tiers. Clones belong to the same tier.
 #[derive(Debug, Clone)]
 pub struct Room {
     left: Arc<Semaphore>,
     all: u64,
-    /// What is left of the tier's share of it.
+    /// The free part of the tier's share.
     own: Arc<Semaphore>,
     share: u64,
 }
 
 impl Room {
-    /// As much as the container was given for it: more where it packs than where it only reads what others packed.
+    /// The amount reserved in the container's memory: more with a codec than for unpacking only.
     pub fn new(codec: Codec) -> Self {
         let bytes = match codec {
             Codec::None => UNPACKING_BYTES,
@@ -41,7 +41,7 @@ impl Room {
         }
     }
 
-    /// The same room, of which each of so many tiers has a share.
+    /// The same room, divided among this many tiers.
     pub fn of_tiers(self, tiers: usize) -> Self {
         let share = (self.all / tiers.max(1) as u64).max(1);
         Self { share, ..self }.of_another()
@@ -56,8 +56,8 @@ impl Room {
         }
     }
 
-    /// Waits for so much of it. None: there is less altogether. A tier has no more than its share at once, so that one that is slow holds
-    /// up no other; what needs more than that waits until the tier has nothing else, and all tiers have their turns.
+    /// Waits for `bytes` of room. `None`: the whole room is smaller. A tier uses at most its share, so that a slow tier does not delay the
+    /// others. An operation that needs more waits until its tier uses nothing else; such operations of different tiers take turns.
     pub async fn take(&self, bytes: u64) -> Option<Hold> {
         let wanted = bytes.div_ceil(MI).max(1);
         if wanted > self.all {
@@ -70,7 +70,7 @@ impl Room {
         Some(Arc::new((own.ok(), left.ok())))
     }
 
-    /// So much of it, whosever share that is, if it is there now: for who holds some of it already.
+    /// Room from any share, if it is free now: for callers that already hold room.
     pub fn try_take(&self, bytes: u64) -> Option<Hold> {
         let wanted = u32::try_from(bytes.div_ceil(MI).max(1)).ok()?;
         let permit = self.left.clone().try_acquire_many_owned(wanted).ok()?;
@@ -78,10 +78,9 @@ impl Room {
     }
 }
 
-/// A mapping, cut into spans. Pages of it that nobody writes to take no memory.
+/// A mapping, cut into spans. Untouched pages take no memory.
 #[derive(Debug)]
 pub struct Scratch {
-    /// Of these lengths.
     pub spans: Vec<Span>,
     hold: Hold,
 }
@@ -89,7 +88,8 @@ pub struct Scratch {
 impl Scratch {
     /// Spans of these lengths; each has a hold.
     pub fn new(kind: Kind, lengths: &[u64], hold: Hold) -> Result<Self, TierError> {
-        let failed = |why: String| TierError::new(kind, Cause::Io, format!("no memory: {why}"));
+        let failed =
+            |why: String| TierError::new(kind, Cause::Io, format!("cannot allocate memory: {why}"));
         let bytes: u64 = lengths.iter().map(|n| n.next_multiple_of(ALIGN)).sum();
         let bytes = bytes.max(ALIGN);
         let mapping = Mapping::private("kvcachepool-scratch", bytes);
@@ -101,11 +101,11 @@ impl Scratch {
             span
         };
         let spans: Option<Vec<_>> = lengths.iter().map(span).collect();
-        let spans = spans.ok_or_else(|| failed("it does not lie in its mapping".into()))?;
+        let spans = spans.ok_or_else(|| failed("a span is outside of its mapping".into()))?;
         Ok(Self { spans, hold })
     }
 
-    /// Writes bytes to where a span begins, and cuts the span to their length. False: they are longer than it.
+    /// Writes bytes to the start of a span, and shortens the span to their length. False: they are longer than the span.
     pub fn fill(&mut self, index: usize, bytes: &[u8]) -> bool {
         let Some(span) = self.spans.get_mut(index).filter(|s| s.write(0, bytes)) else {
             return false;

@@ -1,8 +1,9 @@
-//! No byte passes that is not what the object's head says: after a get the digests of all places are compared, as the tier saw them when it
-//! filled the places or as they are now, before a put those of all spans, where the tier does not do that itself. What is corrupt in the tier is removed from it, so that it is asked for once and can be written anew.
+//! Compares all bytes with the digests in the object's header: after a get those of all places (computed by the tier while it filled
+//! them, or now), before a put those of all spans, unless the tier compares puts itself. A corrupt object is deleted from the tier, so
+//! that it can be stored again.
 //!
-//! Other processes can write to the places, and one that does must not take objects from everybody: what is wrong there is read once more
-//! to where nobody else can, and removed only if it is wrong there, too.
+//! Other processes can write to the places, and such a process must not cause objects to be deleted for all. So a mismatch is read
+//! again into private memory, and the object is deleted only if it does not match there either.
 
 use super::scratch::{Room, Scratch};
 use crate::{
@@ -13,21 +14,19 @@ use kvcachepool_protocol::object::{Object, ObjectName};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// More bytes than this are hashed on a thread of their own, so that the sockets beside them are not kept waiting.
+/// Larger sections are hashed on another thread, so that sockets are not delayed.
 const HERE_BYTES_MAX: u64 = 1 << 20;
 
-/// The layer.
 #[derive(Debug)]
 pub struct Verify {
     inner: Arc<dyn Tier>,
-    /// For sections that are read once more.
+    /// For sections that are read again.
     room: Room,
     corrupt: Arc<AtomicU64>,
     scribbled: Arc<AtomicU64>,
 }
 
 impl Verify {
-    /// Around a tier.
     pub fn new(inner: Arc<dyn Tier>, room: Room) -> Self {
         Self {
             inner,
@@ -37,12 +36,12 @@ impl Verify {
         }
     }
 
-    /// Counts objects that were found corrupt in the tier.
+    /// Counter of corrupt objects found in the tier.
     pub fn corrupt(&self) -> Arc<AtomicU64> {
         self.corrupt.clone()
     }
 
-    /// Counts gets whose bytes somebody else wrote to.
+    /// Counter of gets whose bytes another process overwrote.
     pub fn scribbled(&self) -> Arc<AtomicU64> {
         self.scribbled.clone()
     }
@@ -51,7 +50,7 @@ impl Verify {
         TierError::new(self.inner.info().kind, cause, detail).about(name.s3(""))
     }
 
-    /// Runs a get or head and checks what it brought.
+    /// Runs a get or head and checks its result.
     fn checked<'a>(
         &'a self,
         name: ObjectName,
@@ -72,7 +71,7 @@ impl Verify {
                 return Ok(head);
             };
             let (group, shard) = (place.group, place.shard);
-            let not = format!("section {group}/{shard} is not what its digest says");
+            let not = format!("section {group}/{shard} does not match its digest");
             let detail = match self.right_alone(&name, place).await {
                 Ok(false) => {
                     discard(self.inner.as_ref(), &self.corrupt, &name).await;
@@ -81,16 +80,18 @@ impl Verify {
                 Ok(true) => {
                     self.scribbled.fetch_add(1, Relaxed);
                     format!(
-                        "{not} in the arena, but is in the tier: some process of this node writes to slots that are not its own"
+                        "{not} in the arena, but does in the tier: a process on this node writes to slots that it does not own"
                     )
                 }
-                Err(e) => format!("{not}; it stays, for it could not be read again: {e}"),
+                Err(e) => {
+                    format!("{not}; the object is kept, because it could not be read again: {e}")
+                }
             };
             Err(self.failed(Cause::Corrupt, &name, detail))
         })
     }
 
-    /// The first place in which lies something else than the head says.
+    /// The first place whose bytes do not match the header.
     async fn wrong<'a>(
         &self,
         name: &ObjectName,
@@ -98,7 +99,7 @@ impl Verify {
         places: &'a [Place],
     ) -> Result<Option<&'a Place>, TierError> {
         if head.name() != *name {
-            let detail = format!("the head is of {}", head.name().s3(""));
+            let detail = format!("the header is that of {}", head.name().s3(""));
             return Err(self.failed(Cause::Foreign, name, detail));
         }
         let section = |place: &Place| {
@@ -108,7 +109,7 @@ impl Verify {
         };
         let expected: Option<Vec<_>> = places.iter().map(section).collect();
         let expected = expected.ok_or_else(|| {
-            let detail = "a place is not as long as its section";
+            let detail = "a place and its section differ in length";
             self.failed(Cause::Shape, name, detail)
         })?;
         let spans = places.iter().map(|place| place.span.clone()).collect();
@@ -119,11 +120,11 @@ impl Verify {
         Ok(wrong.map(|(place, _)| place))
     }
 
-    /// Is the section of a place what its digest says when it is read to where nobody else can write?
+    /// Whether the section of a place matches its digest when it is read into private memory.
     async fn right_alone(&self, name: &ObjectName, place: &Place) -> Result<bool, TierError> {
         let bytes = place.span.length;
         let hold = self.room.try_take(bytes).ok_or_else(|| {
-            let detail = format!("there is no room for {bytes} bytes now");
+            let detail = format!("no room for {bytes} bytes of private memory now");
             self.failed(Cause::Io, name, detail)
         })?;
         let alone = Scratch::new(self.inner.info().kind, &[bytes], hold)?;
@@ -140,7 +141,7 @@ impl Verify {
         }
     }
 
-    /// The digest of each span, as it was seen or as it is now. None: it does not lie in its arena.
+    /// The digest of each span, as recorded or as computed now. `None`: the span is not inside its arena.
     async fn digests(
         &self,
         name: &ObjectName,
@@ -154,15 +155,15 @@ impl Verify {
             return Ok(all());
         }
         let hashed = work::apart(all).await;
-        hashed.map_err(|e| self.failed(Cause::Io, name, format!("digests were not made: {e}")))
+        hashed.map_err(|e| self.failed(Cause::Io, name, format!("cannot compute digests: {e}")))
     }
 
-    /// Are the spans what the head says?
+    /// Whether the spans match the header.
     async fn check_put(&self, put: &Put) -> Result<(), TierError> {
         let name = put.object.name();
         let lengths = put.object.sections.iter().map(|s| s.stored_bytes);
         if !lengths.eq(put.spans.iter().map(|span| span.length)) {
-            let detail = "the spans are not as long as the sections; nothing was written";
+            let detail = "spans and sections differ in length; nothing was written";
             return Err(self.failed(Cause::Shape, &name, detail));
         }
         if self.inner.info().compares_puts {
@@ -171,14 +172,15 @@ impl Verify {
         let found = self.digests(&name, put.spans.clone()).await?;
         let expected = put.object.sections.iter().map(|s| Some(s.stored_digest));
         if !expected.eq(found) {
-            let detail = "the bytes in memory are not what the head says; nothing was written";
+            let detail =
+                "the bytes in memory do not match the header's digests; nothing was written";
             return Err(self.failed(Cause::Corrupt, &name, detail));
         }
         Ok(())
     }
 }
 
-/// Counts a corrupt object and takes it away; one try, whatever becomes of it: the next get finds it again.
+/// Counts a corrupt object and deletes it, with one attempt: after a failure the next get finds the object again.
 pub(super) async fn discard(tier: &dyn Tier, corrupt: &AtomicU64, name: &ObjectName) {
     corrupt.fetch_add(1, Relaxed);
     let _ = tier.remove(Removal::Unusable(name)).await;

@@ -21,7 +21,7 @@ fn a_folder_that_is_missing_no_folder_or_not_ours_is_named() {
     std::fs::write(rig.path(), "a file").unwrap();
     let (cause, detail) = refused(&rig);
     assert_eq!(cause, Cause::Config);
-    assert!(detail.contains("is no folder"), "{detail}");
+    assert!(detail.contains("is not a folder"), "{detail}");
     std::fs::remove_file(rig.path()).unwrap();
     std::fs::create_dir(rig.path()).unwrap();
     std::fs::write(rig.path().join("format"), "something else\n").unwrap();

@@ -1,4 +1,4 @@
-//! How a tier's objects are packed, and whose room for that is whose.
+//! How a tier packs objects, and how tiers share the room for packing.
 
 use crate::layers::scratch::Room;
 use kvcachepool_protocol::object::Codec;
@@ -11,20 +11,20 @@ pub struct PackingOptions {
 }
 
 impl PackingOptions {
-    /// How objects are packed, and room for that.
+    /// The codec, and room for packing.
     pub fn new(codec: Codec) -> Self {
         let room = Room::new(codec);
         Self { codec, room }
     }
 
-    /// The same for a sidecar of so many tiers, each of which has [`Self::of_another`].
+    /// The same for a sidecar with this many tiers, each of which uses [`Self::of_another`].
     pub fn of_tiers(codec: Codec, tiers: usize) -> Self {
         let room = Room::new(codec).of_tiers(tiers);
         Self { codec, room }
     }
 
-    /// The same for another tier of the sidecar. Where objects are packed each tier has room of its own, so that one that hangs with all of
-    /// it in use holds up no other; where they only may have to be unpacked, each has a share of what every sidecar has to spare.
+    /// The same for another tier of the sidecar. With a codec each tier has its own room, so that one that hangs and uses it all does not
+    /// delay the others. Without one, tiers only unpack, and share the room that every sidecar reserves.
     pub fn of_another(&self) -> Self {
         match self.codec {
             Codec::None => Self {
@@ -35,12 +35,11 @@ impl PackingOptions {
         }
     }
 
-    /// How objects are packed.
     pub fn codec(&self) -> Codec {
         self.codec
     }
 
-    /// Room for what is packed, and for what is read once more.
+    /// Room for packed bytes and for repeated reads.
     pub(in crate::layers) fn room(&self) -> Room {
         self.room.clone()
     }

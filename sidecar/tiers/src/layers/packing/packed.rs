@@ -1,25 +1,23 @@
-//! What was packed and unpacked, and what was not.
+//! Counters of packing and unpacking.
 
 use kvcachepool_protocol::object::Section;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-/// Why an object is stored as it is by a sidecar that packs.
+/// Why an object is stored unpacked although a codec is set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Plain {
-    /// There is less room than packing it takes.
+    /// Packing needs more room than its limit.
     TooLarge,
-    /// The codec has nothing for such bytes: no numbers, not finite ones, or a form that it does not know.
+    /// The codec does not support the bytes: not numbers, not finite, or an unknown form.
     Unsuited,
-    /// It would not get smaller.
+    /// Packing would not make it smaller.
     NotSmaller,
 }
 
 impl Plain {
-    /// All of them.
     pub const ALL: [Self; 3] = [Self::TooLarge, Self::Unsuited, Self::NotSmaller];
 
-    /// Name in metrics.
     pub fn name(self) -> &'static str {
         match self {
             Self::TooLarge => "TooLarge",
@@ -29,7 +27,6 @@ impl Plain {
     }
 }
 
-/// What was packed and unpacked.
 #[derive(Debug, Default)]
 pub struct Packed {
     pub(super) put: Way,
@@ -46,41 +43,40 @@ pub(super) struct Way {
     micros: AtomicU64,
 }
 
-/// What went one way.
+/// Counters of one direction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Amount {
     /// `put` or `get`.
     pub operation: &'static str,
-    /// Bytes in memory.
     pub raw_bytes: u64,
-    /// The same in the tier.
+    /// Bytes in the tier.
     pub stored_bytes: u64,
-    /// Time of a core that it took.
+    /// CPU time.
     pub took: Duration,
 }
 
 impl Packed {
-    /// Relative error of what was packed last; 0 where nothing is lost.
+    /// Relative error of the object packed last; 0 for a lossless codec.
     pub fn error(&self) -> f64 {
         f64::from_bits(self.error.load(Relaxed))
     }
 
-    /// So much was lost of one.
+    /// Records the relative error of an object.
     pub(super) fn lost(&self, error: f64) {
         self.error.store(error.to_bits(), Relaxed);
     }
 
-    /// Objects that were stored as they are, by why.
+    /// Objects that were stored unpacked, by reason.
     pub fn plain(&self) -> [(Plain, u64); Plain::ALL.len()] {
         Plain::ALL.map(|why| (why, self.plain[why as usize].load(Relaxed)))
     }
 
-    /// An object is stored as it is.
+    /// Counts an object that is stored unpacked.
     pub(super) fn left_plain(&self, why: Plain) {
         self.plain[why as usize].fetch_add(1, Relaxed);
     }
 
-    /// Both ways.
+    /// Counters of both directions.
     pub fn amounts(&self) -> [Amount; 2] {
         [("put", &self.put), ("get", &self.get)].map(|(operation, way)| Amount {
             operation,
@@ -92,7 +88,7 @@ impl Packed {
 }
 
 impl Way {
-    /// Sections went this way.
+    /// Counts sections of one direction.
     pub(super) fn went(&self, sections: &[Section], took: Duration) {
         let sum = |bytes: fn(&Section) -> u64| sections.iter().map(bytes).sum();
         self.raw_bytes.fetch_add(sum(|s| s.raw_bytes), Relaxed);

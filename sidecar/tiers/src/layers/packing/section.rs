@@ -1,4 +1,4 @@
-//! The bytes of one section, packed and unpacked.
+//! Packs and unpacks the bytes of one section.
 
 use kvcachepool_kernels::codec::{
     self, CodecError, Element, Shape, arrange, relative_error, restore, shape_of,
@@ -6,32 +6,32 @@ use kvcachepool_kernels::codec::{
 use kvcachepool_protocol::object::{Codec, Form, Section, digest};
 use std::borrow::Cow;
 
-/// What was lost is measured in so many pieces of a section, which lie at equal distances: layers, keys and values differ.
+/// The error is measured on this many evenly spaced pieces of a section: layers, keys and values differ.
 const MEASURED_PIECES: usize = 16;
-/// Bytes of a piece: whole numbers of every element.
+/// Bytes of a piece: a whole number of elements of any type.
 const MEASURED_BYTES: usize = 4 << 10;
-/// Fewest tokens: with fewer, a table per channel is longer than what it is for.
+/// Fewest tokens: with fewer, a table per channel outweighs its benefit.
 const TOKENS_MIN: u32 = 16;
-/// Fewest numbers of a layer's half: with fewer, making tables is all of the work.
+/// Fewest numbers of a layer's half: with fewer, creating tables dominates.
 const PLANE_MIN: u64 = 1 << 10;
-/// Numbers that share a scale, as docs/internals/codecs.md measures them.
+/// Numbers that share a scale, as measured in docs/internals/codecs.md.
 const GROUP: u16 = 128;
-/// The same where each has 4 bits.
+/// The same for numbers of 4 bits.
 const GROUP_OF_INT4: u16 = 64;
 
-/// Most bytes that raw bytes are packed into.
+/// Largest packed size for this many raw bytes.
 pub fn longest(raw_bytes: u64) -> u64 {
     raw_bytes + raw_bytes / 16 + 4096
 }
 
-/// Bytes that packing sections of these lengths takes at the most: all of them packed, and one as it is and as it was. Where a codec wants
-/// another order, that lies where the packed bytes will.
+/// Most memory for packing sections of these lengths: all of them packed, and one of them raw and copied. The reordered bytes of a codec
+/// use the space of the packed ones.
 pub fn packing_bytes(lengths: &[u64]) -> u64 {
     lengths.iter().sum::<u64>() + 2 * lengths.iter().max().unwrap_or(&0)
 }
 
-/// Bytes that unpacking sections takes at the most: all of them packed, and of one at a time what is unpacked, what comes out, and that in
-/// the order which its codec has.
+/// Most memory for unpacking sections: all of them packed, and for one at a time the decoded bytes, the result, and the codec's
+/// reordered bytes.
 pub fn unpacking_bytes(codec: Codec, sections: &[Section]) -> u64 {
     let stored = sections.iter().map(|s| s.stored_bytes);
     let raw = sections.iter().map(|s| s.raw_bytes).max().unwrap_or(0);
@@ -39,13 +39,11 @@ pub fn unpacking_bytes(codec: Codec, sections: &[Section]) -> u64 {
     stored.clone().sum::<u64>() + stored.max().unwrap_or(0) + copies * raw
 }
 
-/// A packed section.
 pub struct Packed {
-    /// Its entry.
+    /// Its section table entry.
     pub section: Section,
-    /// Its bytes.
     pub stored: Vec<u8>,
-    /// Relative error of what comes back; 0 where nothing was lost.
+    /// Relative error after unpacking; 0 for a lossless codec.
     pub error: f64,
 }
 
@@ -53,12 +51,12 @@ pub struct Packed {
 struct How {
     codec: codec::Codec,
     shape: Shape,
-    /// What puts them in the codec's order before, where that counts.
+    /// Form by which the bytes are reordered first, if the codec needs it.
     form: Option<Form>,
 }
 
 impl How {
-    /// None: not at all.
+    /// `None`: the codec does not pack these bytes.
     fn new(codec: Codec, form: &Form, raw_bytes: u64) -> Option<Self> {
         let flat = |codec, element| Self {
             codec,
@@ -69,7 +67,7 @@ impl How {
         let group = GROUP;
         Some(match codec {
             Codec::None => return None,
-            // Most KV caches hold numbers of two bytes, and what is none is packed all the same.
+            // Most KV caches contain numbers of two bytes, and other bytes can be packed too.
             Codec::Lossless if raw_bytes.is_multiple_of(2) => {
                 flat(codec::Codec::Lossless, Element::Bf16)
             }
@@ -114,7 +112,7 @@ impl How {
     }
 }
 
-/// Packs raw bytes. The section's raw digest is that of the bytes which will come back. An error: the codec has nothing for such bytes.
+/// Packs raw bytes. The section's raw digest becomes that of the unpacked bytes. Fails if the codec does not support the bytes.
 pub fn pack(
     codec: Codec,
     form: &Form,
@@ -122,7 +120,7 @@ pub fn pack(
     mut raw: Vec<u8>,
 ) -> Result<Packed, CodecError> {
     let how = How::new(codec, form, section.raw_bytes).ok_or(CodecError::NotNumbers)?;
-    // Memory that is not written to takes no room.
+    // Untouched memory takes no room.
     let mut stored = Vec::with_capacity(longest(section.raw_bytes) as usize);
     how.encode(&raw, &mut stored)?;
     let (mut section, mut error) = (*section, 0.0);
@@ -141,7 +139,7 @@ pub fn pack(
     })
 }
 
-/// Pieces from all over a section; all of a short one.
+/// Pieces from all over a section; a short section as a whole.
 fn measured(raw: &[u8]) -> Vec<u8> {
     let apart = (raw.len() / MEASURED_PIECES).next_multiple_of(MEASURED_BYTES);
     let pieces = raw.chunks(apart.max(MEASURED_BYTES));
@@ -149,7 +147,7 @@ fn measured(raw: &[u8]) -> Vec<u8> {
     pieces.flat_map(piece).collect()
 }
 
-/// Unpacks what [`pack`] made; the digest of what comes out is that of the section, or it is an error.
+/// Unpacks the result of [`pack`]. Fails if the result does not match the section's digest.
 pub fn unpack(
     codec: Codec,
     form: &Form,
@@ -157,11 +155,11 @@ pub fn unpack(
     stored: &[u8],
 ) -> Result<Vec<u8>, String> {
     let how =
-        How::new(codec, form, section.raw_bytes).ok_or("its codec has nothing for its form")?;
+        How::new(codec, form, section.raw_bytes).ok_or("its codec does not support its form")?;
     let mut raw = vec![0; section.raw_bytes as usize];
     how.decode(stored, &mut raw).map_err(|e| e.to_string())?;
     match digest(&raw) == section.raw_digest {
         true => Ok(raw),
-        false => Err("what was unpacked is not what its digest says".into()),
+        false => Err("the unpacked bytes do not match the digest".into()),
     }
 }
