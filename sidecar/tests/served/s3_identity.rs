@@ -236,7 +236,10 @@ fn keys_are_taken_again(environment: impl Fn(&Cloud) -> String, refusal: &str) {
 
 #[test]
 fn a_role_is_taken_by_the_token_of_the_pod_and_again_by_the_next_one() {
-    keys_are_taken_again(|cloud| cloud.web_identity(&cloud.service()), "the token is over");
+    keys_are_taken_again(
+        |cloud| cloud.web_identity(&cloud.service()),
+        "the token is over",
+    );
 }
 
 #[test]
