@@ -1,4 +1,4 @@
-//! Whole numbers of 8 bits: a group's largest magnitude becomes 127. -128 stands for nothing and is never written.
+//! 8-bit integers. The largest magnitude of a group becomes 127. Code -128 is never written.
 
 use super::grouped::Quantiser;
 use super::scale::{ROUND, Scale, within};
