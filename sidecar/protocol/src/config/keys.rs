@@ -1,4 +1,4 @@
-//! The list of all keys: path, meaning, range, and whether a change needs a restart. Parsing, printing and comparing all walk it.
+//! The table of all keys: path, description, range, and whether a change needs a restart. Parsing, printing and comparing iterate over it.
 
 use super::{Choice, Config, s3, units::*};
 use std::fmt;
@@ -10,24 +10,25 @@ use std::str::FromStr;
 /// How a changed value takes effect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reload {
-    /// At once.
+    /// Takes effect immediately.
     Live,
-    /// At once where there were Redis servers before and still are, spoken to with the same files; else as [`Reload::Restart`].
+    /// Takes effect immediately if the list had Redis servers before, still has servers, and `redis.auth` and `redis.ca` are unchanged.
+    /// Otherwise like [`Reload::Restart`].
     Servers,
-    /// When the sidecar starts the next time.
+    /// Takes effect at the next start of the sidecar.
     Restart,
 }
 
 /// Keys whose values differ between two configs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Changes {
-    /// Paths that take effect at once.
+    /// Paths that take effect immediately.
     pub live: Vec<&'static str>,
     /// Paths that wait for a restart.
     pub restart: Vec<&'static str>,
 }
 
-/// One key of a config, open for reading and writing.
+/// One key of a config, with mutable access to its value.
 pub(super) struct Key<'a> {
     pub path: &'static str,
     pub about: &'static str,
@@ -35,7 +36,7 @@ pub(super) struct Key<'a> {
     pub slot: Slot<'a>,
 }
 
-/// The value of a key with what it may be.
+/// The value of a key and its range.
 pub(super) enum Slot<'a> {
     Size(&'a mut ByteSize, RangeInclusive<u64>),
     Time(&'a mut Duration, RangeInclusive<u64>),
@@ -44,7 +45,7 @@ pub(super) enum Slot<'a> {
     Number(&'a mut u64, RangeInclusive<u64>),
     Flag(&'a mut bool),
     Name(&'a mut String),
-    /// Any text that its rule takes; the rule says what to write.
+    /// Text that must pass a check. The check returns what to write instead.
     Text(&'a mut String, fn(&str) -> Result<(), &'static str>),
     Listen(&'a mut SocketAddr),
     Socket(&'a mut PathBuf),
@@ -53,11 +54,10 @@ pub(super) enum Slot<'a> {
     Choice(&'a mut dyn Choice),
 }
 
-/// Longest path of a Unix socket that the kernel takes (`sun_path` with its end).
+/// Longest path of a Unix socket: `sun_path` without its terminator.
 const SOCKET_PATH_BYTES: usize = 107;
-/// Most URLs of a list.
+/// Maximum number of URLs in a list.
 const URLS: usize = 256;
-/// Longest URL.
 const URL_BYTES: usize = 1024;
 /// Longest name of a Kubernetes object.
 const NAME_BYTES: usize = 253;
@@ -67,7 +67,7 @@ const MI: u64 = 1 << 20;
 const TI: u64 = 1 << 40;
 const HOUR_MS: u64 = 3_600_000;
 
-/// All keys in the order of the printed file; keys of a section stand together.
+/// All keys in the order of the printed file. Keys of one section are adjacent.
 pub(super) fn keys(c: &mut Config) -> Vec<Key<'_>> {
     use Reload::{Live, Restart, Servers};
     let key = |path, reload, slot, about| Key {
@@ -119,7 +119,7 @@ pub(super) fn keys(c: &mut Config) -> Vec<Key<'_>> {
             "pool.generation",
             Live,
             Slot::Number(&mut c.pool.generation, 0..=i64::MAX as u64),
-            "Number of the pool's spec. It decides between two files.",
+            "Generation of the pool's spec. Of two config files, the one with the higher number is in effect.",
         ),
         key(
             "cache.chunkTokens",
@@ -513,7 +513,7 @@ pub(super) fn keys(c: &mut Config) -> Vec<Key<'_>> {
 }
 
 impl Slot<'_> {
-    /// The value as the file writes it.
+    /// The value as printed in a config file.
     pub fn text(&self) -> String {
         match self {
             Slot::Size(v, _) => v.to_string(),
@@ -529,13 +529,13 @@ impl Slot<'_> {
                 .as_ref()
                 .map(|p| p.display().to_string())
                 .unwrap_or_default(),
-            // JSON is YAML.
+            // JSON is valid YAML.
             Slot::Urls(v) => serde_json::Value::from(v.as_slice()).to_string(),
             Slot::Choice(v) => v.name().to_string(),
         }
     }
 
-    /// The same, without what may be secret.
+    /// The value without secrets, for display.
     pub fn shown(&self) -> String {
         match self {
             Slot::Urls(v) => {
@@ -546,7 +546,7 @@ impl Slot<'_> {
         }
     }
 
-    /// Takes a value from its text, or says what to write.
+    /// Parses and sets a value. The error says what to write instead.
     pub fn set(&mut self, text: &str) -> Result<(), String> {
         let problem = |bad: BadUnit| bad.0.to_string();
         match self {
@@ -618,7 +618,7 @@ impl Slot<'_> {
         Ok(())
     }
 
-    /// What the value may be, for the comment of the printed file; empty where the value itself shows it.
+    /// The range, for the comment in the printed file. Empty if the value itself shows its form.
     pub fn range(&self) -> String {
         match self {
             Slot::Size(_, r) => format!("{} to {}", ByteSize(*r.start()), ByteSize(*r.end())),
@@ -641,7 +641,7 @@ impl Slot<'_> {
     }
 }
 
-/// A URL whose user and password are not shown.
+/// A URL without user and password.
 fn without_credentials(url: &str) -> String {
     match url.split_once("://") {
         Some((scheme, rest)) => {
@@ -683,7 +683,7 @@ fn within<V, N: PartialOrd + Copy, S: fmt::Display>(
 }
 
 impl Config {
-    /// Does a value of `newer` that takes effect in this way do so at once?
+    /// Whether a change to `newer` takes effect immediately for this kind of reload.
     fn takes(&self, reload: Reload, newer: &Config) -> bool {
         let (ours, theirs) = (&self.redis, &newer.redis);
         match reload {
@@ -696,7 +696,7 @@ impl Config {
         }
     }
 
-    /// What differs in `newer`, by how it takes effect.
+    /// The keys that differ in `newer`, by how they take effect.
     pub fn changes(&self, newer: &Config) -> Changes {
         let (mut a, mut b) = (self.clone(), newer.clone());
         let mut changes = Changes::default();
@@ -711,8 +711,9 @@ impl Config {
         changes
     }
 
-    /// What a sidecar with a file of its pod (`self`) and one of its pool goes by: the one with the higher `pool.generation`, the pod's
-    /// where they are equal; but what the pod was made for stays the pod's: where to serve, its disk, and all that decides its memory.
+    /// The effective config of a sidecar with its pod's file (`self`) and its pool's: the one with the higher `pool.generation`, or the
+    /// pod's if they are equal. Keys that the pod was created for always come from the pod's file: addresses, disk, and everything that
+    /// determines its memory.
     pub fn or_newer(self, pool: Config) -> Config {
         if pool.pool.generation <= self.pool.generation {
             return self;
@@ -728,12 +729,12 @@ impl Config {
         newer
     }
 
-    /// This config with those values of `newer` that take effect at once: what runs after a reload.
+    /// This config with the values of `newer` that take effect immediately. It is in effect after a reload.
     pub fn with_live_from(&self, newer: &Config) -> Config {
         let (mut merged, mut from) = (self.clone(), newer.clone());
         for (mut old, new) in keys(&mut merged).into_iter().zip(keys(&mut from)) {
             if self.takes(old.reload, newer) {
-                // A value that one config holds is within the range of the other.
+                // A value of one config is within the range of the other.
                 let _ = old.slot.set(&new.slot.text());
             }
         }
