@@ -93,7 +93,6 @@ pub enum Count {
     PieceBytes,
     /// Runs of a layout change: the product of its loops' extents.
     Runs,
-    /// Key states.
     States,
     /// Tokens of all planes. Each is quantised by its largest magnitude.
     Rows,

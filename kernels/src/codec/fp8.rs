@@ -69,7 +69,6 @@ fn nearest(value: f32) -> u8 {
     (code | ((bits >> 24) & 0x80)) as u8
 }
 
-/// The value of a code.
 #[inline(always)]
 fn value(code: u8) -> f32 {
     let bits = u32::from(code);

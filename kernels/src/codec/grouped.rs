@@ -2,7 +2,7 @@
 //! every group:
 //!
 //! ```text
-//! groups x { the largest magnitude, or the least and the greatest number }
+//! groups x { the largest magnitude, or the smallest and the largest number }
 //! groups x { codes }                                                        the last group may be shorter
 //! ```
 //! The ends are numbers of the group, so they are exact in its type. Both sides compute the scales from them.
@@ -32,9 +32,7 @@ pub trait Quantiser {
     fn line<N: Number>(ends: [N::Bytes; 2]) -> Option<[f32; 2]> {
         N::is_bound(ends[0]).then(|| [0.0, N::value(ends[0])])
     }
-    /// Quantises a group.
     fn quantise<N: Number>(line: [f32; 2], numbers: &[N::Bytes], codes: &mut [u8]);
-    /// Restores a group.
     fn restore<N: Number>(line: [f32; 2], codes: &[u8], numbers: &mut [N::Bytes]);
 }
 

@@ -4,8 +4,6 @@
 use super::grouped::Quantiser;
 use super::scale::{ROUND, Scale, within};
 use crate::number::Number;
-
-/// The largest code.
 const LARGEST: f32 = 15.0;
 
 pub struct Int4;

@@ -3,8 +3,6 @@
 use super::grouped::Quantiser;
 use super::scale::{ROUND, Scale, within};
 use crate::number::Number;
-
-/// The largest code.
 const LARGEST: f32 = 127.0;
 
 pub struct Int8;

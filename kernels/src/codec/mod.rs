@@ -85,7 +85,7 @@ pub const GROUP_MAX: u16 = 1_024;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum CodecError {
-    /// A lossy codec was asked to pack opaque bytes.
+    /// A lossy codec cannot pack opaque bytes.
     #[error("this codec packs numbers: name their type, or use a lossless codec")]
     NotNumbers,
     /// The group is outside the codec's range.
@@ -104,15 +104,13 @@ pub enum CodecError {
         at: usize,
     },
     /// Stored bytes have another magic number.
-    #[error("stored bytes do not begin as this codec's do")]
+    #[error("the stored bytes do not have this codec's header")]
     NotOurs,
     /// Stored bytes were packed by another codec, with other options, or from another shape.
-    #[error(
-        "stored bytes were packed with another codec, group, shape or length than was asked for"
-    )]
+    #[error("stored bytes were packed with another codec, group, shape or length than expected")]
     OtherShape,
-    /// Stored bytes are shorter or longer than they say.
-    #[error("stored bytes end too early or too late")]
+    /// Stored bytes are shorter or longer than their content.
+    #[error("the stored bytes are too short or too long")]
     StoredLength,
     /// Stored bytes contradict themselves.
     #[error("stored bytes are damaged: {0}")]

@@ -56,7 +56,7 @@ pub enum Refused {
     #[error("{kernel}: {why}")]
     Arguments { kernel: String, why: String },
     /// A buffer is shorter than what the kernel would touch.
-    #[error("{what} has {got} bytes where {want} are needed")]
+    #[error("{what} has {got} bytes, but {want} are needed")]
     TooSmall {
         /// Name of the buffer.
         what: &'static str,
@@ -128,7 +128,7 @@ pub fn words(entry: &Entry, arguments: &[(&str, Value)]) -> Result<Vec<u64>, Ref
     };
     if arguments.len() != entry.arguments.len() {
         return Err(wrong(format!(
-            "{} arguments were given, it takes {}",
+            "{} arguments were given, expected {}",
             arguments.len(),
             entry.arguments.len()
         )));

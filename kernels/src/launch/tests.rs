@@ -305,7 +305,7 @@ fn arguments_that_the_manifest_does_not_have_are_refused_by_name() {
     for (arguments, said) in [
         (&wrong[..], "run_bytes is a U64, not a U32"),
         (&swapped[..], "argument 0 is verbatim, not canonical"),
-        (&right[..3], "3 arguments were given, it takes 4"),
+        (&right[..3], "3 arguments were given, expected 4"),
     ] {
         let refused = words(entry, arguments).unwrap_err();
         assert_eq!(refused.name(), "Arguments");

@@ -8,10 +8,10 @@ pub enum PagesError {
     #[error("{what} overflows: sizes this large address nothing")]
     Overflow { what: &'static str },
     /// A layout that is unknown, or whose order is not a permutation of L, B, H, N with C innermost.
-    #[error("layout {layout} is not served: use one of the layout table's")]
+    #[error("layout {layout} is not supported: use one of the layout table")]
     Unserved { layout: String },
     /// A block id outside the KV cache.
-    #[error("block {block} of a KV cache of {blocks} blocks")]
+    #[error("block {block} does not exist: the KV cache has {blocks} blocks")]
     BlockOutOfRange {
         block: u32,
         /// Ids are below this.
@@ -28,7 +28,7 @@ pub enum PagesError {
         second: usize,
     },
     /// A plane refers to a storage that was not passed.
-    #[error("plane {plane} lies in storage {storage}, and {got} were given")]
+    #[error("plane {plane} is in storage {storage}, but only {got} storages were given")]
     StorageMissing {
         plane: usize,
         storage: usize,
@@ -54,7 +54,7 @@ pub enum PagesError {
         want: usize,
     },
     /// Heads outside the section.
-    #[error("heads {first}..{end} of a section of {heads}")]
+    #[error("heads {first}..{end} are outside the section, which has {heads} heads")]
     HeadsOutOfRange {
         /// First requested head.
         first: usize,
@@ -63,10 +63,10 @@ pub enum PagesError {
         heads: usize,
     },
     /// The rotary size must be even, because rotation acts on pairs.
-    #[error("a rotary size of {elements} elements: it must be even and not zero")]
+    #[error("the rotary size is {elements}, but must be even and not zero")]
     OddRotarySize { elements: usize },
     /// The key extends beyond its state.
-    #[error("a key that ends at byte {end} of a state of {state_bytes}")]
+    #[error("a key ends at byte {end}, beyond its state of {state_bytes} bytes")]
     KeyOutsideState {
         /// End of the key's rotated bytes, exclusive.
         end: usize,
@@ -81,7 +81,7 @@ pub enum PagesError {
     },
     /// A cosine and a sine that form no rotation: keys would change their length.
     #[error(
-        "angle {pair} is no rotation: cos^2 + sin^2 is not 1; divide the model's scaling factor out of its table"
+        "angle {pair} is not a rotation: cos^2 + sin^2 is not 1; divide the model's scaling factor out of its table"
     )]
     NotARotation { pair: usize },
     /// The base of frequencies must be finite and positive, and frequencies finite.

@@ -20,7 +20,6 @@ pub enum Dtype {
 }
 
 impl Dtype {
-    /// Bytes per element.
     pub fn bytes(self) -> usize {
         match self {
             Self::Bf16 | Self::F16 => 2,

@@ -1,4 +1,4 @@
-//! Tiers of the status: sums of what sidecars said, or why nobody could be asked.
+//! Tiers of the status: sums of the sidecars' reports, or why no sidecar could be queried.
 
 use super::{Reason, Seen};
 use crate::api::{KVCachePool, Quantity, Tier, TierState};
@@ -6,7 +6,7 @@ use crate::pods::TierUse;
 use kvcachepool_protocol::config::ByteSize;
 use kvcachepool_protocol::status::State;
 
-/// The tiers that there are, fastest first; a sidecar may name others, but nobody asked for them.
+/// All tiers, fastest first. Other names in a sidecar's report are ignored.
 const TIERS: [&str; 4] = ["memory", "disk", "redis", "s3"];
 
 pub fn tiers(seen: &Seen<'_>, previous: &[Tier]) -> Vec<Tier> {
@@ -61,7 +61,7 @@ fn tier(name: &str, seen: &Seen<'_>, said: Option<&TierUse>, before: Option<&Tie
     }
 }
 
-/// Whole mebibytes: nobody reads more, and fewer digits change.
+/// Whole mebibytes. More digits would only cause more writes.
 fn size(bytes: u64) -> Option<Quantity> {
     Some(Quantity::from(ByteSize(bytes >> 20 << 20)))
 }

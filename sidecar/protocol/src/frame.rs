@@ -106,7 +106,6 @@ pub struct Header {
 }
 
 impl Header {
-    /// Encodes the header.
     pub fn encode(&self) -> [u8; HEADER_BYTES] {
         let mut b = [0u8; HEADER_BYTES];
         b[0..4].copy_from_slice(&self.length.to_le_bytes());
@@ -219,8 +218,6 @@ fn split<'a>(input: &mut &'a [u8], most: usize) -> &'a [u8] {
     *input = rest;
     taken
 }
-
-/// Encodes a frame.
 pub fn frame(op: Op, flags: u16, tag: u64, body: &[u8]) -> Vec<u8> {
     let header = Header {
         length: body.len() as u32,

@@ -105,9 +105,7 @@ pub struct Backend {
     pub content: Content,
     /// `cpu`, `cuda`.
     pub devices: Vec<String>,
-    /// Supported specs.
     pub specs: Vec<String>,
-    /// Supported layouts.
     pub layouts: Vec<String>,
 }
 

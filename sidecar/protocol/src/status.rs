@@ -83,7 +83,6 @@ pub struct Flush {
 #[serde(default)]
 pub struct PoolName {
     pub name: String,
-    /// Kubernetes namespace.
     pub namespace: String,
 }
 
@@ -100,7 +99,6 @@ pub struct Tier {
     pub message: String,
     /// Bytes of readable chunks.
     pub used_bytes: u64,
-    /// Capacity in bytes.
     pub capacity_bytes: u64,
     /// Its servers, if it has several.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -169,10 +167,8 @@ pub struct Slots {
 pub struct Session {
     pub id: u64,
     pub role: Role,
-    /// Engine name.
     #[serde(default)]
     pub engine: String,
-    /// Engine version.
     #[serde(default)]
     pub version: String,
     /// vLLM's `engine_id`.
@@ -190,7 +186,6 @@ pub struct Session {
     /// A connection is open.
     #[serde(default)]
     pub connected: bool,
-    /// REGISTER was accepted.
     #[serde(default)]
     pub registered: bool,
     /// PROBE and GRANT are served to its instance.
@@ -221,9 +216,7 @@ pub struct Domain {
     pub model_id: String,
     /// LayoutId in hex.
     pub layout_id: String,
-    /// Canonical model descriptor.
     pub model: serde_json::Value,
-    /// Canonical layout descriptor.
     pub layout: serde_json::Value,
     /// Effective tokens per chunk.
     pub chunk_tokens: u32,

@@ -45,7 +45,6 @@ pub struct Header {
     pub row_bytes: u32,
     /// Region number of this arena and table.
     pub region: u64,
-    /// Bytes of the arena.
     pub arena_bytes: u64,
     /// Number of rows.
     pub rows: u32,
@@ -75,7 +74,6 @@ pub struct Row {
     pub generation: u32,
     /// Lock number of the writer; 0 = the engine.
     pub owner: u32,
-    /// Rows of this slot.
     pub slot_rows: u32,
     /// Index of the chunk record; [`NO_CHUNK`] = none.
     pub chunk: u32,
@@ -103,13 +101,9 @@ pub struct ChunkRecord {
     pub fidelity: u8,
     /// Number of used entries of `block_hashes`.
     pub block_hash_count: u16,
-    /// Chunk key.
     pub key: [u8; 32],
-    /// Model id.
     pub model: [u8; 32],
-    /// Layout id.
     pub layout: [u8; 32],
-    /// Namespace id.
     pub namespace: [u8; 32],
     /// Chunk key of the parent; all zero for the first chunk.
     pub parent: [u8; 32],
@@ -117,7 +111,6 @@ pub struct ChunkRecord {
     pub last_hash: [u8; 32],
     /// Position of the first token.
     pub first_token: u32,
-    /// Tokens.
     pub tokens: u32,
     /// Bitmap of the sections that the chunk needs (at most 128).
     pub needed: [u64; 2],

@@ -42,7 +42,6 @@ pub struct Header {
     pub version: u32,
     /// Number of records, and of stages of the window.
     pub stages: u32,
-    /// Bytes of a stage.
     pub stage_bytes: u64,
     /// [`RECORD_BYTES`].
     pub record_bytes: u32,

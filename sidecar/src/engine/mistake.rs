@@ -4,7 +4,6 @@
 /// One rule of the protocol left out, on the sidecar's side. Names as in the design's model of the slot protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
-#[allow(missing_docs)]
 pub enum Mistake {
     /// HELLOs are read without comparing their numbers.
     HelloNumbers,

@@ -6,7 +6,7 @@
 //! planes x u64                                          bytes of each plane: [layers][halves]
 //! per plane:
 //!   tokens x number                                     the largest magnitude of each row
-//!   channels x { u8 first, u8 n, n x varint }           how often the levels from `first` on occur in the channel
+//!   channels x { u8 first, u8 n, n x varint }           frequencies of the channel's levels from `first` on
 //!   per 256 tokens: channels x varint, then streams     bytes of each channel's stream, then the streams
 //! ```
 //! Levels, probabilities and streams equal LMCache's, bit for bit. The container differs: LMCache stores 33 cumulative frequencies per

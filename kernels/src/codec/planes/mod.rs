@@ -4,7 +4,7 @@
 //!
 //! ```text
 //! per block of 128 KiB, per plane:   u8 0, the plane   |   u8 1, u32 bytes of the packed plane, the packed plane
-//! behind the planes of the last:     raw bytes that are no whole number
+//! after the planes of the last:      raw bytes that form no whole number
 //! ```
 
 mod split;

@@ -4,7 +4,7 @@
 //!
 //! ```text
 //! 32       bit n of byte n / 8: byte value n occurs
-//! u16 each frequency of every value that occurs, 4096 in all
+//! u16 each frequency of every value that occurs; their sum is 4096
 //! 32 x u32 states
 //! u16 each words, in the order in which decoding reads them
 //! ```

@@ -193,15 +193,12 @@ pub struct Limits {
 /// Limits of each lower tier.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TierLimits {
-    /// Lookups in flight.
     pub lookups: u32,
-    /// Fetches in flight.
     pub fetches: u32,
     /// Bytes of fetches in flight, or a quarter of `granted_bytes` if that is less. One chunk is always allowed.
     pub fetch_bytes: ByteSize,
     /// Chunks that wait to be fetched.
     pub fetch_queue: u32,
-    /// Writes in flight.
     pub writes: u32,
     /// Bytes of writes in flight, or a quarter of `granted_bytes` if that is less. One chunk is always allowed.
     pub write_bytes: ByteSize,
@@ -315,7 +312,6 @@ choice!(
 choice!(
     /// Which chunks are written to the lower tiers.
     Admission {
-        /// All chunks.
         #[default]
         All = "All",
         /// Chunks that are used a second time.

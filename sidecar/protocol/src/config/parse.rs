@@ -250,7 +250,7 @@ fn take(key: &mut Key<'_>, value: &Value) -> Result<(), Problem> {
         Some(text) => key.slot.set(text),
         None => match key.slot.set("") {
             Err(write) => Err(write),
-            Ok(()) => Err("a text, in quotes where it looks like a number".to_string()),
+            Ok(()) => Err("a text, in quotes if it looks like a number".to_string()),
         },
     };
     result.map_err(|write| Problem::BadValue {

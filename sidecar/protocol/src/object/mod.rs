@@ -175,7 +175,6 @@ pub fn digest(bytes: &[u8]) -> [u8; 16] {
 /// An object without the bytes of its sections.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Object {
-    /// Kind of the key.
     pub kind: KeyKind,
     /// How sections are packed.
     pub codec: Codec,
@@ -230,7 +229,6 @@ impl Object {
         sections.find(|s| (s.group, s.shard) == (group, shard))
     }
 
-    /// Key of the chunk.
     pub fn key(&self) -> ChunkKey {
         chunk_key(&self.model, &self.namespace, self.kind, &self.last_hash)
     }

@@ -63,9 +63,7 @@ pub struct HeaderRecord {
     pub model: [u8; 32],
     /// LayoutId.
     pub layout: [u8; 32],
-    /// Namespace id.
     pub namespace: [u8; 32],
-    /// Chunk key.
     pub key: [u8; 32],
     /// Key of the preceding chunk.
     pub parent: [u8; 32],
@@ -73,7 +71,6 @@ pub struct HeaderRecord {
     pub last_hash: [u8; 32],
     /// Index of the part.
     pub part: U32,
-    /// Number of parts.
     pub parts: U32,
     pub tokens: U32,
     /// Position of the first token.
@@ -90,7 +87,6 @@ pub struct HeaderRecord {
     pub created_unix_ms: U64,
     /// Expiry, Unix seconds; 0 = never.
     pub expires_unix_s: U64,
-    /// Writer id.
     pub writer: [u8; 16],
     /// Engine name, padded with zeros.
     pub engine: [u8; 16],
@@ -136,7 +132,6 @@ pub struct DimRecord {
 #[repr(C)]
 pub struct SectionRecord {
     pub group: U32,
-    /// Shard.
     pub shard: U32,
     /// Offset in the object.
     pub offset: U64,
