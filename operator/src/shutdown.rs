@@ -7,7 +7,7 @@ use tokio::sync::watch;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
     Running,
-    /// Not ready and not leader any more. Still answers, and closes connections after their requests.
+    /// Not ready and not leader any more. Still answers, and asks clients to connect elsewhere.
     Leaving,
     /// Accepts no more connections and finishes the open ones.
     Stopping,

@@ -20,7 +20,7 @@ pub struct Injection {
     /// Largest memory tier that a pod may request with the annotation kvcachepool.io/memory. Default: no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_max: Option<Quantity>,
-    /// What to do with pods that were created without a sidecar while the operator was down: Count reports them, Evict also evicts them one
+    /// What to do with pods that were created without a sidecar while the operator was down: Report counts them, Evict also evicts them one
     /// at a time.
     pub on_missed: OnMissed,
 }
@@ -48,7 +48,7 @@ pub enum ExistingConnector {
 /// What to do with pods that were created without a sidecar.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum OnMissed {
-    /// Report them.
+    /// Count them and report them in the status.
     #[default]
     Report,
     /// Evict them one at a time, as their disruption budgets allow.

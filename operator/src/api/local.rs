@@ -18,7 +18,7 @@ pub struct Local {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Memory {
-    /// Size of the memory tier of each pod. The sidecar's memory request and limit are this size and a fixed overhead. A pod can override
+    /// Size of the memory tier of each pod. The sidecar's memory request and limit are this size plus an overhead. A pod can override
     /// it with the annotation kvcachepool.io/memory.
     pub per_pod: Quantity,
     /// Page size of the memory tier. The node must have reserved pages of 2Mi or 1Gi.

@@ -144,7 +144,7 @@ async fn handle<D: Decide>(State(webhook): State<Arc<Webhook<D>>>, request: Requ
                 .add("webhook_unreadable_total", &[no.reason], 1);
             warn!(
                 reason = no.reason,
-                message = no.message,
+                detail = no.message,
                 "unreadable admission review"
             );
             return (no.status, format!("{}\n", no.message)).into_response();

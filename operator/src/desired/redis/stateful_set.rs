@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 const CONTAINER: &str = "redis";
 const VOLUME: &str = "users";
 const PATH: &str = "/etc/kvcachepool";
-/// User and group. The images' default user is root, and the servers need no particular user.
+/// User and group. The images name no suitable user, and the servers need no particular one.
 const USER: u32 = 65532;
 /// Memory besides the data: the process, and buffers of connections that write large values.
 const SPARE_BYTES: u64 = 128 << 20;
