@@ -64,7 +64,7 @@ pub struct Canary {
 pub async fn run(canary: Canary) {
     let mut doubt = Doubt::default();
     loop {
-        let seen = look(&canary).await;
+        let seen = check(&canary).await;
         canary.metrics.add("canary_checks_total", &[seen.name()], 1);
         if !doubt.believes(&seen, Instant::now()) {
             sleep(EVERY_DOUBTED).await;
@@ -100,7 +100,7 @@ impl Doubt {
     }
 }
 
-async fn look(canary: &Canary) -> Seen {
+async fn check(canary: &Canary) -> Seen {
     let params = PostParams {
         dry_run: true,
         field_manager: None,

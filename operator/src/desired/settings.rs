@@ -37,10 +37,10 @@ pub fn settings(pool: &KVCachePool, defaults: &Defaults) -> Result<Settings, Vec
             Mode::Enabled => inject::Mode::Enabled,
             Mode::Disabled => inject::Mode::Disabled,
         },
-        image: said(&sidecar.image).unwrap_or_else(|| defaults.image.clone()),
+        image: nonempty(&sidecar.image).unwrap_or_else(|| defaults.image.clone()),
         image_pull_policy: Some(policy(sidecar.image_pull_policy).to_string()),
         image_pull_secrets: secrets.map(|secret| secret.name.clone()).collect(),
-        container: said(&injection.container),
+        container: nonempty(&injection.container),
         existing_connector: match injection.existing_connector {
             ExistingConnector::Refuse => inject::ExistingConnector::Refuse,
             ExistingConnector::Compose => inject::ExistingConnector::Compose,
@@ -73,7 +73,7 @@ fn disk(disk: &Disk) -> inject::Disk {
     }
 }
 
-fn said(text: &str) -> Option<String> {
+fn nonempty(text: &str) -> Option<String> {
     (!text.is_empty()).then(|| text.to_string())
 }
 

@@ -140,9 +140,9 @@ impl Gpu {
             let ours = [(DEVICES, ALL), (CAPABILITIES, COMPUTE)];
             if sidecar.get("env").is_some() {
                 json::list_mut(sidecar, "env").retain(|one| {
-                    let said = (json::name(one), json::text(one, "value"));
-                    let is_ours = |(name, value)| said == (name, Some(value));
-                    names(of_pool, said.0) || !ours.into_iter().any(is_ours)
+                    let present = (json::name(one), json::text(one, "value"));
+                    let is_ours = |(name, value)| present == (name, Some(value));
+                    names(of_pool, present.0) || !ours.into_iter().any(is_ours)
                 });
             }
             return;

@@ -316,8 +316,8 @@ async fn an_expired_certificate_does_not_pass() {
     let served = Arc::new(Served::default());
     let (address, _phase) = server(served.clone()).await;
     served.set(authority::leaf(&old, &localhost(), past, LIFETIMES).unwrap());
-    let said = call(address, "localhost", &[old.certificate]).await;
-    assert!(said.unwrap_err().to_string().contains("xpired"));
+    let result = call(address, "localhost", &[old.certificate]).await;
+    assert!(result.unwrap_err().to_string().contains("xpired"));
 }
 
 #[test]

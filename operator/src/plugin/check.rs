@@ -82,7 +82,7 @@ enum Progress {
 /// Checks the tiers of a pool.
 pub async fn check(cluster: &Cluster, args: &Check) -> Result<Report, Box<dyn std::error::Error>> {
     let pool = cluster.one(&args.pool).await?;
-    let settings = asked(cluster, &pool, args).await?;
+    let settings = sidecar_settings(cluster, &pool, args).await?;
     let chance: String = (0..5).map(|_| fastrand::lowercase()).collect();
     let longest = args.timeout;
     let account = &args.service_account;
@@ -101,7 +101,7 @@ pub async fn check(cluster: &Cluster, args: &Check) -> Result<Report, Box<dyn st
 }
 
 /// The settings of the pool's sidecars, with the image.
-async fn asked(
+async fn sidecar_settings(
     cluster: &Cluster,
     pool: &KVCachePool,
     args: &Check,

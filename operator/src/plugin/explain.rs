@@ -120,7 +120,7 @@ fn slim(evidence: &Evidence) -> Option<Pod> {
 }
 
 /// The result for an invalid pool: a pod that has its sidecar does not depend on it.
-fn weight(evidence: &Evidence) -> Found {
+fn without_valid_pool(evidence: &Evidence) -> Found {
     match slim(evidence).is_some_and(|p| p.sidecar.is_some()) {
         true => Found::Unclear,
         false => Found::No,
@@ -145,13 +145,13 @@ fn pool(evidence: &Evidence) -> Option<Step> {
         PoolFound::Yes(_) => step("pool", Found::Ok, "", format!("{name} exists")),
         PoolFound::Broken(error) => step(
             "pool",
-            weight(evidence),
+            without_valid_pool(evidence),
             "Malformed",
             format!("{name} cannot be read: {error}"),
         ),
         PoolFound::No => step(
             "pool",
-            weight(evidence),
+            without_valid_pool(evidence),
             "PoolNotFound",
             format!(
                 "there is no KVCachePool {name} in the pod's namespace; create it, then create the pod again"
@@ -203,7 +203,7 @@ fn of_condition(evidence: &Evidence, name: &'static str, type_: &str) -> Option<
 fn injection(evidence: &Evidence) -> Option<Step> {
     let has_sidecar = slim(evidence).is_some_and(|p| p.sidecar.is_some());
     Some(match Report::of(&evidence.pod) {
-        Some(report) if has_sidecar && lacks(&report) => step(
+        Some(report) if has_sidecar && has_shortfall(&report) => step(
             "injection",
             Found::Unclear,
             report.reason,
@@ -222,12 +222,12 @@ fn injection(evidence: &Evidence) -> Option<Step> {
             "",
             "the annotation says Injected, but there is no sidecar: the pod was changed afterwards or copied. Create it again",
         ),
-        None => never_asked(evidence),
+        None => missed(evidence),
     })
 }
 
 /// Whether the injected pod has a shortfall.
-fn lacks(report: &Report) -> bool {
+fn has_shortfall(report: &Report) -> bool {
     report.result == Verdict::Injected && !report.reason.is_empty()
 }
 
@@ -236,7 +236,7 @@ fn asks_by_annotation(evidence: &Evidence) -> bool {
     labels.and_then(|l| l.get(names::POOL)).is_none()
 }
 
-fn never_asked(evidence: &Evidence) -> Step {
+fn missed(evidence: &Evidence) -> Step {
     let created = slim(evidence).map(|p| p.created);
     let pool = readable(evidence).and_then(|p| p.meta().creation_timestamp.as_ref().map(|t| t.0));
     match (created, pool) {

@@ -69,11 +69,11 @@ impl Update {
 
     /// The next step for the pool's pods.
     pub fn next(&mut self, pods: &[Arc<Pod>], goal: &Goal<'_>, now: Timestamp) -> Step {
-        self.aim(goal);
+        self.set_goal(goal);
         let pods: Vec<&Arc<Pod>> = pods.iter().filter(|p| p.is_active()).collect();
         let waits = |uid: &str| {
             let pod = pods.iter().find(|p| *p.uid == *uid);
-            pod.is_some_and(|p| self.away.contains_key(uid) || lacks(p, goal))
+            pod.is_some_and(|p| self.away.contains_key(uid) || needs_change(p, goal))
         };
         self.hold.retain(waits);
         if self.hold.is_empty() && !self.gave_up() {
@@ -87,11 +87,11 @@ impl Update {
         let there = |uid: &str| pods.iter().any(|p| *p.uid == *uid);
         self.away.retain(|uid, _| there(uid));
         self.done.retain(|uid, _| there(uid));
-        let asked = self.arrived(&pods, now);
+        let to_query = self.complete_arrived(&pods, now);
         if let Some(step) = self.failed(&pods, now) {
             return step;
         }
-        if let Some(pod) = asked {
+        if let Some(pod) = to_query {
             return Step::Ask(pod);
         }
         let free: Vec<&Arc<Pod>> = pods
@@ -99,7 +99,7 @@ impl Update {
             .copied()
             .filter(|p| self.hold.lets(&p.uid, now))
             .collect();
-        if let Some(step) = self.cure(&free, goal) {
+        if let Some(step) = self.update_hanging(&free, goal) {
             return step;
         }
         if let Some(step) = self.configs(&free, goal, now) {
@@ -191,7 +191,7 @@ impl Update {
     }
 
     /// Starts again after another image or an edit of the pool.
-    fn aim(&mut self, goal: &Goal<'_>) {
+    fn set_goal(&mut self, goal: &Goal<'_>) {
         if *self.image != *goal.image {
             *self = Self {
                 image: goal.image.into(),
@@ -222,7 +222,7 @@ impl Update {
     }
 
     /// Completes pods whose new sidecar has run for a while, if the image is proven. Otherwise returns one to query.
-    fn arrived(&mut self, pods: &[&Arc<Pod>], now: Timestamp) -> Option<Arc<Pod>> {
+    fn complete_arrived(&mut self, pods: &[&Arc<Pod>], now: Timestamp) -> Option<Arc<Pod>> {
         let mut steady = Vec::new();
         for pod in pods {
             if let Some(away) = self.away.get_mut(&pod.uid)
@@ -272,7 +272,7 @@ impl Update {
     }
 
     /// Hanging pods have no working sidecar to lose, so they get another image independent of the pool's update strategy.
-    fn cure(&self, pods: &[&Arc<Pod>], goal: &Goal<'_>) -> Option<Step> {
+    fn update_hanging(&self, pods: &[&Arc<Pod>], goal: &Goal<'_>) -> Option<Step> {
         if self.gave_up() {
             return None;
         }
@@ -313,7 +313,8 @@ impl Update {
         if chosen.is_empty() {
             return Step::Rest;
         }
-        self.spoilt(all, goal, now).unwrap_or(Step::Image(chosen))
+        self.roll_back_crashing(all, goal, now)
+            .unwrap_or(Step::Image(chosen))
     }
 
     fn others<'p>(
@@ -329,7 +330,12 @@ impl Update {
 
     /// Runs before another sidecar is put at risk. Rolls back an updated sidecar that crashes, and waits while another one with the image
     /// crashes.
-    fn spoilt(&self, pods: &[&Arc<Pod>], goal: &Goal<'_>, now: Timestamp) -> Option<Step> {
+    fn roll_back_crashing(
+        &self,
+        pods: &[&Arc<Pod>],
+        goal: &Goal<'_>,
+        now: Timestamp,
+    ) -> Option<Step> {
         let crashed = pods.iter().find_map(|pod| {
             let away = self.done.get(&pod.uid)?;
             let step = || match self.hold.lets(&pod.uid, now) {
@@ -367,7 +373,7 @@ fn hangs(pod: &Pod, goal: &Goal<'_>) -> bool {
 }
 
 /// Whether the pod needs a change.
-fn lacks(pod: &Pod, goal: &Goal<'_>) -> bool {
+fn needs_change(pod: &Pod, goal: &Goal<'_>) -> bool {
     let other = pod
         .sidecar
         .as_ref()

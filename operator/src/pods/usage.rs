@@ -227,9 +227,9 @@ fn cycle(pods: usize) -> i64 {
 }
 
 fn is_of_another_pool(status: &Status, pod: &Pod) -> bool {
-    let said = &status.pool;
-    let differs = |said: &str, is: &str| !said.is_empty() && *said != *is;
-    differs(&said.name, &pod.pool) || differs(&said.namespace, &pod.namespace)
+    let reported = &status.pool;
+    let differs = |reported: &str, expected: &str| !reported.is_empty() && *reported != *expected;
+    differs(&reported.name, &pod.pool) || differs(&reported.namespace, &pod.namespace)
 }
 
 impl Answer {
@@ -411,7 +411,7 @@ mod tests {
 
     #[test]
     fn what_pods_share_is_counted_once_and_what_each_has_is_added_up() {
-        let said = || {
+        let reported = || {
             status(json!({"tiers": [
                 {"name": "disk", "state": "ready", "used_bytes": 10, "capacity_bytes": 100},
                 {"name": "redis", "state": "ready", "used_bytes": 10, "capacity_bytes": 100},
@@ -420,7 +420,7 @@ mod tests {
         let pods = arcs([running("a"), running("b")]);
         let mut usage = PoolUsage::default();
         for pod in &pods {
-            usage.take(pod, Ok(said()), at(0));
+            usage.take(pod, Ok(reported()), at(0));
         }
         let tiers = usage.summary(&pods, at(1)).tiers;
         let bytes: Vec<_> = tiers
@@ -439,16 +439,16 @@ mod tests {
             (["starting", "off"], State::Off),
             (["ready", "off"], State::Degraded),
         ];
-        for (said, state) in table {
+        for (reported, state) in table {
             let mut usage = PoolUsage::default();
-            for (pod, state) in pods.iter().zip(said) {
+            for (pod, state) in pods.iter().zip(reported) {
                 let answer = json!({"tiers": [{"name": "s3", "state": state, "reason": "why"}]});
                 usage.take(pod, Ok(status(answer)), at(0));
             }
             assert_eq!(
                 usage.summary(&pods, at(1)).tiers[0].state,
                 state,
-                "{said:?}"
+                "{reported:?}"
             );
         }
     }

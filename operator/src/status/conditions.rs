@@ -232,15 +232,15 @@ fn shared_tier(name: &str, seen: &Seen<'_>) -> Verdict {
             false => verdict(UNKNOWN, Reason::Unreachable, format!("{name}: {silent}")),
         };
     };
-    let said = || {
+    let report = || {
         format!(
             "{name}: {}: {} (pod {})",
             tier.reason, tier.message, tier.example
         )
     };
     match tier.state {
-        State::Off => verdict(FALSE, Reason::SharedTierDown, said()),
-        State::Degraded => verdict(TRUE, Reason::SomeDegraded, said()),
+        State::Off => verdict(FALSE, Reason::SharedTierDown, report()),
+        State::Degraded => verdict(TRUE, Reason::SomeDegraded, report()),
         State::Starting | State::Draining => verdict(
             UNKNOWN,
             Reason::TierStarting,

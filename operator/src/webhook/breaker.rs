@@ -155,10 +155,10 @@ mod tests {
             assert_eq!(refused, None, "none was injected yet");
         }
         breaker.injected(&trial, "r", now);
-        let said = breaker
+        let message = breaker
             .refuses(&trial, "s", || "h".to_owned(), now)
             .unwrap();
-        assert!(said.contains("another pod is the probe"), "{said}");
+        assert!(message.contains("another pod is the probe"), "{message}");
         assert_eq!(
             breaker.refuses(&trial, "r", || "h".to_owned(), now + PROBE_EVERY),
             None

@@ -156,15 +156,17 @@ mod tests {
     fn an_answer_carries_its_patch_as_base64_and_leaves_an_empty_one_out() {
         let patch: json_patch::Patch =
             serde_json::from_value(json!([{"op": "remove", "path": "/a"}])).unwrap();
-        let said = serde_json::to_value(Answer::allow("u".into(), Some(&patch)).unwrap()).unwrap();
-        assert_eq!(said["response"]["patchType"], "JSONPatch");
+        let answer =
+            serde_json::to_value(Answer::allow("u".into(), Some(&patch)).unwrap()).unwrap();
+        assert_eq!(answer["response"]["patchType"], "JSONPatch");
         assert_eq!(
-            said["response"]["patch"],
+            answer["response"]["patch"],
             "W3sib3AiOiJyZW1vdmUiLCJwYXRoIjoiL2EifV0="
         );
         let empty = json_patch::Patch::default();
-        let said = serde_json::to_value(Answer::allow("u".into(), Some(&empty)).unwrap()).unwrap();
-        assert_eq!(said["response"], json!({"uid": "u", "allowed": true}));
+        let answer =
+            serde_json::to_value(Answer::allow("u".into(), Some(&empty)).unwrap()).unwrap();
+        assert_eq!(answer["response"], json!({"uid": "u", "allowed": true}));
     }
 
     proptest! {

@@ -159,13 +159,13 @@ fn variable_name(name: &str) -> bool {
 }
 
 fn sources(from: &EnvVarSource) -> usize {
-    let said = [
+    let sources = [
         from.config_map_key_ref.is_some(),
         from.secret_key_ref.is_some(),
         from.field_ref.is_some(),
         from.resource_field_ref.is_some(),
     ];
-    said.into_iter().filter(|said| *said).count()
+    sources.into_iter().filter(|is_set| *is_set).count()
 }
 
 fn source<T>(variable: &EnvVar, get: fn(&EnvVarSource) -> Option<&T>) -> Option<&T> {

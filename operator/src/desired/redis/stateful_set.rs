@@ -39,8 +39,8 @@ pub(super) fn stateful_set(pool: &KVCachePool, redis: &ManagedRedis) -> DynamicO
         "volumes": [{"name": VOLUME, "secret": {"secretName": secret_name(pool)}}],
         "topologySpreadConstraints": spread(pool, redis),
     });
-    let mut set = |key: &str, value: Value, said: bool| {
-        if said {
+    let mut set = |key: &str, value: Value, is_set: bool| {
+        if is_set {
             spec[key] = value;
         }
     };
@@ -142,8 +142,8 @@ fn resources(redis: &ManagedRedis, maxmemory: u64) -> Value {
     let memory = Quantity::bytes(maxmemory + maxmemory / 4 + SPARE_BYTES);
     let mut resources = json!(redis.resources);
     for kind in ["requests", "limits"] {
-        let said = resources[kind]["memory"].as_str().and_then(Quantity::parse);
-        let memory = said.map_or(memory, |said| said.max(memory));
+        let requested = resources[kind]["memory"].as_str().and_then(Quantity::parse);
+        let memory = requested.map_or(memory, |requested| requested.max(memory));
         resources[kind]["memory"] = memory.to_string().into();
     }
     let cpu = ["requests", "limits"].map(|kind| resources[kind].get("cpu").is_some());
